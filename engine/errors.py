@@ -1,0 +1,35 @@
+"""What can go wrong in the engine, on purpose.
+
+EngineError
+├── MalformedFile     the bytes break the GGUF rules
+├── InvalidModel      the file is legal GGUF, but not a model that makes sense
+└── Unsupported       the file is legal, but we do not implement what it asks for
+"""
+
+
+class EngineError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class MalformedFile(EngineError):
+    """The bytes break the GGUF rules.
+
+    `kind` is one word for machines, `offset` the byte (from the start of the file) at which the
+    rule was broken; the message is the sentence for people.
+    """
+
+    def __init__(self, kind: str, offset: int, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.offset = offset
+
+    def __str__(self) -> str:
+        return f"{self.args[0]} (at byte {self.offset})"
+
+
+class InvalidModel(EngineError):
+    """The file is legal GGUF, but a key or tensor that the model needs is missing or absurd."""
+
+
+class Unsupported(EngineError):
+    """The file is legal, but the engine does not implement what it asks for."""

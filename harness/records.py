@@ -1,0 +1,194 @@
+"""The values that flow through the harness. No behaviour to speak of, no I/O."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.batch import Batch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The numeric knobs of a run. They are part of a trace's identity."""
+
+    name: str
+    type_k: str = "F32"  # storage of the KV cache: F32 or F16
+    type_v: str = "F32"
+    flash_attn: bool = False
+    repack: bool = False  # llama.cpp's extra buffer types, which lay weights out anew
+    n_threads: int = 1
+    n_ctx: int = 512
+    n_ubatch: int = 512
+
+
+EXACT = Settings(name="exact")
+DEFAULT = Settings(
+    name="default", type_k="F16", type_v="F16", flash_attn=True, repack=True, n_threads=2
+)
+PRESETS = {"exact": EXACT, "default": DEFAULT}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Site:
+    """A place in a run that both engines can name."""
+
+    step: int  # index of the batch in the request: 0 is the prompt; 1, 2, ... are later decodes
+    layer: int | None  # None outside the layers
+    name: str  # a key of engine.trace.SITES
+
+    def __str__(self) -> str:
+        return self.name if self.layer is None else f"{self.name}-{self.layer}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TensorRecord:
+    """One tensor, as one engine computed it."""
+
+    site: Site
+    value: NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Trace:
+    """Everything one engine showed while answering one request, in execution order."""
+
+    engine: str
+    records: tuple[TensorRecord, ...]
+
+    def __post_init__(self) -> None:
+        seen: set[Site] = set()
+        for record in self.records:
+            if record.site in seen:
+                raise ValueError(
+                    f"{self.engine} shows {record.site} more than once in step "
+                    f"{record.site.step}; give each its own name"
+                )
+            seen.add(record.site)
+
+    def values(self) -> dict[Site, NDArray[Any]]:
+        return {record.site: record.value for record in self.records}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Request:
+    """Batches to decode one after the other on an empty cache, and what to show on the way."""
+
+    batches: tuple[Batch, ...]
+    capture: bool = False  # record every site
+    replace: Mapping[Site, NDArray[Any]] = field(default_factory=dict)  # values put in at sites
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Evaluation:
+    """What an engine answered to a request."""
+
+    logits: tuple[NDArray[np.float32], ...]  # per batch: (outputs, vocabulary)
+    trace: Trace | None  # the values as computed, before any replacement
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineInfo:
+    """Who answered: enough to see whether a golden or a verdict still applies."""
+
+    engine: str
+    version: str
+    build: str = ""  # compile-time CPU features and the like
+    settings: Settings | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorSummary:
+    """A row of the tensor table as a parser understood it."""
+
+    name: str
+    ne: tuple[int, ...]  # ggml's order, fastest first, without trailing ones
+    type: str
+    offset: int  # from the start of the data section
+    n_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileSummary:
+    """A GGUF file as a parser understood it. Values are JSON-like; NaN is the string "nan"."""
+
+    version: int
+    alignment: int
+    data_offset: int
+    metadata: Mapping[str, tuple[str, Any]]  # key -> (type such as "U32" or "ARR[STR]", value)
+    tensors: tuple[TensorSummary, ...]
+
+
+# --- what asking an engine can end in -------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Answered:
+    value: Any
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rejected:
+    """The engine refused the input, with its reason."""
+
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unanswerable:
+    """The engine does not offer this question (`Unsupported` in a report)."""
+
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Crashed:
+    """The engine's process died: by a signal, an abort, or an exit nobody asked for."""
+
+    message: str
+    log: tuple[str, ...] = ()  # the last lines that it logged
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimedOut:
+    seconds: float
+    log: tuple[str, ...] = ()
+
+
+Outcome = Answered | Rejected | Unanswerable | Crashed | TimedOut
+
+
+# --- what a comparison can end in -----------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Mismatch:
+    """Why two tensors are not the same tensor; the worst element, if shapes agree."""
+
+    kind: Literal["missing", "shape", "value"]
+    index: tuple[int, ...] = ()
+    expected: float = 0.0
+    actual: float = 0.0
+    allowed: float = 0.0
+    mismatched: int = 0
+    total: int = 0
+    detail: str = ""
+
+
+Status = Literal["agreed", "diverged", "excused", "not-compared", "crashed", "timed-out"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """The end of one comparison, as it goes into the report."""
+
+    suite: str
+    case: str
+    status: Status
+    summary: str  # one line for people
+    detail: Mapping[str, Any] = field(default_factory=dict)  # JSON-like; depends on the suite
+    key: str = ""  # (stage, symptom, op, type): divergences with the same key fold
+    repro: str = ""  # the command that shows it again
