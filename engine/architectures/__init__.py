@@ -1,0 +1,1 @@
+"""Architectures, one file each, found by `general.architecture`. To add one: copy `llama.py`."""

@@ -1,0 +1,23 @@
+"""One file per engine that can be asked; the only place that imports llama_cpp or gguf."""
+
+import importlib
+import importlib.util
+import re
+
+from engine.registry import import_members
+from harness.adapters.base import Adapter
+
+
+def adapter_class(name: str) -> type[Adapter]:
+    """The adapter with that name; raises Unsupported, naming the choices.
+
+    The file that is named after the engine is tried first, so that a worker does not load every
+    other engine as well; then all adapters, then the engines that are wrong on purpose.
+    """
+    own = f"{__name__}.{re.sub(r'[^a-z0-9]', '_', name.lower())}"
+    if name not in Adapter.family and importlib.util.find_spec(own):
+        importlib.import_module(own)
+    for package in (__name__, "harness.mutants"):
+        if name not in Adapter.family:
+            import_members(package)
+    return Adapter.named(name)

@@ -1,0 +1,1 @@
+"""Engines that are wrong in one known way, one file each. The harness must catch and locate all."""

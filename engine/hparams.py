@@ -1,0 +1,87 @@
+"""Metadata -> frozen hyperparameters. What is unknown or missing is an error, never a guess."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from engine.errors import InvalidModel, Unsupported
+
+
+class HasData(Protocol):
+    @property
+    def data(self) -> Any: ...
+
+
+Metadata = Mapping[str, HasData]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hparams:
+    """What a llama-like graph needs to know, in ggml's names."""
+
+    n_vocab: int
+    n_ctx_train: int
+    n_embd: int
+    n_layer: int
+    n_ff: int
+    n_head: int
+    n_head_kv: int
+    n_embd_head: int  # elements of one head
+    f_norm_rms_eps: float
+    rope_freq_base: float
+    rope_freq_scale: float  # 1 / the linear scaling factor
+    n_expert: int
+    n_expert_used: int
+
+
+class Keys:
+    """Reads `<arch>.<key>` values of one kind each, and knows which keys nobody read."""
+
+    def __init__(self, metadata: Metadata, arch: str) -> None:
+        self.metadata = metadata
+        self.arch = arch
+        self.read: set[str] = set()
+
+    def get(self, key: str, kind: type, default: Any = None) -> Any:
+        """The value under `<arch>.<key>`; a default of None means that it must be there."""
+        full = f"{self.arch}.{key}"
+        self.read.add(full)
+        if full not in self.metadata:
+            if default is None:
+                raise InvalidModel(f"the key {full!r} is missing")
+            return default
+        value = self.metadata[full].data
+        if isinstance(value, np.ndarray) and kind is int and len(set(value.tolist())) == 1:
+            value = value.tolist()[0]  # the same for every layer
+        if isinstance(value, np.ndarray | list):
+            raise Unsupported(f"{full!r} differs from layer to layer, which this engine cannot do")
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            raise InvalidModel(f"{full!r} must be a float, got {value!r}")
+        if not isinstance(value, kind):
+            raise InvalidModel(f"{full!r} must be of type {kind.__name__}, got {value!r}")
+        return value
+
+    def positive(self, key: str, default: int | None = None) -> int:
+        value: int = self.get(key, int, default)
+        if value <= 0:
+            raise InvalidModel(f"{self.arch}.{key} must be positive, got {value}")
+        return value
+
+    def refuse_unread(self, ignored: frozenset[str]) -> None:
+        """A key under `<arch>.` that changes the graph must not go unnoticed."""
+        for key in self.metadata:
+            rest = key.removeprefix(f"{self.arch}.")
+            if rest != key and key not in self.read and rest not in ignored:
+                raise Unsupported(f"the key {key!r} is not known to this engine")
+
+
+def architecture_name(metadata: Metadata) -> str:
+    """`general.architecture`, which every model file must have."""
+    if "general.architecture" not in metadata:
+        raise InvalidModel("the key 'general.architecture' is missing: this is no model file")
+    value = metadata["general.architecture"].data
+    if not isinstance(value, str):
+        raise InvalidModel(f"'general.architecture' must be a string, got {value!r}")
+    return value

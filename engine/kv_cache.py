@@ -1,0 +1,61 @@
+"""Keys and values of past tokens. What a cell holds is rounded to an explicit storage type."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.batch import Batch
+from engine.errors import InvalidModel, Unsupported
+from engine.quants.base import F32
+
+STORAGE = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16)}
+
+
+class KvCache:
+    """Cells in the order in which tokens came; every layer holds a key and a value per cell.
+
+    `reserve` takes cells for a batch, once; then each layer stores into them and reads all cells.
+    """
+
+    def __init__(
+        self, *, n_layer: int, n_head_kv: int, n_embd_head: int, n_ctx: int, type_k: str, type_v: str
+    ) -> None:
+        for kind in (type_k, type_v):
+            if kind not in STORAGE:
+                raise Unsupported(f"no cache storage type {kind!r} (known: {', '.join(STORAGE)})")
+        shape = (n_layer, n_ctx, n_head_kv, n_embd_head)
+        self.keys: NDArray[Any] = np.zeros(shape, STORAGE[type_k])
+        self.values: NDArray[Any] = np.zeros(shape, STORAGE[type_v])
+        self.positions = np.full(n_ctx, -1, np.int32)
+        self.seq_ids = np.full(n_ctx, -1, np.int32)
+        self.used = 0
+
+    def reserve(self, batch: Batch) -> slice:
+        """The cells that this batch will fill."""
+        start, stop = self.used, self.used + len(batch)
+        if stop > len(self.positions):
+            raise InvalidModel(
+                f"the batch needs {stop} cells, the cache has {len(self.positions)}; raise n_ctx"
+            )
+        cells = slice(start, stop)
+        self.positions[cells] = batch.positions
+        self.seq_ids[cells] = batch.seq_ids
+        self.used = stop
+        return cells
+
+    def store(self, layer: int, cells: slice, k: F32, v: F32) -> None:
+        """k, v: (tokens, kv_heads, head_dim), rounded to the storage types on the way in."""
+        with np.errstate(over="ignore"):  # beyond 65504 a half is infinite
+            self.keys[layer, cells] = k
+            self.values[layer, cells] = v
+
+    def read(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Keys and values of all cells in use, in their storage types: (cells, kv_heads, head_dim)."""
+        return self.keys[layer, : self.used], self.values[layer, : self.used]
+
+    def visible(self, batch: Batch) -> NDArray[np.bool_]:
+        """Which cells each token may look at: its own sequence's, up to its own position."""
+        same = self.seq_ids[None, : self.used] == batch.seq_ids[:, None]
+        past = self.positions[None, : self.used] <= batch.positions[:, None]
+        return same & past  # (tokens, cells)

@@ -1,0 +1,75 @@
+"""A model file, opened: its graph, its cache and its tokenizer, behind a handful of calls."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.architectures.base import Architecture
+from engine.batch import Batch
+from engine.errors import InvalidModel
+from engine.gguf_file import GgufFile
+from engine.hparams import architecture_name
+from engine.kv_cache import KvCache
+from engine.ops.reference import Reference
+from engine.quants.base import F32
+from engine.registry import import_members
+from engine.sampling import greedy
+from engine.tokenizers.base import Tokenizer, tokenizer_of
+from engine.trace import Probe, silent
+
+
+def architecture_of(file: GgufFile) -> type[Architecture]:
+    import_members("engine.architectures")
+    return Architecture.named(architecture_name(file.metadata))
+
+
+class Model:
+    """One file with one way of computing (`ops`) and one kind of cache."""
+
+    def __init__(
+        self,
+        path: Path,
+        ops: Reference,
+        *,
+        type_k: str = "F32",
+        type_v: str = "F32",
+        flash_attn: bool = False,
+        n_ctx: int = 512,
+        n_ubatch: int = 512,
+    ) -> None:
+        self.file = GgufFile.open(path)
+        self.graph = architecture_of(self.file)(self.file)
+        self.ops = ops
+        self.type_k, self.type_v = type_k, type_v
+        self.flash_attn = flash_attn
+        self.n_ctx, self.n_ubatch = n_ctx, n_ubatch
+
+    def tokenizer(self) -> Tokenizer:
+        return tokenizer_of(self.file.metadata)
+
+    def new_cache(self) -> KvCache:
+        return self.graph.new_cache(n_ctx=self.n_ctx, type_k=self.type_k, type_v=self.type_v)
+
+    def decode(self, batch: Batch, cache: KvCache, probe: Probe = silent) -> list[F32]:
+        """One (outputs, vocabulary) array for each ubatch that the batch is split into."""
+        n_vocab = self.graph.hparams.n_vocab
+        if len(batch) and not (0 <= batch.tokens.min() and batch.tokens.max() < n_vocab):
+            raise InvalidModel(f"a token id is outside 0..{n_vocab - 1}: {batch.tokens.tolist()}")
+        return [
+            self.graph.decode(ubatch, cache, self.ops, flash_attn=self.flash_attn, probe=probe)
+            for ubatch in batch.split_simple(self.n_ubatch)
+        ]
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        """`n` tokens after the prompt; an end-of-text token does not stop it."""
+        cache = self.new_cache()
+        last = self.decode(Batch.of(prompt), cache)[-1][-1]
+        ids: list[int] = []
+        while len(ids) < n:
+            ids.append(greedy(last))
+            if len(ids) < n:
+                at = len(prompt) + len(ids) - 1
+                last = self.decode(Batch.of(ids[-1:], start=at), cache)[-1][-1]
+        return ids
+
+    def close(self) -> None:
+        self.file.close()

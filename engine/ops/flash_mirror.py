@@ -1,0 +1,252 @@
+"""llama.cpp's CPU flash attention, rounding by rounding, with a running bound on what is left.
+
+Three paths (ggml_compute_forward_flash_attn_ext_f16, llama.cpp of llama-cpp-python 0.3.36):
+one key at a time with an F16 accumulator; the same on pieces of the cache that are merged (one
+token, at least 512 cells); tiles of 64 queries in float32 (64 tokens or more).
+
+An F16 accumulator turns a difference of one part in ten million into a whole half-precision step,
+but only where the value before rounding lay that close to the middle between two halves. So the
+mirror carries, beside each accumulator, the radius within which an honest implementation's value
+lies, and drops it to zero again whenever both ends of the interval round to the same half.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from engine.quants.base import F32
+
+TILE = 64  # GGML_FA_TILE_Q and GGML_FA_TILE_KV
+SPLIT_KV = 512  # cells from which one token's attention is split over threads
+U = np.float64(2.0**-24)  # unit roundoff of float32
+LANES_UP = 6  # log2 of the partial sums of a vector dot product, and one to spare
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    out: F32  # (tokens, heads * dim)
+    radius: NDArray[np.float64]  # same shape: how far an honest float32 run may be from `out`
+
+
+@dataclass(frozen=True)
+class FlashMirror:
+    n_threads: int
+    n_ctx: int
+
+    def attend(
+        self,
+        q: F32,
+        k: NDArray[Any],
+        v: NDArray[Any],
+        scale: float,
+        visible: NDArray[np.bool_],
+    ) -> Attention:
+        """q: (tokens, heads, dim), k, v: (cells, kv_heads, dim), visible: (tokens, cells)."""
+        narrow = k.dtype == np.float16
+        keys, values = k.astype(np.float32), v.astype(np.float32)
+        if len(q) >= TILE:
+            out, radius = tiled(q, keys, values, np.float32(scale), visible)
+        else:
+            # the sequential paths convert queries to the keys' type; the tiled one does not
+            queries = q.astype(np.float16).astype(np.float32) if narrow else q
+            edges = self.pieces(len(q), len(k))
+            out, radius = one_by_one(
+                queries, keys, values, np.float32(scale), visible, edges, narrow
+            )
+        return Attention(out.reshape(len(q), -1), radius.reshape(len(q), -1))
+
+    def pieces(self, n_tokens: int, n_cells: int) -> NDArray[np.int64]:
+        """Where the cache is cut: n_kv is padded to 256 (get_n_kv in llama-kv-cache.cpp)."""
+        n_kv = min(self.n_ctx, max(256, -(-n_cells // 256) * 256))
+        if n_tokens > 1 or n_kv < SPLIT_KV:
+            return np.array([0, n_cells])
+        size = -(-n_kv // self.n_threads)
+        cuts = range(0, n_kv + size, size)
+        return np.array([min(cut, n_cells) for cut in cuts])
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def to_half(x: float) -> float:
+    """The nearest half, ties to even, of a finite number below 65520 in size."""
+    size = abs(x)
+    if size == 0.0 or size != size:
+        return x
+    exponent = max(np.floor(np.log2(size)), -14.0)
+    step = 2.0 ** (exponent - 10.0)
+    if size / step >= 2048.0:  # log2 fell just short of a power of two
+        step *= 2.0
+    if size / step < 1024.0 and exponent > -14.0:
+        step *= 0.5
+    return np.copysign(np.round(size / step) * step, x)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def settle(z: float, radius: float) -> tuple[float, float]:
+    """Round to half; the radius that is left is zero where the whole interval rounds alike."""
+    y = to_half(z)
+    if radius == 0.0:
+        return y, 0.0
+    return y, max(abs(to_half(z + radius) - y), abs(y - to_half(z - radius)))
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def score(
+    q: NDArray[Any], k: NDArray[Any], scale: float
+) -> tuple[float, float]:  # fmt: skip
+    """A query times a key times the factor, and how far an honest float32 value may be."""
+    dot = 0.0
+    size = 0.0
+    for d in range(len(q)):
+        term = np.float64(q[d]) * np.float64(k[d])
+        dot += term
+        size += abs(term)
+    s = np.float64(np.float32(np.float32(dot) * np.float32(scale)))
+    roundings = len(q) / 16.0 + LANES_UP
+    return s, roundings * U * size * abs(scale) + 2.0 * U * abs(s)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def one_by_one(
+    q: NDArray[Any],
+    k: NDArray[Any],
+    v: NDArray[Any],
+    scale: float,
+    visible: NDArray[Any],
+    edges: NDArray[Any],
+    narrow: bool,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The sequential paths; `edges` cuts the cells into pieces that are merged at the end."""
+    n, heads, dim = q.shape
+    group = heads // k.shape[1]
+    out = np.zeros((n, heads, dim), np.float32)
+    radius = np.zeros((n, heads, dim), np.float64)
+    for t in range(n):
+        for h in range(heads):
+            total, r_total, top = 0.0, 0.0, -np.inf
+            acc = np.zeros(dim)
+            r_acc = np.zeros(dim)
+            for piece in range(len(edges) - 1):
+                y, r, s_sum, r_sum, m = piece_of(
+                    q[t, h], k[:, h // group], v[:, h // group], scale, visible[t],
+                    edges[piece], edges[piece + 1], narrow,
+                )  # fmt: skip
+                if s_sum == 0.0:
+                    continue
+                new = max(top, m)
+                old_by, new_by = np.exp(top - new), np.exp(m - new)
+                slack = 8.0 * U  # two expf, two products, one sum
+                for d in range(dim):
+                    size = abs(acc[d]) * old_by + abs(y[d]) * new_by
+                    acc[d] = acc[d] * old_by + y[d] * new_by
+                    r_acc[d] = r_acc[d] * old_by + r[d] * new_by + slack * size
+                total = total * old_by + s_sum * new_by
+                r_total = r_total * old_by + r_sum * new_by + slack * total
+                top = new
+            for d in range(dim):
+                if total > 0.0:
+                    value = acc[d] / total
+                    out[t, h, d] = value
+                    radius[t, h, d] = (
+                        r_acc[d] / total + abs(value) * r_total / total + 4.0 * U * abs(value)
+                    )
+    return out, radius
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def piece_of(
+    q: NDArray[Any],
+    k: NDArray[Any],
+    v: NDArray[Any],
+    scale: float,
+    visible: NDArray[Any],
+    start: int,
+    stop: int,
+    narrow: bool,
+) -> tuple[NDArray[Any], NDArray[Any], float, float, float]:
+    """Unnormalised sum of values, its radius, sum of weights, its radius, largest score."""
+    dim = len(q)
+    y = np.zeros(dim)
+    r = np.zeros(dim)
+    s_sum, r_sum, top, r_top = 0.0, 0.0, -np.inf, 0.0
+    for c in range(start, stop):
+        if not visible[c]:
+            continue
+        s, r_s = score(q, k[c], scale)
+        vs, r_vs = 1.0, 0.0
+        if s > top:
+            ms, r_ms = 0.0, 0.0
+            if top > -np.inf:
+                ms = np.float64(np.float32(np.exp(top - s)))
+                r_ms = ms * (r_s + r_top + U * abs(top - s) + 2.0 * U)
+            top, r_top = s, r_s
+            for d in range(dim):
+                z = y[d] * ms
+                wide = r[d] * ms + abs(y[d]) * r_ms + U * abs(z)
+                y[d], r[d] = settle(z, wide) if narrow else (z, wide)
+            s_sum = s_sum * ms
+            r_sum = r_sum * ms + s_sum * (r_ms / ms if ms > 0.0 else 0.0) + U * s_sum
+        else:
+            vs = np.float64(np.float32(np.exp(s - top)))
+            r_vs = vs * (r_s + r_top + U * abs(s - top) + 2.0 * U)
+        for d in range(dim):
+            term = np.float64(v[c, d]) * vs
+            z = y[d] + term
+            wide = r[d] + abs(np.float64(v[c, d])) * r_vs + U * (abs(term) + abs(z))
+            y[d], r[d] = settle(z, wide) if narrow else (z, wide)
+        s_sum += vs
+        r_sum += r_vs + U * s_sum
+    return y, r, s_sum, r_sum, top
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def tiled(
+    q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], scale: float, visible: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The tiled path: float32 throughout, so a plain softmax in float64 and a derived bound."""
+    n, heads, dim = q.shape
+    cells = k.shape[0]
+    group = heads // k.shape[1]
+    out = np.zeros((n, heads, dim), np.float32)
+    radius = np.zeros((n, heads, dim), np.float64)
+    s = np.empty(cells)
+    r_s = np.empty(cells)
+    tiles = cells / TILE + 1.0
+    for t in range(n):
+        for h in range(heads):
+            top, r_top = -np.inf, 0.0
+            for c in range(cells):
+                s[c] = -np.inf
+                if visible[t, c]:
+                    s[c], r_s[c] = score(q[t, h], k[c, h // group], scale)
+                    r_s[c] += dim * U * abs(s[c])  # one lane: the sum over dim is sequential
+                    if s[c] > top:
+                        top, r_top = s[c], r_s[c]
+            total, r_total = 0.0, 0.0
+            acc = np.zeros(dim)
+            size = np.zeros(dim)
+            r_acc = np.zeros(dim)
+            for c in range(cells):
+                if s[c] == -np.inf:
+                    continue
+                p = np.exp(s[c] - top)
+                r_p = p * (r_s[c] + r_top + U * abs(s[c] - top) + (4.0 + 4.0 * tiles) * U)
+                total += p
+                r_total += r_p
+                for d in range(dim):
+                    x = np.float64(v[c, h // group, d])
+                    acc[d] += p * x
+                    size[d] += p * abs(x)
+                    r_acc[d] += r_p * abs(x)
+            if total == 0.0:
+                continue
+            r_total += total * (tiles + 6.0) * U
+            for d in range(dim):
+                value = acc[d] / total
+                out[t, h, d] = value
+                order = (cells + tiles) * U * size[d]
+                radius[t, h, d] = (r_acc[d] + order + abs(value) * r_total) / total
+                radius[t, h, d] += 4.0 * U * abs(value)
+    return out, radius

@@ -1,0 +1,25 @@
+"""BF16: the upper half of a float32."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.quants.base import F32, WeightFormat
+
+
+class BF16(WeightFormat, name="BF16"):
+    type_id = 30
+    weights = 1
+    layout = np.dtype([("x", "<u2")])
+    vec_dot_type = "BF16"
+
+    @staticmethod
+    def decode(blocks: NDArray[np.void]) -> F32:
+        return (blocks["x"].astype(np.uint32) << 16).view(np.float32)[:, None]
+
+    @staticmethod
+    def round_activations(x: F32) -> F32:
+        """To nearest, ties to even; a NaN stays one (ggml_compute_fp32_to_bf16 sets its quiet bit)."""
+        bits = np.ascontiguousarray(x).view(np.uint32)
+        rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) & np.uint32(0xFFFF0000)
+        quiet = (bits & np.uint32(0xFFFF0000)) | np.uint32(0x00400000)
+        return np.where(np.isnan(x), quiet, rounded).astype(np.uint32).view(np.float32)

@@ -1,0 +1,38 @@
+"""One spelling of what a GGUF file says, so that the parsers' answers can be compared.
+
+Integers are int, floats are float (an F32 value widened exactly) with NaN as "nan", strings are
+str with undecodable bytes as surrogates, and arrays are lists.
+"""
+
+import math
+from collections.abc import Iterable
+
+VALUE_TYPES = (  # by gguf_type of ggml/include/gguf.h
+    *("U8", "I8", "U16", "I16", "U32", "I32", "F32", "BOOL", "STR", "ARR", "U64", "I64", "F64"),
+)
+Scalar = int | float | bool | str
+
+
+def text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def scalar(type_name: str, value: bool | int | float) -> Scalar:
+    """A number or truth value of that type, as Python has it."""
+    if type_name == "BOOL":
+        return bool(value)
+    if type_name in ("F32", "F64"):
+        return "nan" if math.isnan(value) else float(value)
+    return int(value)
+
+
+def array_type(item_type: str) -> str:
+    return f"ARR[{item_type}]"
+
+
+def shape(ne: Iterable[int]) -> tuple[int, ...]:
+    """ggml's order, fastest first; trailing ones are dropped, but one dimension always stays."""
+    sizes = [int(n) for n in ne]
+    while len(sizes) > 1 and sizes[-1] == 1:
+        sizes.pop()
+    return tuple(sizes) or (1,)

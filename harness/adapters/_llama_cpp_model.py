@@ -1,0 +1,169 @@
+"""A model of llama.cpp and its contexts: the C objects, owned, with every knob set explicitly."""
+
+import ctypes
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.batch import Batch
+from engine.errors import EngineError
+from harness.adapters._llama_cpp_lib import Library
+from harness.records import Settings
+
+MAX_SEQUENCES = 8
+CACHE_TYPES = {"F32": 0, "F16": 1}  # ggml_type
+FLASH_AUTO, FLASH_OFF = -1, 0  # llama_flash_attn_type
+VOCABULARY_NONE = 0  # llama_vocab_type
+NO_CELL, INVALID_BATCH = 1, -1  # what llama_decode returns for input that it refuses
+
+
+class Observer(Protocol):
+    """Whom a traced context asks about its nodes."""
+
+    def wants(self, address: int) -> bool:
+        """Whether to show this node once it is computed."""
+
+    def sees(self, address: int) -> None:
+        """The node has just been computed."""
+
+
+class Model:
+    """The weights, or the vocabulary alone. Raises EngineError with llama.cpp's own reason."""
+
+    def __init__(self, lib: Library, path: Path, settings: Settings, *, vocab_only: bool) -> None:
+        self.lib = lib
+        llama = lib.llama
+        params = llama.llama_model_default_params()
+        params.n_gpu_layers = 0
+        params.load_mode = llama.LLAMA_LOAD_MODE_MMAP
+        params.use_extra_bufts = settings.repack
+        params.vocab_only = vocab_only
+        with lib.refusals(f"llama.cpp does not load {path.name}"):
+            self.pointer = llama.llama_model_load_from_file(bytes(path), params)
+            if not self.pointer:
+                raise EngineError("llama_model_load_from_file failed")
+        self.vocabulary = llama.llama_model_get_vocab(self.pointer)
+        self.n_vocab: int = llama.llama_vocab_n_tokens(self.vocabulary)
+        self.n_layer: int = llama.llama_model_n_layer(self.pointer)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        kind: int = self.lib.llama.llama_vocab_type(self.vocabulary)
+        return kind != VOCABULARY_NONE
+
+    def metadata(self, key: str) -> str:
+        """A value as llama.cpp prints it; empty if there is none."""
+        size = 256
+        text = ctypes.create_string_buffer(size)
+        self.lib.llama.llama_model_meta_val_str(self.pointer, key.encode(), text, size)
+        return text.value.decode(errors="replace")
+
+    def close(self) -> None:
+        self.lib.llama.llama_model_free(self.pointer)
+
+
+class Context:
+    """A KV cache and a graph; with `traced`, one whose nodes an observer can see."""
+
+    def __init__(self, model: Model, settings: Settings, *, traced: bool) -> None:
+        self.model = model
+        self.lib = model.lib
+        self.observer: Observer | None = None
+        self.error: BaseException | None = None
+        llama = self.lib.llama
+        self._callback = llama.ggml_backend_sched_eval_callback(self._on_node)  # held: see C code
+        params = context_params(self.lib, settings)
+        if traced:
+            params.cb_eval = self._callback
+        with self.lib.refusals("llama.cpp does not make a context"):
+            self.pointer = llama.llama_init_from_model(model.pointer, params)
+            if not self.pointer:
+                raise EngineError("llama_init_from_model failed")
+
+    def clear(self) -> None:
+        """Forget every token, and zero the cache."""
+        llama = self.lib.llama
+        llama.llama_memory_clear(llama.llama_get_memory(self.pointer), True)
+
+    def decode(self, batch: Batch) -> NDArray[np.float32]:
+        """The logits of a batch's outputs: (outputs, vocabulary)."""
+        llama = self.lib.llama
+        held = llama.llama_batch_init(max(len(batch), 1), 0, 1)
+        try:
+            fill(held, batch)
+            with self.lib.refusals("llama.cpp does not decode the batch"):
+                self._decode(held)
+        finally:
+            llama.llama_batch_free(held)
+        return self._logits(np.flatnonzero(batch.outputs))
+
+    def close(self) -> None:
+        self.lib.llama.llama_free(self.pointer)
+
+    def _decode(self, held: Any) -> None:
+        self.error = None
+        status = self.lib.llama.llama_decode(self.pointer, held)
+        if self.error is not None:
+            raise self.error
+        if status in (NO_CELL, INVALID_BATCH):
+            raise EngineError(f"llama_decode returned {status}")
+        if status != 0:
+            raise RuntimeError(f"llama_decode returned {status}")
+
+    def _logits(self, outputs: NDArray[np.intp]) -> NDArray[np.float32]:
+        n_vocab = self.model.n_vocab
+        logits = np.empty((len(outputs), n_vocab), np.float32)
+        for row, at in enumerate(outputs):
+            pointer = self.lib.llama.llama_get_logits_ith(self.pointer, int(at))
+            if not pointer:
+                raise RuntimeError(f"llama.cpp holds no logits for token {at} of the batch")
+            logits[row] = np.ctypeslib.as_array(pointer, (n_vocab,))
+        return logits
+
+    def _on_node(self, address: int, asking: bool, _: object) -> bool:
+        """An exception cannot cross C: it waits in `error`, and the graph is left at once."""
+        if self.observer is None or self.error is not None:
+            return False
+        try:
+            if asking:
+                return self.observer.wants(address)
+            self.observer.sees(address)
+        except BaseException as error:
+            self.error = error
+            return asking  # so that there is a node to stop at
+        return True
+
+
+def context_params(lib: Library, settings: Settings) -> Any:
+    params = lib.llama.llama_context_default_params()
+    params.n_ctx = settings.n_ctx
+    params.n_batch = settings.n_ctx
+    params.n_ubatch = min(settings.n_ubatch, settings.n_ctx)
+    params.n_seq_max = MAX_SEQUENCES
+    params.kv_unified = True
+    params.n_threads = params.n_threads_batch = settings.n_threads
+    params.flash_attn_type = FLASH_AUTO if settings.flash_attn else FLASH_OFF
+    params.type_k = cache_type(settings.type_k)
+    params.type_v = cache_type(settings.type_v)
+    params.embeddings = False
+    params.offload_kqv = params.op_offload = False
+    params.no_perf = True
+    return params
+
+
+def cache_type(name: str) -> int:
+    if name not in CACHE_TYPES:
+        raise EngineError(f"no cache type {name!r} (known: {', '.join(CACHE_TYPES)})")
+    return CACHE_TYPES[name]
+
+
+def fill(held: Any, batch: Batch) -> None:
+    held.n_tokens = len(batch)
+    for i in range(len(batch)):
+        held.token[i] = int(batch.tokens[i])
+        held.pos[i] = int(batch.positions[i])
+        held.n_seq_id[i] = 1
+        held.seq_id[i][0] = int(batch.seq_ids[i])
+        held.logits[i] = int(batch.outputs[i])

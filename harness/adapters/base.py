@@ -1,0 +1,58 @@
+"""What the harness asks of an engine. Oracle and subject are roles, not classes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import Unsupported
+from engine.registry import Registered
+from harness.records import EngineInfo, Evaluation, FileSummary, Request, Settings
+
+
+class Adapter(Registered):
+    """One engine with one model and one preset; override the questions that it can answer.
+
+    An engine's refusal of its input is an `EngineError`; everything else that goes wrong is a bug,
+    of the engine or of its adapter, and is reported as a crash.
+    """
+
+    isolated = False  # True: must be asked in a process of its own (harness.runner does)
+    fixed_sites: frozenset[str] = frozenset()  # sites whose value it cannot replace
+
+    def __init__(self, model: Path | None, settings: Settings) -> None:
+        self.model = model
+        self.settings = settings
+
+    def describe(self) -> EngineInfo:
+        return EngineInfo(engine=self.name, version="unknown", settings=self.settings)
+
+    def metadata(self) -> FileSummary:
+        raise Unsupported(f"{self.name} does not show how it reads a file")
+
+    def tokenize(
+        self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
+    ) -> list[list[int]]:
+        raise Unsupported(f"{self.name} does not tokenize")
+
+    def detokenize(
+        self, ids: Sequence[Sequence[int]], *, remove_special: bool, unparse_special: bool
+    ) -> list[bytes]:
+        raise Unsupported(f"{self.name} does not detokenize")
+
+    def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+        raise Unsupported(f"{self.name} does not expose its weight decoders")
+
+    def evaluate(self, request: Request) -> Evaluation:
+        raise Unsupported(f"{self.name} does not evaluate batches")
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        """The ids of `n` tokens after the prompt, each the argmax of the logits before it.
+
+        Generation does not stop at an end-of-text token: a comparison wants all `n`.
+        """
+        raise Unsupported(f"{self.name} does not generate")
+
+    def close(self) -> None:
+        """Give back what the engine holds."""

@@ -1,0 +1,245 @@
+"""llama.cpp, through llama-cpp-python's low-level interface: the usual oracle."""
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.batch import Batch
+from engine.errors import EngineError, Unsupported
+from harness.adapters import _llama_cpp_gguf as gguf
+from harness.adapters._llama_cpp_graph import ARCHITECTURES
+from harness.adapters._llama_cpp_lib import Library, library
+from harness.adapters._llama_cpp_model import MAX_SEQUENCES, Context, Model
+from harness.adapters._llama_cpp_trace import AttentionKind, Recorder, check_replaceable
+from harness.adapters.base import Adapter
+from harness.records import EngineInfo, Evaluation, FileSummary, Request, Settings, Trace
+
+
+class LlamaCpp(Adapter, name="llama.cpp"):
+    """Loads what a question needs when it is asked, and keeps it until `close`."""
+
+    isolated = True
+
+    def __init__(self, model: Path | None, settings: Settings) -> None:
+        super().__init__(model, settings)
+        self._vocab_only: Model | None = None
+        self._full: Model | None = None
+        self._contexts: dict[bool, Context] = {}  # traced? -> context
+        self._attention_checked = False
+
+    @property
+    def lib(self) -> Library:
+        return library()
+
+    def describe(self) -> EngineInfo:
+        return EngineInfo(
+            engine=self.name,
+            version=self.lib.version,
+            build=self.lib.llama.llama_print_system_info().decode().strip(" |"),
+            settings=self.settings,
+        )
+
+    def metadata(self) -> FileSummary:
+        return gguf.read(self.lib, self._path())
+
+    def tokenize(
+        self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
+    ) -> list[list[int]]:
+        model = self._tokenizer()
+        return [tokenize(model, text, add_special, parse_special) for text in texts]
+
+    def detokenize(
+        self, ids: Sequence[Sequence[int]], *, remove_special: bool, unparse_special: bool
+    ) -> list[bytes]:
+        model = self._tokenizer()
+        return [detokenize(model, row, remove_special, unparse_special) for row in ids]
+
+    def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+        return dequantize(self.lib, type_name, raw)
+
+    def evaluate(self, request: Request) -> Evaluation:
+        self._check(request)
+        recorder = None
+        if request.capture or request.replace:
+            recorder = Recorder(self.lib.ggml, capture=request.capture, replace=request.replace)
+        context = self._context(traced=recorder is not None)
+        context.clear()
+        context.observer = recorder
+        logits, tokens = [], 0
+        for batch in request.batches:
+            logits.append(context.decode(batch))
+            tokens += len(batch)
+            if recorder is not None:
+                flash = self.settings.flash_attn
+                recorder.finish_step(tokens=tokens, layers=context.model.n_layer, flash=flash)
+        trace = None
+        if recorder is not None and request.capture:
+            trace = Trace(engine=self.name, records=tuple(recorder.records))
+        return Evaluation(logits=tuple(logits), trace=trace)
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        if not prompt:
+            raise EngineError("a prompt needs at least one token")
+        batch = Batch.of(prompt)
+        batch.outputs[:-1] = False
+        self._check_room(len(prompt) + n - 1)
+        self._check_batch(batch)
+        context = self._context(traced=False)
+        context.clear()
+        ids: list[int] = []
+        while len(ids) < n:
+            ids.append(int(np.argmax(context.decode(batch)[-1])))
+            batch = Batch.of([ids[-1]], start=len(prompt) + len(ids) - 1)
+        return ids
+
+    def close(self) -> None:
+        for context in self._contexts.values():
+            context.close()
+        self._contexts.clear()
+        for model in (self._full, self._vocab_only):
+            if model is not None:
+                model.close()
+        self._full = self._vocab_only = None
+
+    # --- what is loaded -----------------------------------------------------------------------
+
+    def _path(self) -> Path:
+        if self.model is None:
+            raise EngineError("the question needs a model file, and none was given")
+        return self.model
+
+    def _weights(self) -> Model:
+        if self._full is None:
+            model = Model(self.lib, self._path(), self.settings, vocab_only=False)
+            if self.lib.llama.llama_model_has_encoder(model.pointer):
+                model.close()
+                raise Unsupported("models with an encoder are not evaluated")
+            self._full = model
+        return self._full
+
+    def _tokenizer(self) -> Model:
+        model = self._full or self._vocab_only
+        if model is None:
+            model = Model(self.lib, self._path(), self.settings, vocab_only=True)
+            self._vocab_only = model
+        if not model.has_tokenizer:
+            raise EngineError(f"{self._path().name} has no tokenizer (tokenizer.ggml.model)")
+        return model
+
+    def _context(self, *, traced: bool) -> Context:
+        if not self._attention_checked:
+            self._check_attention(self._made(traced=True))
+            self._attention_checked = True
+        return self._made(traced=traced)
+
+    def _made(self, *, traced: bool) -> Context:
+        if traced not in self._contexts:
+            self._contexts[traced] = Context(self._weights(), self.settings, traced=traced)
+        return self._contexts[traced]
+
+    def _check_attention(self, context: Context) -> None:
+        """llama.cpp decides by itself whether flash attention is possible: see what it did.
+
+        One token is enough, because the choice is made when a context is made.
+        """
+        kind = AttentionKind(self.lib.ggml)
+        context.observer = kind
+        context.decode(Batch.of([0]))
+        wrong = kind.plain if self.settings.flash_attn else kind.flash
+        if wrong:
+            asked = "on" if self.settings.flash_attn else "off"
+            raise EngineError(f"flash attention should be {asked}, but {wrong} layers differ")
+
+    # --- what is refused ----------------------------------------------------------------------
+
+    def _check(self, request: Request) -> None:
+        self._check_room(sum(map(len, request.batches)))
+        for batch in request.batches:
+            self._check_batch(batch)
+        if not request.capture and not request.replace:
+            return
+        check_replaceable(request.replace, len(request.batches))
+        architecture = self._weights().metadata("general.architecture")
+        if architecture not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
+            raise Unsupported(f"no map of llama.cpp's {architecture!r} graph (known: {known})")
+        longest = max(map(len, request.batches), default=0)
+        if longest > self.settings.n_ubatch:
+            raise EngineError(
+                f"a batch of {longest} tokens is computed in several ubatches of "
+                f"{self.settings.n_ubatch}; sites can be shown for one ubatch per batch only"
+            )
+
+    def _check_room(self, tokens: int) -> None:
+        if tokens > self.settings.n_ctx:
+            raise EngineError(
+                f"{tokens} tokens do not fit a context of {self.settings.n_ctx} (settings.n_ctx)"
+            )
+
+    def _check_batch(self, batch: Batch) -> None:
+        n_vocab = self._weights().n_vocab
+        if len(batch) == 0:
+            raise EngineError("a batch needs at least one token")
+        check_ids(batch.tokens.tolist(), n_vocab)
+        if batch.seq_ids.min() < 0 or batch.seq_ids.max() >= MAX_SEQUENCES:
+            raise EngineError(f"sequence ids go from 0 to {MAX_SEQUENCES - 1}")
+
+
+def check_ids(ids: Sequence[int], n_vocab: int) -> None:
+    for token in ids:
+        if not 0 <= token < n_vocab:
+            raise EngineError(f"there is no token {token} in a vocabulary of {n_vocab}")
+
+
+def tokenize(model: Model, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
+    room = len(text) + 8
+    for _ in range(2):
+        ids = (ctypes.c_int32 * room)()
+        n = model.lib.llama.llama_tokenize(
+            model.vocabulary, text, len(text), ids, room, add_special, parse_special
+        )
+        if n >= 0:
+            return list(ids[:n])
+        room = -n
+    raise RuntimeError(f"llama_tokenize needs more room than the {room} that it asked for")
+
+
+def detokenize(model: Model, ids: Sequence[int], remove: bool, unparse: bool) -> bytes:
+    check_ids(ids, model.n_vocab)
+    tokens = (ctypes.c_int32 * len(ids))(*ids)
+    room = 16 * len(ids) + 16
+    for _ in range(2):
+        text = ctypes.create_string_buffer(room)
+        n = model.lib.llama.llama_detokenize(
+            model.vocabulary, tokens, len(ids), text, room, remove, unparse
+        )
+        if n >= 0:
+            return text.raw[:n]
+        room = -n
+    raise RuntimeError(f"llama_detokenize needs more room than the {room} that it asked for")
+
+
+def dequantize(lib: Library, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+    traits_of = {}
+    for i in range(lib.llama.GGML_TYPE_COUNT):
+        traits = lib.ggml.ggml_get_type_traits(i).contents
+        if traits.to_float or traits.type_name == b"f32":
+            traits_of[traits.type_name.decode().upper()] = traits
+    if type_name not in traits_of:
+        known = ", ".join(sorted(traits_of))
+        raise Unsupported(f"llama.cpp has no decoder for {type_name!r} (known: {known})")
+    traits = traits_of[type_name]
+    blocks, rest = divmod(raw.size, traits.block_bytes)
+    if rest:
+        raise EngineError(
+            f"{raw.size} bytes are no whole number of {type_name} blocks of {traits.block_bytes}"
+        )
+    raw = np.ascontiguousarray(raw, np.uint8).reshape(-1)
+    if type_name == "F32":  # ggml needs no decoder for it
+        return raw.view(np.float32).copy()
+    out = np.empty(blocks * traits.block_weights, np.float32)
+    traits.to_float(raw.ctypes.data, out.ctypes.data, out.size)
+    return out

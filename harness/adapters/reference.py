@@ -1,0 +1,157 @@
+"""Our own engine, with ggml's deliberate roundings."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import InvalidModel
+from engine.gguf_file import GgufFile, Value
+from engine.model import Model
+from engine.ops.mirror import Mirror
+from engine.ops.reference import Reference as Ops
+from engine.quants.base import WeightFormat
+from engine.registry import import_members
+from engine.tokenizers.base import Tokenizer, tokenizer_of
+from harness.adapters import _file_summary as summary
+from harness.adapters.base import Adapter
+from harness.records import (
+    EngineInfo,
+    Evaluation,
+    FileSummary,
+    Request,
+    Site,
+    TensorRecord,
+    TensorSummary,
+    Trace,
+)
+
+
+class Reference(Adapter, name="reference"):
+    """A wrong engine overrides `make_ops` or `make_model` and is right in all else."""
+
+    def describe(self) -> EngineInfo:
+        return EngineInfo(engine=self.name, version="0.1.0", settings=self.settings)
+
+    def make_ops(self) -> Ops:
+        return Mirror(n_threads=self.settings.n_threads, n_ctx=self.settings.n_ctx)
+
+    def make_model(self) -> Model:
+        if self.model is None:
+            raise InvalidModel(f"{self.name} was opened without a model file")
+        s = self.settings
+        return Model(
+            self.model,
+            self.make_ops(),
+            type_k=s.type_k,
+            type_v=s.type_v,
+            flash_attn=s.flash_attn,
+            n_ctx=s.n_ctx,
+            n_ubatch=s.n_ubatch,
+        )
+
+    @cached_property
+    def loaded(self) -> Model:
+        return self.make_model()
+
+    @cached_property
+    def file(self) -> GgufFile:
+        if self.model is None:
+            raise InvalidModel(f"{self.name} was opened without a model file")
+        return GgufFile.open(self.model)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return tokenizer_of(self.file.metadata)
+
+    def metadata(self) -> FileSummary:
+        return summary_of(self.file)
+
+    def tokenize(
+        self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
+    ) -> list[list[int]]:
+        return [
+            self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+            for text in texts
+        ]
+
+    def detokenize(
+        self, ids: Sequence[Sequence[int]], *, remove_special: bool, unparse_special: bool
+    ) -> list[bytes]:
+        return [
+            self.tokenizer.decode(
+                row, remove_special=remove_special, unparse_special=unparse_special
+            )
+            for row in ids
+        ]
+
+    def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+        import_members("engine.quants")
+        return WeightFormat.named(type_name).dequantize(raw)
+
+    def evaluate(self, request: Request) -> Evaluation:
+        recorder = Recorder(request)
+        cache = self.loaded.new_cache()
+        logits = []
+        for step, batch in enumerate(request.batches):
+            recorder.step = step
+            logits.append(np.concatenate(self.loaded.decode(batch, cache, recorder)))
+        trace = Trace(engine=self.name, records=tuple(recorder.records))
+        return Evaluation(logits=tuple(logits), trace=trace if request.capture else None)
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        return self.loaded.greedy(prompt, n)
+
+    def close(self) -> None:
+        for name in ("loaded", "file"):
+            held = self.__dict__.pop(name, None)
+            if held is not None:
+                held.close()
+
+
+def summary_of(file: GgufFile) -> FileSummary:
+    return FileSummary(
+        version=file.version,
+        alignment=file.alignment,
+        data_offset=file.data_offset,
+        metadata={key: (v.type_name, plain(v)) for key, v in file.metadata.items()},
+        tensors=tuple(
+            TensorSummary(
+                name=t.name,
+                ne=summary.shape(t.ne),
+                type=t.type.name,
+                offset=t.offset,
+                n_bytes=t.n_bytes,
+            )
+            for t in file.tensors.values()
+        ),
+    )
+
+
+def plain(value: Value) -> Any:
+    if value.element is None:
+        kept: Any = value.data
+        return kept if isinstance(kept, str) else summary.scalar(value.type.name, kept)
+    items = list(value.data)
+    if value.element.name == "STR":
+        return items
+    if value.element.name == "ARR":
+        return [plain(item) for item in items]
+    return [summary.scalar(value.element.name, item) for item in items]
+
+
+class Recorder:
+    """The probe that records what the request wants to see and puts in what it wants replaced."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.step = 0
+        self.records: list[TensorRecord] = []
+
+    def __call__(self, name: str, layer: int | None, value: NDArray[Any]) -> NDArray[Any]:
+        site = Site(step=self.step, layer=layer, name=name)
+        if self.request.capture:
+            self.records.append(TensorRecord(site=site, value=value.copy()))
+        return self.request.replace.get(site, value)

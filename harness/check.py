@@ -1,0 +1,170 @@
+"""`lockstep check`: every suite that applies, on one model and one preset."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engine.errors import EngineError, InvalidModel, Unsupported
+from engine.gguf_file import GgufFile
+from engine.model import architecture_of
+from engine.registry import import_members
+from harness.records import Answered, EngineInfo, Settings, Verdict
+from harness.runner import Runner, Session
+from harness.suites.base import STEPS_TRACED, Context, NoAnswer, Suite
+
+CELLS = 256  # llama.cpp's granule of the cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What was asked for."""
+
+    case: str
+    model: Path
+    subject_model: Path
+    engine: str = "reference"
+    oracle: str = "llama.cpp"
+    settings: Settings
+    suites: tuple[str, ...] = ()  # empty: all
+    n_tokens: int = 32
+    n_steps: int = 64
+    seed: int = 0
+    time_limit: float = 300.0
+    memory_limit: int = 8 << 30
+    command: str = ""  # the options that make this plan, for the command that repeats it
+
+
+class BadInput(Exception):
+    """What was asked for cannot be done: a usage or configuration error, exit code 2."""
+
+
+def suites_named(names: Sequence[str]) -> list[type[Suite]]:
+    """In the order of a run; all of them if none is named."""
+    import_members("harness.suites")
+    chosen = [Suite.named(name) for name in names] or list(Suite.family.values())
+    return sorted(set(chosen), key=lambda suite: suite.order)
+
+
+def preflight(plan: Plan) -> bool:
+    """Can both files be checked at all? Says whether there is a vocabulary."""
+    has_vocabulary = True
+    for path in dict.fromkeys((plan.model, plan.subject_model)):
+        if not path.is_file():
+            raise BadInput(f"{path}: no such file")
+        try:
+            with GgufFile.open(path) as file:
+                architecture_of(file)(file)
+                has_vocabulary &= vocabulary_kind(file) not in ("no_vocab", "none", "")
+        except EngineError as error:
+            raise BadInput(f"{path}: {error}") from error
+        except OSError as error:
+            raise BadInput(f"{path}: {error.strerror or error}") from error
+    named = [suite.name for suite in suites_named(plan.suites) if suite.needs_vocabulary]
+    if named and not has_vocabulary:
+        others = [s.name for s in suites_named(()) if not s.needs_vocabulary]
+        choice = " ".join(f"--suite {name}" for name in others)
+        raise BadInput(
+            f"{plan.model}: the model has no vocabulary, which {', '.join(named)} needs; "
+            f"without: {choice}"
+        )
+    return has_vocabulary
+
+
+def vocabulary_kind(file: GgufFile) -> str:
+    value = file.metadata.get("tokenizer.ggml.model")
+    return str(value.data) if value is not None else ""
+
+
+def settings_for(plan: Plan) -> Settings:
+    """The preset with a cache and a ubatch that hold what the plan decodes."""
+    n_trained = plan.n_tokens + STEPS_TRACED
+    needed = max(n_trained, plan.n_steps + 64)  # the prompt of `decode` is a few tokens long
+    n_ctx = max(plan.settings.n_ctx, -(-needed // CELLS) * CELLS)
+    return replace(
+        plan.settings, n_ctx=n_ctx, n_ubatch=max(plan.settings.n_ubatch, plan.n_tokens)
+    )
+
+
+def lanes_of(build: str) -> int:
+    """Float32 values in a vector register of the build, from llama.cpp's own system information."""
+    on = {part.split("=")[0].strip() for part in build.replace("|", "\n").splitlines() if "= 1" in part}
+    on |= {name.split(":")[-1].strip() for name in on}
+    for feature, lanes in (("AVX512", 16), ("AVX2", 8), ("AVX", 8), ("NEON", 4), ("SSE3", 4)):
+        if feature in on:
+            return lanes
+    return 1
+
+
+@dataclass(kw_only=True)
+class Opened:
+    """Both engines, opened for a plan. Close it when done."""
+
+    context: Context
+    engines: tuple[EngineInfo, ...]
+
+    def close(self) -> None:
+        self.context.close()
+        self.context.oracle.close()
+        self.context.subject.close()
+
+
+def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
+    has_vocabulary = preflight(plan)
+    runner = Runner(time_limit=plan.time_limit, memory_limit=plan.memory_limit)
+    settings = settings_for(plan)
+    try:
+        oracle = runner.open(plan.oracle, plan.model, settings)
+        subject = runner.open(plan.engine, plan.subject_model, settings)
+    except Unsupported as error:
+        raise BadInput(str(error)) from error
+    progress(f"starting {plan.oracle}")
+    engines = (described(oracle), described(subject))
+    return Opened(
+        context=Context(
+            case=plan.case,
+            model=plan.model,
+            subject_model=plan.subject_model,
+            oracle=oracle,
+            subject=subject,
+            settings=settings,
+            n_tokens=plan.n_tokens,
+            n_steps=plan.n_steps,
+            seed=plan.seed,
+            has_vocabulary=has_vocabulary,
+            lanes=lanes_of(engines[0].build),
+            repro=lambda suite: f"lockstep check {plan.command} --suite {suite}",
+            progress=progress,
+        ),
+        engines=engines,
+    )
+
+
+def described(session: Session) -> EngineInfo:
+    outcome = session.ask("describe")
+    if not isinstance(outcome, Answered):
+        raise BadInput(f"{session.name} cannot be started: {outcome}")
+    info: EngineInfo = outcome.value
+    return info
+
+
+def run_suites(context: Context, names: Sequence[str]) -> Iterator[Verdict]:
+    """The verdicts of each suite in turn; what an engine leaves unanswered is one as well."""
+    for suite in suites_named(names):
+        context.progress(f"suite {suite.name}")
+        try:
+            yield from suite().run(context)
+        except NoAnswer as error:
+            key = (suite.name, error.status) if error.status != "not-compared" else ()
+            yield context.verdict(suite.name, error.status, error.summary, error.detail, key)
+        except InvalidModel as error:
+            yield context.verdict(suite.name, "not-compared", str(error))
+
+
+def exit_code(verdicts: Sequence[Verdict]) -> int:
+    """0 conform, 1 divergence, 3 incomplete. Nothing compared is incomplete, never conform."""
+    found = {v.status for v in verdicts}
+    if "diverged" in found:
+        return 1
+    if found & {"crashed", "timed-out", "not-compared"} or "agreed" not in found:
+        return 3
+    return 0

@@ -1,0 +1,213 @@
+"""Judge every op alone: run the graph in float64 on the oracle's own inputs, and bound each op.
+
+The judge is a third run of the graph. At every site it has three values for one op on the same
+inputs: its own (float64 inside, ggml's deliberate roundings kept), the oracle's, and the
+subject's, who was made to work on the oracle's inputs too. Then it hands the oracle's value on.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.ops.mirror import Mirror, like
+from engine.ops.reference import I32, Bools, Reference, RopeParams
+from engine.quants.base import F32
+from engine.trace import SITES
+from engine.weights import Weight
+from harness import tolerances
+from harness.compare import mismatch_between, worst_distance
+from harness.records import Mismatch, Site
+from harness.tolerances import EXACT, Bound
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SiteFinding:
+    """What the judge found at one site."""
+
+    site: Site
+    op: str
+    err_local: float  # subject against oracle on the oracle's inputs, worst element
+    err_oracle: float  # oracle against float64
+    allowed: float  # the limit of one honest implementation at its largest element
+    reason: str
+    size: float  # largest magnitude of the oracle's tensor
+    mismatch: Mismatch | None  # None: in agreement
+    at_fault: str  # "", "subject", "oracle" or "both"
+    outputs: tuple[int, ...] = ()  # indices along the last axis that are out of bound
+
+
+class Judge(Mirror):
+    """Ops that remember the bound of what they computed last, and a probe that uses it."""
+
+    def __init__(
+        self,
+        oracle: Mapping[Site, NDArray[Any]],
+        subject: Mapping[Site, NDArray[Any]],
+        *,
+        lanes: int,
+        n_threads: int,
+        n_ctx: int,
+    ) -> None:
+        super().__init__(n_threads=n_threads, n_ctx=n_ctx)
+        self.oracle, self.subject = oracle, subject
+        self.lanes = lanes
+        self.step = 0
+        self.bound = EXACT
+        self.plain: tuple[F32, Bound] | None = None  # the product without converted activations
+        self.findings: list[SiteFinding] = []
+        self.missing: list[Site] = []
+
+    # --- the probe ------------------------------------------------------------------------
+
+    def __call__(self, name: str, layer: int | None, value: NDArray[Any]) -> NDArray[Any]:
+        site = Site(step=self.step, layer=layer, name=name)
+        bound, plain = self.bound, self.plain
+        self.bound, self.plain = EXACT, None
+        if site not in self.oracle:
+            self.missing.append(site)
+            return value
+        oracle = self.oracle[site]
+        if oracle.shape != value.shape:
+            raise ValueError(f"the oracle's {site} has shape {oracle.shape}, not {value.shape}")
+        self.findings.append(
+            self.finding(site, value, oracle, self.subject.get(site), bound, plain)
+        )
+        return oracle
+
+    def finding(
+        self,
+        site: Site,
+        truth: NDArray[Any],
+        oracle: NDArray[Any],
+        subject: NDArray[Any] | None,
+        bound: Bound,
+        plain: tuple[F32, Bound] | None,
+    ) -> SiteFinding:
+        oracle_off = mismatch_between(truth, oracle, bound.allowed)
+        mismatch = mismatch_between(oracle, subject, np.multiply(2, bound.allowed))
+        if mismatch and plain and subject is not None:
+            # an engine need not convert activations: its product may be the plain one
+            if mismatch_between(plain[0], subject, plain[1].allowed) is None:
+                mismatch = None
+        at_fault = ""
+        if mismatch or oracle_off:
+            subject_off = mismatch_between(truth, subject, bound.allowed) is not None
+            at_fault = {(True, True): "both", (True, False): "oracle"}.get(
+                (oracle_off is not None, subject_off), "subject"
+            )
+        allowed = np.broadcast_to(np.asarray(bound.allowed), truth.shape)
+        return SiteFinding(
+            site=site,
+            op=SITES[site.name].op,
+            err_local=worst_distance(oracle, subject) if subject is not None else float("inf"),
+            err_oracle=worst_distance(truth, oracle),
+            allowed=float(allowed.max()) if allowed.size else 0.0,
+            reason=bound.reason,
+            size=float(np.abs(oracle).max()) if oracle.size else 0.0,
+            mismatch=mismatch or oracle_off,
+            at_fault=at_fault,
+            outputs=affected(truth, subject if at_fault == "subject" else oracle, allowed),
+        )
+
+    # --- the ops, each with its bound --------------------------------------------------------
+
+    def linear(self, x: F32, weight: Weight) -> F32:
+        out = super().linear(x, weight)
+        acts = self.activations(x, weight)
+        self.bound = product_bound(acts, weight, out, self.lanes)
+        if not np.array_equal(acts, x):
+            plain = Reference().linear(x, weight)
+            self.plain = (plain, product_bound(x.astype(np.float64), weight, plain, 1, block=1))
+        return out
+
+    def linear_id(self, x: F32, weight: Weight, ids: I32) -> F32:
+        out = np.empty((*ids.shape, weight.shape[1]), np.float32)
+        allowed = np.empty(out.shape)
+        plain, plain_allowed = np.empty_like(out), np.empty_like(allowed)
+        rows = np.broadcast_to(x, (*ids.shape, x.shape[-1]))
+        for expert in np.unique(ids):
+            chosen = ids == expert
+            out[chosen] = self.linear(rows[chosen], weight.part(int(expert)))
+            allowed[chosen] = self.bound.allowed
+            if self.plain:
+                plain[chosen], plain_allowed[chosen] = self.plain[0], self.plain[1].allowed
+        self.bound = Bound(allowed, self.bound.reason)
+        if self.plain:
+            self.plain = (plain, Bound(plain_allowed, self.plain[1].reason))
+        return out
+
+    def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
+        out = super().rms_norm(x, weight, eps)
+        self.bound = tolerances.rms_norm(out)
+        return out
+
+    def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
+        out = super().rope(x, positions, params)
+        cos, sin = (np.abs(t)[:, None, :] for t in self.rotations(positions, params))
+        even, odd = np.abs(x[..., 0::2], dtype=np.float64), np.abs(x[..., 1::2], dtype=np.float64)
+        size = np.empty(x.shape)
+        size[..., 0::2] = even * cos + odd * sin
+        size[..., 1::2] = even * sin + odd * cos
+        self.bound = tolerances.rope(size)
+        return out
+
+    def kq(self, q: F32, k: NDArray[Any]) -> F32:
+        out = super().kq(q, k)
+        size = np.abs(like(q, k), dtype=np.float64).transpose(1, 0, 2)
+        size = size @ np.abs(self.spread(k, q.shape[1])).transpose(0, 2, 1)
+        self.bound = tolerances.product(size, out, q.shape[-1], self.lanes, 1)
+        return out
+
+    def soft_max(self, x: F32, scale: float, visible: Bools | None) -> F32:
+        out = super().soft_max(x, scale, visible)
+        self.bound = tolerances.soft_max(x, out, scale, visible)
+        return out
+
+    def kqv(self, p: F32, v: NDArray[Any]) -> F32:
+        out = super().kqv(p, v)
+        size = like(p, v).astype(np.float64) @ np.abs(self.spread(v, p.shape[0]))
+        size = size.transpose(1, 0, 2).reshape(out.shape)
+        self.bound = tolerances.product(size, out, p.shape[-1], self.lanes, 1)
+        return out
+
+    def flash_attn(
+        self, q: F32, k: NDArray[Any], v: NDArray[Any], scale: float, visible: Bools
+    ) -> F32:
+        result = self.flash.attend(q, k, v, scale, visible)
+        self.bound = tolerances.flash_attn(result.out, result.radius)
+        return result.out
+
+    def swiglu(self, gate: F32, up: F32) -> F32:
+        out = super().swiglu(gate, up)
+        self.bound = tolerances.swiglu(out, up)
+        return out
+
+    def normalise(self, weights: F32) -> F32:
+        out = super().normalise(weights)
+        self.bound = tolerances.normalise(out)
+        return out
+
+
+def affected(
+    truth: NDArray[Any], actual: NDArray[Any] | None, allowed: NDArray[np.float64]
+) -> tuple[int, ...]:
+    """Indices along the last axis at which any element is out of bound."""
+    if actual is None or actual.shape != truth.shape:
+        return ()
+    with np.errstate(invalid="ignore"):
+        bad = ~(np.abs(actual.astype(np.float64) - truth) <= allowed)
+    bad &= ~((actual == truth) | (np.isnan(actual) & np.isnan(truth)))
+    return tuple(int(i) for i in np.flatnonzero(bad.reshape(-1, bad.shape[-1]).any(axis=0)))
+
+
+def product_bound(
+    acts: NDArray[np.float64], weight: Weight, out: F32, lanes: int, *, block: int = 0
+) -> Bound:
+    size = np.empty(out.shape)
+    wide = np.abs(acts)
+    for rows, chunk in weight.chunks():
+        size[:, rows] = wide @ np.abs(chunk, dtype=np.float64).T
+    return tolerances.product(size, out, weight.shape[-1], lanes, block or weight.format.weights)

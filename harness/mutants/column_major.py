@@ -1,0 +1,24 @@
+"""Reads matrices column by column, as if they were stored transposed."""
+
+import numpy as np
+
+from engine.ops.mirror import Mirror
+from engine.ops.reference import Reference
+from engine.quants.base import F32
+from engine.weights import Weight
+from harness.mutants.base import Mutant
+
+
+class ColumnMajor(Mirror):
+    def linear(self, x: F32, weight: Weight) -> F32:
+        outputs, inputs = weight.shape
+        wrong = weight.values().reshape(inputs, outputs).astype(np.float64)
+        return (self.activations(x, weight) @ wrong).astype(np.float32)
+
+
+class ColumnMajorWeights(Mutant, name="mutant:column-major"):
+    mistake = "weights read column-major"
+    site = "Qcur"
+
+    def make_ops(self) -> Reference:
+        return ColumnMajor(self.settings.n_threads, self.settings.n_ctx)

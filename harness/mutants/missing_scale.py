@@ -1,0 +1,28 @@
+"""Leaves out the factor 1/sqrt(d) before the softmax."""
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from engine.ops.mirror import Mirror
+from engine.ops.reference import Bools, Reference
+from engine.quants.base import F32
+from harness.mutants.base import Mutant
+
+
+class Unscaled(Mirror):
+    def soft_max(self, x: F32, scale: float, visible: Bools | None) -> F32:
+        return super().soft_max(x, 1.0, visible)
+
+    def flash_attn(
+        self, q: F32, k: NDArray[Any], v: NDArray[Any], scale: float, visible: Bools
+    ) -> F32:
+        return super().flash_attn(q, k, v, 1.0, visible)
+
+
+class MissingScale(Mutant, name="mutant:missing-scale"):
+    mistake = "missing 1/sqrt(d)"
+    site = "kq_soft_max"
+
+    def make_ops(self) -> Reference:
+        return Unscaled(self.settings.n_threads, self.settings.n_ctx)

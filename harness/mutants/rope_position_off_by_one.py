@@ -1,0 +1,21 @@
+"""Counts positions from one."""
+
+from engine.ops.mirror import Mirror
+from engine.ops.reference import I32, Reference, RopeParams
+from engine.quants.base import F32
+from harness.mutants.base import Mutant
+
+
+class FromOne(Mirror):
+    def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
+        return super().rope(x, positions + 1, params)
+
+
+class RopePositionOffByOne(Mutant, name="mutant:rope-position-off-by-one"):
+    """Logits do not move, because only distances count: nothing but the trace shows it."""
+
+    mistake = "rope position off by one"
+    site = "Qcur_rope"
+
+    def make_ops(self) -> Reference:
+        return FromOne(self.settings.n_threads, self.settings.n_ctx)

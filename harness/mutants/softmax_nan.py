@@ -1,0 +1,30 @@
+"""Takes the cells of a softmax in blocks; a block that a row does not see at all gives NaN."""
+
+import numpy as np
+
+from engine.ops.mirror import Mirror
+from engine.ops.reference import Bools, Reference
+from engine.quants.base import F32
+from harness.mutants.base import Mutant
+
+BLOCK = 16  # cells
+
+
+class BlockWise(Mirror):
+    def soft_max(self, x: F32, scale: float, visible: Bools | None) -> F32:
+        out = super().soft_max(x, scale, visible)
+        if visible is None:
+            return out
+        for start in range(0, x.shape[-1], BLOCK):
+            # the block's largest score is -inf, and -inf - -inf is NaN
+            hidden = ~visible[:, start : start + BLOCK].any(axis=-1)
+            out[:, hidden] = np.nan
+        return out
+
+
+class SoftmaxNan(Mutant, name="mutant:softmax-nan"):
+    mistake = "a softmax that gives NaN on a fully masked row"
+    site = "kq_soft_max"
+
+    def make_ops(self) -> Reference:
+        return BlockWise(self.settings.n_threads, self.settings.n_ctx)

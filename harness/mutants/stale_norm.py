@@ -1,0 +1,20 @@
+"""Computes the norm and does not bind the result: the old activations flow on."""
+
+from engine.ops.mirror import Mirror
+from engine.ops.reference import Reference
+from engine.quants.base import F32
+from harness.mutants.base import Mutant
+
+
+class Unbound(Mirror):
+    def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
+        super().rms_norm(x, weight, eps)
+        return x
+
+
+class StaleNorm(Mutant, name="mutant:stale-norm"):
+    mistake = "the norm's result is not bound, so the old activations flow on"
+    site = "attn_norm"
+
+    def make_ops(self) -> Reference:
+        return Unbound(self.settings.n_threads, self.settings.n_ctx)

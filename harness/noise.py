@@ -1,0 +1,86 @@
+"""How far an honest run's logits may wander: measured by runs with random honest errors.
+
+Every op's result is moved by a random share of the bound that is derived for that op, and every
+product that converts its activations gets one activation per row moved by one step of the
+conversion, because a difference in the last bit can tip a rounding. The worst logit of a few such
+runs, against the run without errors, is the noise floor of this model on these tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.random import Philox
+from numpy.typing import NDArray
+
+from engine.batch import Batch
+from engine.model import Model
+from engine.ops.mirror import Mirror
+from engine.ops.reference import F64
+from engine.quants.base import F32
+from engine.weights import Weight
+from harness.compare import largest, worst_distance
+from harness.judge import Judge
+from harness.records import Settings
+from harness.tolerances import EXACT
+
+RUNS = 3
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NoiseFloor:
+    logits: tuple[F32, ...]  # of the run without errors, per batch
+    relative: float  # the worst error, relative to the largest logit
+
+
+class Noisy(Judge):
+    """Ops and probe of an engine that is honest and unlucky."""
+
+    def __init__(self, seed: int, settings: Settings, lanes: int) -> None:
+        super().__init__({}, {}, lanes=lanes, n_threads=settings.n_threads, n_ctx=settings.n_ctx)
+        self.bits = Philox(key=seed)
+
+    def uniform(self, n: int) -> NDArray[np.float64]:
+        return (self.bits.random_raw(n) >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
+
+    def activations(self, x: F32, weight: Weight) -> F64:
+        converted = super().activations(x, weight)
+        if np.array_equal(converted, x):
+            return converted
+        flat = converted.reshape(-1, converted.shape[-1]).copy()
+        for row, exact in zip(flat, x.reshape(flat.shape), strict=True):
+            at = int(self.bits.random_raw(1)[0] >> np.uint64(33)) % len(row)
+            # the conversion error is half a step at most: twice its other side is the next step
+            step = 2 * float(np.abs(row - exact).max())
+            row[at] += step if row[at] < exact[at] else -step
+        return flat.reshape(converted.shape)
+
+    def __call__(self, name: str, layer: int | None, value: NDArray[Any]) -> NDArray[Any]:
+        bound, self.bound = np.asarray(self.bound.allowed), EXACT
+        if not bound.any():
+            return value
+        moved = value + self.uniform(value.size).reshape(value.shape) * bound
+        return moved.astype(np.float32)
+
+
+def noise_floor(
+    model: Model, batches: Sequence[Batch], settings: Settings, *, lanes: int, seed: int
+) -> NoiseFloor:
+    """Runs the batches once without errors and `RUNS` times with."""
+    honest = run(model, batches, Mirror(settings.n_threads, settings.n_ctx), None)
+    worst = 0.0
+    for i in range(RUNS):
+        noisy = Noisy(seed + i, settings, lanes)
+        moved = run(model, batches, noisy, noisy)
+        worst = max(worst, *(worst_distance(a, b) for a, b in zip(honest, moved, strict=True)))
+    return NoiseFloor(logits=honest, relative=worst / max(map(largest, honest), default=1.0))
+
+
+def run(
+    model: Model, batches: Sequence[Batch], ops: Mirror, probe: Noisy | None
+) -> tuple[F32, ...]:
+    cache = model.new_cache()
+    model.ops = ops
+    extra = {} if probe is None else {"probe": probe}
+    return tuple(np.concatenate(model.decode(batch, cache, **extra)) for batch in batches)

@@ -1,0 +1,51 @@
+"""What a person reads: sites, findings and verdicts in words."""
+
+from harness.judge import SiteFinding
+from harness.records import Site, Verdict
+
+MARKS = {
+    "agreed": "ok",
+    "diverged": "DIVERGED",
+    "excused": "excused",
+    "not-compared": "not compared",
+    "crashed": "CRASHED",
+    "timed-out": "TIMED OUT",
+}
+
+
+def site_name(site: Site) -> str:
+    return str(site) if site.step == 0 else f"{site} (step {site.step})"
+
+
+def explain_finding(finding: SiteFinding) -> str:
+    """One line: where, what, how far, how much was allowed."""
+    m = finding.mismatch
+    if m is None:
+        return f"{site_name(finding.site)} agrees"
+    where = f"{site_name(finding.site)} = {finding.op}"
+    if m.kind != "value":
+        return f"{where}: {m.detail or m.kind}"
+    return (
+        f"{where}: {m.mismatched} of {m.total} elements off, worst {list(m.index)} is "
+        f"{m.actual:.9g}, expected {m.expected:.9g} (allowed {m.allowed:.2g})"
+    )
+
+
+def explain(verdict: Verdict) -> str:
+    """A divergence in four lines and a command."""
+    d = verdict.detail
+    lines = [f"{verdict.case} {verdict.suite}: {verdict.summary}"]
+    if "reason" in d:
+        lines.append(f"  allowed because: {d['reason']}")
+    if "err_local" in d:
+        lines.append(
+            f"  on the oracle's inputs it is {d['err_local']:.2g} off; in its own run "
+            f"{d['err_in']:.1e} comes in and {d['err_out']:.1e} goes out (of the largest value)"
+        )
+    if d.get("last_agreement"):
+        lines.append(f"  last site in agreement: {d['last_agreement']}")
+    for line in d.get("log", [])[-6:]:
+        lines.append(f"  | {line}")
+    if verdict.repro:
+        lines.append(f"  again: {verdict.repro}")
+    return "\n".join(lines)

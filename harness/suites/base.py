@@ -1,0 +1,158 @@
+"""The contract of a suite, and what all suites share: sessions, settings and the oracle's runs."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.random import Philox
+
+from engine.batch import Batch
+from engine.model import Model
+from engine.ops.mirror import Mirror
+from engine.registry import Registered
+from harness.noise import NoiseFloor, noise_floor
+from harness.records import (
+    Answered,
+    Crashed,
+    Evaluation,
+    Outcome,
+    Rejected,
+    Request,
+    Settings,
+    Status,
+    TimedOut,
+    Unanswerable,
+    Verdict,
+)
+from harness.runner import Session
+
+STEPS_TRACED = 2  # single tokens decoded after the prompt, so that the cache is read as well
+
+
+class NoAnswer(Exception):
+    """An engine did not answer, so that what was asked for cannot be compared."""
+
+    def __init__(self, status: Status, summary: str, detail: dict[str, Any]) -> None:
+        super().__init__(summary)
+        self.status, self.summary, self.detail = status, summary, detail
+
+
+@dataclass(kw_only=True)
+class Context:
+    """One model, one preset, two engines in their roles."""
+
+    case: str  # how the report names the model
+    model: Path  # the oracle's file
+    subject_model: Path  # the subject's
+    oracle: Session
+    subject: Session
+    settings: Settings
+    n_tokens: int
+    n_steps: int
+    seed: int
+    has_vocabulary: bool
+    lanes: int  # partial sums in the oracle's vector code
+    repro: Callable[[str], str]  # suite -> the command that shows it again
+    progress: Callable[[str], None] = field(default=lambda _: None)
+
+    @cached_property
+    def reading(self) -> Model:
+        """The oracle's file in our engine: for truths and for facts such as the vocabulary's size."""
+        s = self.settings
+        return Model(
+            self.model,
+            Mirror(s.n_threads, s.n_ctx),
+            type_k=s.type_k,
+            type_v=s.type_v,
+            flash_attn=s.flash_attn,
+            n_ctx=s.n_ctx,
+            n_ubatch=s.n_ubatch,
+        )
+
+    @cached_property
+    def tokens(self) -> list[int]:
+        """Seeded ids from all over the vocabulary: text would only reach the common ones."""
+        n_vocab = self.reading.graph.hparams.n_vocab
+        raw = Philox(key=self.seed).random_raw(self.n_tokens + STEPS_TRACED)
+        return [int(r >> np.uint64(33)) % n_vocab for r in raw]
+
+    @cached_property
+    def batches(self) -> tuple[Batch, ...]:
+        """A prompt, then single tokens."""
+        prompt, rest = self.tokens[: self.n_tokens], self.tokens[self.n_tokens :]
+        steps = [Batch.of([t], start=self.n_tokens + i) for i, t in enumerate(rest)]
+        return (Batch.of(prompt), *steps)
+
+    @cached_property
+    def oracle_run(self) -> Evaluation:
+        self.progress("asking the oracle for every tensor")
+        result: Evaluation = self.ask(
+            self.oracle, "evaluate", Request(batches=self.batches, capture=True)
+        )
+        return result
+
+    @cached_property
+    def noise(self) -> NoiseFloor:
+        self.progress("measuring the noise of honest runs")
+        return noise_floor(
+            self.reading, self.batches, self.settings, lanes=self.lanes, seed=self.seed
+        )
+
+    def ask(self, session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
+        """The answer, or NoAnswer with what became of the question."""
+        outcome: Outcome = session.ask(question, *args, **kwargs)
+        if isinstance(outcome, Answered):
+            return outcome.value
+        raise no_answer(session.name, question, outcome)
+
+    def verdict(
+        self,
+        suite: str,
+        status: Status,
+        summary: str,
+        detail: dict[str, Any] | None = None,
+        key: Sequence[str] = (),
+    ) -> Verdict:
+        return Verdict(
+            suite=suite,
+            case=self.case,
+            status=status,
+            summary=summary,
+            detail=detail or {},
+            key="/".join(key),
+            repro="" if status == "agreed" else self.repro(suite),
+        )
+
+    def close(self) -> None:
+        if "reading" in self.__dict__:
+            self.reading.close()
+
+
+def no_answer(engine: str, question: str, outcome: Outcome) -> NoAnswer:
+    if isinstance(outcome, Crashed):
+        log = {"log": list(outcome.log)}
+        return NoAnswer("crashed", f"{engine} crashed in {question}: {outcome.message}", log)
+    if isinstance(outcome, TimedOut):
+        log = {"log": list(outcome.log)}
+        text = f"{engine} did not answer {question} within {outcome.seconds:.0f} s"
+        return NoAnswer("timed-out", text, log)
+    if isinstance(outcome, Unanswerable):
+        return NoAnswer("not-compared", f"{engine} cannot be asked: {outcome.message}", {})
+    if isinstance(outcome, Rejected):
+        text = f"{engine} refuses what the other engine accepts: {outcome.message}"
+        return NoAnswer("diverged", text, {"engine": engine, "question": question})
+    raise TypeError(f"{outcome!r} is an answer")
+
+
+class Suite(Registered):
+    """Asks both engines the same and compares the answers. `order` is the order of a run."""
+
+    order: ClassVar[int]
+    needs_vocabulary: ClassVar[bool] = False
+
+    def run(self, context: Context) -> Iterator[Verdict]:
+        """One verdict for each thing compared, also for what turned out not to be comparable."""
+        raise NotImplementedError

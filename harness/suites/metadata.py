@@ -1,0 +1,61 @@
+"""Do our reader, gguf-py and llama.cpp read the same keys, values and tensor table?"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from harness.records import EXACT, FileSummary, Verdict
+from harness.runner import Runner
+from harness.suites.base import Context, Suite
+
+AT_MOST = 20  # differences in one verdict
+
+
+class Metadata(Suite, name="metadata"):
+    order = 10
+
+    def run(self, context: Context) -> Iterator[Verdict]:
+        oracle = context.ask(context.oracle, "metadata")
+        subject = context.ask(context.subject, "metadata")
+        yield compared(context, context.subject.name, oracle, subject)
+        with Runner().open("gguf-py", context.model, EXACT) as session:
+            yield compared(context, "gguf-py", oracle, context.ask(session, "metadata"))
+
+
+def compared(context: Context, reader: str, oracle: FileSummary, other: FileSummary) -> Verdict:
+    found = differences(oracle, other)
+    n = f"{len(oracle.metadata)} keys and {len(oracle.tensors)} tensors"
+    if not found:
+        return context.verdict("metadata", "agreed", f"{reader} and the oracle agree on {n}")
+    return context.verdict(
+        "metadata",
+        "diverged",
+        f"{reader} and the oracle read the file differently: {found[0]['text']}",
+        {"reader": reader, "total": len(found), "differences": found[:AT_MOST]},
+        key=("metadata", found[0]["what"], reader),
+    )
+
+
+def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]:
+    """Each as what (a short kind), text (a sentence), and both values as text."""
+    found = []
+    for name in ("version", "alignment", "data_offset"):
+        a, b = getattr(oracle, name), getattr(other, name)
+        if a != b:
+            found.append(entry(name, name, a, b))
+    for key in {**oracle.metadata, **other.metadata}:
+        a, b = oracle.metadata.get(key, "absent"), other.metadata.get(key, "absent")
+        if a != b:
+            found.append(entry("key", f"key {key!r}", a, b))
+    ours = {t.name: t for t in other.tensors}
+    theirs = {t.name: t for t in oracle.tensors}
+    for name in {**theirs, **ours}:
+        if theirs.get(name) != ours.get(name):
+            found.append(entry("tensor", f"tensor {name!r}", theirs.get(name), ours.get(name)))
+    if not found and list(ours) != list(theirs):
+        found.append(entry("order", "order of the tensors", list(theirs)[:3], list(ours)[:3]))
+    return found
+
+
+def entry(what: str, where: str, expected: Any, actual: Any) -> dict[str, Any]:
+    a, b = (repr(value)[:200] for value in (expected, actual))
+    return {"what": what, "text": f"{where}: expected {a}, got {b}", "expected": a, "actual": b}

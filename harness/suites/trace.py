@@ -1,0 +1,66 @@
+"""Is every op of the subject right on the oracle's own inputs, at every named site?"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from harness.locate import Findings, locate
+from harness.records import Verdict
+from harness.report.text import explain_finding, site_name
+from harness.suites.base import Context, Suite
+
+
+class Trace(Suite, name="trace"):
+    order = 60
+
+    def run(self, context: Context) -> Iterator[Verdict]:
+        found = locate(context)
+        for site in found.not_shown:
+            yield context.verdict("trace", "not-compared", f"the oracle does not show {site}")
+        for finding in found.guilty:
+            yield context.verdict(
+                "trace",
+                "diverged",
+                explain_finding(finding),
+                detail_of(found, finding),
+                key=("trace", finding.at_fault, finding.op, site_name(finding.site)),
+            )
+        fine = [f for f in found.all if f.mismatch is None]
+        tightest = max(fine, key=lambda f: f.err_oracle / f.allowed if f.allowed else 0.0)
+        yield context.verdict(
+            "trace",
+            "agreed",
+            f"{len(fine)} of {len(found.all)} ops agree on the oracle's inputs; closest to its "
+            f"limit: {site_name(tightest.site)} at {share(tightest):.0%}",
+            {"sites": len(found.all), "agreed": len(fine)},
+        )
+
+
+def share(finding: Any) -> float:
+    return finding.err_oracle / finding.allowed if finding.allowed else 0.0
+
+
+def detail_of(found: Findings, finding: Any) -> dict[str, Any]:
+    """Everything that a reader needs to act, JSON-like."""
+    m = finding.mismatch
+    return {
+        "step": finding.site.step,
+        "layer": finding.site.layer,
+        "site": finding.site.name,
+        "op": finding.op,
+        "weight": found.weight_of(finding),
+        "at_fault": finding.at_fault,
+        "err_in": found.err_in(finding),
+        "err_out": found.err_out(finding),
+        "err_local": finding.err_local,
+        "gain": found.gain(finding),
+        "index": list(m.index),
+        "expected": m.expected,
+        "actual": m.actual,
+        "allowed": m.allowed,
+        "mismatched": m.mismatched,
+        "total": m.total,
+        "kind": m.kind,
+        "positions": found.positions(finding),
+        "reason": finding.reason,
+        "last_agreement": found.last_agreement(finding),
+    }

@@ -1,0 +1,1 @@
+"""Small seeded models: a recipe in, the same bytes out on every machine."""

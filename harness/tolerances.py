@@ -1,0 +1,133 @@
+"""Every limit in the project, derived from counted roundings, with the reason beside it.
+
+U is the unit roundoff of float32: one correctly rounded operation is off by at most U times its
+result. A limit says how far an honest float32 implementation of an op may be from the same op in
+float64 on the same inputs; two honest implementations are then at most two limits apart.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.ops.reference import F64, Bools
+from engine.quants.base import F32
+
+U = 2.0**-24
+SMALLEST = 2.0**-126  # below it float32 is subnormal, and vector code may flush to zero
+TRUTH = 1  # the truth is rounded once on its way out
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    allowed: NDArray[np.float64] | float
+    reason: str
+
+
+EXACT = Bound(0.0, "a copy, or one correctly rounded float32 operation: every bit is determined")
+
+
+def additions(terms: int, lanes: int) -> int:
+    """Roundings on the longest path of a sum of products.
+
+    `lanes` partial sums are kept, unrolled four times; what does not fill the four goes one by one;
+    the partial sums are added as a tree. A scalar engine has one lane.
+    """
+    if lanes == 1:
+        return terms + 1
+    return terms // lanes + terms % (4 * lanes) + math.ceil(math.log2(4 * lanes)) + 1
+
+
+def product(size: F64, out: F32, terms: int, lanes: int, block: int) -> Bound:
+    """size: sum of |activation * weight| for each element of `out`.
+
+    Weights in blocks of 32 or more are multiplied as integers, exactly, so that only the sum over
+    blocks is rounded: the scales' product, the conversion, one addition a block, the tree.
+    """
+    if block > 1:
+        roundings = terms // block + 2 + math.ceil(math.log2(max(lanes, 2))) + 1
+        reason = f"{terms // block} blocks summed in float32, {roundings} roundings"
+    else:
+        roundings = additions(terms, lanes)
+        reason = f"{terms} products summed in float32 in {lanes} lanes, {roundings} roundings"
+    allowed = roundings * U * size + TRUTH * U * np.abs(out) + terms * SMALLEST
+    return Bound(allowed, reason)
+
+
+def rms_norm(out: F32) -> Bound:
+    """Squares, mean, eps (half of them through the root), root, reciprocal, two products."""
+    roundings = 6 + TRUTH
+    return Bound(
+        roundings * U * np.abs(out, dtype=np.float64) + SMALLEST,
+        f"squares in float32, their sum in double: {roundings} roundings",
+    )
+
+
+def rope(size: F64) -> Bound:
+    """size: |x0 * cos| + |x1 * sin| for each element."""
+    roundings = 4 + TRUTH
+    return Bound(
+        roundings * U * size + SMALLEST,
+        f"cosine, sine, two products and their sum: {roundings} roundings (the angle's own "
+        "float32 recursion is mirrored)",
+    )
+
+
+def soft_max(x: F32, out: F32, scale: float, visible: Bools | None) -> Bound:
+    """An absolute error of the exponent is a relative one of the power.
+
+    Exponents: the scaled score, the largest, their difference. exp: 2 ulp. The sum: the powers'
+    own errors and a tree over 16 lanes; then reciprocal and product.
+    """
+    s = np.abs(x.astype(np.float64) * scale)
+    shown = np.ones(s.shape, bool) if visible is None else np.broadcast_to(visible, s.shape)
+    s = np.where(shown, s, 0.0)
+    top = np.abs(np.where(shown, x * scale, -np.inf).max(axis=-1, keepdims=True))
+    top = np.where(np.isfinite(top), top, 0.0)
+    each = U * (2 * s + 2 * top + 4)
+    common = (each * out).sum(axis=-1, keepdims=True) + (4 + 2 + TRUTH) * U
+    return Bound(
+        np.abs(out, dtype=np.float64) * (each + common) + SMALLEST,
+        "exponent rounded three times, exp to 2 ulp, sum over 16 lanes, reciprocal and product",
+    )
+
+
+def swiglu(out: F32, up: F32) -> Bound:
+    roundings = 8 + TRUTH
+    return Bound(
+        roundings * U * np.abs(out, dtype=np.float64) + 2.0**-120 * np.abs(up),
+        f"exp to 2 ulp, sum, division, product: {roundings} roundings",
+    )
+
+
+def normalise(out: F32) -> Bound:
+    roundings = out.shape[-1] + 1 + TRUTH
+    return Bound(
+        roundings * U * np.abs(out, dtype=np.float64),
+        f"a sum of {out.shape[-1]} weights and a division: {roundings} roundings",
+    )
+
+
+def flash_attn(out: F32, radius: NDArray[np.float64]) -> Bound:
+    return Bound(
+        radius + TRUTH * U * np.abs(out, dtype=np.float64) + SMALLEST,
+        "running bound through the mirrored online softmax (engine/ops/flash_mirror.py)",
+    )
+
+
+# --- whole runs -----------------------------------------------------------------------------
+
+
+def whole_run(noise: float, size: float) -> Bound:
+    """How far apart the logits of two honest runs may be, absolutely.
+
+    noise: the worst logit error of an honest run (harness/noise.py), relative to the largest
+    logit; size: the largest logit.
+    """
+    return Bound(
+        2 * noise * size,
+        f"two honest runs, each within {noise:.1e} of the largest logit: measured by runs whose "
+        "every op is off by a random share of its derived bound",
+    )

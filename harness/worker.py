@@ -1,0 +1,108 @@
+"""The process in which an untrusted engine answers: `python -m harness.worker SOCKET PARENT`.
+
+SOCKET is the number of an inherited socket, so that whatever C code prints goes to the log (file
+descriptors 1 and 2) and never into an answer. The first message says which adapter to load with
+which model and settings; every later one is a question. The adapter lives as long as the process.
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.errors import EngineError, Unsupported
+from harness.adapters import adapter_class
+from harness.adapters.base import Adapter
+from harness.wire import Channel, Closed, WireError
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+QUESTIONS = ("describe", "metadata", "tokenize", "detokenize", "dequantize", "evaluate", "greedy")
+
+
+def main() -> None:
+    die_with(parent=int(sys.argv[2]))
+    faulthandler.enable()
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    with contextlib.suppress(Closed):  # the session is over
+        serve(channel)
+
+
+def serve(channel: Channel) -> None:
+    opening = channel.receive()
+    for module in opening["modules"]:
+        importlib.import_module(module)
+    cls = adapter_class(opening["adapter"])
+    limit_memory(opening["memory_limit"])
+    channel.send({"kind": "ready"})
+    model = None if opening["model"] is None else Path(opening["model"])
+    adapter: Adapter | None = None
+    try:
+        while True:
+            call = channel.receive()
+            started = time.perf_counter()
+            try:
+                adapter = adapter or cls(model, opening["settings"])
+                value = getattr(adapter, call["question"])(*call["args"], **call["kwargs"])
+                seconds = time.perf_counter() - started
+                answer = {"kind": "value", "value": value, "seconds": seconds}
+            except Exception as error:
+                answer = failure(error)
+            deliver(channel, answer)
+    finally:
+        if adapter is not None:
+            adapter.close()
+
+
+def deliver(channel: Channel, answer: Mapping[str, Any]) -> None:
+    try:
+        channel.send(answer)
+    except WireError as error:
+        channel.send(failure(error))
+
+
+def failure(error: Exception) -> dict[str, str]:
+    """What an exception says about the engine that raised it."""
+    if isinstance(error, Unsupported):
+        return {"kind": "unanswerable", "message": str(error)}
+    if isinstance(error, EngineError):
+        return {"kind": "rejected", "message": f"{type(error).__name__}: {error}"}
+    if isinstance(error, MemoryError):
+        return {"kind": "crashed", "message": f"out of memory: {error}".rstrip(": ")}
+    lines = traceback.format_exception(error)
+    return {"kind": "crashed", "message": "".join(lines[-3:]).strip()}
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process with its parent, even in the middle of a C call.
+
+    The kernel means the thread that started us: a runner belongs to a thread that outlives it.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit("the parent died before its worker had started")
+
+
+def limit_memory(limit: int | None) -> None:
+    """Bound the private memory; the pages of a memory-mapped model do not count.
+
+    RLIMIT_AS would count them, and twice with some loaders. Only Linux counts anonymous mappings
+    under RLIMIT_DATA (setrlimit(2)); elsewhere this bounds the heap at most.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Engines that misbehave in one way each, for the tests of the runner."""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import EngineError, MalformedFile
+from harness.adapters.base import Adapter
+from harness.records import Evaluation, FileSummary, Request
+
+
+class Fake(Adapter, name="fake"):
+    """Answers `dequantize`; each other question ends in its own way, or as its text says."""
+
+    isolated = True
+
+    def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+        os.write(1, b"an answer on standard output")
+        return raw.astype(np.float32) * 2
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        return [os.getpid()]
+
+    def metadata(self) -> FileSummary:
+        raise MalformedFile("magic", 0, "this is no GGUF file")
+
+    def evaluate(self, request: Request) -> Evaluation:
+        raise ZeroDivisionError("a bug in the adapter")
+
+    def tokenize(
+        self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
+    ) -> list[list[int]]:
+        os.write(2, b"asked to " + texts[0] + b"\n")
+        getattr(self, texts[0].decode())()
+        return []
+
+    def segfault(self) -> None:
+        ctypes.string_at(0)
+
+    def abort(self) -> None:
+        os.write(2, b"GGML_ASSERT(it) failed\n")
+        os.abort()
+
+    def kill(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def exit(self) -> None:
+        sys.exit(3)
+
+    def hang(self) -> None:
+        time.sleep(3600)
+
+    def hang_in_c(self) -> None:
+        ctypes.PyDLL(None).sleep(3600)  # PyDLL keeps the interpreter's lock
+
+    def eat_memory(self) -> None:
+        held = [np.ones(1 << 20) for _ in range(1 << 20)]
+        raise AssertionError(f"{len(held)} MiB * 8 were given")
+
+    def chatter(self) -> None:
+        for i in range(100_000):
+            os.write(2, b"line %d\n" % i)
+        os.abort()
+
+    def babble(self) -> None:
+        """Write into the protocol's own socket, as a taken-over engine might."""
+        os.write(int(sys.argv[1]), b"\x00" * 64)
+        time.sleep(3600)
+
+    def answer_nonsense(self) -> None:
+        raise EngineError("refused on purpose")
+
+
+class Local(Adapter, name="fake-local"):
+    """Lives in the process that asks."""
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        return [os.getpid()]
+
+    def metadata(self) -> FileSummary:
+        raise MalformedFile("magic", 0, "this is no GGUF file")
+
+    def evaluate(self, request: Request) -> Evaluation:
+        raise ZeroDivisionError("a bug in the adapter")
+
+
+class WrongType(Adapter, name="fake-wrong-type"):
+    """Answers with something that may not cross."""
+
+    isolated = True
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        return object()  # type: ignore[return-value]
+
+
+class Clumsy(Adapter, name="fake-clumsy"):
+    """Refuses its model when it is made."""
+
+    def __init__(self, *args: object) -> None:
+        raise EngineError("there is no such model")
