@@ -1,9 +1,9 @@
 """How far an honest run's logits may wander: measured by runs with random honest errors.
 
 Every op's result is moved by a random share of the bound that is derived for that op, and every
-product that converts its activations gets one activation per row moved by one step of the
-conversion, because a difference in the last bit can tip a rounding. The worst logit of a few such
-runs, against the run without errors, is the noise floor of this model on these tokens.
+product that converts its activations gets one activation moved by one step of the conversion,
+because a difference in the last bit can tip a rounding. The worst logit of a few such runs, against
+the run without errors, is the noise floor of this model on these tokens.
 """
 
 from collections.abc import Sequence
@@ -44,16 +44,19 @@ class Noisy(Judge):
     def uniform(self, n: int) -> NDArray[np.float64]:
         return (self.bits.random_raw(n) >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
 
+    def below(self, n: int) -> int:
+        return int(self.bits.random_raw(1)[0] >> np.uint64(33)) % n
+
     def activations(self, x: F32, weight: Weight) -> F64:
         converted = super().activations(x, weight)
         if np.array_equal(converted, x):
             return converted
         flat = converted.reshape(-1, converted.shape[-1]).copy()
-        for row, exact in zip(flat, x.reshape(flat.shape), strict=True):
-            at = int(self.bits.random_raw(1)[0] >> np.uint64(33)) % len(row)
-            # the conversion error is half a step at most: twice its other side is the next step
-            step = 2 * float(np.abs(row - exact).max())
-            row[at] += step if row[at] < exact[at] else -step
+        row, column = (self.below(n) for n in flat.shape)
+        exact = x.reshape(flat.shape)
+        # a conversion is off by half a step at most: twice the largest error is one step
+        step = 2 * float(np.abs(flat[row] - exact[row]).max())
+        flat[row, column] += step if flat[row, column] < exact[row, column] else -step
         return flat.reshape(converted.shape)
 
     def __call__(self, name: str, layer: int | None, value: NDArray[Any]) -> NDArray[Any]:

@@ -44,6 +44,8 @@ GRACE_SECONDS = 5.0  # between the end of the connection and the end of the proc
 class Session:
     """One engine with one model and one preset; a context manager."""
 
+    name: str  # the adapter's
+
     @property
     def pid(self) -> int | None:
         """Of the worker, while there is one."""
@@ -112,6 +114,7 @@ class LocalSession(Session):
 
     def __init__(self, cls: type[Adapter], model: Path | None, settings: Settings) -> None:
         self.cls = cls
+        self.name = cls.name
         self.model = model
         self.settings = settings
         self.adapter: Adapter | None = None
@@ -136,6 +139,7 @@ class IsolatedSession(Session):
 
     def __init__(self, opening: Mapping[str, Any], time_limit: float) -> None:
         self.opening = opening
+        self.name = str(opening["adapter"])
         self.time_limit = time_limit
         self.worker: Worker | None = None
 

@@ -73,7 +73,7 @@ class Fake(Adapter, name="fake"):
         os.write(int(sys.argv[1]), b"\x00" * 64)
         time.sleep(3600)
 
-    def answer_nonsense(self) -> None:
+    def refuse(self) -> None:
         raise EngineError("refused on purpose")
 
 

@@ -13,6 +13,13 @@ MARKS = {
 }
 
 
+def printable(text: str, keep: str = "") -> str:
+    """Text from files and tokens, with everything escaped that could steer a terminal."""
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
+    )
+
+
 def site_name(site: Site) -> str:
     return str(site) if site.step == 0 else f"{site} (step {site.step})"
 

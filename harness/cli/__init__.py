@@ -1,0 +1,376 @@
+"""The command line: arguments in, exit code out. The only package that prints.
+
+Exit codes: 0 conform, 1 divergence, 2 usage, configuration or adapter error, 3 incomplete.
+"""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:  # everything of weight is imported by the command that needs it
+    from harness.check import Opened, Plan
+    from harness.run import RunResult
+    from harness.cli.terminal import Terminal
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Conformance and differential testing for GGUF language-model engines.\n\n"
+    "Runs two engines in step, usually a small reference engine and llama.cpp, and says where, "
+    "why and by how much they part.\n\n"
+    "Exit codes: 0 conform, 1 divergence, 2 usage or configuration error, 3 incomplete.",
+)
+golden = typer.Typer(no_args_is_help=True, help="The golden vectors: regenerate, verify, compare.")
+app.add_typer(golden, name="golden")
+
+
+class Preset(StrEnum):
+    exact = "exact"
+    default = "default"
+
+
+ModelArg = Annotated[Path, typer.Argument(help="A GGUF file, or builtin:NAME.", metavar="MODEL")]
+OptModelArg = Annotated[
+    Path | None,
+    typer.Argument(help="A GGUF file, or builtin:NAME. Default: every built-in model."),
+]
+EngineOpt = Annotated[
+    str, typer.Option(help="The engine under test: reference, fast, llama.cpp, mutant:NAME.")
+]
+OracleOpt = Annotated[str, typer.Option(help="The engine it is held against.")]
+SettingsOpt = Annotated[
+    Preset,
+    typer.Option(
+        help="exact: F32 cache, no flash attention, one thread. default: what users of llama.cpp "
+        "run (F16 cache, flash attention)."
+    ),
+]
+SubjectOpt = Annotated[
+    Path | None, typer.Option(help="Give the engine under test this file instead of MODEL.")
+]
+TokensOpt = Annotated[int, typer.Option(help="Length of the prompt.", min=1, max=4096)]
+StepsOpt = Annotated[int, typer.Option(help="Tokens to generate.", min=1, max=4096)]
+SeedOpt = Annotated[int, typer.Option(help="Seed of everything random.", min=0)]
+ReportOpt = Annotated[Path, typer.Option(help="Where run folders go.")]
+JsonOpt = Annotated[bool, typer.Option("--json", help="A summary as JSON on standard output.")]
+QuietOpt = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+
+
+@app.command()
+def check(
+    model: OptModelArg = None,
+    engine: EngineOpt = "reference",
+    oracle: OracleOpt = "llama.cpp",
+    settings: SettingsOpt = Preset.exact,
+    suite: Annotated[list[str] | None, typer.Option(help="Only this suite (repeatable).")] = None,
+    subject_model: SubjectOpt = None,
+    tokens: TokensOpt = 32,
+    steps: StepsOpt = 64,
+    seed: SeedOpt = 0,
+    report: ReportOpt = Path("reports"),
+    as_json: JsonOpt = False,
+    jobs: Annotated[int, typer.Option("-j", help="Models checked side by side.", min=1)] = 1,
+    quiet: QuietOpt = False,
+) -> None:
+    """Run every suite that applies: metadata, tokens, dequant, logits, decode, trace.
+
+    Without MODEL it checks the built-in seeded models. Examples:
+
+      lockstep check
+      lockstep check model.gguf --settings default
+      lockstep check model.gguf --engine mutant:rope-half-split --suite trace
+    """
+    from harness.run import Listener, run_plans
+
+    with terminal(quiet, as_json) as out, model_folder() as folder:
+        plans = [
+            plan_of(name, path, engine, oracle, settings, subject_model, tokens, steps, seed, suite)
+            for name, path in models_of(model, folder)
+        ]
+        listener = Listener(progress=out.progress, verdict=out.verdict)
+        result = run_plans(plans, report, ["lockstep", *sys.argv[1:]], jobs, listener)
+        out.summary(result)
+    raise typer.Exit(result.code)
+
+
+@app.command()
+def bisect(
+    model: OptModelArg = None,
+    engine: EngineOpt = "reference",
+    oracle: OracleOpt = "llama.cpp",
+    settings: SettingsOpt = Preset.exact,
+    subject_model: SubjectOpt = None,
+    tokens: TokensOpt = 32,
+    seed: SeedOpt = 0,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Find the first layer, then the op, then the elements where two engines part.
+
+    Every op of the engine under test is run on the oracle's own inputs, so that the ops that
+    introduce an error are told from those that pass it on. Then the oracle's tensors are put in at
+    the culprits: if the rest agrees, they were all. Without MODEL: the built-in model that the
+    engine is known to be wrong on, or the first.
+    """
+    from harness.adapters import adapter_class
+    from harness.bisect.bisection import bisect as run_bisect
+
+    with terminal(quiet, as_json) as out, model_folder() as folder:
+        shows = getattr(adapter_class(engine), "model", None)
+        default = shows if isinstance(shows, str) else "f32"
+        name, path = next(iter(models_of(model or Path(f"builtin:{default}"), folder)))
+        plan = plan_of(
+            name, path, engine, oracle, settings, subject_model, tokens, 1, seed, ["trace"]
+        )
+        opened = opened_for(plan, out)
+        try:
+            result = run_bisect(opened.context)
+        finally:
+            opened.close()
+        code = out.bisection(plan, result)
+    raise typer.Exit(code)
+
+
+@app.command()
+def trace(
+    model: ModelArg,
+    output: Annotated[Path, typer.Option("-o", "--output", help="A folder for the tensors.")],
+    engine: EngineOpt = "reference",
+    settings: SettingsOpt = Preset.exact,
+    prompt: Annotated[str | None, typer.Option(help="Text instead of seeded tokens.")] = None,
+    tokens: TokensOpt = 32,
+    seed: SeedOpt = 0,
+    quiet: QuietOpt = False,
+) -> None:
+    """Write every named tensor of a run: tensors.safetensors and index.json."""
+    from harness.dump import dump_trace
+
+    with terminal(quiet) as out, model_folder() as folder:
+        name, path = next(iter(models_of(model, folder)))
+        plan = plan_of(name, path, engine, engine, settings, None, tokens, 1, seed, ["trace"])
+        n = dump_trace(plan, output, prompt, lambda text: out.progress(name, text))
+        out.line(f"{n} tensors of {engine} in {output}")
+
+
+@app.command()
+def run(
+    model: ModelArg,
+    prompt: Annotated[str, typer.Option(help="The text to go on from.")],
+    n: Annotated[int, typer.Option("-n", help="Tokens to generate.", min=1, max=100_000)] = 64,
+    engine: EngineOpt = "fast",
+    settings: SettingsOpt = Preset.exact,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Greedy text from any engine: the quick look."""
+    from harness.quick import generate
+
+    with terminal(quiet, as_json) as out, model_folder() as folder:
+        name, path = next(iter(models_of(model, folder)))
+        answer = generate(
+            path, engine, settings.value, prompt, n, lambda text: out.progress(name, text)
+        )
+        if as_json:
+            out.json(answer)
+        else:
+            out.line(answer["text"])
+
+
+@app.command()
+def tokenize(
+    model: ModelArg,
+    text: Annotated[list[str] | None, typer.Option(help="A text (repeatable).")] = None,
+    file: Annotated[Path | None, typer.Option(help="A file: all of it is one text.")] = None,
+    engine: EngineOpt = "reference",
+    decode: Annotated[
+        bool, typer.Option("--decode", help="The inputs are JSON lists of ids; print text.")
+    ] = False,
+    special: Annotated[bool, typer.Option(help="Add BOS and the like where the model says so.")] = True,
+    parse_special: Annotated[
+        bool, typer.Option(help="Read text that looks like a special token as that token.")
+    ] = False,
+) -> None:
+    """Ids from any engine: one JSON list for each input. --decode goes the other way."""
+    from harness.quick import decode_ids, encode_texts
+
+    with terminal(quiet=True) as out, model_folder() as folder:
+        _, path = next(iter(models_of(model, folder)))
+        inputs = [t.encode("utf-8", "surrogateescape") for t in text or []]
+        if file is not None:
+            inputs.append(read_bytes(file))
+        if not inputs:
+            raise usage("give --text or --file")
+        work = decode_ids if decode else encode_texts
+        for line in work(path, engine, inputs, special, parse_special):
+            out.line(line)
+
+
+@app.command()
+def synth(
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
+    arch: Annotated[str, typer.Option(help="The architecture: llama.")] = "llama",
+    quant: Annotated[str, typer.Option(help="Type of the matrices: F32 F16 BF16 Q8_0 Q4_0.")] = "F32",
+    seed: SeedOpt = 0,
+    layers: Annotated[int, typer.Option(min=1, max=512)] = 2,
+    width: Annotated[int, typer.Option(help="n_embd", min=2, max=65536)] = 64,
+    heads: Annotated[int, typer.Option(min=1, max=1024)] = 4,
+    kv_heads: Annotated[int, typer.Option(min=1, max=1024)] = 2,
+    head_size: Annotated[int, typer.Option(help="0: width / heads", min=0, max=4096)] = 0,
+    ff: Annotated[int, typer.Option(help="n_ff", min=1, max=1_000_000)] = 96,
+    vocabulary: Annotated[int, typer.Option(help="Number of tokens.", min=1, max=1_000_000)] = 384,
+    experts: Annotated[int, typer.Option(help="0: dense", min=0, max=512)] = 0,
+    experts_used: Annotated[int, typer.Option(min=0, max=512)] = 0,
+    tied: Annotated[bool, typer.Option(help="No output head of its own.")] = False,
+    rope_freqs: Annotated[bool, typer.Option(help="Frequency factors.")] = False,
+    rope_factor: Annotated[float, typer.Option(help="Linear scaling; 0: none.", min=0)] = 0.0,
+    no_vocab: Annotated[bool, typer.Option(help="No tokenizer.")] = False,
+) -> None:
+    """Write a small seeded model; the same options give the same bytes on every machine."""
+    from engine.errors import Unsupported
+    from harness.report.header import sha256_of
+    from harness.synth.llama import LlamaRecipe, write_llama
+
+    with terminal(quiet=True) as out:
+        if arch != "llama":
+            raise Unsupported(f"synth knows no architecture {arch!r} (known: llama)")
+        recipe = LlamaRecipe(
+            seed=seed,
+            quant=quant,
+            n_layer=layers,
+            n_embd=width,
+            n_head=heads,
+            n_head_kv=kv_heads,
+            n_embd_head=head_size,
+            n_ff=ff,
+            n_vocab=vocabulary,
+            n_expert=experts,
+            n_expert_used=experts_used,
+            tied=tied,
+            rope_freqs=rope_freqs,
+            rope_linear_factor=rope_factor,
+            vocabulary=not no_vocab,
+        )
+        write_llama(recipe, output)
+        out.line(f"{output}: {output.stat().st_size:,} bytes, sha256 {sha256_of(output)}")
+
+
+@app.command()
+def selftest(
+    list_only: Annotated[bool, typer.Option("--list", help="Only name the wrong engines.")] = False,
+    clean: Annotated[int, typer.Option(help="Clean random cases to try as well.", min=0)] = 0,
+    seed: SeedOpt = 0,
+    jobs: Annotated[int, typer.Option("-j", help="Processes.", min=1)] = 1,
+    quiet: QuietOpt = False,
+) -> None:
+    """Run the wrong engines: are all caught, and located where they are wrong?"""
+    from harness.selftest import run_selftest
+
+    with terminal(quiet) as out:
+        code = run_selftest(out, list_only=list_only, clean=clean, seed=seed, jobs=jobs)
+    raise typer.Exit(code)
+
+
+@app.command()
+def doctor(as_json: JsonOpt = False) -> None:
+    """Versions, llama.cpp's build, CPU features, what is missing."""
+    from harness.doctor import examine
+
+    with terminal(quiet=True, as_json=as_json) as out:
+        code = out.examination(examine())
+    raise typer.Exit(code)
+
+
+# --- what the commands share ----------------------------------------------------------------
+
+
+def terminal(quiet: bool, as_json: bool = False) -> "Terminal":
+    from harness.cli.terminal import Terminal
+
+    return Terminal(quiet=quiet, as_json=as_json)
+
+
+def usage(message: str) -> Exception:
+    from harness.check import BadInput
+
+    return BadInput(message)
+
+
+def model_folder() -> Any:
+    """A folder for built-in models that lives as long as the command."""
+    from tempfile import TemporaryDirectory
+
+    return TemporaryDirectory(prefix="lockstep-")
+
+
+def models_of(model: Path | None, folder: str) -> list[tuple[str, Path]]:
+    """Names for the report, and files. Built-in models are written when they are asked for."""
+    from harness.run import BUILTIN_PREFIX, builtin_model
+    from harness.synth.builtin import BUILTIN
+
+    if model is not None and not str(model).startswith(BUILTIN_PREFIX):
+        return [(model.name, model)]
+    names = list(BUILTIN) if model is None else [str(model).removeprefix(BUILTIN_PREFIX)]
+    for name in names:
+        if name not in BUILTIN:
+            raise usage(f"no built-in model {name!r} (known: {', '.join(BUILTIN)})")
+    return [(f"{BUILTIN_PREFIX}{name}", builtin_model(name, Path(folder))) for name in names]
+
+
+def plan_of(
+    name: str,
+    path: Path,
+    engine: str,
+    oracle: str,
+    settings: Preset,
+    subject_model: Path | None,
+    tokens: int,
+    steps: int,
+    seed: int,
+    suites: list[str] | None,
+) -> "Plan":
+    import shlex
+
+    from harness.check import Plan
+    from harness.records import PRESETS
+    from harness.run import BUILTIN_PREFIX
+
+    model = name if name.startswith(BUILTIN_PREFIX) else str(path)
+    options = [model, "--engine", engine, "--settings", settings.value]
+    options += ["--oracle", oracle] if oracle != "llama.cpp" else []
+    options += ["--subject-model", str(subject_model)] if subject_model else []
+    options += ["--tokens", str(tokens), "--steps", str(steps), "--seed", str(seed)]
+    return Plan(
+        case=name,
+        model=path,
+        subject_model=subject_model or path,
+        engine=engine,
+        oracle=oracle,
+        settings=PRESETS[settings.value],
+        suites=tuple(suites or ()),
+        n_tokens=tokens,
+        n_steps=steps,
+        seed=seed,
+        command=shlex.join(options),
+    )
+
+
+def opened_for(plan: "Plan", out: "Terminal") -> "Opened":
+    from harness.check import open_plan
+
+    return open_plan(plan, lambda text: out.progress(plan.case, text))
+
+
+def read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise usage(f"{path}: {error.strerror or error}") from error
+
+
+def main() -> None:
+    app()

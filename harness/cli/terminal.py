@@ -1,0 +1,247 @@
+"""What the command line shows: progress and errors on standard error, results on standard output."""
+
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import typer
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+
+from engine.errors import EngineError
+from harness.check import BadInput, Plan
+from harness.records import Verdict
+from harness.report.jsonl import plain
+from harness.report.text import MARKS, explain, explain_finding, printable, site_name
+
+if TYPE_CHECKING:
+    from harness.bisect.bisection import Bisection
+    from harness.run import RunResult
+
+SHOWN = 5  # divergences explained in full; the report holds all of them
+
+
+class Terminal:
+    """As a context manager it turns what can go wrong into one line and exit code 2."""
+
+    def __init__(self, *, quiet: bool, as_json: bool = False) -> None:
+        self.quiet, self.as_json = quiet, as_json
+        style: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False}
+        self.out = Console(**style, soft_wrap=True)
+        self.err = Console(**style, stderr=True, soft_wrap=True)
+        self.status: Status | None = None
+        self.last = ("", "")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.quieten()
+        if isinstance(error, BadInput | EngineError | OSError):
+            self.err.print(f"lockstep: {printable(str(error))}")
+            raise typer.Exit(2) from error
+        if isinstance(error, KeyboardInterrupt):
+            self.err.print("lockstep: interrupted; the report, if any, has no footer")
+            raise typer.Exit(130) from error
+
+    # --- progress -------------------------------------------------------------------------
+
+    def progress(self, case: str, text: str) -> None:
+        """A moving line in a terminal; in a pipe one plain line for each suite."""
+        if self.quiet:
+            return
+        line = printable(f"{case}: {text}")
+        if self.err.is_terminal:
+            if self.status is None:
+                self.status = self.err.status(line)
+                self.status.start()
+            self.status.update(line)
+        elif text.startswith(("suite ", "compiling", "done")) and (case, text) != self.last:
+            self.err.print(line)
+        self.last = (case, text)
+
+    def verdict(self, verdict: Verdict) -> None:
+        """Say at once what is not well; what agrees is counted in the table."""
+        if verdict.status == "agreed" or self.quiet:
+            return
+        self.err.print(
+            f"{MARKS[verdict.status]}: {printable(verdict.case)} {verdict.suite}: "
+            f"{printable(verdict.summary)[:200]}"
+        )
+
+    def quieten(self) -> None:
+        if self.status is not None:
+            self.status.stop()
+            self.status = None
+
+    # --- results --------------------------------------------------------------------------
+
+    def line(self, text: str) -> None:
+        self.quieten()
+        self.out.print(text)
+
+    def json(self, value: Any) -> None:
+        self.quieten()
+        sys.stdout.write(json.dumps(plain(value), ensure_ascii=True) + "\n")
+
+    def summary(self, result: "RunResult") -> None:
+        self.quieten()
+        if self.as_json:
+            self.json(summary_of(result))
+            return
+        self.out.print(suite_table(result.verdicts))
+        folded = fold(result.verdicts)
+        for verdict, count in folded[:SHOWN]:
+            more = f" (and {count - 1} more like it)" if count > 1 else ""
+            self.out.print(f"\n{printable(explain(verdict), keep=chr(10))}{more}")
+        if len(folded) > SHOWN:
+            self.out.print(f"\n{len(folded) - SHOWN} more kinds of divergence are in the report")
+        self.out.print(
+            f"\n{ENDINGS[result.code]} in {result.seconds:.1f} s; report: {result.folder}/report.jsonl"
+        )
+
+    def bisection(self, plan: Plan, result: "Bisection") -> int:
+        """Print it; exit code 1 if there is a culprit."""
+        self.quieten()
+        if self.as_json:
+            self.json(bisection_of(plan, result))
+        else:
+            for text in bisection_lines(plan, result):
+                self.out.print(printable(text))
+        if result.found.not_shown:
+            return 1 if result.culprits else 3
+        return 1 if result.culprits else 0
+
+    def examination(self, rows: Sequence[tuple[str, str, bool]]) -> int:
+        """What `doctor` found: name, text, whether it is well."""
+        if self.as_json:
+            self.json([{"what": a, "found": b, "ok": ok} for a, b, ok in rows])
+        else:
+            for name, text, ok in rows:
+                self.out.print(f"{'ok     ' if ok else 'MISSING'} {name:<18} {printable(text)}")
+        return 0 if all(ok for _, _, ok in rows) else 2
+
+
+ENDINGS = {
+    0: "conform: everything compared agrees",
+    1: "DIVERGENCE",
+    2: "error",
+    3: "INCOMPLETE: something that was asked for was not compared",
+}
+
+
+def suite_table(verdicts: Sequence[Verdict]) -> Table:
+    """One row per model and suite."""
+    rows: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for verdict in verdicts:
+        rows[verdict.case, verdict.suite][verdict.status] += 1
+    table = Table(box=None, pad_edge=False)
+    for name in ("model", "suite"):
+        table.add_column(name)
+    shown = [status for status in MARKS if any(c[status] for c in rows.values())]
+    for status in shown:
+        table.add_column(MARKS[status].lower(), justify="right")
+    for (case, suite), counts in rows.items():
+        numbers = [str(counts[status]) if counts[status] else "" for status in shown]
+        table.add_row(printable(case), suite, *numbers)
+    return table
+
+
+def fold(verdicts: Sequence[Verdict]) -> list[tuple[Verdict, int]]:
+    """Those that are not well; divergences of one cause once, with their number."""
+    first: dict[str, Verdict] = {}
+    counts: Counter[str] = Counter()
+    for verdict in verdicts:
+        if verdict.status in ("agreed", "excused"):
+            continue
+        key = verdict.key or f"{verdict.case}/{verdict.suite}/{verdict.summary}"
+        first.setdefault(key, verdict)
+        counts[key] += 1
+    return [(verdict, counts[key]) for key, verdict in first.items()]
+
+
+def summary_of(result: "RunResult") -> Mapping[str, Any]:
+    counts = Counter(v.status for v in result.verdicts)
+    return {
+        "exit_code": result.code,
+        "report": str(result.folder / "report.jsonl"),
+        "seconds": round(result.seconds, 3),
+        "counts": dict(counts),
+        "divergences": [
+            {"case": v.case, "suite": v.suite, "status": v.status, "count": n}
+            | {"summary": v.summary, "key": v.key, "repro": v.repro, "detail": v.detail}
+            for v, n in fold(result.verdicts)
+        ],
+    }
+
+
+def bisection_of(plan: Plan, result: "Bisection") -> Mapping[str, Any]:
+    from harness.suites.trace import detail_of
+
+    patched = result.patched
+    return {
+        "case": plan.case,
+        "engine": plan.engine,
+        "exit_code": 1 if result.culprits else 0,
+        "layers": [
+            {"layer": x.layer, "error": x.error, "guilty": list(x.guilty)} for x in result.layers
+        ],
+        "culprits": [detail_of(result.found, c) for c in result.culprits],
+        "confirmed": None if patched is None else patched.agrees,
+        "worst_after_patch": None if patched is None else patched.worst,
+        "not_shown": [str(site) for site in result.found.not_shown],
+    }
+
+
+def bisection_lines(plan: Plan, result: "Bisection") -> list[str]:
+    found, first = result.found, result.first
+    if first is None:
+        return [f"{plan.case}: {len(found.all)} ops agree on the oracle's inputs; nothing to find"]
+    lines = [f"{plan.case}: {plan.engine} against {plan.oracle}, settings {plan.settings.name}"]
+    lines.append("  layer   error it passes on   ops that are wrong by themselves")
+    for layer in result.layers:
+        name = "-" if layer.layer is None else str(layer.layer)
+        lines.append(f"  {name:>5}   {layer.error:>18.1e}   {', '.join(layer.guilty) or '-'}")
+    where = "outside the layers" if first.site.layer is None else f"layer {first.site.layer}"
+    lines += ["", f"first divergence: {where}, op {first.op}, site {first.site.name}"]
+    for culprit in result.culprits[:SHOWN]:
+        lines.append(f"  {explain_finding(culprit)}")
+        weight = found.weight_of(culprit)
+        rows = ", ".join(map(str, culprit.outputs[:8]))
+        more = len(culprit.outputs) - 8
+        lines.append(
+            (f"    multiplies by {weight}; " if weight else "    ")
+            + f"affected output rows: {rows}"
+            + (f" and {more} more" if more > 0 else "")
+        )
+        lines.append(
+            f"    error in {found.err_in(culprit):.1e}, out {found.err_out(culprit):.1e} (of the "
+            f"largest value); on the oracle's inputs {culprit.err_local:.2g} absolute"
+        )
+        lines.append(f"    allowed because: {culprit.reason}")
+        if culprit.at_fault != "subject":
+            lines.append(f"    against float64, at fault: {culprit.at_fault}")
+    if len(result.culprits) > SHOWN:
+        names = ", ".join(site_name(c.site) for c in result.culprits[SHOWN : SHOWN + 12])
+        rest = len(result.culprits) - SHOWN - 12
+        lines.append(f"  also: {names}" + (f" and {rest} more" if rest > 0 else ""))
+    lines.append(f"last site in agreement: {found.last_agreement(first)}")
+    if result.patched is not None:
+        p = result.patched
+        says = "the rest agrees" if p.agrees else "THE REST STILL DIFFERS: there is more to find"
+        lines.append(
+            f"confirmed by patching: with the oracle's tensor at {p.sites} sites {says} "
+            f"(logits {p.worst:.1e}, allowed {float(p.bound.allowed):.1e} absolute)"
+            if p.agrees
+            else f"patching {p.sites} sites: {says} (logits {p.worst:.1e} of the largest)"
+        )
+    return lines

@@ -1,0 +1,44 @@
+"""`lockstep doctor`: versions, llama.cpp's build, CPU features, what is missing."""
+
+import os
+import shutil
+from pathlib import Path
+
+from harness.check import lanes_of
+from harness.records import EXACT, Answered
+from harness.report.header import versions
+from harness.runner import Runner
+
+PINNED = "0.3.36"
+Row = tuple[str, str, bool]  # what, found, whether it is well
+
+
+def examine() -> list[Row]:
+    found = versions()
+    rows: list[Row] = [
+        (name, text, text != "absent")
+        for name, text in found.items()
+        if name != "llama-cpp-python"
+    ]
+    theirs = found["llama-cpp-python"]
+    says = theirs if theirs == PINNED else f"{theirs}; the goldens are made with {PINNED}"
+    rows.append(("llama-cpp-python", says, theirs == PINNED))
+    rows += oracle_rows()
+    rows.append(("processors", str(len(os.sched_getaffinity(0))), True))
+    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    rows.append(("C++ compiler", Path(compiler).name if compiler else "none found", bool(compiler)))
+    return rows
+
+
+def oracle_rows() -> list[Row]:
+    """llama.cpp says itself how it was built."""
+    with Runner(time_limit=60).open("llama.cpp", None, EXACT) as session:
+        outcome = session.ask("describe")
+    if not isinstance(outcome, Answered):
+        return [("llama.cpp", f"does not start: {outcome}", False)]
+    build = outcome.value.build
+    return [
+        ("llama.cpp", outcome.value.version, True),
+        ("llama.cpp build", build, True),
+        ("float32 lanes", f"{lanes_of(build)} partial sums per vector register", True),
+    ]

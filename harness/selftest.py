@@ -1,0 +1,194 @@
+"""`lockstep selftest`: the harness proves that it can fail, and that it does not fail for nothing."""
+
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.random import Philox
+
+from engine.registry import import_members
+from harness.adapters.base import Adapter
+from harness.bisect.bisection import bisect
+from harness.check import Plan, exit_code, open_plan, run_suites
+from harness.mutants.base import Mutant
+from harness.records import DEFAULT, EXACT
+from harness.run import builtin_model
+from harness.synth.generator import stream
+from harness.synth.llama import LlamaRecipe, write_llama
+from harness.synth.vocabulary import SMALLEST
+
+
+class Output(Protocol):
+    def line(self, text: str) -> None: ...
+    def progress(self, case: str, text: str) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class MutantResult:
+    name: str
+    mistake: str
+    caught: bool  # check says divergence
+    found: str  # where bisect saw it first
+    expected: str
+    confirmed: bool  # patching the culprits heals the run
+
+    @property
+    def located(self) -> bool:
+        return self.found == self.expected
+
+
+def mutants() -> list[type[Mutant]]:
+    import_members("harness.mutants")
+    found = [c for c in Adapter.family.values() if issubclass(c, Mutant)]
+    return sorted(found, key=lambda c: c.name)
+
+
+def place(layer: int | None, site: str) -> str:
+    return site if layer is None else f"{site}-{layer}"
+
+
+def try_mutant(cls: type[Mutant], folder: Path) -> MutantResult:
+    """Check it on the model that shows it, then bisect."""
+    model = builtin_model(cls.model, folder)
+    plan = Plan(
+        case=f"builtin:{cls.model}",
+        model=model,
+        subject_model=model,
+        engine=cls.name,
+        settings=EXACT,
+        n_steps=8,
+    )
+    opened = open_plan(plan, lambda _: None)
+    try:
+        verdicts = list(run_suites(opened.context, ()))
+        result = bisect(opened.context)
+    finally:
+        opened.close()
+    first = result.first
+    return MutantResult(
+        name=cls.name,
+        mistake=cls.mistake,
+        caught=exit_code(verdicts) == 1,
+        found=place(first.site.layer, first.site.name) if first else "nowhere",
+        expected=place(cls.layer, cls.site),
+        confirmed=result.patched is not None and result.patched.agrees,
+    )
+
+
+# --- clean cases --------------------------------------------------------------------------------
+
+
+def random_recipe(seed: int) -> LlamaRecipe:
+    """A small llama of any legal shape and type, decided by the seed alone."""
+    bits = stream(seed, "clean case")
+
+    def pick(*choices: int) -> int:
+        return choices[int(bits.random_raw(1)[0] >> np.uint64(33)) % len(choices)]
+
+    quant = ("F32", "F16", "BF16", "Q8_0", "Q4_0")[pick(0, 1, 2, 3, 4)]
+    n_head_kv, group = pick(1, 2, 3, 4), pick(1, 2, 3, 4)
+    # heads * size must be whole blocks of 32 where the type has such blocks
+    head_size = pick(32, 64) if quant in ("Q8_0", "Q4_0") else pick(2, 6, 8, 16, 20, 32)
+    width = pick(32, 64, 96, 160) if quant in ("Q8_0", "Q4_0") else pick(10, 24, 48, 64, 100)
+    n_ff = pick(32, 64, 128, 224) if quant in ("Q8_0", "Q4_0") else pick(7, 20, 64, 129, 172)
+    n_expert = pick(0, 0, 0, 2, 4, 5)
+    return LlamaRecipe(
+        seed=seed,
+        quant=quant,
+        n_layer=pick(1, 2, 3),
+        n_embd=width,
+        n_head=n_head_kv * group,
+        n_head_kv=n_head_kv,
+        n_embd_head=head_size,
+        n_ff=n_ff,
+        n_vocab=SMALLEST + pick(0, 1, 30, 100, 333),
+        n_expert=n_expert,
+        n_expert_used=min(n_expert, pick(1, 2, 3)) if n_expert else 0,
+        tied=bool(pick(0, 1)),
+        rope_freq_base=float(pick(10000, 500000, 100, 1234567)),
+        rope_linear_factor=float(pick(0, 0, 2, 3, 8)),
+        rope_freqs=bool(pick(0, 0, 1)),
+        f_norm_rms_eps=(1e-5, 1e-6, 1e-3)[pick(0, 1, 2)],
+    )
+
+
+def clean_plan(seed: int, folder: Path) -> Plan:
+    """A random model, prompt length and preset."""
+    path = folder / f"clean-{seed}.gguf"
+    write_llama(random_recipe(seed), path)
+    bits = Philox(key=seed)
+    lengths = (1, 2, 3, 7, 16, 31, 33, 63, 64, 65, 100)
+    return Plan(
+        case=f"clean:{seed}",
+        model=path,
+        subject_model=path,
+        settings=(EXACT, DEFAULT)[int(bits.random_raw(1)[0] >> np.uint64(40)) % 2],
+        n_tokens=lengths[int(bits.random_raw(1)[0] >> np.uint64(40)) % len(lengths)],
+        n_steps=8,
+        seed=seed,
+    )
+
+
+def try_clean(seed: int) -> tuple[int, int, list[str]]:
+    """seed, exit code, what was not well."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+        opened = open_plan(clean_plan(seed, Path(folder)), lambda _: None)
+        try:
+            verdicts = list(run_suites(opened.context, ()))
+        finally:
+            opened.close()
+    alarms = [
+        f"{v.suite}: {v.summary}" for v in verdicts if v.status not in ("agreed", "excused")
+    ]
+    return seed, exit_code(verdicts), alarms
+
+
+def clean_results(seeds: range, jobs: int) -> Iterator[tuple[int, int, list[str]]]:
+    if jobs == 1:
+        yield from map(try_clean, seeds)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(try_clean, seeds, chunksize=4)
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+def run_selftest(out: Output, *, list_only: bool, clean: int, seed: int, jobs: int) -> int:
+    """0: all caught and located, no false alarm; 1 otherwise."""
+    if list_only:
+        for cls in mutants():
+            out.line(f"{cls.name:<34} {cls.mistake}")
+        return 0
+    results = []
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+        for cls in mutants():
+            out.progress("selftest", f"suite {cls.name}")
+            results.append(try_mutant(cls, Path(folder)))
+    for r in results:
+        words = (
+            "caught" if r.caught else "MISSED",
+            f"at {r.found}" if r.located else f"at {r.found}, EXPECTED {r.expected}",
+            "confirmed" if r.confirmed else "NOT CONFIRMED",
+        )
+        out.line(f"{r.name:<34} {', '.join(words)}")
+    n = len(results)
+    caught, located = sum(r.caught for r in results), sum(r.located for r in results)
+    confirmed = sum(r.confirmed for r in results)
+    out.line(f"caught {caught} of {n}, located {located}, confirmed by patching {confirmed}")
+    alarms = 0
+    if clean:
+        for at, code, texts in clean_results(range(seed, seed + clean), jobs):
+            out.progress("selftest", f"clean case {at - seed + 1} of {clean}")
+            alarms += code != 0
+            for text in texts:
+                out.line(f"clean:{at}: {text}")
+        out.line(f"false alarms: {alarms} in {clean} clean cases from seed {seed}")
+    return 0 if caught == located == confirmed == n and not alarms else 1
+
+
