@@ -82,7 +82,7 @@ def type_by_id(id: int) -> TensorType:
     if kind is None:
         if id in REMOVED:
             raise Unsupported(f"tensor type {id} ({REMOVED[id]}) was removed from ggml")
-        raise Unsupported(f"no tensor type has the id {id} (known: {_known()})")
+        raise Unsupported(f"no tensor type has the id {id}; ids go from 0 to {TYPE_COUNT - 1}")
     return kind
 
 
@@ -97,4 +97,4 @@ def type_by_name(name: str) -> TensorType:
 
 
 def _known() -> str:
-    return ", ".join(f"{kind.name} = {kind.id}" for kind in TYPES.values())
+    return ", ".join(kind.name for kind in TYPES.values())

@@ -118,6 +118,16 @@ class GgufFile:
         start = self.data_offset + info.offset
         return self._bytes[start : start + info.n_bytes]
 
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return len(self._buffer)
+
+    def release(self) -> None:
+        """Let go of the pages that were read: they stay in the system's cache, not in ours."""
+        if isinstance(self._buffer, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            self._buffer.madvise(mmap.MADV_DONTNEED)
+
     def close(self) -> None:
         """Views that are still in use stay valid; the map goes with the last of them."""
         self._bytes = None

@@ -9,7 +9,7 @@ from engine.batch import Batch
 from engine.errors import InvalidModel, Unsupported
 from engine.quants.base import F32
 
-STORAGE = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16)}
+STORAGE: dict[str, type[np.floating[Any]]] = {"F32": np.float32, "F16": np.float16}
 
 
 class KvCache:
@@ -19,7 +19,14 @@ class KvCache:
     """
 
     def __init__(
-        self, *, n_layer: int, n_head_kv: int, n_embd_head: int, n_ctx: int, type_k: str, type_v: str
+        self,
+        *,
+        n_layer: int,
+        n_head_kv: int,
+        n_embd_head: int,
+        n_ctx: int,
+        type_k: str,
+        type_v: str,
     ) -> None:
         for kind in (type_k, type_v):
             if kind not in STORAGE:
@@ -51,11 +58,12 @@ class KvCache:
             self.values[layer, cells] = v
 
     def read(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Keys and values of all cells in use, in their storage types: (cells, kv_heads, head_dim)."""
+        """Keys and values of the cells in use, as stored: (cells, kv_heads, head_dim) each."""
         return self.keys[layer, : self.used], self.values[layer, : self.used]
 
     def visible(self, batch: Batch) -> NDArray[np.bool_]:
         """Which cells each token may look at: its own sequence's, up to its own position."""
         same = self.seq_ids[None, : self.used] == batch.seq_ids[:, None]
         past = self.positions[None, : self.used] <= batch.positions[:, None]
-        return same & past  # (tokens, cells)
+        both: NDArray[np.bool_] = same & past  # (tokens, cells)
+        return both

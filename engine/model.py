@@ -16,6 +16,8 @@ from engine.sampling import greedy
 from engine.tokenizers.base import Tokenizer, tokenizer_of
 from engine.trace import Probe, silent
 
+LARGE = 1 << 28  # bytes of a file from which its pages are given back after each batch
+
 
 def architecture_of(file: GgufFile) -> type[Architecture]:
     import_members("engine.architectures")
@@ -52,12 +54,15 @@ class Model:
     def decode(self, batch: Batch, cache: KvCache, probe: Probe = silent) -> list[F32]:
         """One (outputs, vocabulary) array for each ubatch that the batch is split into."""
         n_vocab = self.graph.hparams.n_vocab
-        if len(batch) and not (0 <= batch.tokens.min() and batch.tokens.max() < n_vocab):
+        if len(batch) and not (batch.tokens.min() >= 0 and batch.tokens.max() < n_vocab):
             raise InvalidModel(f"a token id is outside 0..{n_vocab - 1}: {batch.tokens.tolist()}")
-        return [
+        logits = [
             self.graph.decode(ubatch, cache, self.ops, flash_attn=self.flash_attn, probe=probe)
             for ubatch in batch.split_simple(self.n_ubatch)
         ]
+        if self.file.size > LARGE:
+            self.file.release()  # or every open model would count the whole file as its memory
+        return logits
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         """`n` tokens after the prompt; an end-of-text token does not stop it."""

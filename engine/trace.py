@@ -22,9 +22,7 @@ class SiteInfo:
 
 
 SITES: dict[str, SiteInfo] = {
-    "embd": SiteInfo(
-        op="GET_ROWS", weight="token_embd", shape="(tokens, width)", inputs=()
-    ),
+    "embd": SiteInfo(op="GET_ROWS", weight="token_embd", shape="(tokens, width)", inputs=()),
     "attn_norm": SiteInfo(
         op="RMS_NORM", weight="attn_norm", shape="(tokens, width)", inputs=("residual",)
     ),
@@ -37,84 +35,69 @@ SITES: dict[str, SiteInfo] = {
     "Vcur": SiteInfo(
         op="MUL_MAT", weight="attn_v", shape="(tokens, kv_heads * head_dim)", inputs=("attn_norm",)
     ),
-    "Qcur_rope": SiteInfo(
-        op="ROPE", shape="(tokens, heads, head_dim)", inputs=("Qcur",)
-    ),
-    "Kcur_rope": SiteInfo(
-        op="ROPE", shape="(tokens, kv_heads, head_dim)", inputs=("Kcur",)
-    ),
-    "k_cache": SiteInfo(
-        op="SET_ROWS", shape="(cells, kv_heads, head_dim)", inputs=("Kcur_rope",)
-    ),
-    "v_cache": SiteInfo(
-        op="SET_ROWS", shape="(cells, kv_heads, head_dim)", inputs=("Vcur",)
-    ),
-    "kq": SiteInfo(
-        op="MUL_MAT", shape="(heads, tokens, cells)", inputs=("Qcur_rope", "k_cache")
-    ),
-    "kq_soft_max": SiteInfo(
-        op="SOFT_MAX", shape="(heads, tokens, cells)", inputs=("kq",)
-    ),
+    "Qcur_rope": SiteInfo(op="ROPE", shape="(tokens, heads, head_dim)", inputs=("Qcur",)),
+    "Kcur_rope": SiteInfo(op="ROPE", shape="(tokens, kv_heads, head_dim)", inputs=("Kcur",)),
+    "k_cache": SiteInfo(op="SET_ROWS", shape="(cells, kv_heads, head_dim)", inputs=("Kcur_rope",)),
+    "v_cache": SiteInfo(op="SET_ROWS", shape="(cells, kv_heads, head_dim)", inputs=("Vcur",)),
+    "kq": SiteInfo(op="MUL_MAT", shape="(heads, tokens, cells)", inputs=("Qcur_rope", "k_cache")),
+    "kq_soft_max": SiteInfo(op="SOFT_MAX", shape="(heads, tokens, cells)", inputs=("kq",)),
     "kqv_out": SiteInfo(
         op="MUL_MAT", shape="(tokens, heads * head_dim)", inputs=("kq_soft_max", "v_cache")
     ),
     "fattn": SiteInfo(
-        op="FLASH_ATTN_EXT", shape="(tokens, heads * head_dim)", inputs=("Qcur_rope", "k_cache", "v_cache")
+        op="FLASH_ATTN_EXT",
+        shape="(tokens, heads * head_dim)",
+        inputs=("Qcur_rope", "k_cache", "v_cache"),
     ),
     "attn_out": SiteInfo(
         op="MUL_MAT", weight="attn_output", shape="(tokens, width)", inputs=("kqv_out", "fattn")
     ),
-    "ffn_inp": SiteInfo(
-        op="ADD", shape="(tokens, width)", inputs=("attn_out", "residual")
-    ),
+    "ffn_inp": SiteInfo(op="ADD", shape="(tokens, width)", inputs=("attn_out", "residual")),
     "ffn_norm": SiteInfo(
         op="RMS_NORM", weight="ffn_norm", shape="(tokens, width)", inputs=("ffn_inp",)
     ),
     "ffn_gate": SiteInfo(
         op="MUL_MAT", weight="ffn_gate", shape="(tokens, n_ff)", inputs=("ffn_norm",)
     ),
-    "ffn_up": SiteInfo(
-        op="MUL_MAT", weight="ffn_up", shape="(tokens, n_ff)", inputs=("ffn_norm",)
-    ),
-    "ffn_swiglu": SiteInfo(
-        op="GLU", shape="(tokens, n_ff)", inputs=("ffn_gate", "ffn_up")
-    ),
+    "ffn_up": SiteInfo(op="MUL_MAT", weight="ffn_up", shape="(tokens, n_ff)", inputs=("ffn_norm",)),
+    "ffn_swiglu": SiteInfo(op="GLU", shape="(tokens, n_ff)", inputs=("ffn_gate", "ffn_up")),
     "ffn_out": SiteInfo(
         op="MUL_MAT", weight="ffn_down", shape="(tokens, width)", inputs=("ffn_swiglu",)
     ),
     "ffn_moe_logits": SiteInfo(
         op="MUL_MAT", weight="ffn_gate_inp", shape="(tokens, experts)", inputs=("ffn_norm",)
     ),
-    "ffn_moe_probs": SiteInfo(
-        op="SOFT_MAX", shape="(tokens, experts)", inputs=("ffn_moe_logits",)
-    ),
-    "ffn_moe_topk": SiteInfo(
-        op="ARGSORT", shape="(tokens, used)", inputs=("ffn_moe_probs",)
-    ),
+    "ffn_moe_probs": SiteInfo(op="SOFT_MAX", shape="(tokens, experts)", inputs=("ffn_moe_logits",)),
+    "ffn_moe_topk": SiteInfo(op="ARGSORT", shape="(tokens, used)", inputs=("ffn_moe_probs",)),
     "ffn_moe_weights": SiteInfo(
         op="GET_ROWS", shape="(tokens, used)", inputs=("ffn_moe_probs", "ffn_moe_topk")
     ),
-    "ffn_moe_weights_norm": SiteInfo(
-        op="DIV", shape="(tokens, used)", inputs=("ffn_moe_weights",)
-    ),
+    "ffn_moe_weights_norm": SiteInfo(op="DIV", shape="(tokens, used)", inputs=("ffn_moe_weights",)),
     "ffn_moe_gate": SiteInfo(
-        op="MUL_MAT_ID", weight="ffn_gate_exps", shape="(tokens, used, n_ff)", inputs=("ffn_norm", "ffn_moe_topk")
+        op="MUL_MAT_ID",
+        weight="ffn_gate_exps",
+        shape="(tokens, used, n_ff)",
+        inputs=("ffn_norm", "ffn_moe_topk"),
     ),
     "ffn_moe_up": SiteInfo(
-        op="MUL_MAT_ID", weight="ffn_up_exps", shape="(tokens, used, n_ff)", inputs=("ffn_norm", "ffn_moe_topk")
+        op="MUL_MAT_ID",
+        weight="ffn_up_exps",
+        shape="(tokens, used, n_ff)",
+        inputs=("ffn_norm", "ffn_moe_topk"),
     ),
     "ffn_moe_swiglu": SiteInfo(
         op="GLU", shape="(tokens, used, n_ff)", inputs=("ffn_moe_gate", "ffn_moe_up")
     ),
     "ffn_moe_down": SiteInfo(
-        op="MUL_MAT_ID", weight="ffn_down_exps", shape="(tokens, used, width)", inputs=("ffn_moe_swiglu", "ffn_moe_topk")
+        op="MUL_MAT_ID",
+        weight="ffn_down_exps",
+        shape="(tokens, used, width)",
+        inputs=("ffn_moe_swiglu", "ffn_moe_topk"),
     ),
     "ffn_moe_weighted": SiteInfo(
         op="MUL", shape="(tokens, used, width)", inputs=("ffn_moe_down", "ffn_moe_weights_norm")
     ),
-    "ffn_moe_out": SiteInfo(
-        op="ADD", shape="(tokens, width)", inputs=("ffn_moe_weighted",)
-    ),
+    "ffn_moe_out": SiteInfo(op="ADD", shape="(tokens, width)", inputs=("ffn_moe_weighted",)),
     "l_out": SiteInfo(
         op="ADD", shape="(tokens, width)", inputs=("ffn_out", "ffn_moe_out", "ffn_inp")
     ),

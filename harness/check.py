@@ -50,7 +50,7 @@ def preflight(plan: Plan) -> bool:
     has_vocabulary = True
     for path in dict.fromkeys((plan.model, plan.subject_model)):
         if not path.is_file():
-            raise BadInput(f"{path}: no such file")
+            raise BadInput(f"{path}: {'not a file' if path.exists() else 'no such file'}")
         try:
             with GgufFile.open(path) as file:
                 architecture_of(file)(file)
@@ -80,14 +80,16 @@ def settings_for(plan: Plan) -> Settings:
     n_trained = plan.n_tokens + STEPS_TRACED
     needed = max(n_trained, plan.n_steps + 64)  # the prompt of `decode` is a few tokens long
     n_ctx = max(plan.settings.n_ctx, -(-needed // CELLS) * CELLS)
-    return replace(
-        plan.settings, n_ctx=n_ctx, n_ubatch=max(plan.settings.n_ubatch, plan.n_tokens)
-    )
+    return replace(plan.settings, n_ctx=n_ctx, n_ubatch=max(plan.settings.n_ubatch, plan.n_tokens))
 
 
 def lanes_of(build: str) -> int:
     """Float32 values in a vector register of the build, from llama.cpp's own system information."""
-    on = {part.split("=")[0].strip() for part in build.replace("|", "\n").splitlines() if "= 1" in part}
+    on = {
+        part.split("=")[0].strip()
+        for part in build.replace("|", "\n").splitlines()
+        if "= 1" in part
+    }
     on |= {name.split(":")[-1].strip() for name in on}
     for feature, lanes in (("AVX512", 16), ("AVX2", 8), ("AVX", 8), ("NEON", 4), ("SSE3", 4)):
         if feature in on:

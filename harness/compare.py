@@ -1,4 +1,4 @@
-"""Hold two tensors against each other. The worst element decides; NaN and infinity match exactly."""
+"""Hold two tensors against each other: the worst element decides; NaN and infinity are exact."""
 
 from typing import Any
 
@@ -15,9 +15,7 @@ def mismatch_between(
     if actual is None:
         return Mismatch(kind="missing")
     if actual.shape != expected.shape:
-        return Mismatch(
-            kind="shape", detail=f"expected shape {expected.shape}, got {actual.shape}"
-        )
+        return Mismatch(kind="shape", detail=f"expected shape {expected.shape}, got {actual.shape}")
     if expected.size == 0:
         return None
     want, got = expected.astype(np.float64), actual.astype(np.float64)

@@ -16,9 +16,7 @@ Row = tuple[str, str, bool]  # what, found, whether it is well
 def examine() -> list[Row]:
     found = versions()
     rows: list[Row] = [
-        (name, text, text != "absent")
-        for name, text in found.items()
-        if name != "llama-cpp-python"
+        (name, text, text != "absent") for name, text in found.items() if name != "llama-cpp-python"
     ]
     theirs = found["llama-cpp-python"]
     says = theirs if theirs == PINNED else f"{theirs}; the goldens are made with {PINNED}"

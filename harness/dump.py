@@ -1,4 +1,4 @@
-"""`lockstep trace`: the named tensors of a run as safetensors, with an index that says what is what."""
+"""`lockstep trace`: the named tensors of a run as safetensors, with an index."""
 
 import json
 from collections.abc import Callable

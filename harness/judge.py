@@ -5,7 +5,7 @@ inputs: its own (float64 inside, ggml's deliberate roundings kept), the oracle's
 subject's, who was made to work on the oracle's inputs too. Then it hands the oracle's value on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.ops.mirror import Mirror, like
-from engine.ops.reference import I32, Bools, Reference, RopeParams
+from engine.ops.reference import I32, Bools, RopeParams
 from engine.quants.base import F32
 from engine.trace import SITES
 from engine.weights import Weight
@@ -56,7 +56,7 @@ class Judge(Mirror):
         self.lanes = lanes
         self.step = 0
         self.bound = EXACT
-        self.plain: tuple[F32, Bound] | None = None  # the product without converted activations
+        self.plain: Plain | None = None  # the product without converted activations, on demand
         self.findings: list[SiteFinding] = []
         self.missing: list[Site] = []
 
@@ -84,13 +84,14 @@ class Judge(Mirror):
         oracle: NDArray[Any],
         subject: NDArray[Any] | None,
         bound: Bound,
-        plain: tuple[F32, Bound] | None,
+        plain: "Plain | None",
     ) -> SiteFinding:
         oracle_off = mismatch_between(truth, oracle, bound.allowed)
         mismatch = mismatch_between(oracle, subject, np.multiply(2, bound.allowed))
         if mismatch and plain and subject is not None:
             # an engine need not convert activations: its product may be the plain one
-            if mismatch_between(plain[0], subject, plain[1].allowed) is None:
+            value, limit = plain()
+            if mismatch_between(value, subject, limit.allowed) is None:
                 mismatch = None
         at_fault = ""
         if mismatch or oracle_off:
@@ -115,28 +116,26 @@ class Judge(Mirror):
     # --- the ops, each with its bound --------------------------------------------------------
 
     def linear(self, x: F32, weight: Weight) -> F32:
-        out = super().linear(x, weight)
         acts = self.activations(x, weight)
-        self.bound = product_bound(acts, weight, out, self.lanes)
+        out, self.bound = bounded_product(acts, weight, self.lanes, weight.format.weights)
         if not np.array_equal(acts, x):
-            plain = Reference().linear(x, weight)
-            self.plain = (plain, product_bound(x.astype(np.float64), weight, plain, 1, block=1))
+            # float products in any order: a scalar loop over decoded weights is honest too
+            self.plain = lambda: bounded_product(x.astype(np.float64), weight, 1, 1)
         return out
 
     def linear_id(self, x: F32, weight: Weight, ids: I32) -> F32:
         out = np.empty((*ids.shape, weight.shape[1]), np.float32)
         allowed = np.empty(out.shape)
-        plain, plain_allowed = np.empty_like(out), np.empty_like(allowed)
+        plains: list[tuple[Bools, Plain]] = []
         rows = np.broadcast_to(x, (*ids.shape, x.shape[-1]))
         for expert in np.unique(ids):
             chosen = ids == expert
             out[chosen] = self.linear(rows[chosen], weight.part(int(expert)))
             allowed[chosen] = self.bound.allowed
             if self.plain:
-                plain[chosen], plain_allowed[chosen] = self.plain[0], self.plain[1].allowed
+                plains.append((chosen, self.plain))
         self.bound = Bound(allowed, self.bound.reason)
-        if self.plain:
-            self.plain = (plain, Bound(plain_allowed, self.plain[1].reason))
+        self.plain = (lambda: gathered(out.shape, plains)) if plains else None
         return out
 
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
@@ -203,11 +202,27 @@ def affected(
     return tuple(int(i) for i in np.flatnonzero(bad.reshape(-1, bad.shape[-1]).any(axis=0)))
 
 
-def product_bound(
-    acts: NDArray[np.float64], weight: Weight, out: F32, lanes: int, *, block: int = 0
-) -> Bound:
+Plain = Callable[[], tuple[F32, Bound]]
+
+
+def bounded_product(
+    acts: NDArray[np.float64], weight: Weight, lanes: int, block: int
+) -> tuple[F32, Bound]:
+    """acts: (tokens, inputs) -> the product with its bound, from one decoding of the weights."""
+    out = np.empty((len(acts), weight.shape[0]), np.float32)
     size = np.empty(out.shape)
-    wide = np.abs(acts)
+    magnitudes = np.abs(acts)
     for rows, chunk in weight.chunks():
-        size[:, rows] = wide @ np.abs(chunk, dtype=np.float64).T
-    return tolerances.product(size, out, weight.shape[-1], lanes, block or weight.format.weights)
+        wide = chunk.astype(np.float64)
+        out[:, rows] = acts @ wide.T
+        size[:, rows] = magnitudes @ np.abs(wide, out=wide).T
+    return out, tolerances.product(size, out, weight.shape[-1], lanes, block)
+
+
+def gathered(shape: tuple[int, ...], parts: list[tuple[Bools, Plain]]) -> tuple[F32, Bound]:
+    """The plain products of all experts in one tensor."""
+    out, allowed, reason = np.empty(shape, np.float32), np.empty(shape), ""
+    for chosen, plain in parts:
+        out[chosen], bound = plain()
+        allowed[chosen], reason = bound.allowed, bound.reason
+    return out, Bound(allowed, reason)

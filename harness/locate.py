@@ -93,9 +93,7 @@ def locate(context: Context) -> Findings:
     oracle = trace_of(context.oracle_run).values()
     context.progress("the subject's own run")
     free = trace_of(
-        context.ask(
-            context.subject, "evaluate", Request(batches=context.batches, capture=True)
-        )
+        context.ask(context.subject, "evaluate", Request(batches=context.batches, capture=True))
     ).values()
     context.progress("the subject on the oracle's inputs")
     fixed = adapter_class(context.subject.name).fixed_sites

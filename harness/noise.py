@@ -63,8 +63,10 @@ class Noisy(Judge):
         bound, self.bound = np.asarray(self.bound.allowed), EXACT
         if not bound.any():
             return value
-        moved = value + self.uniform(value.size).reshape(value.shape) * bound
-        return moved.astype(np.float32)
+        moved: F32 = (value + self.uniform(value.size).reshape(value.shape) * bound).astype(
+            np.float32
+        )
+        return moved
 
 
 def noise_floor(

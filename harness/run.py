@@ -66,9 +66,7 @@ def run_plans(
     first = open_plan(plans[0], lambda text: listener.progress(plans[0].case, text))
     folder = run_folder(reports, "check")
     rows = [row for plan in plans for row in model_rows(plan)]
-    writer = ReportWriter(
-        folder, header(shlex.join(command), plans[0].seed, rows, first.engines)
-    )
+    writer = ReportWriter(folder, header(shlex.join(command), plans[0].seed, rows, first.engines))
     verdicts: list[Verdict] = []
     if jobs > 1 and len(plans) > 1:
         first.close()

@@ -1,4 +1,4 @@
-"""`lockstep selftest`: the harness proves that it can fail, and that it does not fail for nothing."""
+"""`lockstep selftest`: the harness proves that it can fail, and does not fail for nothing."""
 
 import tempfile
 from collections.abc import Iterator
@@ -54,9 +54,9 @@ def place(layer: int | None, site: str) -> str:
 
 def try_mutant(cls: type[Mutant], folder: Path) -> MutantResult:
     """Check it on the model that shows it, then bisect."""
-    model = builtin_model(cls.model, folder)
+    model = builtin_model(cls.shows_on, folder)
     plan = Plan(
-        case=f"builtin:{cls.model}",
+        case=f"builtin:{cls.shows_on}",
         model=model,
         subject_model=model,
         engine=cls.name,
@@ -142,9 +142,7 @@ def try_clean(seed: int) -> tuple[int, int, list[str]]:
             verdicts = list(run_suites(opened.context, ()))
         finally:
             opened.close()
-    alarms = [
-        f"{v.suite}: {v.summary}" for v in verdicts if v.status not in ("agreed", "excused")
-    ]
+    alarms = [f"{v.suite}: {v.summary}" for v in verdicts if v.status not in ("agreed", "excused")]
     return seed, exit_code(verdicts), alarms
 
 
@@ -190,5 +188,3 @@ def run_selftest(out: Output, *, list_only: bool, clean: int, seed: int, jobs: i
                 out.line(f"clean:{at}: {text}")
         out.line(f"false alarms: {alarms} in {clean} clean cases from seed {seed}")
     return 0 if caught == located == confirmed == n and not alarms else 1
-
-

@@ -7,7 +7,6 @@ float64 on the same inputs; two honest implementations are then at most two limi
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray

@@ -85,14 +85,14 @@ def test_a_type_is_found_by_id_and_by_name(id: int) -> None:
 
 
 @pytest.mark.parametrize("id", [-1, TYPE_COUNT, 2**31])
-def test_an_unknown_id_is_refused_with_the_known_types(id: int) -> None:
-    with pytest.raises(Unsupported, match=rf"has the id {id} \(known: F32 = 0, .*Q2_0 = 42\)"):
+def test_an_unknown_id_is_refused_with_the_range_of_known_ones(id: int) -> None:
+    with pytest.raises(Unsupported, match=rf"has the id {id}; ids go from 0 to {TYPE_COUNT - 1}"):
         type_by_id(id)
 
 
 @pytest.mark.parametrize("name", ["q4_K", "Q9_9", "", "GGML_TYPE_F32"])
 def test_an_unknown_name_is_refused_with_the_known_types(name: str) -> None:
-    with pytest.raises(Unsupported, match=rf"is named '{name}' \(known: F32 = 0, .*Q2_0 = 42\)"):
+    with pytest.raises(Unsupported, match=rf"is named '{name}' \(known: F32, .*Q2_0\)"):
         type_by_name(name)
 
 

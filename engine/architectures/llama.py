@@ -193,12 +193,13 @@ class Llama(Architecture, name="llama"):
         weights = probe("ffn_moe_weights_norm", layer, ops.normalise(weights))
 
         x = x[:, None, :]  # the same row for every expert chosen
-        up, gate = (self.layer_tensor(layer, f"ffn_{k}_exps") for k in ("up", "gate"))
-        up = probe("ffn_moe_up", layer, ops.linear_id(x, up, ids))  # (tokens, used, n_ff)
-        gate = probe("ffn_moe_gate", layer, ops.linear_id(x, gate, ids))
+        w_up, w_gate, w_down = (
+            self.layer_tensor(layer, f"ffn_{k}_exps") for k in ("up", "gate", "down")
+        )
+        up = probe("ffn_moe_up", layer, ops.linear_id(x, w_up, ids))  # (tokens, used, n_ff)
+        gate = probe("ffn_moe_gate", layer, ops.linear_id(x, w_gate, ids))
         h = probe("ffn_moe_swiglu", layer, ops.swiglu(gate, up))
-        down = self.layer_tensor(layer, "ffn_down_exps")
-        h = probe("ffn_moe_down", layer, ops.linear_id(h, down, ids))  # (tokens, used, width)
+        h = probe("ffn_moe_down", layer, ops.linear_id(h, w_down, ids))  # (tokens, used, width)
         h = probe("ffn_moe_weighted", layer, ops.mul(h, weights[..., None]))
         out: F32 = probe("ffn_moe_out", layer, ops.sum_experts(h))
         return out

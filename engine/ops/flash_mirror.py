@@ -22,7 +22,7 @@ from engine.quants.base import F32
 TILE = 64  # GGML_FA_TILE_Q and GGML_FA_TILE_KV
 SPLIT_KV = 512  # cells from which one token's attention is split over threads
 U = np.float64(2.0**-24)  # unit roundoff of float32
-LANES_UP = 6  # log2 of the partial sums of a vector dot product, and one to spare
+LANES_UP = 7  # rounds of the tree that adds the partial sums; at least four are kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class FlashMirror:
         return np.array([min(cut, n_cells) for cut in cuts])
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def to_half(x: float) -> float:
     """The nearest half, ties to even, of a finite number below 65520 in size."""
     size = abs(x)
@@ -80,10 +80,10 @@ def to_half(x: float) -> float:
         step *= 2.0
     if size / step < 1024.0 and exponent > -14.0:
         step *= 0.5
-    return np.copysign(np.round(size / step) * step, x)
+    return float(np.copysign(np.round(size / step) * step, x))
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def settle(z: float, radius: float) -> tuple[float, float]:
     """Round to half; the radius that is left is zero where the whole interval rounds alike."""
     y = to_half(z)
@@ -92,11 +92,12 @@ def settle(z: float, radius: float) -> tuple[float, float]:
     return y, max(abs(to_half(z + radius) - y), abs(y - to_half(z - radius)))
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def score(
-    q: NDArray[Any], k: NDArray[Any], scale: float
-) -> tuple[float, float]:  # fmt: skip
-    """A query times a key times the factor, and how far an honest float32 value may be."""
+@njit(cache=True)
+def score(q: NDArray[Any], k: NDArray[Any], scale: float, roundings: float) -> tuple[float, float]:
+    """A query times a key times the factor, and how far an honest float32 value may be.
+
+    `roundings` is the number on the longest path of the sum over the head.
+    """
     dot = 0.0
     size = 0.0
     for d in range(len(q)):
@@ -104,11 +105,10 @@ def score(
         dot += term
         size += abs(term)
     s = np.float64(np.float32(np.float32(dot) * np.float32(scale)))
-    roundings = len(q) / 16.0 + LANES_UP
     return s, roundings * U * size * abs(scale) + 2.0 * U * abs(s)
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def one_by_one(
     q: NDArray[Any],
     k: NDArray[Any],
@@ -155,7 +155,7 @@ def one_by_one(
     return out, radius
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def piece_of(
     q: NDArray[Any],
     k: NDArray[Any],
@@ -174,7 +174,7 @@ def piece_of(
     for c in range(start, stop):
         if not visible[c]:
             continue
-        s, r_s = score(q, k[c], scale)
+        s, r_s = score(q, k[c], scale, dim // 4 + LANES_UP)
         vs, r_vs = 1.0, 0.0
         if s > top:
             ms, r_ms = 0.0, 0.0
@@ -201,7 +201,27 @@ def piece_of(
     return y, r, s_sum, r_sum, top
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
+def scores(
+    q: NDArray[Any],
+    k: NDArray[Any],
+    scale: float,
+    visible: NDArray[Any],
+    s: NDArray[Any],
+    r_s: NDArray[Any],
+) -> tuple[float, float]:
+    """Fill in one query's scores and their radii; the largest score and its radius."""
+    top, r_top = -np.inf, 0.0
+    for c in range(len(s)):
+        s[c] = -np.inf
+        if visible[c]:
+            s[c], r_s[c] = score(q, k[c], scale, len(q) + 1.0)  # one after the other
+            if s[c] > top:
+                top, r_top = s[c], r_s[c]
+    return top, r_top
+
+
+@njit(cache=True)
 def tiled(
     q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], scale: float, visible: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -216,14 +236,7 @@ def tiled(
     tiles = cells / TILE + 1.0
     for t in range(n):
         for h in range(heads):
-            top, r_top = -np.inf, 0.0
-            for c in range(cells):
-                s[c] = -np.inf
-                if visible[t, c]:
-                    s[c], r_s[c] = score(q[t, h], k[c, h // group], scale)
-                    r_s[c] += dim * U * abs(s[c])  # one lane: the sum over dim is sequential
-                    if s[c] > top:
-                        top, r_top = s[c], r_s[c]
+            top, r_top = scores(q[t, h], k[:, h // group], scale, visible[t], s, r_s)
             total, r_total = 0.0, 0.0
             acc = np.zeros(dim)
             size = np.zeros(dim)

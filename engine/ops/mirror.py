@@ -71,7 +71,7 @@ def like(x: F32, stored: NDArray[Any]) -> F32:
     return x
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def rope_cache(
     positions: I32, n_rot: int, base: np.float32, scale: np.float32, factors: F32
 ) -> tuple[F32, F32]:

@@ -36,7 +36,7 @@ class WeightFormat(Registered):
 
     @classmethod
     def dequantize(cls, raw: NDArray[np.uint8]) -> F32:
-        """Whole blocks of bytes -> their weights, flat. Any bytes are legal: NaN comes out as NaN."""
+        """Whole blocks of bytes -> their weights, flat. Any bytes are legal, NaN is NaN."""
         if raw.size % cls.layout.itemsize:
             raise MalformedFile(
                 "partial-block",

@@ -18,7 +18,7 @@ class BF16(WeightFormat, name="BF16"):
 
     @staticmethod
     def round_activations(x: F32) -> F32:
-        """To nearest, ties to even; a NaN stays one (ggml_compute_fp32_to_bf16 sets its quiet bit)."""
+        """To nearest, ties to even; ggml_compute_fp32_to_bf16 sets the quiet bit of a NaN."""
         bits = np.ascontiguousarray(x).view(np.uint32)
         rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) & np.uint32(0xFFFF0000)
         quiet = (bits & np.uint32(0xFFFF0000)) | np.uint32(0x00400000)

@@ -68,6 +68,10 @@ class TypeTraits(ctypes.Structure):
     )
 
 
+ENVIRONMENT = {  # read by C when it is loaded; what the user has set wins
+    "GGML_NO_BACKTRACE": "1",  # it runs gdb, and buries the message of an abort
+    "OMP_WAIT_POLICY": "passive",  # threads that spin starve each other when workers share CPUs
+}
 PROTOTYPES: dict[str, tuple[Any, ...]] = {  # name: (result, *arguments)
     "ggml_init": (P, InitParams),
     "ggml_free": (None, P),
@@ -110,7 +114,8 @@ class Library:
     """The binding (`llama`), ggml's own functions (`ggml`), and the last lines of the log."""
 
     def __init__(self) -> None:
-        os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # it runs gdb, and buries the message
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
         from llama_cpp import __version__, llama_cpp
 
         self.llama = llama_cpp
@@ -190,7 +195,6 @@ def check_layout(ggml: ctypes.CDLL) -> None:
         }
     finally:
         ggml.ggml_free(context)
-    wrong = [f"{name}: {ours} is not {theirs}" for name, (ours, theirs) in facts.items()
-             if ours != theirs]  # fmt: skip
+    wrong = [f"{name}: {a} is not {b}" for name, (a, b) in facts.items() if a != b]
     if wrong:
         raise RuntimeError(f"this build lays out ggml_tensor differently: {'; '.join(wrong)}")

@@ -12,7 +12,6 @@ import typer
 
 if TYPE_CHECKING:  # everything of weight is imported by the command that needs it
     from harness.check import Opened, Plan
-    from harness.run import RunResult
     from harness.cli.terminal import Terminal
 
 app = typer.Typer(
@@ -121,8 +120,7 @@ def bisect(
     from harness.bisect.bisection import bisect as run_bisect
 
     with terminal(quiet, as_json) as out, model_folder() as folder:
-        shows = getattr(adapter_class(engine), "model", None)
-        default = shows if isinstance(shows, str) else "f32"
+        default = getattr(adapter_class(engine), "shows_on", "f32")
         name, path = next(iter(models_of(model or Path(f"builtin:{default}"), folder)))
         plan = plan_of(
             name, path, engine, oracle, settings, subject_model, tokens, 1, seed, ["trace"]
@@ -190,7 +188,9 @@ def tokenize(
     decode: Annotated[
         bool, typer.Option("--decode", help="The inputs are JSON lists of ids; print text.")
     ] = False,
-    special: Annotated[bool, typer.Option(help="Add BOS and the like where the model says so.")] = True,
+    special: Annotated[
+        bool, typer.Option(help="Add BOS and the like where the model says so.")
+    ] = True,
     parse_special: Annotated[
         bool, typer.Option(help="Read text that looks like a special token as that token.")
     ] = False,
@@ -214,7 +214,9 @@ def tokenize(
 def synth(
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
     arch: Annotated[str, typer.Option(help="The architecture: llama.")] = "llama",
-    quant: Annotated[str, typer.Option(help="Type of the matrices: F32 F16 BF16 Q8_0 Q4_0.")] = "F32",
+    quant: Annotated[
+        str, typer.Option(help="Type of the matrices: F32 F16 BF16 Q8_0 Q4_0.")
+    ] = "F32",
     seed: SeedOpt = 0,
     layers: Annotated[int, typer.Option(min=1, max=512)] = 2,
     width: Annotated[int, typer.Option(help="n_embd", min=2, max=65536)] = 64,

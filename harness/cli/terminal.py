@@ -1,4 +1,4 @@
-"""What the command line shows: progress and errors on standard error, results on standard output."""
+"""What the command line shows: errors on standard error, results on standard output."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from engine.errors import EngineError
 from harness.check import BadInput, Plan
-from harness.records import Verdict
+from harness.records import Site, Verdict
 from harness.report.jsonl import plain
 from harness.report.text import MARKS, explain, explain_finding, printable, site_name
 
@@ -100,14 +100,12 @@ class Terminal:
             return
         self.out.print(suite_table(result.verdicts))
         folded = fold(result.verdicts)
-        for verdict, count in folded[:SHOWN]:
-            more = f" (and {count - 1} more like it)" if count > 1 else ""
-            self.out.print(f"\n{printable(explain(verdict), keep=chr(10))}{more}")
+        for same in folded[:SHOWN]:
+            self.out.print(f"\n{printable(explain(same[0]), keep=chr(10))}{more_like(same)}")
         if len(folded) > SHOWN:
             self.out.print(f"\n{len(folded) - SHOWN} more kinds of divergence are in the report")
-        self.out.print(
-            f"\n{ENDINGS[result.code]} in {result.seconds:.1f} s; report: {result.folder}/report.jsonl"
-        )
+        ending = f"{ENDINGS[result.code]} in {result.seconds:.1f} s"
+        self.out.print(f"\n{ending}; report: {result.folder}/report.jsonl")
 
     def bisection(self, plan: Plan, result: "Bisection") -> int:
         """Print it; exit code 1 if there is a culprit."""
@@ -156,17 +154,31 @@ def suite_table(verdicts: Sequence[Verdict]) -> Table:
     return table
 
 
-def fold(verdicts: Sequence[Verdict]) -> list[tuple[Verdict, int]]:
-    """Those that are not well; divergences of one cause once, with their number."""
-    first: dict[str, Verdict] = {}
-    counts: Counter[str] = Counter()
+def fold(verdicts: Sequence[Verdict]) -> list[list[Verdict]]:
+    """Those that are not well, grouped by cause."""
+    groups: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
-        if verdict.status in ("agreed", "excused"):
-            continue
-        key = verdict.key or f"{verdict.case}/{verdict.suite}/{verdict.summary}"
-        first.setdefault(key, verdict)
-        counts[key] += 1
-    return [(verdict, counts[key]) for key, verdict in first.items()]
+        if verdict.status not in ("agreed", "excused"):
+            key = verdict.key or f"{verdict.suite}/{verdict.summary}"
+            groups.setdefault(key, []).append(verdict)
+    return list(groups.values())
+
+
+def more_like(same: Sequence[Verdict]) -> str:
+    """The other places of one cause."""
+    if len(same) == 1:
+        return ""
+    places = dict.fromkeys(place_of(v, same[0].case) for v in same[1:])
+    shown = ", ".join(list(places)[:8])
+    return f"\n  and {len(same) - 1} more like it: {shown}" + (" ..." if len(places) > 8 else "")
+
+
+def place_of(verdict: Verdict, case: str) -> str:
+    d = verdict.detail
+    place = d.get("tensor") or verdict.suite
+    if "site" in d:
+        place = site_name(Site(step=d["step"], layer=d["layer"], name=d["site"]))
+    return str(place) if verdict.case == case else f"{verdict.case} {place}"
 
 
 def summary_of(result: "RunResult") -> Mapping[str, Any]:
@@ -177,9 +189,10 @@ def summary_of(result: "RunResult") -> Mapping[str, Any]:
         "seconds": round(result.seconds, 3),
         "counts": dict(counts),
         "divergences": [
-            {"case": v.case, "suite": v.suite, "status": v.status, "count": n}
+            {"case": v.case, "suite": v.suite, "status": v.status, "count": len(same)}
             | {"summary": v.summary, "key": v.key, "repro": v.repro, "detail": v.detail}
-            for v, n in fold(result.verdicts)
+            for same in fold(result.verdicts)
+            for v in same[:1]
         ],
     }
 

@@ -1,4 +1,4 @@
-"""The contract of a wrong engine: the reference with exactly one mistake that people really make."""
+"""The contract of a wrong engine: the reference with one mistake that people really make."""
 
 from typing import ClassVar
 
@@ -6,10 +6,10 @@ from harness.adapters.reference import Reference
 
 
 class Mutant(Reference):
-    """`model` names the built-in model that shows the mistake; `site` and `layer` the place where a
-    bisection under `--settings exact` must find it first; `op` is ggml's name for it."""
+    """`shows_on` names the built-in model that shows the mistake; `site` and `layer` the place
+    where a bisection under `--settings exact` must find it first."""
 
     mistake: ClassVar[str]
-    model: ClassVar[str] = "f32"
+    shows_on: ClassVar[str] = "f32"
     site: ClassVar[str]
     layer: ClassVar[int | None] = 0

@@ -22,7 +22,7 @@ class Unsigned(Q8_0):
 
 class Q8Unsigned(Mutant, name="mutant:q8-0-unsigned"):
     mistake = "Q8_0 bytes read as unsigned"
-    model = "q8_0"
+    shows_on = "q8_0"
     site = "embd"
     layer = None
 

@@ -72,9 +72,8 @@ def read_report(path: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise BrokenReport(f"{path}, line {number}: cut off or no JSON ({error})") from None
-        error = next(iter(validator.iter_errors(row)), None)
-        if error is not None:
-            raise BrokenReport(f"{path}, line {number}: {error.message}")
+        for fault in validator.iter_errors(row):
+            raise BrokenReport(f"{path}, line {number}: {fault.message}")
         rows.append(row)
     check_order(path, rows)
     return rows

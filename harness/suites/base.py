@@ -60,7 +60,7 @@ class Context:
 
     @cached_property
     def reading(self) -> Model:
-        """The oracle's file in our engine: for truths and for facts such as the vocabulary's size."""
+        """The oracle's file in our engine: for truths, and facts such as the vocabulary's size."""
         s = self.settings
         return Model(
             self.model,

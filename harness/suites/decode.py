@@ -1,10 +1,11 @@
-"""Do both engines stay together token by token, with the cache: on given tokens, and on their own?"""
+"""Do both engines stay together token by token: on given tokens, and on their own?"""
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from engine.batch import Batch
+from engine.quants.base import F32
 from harness.compare import largest
 from harness.records import Evaluation, Request, Verdict
 from harness.suites.base import Context, Suite
@@ -25,10 +26,10 @@ class Decode(Suite, name="decode"):
         context.progress(f"decoding {len(request.batches)} batches in both engines")
         expected: Evaluation = context.ask(context.oracle, "evaluate", request)
         actual: Evaluation = context.ask(context.subject, "evaluate", request)
-        logits = np.concatenate(expected.logits)
-        yield compared(context, "decode", logits, actual)
+        yield compared(context, "decode", request.batches, expected, actual)
         subject = context.ask(context.subject, "greedy", prompt, context.n_steps)
-        yield judged(context, logits[len(prompt) - 1 :], free, subject)
+        before = np.concatenate(expected.logits)[len(prompt) - 1 :]
+        yield judged(context, before, free, subject)
 
     def prompt(self, context: Context) -> list[int]:
         if not context.has_vocabulary:
@@ -43,13 +44,9 @@ def steps_of(prompt: Sequence[int], free: Sequence[int]) -> tuple[Batch, ...]:
     return (Batch.of(prompt), *steps)
 
 
-def judged(
-    context: Context, logits: np.ndarray, oracle: Sequence[int], subject: Sequence[int]
-) -> Verdict:
+def judged(context: Context, logits: F32, oracle: Sequence[int], subject: Sequence[int]) -> Verdict:
     """logits: the oracle's before each of its tokens, (steps, vocabulary)."""
-    first = next(
-        (i for i, (a, b) in enumerate(zip(oracle, subject, strict=True)) if a != b), None
-    )
+    first = next((i for i, (a, b) in enumerate(zip(oracle, subject, strict=True)) if a != b), None)
     if first is None:
         return context.verdict("decode", "agreed", f"{len(oracle)} greedy tokens are the same")
     a, b = oracle[first], subject[first]

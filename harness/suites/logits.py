@@ -1,9 +1,10 @@
 """Do both engines give the same logits at every position of a prompt?"""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from engine.batch import Batch
 from engine.ops.reference import Reference
 from engine.quants.base import F32
 from harness.compare import largest, mismatch_between, worst_distance
@@ -20,12 +21,18 @@ class Logits(Suite, name="logits"):
         context.progress("logits of both engines")
         expected: Evaluation = context.ask(context.oracle, "evaluate", request)
         actual: Evaluation = context.ask(context.subject, "evaluate", request)
-        yield compared(context, "logits", np.concatenate(expected.logits), actual)
+        yield compared(context, "logits", context.batches, expected, actual)
 
 
-def compared(context: Context, suite: str, expected: F32, actual: Evaluation) -> Verdict:
-    """expected: (tokens, vocabulary)"""
-    got = np.concatenate(actual.logits)
+def compared(
+    context: Context,
+    suite: str,
+    batches: Sequence[Batch],
+    oracle: Evaluation,
+    subject: Evaluation,
+) -> Verdict:
+    """Every logit of every output of the batches, (tokens, vocabulary) in all."""
+    expected, got = np.concatenate(oracle.logits), np.concatenate(subject.logits)
     size = largest(expected)
     bound = whole_run(context.noise.relative, size)
     mismatch = mismatch_between(expected, got, bound.allowed)
@@ -42,7 +49,7 @@ def compared(context: Context, suite: str, expected: F32, actual: Evaluation) ->
         return context.verdict(
             suite, "agreed", f"{text} (allowed {detail['allowed_relative']:.1e})", detail
         )
-    if is_plain(context, suite, got, bound):
+    if is_plain(context, batches, got, bound):
         text = "agrees with products of unconverted activations, which llama.cpp does not make"
         return context.verdict(suite, "agreed", text, detail)
     detail |= {
@@ -66,11 +73,9 @@ def compared(context: Context, suite: str, expected: F32, actual: Evaluation) ->
     )
 
 
-def is_plain(context: Context, suite: str, got: F32, bound: Bound) -> bool:
-    """An engine need not convert activations as llama.cpp does; then the float64 run is its peer."""
-    if suite != "logits":
-        return False
+def is_plain(context: Context, batches: Sequence[Batch], got: F32, bound: Bound) -> bool:
+    """Is it the float64 run's peer? An engine need not convert activations as llama.cpp does."""
     model = context.reading
     model.ops, cache = Reference(), model.new_cache()
-    plain = np.concatenate([np.concatenate(model.decode(b, cache)) for b in context.batches])
+    plain = np.concatenate([part for b in batches for part in model.decode(b, cache)])
     return mismatch_between(plain, got, bound.allowed) is None

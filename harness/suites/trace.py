@@ -22,7 +22,7 @@ class Trace(Suite, name="trace"):
                 "diverged",
                 explain_finding(finding),
                 detail_of(found, finding),
-                key=("trace", finding.at_fault, finding.op, site_name(finding.site)),
+                key=("trace", finding.at_fault, finding.op, finding.site.name),
             )
         fine = [f for f in found.all if f.mismatch is None]
         tightest = max(fine, key=lambda f: f.err_oracle / f.allowed if f.allowed else 0.0)

@@ -1,0 +1,39 @@
+# `make check` and `make test` set up .venv by themselves; a second run finds it ready.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: check test lint selftest clean
+
+check: $(READY)
+	@$(BIN)/lockstep check
+
+test: $(READY) lint
+	@$(BIN)/pytest -n auto
+
+lint: $(READY)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/mypy
+
+selftest: $(READY)
+	@$(BIN)/lockstep selftest
+
+# The pinned llama.cpp is built from source once; pip says "still running" while it does.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Lockstep needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@command -v c++ > /dev/null || command -v g++ > /dev/null || command -v clang++ > /dev/null || \
+	  { echo "Lockstep needs a C++ compiler to build llama.cpp (Debian: apt install g++)" >&2; exit 2; }
+	@echo "[1/3] making .venv"
+	@$(PYTHON) -m venv .venv
+	@echo "[2/3] building llama.cpp (llama-cpp-python) from source: about 2.5 minutes on two cores"
+	@$(BIN)/pip install --disable-pip-version-check --progress-bar off \
+	  "$$(sed -n 's/^ *"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)"
+	@echo "[3/3] installing Lockstep and its tools"
+	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $(READY)
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,200 @@
+"""Writes the goldens: the only program that may."""
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import EngineError
+from engine.gguf_file import GgufFile
+from engine.registry import import_members
+from golden.manifest import NAME, Entry, manifest_bytes, read_manifest
+from golden.models import model_row
+from golden.schemas import violations
+from golden.store import (
+    DEFAULT_ROOT,
+    MAX_JSON,
+    BrokenGolden,
+    canonical,
+    inside,
+    parse_json,
+    read,
+    replace_file,
+    sha256,
+    tensor_bytes,
+)
+from golden.suites.base import Asked, Golden, Source, Vectors
+from golden.suites.dequant import TYPES
+from harness.check import vocabulary_kind
+from harness.records import EXACT
+from harness.report.header import sha256_of
+from harness.runner import Runner
+from harness.suites.base import NoAnswer
+from harness.synth.builtin import BUILTIN
+from harness.synth.llama import write_llama
+
+SEED = 1  # of blocks, texts and prompts; a model has its own
+TOKENS_OF = ("f32",)  # the built-in models differ in weights; one vocabulary will do
+BUILTIN_NAMES = ("f32", "f16", "bf16", "q8_0", "q4_0", "moe", "moe-q8_0")
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """Vectors on their way to the disk. path: without a suffix."""
+
+    path: str
+    kind: str
+    vectors: Vectors
+    model: str | None  # sha256, if no recipe makes it
+
+
+def regenerate(
+    root: Path = DEFAULT_ROOT,
+    models: Sequence[Path] = (),
+    progress: Progress = lambda _: None,
+    *,
+    oracle: str = "llama.cpp",
+) -> list[Path]:
+    """Ask the oracle and write what it says; returns the files whose bytes changed.
+
+    Without `models` these are the vectors that need no model file, and those of other models stay
+    as they are; with `models` these are the vectors of these models, and all else stays. Raises
+    BrokenGolden, and then nothing has been written, if the manifest is not intact, a model is no
+    good or the oracle does not answer.
+    """
+    old = read_manifest(root) if (root / NAME).exists() else []
+    import_members("golden.suites")
+    try:
+        if models:
+            made = [each for path in models for each in of_file(root, old, path, oracle, progress)]
+        else:
+            made = list(of_builtin(oracle, progress))
+    except NoAnswer as error:
+        raise BrokenGolden(f"no goldens were written: {error.summary}") from error
+    new = [pair for each in made for pair in files_of(each)]
+    written = {entry.path for entry, _ in new}
+    kept = [e for e in old if e.path not in written and (models or e.model is not None)]
+    for entry, _ in new:
+        inside(root, entry.path)
+    changed = [root / entry.path for entry, raw in new if replace_file(root / entry.path, raw)]
+    entries = [*kept, *(entry for entry, _ in new)]
+    if replace_file(root / NAME, manifest_bytes(entries)):
+        changed.append(root / NAME)
+    return changed + removed(root, old, entries)
+
+
+def removed(root: Path, old: Sequence[Entry], new: Sequence[Entry]) -> list[Path]:
+    """Delete the files that the generator wrote and no longer makes."""
+    gone = sorted({entry.path for entry in old} - {entry.path for entry in new})
+    paths = [inside(root, name) for name in gone]
+    for path in paths:
+        path.unlink(missing_ok=True)
+    return paths
+
+
+def files_of(made: Made) -> Iterator[tuple[Entry, bytes]]:
+    """The files of one set of vectors; raises BrokenGolden if they would not verify."""
+    document = dict(made.vectors.document)
+    if made.vectors.tensors:
+        name, raw = f"{made.path}.safetensors", tensor_bytes(made.vectors.tensors)
+        shapes = {
+            key: {"dtype": "F32", "shape": list(value.shape)}
+            for key, value in made.vectors.tensors.items()
+        }
+        document["tensors"] = {"file": name, "entries": shapes}
+        yield entry_of(name, raw, made, "tensors", None), raw
+    wrong = [
+        *violations(made.kind, document),
+        *Golden.named(made.kind)().inconsistencies(made.vectors),
+    ]
+    if wrong:
+        raise BrokenGolden(f"the oracle's answer makes no golden {made.path}: {wrong[0]}")
+    raw = canonical(document)
+    if len(raw) > MAX_JSON:
+        raise BrokenGolden(
+            f"{made.path}.json would take {len(raw):,} bytes; goldens are for small models "
+            f"(at most {MAX_JSON:,})"
+        )
+    yield entry_of(f"{made.path}.json", raw, made, made.kind, made.kind), raw
+
+
+def entry_of(path: str, raw: bytes, made: Made, kind: str, schema: str | None) -> Entry:
+    return Entry(
+        path=path,
+        sha256=sha256(raw),
+        bytes=len(raw),
+        kind=kind,
+        schema=schema,
+        model=made.model,
+    )
+
+
+def of_builtin(oracle: str, progress: Progress) -> Iterator[Made]:
+    runner = Runner()
+    with runner.open(oracle, None, EXACT) as session:
+        source = source_of(Asked(engine=oracle, session=session), progress)
+        for kind in TYPES:
+            vectors = Golden.named("dequant")().make(source, kind)
+            yield Made(path=f"dequant/{kind.lower()}", kind="dequant", vectors=vectors, model=None)
+    with tempfile.TemporaryDirectory(prefix="lockstep-golden-") as folder:
+        for name in BUILTIN_NAMES:
+            path = Path(folder) / f"{name}.gguf"
+            write_llama(BUILTIN[name], path)
+            row = model_row(name, path, BUILTIN[name])
+            yield from of_model(path, row, oracle, progress, tokens=name in TOKENS_OF)
+
+
+def of_file(
+    root: Path, old: Sequence[Entry], path: Path, oracle: str, progress: Progress
+) -> Iterator[Made]:
+    try:
+        with GgufFile.open(path) as file:
+            tokens = vocabulary_kind(file) not in ("no_vocab", "none", "")
+        row = model_row(name_of(root, old, path), path, None)
+    except EngineError as error:
+        raise BrokenGolden(f"{path}: {error}") from error
+    except OSError as error:
+        raise BrokenGolden(f"{path}: {error.strerror or error}") from error
+    yield from of_model(path, row, oracle, progress, tokens=tokens)
+
+
+def name_of(root: Path, old: Sequence[Entry], path: Path) -> str:
+    """The name under which the model's vectors are known, or else that of the file."""
+    digest = sha256_of(path)
+    taken: dict[str, str] = {}
+    for entry in old:
+        if entry.kind in ("tokens", "logits"):
+            row = parse_json(read(inside(root, entry.path), MAX_JSON), entry.path)["model"]
+            if row["sha256"] == digest:
+                if row["recipe"] is not None:
+                    raise BrokenGolden(f"{path} is the built-in model {row['name']}")
+                return str(row["name"])
+            taken[row["name"]] = row["sha256"]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")
+    if not name:
+        raise BrokenGolden(f"{path}: the name of the file has no letter to name vectors after")
+    if name in taken or name in BUILTIN_NAMES:
+        raise BrokenGolden(f"{path}: another model has vectors named {name!r}; rename the file")
+    return name
+
+
+def of_model(
+    path: Path, row: dict[str, Any], oracle: str, progress: Progress, *, tokens: bool
+) -> Iterator[Made]:
+    with Runner().open(oracle, path, EXACT) as session:
+        seed = SEED if row["recipe"] is None else row["recipe"]["seed"]
+        ask = Asked(engine=oracle, session=session)
+        source = source_of(ask, progress, path=path, model=row, seed=seed)
+        key = row["sha256"] if row["recipe"] is None else None
+        for kind in ("tokens", "logits") if tokens else ("logits",):
+            vectors = Golden.named(kind)().make(source, row["name"])
+            yield Made(path=f"{kind}/{row['name']}", kind=kind, vectors=vectors, model=key)
+
+
+def source_of(ask: Asked, progress: Progress, seed: int = SEED, **of_model: Any) -> Source:
+    info = ask("describe")
+    return Source(ask=ask, info=info, settings=EXACT, seed=seed, progress=progress, **of_model)

@@ -1,0 +1,84 @@
+"""Holds any engine against the goldens; no oracle is needed."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from engine.registry import import_members
+from golden.load import documents, load_vectors
+from golden.manifest import Entry, read_manifest
+from golden.models import Shelf
+from golden.store import DEFAULT_ROOT, BrokenGolden
+from golden.suites.base import Asked, Golden, Vectors, Verdicts
+from harness.records import Settings, Verdict
+from harness.runner import Runner
+from harness.suites.base import NoAnswer
+
+Progress = Callable[[str], None]
+
+
+def replay(
+    root: Path = DEFAULT_ROOT,
+    engine: str = "reference",
+    models: Sequence[Path] = (),
+    progress: Progress = lambda _: None,
+    *,
+    only: Sequence[str] = (),
+    runner: Runner | None = None,
+) -> Iterator[Verdict]:
+    """The verdicts of each golden in turn; one whose model is not there is not compared.
+
+    models: files for the vectors that no recipe makes, in any order; their hashes tell. only: paths
+    without suffix, such as "logits/f32"; all if empty. Raises BrokenGolden if a vector is not what
+    the generator wrote, Unsupported for an engine that does not exist.
+    """
+    entries = read_manifest(root)
+    by_path = {entry.path: entry for entry in entries}
+    chosen = [e for e in documents(entries) if not only or stem(e) in only]
+    unknown = sorted(set(only) - {stem(e) for e in chosen})
+    if unknown:
+        known = ", ".join(stem(e) for e in documents(entries))
+        raise BrokenGolden(f"there is no golden {unknown[0]!r} (known: {known})")
+    import_members("golden.suites")
+    runner = runner or Runner()
+    with tempfile.TemporaryDirectory(prefix="lockstep-golden-") as folder:
+        shelf = Shelf(models, Path(folder))
+        for entry in chosen:
+            progress(stem(entry))
+            vectors = load_vectors(root, entry, by_path)
+            verdict = Verdicts(
+                suite=f"golden-{entry.kind}",
+                case=Path(entry.path).stem,
+                repro=f"lockstep golden verify --engine {engine} --only {stem(entry)}",
+            )
+            yield from one(vectors, entry.kind, engine, shelf, runner, verdict)
+
+
+def stem(entry: Entry) -> str:
+    return entry.path.removesuffix(".json")
+
+
+def one(
+    vectors: Vectors,
+    kind: str,
+    engine: str,
+    shelf: Shelf,
+    runner: Runner,
+    verdict: Verdicts,
+) -> Iterator[Verdict]:
+    row = vectors.document.get("model")
+    path = None if row is None else shelf.find(row)
+    if row is not None and path is None:
+        yield verdict(
+            "not-compared",
+            f"the model {row['name']} was not given: it is the file with sha256 {row['sha256']}",
+        )
+        return
+    settings = Settings(**vectors.document["provenance"]["settings"])
+    with runner.open(engine, path, settings) as session:
+        ask = Asked(engine=engine, session=session)
+        try:
+            yield from Golden.named(kind)().replay(vectors, ask, verdict)
+        except NoAnswer as error:
+            key = error.status if error.status != "not-compared" else ""
+            yield verdict(error.status, error.summary, error.detail, key)

@@ -1,0 +1,107 @@
+"""The contract of a kind of golden, and the way from an outcome to an answer."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.registry import Registered
+from golden.store import Tensors
+from harness.records import Answered, EngineInfo, Settings, Verdict
+from harness.runner import Session
+from harness.suites.base import no_answer
+
+GENERATOR = "golden.generate 1"  # the number changes with the meaning of the vectors
+FORMAT = 1
+
+Case = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vectors:
+    """A document and its float data, as they are on disk."""
+
+    document: Mapping[str, Any]
+    tensors: Tensors = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """An engine in a session, under a name for sentences."""
+
+    engine: str
+    session: Session
+
+    def __call__(self, question: str, *args: Any, **kwargs: Any) -> Any:
+        """The answer, or NoAnswer (harness.suites.base) with what became of the question."""
+        outcome = self.session.ask(question, *args, **kwargs)
+        if isinstance(outcome, Answered):
+            return outcome.value
+        raise no_answer(self.engine, question, outcome)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What vectors are made from: an oracle and, but for dequant, a model."""
+
+    ask: Asked
+    info: EngineInfo
+    settings: Settings
+    seed: int
+    path: Path | None = None
+    model: Mapping[str, Any] | None = None  # as golden.models.model_row has it
+    progress: Callable[[str], None] = field(default=lambda _: None)
+
+    def head(self, kind: str, *, build: bool = False) -> Case:
+        """`build`: the answer depends on the CPU's features, so they belong to its provenance."""
+        oracle = {"engine": self.info.engine, "version": self.info.version}
+        if build:
+            oracle["build"] = self.info.build
+        provenance = {
+            "generator": GENERATOR,
+            "oracle": oracle,
+            "settings": asdict(self.settings),
+            "seed": self.seed,
+        }
+        return {"kind": kind, "format": FORMAT, "provenance": provenance}
+
+
+class Golden(Registered):
+    """One kind of vectors; its name is that of the schema and of the folder."""
+
+    def make(self, source: Source, what: str) -> Vectors:
+        """Ask the oracle. what: the type of weights, or the name of the model."""
+        raise NotImplementedError
+
+    def inconsistencies(self, vectors: Vectors) -> Iterator[str]:
+        """What no schema can say, each as a sentence; the document is valid by its schema."""
+        return iter(())
+
+    def cases(self, vectors: Vectors) -> Mapping[str, Any]:
+        """What a diff speaks of: JSON values and arrays by the names of their cases."""
+        raise NotImplementedError
+
+    def replay(self, vectors: Vectors, ask: Asked, verdict: "Verdicts") -> Iterator[Verdict]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdicts:
+    """Makes the verdicts of one golden; the suite is `golden-KIND`."""
+
+    suite: str
+    case: str
+    repro: str
+
+    def __call__(
+        self, status: Any, summary: str, detail: Mapping[str, Any] | None = None, key: str = ""
+    ) -> Verdict:
+        return Verdict(
+            suite=self.suite,
+            case=self.case,
+            status=status,
+            summary=summary,
+            detail=detail or {},
+            key=f"{self.suite}/{key}" if key else "",
+            repro="" if status == "agreed" else self.repro,
+        )

@@ -1,0 +1,44 @@
+"""Copies of the committed goldens to break, and the files that are not in the repository."""
+
+import importlib.util
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from golden.manifest import NAME, manifest_bytes, read_manifest
+from golden.store import DEFAULT_ROOT, canonical, sha256
+
+STORIES = Path(__file__).parents[2].parent / "shared" / "models" / "stories260K.gguf"
+STORIES_PATHS = ("logits/stories260K", "tokens/stories260K")
+NO_STORIES = "no sibling folder shared/ with models/stories260K.gguf: its goldens were not replayed"
+
+needs_oracle = pytest.mark.skipif(
+    importlib.util.find_spec("llama_cpp") is None,
+    reason="llama_cpp is not installed: whether the goldens still hold was not asked",
+)
+needs_stories = pytest.mark.skipif(not STORIES.exists(), reason=NO_STORIES)
+
+
+def copied(folder: Path) -> Path:
+    return shutil.copytree(DEFAULT_ROOT, folder / "v1")
+
+
+def edit_json(path: Path, edit: Callable[[Any], Any]) -> None:
+    """As the generator would have written it, so that only what was edited is wrong."""
+    document = json.loads(path.read_text())
+    edit(document)
+    path.write_bytes(canonical(document))
+
+
+def reseal(root: Path) -> None:
+    """Let the manifest fit the bytes: what is still found was not found by its hash."""
+    entries = []
+    for entry in read_manifest(root):
+        raw = (root / entry.path).read_bytes()
+        entries.append(replace(entry, sha256=sha256(raw), bytes=len(raw)))
+    (root / NAME).write_bytes(manifest_bytes(entries))

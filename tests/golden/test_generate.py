@@ -1,0 +1,149 @@
+"""The generator writes the same bytes again, and the oracle still says what the goldens say."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from golden.generate import regenerate
+from golden.manifest import NAME, read_manifest
+from golden.store import DEFAULT_ROOT, BrokenGolden
+from golden.verify import holds, verify
+from harness.records import EXACT, Answered
+from harness.runner import Runner
+from harness.synth.builtin import BUILTIN
+from harness.synth.llama import write_llama
+from tests.golden.folders import (
+    STORIES,
+    STORIES_PATHS,
+    copied,
+    edit_json,
+    needs_oracle,
+    needs_stories,
+)
+
+ENTRIES = read_manifest(DEFAULT_ROOT)
+pytestmark = needs_oracle
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything made anew; stories260K only where its file is."""
+    root = tmp_path_factory.mktemp("fresh") / "v1"
+    regenerate(root)
+    if STORIES.exists():
+        regenerate(root, [STORIES])
+    return root
+
+
+def same_cpu() -> bool:
+    """Whether this build of the oracle uses the CPU features that the vectors come from."""
+    with Runner().open("llama.cpp", None, EXACT) as session:
+        outcome = session.ask("describe")
+    assert isinstance(outcome, Answered), outcome
+    document = json.loads((DEFAULT_ROOT / "logits/f32.json").read_text())
+    return bool(document["provenance"]["oracle"]["build"] == outcome.value.build)
+
+
+def assert_same_bytes(fresh: Path, path: str) -> None:
+    new = fresh / path
+    if "stories260K" in path and not STORIES.exists():
+        pytest.skip("no sibling folder shared/ with models/stories260K.gguf: not made again")
+    assert new.read_bytes() == (DEFAULT_ROOT / path).read_bytes()
+
+
+@pytest.mark.parametrize("path", [e.path for e in ENTRIES if not e.path.startswith("logits/")])
+def test_ids_and_weights_are_made_again_byte_for_byte(path: str, fresh: Path) -> None:
+    assert_same_bytes(fresh, path)
+
+
+@pytest.mark.parametrize("path", [e.path for e in ENTRIES if e.path.startswith("logits/")])
+def test_logits_are_made_again_byte_for_byte_on_the_same_cpu_features(
+    path: str, fresh: Path
+) -> None:
+    if not same_cpu():
+        pytest.skip(
+            "llama.cpp has other CPU features here than in the provenance, and may sum in another "
+            "order: logits were compared within the bound only (test_the_oracle_still_says_the_same)"
+        )
+    assert_same_bytes(fresh, path)
+
+
+@pytest.mark.parametrize("path", [e.path for e in ENTRIES if e.kind == "logits"])
+def test_logits_made_anew_verify_wherever_they_are_made(path: str, fresh: Path) -> None:
+    assert verify(fresh) == []
+
+
+def test_the_oracle_still_says_the_same() -> None:
+    models = [STORIES] if STORIES.exists() else []
+    verdicts = list(holds(models=models))
+    skipped = [v for v in verdicts if v.status == "not-compared"]
+    assert {v.case for v in skipped} <= (set() if models else {"stories260K"})
+    rest = [v for v in verdicts if v not in skipped]
+    assert len(rest) > 20
+    assert {v.status for v in rest} <= {"agreed", "excused"}, rest
+
+
+def test_regenerating_where_all_is_right_changes_nothing(fresh: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in fresh.rglob("*")}
+    assert regenerate(fresh) == []
+    assert {path: path.stat().st_mtime_ns for path in fresh.rglob("*")} == before
+
+
+def test_regenerating_mends_a_broken_file_and_leaves_the_vectors_of_other_models(
+    tmp_path: Path,
+) -> None:
+    root = copied(tmp_path)
+    (root / "dequant/q8_0.json").write_text("{}")
+    (root / "tokens/stories260K.json").write_text("{}")
+    changed = {path.relative_to(root).as_posix() for path in regenerate(root)}
+    assert "dequant/q8_0.json" in changed
+    assert [problem.path for problem in verify(root)] == ["tokens/stories260K.json"]
+    assert {e.path for e in read_manifest(root)} == {e.path for e in ENTRIES}
+
+
+@needs_stories
+def test_regenerating_a_model_touches_nothing_else(tmp_path: Path) -> None:
+    root = copied(tmp_path)
+    kept = (root / "dequant/q8_0.json").read_bytes() + b" "
+    (root / "dequant/q8_0.json").write_bytes(kept)
+    (root / "tokens/stories260K.json").unlink()
+    changed = {path.relative_to(root).as_posix() for path in regenerate(root, [STORIES])}
+    assert "tokens/stories260K.json" in changed
+    assert changed <= {f"{p}{s}" for p in STORIES_PATHS for s in (".json", ".safetensors")} | {NAME}
+    assert (root / "dequant/q8_0.json").read_bytes() == kept
+
+
+def test_a_model_whose_name_is_taken_or_that_is_built_in_is_refused(tmp_path: Path) -> None:
+    root = copied(tmp_path)
+    write_llama(BUILTIN["moe"], tmp_path / "mine.gguf")
+    with pytest.raises(BrokenGolden, match="is the built-in model moe"):
+        regenerate(root, [tmp_path / "mine.gguf"])
+    write_llama(BUILTIN["f32"].__class__(seed=77), tmp_path / "f32.gguf")
+    with pytest.raises(BrokenGolden, match="another model has vectors named 'f32'"):
+        regenerate(root, [tmp_path / "f32.gguf"])
+
+
+def test_a_model_without_vocabulary_has_logits_only(tmp_path: Path) -> None:
+    path = tmp_path / "mute.gguf"
+    write_llama(BUILTIN["f32"].__class__(seed=5, n_layer=1, vocabulary=False), path)
+    root = tmp_path / "v1"
+    names = {p.relative_to(root).as_posix() for p in regenerate(root, [path])}
+    assert names == {"logits/mute.json", "logits/mute.safetensors", NAME}
+    assert verify(root) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"no model"])
+def test_what_is_no_model_is_refused_and_nothing_is_written(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(content)
+    with pytest.raises(BrokenGolden, match=r"bad\.gguf"):
+        regenerate(tmp_path / "v1", [path])
+    assert not (tmp_path / "v1").exists()
+
+
+def test_a_manifest_edited_by_hand_is_not_written_over(tmp_path: Path) -> None:
+    root = copied(tmp_path)
+    edit_json(root / NAME, lambda d: d["files"].pop())
+    with pytest.raises(BrokenGolden, match="seal"):
+        regenerate(root)

@@ -1,0 +1,268 @@
+"""Our engine replays every golden without llama.cpp; wrong engines do not."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from engine.errors import Unsupported
+from engine.ops.reference import Reference as PlainOps
+from golden.load import documents, load_vectors
+from golden.manifest import read_manifest
+from golden.models import write_models
+from golden.replay import replay, stem
+from golden.store import DEFAULT_ROOT, BrokenGolden
+from golden.suites.base import Asked, Golden, Vectors, Verdicts
+from harness.adapters import adapter_class
+from harness.adapters.reference import Reference
+from harness.records import EXACT, Verdict
+from harness.report.header import sha256_of
+from harness.runner import LocalSession
+from tests.golden.folders import STORIES, STORIES_PATHS, copied, edit_json, needs_stories, reseal
+
+ENTRIES = {entry.path: entry for entry in read_manifest(DEFAULT_ROOT)}
+PATHS = [stem(entry) for entry in documents(list(ENTRIES.values()))]
+OF_RECIPES = [path for path in PATHS if path not in STORIES_PATHS]
+
+
+class NoConversion(Reference):
+    """Multiplies by activations that it has not converted; not registered."""
+
+    name = "no-conversion"
+
+    def make_ops(self) -> PlainOps:
+        return PlainOps()
+
+
+class OffByOne(Reference):
+    name = "off-by-one"
+
+    def tokenize(
+        self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
+    ) -> list[list[int]]:
+        runs = super().tokenize(texts, add_special=add_special, parse_special=parse_special)
+        runs[-1][-1] += 1
+        return runs
+
+    def detokenize(
+        self, ids: Sequence[Sequence[int]], *, remove_special: bool, unparse_special: bool
+    ) -> list[bytes]:
+        texts = super().detokenize(
+            ids, remove_special=remove_special, unparse_special=unparse_special
+        )
+        return [*texts[:-1], texts[-1] + b"!"]
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        ids = super().greedy(prompt, n)
+        return [*ids[:-1], ids[-1] ^ 1]
+
+
+class Forgetful(OffByOne):
+    """Answers too little."""
+
+    name = "forgetful"
+
+    def tokenize(
+        self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
+    ) -> list[list[int]]:
+        return [[1]]
+
+    def detokenize(
+        self, ids: Sequence[Sequence[int]], *, remove_special: bool, unparse_special: bool
+    ) -> list[bytes]:
+        return []
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        return super().greedy(prompt, n)[:-1]
+
+    def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+        return super().dequantize(type_name, raw)[:-1]
+
+
+class PositiveZero(Reference):
+    name = "positive-zero"
+
+    def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+        return super().dequantize(type_name, raw) + np.float32(0)
+
+
+class SwappedNibbles(Reference):
+    name = "swapped-nibbles"
+
+    def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+        blocks = super().dequantize(type_name, raw).reshape(-1, 2, 16)
+        return blocks[:, ::-1].reshape(-1)
+
+
+class Deaf(Reference):
+    name = "deaf"
+
+    def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+        raise Unsupported("deaf")
+
+
+def vectors_of(path: str, root: Path = DEFAULT_ROOT) -> Vectors:
+    entries = {entry.path: entry for entry in read_manifest(root)}
+    return load_vectors(root, entries[f"{path}.json"], entries)
+
+
+def held(engine: type[Reference], path: str, models: Path) -> list[Verdict]:
+    """Replays one golden on a class of engine that nobody registered."""
+    vectors = vectors_of(path)
+    row = vectors.document.get("model")
+    model = None if row is None else models / f"{row['name']}.gguf"
+    verdict = Verdicts(suite="golden", case=path, repro="again")
+    with LocalSession(engine, model, EXACT) as session:
+        ask = Asked(engine=engine.name, session=session)
+        return list(Golden.named(path.split("/")[0])().replay(vectors, ask, verdict))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    write_models(folder)
+    return folder
+
+
+@pytest.mark.parametrize("path", OF_RECIPES)
+def test_our_engine_replays_the_goldens_of_built_in_models(path: str) -> None:
+    verdicts = list(replay(only=[path]))
+    assert verdicts
+    assert {v.status for v in verdicts} == {"agreed"}, verdicts
+
+
+@needs_stories
+@pytest.mark.parametrize("path", STORIES_PATHS)
+def test_our_engine_replays_the_goldens_of_stories260k(path: str) -> None:
+    verdicts = list(replay(only=[path], models=[STORIES]))
+    assert verdicts
+    assert {v.status for v in verdicts} == {"agreed"}, verdicts
+
+
+def test_a_golden_whose_model_was_not_given_is_not_compared() -> None:
+    verdicts = list(replay(only=STORIES_PATHS))
+    assert [v.status for v in verdicts] == ["not-compared"] * 2
+    assert all("stories260K" in v.summary and "sha256" in v.summary for v in verdicts)
+
+
+def test_replaying_does_not_import_llama_cpp() -> None:
+    program = (
+        "import sys\n"
+        "sys.modules['llama_cpp'] = sys.modules['gguf'] = None\n"
+        "from golden.replay import replay\n"
+        "from golden.verify import verify\n"
+        "assert verify() == []\n"
+        "found = {v.status for v in replay(only=['tokens/f32', 'dequant/q8_0', 'logits/f32'])}\n"
+        "assert found == {'agreed'}, found\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# the others are right in their logits up to the noise: only the trace shows them
+SEEN_IN_LOGITS = [
+    f"mutant:{name}"
+    for name in (
+        *("cache-keeps-last", "column-major", "kv-head-modulo", "last-kv-head-dropped"),
+        *("missing-scale", "q8-0-unsigned", "rope-half-split", "silu-without-gate"),
+        *("softmax-nan", "stale-norm"),
+    )
+]
+
+
+@pytest.mark.parametrize("name", SEEN_IN_LOGITS)
+def test_a_wrong_engine_fails_on_logits(name: str) -> None:
+    model = adapter_class(name).model  # type: ignore[attr-defined]
+    verdicts = list(replay(engine=name, only=[f"logits/{model}"]))
+    assert verdicts[0].status == "diverged"
+    assert name in verdicts[0].repro
+
+
+def test_a_wrong_decoder_fails_on_its_blocks_and_only_on_them() -> None:
+    wrong, right = (
+        list(replay(engine="mutant:q8-0-unsigned", only=[f"dequant/{kind}"]))
+        for kind in ("q8_0", "q4_0")
+    )
+    assert [v.status for v in wrong] == ["diverged"]
+    assert [v.status for v in right] == ["agreed"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "path", "n"),
+    [
+        (OffByOne, "tokens/f32", 12),
+        (OffByOne, "logits/f32", 1),
+        (OffByOne, "dequant/q8_0", 0),
+        (Forgetful, "tokens/f32", 12),
+        (Forgetful, "logits/f32", 1),
+        (Forgetful, "dequant/q8_0", 1),
+        (PositiveZero, "dequant/q8_0", 1),
+        (PositiveZero, "dequant/q4_0", 1),
+        (SwappedNibbles, "dequant/q4_0", 1),
+    ],
+)
+def test_the_smallest_mistake_is_found_where_it_is(
+    engine: type[Reference], path: str, n: int, models: Path
+) -> None:
+    verdicts = held(engine, path, models)
+    assert len([v for v in verdicts if v.status == "diverged"]) == n, verdicts
+
+
+@pytest.mark.parametrize("path", [path for path in OF_RECIPES if path.startswith("logits/")])
+def test_an_engine_that_does_not_convert_activations_is_within_the_bound(
+    path: str, models: Path
+) -> None:
+    verdicts = held(NoConversion, path, models)
+    assert {v.status for v in verdicts} <= {"agreed", "excused"}, verdicts
+
+
+def test_an_engine_without_an_answer_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(Reference.family, "deaf", Deaf)
+    assert [v.status for v in replay(engine="deaf", only=["dequant/q8_0"])] == ["not-compared"]
+
+
+def test_an_edited_golden_is_not_replayed(tmp_path: Path) -> None:
+    root = copied(tmp_path)
+    edit_json(root / "dequant/q8_0.json", lambda d: d["blocks"][0].update(id="mine"))
+    with pytest.raises(BrokenGolden, match="changed by hand"):
+        list(replay(root, only=["dequant/q8_0"]))
+
+
+def test_unknown_names_are_refused_with_the_choices() -> None:
+    with pytest.raises(BrokenGolden, match=r"no golden 'logits/f31' \(known: .*logits/f32"):
+        list(replay(only=["logits/f31"]))
+    with pytest.raises(Unsupported, match="no Adapter named 'nobody'"):
+        list(replay(engine="nobody", only=["dequant/q8_0"]))
+
+
+def test_a_recipe_that_makes_another_model_is_refused(tmp_path: Path) -> None:
+    root = copied(tmp_path)
+    edit_json(root / "logits/f32.json", lambda d: d["model"]["recipe"].update(seed=99))
+    reseal(root)
+    with pytest.raises(BrokenGolden, match="no longer makes the model"):
+        list(replay(root, only=["logits/f32"]))
+
+
+@pytest.mark.parametrize("field", [{"n_embd": 1 << 20}, {"unheard_of": 1}, {"n_head": 3}])
+def test_a_recipe_that_makes_no_model_is_refused(field: dict[str, int], tmp_path: Path) -> None:
+    root = copied(tmp_path)
+    edit_json(root / "logits/f32.json", lambda d: d["model"]["recipe"].update(field))
+    reseal(root)
+    with pytest.raises(BrokenGolden, match="the recipe of f32"):
+        list(replay(root, only=["logits/f32"]))
+
+
+def test_the_models_of_all_recipes_can_be_written(models: Path) -> None:
+    hashes = {sha256_of(path) for path in models.glob("*.gguf")}
+    assert hashes == {vectors_of(path).document["model"]["sha256"] for path in OF_RECIPES
+                      if path.startswith("logits/")}  # fmt: skip
