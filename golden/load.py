@@ -20,8 +20,6 @@ from golden.store import (
 )
 from golden.suites.base import Golden, Vectors
 
-AGAIN = "restore it, or run `lockstep golden regen`"
-
 
 def checked_bytes(root: Path, entry: Entry) -> bytes:
     """The file's bytes; raises BrokenGolden if they are not those of the manifest."""
@@ -40,11 +38,9 @@ def load_vectors(root: Path, entry: Entry, entries: dict[str, Entry]) -> Vectors
     document = parse_json(raw, entry.path)
     wrong = next(violations(entry.kind, document), None)
     if wrong is not None:
-        raise BrokenGolden(f"{entry.path} breaks its schema at {wrong}; {AGAIN}")
+        raise BrokenGolden(f"{entry.path} breaks its schema at {wrong}")
     if canonical(document) != raw:
-        raise BrokenGolden(
-            f"{entry.path} was not written by the generator: its form differs; {AGAIN}"
-        )
+        raise BrokenGolden(f"{entry.path} was not written by the generator: its form differs")
     tensors: Tensors = {}
     if "tensors" in document:
         name = document["tensors"]["file"]
@@ -57,7 +53,7 @@ def load_vectors(root: Path, entry: Entry, entries: dict[str, Entry]) -> Vectors
     vectors = Vectors(document=document, tensors=tensors)
     import_members("golden.suites")
     for text in Golden.named(entry.kind)().inconsistencies(vectors):
-        raise BrokenGolden(f"{entry.path} contradicts itself: {text}; {AGAIN}")
+        raise BrokenGolden(f"{entry.path} contradicts itself: {text}")
     return vectors
 
 
@@ -68,7 +64,7 @@ def check_shapes(declared: dict[str, dict[str, object]], tensors: Tensors, name:
         for key, value in tensors.items()
     }  # fmt: skip
     if found != declared:
-        raise BrokenGolden(f"{name} holds {found}, its document says {declared}; {AGAIN}")
+        raise BrokenGolden(f"{name} holds {found}, its document says {declared}")
 
 
 def documents(entries: list[Entry]) -> Iterator[Entry]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from golden.load import AGAIN, checked_bytes, documents, load_vectors
+from golden.load import checked_bytes, documents, load_vectors
 from golden.manifest import NAME, Entry, read_manifest
 from golden.replay import replay
 from golden.store import DEFAULT_ROOT, MAX_TOTAL, BrokenGolden, inside
@@ -39,11 +39,11 @@ def files(root: Path, entries: Sequence[Entry]) -> Iterator[Problem]:
     for entry in entries:
         try:
             if not inside(root, entry.path).exists():
-                raise BrokenGolden(f"{entry.path} is missing; {AGAIN}")
+                raise BrokenGolden(f"{entry.path} is missing")
             checked_bytes(root, entry)
         except BrokenGolden as error:
             broken.add(entry.path)
-            yield Problem(path=entry.path, text=str(error))
+            yield broken_file(entry, error)
     for entry in documents(list(entries)):
         payload = str(Path(entry.path).with_suffix(".safetensors").as_posix())
         used.add(payload)
@@ -52,11 +52,16 @@ def files(root: Path, entries: Sequence[Entry]) -> Iterator[Problem]:
         try:
             load_vectors(root, entry, by_path)
         except BrokenGolden as error:
-            yield Problem(path=entry.path, text=str(error))
+            yield broken_file(entry, error)
     for entry in entries:
         if entry.kind == "tensors" and entry.path not in used:
             text = f"{entry.path} belongs to no document; run `lockstep golden regen`"
             yield Problem(path=entry.path, text=text)
+
+
+def broken_file(entry: Entry, error: BrokenGolden) -> Problem:
+    what = "lockstep golden regen" + ("" if entry.model is None else " MODEL")
+    return Problem(path=entry.path, text=f"{error}; restore it, or run `{what}`")
 
 
 def orphans(root: Path, entries: Sequence[Entry]) -> Iterator[Problem]:

@@ -151,11 +151,11 @@ def brain_floats(x: F32, weight: Weight) -> Prepared:
 
 
 def blocks_of_8_bits(x: F32, weight: Weight) -> Prepared:
-    return kernels.products_q8_0, (*Q8_0.quantise(x), stored(weight, Q8_0_BLOCK))
+    return kernels.products_q8_0, (*Q8_0.quantise(plain(x)), stored(weight, Q8_0_BLOCK))
 
 
 def blocks_of_4_bits(x: F32, weight: Weight) -> Prepared:
-    return kernels.products_q4_0, (*Q8_0.quantise(x), stored(weight, Q4_0_BLOCK))
+    return kernels.products_q4_0, (*Q8_0.quantise(plain(x)), stored(weight, Q4_0_BLOCK))
 
 
 # by class, not by name: a decoder that is wrong on purpose must not be replaced by a right one

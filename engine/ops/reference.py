@@ -56,7 +56,8 @@ class Reference:
         wide = self.activations(x, weight)
         out = np.empty((len(x), weight.shape[0]), np.float32)
         for rows, chunk in weight.chunks():
-            out[:, rows] = wide @ chunk.astype(np.float64).T
+            with np.errstate(invalid="ignore"):  # activations may be infinite, as halves and scales are
+                out[:, rows] = rounded(wide @ chunk.astype(np.float64).T)
         return out
 
     def linear_id(self, x: F32, weight: Weight, ids: I32) -> F32:
@@ -85,8 +86,8 @@ class Reference:
         cos, sin = (t[:, None, :] for t in self.rotations(positions, params))
         even, odd = x[..., 0::2].astype(np.float64), x[..., 1::2].astype(np.float64)
         out = np.empty(x.shape, np.float32)
-        out[..., 0::2] = even * cos - odd * sin
-        out[..., 1::2] = even * sin + odd * cos
+        out[..., 0::2] = rounded(even * cos - odd * sin)
+        out[..., 1::2] = rounded(even * sin + odd * cos)
         return out
 
     # --- attention ------------------------------------------------------------------------

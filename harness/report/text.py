@@ -1,5 +1,6 @@
 """What a person reads: sites, findings and verdicts in words."""
 
+from engine.trace import SITES
 from harness.judge import SiteFinding
 from harness.records import Site, Verdict
 
@@ -33,7 +34,8 @@ def explain_finding(finding: SiteFinding) -> str:
     if m.kind != "value":
         return f"{where}: {m.detail or m.kind}"
     return (
-        f"{where}: {m.mismatched} of {m.total} elements off, worst {list(m.index)} is "
+        f"{where}: {m.mismatched} of {m.total} elements off, worst {list(m.index)} of "
+        f"{SITES[finding.site.name].shape} is "
         f"{m.actual:.9g}, expected {m.expected:.9g} (allowed {m.allowed:.2g})"
     )
 
