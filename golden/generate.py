@@ -4,7 +4,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from engine.errors import EngineError
@@ -19,8 +19,6 @@ from golden.store import (
     BrokenGolden,
     canonical,
     inside,
-    parse_json,
-    read,
     replace_file,
     sha256,
     tensor_bytes,
@@ -70,13 +68,15 @@ def regenerate(
     import_members("golden.suites")
     try:
         if models:
-            made = [each for path in models for each in of_file(root, old, path, oracle, progress)]
+            made = [each for path in models for each in of_file(old, path, oracle, progress)]
         else:
             made = list(of_builtin(oracle, progress))
     except NoAnswer as error:
         raise BrokenGolden(f"no goldens were written: {error.summary}") from error
     new = [pair for each in made for pair in files_of(each)]
     written = {entry.path for entry, _ in new}
+    if len(written) != len(new):
+        raise BrokenGolden("two of the models given have the same name; rename one of the files")
     kept = [e for e in old if e.path not in written and (models or e.model is not None)]
     for entry, _ in new:
         inside(root, entry.path)
@@ -148,13 +148,11 @@ def of_builtin(oracle: str, progress: Progress) -> Iterator[Made]:
             yield from of_model(path, row, oracle, progress, tokens=name in TOKENS_OF)
 
 
-def of_file(
-    root: Path, old: Sequence[Entry], path: Path, oracle: str, progress: Progress
-) -> Iterator[Made]:
+def of_file(old: Sequence[Entry], path: Path, oracle: str, progress: Progress) -> Iterator[Made]:
     try:
         with GgufFile.open(path) as file:
             tokens = vocabulary_kind(file) not in ("no_vocab", "none", "")
-        row = model_row(name_of(root, old, path), path, None)
+        row = model_row(name_of(old, path), path, None)
     except EngineError as error:
         raise BrokenGolden(f"{path}: {error}") from error
     except OSError as error:
@@ -162,22 +160,21 @@ def of_file(
     yield from of_model(path, row, oracle, progress, tokens=tokens)
 
 
-def name_of(root: Path, old: Sequence[Entry], path: Path) -> str:
+def name_of(old: Sequence[Entry], path: Path) -> str:
     """The name under which the model's vectors are known, or else that of the file."""
     digest = sha256_of(path)
-    taken: dict[str, str] = {}
-    for entry in old:
-        if entry.kind in ("tokens", "logits"):
-            row = parse_json(read(inside(root, entry.path), MAX_JSON), entry.path)["model"]
-            if row["sha256"] == digest:
-                if row["recipe"] is not None:
-                    raise BrokenGolden(f"{path} is the built-in model {row['name']}")
-                return str(row["name"])
-            taken[row["name"]] = row["sha256"]
+    names = {e.model: PurePosixPath(e.path).stem for e in old if e.kind == "logits"}
+    if digest in names:
+        return names[digest]
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")
     if not name:
         raise BrokenGolden(f"{path}: the name of the file has no letter to name vectors after")
-    if name in taken or name in BUILTIN_NAMES:
+    if name in BUILTIN_NAMES:
+        raise BrokenGolden(
+            f"{path}: {name!r} is a built-in model; refresh it by a run without a model, or rename "
+            "the file"
+        )
+    if name in names.values():
         raise BrokenGolden(f"{path}: another model has vectors named {name!r}; rename the file")
     return name
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from engine.errors import EngineError
+from golden.load import load_vectors
 from golden.manifest import read_manifest
-from golden.store import DEFAULT_ROOT, MAX_JSON, BrokenGolden, inside, parse_json, read
+from golden.store import DEFAULT_ROOT, BrokenGolden
 from harness.report.header import sha256_of
 from harness.synth.llama import LlamaRecipe, tensors, write_llama
 
@@ -70,10 +71,11 @@ def write_models(folder: Path, root: Path = DEFAULT_ROOT) -> list[Path]:
     """Write every model that has a recipe as NAME.gguf, for engines that read files."""
     folder.mkdir(parents=True, exist_ok=True)
     rows: dict[str, Mapping[str, Any]] = {}
-    for entry in read_manifest(root):
+    entries = {entry.path: entry for entry in read_manifest(root)}
+    for entry in entries.values():
         if entry.kind in ("tokens", "logits") and entry.model is None:
-            document = parse_json(read(inside(root, entry.path), MAX_JSON), entry.path)
-            rows[document["model"]["name"]] = document["model"]
+            row = load_vectors(root, entry, entries).document["model"]
+            rows[row["name"]] = row
     paths = []
     for name, row in sorted(rows.items()):
         paths.append(folder / f"{name}.gguf")

@@ -106,7 +106,7 @@ class Fast(Mirror):
         values = plain(v.transpose(1, 0, 2))
         out = np.empty((p.shape[1], len(p), v.shape[2]), np.float32)
         self.share(kernels.kqv, len(p), p.size * v.shape[2], plain(p), values, out)
-        return out.reshape(len(out), -1)
+        return out.reshape(len(out), len(p) * v.shape[2])
 
     def flash_attn(
         self, q: F32, k: NDArray[Any], v: NDArray[Any], scale: float, visible: Bools

@@ -51,12 +51,14 @@ class FlashMirror:
             out, radius = tiled(q, keys, values, np.float32(scale), visible)
         else:
             # the sequential paths convert queries to the keys' type; the tiled one does not
-            queries = q.astype(np.float16).astype(np.float32) if narrow else q
+            with np.errstate(over="ignore"):
+                queries = q.astype(np.float16).astype(np.float32) if narrow else q
             edges = self.pieces(len(q), len(k))
             out, radius = one_by_one(
                 queries, keys, values, np.float32(scale), visible, edges, narrow
             )
-        return Attention(out.reshape(len(q), -1), radius.reshape(len(q), -1))
+        shape = len(q), q.shape[1] * q.shape[2]
+        return Attention(out.reshape(shape), radius.reshape(shape))
 
     def pieces(self, n_tokens: int, n_cells: int) -> NDArray[np.int64]:
         """Where the cache is cut: n_kv is padded to 256 (get_n_kv in llama-kv-cache.cpp)."""

@@ -56,7 +56,7 @@ class Reference:
         wide = self.activations(x, weight)
         out = np.empty((len(x), weight.shape[0]), np.float32)
         for rows, chunk in weight.chunks():
-            with np.errstate(invalid="ignore"):  # activations may be infinite, as halves and scales are
+            with np.errstate(invalid="ignore"):  # converted activations may be infinite
                 out[:, rows] = rounded(wide @ chunk.astype(np.float64).T)
         return out
 
@@ -118,7 +118,7 @@ class Reference:
     def kqv(self, p: F32, v: NDArray[Any]) -> F32:
         """p: (heads, tokens, cells), v: (cells, kv_heads, dim) -> (tokens, heads * dim)."""
         out = p.astype(np.float64) @ self.spread(v, p.shape[0])
-        return rounded(out.transpose(1, 0, 2).reshape(p.shape[1], -1))
+        return rounded(out.transpose(1, 0, 2).reshape(p.shape[1], p.shape[0] * v.shape[2]))
 
     def flash_attn(
         self, q: F32, k: NDArray[Any], v: NDArray[Any], scale: float, visible: Bools
@@ -131,7 +131,7 @@ class Reference:
         powers = np.exp(scores - np.where(np.isneginf(largest), 0, largest))
         total = powers.sum(axis=-1, keepdims=True)
         out = powers / np.where(total == 0, 1, total) @ self.spread(v, q.shape[1])
-        return rounded(out.transpose(1, 0, 2).reshape(len(q), -1))
+        return rounded(out.transpose(1, 0, 2).reshape(len(q), q.shape[1] * v.shape[2]))
 
     # --- element by element ---------------------------------------------------------------
 

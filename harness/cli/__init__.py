@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:  # everything of weight is imported by the command that needs it
+    from collections.abc import Callable
+
     from harness.check import Opened, Plan
     from harness.cli.terminal import Terminal
 
@@ -54,7 +56,7 @@ SubjectOpt = Annotated[
 ]
 TokensOpt = Annotated[int, typer.Option(help="Length of the prompt.", min=1, max=4096)]
 StepsOpt = Annotated[int, typer.Option(help="Tokens to generate.", min=1, max=4096)]
-SeedOpt = Annotated[int, typer.Option(help="Seed of everything random.", min=0)]
+SeedOpt = Annotated[int, typer.Option(help="Seed of everything random.", min=0, max=2**63 - 1)]
 ReportOpt = Annotated[Path, typer.Option(help="Where run folders go.")]
 JsonOpt = Annotated[bool, typer.Option("--json", help="A summary as JSON on standard output.")]
 QuietOpt = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
@@ -287,6 +289,100 @@ def doctor(as_json: JsonOpt = False) -> None:
     raise typer.Exit(code)
 
 
+VectorsOpt = Annotated[
+    Path | None, typer.Option(help="The folder of vectors. Default: the ones that ship.")
+]
+GoldenModels = Annotated[
+    list[Path] | None, typer.Option("--model", help="A model whose vectors are kept (repeatable).")
+]
+
+
+@golden.command()
+def regen(
+    model: Annotated[
+        list[Path] | None, typer.Argument(help="Models whose vectors are wanted as well.")
+    ] = None,
+    vectors: VectorsOpt = None,
+    quiet: QuietOpt = False,
+) -> None:
+    """Ask llama.cpp again and write the vectors. On an unchanged oracle no byte changes."""
+    from golden.generate import regenerate
+    from golden.store import DEFAULT_ROOT
+
+    with terminal(quiet) as out:
+        root = vectors or DEFAULT_ROOT
+        changed = regenerate(root, model or (), golden_progress(out))
+        for path in changed:
+            out.line(f"changed: {path}")
+        out.line(f"{len(changed)} files changed in {root}")
+
+
+@golden.command()
+def verify(
+    engine: Annotated[
+        str | None, typer.Option(help="Hold this engine against the vectors; no oracle needed.")
+    ] = None,
+    ask_oracle: Annotated[
+        bool, typer.Option("--oracle", help="Ask llama.cpp whether they still hold.")
+    ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only this file, such as logits/f32 (repeatable).")
+    ] = None,
+    model: GoldenModels = None,
+    vectors: VectorsOpt = None,
+    quiet: QuietOpt = False,
+) -> None:
+    """Are the vectors whole and unedited? With --engine or --oracle: do they hold for it?"""
+    from golden.replay import replay
+    from golden.store import DEFAULT_ROOT
+    from golden.verify import holds
+    from golden.verify import verify as verify_files
+    from harness.check import exit_code
+
+    with terminal(quiet) as out:
+        root = vectors or DEFAULT_ROOT
+        problems = verify_files(root)
+        for problem in problems:
+            out.line(str(problem))
+        if problems:
+            raise typer.Exit(1)
+        say = golden_progress(out)
+        verdicts = []
+        if ask_oracle:
+            verdicts += list(holds(root, model or (), say))
+        if engine is not None:
+            verdicts += list(replay(root, engine, model or (), say, only=tuple(only or ())))
+        for verdict in verdicts:
+            out.verdict(verdict)
+        agreed = sum(v.status == "agreed" for v in verdicts)
+        asked = f"; {agreed} of {len(verdicts)} comparisons agree" if verdicts else ""
+        out.line(f"{root}: whole and unedited{asked}")
+    raise typer.Exit(exit_code(verdicts) if verdicts else 0)
+
+
+@golden.command()
+def diff(a: Path, b: Path) -> None:
+    """What differs between two folders of vectors, or two files of them. Exit code 1 if any."""
+    from golden.diff import diff as differences
+
+    with terminal(quiet=True) as out:
+        found = differences(a, b)
+        for difference in found:
+            out.line(str(difference))
+        out.line(f"{len(found)} differences")
+    raise typer.Exit(1 if found else 0)
+
+
+@golden.command()
+def models(folder: Path) -> None:
+    """Write the seeded models of the vectors, so that any engine can run them."""
+    from golden.models import write_models
+
+    with terminal(quiet=True) as out:
+        for path in write_models(folder):
+            out.line(str(path))
+
+
 # --- what the commands share ----------------------------------------------------------------
 
 
@@ -294,6 +390,10 @@ def terminal(quiet: bool, as_json: bool = False) -> "Terminal":
     from harness.cli.terminal import Terminal
 
     return Terminal(quiet=quiet, as_json=as_json)
+
+
+def golden_progress(out: "Terminal") -> "Callable[[str], None]":
+    return lambda text: out.progress("golden", text)
 
 
 def usage(message: str) -> Exception:

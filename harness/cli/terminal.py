@@ -46,7 +46,7 @@ class Terminal:
         trace: TracebackType | None,
     ) -> None:
         self.quieten()
-        if isinstance(error, BadInput | EngineError | OSError):
+        if isinstance(error, BadInput | EngineError | OSError) or is_broken_golden(error):
             self.err.print(f"lockstep: {printable(str(error))}")
             raise typer.Exit(2) from error
         if isinstance(error, KeyboardInterrupt):
@@ -86,8 +86,9 @@ class Terminal:
     # --- results --------------------------------------------------------------------------
 
     def line(self, text: str) -> None:
+        """As it is into a pipe (rich would expand tabs); what could steer a terminal is escaped."""
         self.quieten()
-        self.out.print(text)
+        sys.stdout.write((printable(text, "\n\t") if self.out.is_terminal else text) + "\n")
 
     def json(self, value: Any) -> None:
         self.quieten()
@@ -127,6 +128,11 @@ class Terminal:
             for name, text, ok in rows:
                 self.out.print(f"{'ok     ' if ok else 'MISSING'} {name:<18} {printable(text)}")
         return 0 if all(ok for _, _, ok in rows) else 2
+
+
+def is_broken_golden(error: BaseException | None) -> bool:
+    """Asked without importing golden, which most commands do not need."""
+    return error is not None and type(error).__name__ == "BrokenGolden"
 
 
 ENDINGS = {

@@ -67,10 +67,10 @@ def read_report(path: Path) -> list[dict[str, Any]]:
 
     validator = Draft202012Validator(json.loads(SCHEMA.read_text()))
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except ValueError as error:  # no JSON, or no UTF-8
             raise BrokenReport(f"{path}, line {number}: cut off or no JSON ({error})") from None
         for fault in validator.iter_errors(row):
             raise BrokenReport(f"{path}, line {number}: {fault.message}")
@@ -91,3 +91,6 @@ def check_order(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         raise BrokenReport(
             f"{path}: the footer counts {rows[-1]['verdicts']} verdicts, there are {len(rows) - 2}"
         )
+    counts = Counter(row["status"] for row in rows[1:-1])
+    if rows[-1]["counts"] != counts:
+        raise BrokenReport(f"{path}: the footer counts {rows[-1]['counts']}, there are {counts}")

@@ -52,6 +52,12 @@ def write_llama(recipe: LlamaRecipe, path: Path) -> None:
 
 
 def check(r: LlamaRecipe) -> None:
+    sizes = ("n_layer", "n_embd", "n_head", "n_head_kv", "head_size", "n_ff", "n_vocab")
+    for name in sizes:  # in this order: head_size is a quotient of two others
+        if getattr(r, name) < 1:
+            raise InvalidModel(f"{name} is {getattr(r, name)}; expected at least 1")
+    if not 0 <= r.seed < 1 << 64:
+        raise InvalidModel(f"seed is {r.seed}; expected 0 to 2^64 - 1")
     block = type_by_name(r.quant).block
     for name, size in (("n_embd", r.n_embd), ("n_ff", r.n_ff), ("heads", r.n_head * r.head_size)):
         if size % block:

@@ -11,8 +11,7 @@ from golden.store import DEFAULT_ROOT, BrokenGolden
 from golden.verify import holds, verify
 from harness.records import EXACT, Answered
 from harness.runner import Runner
-from harness.synth.builtin import BUILTIN
-from harness.synth.llama import write_llama
+from harness.synth.llama import LlamaRecipe, write_llama
 from tests.golden.folders import (
     STORIES,
     STORIES_PATHS,
@@ -113,19 +112,37 @@ def test_regenerating_a_model_touches_nothing_else(tmp_path: Path) -> None:
     assert (root / "dequant/q8_0.json").read_bytes() == kept
 
 
-def test_a_model_whose_name_is_taken_or_that_is_built_in_is_refused(tmp_path: Path) -> None:
-    root = copied(tmp_path)
-    write_llama(BUILTIN["moe"], tmp_path / "mine.gguf")
-    with pytest.raises(BrokenGolden, match="is the built-in model moe"):
-        regenerate(root, [tmp_path / "mine.gguf"])
-    write_llama(BUILTIN["f32"].__class__(seed=77), tmp_path / "f32.gguf")
-    with pytest.raises(BrokenGolden, match="another model has vectors named 'f32'"):
-        regenerate(root, [tmp_path / "f32.gguf"])
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("f32", "'f32' is a built-in model"),
+        ("stories260K", "another model has vectors named 'stories260K'"),
+        ("___", "no letter"),
+    ],
+)
+def test_a_model_whose_name_is_taken_or_none_is_refused(
+    name: str, match: str, tmp_path: Path
+) -> None:
+    root, path = copied(tmp_path), tmp_path / f"{name}.gguf"
+    write_llama(LlamaRecipe(seed=77, n_layer=1), path)
+    with pytest.raises(BrokenGolden, match=match):
+        regenerate(root, [path])
+    assert verify(root) == []
+
+
+def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
+    paths = [tmp_path / folder / "mine.gguf" for folder in "ab"]
+    for seed, path in enumerate(paths):
+        path.parent.mkdir()
+        write_llama(LlamaRecipe(seed=seed, n_layer=1, vocabulary=False), path)
+    with pytest.raises(BrokenGolden, match="the same name"):
+        regenerate(tmp_path / "v1", paths)
+    assert not (tmp_path / "v1").exists()
 
 
 def test_a_model_without_vocabulary_has_logits_only(tmp_path: Path) -> None:
     path = tmp_path / "mute.gguf"
-    write_llama(BUILTIN["f32"].__class__(seed=5, n_layer=1, vocabulary=False), path)
+    write_llama(LlamaRecipe(seed=5, n_layer=1, vocabulary=False), path)
     root = tmp_path / "v1"
     names = {p.relative_to(root).as_posix() for p in regenerate(root, [path])}
     assert names == {"logits/mute.json", "logits/mute.safetensors", NAME}
