@@ -148,7 +148,7 @@ def one_by_one(
                 r_total = r_total * old_by + r_sum * new_by + slack * total
                 top = new
             for d in range(dim):
-                if total > 0.0:
+                if total != 0.0:  # NaN as well: it must show
                     value = acc[d] / total
                     out[t, h, d] = value
                     radius[t, h, d] = (

@@ -1,0 +1,129 @@
+"""Small models for tests: built-in ones, broken copies of them, and the runs that judge them."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.batch import Batch
+from engine.gguf_file import GgufFile
+from engine.model import Model
+from engine.ops.mirror import Mirror
+from engine.ops.reference import Reference
+from harness.adapters.reference import Reference as ReferenceEngine
+from harness.gguf_writer import gguf_bytes
+from harness.judge import Judge
+from harness.records import EXACT, Request, Settings, Site
+from harness.synth.builtin import BUILTIN
+from harness.synth.llama import LlamaRecipe, metadata, tensors, write_llama
+
+SHARED_STORIES = Path(__file__).resolve().parents[1].parent / "shared/models/stories260K.gguf"
+NO_STORIES = "no sibling folder shared/ with models/stories260K.gguf: it was not compared on"
+
+LANES = 16
+Values = dict[Site, NDArray[Any]]
+
+
+def builtin(name: str, folder: Path) -> Path:
+    path = folder / f"{name}.gguf"
+    if not path.exists():
+        write_llama(BUILTIN[name], path)
+    return path
+
+
+def written(folder: Path, name: str = "made.gguf", **recipe: Any) -> Path:
+    path = folder / name
+    write_llama(LlamaRecipe(**recipe), path)
+    return path
+
+
+def with_changed_weight(
+    model: Path, copy: Path, tensor: str, row: int, column: int, change: float
+) -> Path:
+    """A copy in which one weight of an F32 matrix is `change` larger."""
+    with GgufFile.open(model) as file:
+        info = file.tensors[tensor]
+        assert info.type.name == "F32"
+        at = file.data_offset + info.offset + 4 * (row * info.ne[0] + column)
+    raw = bytearray(model.read_bytes())
+    old = np.frombuffer(raw, "<f4", 1, at)[0]
+    raw[at : at + 4] = np.float32(old + change).astype("<f4").tobytes()
+    copy.write_bytes(raw)
+    return copy
+
+
+def with_metadata(path: Path, recipe: LlamaRecipe, **changes: Any) -> Path:
+    """The recipe's model with other metadata; a value of None leaves the key out."""
+    keys = metadata(recipe) | {key.replace("__", "."): value for key, value in changes.items()}
+    kept = {key: value for key, value in keys.items() if value is not None}
+    path.write_bytes(gguf_bytes(kept, tensors(recipe)))
+    return path
+
+
+def with_tensor_type(model: Path, copy: Path, tensor: str, type_id: int) -> Path:
+    """A copy whose table gives the tensor another type; its bytes stay."""
+    with GgufFile.open(model) as file:
+        info = file.tensors[tensor]
+    raw = bytearray(model.read_bytes())
+    name = tensor.encode()
+    after = raw.index(len(name).to_bytes(8, "little") + name) + 8 + len(name)
+    after += 4 + 8 * len(info.ne)
+    raw[after : after + 4] = type_id.to_bytes(4, "little")
+    copy.write_bytes(raw)
+    return copy
+
+
+# --- runs -----------------------------------------------------------------------------------
+
+
+def opened(path: Path, settings: Settings = EXACT, ops: Reference | None = None) -> Model:
+    return Model(
+        path,
+        ops or Mirror(settings.n_threads, settings.n_ctx),
+        type_k=settings.type_k,
+        type_v=settings.type_v,
+        flash_attn=settings.flash_attn,
+        n_ctx=settings.n_ctx,
+        n_ubatch=settings.n_ubatch,
+    )
+
+
+def some_batches(n_vocab: int = 384) -> tuple[Batch, ...]:
+    """A prompt of 12 tokens and one token more."""
+    tokens = [(7 * i * i + 11) % n_vocab for i in range(13)]
+    return Batch.of(tokens[:12]), Batch.of(tokens[12:], start=12)
+
+
+def traced(
+    path: Path,
+    settings: Settings = EXACT,
+    replace: Mapping[Site, NDArray[Any]] | None = None,
+    make: Callable[[Path, Settings], ReferenceEngine] = ReferenceEngine,
+) -> Values:
+    """Every site of our own engine's run."""
+    engine = make(path, settings)
+    request = Request(batches=some_batches(), capture=True, replace=replace or {})
+    trace = engine.evaluate(request).trace
+    engine.close()
+    assert trace is not None
+    return trace.values()
+
+
+def judged(path: Path, oracle: Values, subject: Values, settings: Settings = EXACT) -> Judge:
+    judge = Judge(oracle, subject, lanes=LANES, n_threads=settings.n_threads, n_ctx=settings.n_ctx)
+    model = opened(path, settings, judge)
+    cache = model.new_cache()
+    for step, batch in enumerate(some_batches()):
+        judge.step = step
+        model.decode(batch, cache, judge)
+    model.close()
+    return judge
+
+
+def changed(values: Values, site: Site, index: tuple[int, ...], by: float) -> Values:
+    """A copy in which one element of one tensor is off."""
+    value = values[site].copy()
+    value[index] += np.asarray(by).astype(value.dtype)
+    return {**values, site: value}
