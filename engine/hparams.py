@@ -59,7 +59,7 @@ class Keys:
             raise Unsupported(f"{full!r} differs from layer to layer, which this engine cannot do")
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             raise InvalidModel(f"{full!r} must be a float, got {value!r}")
-        if not isinstance(value, kind):
+        if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
             raise InvalidModel(f"{full!r} must be of type {kind.__name__}, got {value!r}")
         return value
 

@@ -12,7 +12,7 @@ from engine.gguf_file import GgufFile
 from engine.quants.base import F32, WeightFormat
 from engine.registry import import_members
 
-CHUNK = 1 << 22  # weights decoded at a time: 32 MB as float64
+CHUNK = 1 << 18  # weights decoded at a time: 2 MB as float64, which stays in the cache
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ def mismatch_between(
     bad = ~((got == want) | (np.isnan(got) & np.isnan(want)) | close)
     if not bad.any():
         return None
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         excess = np.nan_to_num(distance / np.where(limit > 0, limit, 1e-300), nan=np.inf)
     worst = np.unravel_index(int(np.where(bad, excess, -1.0).argmax()), bad.shape)
     return Mismatch(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.ops.flash_mirror import attend_wide
 from engine.ops.mirror import Mirror, like
 from engine.ops.reference import I32, Bools, RopeParams
 from engine.quants.base import F32
@@ -56,7 +57,7 @@ class Judge(Mirror):
         self.lanes = lanes
         self.step = 0
         self.bound = EXACT
-        self.plain: Plain | None = None  # the product without converted activations, on demand
+        self.others: list[Other] = []  # what other honest engines compute here, on demand
         self.findings: list[SiteFinding] = []
         self.missing: list[Site] = []
 
@@ -64,8 +65,8 @@ class Judge(Mirror):
 
     def __call__(self, name: str, layer: int | None, value: NDArray[Any]) -> NDArray[Any]:
         site = Site(step=self.step, layer=layer, name=name)
-        bound, plain = self.bound, self.plain
-        self.bound, self.plain = EXACT, None
+        bound, others = self.bound, self.others
+        self.bound, self.others = EXACT, []
         if site not in self.oracle:
             self.missing.append(site)
             return value
@@ -73,7 +74,7 @@ class Judge(Mirror):
         if oracle.shape != value.shape:
             raise ValueError(f"the oracle's {site} has shape {oracle.shape}, not {value.shape}")
         self.findings.append(
-            self.finding(site, value, oracle, self.subject.get(site), bound, plain)
+            self.finding(site, value, oracle, self.subject.get(site), bound, others)
         )
         return oracle
 
@@ -84,15 +85,12 @@ class Judge(Mirror):
         oracle: NDArray[Any],
         subject: NDArray[Any] | None,
         bound: Bound,
-        plain: "Plain | None",
+        others: "list[Other]",
     ) -> SiteFinding:
         oracle_off = mismatch_between(truth, oracle, bound.allowed)
         mismatch = mismatch_between(oracle, subject, np.multiply(2, bound.allowed))
-        if mismatch and plain and subject is not None:
-            # an engine need not convert activations: its product may be the plain one
-            value, limit = plain()
-            if mismatch_between(value, subject, limit.allowed) is None:
-                mismatch = None
+        if mismatch and any(agrees(other, subject) for other in others):
+            mismatch = None
         at_fault = ""
         if mismatch or oracle_off:
             subject_off = mismatch_between(truth, subject, bound.allowed) is not None
@@ -120,22 +118,21 @@ class Judge(Mirror):
         out, self.bound = bounded_product(acts, weight, self.lanes, weight.format.weights)
         if not np.array_equal(acts, x):
             # float products in any order: a scalar loop over decoded weights is honest too
-            self.plain = lambda: bounded_product(x.astype(np.float64), weight, 1, 1)
+            self.others = [lambda: bounded_product(x.astype(np.float64), weight, 1, 1)]
         return out
 
     def linear_id(self, x: F32, weight: Weight, ids: I32) -> F32:
         out = np.empty((*ids.shape, weight.shape[1]), np.float32)
         allowed = np.empty(out.shape)
-        plains: list[tuple[Bools, Plain]] = []
+        plains: list[tuple[Bools, Other]] = []
         rows = np.broadcast_to(x, (*ids.shape, x.shape[-1]))
         for expert in np.unique(ids):
             chosen = ids == expert
             out[chosen] = self.linear(rows[chosen], weight.part(int(expert)))
             allowed[chosen] = self.bound.allowed
-            if self.plain:
-                plains.append((chosen, self.plain))
+            plains += [(chosen, other) for other in self.others]
         self.bound = Bound(allowed, self.bound.reason)
-        self.plain = (lambda: gathered(out.shape, plains)) if plains else None
+        self.others = [lambda: gathered(out.shape, plains)] if plains else []
         return out
 
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
@@ -177,6 +174,11 @@ class Judge(Mirror):
     ) -> F32:
         result = self.flash.attend(q, k, v, scale, visible)
         self.bound = tolerances.flash_attn(result.out, result.radius)
+        # an engine need not accumulate in F16, nor convert its queries to it
+        self.others = [
+            lambda: wide_attention(q, k, v, scale, visible),
+            lambda: wide_attention(like(q, k), k, v, scale, visible),
+        ]
         return result.out
 
     def swiglu(self, gate: F32, up: F32) -> F32:
@@ -202,7 +204,20 @@ def affected(
     return tuple(int(i) for i in np.flatnonzero(bad.reshape(-1, bad.shape[-1]).any(axis=0)))
 
 
-Plain = Callable[[], tuple[F32, Bound]]
+Other = Callable[[], tuple[F32, Bound]]
+
+
+def agrees(other: Other, subject: NDArray[Any] | None) -> bool:
+    value, bound = other()
+    return mismatch_between(value, subject, bound.allowed) is None
+
+
+def wide_attention(
+    q: F32, k: NDArray[Any], v: NDArray[Any], scale: float, visible: Bools
+) -> tuple[F32, Bound]:
+    """Flash attention with float32 accumulators."""
+    wide = attend_wide(q, k, v, scale, visible)
+    return wide.out, tolerances.flash_attn(wide.out, wide.radius)
 
 
 def bounded_product(
@@ -219,10 +234,10 @@ def bounded_product(
     return out, tolerances.product(size, out, weight.shape[-1], lanes, block)
 
 
-def gathered(shape: tuple[int, ...], parts: list[tuple[Bools, Plain]]) -> tuple[F32, Bound]:
+def gathered(shape: tuple[int, ...], parts: list[tuple[Bools, Other]]) -> tuple[F32, Bound]:
     """The plain products of all experts in one tensor."""
     out, allowed, reason = np.empty(shape, np.float32), np.empty(shape), ""
-    for chosen, plain in parts:
-        out[chosen], bound = plain()
+    for chosen, other in parts:
+        out[chosen], bound = other()
         allowed[chosen], reason = bound.allowed, bound.reason
     return out, Bound(allowed, reason)

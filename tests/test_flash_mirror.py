@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.ops.flash_mirror import TILE, Attention, FlashMirror, settle, to_half
+from engine.ops.flash_mirror import (
+    TILE,
+    Attention,
+    FlashMirror,
+    one_by_one,
+    settle,
+    tiled,
+    to_half,
+)
 from engine.ops.reference import Bools, Reference
 from engine.quants.base import F32
 from tests.test_ops_reference import floats
@@ -41,8 +49,7 @@ def test_to_half_keeps_halves_and_rounds_up_to_the_end() -> None:
 
 
 def test_ties_rounded_up_would_be_noticed() -> None:
-    assert not np.array_equal(HALVES[1:], rounded(MIDDLES))
-    assert np.array_equal(HALVES[1::2][: len(MIDDLES[1::2])], rounded(MIDDLES[1::2])) is False
+    assert not np.array_equal(rounded(MIDDLES), HALVES[1:])
 
 
 @given(at=st.integers(0, 0x7BFF), share=st.floats(-0.5, 0.5), wide=st.floats(0, 1e-2))
@@ -92,9 +99,15 @@ U = 2.0**-24
 def test_with_an_f32_cache_the_truth_is_within_the_radius(tokens: int, cells: int) -> None:
     args = inputs(1, tokens, cells, np.float32)
     found, truth = attend(args), truth_of(args)
-    off = np.abs(found.out - truth)
-    assert (off <= found.radius + U * np.abs(truth)).all()
-    assert found.radius.max() < 1e-4  # and it says something
+    assert (np.abs(found.out - truth) <= found.radius + U * np.abs(truth)).all()
+
+
+@pytest.mark.parametrize("tokens", [3, TILE])
+def test_a_cell_too_many_is_far_outside_the_radius(tokens: int) -> None:
+    q, k, v, visible = inputs(1, tokens, 100, np.float32)
+    found = attend((q, k, v, visible))
+    wrong = truth_of((q, k, v, np.tri(*visible.shape, 101 - tokens, dtype=bool)))
+    assert np.median(np.abs(found.out - wrong)[:-1] / found.radius[:-1]) > 20
 
 
 @pytest.mark.parametrize("tokens", [3, TILE])
@@ -134,19 +147,17 @@ def in_float16(args: Any) -> F32:
 def test_the_narrow_accumulator_is_that_of_numpys_float16(tokens: int, cells: int) -> None:
     args = inputs(3, tokens, cells, np.float16)
     found, simulated = attend(args), in_float16(args)
-    off = np.abs(found.out - simulated.astype(np.float64))
-    assert (off <= found.radius + U * np.abs(found.out)).all()
-    settled = found.radius < 1e-6  # no rounding was ambiguous
-    assert settled.mean() > 0.5
-    # a wide accumulator is out of that bound
-    assert np.abs(found.out - truth_of(args))[settled].max() > 1e-5
+    allowed = found.radius + U * np.abs(found.out)
+    assert (np.abs(found.out - simulated.astype(np.float64)) <= allowed).all()
+    wide = np.abs(found.out - truth_of(args)) > allowed
+    assert wide.any() == (cells > 1)  # of a wide accumulator; one value is its own mean
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float16])
 @pytest.mark.parametrize("tokens", [1, 5, TILE])
 @given(seed=st.integers(0, 2**31))
 @settings(max_examples=8, derandomize=True, deadline=None)
-def test_keys_moved_by_one_bit_stay_within_the_radius(
+def test_queries_moved_by_one_bit_stay_within_the_radius(
     kind: type[Any], tokens: int, seed: int
 ) -> None:
     """Such a run is within what a score is allowed; what follows from it must be as well."""
@@ -165,8 +176,6 @@ def test_keys_moved_by_one_bit_stay_within_the_radius(
 
 def direct(ops: FlashMirror, q: F32, k: Any, v: Any, visible: Bools) -> F32:
     """The kernels without the conversion of queries, which would hide a small change."""
-    from engine.ops.flash_mirror import one_by_one, tiled
-
     keys, values = k.astype(np.float32), v.astype(np.float32)
     if len(q) >= TILE:
         out = tiled(q, keys, values, np.float32(SCALE), visible)[0]
@@ -238,7 +247,7 @@ def test_each_kv_head_serves_a_run_of_heads(tokens: int, heads: tuple[int, int])
     assert (np.abs(found.out - truth) <= found.radius + U * np.abs(truth)).all()
 
 
-def test_queries_beyond_a_half_do_not_warn() -> None:
+def test_queries_beyond_a_half_are_infinite_and_what_follows_is_nan() -> None:
     q, k, v, visible = inputs(9, 2, 5, np.float16)
     q[0, 0, 0], k[:, 0, 0] = 1e6, 0.5
     assert np.isnan(attend((q, k, v, visible)).out[0, 0])

@@ -236,6 +236,10 @@ def check(hp: Hparams) -> None:
         )
     if hp.n_embd_head % 2:
         raise InvalidModel(f"a head of {hp.n_embd_head} elements cannot be rotated in pairs")
+    if not hp.f_norm_rms_eps >= 0:
+        raise InvalidModel(
+            f"llama.attention.layer_norm_rms_epsilon is {hp.f_norm_rms_eps}; expected 0 or more"
+        )
     if not 0 <= hp.n_expert_used <= hp.n_expert or bool(hp.n_expert) != bool(hp.n_expert_used):
         raise InvalidModel(
             f"llama.expert_used_count is {hp.n_expert_used} of llama.expert_count {hp.n_expert}"

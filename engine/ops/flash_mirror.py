@@ -70,6 +70,15 @@ class FlashMirror:
         return np.array([min(cut, n_cells) for cut in cuts])
 
 
+def attend_wide(
+    q: F32, k: NDArray[Any], v: NDArray[Any], scale: float, visible: NDArray[np.bool_]
+) -> Attention:
+    """The tiled path for any number of tokens: what an engine with float32 sums computes."""
+    keys, values = k.astype(np.float32), v.astype(np.float32)
+    out, radius = tiled(q, keys, values, np.float32(scale), visible)
+    return Attention(out.reshape(len(q), -1), radius.reshape(len(q), -1))
+
+
 @njit(cache=True)
 def to_half(x: float) -> float:
     """The nearest half, ties to even, of a finite number below 65520 in size."""

@@ -88,7 +88,7 @@ def check(
     """
     from harness.run import Listener, run_plans
 
-    with terminal(quiet, as_json) as out, model_folder() as folder:
+    with screen(quiet, as_json) as out, model_folder() as folder:
         plans = [
             plan_of(name, path, engine, oracle, settings, subject_model, tokens, steps, seed, suite)
             for name, path in models_of(model, folder)
@@ -121,7 +121,7 @@ def bisect(
     from harness.adapters import adapter_class
     from harness.bisect.bisection import bisect as run_bisect
 
-    with terminal(quiet, as_json) as out, model_folder() as folder:
+    with screen(quiet, as_json) as out, model_folder() as folder:
         default = getattr(adapter_class(engine), "shows_on", "f32")
         name, path = next(iter(models_of(model or Path(f"builtin:{default}"), folder)))
         plan = plan_of(
@@ -150,7 +150,7 @@ def trace(
     """Write every named tensor of a run: tensors.safetensors and index.json."""
     from harness.dump import dump_trace
 
-    with terminal(quiet) as out, model_folder() as folder:
+    with screen(quiet) as out, model_folder() as folder:
         name, path = next(iter(models_of(model, folder)))
         plan = plan_of(name, path, engine, engine, settings, None, tokens, 1, seed, ["trace"])
         n = dump_trace(plan, output, prompt, lambda text: out.progress(name, text))
@@ -170,7 +170,7 @@ def run(
     """Greedy text from any engine: the quick look."""
     from harness.quick import generate
 
-    with terminal(quiet, as_json) as out, model_folder() as folder:
+    with screen(quiet, as_json) as out, model_folder() as folder:
         name, path = next(iter(models_of(model, folder)))
         answer = generate(
             path, engine, settings.value, prompt, n, lambda text: out.progress(name, text)
@@ -200,7 +200,7 @@ def tokenize(
     """Ids from any engine: one JSON list for each input. --decode goes the other way."""
     from harness.quick import decode_ids, encode_texts
 
-    with terminal(quiet=True) as out, model_folder() as folder:
+    with screen(quiet=True) as out, model_folder() as folder:
         _, path = next(iter(models_of(model, folder)))
         inputs = [t.encode("utf-8", "surrogateescape") for t in text or []]
         if file is not None:
@@ -239,7 +239,7 @@ def synth(
     from harness.report.header import sha256_of
     from harness.synth.llama import LlamaRecipe, write_llama
 
-    with terminal(quiet=True) as out:
+    with screen(quiet=True) as out:
         if arch != "llama":
             raise Unsupported(f"synth knows no architecture {arch!r} (known: llama)")
         recipe = LlamaRecipe(
@@ -274,7 +274,7 @@ def selftest(
     """Run the wrong engines: are all caught, and located where they are wrong?"""
     from harness.selftest import run_selftest
 
-    with terminal(quiet) as out:
+    with screen(quiet) as out:
         code = run_selftest(out, list_only=list_only, clean=clean, seed=seed, jobs=jobs)
     raise typer.Exit(code)
 
@@ -284,7 +284,7 @@ def doctor(as_json: JsonOpt = False) -> None:
     """Versions, llama.cpp's build, CPU features, what is missing."""
     from harness.doctor import examine
 
-    with terminal(quiet=True, as_json=as_json) as out:
+    with screen(quiet=True, as_json=as_json) as out:
         code = out.examination(examine())
     raise typer.Exit(code)
 
@@ -309,7 +309,7 @@ def regen(
     from golden.generate import regenerate
     from golden.store import DEFAULT_ROOT
 
-    with terminal(quiet) as out:
+    with screen(quiet) as out:
         root = vectors or DEFAULT_ROOT
         changed = regenerate(root, model or (), golden_progress(out))
         for path in changed:
@@ -339,7 +339,7 @@ def verify(
     from golden.verify import verify as verify_files
     from harness.check import exit_code
 
-    with terminal(quiet) as out:
+    with screen(quiet) as out:
         root = vectors or DEFAULT_ROOT
         problems = verify_files(root)
         for problem in problems:
@@ -365,7 +365,7 @@ def diff(a: Path, b: Path) -> None:
     """What differs between two folders of vectors, or two files of them. Exit code 1 if any."""
     from golden.diff import diff as differences
 
-    with terminal(quiet=True) as out:
+    with screen(quiet=True) as out:
         found = differences(a, b)
         for difference in found:
             out.line(str(difference))
@@ -378,7 +378,7 @@ def models(folder: Path) -> None:
     """Write the seeded models of the vectors, so that any engine can run them."""
     from golden.models import write_models
 
-    with terminal(quiet=True) as out:
+    with screen(quiet=True) as out:
         for path in write_models(folder):
             out.line(str(path))
 
@@ -386,7 +386,8 @@ def models(folder: Path) -> None:
 # --- what the commands share ----------------------------------------------------------------
 
 
-def terminal(quiet: bool, as_json: bool = False) -> "Terminal":
+def screen(quiet: bool, as_json: bool = False) -> "Terminal":
+    """Not called `terminal`: importing the module of that name would put it in the place."""
     from harness.cli.terminal import Terminal
 
     return Terminal(quiet=quiet, as_json=as_json)
