@@ -146,7 +146,8 @@ class Patched:
 def patch(context: Context, found: Findings) -> Patched:
     """If the guilty ops are all there are, putting them right puts the logits right."""
     oracle = trace_of(context.oracle_run).values()
-    replace = {f.site: oracle[f.site] for f in found.guilty}
+    fixed = adapter_class(context.subject.name).fixed_sites
+    replace = {f.site: oracle[f.site] for f in found.guilty if f.site.name not in fixed}
     context.progress(f"putting the oracle's tensor in at {len(replace)} sites")
     request = Request(batches=context.batches, replace=replace)
     healed: Evaluation = context.ask(context.subject, "evaluate", request)

@@ -124,8 +124,10 @@ def test_infinite_and_nan_weights_and_every_other_bit_pattern_are_multiplied_as_
 def test_a_decoder_that_is_wrong_on_purpose_is_not_replaced_by_a_kernel() -> None:
     class Unsigned(WeightFormat.named("Q8_0")):  # type: ignore[misc]
         @staticmethod
-        def decode(blocks: Any) -> Any:
-            return blocks["d"].astype("f4")[:, None] * blocks["qs"].view(np.uint8).astype("f4")
+        def unpack(raw: Any, out: Any) -> None:
+            blocks = raw.view(right.format.layout)
+            steps = blocks["qs"].view(np.uint8).astype("f4")
+            out[:] = (blocks["d"].astype("f4")[:, None] * steps).reshape(-1)
 
     right, x = weight_of("Q8_0", (5, 32)), floats(4, 2, 32)
     wrong = Weight("w", Unsigned, right.shape, right.raw)

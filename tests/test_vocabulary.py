@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.errors import InvalidModel, Unsupported
-from engine.tokenizers.base import tokenizer_of
+from engine.tokenizers.base import cleaned, tokenizer_of
 from engine.tokenizers.vocabulary import Attr
 from tests.test_tokenizer_llama import FIRST_BYTE, TEXTS, ids, renamed, tiny
 
@@ -115,6 +115,7 @@ N_VOCAB = FIRST_BYTE + 256
         ({"bos_token_id": True}, "tokenizer.ggml.bos_token_id must be an unsigned .*, got True"),
         ({"add_bos_token": 1}, "tokenizer.ggml.add_bos_token must be a bool, got 1"),
         ({"tokens": renamed(**{"<0x41>": "A"})}, "tokenizer.ggml.tokens is a byte token.*'A'"),
+        ({"suppress_tokens": np.ones(5, np.int64)}, "tokenizer.ggml.suppress_tokens .*got int64"),
         ({"name": "phi3"}, r"'<\|endoftext\|>' in tokenizer.ggml.tokens"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
@@ -132,6 +133,42 @@ def test_a_model_without_a_vocabulary_is_not_supported(model: str) -> None:
         tokenizer_of(tiny(model=model))
 
 
-def test_an_unknown_tokenizer_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(Unsupported, match=r"'lama' \(known: .*llama"):
+def test_an_unknown_tokenizer_is_refused_with_the_key_and_the_known_ones() -> None:
+    with pytest.raises(InvalidModel, match=r"tokenizer.ggml.model .*llama.*, got 'lama'"):
         tokenizer_of(tiny(model="lama"))
+
+
+def test_a_tokenizer_that_only_llama_cpp_has_is_not_supported() -> None:
+    with pytest.raises(Unsupported, match=r"'test' \(known: .*llama"):
+        tokenizer_of(tiny(model="test"))
+
+
+def test_suppressed_tokens_are_kept_in_order_without_those_beyond_the_vocabulary() -> None:
+    suppressed = np.array([7, -1, 3, N_VOCAB, 7], np.int32)
+    assert tokenizer_of(tiny(suppress_tokens=suppressed)).vocabulary.suppressed == (7, 3, 7)
+    assert tokenizer_of(tiny()).vocabulary.suppressed == ()
+
+
+def test_types_are_kept_as_stored_beside_the_repaired_ones() -> None:
+    vocabulary = tokenizer_of(tiny()).vocabulary
+    message = TEXTS.index("<|message|>")
+    assert vocabulary.stored_attrs[message] == Attr.CONTROL
+    assert vocabulary.attrs[message] == Attr.USER_DEFINED
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"a , b ! c ?", b"a, b! c?"),
+        (b"a  .", b"a ."),
+        (b" . .", b".."),
+        (b"it ' s", b"it's"),
+        (b"a ' ' b", b"a'' b"),
+        (b"he 's I 'm they 're we 've", b"he's I'm they're we've"),
+        (b"don 't he 'd we 'll", b"don 't he 'd we 'll"),
+        (b"a '", b"a '"),
+        (b"a ;b :c", b"a ;b :c"),
+    ],
+)
+def test_cleaning_drops_the_spaces_before_punctuation(text: bytes, expected: bytes) -> None:
+    assert cleaned(text) == expected

@@ -44,6 +44,18 @@ class Adapter(Registered):
     def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
         raise Unsupported(f"{self.name} does not expose its weight decoders")
 
+    def multiply(
+        self, type_name: str, raw: NDArray[np.uint8], x: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """x: (tokens, columns) times a matrix with rows of so many weights -> (tokens, rows)."""
+        raise Unsupported(f"{self.name} does not expose its matrix product")
+
+    def time_dequantize(
+        self, type_name: str, raw: NDArray[np.uint8], seconds: float, threads: int
+    ) -> float:
+        """Seconds of the quickest decoding of all these blocks, tried for about `seconds`."""
+        raise Unsupported(f"{self.name} cannot be timed")
+
     def evaluate(self, request: Request) -> Evaluation:
         raise Unsupported(f"{self.name} does not evaluate batches")
 

@@ -10,10 +10,17 @@ from numpy.typing import NDArray
 from engine.batch import Batch
 from engine.errors import EngineError, Unsupported
 from harness.adapters import _llama_cpp_gguf as gguf
+from harness.adapters import _llama_cpp_product as product
 from harness.adapters._llama_cpp_graph import ARCHITECTURES
-from harness.adapters._llama_cpp_lib import Library, library
+from harness.adapters._llama_cpp_lib import Library, TypeTraits, library
 from harness.adapters._llama_cpp_model import MAX_SEQUENCES, Context, Model
-from harness.adapters._llama_cpp_trace import AttentionKind, Recorder, check_replaceable
+from harness.adapters._llama_cpp_trace import (
+    CACHES,
+    AttentionKind,
+    Recorder,
+    check_replaceable,
+)
+from harness.adapters._timing import Piece, best_of_pieces, pieces_of
 from harness.adapters.base import Adapter
 from harness.records import EngineInfo, Evaluation, FileSummary, Request, Settings, Trace
 
@@ -22,6 +29,7 @@ class LlamaCpp(Adapter, name="llama.cpp"):
     """Loads what a question needs when it is asked, and keeps it until `close`."""
 
     isolated = True
+    fixed_sites = frozenset(CACHES)  # storage; what is stored there can be replaced before
 
     def __init__(self, model: Path | None, settings: Settings) -> None:
         super().__init__(model, settings)
@@ -59,6 +67,20 @@ class LlamaCpp(Adapter, name="llama.cpp"):
 
     def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
         return dequantize(self.lib, type_name, raw)
+
+    def multiply(
+        self, type_name: str, raw: NDArray[np.uint8], x: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        kinds = traits_of(self.lib)
+        if type_name not in kinds:
+            raise Unsupported(f"llama.cpp knows no type {type_name!r}")
+        kind = (type_name, kinds[type_name][0])
+        return product.multiply(self.lib, kind, raw, x, self.settings.n_threads)
+
+    def time_dequantize(
+        self, type_name: str, raw: NDArray[np.uint8], seconds: float, threads: int
+    ) -> float:
+        return time_to_float(self.lib, type_name, raw, seconds, threads)
 
     def evaluate(self, request: Request) -> Evaluation:
         self._check(request)
@@ -223,15 +245,7 @@ def detokenize(model: Model, ids: Sequence[int], remove: bool, unparse: bool) ->
 
 
 def dequantize(lib: Library, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
-    traits_of = {}
-    for i in range(lib.llama.GGML_TYPE_COUNT):
-        traits = lib.ggml.ggml_get_type_traits(i).contents
-        if traits.to_float or traits.type_name == b"f32":
-            traits_of[traits.type_name.decode().upper()] = traits
-    if type_name not in traits_of:
-        known = ", ".join(sorted(traits_of))
-        raise Unsupported(f"llama.cpp has no decoder for {type_name!r} (known: {known})")
-    traits = traits_of[type_name]
+    traits = decoder(lib, type_name)
     blocks, rest = divmod(raw.size, traits.block_bytes)
     if rest:
         raise EngineError(
@@ -243,3 +257,31 @@ def dequantize(lib: Library, type_name: str, raw: NDArray[np.uint8]) -> NDArray[
     out = np.empty(blocks * traits.block_weights, np.float32)
     traits.to_float(raw.ctypes.data, out.ctypes.data, out.size)
     return out
+
+
+def decoder(lib: Library, type_name: str) -> TypeTraits:
+    kinds = traits_of(lib)
+    if type_name not in kinds or not (kinds[type_name][1].to_float or type_name == "F32"):
+        known = ", ".join(sorted(n for n, (_, t) in kinds.items() if t.to_float or n == "F32"))
+        raise Unsupported(f"llama.cpp has no decoder for {type_name!r} (known: {known})")
+    return kinds[type_name][1]
+
+
+def traits_of(lib: Library) -> dict[str, tuple[int, TypeTraits]]:
+    """Id and traits of every type, by the name that files of ours give it."""
+    every = [(i, lib.ggml.ggml_get_type_traits(i)) for i in range(lib.llama.GGML_TYPE_COUNT)]
+    return {t.contents.type_name.decode().upper(): (i, t.contents) for i, t in every}
+
+
+def time_to_float(
+    lib: Library, type_name: str, raw: NDArray[np.uint8], seconds: float, threads: int
+) -> float:
+    traits = decoder(lib, type_name)
+    if not traits.to_float:
+        raise Unsupported(f"llama.cpp reads {type_name} as it is: there is nothing to time")
+
+    def decode(piece: Piece) -> None:
+        traits.to_float(piece[0].ctypes.data, piece[1].ctypes.data, piece[1].size)
+
+    pieces = pieces_of(raw, (traits.block_bytes, traits.block_weights), threads)
+    return best_of_pieces(decode, pieces, seconds)

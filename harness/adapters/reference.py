@@ -15,7 +15,9 @@ from engine.ops.reference import Reference as Ops
 from engine.quants.base import WeightFormat
 from engine.registry import import_members
 from engine.tokenizers.base import Tokenizer, tokenizer_of
+from engine.weights import Weight
 from harness.adapters import _file_summary as summary
+from harness.adapters._timing import best_of
 from harness.adapters.base import Adapter
 from harness.records import (
     EngineInfo,
@@ -90,6 +92,27 @@ class Reference(Adapter, name="reference"):
     def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
         import_members("engine.quants")
         return WeightFormat.named(type_name).dequantize(raw)
+
+    def multiply(
+        self, type_name: str, raw: NDArray[np.uint8], x: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        import_members("engine.quants")
+        kind, columns = WeightFormat.named(type_name), x.shape[-1]
+        weights = kind.whole_blocks(raw) * kind.weights
+        if not columns or columns % kind.weights or weights % columns:
+            raise InvalidModel(
+                f"{raw.size} bytes of {type_name} are no whole rows of {columns} weights"
+            )
+        shape = (weights // columns, columns)
+        return self.make_ops().linear(x, Weight("weights", kind, shape, raw.reshape(-1)))
+
+    def time_dequantize(
+        self, type_name: str, raw: NDArray[np.uint8], seconds: float, threads: int
+    ) -> float:
+        import_members("engine.quants")
+        kind = WeightFormat.named(type_name)
+        out = np.zeros(kind.whole_blocks(raw) * kind.weights, np.float32)
+        return best_of(lambda: kind.dequantize_into(raw, out, threads), seconds)
 
     def evaluate(self, request: Request) -> Evaluation:
         recorder = Recorder(request)

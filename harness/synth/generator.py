@@ -1,36 +1,22 @@
-"""Random weights from a counter-based generator's raw integers: the same bytes with any numpy."""
+"""Random weights of any type, legal and of a given size: the same bytes on every machine."""
 
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.random import Philox
-from numpy.typing import NDArray
 
 from engine.errors import Unsupported
 from engine.ggml_types import type_by_name
+from harness.synth import blocks as synth_blocks
+from harness.synth.draws import integers, scales, stream, uniform
+
+__all__ = ["MAKERS", "around_one", "integers", "stream", "tensor_bytes", "uniform"]
 
 CHUNK = 1 << 20  # weights drawn at a time
+NO_SCALE = ("I8", "I16", "I32", "I64")
 
 
-def stream(seed: int, name: str) -> Philox:
-    """An independent stream for each tensor, so that one more tensor changes no other."""
-    return Philox(key=(seed << 32) + zlib.crc32(name.encode()))
-
-
-def integers(bits: Philox, n: int, below: int) -> NDArray[np.int64]:
-    """n integers in 0..below-1; the bias of the remainder (below / 2^32) does not matter here."""
-    return (bits.random_raw(n) >> np.uint64(32)).astype(np.int64) % below
-
-
-def uniform(bits: Philox, n: int, sigma: float) -> NDArray[np.float32]:
-    """n floats with standard deviation sigma, evenly spread: bounded, so nothing overflows."""
-    grid = (bits.random_raw(n) >> np.uint64(40)).astype(np.float32)  # 24 bits: exact
-    unit = grid * np.float32(2.0**-23) - np.float32(1)
-    return unit * np.float32(sigma * 3**0.5)
-
-
-def around_one(bits: Philox, n: int) -> NDArray[np.float32]:
+def around_one(bits: Philox, n: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     """Weights of a norm."""
     return np.float32(1) + uniform(bits, n, 0.1)
 
@@ -40,10 +26,16 @@ def tensor_bytes(bits: Philox, type_name: str, n: int, sigma: float) -> Iterator
     make = MAKERS.get(type_name)
     if make is None:
         known = ", ".join(sorted(MAKERS))
-        raise Unsupported(f"synth cannot make weights of type {type_name!r} (known: {known})")
+        why = ": an integer has no scale" if type_name in NO_SCALE else ""
+        raise Unsupported(f"synth cannot make weights of type {type_name!r}{why} (known: {known})")
     block = type_by_name(type_name).block
-    for start in range(0, n // block, CHUNK // block):
-        yield make(bits, min(CHUNK // block, n // block - start), sigma)
+    per_chunk = CHUNK // block
+    for start in range(0, n // block, per_chunk):
+        yield make(bits, min(per_chunk, n // block - start), sigma)
+
+
+def f64(bits: Philox, n: int, sigma: float) -> bytes:
+    return uniform(bits, n, sigma).astype("<f8").tobytes()
 
 
 def f32(bits: Philox, n: int, sigma: float) -> bytes:
@@ -57,12 +49,6 @@ def f16(bits: Philox, n: int, sigma: float) -> bytes:
 def bf16(bits: Philox, n: int, sigma: float) -> bytes:
     upper = uniform(bits, n, sigma).view(np.uint32) >> 16  # truncated: any value will do
     return upper.astype("<u2").tobytes()
-
-
-def scales(bits: Philox, n: int, largest: float) -> NDArray[np.float16]:
-    """Scales between half of `largest` and all of it."""
-    grid = (bits.random_raw(n) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
-    return ((grid + 1) * np.float32(largest / 2)).astype("<f2")
 
 
 def q8_0(bits: Philox, n: int, sigma: float) -> bytes:
@@ -79,4 +65,12 @@ def q4_0(bits: Philox, n: int, sigma: float) -> bytes:
     return blocks.tobytes()
 
 
-MAKERS = {"F32": f32, "F16": f16, "BF16": bf16, "Q8_0": q8_0, "Q4_0": q4_0}
+MAKERS: dict[str, Callable[[Philox, int, float], bytes]] = {
+    "F64": f64,
+    "F32": f32,
+    "F16": f16,
+    "BF16": bf16,
+    "Q8_0": q8_0,
+    "Q4_0": q4_0,
+    **synth_blocks.MAKERS,
+}

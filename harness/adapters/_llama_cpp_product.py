@@ -1,0 +1,66 @@
+"""ggml's own matrix product on bytes and activations, without a model: a graph of one MUL_MAT."""
+
+import ctypes
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import EngineError, Unsupported
+from harness.adapters._llama_cpp_lib import I64, InitParams, Library, P
+
+PROTOTYPES = {  # name: (result, *arguments); of ggml.h and ggml-cpu.h, 0.3.36
+    "ggml_new_tensor_2d": (P, P, ctypes.c_int, I64, I64),
+    "ggml_mul_mat": (P, P, P, P),
+    "ggml_new_graph": (P, P),
+    "ggml_build_forward_expand": (None, P, P),
+    "ggml_graph_compute_with_ctx": (ctypes.c_int, P, P, ctypes.c_int),
+    "ggml_get_type_traits_cpu": (P, ctypes.c_int),
+}
+F32 = 0  # ggml_type
+ROOM = 1 << 20  # for the graph and the objects; tensors and work come on top
+
+
+def multiply(
+    lib: Library,
+    kind: tuple[str, int],
+    raw: NDArray[np.uint8],
+    x: NDArray[np.float32],
+    n_threads: int,
+) -> NDArray[np.float32]:
+    """kind: (name, id) of the weights; x: (tokens, columns) -> (tokens, rows)."""
+    for name, (result, *arguments) in PROTOTYPES.items():
+        function = getattr(lib.ggml, name)
+        function.restype, function.argtypes = result, arguments
+    traits = lib.ggml.ggml_get_type_traits(kind[1]).contents
+    if not ctypes.c_void_p.from_address(
+        lib.ggml.ggml_get_type_traits_cpu(kind[1]) + ctypes.sizeof(P)
+    ).value:  # vec_dot, behind from_float
+        raise Unsupported(f"llama.cpp has no product with {kind[0]}")
+    tokens, columns = x.shape
+    rows, rest = divmod(raw.size * traits.block_weights, traits.block_bytes * columns)
+    if rest or columns % traits.block_weights or rows == 0:
+        raise EngineError(
+            f"{raw.size} bytes of {kind[0]} are no whole rows of {columns} weights "
+            f"({traits.block_weights} in {traits.block_bytes} bytes)"
+        )
+    x = np.ascontiguousarray(x, np.float32)
+    work = 2 * x.nbytes + raw.nbytes + 4 * tokens * rows
+    context = lib.ggml.ggml_init(InitParams(ROOM + 2 * work + (n_threads << 12), None, False))
+    if not context:
+        raise MemoryError("ggml_init gave no context")
+    try:
+        weights = lib.ggml.ggml_new_tensor_2d(context, kind[1], columns, rows)
+        acts = lib.ggml.ggml_new_tensor_2d(context, F32, columns, tokens)
+        out = lib.ggml.ggml_mul_mat(context, weights, acts)
+        ctypes.memmove(lib.ggml.ggml_get_data(weights), raw.ctypes.data, raw.nbytes)
+        ctypes.memmove(lib.ggml.ggml_get_data(acts), x.ctypes.data, x.nbytes)
+        graph = lib.ggml.ggml_new_graph(context)
+        lib.ggml.ggml_build_forward_expand(graph, out)
+        status = lib.ggml.ggml_graph_compute_with_ctx(context, graph, n_threads)
+        if status != 0:
+            raise RuntimeError(f"ggml computed no product: status {status}")
+        found = np.empty((tokens, rows), np.float32)
+        ctypes.memmove(found.ctypes.data, lib.ggml.ggml_get_data(out), found.nbytes)
+    finally:
+        lib.ggml.ggml_free(context)
+    return found

@@ -1,0 +1,114 @@
+"""Our engine and llama.cpp conform: on every built-in model, a real one, and random clean ones."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.batch import Batch
+from engine.model import Model
+from harness.check import Plan, exit_code, suites_named
+from harness.compare import largest, worst_distance
+from harness.records import EXACT, PRESETS, Answered, Evaluation, Request, Settings
+from harness.runner import Runner, Session
+from harness.selftest import try_clean
+from harness.synth.builtin import BUILTIN
+from tests.differential.conftest import Checked
+
+PlanFor = Callable[..., Plan]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("name", BUILTIN)
+def test_a_built_in_model_conforms_and_nothing_is_left_out(
+    name: str, preset: str, models: Callable[[str], Path], plan_for: PlanFor, checked: Checked
+) -> None:
+    found = checked(plan_for(models(name), settings=PRESETS[preset]))
+    assert [v.summary for v in found if v.status not in ("agreed", "excused")] == []
+    assert {v.suite for v in found} == {suite.name for suite in suites_named(())}
+    assert exit_code(found) == 0
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_stories_conforms(preset: str, stories: Path, plan_for: PlanFor, checked: Checked) -> None:
+    found = checked(plan_for(stories, settings=PRESETS[preset]))
+    assert exit_code(found) == 0
+    assert {v.status for v in found} <= {"agreed", "excused"}
+
+
+def value(session: Session, question: str, *args: object, **kwargs: object) -> object:
+    outcome = session.ask(question, *args, **kwargs)
+    assert isinstance(outcome, Answered), outcome
+    return outcome.value
+
+
+def both(path: Path, settings: Settings, question: str, *args: object) -> list[object]:
+    answers = []
+    for engine in ("llama.cpp", "reference"):
+        with Runner().open(engine, path, settings) as session:
+            answers.append(value(session, question, *args))
+    return answers
+
+
+def test_the_logits_of_stories_are_within_a_hundred_thousandth(stories: Path) -> None:
+    tokens = np.random.default_rng(0).integers(0, 512, 64).tolist()
+    theirs, ours = both(stories, EXACT, "evaluate", Request(batches=(Batch.of(tokens),)))
+    assert isinstance(theirs, Evaluation)
+    assert isinstance(ours, Evaluation)
+    expected, actual = theirs.logits[0], ours.logits[0]
+    assert expected.shape == (64, 512)
+    assert worst_distance(expected, actual) <= 1e-5 * largest(expected)
+
+
+def test_stories_tells_the_same_256_tokens(stories: Path) -> None:
+    with Runner().open("llama.cpp", stories, EXACT) as session:
+        (prompt,) = value(session, "tokenize", [b"Once upon a time"])  # type: ignore[misc]
+        theirs = value(session, "greedy", prompt, 256)
+        (text,) = value(  # type: ignore[misc]
+            session, "detokenize", [theirs], remove_special=True, unparse_special=False
+        )
+    assert text.decode().startswith(", there was a little girl named Lily")
+    with Runner().open("reference", stories, EXACT) as session:
+        assert value(session, "greedy", prompt, 256) == theirs
+    with Runner().open("fast", stories, EXACT) as session:
+        assert value(session, "greedy", prompt, 256) == theirs
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_random_clean_case_raises_no_alarm(seed: int) -> None:
+    assert try_clean(seed) == (seed, 0, [])
+
+
+def test_many_ubatches_make_no_difference(
+    models: Callable[[str], Path], plan_for: PlanFor, checked: Checked
+) -> None:
+    """The plan widens a ubatch to the prompt; the engines are asked with a narrow one here."""
+    path, tokens = models("f32"), list(range(3, 40))
+    narrow = replace(EXACT, n_ubatch=8)
+    theirs, ours = both(path, narrow, "evaluate", Request(batches=(Batch.of(tokens),)))
+    assert isinstance(theirs, Evaluation)
+    assert isinstance(ours, Evaluation)
+    assert worst_distance(theirs.logits[0], ours.logits[0]) <= 1e-5 * largest(theirs.logits[0])
+
+
+def test_a_wrong_engine_would_not_pass(models: Callable[[str], Path]) -> None:
+    """The numbers above are no gate if anything passes: one part in a thousand does not."""
+    path = models("f32")
+    request = Request(batches=(Batch.of(list(range(3, 40))),))
+    with Runner().open("llama.cpp", path, EXACT) as session:
+        theirs = value(session, "evaluate", request)
+    assert isinstance(theirs, Evaluation)
+
+    from engine.ops.mirror import Mirror
+    from engine.quants.base import F32
+
+    class Louder(Mirror):
+        def swiglu(self, gate: F32, up: F32) -> F32:
+            return super().swiglu(gate, up) * np.float32(1.001)
+
+    model = Model(path, Louder())
+    (ours,) = model.decode(request.batches[0], model.new_cache())
+    model.close()
+    assert worst_distance(theirs.logits[0], ours) > 1e-5 * largest(theirs.logits[0])

@@ -1,0 +1,71 @@
+"""An oracle that dies in the middle of a check costs one verdict, not the check."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.check import Plan, exit_code, run_suites, suites_named
+from harness.records import Answered
+from harness.runner import Session
+from tests.differential.conftest import OpenPlan
+
+
+class Assassin:
+    """Listens to the progress; at one line it holds the worker still, then kills it.
+
+    Held still it cannot have answered before it dies, so the question in hand is always the victim.
+    """
+
+    def __init__(self, session: Session, line: str) -> None:
+        self.session, self.line = session, line
+        self.victims: list[int] = []
+
+    def __call__(self, text: str) -> None:
+        pid = self.session.pid
+        if text == self.line and pid is not None and not self.victims:
+            self.victims.append(pid)
+            os.kill(pid, signal.SIGSTOP)
+            threading.Timer(1.0, os.kill, (pid, signal.SIGKILL)).start()
+
+
+@pytest.mark.parametrize("victim", ["logits", "decode", "trace"])
+def test_a_killed_oracle_is_one_crashed_verdict_and_the_other_suites_complete(
+    victim: str, models: Callable[[str], Path], plan_for: Callable[..., Plan], open_for: OpenPlan
+) -> None:
+    line = {
+        "logits": "logits of both engines",
+        "decode": "generating 8 tokens",
+        "trace": "asking the oracle for every tensor",
+    }[victim]
+    with open_for(plan_for(models("f32"))) as opened:
+        oracle = opened.context.oracle
+        assassin = Assassin(oracle, line)
+        found = list(run_suites(replace(opened.context, progress=assassin), ()))
+        assert len(assassin.victims) == 1
+        assert isinstance(oracle.ask("describe"), Answered)
+        assert oracle.pid not in (None, *assassin.victims)
+    wrong = [v for v in found if v.status != "agreed"]
+    assert [(v.suite, v.status) for v in wrong] == [(victim, "crashed")]
+    assert "llama.cpp crashed" in wrong[0].summary
+    assert "SIGKILL" in wrong[0].summary
+    assert {v.suite for v in found} == {suite.name for suite in suites_named(())}
+    assert exit_code(found) == 3
+
+
+def test_a_worker_that_dies_between_two_questions_costs_nothing(
+    models: Callable[[str], Path], plan_for: Callable[..., Plan], open_for: OpenPlan
+) -> None:
+    with open_for(plan_for(models("f32"))) as opened:
+        oracle = opened.context.oracle
+        first = oracle.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)  # dead, and not yet reaped
+        found = list(run_suites(opened.context, ("logits",)))
+        assert oracle.pid not in (None, first)
+    assert exit_code(found) == 0

@@ -1,0 +1,56 @@
+"""The harness can fail: it catches every wrong engine and finds the place where it is wrong."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.adapters.base import Adapter
+from harness.bisect.bisection import bisect
+from harness.check import Plan, exit_code, run_suites
+from harness.mutants.base import Mutant
+from harness.report.header import header, model_row
+from harness.report.jsonl import ReportWriter, read_report
+from harness.selftest import mutants
+from tests.differential.conftest import OpenPlan
+
+MUTANTS = mutants()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda cls: cls.name)
+def test_a_wrong_engine_is_caught_and_its_mistake_located(
+    mutant: type[Mutant],
+    models: Callable[[str], Path],
+    plan_for: Callable[..., Plan],
+    open_for: OpenPlan,
+    tmp_path: Path,
+) -> None:
+    path = models(mutant.shows_on)
+    plan = plan_for(path, engine=mutant.name, n_steps=4)
+    with open_for(plan) as opened:
+        verdicts = list(run_suites(opened.context, ()))
+        result = bisect(opened.context)
+    assert exit_code(verdicts) == 1
+    first = result.first
+    assert first is not None
+    assert (first.site.layer, first.site.name) == (mutant.layer, mutant.site)
+    assert first.at_fault == "subject"
+    assert result.patched is not None
+    assert result.patched.agrees
+
+    head = header("lockstep check", plan.seed, [model_row(plan.case, path)], opened.engines)
+    writer = ReportWriter(tmp_path / "run", head)
+    for verdict in verdicts:
+        writer.verdict(verdict)
+    writer.footer(exit_code(verdicts), 0.0)
+    rows = read_report(writer.path)
+    traced = [r for r in rows if r.get("suite") == "trace" and r["status"] == "diverged"]
+    places = {(row["detail"]["layer"], row["detail"]["site"]) for row in traced}
+    assert (mutant.layer, mutant.site) in places
+    assert all(row["detail"]["reason"] for row in traced)
+
+
+def test_every_wrong_engine_of_the_family_was_tried() -> None:
+    family = {name for name, cls in Adapter.family.items() if issubclass(cls, Mutant)}
+    assert family == {cls.name for cls in MUTANTS}
+    assert len(family) >= 12

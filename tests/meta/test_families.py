@@ -1,0 +1,181 @@
+"""One file, one member: what every family promises, over all that is registered."""
+
+import ast
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.architectures.base import Architecture
+from engine.ggml_types import TYPES, type_by_name
+from engine.ops.mirror import Mirror
+from engine.quants.base import WeightFormat
+from engine.registry import Registered, import_members
+from engine.tokenizers.base import Tokenizer
+from engine.trace import SITES
+from engine.weights import Weight
+from harness.adapters.base import Adapter
+from harness.mutants.base import Mutant
+from harness.suites.base import Suite
+from harness.synth.builtin import BUILTIN
+
+ROOT = Path(__file__).resolve().parents[2]
+FAMILIES: dict[str, type[Any]] = {
+    "engine.quants": WeightFormat,
+    "engine.tokenizers": Tokenizer,
+    "engine.architectures": Architecture,
+    "harness.adapters": Adapter,
+    "harness.mutants": Mutant,
+    "harness.suites": Suite,
+}
+
+
+def members(package: str) -> list[str]:
+    """Every file of the folder; a leading underscore marks what its members share."""
+    folder = ROOT / package.replace(".", "/")
+    names = (path.stem for path in sorted(folder.glob("*.py")))
+    return [f"{package}.{n}" for n in names if not n.startswith("_") and n != "base"]
+
+
+MEMBERS = [(package, module) for package in FAMILIES for module in members(package)]
+for every in FAMILIES:
+    import_members(every)
+FORMATS = sorted(WeightFormat.family.values(), key=lambda cls: cls.type_id)
+MUTANTS = [cls for cls in Adapter.family.values() if issubclass(cls, Mutant)]
+
+
+def registered(package: str, module: str) -> list[type[Any]]:
+    return [cls for cls in FAMILIES[package].family.values() if cls.__module__ == module]
+
+
+def defined(package: str, module: str) -> list[type[Any]]:
+    """Classes of the family that the file defines, registered or not."""
+    found = vars(importlib.import_module(module)).values()
+    classes = (v for v in found if isinstance(v, type) and v.__module__ == module)
+    return [cls for cls in classes if issubclass(cls, FAMILIES[package])]
+
+
+def is_shared(package: str, module: str) -> bool:
+    """Does another file of the folder import from it?"""
+    folder = ROOT / package.replace(".", "/")
+    nodes = (node for path in folder.glob("*.py") for node in ast.walk(ast.parse(path.read_text())))
+    return any(isinstance(node, ast.ImportFrom) and node.module == module for node in nodes)
+
+
+@pytest.mark.parametrize(("package", "module"), MEMBERS, ids=[module for _, module in MEMBERS])
+def test_a_file_registers_exactly_one_member(package: str, module: str) -> None:
+    """Or none, if it is what members share: then it has no class of the family, and is used."""
+    if registered(package, module):
+        assert len(registered(package, module)) == 1
+    else:
+        assert defined(package, module) == []
+        assert is_shared(package, module)
+
+
+def test_a_class_without_a_name_is_not_taken_for_something_shared() -> None:
+    assert defined("harness.mutants", "harness.mutants.base") == [Mutant]
+    assert not is_shared("harness.mutants", "harness.mutants.wrong_eps")
+
+
+@pytest.mark.parametrize("module", [module for _, module in MEMBERS])
+def test_a_member_says_what_it_is(module: str) -> None:
+    text = importlib.import_module(module).__doc__
+    assert text
+    assert len(text.split()) >= 4
+
+
+@pytest.mark.parametrize("package", FAMILIES)
+def test_no_family_is_empty_and_every_member_is_found_by_its_name(package: str) -> None:
+    found = [cls for module in members(package) for cls in registered(package, module)]
+    assert found
+    assert all(FAMILIES[package].named(cls.name) is cls for cls in found)
+
+
+@pytest.mark.parametrize("package", FAMILIES)
+def test_an_unknown_name_lists_the_known_ones(package: str) -> None:
+    base = FAMILIES[package]
+    with pytest.raises(Exception, match=r"no .* named 'Q9_9'") as refusal:
+        base.named("Q9_9")
+    assert all(name in str(refusal.value) for name in base.family)
+
+
+def test_a_name_can_be_taken_once() -> None:
+    class Family(Registered):
+        pass
+
+    class First(Family, name="one"):
+        pass
+
+    with pytest.raises(TypeError, match="'one' is already"):
+
+        class Second(Family, name="one"):
+            pass
+
+    assert Family.family == {"one": First}
+
+
+# --- weight formats -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", FORMATS, ids=lambda cls: cls.name)
+def test_a_weight_format_has_ggmls_id_and_sizes(cls: type[WeightFormat]) -> None:
+    kind = type_by_name(cls.name)
+    assert (cls.type_id, cls.weights, cls.layout.itemsize) == (kind.id, kind.block, kind.bytes)
+    assert TYPES[cls.type_id].name == cls.name
+
+
+@pytest.mark.parametrize("cls", FORMATS, ids=lambda cls: cls.name)
+def test_the_target_of_a_formats_activations_is_known_and_converts(cls: type[WeightFormat]) -> None:
+    if cls.vec_dot_type == "no product":
+        return  # llama.cpp reads it and cannot multiply by it
+    type_by_name(cls.vec_dot_type)
+    raw = np.zeros(256 // cls.weights * cls.layout.itemsize, np.uint8)
+    weight = Weight("w", cls, (1, 256), raw)
+    x = np.linspace(-1, 1, 512, dtype=np.float32).reshape(2, 256)
+    seen = Mirror().activations(x, weight)
+    assert seen.shape == x.shape
+    assert np.abs(seen - x).max() < 0.02
+
+
+@pytest.mark.parametrize("cls", FORMATS, ids=lambda cls: cls.name)
+def test_a_layout_is_named_field_by_field_and_without_gaps(cls: type[WeightFormat]) -> None:
+    fields = cls.layout.fields
+    assert fields
+    assert sum(kind.itemsize for kind, _ in fields.values()) == cls.layout.itemsize
+
+
+# --- wrong engines --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", MUTANTS, ids=lambda cls: cls.name)
+def test_a_mutant_says_where_it_is_wrong_and_what_shows_it(cls: type[Mutant]) -> None:
+    assert cls.name.startswith("mutant:")
+    assert cls.mistake
+    assert cls.site in SITES
+    recipe = BUILTIN[cls.shows_on]
+    # embd, result_norm and result_output stand outside the layers
+    outside = cls.site in ("embd", "result_norm", "result_output")
+    assert (cls.layer is None) is outside
+    assert cls.layer is None or 0 <= cls.layer < recipe.n_layer
+
+
+def test_there_are_twelve_mutants_with_twelve_mistakes() -> None:
+    assert len(MUTANTS) >= 12
+    assert len({cls.mistake for cls in MUTANTS}) == len(MUTANTS)
+
+
+@pytest.mark.parametrize("cls", MUTANTS, ids=lambda cls: cls.name)
+def test_a_mutant_is_one_small_change(cls: type[Mutant]) -> None:
+    module = importlib.import_module(cls.__module__)
+    assert module.__file__
+    assert len(ast.parse(Path(module.__file__).read_text()).body) <= 12
+
+
+# --- suites ---------------------------------------------------------------------------------
+
+
+def test_suites_run_in_an_order_that_is_theirs_alone() -> None:
+    orders = [suite.order for suite in Suite.family.values()]
+    assert len(set(orders)) == len(orders)

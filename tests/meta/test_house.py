@@ -1,0 +1,137 @@
+"""House rules that no reader should have to check: what the tracked files may say and how long."""
+
+import ast
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from engine.trace import SITES
+
+ROOT = Path(__file__).resolve().parents[2]
+LONGEST = 400
+LONGER = {  # file -> why it is one thought all the same
+    "tests/test_cli.py": "every command, and one table of bad input that all of them refuse",
+    "harness/cli/__init__.py": "one function for each command, most of it the text of --help",
+    "tests/test_gguf_file.py": "one table of every rule of the format and the bytes that break it",
+    "tests/test_tokenizer_llama.py": "one table of texts and the ids that llama.cpp gives them",
+    "tests/differential/test_llama_cpp_adapter.py": "every question that can be asked of llama.cpp",
+}
+# Whoever clones the repository has none of these. Joined here, or this file would hold them too.
+PLACES = b"|".join([b"work", b"root", b"home", b"Users", b"mnt"])
+MACHINE_PATH = re.compile(rb"(?<![\w.~-])" + b"/" + rb"(?:%b)(?=/|\b)(?!-)" % PLACES)
+INDEXES = ((b"pypi", b".org"), (b"python", b"hosted"), (b"index-", b"url"), (b"arti", b"factory"))
+PACKAGE_INDEX = re.compile(b"|".join(re.escape(b"".join(parts)) for parts in INDEXES))
+URL = re.compile(rb"https?://([\w.-]+\.[a-z]{2,})")
+HOSTS = {"github.com", "json-schema.org", "huggingface.co", "example.org", "git-lfs.github.com"}
+
+
+@cache
+def tracked() -> tuple[Path, ...]:
+    """Every file that git knows and that is there."""
+    command = ["git", "-C", str(ROOT), "ls-files", "-z"]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False)
+    except FileNotFoundError:
+        return ()
+    if done.returncode:
+        return ()
+    paths = (ROOT / name for name in done.stdout.decode().split("\0") if name)
+    return tuple(path for path in paths if path.is_file())
+
+
+@pytest.fixture
+def files() -> tuple[Path, ...]:
+    if not tracked():
+        pytest.skip("no git checkout: the tracked files were not looked through")
+    return tracked()
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def matches(pattern: re.Pattern[bytes], files: tuple[Path, ...]) -> list[str]:
+    found = ((path, m) for path in files for m in pattern.finditer(path.read_bytes()))
+    return [f"{named(path)}: {m.group().decode()}" for path, m in found]
+
+
+def test_no_file_names_a_place_on_one_machine(files: tuple[Path, ...]) -> None:
+    assert matches(MACHINE_PATH, files) == []
+
+
+def test_no_file_names_a_package_index(files: tuple[Path, ...]) -> None:
+    assert matches(PACKAGE_INDEX, files) == []
+
+
+def test_every_address_is_one_that_anybody_can_open(files: tuple[Path, ...]) -> None:
+    hosts = {m.group(1).decode() for p in files for m in URL.finditer(p.read_bytes())}
+    assert hosts <= HOSTS
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        (b"/ %b/me/x" % b"home", True),
+        (b"cd / %b/x" % b"work", True),
+        (b'"/ %b"' % b"root", True),
+        (b"/ %bflows/" % b"work", False),
+        (b"at work/%b" % b"home", False),
+        (b"a/ %b/b" % b"home", False),
+    ],
+)
+def test_a_place_on_one_machine_is_recognised(text: bytes, is_one: bool) -> None:
+    assert bool(MACHINE_PATH.search(text.replace(b"/ ", b"/"))) is is_one
+
+
+def python_files(files: tuple[Path, ...]) -> list[Path]:
+    return [path for path in files if path.suffix == ".py"]
+
+
+def test_every_python_file_begins_by_saying_what_it_is(files: tuple[Path, ...]) -> None:
+    silent = []
+    for path in python_files(files):
+        text = path.read_text()
+        if not text and path.name == "__init__.py":
+            continue
+        if not ast.get_docstring(ast.parse(text)) or not text.startswith(('"""', 'r"""')):
+            silent.append(named(path))
+    assert silent == []
+
+
+def test_no_file_is_too_long_for_one_thought(files: tuple[Path, ...]) -> None:
+    lengths = {named(p): len(p.read_text().splitlines()) for p in python_files(files)}
+    long = {name for name, n in lengths.items() if n > LONGEST}
+    assert long - LONGER.keys() == set()
+    assert LONGER.keys() & lengths.keys() <= long  # an exception that is not needed goes
+
+
+def test_the_architecture_can_be_read_in_one_sitting() -> None:
+    page = ROOT / "ARCHITECTURE.md"
+    if not page.exists():
+        pytest.skip("no ARCHITECTURE.md: its length was not checked")
+    assert len(page.read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_what_a_site_reads_is_a_site(name: str) -> None:
+    info = SITES[name]
+    assert set(info.inputs) <= SITES.keys() | {"residual"}
+    assert name not in info.inputs
+    assert info.op.isupper()
+    assert info.shape.startswith("(")
+
+
+def test_every_site_leads_back_to_the_embedding() -> None:
+    """No loop and no dead end: following the inputs of any site ends in `residual` or `embd`."""
+
+    def ends(name: str, seen: tuple[str, ...]) -> set[str]:
+        assert name not in seen, f"{name} depends on itself"
+        if name in ("residual", "embd"):
+            return {name}
+        assert SITES[name].inputs, f"{name} comes from nowhere"
+        return set().union(*(ends(i, (*seen, name)) for i in SITES[name].inputs))
+
+    assert all(ends(name, ()) <= {"residual", "embd"} for name in SITES)

@@ -1,0 +1,300 @@
+"""A check: what is refused at the start, which suites run, and what their verdicts add up to."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import Unsupported
+from harness.adapters.reference import Reference
+from harness.check import (
+    BadInput,
+    Opened,
+    Plan,
+    exit_code,
+    lanes_of,
+    open_plan,
+    preflight,
+    run_suites,
+    settings_for,
+    suites_named,
+)
+from harness.records import (
+    DEFAULT,
+    EXACT,
+    Answered,
+    Crashed,
+    Outcome,
+    Rejected,
+    Status,
+    TimedOut,
+    Unanswerable,
+    Verdict,
+)
+from harness.runner import LocalSession
+from harness.suites.base import Context, Suite
+from tests.models import builtin, with_changed_weight, written
+
+SUITES = ("metadata", "tokens", "dequant", "logits", "decode", "trace")
+
+
+def plan_for(path: Path, **changes: Any) -> Plan:
+    """Our own engine against itself: no llama.cpp needed."""
+    known: dict[str, Any] = {"case": path.name, "model": path, "subject_model": path}
+    known |= {"oracle": "reference", "settings": EXACT, "n_tokens": 9, "n_steps": 4}
+    known |= {"command": str(path)}
+    return Plan(**(known | changes))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return builtin("f32", tmp_path)
+
+
+@pytest.fixture
+def pair(model: Path) -> Iterator[Opened]:
+    opened = open_plan(plan_for(model), lambda _: None)
+    yield opened
+    opened.close()
+
+
+def verdicts_of(plan: Plan) -> list[Verdict]:
+    opened = open_plan(plan, lambda _: None)
+    try:
+        return list(run_suites(opened.context, plan.suites))
+    finally:
+        opened.close()
+
+
+def verdict(status: Status) -> Verdict:
+    return Verdict(suite="s", case="c", status=status, summary="x")
+
+
+# --- what verdicts add up to ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        (["agreed"], 0),
+        (["agreed", "excused"], 0),
+        (["agreed", "diverged"], 1),
+        (["agreed", "diverged", "crashed", "not-compared"], 1),
+        (["agreed", "crashed"], 3),
+        (["agreed", "timed-out"], 3),
+        (["agreed", "not-compared"], 3),
+        (["excused"], 3),
+        ([], 3),
+    ],
+)
+def test_the_exit_code_is_never_vacuous(statuses: list[Status], code: int) -> None:
+    assert exit_code([verdict(status) for status in statuses]) == code
+    assert exit_code([verdict(status) for status in reversed(statuses)]) == code
+
+
+def test_our_engine_agrees_with_itself_in_every_suite(model: Path) -> None:
+    found = verdicts_of(plan_for(model))
+    assert {v.status for v in found} == {"agreed"}
+    assert {v.suite for v in found} == set(SUITES)
+    assert exit_code(found) == 0
+
+
+@pytest.mark.parametrize("settings", [EXACT, DEFAULT], ids=lambda s: s.name)
+@pytest.mark.parametrize("suite", SUITES)
+def test_a_suite_runs_alone(suite: str, settings: Any, model: Path) -> None:
+    found = verdicts_of(plan_for(model, suites=(suite,), settings=settings))
+    assert {v.suite for v in found} == {suite}
+    assert exit_code(found) == 0
+
+
+def test_one_changed_weight_is_a_divergence_with_a_command_that_repeats_it(
+    model: Path, tmp_path: Path
+) -> None:
+    other = with_changed_weight(model, tmp_path / "other.gguf", "blk.1.ffn_down.weight", 5, 9, 0.5)
+    found = verdicts_of(plan_for(model, subject_model=other))
+    assert exit_code(found) == 1
+    wrong = [v for v in found if v.status == "diverged"]
+    assert {v.suite for v in wrong} == {"dequant", "logits", "decode", "trace"}
+    for each in wrong:
+        assert each.key.startswith(f"{each.suite}/")
+        assert each.repro == f"lockstep check {model} --suite {each.suite}"
+    (weights,) = (v.detail for v in wrong if v.suite == "dequant")
+    assert (weights["tensor"], weights["row"], weights["column"]) == (
+        *("blk.1.ffn_down.weight", 5, 9),
+    )
+    sites = {(v.detail["site"], v.detail["layer"]) for v in wrong if v.suite == "trace"}
+    assert sites == {("ffn_out", 1)}
+
+
+def test_a_file_of_another_shape_is_not_compared_weight_by_weight(
+    model: Path, tmp_path: Path
+) -> None:
+    other = written(tmp_path, "wide.gguf", seed=1, n_ff=128)
+    found = verdicts_of(plan_for(model, subject_model=other, suites=("dequant",)))
+    assert "not-compared" in {v.status for v in found}
+    assert exit_code(found) == 3
+
+
+# --- what an engine leaves unanswered -------------------------------------------------------
+
+
+class Failing(LocalSession):
+    """Answers all questions but one as it should."""
+
+    def __init__(self, plan: Plan, question: str, outcome: Outcome) -> None:
+        super().__init__(Reference, plan.model, settings_for(plan))
+        self.question, self.outcome = question, outcome
+
+    def _ask(self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
+        return self.outcome if question == self.question else super()._ask(question, args, kwargs)
+
+
+@pytest.mark.parametrize("role", ["oracle", "subject"])
+@pytest.mark.parametrize(
+    ("outcome", "status", "code"),
+    [
+        (Crashed(message="was killed by SIGSEGV", log=("last words",)), "crashed", 3),
+        (TimedOut(seconds=5.0, log=("last words",)), "timed-out", 3),
+        (Unanswerable(message="does not tokenize"), "not-compared", 3),
+        (Rejected(message="InvalidModel: no"), "diverged", 1),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_question_without_an_answer_is_a_verdict_and_the_other_suites_run(
+    role: str, outcome: Outcome, status: Status, code: int, pair: Opened, model: Path
+) -> None:
+    with Failing(plan_for(model), "tokenize", outcome) as session:
+        context: Context = replace(pair.context, **{role: session})  # type: ignore[arg-type]
+        found = list(run_suites(context, ("metadata", "tokens", "dequant", "logits", "trace")))
+    assert [(v.suite, v.status) for v in found if v.status != "agreed"] == [("tokens", status)]
+    assert {v.suite for v in found} == {"metadata", "tokens", "dequant", "logits", "trace"}
+    assert exit_code(found) == code
+    (wrong,) = (v for v in found if v.status == status)
+    assert "reference" in wrong.summary
+    if status in ("crashed", "timed-out"):
+        assert wrong.detail["log"] == ["last words"]
+
+
+class Outgrown(LocalSession):
+    """Says yes to everything and computes something else."""
+
+    def _ask(self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
+        outcome = super()._ask(question, args, kwargs)
+        if question == "tokenize" and isinstance(outcome, Answered):
+            return replace(outcome, value=[[*ids, 7] for ids in outcome.value])
+        return outcome
+
+
+def test_other_ids_are_a_divergence(pair: Opened, model: Path) -> None:
+    plan = plan_for(model)
+    with Outgrown(Reference, model, settings_for(plan)) as session:
+        found = list(run_suites(replace(pair.context, subject=session), ("tokens",)))
+    ways = [(v.detail["way"], v.status) for v in found if v.status != "agreed"]
+    assert ways == [("encode", "diverged")] * 4
+
+
+# --- which suites ---------------------------------------------------------------------------
+
+
+def test_without_names_all_suites_run_in_their_order() -> None:
+    assert [suite.name for suite in suites_named(())] == list(SUITES)
+
+
+def test_suites_run_once_and_in_their_order_however_they_are_named() -> None:
+    named = suites_named(("trace", "metadata", "trace"))
+    assert [suite.name for suite in named] == ["metadata", "trace"]
+
+
+def test_an_unknown_suite_lists_the_known_ones() -> None:
+    with pytest.raises(Unsupported, match="'speed'") as refusal:
+        suites_named(("speed",))
+    assert all(name in str(refusal.value) for name in Suite.family)
+
+
+# --- what is refused at the start -----------------------------------------------------------
+
+
+def test_a_model_with_a_vocabulary_is_known_as_one(model: Path, tmp_path: Path) -> None:
+    assert preflight(plan_for(model)) is True
+    silent = written(tmp_path, "silent.gguf", vocabulary=False)
+    assert preflight(plan_for(silent, suites=("logits", "trace"))) is False
+
+
+def test_a_model_without_a_vocabulary_is_checked_if_only_that_is_asked(tmp_path: Path) -> None:
+    silent = written(tmp_path, "silent.gguf", vocabulary=False)
+    with pytest.raises(BadInput, match=r"no vocabulary, which tokens needs; .*--suite logits"):
+        preflight(plan_for(silent))
+    rest = tuple(name for name in SUITES if name != "tokens")
+    assert exit_code(verdicts_of(plan_for(silent, suites=rest))) == 0
+
+
+def test_the_subjects_file_is_looked_at_too(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"gone\.gguf: no such file"):
+        preflight(plan_for(model, subject_model=tmp_path / "gone.gguf"))
+
+
+@pytest.mark.parametrize("role", ["engine", "oracle"])
+def test_an_unknown_engine_lists_the_known_ones(role: str, model: Path) -> None:
+    with pytest.raises(BadInput, match=r"no Adapter named 'rust'.*llama\.cpp.*reference"):
+        open_plan(plan_for(model, **{role: "rust"}), lambda _: None)
+
+
+def test_a_refusal_by_the_model_itself_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "empty.gguf"
+    path.write_bytes(b"")
+    with pytest.raises(BadInput, match=r"empty\.gguf: "):
+        preflight(plan_for(path))
+
+
+# --- settings -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "n_steps", "n_ctx", "n_ubatch"),
+    [
+        (32, 64, 512, 512),
+        (510, 1, 512, 512),
+        (511, 1, 768, 512),
+        (600, 1, 768, 600),
+        (8, 448, 512, 512),
+        (8, 449, 768, 512),
+        (4096, 1, 4352, 4096),
+    ],
+)
+def test_the_cache_holds_what_is_decoded(
+    n_tokens: int, n_steps: int, n_ctx: int, n_ubatch: int, model: Path
+) -> None:
+    settings = settings_for(plan_for(model, n_tokens=n_tokens, n_steps=n_steps))
+    assert (settings.n_ctx, settings.n_ubatch) == (n_ctx, n_ubatch)
+
+
+@pytest.mark.parametrize(
+    ("build", "lanes"),
+    [
+        ("CPU : SSE3 = 1 | AVX = 1 | AVX2 = 1 | AVX512 = 1 | OPENMP = 1", 16),
+        ("CPU : SSE3 = 1 | SSSE3 = 1 | AVX = 1 | AVX2 = 1 | F16C = 1", 8),
+        ("CPU : SSE3 = 1 | AVX = 1", 8),
+        ("CPU : SSE3 = 1 | AVX2 = 0", 4),
+        ("CPU : NEON = 1 | ARM_FMA = 1", 4),
+        ("AVX512 = 1 | OPENMP = 1", 16),
+        ("", 1),
+    ],
+)
+def test_lanes_are_read_from_what_the_oracle_says_of_its_build(build: str, lanes: int) -> None:
+    assert lanes_of(build) == lanes
+
+
+def test_the_seed_decides_the_tokens(model: Path) -> None:
+    def tokens(seed: int) -> list[int]:
+        opened = open_plan(plan_for(model, seed=seed), lambda _: None)
+        try:
+            return opened.context.tokens
+        finally:
+            opened.close()
+
+    assert tokens(1) == tokens(1)
+    assert tokens(1) != tokens(2)
+    assert max(tokens(1)) < 384
+    assert len(tokens(1)) == 9 + 2
