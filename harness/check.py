@@ -119,6 +119,8 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
         subject = runner.open(plan.engine, plan.subject_model, settings)
     except Unsupported as error:
         raise BadInput(str(error)) from error
+    if not is_compiled("mirror", flash_attn=settings.flash_attn):
+        progress("compiling kernels, which only the first run does: some seconds")
     progress(f"starting {plan.oracle}")
     engines = (described(oracle), described(subject))
     return Opened(
@@ -139,6 +141,13 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
         ),
         engines=engines,
     )
+
+
+def is_compiled(ops: str, *, flash_attn: bool) -> bool:
+    """Imported late: the kernels' own imports take a while."""
+    from engine.ops import fast
+
+    return fast.is_compiled(ops, flash_attn=flash_attn)
 
 
 def described(session: Session) -> EngineInfo:
