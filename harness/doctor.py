@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+from engine.activations.base import X86
 from harness.check import lanes_of
 from harness.records import EXACT, Answered
 from harness.report.header import versions
@@ -39,4 +40,21 @@ def oracle_rows() -> list[Row]:
         ("llama.cpp", outcome.value.version, True),
         ("llama.cpp build", build, True),
         ("float32 lanes", f"{lanes_of(build)} partial sums per vector register", True),
+        *rounding_rows(),
     ]
+
+
+def rounding_rows() -> list[Row]:
+    """How the library rounds activations; our products follow its x86 code (engine/activations)."""
+    with Runner(time_limit=60).open("llama.cpp activations", None, EXACT) as session:
+        outcome = session.ask("describe")
+    if not isinstance(outcome, Answered):
+        return [("activations", f"cannot be asked for: {outcome}", False)]
+    rows = []
+    for part in outcome.value.build.split(" | "):
+        name, _, variants = part.partition(": ")
+        agrees = X86 in variants.split()
+        says = " and ".join(f"as {v} code" for v in variants.split()) or "in a way that is unknown"
+        short = "" if agrees else "; products are mirrored as x86 code rounds"
+        rows.append((f"{name} activations", f"rounded {says}{short}", agrees))
+    return rows

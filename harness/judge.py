@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from engine.ops.flash_mirror import attend_wide
 from engine.ops.mirror import Mirror, like
+from engine.ops.products import product_and_size, run_of
 from engine.ops.reference import I32, Bools, RopeParams
 from engine.quants.base import F32
 from engine.trace import SITES
@@ -115,10 +116,13 @@ class Judge(Mirror):
 
     def linear(self, x: F32, weight: Weight) -> F32:
         acts = self.activations(x, weight)
-        out, self.bound = bounded_product(acts, weight, self.lanes, weight.format.weights)
+        out, size = product_and_size(acts, self.sums(x, weight), weight)
+        self.bound = tolerances.product(
+            size, out, weight.shape[-1], self.lanes, run_of(weight.format)
+        )
         if not np.array_equal(acts, x):
             # float products in any order: a scalar loop over decoded weights is honest too
-            self.others = [lambda: bounded_product(x.astype(np.float64), weight, 1, 1)]
+            self.others = [lambda: plain_product(x.astype(np.float64), weight)]
         return out
 
     def linear_id(self, x: F32, weight: Weight, ids: I32) -> F32:
@@ -220,18 +224,16 @@ def wide_attention(
     return wide.out, tolerances.flash_attn(wide.out, wide.radius)
 
 
-def bounded_product(
-    acts: NDArray[np.float64], weight: Weight, lanes: int, block: int
-) -> tuple[F32, Bound]:
-    """acts: (tokens, inputs) -> the product with its bound, from one decoding of the weights."""
-    out = np.empty((len(acts), weight.shape[0]), np.float32)
+def plain_product(x: NDArray[np.float64], weight: Weight) -> tuple[F32, Bound]:
+    """x: (tokens, inputs) times the decoded weights, and the bound of a scalar loop."""
+    out = np.empty((len(x), weight.shape[0]), np.float32)
     size = np.empty(out.shape)
-    magnitudes = np.abs(acts)
+    magnitudes = np.abs(x)
     for rows, chunk in weight.chunks():
         wide = chunk.astype(np.float64)
-        out[:, rows] = acts @ wide.T
+        out[:, rows] = x @ wide.T
         size[:, rows] = magnitudes @ np.abs(wide, out=wide).T
-    return out, tolerances.product(size, out, weight.shape[-1], lanes, block)
+    return out, tolerances.product(size, out, weight.shape[-1], 1, 1)
 
 
 def gathered(shape: tuple[int, ...], parts: list[tuple[Bools, Other]]) -> tuple[F32, Bound]:

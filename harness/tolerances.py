@@ -40,14 +40,18 @@ def additions(terms: int, lanes: int) -> int:
 
 
 def product(size: F64, out: F32, terms: int, lanes: int, block: int) -> Bound:
-    """size: sum of |activation * weight| for each element of `out`.
+    """size: sum of the magnitudes that are added up for each element of `out`.
 
-    Weights in blocks of 32 or more are multiplied as integers, exactly, so that only the sum over
-    blocks is rounded: the scales' product, the conversion, one addition a block, the tree.
+    `block`: how many weights in a row are multiplied as integers, exactly (`run_of` in
+    engine/ops/products.py), so that only the sum over such runs is rounded: the product of the
+    scales, the conversion to float, one fused addition a run, and the sum of the partial sums with
+    that of the minima. Vector code adds its lanes as a tree; the generic C of the K formats keeps
+    eight partial sums and adds them one after the other.
     """
     if block > 1:
-        roundings = terms // block + 2 + math.ceil(math.log2(max(lanes, 2))) + 1
-        reason = f"{terms // block} blocks summed in float32, {roundings} roundings"
+        runs = terms // block
+        roundings = runs + 2 + (8 if lanes == 1 else math.ceil(math.log2(lanes))) + 1
+        reason = f"{runs} integer products summed in float32, {roundings} roundings"
     else:
         roundings = additions(terms, lanes)
         reason = f"{terms} products summed in float32 in {lanes} lanes, {roundings} roundings"

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from engine.ops import fast_kernels as kernels
 from engine.ops.flash_mirror import one_by_one
 from engine.ops.mirror import Mirror, like, rope_cache
+from engine.ops.products import activation_format
 from engine.ops.reference import I32, Bools, RopeParams
 from engine.quants import f32
 from engine.quants.base import F32, WeightFormat
@@ -136,26 +137,35 @@ def stored(weight: Weight, layout: Any) -> NDArray[Any]:
     return view
 
 
+def rounded(x: F32, weight: Weight) -> F32:
+    """The activations as the weight's `vec_dot_type` leaves them."""
+    return plain(activation_format(weight.format).convert(x).values)
+
+
+def quantised(x: F32, weight: Weight) -> tuple[NDArray[np.int8], F32]:
+    """(tokens, blocks, 32) integers and (tokens, blocks) scales."""
+    blocks = activation_format(weight.format).quantise(x)
+    return np.ascontiguousarray(blocks["qs"]), blocks["d"].astype(np.float32)
+
+
 def floats(x: F32, weight: Weight) -> Prepared:
     return kernels.products, (plain(x), stored(weight, np.float32))
 
 
 def halves(x: F32, weight: Weight) -> Prepared:
-    x = plain(F16.round_activations(x))
-    return kernels.products_16, (x, stored(weight, np.uint16), False)
+    return kernels.products_16, (rounded(x, weight), stored(weight, np.uint16), False)
 
 
 def brain_floats(x: F32, weight: Weight) -> Prepared:
-    x = plain(BF16.round_activations(x))
-    return kernels.products_16, (x, stored(weight, np.uint16), True)
+    return kernels.products_16, (rounded(x, weight), stored(weight, np.uint16), True)
 
 
 def blocks_of_8_bits(x: F32, weight: Weight) -> Prepared:
-    return kernels.products_q8_0, (*Q8_0.quantise(plain(x)), stored(weight, Q8_0_BLOCK))
+    return kernels.products_q8_0, (*quantised(x, weight), stored(weight, Q8_0_BLOCK))
 
 
 def blocks_of_4_bits(x: F32, weight: Weight) -> Prepared:
-    return kernels.products_q4_0, (*Q8_0.quantise(plain(x)), stored(weight, Q4_0_BLOCK))
+    return kernels.products_q4_0, (*quantised(x, weight), stored(weight, Q4_0_BLOCK))
 
 
 # by class, not by name: a decoder that is wrong on purpose must not be replaced by a right one

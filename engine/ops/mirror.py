@@ -10,22 +10,37 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from engine.activations.base import X86, Converted
 from engine.ops.flash_mirror import FlashMirror
+from engine.ops.products import activation_format, product
 from engine.ops.reference import F64, I32, Bools, Reference, RopeParams, rounded
-from engine.quants.base import F32, WeightFormat
+from engine.quants.base import F32
 from engine.weights import Weight
 
 
 class Mirror(Reference):
-    """`n_threads` and `n_ctx` matter to flash attention only, which cuts its work by them."""
+    """`n_threads` and `n_ctx` matter to flash attention only, which cuts its work by them.
 
-    def __init__(self, n_threads: int = 1, n_ctx: int = 512) -> None:
+    `variant` names the way in which the mirrored build rounds activations (engine/activations).
+    """
+
+    def __init__(self, n_threads: int = 1, n_ctx: int = 512, variant: str = X86) -> None:
         self.flash = FlashMirror(n_threads=n_threads, n_ctx=n_ctx)
+        self.variant = variant
+
+    def converted(self, x: F32, weight: Weight) -> Converted:
+        """Activations are converted to the weight type's `vec_dot_type` before the product."""
+        return activation_format(weight.format).convert(x, self.variant)
 
     def activations(self, x: F32, weight: Weight) -> F64:
-        """Activations are converted to the weight type's `vec_dot_type` before the product."""
-        target = WeightFormat.named(weight.format.vec_dot_type)
-        return target.round_activations(x).astype(np.float64)
+        return self.converted(x, weight).values
+
+    def sums(self, x: F32, weight: Weight) -> F64 | None:
+        """The block sums that minima are multiplied by, where they are more than sums of values."""
+        return self.converted(x, weight).sums if weight.format.vec_dot_type == "Q8_1" else None
+
+    def linear(self, x: F32, weight: Weight) -> F32:
+        return product(self.activations(x, weight), self.sums(x, weight), weight)
 
     def rotations(self, positions: I32, params: RopeParams) -> tuple[F64, F64]:
         """ggml multiplies the angle up pair by pair in float32 (ggml_rope_cache_init)."""

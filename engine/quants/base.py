@@ -1,5 +1,9 @@
 """The contract every weight format fulfils."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -9,6 +13,10 @@ from engine.errors import MalformedFile
 from engine.registry import Registered
 
 F32 = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+
+WORTH_A_THREAD = 1 << 18  # weights below which waking one costs more than it saves
+NO_PRODUCT = "no product"  # `vec_dot_type` of what llama.cpp reads but cannot multiply by
 
 
 class WeightFormat(Registered):
@@ -25,8 +33,12 @@ class WeightFormat(Registered):
     vec_dot_type: ClassVar[str]
 
     @staticmethod
-    def decode(blocks: NDArray[np.void]) -> F32:
-        """(n,) blocks -> (n, weights) floats."""
+    def unpack(raw: Bytes, out: F32) -> None:
+        """Whole blocks -> all of their weights: the format's one statement, a kernel of `lanes`.
+
+        Both are flat, out has `weights` per block. Any bytes are legal: NaN, infinite and
+        subnormal scales follow from the arithmetic, in ggml's order and roundings.
+        """
         raise NotImplementedError
 
     @staticmethod
@@ -35,14 +47,59 @@ class WeightFormat(Registered):
         raise NotImplementedError
 
     @classmethod
-    def dequantize(cls, raw: NDArray[np.uint8]) -> F32:
-        """Whole blocks of bytes -> their weights, flat. Any bytes are legal, NaN is NaN."""
-        if raw.size % cls.layout.itemsize:
+    def dequantize(cls, raw: Bytes, threads: int = 1) -> F32:
+        """Whole blocks of bytes -> their weights, flat."""
+        out = np.empty(cls.whole_blocks(raw) * cls.weights, np.float32)
+        cls.dequantize_into(raw, out, threads)
+        return out
+
+    @classmethod
+    def dequantize_into(cls, raw: Bytes, out: F32, threads: int = 1) -> None:
+        """Fill `out`, flat and contiguous, on at most so many threads: they change no bit."""
+        blocks = cls.whole_blocks(raw)
+        if out.dtype != np.float32 or out.shape != (blocks * cls.weights,) or not usable(out):
+            raise ValueError(
+                f"{blocks} blocks of {cls.name} need a flat, contiguous, aligned and writeable "
+                f"float32 array of {blocks * cls.weights}, got {out.dtype} of shape {out.shape}"
+            )
+        raw = np.ascontiguousarray(raw).reshape(-1).view()
+        raw.flags.writeable = False  # of our view: one kind of array is one compilation
+        size, n = cls.layout.itemsize, cls.weights
+        pieces = max(1, min(threads, blocks, out.size // WORTH_A_THREAD))
+        edges = [blocks * k // pieces for k in range(pieces + 1)]
+        parts = [(raw[i * size : j * size], out[i * n : j * n]) for i, j in pairwise(edges)]
+        others = [helpers(pieces - 1).submit(cls.unpack, *part) for part in parts[1:]]
+        cls.unpack(*parts[0])
+        for other in others:
+            other.result()
+
+    @classmethod
+    def whole_blocks(cls, raw: Bytes) -> int:
+        """How many blocks these bytes are; MalformedFile if the last one is cut off."""
+        blocks, rest = divmod(raw.size, cls.layout.itemsize)
+        if rest:
             raise MalformedFile(
                 "partial-block",
-                raw.size - raw.size % cls.layout.itemsize,
+                raw.size - rest,
                 f"{cls.name} needs whole {cls.layout.itemsize}-byte blocks, got {raw.size} bytes",
             )
-        blocks = np.ascontiguousarray(raw).view(cls.layout)
-        with np.errstate(all="ignore"):  # random bytes hold NaN and infinite scales
-            return cls.decode(blocks).reshape(-1)
+        return blocks
+
+
+def offsets(layout: np.dtype[np.void]) -> tuple[int, ...]:
+    """Where each field of a block starts, in bytes, for kernels: they see bytes, not fields."""
+    return tuple(layout.fields[name][1] for name in layout.names or () if layout.fields)
+
+
+def usable(out: F32) -> bool:
+    return out.flags.c_contiguous and out.flags.aligned and out.flags.writeable
+
+
+@cache
+def helpers(n: int) -> ThreadPoolExecutor:
+    """Threads that wait for work: to start one takes as long as to decode a million weights."""
+    return ThreadPoolExecutor(n, "dequantize")
+
+
+if hasattr(os, "register_at_fork"):  # a child process has no threads, and must not wait for them
+    os.register_at_fork(after_in_child=helpers.cache_clear)

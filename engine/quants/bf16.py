@@ -1,9 +1,9 @@
 """BF16: the upper half of a float32."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-from engine.quants.base import F32, WeightFormat
+from engine.quants.base import F32, Bytes, WeightFormat
+from engine.quants.lanes import brain_float_at, kernel
 
 
 class BF16(WeightFormat, name="BF16"):
@@ -13,8 +13,10 @@ class BF16(WeightFormat, name="BF16"):
     vec_dot_type = "BF16"
 
     @staticmethod
-    def decode(blocks: NDArray[np.void]) -> F32:
-        return (blocks["x"].astype(np.uint32) << 16).view(np.float32)[:, None]
+    @kernel
+    def unpack(raw: Bytes, out: F32) -> None:
+        for i in range(out.size):
+            out[i] = brain_float_at(raw, 2 * i)
 
     @staticmethod
     def round_activations(x: F32) -> F32:

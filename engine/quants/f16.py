@@ -1,9 +1,9 @@
 """F16: IEEE half precision."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-from engine.quants.base import F32, WeightFormat
+from engine.quants.base import F32, Bytes, WeightFormat
+from engine.quants.lanes import half_at, halves_at, kernel, store
 
 
 class F16(WeightFormat, name="F16"):
@@ -13,8 +13,13 @@ class F16(WeightFormat, name="F16"):
     vec_dot_type = "F16"
 
     @staticmethod
-    def decode(blocks: NDArray[np.void]) -> F32:
-        return blocks["x"].astype(np.float32)[:, None]
+    @kernel
+    def unpack(raw: Bytes, out: F32) -> None:
+        whole = out.size // 32 * 32
+        for i in range(0, whole, 32):
+            store(out, i, halves_at(raw, 2 * i, 32))
+        for i in range(whole, out.size):
+            out[i] = half_at(raw, 2 * i)
 
     @staticmethod
     def round_activations(x: F32) -> F32:

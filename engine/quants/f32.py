@@ -1,9 +1,9 @@
 """F32: every weight as it is."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.quants import base
+from engine.quants.lanes import float_at, kernel
 
 
 class F32(base.WeightFormat, name="F32"):
@@ -13,8 +13,10 @@ class F32(base.WeightFormat, name="F32"):
     vec_dot_type = "F32"
 
     @staticmethod
-    def decode(blocks: NDArray[np.void]) -> base.F32:
-        return blocks["x"].astype(np.float32)[:, None]
+    @kernel
+    def unpack(raw: base.Bytes, out: base.F32) -> None:
+        for i in range(out.size):
+            out[i] = float_at(raw, 4 * i)
 
     @staticmethod
     def round_activations(x: base.F32) -> base.F32:

@@ -3,19 +3,27 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.quants.base import F32, WeightFormat
+from engine.quants.base import F32, Bytes, WeightFormat, offsets
+from engine.quants.lanes import as_float, half_at, kernel, signed_bytes_at, store
+
+LAYOUT = np.dtype([("d", "<f2"), ("qs", "i1", 32)])
+SIZE = LAYOUT.itemsize
+D, QS = offsets(LAYOUT)
 
 
 class Q8_0(WeightFormat, name="Q8_0"):
     type_id = 8
     weights = 32
-    layout = np.dtype([("d", "<f2"), ("qs", "i1", 32)])
+    layout = LAYOUT
     vec_dot_type = "Q8_0"
 
     @staticmethod
-    def decode(blocks: NDArray[np.void]) -> F32:
-        d = blocks["d"].astype(np.float32)[:, None]
-        return d * blocks["qs"].astype(np.float32)
+    @kernel
+    def unpack(raw: Bytes, out: F32) -> None:
+        for i in range(raw.size // SIZE):
+            d = half_at(raw, i * SIZE + D)
+            q = signed_bytes_at(raw, i * SIZE + QS, 32)
+            store(out, 32 * i, d * as_float(q))
 
     @classmethod
     def round_activations(cls, x: F32) -> F32:

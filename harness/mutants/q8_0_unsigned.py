@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.model import Model
-from engine.quants.base import F32
+from engine.quants.base import F32, Bytes
 from engine.quants.q8_0 import Q8_0
 from harness.mutants.base import Mutant
 
@@ -15,9 +15,11 @@ class Unsigned(Q8_0):
     """Not registered: it exists for this mutant only."""
 
     @staticmethod
-    def decode(blocks: NDArray[np.void]) -> F32:
-        d = blocks["d"].astype(np.float32)[:, None]
-        return d * blocks["qs"].view(np.uint8).astype(np.float32)
+    def unpack(raw: Bytes, out: F32) -> None:
+        blocks = raw.view(Q8_0.layout)
+        q = blocks["qs"].view(np.uint8).astype(np.float32)
+        with np.errstate(invalid="ignore"):  # an infinite scale times 0
+            out[:] = (blocks["d"].astype(np.float32)[:, None] * q).reshape(-1)
 
 
 class Q8Unsigned(Mutant, name="mutant:q8-0-unsigned"):

@@ -83,10 +83,11 @@ def mxfp4(bits: Philox, n: int, sigma: float) -> bytes:
 
 
 def nvfp4(bits: Philox, n: int, sigma: float) -> bytes:
-    """Four 8-bit float scales a block: the nearest ones below what is drawn."""
+    """Four 8-bit float scales a block: the nearest ones to what is drawn."""
     blocks = drawn("NVFP4", bits, n)
     wanted = between(bits, 4 * n, sigma / NVFP4)
-    blocks["d"] = np.searchsorted(UE4M3, wanted, side="right").reshape(n, 4) - 1
+    middles = (UE4M3[1:] + UE4M3[:-1]) / 2
+    blocks["d"] = np.searchsorted(middles, wanted).reshape(n, 4)
     return blocks.tobytes()
 
 

@@ -11,7 +11,7 @@ from engine.errors import InvalidModel
 from engine.ggml_types import type_by_name
 from harness.gguf_writer import write_gguf
 from harness.synth.generator import around_one, integers, stream, tensor_bytes
-from harness.synth.vocabulary import SMALLEST, sentencepiece
+from harness.synth.vocabularies import check_kind, vocabulary_keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,8 @@ class LlamaRecipe:
     rope_freqs: bool = False
     f_norm_rms_eps: float = 1e-5
     vocabulary: bool = True
+    vocab_kind: str = "llama"  # of harness.synth.vocabularies
+    vocab_pre: str = ""  # another pre-tokenizer than the kind's own
 
     @property
     def head_size(self) -> int:
@@ -66,8 +68,8 @@ def check(r: LlamaRecipe) -> None:
         raise InvalidModel(
             f"{r.n_head} heads of {r.head_size} elements do not go with {r.n_head_kv} KV heads"
         )
-    if r.vocabulary and r.n_vocab < SMALLEST:
-        raise InvalidModel(f"n_vocab is {r.n_vocab}; a vocabulary needs at least {SMALLEST}")
+    if r.vocabulary:
+        check_kind(r.vocab_kind, r.n_vocab)
     if not 0 <= r.n_expert_used <= r.n_expert or bool(r.n_expert) != bool(r.n_expert_used):
         raise InvalidModel(f"{r.n_expert_used} of {r.n_expert} experts cannot be used")
 
@@ -97,7 +99,7 @@ def metadata(r: LlamaRecipe) -> dict[str, tuple[str, Any]]:
         keys["llama.expert_count"] = ("U32", r.n_expert)
         keys["llama.expert_used_count"] = ("U32", r.n_expert_used)
     if r.vocabulary:
-        keys.update(sentencepiece(r.n_vocab, r.seed))
+        keys.update(vocabulary_keys(r.vocab_kind, r.n_vocab, r.seed, r.vocab_pre))
     else:
         keys["tokenizer.ggml.model"] = ("STR", "no_vocab")
     return keys

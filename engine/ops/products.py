@@ -1,0 +1,98 @@
+"""How ggml takes a product with a weight matrix apart, which decides where it rounds.
+
+A weight with a minimum is scale * step - minimum (or plus). Its block's steps are multiplied by the
+activations, its minima by the activations' sums: for Q8_1 those are not the sums of the values but
+what the format carries, rounded to half. Steps and minima may cancel, so a bound needs both.
+
+The parts come from the format's own decoder: with its scale `d` set to zero a block decodes to its
+minima, with `m` or `dmin` set to zero to its scaled steps.
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from engine.activations.base import F64, ActivationFormat
+from engine.errors import Unsupported
+from engine.quants.base import F32, NO_PRODUCT, WeightFormat
+from engine.registry import import_members
+from engine.weights import CHUNK, Weight
+
+Factors = tuple[F64, F64]  # (tokens, k) and (rows, k): to be multiplied and added up over k
+
+MINIMA = ("m", "dmin")  # ggml's names for the scale of a block's minima
+# ggml may multiply grid and shift of these apart; of |grid + shift| that is 9 to 7 at most
+APART = {"IQ1_S": 9 / 7, "IQ1_M": 9 / 7}
+
+
+def activation_format(kind: type[WeightFormat]) -> type[ActivationFormat]:
+    """What activations are converted to before they meet weights of this kind."""
+    if not ActivationFormat.family:
+        import_members("engine.activations")
+    if kind.vec_dot_type == NO_PRODUCT:
+        raise Unsupported(f"llama.cpp has no product with a matrix of type {kind.name}")
+    return ActivationFormat.named(kind.vec_dot_type)
+
+
+def minimum_of(kind: type[WeightFormat]) -> str | None:
+    """The field that scales the minima of a block, if its weights have any."""
+    return next((name for name in MINIMA if name in (kind.layout.names or ())), None)
+
+
+def run_of(kind: type[WeightFormat]) -> int:
+    """Weights in a row that are multiplied as integers, exactly: those that share all scales."""
+    scales = math.prod(kind.layout["d"].shape) if "d" in (kind.layout.names or ()) else 1
+    return min(kind.weights // scales, activation_format(kind).block)
+
+
+def factors(
+    acts: F64, sums: F64 | None, weight: Weight
+) -> Iterator[tuple[slice, tuple[Factors, ...]]]:
+    """For runs of rows, the pairs whose products make up the result, decoded a chunk at a time.
+
+    acts: (tokens, columns) as converted; sums: what the activation format carries, None if that is
+    no more than the sums of the values.
+    """
+    minimum = minimum_of(weight.format)
+    if minimum is None:
+        for rows, chunk in weight.chunks():
+            yield rows, ((acts, chunk.astype(np.float64)),)
+        return
+    group = activation_format(weight.format).summed
+    if sums is None:
+        sums = acts.reshape(len(acts), acts.shape[-1] // group, group).sum(axis=-1)
+    step = max(1, CHUNK // weight.shape[-1])
+    for start in range(0, weight.shape[0], step):
+        rows = slice(start, min(start + step, weight.shape[0]))
+        scaled = without(weight, rows, minimum).astype(np.float64)
+        minima = without(weight, rows, "d")[:, ::group].astype(np.float64)
+        yield rows, ((acts, scaled), (sums, minima))
+
+
+def without(weight: Weight, rows: slice, field: str) -> F32:
+    """These rows with a field of every block set to zero, decoded: (rows, columns)."""
+    raw = weight.raw[rows.start * weight.row_bytes : rows.stop * weight.row_bytes]
+    blocks = raw.copy().view(weight.format.layout)
+    blocks[field] = 0
+    return weight.format.dequantize(blocks.view(np.uint8)).reshape(-1, weight.shape[-1])
+
+
+def product(acts: F64, sums: F64 | None, weight: Weight) -> F32:
+    """(tokens, columns) -> (tokens, rows), added up in float64 and rounded once."""
+    out = np.empty((len(acts), weight.shape[0]), np.float32)
+    for rows, pairs in factors(acts, sums, weight):
+        with np.errstate(invalid="ignore", over="ignore"):  # activations may be infinite
+            out[:, rows] = sum(a @ w.T for a, w in pairs)
+    return out
+
+
+def product_and_size(acts: F64, sums: F64 | None, weight: Weight) -> tuple[F32, F64]:
+    """The product, and the sum of the magnitudes of all that is added up for it."""
+    out = np.empty((len(acts), weight.shape[0]), np.float32)
+    size = np.empty(out.shape)
+    for rows, pairs in factors(acts, sums, weight):
+        with np.errstate(invalid="ignore", over="ignore"):
+            out[:, rows] = sum(a @ w.T for a, w in pairs)
+            size[:, rows] = sum(np.abs(a) @ np.abs(w).T for a, w in pairs)
+    return out, size * APART.get(weight.format.name, 1.0)

@@ -1,0 +1,53 @@
+"""Small seeded vocabularies of every tokenizer model that llama.cpp has.
+
+Source of what each needs: llama_vocab::impl::load in src/llama-vocab.cpp of llama-cpp-python
+0.3.36.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from engine.errors import InvalidModel, Unsupported
+from harness.synth import vocabulary as llama
+from harness.synth.vocabularies import bert, gemma4, gpt2, llama_ties, plamo2, rwkv, t5
+
+Keys = Mapping[str, tuple[str, Any]]
+
+
+def none(n_vocab: int, seed: int) -> Keys:
+    """No vocabulary: the model speaks in ids only."""
+    return {"tokenizer.ggml.model": ("STR", "none")}
+
+
+# kind -> the fewest tokens it can have, what makes its keys from a number of tokens and a seed
+KINDS: Mapping[str, tuple[int, Callable[[int, int], Keys]]] = MappingProxyType(
+    {
+        "llama": (llama.SMALLEST, llama.sentencepiece),
+        "llama-ties": (llama_ties.SMALLEST, llama_ties.keys),
+        "gpt2": (gpt2.SMALLEST, gpt2.keys),
+        "bert": (bert.SMALLEST, bert.keys),
+        "t5": (t5.SMALLEST, t5.keys),
+        "rwkv": (rwkv.SMALLEST, rwkv.keys),
+        "plamo2": (plamo2.SMALLEST, plamo2.keys),
+        "gemma4": (gemma4.SMALLEST, gemma4.keys),
+        "none": (1, none),
+    }
+)
+
+
+def check_kind(kind: str, n_vocab: int) -> None:
+    """Raises Unsupported for a kind that nobody knows, InvalidModel for too few tokens."""
+    if kind not in KINDS:
+        raise Unsupported(f"synth makes no vocabulary {kind!r} (known: {', '.join(KINDS)})")
+    smallest = KINDS[kind][0]
+    if n_vocab < smallest:
+        what = "a vocabulary" if kind == "llama" else f"a vocabulary of kind {kind}"
+        raise InvalidModel(f"n_vocab is {n_vocab}; {what} needs at least {smallest}")
+
+
+def vocabulary_keys(kind: str, n_vocab: int, seed: int, pre: str = "") -> Keys:
+    """The `tokenizer.ggml.*` keys of a vocabulary; `pre` is another pre-tokenizer than its own."""
+    check_kind(kind, n_vocab)
+    made = KINDS[kind][1](n_vocab, seed)
+    return {**made, "tokenizer.ggml.pre": ("STR", pre)} if pre else made

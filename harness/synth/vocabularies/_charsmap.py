@@ -1,0 +1,61 @@
+"""A precompiled character map as SentencePiece has it: a trie in a double array, and replacements.
+
+A node is 32 bits: the byte that leads to it in the low 8, in bit 8 whether a sequence ends there,
+from bit 10 on the distance (by exclusive or) to its children. The leaf below an end holds bit 31
+and where the replacement starts. Every node is tried at the first place where all its children fit.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+LEAF = 1 << 31
+ENDS = 1 << 8
+
+
+def charsmap(replacements: Mapping[str, str]) -> bytes:
+    """The blob of `tokenizer.ggml.precompiled_charsmap`."""
+    texts = sorted({*replacements.values()})
+    starts: dict[str, int] = {}
+    held = b""
+    for text in texts:
+        starts[text] = len(held)
+        held += text.encode() + b"\0"
+    nodes = double_array({key.encode(): starts[value] for key, value in replacements.items()})
+    trie = np.array(nodes, "<u4").tobytes()
+    return len(trie).to_bytes(4, "little") + trie + held
+
+
+def double_array(values: Mapping[bytes, int]) -> list[int]:
+    """The nodes; number 0 is the root. Its length is a multiple of 256: any byte stays inside."""
+    trie: dict[bytes, set[int]] = {b"": set()}  # beginning -> bytes that go on
+    for key in values:
+        for at in range(len(key)):
+            trie.setdefault(key[:at], set()).add(key[at])
+            trie.setdefault(key[: at + 1], set())
+    nodes: dict[int, int] = {0: 0}
+    places = {b"": 0}
+    for start in sorted(trie, key=lambda text: (len(text), text)):
+        children = sorted(trie[start] | ({0} if start in values else set()))
+        if not children:
+            continue
+        place = places[start]
+        offset = free_offset(nodes, place, children)
+        nodes[place] |= offset << 10 | (ENDS if start in values else 0)
+        for byte in children:
+            child = place ^ offset ^ byte
+            if byte == 0:
+                nodes[child] = LEAF | values[start]
+            else:
+                nodes[child] = byte
+                places[start + bytes([byte])] = child
+    length = -(-(max(nodes) + 1) // 256) * 256
+    return [nodes.get(i, 0) for i in range(length)]
+
+
+def free_offset(nodes: Mapping[int, int], place: int, children: list[int]) -> int:
+    """The smallest distance that puts every child where nothing is; never onto the root."""
+    offset = 1
+    while any((place ^ offset ^ byte) in nodes for byte in children):
+        offset += 1
+    return offset

@@ -1,0 +1,30 @@
+"""A seeded vocabulary for the greedy trie: all bytes, and runs of bytes, escaped."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from harness.synth.vocabularies._glue import ALPHABET, CONTROL, NORMAL, merges_of
+
+FIRST = "<s>"
+LETTERS = [*ALPHABET, " ", "\n", "\t", "\\"]
+SMALLEST = 1 + 256 + 8
+
+
+def keys(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
+    single = {letter for letter in LETTERS if len(letter.encode()) == 1}
+    wide = [letter for letter in LETTERS if letter not in single]
+    room = n_vocab - 1 - 256 - len(wide)
+    pieces = [*wide, *(a + b for a, b in merges_of(LETTERS, room, seed))] if room > 0 else []
+    tokens = [FIRST, *(rf"\x{byte:02x}" for byte in range(256)), *map(escaped, pieces)]
+    types = [CONTROL] + [NORMAL] * (len(tokens) - 1)
+    return {
+        "tokenizer.ggml.model": ("STR", "rwkv"),
+        "tokenizer.ggml.tokens": ("ARR[STR]", tokens),
+        "tokenizer.ggml.token_type": ("ARR[I32]", np.array(types, np.int32)),
+    }
+
+
+def escaped(piece: str) -> str:
+    return piece.translate({ord("\\"): r"\\", ord("\n"): r"\n", ord("\t"): r"\t"})

@@ -1,0 +1,50 @@
+"""Seeded models of every type that llama.cpp can multiply by, as small as the blocks allow."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.batch import Batch
+from engine.quants.base import NO_PRODUCT, WeightFormat
+from engine.registry import import_members
+from harness.synth.llama import LlamaRecipe, write_llama
+
+import_members("engine.quants")
+FORMATS = sorted(WeightFormat.family.values(), key=lambda kind: kind.type_id)
+WITHOUT_PRODUCT = [kind for kind in FORMATS if kind.vec_dot_type == NO_PRODUCT]
+MATRICES = [kind for kind in FORMATS if kind not in WITHOUT_PRODUCT]
+NAMES = [kind.name for kind in MATRICES]
+ROUNDING = [kind.name for kind in MATRICES if kind.vec_dot_type != "F32"]
+EXPERTS = {"n_expert": 3, "n_expert_used": 2}
+
+
+def recipe_of(type_name: str, **changes: Any) -> LlamaRecipe:
+    """Rows of two blocks or more where that is cheap, and of whole blocks always."""
+    width = max(64, WeightFormat.named(type_name).weights)
+    known = {"seed": 31, "n_layer": 1, "n_embd": width, "n_ff": 2 * width, "n_vocab": 320}
+    return LlamaRecipe(quant=type_name, n_head=2, n_head_kv=1, **(known | changes))
+
+
+def model_of(type_name: str, folder: Path, **changes: Any) -> Path:
+    label = "-".join(f"{key}{value}" for key, value in changes.items())
+    path = folder / f"{type_name}{label}.gguf"
+    if not path.exists():
+        write_llama(recipe_of(type_name, **changes), path)
+    return path
+
+
+def rows_of_each_path() -> tuple[Batch, ...]:
+    """24 rows (tiles), 5 (four at a time, and one), 1: llama.cpp has code for each."""
+    tokens = [(7 * i * i + 11) % 320 for i in range(30)]
+    return (
+        Batch.of(tokens[:24]),
+        Batch.of(tokens[24:29], start=24),
+        Batch.of(tokens[29:], start=29),
+    )
+
+
+def relative_rms(expected: NDArray[Any], actual: NDArray[Any]) -> float:
+    wide = expected.astype(np.float64)
+    return float(np.sqrt(np.mean((actual - wide) ** 2) / np.mean(wide**2)))

@@ -1,0 +1,172 @@
+"""ggml's deliberate roundings, mirrored: what is left at a product is float32 noise, nothing more.
+
+Every product of our engine works on llama.cpp's own inputs here, so that only the op is compared.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.model import Model
+from engine.ops.mirror import Mirror
+from engine.ops.reference import F64
+from engine.quants.base import F32, WeightFormat
+from engine.trace import SITES
+from engine.weights import Weight
+from harness.adapters.reference import Reference as ReferenceEngine
+from harness.judge import Judge
+from harness.records import DEFAULT, EXACT, Answered, Request, Settings, Site
+from harness.runner import Runner
+from tests.all_types import EXPERTS, NAMES, ROUNDING, model_of, relative_rms, rows_of_each_path
+from tests.models import LANES, Values, opened
+from tests.wrong_formats import Truncating
+
+LIMIT = 1e-6  # relative root mean square
+PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
+SETTINGS = {"exact": EXACT, "repacked": replace(EXACT, repack=True), "default": DEFAULT}
+FAULT = 1e-5  # a scale that is off by one part in 100,000
+GATE = 5e-4  # the normalised mean square error that llama.cpp's own tests let pass
+
+Ask = Callable[[str, str], Values]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("types")
+
+
+@pytest.fixture(scope="module")
+def oracle(folder: Path) -> Ask:
+    """llama.cpp's traces, asked for once."""
+    kept: dict[tuple[str, str], Values] = {}
+
+    def ask(type_name: str, setting: str) -> Values:
+        key = type_name, setting
+        if key not in kept:
+            request = Request(batches=rows_of_each_path(), capture=True)
+            path = model_of(type_name, folder, **EXPERTS)
+            with Runner().open("llama.cpp", path, SETTINGS[setting]) as session:
+                outcome = session.ask("evaluate", request)
+            assert isinstance(outcome, Answered), outcome
+            kept[key] = outcome.value.trace.values()
+        return kept[key]
+
+    return ask
+
+
+def on_its_inputs(
+    expected: Values,
+    path: Path,
+    settings: Settings,
+    make: Callable[[Path, Settings], ReferenceEngine] = ReferenceEngine,
+) -> Values:
+    """Our engine's products on the oracle's values."""
+    engine = make(path, settings)
+    request = Request(batches=rows_of_each_path(), capture=True, replace=expected)
+    trace = engine.evaluate(request).trace
+    engine.close()
+    assert trace is not None
+    return trace.values()
+
+
+def errors(expected: Values, actual: Values) -> dict[Site, float]:
+    """At every product with a weight of the model's type; a router stays F32."""
+    sites = [s for s in expected if SITES[s.name].op in PRODUCTS and SITES[s.name].weight]
+    sites = [site for site in sites if site.name != "ffn_moe_logits"]
+    return {site: relative_rms(expected[site], actual[site]) for site in sites}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("type_name", NAMES)
+def test_mirror_agrees_with_llama_cpp_at_every_product(
+    type_name: str, setting: str, oracle: Ask, folder: Path
+) -> None:
+    expected, path = oracle(type_name, setting), model_of(type_name, folder, **EXPERTS)
+    found = errors(expected, on_its_inputs(expected, path, SETTINGS[setting]))
+    worst = max(found, key=lambda site: found[site])
+    assert found[worst] <= LIMIT, f"{worst} in step {worst.step}"
+    assert {SITES[site.name].op for site in found} == set(PRODUCTS)
+    assert {site.step for site in found} == {0, 1, 2}
+
+
+# --- what the mirror must not be --------------------------------------------------------------
+
+
+class Plain(Mirror):
+    """Does not convert activations at all."""
+
+    def activations(self, x: F32, weight: Weight) -> F64:
+        return x.astype(np.float64)
+
+    def sums(self, x: F32, weight: Weight) -> F64 | None:
+        return None
+
+
+class WithoutCarriedSums(Mirror):
+    """Multiplies minima by the sums of the values, not by those that Q8_1 carries."""
+
+    def sums(self, x: F32, weight: Weight) -> F64 | None:
+        return None
+
+
+def engine_with(ops: type[Mirror]) -> type[ReferenceEngine]:
+    def make_ops(self: ReferenceEngine) -> Mirror:
+        return ops(self.settings.n_threads, self.settings.n_ctx)
+
+    return type(ops.__name__, (ReferenceEngine,), {"make_ops": make_ops})
+
+
+@pytest.mark.parametrize("ops", [Truncating, Plain])
+@pytest.mark.parametrize("type_name", ROUNDING)
+def test_other_roundings_are_seen_at_every_product_that_converts(
+    type_name: str, ops: type[Mirror], oracle: Ask, folder: Path
+) -> None:
+    expected, path = oracle(type_name, "exact"), model_of(type_name, folder, **EXPERTS)
+    found = errors(expected, on_its_inputs(expected, path, EXACT, engine_with(ops)))
+    assert min(found.values()) > 100 * LIMIT
+
+
+@pytest.mark.parametrize("type_name", ["Q4_1", "Q5_1"])
+def test_the_sums_that_q8_1_carries_are_not_those_of_its_values(
+    type_name: str, oracle: Ask, folder: Path
+) -> None:
+    assert WeightFormat.named(type_name).vec_dot_type == "Q8_1"
+    expected, path = oracle(type_name, "exact"), model_of(type_name, folder, **EXPERTS)
+    found = errors(expected, on_its_inputs(expected, path, EXACT, engine_with(WithoutCarriedSums)))
+    assert min(found.values()) > 10 * LIMIT
+
+
+# --- the smallest scale error that is seen ----------------------------------------------------
+
+
+class Scaled(Mirror):
+    def linear(self, x: F32, weight: Weight) -> F32:
+        return (super().linear(x, weight).astype(np.float64) * (1 + FAULT)).astype(np.float32)
+
+
+def guilty(path: Path, expected: Values, actual: Values) -> set[str]:
+    judge = Judge(expected, actual, lanes=LANES, n_threads=1, n_ctx=EXACT.n_ctx)
+    model: Model = opened(path, EXACT, judge)
+    cache = model.new_cache()
+    for step, batch in enumerate(rows_of_each_path()):
+        judge.step = step
+        model.decode(batch, cache, judge)
+    model.close()
+    return {finding.site.name for finding in judge.findings if finding.mismatch is not None}
+
+
+@pytest.mark.parametrize("type_name", NAMES)
+def test_a_scale_that_is_off_by_one_in_100_000_is_seen_where_a_mean_square_gate_is_blind(
+    type_name: str, oracle: Ask, folder: Path
+) -> None:
+    expected, path = oracle(type_name, "exact"), model_of(type_name, folder, **EXPERTS)
+    clean = on_its_inputs(expected, path, EXACT)
+    faulty = on_its_inputs(expected, path, EXACT, engine_with(Scaled))
+    assert guilty(path, expected, clean) == set()
+    products = {site.name for site in errors(expected, faulty)}
+    # a router has three outputs: too few for one that is large enough to show it
+    assert guilty(path, expected, faulty) - {"ffn_moe_logits"} == products
+    assert max(errors(expected, faulty).values()) ** 2 < GATE / 1e6

@@ -1,0 +1,122 @@
+"""Engines that read a weight format wrong, or round activations wrong: caught, and named.
+
+The oracle runs once for each type; the checks on it are those of `lockstep check`.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from engine.model import Model
+from engine.ops.mirror import Mirror
+from engine.ops.reference import Reference as Ops
+from engine.trace import SITES
+from harness.adapters.reference import Reference
+from harness.check import Opened, Plan, exit_code, open_plan, run_suites
+from harness.records import EXACT, Verdict
+from harness.runner import Runner
+from tests.all_types import model_of
+from tests.wrong_formats import ACTIVATION_CASES, ACTIVATION_FAULTS, CASES, wrong_format
+
+SUITES = ("dequant", "trace")
+PRODUCTS = {"Qcur", "Kcur", "Vcur", "attn_out", "ffn_gate", "ffn_up", "ffn_out", "result_output"}
+RARE = "one code-book entry changed"  # one of up to 2048: not every tensor need hold it
+
+
+class Wrong(Reference, name="test: wrong weights"):
+    """The reference with the fault that `case` names: a type, and what is wrong with it."""
+
+    case: ClassVar[tuple[str, str]] = ("", "")
+
+    def make_ops(self) -> Ops:
+        make, _ = ACTIVATION_FAULTS.get(self.case[1], (Mirror, None))
+        return make(self.settings.n_threads, self.settings.n_ctx)
+
+    def make_model(self) -> Model:
+        model = super().make_model()
+        if self.case in CASES:
+            formats = model.graph.weights.formats
+            for name, kind in formats.items():
+                if kind.name == self.case[0]:
+                    formats[name] = wrong_format(*self.case)
+        return model
+
+    def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+        if self.case in CASES and type_name == self.case[0]:
+            return wrong_format(*self.case).dequantize(raw)
+        return super().dequantize(type_name, raw)
+
+
+@pytest.fixture(scope="module")
+def against(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list[Verdict]]]:
+    """The verdicts on a wrong engine; the oracle of the type asked for last stays open."""
+    folder = tmp_path_factory.mktemp("types")
+    held: dict[str, Opened] = {}
+
+    def check(type_name: str, fault: str) -> list[Verdict]:
+        if type_name not in held:
+            while held:
+                held.popitem()[1].close()
+            path = model_of(type_name, folder)
+            plan = Plan(case=type_name, model=path, subject_model=path, settings=EXACT, n_tokens=12)
+            held[type_name] = open_plan(plan, lambda _: None)
+        context = held[type_name].context
+        context.subject.close()
+        Wrong.case = (type_name, fault)
+        context.subject = Runner().open(Wrong.name, context.subject_model, EXACT)
+        return list(run_suites(context, SUITES))
+
+    yield check
+    for opened in held.values():
+        opened.close()
+
+
+def found_by(suite: str, verdicts: list[Verdict]) -> list[Verdict]:
+    return [v for v in verdicts if v.suite == suite and v.status == "diverged"]
+
+
+def values_of(verdicts: list[Verdict], key: str) -> set[Any]:
+    return {v.detail[key] for v in verdicts}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a wrong scale can be 2^127
+@pytest.mark.parametrize(("type_name", "fault"), CASES, ids=lambda value: value)
+def test_a_wrong_decoder_is_caught_and_its_tensors_and_products_are_named(
+    type_name: str, fault: str, against: Callable[..., list[Verdict]]
+) -> None:
+    verdicts = against(type_name, fault)
+    assert exit_code(verdicts) == 1
+    decoded, ops = found_by("dequant", verdicts), found_by("trace", verdicts)
+    assert values_of(decoded, "type") == {type_name}
+    assert values_of(ops, "at_fault") == {"subject"}
+    tensors, weights = values_of(decoded, "tensor"), values_of(ops, "weight")
+    assert weights <= tensors
+    if fault == RARE:
+        assert weights
+    else:
+        assert weights == tensors
+        assert values_of(ops, "site") == {"embd", *PRODUCTS}
+
+
+@pytest.mark.parametrize(("type_name", "fault"), ACTIVATION_CASES, ids=lambda value: value)
+def test_wrong_activations_are_caught_at_every_product_and_nowhere_else(
+    type_name: str, fault: str, against: Callable[..., list[Verdict]]
+) -> None:
+    verdicts = against(type_name, fault)
+    assert exit_code(verdicts) == 1
+    assert found_by("dequant", verdicts) == []
+    ops = found_by("trace", verdicts)
+    assert values_of(ops, "at_fault") == {"subject"}
+    assert values_of(ops, "site") == PRODUCTS
+    assert values_of(ops, "step") == {0, 1, 2}
+
+
+@pytest.mark.parametrize("type_name", ["Q8_0", "Q4_K", "IQ2_XS"])
+def test_without_a_fault_the_same_engine_agrees(
+    type_name: str, against: Callable[..., list[Verdict]]
+) -> None:
+    assert exit_code(against(type_name, "none")) == 0
+    assert all(SITES[site].op.startswith("MUL_MAT") for site in PRODUCTS)
