@@ -5,15 +5,17 @@ llama-cpp-python 0.3.36. `render` is the rule of the SPM, WPM and UGM vocabulari
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
 from engine.errors import EngineError, InvalidModel, Unsupported
 from engine.registry import Registered, import_members
 from engine.tokenizers.vocabulary import Attr, Defaults, Metadata, read_string, read_vocabulary
 
+KEY = "tokenizer.ggml.model"
 SPACE = "\u2581".encode()  # stands for a space in the texts of tokens
 STRIPPED = b" \t\n\v\f\r"  # isspace in the C locale
+OTHERS = ("hybriddna", "test", "whitespace")  # kinds that llama.cpp has too
 
 
 class Tokenizer(Registered):
@@ -33,6 +35,24 @@ class Tokenizer(Registered):
         `add_special` adds what the model wants around a text (BOS, EOS). With `parse_special`,
         the texts of control and unknown tokens stand for these tokens.
         """
+        before, after = self.around() if add_special else ([], [])
+        ids = list(before)
+        for part in self.partition(text, parse_special=parse_special):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids.extend(self.segment(part))
+        return [*ids, *after]
+
+    def around(self) -> tuple[list[int], list[int]]:
+        """What `add_special` puts before and after a text."""
+        vocabulary = self.vocabulary
+        before = [required(vocabulary.bos, "bos")] if vocabulary.add_bos else []
+        after = [required(vocabulary.eos, "eos")] if vocabulary.add_eos else []
+        return before, after
+
+    def segment(self, text: bytes) -> Iterable[int]:
+        """The ids of a text that is not empty and has no special tokens in it."""
         raise NotImplementedError
 
     def piece(self, token: int, *, special: bool) -> bytes:
@@ -64,7 +84,8 @@ class Tokenizer(Registered):
         pieces = [self.piece(token, special=unparse_special) for token in ids]
         if drop_space and pieces:
             pieces[0] = pieces[0].removeprefix(b" ")
-        return b"".join(pieces)
+        text = b"".join(pieces)
+        return cleaned(text) if vocabulary.clean_spaces else text
 
     def render(self, token: int) -> bytes:
         """The bytes of a token, whether it is shown or not."""
@@ -109,6 +130,26 @@ class Tokenizer(Registered):
             yield text[at:]
 
 
+def cleaned(text: bytes) -> bytes:
+    """`text` without the spaces that word tokenizers put before punctuation and contractions.
+
+    Three passes one after the other: " ' " between two spaces, for one, loses both.
+    """
+    text = re.sub(rb" (?=[?!.,])", b"", text)
+    text = text.replace(b" ' ", b"'")
+    return re.sub(rb" (?='(?:[sm]|re|ve))", b"", text)
+
+
+def required(token: int | None, role: str, asker: str = "") -> int:
+    """`token`, which `asker` (the flag of that role if empty) needs, or InvalidModel."""
+    if token is None:  # llama.cpp ends the process, or gives id -1
+        asker = asker or f"tokenizer.ggml.add_{role}_token"
+        raise InvalidModel(
+            f"{asker} asks for a token that tokenizer.ggml.{role}_token_id does not give"
+        )
+    return token
+
+
 def byte_of(text: bytes, token: int) -> int:
     """The byte of a byte token such as `<0x0A>`: characters 3 and 4, read as C's strtol does.
 
@@ -127,14 +168,16 @@ def byte_of(text: bytes, token: int) -> int:
 def tokenizer_of(metadata: Metadata) -> Tokenizer:
     """The tokenizer that a model's metadata describes.
 
-    Raises InvalidModel if a key is missing or wrong, Unsupported if there is no vocabulary or
-    nobody here knows its kind.
+    Raises InvalidModel if a key is missing or wrong, Unsupported if there is no vocabulary or if
+    llama.cpp alone knows its kind.
     """
-    key = "tokenizer.ggml.model"
-    if key not in metadata:
-        raise InvalidModel(f"the key {key!r} is missing")
-    kind = read_string(metadata, key).decode("utf-8", "replace")
+    if KEY not in metadata:
+        raise InvalidModel(f"the key {KEY!r} is missing")
+    kind = read_string(metadata, KEY).decode("utf-8", "replace")
     if kind in ("no_vocab", "none"):
-        raise Unsupported(f"the model has no vocabulary: {key} is {kind!r}")
+        raise Unsupported(f"the model has no vocabulary: {KEY} is {kind!r}")
     import_members("engine.tokenizers")
-    return Tokenizer.named(kind)(metadata)
+    if kind in Tokenizer.family or kind in OTHERS:
+        return Tokenizer.named(kind)(metadata)
+    known = ", ".join(sorted({*Tokenizer.family, *OTHERS, "no_vocab", "none"}))
+    raise InvalidModel(f"{KEY} must be one of {known}, got {kind!r}")

@@ -9,11 +9,9 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 from engine.errors import InvalidModel
-from engine.tokenizers.base import SPACE, Tokenizer
+from engine.tokenizers.base import SPACE, Tokenizer, required
+from engine.tokenizers.utf8 import LENGTHS
 from engine.tokenizers.vocabulary import Defaults
-
-# bytes of a UTF-8 sequence by the high half of its first byte; a stray continuation byte is one
-LENGTHS = (1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 3, 4)
 
 
 class Llama(Tokenizer, name="llama"):
@@ -134,12 +132,3 @@ def character_starts(text: bytes) -> Iterator[int]:
     while at < len(text):
         yield at
         at += LENGTHS[text[at] >> 4]
-
-
-def required(token: int | None, role: str) -> int:
-    if token is None:  # llama.cpp ends the process
-        raise InvalidModel(
-            f"tokenizer.ggml.add_{role}_token asks for a token that tokenizer.ggml.{role}_token_id "
-            f"does not give"
-        )
-    return token

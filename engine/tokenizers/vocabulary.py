@@ -111,6 +111,7 @@ class Defaults:
     add_bos: bool = False
     add_eos: bool = False
     add_sep: bool = False
+    clean_spaces: bool = False  # no key changes it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -119,15 +120,19 @@ class Vocabulary:
 
     texts: tuple[bytes, ...]
     scores: tuple[float, ...]  # float32 values; all zero if the file has none
-    attrs: tuple[int, ...]  # sums of Attr
+    stored_attrs: tuple[int, ...]  # as the file has them; some tokenizers are built from these
+    attrs: tuple[int, ...]  # sums of Attr, repaired
     ids: Mapping[bytes, int]  # text -> id
     specials: tuple[int, ...]  # found in text before anything else is: longest text first
     roles: Mapping[str, int | None]  # every name in ROLE_KEYS
     eog: frozenset[int]  # any of them ends a generation
+    suppressed: tuple[int, ...]  # never to be sampled
     add_space_prefix: bool
     add_bos: bool
     add_eos: bool
     add_sep: bool
+    remove_extra_whitespaces: bool
+    clean_spaces: bool  # decoding drops spaces before punctuation
 
     @property
     def n_vocab(self) -> int:
@@ -144,6 +149,10 @@ class Vocabulary:
     @property
     def unk(self) -> int | None:
         return self.roles["unk"]
+
+    @property
+    def sep(self) -> int | None:
+        return self.roles["sep"]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -171,9 +180,10 @@ class Draft:
 def read_vocabulary(metadata: Metadata, defaults: Defaults) -> Vocabulary:
     """Raises InvalidModel, naming the key, if one is missing, of the wrong type or length."""
     texts = read_texts(metadata)
+    stored_attrs = read_attrs(metadata, len(texts))
     draft = Draft(
         texts=texts,
-        attrs=read_attrs(metadata, len(texts)),
+        attrs=list(stored_attrs),
         ids={text: i for i, text in enumerate(texts)},
         roles=read_roles(metadata, defaults, len(texts)),
         eog=set(),
@@ -186,15 +196,19 @@ def read_vocabulary(metadata: Metadata, defaults: Defaults) -> Vocabulary:
     return Vocabulary(
         texts=tuple(texts),
         scores=tuple(read_scores(metadata, len(texts))),
+        stored_attrs=tuple(stored_attrs),
         attrs=tuple(draft.attrs),
         ids=MappingProxyType(draft.ids),
         specials=tuple(specials),
         roles=MappingProxyType(draft.roles),
         eog=frozenset(draft.eog),
+        suppressed=tuple(read_suppressed(metadata, len(texts))),
         add_space_prefix=read_flag(metadata, "add_space_prefix", defaults.add_space_prefix),
         add_bos=read_flag(metadata, "add_bos_token", defaults.add_bos),
         add_eos=read_flag(metadata, "add_eos_token", defaults.add_eos),
         add_sep=read_flag(metadata, "add_sep_token", defaults.add_sep),
+        remove_extra_whitespaces=read_flag(metadata, "remove_extra_whitespaces", False),
+        clean_spaces=defaults.clean_spaces,
     )
 
 
@@ -246,9 +260,7 @@ def read_texts(metadata: Metadata) -> list[bytes]:
     return texts
 
 
-def read_numbers(
-    metadata: Metadata, key: str, allowed: tuple[str, ...], n_vocab: int
-) -> NDArray[Any] | None:
+def read_array(metadata: Metadata, key: str, allowed: tuple[str, ...]) -> NDArray[Any] | None:
     """The array under `key`, whose element type must be one of those allowed."""
     if key not in metadata:
         return None
@@ -256,9 +268,17 @@ def read_numbers(
     found = value.dtype.name if isinstance(value, np.ndarray) else type(value).__name__
     if found not in allowed:
         raise InvalidModel(f"{key} must be an array of {' or '.join(allowed)}, got {found}")
-    if len(value) != n_vocab:
-        raise InvalidModel(f"{key} must have one entry per token: {n_vocab}, got {len(value)}")
     numbers: NDArray[Any] = value
+    return numbers
+
+
+def read_numbers(
+    metadata: Metadata, key: str, allowed: tuple[str, ...], n_vocab: int
+) -> NDArray[Any] | None:
+    """The array under `key`, which must have one entry per token."""
+    numbers = read_array(metadata, key, allowed)
+    if numbers is not None and len(numbers) != n_vocab:
+        raise InvalidModel(f"{key} must have one entry per token: {n_vocab}, got {len(numbers)}")
     return numbers
 
 
@@ -279,6 +299,12 @@ def read_attrs(metadata: Metadata, n_vocab: int) -> list[int]:
     if types is None:
         return [Attr.NORMAL] * n_vocab
     return [ATTR_OF_TYPE.get(kind, Attr.UNDEFINED) for kind in types.tolist()]
+
+
+def read_suppressed(metadata: Metadata, n_vocab: int) -> list[int]:
+    """In the order of the file; ids beyond the vocabulary are dropped."""
+    found = read_array(metadata, "tokenizer.ggml.suppress_tokens", ("int32",))
+    return [] if found is None else [i for i in found.tolist() if 0 <= i < n_vocab]
 
 
 def read_roles(metadata: Metadata, defaults: Defaults, n_vocab: int) -> dict[str, int | None]:

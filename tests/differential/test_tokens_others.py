@@ -1,0 +1,383 @@
+"""The tokenizers beside "llama" and "gpt2" against llama.cpp's, vocabulary by vocabulary."""
+
+import ctypes
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.errors import EngineError
+from engine.gguf_file import GgufFile
+from engine.tokenizers.base import Tokenizer, tokenizer_of
+from engine.tokenizers.vocabulary import Attr
+from tests import test_tokenizer_bert as bert
+from tests import test_tokenizer_gemma4 as gemma4
+from tests import test_tokenizer_plamo2 as plamo2
+from tests import test_tokenizer_rwkv as rwkv
+from tests import test_tokenizer_t5 as t5
+from tests.differential.forked import Ask, asking
+from tests.differential.test_tokens_llama_cpp import (
+    NASTY,
+    REPO,
+    answer,
+    differences,
+    glued,
+    id_lists,
+)
+from tests.tokenizer_cases import (
+    BYTE,
+    NORMAL,
+    USER_DEFINED,
+    Metadata,
+    Value,
+    Word,
+    byte_words,
+    random_merges,
+    random_words,
+    vocabulary,
+    written,
+)
+from tests.vocabularies import vocabulary_file
+
+# what normalisation, white space and the tables of Unicode get wrong
+TRAPS = """\
+ﬁﬂ ａｂｃ ＨＥＬＬＯ§İstanbul ISTANBUL ıi§ΑΣ Σ ς ΌΣ§ǅ ǆ Ǆ§ẞß§Å Å A\u030a§한국어 각§\
+\u1112\u1161\u11ab§e\u0301e\u0302\u0301e§\u0301a§a\u0301\u0301\u0301b§\u0e33\u0e34§\u0cf3\u0ece\U00010efd§\ua7cb\u1c89§\
+\U00031350\U0001f6dc§\u00ad§a\u00adb§\u180ea§a\u2060b§\U000e0041\U000e007f§\ue000\uf8ff\U000f0000§\
+\ufdd0\ufffe\uffff§\u2028\u2029\u0085\u00a0\u1680\u202f\u205f\u3000§a\u00a0b\u3000c§ \u3000 §\
+々〆ヶ§㌔㍿㊙§『』「」。、・…§ｶﾞ｡｢§\U0002a6df\U0002a700§\U0002b81f\U0002b820\U0002b91f\U0002b920§\
+\U0002ceaf\U0002ceb0\U0002f800§\uf900\ufaff§¿¡«»§®©™°§$€£¥+<=>^`|~§a$b€c§_-‐–—§'’`´§\
+don 't§he 's , I 'm ; they 're we 've . he ' s§a ?b !c .d ,§ .§ ' ' ' §a  ,  b§\
+٣٤٥ ४५ ½ Ⅷ ⓐ§…§＜tool>§＜|start|>§＜|message|>§月§日x日§<t<to<tool§\
+\ufeffa\ufeff§a\ufeff§\ufeff\ufeff§gggg hhh kkk defgdefg§abcabcabc abab§\
+本語日本語§</s><|plamo:eos|>§[CLS] [SEP] [MASK] [UNK] [PAD]§\
+ [MASK] a [MASK]a§<mask> <mask>§a <mask>  b§<bos><eos>\n<|tool_response>§\\n\\t\\x41\\§xy<xy<x§\
+\n\n\n§a\n\nb\n\n\n\nc§\n\n\n\n\n\n\n\n§ \n \n§\r\n\r\n§▁▁ ▁§a/b//c"""
+TEXTS = [*NASTY, *(text.encode() for text in TRAPS.split("§")), b"a\xc0\xafb", b"\xf7\xbf\xbf\xbf"]
+
+
+@pytest.fixture(scope="session")
+def ask() -> Iterator[Ask]:
+    with asking() as question:
+        yield question
+
+
+def check(ask: Ask, path: Path, tokenizer: Tokenizer) -> None:
+    """Every answer is llama.cpp's, and it does not survive what we refuse."""
+    texts = [*TEXTS, *glued(tokenizer)]
+    assert len(TEXTS) > 200
+    refused = [text for text in texts if refuses(tokenizer, text)]
+    accepted = [text for text in texts if text not in refused]
+    assert len(refused) < 6, refused
+    ids = id_lists(tokenizer, accepted)
+    theirs = ask(path, accepted, ids)
+    assert theirs is not None, "llama.cpp died"
+    assert theirs["loaded"]
+    found = differences(tokenizer, theirs, accepted, ids)
+    assert not found, f"{len(found)} differences:\n" + "\n".join(found[:20])
+    for text in refused[:2]:
+        assert ask(path, [text], []) is None, f"llama.cpp survives {text!r}"
+
+
+def refuses(tokenizer: Tokenizer, text: bytes) -> bool:
+    try:
+        tokenizer.encode(text)
+    except EngineError:
+        return True
+    return False
+
+
+# --- vocabularies of real models ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bert-bge", "nomic-bert-moe", "gemma-4"])
+def test_every_answer_on_a_real_vocabulary_is_that_of_llama_cpp(name: str, ask: Ask) -> None:
+    path = vocabulary_file(name)
+    with GgufFile.open(path) as file:
+        check(ask, path, tokenizer_of(file.metadata))
+
+
+# --- vocabularies written by hand -----------------------------------------------------------------
+
+
+def with_singles(words: list[Word]) -> list[Word]:
+    """The words, and every byte that a token begins with: without them llama.cpp hangs."""
+    tokenizer = tokenizer_of(vocabulary("rwkv", words))
+    alone = {piece for piece in tokenizer.pieces if len(piece) == 1}
+    missing = {piece[:1] for piece in tokenizer.pieces if piece} - alone
+    return [*words, *((f"\\x{piece[0]:02x}", 0, NORMAL) for piece in sorted(missing))]
+
+
+def retyped(metadata: Metadata, kind: int, *texts: str) -> Any:
+    types = metadata["tokenizer.ggml.token_type"].data.copy()
+    tokens = metadata["tokenizer.ggml.tokens"].data
+    types[[tokens.index(text) for text in texts]] = kind
+    return types
+
+
+RWKV = with_singles(rwkv.WORDS)
+T5_TINY, GEMMA_TINY = t5.tiny(), gemma4.tiny()
+T5_SCORES = T5_TINY["tokenizer.ggml.scores"].data
+ACCEPTED: dict[str, Metadata] = {
+    "bert": bert.tiny(),
+    "bert, capitals kept": bert.tiny(normalizer__lowercase=False),
+    "bert, accents kept": bert.tiny(normalizer__strip_accents=False),
+    "bert, only accents stripped": bert.tiny(
+        normalizer__lowercase=False, normalizer__strip_accents=True
+    ),
+    "bert, other flags": bert.tiny(
+        add_bos_token=False, add_eos_token=True, add_sep_token=False, eos_token_id=3,
+        add_space_prefix=True, remove_extra_whitespaces=True,
+    ),
+    "bert, no types": bert.tiny(token_type=None),
+    "bert, modern": bert.tiny(name="modern-bert"),
+    "bert, suppressed": bert.tiny(suppress_tokens=np.array([3, -1, 9], np.int32)),
+    "bert, random": vocabulary(
+        "bert", [*bert.WORDS[:5], *random_words(1, "▁▁abc日é")], **bert.ROLES
+    ),
+    "t5": t5.tiny(),
+    "t5, no map": t5.tiny(precompiled_charsmap=None),
+    "t5, a map of signed bytes": t5.tiny(precompiled_charsmap=t5.BLOB.view(np.int8)),
+    "t5, a map without nodes": t5.tiny(
+        precompiled_charsmap=np.frombuffer(b"\3\0\0\0...rest", np.uint8)
+    ),
+    "t5, a small map": t5.tiny(precompiled_charsmap=t5.one_child(t5.TO_LEAF, 1, b"?a\0")),
+    "t5, no prefix": t5.tiny(add_space_prefix=False),
+    "t5, spaces kept": t5.tiny(remove_extra_whitespaces=False),
+    "t5, neither": t5.tiny(add_space_prefix=None, remove_extra_whitespaces=None),
+    "t5, BOS": t5.tiny(add_bos_token=True, bos_token_id=3, add_eos_token=False),
+    "t5, no scores": t5.tiny(scores=None),
+    "t5, minus infinity": t5.tiny(
+        scores=np.where(T5_SCORES < -4, -np.inf, T5_SCORES).astype(np.float32)
+    ),
+    "t5, huge scores": t5.tiny(scores=(T5_SCORES * 1e35).astype(np.float32)),
+    "t5, rising scores": t5.tiny(scores=-T5_SCORES),
+    "t5, no types": t5.tiny(token_type=None),
+    "t5, the unknown token is a piece": t5.tiny(unknown_token_id=t5.TEXTS.index("a")),
+    "t5, more user-defined tokens": t5.tiny(
+        token_type=retyped(T5_TINY, USER_DEFINED, "é", "...", "ab", "<|start|>")
+    ),
+    "t5, random": vocabulary(
+        "t5", [*t5.WORDS[:4], *random_words(2, "abc日▁")], add_space_prefix=True
+    ),
+    "t5, random ties": vocabulary(
+        "t5", [*t5.WORDS[:4], *((x, -1.0, y) for x, _, y in random_words(3, "abcd"))]
+    ),
+    "rwkv": vocabulary("rwkv", RWKV, unknown_token_id=1),
+    "rwkv, other flags": vocabulary(
+        "rwkv", RWKV, unknown_token_id=1, add_space_prefix=True, add_bos_token=True,
+        bos_token_id=0, add_eos_token=True, eos_token_id=rwkv.TEXTS.index("a"),
+    ),
+    "rwkv, no types": vocabulary("rwkv", RWKV, unknown_token_id=1, token_type=None),
+    "rwkv, random": vocabulary(
+        "rwkv", with_singles(random_words(4, "abc日\\xn0 ")), unknown_token_id=0
+    ),
+    "plamo2": plamo2.tiny(),
+    "plamo2, other flags": plamo2.tiny(
+        add_space_prefix=True, add_bos_token=True, add_eos_token=True, bos_token_id=9
+    ),
+    "plamo2, no scores": plamo2.tiny(scores=None),
+    "plamo2, random": vocabulary(
+        "plamo2", [*plamo2.WORDS[:260], *random_words(5, "abc日🙂 ", 200)]
+    ),
+    "plamo2, random ties": vocabulary(
+        "plamo2", [*plamo2.WORDS[:260], *((x, -1.0, y) for x, _, y in random_words(6, "abcd"))]
+    ),
+    "gemma4": gemma4.tiny(),
+    "gemma4, other flags": gemma4.tiny(
+        add_bos_token=False, add_eos_token=True, add_space_prefix=True, pre="no such thing"
+    ),
+    "gemma4, merges cut by NUL": gemma4.tiny(merges=["a b\0c", "b c", "", " ", "a", "h  e"]),
+    "gemma4, no merges": gemma4.tiny(merges=[]),
+    "gemma4, more user-defined tokens": gemma4.tiny(
+        token_type=retyped(GEMMA_TINY, USER_DEFINED, "▁▁", "\n\n", "日本", "hello")
+    ),
+    "gemma4, random": vocabulary(
+        "gemma4", [*gemma4.WORDS[:4], *byte_words(), *random_words(7, "abc▁日")],
+        merges=random_merges(random_words(7, "abc▁日")), **gemma4.ROLES,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_every_answer_on_a_vocabulary_written_by_hand_is_that_of_llama_cpp(
+    name: str, ask: Ask, tmp_path: Path
+) -> None:
+    check(ask, written(tmp_path / "tiny.gguf", ACCEPTED[name]), tokenizer_of(ACCEPTED[name]))
+
+
+def changed(metadata: Metadata, **changes: Any) -> Metadata:
+    new = {f"tokenizer.ggml.{key}": Value(value) for key, value in changes.items()}
+    return {key: value for key, value in {**metadata, **new}.items() if value.data is not None}
+
+
+TINIES: dict[str, Callable[..., Metadata]] = {
+    "bert": bert.tiny, "t5": t5.tiny, "rwkv": rwkv.tiny, "plamo2": plamo2.tiny,
+    "gemma4": gemma4.tiny,
+}  # fmt: skip
+REFUSED: dict[str, Metadata] = {
+    f"{kind}, {what}": changed(tiny(), **changes)
+    for kind, tiny in TINIES.items()
+    for what, changes in {
+        "a token twice": {"tokens": [*tiny()["tokenizer.ggml.tokens"].data[:-1], "a"]},
+        "too few scores": {"scores": np.zeros(5, np.float32)},
+        "too few types": {"token_type": np.ones(5, np.int32)},
+        "no tokens": {"tokens": None},
+        "suppressed floats": {"suppress_tokens": np.ones(5, np.float32)},
+        "an unknown kind": {"model": "lama"},
+    }.items()
+} | {
+    "bert, a byte token": bert.tiny(token_type=retyped(bert.tiny(), BYTE, "▁a")),
+    "t5, a map of 3 bytes": t5.tiny(precompiled_charsmap=np.zeros(3, np.uint8)),
+    "t5, a map without replacements": t5.tiny(precompiled_charsmap=np.zeros(4, np.uint8)),
+    "t5, a map cut short": t5.tiny(precompiled_charsmap=t5.BLOB[:-200].copy()),
+    "t5, a map of floats": t5.tiny(precompiled_charsmap=np.zeros(9, np.float32)),
+    "t5, a map that leads nowhere": t5.tiny(precompiled_charsmap=t5.blob([t5.ROOT], b"\0")),
+    "plamo2, a byte without a token": plamo2.without("<0x41>"),
+    "gemma4, no merges": gemma4.tiny(merges=None),
+    "gemma4, merges are numbers": gemma4.tiny(merges=np.zeros(3, np.int32)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_we_refuse_llama_cpp_refuses_or_dies_of(name: str, ask: Ask, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"tokenizer\.ggml\."):
+        tokenizer_of(REFUSED[name])
+    theirs = ask(written(tmp_path / "bad.gguf", REFUSED[name]), [], [])
+    assert theirs in (None, {"loaded": False})
+
+
+def broken_further_in(word: int, leaf: int, replacements: bytes) -> Metadata:
+    return t5.tiny(precompiled_charsmap=t5.one_child(word, leaf, replacements))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "text"),
+    [
+        (broken_further_in(0x1FFFFF << 10 | 0x100, 0, b"\0"), b"b"),
+        (broken_further_in(t5.TO_LEAF, 9, b"abc\0"), b"b"),
+        (broken_further_in(t5.TO_LEAF, 1, b"abc"), b"b"),
+        (bert.tiny(bos_token_id=None), b"a"),
+        (gemma4.tiny(bos_token_id=None), b"a"),
+        (gemma4.tiny(), b"\xf4\x90\x80\x80"),
+    ],
+    ids=["node", "offset", "no end", "no CLS", "no BOS", "beyond Unicode"],
+)
+def test_texts_that_we_refuse_llama_cpp_dies_of(
+    metadata: Metadata, text: bytes, ask: Ask, tmp_path: Path
+) -> None:
+    with pytest.raises(EngineError):
+        tokenizer_of(metadata).encode(text)
+    path = written(tmp_path / "bad.gguf", metadata)
+    assert ask(path, [b""] if text == b"b" else [], []) is not None
+    assert ask(path, [text], []) is None
+
+
+# --- where llama.cpp goes on and we do not --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        bert.tiny(unknown_token_id=None),
+        vocabulary("t5", [*t5.WORDS[:1], ("\n", 0, NORMAL)]),
+        vocabulary("rwkv", RWKV),
+    ],
+    ids=["bert", "t5", "rwkv"],
+)
+def test_without_an_unknown_token_llama_cpp_gives_an_id_that_does_not_exist(
+    metadata: Metadata, ask: Ask, tmp_path: Path
+) -> None:
+    with pytest.raises(EngineError, match=r"tokenizer\.ggml\.unknown_token_id"):
+        tokenizer_of(metadata).encode(b"q", add_special=False)
+    theirs = ask(written(tmp_path / "bare.gguf", metadata), [b"q"], [])
+    assert theirs is not None
+    assert theirs["encoded"][0][0] == [-1]
+
+
+BOUNDED = """
+import resource
+from {module} import answer
+import llama_cpp
+with open("/proc/self/statm") as sizes:
+    pages = int(sizes.read().split()[0])
+limit = pages * resource.getpagesize() + (1 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+answer()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no /proc: memory is not bounded")
+@pytest.mark.parametrize("text", [b"e", b"ab e"], ids=str)
+def test_an_rwkv_token_that_is_begun_and_not_completed_fills_all_memory_in_llama_cpp(
+    text: bytes, ask: Ask, tmp_path: Path
+) -> None:
+    with pytest.raises(EngineError, match=r"tokenizer\.ggml\.tokens"):
+        tokenizer_of(rwkv.tiny()).encode(text)
+    path = written(tmp_path / "hangs.gguf", rwkv.tiny())
+    assert ask(path, [b"ab c"], []) is not None
+    done = subprocess.run(
+        [sys.executable, "-c", BOUNDED.format(module=answer.__module__)],
+        input=json.dumps({"path": str(path), "texts": [text.hex()], "ids": []}),
+        capture_output=True,
+        text=True,
+        cwd=REPO,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode < 0
+    assert "bad_alloc" in done.stderr or "length_error" in done.stderr
+
+
+# --- the rest -------------------------------------------------------------------------------------
+
+
+def answer_suppressed() -> None:
+    """Runs in the subprocess: the suppressed tokens of the vocabulary in argv[1]."""
+    import llama_cpp
+
+    silence = llama_cpp.llama_log_callback(lambda level, text, data: None)
+    llama_cpp.llama_log_set(silence, ctypes.c_void_p(0))
+    params = llama_cpp.llama_model_default_params()
+    params.vocab_only = True
+    model = llama_cpp.llama_model_load_from_file(sys.argv[1].encode(), params)
+    count = ctypes.c_int32()
+    vocab = llama_cpp.llama_model_get_vocab(model)
+    tokens = llama_cpp.llama_vocab_get_suppress_tokens(vocab, ctypes.byref(count))
+    json.dump(list(tokens[: count.value]), sys.stdout)
+
+
+def test_suppressed_tokens_are_those_of_llama_cpp(tmp_path: Path) -> None:
+    metadata = gemma4.tiny(suppress_tokens=np.array([7, -1, 3, 10**6, 7], np.int32))
+    path = written(tmp_path / "suppressed.gguf", metadata)
+    done = subprocess.run(
+        [sys.executable, "-c", f"from {__name__} import answer_suppressed as a; a()", str(path)],
+        capture_output=True,
+        text=True,
+        cwd=REPO,
+        timeout=300,
+        check=True,
+    )
+    assert json.loads(done.stdout) == list(tokenizer_of(metadata).vocabulary.suppressed)
+
+
+def test_the_comparison_sees_a_repaired_type_and_a_text_that_is_not_cleaned(
+    ask: Ask, tmp_path: Path
+) -> None:
+    path = written(tmp_path / "tiny.gguf", bert.tiny())
+    tokenizer = tokenizer_of(bert.tiny())
+    ids = [bert.ids("▁a", "▁,")]
+    theirs = ask(path, [], ids)
+    assert theirs is not None
+    assert differences(tokenizer, theirs, [], ids) == []
+    vocabulary = tokenizer.vocabulary
+    attrs = (Attr.NORMAL, *vocabulary.attrs[1:])
+    tokenizer.vocabulary = replace(vocabulary, clean_spaces=False, attrs=attrs)
+    found = {line.split()[0] for line in differences(tokenizer, theirs, [], ids)}
+    assert found == {"decode", "piece", "attrs:"}
