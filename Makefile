@@ -9,8 +9,9 @@ READY := .venv/ready
 check: $(READY)
 	@$(BIN)/lockstep check
 
+# A test process for each processor already: threads of OpenBLAS beside them only wait for each other.
 test: $(READY) lint
-	@$(BIN)/pytest -n auto
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto
 
 lint: $(READY)
 	@$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from engine.errors import EngineError
 from engine.gguf_file import GgufFile
 from engine.registry import import_members
+from golden.fetch import PREFIX
 from golden.manifest import NAME, Entry, manifest_bytes, read_manifest
 from golden.models import model_row
 from golden.schemas import violations
@@ -24,18 +26,20 @@ from golden.store import (
     tensor_bytes,
 )
 from golden.suites.base import Asked, Golden, Source, Vectors
-from golden.suites.dequant import TYPES
+from golden.suites.dequant import types
+from golden.suites.dot import types_with_products
 from harness.check import vocabulary_kind
 from harness.records import EXACT
 from harness.report.header import sha256_of
 from harness.runner import Runner
 from harness.suites.base import NoAnswer
-from harness.synth.builtin import BUILTIN
+from harness.synth.builtin import BUILTIN, BUILTIN_VOCABULARIES
 from harness.synth.llama import write_llama
 
 SEED = 1  # of blocks, texts and prompts; a model has its own
 TOKENS_OF = ("f32",)  # the built-in models differ in weights; one vocabulary will do
 BUILTIN_NAMES = ("f32", "f16", "bf16", "q8_0", "q4_0", "moe", "moe-q8_0")
+SYNTH = "synth-"  # how the names of built-in vocabularies begin
 
 Progress = Callable[[str], None]
 
@@ -135,41 +139,60 @@ def entry_of(path: str, raw: bytes, made: Made, kind: str, schema: str | None) -
 
 def of_builtin(oracle: str, progress: Progress) -> Iterator[Made]:
     runner = Runner()
-    with runner.open(oracle, None, EXACT) as session:
-        source = source_of(Asked(engine=oracle, session=session), progress)
-        for kind in TYPES:
-            vectors = Golden.named("dequant")().make(source, kind)
-            yield Made(path=f"dequant/{kind.lower()}", kind="dequant", vectors=vectors, model=None)
+    wanted = [("dequant", kind, own or oracle) for kind, own in types().items()]
+    wanted += [("dot", kind, oracle) for kind in types_with_products()]
+    with ExitStack() as stack:
+        sources: dict[str, Source] = {}
+        for golden, kind, engine in wanted:
+            if engine not in sources:
+                session = stack.enter_context(runner.open(engine, None, EXACT))
+                sources[engine] = source_of(Asked(engine=engine, session=session), progress)
+            vectors = Golden.named(golden)().make(sources[engine], kind)
+            where = f"{golden}/{kind.lower()}"
+            yield Made(path=where, kind=golden, vectors=vectors, model=None)
     with tempfile.TemporaryDirectory(prefix="lockstep-golden-") as folder:
         for name in BUILTIN_NAMES:
             path = Path(folder) / f"{name}.gguf"
             write_llama(BUILTIN[name], path)
             row = model_row(name, path, BUILTIN[name])
             yield from of_model(path, row, oracle, progress, tokens=name in TOKENS_OF)
+        for kind, recipe in BUILTIN_VOCABULARIES.items():
+            if kind != "none":
+                path = Path(folder) / f"{SYNTH}{kind}.gguf"
+                write_llama(recipe, path)
+                row = model_row(path.stem, path, recipe)
+                yield of_vocabulary(path, row, oracle, progress)
 
 
 def of_file(old: Sequence[Entry], path: Path, oracle: str, progress: Progress) -> Iterator[Made]:
     try:
         with GgufFile.open(path) as file:
             tokens = vocabulary_kind(file) not in ("no_vocab", "none", "")
+            weights = bool(file.tensors)
         row = model_row(name_of(old, path), path, None)
     except EngineError as error:
         raise BrokenGolden(f"{path}: {error}") from error
     except OSError as error:
         raise BrokenGolden(f"{path}: {error.strerror or error}") from error
-    yield from of_model(path, row, oracle, progress, tokens=tokens)
+    if weights:
+        yield from of_model(path, row, oracle, progress, tokens=tokens)
+    elif tokens:
+        yield of_vocabulary(path, row, oracle, progress)
+    else:
+        raise BrokenGolden(f"{path} has neither weights nor a vocabulary")
 
 
 def name_of(old: Sequence[Entry], path: Path) -> str:
     """The name under which the model's vectors are known, or else that of the file."""
     digest = sha256_of(path)
-    names = {e.model: PurePosixPath(e.path).stem for e in old if e.kind == "logits"}
+    known = ("logits", "vocabulary")
+    names = {e.model: PurePosixPath(e.path).stem for e in old if e.kind in known}
     if digest in names:
         return names[digest]
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem.removeprefix(PREFIX)).lstrip("._-")
     if not name:
         raise BrokenGolden(f"{path}: the name of the file has no letter to name vectors after")
-    if name in BUILTIN_NAMES:
+    if name in BUILTIN_NAMES or name.startswith(SYNTH):
         raise BrokenGolden(
             f"{path}: {name!r} is a built-in model; refresh it by a run without a model, or rename "
             "the file"
@@ -190,6 +213,15 @@ def of_model(
         for kind in ("tokens", "logits") if tokens else ("logits",):
             vectors = Golden.named(kind)().make(source, row["name"])
             yield Made(path=f"{kind}/{row['name']}", kind=kind, vectors=vectors, model=key)
+
+
+def of_vocabulary(path: Path, row: dict[str, Any], oracle: str, progress: Progress) -> Made:
+    with Runner().open(oracle, path, EXACT) as session:
+        ask = Asked(engine=oracle, session=session, path=path)
+        source = source_of(ask, progress, path=path, model=row)
+        vectors = Golden.named("vocabulary")().make(source, row["name"])
+    key = row["sha256"] if row["recipe"] is None else None
+    return Made(path=f"tokens/{row['name']}", kind="vocabulary", vectors=vectors, model=key)
 
 
 def source_of(ask: Asked, progress: Progress, seed: int = SEED, **of_model: Any) -> Source:

@@ -73,7 +73,7 @@ def write_models(folder: Path, root: Path = DEFAULT_ROOT) -> list[Path]:
     rows: dict[str, Mapping[str, Any]] = {}
     entries = {entry.path: entry for entry in read_manifest(root)}
     for entry in entries.values():
-        if entry.kind in ("tokens", "logits") and entry.model is None:
+        if entry.kind in ("tokens", "vocabulary", "logits") and entry.model is None:
             row = load_vectors(root, entry, entries).document["model"]
             rows[row["name"]] = row
     paths = []

@@ -19,7 +19,7 @@ Progress = Callable[[str], None]
 
 def replay(
     root: Path = DEFAULT_ROOT,
-    engine: str = "reference",
+    engine: str | None = "reference",
     models: Sequence[Path] = (),
     progress: Progress = lambda _: None,
     *,
@@ -28,9 +28,10 @@ def replay(
 ) -> Iterator[Verdict]:
     """The verdicts of each golden in turn; one whose model is not there is not compared.
 
-    models: files for the vectors that no recipe makes, in any order; their hashes tell. only: paths
-    without suffix, such as "logits/f32"; all if empty. Raises BrokenGolden if a vector is not what
-    the generator wrote, Unsupported for an engine that does not exist.
+    engine: None asks each vector's own oracle. models: files for the vectors that no recipe makes,
+    in any order; their hashes tell. only: paths without suffix, such as "logits/f32"; all if
+    empty. Raises BrokenGolden if a vector is not what the generator wrote, Unsupported for an
+    engine that does not exist.
     """
     entries = read_manifest(root)
     by_path = {entry.path: entry for entry in entries}
@@ -46,12 +47,13 @@ def replay(
         for entry in chosen:
             progress(stem(entry))
             vectors = load_vectors(root, entry, by_path)
+            asked = engine or str(vectors.document["provenance"]["oracle"]["engine"])
             verdict = Verdicts(
                 suite=f"golden-{entry.kind}",
                 case=Path(entry.path).stem,
-                repro=f"lockstep golden verify --engine {engine} --only {stem(entry)}",
+                repro=f"lockstep golden verify --engine {asked} --only {stem(entry)}",
             )
-            yield from one(vectors, entry.kind, engine, shelf, runner, verdict)
+            yield from one(vectors, entry.kind, asked, shelf, runner, verdict)
 
 
 def stem(entry: Entry) -> str:
@@ -76,7 +78,7 @@ def one(
         return
     settings = Settings(**vectors.document["provenance"]["settings"])
     with runner.open(engine, path, settings) as session:
-        ask = Asked(engine=engine, session=session)
+        ask = Asked(engine=engine, session=session, path=path)
         try:
             yield from Golden.named(kind)().replay(vectors, ask, verdict)
         except NoAnswer as error:

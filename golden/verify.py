@@ -85,9 +85,11 @@ def holds(
     models: Sequence[Path] = (),
     progress: Callable[[str], None] = lambda _: None,
     *,
-    oracle: str = "llama.cpp",
+    oracle: str | None = None,
 ) -> Iterator[Verdict]:
-    """Ask the oracle again. Ids and weights must be the same; logits within the recorded bound.
+    """Ask the oracle again: its own of each vector, or the one given.
+
+    Ids and weights must be the same; products and logits within the recorded bound.
 
     Whether they are so bit for bit is `detail["bit_exact"]`, for information: another CPU may sum
     in another order. Raises BrokenGolden if the folder does not verify.

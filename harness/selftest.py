@@ -1,9 +1,9 @@
 """`lockstep selftest`: the harness proves that it can fail, and does not fail for nothing."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +11,8 @@ from typing import Protocol
 import numpy as np
 from numpy.random import Philox
 
+from engine.ggml_types import type_by_name
+from engine.quants.base import NO_PRODUCT, WeightFormat
 from engine.registry import import_members
 from harness.adapters.base import Adapter
 from harness.bisect.bisection import bisect
@@ -18,9 +20,12 @@ from harness.check import Plan, exit_code, open_plan, run_suites
 from harness.mutants.base import Mutant
 from harness.records import DEFAULT, EXACT
 from harness.run import builtin_model
-from harness.synth.generator import stream
+from harness.synth.generator import MAKERS, stream
 from harness.synth.llama import LlamaRecipe, write_llama
 from harness.synth.vocabulary import SMALLEST
+
+HEAD_SIZES = (2, 6, 8, 16, 20, 32, 64, 128, 256)
+WIDEST = 512  # all heads together, if blocks allow it
 
 
 class Output(Protocol):
@@ -83,6 +88,13 @@ def try_mutant(cls: type[Mutant], folder: Path) -> MutantResult:
 # --- clean cases --------------------------------------------------------------------------------
 
 
+def types_multiplied() -> list[str]:
+    """Every type that synth makes and llama.cpp can multiply by."""
+    import_members("engine.quants")
+    kinds = sorted(WeightFormat.family.values(), key=lambda kind: kind.type_id)
+    return [k.name for k in kinds if k.name in MAKERS and k.vec_dot_type != NO_PRODUCT]
+
+
 def random_recipe(seed: int) -> LlamaRecipe:
     """A small llama of any legal shape and type, decided by the seed alone."""
     bits = stream(seed, "clean case")
@@ -90,22 +102,13 @@ def random_recipe(seed: int) -> LlamaRecipe:
     def pick(*choices: int) -> int:
         return choices[int(bits.random_raw(1)[0] >> np.uint64(33)) % len(choices)]
 
-    quant = ("F32", "F16", "BF16", "Q8_0", "Q4_0")[pick(0, 1, 2, 3, 4)]
-    n_head_kv, group = pick(1, 2, 3, 4), pick(1, 2, 3, 4)
-    # heads * size must be whole blocks of 32 where the type has such blocks
-    head_size = pick(32, 64) if quant in ("Q8_0", "Q4_0") else pick(2, 6, 8, 16, 20, 32)
-    width = pick(32, 64, 96, 160) if quant in ("Q8_0", "Q4_0") else pick(10, 24, 48, 64, 100)
-    n_ff = pick(32, 64, 128, 224) if quant in ("Q8_0", "Q4_0") else pick(7, 20, 64, 129, 172)
+    types = types_multiplied()
+    quant = types[pick(*range(len(types)))]
     n_expert = pick(0, 0, 0, 2, 4, 5)
-    return LlamaRecipe(
+    return replace(
+        random_shape(quant, pick),
         seed=seed,
-        quant=quant,
         n_layer=pick(1, 2, 3),
-        n_embd=width,
-        n_head=n_head_kv * group,
-        n_head_kv=n_head_kv,
-        n_embd_head=head_size,
-        n_ff=n_ff,
         n_vocab=SMALLEST + pick(0, 1, 30, 100, 333),
         n_expert=n_expert,
         n_expert_used=min(n_expert, pick(1, 2, 3)) if n_expert else 0,
@@ -114,6 +117,30 @@ def random_recipe(seed: int) -> LlamaRecipe:
         rope_linear_factor=float(pick(0, 0, 2, 3, 8)),
         rope_freqs=bool(pick(0, 0, 1)),
         f_norm_rms_eps=(1e-5, 1e-6, 1e-3)[pick(0, 1, 2)],
+    )
+
+
+def random_shape(quant: str, pick: Callable[..., int]) -> LlamaRecipe:
+    """Widths of whole blocks, odd where a block is one weight, and few blocks where it is long."""
+    block = type_by_name(quant).block
+    counts: tuple[int, ...] = (1, 2, 3, 4)  # of heads
+    if block == 1:
+        width, n_ff = pick(10, 24, 48, 64, 100), pick(7, 20, 64, 129, 172)
+    elif block <= 64:
+        width, n_ff = block * pick(1, 2, 3, 5), block * pick(1, 2, 4, 7)
+    else:
+        width, n_ff, counts = block * pick(1, 1, 2), block * pick(1, 2), (1, 2, 4)
+    n_head_kv, group = pick(*counts), pick(*counts)
+    n_head = n_head_kv * group
+    whole = [size for size in HEAD_SIZES if n_head * size % block == 0]
+    head_size = pick(*[size for size in whole if n_head * size <= WIDEST] or whole[:1])
+    return LlamaRecipe(
+        quant=quant,
+        n_embd=width,
+        n_ff=n_ff,
+        n_head=n_head,
+        n_head_kv=n_head_kv,
+        n_embd_head=head_size,
     )
 
 

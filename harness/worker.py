@@ -26,7 +26,10 @@ from harness.adapters.base import Adapter
 from harness.wire import Channel, Closed, WireError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-QUESTIONS = ("describe", "metadata", "tokenize", "detokenize", "dequantize", "evaluate", "greedy")
+QUESTIONS = (
+    *("describe", "metadata", "tokenize", "detokenize", "evaluate", "greedy"),
+    *("dequantize", "multiply", "time_dequantize"),
+)
 
 
 def main() -> None:

@@ -13,7 +13,8 @@ from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 
 from engine.activations.base import GENERIC, VARIANTS, X86, ActivationFormat, rounded_away
-from engine.activations.floats import BF16, F16
+from engine.activations.bf16 import BF16
+from engine.activations.f16 import F16
 from engine.activations.q8_0 import Q8_0
 from engine.activations.q8_1 import Q8_1
 from engine.activations.q8_k import Q8_K
@@ -111,6 +112,15 @@ def test_random_activations_become_the_librarys_bytes(
     with np.errstate(over="ignore"):
         x = (Generator(Philox(seed)).standard_normal(1024) * 10.0**exponent).astype(np.float32)
     assert same(kind.quantise(x, variant), by_the_library(kind, variant, x))
+
+
+@pytest.mark.parametrize("kind", [k for k in FORMATS if k.block == 1], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("n", [1, 7, 33, 63])
+def test_floats_beside_the_last_whole_vector_are_converted_too(
+    kind: type[ActivationFormat], n: int
+) -> None:
+    x = np.ascontiguousarray(awkward()["all bits"][:n])
+    assert same(kind.quantise(x), by_the_library(kind, X86, x))
 
 
 # --- wrong conversions that the same rows catch -----------------------------------------------
@@ -230,8 +240,41 @@ def test_the_largest_of_a_q8_k_block_is_minus_127(sign: int) -> None:
     assert made["bsums"].tolist() == [int(made["qs"][:16].sum(dtype=int))] + [0] * 15
 
 
-def test_a_half_and_a_bf16_round_ties_to_even() -> None:
-    assert values(F16, 2049, 2051, 65519, 65520) == [2048, 2052, 65504, np.inf]
+def test_q8_0_stores_a_coarser_scale_than_it_divides_by() -> None:
+    d = np.float32(1) / np.float32(127)
+    stored = float(np.float16(d))
+    assert stored != d
+    # 31.4985 steps of the exact scale, 31.5005 of the stored one
+    assert values(Q8_0, 1, 0.24802) == [127 * stored, 31 * stored]
+    assert round(0.24802 / stored) == 32
+
+
+def test_q8_0_keeps_a_block_of_zeros_and_knows_no_negative_zero() -> None:
+    assert Q8_0.convert(np.full(64, -0.0, np.float32)).values.tobytes() == bytes(64 * 8)
+
+
+@pytest.mark.parametrize("largest", [1e-45, 1e-39, 3e-37])
+def test_q8_0_of_next_to_nothing_is_nothing_and_not_nan(largest: float) -> None:
+    """127 / max overflows there; the scale, a half, is zero."""
+    assert values(Q8_0, largest, -largest, 0) == [0, 0, 0]
+
+
+def test_the_scale_of_q8_0_overflows_to_infinity() -> None:
+    assert values(Q8_0, 65504 * 127) == [65504 * 127]
+    assert values(Q8_0, 65536 * 127) == [np.inf]
+
+
+def test_f16_rounds_ties_to_even_and_overflows_to_infinity() -> None:
+    x = [2049, 2051, 65519, 65520, -1e30, 2.0**-25, 1.5 * 2.0**-25, -0.0]
+    expected = [2048, 2052, 65504, np.inf, -np.inf, 0, 2.0**-24, -0.0]
+    assert np.array(values(F16, *x)).tobytes() == np.array(expected, np.float64).tobytes()
+
+
+def test_bf16_rounds_ties_to_even_and_keeps_nan_infinity_and_zeros() -> None:
+    bits = [0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0x7F800000, 0x80000000, 0xFF800001,
+            0x7FFFFFFF, 0x00008000]  # fmt: skip
+    expected = [0x3F80, 0x3F82, 0x3F81, 0x7F80, 0x7F80, 0x8000, 0xFFC0, 0x7FFF, 0x0000]
+    assert BF16.quantise(np.array(bits, np.uint32).view(np.float32)).tolist() == expected
     assert values(BF16, 257, 259, -257) == [256, 260, -256]
 
 

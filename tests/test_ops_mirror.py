@@ -7,11 +7,8 @@ import numpy as np
 import pytest
 
 from engine.ops.mirror import Mirror, like
+from engine.ops.products import activation_format
 from engine.ops.reference import Reference, RopeParams
-from engine.quants.base import F32, WeightFormat
-from engine.quants.bf16 import BF16
-from engine.quants.f16 import F16
-from engine.quants.q8_0 import Q8_0
 from tests.test_ops_reference import floats, weight_of
 
 REFERENCE, MIRROR = Reference(), Mirror()
@@ -86,10 +83,11 @@ def test_mirror_and_reference_differ_where_ggml_rounds(ask: Callable[[Reference]
 @pytest.mark.parametrize("type_name", ["F16", "BF16", "Q8_0", "Q4_0"])
 def test_a_product_is_that_of_the_converted_activations(type_name: str) -> None:
     weight, x = weight_of(type_name, (5, 64)), floats(1, 3, 64)
-    target = WeightFormat.named(weight.format.vec_dot_type)
-    assert np.array_equal(
-        MIRROR.linear(x, weight), REFERENCE.linear(target.round_activations(x), weight)
-    )
+    converted = activation_format(weight.format).convert(x).values
+    assert not np.array_equal(converted, x)
+    values = converted.astype(np.float32)
+    assert np.array_equal(values, converted)  # no bit is lost: the products must be equal
+    assert np.array_equal(MIRROR.linear(x, weight), REFERENCE.linear(values, weight))
 
 
 def test_a_product_without_rows_is_empty_for_every_format() -> None:
@@ -114,77 +112,8 @@ def test_rope_turns_by_the_angle_that_is_multiplied_up_in_float32() -> None:
     assert np.abs(exact[0] - np.cos(expected)).max() > 2.0**-20  # what the recursion costs
 
 
-# --- conversions of activations -------------------------------------------------------------------
-
-
-def q8_0(*values: float) -> F32:
-    """The values that survive in a block that starts with these."""
-    block = np.zeros(32, np.float32)
-    block[: len(values)] = values
-    return Q8_0.round_activations(block)[: len(values)]
-
-
-def test_q8_0_rounds_ties_to_even() -> None:
-    # with 127 in the block the scale is 1, so that the values themselves are rounded
-    found = q8_0(127, 0.5, 1.5, 2.5, -0.5, -2.5, -3.5)
-    assert found.tolist() == [127, 0, 2, 2, 0, -2, -4]
-
-
-def test_q8_0_stores_a_sixteenth_bit_less_of_its_scale_than_it_divides_by() -> None:
-    d = np.float32(1.0) / np.float32(127)
-    stored = np.float32(np.float16(d))
-    assert stored != d
-    assert q8_0(1.0, 0.25)[0] == np.float32(127) * stored
-    # the integer comes from the exact factor: 0.25 * 127 = 31.75
-    assert q8_0(1.0, 0.25)[1] == np.float32(32) * stored
-
-
-def test_q8_0_keeps_a_block_of_zeros_and_knows_no_negative_zero() -> None:
-    assert Q8_0.round_activations(np.full(64, -0.0, np.float32)).tobytes() == bytes(256)
-
-
-@pytest.mark.parametrize("largest", [1e-45, 1e-39, 3e-37])
-def test_q8_0_of_next_to_nothing_is_nothing_and_not_nan(largest: float) -> None:
-    """127 / max overflows there; the scale, a half, is zero."""
-    assert not q8_0(largest, -largest, 0.0).any()
-
-
-def test_q8_0_blocks_are_independent_and_lie_along_the_last_axis() -> None:
-    x = floats(20, 3, 64)
-    alone = [[Q8_0.round_activations(x[t, i : i + 32]) for i in (0, 32)] for t in range(3)]
-    assert np.array_equal(Q8_0.round_activations(x), np.array(alone).reshape(3, 64))
-
-
-def test_q8_0_scale_overflows_to_infinity() -> None:
-    assert q8_0(65504 * 127.0)[0] == 65504 * 127
-    assert q8_0(65536 * 127.0)[0] == np.inf
-
-
-def test_f16_rounds_ties_to_even_and_overflows_to_infinity() -> None:
+def test_keys_and_values_are_met_by_what_they_are_stored_as() -> None:
     x = np.array([2049, 2051, 65519, 65520, -1e30, 2.0**-25, 1.5 * 2.0**-25, -0.0], np.float32)
     expected = np.array([2048, 2052, 65504, np.inf, -np.inf, 0, 2.0**-24, -0.0], np.float32)
-    assert F16.round_activations(x).tobytes() == expected.tobytes()
     assert like(x, np.zeros(0, np.float16)).tobytes() == expected.tobytes()
     assert like(x, np.zeros(0, np.float32)) is x
-
-
-def test_bf16_rounds_ties_to_even_and_keeps_nan_infinity_and_zeros() -> None:
-    bits = [0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0x7F800000, 0x80000000, 0xFF800001,
-            0x7FFFFFFF, 0x00008000]  # fmt: skip
-    expected = [0x3F800000, 0x3F820000, 0x3F810000, 0x7F800000, 0x7F800000, 0x80000000, 0xFFC00000,
-                0x7FFF0000, 0x00000000]  # fmt: skip
-    found = BF16.round_activations(np.array(bits, np.uint32).view(np.float32))
-    assert [f"{x:08X}" for x in found.view(np.uint32)] == [f"{x:08X}" for x in expected]
-
-
-def half_up(x: F32) -> F32:
-    """What a careless engine does instead of ties to even."""
-    return np.floor(x + np.float32(0.5))
-
-
-def test_ties_rounded_up_or_away_from_zero_would_be_noticed() -> None:
-    x = np.array([0.5, 1.5, 2.5, -0.5, -2.5, -3.5], np.float32)
-    right = q8_0(127, *x)[1:]
-    away = np.trunc(x + np.copysign(np.float32(0.5), x))
-    assert not np.array_equal(half_up(x), right)
-    assert not np.array_equal(away, right)

@@ -9,12 +9,14 @@ import pytest
 
 from engine.batch import Batch
 from engine.errors import EngineError
+from harness.cli import SYNTH_TYPES
 from harness.report.header import sha256_of
 from harness.selftest import random_recipe
 from harness.synth.builtin import BUILTIN
 from harness.synth.generator import MAKERS, integers, stream, uniform
-from harness.synth.llama import LlamaRecipe, write_llama
+from harness.synth.llama import LlamaRecipe, check, write_llama
 from harness.synth.vocabulary import SMALLEST, sentencepiece
+from tests.all_types import NAMES
 from tests.models import builtin, opened, written
 
 # Pinned: another machine, another numpy or another version of us must write these very bytes.
@@ -56,6 +58,21 @@ def test_a_random_recipe_can_be_run_and_its_logits_are_finite(seed: int, tmp_pat
     path = tmp_path / "m.gguf"
     write_llama(recipe, path)
     assert_runs(path)
+
+
+def test_random_recipes_are_small_legal_and_of_every_type_that_can_be_multiplied() -> None:
+    recipes = [random_recipe(seed) for seed in range(600)]
+    for recipe in recipes:
+        check(recipe)
+        assert recipe.n_embd * recipe.n_ff * max(1, recipe.n_expert) <= 5 * 512 * 512
+        assert recipe.n_head * recipe.head_size <= 640
+    assert {recipe.quant for recipe in recipes} == set(NAMES)
+    assert set(NAMES) == MAKERS.keys() - {"F64"}
+    assert {(r.n_head, r.head_size) for r in recipes if r.quant == "Q6_K"} >= {(1, 256), (16, 16)}
+
+
+def test_the_command_line_names_every_type_that_can_be_made() -> None:
+    assert set(SYNTH_TYPES.split()) == MAKERS.keys()
 
 
 @pytest.mark.parametrize("name", BUILTIN)

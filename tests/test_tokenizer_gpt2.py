@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,9 @@ import pytest
 from engine.errors import EngineError, InvalidModel, Unsupported
 from engine.tokenizers import gpt2
 from engine.tokenizers.base import Tokenizer, tokenizer_of
-from engine.tokenizers.gpt2 import CHARACTER_OF_BYTE, Gpt2, WordCache
-from engine.tokenizers.hybriddna import HybridDna
+from engine.tokenizers.gpt2 import CHARACTER_OF_BYTE, Gpt2
 from engine.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 from engine.tokenizers.vocabulary import Metadata
-from engine.tokenizers.whitespace import Whitespace
 from tests.test_tokenizer_llama import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Value
 
 MERGES = ("Ġ Ġ", "Ġ a", "b c", "a b", "bc d", "Ġa b", "z z", "Ġ w", "Ã ©", "Ġ 1", "1 2", "x !",
@@ -394,96 +391,3 @@ def test_merges_that_can_never_apply_are_harmless() -> None:
         "\udc80 a": 9,  # the surrogate, of which three bytes were given
     }
     assert tokenizer_of(tiny(merges=merges)).encode(b"abc") == ids("a", "bc")
-
-
-# --- relatives ----------------------------------------------------------------------------------
-
-
-def test_the_whitespace_tokenizer_drops_white_space_and_lowers_case() -> None:
-    texts = tiny(model="whitespace")
-    assert Whitespace(texts).encode("\u3000AB \n ab\t".encode()) == ids("ab", "ab")
-    kept = tiny(model="whitespace", pre="whitespace")
-    assert Whitespace(kept).encode(b"a Aab") == ids("a", "A", "ab")
-    assert isinstance(tokenizer_of(texts), Whitespace)
-
-
-def test_the_hybriddna_tokenizer_takes_six_letters_of_dna_at_a_time() -> None:
-    dna = ["<dna>", "</dna>", "<oov>", "ACGTAC\ue000", "CAAAAA\ue000"]
-    tokenizer = tokenizer_of(tiny(model="hybriddna", tokens=[*TEXTS, *dna], token_type=None))
-    assert isinstance(tokenizer, HybridDna)
-    start, end, unknown, whole, filled = range(len(TEXTS), len(TEXTS) + 5)
-    assert tokenizer.encode(b"ab<dna>acgtacNNNNNNC</dna>ab<dna>c") == [
-        *ids("ab"), start, whole, unknown, filled, end, *ids("ab"), start, filled,
-    ]  # fmt: skip
-    assert tokenizer.piece(whole, special=False) == b"ACGTAC"
-
-
-# --- time ---------------------------------------------------------------------------------------
-
-
-def looking_again(word: str, ranks: dict[str, int]) -> list[str]:
-    """Merges as `merged` does, from the start after every merge."""
-    symbols = list(word)
-    while True:
-        found = [
-            (ranks[f"{a} {b}"], i)
-            for i, (a, b) in enumerate(pairwise(symbols))
-            if f"{a} {b}" in ranks
-        ]
-        if not found:
-            return symbols
-        _, at = min(found)
-        symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
-
-
-def growth(merge: Callable[[str, dict[str, int]], list[str]]) -> float:
-    """How many times as many look-ups a word four times as long takes."""
-
-    class Counting(dict[str, int]):
-        count = 0
-
-        def get(self, key: str, default: Any = None) -> Any:
-            self.count += 1
-            return super().get(key, default)
-
-        def __contains__(self, key: object) -> bool:
-            self.count += 1
-            return super().__contains__(key)
-
-    counts = []
-    for length in (100, 400):
-        ranks = Counting({merge: rank for rank, merge in enumerate(MERGES)})
-        merge("ab" * length, ranks)
-        counts.append(ranks.count)
-    return counts[1] / counts[0]
-
-
-def test_a_word_four_times_as_long_takes_four_times_the_look_ups_not_sixteen() -> None:
-    assert growth(gpt2.merged) < 4.5
-    assert growth(looking_again) > 10
-
-
-@pytest.mark.parametrize(
-    "word", ["", "a", "abcd" * 20, "zzzzzzz", "abcbcdab!!x!!!", "Ġ" * 9 + "ab"]
-)
-def test_merging_is_that_of_looking_again_after_every_merge(word: str) -> None:
-    ranks = {merge: rank for rank, merge in enumerate(MERGES)}
-    assert gpt2.merged(word, ranks) == looking_again(word, ranks)
-
-
-def test_a_word_of_a_megabyte_is_encoded_whole() -> None:
-    tokens = tokenizer_of(tiny()).encode(b"x" * 2**20)
-    assert tokens == ids("x") * 2**20
-
-
-def test_words_are_kept_but_neither_long_ones_nor_without_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = []
-    cache = WordCache(lambda word: asked.append(word) or [len(word)])
-    monkeypatch.setattr(WordCache, "MOST", 2)
-    long = "x" * (WordCache.LONGEST + 1)
-    assert [cache[word] for word in ("a", "a", long, long, "b", "c", "a")] == [
-        *([1], [1], [65], [65], [1], [1], [1])
-    ]
-    assert asked == ["a", long, long, "b", "c", "a"]

@@ -1,21 +1,41 @@
-"""llama.cpp's own vocabularies, if they were fetched: tests that need one skip by its name."""
+"""llama.cpp's vocabularies for tests: from the cache, fetched once, or a reason why not."""
 
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
 
 from golden import fetch
 
-
-def vocabulary_file(name: str) -> Path:
-    folder = fetch.vocabularies()
-    if folder is None:
-        pytest.skip(f"no ggml-vocab-{name}.gguf (lockstep golden fetch): it was not compared")
-    return fetch.vocabulary(folder, name)
+OFFLINE = "LOCKSTEP_OFFLINE"  # if set, tests fetch nothing
 
 
-def known_cases(name: str) -> list[tuple[bytes, list[int]]]:
-    """The texts of llama.cpp's own test and their ids, without special tokens."""
-    cases = fetch.own_cases(vocabulary_file(name))
-    assert len(cases) > 40
-    return cases
+def folder(shared: Path) -> tuple[Path | None, str]:
+    """The folder of all vocabularies, or None and why.
+
+    `shared` is a folder of this test run that its processes have in common: the first of them
+    tries to fetch, and what came of it is told to the others.
+    """
+    found = fetch.vocabularies()
+    if found is not None:
+        return found, ""
+    if os.environ.get(OFFLINE):
+        return None, f"{OFFLINE} is set and the cache is empty; `lockstep golden fetch` fills it"
+    told = shared / "vocabularies-not-fetched.txt"
+    with (shared / "vocabularies.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not told.exists():
+            try:
+                return fetch.fetch(), ""
+            except fetch.NotFetched as error:
+                told.write_text(str(error))
+        return None, told.read_text()
+
+
+def vocabulary_or_skip(name: str, shared: Path) -> Path:
+    """The file of one vocabulary; skips the test with the name in the reason if it is not there."""
+    place, why = folder(shared)
+    if place is None:
+        pytest.skip(f"ggml-vocab-{name}.gguf was not compared: {why}")
+    return fetch.vocabulary(place, name)

@@ -22,9 +22,9 @@ NO_PRODUCT = "no product"  # `vec_dot_type` of what llama.cpp reads but cannot m
 class WeightFormat(Registered):
     """How one fixed-size block of bytes becomes `weights` floats.
 
-    `vec_dot_type` names the format to which llama.cpp's CPU code converts activations before it
-    multiplies them by weights of this one (`type_traits_cpu` in ggml-cpu.c). A format that serves
-    as such a target overrides `round_activations`.
+    `vec_dot_type` names the activation format (engine/activations) to which llama.cpp's CPU code
+    converts what it multiplies by weights of this one (`type_traits_cpu` in ggml-cpu.c), or is
+    NO_PRODUCT.
     """
 
     type_id: ClassVar[int]  # ggml_type in the file
@@ -39,11 +39,6 @@ class WeightFormat(Registered):
         Both are flat, out has `weights` per block. Any bytes are legal: NaN, infinite and
         subnormal scales follow from the arithmetic, in ggml's order and roundings.
         """
-        raise NotImplementedError
-
-    @staticmethod
-    def round_activations(x: F32) -> F32:
-        """(..., n) activations -> the values that survive the conversion, same shape."""
         raise NotImplementedError
 
     @classmethod

@@ -20,8 +20,3 @@ class F16(WeightFormat, name="F16"):
             store(out, i, halves_at(raw, 2 * i, 32))
         for i in range(whole, out.size):
             out[i] = half_at(raw, 2 * i)
-
-    @staticmethod
-    def round_activations(x: F32) -> F32:
-        with np.errstate(over="ignore"):  # beyond 65504 a half is infinite, in ggml too
-            return x.astype(np.float16).astype(np.float32)

@@ -17,7 +17,3 @@ class F32(base.WeightFormat, name="F32"):
     def unpack(raw: base.Bytes, out: base.F32) -> None:
         for i in range(out.size):
             out[i] = float_at(raw, 4 * i)
-
-    @staticmethod
-    def round_activations(x: base.F32) -> base.F32:
-        return x

@@ -6,15 +6,15 @@ Source: llm_tokenizer_bpe_session, llama_decode_text and the BPE cases of llama_
 and tokenize in src/llama-vocab.cpp of llama-cpp-python 0.3.36.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
-from itertools import chain, pairwise
+from itertools import pairwise
 
 from engine.errors import EngineError, InvalidModel
 from engine.tokenizers.base import SPACE, Tokenizer
 from engine.tokenizers.pre_tokenizers import PreTokenizer, pre_tokenizer_of
-from engine.tokenizers.splitting import Splitter
+from engine.tokenizers.splitting import Remembered, Splitter
 from engine.tokenizers.utf8 import LAST, code_points, to_utf8, writable_code_points
 from engine.tokenizers.vocabulary import Attr, Defaults, Metadata, read_vocabulary
 
@@ -51,7 +51,7 @@ class Gpt2(Tokenizer, name="gpt2"):
         # kimi-k2 can do without merges: llama.cpp says that its words are tokens
         self.ranks = read_merges(metadata, required=self.pre.kind != "KIMI_K2")
         self.splitter = Splitter(self.pre.expressions)
-        self.words = WordCache(self.word)
+        self.words = Remembered(self.word)
 
     def choose(self, metadata: Metadata) -> PreTokenizer:
         return pre_tokenizer_of(metadata)
@@ -60,8 +60,7 @@ class Gpt2(Tokenizer, name="gpt2"):
         """Ids of the words; bytes that are no UTF-8 are U+FFFD from here on."""
         if self.pre.escape_whitespaces:
             text = text.replace(b" ", SPACE)
-        words = self.splitter.words(readable(text))
-        return chain.from_iterable(map(self.words.__getitem__, words))
+        return self.words.over(self.splitter.words(readable(text)))
 
     def word(self, word: str) -> list[int]:
         """The ids of one word."""
@@ -193,20 +192,3 @@ def merged(word: str, ranks: dict[str, int]) -> list[str]:
             if rank[one] != NEVER:
                 heappush(heap, (rank[one], one))
     return [symbol for symbol in symbols[1:-1] if symbol]
-
-
-class WordCache(dict[str, list[int]]):
-    """The ids of words met before: a text has few distinct ones."""
-
-    LONGEST, MOST = 64, 1 << 18
-
-    def __init__(self, compute: Callable[[str], list[int]]) -> None:
-        self.compute = compute
-
-    def __missing__(self, word: str) -> list[int]:
-        found = self.compute(word)
-        if len(word) <= self.LONGEST:
-            if len(self) >= self.MOST:
-                self.clear()
-            self[word] = found
-        return found

@@ -10,9 +10,10 @@ Source: unicode_regex_split and the hand-written splitters in src/unicode.cpp of
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import accumulate, chain, pairwise
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,29 +49,52 @@ AFMOE_DIGITS = r"\p{AFMoE_digits}"
 TINY_AYA_DIGITS = r"\d{1,3}(?=(?:\d{3})*\b)"
 SUPERBPE_DIGITS = r"(?=(\d{3})+(?!\d))"
 
+T = TypeVar("T")
 Cut = Callable[[str], list[str]]  # the parts of a string, in order: joined they give it again
+
+
+class Remembered(dict[str, list[T]]):
+    """What a function makes of words: a text has few distinct ones, and they are short."""
+
+    LONGEST, MOST = 64, 1 << 18
+
+    def __init__(self, compute: Callable[[str], list[T]]) -> None:
+        self.compute = compute
+
+    def __missing__(self, word: str) -> list[T]:
+        found = self.compute(word)
+        if len(word) <= self.LONGEST:
+            if len(self) >= self.MOST:
+                self.clear()
+            self[word] = found
+        return found
+
+    def over(self, words: Iterable[str]) -> Iterator[T]:
+        """What is made of all the words, one after the other."""
+        return chain.from_iterable(map(self.__getitem__, words))
 
 
 class Splitter:
     """Cuts by a list of expressions."""
 
     def __init__(self, expressions: Iterable[str]) -> None:
-        self.stages = tuple((r"\p{" in each or each == TINY_AYA_DIGITS, cut_by(each))
-                            for each in expressions)  # fmt: skip
+        self.stages = tuple(
+            (r"\p{" in each or each == TINY_AYA_DIGITS, Remembered(cut_by(each)))
+            for each in expressions
+        )
 
     def words(self, text: str) -> list[str]:
         """The words of a text; joined they give it again."""
         if text.isascii():  # it stands for itself
             words = [text]
-            for _, cut in self.stages:
-                words = list(chain.from_iterable(map(cut, words)))
+            for _, parts in self.stages:
+                words = list(parts.over(words))
             return words
         collapsed, wide = collapse(text), WIDE_SPACE.sub(SPACE, text)
         sizes = [len(text)]
-        for by_category, cut in self.stages:
+        for by_category, parts in self.stages:
             view = collapsed if by_category else wide
-            parts = chain.from_iterable(map(cut, slices(view, sizes)))
-            sizes = list(map(len, parts))
+            sizes = list(map(len, parts.over(slices(view, sizes))))
         return slices(text, sizes)
 
 

@@ -31,6 +31,7 @@ class Asked:
 
     engine: str
     session: Session
+    path: Path | None = None  # the model's file: llama.cpp's own cases lie beside a vocabulary
 
     def __call__(self, question: str, *args: Any, **kwargs: Any) -> Any:
         """The answer, or NoAnswer (harness.suites.base) with what became of the question."""

@@ -31,36 +31,43 @@ def multiply(
     for name, (result, *arguments) in PROTOTYPES.items():
         function = getattr(lib.ggml, name)
         function.restype, function.argtypes = result, arguments
-    traits = lib.ggml.ggml_get_type_traits(kind[1]).contents
-    if not ctypes.c_void_p.from_address(
-        lib.ggml.ggml_get_type_traits_cpu(kind[1]) + ctypes.sizeof(P)
-    ).value:  # vec_dot, behind from_float
-        raise Unsupported(f"llama.cpp has no product with {kind[0]}")
-    tokens, columns = x.shape
-    rows, rest = divmod(raw.size * traits.block_weights, traits.block_bytes * columns)
-    if rest or columns % traits.block_weights or rows == 0:
-        raise EngineError(
-            f"{raw.size} bytes of {kind[0]} are no whole rows of {columns} weights "
-            f"({traits.block_weights} in {traits.block_bytes} bytes)"
-        )
     x = np.ascontiguousarray(x, np.float32)
-    work = 2 * x.nbytes + raw.nbytes + 4 * tokens * rows
+    found = np.empty((len(x), rows_of(lib, kind, raw, x.shape[1])), np.float32)
+    work = 2 * x.nbytes + raw.nbytes + found.nbytes
     context = lib.ggml.ggml_init(InitParams(ROOM + 2 * work + (n_threads << 12), None, False))
     if not context:
         raise MemoryError("ggml_init gave no context")
     try:
-        weights = lib.ggml.ggml_new_tensor_2d(context, kind[1], columns, rows)
-        acts = lib.ggml.ggml_new_tensor_2d(context, F32, columns, tokens)
+        weights = lib.ggml.ggml_new_tensor_2d(context, kind[1], x.shape[1], found.shape[1])
+        acts = lib.ggml.ggml_new_tensor_2d(context, F32, *reversed(x.shape))
         out = lib.ggml.ggml_mul_mat(context, weights, acts)
         ctypes.memmove(lib.ggml.ggml_get_data(weights), raw.ctypes.data, raw.nbytes)
         ctypes.memmove(lib.ggml.ggml_get_data(acts), x.ctypes.data, x.nbytes)
-        graph = lib.ggml.ggml_new_graph(context)
-        lib.ggml.ggml_build_forward_expand(graph, out)
-        status = lib.ggml.ggml_graph_compute_with_ctx(context, graph, n_threads)
-        if status != 0:
-            raise RuntimeError(f"ggml computed no product: status {status}")
-        found = np.empty((tokens, rows), np.float32)
+        compute(lib, context, out, n_threads)
         ctypes.memmove(found.ctypes.data, lib.ggml.ggml_get_data(out), found.nbytes)
     finally:
         lib.ggml.ggml_free(context)
     return found
+
+
+def rows_of(lib: Library, kind: tuple[str, int], raw: NDArray[np.uint8], columns: int) -> int:
+    """How many rows the bytes are; ggml would abort for what is refused here."""
+    behind_from_float = lib.ggml.ggml_get_type_traits_cpu(kind[1]) + ctypes.sizeof(P)
+    if not ctypes.c_void_p.from_address(behind_from_float).value:  # vec_dot
+        raise Unsupported(f"llama.cpp has no product with {kind[0]}")
+    traits = lib.ggml.ggml_get_type_traits(kind[1]).contents
+    rows, rest = divmod(raw.size * traits.block_weights, traits.block_bytes * max(columns, 1))
+    if rest or columns % traits.block_weights or not rows or not columns:
+        raise EngineError(
+            f"{raw.size} bytes of {kind[0]} are no whole rows of {columns} weights "
+            f"({traits.block_weights} in {traits.block_bytes} bytes)"
+        )
+    return int(rows)
+
+
+def compute(lib: Library, context: int, out: int, n_threads: int) -> None:
+    graph = lib.ggml.ggml_new_graph(context)
+    lib.ggml.ggml_build_forward_expand(graph, out)
+    status = lib.ggml.ggml_graph_compute_with_ctx(context, graph, n_threads)
+    if status != 0:
+        raise RuntimeError(f"ggml computed no product: status {status}")

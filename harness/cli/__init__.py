@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli import bench, fuzz
+
 if TYPE_CHECKING:  # everything of weight is imported by the command that needs it
     from collections.abc import Callable
 
@@ -28,12 +30,19 @@ app = typer.Typer(
 )
 golden = typer.Typer(no_args_is_help=True, help="The golden vectors: regenerate, verify, compare.")
 app.add_typer(golden, name="golden")
+app.add_typer(fuzz.app, name="fuzz")
+app.add_typer(bench.app, name="bench")
 
 
 class Preset(StrEnum):
     exact = "exact"
     default = "default"
 
+
+SYNTH_TYPES = (  # of harness/synth/generator.py, which is too much to import for --help
+    "F32 F16 BF16 F64 Q1_0 Q2_0 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ1_S IQ1_M "
+    "IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ4_NL IQ4_XS TQ1_0 TQ2_0 MXFP4 NVFP4"
+)
 
 ModelArg = Annotated[Path, typer.Argument(help="A GGUF file, or builtin:NAME.", metavar="MODEL")]
 OptModelArg = Annotated[
@@ -217,7 +226,7 @@ def synth(
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
     arch: Annotated[str, typer.Option(help="The architecture: llama.")] = "llama",
     quant: Annotated[
-        str, typer.Option(help="Type of the matrices: F32 F16 BF16 Q8_0 Q4_0.")
+        str, typer.Option(help=f"Type of the matrices, any of: {SYNTH_TYPES}.")
     ] = "F32",
     seed: SeedOpt = 0,
     layers: Annotated[int, typer.Option(min=1, max=512)] = 2,

@@ -1,0 +1,1 @@
+"""Fuzzers: each is a way to make cases without end and a check that every case must pass."""

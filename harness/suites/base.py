@@ -103,7 +103,10 @@ class Context:
 
     def ask(self, session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
         """The answer, or NoAnswer with what became of the question."""
-        outcome: Outcome = session.ask(question, *args, **kwargs)
+        return self.answer(session, question, session.ask(question, *args, **kwargs))
+
+    def answer(self, session: Session, question: str, outcome: Outcome) -> Any:
+        """What `ask` makes of an outcome."""
         if isinstance(outcome, Answered):
             return outcome.value
         raise no_answer(session.name, question, outcome)

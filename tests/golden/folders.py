@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
+from golden.fetch import NAMES
 from golden.manifest import NAME, manifest_bytes, read_manifest
 from golden.store import DEFAULT_ROOT, canonical, sha256
 
 STORIES = Path(__file__).parents[2].parent / "shared" / "models" / "stories260K.gguf"
 STORIES_PATHS = ("logits/stories260K", "tokens/stories260K")
+# vectors of llama.cpp's own vocabularies: test_token_vectors.py, where the files can be had
+FETCHED_PATHS = tuple(f"tokens/{name}" for name in NAMES)
 NO_STORIES = "no sibling folder shared/ with models/stories260K.gguf: its goldens were not replayed"
 
 needs_oracle = pytest.mark.skipif(

@@ -48,7 +48,7 @@ def test_edited_ids_blocks_and_provenance_are_told_by_case(tmp_path: Path) -> No
     assert "elements became" in tokens.text
     assert moe.case == "provenance"
     assert "became 'x'" in moe.text
-    assert block.case == "scale-zero-ends"
+    assert block.case == "d-zero-ends"
     assert "in its bits only" in block.text
 
 

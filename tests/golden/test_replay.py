@@ -21,11 +21,19 @@ from harness.adapters.reference import Reference
 from harness.records import EXACT, Verdict
 from harness.report.header import sha256_of
 from harness.runner import LocalSession
-from tests.golden.folders import STORIES, STORIES_PATHS, copied, edit_json, needs_stories, reseal
+from tests.golden.folders import (
+    FETCHED_PATHS,
+    STORIES,
+    STORIES_PATHS,
+    copied,
+    edit_json,
+    needs_stories,
+    reseal,
+)
 
 ENTRIES = {entry.path: entry for entry in read_manifest(DEFAULT_ROOT)}
 PATHS = [stem(entry) for entry in documents(list(ENTRIES.values()))]
-OF_RECIPES = [path for path in PATHS if path not in STORIES_PATHS]
+OF_RECIPES = [path for path in PATHS if path not in (*STORIES_PATHS, *FETCHED_PATHS)]
 
 
 class NoConversion(Reference):

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.activations.base import ActivationFormat
 from engine.architectures.base import Architecture
+from engine.errors import Unsupported
 from engine.ggml_types import TYPES, type_by_name
 from engine.ops.mirror import Mirror
-from engine.quants.base import WeightFormat
+from engine.quants.base import NO_PRODUCT, WeightFormat
 from engine.registry import Registered, import_members
 from engine.tokenizers.base import Tokenizer
 from engine.trace import SITES
@@ -23,6 +25,7 @@ from harness.synth.builtin import BUILTIN
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES: dict[str, type[Any]] = {
+    "engine.activations": ActivationFormat,
     "engine.quants": WeightFormat,
     "engine.tokenizers": Tokenizer,
     "engine.architectures": Architecture,
@@ -127,16 +130,27 @@ def test_a_weight_format_has_ggmls_id_and_sizes(cls: type[WeightFormat]) -> None
 
 
 @pytest.mark.parametrize("cls", FORMATS, ids=lambda cls: cls.name)
-def test_the_target_of_a_formats_activations_is_known_and_converts(cls: type[WeightFormat]) -> None:
-    if cls.vec_dot_type == "no product":
-        return  # llama.cpp reads it and cannot multiply by it
-    type_by_name(cls.vec_dot_type)
+def test_a_weight_format_names_what_its_activations_become_or_has_no_product(
+    cls: type[WeightFormat],
+) -> None:
     raw = np.zeros(256 // cls.weights * cls.layout.itemsize, np.uint8)
     weight = Weight("w", cls, (1, 256), raw)
     x = np.linspace(-1, 1, 512, dtype=np.float32).reshape(2, 256)
+    if cls.vec_dot_type == NO_PRODUCT:
+        with pytest.raises(Unsupported, match=f"no product with a matrix of type {cls.name}"):
+            Mirror().activations(x, weight)
+        return
+    assert cls.vec_dot_type in ActivationFormat.family
     seen = Mirror().activations(x, weight)
     assert seen.shape == x.shape
     assert np.abs(seen - x).max() < 0.02
+
+
+@pytest.mark.parametrize("cls", ActivationFormat.family.values(), ids=lambda cls: cls.name)
+def test_an_activation_format_is_that_of_some_weights(cls: type[ActivationFormat]) -> None:
+    assert cls.name in {kind.vec_dot_type for kind in FORMATS}
+    kind = type_by_name(cls.name)
+    assert (cls.type_id, cls.block, cls.layout.itemsize) == (kind.id, kind.block, kind.bytes)
 
 
 @pytest.mark.parametrize("cls", FORMATS, ids=lambda cls: cls.name)

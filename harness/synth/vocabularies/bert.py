@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.synth.vocabularies._glue import CONTROL, NORMAL, glued, words_only
+from harness.synth.vocabularies._glue import CONTROL, NORMAL, glued
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # lower-case and without accents, as normalised text is; capitals are never met
@@ -16,7 +16,7 @@ SMALLEST = len(SPECIAL) + 2 * len(LETTERS) + 8
 def keys(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
     """`▁` marks a beginning, as GGUF has it in place of `##` for all else."""
     letters = [*LETTERS, *(f"▁{letter}" for letter in LETTERS)]
-    pieces = glued(letters, n_vocab - len(SPECIAL), seed, words_only)
+    pieces = glued(letters, n_vocab - len(SPECIAL), seed, one_word)
     types = [CONTROL] * len(SPECIAL) + [NORMAL] * len(pieces)
     return {
         "tokenizer.ggml.model": ("STR", "bert"),
@@ -29,3 +29,8 @@ def keys(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
         "tokenizer.ggml.seperator_token_id": ("U32", 3),  # spelled as GGUF spells it
         "tokenizer.ggml.mask_token_id": ("U32", 4),
     }
+
+
+def one_word(piece: str) -> bool:
+    """No punctuation and no Chinese in it: those are words of their own."""
+    return piece.removeprefix("▁").isalnum() and not any(c in piece for c in "你好")

@@ -1,5 +1,6 @@
 """A seeded byte-level BPE vocabulary: 256 bytes in their visible form, and merges of them."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,17 +14,22 @@ SMALLEST = 256 + len(SPECIAL) + len(SHOWN) + 8
 SEEN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 UNSEEN = [byte for byte in range(256) if byte not in SEEN]
 VISIBLE = {byte: chr(byte) for byte in SEEN} | {b: chr(0x100 + i) for i, b in enumerate(UNSEEN)}
+SPACE, NEWLINE, TAB = VISIBLE[0x20], VISIBLE[0x0A], VISIBLE[0x09]
+# what pre-tokenizers leave together: other pieces could never be reached
+ONE_WORD = re.compile(
+    rf"{SPACE}?([A-Za-z]+|[0-9]+|[.,!?'_=()-]+|[^\x00-\x7f{SPACE}{NEWLINE}{TAB}]+)"
+    rf"|{SPACE}+|{NEWLINE}+|'[a-z]+"
+)
 COMMON = " etaoinshrdlucmfwypvbgkETASN0123456789.,!?'-_\n\t=()" + "éñ你好"
 
 
 def keys(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
     letters = dict.fromkeys(VISIBLE[byte] for byte in COMMON.encode())
-    space = VISIBLE[0x20]
     merges = merges_of(
         list(letters),
         n_vocab - 256 - len(SPECIAL) - len(SHOWN),
         seed,
-        legal=lambda piece: space not in piece[1:] or not piece.strip(space),
+        legal=lambda piece: bool(ONE_WORD.fullmatch(piece)),
         taken=VISIBLE.values(),
     )
     tokens = [*VISIBLE.values(), *(a + b for a, b in merges), *SHOWN, *SPECIAL]

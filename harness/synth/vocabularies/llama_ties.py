@@ -1,4 +1,4 @@
-"""A seeded SentencePiece vocabulary whose scores are not in the order of the ids, and many equal."""
+"""A seeded SentencePiece vocabulary: scores not in the order of the ids, and many of them equal."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -9,14 +9,13 @@ from harness.synth.vocabularies._glue import ALPHABET, CONTROL, NORMAL, merges_o
 
 FIRST = "<s>"
 LETTERS = [*ALPHABET, " ", "\n", "\t", "\\"]
-SMALLEST = 1 + 256 + 8
+WIDE = [letter for letter in LETTERS if len(letter.encode()) > 1]
+SMALLEST = 1 + 256 + len(WIDE) + 8
 
 
 def keys(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
-    single = {letter for letter in LETTERS if len(letter.encode()) == 1}
-    wide = [letter for letter in LETTERS if letter not in single]
-    room = n_vocab - 1 - 256 - len(wide)
-    pieces = [*wide, *(a + b for a, b in merges_of(LETTERS, room, seed))] if room > 0 else []
+    merges = merges_of(LETTERS, n_vocab - 1 - 256 - len(WIDE), seed)
+    pieces = [*WIDE, *(a + b for a, b in merges)]
     tokens = [FIRST, *(rf"\x{byte:02x}" for byte in range(256)), *map(escaped, pieces)]
     types = [CONTROL] + [NORMAL] * (len(tokens) - 1)
     return {

@@ -1,0 +1,108 @@
+"""`lockstep bench TARGET`: engines side by side in one run, and whether we keep our promises."""
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from harness.bench.base import Bench, Promise, Row
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="How fast we are, beside llama.cpp and its peers; they take turns in one run.",
+)
+
+
+@app.command()
+def quants(
+    type_: Annotated[
+        list[str] | None, typer.Option("--type", help="Only this weight type (repeatable).")
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(help="Turns of each engine; the best one counts.", min=1)
+    ] = 7,
+    seconds: Annotated[float, typer.Option(help="Length of a turn.", min=0.0)] = 0.02,
+    size: Annotated[int, typer.Option(help="Weights decoded at a time.", min=256)] = 1 << 22,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The figures as JSON on standard output.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Weights a second of every decoder: ours, ggml's to_float and gguf-py, one thread and two.
+
+    The exit code says nothing about speed: a machine that is busy is slow.
+    """
+    from harness.bench.base import BenchPlan, bench_named
+    from harness.cli.terminal import Terminal
+
+    with Terminal(quiet=quiet, as_json=as_json) as out:
+        bench = bench_named("quants")
+        plan = BenchPlan(
+            targets=tuple(dict.fromkeys(type_ or ())), size=size, seconds=seconds, rounds=rounds
+        )
+        rows = list(bench.run(plan, out.progress))
+        promises = bench.promises(rows)
+        if as_json:
+            out.json(figures(bench, rows, promises))
+            return
+        out.quieten()
+        out.out.print(table_of(bench, rows))
+        out.line("xN: N threads; ratio: ours to ggml's; x2/x1: ours with two threads to one")
+        for promise in promises:
+            out.line(in_words(promise))
+        out.line(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+
+
+def figures(bench: "Bench", rows: "Sequence[Row]", promises: "Sequence[Promise]") -> Any:
+    return {
+        "bench": bench.name,
+        "unit": f"{bench.unit} a second",
+        "load": list(os.getloadavg()),
+        "processors": os.cpu_count(),
+        "rows": [
+            {"target": row.target}
+            | {f"{name} x{threads}": round(rate) for (name, threads), rate in row.rates.items()}
+            for row in rows
+        ],
+        "promises": [
+            {"text": p.text, "least": p.least, "found": p.found, "kept": p.kept}
+            | {"below": list(p.below)}
+            for p in promises
+        ],
+    }
+
+
+def table_of(bench: "Bench", rows: "Sequence[Row]") -> "Table":
+    ours, theirs, *_ = bench.engines
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, title=f"10^9 {bench.unit} a second")
+    table.add_column("type")
+    for threads in bench.threads:
+        for name in bench.engines.values():
+            table.add_column(f"{name} x{threads}", justify="right")
+        table.add_column("ratio", justify="right")
+    table.add_column("x2/x1", justify="right")
+    for row in rows:
+        cells = []
+        for threads in bench.threads:
+            rates = [row.rates.get((name, threads)) for name in bench.engines]
+            cells += [shown(None if rate is None else rate / 1e9) for rate in rates]
+            cells.append(shown(row.ratio((ours, threads), (theirs, threads))))
+        cells.append(shown(row.ratio((ours, bench.threads[1]), (ours, bench.threads[0]))))
+        table.add_row(row.target, *cells)
+    return table
+
+
+def shown(number: float | None) -> str:
+    return "-" if number is None else f"{number:.2f}"
+
+
+def in_words(promise: "Promise") -> str:
+    ending = f" ({', '.join(promise.below)} below)" if promise.below else ""
+    kept = "reached" if promise.kept else "NOT REACHED"
+    return f"{promise.text}: {promise.found:.2f}, promised {promise.least:g}: {kept}{ending}"

@@ -1,0 +1,61 @@
+"""Makes an input that shows a difference as short as it can be, asking many questions at once."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+Input = Any  # bytes, or a tuple of ids: what can be cut and joined
+Wrong = Callable[[Sequence[Input]], Sequence[bool]]
+
+ROUNDS = 60  # questions; each step makes the input shorter or simpler, so few are needed
+SIMPLER = (b"a", b" ", b"0", b".")  # in place of a character, the simplest first
+
+
+def shrunk(given: Input, wrong: Wrong) -> Input:
+    """The smallest input found for which `wrong` holds, as it does for `given`.
+
+    `wrong` judges a list of inputs at once, because an engine in another process answers a list
+    almost as fast as one.
+    """
+    best, rounds = given, 0
+    improved = True
+    while improved and rounds < ROUNDS:
+        improved = False
+        for make in (without_chunks, simplified):
+            candidates = list(dict.fromkeys(c for c in make(best) if order(c) < order(best)))
+            rounds += 1
+            found = [c for c, bad in zip(candidates, wrong(candidates), strict=True) if bad]
+            if found:
+                best, improved = min(found, key=order), True
+                break
+    return best
+
+
+def order(given: Input) -> tuple[int, int, Input]:
+    """Short before long; among equals, few foreign characters before many."""
+    foreign = sum(byte not in b"a 0." for byte in given) if isinstance(given, bytes) else 0
+    return len(given), foreign, given
+
+
+def without_chunks(given: Input) -> Iterator[Input]:
+    """Halves, quarters, ... left out; in the end every single byte or id, and every pair."""
+    sizes = {max(len(given) >> shift, 1) for shift in range(1, 16)} | {2, 3, 4}
+    for size in sorted(sizes, reverse=True):
+        step = size if size > 4 else 1
+        for at in range(0, len(given) - size + 1, step):
+            yield given[:at] + given[at + size :]
+
+
+def simplified(given: Input) -> Iterator[Input]:
+    """One character replaced by a simpler one; ids have no simpler ones."""
+    if not isinstance(given, bytes):
+        return
+    at = 0
+    for end in (*character_ends(given), len(given)):
+        for simple in SIMPLER:
+            if end > at and given[at:end] != simple:
+                yield given[:at] + simple + given[end:]
+        at = end
+
+
+def character_ends(text: bytes) -> list[int]:
+    return [at for at in range(1, len(text)) if text[at] & 0xC0 != 0x80]

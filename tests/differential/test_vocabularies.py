@@ -1,0 +1,120 @@
+"""A short campaign on every vocabulary there is: llama.cpp's 19, and the built-in ones."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.errors import EngineError
+from engine.gguf_file import GgufFile
+from engine.tokenizers.base import tokenizer_of
+from golden.fetch import NAMES
+from harness.adapters.base import Adapter
+from harness.check import Plan
+from harness.fuzzers._texts import material_of, text
+from harness.fuzzers.base import FuzzPlan, fuzzer_named
+from harness.records import EXACT, Answered, Verdict
+from harness.runner import Runner
+from harness.synth.builtin import BUILTIN_VOCABULARIES
+from harness.synth.llama import write_llama
+from tests.differential.conftest import Checked
+from tests.vocabularies import vocabulary_or_skip
+from tests.wrong_tokenizers import WRONG
+
+KINDS = [kind for kind in BUILTIN_VOCABULARIES if kind != "none"]
+SEED = 4
+CASES = 120
+
+
+@pytest.fixture
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the processes of a test run have in common."""
+    return tmp_path_factory.getbasetemp().parent
+
+
+def fuzzed(target: str, **changes: Any) -> list[Verdict]:
+    plan = FuzzPlan(**{"targets": (target,), "cases": CASES, "seed": SEED, **changes})
+    return list(fuzzer_named("tokens").run(plan, lambda target, text: None))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_our_tokenizer_is_llama_cpps_on_its_own_vocabularies(name: str, shared: Path) -> None:
+    verdicts = fuzzed(str(vocabulary_or_skip(name, shared)))
+    assert {v.status for v in verdicts} <= {"agreed", "excused"}, verdicts
+    assert verdicts[0].detail["texts"] == CASES
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_our_tokenizer_is_llama_cpps_on_every_kind_of_vocabulary(kind: str) -> None:
+    verdicts = fuzzed(f"builtin:{kind}", cases=400)
+    assert {v.status for v in verdicts} <= {"agreed", "excused"}, verdicts
+    assert verdicts[0].detail["texts"] == 400
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_llama_cpp_shows_what_a_wrong_tokenizer_does(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = WRONG[name]
+    monkeypatch.setitem(Adapter.family, name, row.engine)
+    found = [v for v in fuzzed(f"builtin:{row.shows_on}", engine=name, cases=800)]
+    assert "diverged" in {v.status for v in found}
+
+
+def test_a_text_that_llama_cpp_does_not_survive_is_excused_as_we_refuse_it() -> None:
+    agreed, excused = fuzzed("builtin:gpt2", given=(b"\xf5\x80\x80\x80",))
+    assert (agreed.detail["refused_by_both"], excused.status) == (4, "excused")
+    assert "SIGABRT" in excused.summary
+    assert "code points up to U+10FFFF" in excused.summary
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_hypothesis_finds_with_the_same_strategies(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_llama(BUILTIN_VOCABULARIES[kind], path)
+    with GgufFile.open(path) as file:
+        tokenizer = tokenizer_of(file.metadata)
+        material = material_of(tokenizer, file.metadata)
+
+    @st.composite
+    def texts(draw: st.DrawFn) -> bytes:
+        class Drawn:
+            def below(self, n: int) -> int:
+                return draw(st.integers(0, n - 1))
+
+        return text(Drawn(), material)
+
+    with Runner().open("llama.cpp", path, EXACT) as session:
+
+        @settings(
+            max_examples=60,
+            derandomize=True,
+            deadline=None,
+            database=None,
+            suppress_health_check=[HealthCheck.too_slow],
+        )
+        @given(texts(), st.booleans(), st.booleans())
+        def same(made: bytes, add: bool, parse: bool) -> None:
+            try:
+                ours = tokenizer.encode(made, add_special=add, parse_special=parse)
+            except EngineError:
+                return  # llama.cpp would not survive it
+            answer = session.ask("tokenize", [made], add_special=add, parse_special=parse)
+            assert isinstance(answer, Answered)
+            assert list(answer.value[0]) == ours
+
+        same()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_check_agrees_on_a_model_with_any_kind_of_vocabulary(
+    kind: str, tmp_path: Path, plan_for: Any, checked: Checked
+) -> None:
+    path = tmp_path / "model.gguf"
+    write_llama(BUILTIN_VOCABULARIES[kind], path)
+    plan: Plan = plan_for(path, suites=("metadata", "tokens"))
+    verdicts = checked(plan)
+    assert {v.status for v in verdicts} <= {"agreed", "excused"}, verdicts
+    assert len(verdicts) > 8

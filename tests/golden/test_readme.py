@@ -1,0 +1,89 @@
+"""The examples of golden/README.md do what they say: they pass a right engine, and no wrong one."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.ops.mirror import Mirror
+from engine.quants.base import WeightFormat
+from engine.registry import import_members
+from engine.weights import Weight
+from golden.store import DEFAULT_ROOT
+
+import_members("engine.quants")
+README = (DEFAULT_ROOT.parents[1] / "README.md").read_text()
+COMPILER = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+RIGHT = "(int8_t)b[2 + i]"
+DECODER = """
+#include <math.h>
+#include <stdint.h>
+void decode_q8_0(const uint8_t *b, float *out) {
+    int bits = b[0] | b[1] << 8, e = bits >> 10 & 31, m = bits & 1023;
+    float d = e == 31 ? (m ? NAN : INFINITY) : ldexpf(e ? 1024 + m : m, (e ? e : 1) - 25);
+    for (int i = 0; i < 32; i++) out[i] = (bits >> 15 ? -d : d) * WEIGHT;
+}
+"""
+
+
+def example(language: str) -> str:
+    (found,) = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    return str(found)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C compiler: the example in C was not run")
+@pytest.mark.parametrize(("weight", "code"), [(RIGHT, 0), ("b[2 + i]", 1), ("(int8_t)b[i]", 1)])
+def test_the_example_in_c_tells_a_right_decoder_from_wrong_ones(
+    weight: str, code: int, tmp_path: Path
+) -> None:
+    (tmp_path / "check.c").write_text(example("c"))
+    (tmp_path / "mine.c").write_text(DECODER.replace("WEIGHT", weight))
+    sources = [str(tmp_path / name) for name in ("check.c", "mine.c")]
+    command = [str(COMPILER), "-std=gnu11", "-w", *sources, "-lm", "-o", str(tmp_path / "check")]
+    subprocess.run(command, check=True)
+    done = subprocess.run([str(tmp_path / "check")], cwd=DEFAULT_ROOT, capture_output=True)
+    assert done.returncode == code, done.stdout
+    assert (b"\n0 weights" in b"\n" + done.stdout) is (code == 0)
+
+
+def dot(factor: float) -> Callable[[bytes, tuple[float, ...]], float]:
+    kind = WeightFormat.named("Q4_K")
+
+    def multiply(row: bytes, acts: tuple[float, ...]) -> float:
+        weight = Weight("row", kind, (1, len(acts)), np.frombuffer(row, np.uint8))
+        x = np.array([acts], np.float32)
+        return float(Mirror().linear(x, weight)[0, 0]) * factor
+
+    return multiply
+
+
+def run_python(factor: float) -> None:
+    here = Path.cwd()
+    os.chdir(DEFAULT_ROOT)
+    try:
+        code = compile(example("python").replace("open(", "opened("), "README.md", "exec")
+        with_files: list[object] = []
+
+        def opened(*args: str) -> object:
+            with_files.append(open(*args))  # noqa: SIM115  # closed below, as the example does not
+            return with_files[-1]
+
+        exec(code, {"dot_q4_k": dot(factor), "opened": opened})
+    finally:
+        os.chdir(here)
+        for file in with_files:
+            file.close()  # type: ignore[attr-defined]
+
+
+def test_the_example_in_python_passes_a_right_product() -> None:
+    run_python(1)
+
+
+def test_the_example_in_python_fails_for_a_scale_off_by_one_part_in_100_000() -> None:
+    with pytest.raises(AssertionError):
+        run_python(1.00001)

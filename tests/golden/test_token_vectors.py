@@ -1,0 +1,205 @@
+"""The vectors of vocabularies: replayed by our engine, failed by wrong ones, made again."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from golden import fetch
+from golden.fetch import NAMES, WITH_CASES
+from golden.generate import regenerate
+from golden.load import load_vectors
+from golden.manifest import read_manifest
+from golden.replay import replay
+from golden.store import DEFAULT_ROOT, BrokenGolden
+from golden.suites._token_cases import token_cases
+from golden.suites.base import Asked, Golden, Verdicts
+from golden.suites.vocabulary import GLUED, WAYS, Vocabulary
+from harness.adapters.reference import Reference
+from harness.records import EXACT, Verdict
+from harness.report.header import sha256_of
+from harness.runner import LocalSession
+from harness.synth.builtin import BUILTIN_VOCABULARIES
+from harness.synth.llama import write_llama
+from tests.golden.folders import copied, edit_json, needs_oracle, reseal
+from tests.vocabularies import vocabulary_or_skip
+from tests.wrong_tokenizers import WRONG, Wrong
+
+ENTRIES = {entry.path: entry for entry in read_manifest(DEFAULT_ROOT)}
+KINDS = [kind for kind in BUILTIN_VOCABULARIES if kind != "none"]
+ALL = [*NAMES, *(f"synth-{kind}" for kind in KINDS)]
+
+
+def document(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((DEFAULT_ROOT / f"tokens/{name}.json").read_text())
+    return found
+
+
+@pytest.fixture
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the processes of a test run have in common."""
+    return tmp_path_factory.getbasetemp().parent
+
+
+def held(engine: type[Reference], kind: str, folder: Path) -> list[Verdict]:
+    """Replays one golden on a class of engine that nobody registered."""
+    path = folder / f"{kind}.gguf"
+    write_llama(BUILTIN_VOCABULARIES[kind], path)
+    vectors = load_vectors(DEFAULT_ROOT, ENTRIES[f"tokens/synth-{kind}.json"], ENTRIES)
+    verdict = Verdicts(suite="golden", case=kind, repro="again")
+    with LocalSession(engine, path, EXACT) as session:
+        ask = Asked(engine=engine.name, session=session, path=path)
+        return list(Golden.named("vocabulary")().replay(vectors, ask, verdict))
+
+
+# --- what is in them ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_vocabulary_has_at_least_200_named_cases_of_our_own_and_glued_ones(name: str) -> None:
+    cases = {row["id"]: row for row in document(name)["cases"]}
+    ours = token_cases()
+    assert len(ours) > 400
+    assert {case: base64.b64decode(cases[case]["base64"]) for case in ours} == ours
+    assert len([case for case in cases if case.startswith("glued-")]) == GLUED
+    assert len([case for case in cases if case.startswith("own-")]) >= 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_llama_cpps_own_cases_are_there_by_hash_and_never_by_text(name: str) -> None:
+    rows = document(name).get("llama_cpp", [])
+    assert len(rows) == {"qwen35": 50}.get(name, 46 if name in WITH_CASES else 0)
+    assert all(set(row) == {"id", "sha256", "ids", "back"} for row in rows)
+
+
+def test_the_ids_that_a_blog_post_gives_hold_for_gemma_4() -> None:
+    """Measured with Google's own tokenizer of Gemma 3."""
+    expected = [
+        [17361, 961, 78658, 563, 614, 26407, 3207, 236761],
+        *([29104], [23391], [138, 23391], [139, 23391], [57364, 167089], [167, 145, 23391]),
+    ]
+    cases = {row["id"]: row["ids"]["plain"] for row in document("gemma-4")["cases"]}
+    assert [cases[f"noted-{i:02d}"] for i in range(len(expected))] == expected
+
+
+def test_the_cases_reach_the_corners_that_they_are_named_after() -> None:
+    texts = token_cases()
+    assert texts["spaces-40"] == b" " * 40
+    assert texts["bytes-overlong-slash-2"] == b"\xc0\xaf"
+    assert b"\0" in texts["control-nul-inside"]
+    assert max(map(len, texts.values())) >= 1000
+    assert not any(0xF4 < byte < 0xF8 for text in texts.values() for byte in text)
+    for part in ("\u200d", "\u0301", "\u202e", "\ue000", "שלום", "你好", "</s>", "'ll", "\t\t"):
+        assert any(part.encode() in text for text in texts.values()), part
+
+
+def test_the_vectors_of_tokens_stay_small() -> None:
+    sizes = [entry.bytes for entry in ENTRIES.values() if entry.kind == "vocabulary"]
+    assert len(sizes) == len(ALL)
+    assert sum(sizes) < 5 << 20
+    assert max(sizes) < 256 << 10
+
+
+def test_ways_differ_where_special_tokens_are_written() -> None:
+    row = {r["id"]: r for r in document("llama-bpe")["cases"]}["own-4-0"]
+    assert set(row["ids"]) == set(WAYS)
+    assert row["ids"]["parsed"] != row["ids"]["plain"]
+    assert row["ids"]["full"] != row["ids"]["parsed"]
+
+
+# --- replayed -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_our_engine_gives_llama_cpps_answers_on_its_own_vocabularies(
+    name: str, shared: Path
+) -> None:
+    path = vocabulary_or_skip(name, shared)
+    verdicts = list(replay(only=[f"tokens/{name}"], models=[path]))
+    assert len(verdicts) == (9 if name in WITH_CASES else 7)
+    assert {v.status for v in verdicts} == {"agreed"}, verdicts
+
+
+def test_a_vocabulary_that_was_not_given_is_not_compared() -> None:
+    (verdict,) = replay(only=["tokens/gpt-2"])
+    assert verdict.status == "not-compared"
+    assert document("gpt-2")["model"]["sha256"] in verdict.summary
+
+
+def test_without_the_texts_llama_cpps_own_cases_are_not_compared(
+    tmp_path: Path, shared: Path
+) -> None:
+    alone = tmp_path / "ggml-vocab-refact.gguf"
+    alone.symlink_to(vocabulary_or_skip("refact", shared))
+    verdicts = list(replay(only=["tokens/refact"], models=[alone]))
+    assert [v.status for v in verdicts].count("not-compared") == 1
+    assert "46 of llama.cpp's own cases" in verdicts[-1].summary
+
+
+@pytest.mark.parametrize("row", WRONG.values(), ids=list(WRONG))
+def test_a_wrong_tokenizer_fails_on_the_vectors(row: Wrong, tmp_path: Path) -> None:
+    verdicts = held(row.engine, row.shows_on, tmp_path)
+    assert "diverged" in {v.status for v in verdicts}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_reference_passes_them(kind: str, tmp_path: Path) -> None:
+    assert {v.status for v in held(Reference, kind, tmp_path)} == {"agreed"}
+
+
+# --- edited -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (lambda d: d["cases"][5].update(text="mine"), "text and base64"),
+        (lambda d: d["cases"][5].update(id="empty"), "same id"),
+        (lambda d: d["cases"][5]["ids"].update(parsed=[1]), "ids are kept under"),
+        (lambda d: d["pieces"]["plain"].pop(), "one length"),
+        (lambda d: d["cases"][5]["ids"].update(plain=[639, 638, 637, 2, 3, 600]), "has no piece"),
+        (lambda d: d["ways"]["full"].update(add_special=False), "the ways are not those"),
+        (lambda d: d["cases"][5].update(base64="A"), "does not match"),
+    ],
+)
+def test_vectors_that_contradict_themselves_are_refused(
+    edit: Any, says: str, tmp_path: Path
+) -> None:
+    root = copied(tmp_path)
+    edit_json(root / "tokens/synth-rwkv.json", edit)
+    reseal(root)
+    with pytest.raises(BrokenGolden, match=says):
+        list(replay(root, only=["tokens/synth-rwkv"]))
+
+
+def test_a_diff_speaks_of_cases_by_name() -> None:
+    vectors = load_vectors(DEFAULT_ROOT, ENTRIES["tokens/synth-gpt2.json"], ENTRIES)
+    cases = Vocabulary().cases(vectors)
+    assert cases["spaces-3: plain"] == [*cases["spaces-3: plain"]]
+    assert {"spaces-3: input", "special-00: parsed", "glued-00: full", "token 5"} <= set(cases)
+
+
+# --- made again ---------------------------------------------------------------------------------
+
+
+@needs_oracle
+@pytest.mark.parametrize("name", ["gpt-2", "llama-spm", "bert-bge"])
+def test_the_vectors_of_a_vocabulary_are_made_again_byte_for_byte(
+    name: str, tmp_path: Path, shared: Path
+) -> None:
+    path = vocabulary_or_skip(name, shared)
+    root = copied(tmp_path)
+    (root / f"tokens/{name}.json").unlink()
+    changed = regenerate(root, [path])
+    assert [p.name for p in changed] == [f"{name}.json"]
+    made = (root / f"tokens/{name}.json").read_bytes()
+    assert made == (DEFAULT_ROOT / f"tokens/{name}.json").read_bytes()
+
+
+def test_the_models_named_are_the_files_that_are_fetched(shared: Path) -> None:
+    for name in NAMES:
+        path = vocabulary_or_skip(name, shared)
+        assert document(name)["model"]["sha256"] == sha256_of(path)
+        assert path == fetch.vocabulary(path.parent, name)

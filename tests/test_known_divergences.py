@@ -1,0 +1,45 @@
+"""The list of known divergences is well formed; tests/differential says whether it is true."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.quants.base import WeightFormat
+from engine.registry import import_members
+from harness.adapters import adapter_class
+from harness.fuzzers._differences import WORDS
+from harness.fuzzers._known import FILE, Known, entry_for, known_divergences
+
+import_members("engine.quants")
+KNOWN = known_divergences()
+
+
+def test_the_list_is_where_the_fuzzer_looks_for_it() -> None:
+    assert Path(__file__).with_name("known_divergences.toml") == FILE
+    assert len(KNOWN) >= 7
+
+
+def test_no_two_entries_have_an_id_or_a_matter_in_common() -> None:
+    assert len({known.id for known in KNOWN}) == len(KNOWN)
+    assert len({(k.component, k.type, k.symptom) for k in KNOWN}) == len(KNOWN)
+
+
+@pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.id)
+def test_an_entry_says_what_where_and_whether_it_was_reported(known: Known) -> None:
+    assert adapter_class(known.component).name == known.component
+    assert len(bytes.fromhex(known.case)) == WeightFormat.named(known.type).layout.itemsize
+    assert known.symptom in {*WORDS, "unsupported"}
+    assert known.sentence.endswith(".")
+    assert known.status.startswith(("reported", "not reported: "))
+    assert known.link.startswith("https://github.com/") or known.status.startswith("not reported")
+
+
+def test_an_entry_is_found_by_component_type_and_symptom() -> None:
+    first = KNOWN[0]
+    assert entry_for(KNOWN, first.component, first.type, first.symptom) is first
+    assert entry_for(KNOWN, first.component, first.type, "value") is None
+    assert entry_for(KNOWN, "llama.cpp", first.type, first.symptom) is None
+
+
+def test_without_the_file_nothing_is_known(tmp_path: Path) -> None:
+    assert known_divergences(tmp_path / "none.toml") == []

@@ -1,0 +1,105 @@
+"""The metadata suite: what differs between two readings, and what gguf-py cannot be blamed for."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.check import Plan, exit_code, open_plan, run_suites
+from harness.records import (
+    EXACT,
+    Answered,
+    Crashed,
+    FileSummary,
+    Outcome,
+    Rejected,
+    TensorSummary,
+    Unanswerable,
+    Verdict,
+)
+from harness.suites.metadata import differences, type_that_it_lacks
+from tests.all_types import model_of
+from tests.models import builtin
+
+NO_GGUF_PY = "no gguf-py: the suite was not run"
+TENSOR = TensorSummary(name="a", ne=(64, 2), type="Q2_0", offset=0, n_bytes=36)
+SUMMARY = FileSummary(
+    version=3,
+    alignment=32,
+    data_offset=64,
+    metadata={"k": ("U32", 7)},
+    tensors=(TENSOR, replace(TENSOR, name="b", type="F32")),
+)
+REFUSAL = "EngineError: gguf-py does not read m.gguf: "
+NOT_VALID = "is not a valid GGMLQuantizationType"
+
+
+def verdicts_on(path: Path) -> list[Verdict]:
+    plan = Plan(case="m", model=path, subject_model=path, oracle="reference", settings=EXACT)
+    opened = open_plan(plan, lambda _: None)
+    try:
+        return list(run_suites(opened.context, ("metadata",)))
+    finally:
+        opened.close()
+
+
+def test_a_type_that_gguf_py_does_not_know_yet_is_excused_and_named(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason=NO_GGUF_PY)
+    if "Q2_0" in gguf.GGMLQuantizationType.__members__:
+        pytest.skip("this gguf-py knows Q2_0: no type is left that it refuses")
+    ours, theirs = found = verdicts_on(model_of("Q2_0", tmp_path))
+    assert (ours.status, theirs.status) == ("agreed", "excused")
+    assert theirs.summary == (
+        "gguf-py does not know tensor type Q2_0, so its reading was not compared"
+    )
+    assert theirs.detail == {"reader": "gguf-py", "type": "Q2_0"}
+    assert exit_code(found) == 0
+
+
+def test_gguf_py_is_compared_where_it_knows_every_type(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason=NO_GGUF_PY)
+    found = verdicts_on(builtin("q8_0", tmp_path))
+    assert [v.status for v in found] == ["agreed", "agreed"]
+    assert found[1].summary.startswith("gguf-py and the oracle agree on")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "lacking"),
+    [
+        (Rejected(message=f"{REFUSAL}ValueError: 42 {NOT_VALID}"), "Q2_0"),
+        (Rejected(message=f"{REFUSAL}ValueError: np.uint32(42) {NOT_VALID}"), "Q2_0"),
+        # the oracle sees no such tensor in the file
+        (Rejected(message=f"{REFUSAL}ValueError: 41 {NOT_VALID}"), ""),
+        (Rejected(message=f"{REFUSAL}ValueError: 4242 {NOT_VALID}"), ""),
+        # other refusals
+        (Rejected(message=f"{REFUSAL}ValueError: 42 is not a valid GGUFValueType"), ""),
+        (Rejected(message=f"{REFUSAL}KeyError: 42"), ""),
+        (Rejected(message=f"{REFUSAL}ValueError: 42 {NOT_VALID}: and something else"), ""),
+        # not refusals
+        (Crashed(message=f": ValueError: 42 {NOT_VALID}"), ""),
+        (Unanswerable(message=f": ValueError: 42 {NOT_VALID}"), ""),
+        (Answered(value=SUMMARY, seconds=0.1), ""),
+    ],
+)
+def test_no_other_answer_of_gguf_py_is_excused(outcome: Outcome, lacking: str) -> None:
+    assert type_that_it_lacks(outcome, SUMMARY) == lacking
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (replace(SUMMARY, version=2), "version"),
+        (replace(SUMMARY, alignment=64), "alignment"),
+        (replace(SUMMARY, data_offset=96), "data_offset"),
+        (replace(SUMMARY, metadata={"k": ("U32", 8)}), "key"),
+        (replace(SUMMARY, metadata={"k": ("I32", 7)}), "key"),
+        (replace(SUMMARY, metadata={}), "key"),
+        (replace(SUMMARY, tensors=SUMMARY.tensors[:1]), "tensor"),
+        (replace(SUMMARY, tensors=(replace(TENSOR, offset=32), SUMMARY.tensors[1])), "tensor"),
+        (replace(SUMMARY, tensors=SUMMARY.tensors[::-1]), "order"),
+    ],
+)
+def test_one_difference_is_found_from_either_side(other: FileSummary, what: str) -> None:
+    assert differences(SUMMARY, SUMMARY) == []
+    assert [found["what"] for found in differences(SUMMARY, other)] == [what]
+    assert [found["what"] for found in differences(other, SUMMARY)] == [what]

@@ -1,0 +1,78 @@
+"""Products taken apart: exact in float64, and a size that no honest rounding can exceed."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from engine.ops.mirror import Mirror
+from engine.ops.products import APART, factors, product, product_and_size
+from engine.quants.base import F32, WeightFormat
+from engine.weights import Weight
+from tests.all_types import MATRICES
+from tests.test_ops_reference import f32_weight, floats, weight_of
+
+U = 2.0**-24
+ROWS, COLUMNS = 1100, 512  # more than one chunk
+every_matrix = pytest.mark.parametrize("kind", MATRICES, ids=lambda kind: kind.name)
+
+
+def both(x: F32, weight: Weight) -> tuple[F32, NDArray[np.float64]]:
+    mirror = Mirror()
+    return product_and_size(mirror.activations(x, weight), mirror.sums(x, weight), weight)
+
+
+def exact_size(x: F32, weight: Weight) -> NDArray[np.float64]:
+    mirror, size = Mirror(), np.zeros((len(x), weight.shape[0]))
+    for rows, pairs in factors(mirror.activations(x, weight), mirror.sums(x, weight), weight):
+        for a, w in pairs:
+            size[:, rows] += np.abs(a) @ np.abs(w.astype(np.float64)).T
+    return size * APART.get(weight.format.name, 1.0)
+
+
+@every_matrix
+def test_the_size_is_that_of_all_terms_and_hardly_more(kind: type[WeightFormat]) -> None:
+    x, weight = floats(3, 3, COLUMNS), weight_of(kind.name, (ROWS, COLUMNS))
+    mirror = Mirror()
+    out, size = both(x, weight)
+    exact = exact_size(x, weight)
+    assert (size >= exact).all()
+    assert (size <= exact * (1 + 5 * COLUMNS * U)).all()
+    # nothing that was decoded for it is changed for anybody else
+    assert np.array_equal(
+        out, product(mirror.activations(x, weight), mirror.sums(x, weight), weight)
+    )
+    assert np.array_equal(both(x, weight)[1], size)
+
+
+def test_what_float32_loses_of_a_sum_is_added_back() -> None:
+    """One large term, and small ones that float32 drops one by one if it adds them to it."""
+    small = np.full((1, 4096), 2.0**-24 * 0.99)
+    small[0, 0] = 1
+    weight, x = f32_weight(small.astype(np.float32)), np.ones((1, 4096), np.float32)
+    lost = np.float32(0)
+    for term in small[0].astype(np.float32):
+        lost = lost + term
+    _, size = both(x, weight)
+    assert lost == 1  # a careless sum
+    assert size[0, 0] >= small.sum() > 1.0002
+
+
+@pytest.mark.parametrize("large", [3e38, 1e30])
+def test_a_size_beyond_float32_is_still_a_number(large: float) -> None:
+    """An infinite size would be an infinite bound, and excuse anything."""
+    weight = f32_weight(np.array([[1e20, -1e20, 0], [1, 1, 1]], np.float32))
+    out, size = both(np.array([[large, large, 1]], np.float32), weight)
+    assert size[0, 0] == pytest.approx(2 * float(np.float32(large)) * 1e20, rel=1e-6)
+    assert (out[0, 0], np.isfinite(size).all()) == (0, True)
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_activations_that_are_no_numbers_leave_the_other_rows_alone(bad: float) -> None:
+    weight = weight_of("F16", (5, COLUMNS))
+    x = floats(3, 2, COLUMNS)
+    right, size = both(x, weight)
+    x[1, 7] = bad
+    found, other = both(x, weight)
+    assert np.array_equal(found[0], right[0])
+    np.testing.assert_allclose(other[0], size[0], rtol=5 * COLUMNS * U)
+    assert not np.isfinite(other[1]).any()
