@@ -39,3 +39,18 @@ def vocabulary_or_skip(name: str, shared: Path) -> Path:
     if place is None:
         pytest.skip(f"ggml-vocab-{name}.gguf was not compared: {why}")
     return fetch.vocabulary(place, name)
+
+
+def vocabulary_file(name: str) -> Path:
+    """One vocabulary out of the cache; skips by its name if nobody has fetched it."""
+    place = fetch.vocabularies()
+    if place is None:
+        pytest.skip(f"ggml-vocab-{name}.gguf (lockstep golden fetch) was not compared")
+    return fetch.vocabulary(place, name)
+
+
+def known_cases(name: str) -> list[tuple[bytes, list[int]]]:
+    """The texts of llama.cpp's own test and their ids, without special tokens."""
+    cases = fetch.own_cases(vocabulary_file(name))
+    assert len(cases) > 40
+    return cases

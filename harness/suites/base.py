@@ -13,7 +13,7 @@ from engine.batch import Batch
 from engine.model import Model
 from engine.ops.mirror import Mirror
 from engine.registry import Registered
-from harness.noise import NoiseFloor, noise_floor
+from harness.noise import MORE_RUNS, NoiseFloor, noise_floor
 from harness.records import (
     Answered,
     Crashed,
@@ -57,6 +57,7 @@ class Context:
     lanes: int  # partial sums in the oracle's vector code
     repro: Callable[[str], str]  # suite -> the command that shows it again
     progress: Callable[[str], None] = field(default=lambda _: None)
+    noise_measured: tuple[Sequence[Batch], float] | None = None  # see `noise_on`
 
     @cached_property
     def reading(self) -> Model:
@@ -100,6 +101,21 @@ class Context:
         return noise_floor(
             self.reading, self.batches, self.settings, lanes=self.lanes, seed=self.seed
         )
+
+    def noise_on(self, batches: Sequence[Batch]) -> float:
+        """The relative noise on these very batches, from more runs: asked before blaming anyone."""
+        if self.noise_measured is None or self.noise_measured[0] is not batches:
+            self.progress("a difference: measuring the noise of more honest runs")
+            more = noise_floor(
+                self.reading,
+                batches,
+                self.settings,
+                lanes=self.lanes,
+                seed=self.seed + MORE_RUNS,
+                runs=MORE_RUNS,
+            )
+            self.noise_measured = (batches, max(more.relative, self.noise.relative))
+        return self.noise_measured[1]
 
     def ask(self, session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
         """The answer, or NoAnswer with what became of the question."""

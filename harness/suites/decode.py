@@ -29,7 +29,7 @@ class Decode(Suite, name="decode"):
         yield compared(context, "decode", request.batches, expected, actual)
         subject = context.ask(context.subject, "greedy", prompt, context.n_steps)
         before = np.concatenate(expected.logits)[len(prompt) - 1 :]
-        yield judged(context, before, free, subject)
+        yield judged(context, request.batches, before, free, subject)
 
     def prompt(self, context: Context) -> list[int]:
         if not context.has_vocabulary:
@@ -44,14 +44,23 @@ def steps_of(prompt: Sequence[int], free: Sequence[int]) -> tuple[Batch, ...]:
     return (Batch.of(prompt), *steps)
 
 
-def judged(context: Context, logits: F32, oracle: Sequence[int], subject: Sequence[int]) -> Verdict:
+def judged(
+    context: Context,
+    batches: Sequence[Batch],
+    logits: F32,
+    oracle: Sequence[int],
+    subject: Sequence[int],
+) -> Verdict:
     """logits: the oracle's before each of its tokens, (steps, vocabulary)."""
     first = next((i for i, (a, b) in enumerate(zip(oracle, subject, strict=True)) if a != b), None)
     if first is None:
         return context.verdict("decode", "agreed", f"{len(oracle)} greedy tokens are the same")
     a, b = oracle[first], subject[first]
     margin = float(logits[first, a] - logits[first, b])
-    allowed = float(whole_run(context.noise.relative, largest(logits[first])).allowed)
+    size = largest(logits[first])
+    allowed = float(whole_run(context.noise.relative, size).allowed)
+    if margin > 2 * allowed:
+        allowed = float(whole_run(context.noise_on(batches), size).allowed)
     detail = {"step": first, "expected": a, "actual": b, "margin": margin, "allowed": allowed}
     text = f"greedy token {first} is {b}, expected {a}; the two logits are {margin:.2g} apart"
     if margin <= 2 * allowed:

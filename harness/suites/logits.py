@@ -36,6 +36,9 @@ def compared(
     size = largest(expected)
     bound = whole_run(context.noise.relative, size)
     mismatch = mismatch_between(expected, got, bound.allowed)
+    if mismatch is not None and mismatch.kind == "value":
+        bound = whole_run(context.noise_on(batches), size)
+        mismatch = mismatch_between(expected, got, bound.allowed)
     relative = worst_distance(expected, got) / (size or 1.0)
     detail = {
         "worst_relative_to_largest_logit": relative,

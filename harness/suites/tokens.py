@@ -32,7 +32,8 @@ TEXTS: tuple[bytes, ...] = (
     "\ufeffbom \u200bzero\u00a0width \ue000private".encode(),
     b"nul \x00 inside",
     b"\xff\xfe invalid \xc3( and \xe2\x82 cut",
-    b"\xc0\xaf overlong \xf5\x80\x80\x80 too far",
+    # nothing beyond U+10FFFF here: llama.cpp's byte-level tokenizers end the process on it
+    b"\xc0\xaf overlong",
     b"Once upon a time, there was a little girl named Lily. She loved to play outside.",
 )
 

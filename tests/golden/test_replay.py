@@ -271,5 +271,5 @@ def test_a_recipe_that_makes_no_model_is_refused(field: dict[str, int], tmp_path
 
 def test_the_models_of_all_recipes_can_be_written(models: Path) -> None:
     hashes = {sha256_of(path) for path in models.glob("*.gguf")}
-    assert hashes == {vectors_of(path).document["model"]["sha256"] for path in OF_RECIPES
+    assert hashes >= {vectors_of(path).document["model"]["sha256"] for path in OF_RECIPES
                       if path.startswith("logits/")}  # fmt: skip
