@@ -33,7 +33,7 @@ $(READY): pyproject.toml
 	@$(BIN)/pip install --disable-pip-version-check --progress-bar off \
 	  "$$(sed -n 's/^ *"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)"
 	@echo "[3/3] installing Lockstep and its tools"
-	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,originals]'
 	@touch $(READY)
 
 clean:

@@ -159,7 +159,19 @@ def test_a_table_has_a_dash_where_an_engine_has_no_decoder() -> None:
 
 
 def test_the_command_prints_figures_and_promises_as_json() -> None:
-    words = ["--type", "Q4_0", "--rounds", "1", "--seconds", "0", "--size", "256", "--json", "-q"]
+    words = [
+        "quants",
+        "--type",
+        "Q4_0",
+        "--rounds",
+        "1",
+        "--seconds",
+        "0",
+        "--size",
+        "256",
+        "--json",
+        "-q",
+    ]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     figures = json.loads(done.stdout)
@@ -169,6 +181,6 @@ def test_the_command_prints_figures_and_promises_as_json() -> None:
 
 
 def test_an_unknown_type_is_refused_with_the_choices() -> None:
-    done = CliRunner().invoke(app, ["--type", "Q9"])
+    done = CliRunner().invoke(app, ["quants", "--type", "Q9"])
     assert done.exit_code == 2
     assert "Q9" in done.output

@@ -240,6 +240,14 @@ def test_a_witness_with_the_same_mistake_puts_the_oracle_alone() -> None:
     assert any("witness agrees with other" in v.summary for v in found)
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError("boom"), EngineError("boom")])
+def test_a_witness_that_fails_on_some_block_is_no_fault_of_the_subject(error: Exception) -> None:
+    witness = failing(error, lambda blocks: len(blocks) > 10)
+    found = campaign(WeightFormat.named("Q4_0"), right, witness=witness)
+    assert statuses(found) == ["excused", "agreed"]
+    assert "boom" in found[0].summary
+
+
 def test_a_witness_without_a_decoder_is_said_to_have_none() -> None:
     found = campaign(WeightFormat.named("Q1_0"), right, witness=failing(Unsupported("mute")))
     assert statuses(found) == ["excused", "agreed"]

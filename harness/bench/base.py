@@ -14,11 +14,13 @@ Progress = Callable[[str, str], None]  # (what is measured, text)
 class BenchPlan:
     """`targets` are of the benchmark's list, all if empty; `seconds` for each engine and round.
 
-    `size` counts the units that an engine is given at a time.
+    `size` counts the units that an engine is given at a time: of weights by default as many as a
+    matrix of 4096 x 4096 has. Less fits into caches, and then waking a second thread takes longer
+    than its work.
     """
 
     targets: tuple[str, ...] = ()
-    size: int = 1 << 22
+    size: int = 1 << 24
     seconds: float = 0.02
     rounds: int = 7
     seed: int = 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli import bench, fuzz
+from harness.cli import bench, fuzz, tokens
 
 if TYPE_CHECKING:  # everything of weight is imported by the command that needs it
     from collections.abc import Callable
@@ -32,6 +32,7 @@ golden = typer.Typer(no_args_is_help=True, help="The golden vectors: regenerate,
 app.add_typer(golden, name="golden")
 app.add_typer(fuzz.app, name="fuzz")
 app.add_typer(bench.app, name="bench")
+golden.command("fetch")(tokens.fetch)
 
 
 class Preset(StrEnum):
@@ -91,6 +92,7 @@ def check(
 
     Without MODEL it checks the built-in seeded models. Examples:
 
+    \b
       lockstep check
       lockstep check model.gguf --settings default
       lockstep check model.gguf --engine mutant:rope-half-split --suite trace

@@ -46,6 +46,7 @@ def quants(
     only its sign differs, that is counted. gguf-py sees one block in 64, and every one that
     differs. Examples:
 
+    \b
       lockstep fuzz quants
       lockstep fuzz quants --type Q4_K --cases 10000000
       lockstep fuzz quants --type Q4_0 --block 003c08000000000000000000000000000000

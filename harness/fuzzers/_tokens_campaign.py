@@ -1,7 +1,7 @@
 """Two tokenizers on one vocabulary: compares many inputs at once and makes small what differs."""
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, product
 from typing import Any
@@ -60,6 +60,7 @@ class Campaign:
     subject: Asker
     oracle: Asker
     refuser: Asker | None = None
+    legal: Callable[[Any], bool] = lambda _: True  # of inputs that shrinking tries
     found: list[Difference] = field(default_factory=list)
     more: int = 0  # inputs that differ as another does, or came after MOST_FOUND
     shrinks: int = 0
@@ -137,13 +138,13 @@ class Campaign:
             self.found.append(difference)
 
     def wrong(self, way: str, inputs: Sequence[Any], flags: Flags) -> list[bool]:
-        return [
-            not same(want, got)
-            and want is not None
-            and got is not None
-            and not (isinstance(want, Failure) and isinstance(got, Failure))
-            for want, got in zip(*self.answers(way, inputs, flags), strict=True)
-        ]
+        legal = [i for i, given in enumerate(inputs) if self.legal(given)]
+        found = [False] * len(inputs)
+        answers = self.answers(way, [inputs[i] for i in legal], flags)
+        for i, want, got in zip(legal, *answers, strict=True):
+            both_fail = isinstance(want, Failure) and isinstance(got, Failure)
+            found[i] = None not in (want, got) and not both_fail and not same(want, got)
+        return found
 
     def first_wrong(self, way: str, inputs: Sequence[Any], flags: Flags) -> list[bool]:
         """Only the shortest that is wrong is told: every one that is may end a process."""

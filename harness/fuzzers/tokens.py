@@ -89,6 +89,8 @@ class Vocabulary:
             runner.open(self.plan.engine, self.path, settings) as subject,
         ):
             campaign = campaign_of(oracle, subject)
+            if self.original:
+                campaign.legal = is_readable
             try:
                 self.judge(campaign, material)
             except (NoAnswer, GivenUp) as error:
@@ -201,6 +203,10 @@ class Vocabulary:
 
 def readable(text: bytes) -> bytes:
     return text.decode(errors="ignore").encode()
+
+
+def is_readable(given: Any) -> bool:
+    return isinstance(given, bytes) and readable(given) == given
 
 
 def campaign_of(oracle: Session, subject: Session) -> Campaign:

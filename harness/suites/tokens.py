@@ -4,9 +4,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from harness.records import Verdict
-from harness.suites.base import Context, Suite
+from harness.records import Answered, Crashed, Rejected, Verdict
+from harness.suites._originals import Original, originals_of
+from harness.suites.base import Context, Suite, no_answer
 
+BEYOND = b"\xf5\x80\x80\x80 too far"  # asked by itself: see Tokens.beyond
 TEXTS: tuple[bytes, ...] = (
     b"",
     b" ",
@@ -32,10 +34,15 @@ TEXTS: tuple[bytes, ...] = (
     "\ufeffbom \u200bzero\u00a0width \ue000private".encode(),
     b"nul \x00 inside",
     b"\xff\xfe invalid \xc3( and \xe2\x82 cut",
-    # nothing beyond U+10FFFF here: llama.cpp's byte-level tokenizers end the process on it
     b"\xc0\xaf overlong",
     b"Once upon a time, there was a little girl named Lily. She loved to play outside.",
 )
+
+
+def some_tokens(n_vocab: int) -> list[int]:
+    """The first and the last ones, where special tokens are, and some from all over."""
+    ends = {*range(min(n_vocab, 1000)), *range(max(0, n_vocab - 500), n_vocab)}
+    return sorted(ends | {*range(0, n_vocab, max(1, n_vocab // 500))})
 
 
 class Tokens(Suite, name="tokens"):
@@ -43,20 +50,45 @@ class Tokens(Suite, name="tokens"):
     needs_vocabulary = True
 
     def run(self, context: Context) -> Iterator[Verdict]:
+        known = originals_of(context.reading.file.metadata)
         for add, parse in itertools.product((True, False), repeat=2):
             flags = {"add_special": add, "parse_special": parse}
-            yield self.encoded(context, flags)
+            yield self.encoded(context, flags, known)
+        yield self.beyond(context)
         oracle_ids = context.ask(context.oracle, "tokenize", TEXTS)
         n_vocab = context.reading.graph.hparams.n_vocab
-        rows = [*oracle_ids, *([i] for i in range(min(n_vocab, 2000)))]
+        rows = [*oracle_ids, *([token] for token in some_tokens(n_vocab))]
         for remove, unparse in itertools.product((True, False), repeat=2):
             flags = {"remove_special": remove, "unparse_special": unparse}
             yield self.decoded(context, rows, flags)
 
-    def encoded(self, context: Context, flags: dict[str, bool]) -> Verdict:
-        expected = context.ask(context.oracle, "tokenize", TEXTS, **flags)
-        actual = context.ask(context.subject, "tokenize", TEXTS, **flags)
-        return judged(context, "encode", flags, TEXTS, expected, actual)
+    def encoded(
+        self, context: Context, flags: dict[str, bool], known: Sequence[Original]
+    ) -> Verdict:
+        """Texts on which llama.cpp is known to differ from the original are asked as well."""
+        texts = [*TEXTS, *(each.text for each in known)]
+        expected = context.ask(context.oracle, "tokenize", texts, **flags)
+        actual = context.ask(context.subject, "tokenize", texts, **flags)
+        return judged(context, "encode", flags, texts, expected, actual, known)
+
+    def beyond(self, context: Context) -> Verdict:
+        """A text that ends the process of llama.cpp under most kinds of vocabulary."""
+        outcome = context.oracle.ask("tokenize", [BEYOND])
+        if isinstance(outcome, Answered):
+            actual = context.ask(context.subject, "tokenize", [BEYOND])
+            return judged(context, "encode", {}, [BEYOND], outcome.value, actual)
+        error = no_answer(context.oracle.name, "tokenize", outcome)
+        if not isinstance(outcome, Crashed | Rejected):
+            raise error
+        reply = context.subject.ask("tokenize", [BEYOND])
+        words = reply.message if isinstance(reply, Rejected | Crashed) else "answers"
+        return context.verdict(
+            "tokens",
+            "excused",
+            f"a code point beyond U+10FFFF: {error.summary.splitlines()[0]}, as is known; "
+            f"{context.subject.name}: {words.splitlines()[-1]}",
+            {"input": repr(BEYOND), "oracle": error.summary, "subject": words},
+        )
 
     def decoded(
         self, context: Context, rows: Sequence[Sequence[int]], flags: dict[str, bool]
@@ -73,6 +105,7 @@ def judged(
     inputs: Sequence[Any],
     expected: Sequence[Any],
     actual: Sequence[Any],
+    known: Sequence[Original] = (),
 ) -> Verdict:
     on = " ".join(name for name, value in flags.items() if value) or "no flags"
     wrong = [
@@ -81,7 +114,11 @@ def judged(
         if list(want) != list(got)
     ]
     if not wrong:
-        return context.verdict("tokens", "agreed", f"{way} ({on}): {len(inputs)} inputs agree")
+        summary, detail = f"{way} ({on}): {len(inputs)} inputs agree", {}
+        if known:
+            summary += f"; {len(known)} of them: llama.cpp differs from the original"
+            detail = {"differs_from_the_original": [each.row() for each in known]}
+        return context.verdict("tokens", "agreed", summary, detail)
     _, given, want, got = min(wrong, key=lambda row: row[0])  # the shortest says it best
     return context.verdict(
         "tokens",

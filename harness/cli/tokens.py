@@ -1,0 +1,200 @@
+"""Commands about tokenizers: `fuzz tokens`, `bench tokens` and `golden fetch`."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli import bench as bench_cli
+from harness.cli import fuzz as fuzz_cli
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from harness.bench.base import Row
+
+MEASURED = ("llama-spm", "gpt-2")
+VocabOpt = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--vocab",
+        help="A GGUF file, a name such as gpt-2 (see golden fetch) or builtin:KIND (repeatable).",
+    ),
+]
+JsonOpt = Annotated[bool, typer.Option("--json", help="A summary as JSON on standard output.")]
+QuietOpt = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+
+
+@fuzz_cli.app.command("tokens")
+def fuzz_tokens(
+    vocab: VocabOpt = None,
+    cases: Annotated[int, typer.Option(help="Texts for each vocabulary.", min=1)] = 100_000,
+    seconds: Annotated[
+        float | None, typer.Option(help="Stop a vocabulary after that long.", min=0)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the texts.", min=0, max=2**63 - 1)] = 0,
+    start: Annotated[
+        int, typer.Option(help="The first case: go on where a run has stopped.", min=0)
+    ] = 0,
+    hexes: Annotated[
+        list[str] | None, typer.Option("--hex", help="This text, as hex, instead (repeatable).")
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="The engine under test: reference, llama.cpp, mutant:NAME.")
+    ] = "reference",
+    oracle: Annotated[
+        str, typer.Option(help="The engine it is held against; or tokenizers, sentencepiece.")
+    ] = "llama.cpp",
+    report: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("reports"),
+    as_json: JsonOpt = False,
+    jobs: Annotated[int, typer.Option("-j", help="Vocabularies side by side.", min=1)] = 1,
+    quiet: QuietOpt = False,
+) -> None:
+    """Tokenize texts that know the vocabulary with two engines, and ids at random the way back.
+
+    Pieces are glued, cut and made to overlap; there are ties of score, sides of merges, unknown
+    characters, normalisation traps, broken UTF-8 and what looks like special tokens. What differs
+    is shrunk. Without --vocab: the built-in vocabularies, and llama.cpp's if they were fetched.
+    Examples:
+
+    \b
+      lockstep fuzz tokens --vocab gpt-2 --cases 1000000
+      lockstep fuzz tokens --vocab qwen2 --oracle tokenizers
+      lockstep fuzz tokens --vocab builtin:t5 --hex e282
+    """
+    from harness.cli.terminal import Terminal
+    from harness.fuzzers.base import FuzzPlan, run_campaign
+    from harness.run import Listener
+
+    with Terminal(quiet=quiet, as_json=as_json) as out:
+        plan = FuzzPlan(
+            targets=targets_of(vocab) if vocab else all_targets(),
+            engine=engine,
+            oracle=oracle,
+            cases=cases,
+            start=start,
+            seconds=seconds,
+            seed=seed,
+            given=tuple(map(from_hex, hexes or ())),
+        )
+        listener = Listener(progress=out.progress, verdict=out.verdict)
+        command = ["lockstep", *sys.argv[1:]]
+        result = run_campaign("tokens", plan, report, command, jobs, listener)
+        out.summary(result)
+    raise typer.Exit(result.code)
+
+
+@bench_cli.app.command("tokens")
+def bench_tokens(
+    vocab: VocabOpt = None,
+    rounds: Annotated[
+        int, typer.Option(help="Turns of each engine; the best one counts.", min=1)
+    ] = 5,
+    size: Annotated[int, typer.Option(help="Bytes of a text.", min=1000)] = 1 << 20,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Bytes a second of our tokenizer and of llama.cpp's: on prose, and on one word without end.
+
+    Each turn has a new text and a tokenizer that has just been opened. Without --vocab: llama-spm
+    and gpt-2 if they were fetched, else built-in ones. The exit code says nothing about speed: a
+    machine that is busy is slow.
+    """
+    from harness.bench.base import BenchPlan, bench_named
+    from harness.cli.terminal import Terminal
+
+    with Terminal(quiet=quiet, as_json=as_json) as out:
+        chosen = targets_of(vocab) if vocab else fetched(MEASURED)
+        bench = bench_named("tokens")
+        plan = BenchPlan(targets=chosen, size=size, rounds=rounds)
+        rows = list(bench.run(plan, out.progress))
+        promises = bench.promises(rows)
+        if as_json:
+            out.json(bench_cli.figures(bench, rows, promises))
+            return
+        out.quieten()
+        out.out.print(table_of(rows, bench.engines))
+        for promise in promises:
+            out.line(bench_cli.in_words(promise))
+        out.line(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+
+
+def fetch(
+    sdist: Annotated[
+        Path | None, typer.Option(help="The archive, if you have it; pip is not asked.")
+    ] = None,
+    quiet: QuietOpt = False,
+) -> None:
+    """Get llama.cpp's 19 vocabularies: from the pinned llama-cpp-python sdist, by pip, once.
+
+    The cache is `lockstep` in the user's cache folder, or LOCKSTEP_CACHE. A folder that holds the
+    files already is named by LOCKSTEP_VOCABULARIES.
+    """
+    from golden.fetch import FILES, NAMES
+    from golden.fetch import fetch as fetch_files
+    from harness.cli.terminal import Terminal
+
+    with Terminal(quiet=quiet) as out:
+        folder = fetch_files(lambda text: out.progress("golden", text), sdist=sdist)
+        out.line(f"{len(NAMES)} vocabularies in {len(FILES)} files: {folder}")
+
+
+# --- vocabularies -------------------------------------------------------------------------------
+
+
+def targets_of(given: Sequence[str]) -> tuple[str, ...]:
+    """Names become files; what is a file or built in stays. Raises BadInput."""
+    from golden.fetch import NAMES, vocabularies, vocabulary
+    from harness.check import BadInput
+
+    targets = []
+    for name in dict.fromkeys(given):
+        if name not in NAMES or Path(name).is_file():
+            targets.append(name)
+            continue
+        folder = vocabularies()
+        if folder is None:
+            raise BadInput(f"{name} is not in the cache; `lockstep golden fetch` gets it")
+        targets.append(str(vocabulary(folder, name)))
+    return tuple(targets)
+
+
+def fetched(names: Sequence[str]) -> tuple[str, ...]:
+    """The files of these names, none if the cache is empty."""
+    from golden.fetch import vocabularies, vocabulary
+
+    folder = vocabularies()
+    return () if folder is None else tuple(str(vocabulary(folder, name)) for name in names)
+
+
+def all_targets() -> tuple[str, ...]:
+    from golden.fetch import NAMES
+    from harness.fuzzers.base import fuzzer_named
+
+    return (*fuzzer_named("tokens").targets(), *fetched(NAMES))
+
+
+def from_hex(text: str) -> bytes:
+    from harness.check import BadInput
+
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise BadInput(f"--hex needs pairs of hexadecimal digits, got {text[:40]!r}") from None
+
+
+def table_of(rows: "Sequence[Row]", engines: "dict[str, str]") -> "Table":
+    from rich.table import Table
+
+    ours, theirs = engines
+    table = Table(box=None, pad_edge=False, title="10^6 bytes a second")
+    for name in ("text", *engines.values(), "ratio"):
+        table.add_column(name, justify="left" if name == "text" else "right")
+    for row in rows:
+        rates = [row.rates.get((engine, 1)) for engine in engines]
+        cells = [bench_cli.shown(None if rate is None else rate / 1e6) for rate in rates]
+        table.add_row(row.target, *cells, bench_cli.shown(row.ratio((ours, 1), (theirs, 1))))
+    return table
