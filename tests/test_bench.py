@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from engine.errors import Unsupported
 from engine.quants.base import WeightFormat
 from engine.registry import import_members
-from harness.adapters._timing import Piece, best_of, best_of_pieces, pieces_of
+from harness.adapters import _timing
+from harness.adapters._timing import Piece, pieces_of, seconds_each
 from harness.bench.base import BenchPlan, Row, bench_named, geometric_mean
 from harness.bench.quants import Quants, blocks_of
 from harness.check import BadInput
@@ -116,36 +117,41 @@ def test_what_is_decoded_is_ordinary(kind: type[WeightFormat]) -> None:
 
 
 def test_the_first_call_warms_up_and_another_is_always_timed() -> None:
-    calls: list[int] = []
-    seconds = best_of(lambda: calls.append(1), 0.0)
+    pieces = pieces_of(np.zeros(8, np.uint8), (1, 1), 1)
+    calls: list[Piece] = []
+    assert 0 <= seconds_each(calls.append, pieces, 0.0) < float("inf")
     assert len(calls) == 2
-    assert 0 <= seconds < float("inf")
+
+
+def test_the_calls_of_all_threads_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong would be the time of a call, which is as long with two threads as with one."""
+    turns = [(0.0, 1.0, 3), (0.5, 2.0, 5)]
+    monkeypatch.setattr(_timing, "repeated", lambda work, seconds: turns.pop())
+    pieces = pieces_of(np.zeros(8, np.uint8), (1, 1), 2)
+    assert seconds_each(lambda piece: None, pieces, 1.0) == 2.0 / 8
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_get_whole_blocks_and_all_of_them(threads: int) -> None:
+def test_each_thread_decodes_all_blocks_into_room_of_its_own(threads: int) -> None:
     kind = WeightFormat.named("Q4_0")
     raw = np.arange(7 * kind.layout.itemsize, dtype=np.uint8)
     pieces = pieces_of(raw, (kind.layout.itemsize, kind.weights), threads)
     assert len(pieces) == threads
-    assert b"".join(piece[0].tobytes() for piece in pieces) == raw.tobytes()
-
-    def decode(piece: Piece) -> None:
-        kind.dequantize_into(piece[0].copy(), piece[1])
-
-    best_of_pieces(decode, pieces, 0.0)
-    together = np.concatenate([piece[1] for piece in pieces])
-    assert together.tobytes() == kind.dequantize(raw).tobytes()
+    seconds_each(lambda piece: kind.dequantize_into(*piece), pieces, 0.0)
+    assert {out.tobytes() for _, out in pieces} == {kind.dequantize(raw).tobytes()}
+    assert len({out.ctypes.data for _, out in pieces}) == threads
 
 
-def test_what_goes_wrong_in_a_thread_is_not_lost() -> None:
+def test_what_goes_wrong_in_a_thread_is_not_lost_and_no_other_waits_for_it() -> None:
+    pieces = pieces_of(np.arange(4, dtype=np.uint8), (1, 1), 2)
+    pieces[1][0][0] = 4
+
     def decode(piece: Piece) -> None:
         if piece[0][0] == 4:
-            raise Unsupported("not this half")
+            raise Unsupported("not this one")
 
-    pieces = pieces_of(np.arange(8, dtype=np.uint8), (1, 1), 2)
-    with pytest.raises(Unsupported, match="not this half"):
-        best_of_pieces(decode, pieces, 0.0)
+    with pytest.raises(Unsupported, match="not this one"):
+        seconds_each(decode, pieces, 0.0)
 
 
 # --- the command ----------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 """Weight formats against gguf-py's tables and decoders, and what they refuse."""
 
-import subprocess
-import sys
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,6 @@ from numpy.random import Generator, Philox
 
 from engine.errors import MalformedFile, Unsupported
 from engine.ggml_types import TYPES, type_by_id, type_by_name
-from engine.quants import base
 from engine.quants.base import F32, NO_PRODUCT, Bytes, WeightFormat
 from engine.quants.q4_0 import Q4_0
 from engine.registry import import_members
@@ -146,78 +143,11 @@ def test_no_blocks_are_no_weights() -> None:
 
 
 @every_format
-@pytest.mark.parametrize("threads", [2, 3])
-def test_the_number_of_threads_changes_no_bit(
-    kind: type[WeightFormat], threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raw = random_bytes(kind, 101)
-    alone = kind.dequantize(raw)
-    monkeypatch.setattr(base, "WORTH_A_THREAD", 1)
-    assert kind.dequantize(raw, threads).tobytes() == alone.tobytes()
-
-
-@pytest.mark.parametrize(
-    ("blocks", "threads", "worth", "parts"),
-    [
-        (10, 1, 1, [10]),
-        (10, 3, 1, [3, 3, 4]),
-        (2, 8, 1, [1, 1]),
-        (10, 4, 80, [2, 2, 3, 3]),  # 320 weights are just enough for four
-        (10, 4, 81, [3, 3, 4]),
-        (10, 4, 321, [10]),
-        (0, 4, 1, [0]),
-    ],
-)
-def test_work_is_cut_between_blocks_and_only_if_it_is_worth_it(
-    blocks: int, threads: int, worth: int, parts: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    met = []
-
-    class Watched(Q4_0):
-        @staticmethod
-        def unpack(raw: Bytes, out: F32) -> None:
-            assert out.size * 18 == raw.size * 32
-            met.append(raw.size // 18)
-            Q4_0.unpack(raw, out)
-
-    monkeypatch.setattr(base, "WORTH_A_THREAD", worth)
-    Watched.dequantize(random_bytes(Q4_0, blocks), threads)
-    assert sorted(met) == parts
-
-
-def test_an_error_on_another_thread_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken(Q4_0):
-        @staticmethod
-        def unpack(raw: Bytes, out: F32) -> None:
-            if raw[0] == 1:
-                raise ArithmeticError("the second half")
-
-    monkeypatch.setattr(base, "WORTH_A_THREAD", 1)
-    with pytest.raises(ArithmeticError, match="second half"):
-        Broken.dequantize(np.repeat(np.array([0, 1], np.uint8), 18), 2)
-
-
-FORKED = """
-import os, numpy as np
-from engine.quants.q4_0 import Q4_0
-raw = np.zeros(18 << 15, np.uint8)
-Q4_0.dequantize(raw, 2)
-child = os.fork()
-if not child:
-    Q4_0.dequantize(raw, 2)
-    os._exit(7)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no fork here: it was not tried")
-def test_a_forked_child_does_not_wait_for_the_threads_of_its_parent() -> None:
-    root = Path(__file__).resolve().parents[1]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKED],
-        cwd=root, capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    assert done.stdout == "7\n"
+def test_threads_that_decode_side_by_side_change_no_bit(kind: type[WeightFormat]) -> None:
+    parts = [random_bytes(kind, 101 + i) for i in range(4)]
+    alone = [kind.dequantize(part).tobytes() for part in parts]
+    with ThreadPoolExecutor(2) as pool:
+        assert [out.tobytes() for out in pool.map(kind.dequantize, parts)] == alone
 
 
 # --- what is refused ------------------------------------------------------------------------------

@@ -1,9 +1,5 @@
 """The contract every weight format fulfils."""
 
-import os
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -15,7 +11,6 @@ from engine.registry import Registered
 F32 = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
-WORTH_A_THREAD = 1 << 18  # weights below which waking one costs more than it saves
 NO_PRODUCT = "no product"  # `vec_dot_type` of what llama.cpp reads but cannot multiply by
 
 
@@ -42,15 +37,15 @@ class WeightFormat(Registered):
         raise NotImplementedError
 
     @classmethod
-    def dequantize(cls, raw: Bytes, threads: int = 1) -> F32:
+    def dequantize(cls, raw: Bytes) -> F32:
         """Whole blocks of bytes -> their weights, flat."""
         out = np.empty(cls.whole_blocks(raw) * cls.weights, np.float32)
-        cls.dequantize_into(raw, out, threads)
+        cls.dequantize_into(raw, out)
         return out
 
     @classmethod
-    def dequantize_into(cls, raw: Bytes, out: F32, threads: int = 1) -> None:
-        """Fill `out`, flat and contiguous, on at most so many threads: they change no bit."""
+    def dequantize_into(cls, raw: Bytes, out: F32) -> None:
+        """Fill `out`, flat and contiguous. Threads may do this side by side."""
         blocks = cls.whole_blocks(raw)
         if out.dtype != np.float32 or out.shape != (blocks * cls.weights,) or not usable(out):
             raise ValueError(
@@ -59,14 +54,7 @@ class WeightFormat(Registered):
             )
         raw = np.ascontiguousarray(raw).reshape(-1).view()
         raw.flags.writeable = False  # of our view: one kind of array is one compilation
-        size, n = cls.layout.itemsize, cls.weights
-        pieces = max(1, min(threads, blocks, out.size // WORTH_A_THREAD))
-        edges = [blocks * k // pieces for k in range(pieces + 1)]
-        parts = [(raw[i * size : j * size], out[i * n : j * n]) for i, j in pairwise(edges)]
-        others = [helpers(pieces - 1).submit(cls.unpack, *part) for part in parts[1:]]
-        cls.unpack(*parts[0])
-        for other in others:
-            other.result()
+        cls.unpack(raw, out)
 
     @classmethod
     def whole_blocks(cls, raw: Bytes) -> int:
@@ -88,13 +76,3 @@ def offsets(layout: np.dtype[np.void]) -> tuple[int, ...]:
 
 def usable(out: F32) -> bool:
     return out.flags.c_contiguous and out.flags.aligned and out.flags.writeable
-
-
-@cache
-def helpers(n: int) -> ThreadPoolExecutor:
-    """Threads that wait for work: to start one takes as long as to decode a million weights."""
-    return ThreadPoolExecutor(n, "dequantize")
-
-
-if hasattr(os, "register_at_fork"):  # a child process has no threads, and must not wait for them
-    os.register_at_fork(after_in_child=helpers.cache_clear)

@@ -1,48 +1,64 @@
 """How long decoding takes: what the adapters that answer `time_dequantize` share."""
 
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from threading import Barrier
 
 import numpy as np
 from numpy.typing import NDArray
 
 Piece = tuple[NDArray[np.uint8], NDArray[np.float32]]
+Turn = tuple[float, float, int]  # when a thread began, when it ended, how often it decoded
 
 
-def best_of(work: Callable[[], object], seconds: float) -> float:
-    """Seconds of the quickest call among those that fit; the first warms up and does not count."""
-    work()
-    best, until = float("inf"), time.perf_counter() + seconds
+def seconds_each(decode: Callable[[Piece], object], pieces: list[Piece], seconds: float) -> float:
+    """Seconds for a piece, while a thread for each decodes its own again and again.
+
+    Threads meet at the start only. To wait for each other after every piece would measure how
+    long this machine takes to wake a thread: some 60 microseconds in a virtual one, in which a
+    million weights are decoded.
+    """
+    together = Barrier(len(pieces))
+    processors = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+    def turn(at: int) -> Turn:
+        try:
+            if processors and len(pieces) > 1:
+                # of this thread only: left alone, two that begin on one processor can stay there
+                os.sched_setaffinity(0, {processors[at % len(processors)]})
+            decode(pieces[at])  # warms up, and does not count
+        except BaseException:
+            together.abort()  # nobody waits for a thread that will not come
+            raise
+        together.wait()
+        return repeated(lambda: decode(pieces[at]), seconds)
+
+    with ThreadPoolExecutor(len(pieces)) as pool:
+        futures = [pool.submit(turn, at) for at in range(len(pieces))]
+    failed = [error for future in futures if (error := future.exception())]
+    if failed:  # the one that broke the barrier, not those that were sent away
+        raise min(failed, key=lambda error: isinstance(error, RuntimeError))
+    turns = [future.result() for future in futures]
+    elapsed = max(ended for _, ended, _ in turns) - min(began for began, _, _ in turns)
+    return elapsed / sum(count for _, _, count in turns)
+
+
+def repeated(work: Callable[[], object], seconds: float) -> Turn:
+    """Once at least."""
+    began, count = time.perf_counter(), 0
     while True:
-        started = time.perf_counter()
         work()
+        count += 1
         now = time.perf_counter()
-        best = min(best, now - started)
-        if now >= until:
-            return best
-
-
-def best_of_pieces(decode: Callable[[Piece], object], pieces: list[Piece], seconds: float) -> float:
-    """The same, with the first piece decoded here and the others at the same time in threads."""
-    if len(pieces) == 1:
-        return best_of(lambda: decode(pieces[0]), seconds)
-    with ThreadPoolExecutor(len(pieces) - 1) as pool:
-
-        def work() -> None:
-            others = [pool.submit(decode, piece) for piece in pieces[1:]]
-            decode(pieces[0])
-            for other in others:
-                other.result()
-
-        return best_of(work, seconds)
+        if now >= began + seconds:
+            return began, now, count
 
 
 def pieces_of(raw: NDArray[np.uint8], block: tuple[int, int], threads: int) -> list[Piece]:
-    """Equal runs of whole blocks with room for their weights. block: (bytes, weights)."""
+    """For each thread a copy of the blocks and room for their weights. block: (bytes, weights)."""
     raw = np.ascontiguousarray(raw, np.uint8).reshape(-1)
-    blocks = raw.size // block[0]
-    out = np.zeros(blocks * block[1], np.float32)  # written once: no page is new while timing
-    cuts = pairwise(blocks * i // threads for i in range(threads + 1))
-    return [(raw[a * block[0] : b * block[0]], out[a * block[1] : b * block[1]]) for a, b in cuts]
+    size = raw.size // block[0] * block[1]
+    # zeros: written once, so that no page is new while timing
+    return [(raw.copy(), np.zeros(size, np.float32)) for _ in range(threads)]

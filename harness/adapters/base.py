@@ -53,7 +53,10 @@ class Adapter(Registered):
     def time_dequantize(
         self, type_name: str, raw: NDArray[np.uint8], seconds: float, threads: int
     ) -> float:
-        """Seconds of the quickest decoding of all these blocks, tried for about `seconds`."""
+        """Seconds for all these blocks, if each of `threads` threads decodes them for `seconds`.
+
+        With two threads that keep out of each other's way it is half of what it is with one.
+        """
         raise Unsupported(f"{self.name} cannot be timed")
 
     def evaluate(self, request: Request) -> Evaluation:

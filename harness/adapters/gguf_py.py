@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from engine.errors import EngineError, Unsupported
 from harness.adapters import _file_summary as summary
-from harness.adapters._timing import best_of_pieces, pieces_of
+from harness.adapters._timing import pieces_of, seconds_each
 from harness.adapters.base import Adapter
 from harness.records import EngineInfo, FileSummary, TensorSummary
 
@@ -51,7 +51,7 @@ class GgufPy(Adapter, name="gguf-py"):
         if type_name == "F32":
             raise Unsupported("gguf-py reads F32 as it is: there is nothing to time")
         pieces = pieces_of(raw, sizes, threads)
-        return best_of_pieces(lambda piece: decoded(kind, piece[0]), pieces, seconds)
+        return seconds_each(lambda piece: decoded(kind, piece[0]), pieces, seconds)
 
 
 def known_type(name: str) -> tuple[Any, tuple[int, int]]:

@@ -20,7 +20,7 @@ from harness.adapters._llama_cpp_trace import (
     Recorder,
     check_replaceable,
 )
-from harness.adapters._timing import Piece, best_of_pieces, pieces_of
+from harness.adapters._timing import Piece, pieces_of, seconds_each
 from harness.adapters.base import Adapter
 from harness.records import EngineInfo, Evaluation, FileSummary, Request, Settings, Trace
 
@@ -284,4 +284,4 @@ def time_to_float(
         traits.to_float(piece[0].ctypes.data, piece[1].ctypes.data, piece[1].size)
 
     pieces = pieces_of(raw, (traits.block_bytes, traits.block_weights), threads)
-    return best_of_pieces(decode, pieces, seconds)
+    return seconds_each(decode, pieces, seconds)

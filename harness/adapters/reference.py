@@ -17,7 +17,7 @@ from engine.registry import import_members
 from engine.tokenizers.base import Tokenizer, tokenizer_of
 from engine.weights import Weight
 from harness.adapters import _file_summary as summary
-from harness.adapters._timing import best_of
+from harness.adapters._timing import pieces_of, seconds_each
 from harness.adapters.base import Adapter
 from harness.records import (
     EngineInfo,
@@ -111,8 +111,8 @@ class Reference(Adapter, name="reference"):
     ) -> float:
         import_members("engine.quants")
         kind = WeightFormat.named(type_name)
-        out = np.zeros(kind.whole_blocks(raw) * kind.weights, np.float32)
-        return best_of(lambda: kind.dequantize_into(raw, out, threads), seconds)
+        pieces = pieces_of(raw, (kind.layout.itemsize, kind.weights), threads)
+        return seconds_each(lambda piece: kind.dequantize_into(*piece), pieces, seconds)
 
     def evaluate(self, request: Request) -> Evaluation:
         recorder = Recorder(request)

@@ -26,7 +26,7 @@ def quants(
         int, typer.Option(help="Turns of each engine; the best one counts.", min=1)
     ] = 7,
     seconds: Annotated[float, typer.Option(help="Length of a turn.", min=0.0)] = 0.02,
-    size: Annotated[int, typer.Option(help="Weights decoded at a time.", min=256)] = 1 << 24,
+    size: Annotated[int, typer.Option(help="Weights decoded at a time.", min=256)] = 1 << 20,
     as_json: Annotated[
         bool, typer.Option("--json", help="The figures as JSON on standard output.")
     ] = False,
