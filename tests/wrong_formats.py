@@ -1,11 +1,12 @@
 """Weight formats and activations that are wrong in one way that people get wrong.
 
 A fault of a decoder is a change of the bytes before the right decoder sees them, where that can be;
-else of its result or of its code book. `FAULTS` says which types a fault applies to.
+else of its result or of its code book. Every fault is made in every type, unless one of its
+excuses is true of the type: `why_not` says which, and tests/test_wrong_formats.py lists them all.
 """
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -14,11 +15,11 @@ from numba import njit
 from numpy.typing import NDArray
 
 from engine.ops.mirror import Mirror
-from engine.ops.products import activation_format
+from engine.ops.products import activation_format, minimum_of
 from engine.ops.reference import F64
-from engine.quants.base import F32, Bytes, WeightFormat
+from engine.quants.base import F32, NO_PRODUCT, Bytes, WeightFormat
 from engine.weights import Weight
-from tests.all_types import MATRICES
+from tests.all_types import FORMATS
 
 Blocks = NDArray[Any]  # (n,) of a format's layout
 Kind = type[WeightFormat]
@@ -46,7 +47,7 @@ def fields(kind: Kind) -> tuple[str, ...]:
 
 def swapped_nibbles(kind: Kind) -> Kind:
     def change(blocks: Blocks) -> None:
-        field = "ql" if "ql" in fields(kind) else "qs"
+        field = NIBBLES[kind.name]
         blocks[field] = blocks[field] << 4 | blocks[field] >> 4
 
     return with_bytes(kind, change)
@@ -54,17 +55,22 @@ def swapped_nibbles(kind: Kind) -> Kind:
 
 def exchanged_scale_and_minimum(kind: Kind) -> Kind:
     def change(blocks: Blocks) -> None:
-        minimum = "m" if "m" in fields(kind) else "dmin"
+        minimum = minimum_of(kind)
         blocks["d"], blocks[minimum] = blocks[minimum].copy(), blocks["d"].copy()
 
     return with_bytes(kind, change)
 
 
+def books_of(kind: Kind) -> set[str]:
+    """What the kernel calls its code book, if it has one."""
+    function = getattr(kind.unpack, "py_func", kind.unpack)
+    return {"GRID", "VALUES", "DOUBLED"} & set(function.__code__.co_names)
+
+
 def changed_entry(kind: Kind) -> Kind:
     """The same kernel, compiled once more with one value of its code book one larger."""
     function = kind.unpack.py_func  # type: ignore[attr-defined]
-    names = {"GRID", "VALUES", "DOUBLED"} & set(function.__code__.co_names)
-    (name,) = names
+    (name,) = books_of(kind)
     book = function.__globals__[name]
     if isinstance(book, tuple):
         book = (*book[:3], book[3] + 1, *book[4:])
@@ -79,13 +85,17 @@ def changed_entry(kind: Kind) -> Kind:
 
 
 def without_sign(kind: Kind) -> Kind:
-    """Magnitudes only; the scales of these formats are positive in the models used."""
+    """Magnitudes only: of the minima, where steps have no sign; else of the weights, whose scales
+    are positive in the models used."""
 
     def unpack(raw: Bytes, out: F32) -> None:
         kind.unpack(raw, out)
         np.abs(out, out=out)
 
-    return wrong(kind, unpack)
+    def change(blocks: Blocks) -> None:
+        blocks["m"] = np.abs(blocks["m"])
+
+    return with_bytes(kind, change) if minimum_of(kind) else wrong(kind, unpack)
 
 
 def longer_block(kind: Kind) -> Kind:
@@ -101,67 +111,129 @@ def longer_block(kind: Kind) -> Kind:
 
 
 def scale_as_bf16(kind: Kind) -> Kind:
-    """The 16 bits of the scale, read as the upper half of a float32."""
+    """The 16 bits of the scale, read as the upper half of a float32; minima stay right."""
 
     def unpack(raw: Bytes, out: F32) -> None:
         blocks = raw.copy().view(kind.layout)
-        bits = blocks["d"].copy().view("<u2").astype(np.uint32)
-        blocks["d"] = 1
+        bits = scale_of(blocks).astype(np.uint32)
+        minima = np.empty_like(out)
+        set_scale(blocks, 0)
+        kind.unpack(blocks.view(np.uint8), minima)
+        set_scale(blocks, ONE)
         kind.unpack(blocks.view(np.uint8), out)
+        out -= minima
         out *= np.repeat((bits << 16).view(np.float32), kind.weights)
+        out += minima
 
     return wrong(kind, unpack)
 
 
+ONE = 0x3C00  # as a half
+QUARTERS = np.array([0, 4, 8, 12], np.uint16)  # of IQ1_M's scale, on top of four words
+
+
+def has_half(kind: Kind) -> bool:
+    return kind.name == "IQ1_M" or ("d" in fields(kind) and kind.layout["d"] == "<f2")
+
+
+def scale_of(blocks: Blocks) -> NDArray[np.uint16]:
+    """The bits of each block's half-precision scale."""
+    if "d" in (blocks.dtype.names or ()):
+        return blocks["d"].copy().view("<u2")
+    bits: NDArray[np.uint16] = (blocks["scales"] >> 12 << QUARTERS).sum(axis=1, dtype=np.uint16)
+    return bits
+
+
+def set_scale(blocks: Blocks, bits: int) -> None:
+    if "d" in (blocks.dtype.names or ()):
+        blocks["d"] = np.uint16(bits).view(np.float16)
+    else:
+        blocks["scales"] = blocks["scales"] & 0x0FFF | (np.uint16(bits) >> QUARTERS & 15) << 12
+
+
+def high_bits_of(kind: Kind) -> str:
+    """The field in which bits lie that belong on top of others; "" if there is none."""
+    if kind.name == "Q4_K":
+        return "scales"  # of the last four of each kind, at the top of the others
+    if kind.name == "TQ1_0":
+        return ""  # its qh holds the last trits
+    return next((name for name in ("qh", "hmask", "scales_h") if name in fields(kind)), "")
+
+
 def shifted_high_bits(kind: Kind) -> Kind:
     def change(blocks: Blocks) -> None:
-        field = "hmask" if "hmask" in fields(kind) else "qh"
+        field = high_bits_of(kind)
         high = np.ascontiguousarray(blocks[field]).view(np.uint8)
-        high = high << 1 | high >> 7
-        blocks[field] = high.view(blocks[field].dtype).reshape(blocks[field].shape)
+        turned = high << 1 | high >> 7
+        if field == "scales":
+            turned = high & 63 | (high >> 7 << 6) | (high >> 6 << 7)
+            turned[:, 8:] = high[:, 8:]
+        blocks[field] = turned.view(blocks[field].dtype).reshape(blocks[field].shape)
 
     return with_bytes(kind, change)
 
 
-def has(*names: str) -> Callable[[Kind], bool]:
-    return lambda kind: bool(set(names) & set(fields(kind)))
+# --- which faults a type can have -------------------------------------------------------------
 
-
+# where halves of bytes mean something: steps, or several smaller ones each; else indices or scales
 NIBBLES = {
-    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
-    "MXFP4", "NVFP4", "Q1_0", "Q2_0", "TQ2_0",
-}  # fmt: skip
-BOOKS = {
-    "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
-    "MXFP4", "NVFP4",
-}  # fmt: skip
-MINIMA = {"Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"}
-SIGNS = {kind.name for kind in MATRICES} - MINIMA
-
-Fault = tuple[Callable[[Kind], Kind], Callable[[Kind], bool]]  # what it does, to which formats
-FAULTS: dict[str, Fault] = {
-    "nibbles swapped": (swapped_nibbles, lambda kind: kind.name in NIBBLES),
-    "scale and minimum exchanged": (exchanged_scale_and_minimum, lambda k: k.name in MINIMA),
-    "one code-book entry changed": (changed_entry, lambda kind: kind.name in BOOKS),
-    "sign bit ignored": (without_sign, lambda kind: kind.name in SIGNS),
-    "block size off by one": (longer_block, lambda kind: kind.layout.itemsize > 4),
-    "scale read as bf16": (scale_as_bf16, lambda k: "d" in fields(k) and k.layout["d"] == "<f2"),
-    "high bits shifted by one": (shifted_high_bits, has("qh", "hmask")),
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K"), "qs"),
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4"), "qs"),
+    **dict.fromkeys(("Q1_0", "Q2_0", "Q2_K", "Q3_K", "TQ2_0"), "qs"),
+    "Q6_K": "ql",
+    "IQ1_M": "qh",
+    "IQ2_XS": "scales",
+    "IQ2_S": "scales",
+    "IQ3_S": "scales",
 }
-CASES = [
-    (kind.name, fault)
-    for kind in MATRICES
-    for fault, (_, applies) in FAULTS.items()
-    if applies(kind)
-]
+NO_NIBBLES = {
+    "Q8_0": "a weight is a whole byte",
+    "TQ1_0": "five trits share a byte, by division",
+    "IQ1_S": "indices of 8 and 3 bits, scales of 3",
+    "IQ2_XXS": "indices of 8 bits, signs of 7, and one scale on top of a word",
+    "IQ3_XXS": "indices of 8 bits, signs of 7, and one scale on top of a word",
+}
+
+Excuse = tuple[str, Callable[[Kind], bool]]  # why a fault cannot be made, and in which formats
+NEVER_MULTIPLIED: Excuse = (
+    "llama.cpp has no product with it: golden vectors catch its faults",
+    lambda kind: kind.vec_dot_type == NO_PRODUCT,
+)
+ALONE: Excuse = ("a number stands alone, without a block", lambda kind: kind.weights == 1)
+DECODER_FAULTS: dict[str, tuple[Callable[[Kind], Kind], tuple[Excuse, ...]]] = {
+    "nibbles swapped": (
+        swapped_nibbles,
+        (ALONE, *((why, lambda kind, n=n: kind.name == n) for n, why in NO_NIBBLES.items())),
+    ),
+    "scale and minimum exchanged": (
+        exchanged_scale_and_minimum,
+        (ALONE, ("it has no minimum", lambda kind: not minimum_of(kind))),
+    ),
+    "one code-book entry changed": (
+        changed_entry,
+        (ALONE, ("it has no code book", lambda kind: not books_of(kind))),
+    ),
+    "sign bit ignored": (
+        without_sign,
+        (("steps have no sign and minima are subtracted", lambda kind: "dmin" in fields(kind)),),
+    ),
+    "block size off by one": (longer_block, (ALONE,)),
+    "scale read as bf16": (
+        scale_as_bf16,
+        (ALONE, ("its scales are bytes", lambda kind: not has_half(kind))),
+    ),
+    "high bits shifted by one": (
+        shifted_high_bits,
+        (ALONE, ("no bits lie apart from those below", lambda kind: not high_bits_of(kind))),
+    ),
+}
 
 
 @cache
 def wrong_format(type_name: str, fault: str) -> Kind:
-    make, applies = FAULTS[fault]
     kind = WeightFormat.named(type_name)
-    assert applies(kind)
-    return make(kind)
+    assert not why_not(kind, fault)
+    return DECODER_FAULTS[fault][0](kind)
 
 
 # --- activations ------------------------------------------------------------------------------
@@ -196,17 +268,31 @@ class Mismatched(Mirror):
         return np.where(step == 0, 0, np.clip(whole, -128, 127) * step)
 
 
-ActivationFault = tuple[type[Mirror], Callable[[Kind], bool]]
-ACTIVATION_FAULTS: dict[str, ActivationFault] = {
-    "activations truncated instead of rounded": (Truncating, lambda k: k.vec_dot_type != "F32"),
+UNCONVERTED: Excuse = ("activations stay float32", lambda kind: kind.vec_dot_type == "F32")
+ACTIVATION_FAULTS: dict[str, tuple[type[Mirror], tuple[Excuse, ...]]] = {
+    "activations truncated instead of rounded": (Truncating, (UNCONVERTED,)),
     "quantised with 1/128 and decoded with 1/127": (
         Mismatched,
-        lambda kind: kind.vec_dot_type.startswith("Q"),
+        (
+            UNCONVERTED,
+            ("activations are rounded without a scale", lambda k: k.vec_dot_type[0] != "Q"),
+        ),
     ),
 }
-ACTIVATION_CASES = [
-    (kind.name, fault)
-    for kind in MATRICES
-    for fault, (_, applies) in ACTIVATION_FAULTS.items()
-    if applies(kind)
-]
+
+
+# --- the matrix -------------------------------------------------------------------------------
+
+
+def why_not(kind: Kind, fault: str) -> str:
+    """The first excuse of the fault that is true of the format; "" if it can be made."""
+    excuses = (DECODER_FAULTS | ACTIVATION_FAULTS)[fault][1]
+    return next((why for why, fits in (NEVER_MULTIPLIED, *excuses) if fits(kind)), "")
+
+
+def cases_of(faults: Iterable[str]) -> list[tuple[str, str]]:
+    return [(kind.name, fault) for kind in FORMATS for fault in faults if not why_not(kind, fault)]
+
+
+DECODER_CASES = cases_of(DECODER_FAULTS)
+ACTIVATION_CASES = cases_of(ACTIVATION_FAULTS)
