@@ -1,0 +1,158 @@
+"""Ubatches as llama.cpp forms them: which tokens of a batch are computed together, in which order.
+
+Source: `llama_batch_allocr` in llama-batch.cpp of llama-cpp-python 0.3.36. Here a token may belong
+to several sequences; `engine.batch.Batch` is the plain case that our graphs compute.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+SeqSet = frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One token of a batch and its place."""
+
+    token: int
+    pos: int
+    seqs: SeqSet
+    output: bool = True  # its logits are asked for
+
+
+Entries = Sequence[Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class Ubatch:
+    """`order` are indices into the batch. With `equal`, every set of sequences has as many tokens,
+    one set after the other; else `n_seqs` counts every token as a set of its own."""
+
+    order: tuple[int, ...]
+    n_seqs: int
+    equal: bool
+
+    @property
+    def n_seq_tokens(self) -> int:
+        return len(self.order) // self.n_seqs
+
+
+class Splitter:
+    """A batch that is being taken apart: each method forms one ubatch, or None at the end."""
+
+    def __init__(self, batch: Entries) -> None:
+        self.batch = batch
+        self.used = [False] * len(batch)
+        self.members: dict[SeqSet, list[int]] = {}  # the tokens of each set, in order
+        for at, entry in enumerate(batch):
+            self.members.setdefault(entry.seqs, []).append(at)
+        self.coupled = any(len(entry.seqs) > 1 for entry in batch)
+
+    def simple(self, n_ubatch: int) -> Ubatch | None:
+        """The next tokens as they come, whatever their sequences."""
+        left = self.unused()[:n_ubatch]
+        return self.taken(left, len(left), equal=False) if left else None
+
+    def seq(self, n_ubatch: int) -> Ubatch | None:
+        """Tokens of one sequence set, whose successors may only belong to fewer sequences."""
+        left = self.unused()
+        if not left:
+            return None
+        chosen, current = [left[0]], self.batch[left[0]].seqs
+        for at in left[1:]:
+            if len(chosen) >= n_ubatch:
+                break
+            if self.batch[at].seqs <= current:
+                chosen.append(at)
+                current = self.batch[at].seqs
+        return self.taken(chosen, 1, equal=True)
+
+    def equal(self, n_ubatch: int, *, sequential: bool, keep_tail: int = 0) -> Ubatch | None:
+        """As many tokens of each of some sets that have no sequence in common.
+
+        `sequential`: only sets whose ids follow one another, and no set of several sequences (then
+        there is no ubatch). `keep_tail`: the last so many tokens of a set stay together.
+        """
+        if sequential and self.coupled:
+            return None
+        sets = self.sets_of_next(n_ubatch, sequential)
+        if not sets:
+            return None
+        left = [[at for at in self.members[s] if not self.used[at]] for s in sets]
+        # one token of each set even if that is more than fits, then as many rounds as fit
+        rounds = min(min(map(len, left)), max(1, n_ubatch // len(sets)))
+        chosen = [row[:rounds] for row in left]
+        if keep_tail:
+            chosen = with_tails_kept(chosen, left, n_ubatch, keep_tail)
+        return self.taken([at for row in chosen for at in row], len(chosen), equal=True)
+
+    def sets_of_next(self, n_ubatch: int, sequential: bool) -> list[SeqSet]:
+        """The sequence sets of the next ubatch, in the order in which their tokens come."""
+        sets: list[SeqSet] = []
+        for at in self.unused():
+            mine = self.batch[at].seqs
+            if any(mine & other for other in sets):
+                continue
+            if sequential and sets and min(mine) != min(sets[-1]) + 1:
+                continue
+            if len(sets) == n_ubatch:
+                break
+            sets.append(mine)
+        return sets
+
+    def unused(self) -> list[int]:
+        return [at for at, used in enumerate(self.used) if not used]
+
+    def taken(self, order: Sequence[int], n_seqs: int, *, equal: bool) -> Ubatch:
+        for at in order:
+            self.used[at] = True
+        return Ubatch(tuple(order), n_seqs, equal)
+
+
+def with_tails_kept(
+    chosen: list[list[int]], left: list[list[int]], n_ubatch: int, keep_tail: int
+) -> list[list[int]]:
+    """The longest run of sets, from the first, that end in this ubatch or leave a whole tail.
+
+    If even the first leaves a part of its tail, it goes alone: to its end if that fits, or else so
+    short that the tail stays whole.
+    """
+    if n_ubatch <= keep_tail:
+        raise ValueError(f"a tail of {keep_tail} tokens needs an ubatch of more than {n_ubatch}")
+    rests = [len(a) - len(b) for a, b in zip(left, chosen, strict=True)]
+    n = next((i for i, rest in enumerate(rests) if 0 < rest < keep_tail), len(chosen))
+    if n:
+        return chosen[:n]
+    first = left[0]
+    return [first if len(first) <= n_ubatch else first[: len(first) - keep_tail]]
+
+
+def split(form: Callable[[], Ubatch | None]) -> list[Ubatch]:
+    """Ubatches until none is left."""
+    ubatches = []
+    while (ubatch := form()) is not None:
+        ubatches.append(ubatch)
+    return ubatches
+
+
+def split_simple(batch: Entries, n_ubatch: int) -> list[Ubatch]:
+    splitter = Splitter(batch)
+    return split(lambda: splitter.simple(n_ubatch))
+
+
+def split_seq(batch: Entries, n_ubatch: int) -> list[Ubatch]:
+    splitter = Splitter(batch)
+    return split(lambda: splitter.seq(n_ubatch))
+
+
+def split_equal(
+    batch: Entries, n_ubatch: int, *, sequential: bool, keep_tail: int = 0
+) -> list[Ubatch]:
+    """Empty if the batch cannot be split this way."""
+    splitter = Splitter(batch)
+    return split(lambda: splitter.equal(n_ubatch, sequential=sequential, keep_tail=keep_tail))
+
+
+def outputs_in_order(batch: Entries, ubatches: Sequence[Ubatch]) -> list[int]:
+    """The tokens with outputs as they are computed. Users see them in the order of the batch."""
+    return [at for ubatch in ubatches for at in ubatch.order if batch[at].output]
