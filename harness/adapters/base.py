@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from engine.errors import Unsupported
 from engine.registry import Registered
-from harness.records import EngineInfo, Evaluation, FileSummary, Request, Settings
+from harness.records import EngineInfo, Evaluation, FileSummary, Request, Settings, TensorSummary
 
 
 class Adapter(Registered):
@@ -58,6 +58,10 @@ class Adapter(Registered):
         With two threads that keep out of each other's way it is half of what it is with one.
         """
         raise Unsupported(f"{self.name} cannot be timed")
+
+    def name_tensors(self, metadata: bytes) -> tuple[TensorSummary, ...]:
+        """The tensors that a model with this metadata (a GGUF file without any) would have."""
+        raise Unsupported(f"{self.name} does not name the tensors of a model")
 
     def evaluate(self, request: Request) -> Evaluation:
         raise Unsupported(f"{self.name} does not evaluate batches")

@@ -11,6 +11,7 @@ from engine.batch import Batch
 from engine.errors import EngineError, Unsupported
 from harness.adapters import _llama_cpp_gguf as gguf
 from harness.adapters import _llama_cpp_product as product
+from harness.adapters import _llama_cpp_synth as synth
 from harness.adapters._llama_cpp_graph import ARCHITECTURES
 from harness.adapters._llama_cpp_lib import Library, TypeTraits, library
 from harness.adapters._llama_cpp_model import MAX_SEQUENCES, Context, Model
@@ -22,7 +23,15 @@ from harness.adapters._llama_cpp_trace import (
 )
 from harness.adapters._timing import Piece, pieces_of, seconds_each
 from harness.adapters.base import Adapter
-from harness.records import EngineInfo, Evaluation, FileSummary, Request, Settings, Trace
+from harness.records import (
+    EngineInfo,
+    Evaluation,
+    FileSummary,
+    Request,
+    Settings,
+    TensorSummary,
+    Trace,
+)
 
 
 class LlamaCpp(Adapter, name="llama.cpp"):
@@ -81,6 +90,9 @@ class LlamaCpp(Adapter, name="llama.cpp"):
         self, type_name: str, raw: NDArray[np.uint8], seconds: float, threads: int
     ) -> float:
         return time_to_float(self.lib, type_name, raw, seconds, threads)
+
+    def name_tensors(self, metadata: bytes) -> tuple[TensorSummary, ...]:
+        return synth.name_tensors(self.lib, metadata)
 
     def evaluate(self, request: Request) -> Evaluation:
         self._check(request)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli import bench, fuzz, tokens
+from harness.cli import bench, fuzz, synth, tokens
 
 if TYPE_CHECKING:  # everything of weight is imported by the command that needs it
     from collections.abc import Callable
@@ -33,17 +33,13 @@ app.add_typer(golden, name="golden")
 app.add_typer(fuzz.app, name="fuzz")
 app.add_typer(bench.app, name="bench")
 golden.command("fetch")(tokens.fetch)
+app.command("synth")(synth.synth)
 
 
 class Preset(StrEnum):
     exact = "exact"
     default = "default"
 
-
-SYNTH_TYPES = (  # of harness/synth/generator.py, which is too much to import for --help
-    "F32 F16 BF16 F64 Q1_0 Q2_0 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ1_S IQ1_M "
-    "IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ4_NL IQ4_XS TQ1_0 TQ2_0 MXFP4 NVFP4"
-)
 
 ModelArg = Annotated[Path, typer.Argument(help="A GGUF file, or builtin:NAME.", metavar="MODEL")]
 OptModelArg = Annotated[
@@ -221,57 +217,6 @@ def tokenize(
         work = decode_ids if decode else encode_texts
         for line in work(path, engine, inputs, special, parse_special):
             out.line(line)
-
-
-@app.command()
-def synth(
-    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
-    arch: Annotated[str, typer.Option(help="The architecture: llama.")] = "llama",
-    quant: Annotated[
-        str, typer.Option(help=f"Type of the matrices, any of: {SYNTH_TYPES}.")
-    ] = "F32",
-    seed: SeedOpt = 0,
-    layers: Annotated[int, typer.Option(min=1, max=512)] = 2,
-    width: Annotated[int, typer.Option(help="n_embd", min=2, max=65536)] = 64,
-    heads: Annotated[int, typer.Option(min=1, max=1024)] = 4,
-    kv_heads: Annotated[int, typer.Option(min=1, max=1024)] = 2,
-    head_size: Annotated[int, typer.Option(help="0: width / heads", min=0, max=4096)] = 0,
-    ff: Annotated[int, typer.Option(help="n_ff", min=1, max=1_000_000)] = 96,
-    vocabulary: Annotated[int, typer.Option(help="Number of tokens.", min=1, max=1_000_000)] = 384,
-    experts: Annotated[int, typer.Option(help="0: dense", min=0, max=512)] = 0,
-    experts_used: Annotated[int, typer.Option(min=0, max=512)] = 0,
-    tied: Annotated[bool, typer.Option(help="No output head of its own.")] = False,
-    rope_freqs: Annotated[bool, typer.Option(help="Frequency factors.")] = False,
-    rope_factor: Annotated[float, typer.Option(help="Linear scaling; 0: none.", min=0)] = 0.0,
-    no_vocab: Annotated[bool, typer.Option(help="No tokenizer.")] = False,
-) -> None:
-    """Write a small seeded model; the same options give the same bytes on every machine."""
-    from engine.errors import Unsupported
-    from harness.report.header import sha256_of
-    from harness.synth.llama import LlamaRecipe, write_llama
-
-    with screen(quiet=True) as out:
-        if arch != "llama":
-            raise Unsupported(f"synth knows no architecture {arch!r} (known: llama)")
-        recipe = LlamaRecipe(
-            seed=seed,
-            quant=quant,
-            n_layer=layers,
-            n_embd=width,
-            n_head=heads,
-            n_head_kv=kv_heads,
-            n_embd_head=head_size,
-            n_ff=ff,
-            n_vocab=vocabulary,
-            n_expert=experts,
-            n_expert_used=experts_used,
-            tied=tied,
-            rope_freqs=rope_freqs,
-            rope_linear_factor=rope_factor,
-            vocabulary=not no_vocab,
-        )
-        write_llama(recipe, output)
-        out.line(f"{output}: {output.stat().st_size:,} bytes, sha256 {sha256_of(output)}")
 
 
 @app.command()

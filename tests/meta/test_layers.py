@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("harness.mutants", "harness.worker", "harness.noise"),
     ("harness.runner",),
     ("harness.suites.base",),
-    ("harness.locate",),
+    ("harness.locate", "harness.shadow"),
     ("harness.suites", "harness.bisect"),
     ("harness.check",),
     ("harness.run", "harness.quick", "harness.doctor"),

@@ -1,0 +1,114 @@
+"""`lockstep synth`: small seeded models of any architecture."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from harness.cli.terminal import Terminal
+
+SYNTH_TYPES = (  # of harness/synth/generator.py, which is too much to import for --help
+    "F32 F16 BF16 F64 Q1_0 Q2_0 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ1_S IQ1_M "
+    "IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ4_NL IQ4_XS TQ1_0 TQ2_0 MXFP4 NVFP4"
+)
+ANY = ("output", "arch", "quant", "seed", "list_only")  # options that go with any architecture
+
+
+def synth(
+    context: typer.Context,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The file to write.")
+    ] = None,
+    arch: Annotated[str, typer.Option(help="llama, or any other of --list.")] = "llama",
+    quant: Annotated[
+        str, typer.Option(help=f"Type of the matrices, any of: {SYNTH_TYPES}.")
+    ] = "F32",
+    seed: Annotated[int, typer.Option(help="Seed of everything random.", min=0, max=2**63 - 1)] = 0,
+    layers: Annotated[int, typer.Option(min=1, max=512)] = 2,
+    width: Annotated[int, typer.Option(help="n_embd", min=2, max=65536)] = 64,
+    heads: Annotated[int, typer.Option(min=1, max=1024)] = 4,
+    kv_heads: Annotated[int, typer.Option(min=1, max=1024)] = 2,
+    head_size: Annotated[int, typer.Option(help="0: width / heads", min=0, max=4096)] = 0,
+    ff: Annotated[int, typer.Option(help="n_ff", min=1, max=1_000_000)] = 96,
+    vocabulary: Annotated[int, typer.Option(help="Number of tokens.", min=1, max=1_000_000)] = 384,
+    experts: Annotated[int, typer.Option(help="0: dense", min=0, max=512)] = 0,
+    experts_used: Annotated[int, typer.Option(min=0, max=512)] = 0,
+    tied: Annotated[bool, typer.Option(help="No output head of its own.")] = False,
+    rope_freqs: Annotated[bool, typer.Option(help="Frequency factors.")] = False,
+    rope_factor: Annotated[float, typer.Option(help="Linear scaling; 0: none.", min=0)] = 0.0,
+    no_vocab: Annotated[bool, typer.Option(help="No tokenizer.")] = False,
+    list_only: Annotated[
+        bool, typer.Option("--list", help="Only name the architectures, and those left out.")
+    ] = False,
+) -> None:
+    """Write a small seeded model; the same options give the same bytes on every machine.
+
+    The sizes are those of a llama. Models of other architectures are tiny, have no vocabulary, and
+    llama.cpp is asked which tensors they have.
+    """
+    from harness.cli import screen, usage
+    from harness.report.header import sha256_of
+    from harness.synth.llama import LlamaRecipe, write_llama
+
+    with screen(quiet=True) as out:
+        if list_only:
+            list_variants(out)
+            return
+        if output is None:
+            raise usage("name the file to write: -o FILE")
+        if arch != "llama":
+            refuse_sizes(context, arch)
+            write_any(arch, output, seed, quant)
+            out.line(f"{output}: {output.stat().st_size:,} bytes, sha256 {sha256_of(output)}")
+            return
+        recipe = LlamaRecipe(
+            seed=seed,
+            quant=quant,
+            n_layer=layers,
+            n_embd=width,
+            n_head=heads,
+            n_head_kv=kv_heads,
+            n_embd_head=head_size,
+            n_ff=ff,
+            n_vocab=vocabulary,
+            n_expert=experts,
+            n_expert_used=experts_used,
+            tied=tied,
+            rope_freqs=rope_freqs,
+            rope_linear_factor=rope_factor,
+            vocabulary=not no_vocab,
+        )
+        write_llama(recipe, output)
+        out.line(f"{output}: {output.stat().st_size:,} bytes, sha256 {sha256_of(output)}")
+
+
+def refuse_sizes(context: typer.Context, arch: str) -> None:
+    """Options that only a llama obeys are not dropped in silence."""
+    from harness.cli import usage
+
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = [n for n, at in sources.items() if at and at.name == "COMMANDLINE" and n not in ANY]
+    if given:
+        options = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise usage(f"{options}: sizes can be chosen for llama only, not for {arch}")
+
+
+def write_any(arch: str, output: Path, seed: int, quant: str) -> None:
+    from harness.shadow.models import make_variant, opened
+    from harness.synth.any_arch import variant_named
+
+    variant = variant_named(arch)
+    with opened() as session:
+        make_variant(variant, output, seed=seed, quant=quant, session=session)
+
+
+def list_variants(out: "Terminal") -> None:
+    from harness.synth.any_arch import IMPOSSIBLE, variants
+
+    made = variants()
+    for variant in made.values():
+        out.line(f"{variant.name:24} {'experts' if variant.moe else 'dense'}")
+    for name, reason in IMPOSSIBLE.items():
+        out.line(f"{name:24} not made: {reason}")
+    out.line(f"{len(made)} variants; not made: {len(IMPOSSIBLE)}")

@@ -1,0 +1,25 @@
+"""The files of tiny models of any architecture: asks llama.cpp for the tensors, writes them."""
+
+from pathlib import Path
+
+from engine.errors import EngineError
+from harness.records import EXACT, Answered
+from harness.runner import Runner, Session
+from harness.synth.any_arch import Variant, metadata_bytes, write_variant
+
+NAMES_TENSORS = "llama.cpp"  # the only engine that can
+
+
+def make_variant(
+    variant: Variant, path: Path, *, seed: int = 0, quant: str = "F32", session: Session
+) -> None:
+    """Write the file. Raises EngineError with what llama.cpp answered if it names no tensors."""
+    outcome = session.ask("name_tensors", metadata_bytes(variant))
+    if not isinstance(outcome, Answered):
+        raise EngineError(f"{NAMES_TENSORS} names no tensors of {variant.name!r}: {outcome}")
+    write_variant(variant, outcome.value, path, seed=seed, quant=quant)
+
+
+def opened() -> Session:
+    """A session that `make_variant` can ask for any number of variants."""
+    return Runner().open(NAMES_TENSORS, None, EXACT)

@@ -1,0 +1,140 @@
+"""Tiny seeded models of any architecture: llama.cpp names the tensors, everything else is ours.
+
+llama.cpp is given `metadata` and says which tensors it would read, with their sizes
+(`Adapter.name_tensors`); `write_variant` draws the weights and writes the file. So the bytes depend
+on the variant, the seed, the weight type and llama.cpp's list of tensors, and on nothing else.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+from numpy.random import Philox
+
+from engine.errors import Unsupported
+from engine.ggml_types import type_by_name
+from harness.gguf_writer import gguf_bytes, write_gguf
+from harness.records import TensorSummary
+from harness.synth.generator import around_one, stream, tensor_bytes, uniform
+from harness.synth.llama import Lazy, TensorRow
+from harness.synth.variant_extras import BOTH, DENSE_ONLY, EXTRAS, MOE_ONLY, SIZES
+from harness.synth.variants import Keys, Sizes, common, experts
+
+MOE = "-moe"  # ends the name of the form with experts, where there are both
+# What llama.cpp cannot build, or not decode, from metadata alone
+IMPOSSIBLE: Mapping[str, str] = MappingProxyType(
+    {
+        "clip": "llama.cpp loads it as a companion of another model only",
+        "gptj": "llama.cpp knows the name and has no graph for it",
+        "gemma4-assistant": "it decodes on the cache of another model",
+        "eagle3": "it decodes on the layers of another model",
+        "dflash": "it decodes on the layers of another model",
+        "rwkv6qwen2": "llama.cpp ends by a signal while it reserves the graph",
+    }
+)
+# Weights that llama.cpp does not multiply by, or only as F32: they stay so with any type
+FLOATS = re.compile(
+    r"norm|bias|ffn_gate_inp|position|token_types|conv|ssm_|time_mix_|lora_|rel_b|altup|rope_freqs"
+    r"|sinks|exp_probs|hc_|indexer|\.scale|layer_out|posnet|ple|router|laurel|per_layer|nextn"
+)
+SIGMA = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """An architecture in its dense form, or with experts."""
+
+    arch: str
+    moe: bool
+
+    @property
+    def name(self) -> str:
+        return self.arch + MOE if self.moe and self.arch in BOTH else self.arch
+
+
+def variants() -> dict[str, Variant]:
+    """Every variant by name, those that cannot be made left out."""
+    forms = [(arch, False) for arch in (*DENSE_ONLY, *BOTH)]
+    forms += [(arch, True) for arch in (*MOE_ONLY, *BOTH)]
+    made = (Variant(arch=arch, moe=moe) for arch, moe in sorted(forms) if arch not in IMPOSSIBLE)
+    return {variant.name: variant for variant in made}
+
+
+def variant_named(name: str) -> Variant:
+    """Raises Unsupported with the reason, or with the names that there are."""
+    known = variants()
+    if name in IMPOSSIBLE:
+        raise Unsupported(f"synth makes no {name!r}: {IMPOSSIBLE[name]}")
+    if name not in known:
+        raise Unsupported(f"synth knows no architecture {name!r} (known: {', '.join(known)})")
+    return known[name]
+
+
+def metadata(variant: Variant) -> Keys:
+    """All the keys of the file."""
+    sizes = SIZES.get(variant.arch, Sizes())
+    keys = common(sizes)
+    if variant.moe:
+        keys.update(experts(sizes))
+    if variant.arch in EXTRAS:
+        keys.update(EXTRAS[variant.arch](sizes))
+    keys["general.architecture"] = ("STR", variant.arch)
+    keys["tokenizer.ggml.model"] = ("STR", "no_vocab")
+    keys = {variant.arch + k if k.startswith(".") else k: v for k, v in keys.items()}
+    return dict(sorted(keys.items(), key=lambda item: item[0] != "general.architecture"))
+
+
+def metadata_bytes(variant: Variant) -> bytes:
+    """The metadata as a GGUF file without tensors: the question to llama.cpp."""
+    return gguf_bytes(metadata(variant))
+
+
+def write_variant(
+    variant: Variant,
+    tensors: Sequence[TensorSummary],
+    path: Path,
+    *,
+    seed: int = 0,
+    quant: str = "F32",
+) -> None:
+    """tensors: as llama.cpp named them for `metadata_bytes`; quant: of what it multiplies by."""
+    keys: Keys = {
+        **metadata(variant),
+        "general.name": ("STR", f"lockstep synth {variant.name} {quant} seed {seed}"),
+    }
+    rows = {tensor.name: row(tensor, seed, quant) for tensor in tensors}
+    write_gguf(path, keys, rows.values())
+
+
+def row(tensor: TensorSummary, seed: int, quant: str) -> TensorRow:
+    kind = type_of(tensor, quant)
+    bits = partial(stream, seed, tensor.name)
+    return tensor.name, tensor.ne, kind, Lazy(lambda: weights(tensor, kind, bits()))
+
+
+def type_of(tensor: TensorSummary, quant: str) -> str:
+    """The type asked for, for matrices whose rows are whole blocks of it."""
+    matrix = len(tensor.ne) > 1 and tensor.name.endswith(".weight")
+    if tensor.type != "F32" or not matrix or FLOATS.search(tensor.name):
+        return tensor.type
+    return quant if tensor.ne[0] % type_by_name(quant).block == 0 else "F32"
+
+
+def weights(tensor: TensorSummary, kind: str, bits: Philox) -> Iterator[bytes]:
+    """Of a size that keeps activations near one; what decays a state is in its legal range."""
+    n, name = prod(tensor.ne), tensor.name
+    if re.search(r"ssm_a\b", name):  # -exp(A_log): a state never grows
+        yield (-np.abs(uniform(bits, n, 1.0)) - np.float32(0.01)).astype("<f4").tobytes()
+    elif "norm" in name and name.endswith("weight"):
+        yield around_one(bits, n).astype("<f4").tobytes()
+    elif "rope_freqs" in name:
+        yield (np.float32(1) + np.abs(uniform(bits, n, 1.0))).astype("<f4").tobytes()
+    else:
+        fan = tensor.ne[0] if len(tensor.ne) > 1 else 1 / SIGMA**2
+        sigma = 1.0 if name.startswith("token_embd.") else fan**-0.5
+        yield from tensor_bytes(bits, kind, n, sigma)

@@ -1,0 +1,106 @@
+"""Models of any architecture: the table of variants, and what is made of llama.cpp's tensors."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.errors import Unsupported
+from engine.gguf_file import GgufFile
+from harness.records import TensorSummary
+from harness.synth.any_arch import (
+    IMPOSSIBLE,
+    metadata,
+    type_of,
+    variant_named,
+    variants,
+    write_variant,
+)
+from harness.synth.variant_extras import BOTH, DENSE_ONLY, EXTRAS, MOE_ONLY, SIZES
+
+
+def tensor(name: str, *ne: int, kind: str = "F32") -> TensorSummary:
+    return TensorSummary(name=name, ne=ne, type=kind, offset=0, n_bytes=0)
+
+
+TENSORS = (
+    tensor("token_embd.weight", 64, 128),
+    tensor("blk.0.attn_norm.weight", 64),
+    tensor("blk.0.ssm_a", 16, 128),
+    tensor("blk.0.ssm_in.weight", 64, 32),
+    tensor("blk.0.ffn_up.weight", 64, 96),
+    tensor("blk.0.ffn_down.weight", 48, 64),
+)
+
+
+def values(path: Path, name: str) -> np.ndarray:  # type: ignore[type-arg]
+    with GgufFile.open(path) as file:
+        return np.array(file.raw(name).view("<f4"))
+
+
+def test_every_architecture_has_one_form_or_both() -> None:
+    forms = [*DENSE_ONLY, *MOE_ONLY, *BOTH]
+    assert len(set(forms)) == len(forms) == 153
+    assert (EXTRAS.keys() | SIZES.keys() | IMPOSSIBLE.keys()) <= set(forms)
+    assert not IMPOSSIBLE.keys() & set(BOTH)
+    assert len(variants()) == len(forms) + len(BOTH) - len(IMPOSSIBLE) >= 120
+
+
+@pytest.mark.parametrize("name", variants())
+def test_a_variant_has_the_keys_of_its_architecture_only(name: str) -> None:
+    variant = variant_named(name)
+    keys = metadata(variant)
+    assert next(iter(keys)) == "general.architecture"
+    assert keys["general.architecture"] == ("STR", variant.arch)
+    assert not any(key.startswith(".") for key in keys)
+    assert (f"{variant.arch}.expert_count" in keys) == variant.moe
+
+
+@pytest.mark.parametrize(("name", "says"), [("nope", "known: afmoe"), ("gptj", "no graph")])
+def test_what_cannot_be_made_is_refused_with_the_reason(name: str, says: str) -> None:
+    with pytest.raises(Unsupported, match=says):
+        variant_named(name)
+
+
+def test_a_seed_decides_the_bytes(tmp_path: Path) -> None:
+    written = []
+    for i, seed in enumerate((1, 1, 2)):
+        path = tmp_path / f"{i}.gguf"
+        write_variant(variant_named("mamba"), TENSORS, path, seed=seed)
+        written.append(path.read_bytes())
+    assert written[0] == written[1] != written[2]
+
+
+def test_another_tensor_changes_no_weight(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.gguf", tmp_path / "two.gguf"
+    write_variant(variant_named("mamba"), TENSORS, one)
+    write_variant(variant_named("mamba"), TENSORS[2:], two)
+    name = "blk.0.ffn_up.weight"
+    assert np.array_equal(values(one, name), values(two, name))
+
+
+def test_a_state_decays_and_a_norm_is_around_one(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_variant(variant_named("mamba"), TENSORS, path)
+    decay, norm = values(path, "blk.0.ssm_a"), values(path, "blk.0.attn_norm.weight")
+    assert (decay < 0).all()
+    assert decay.min() > -2
+    assert (np.abs(norm - 1) < 0.2).all()
+    assert norm.std() > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "ne", "expected"),
+    [
+        ("blk.0.ffn_up.weight", (64, 96), "Q8_0"),
+        ("blk.0.ffn_up.weight", (48, 96), "F32"),
+        ("blk.0.ffn_up_exps.weight", (64, 96, 4), "Q8_0"),
+        ("blk.0.ffn_gate_inp.weight", (64, 4), "F32"),
+        ("blk.0.attn_norm.weight", (64,), "F32"),
+        ("blk.0.ssm_a", (64, 4), "F32"),
+    ],
+)
+def test_only_matrices_of_whole_blocks_get_the_type(
+    name: str, ne: tuple[int, ...], expected: str
+) -> None:
+    assert type_of(tensor(name, *ne), "Q8_0") == expected
