@@ -252,16 +252,17 @@ _DENSE_ONLY = (
     "qwen35 phi2 phi3 plamo plamo2 plamo3 codeshell orion internlm2 minicpm3 gemma gemma2 gemma3 "
     "gemma3n gemma4-assistant gemma-embedding starcoder2 mamba mamba2 falcon-h1 xverse command-r "
     "cohere2 olmo olmo2 muse-glimmer openelm chatglm glm4 bitnet t5 t5encoder jais jais2 nemotron "
-    "nemotron_h exaone exaone4 rwkv6 rwkv6qwen2 rwkv7 arwkv7 graniteswitch chameleon wavtokenizer-dec plm arcee "
+    "nemotron_h exaone exaone4 rwkv6 rwkv6qwen2 rwkv7 arwkv7 graniteswitch chameleon "
+    "wavtokenizer-dec plm arcee "
     "ernie4_5 hunyuan-dense hunyuan_vl smollm3 lfm2 dream llada seed_oss apertus hrm_text cogvlm "
-    "pangu-embedded eagle3 dflash spark2_5 maincoder talkie nanbeige qwen3tts pockettts"
+    "pangu-embedded eagle3 dflash spark2_5 maincoder talkie nanbeige qwen3tts pockettts paddleocr"
 )
 _MOE_ONLY = (
     "llama4 grok nomic-bert-moe qwen2moe qwen3moe qwen3next qwen3vlmoe qwen35moe qwen4exp phimoe "
     "maple cohere2moe dbrx olmoe arctic deepseek deepseek2 deepseek2-ocr deepseek32 deepseek4 "
     "glm4moe glm-dsa nemotron_h_moe exaone-moe bailingmoe bailingmoe2 bailingmoe3 dots1 dots3note "
     "afmoe laguna ernie4_5-moe hunyuan-moe hy_v3 hy_v4 gpt-oss lfm2moe smallthinker llada-moe "
-    "grovemoe minimax-01 minimax-m2 minimax-m3 rnd1 mistral4 paddleocr mimo2 step35 kimi-linear "
+    "grovemoe minimax-01 minimax-m2 minimax-m3 rnd1 mistral4 mimo2 step35 kimi-linear "
     "kimi-k3 glm5-next mellum"
 )
 _BOTH = (
