@@ -3,14 +3,14 @@
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from harness.check import Plan, exit_code, open_plan, run_suites
+from harness.processes import processes
 from harness.records import EngineInfo, Verdict
 from harness.report.header import header, model_row
 from harness.report.jsonl import ReportWriter
@@ -100,7 +100,7 @@ def progress_of(plan: Plan, listener: Listener) -> Callable[[str], None]:
 
 def in_parallel(plans: Sequence[Plan], jobs: int, listener: Listener) -> Iterator[Verdict]:
     """Whole models side by side, each in a process of its own."""
-    with ProcessPoolExecutor(min(jobs, len(plans)), mp_context=get_context("spawn")) as pool:
+    with processes(min(jobs, len(plans))) as pool:
         futures = {pool.submit(check_one, plan): plan for plan in plans}
         for done in as_completed(futures):
             listener.progress(futures[done].case, "done")

@@ -2,9 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +16,7 @@ from harness.adapters.base import Adapter
 from harness.bisect.bisection import bisect
 from harness.check import Plan, exit_code, open_plan, run_suites
 from harness.mutants.base import Mutant
+from harness.processes import processes
 from harness.records import DEFAULT, EXACT
 from harness.run import builtin_model
 from harness.synth.generator import MAKERS, stream
@@ -177,7 +176,7 @@ def clean_results(seeds: range, jobs: int) -> Iterator[tuple[int, int, list[str]
     if jobs == 1:
         yield from map(try_clean, seeds)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with processes(jobs) as pool:
         yield from pool.map(try_clean, seeds, chunksize=4)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from harness.bisect.bisection import Bisection
     from harness.run import RunResult
 
+SILENCE = 20.0  # seconds without a line, in a pipe, after which any progress is worth one
 SHOWN = 5  # divergences explained in full; the report holds all of them
 
 
@@ -35,6 +37,7 @@ class Terminal:
         self.err = Console(**style, stderr=True, soft_wrap=True)
         self.status: Status | None = None
         self.last = ("", "")
+        self.spoken = time.monotonic()  # the last plain line
 
     def __enter__(self) -> Self:
         return self
@@ -56,7 +59,7 @@ class Terminal:
     # --- progress -------------------------------------------------------------------------
 
     def progress(self, case: str, text: str) -> None:
-        """A moving line in a terminal; in a pipe one plain line for each suite."""
+        """A moving line in a terminal; in a pipe a plain one for each suite, and now and then."""
         if self.quiet:
             return
         line = printable(f"{case}: {text}")
@@ -65,8 +68,12 @@ class Terminal:
                 self.status = self.err.status(line)
                 self.status.start()
             self.status.update(line)
-        elif text.startswith(("suite ", "compiling", "done")) and (case, text) != self.last:
+        elif (case, text) != self.last and (
+            text.startswith(("suite ", "compiling", "done"))
+            or time.monotonic() - self.spoken >= SILENCE
+        ):
             self.err.print(line)
+            self.spoken = time.monotonic()
         self.last = (case, text)
 
     def verdict(self, verdict: Verdict) -> None:

@@ -5,15 +5,15 @@ import importlib.util
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 
 from engine.errors import Unsupported
 from engine.registry import Registered, import_members
 from harness.check import BadInput, described, exit_code
+from harness.processes import processes
 from harness.records import EXACT, EngineInfo, Settings, Verdict
 from harness.report.header import header
 from harness.report.jsonl import ReportWriter
@@ -142,7 +142,7 @@ def stream_of(
             yield from fuzzer.run(plan, listener.progress)
             listener.progress(plan.targets[0], "done")
         return
-    with ProcessPoolExecutor(min(jobs, len(plans)), mp_context=get_context("spawn")) as pool:
+    with processes(min(jobs, len(plans))) as pool:
         futures = {pool.submit(run_one, fuzzer.name, plan): plan for plan in plans}
         for done in as_completed(futures):
             listener.progress(futures[done].targets[0], "done")

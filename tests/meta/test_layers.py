@@ -15,7 +15,13 @@ OURS = ("engine", "harness", "golden", "tests")
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("engine",),
     ("harness", "harness.records"),  # the package itself is empty
-    ("harness.compare", "harness.tolerances", "harness.gguf_writer", "harness.wire"),
+    (
+        "harness.compare",
+        "harness.tolerances",
+        "harness.gguf_writer",
+        "harness.wire",
+        "harness.processes",
+    ),
     ("harness.synth", "harness.adapters", "harness.judge", "harness.report"),
     ("harness.mutants", "harness.worker", "harness.noise"),
     ("harness.runner",),
