@@ -438,3 +438,15 @@ def test_selftest_lists_every_wrong_engine_with_its_mistake(lockstep: Lockstep) 
     lines = lockstep("selftest", "--list").out.splitlines()
     assert [line.split()[0] for line in lines] == [cls.name for cls in mutants()]
     assert all(cls.mistake in line for cls, line in zip(mutants(), lines, strict=True))
+
+
+def test_a_reader_who_has_enough_of_the_output_is_no_error() -> None:
+    words = [sys.executable, "-m", "harness.cli", "synth", "--list"]
+    listing = subprocess.Popen(
+        words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert listing.stdout is not None
+    assert listing.stderr is not None
+    listing.stdout.close()  # before a line is written
+    assert (listing.wait(60), listing.stderr.read()) == (141, "")
+    listing.stderr.close()

@@ -34,10 +34,10 @@ def synth(
     vocabulary: Annotated[int, typer.Option(help="Number of tokens.", min=1, max=1_000_000)] = 384,
     experts: Annotated[int, typer.Option(help="0: dense", min=0, max=512)] = 0,
     experts_used: Annotated[int, typer.Option(min=0, max=512)] = 0,
-    tied: Annotated[bool, typer.Option(help="No output head of its own.")] = False,
-    rope_freqs: Annotated[bool, typer.Option(help="Frequency factors.")] = False,
+    tied: Annotated[bool, typer.Option("--tied", help="No output head of its own.")] = False,
+    rope_freqs: Annotated[bool, typer.Option("--rope-freqs", help="Frequency factors.")] = False,
     rope_factor: Annotated[float, typer.Option(help="Linear scaling; 0: none.", min=0)] = 0.0,
-    no_vocab: Annotated[bool, typer.Option(help="No tokenizer.")] = False,
+    no_vocab: Annotated[bool, typer.Option("--no-vocab", help="No tokenizer.")] = False,
     list_only: Annotated[
         bool, typer.Option("--list", help="Only name the architectures, and those left out.")
     ] = False,

@@ -1,6 +1,7 @@
 """What the command line shows: errors on standard error, results on standard output."""
 
 import json
+import os
 import sys
 import time
 from collections import Counter, defaultdict
@@ -49,6 +50,9 @@ class Terminal:
         trace: TracebackType | None,
     ) -> None:
         self.quieten()
+        if isinstance(error, BrokenPipeError):  # `lockstep ... | head`: who read has enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor at the exit
+            raise typer.Exit(141) from error
         if isinstance(error, BadInput | EngineError | OSError) or is_broken_golden(error):
             self.err.print(f"lockstep: {printable(str(error))}")
             raise typer.Exit(2) from error
