@@ -18,16 +18,23 @@ Kind = Literal[
     "magic",  # another format, text, or nothing at all
     "endianness",  # a big-endian GGUF file
     "version",  # neither 2 nor 3
-    "truncated",  # the file ends inside a field, the padding or a tensor's data
+    "truncated",  # the file ends inside a field
+    "data",  # the file ends before its data section, or inside a tensor's data
     "count",  # more entries are claimed than the bytes that are left can hold
     "length",  # a string is claimed to be longer than the bytes that are left
-    "key",  # empty, too long, not UTF-8 or with a NUL
+    "key-empty",
+    "key-long",
+    "key-nul",  # holds a NUL
+    "key-utf8",  # is not UTF-8
     "duplicate",  # a key or a tensor name for the second time
     "value",  # an unknown type of value
     "bool",  # a bool that is neither 0 nor 1
     "nesting",  # arrays of arrays too deep
     "alignment",  # general.alignment is not a U32 power of two
-    "name",  # of a tensor: empty, too long, not UTF-8 or with a NUL
+    "name-empty",  # of a tensor
+    "name-long",
+    "name-nul",
+    "name-utf8",
     "dims",  # more than four, or a negative one
     "overflow",  # more elements than an int64 counts, or more bytes than a uint64 does
     "type",  # of a tensor: unknown, or removed from ggml
@@ -37,6 +44,12 @@ Kind = Literal[
     "gap",  # a tensor starts later than right after the one before it
 ]
 KINDS: frozenset[str] = frozenset(get_args(Kind))
+KEY_KINDS: dict[tuple[str, str], Kind] = {
+    (what, fault): kind
+    for kind in get_args(Kind)
+    for what, dash, fault in [kind.partition("-")]
+    if dash
+}
 
 MAX_KEY_BYTES = 65535
 MAX_DEPTH = 4
@@ -154,19 +167,21 @@ def padded(n: int, alignment: int) -> int:
     return -(-n // alignment) * alignment
 
 
-def identifier(fields: Fields, what: str, kind: Literal["key", "name"], limit: int) -> str:
+def identifier(fields: Fields, what: Literal["key", "name"], limit: int) -> str:
     """A key or a tensor name: 1 to `limit` bytes of UTF-8 without NUL."""
     at = fields.at
-    raw = fields.string(what)
+    raw = fields.string(f"the {what}")
     if not 1 <= len(raw) <= limit:
-        text = f"{what} of {fields.owner} has {len(raw)} bytes, expected 1 to {limit}"
-        refuse(kind, at, text)
+        text = f"the {what} of {fields.owner} has {len(raw)} bytes, expected 1 to {limit}"
+        refuse(KEY_KINDS[what, "long" if raw else "empty"], at, text)
     if (nul := raw.find(0)) >= 0:
-        refuse(kind, at + 8 + nul, f"{what} of {fields.owner} holds a NUL: {raw[:80]!r}")
+        text = f"the {what} of {fields.owner} holds a NUL: {raw[:80]!r}"
+        refuse(KEY_KINDS[what, "nul"], at + 8 + nul, text)
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
-        text = f"{what} of {fields.owner} is not UTF-8: {raw[:80]!r}"
+        text = f"the {what} of {fields.owner} is not UTF-8: {raw[:80]!r}"
+        kind = KEY_KINDS[what, "utf8"]
         raise MalformedFile(kind, at + 8 + error.start, text) from None
 
 
@@ -234,7 +249,7 @@ def read_metadata(fields: Fields, n: int) -> dict[str, Value]:
     for index in range(n):
         fields.owner = f"metadata pair {index}"
         at = fields.at
-        key = identifier(fields, "the key", "key", MAX_KEY_BYTES)
+        key = identifier(fields, "key", MAX_KEY_BYTES)
         if key in metadata:
             refuse("duplicate", at, f"the key {key!r} of {fields.owner} was there before")
         fields.owner = f"the key {key[:80]!r}"

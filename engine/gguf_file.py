@@ -158,7 +158,7 @@ def read_tensor_table(fields: Fields, n: int, alignment: int) -> dict[str, Tenso
     for index in range(n):
         fields.owner = f"tensor {index}"
         at = fields.at
-        name = identifier(fields, "the name", "name", MAX_NAME_BYTES)
+        name = identifier(fields, "name", MAX_NAME_BYTES)
         if name in tensors:
             refuse("duplicate", at, f"the name {name!r} of {fields.owner} was there before")
         fields.owner = f"the tensor {name!r}"
@@ -225,9 +225,9 @@ def check_data_is_there(
 ) -> None:
     if data_offset > fields.end:
         text = f"the file ends before its data section: it starts at {data_offset}"
-        refuse("truncated", fields.at, f"{text}, the file has {fields.end} bytes")
+        refuse("data", fields.at, f"{text}, the file has {fields.end} bytes")
     for info in tensors.values():
         start = data_offset + info.offset
         if info.n_bytes and start + info.n_bytes > fields.end:
             text = f"the file ends inside the data of tensor {info.name!r}: {info.n_bytes} bytes"
-            refuse("truncated", start, f"{text} expected, {max(fields.end - start, 0)} left")
+            refuse("data", start, f"{text} expected, {max(fields.end - start, 0)} left")

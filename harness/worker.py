@@ -27,7 +27,7 @@ from harness.wire import Channel, Closed, WireError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 QUESTIONS = (
-    *("describe", "metadata", "tokenize", "detokenize", "evaluate", "greedy"),
+    *("describe", "metadata", "parse", "tokenize", "detokenize", "evaluate", "greedy"),
     *("dequantize", "multiply", "time_dequantize", "name_tensors"),
 )
 

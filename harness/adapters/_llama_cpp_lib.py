@@ -88,6 +88,7 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {  # name: (result, *arguments)
     "ggml_set_abort_callback": (P, P),
     "ggml_tensor_overhead": (SIZE,),
     "gguf_free": (None, P),
+    "gguf_init_from_buffer": (P, TEXT, SIZE, GgufInitParams),
     "gguf_init_from_file": (P, TEXT, GgufInitParams),
     "gguf_get_version": (ctypes.c_uint32, P),
     "gguf_get_alignment": (SIZE, P),
@@ -122,7 +123,7 @@ class Library:
         self.version = f"llama-cpp-python {__version__}"
         self.lines: deque[tuple[int, str]] = deque(maxlen=200)
         self._log_callback = llama_cpp.llama_log_callback(self._log)  # must outlive the library
-        llama_cpp.llama_log_set(self._log_callback, P(0))
+        self.listen()
         handle = llama_cpp._lib._handle
         self.ggml = ctypes.CDLL("ggml, through libllama", handle=handle)
         for name, (result, *arguments) in PROTOTYPES.items():
@@ -132,6 +133,10 @@ class Library:
         self.ggml.ggml_set_abort_callback(self._abort_callback)
         check_layout(self.ggml)
         llama_cpp.llama_backend_init()
+
+    def listen(self) -> None:
+        """Have the log come here, also after somebody else has listened."""
+        self.llama.llama_log_set(self._log_callback, P(0))
 
     @contextmanager
     def refusals(self, what: str) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,15 @@ class Adapter(Registered):
 
     def metadata(self) -> FileSummary:
         raise Unsupported(f"{self.name} does not show how it reads a file")
+
+    def parse(
+        self, blob: NDArray[np.uint8], ends: NDArray[np.int64], way: str
+    ) -> dict[str, NDArray[Any] | dict[int, str]]:
+        """Many GGUF files, read one by one in one of the engine's ways (harness.adapters.parsing).
+
+        A file that kills, stops or fills the reader is an answer like others, not a failure.
+        """
+        raise Unsupported(f"{self.name} does not parse many files")
 
     def tokenize(
         self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False

@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 
 from engine.errors import EngineError, Unsupported
 from harness.adapters import _file_summary as summary
+from harness.adapters._gguf_py_parse import parse
 from harness.adapters._timing import pieces_of, seconds_each
 from harness.adapters.base import Adapter
+from harness.adapters.parsing import files_of
 from harness.records import EngineInfo, FileSummary, TensorSummary
 
 # A file that it cannot read ends in whichever of these the first wrong step raises.
@@ -34,6 +36,11 @@ class GgufPy(Adapter, name="gguf-py"):
             raise EngineError(
                 f"gguf-py does not read {self.model.name}: {type(error).__name__}: {error}"
             ) from error
+
+    def parse(
+        self, blob: NDArray[np.uint8], ends: NDArray[np.int64], way: str
+    ) -> dict[str, NDArray[Any] | dict[int, str]]:
+        return parse(list(files_of(blob, ends)), way)
 
     def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
         kind, (block, _) = known_type(type_name)

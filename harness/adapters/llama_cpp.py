@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from harness.adapters import _llama_cpp_synth as synth
 from harness.adapters._llama_cpp_graph import ARCHITECTURES
 from harness.adapters._llama_cpp_lib import Library, TypeTraits, library
 from harness.adapters._llama_cpp_model import MAX_SEQUENCES, Context, Model
+from harness.adapters._llama_cpp_parse import parse
 from harness.adapters._llama_cpp_trace import (
     CACHES,
     AttentionKind,
@@ -23,6 +25,7 @@ from harness.adapters._llama_cpp_trace import (
 )
 from harness.adapters._timing import Piece, pieces_of, seconds_each
 from harness.adapters.base import Adapter
+from harness.adapters.parsing import SECONDS, files_of
 from harness.records import (
     EngineInfo,
     Evaluation,
@@ -61,6 +64,11 @@ class LlamaCpp(Adapter, name="llama.cpp"):
 
     def metadata(self) -> FileSummary:
         return gguf.read(self.lib, self._path())
+
+    def parse(
+        self, blob: NDArray[np.uint8], ends: NDArray[np.int64], way: str
+    ) -> dict[str, NDArray[Any] | dict[int, str]]:
+        return parse(self.lib, list(files_of(blob, ends)), way, SECONDS)
 
     def tokenize(
         self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False

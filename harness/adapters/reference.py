@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import InvalidModel
+from engine.errors import InvalidModel, Unsupported
 from engine.gguf_file import GgufFile, Value
 from engine.model import Model
 from engine.ops.mirror import Mirror
@@ -17,8 +17,10 @@ from engine.registry import import_members
 from engine.tokenizers.base import Tokenizer, tokenizer_of
 from engine.weights import Weight
 from harness.adapters import _file_summary as summary
+from harness.adapters._reference_parse import parse
 from harness.adapters._timing import pieces_of, seconds_each
 from harness.adapters.base import Adapter
+from harness.adapters.parsing import SECONDS, files_of
 from harness.records import (
     EngineInfo,
     Evaluation,
@@ -70,6 +72,17 @@ class Reference(Adapter, name="reference"):
 
     def metadata(self) -> FileSummary:
         return summary_of(self.file)
+
+    def open_file(self, raw: bytes) -> GgufFile:
+        """A wrong reader is wrong here."""
+        return GgufFile(raw)
+
+    def parse(
+        self, blob: NDArray[np.uint8], ends: NDArray[np.int64], way: str
+    ) -> dict[str, NDArray[Any] | dict[int, str]]:
+        if way != "buffer":
+            raise Unsupported(f"{self.name} parses files by way of 'buffer', not {way!r}")
+        return parse(self.open_file, list(files_of(blob, ends)), SECONDS)
 
     def tokenize(
         self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
