@@ -5,6 +5,7 @@ inputs: its own (float64 inside, ggml's deliberate roundings kept), the oracle's
 subject's, who was made to work on the oracle's inputs too. Then it hands the oracle's value on.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,7 @@ class SiteFinding:
     mismatch: Mismatch | None  # None: in agreement
     at_fault: str  # "", "subject", "oracle" or "both"
     outputs: tuple[int, ...] = ()  # indices along the last axis that are out of bound
+    sees: float = math.inf  # a scale of the whole result that is off by this share must show
 
 
 class Judge(Mirror):
@@ -52,9 +54,11 @@ class Judge(Mirror):
         lanes: int,
         n_threads: int,
         n_ctx: int,
+        given: Mapping[Site, NDArray[Any]] | None = None,
     ) -> None:
+        """given: what both were made to go on with at some sites, whatever they had computed."""
         super().__init__(n_threads=n_threads, n_ctx=n_ctx)
-        self.oracle, self.subject = oracle, subject
+        self.oracle, self.subject, self.given = oracle, subject, given or {}
         self.lanes = lanes
         self.step = 0
         self.bound = EXACT
@@ -68,6 +72,8 @@ class Judge(Mirror):
         site = Site(step=self.step, layer=layer, name=name)
         bound, others = self.bound, self.others
         self.bound, self.others = EXACT, []
+        if site in self.given:
+            return self.given[site]
         if site not in self.oracle:
             self.missing.append(site)
             return value
@@ -110,6 +116,7 @@ class Judge(Mirror):
             mismatch=mismatch or oracle_off,
             at_fault=at_fault,
             outputs=affected(truth, subject if at_fault == "subject" else oracle, allowed),
+            sees=smallest_scale_error(truth, allowed),
         )
 
     # --- the ops, each with its bound --------------------------------------------------------
@@ -117,8 +124,9 @@ class Judge(Mirror):
     def linear(self, x: F32, weight: Weight) -> F32:
         acts = self.activations(x, weight)
         out, size = product_and_size(acts, self.sums(x, weight), weight)
+        run = run_of(weight.format)
         self.bound = tolerances.product(
-            size, out, weight.shape[-1], self.lanes, run_of(weight.format)
+            size, out, weight.shape[-1], self.lanes, run, filled(acts, run)
         )
         if not np.array_equal(acts, x):
             # float products in any order: a scalar loop over decoded weights is honest too
@@ -208,6 +216,17 @@ def affected(
     return tuple(int(i) for i in np.flatnonzero(bad.reshape(-1, bad.shape[-1]).any(axis=0)))
 
 
+def smallest_scale_error(truth: NDArray[Any], allowed: NDArray[np.float64]) -> float:
+    """Which error of a factor of all elements must show at one of them, whatever was rounded.
+
+    Two honest values may be two bounds apart, and two bounds are allowed: a change by four of them
+    must show, and the honest value that is changed is no smaller than the truth less one bound.
+    """
+    least = np.abs(truth, dtype=np.float64) - allowed
+    some = np.isfinite(least) & (least > 0)
+    return float((4 * allowed[some] / least[some]).min(initial=math.inf))
+
+
 Other = Callable[[], tuple[F32, Bound]]
 
 
@@ -233,7 +252,14 @@ def plain_product(x: NDArray[np.float64], weight: Weight) -> tuple[F32, Bound]:
         wide = chunk.astype(np.float64)
         out[:, rows] = x @ wide.T
         size[:, rows] = magnitudes @ np.abs(wide, out=wide).T
-    return out, tolerances.product(size, out, weight.shape[-1], 1, 1)
+    return out, tolerances.product(size, out, weight.shape[-1], 1, 1, filled(x, 1))
+
+
+def filled(acts: NDArray[np.float64], run: int) -> NDArray[Any]:
+    """(tokens, inputs) -> (tokens, 1): how many runs of inputs are not all zeros."""
+    runs = acts.reshape(len(acts), acts.shape[-1] // run, run)
+    counts: NDArray[Any] = runs.any(axis=-1).sum(axis=-1, keepdims=True)
+    return counts
 
 
 def gathered(shape: tuple[int, ...], parts: list[tuple[Bools, Other]]) -> tuple[F32, Bound]:

@@ -4,12 +4,14 @@ Four runs of one request: the oracle's; the subject's own, where errors pile up;
 the oracle's value put in at every site, where each op works on the oracle's inputs; the judge's.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.batch import Batch
 from engine.trace import SITES
 from harness.adapters import adapter_class
 from harness.compare import largest, mismatch_between, worst_distance
@@ -101,7 +103,7 @@ def locate(context: Context) -> Findings:
     request = Request(batches=context.batches, capture=True, replace=replace)
     local = trace_of(context.ask(context.subject, "evaluate", request)).values()
     context.progress("judging every op")
-    judge = judged(context, oracle, local)
+    judge = judged(context, context.batches, oracle, local)
     errors = {
         site: worst_distance(value, free[site]) / (largest(value) or 1.0)
         for site, value in oracle.items()
@@ -115,13 +117,24 @@ def locate(context: Context) -> Findings:
     )
 
 
-def judged(context: Context, oracle: Values, local: Values) -> Judge:
+def judged(
+    context: Context,
+    batches: Sequence[Batch],
+    oracle: Values,
+    local: Values,
+    given: Values | None = None,
+) -> Judge:
     settings, model = context.settings, context.reading
     judge = Judge(
-        oracle, local, lanes=context.lanes, n_threads=settings.n_threads, n_ctx=settings.n_ctx
+        oracle,
+        local,
+        lanes=context.lanes,
+        n_threads=settings.n_threads,
+        n_ctx=settings.n_ctx,
+        given=given,
     )
     model.ops, cache = judge, model.new_cache()
-    for step, batch in enumerate(context.batches):
+    for step, batch in enumerate(batches):
         judge.step = step
         model.decode(batch, cache, judge)
     return judge

@@ -7,6 +7,7 @@ float64 on the same inputs; two honest implementations are then at most two limi
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +40,13 @@ def additions(terms: int, lanes: int) -> int:
     return terms // lanes + terms % (4 * lanes) + math.ceil(math.log2(4 * lanes)) + 1
 
 
-def product(size: F64, out: F32, terms: int, lanes: int, block: int) -> Bound:
+def product(
+    size: F64, out: F32, terms: int, lanes: int, block: int, filled: NDArray[Any] | None = None
+) -> Bound:
     """size: sum of the magnitudes that are added up for each element of `out`.
+
+    filled: how many terms (runs, see below) are not zero, in a shape that broadcasts. A zero times
+    anything and a sum with zero are exact in any order, so that these alone are rounded.
 
     `block`: how many weights in a row are multiplied as integers, exactly (`run_of` in
     engine/ops/products.py), so that only the sum over such runs is rounded: the product of the
@@ -50,11 +56,14 @@ def product(size: F64, out: F32, terms: int, lanes: int, block: int) -> Bound:
     """
     if block > 1:
         runs = terms // block
-        roundings = runs + 2 + (8 if lanes == 1 else math.ceil(math.log2(lanes))) + 1
-        reason = f"{runs} integer products summed in float32, {roundings} roundings"
+        most = np.asarray(runs if filled is None else filled)
+        roundings = most + 2 + (8 if lanes == 1 else math.ceil(math.log2(lanes))) + 1
+        reason = f"{most.max(initial=0)} integer products summed in float32"
     else:
-        roundings = additions(terms, lanes)
-        reason = f"{terms} products summed in float32 in {lanes} lanes, {roundings} roundings"
+        most = np.asarray(terms if filled is None else filled)
+        roundings = np.minimum(additions(terms, lanes), most + 1)
+        reason = f"{most.max(initial=0)} products summed in float32 in {lanes} lanes"
+    reason += f", {roundings.max(initial=0)} roundings"
     allowed = roundings * U * size + TRUTH * U * np.abs(out) + terms * SMALLEST
     return Bound(allowed, reason)
 

@@ -2,6 +2,9 @@
 
 import os
 
+# before numpy is loaded: with a process for each processor, its threads only wait for each other
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from hypothesis import settings
 
 settings.register_profile("ci", derandomize=True, deadline=None, database=None)

@@ -111,8 +111,21 @@ def traced(
     return trace.values()
 
 
-def judged(path: Path, oracle: Values, subject: Values, settings: Settings = EXACT) -> Judge:
-    judge = Judge(oracle, subject, lanes=LANES, n_threads=settings.n_threads, n_ctx=settings.n_ctx)
+def judged(
+    path: Path,
+    oracle: Values,
+    subject: Values,
+    settings: Settings = EXACT,
+    given: Values | None = None,
+) -> Judge:
+    judge = Judge(
+        oracle,
+        subject,
+        lanes=LANES,
+        n_threads=settings.n_threads,
+        n_ctx=settings.n_ctx,
+        given=given,
+    )
     model = opened(path, settings, judge)
     cache = model.new_cache()
     for step, batch in enumerate(some_batches()):

@@ -37,7 +37,7 @@ from harness.runner import LocalSession
 from harness.suites.base import Context, Suite
 from tests.models import builtin, with_changed_weight, written
 
-SUITES = ("metadata", "tokens", "dequant", "logits", "decode", "trace")
+SUITES = ("metadata", "tokens", "dequant", "logits", "decode", "trace", "products")
 
 
 def plan_for(path: Path, **changes: Any) -> Plan:
@@ -116,7 +116,7 @@ def test_one_changed_weight_is_a_divergence_with_a_command_that_repeats_it(
     found = verdicts_of(plan_for(model, subject_model=other))
     assert exit_code(found) == 1
     wrong = [v for v in found if v.status == "diverged"]
-    assert {v.suite for v in wrong} == {"dequant", "logits", "decode", "trace"}
+    assert {v.suite for v in wrong} == {"dequant", "logits", "decode", "trace", "products"}
     for each in wrong:
         assert each.key.startswith(f"{each.suite}/")
         assert each.repro == f"lockstep check {model} --suite {each.suite}"

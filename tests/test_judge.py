@@ -8,7 +8,7 @@ import pytest
 from engine.quants.base import F32
 from engine.weights import Weight
 from harness.adapters.reference import Reference as ReferenceEngine
-from harness.judge import Judge, SiteFinding
+from harness.judge import Judge, SiteFinding, smallest_scale_error
 from harness.mutants.silu_without_gate import SiluWithoutGate
 from harness.records import DEFAULT, PRESETS, Site
 from harness.synth.builtin import BUILTIN
@@ -53,6 +53,23 @@ def test_an_honest_run_has_no_findings(name: str, preset: str, tmp_path: Path) -
     assert judge.missing == []
     assert [finding.site for finding in judge.findings] == list(values)
     assert all(finding.at_fault == "" for finding in judge.findings)
+
+
+def test_what_was_put_in_at_a_site_flows_on_and_is_not_judged(model: Path, honest: Values) -> None:
+    site = Site(step=0, layer=0, name="ffn_norm")
+    (product,) = {"ffn_gate", "ffn_moe_gate"} & {s.name for s in honest}
+    other = {site: np.zeros_like(honest[site])}
+    judge = judged(model, honest, honest, given=other)
+    assert site not in [finding.site for finding in judge.findings]
+    found = {f.site: f for f in guilty(judge)}
+    assert Site(step=0, layer=0, name=product) in found  # of zeros it is not what it was
+    assert all(f.site.layer == 0 and f.site.step == 0 for f in found.values())
+
+
+def test_the_smallest_scale_error_that_must_show_is_four_bounds_of_the_best_element() -> None:
+    truth, allowed = np.array([1.0, -8.0, 0.0, np.nan]), np.array([1e-6, 2e-6, 1e-6, 1e-6])
+    assert smallest_scale_error(truth, allowed) == pytest.approx(1e-6, rel=1e-5)
+    assert smallest_scale_error(np.zeros(3), np.full(3, 1e-6)) == float("inf")
 
 
 @pytest.mark.parametrize("trial", range(TRIALS))

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.ops.mirror import Mirror
-from engine.ops.products import APART, factors, product, product_and_size
+from engine.ops.products import APART, UNSIGNED, factors, offsets, product, product_and_size
 from engine.quants.base import F32, WeightFormat
 from engine.weights import Weight
 from tests.all_types import MATRICES
@@ -23,8 +23,9 @@ def both(x: F32, weight: Weight) -> tuple[F32, NDArray[np.float64]]:
 
 def exact_size(x: F32, weight: Weight) -> NDArray[np.float64]:
     mirror, size = Mirror(), np.zeros((len(x), weight.shape[0]))
-    for rows, pairs in factors(mirror.activations(x, weight), mirror.sums(x, weight), weight):
-        for a, w in pairs:
+    acts = mirror.activations(x, weight)
+    for rows, pairs in factors(acts, mirror.sums(x, weight), weight):
+        for a, w in (*pairs, *offsets(acts, weight, rows)):
             size[:, rows] += np.abs(a) @ np.abs(w.astype(np.float64)).T
     return size * APART.get(weight.format.name, 1.0)
 
@@ -42,6 +43,18 @@ def test_the_size_is_that_of_all_terms_and_hardly_more(kind: type[WeightFormat])
         out, product(mirror.activations(x, weight), mirror.sums(x, weight), weight)
     )
     assert np.array_equal(both(x, weight)[1], size)
+
+
+@pytest.mark.parametrize("name", UNSIGNED)
+def test_an_offset_is_what_codes_of_zero_decode_to(name: str) -> None:
+    """Unsigned codes up to twice the offset: with it, no code is larger than the three of them."""
+    weight = weight_of(name, (4, COLUMNS))
+    acts = np.ones((1, COLUMNS))
+    ((_, twice),) = offsets(acts, weight, slice(0, 4))
+    offset, values = np.abs(twice) / 2, np.abs(weight.values())
+    assert (values <= offset).all()
+    assert (values[offset > 0] < offset[offset > 0]).any()
+    assert offsets(acts, weight_of("Q8_0", (4, COLUMNS)), slice(0, 4)) == ()
 
 
 def test_what_float32_loses_of_a_sum_is_added_back() -> None:

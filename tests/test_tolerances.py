@@ -93,6 +93,25 @@ def test_a_product_covers_float32_sums(order: Order, lanes: int, seed: int, term
     assert covers(bound, truth, honest)
 
 
+@pytest.mark.parametrize(
+    ("order", "lanes"), [(one_by_one, 1), (backwards, 1), (pairwise, 1), (in_vectors, 16)]
+)
+@slice_of_cases
+@given(SEEDS, st.integers(0, 40))
+def test_of_a_sum_with_zeros_only_the_other_terms_are_rounded(
+    order: Order, lanes: int, seed: int, n: int
+) -> None:
+    a, b = normal(seed, 6, 4096), normal(seed + 1, 6, 4096)
+    a[:, np.random.default_rng(seed).permutation(4096)[n:]] = 0
+    wide = a.astype(np.float64) * b
+    size, truth = np.abs(wide).sum(axis=-1), wide.sum(axis=-1)
+    filled = np.count_nonzero(a, axis=-1)
+    bound = tolerances.product(size, truth.astype(np.float32), 4096, lanes, 1, filled)
+    assert covers(bound, truth, order(a * b, lanes))
+    if n == 8:  # a share of 1e-5 cannot be the order of a sum
+        assert not covers(bound, truth, scaled(truth))
+
+
 @pytest.mark.parametrize("lanes", [1, 4, 8, 16])
 @slice_of_cases
 @given(SEEDS)

@@ -26,6 +26,9 @@ U = 2.0**-24  # the unit roundoff of float32
 MINIMA = ("m", "dmin")  # ggml's names for the scale of a block's minima
 # ggml may multiply grid and shift of these apart; of |grid + shift| that is 9 to 7 at most
 APART = {"IQ1_S": 9 / 7, "IQ1_M": 9 / 7}
+# codes that ggml's vector code multiplies unsigned: the offset that makes them signed, times sums
+# of activations, is subtracted in other lanes than those of the codes, so that both are rounded
+UNSIGNED = {"Q6_K": ("ql", "qh"), "TQ1_0": ("qs", "qh"), "TQ2_0": ("qs",)}
 
 
 def activation_format(kind: type[WeightFormat]) -> type[ActivationFormat]:
@@ -72,11 +75,12 @@ def factors(
         yield rows, ((acts, scaled), (sums, minima))
 
 
-def without(weight: Weight, rows: slice, field: str) -> F32:
-    """These rows with a field of every block set to zero, decoded: (rows, columns)."""
+def without(weight: Weight, rows: slice, *fields: str) -> F32:
+    """These rows with some fields of every block set to zero, decoded: (rows, columns)."""
     raw = weight.raw[rows.start * weight.row_bytes : rows.stop * weight.row_bytes]
     blocks = raw.copy().view(weight.format.layout)
-    blocks[field] = 0
+    for field in fields:
+        blocks[field] = 0
     return weight.format.dequantize(blocks.view(np.uint8)).reshape(-1, weight.shape[-1])
 
 
@@ -103,9 +107,18 @@ def product_and_size(acts: F64, sums: F64 | None, weight: Weight) -> tuple[F32, 
     for rows, pairs in factors(acts, sums, weight):
         with np.errstate(over="ignore"):
             out[:, rows] = multiplied(pairs)
-            left = left or [np.abs(a).astype(np.float32) for a, _ in pairs]  # of all chunks
-        size[:, rows] = magnitude(left, pairs)
+            added = (*pairs, *offsets(acts, weight, rows))
+            left = left or [np.abs(a).astype(np.float32) for a, _ in added]  # of all chunks
+        size[:, rows] = magnitude(left, added)
     return out, size * APART.get(weight.format.name, 1.0)
+
+
+def offsets(acts: F64, weight: Weight, rows: slice) -> tuple[Factors, ...]:
+    """What unsigned codes add, and what is subtracted again: the same magnitude twice."""
+    codes = UNSIGNED.get(weight.format.name)
+    if codes is None:
+        return ()
+    return ((acts, 2 * without(weight, rows, *codes)),)
 
 
 def magnitude(left: list[F32], pairs: tuple[Factors, ...]) -> F64:

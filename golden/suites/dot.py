@@ -7,7 +7,7 @@ import numpy as np
 
 from engine.activations.base import F64, VARIANTS, X86
 from engine.ops.mirror import Mirror
-from engine.ops.products import APART, activation_format, factors, run_of
+from engine.ops.products import APART, activation_format, factors, offsets, run_of
 from engine.quants.base import F32, NO_PRODUCT, WeightFormat
 from engine.registry import import_members
 from engine.weights import Weight
@@ -180,6 +180,7 @@ def multiplied(acts: F64, sums: F64 | None, weight: Weight, *, blocks: bool) -> 
     for rows, pairs in factors(acts, sums, weight):
         for a, w in pairs:
             out[:, rows] += a @ w.astype(np.float64).T
+        for a, w in (*pairs, *(offsets(acts, weight, rows) if blocks else ())):
             size[:, rows] += np.abs(a) @ np.abs(w.astype(np.float64)).T
     size *= APART.get(weight.format.name, 1.0)
     rounded = out.astype(np.float32)

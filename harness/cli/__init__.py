@@ -84,7 +84,7 @@ def check(
     jobs: Annotated[int, typer.Option("-j", help="Models checked side by side.", min=1)] = 1,
     quiet: QuietOpt = False,
 ) -> None:
-    """Run every suite that applies: metadata, tokens, dequant, logits, decode, trace.
+    """Run every suite that applies: metadata, tokens, dequant, logits, decode, trace, products.
 
     Without MODEL it checks the built-in seeded models. Examples:
 

@@ -48,6 +48,8 @@ def test_a_seeded_model_of_every_type_conforms(type_name: str, folder: Path) -> 
     assert excused == ([] if type_name in known_to_gguf_py() else [type_name])
     assert [v.summary for v in verdicts if v.status not in ("agreed", "excused")] == []
     assert exit_code(verdicts) == 0
+    (products,) = (v for v in verdicts if v.suite == "products")
+    assert products.detail["sees"] < 1e-5  # one part in 100,000 of a scale, in every product
     decoded = [v.summary for v in verdicts if v.suite == "dequant"]
     matrices = 12 if type_name == "F32" else 9  # the norms are F32
     (summary,) = (text for text in decoded if text.startswith(f"{type_name}: "))
@@ -58,7 +60,7 @@ def test_a_seeded_model_of_every_type_conforms(type_name: str, folder: Path) -> 
 @pytest.mark.parametrize("type_name", NAMES)
 def test_it_conforms_under_the_other_presets(type_name: str, preset: str, folder: Path) -> None:
     """Where they change nothing, in how a file is read, it is not asked again."""
-    suites = ("logits", "decode", "trace")
+    suites = ("logits", "decode", "trace", "products")
     verdicts = checked(model_of(type_name, folder), PRESETS[preset], suites=suites)
     assert [v.summary for v in verdicts if v.status != "agreed"] == []
     assert {v.suite for v in verdicts} == set(suites)

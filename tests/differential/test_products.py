@@ -1,0 +1,138 @@
+"""The smallest error of a scale that is seen in a product with quantised weights, by row length."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from engine.ops.mirror import Mirror
+from engine.ops.reference import Reference as Ops
+from engine.quants.base import F32
+from engine.weights import Weight
+from harness.adapters.reference import Reference
+from harness.check import Opened, Plan, exit_code, open_plan, run_suites
+from harness.locate import locate, trace_of
+from harness.records import EXACT, PRESETS, Request
+from harness.runner import Runner
+from harness.suites.base import Context
+from harness.suites.products import PRODUCTS, on_sparse_inputs
+from tests.all_types import relative_rms
+from tests.models import written
+
+FAULT = 1e-5  # one part in 100,000
+GATE = 5e-4  # the normalised mean square error that llama.cpp's own tests let pass
+CASES = [(quant, width) for quant in ("Q8_0", "Q4_K") for width in (256, 1024, 4096)]
+LONGEST = pytest.mark.parametrize("opened", [("Q8_0", 4096)], indirect=True)
+LONG = ("Qcur", "Kcur", "Vcur", "ffn_gate", "ffn_up", "result_output")  # rows as long as the width
+EXPERTS = {name for name in PRODUCTS if "moe" in name}
+DENSE = {*PRODUCTS} - EXPERTS
+
+
+class Scaled(Reference, name="test: scaled products"):
+    """The reference, but a product with this weight is larger by `FAULT`."""
+
+    weight: ClassVar[str] = ""
+
+    def make_ops(self) -> Ops:
+        class ScaledOps(Mirror):
+            def linear(self, x: F32, weight: Weight) -> F32:
+                factor = 1 + FAULT * (Scaled.weight in weight.name)
+                return (super().linear(x, weight).astype(np.float64) * factor).astype(np.float32)
+
+        return ScaledOps(self.settings.n_threads, self.settings.n_ctx)
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+def opened(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Opened]:
+    """Both engines on a model of a type and a width."""
+    quant, width = request.param
+    path = written(
+        tmp_path_factory.mktemp("widths"),
+        quant=quant,
+        n_embd=width,
+        seed=31,
+        n_layer=1,
+        n_head=4,
+        n_head_kv=2,
+        n_embd_head=64,
+        n_ff=256,
+        n_vocab=320,
+    )
+    plan = Plan(case=quant, model=path, subject_model=path, settings=EXACT, n_tokens=16)
+    both = open_plan(plan, lambda _: None)
+    yield both
+    both.close()
+
+
+@contextmanager
+def faulty(opened: Opened, weight: str) -> Iterator[Context]:
+    """The wrong engine as the subject."""
+    context = opened.context
+    right, Scaled.weight = context.subject, weight
+    with Runner().open(Scaled.name, context.subject_model, EXACT) as context.subject:
+        yield context
+    context.subject = right
+
+
+def test_a_scale_that_is_off_by_one_in_100_000_must_show_at_every_product_of_any_width(
+    opened: Opened,
+) -> None:
+    found = on_sparse_inputs(opened.context)
+    assert {f.site.name for f in found.all} == DENSE
+    assert found.guilty == ()
+    assert max(f.sees for f in found.all) < FAULT / 4  # what must show, whatever was rounded
+
+
+def test_it_shows_at_each_where_a_mean_square_gate_is_blind(
+    opened: Opened,
+) -> None:
+    with faulty(opened, "") as context:  # every product
+        verdicts = list(run_suites(context, ["products"]))
+        errors = mean_square_errors(context)
+    wrong = [v for v in verdicts if v.status == "diverged"]
+    assert exit_code(verdicts) == 1
+    assert {v.detail["site"] for v in wrong} == DENSE
+    assert {v.detail["at_fault"] for v in wrong} == {"subject"}
+    assert all(str(PRODUCTS[v.detail["site"]].weight) in v.detail["weight"] for v in wrong)
+    assert errors.keys() == DENSE
+    assert 0.5 * FAULT**2 < max(errors.values()) < GATE / 1e6
+
+
+def mean_square_errors(context: Context) -> dict[str, float]:
+    """Of the products on the oracle's own inputs, as llama.cpp's tests measure them."""
+    oracle = trace_of(context.oracle_run).values()
+    request = Request(batches=context.batches, capture=True, replace=oracle)
+    local = trace_of(context.ask(context.subject, "evaluate", request)).values()
+    sites = [site for site in oracle if site.step == 0 and site.name in PRODUCTS]
+    return {site.name: relative_rms(oracle[site], local[site]) ** 2 for site in sites}
+
+
+@LONGEST
+def test_on_full_inputs_the_order_of_a_long_sum_could_be_the_reason(opened: Opened) -> None:
+    """Why the suite exists: for such a fault it alone has an eye."""
+    with faulty(opened, "attn_k") as context:
+        assert exit_code(list(run_suites(context, ["trace"]))) == 0
+        (wrong,) = (v for v in run_suites(context, ["products"]) if v.status == "diverged")
+    assert wrong.detail["weight"] == "blk.0.attn_k.weight"
+    sees = {f.site.name: f.sees for f in locate(opened.context).all if f.site.step == 0}
+    assert min(sees[name] for name in LONG) > 10 * FAULT
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_experts_have_their_products_compared_as_well(preset: str, tmp_path: Path) -> None:
+    path = written(tmp_path, seed=5, quant="Q8_0", n_expert=4, n_expert_used=2)
+    plan = Plan(case="moe", model=path, subject_model=path, settings=PRESETS[preset])
+    opened = open_plan(plan, lambda _: None)
+    try:
+        found = on_sparse_inputs(opened.context)
+    finally:
+        opened.close()
+    assert found.guilty == ()
+    names = {f.site.name for f in found.all}
+    assert names == DENSE - {"ffn_gate", "ffn_up", "ffn_out"} | EXPERTS
+    assert max(f.sees for f in found.all) < 10 * FAULT
