@@ -29,6 +29,7 @@ from harness.runner import LocalSession
 from tests.wrong_decoders import mistaken
 
 import_members("engine.quants")
+import_members("golden.suites")
 FORMATS = sorted(WeightFormat.family.values(), key=lambda kind: kind.type_id)
 ENTRIES = {entry.path: entry for entry in read_manifest(DEFAULT_ROOT)}
 WITH_PRODUCTS = types_with_products()
