@@ -121,6 +121,26 @@ class FileSummary:
     tensors: tuple[TensorSummary, ...]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """A wrong result to be put into one node of an engine's graph."""
+
+    step: int
+    ubatch: int
+    index: int
+    kind: str  # scale (a row), swap (two elements), nudge (one element), stale (as it was before)
+    draw: int  # decides the row and the element
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Captured:
+    """What was shown besides the nodes themselves."""
+
+    nodes: int  # that compute something
+    views: int  # that compute nothing
+    faulted: bool  # whether a fault changed any bit
+
+
 # --- what asking an engine can end in -------------------------------------------------------
 
 

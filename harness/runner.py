@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +33,7 @@ from harness.records import (
     Unanswerable,
 )
 from harness.wire import Channel, Closed, WireError, pack
-from harness.worker import QUESTIONS, failure
+from harness.worker import QUESTIONS, STREAMS, failure
 
 LOG_LINES = 50
 LOG_LINE_BYTES = 500
@@ -57,7 +57,24 @@ class Session:
             raise ValueError(f"no question named {question!r} (known: {', '.join(QUESTIONS)})")
         return self._ask(question, args, kwargs)
 
-    def _ask(self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
+    def stream(
+        self, question: str, consume: Callable[[Any], None], *args: Any, **kwargs: Any
+    ) -> Outcome:
+        """Like `ask`, for an answer that comes in pieces: each is consumed before the next comes.
+
+        The time limit is for the silence before a piece, because the consumer takes its time too.
+        """
+        if question not in STREAMS:
+            raise ValueError(f"no stream named {question!r} (known: {', '.join(STREAMS)})")
+        return self._ask(question, args, kwargs, consume)
+
+    def _ask(
+        self,
+        question: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        consume: Callable[[Any], None] | None = None,
+    ) -> Outcome:
         raise NotImplementedError
 
     def close(self) -> None:
@@ -119,11 +136,18 @@ class LocalSession(Session):
         self.settings = settings
         self.adapter: Adapter | None = None
 
-    def _ask(self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
+    def _ask(
+        self,
+        question: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        consume: Callable[[Any], None] | None = None,
+    ) -> Outcome:
         started = time.perf_counter()
+        extra = {} if consume is None else {"emit": consume}
         try:
             self.adapter = self.adapter or self.cls(self.model, self.settings)
-            value = getattr(self.adapter, question)(*args, **kwargs)
+            value = getattr(self.adapter, question)(*args, **kwargs, **extra)
         except Exception as error:
             return outcome_of(failure(error))
         return Answered(value=value, seconds=time.perf_counter() - started)
@@ -147,7 +171,13 @@ class IsolatedSession(Session):
     def pid(self) -> int | None:
         return self.worker.process.pid if self.worker else None
 
-    def _ask(self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
+    def _ask(
+        self,
+        question: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        consume: Callable[[Any], None] | None = None,
+    ) -> Outcome:
         frame = pack({"question": question, "args": list(args), "kwargs": kwargs})
         who = f"the worker of {self.opening['adapter']}"
         limit = START_SECONDS
@@ -156,7 +186,11 @@ class IsolatedSession(Session):
             limit = self.time_limit
             deadline = time.monotonic() + limit
             channel.write(frame, deadline)
-            outcome = outcome_of(channel.receive(deadline))
+            answer = channel.receive(deadline)
+            while consume is not None and is_piece(answer):
+                consume(answer["value"])
+                answer = channel.receive(time.monotonic() + limit)
+            outcome = outcome_of(answer)
         except TimeoutError:
             return TimedOut(seconds=limit, log=self._end())
         except Closed:
@@ -272,6 +306,10 @@ def keep_tail(stream: IO[bytes], tail: deque[str]) -> None:
     with stream:
         while line := stream.readline(LOG_LINE_BYTES):
             tail.append(line.decode(errors="replace").rstrip())
+
+
+def is_piece(answer: Any) -> bool:
+    return isinstance(answer, dict) and answer.get("kind") == "piece" and "value" in answer
 
 
 def outcome_of(answer: Any) -> Outcome:

@@ -5,13 +5,13 @@ result. A limit says how far an honest float32 implementation of an op may be fr
 float64 on the same inputs; two honest implementations are then at most two limits apart.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.ops.products import additions, block_roundings
 from engine.ops.reference import F64, Bools
 from engine.quants.base import F32
 
@@ -29,17 +29,6 @@ class Bound:
 EXACT = Bound(0.0, "a copy, or one correctly rounded float32 operation: every bit is determined")
 
 
-def additions(terms: int, lanes: int) -> int:
-    """Roundings on the longest path of a sum of products.
-
-    `lanes` partial sums are kept, unrolled four times; what does not fill the four goes one by one;
-    the partial sums are added as a tree. A scalar engine has one lane.
-    """
-    if lanes == 1:
-        return terms + 1
-    return terms // lanes + terms % (4 * lanes) + math.ceil(math.log2(4 * lanes)) + 1
-
-
 def product(
     size: F64, out: F32, terms: int, lanes: int, block: int, filled: NDArray[Any] | None = None
 ) -> Bound:
@@ -49,15 +38,11 @@ def product(
     anything and a sum with zero are exact in any order, so that these alone are rounded.
 
     `block`: how many weights in a row are multiplied as integers, exactly (`run_of` in
-    engine/ops/products.py), so that only the sum over such runs is rounded: the product of the
-    scales, the conversion to float, one fused addition a run, and the sum of the partial sums with
-    that of the minima. Vector code adds its lanes as a tree; the generic C of the K formats keeps
-    eight partial sums and adds them one after the other.
+    engine/ops/products.py).
     """
     if block > 1:
-        runs = terms // block
-        most = np.asarray(runs if filled is None else filled)
-        roundings = most + 2 + (8 if lanes == 1 else math.ceil(math.log2(lanes))) + 1
+        most = np.asarray(terms // block if filled is None else filled)
+        roundings = block_roundings(most, lanes)
         reason = f"{most.max(initial=0)} integer products summed in float32"
     else:
         most = np.asarray(terms if filled is None else filled)

@@ -23,9 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.batch import Batch
+from engine.ops.ggml.base import Node, Operand
 from harness.records import (
+    Captured,
     EngineInfo,
     Evaluation,
+    Fault,
     FileSummary,
     Request,
     Settings,
@@ -41,9 +44,13 @@ RECORDS: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
         Batch,
+        Captured,
         EngineInfo,
         Evaluation,
+        Fault,
         FileSummary,
+        Node,
+        Operand,
         Request,
         Settings,
         Site,

@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,9 @@ from harness.wire import Channel, Closed, WireError
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 QUESTIONS = (
     *("describe", "metadata", "parse", "tokenize", "detokenize", "evaluate", "greedy"),
-    *("dequantize", "multiply", "time_dequantize", "name_tensors"),
+    *("dequantize", "multiply", "time_dequantize", "name_tensors", "capture"),
 )
+STREAMS = ("capture",)  # questions whose answer comes in pieces: they take a function `emit`
 
 
 def main() -> None:
@@ -55,7 +56,8 @@ def serve(channel: Channel) -> None:
             started = time.perf_counter()
             try:
                 adapter = adapter or cls(model, opening["settings"])
-                value = getattr(adapter, call["question"])(*call["args"], **call["kwargs"])
+                extra = {"emit": piece_by_piece(channel)} if call["question"] in STREAMS else {}
+                value = getattr(adapter, call["question"])(*call["args"], **call["kwargs"], **extra)
                 seconds = time.perf_counter() - started
                 answer = {"kind": "value", "value": value, "seconds": seconds}
             except Exception as error:
@@ -64,6 +66,11 @@ def serve(channel: Channel) -> None:
     finally:
         if adapter is not None:
             adapter.close()
+
+
+def piece_by_piece(channel: Channel) -> Callable[[Any], None]:
+    """Sends pieces as they come; it waits while the other side is busy with earlier ones."""
+    return lambda value: channel.send({"kind": "piece", "value": value})
 
 
 def deliver(channel: Channel, answer: Mapping[str, Any]) -> None:

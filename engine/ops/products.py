@@ -11,8 +11,10 @@ minima, with `m` or `dmin` set to zero to its scaled steps.
 import math
 from collections.abc import Iterable, Iterator
 from functools import reduce
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.activations.base import F64, ActivationFormat
 from engine.errors import Unsupported
@@ -20,6 +22,7 @@ from engine.quants.base import F32, NO_PRODUCT, WeightFormat
 from engine.registry import import_members
 from engine.weights import CHUNK, Weight
 
+IntOrInts = TypeVar("IntOrInts", int, NDArray[Any])
 Factors = tuple[F64, F32]  # (tokens, k) and (rows, k): to be multiplied and added up over k
 
 U = 2.0**-24  # the unit roundoff of float32
@@ -49,6 +52,35 @@ def run_of(kind: type[WeightFormat]) -> int:
     """Weights in a row that are multiplied as integers, exactly: those that share all scales."""
     scales = math.prod(kind.layout["d"].shape) if "d" in (kind.layout.names or ()) else 1
     return min(kind.weights // scales, activation_format(kind).block)
+
+
+def additions(terms: int, lanes: int) -> int:
+    """Roundings on the longest path of a sum of products.
+
+    `lanes` partial sums are kept, unrolled four times; what does not fill the four goes one by one;
+    the partial sums are added as a tree. A scalar engine has one lane.
+    """
+    if lanes == 1:
+        return terms + 1
+    return terms // lanes + terms % (4 * lanes) + math.ceil(math.log2(4 * lanes)) + 1
+
+
+def block_roundings(runs: IntOrInts, lanes: int) -> IntOrInts:
+    """Roundings where weights are multiplied as integers, so many runs of them (`run_of`).
+
+    Only the sum over such runs is rounded: the product of the scales, the conversion to float, one
+    fused addition a run, and the sum of the partial sums with that of the minima. Vector code adds
+    its lanes as a tree; the generic C of the K formats keeps eight partial sums and adds them one
+    after the other.
+    """
+    return runs + 2 + (8 if lanes == 1 else math.ceil(math.log2(lanes))) + 1
+
+
+def product_roundings(terms: int, lanes: int, block: int) -> int:
+    """Roundings of a product of so many terms, of which `block` in a row are integers."""
+    if block > 1:
+        return block_roundings(terms // block, lanes)
+    return min(additions(terms, lanes), terms + 1)
 
 
 def factors(

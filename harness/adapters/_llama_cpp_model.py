@@ -53,6 +53,16 @@ class Model:
         kind: int = self.lib.llama.llama_vocab_type(self.vocabulary)
         return kind != VOCABULARY_NONE
 
+    @property
+    def has_encoder(self) -> bool:
+        found: bool = self.lib.llama.llama_model_has_encoder(self.pointer)
+        return found
+
+    @property
+    def has_decoder(self) -> bool:
+        found: bool = self.lib.llama.llama_model_has_decoder(self.pointer)
+        return found
+
     def metadata(self, key: str) -> str:
         """A value as llama.cpp prints it; empty if there is none."""
         size = 256
@@ -85,7 +95,9 @@ class Context:
     def clear(self) -> None:
         """Forget every token, and zero the cache."""
         llama = self.lib.llama
-        llama.llama_memory_clear(llama.llama_get_memory(self.pointer), True)
+        memory = llama.llama_get_memory(self.pointer)
+        if memory:  # an encoder has none
+            llama.llama_memory_clear(memory, True)
 
     def decode(self, batch: Batch) -> NDArray[np.float32]:
         """The logits of a batch's outputs: (outputs, vocabulary)."""
@@ -94,23 +106,37 @@ class Context:
         try:
             fill(held, batch)
             with self.lib.refusals("llama.cpp does not decode the batch"):
-                self._decode(held)
+                self._compute(llama.llama_decode, held)
         finally:
             llama.llama_batch_free(held)
         return self._logits(np.flatnonzero(batch.outputs))
 
+    def run(self, batch: Batch) -> None:
+        """Compute whatever the model has for a batch, encoder first, and fetch nothing."""
+        llama = self.lib.llama
+        held = llama.llama_batch_init(max(len(batch), 1), 0, 1)
+        try:
+            fill(held, batch)
+            with self.lib.refusals("llama.cpp does not compute the batch"):
+                if self.model.has_encoder:
+                    self._compute(llama.llama_encode, held)
+                if self.model.has_decoder:
+                    self._compute(llama.llama_decode, held)
+        finally:
+            llama.llama_batch_free(held)
+
     def close(self) -> None:
         self.lib.llama.llama_free(self.pointer)
 
-    def _decode(self, held: Any) -> None:
+    def _compute(self, work: Any, held: Any) -> None:
         self.error = None
-        status = self.lib.llama.llama_decode(self.pointer, held)
+        status = work(self.pointer, held)
         if self.error is not None:
             raise self.error
         if status in (NO_CELL, INVALID_BATCH):
-            raise EngineError(f"llama_decode returned {status}")
+            raise EngineError(f"{work.__name__} returned {status}")
         if status != 0:
-            raise RuntimeError(f"llama_decode returned {status}")
+            raise RuntimeError(f"{work.__name__} returned {status}")
 
     def _logits(self, outputs: NDArray[np.intp]) -> NDArray[np.float32]:
         n_vocab = self.model.n_vocab

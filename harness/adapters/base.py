@@ -1,15 +1,26 @@
 """What the harness asks of an engine. Oracle and subject are roles, not classes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.batch import Batch
 from engine.errors import Unsupported
+from engine.ops.ggml.base import Node
 from engine.registry import Registered
-from harness.records import EngineInfo, Evaluation, FileSummary, Request, Settings, TensorSummary
+from harness.records import (
+    Captured,
+    EngineInfo,
+    Evaluation,
+    Fault,
+    FileSummary,
+    Request,
+    Settings,
+    TensorSummary,
+)
 
 
 class Adapter(Registered):
@@ -75,6 +86,12 @@ class Adapter(Registered):
 
     def evaluate(self, request: Request) -> Evaluation:
         raise Unsupported(f"{self.name} does not evaluate batches")
+
+    def capture(
+        self, batches: Sequence[Batch], fault: Fault | None, emit: Callable[[Node], None]
+    ) -> Captured:
+        """Decode the batches on an empty cache, and emit every node that computes something."""
+        raise Unsupported(f"{self.name} does not show its graph")
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         """The ids of `n` tokens after the prompt, each the argmax of the logits before it.

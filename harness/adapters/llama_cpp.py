@@ -1,7 +1,7 @@
 """llama.cpp, through llama-cpp-python's low-level interface: the usual oracle."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from engine.batch import Batch
 from engine.errors import EngineError, Unsupported
+from engine.ops.ggml.base import Node
 from harness.adapters import _llama_cpp_gguf as gguf
 from harness.adapters import _llama_cpp_product as product
 from harness.adapters import _llama_cpp_synth as synth
+from harness.adapters._llama_cpp_capture import capture_batches
 from harness.adapters._llama_cpp_graph import ARCHITECTURES
 from harness.adapters._llama_cpp_lib import Library, TypeTraits, library
 from harness.adapters._llama_cpp_model import MAX_SEQUENCES, Context, Model
@@ -27,8 +29,10 @@ from harness.adapters._timing import Piece, pieces_of, seconds_each
 from harness.adapters.base import Adapter
 from harness.adapters.parsing import SECONDS, files_of
 from harness.records import (
+    Captured,
     EngineInfo,
     Evaluation,
+    Fault,
     FileSummary,
     Request,
     Settings,
@@ -122,9 +126,20 @@ class LlamaCpp(Adapter, name="llama.cpp"):
             trace = Trace(engine=self.name, records=tuple(recorder.records))
         return Evaluation(logits=tuple(logits), trace=trace)
 
+    def capture(
+        self, batches: Sequence[Batch], fault: Fault | None, emit: Callable[[Node], None]
+    ) -> Captured:
+        self._check_room(sum(map(len, batches)))
+        for batch in batches:
+            self._check_batch(batch)
+        context = self._made(traced=True)
+        context.clear()
+        return capture_batches(context, batches, fault, emit)
+
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         if not prompt:
             raise EngineError("a prompt needs at least one token")
+        self._refuse_encoder()
         batch = Batch.of(prompt)
         batch.outputs[:-1] = False
         self._check_room(len(prompt) + n - 1)
@@ -155,12 +170,12 @@ class LlamaCpp(Adapter, name="llama.cpp"):
 
     def _weights(self) -> Model:
         if self._full is None:
-            model = Model(self.lib, self._path(), self.settings, vocab_only=False)
-            if self.lib.llama.llama_model_has_encoder(model.pointer):
-                model.close()
-                raise Unsupported("models with an encoder are not evaluated")
-            self._full = model
+            self._full = Model(self.lib, self._path(), self.settings, vocab_only=False)
         return self._full
+
+    def _refuse_encoder(self) -> None:
+        if self._weights().has_encoder:
+            raise Unsupported("models with an encoder are not evaluated")
 
     def _tokenizer(self) -> Model:
         model = self._full or self._vocab_only
@@ -198,6 +213,7 @@ class LlamaCpp(Adapter, name="llama.cpp"):
     # --- what is refused ----------------------------------------------------------------------
 
     def _check(self, request: Request) -> None:
+        self._refuse_encoder()
         self._check_room(sum(map(len, request.batches)))
         for batch in request.batches:
             self._check_batch(batch)

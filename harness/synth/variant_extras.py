@@ -25,6 +25,9 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
         "qwen3tts": Sizes(n_vocab=3072),  # the head of the codec has a fixed size
         "hrm_text": Sizes(n_layer=6),  # 1 layer a stack, 2 high cycles of 2 low ones and a high one
         "chameleon": Sizes(n_vocab=10240),
+        # with AVX-512 ggml's RWKV_WKV7 wants heads of whole 64s (known_divergences.toml)
+        "rwkv7": Sizes(n_embd=128),
+        "arwkv7": Sizes(n_embd=128),
         **{
             name: Sizes(n_head=1)
             for name in (

@@ -1,0 +1,106 @@
+"""Ops that move values and change at most their type: every bit is determined.
+
+Source: ggml-cpu/ops.cpp of llama.cpp in llama-cpp-python 0.3.36.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import Unsupported
+from engine.ops.ggml.base import EXACT, PLAIN, Build, Expected, Node, Operand, meaning, wide
+from engine.quants.base import WeightFormat
+
+
+def plain(operand: Operand) -> NDArray[np.generic]:
+    """The values in their own type."""
+    if operand.value is None or operand.type not in PLAIN:
+        raise Unsupported(f"a copy of {operand.type}")
+    return operand.value
+
+
+def converted(values: NDArray[np.generic], kind: str) -> NDArray[np.generic]:
+    if kind not in PLAIN:
+        raise Unsupported(f"a copy to {kind}")
+    return values.astype(PLAIN[kind])
+
+
+@meaning("CPY", "CONT", "DUP")
+def copy(node: Node, _: Build) -> Expected:
+    """The elements in order, whatever the shapes are."""
+    source = node.source(0)
+    values = plain(source) if source.type in PLAIN else wide(source)
+    return Expected(converted(values, node.type).reshape(node.value.shape), 0.0, EXACT)
+
+
+@meaning("CONCAT")
+def concat(node: Node, _: Build) -> Expected:
+    axis = 3 - int(node.params[0])
+    both = [plain(node.source(i)) for i in (0, 1)]
+    return Expected(np.concatenate(both, axis=axis), 0.0, EXACT)
+
+
+@meaning("REPEAT")
+def repeat(node: Node, _: Build) -> Expected:
+    small = plain(node.source(0))
+    times = tuple(n // m for n, m in zip(node.value.shape, small.shape, strict=True))
+    return Expected(np.tile(small, times), 0.0, EXACT)
+
+
+@meaning("PAD")
+def pad(node: Node, _: Build) -> Expected:
+    if node.params[8]:
+        raise Unsupported("PAD that goes round")
+    before, after = node.params[0:8:2], node.params[1:8:2]
+    widths = [(int(a), int(b)) for a, b in zip(before, after, strict=True)][::-1]
+    return Expected(np.pad(plain(node.source(0)), widths), 0.0, EXACT)
+
+
+@meaning("SET")
+def put(node: Node, _: Build) -> Expected:
+    """A tensor written into a view of another, whose strides and offset are parameters."""
+    out, part = plain(node.source(0)).copy(), plain(node.source(1))
+    nb1, nb2, nb3, offset = (int(p) for p in node.params[:4])
+    view = np.ndarray(part.shape, out.dtype, out, offset, (nb3, nb2, nb1, out.itemsize))
+    view[...] = part
+    return Expected(out, 0.0, EXACT)
+
+
+@meaning("GET_ROWS")
+def get_rows(node: Node, _: Build) -> Expected:
+    """source 0: (ne3, ne2, rows, columns); source 1: ids, (1, ne3, ne2, n)."""
+    table, ids = node.source(0), node.source(1).value
+    assert ids is not None
+    assert table.value is not None
+    at3, at2 = np.indices(ids.shape[1:3])[..., None]
+    rows = table.value[at3, at2, ids[0]]
+    if table.type not in PLAIN:
+        flat = WeightFormat.named(table.type).dequantize(np.ascontiguousarray(rows).reshape(-1))
+        rows = flat.reshape(node.value.shape)
+    return Expected(converted(rows, node.type), 0.0, EXACT)
+
+
+@meaning("SET_ROWS")
+def set_rows(node: Node, _: Build) -> Expected:
+    """All of the destination: what was there before, and the rows that were written."""
+    rows, ids = node.source(0), node.source(1).value
+    assert ids is not None
+    out = plain(node.source(2)).copy()
+    with np.errstate(over="ignore"):
+        values = converted(plain(rows), node.type)
+    for i3, i2 in np.ndindex(values.shape[:2]):
+        out[i3, i2, ids[0, i3 % ids.shape[1], i2 % ids.shape[2]]] = values[i3, i2]
+    return Expected(out.reshape(node.value.shape), 0.0, EXACT)
+
+
+@meaning("IM2COL")
+def im2col(node: Node, _: Build) -> Expected:
+    """One dimension: the windows of a row, zeros outside; (batch, positions, channels * kernel)."""
+    if node.params[6]:
+        raise Unsupported("IM2COL of two dimensions")
+    stride, padding, dilation = (int(node.params[i]) for i in (0, 2, 4))
+    kernel = node.source(0).ne[0]
+    data = plain(node.source(1))[0]  # (batch, channels, length)
+    data = np.pad(data, ((0, 0), (0, 0), (padding, padding + kernel * dilation)))
+    at = np.arange(node.ne[1])[:, None] * stride + np.arange(kernel)[None] * dilation
+    windows = data[:, :, at].transpose(0, 2, 1, 3)  # (batch, positions, channels, kernel)
+    return Expected(converted(windows.reshape(node.value.shape), node.type), 0.0, EXACT)

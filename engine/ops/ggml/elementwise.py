@@ -1,0 +1,147 @@
+"""Ops on single elements: arithmetic, functions of one argument, and clamps.
+
+Source: ggml-cpu/binary-ops.cpp, unary-ops.cpp and vec.h of llama.cpp in llama-cpp-python 0.3.36.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from engine.ops.ggml.base import (
+    EXACT,
+    F64,
+    SMALLEST,
+    Build,
+    Expected,
+    Node,
+    U,
+    like,
+    meaning,
+    relative,
+    settled,
+)
+from engine.ops.ggml.near import (
+    LIBM_ULP,
+    TANH_ULP,
+    Near,
+    constant,
+    exact,
+    sigmoid,
+    silu,
+    softplus,
+    where,
+)
+
+BINARY: dict[str, Callable[[F64, F64], F64]] = {
+    "ADD": np.add,
+    "SUB": np.subtract,
+    "MUL": np.multiply,
+    "DIV": np.divide,
+}
+DETERMINED: dict[str, Callable[[F64], F64]] = {  # one correctly rounded operation, or none
+    "SQR": np.square,
+    "SQRT": np.sqrt,
+    "ABS": np.abs,
+    "SGN": np.sign,
+    "NEG": np.negative,
+    "STEP": lambda x: (x > 0).astype(np.float64),
+    "RELU": lambda x: np.where(x > 0, x, 0.0),
+    "ROUND": lambda x: np.copysign(np.floor(np.abs(x) + 0.5), x),
+    "FLOOR": np.floor,
+    "CEIL": np.ceil,
+    "TRUNC": np.trunc,
+}
+LIBM: dict[str, Callable[[F64], F64]] = {
+    "TANH": np.tanh,
+    "EXP": np.exp,
+    "LOG": np.log,
+    "SIN": np.sin,
+    "COS": np.cos,
+}
+
+
+@meaning(*BINARY)
+def binary(node: Node, _: Build) -> Expected:
+    """float64 holds the result closely enough that rounding it again is rounding it once."""
+    a, b = node.wide(0), node.wide(1)
+    value = BINARY[node.op](a, like(b, a.shape))
+    return Expected(settled(value.astype(np.float32), node.type), 0.0, EXACT)
+
+
+@meaning("ADD_ID")
+def add_id(node: Node, _: Build) -> Expected:
+    """A row of the second source, chosen for each row by an id."""
+    a, rows = node.wide(0), node.wide(1)[0, 0]
+    ids = node.source(2).value
+    assert ids is not None
+    return Expected(settled(a + rows[ids[0, 0]][None], node.type), 0.0, EXACT)
+
+
+@meaning(*DETERMINED)
+def determined(node: Node, _: Build) -> Expected:
+    value = DETERMINED[node.op](node.wide(0))
+    return Expected(settled(value.astype(np.float32), node.type), 0.0, EXACT)
+
+
+@meaning(*LIBM)
+def from_library(node: Node, _: Build) -> Expected:
+    value = LIBM[node.op](node.wide(0))
+    ulp = TANH_ULP if node.op == "TANH" else LIBM_ULP
+    return relative(value, 2 * ulp, f"a function of the C library, to {ulp:g} ulp")
+
+
+@meaning("SCALE")
+def scale(node: Node, _: Build) -> Expected:
+    """x * scale + bias; without a bias one product."""
+    factor, bias = (float(f) for f in node.floats()[:2])
+    x = node.wide(0)
+    if bias == 0.0:
+        return Expected(settled(x * factor, node.type), 0.0, EXACT)
+    near = exact(x) * constant(factor) + constant(bias)
+    return near.expected("a product and a sum")
+
+
+@meaning("CLAMP")
+def clamp(node: Node, _: Build) -> Expected:
+    low, high = (float(f) for f in node.floats()[:2])
+    return Expected(settled(np.clip(node.wide(0), low, high), node.type), 0.0, EXACT)
+
+
+@meaning("SIGMOID")
+def sigmoid_of(node: Node, _: Build) -> Expected:
+    return sigmoid(exact(node.wide(0))).expected("1 / (1 + exp(-x))")
+
+
+@meaning("SILU")
+def silu_of(node: Node, _: Build) -> Expected:
+    return silu(exact(node.wide(0))).expected("x / (1 + exp(-x))")
+
+
+@meaning("SOFTPLUS")
+def softplus_of(node: Node, _: Build) -> Expected:
+    return softplus(exact(node.wide(0))).expected("log(1 + exp(x))")
+
+
+@meaning("XIELU")
+def xielu(node: Node, _: Build) -> Expected:
+    """The node holds softplus of the alphas; `eps` keeps expm1 from positive arguments."""
+    alpha_n, alpha_p, beta, eps = (float(f) for f in node.floats()[1:5])
+    x = exact(node.wide(0))
+    above = constant(alpha_p) * x * x + constant(beta) * x
+    v = np.expm1(np.minimum(x.v, eps))
+    below = (Near(v, 2 * LIBM_ULP * U * np.abs(v)) - x) * constant(alpha_n) + constant(beta) * x
+    return where(x.v > 0, above, below).expected("xIELU by its two branches")
+
+
+@meaning("FILL")
+def fill(node: Node, _: Build) -> Expected:
+    value = np.full(node.value.shape, float(node.floats()[0]))
+    return Expected(settled(value, node.type), 0.0, EXACT)
+
+
+@meaning("ARANGE")
+def arange(node: Node, _: Build) -> Expected:
+    start, _stop, step = (float(f) for f in node.floats()[:3])
+    steps = np.arange(node.value.size).reshape(node.value.shape)
+    value = start + step * steps
+    return Expected(value, 2 * U * np.abs(value) + SMALLEST, "a product and a sum: 2 roundings")

@@ -1,0 +1,41 @@
+"""Sorting: any permutation that puts the values in order is right, because ties are free.
+
+Source: ggml-cpu/ops.cpp of llama.cpp in llama-cpp-python 0.3.36.
+"""
+
+import numpy as np
+
+from engine.ops.ggml.base import Build, Expected, Node, meaning
+
+DESCENDING = 1  # ggml_sort_order
+
+
+@meaning("ARGSORT")
+def argsort(node: Node, _: Build) -> Expected:
+    x = node.wide(0)
+    found = np.take_along_axis(x, np.clip(node.value, 0, x.shape[-1] - 1), axis=-1)
+    ordered = np.sort(x, axis=-1)
+    if node.params[0] == DESCENDING:
+        ordered = ordered[..., ::-1]
+    every = np.broadcast_to(np.arange(x.shape[-1]), x.shape)
+    return Expected(
+        np.concatenate([ordered, every], axis=-1),
+        0.0,
+        "a permutation that puts the row in order",
+        actual=np.concatenate([found, np.sort(node.value, axis=-1)], axis=-1),
+    )
+
+
+@meaning("TOP_K")
+def top_k(node: Node, _: Build) -> Expected:
+    """The largest k of a row in any order: ggml swaps two of them on purpose."""
+    x, k = node.wide(0), node.ne[0]
+    found = np.take_along_axis(x, np.clip(node.value, 0, x.shape[-1] - 1), axis=-1)
+    ids = np.sort(node.value, axis=-1)
+    apart = (np.diff(ids, axis=-1) > 0) & (ids[..., 1:] < x.shape[-1])
+    return Expected(
+        np.concatenate([np.sort(x, axis=-1)[..., -k:], np.ones(apart.shape)], axis=-1),
+        0.0,
+        "k different indices, of the largest values",
+        actual=np.concatenate([np.sort(found, axis=-1), apart], axis=-1),
+    )

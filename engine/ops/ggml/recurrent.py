@@ -1,0 +1,134 @@
+"""Ops that carry a state from token to token.
+
+Each is run in float64 with a running bound, so a state's error grows and decays as it does in
+float32. Source: ggml-cpu/ops.cpp of llama.cpp in llama-cpp-python 0.3.36.
+"""
+
+import numpy as np
+
+from engine.errors import Unsupported
+from engine.ops.ggml.base import F64, SMALLEST, Build, Expected, Node, U, meaning
+from engine.ops.ggml.near import Near, constant, exact, softplus, total
+
+REASON = "a running bound through the recursion: every operation rounded once, exp to 2 ulp"
+
+
+def joined(*parts: Near) -> Expected:
+    """Results that ggml puts one behind the other in a single tensor: flat."""
+    flat = [np.broadcast_to(np.asarray(p.r), p.v.shape).reshape(-1) for p in parts]
+    value = np.concatenate([p.v.reshape(-1) for p in parts])
+    return Expected(value, np.concatenate(flat) + U * np.abs(value) + SMALLEST, REASON)
+
+
+def shaped(expected: Expected, node: Node) -> Expected:
+    allowed = np.asarray(expected.allowed).reshape(node.value.shape)
+    return Expected(expected.value.reshape(node.value.shape), allowed, expected.reason)
+
+
+def stacked(items: list[Near], axis: int) -> Near:
+    wide = [np.broadcast_to(np.asarray(i.r), i.v.shape) for i in items]
+    return Near(np.stack([i.v for i in items], axis), np.stack(wide, axis))
+
+
+@meaning("SSM_CONV")
+def ssm_conv(node: Node, _: Build) -> Expected:
+    """Sliding windows times a kernel: (sequences, tokens, channels)."""
+    x, kernel = node.wide(0)[0], node.wide(1)[0, 0]  # (seqs, channels, width), (channels, d_conv)
+    width = kernel.shape[-1]
+    windows = np.lib.stride_tricks.sliding_window_view(x, width, axis=-1)
+    terms = exact(windows) * exact(kernel[None, :, None, :])
+    near = total(terms, width, keep=False)
+    out = near.expected(f"{width} products summed")
+    allowed = np.asarray(out.allowed).transpose(0, 2, 1).reshape(node.value.shape)
+    return Expected(out.value.transpose(0, 2, 1).reshape(node.value.shape), allowed, out.reason)
+
+
+@meaning("SSM_SCAN")
+def ssm_scan(node: Node, _: Build) -> Expected:
+    """state = state * exp(dt * A) + B * x * dt; y = state . C. Mamba-1 decays by state."""
+    if int(node.params[0]) != 1:
+        raise Unsupported("SSM_SCAN that keeps snapshots")
+    s, x, dt, a, b, c = (node.wide(i) for i in range(6))
+    ids = node.source(6).value
+    assert ids is not None
+    heads, groups = x.shape[2], b.shape[2]
+    group = np.arange(heads) // (heads // groups)
+    state = exact(s[ids.reshape(-1)])  # (seqs, heads, dim, d_state)
+    decay = a[0, 0][:, None, :]  # (heads, 1, d_state or 1)
+    outs = []
+    for t in range(x.shape[1]):
+        step = softplus(exact(dt[0, :, t]))  # (seqs, heads)
+        step = Near(step.v[..., None, None], np.asarray(step.r)[..., None, None])
+        xdt = exact(x[:, t][..., None]) * step
+        kept = state * (step * exact(decay)).exp()
+        state = kept + exact(b[:, t][:, group][:, :, None, :]) * xdt
+        outs.append(
+            total(state * exact(c[:, t][:, group][:, :, None, :]), state.v.shape[-1], keep=False)
+        )
+    return shaped(joined(stacked(outs, 1), state), node)
+
+
+@meaning("GATED_DELTA_NET")
+def gated_delta_net(node: Node, _: Build) -> Expected:
+    """M = M * exp(g) + (v - M k) * beta (x) k; out = M q / sqrt(size); rows of M go with v."""
+    q, k, v, g, beta, state0 = (node.wide(i) for i in range(6))
+    keep = int(node.params[0])
+    size, heads, tokens, seqs = node.source(2).ne
+    head = np.arange(heads)
+    scale = constant(float(np.float32(1) / np.sqrt(np.float32(size))))
+    state = exact(state0)  # (seqs, heads, rows, columns)
+    q, k = (np.repeat(m, seqs // len(m), axis=0) for m in (q, k))
+    outs, states = [], []
+    for t in range(tokens):
+        key = exact(k[:, t][:, head % k.shape[2]][:, :, None, :])
+        state = state * exact(g[:, t][:, :, None, :]).exp(1.0)
+        dot = total(state * key, size)
+        delta = (exact(v[:, t][..., None]) - dot) * exact(beta[:, t][..., None])
+        state = state + delta * key
+        query = exact(q[:, t][:, head % q.shape[2]][:, :, None, :])
+        outs.append(total(state * query, size, keep=False) * scale)
+        states.append(state)
+    if keep > 1 and tokens < keep:
+        raise Unsupported("GATED_DELTA_NET with snapshots of earlier tokens")
+    return shaped(joined(stacked(outs, 1), *states[::-1][:keep]), node)
+
+
+def by_sequence(node: Node, i: int, seqs: int) -> F64:
+    """(tokens, heads, size) -> (seqs, tokens of each, heads, size)"""
+    x: F64 = node.wide(i)[0]
+    return x.reshape(seqs, -1, *x.shape[1:])
+
+
+@meaning("RWKV_WKV6")
+def rwkv_wkv6(node: Node, _: Build) -> Expected:
+    """out = (first * (k (x) v) + state) r; state = state * decay + k (x) v."""
+    seqs = node.source(5).ne[1]
+    k, v, r = (by_sequence(node, i, seqs) for i in range(3))
+    decay = by_sequence(node, 4, seqs)
+    heads, size = k.shape[2:]
+    first = exact(node.wide(3).reshape(heads, size)[None, :, :, None])
+    state = exact(node.wide(5).reshape(seqs, heads, size, size))
+    outs = []
+    for t in range(k.shape[1]):
+        kv = exact(k[:, t][..., None]) * exact(v[:, t][..., None, :])
+        mixed = (kv * first + state) * exact(r[:, t][..., None])
+        outs.append(total(mixed, size, axis=-2, keep=False))
+        state = state * exact(decay[:, t][..., None]) + kv
+    return shaped(joined(stacked(outs, 1), state), node)
+
+
+@meaning("RWKV_WKV7")
+def rwkv_wkv7(node: Node, _: Build) -> Expected:
+    """state = state * w + v (x) k + (state . a) (x) b; out = state . r."""
+    seqs = node.source(6).ne[1]
+    r, w, k, v, a, b = (by_sequence(node, i, seqs) for i in range(6))
+    heads, size = k.shape[2:]
+    state = exact(node.wide(6).reshape(seqs, heads, size, size))
+    outs = []
+    for t in range(k.shape[1]):
+        row = [exact(m[:, t][..., None, :]) for m in (r, w, k, a, b)]
+        sa = total(state * row[3], size)
+        kv = exact(v[:, t][..., None]) * row[2]
+        state = state * row[1] + kv + sa * row[4]
+        outs.append(total(state * row[0], size, keep=False))
+    return shaped(joined(stacked(outs, 1), state), node)

@@ -1,0 +1,119 @@
+"""Rotary positions: pairs side by side or half a row apart, in sections, stretched by YaRN.
+
+ggml multiplies the angle up from pair to pair in float32, which is mirrored; the rest is bounded.
+Source: ggml_compute_forward_rope_flt in ggml-cpu/ops.cpp of llama-cpp-python 0.3.36.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import Unsupported
+from engine.ops.ggml.base import F64, SMALLEST, Build, Expected, Node, U, meaning
+from engine.ops.ggml.near import Near, exact
+
+NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40  # GGML_ROPE_TYPE_*
+one = np.float32
+
+
+def corrections(n_dims: int, n_ctx_orig: int, base: float, fast: float, slow: float) -> list[float]:
+    """Between which pairs YaRN goes over from one frequency to the other."""
+
+    def dim(turns: float) -> float:
+        where = math.log(n_ctx_orig / (turns * 2 * math.pi)) if n_ctx_orig > 0 else -math.inf
+        return n_dims * where / (2 * math.log(base))
+
+    ends = dim(fast), dim(slow)
+    if not all(map(math.isfinite, ends)):
+        return [0.0, 0.0]
+    return [max(0.0, math.floor(ends[0])), min(n_dims - 1.0, math.ceil(ends[1]))]
+
+
+def bases(node: Node, positions: NDArray[np.int32], pairs: int) -> NDArray[np.int64]:
+    """Which of the four positions of a token each pair turns by: (pairs,)."""
+    mode, sections = int(node.params[2]), [int(s) for s in node.params[11:15]]
+    if not mode & MROPE:
+        return np.zeros(pairs, np.int64)
+    sector = np.arange(pairs) % sum(sections)
+    if mode == IMROPE:
+        which = np.full(pairs, 3)
+        for rest, part in enumerate(sections[:3]):
+            which[(sector % 3 == rest) & (sector < 3 * part)] = rest
+        return which
+    edges = np.cumsum(sections)[:3]
+    return np.searchsorted(edges, sector, side="right")
+
+
+def angles(node: Node, pairs: int) -> NDArray[np.float32]:
+    """(tokens, pairs), as ggml's float32 recursion has them, before factors and scaling."""
+    n_dims, base = int(node.params[1]), node.floats()[5]
+    ids = node.source(1).value
+    assert ids is not None
+    positions = ids.reshape(-1, node.ne[2]).astype(np.float32)  # (1 or 4, tokens)
+    step = base ** one(one(-2.0) / one(n_dims))
+    theta = np.empty((len(positions), node.ne[2], pairs), np.float32)
+    now = positions
+    for pair in range(pairs):
+        theta[:, :, pair] = now
+        now = now * step
+    which = bases(node, ids, pairs)
+    return theta[which, :, np.arange(pairs)].T
+
+
+def rotations(node: Node, pairs: int) -> tuple[Near, Near]:
+    """Cosines and sines: (tokens, 1, pairs) each."""
+    scale, ext, magnitude, fast, slow = (node.floats()[i] for i in (6, 7, 8, 9, 10))
+    theta = angles(node, pairs)
+    factors = node.optional(2)
+    if factors is not None:
+        theta = theta / np.asarray(wide_factors(node), np.float32)[:pairs]
+    turned = theta * scale
+    slack: F64 = np.zeros(turned.shape)
+    if ext != 0:
+        low, high = corrections(
+            int(node.params[1]), int(node.params[4]), float(node.floats()[5]), fast, slow
+        )
+        ramp = 1 - np.clip((np.arange(pairs) - low) / max(0.001, high - low), 0, 1)
+        mix = ramp * float(ext)
+        turned = turned.astype(np.float64) * (1 - mix) + theta.astype(np.float64) * mix
+        slack = 6 * U * (np.abs(turned) + np.abs(theta))  # ramp, its complement, products, sum
+        magnitude = magnitude * one(1 + 0.1 * math.log(1 / scale))
+    wide = turned.astype(np.float64)[:, None, :]
+    reach = slack[:, None, :]
+    size = abs(float(magnitude))
+    off = size * (reach + (2 + (3 if ext != 0 else 1)) * U)  # the function, the factor
+    return Near(np.cos(wide) * magnitude, off), Near(np.sin(wide) * magnitude, off)
+
+
+def wide_factors(node: Node) -> F64:
+    return node.wide(2).reshape(-1)
+
+
+def pair_places(node: Node) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where the first and the second element of each pair lie in a row."""
+    n_dims, mode, start = int(node.params[1]), int(node.params[2]), int(node.params[15])
+    if mode == NORMAL:
+        first = start + np.arange(0, n_dims, 2)
+        return first, first + 1
+    if mode in (NEOX, MROPE, IMROPE):
+        first = start + np.arange(n_dims // 2)
+        return first, first + n_dims // 2
+    raise Unsupported(f"ROPE of mode {mode}")
+
+
+@meaning("ROPE", "ROPE_BACK")
+def rope(node: Node, _: Build) -> Expected:
+    """x: (ne3, tokens, heads, dim); what is not rotated is copied."""
+    x = node.wide(0)
+    first, second = pair_places(node)
+    cos, sin = rotations(node, len(first))
+    if node.op == "ROPE_BACK":
+        sin = Near(-sin.v, sin.r)
+    a, b = exact(x[..., first]), exact(x[..., second])
+    value, allowed = x.copy(), np.zeros(x.shape)
+    for at, near in ((first, a * cos - b * sin), (second, a * sin + b * cos)):
+        value[..., at], allowed[..., at] = near.v, near.r + U * np.abs(near.v) + SMALLEST
+    return Expected(
+        value, allowed, "cosine, sine, two products and their sum; the angle's recursion mirrored"
+    )

@@ -1,0 +1,60 @@
+"""Softmax of scaled scores, with a mask, ALiBi slopes and sinks.
+
+Source: ggml_compute_forward_soft_max_f32 in ggml-cpu/ops.cpp of llama-cpp-python 0.3.36.
+"""
+
+import math
+
+import numpy as np
+
+from engine.ops.ggml.base import F64, Build, Expected, Node, like, meaning
+from engine.ops.ggml.near import Near, constant, exact, rounded, total
+
+TREE = 6  # roundings of the lanes of one vector, added as a tree; vectors are added in double
+
+
+def slopes(n_head: int, max_bias: float) -> F64:
+    """(heads, 1, 1); ones without a bias. Powers of float32 bases, as ggml takes them."""
+    if max_bias <= 0:
+        return np.ones((1, 1, 1))
+    log2 = 1 << math.floor(math.log2(n_head))
+    m0, m1 = (float(np.float32(2.0 ** -(bias / log2))) for bias in (max_bias, max_bias / 2))
+    powers = [m0 ** (h + 1) if h < log2 else m1 ** (2 * (h - log2) + 1) for h in range(n_head)]
+    return np.array(powers)[:, None, None]
+
+
+def scores(node: Node) -> Near:
+    """x * scale + slope * mask: (ne3, heads, rows, columns)."""
+    factor, max_bias = (float(f) for f in node.floats()[:2])
+    x = finite(exact(node.wide(0)) * constant(factor))
+    mask = node.optional(1)
+    if mask is None:
+        return x
+    rows = x.v.shape[2]
+    shown = like(node.wide(1)[:, :, :rows], x.v.shape)
+    slope = slopes(x.v.shape[1], max_bias)
+    added = exact(shown) * Near(slope, 0.0 if max_bias <= 0 else 4 * 2.0**-24 * slope)
+    return finite(x + finite(added))
+
+
+def finite(x: Near) -> Near:
+    """What is masked is minus infinity in every implementation."""
+    return Near(x.v, np.where(np.isfinite(x.v), x.r, 0.0))
+
+
+@meaning("SOFT_MAX")
+def soft_max(node: Node, _: Build) -> Expected:
+    s = scores(node)
+    top = s.v.max(axis=-1, keepdims=True)
+    top_r = np.broadcast_to(s.r, s.v.shape).max(axis=-1, keepdims=True)
+    sinks = node.optional(2)
+    if sinks is not None:
+        sink = node.wide(2).reshape(1, -1, 1, 1)
+        top = np.maximum(top, sink)
+    powers = (s - Near(top, top_r)).exp()
+    powers = Near(powers.v, np.where(powers.v == 0, 0.0, powers.r))
+    sums = total(powers, TREE)
+    if sinks is not None:
+        sums = sums + (exact(sink) - Near(top, top_r)).exp()
+    near = powers * (constant(1.0) / rounded(sums.v, sums.r))
+    return near.expected("scores, their largest, and the sum over the lanes of a vector")

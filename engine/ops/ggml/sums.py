@@ -1,0 +1,80 @@
+"""Sums over rows and the norms. Sums of squares are kept in double; the rest rounds to float32.
+
+Source: ggml-cpu/ops.cpp and vec.cpp of llama.cpp in llama-cpp-python 0.3.36.
+"""
+
+import numpy as np
+
+from engine.ops.ggml.base import F64, SMALLEST, Build, Expected, Node, U, meaning
+from engine.ops.ggml.near import Near, constant, exact, rounded, total
+
+TREE = 6  # roundings of a vector's lanes added as a tree, with the square
+
+
+@meaning("SUM_ROWS", "MEAN")
+def row_sums(node: Node, _: Build) -> Expected:
+    x = node.wide(0)
+    value = x.sum(axis=-1, keepdims=True)
+    in_double = x.shape[-1] * 2.0**-53 * np.abs(x).sum(axis=-1, keepdims=True)
+    near = rounded(value, in_double)
+    if node.op == "MEAN":
+        near = near / constant(x.shape[-1])
+    return Expected(near.v, near.r + U * np.abs(near.v) + SMALLEST, "summed in double")
+
+
+def squares(x: Near, roundings: float = 1) -> Near:
+    """The sum of squares of a row in double: only the squares round, or a few of them together."""
+    return total(Near(x.v * x.v, 2 * np.abs(x.v) * x.r + x.r * x.r), roundings).twice()
+
+
+def mean_of(x: Near, n: int) -> Near:
+    return x / constant(n)
+
+
+@meaning("RMS_NORM")
+def rms_norm(node: Node, _: Build) -> Expected:
+    eps = float(node.floats()[0])
+    x = exact(node.wide(0))
+    mean = mean_of(squares(x), x.v.shape[-1])
+    scale = constant(1.0) / (mean + constant(eps)).sqrt()
+    return (x * scale).expected("squares in float32, their sum in double")
+
+
+@meaning("L2_NORM")
+def l2_norm(node: Node, _: Build) -> Expected:
+    eps = float(node.floats()[0])
+    x = exact(node.wide(0))
+    root = squares(x).sqrt()
+    scale = constant(1.0) / Near(np.maximum(root.v, eps), root.r)
+    return (x * scale).expected("squares in float32, their sum in double")
+
+
+def centred(x: F64, eps: float) -> Near:
+    """A row with mean zero and variance one."""
+    n = x.shape[-1]
+    mean = mean_of(exact(x.sum(axis=-1, keepdims=True)).twice(), n)
+    off = exact(x) - Near(mean.v, mean.r + n * 2.0**-53 * np.abs(x).max(axis=-1, keepdims=True))
+    variance = mean_of(squares(off, TREE), n)
+    return off * (constant(1.0) / (variance + constant(eps)).sqrt())
+
+
+@meaning("NORM")
+def norm(node: Node, _: Build) -> Expected:
+    near = centred(node.wide(0), float(node.floats()[0]))
+    return near.expected("mean in double, squares of a vector summed in float32")
+
+
+@meaning("GROUP_NORM")
+def group_norm(node: Node, _: Build) -> Expected:
+    """Groups of channels (ne2), each with all their rows; the last group may be smaller."""
+    x = node.wide(0)
+    groups, eps = int(node.params[0]), float(node.floats()[1])
+    each = -(-x.shape[1] // groups)
+    value, allowed = np.empty(x.shape), np.empty(x.shape)
+    for start in range(0, x.shape[1], each):
+        part = slice(start, start + each)
+        flat = x[:, part].reshape(len(x), -1)
+        near = centred(flat, eps)
+        value[:, part] = near.v.reshape(x[:, part].shape)
+        allowed[:, part] = np.broadcast_to(near.r, flat.shape).reshape(x[:, part].shape)
+    return Expected(value, allowed + U * np.abs(value) + SMALLEST, "as NORM, of a group")

@@ -1,0 +1,140 @@
+"""`lockstep shadow`: llama.cpp's own graph, op by op, against our ops."""
+
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from harness.records import Settings, Verdict
+    from harness.shadow.run import ShadowPlan
+
+ALL = "all"
+
+
+class Preset(StrEnum):
+    exact = "exact"
+    default = "default"
+
+
+def shadow(
+    model: Annotated[Path | None, typer.Argument(help="A GGUF file.", metavar="MODEL")] = None,
+    arch: Annotated[
+        str | None,
+        typer.Option(help="Make a model of this architecture instead; all: of every one."),
+    ] = None,
+    quant: Annotated[str, typer.Option(help="Type of the matrices of such a model.")] = "F32",
+    settings: Annotated[
+        Preset,
+        typer.Option(help="exact: F32 cache, one thread. default: what users of llama.cpp run."),
+    ] = Preset.exact,
+    tokens: Annotated[int, typer.Option(help="Length of the prompt.", min=1, max=4096)] = 16,
+    seed: Annotated[int, typer.Option(help="Seed of everything.", min=0, max=2**63 - 1)] = 0,
+    faults: Annotated[
+        int,
+        typer.Option(help="Put so many faults into llama.cpp's tensors instead: all found?", min=0),
+    ] = 0,
+    report: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("reports"),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A summary as JSON on standard output.")
+    ] = False,
+    jobs: Annotated[int, typer.Option("-j", help="Models judged side by side.", min=1)] = 1,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Recompute every op of llama.cpp's own graph from llama.cpp's own inputs.
+
+    Each node is held to a bound that is derived from its roundings. What has no semantics here is
+    reported as not compared, by name and count. Examples:
+
+    \b
+      lockstep shadow model.gguf
+      lockstep shadow --arch mamba2
+      lockstep shadow --arch all -j 2
+    """
+    from dataclasses import replace
+
+    from harness.cli import screen
+    from harness.records import PRESETS
+    from harness.run import Listener
+    from harness.shadow.run import run_shadow
+
+    with screen(quiet, as_json) as out:
+        options = ["--settings", settings.value, "--tokens", str(tokens), "--seed", str(seed)]
+        if quant != "F32":
+            options += ["--quant", quant]
+        if faults:
+            options += ["--faults", str(faults)]
+        plans = plans_of(model, arch, quant, PRESETS[settings.value], tokens, seed, options)
+        plans = [replace(plan, faults=faults) for plan in plans]
+        listener = Listener(progress=out.progress, verdict=out.verdict)
+        result = run_shadow(plans, report, ["lockstep", *sys.argv[1:]], jobs, listener)
+        if not as_json and not faults:
+            out.quieten()
+            out.out.print(op_table(result.verdicts))
+        out.summary(result)
+    raise typer.Exit(result.code)
+
+
+def plans_of(
+    model: Path | None,
+    arch: str | None,
+    quant: str,
+    settings: "Settings",
+    tokens: int,
+    seed: int,
+    options: Sequence[str],
+) -> list["ShadowPlan"]:
+    from dataclasses import replace
+    from functools import partial
+
+    from harness.cli import usage
+    from harness.shadow.run import ShadowPlan, every_variant
+    from harness.synth.any_arch import variant_named
+
+    if (model is None) == (arch is None):
+        raise usage("give a MODEL or --arch, and not both")
+    if model is not None and not model.is_file():
+        raise usage(f"{model}: {'not a file' if model.exists() else 'no such file'}")
+    needed = -(-(tokens + 2) // 256) * 256  # llama.cpp's granule of the cache
+    n_ctx = max(settings.n_ctx, needed)
+    settings = replace(settings, n_ctx=n_ctx, n_ubatch=max(settings.n_ubatch, tokens))
+    make = partial(ShadowPlan, settings=settings, n_tokens=tokens, seed=seed, quant=quant)
+    make = partial(make, options=tuple(options))
+    if model is not None:
+        return [make(case=model.name, model=model)]
+    names = every_variant() if arch == ALL else (variant_named(str(arch)).name,)
+    return [make(case=f"synth:{name}", model=None, variant=name) for name in names]
+
+
+def op_table(verdicts: Sequence["Verdict"]) -> "Table":
+    """One row for each kind of op, over all models."""
+    from rich.table import Table
+
+    rows: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        if "op" in verdict.detail:
+            rows.setdefault(verdict.detail["op"], []).append(verdict)
+    table = Table(box=None, pad_edge=False)
+    for name in ("op", "models", "nodes", "compared", "exact", "of the bound", "beyond it"):
+        table.add_column(name, justify="left" if name == "op" else "right")
+    for op, same in sorted(rows.items(), key=lambda row: -total(row[1], "nodes")):
+        worst = max(v.detail["worst_share"] for v in same)
+        wrong = total(same, "violations")
+        table.add_row(
+            op,
+            str(len({v.case for v in same})),
+            *(str(total(same, name)) for name in ("nodes", "compared", "exact")),
+            f"{worst:.0%}",
+            str(wrong or ""),
+        )
+    return table
+
+
+def total(same: Sequence["Verdict"], name: str) -> int:
+    """A model has one verdict of an op for each reason, all with the same counts."""
+    return sum({v.case: int(v.detail[name]) for v in same}.values())

@@ -1,0 +1,167 @@
+"""Judges one node after the other: recomputes it from what it read, and holds it to its bound."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import EngineError, Unsupported
+from engine.gguf_file import GgufFile
+from engine.ops.ggml.base import PLAIN, Build, Expected, Node, Operand, expect
+from harness.compare import mismatch_between
+from harness.records import Mismatch
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NodeFinding:
+    """A node that is not what its sources say."""
+
+    step: int
+    ubatch: int
+    index: int
+    layer: int | None
+    op: str
+    name: str
+    type: str
+    sources: tuple[str, ...]
+    mismatch: Mismatch
+    reason: str
+
+    @property
+    def place(self) -> str:
+        return f"step {self.step}, ubatch {self.ubatch}, node {self.index} ({self.name})"
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """What was seen of one kind of op, in one layer or in all."""
+
+    nodes: int = 0
+    elements: int = 0
+    worst: float = 0.0  # the largest error, as a share of what it may be
+    worst_error: float = 0.0  # the largest error, absolute
+    exact: int = 0  # nodes equal to the last bit to the rounded truth
+    violations: int = 0
+    not_compared: dict[str, int] = field(default_factory=dict)  # reason -> nodes
+
+    def add(self, other: "Tally") -> None:
+        self.nodes += other.nodes
+        self.elements += other.elements
+        self.exact += other.exact
+        self.violations += other.violations
+        self.worst = max(self.worst, other.worst)
+        self.worst_error = max(self.worst_error, other.worst_error)
+        for reason, n in other.not_compared.items():
+            self.not_compared[reason] = self.not_compared.get(reason, 0) + n
+
+    @property
+    def compared(self) -> int:
+        return self.nodes - sum(self.not_compared.values())
+
+
+class ShadowJudge:
+    """Takes nodes as they come and keeps counts and findings, never the nodes."""
+
+    def __init__(self, file: GgufFile, build: Build) -> None:
+        self.file = file
+        self.build = build
+        self.tallies: dict[tuple[str, int | None], Tally] = {}  # (op, layer)
+        self.findings: list[NodeFinding] = []
+
+    def __call__(self, node: Node) -> None:
+        tally = self.tallies.setdefault((node.op, node.layer), Tally())
+        tally.nodes += 1
+        tally.elements += node.value.size
+        try:
+            sources = tuple(s if s is None else self.resolved(s) for s in node.sources)
+            full = replace(node, sources=sources)
+            expected = expect(full, self.build)
+        except EngineError as error:
+            reason = str(error)
+            tally.not_compared[reason] = tally.not_compared.get(reason, 0) + 1
+            return
+        self.compare(node, expected, tally)
+
+    def compare(self, node: Node, expected: Expected, tally: Tally) -> None:
+        actual = node.value if expected.actual is None else expected.actual
+        value = rounded_to(expected.value, actual)
+        share, error = closeness(value, actual, expected.allowed)
+        tally.worst, tally.worst_error = max(tally.worst, share), max(tally.worst_error, error)
+        tally.exact += error == 0.0
+        mismatch = mismatch_between(value, actual, expected.allowed)
+        if mismatch is None:
+            return
+        tally.violations += 1
+        names = (s.name for s in node.sources if s is not None)
+        self.findings.append(
+            NodeFinding(
+                step=node.step,
+                ubatch=node.ubatch,
+                index=node.index,
+                layer=node.layer,
+                op=node.op,
+                name=node.name,
+                type=node.type,
+                sources=tuple(names),
+                mismatch=mismatch,
+                reason=expected.reason,
+            )
+        )
+
+    def resolved(self, source: Operand) -> Operand:
+        """With its value; a weight is read from the model's file, as it lies there."""
+        if not source.weight:
+            return source
+        info = self.file.tensors.get(source.weight)
+        if info is None:
+            raise Unsupported(f"the weight {source.weight!r} is not in the file")
+        raw = self.file.raw(source.weight)
+        return replace(source, value=view_of(raw, source, info.type.block, info.type.bytes))
+
+    def by_op(self) -> Iterator[tuple[str, Tally]]:
+        """All layers together, in the order of names."""
+        for op in sorted({op for op, _ in self.tallies}):
+            tally = Tally()
+            for (name, _), one in self.tallies.items():
+                if name == op:
+                    tally.add(one)
+            yield op, tally
+
+
+def view_of(
+    raw: NDArray[np.uint8], source: Operand, per_block: int, block_bytes: int
+) -> NDArray[Any]:
+    """A view of a weight's bytes, with the strides of the operand. Raises EngineError outside."""
+    ne, nb = list(source.ne), list(source.nb)
+    dtype: np.dtype[Any] = np.dtype(PLAIN.get(source.type, np.uint8))
+    if source.type not in PLAIN:
+        ne[0], nb[0] = ne[0] // per_block * block_bytes, 1
+    last = source.offset + sum((n - 1) * b for n, b in zip(ne, nb, strict=True)) + dtype.itemsize
+    fits = min(*ne, *nb) >= 0 and 0 <= source.offset < last <= raw.size
+    if prod(ne) and not fits:
+        raise EngineError(f"the operand {source.name!r} lies outside the weight {source.weight!r}")
+    return np.ndarray(tuple(reversed(ne)), dtype, raw, source.offset, tuple(reversed(nb)))
+
+
+def rounded_to(value: NDArray[Any], actual: NDArray[Any]) -> NDArray[Any]:
+    """The truth as the result's type can hold it; bounds have room for that rounding."""
+    if actual.dtype.kind != "f" or value.dtype == actual.dtype:
+        return value
+    with np.errstate(over="ignore"):
+        return value.astype(actual.dtype)
+
+
+def closeness(
+    value: NDArray[Any], actual: NDArray[Any], allowed: NDArray[np.float64] | float
+) -> tuple[float, float]:
+    """The worst error as a share of what is allowed, and absolute; of finite elements."""
+    if value.shape != actual.shape or value.size == 0:
+        return 0.0, 0.0
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        error = np.abs(actual.astype(np.float64) - value.astype(np.float64))
+        error = np.where(np.isfinite(error), error, 0.0)
+        share = np.where(error > 0, error / np.asarray(allowed), 0.0)
+    return float(share.max()), float(error.max())

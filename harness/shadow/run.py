@@ -1,0 +1,205 @@
+"""`lockstep shadow`: llama.cpp's graph of one model, or of one of every architecture, judged."""
+
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.random import Philox
+
+from engine.batch import Batch
+from engine.errors import EngineError
+from engine.gguf_file import GgufFile
+from engine.ops.ggml.base import Build
+from harness.check import exit_code, lanes_of
+from harness.records import Answered, EngineInfo, Settings, Status, Verdict
+from harness.report.header import header, model_row
+from harness.report.jsonl import ReportWriter
+from harness.run import Listener, RunResult, run_folder
+from harness.runner import Runner, Session
+from harness.shadow.faults import trials
+from harness.shadow.judge import ShadowJudge
+from harness.shadow.models import make_variant, opened
+from harness.shadow.verdicts import SUITE, all_seen, verdicts_of
+from harness.suites.base import STEPS_TRACED, NoAnswer, no_answer
+from harness.synth.any_arch import variant_named, variants
+
+ENGINE = "llama.cpp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShadowPlan:
+    """What was asked for: a file, or a variant of which one is made."""
+
+    case: str
+    model: Path | None
+    variant: str = ""
+    quant: str = "F32"
+    settings: Settings
+    n_tokens: int = 16
+    seed: int = 0
+    time_limit: float = 300.0
+    faults: int = 0  # to be injected instead of judging llama.cpp as it is
+    options: tuple[str, ...] = ()  # that repeat it, without the model
+
+    @property
+    def repro(self) -> str:
+        what = ["--arch", self.variant] if self.variant else [str(self.model)]
+        return shlex.join(["lockstep", "shadow", *what, *self.options])
+
+
+@dataclass(kw_only=True)
+class Judged:
+    """Of one plan; small enough to cross from one process to another."""
+
+    case: str
+    verdicts: list[Verdict]
+    row: dict[str, Any]
+    engine: EngineInfo | None = None
+    problem: str = field(default="")
+
+
+def judged(plan: ShadowPlan, folder: Path) -> Judged:
+    """Make the model if it is a variant, have llama.cpp run it, and judge every node."""
+    try:
+        path = plan.model or folder / f"{plan.variant}.gguf"
+        row = model_row(plan.case, path, "both")
+        with Runner(time_limit=plan.time_limit).open(ENGINE, path, plan.settings) as session:
+            info = session.ask("describe")
+            if not isinstance(info, Answered):
+                raise no_answer(ENGINE, "describe", info)
+            work = faults_found if plan.faults else verdicts_for
+            found = list(work(plan, path, session, lanes_of(info.value.build)))
+        return Judged(case=plan.case, verdicts=found, row=row, engine=info.value)
+    except NoAnswer as error:
+        text = f"{plan.case}: {error}"
+        verdict = verdict_of(plan, error.status, text, error.detail, (SUITE, error.status))
+        return Judged(case=plan.case, verdicts=[verdict], row={})
+
+
+def make_models(plans: Sequence[ShadowPlan], folder: Path) -> None:
+    """One engine names the tensors of all variants: to start it takes longer than to ask it."""
+    with opened() as session:
+        for plan in plans:
+            if plan.variant:
+                variant, path = variant_named(plan.variant), folder / f"{plan.variant}.gguf"
+                make_variant(variant, path, seed=plan.seed, quant=plan.quant, session=session)
+
+
+def verdicts_for(plan: ShadowPlan, path: Path, session: Session, lanes: int) -> Iterator[Verdict]:
+    with GgufFile.open(path) as file:
+        judge = ShadowJudge(file, Build(lanes=lanes, n_threads=plan.settings.n_threads))
+        outcome = session.stream("capture", judge, batches_of(plan, file), None)
+        if not isinstance(outcome, Answered):
+            yield from verdicts_of(judge, lambda *a: verdict_of(plan, *a))
+            raise no_answer(ENGINE, "capture", outcome)
+        yield from verdicts_of(judge, lambda *a: verdict_of(plan, *a))
+        if wrong := all_seen(judge, outcome):
+            yield verdict_of(plan, "not-compared", wrong, {}, ())
+
+
+def faults_found(plan: ShadowPlan, path: Path, session: Session, lanes: int) -> Iterator[Verdict]:
+    """One verdict a fault: it must be found, at its node and nowhere else."""
+    build = Build(lanes=lanes, n_threads=plan.settings.n_threads)
+    with GgufFile.open(path) as file:
+        batches = batches_of(plan, file)[:2]
+        for trial in trials(session, file, build, batches, range(plan.faults), plan.seed):
+            at, kind = trial.place, trial.fault.kind
+            what = f"fault {trial.number}: {kind} in {at.op} at node {at.index} of step {at.step}"
+            detail = {"fault": asdict(trial.fault), "found": [asdict(f) for f in trial.found]}
+            if trial.located:
+                yield verdict_of(plan, "agreed", f"{what} ({at.name}) is found there", detail, ())
+                continue
+            places = ", ".join(f"{f.op} at node {f.index}" for f in trial.found) or "nowhere"
+            key = (SUITE, "missed", at.op, kind)
+            yield verdict_of(plan, "diverged", f"{what} ({at.name}) is found {places}", detail, key)
+
+
+def batches_of(plan: ShadowPlan, file: GgufFile) -> tuple[Batch, ...]:
+    """A prompt of seeded ids from all over the vocabulary, then single tokens."""
+    embeddings = file.tensors.get("token_embd.weight")
+    if embeddings is None:
+        raise EngineError("the model has no token_embd.weight, so its vocabulary is unknown")
+    raw = Philox(key=plan.seed).random_raw(plan.n_tokens + STEPS_TRACED)
+    tokens = [int(r >> np.uint64(33)) % embeddings.shape[0] for r in raw]
+    prompt, rest = tokens[: plan.n_tokens], tokens[plan.n_tokens :]
+    return (
+        Batch.of(prompt),
+        *(Batch.of([t], start=plan.n_tokens + i) for i, t in enumerate(rest)),
+    )
+
+
+def verdict_of(
+    plan: ShadowPlan, status: Status, summary: str, detail: dict[str, Any], key: tuple[str, ...]
+) -> Verdict:
+    return Verdict(
+        suite=SUITE,
+        case=plan.case,
+        status=status,
+        summary=summary,
+        detail=detail,
+        key="/".join(key),
+        repro="" if status == "agreed" else plan.repro,
+    )
+
+
+# --- a run ------------------------------------------------------------------------------------
+
+
+def run_shadow(
+    plans: Sequence[ShadowPlan],
+    reports: Path,
+    command: Sequence[str],
+    jobs: int,
+    listener: Listener,
+) -> RunResult:
+    """Each model's verdicts are on disk before the next model is judged."""
+    started = time.perf_counter()
+    verdicts: list[Verdict] = []
+    writer: ReportWriter | None = None
+    folder = Path()
+    engines: tuple[EngineInfo, ...] = ()
+    with TemporaryDirectory(prefix="lockstep-") as models:
+        make_models(plans, Path(models))
+        for result in results(plans, Path(models), jobs, listener.progress):
+            if writer is None:
+                folder = run_folder(reports, SUITE)
+                engines = (result.engine,) if result.engine else ()
+                rows = [result.row] if len(plans) == 1 and result.row else []
+                writer = ReportWriter(
+                    folder, header(shlex.join(command), plans[0].seed, rows, engines)
+                )
+            for verdict in result.verdicts:
+                verdicts.append(verdict)
+                writer.verdict(verdict)
+                listener.verdict(verdict)
+    code = exit_code(verdicts)
+    seconds = time.perf_counter() - started
+    assert writer is not None
+    writer.footer(code, seconds)
+    return RunResult(code=code, folder=folder, verdicts=verdicts, engines=engines, seconds=seconds)
+
+
+def results(
+    plans: Sequence[ShadowPlan], folder: Path, jobs: int, progress: Callable[[str, str], None]
+) -> Iterator[Judged]:
+    if jobs == 1 or len(plans) == 1:
+        for plan in plans:
+            progress(plan.case, f"suite {SUITE}")
+            yield judged(plan, folder)
+        return
+    with ProcessPoolExecutor(min(jobs, len(plans)), mp_context=get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(judged, plan, folder) for plan in plans]):
+            result = done.result()
+            progress(result.case, "done")
+            yield result
+
+
+def every_variant() -> tuple[str, ...]:
+    return tuple(variants())

@@ -1,0 +1,29 @@
+"""Is every op of the oracle's own graph what its own inputs say?"""
+
+from collections.abc import Iterator
+
+from engine.gguf_file import GgufFile
+from engine.ops.ggml.base import Build
+from harness.records import Unanswerable, Verdict
+from harness.shadow.judge import ShadowJudge
+from harness.shadow.verdicts import SUITE, all_seen, verdicts_of
+from harness.suites.base import Context, Suite
+
+
+class Shadow(Suite, name=SUITE):
+    order = 70
+
+    def run(self, context: Context) -> Iterator[Verdict]:
+        """It judges the oracle, so an oracle that shows no graph leaves nothing to do."""
+        build = Build(lanes=context.lanes, n_threads=context.settings.n_threads)
+        with GgufFile.open(context.model) as file:
+            judge = ShadowJudge(file, build)
+            outcome = context.oracle.stream("capture", judge, context.batches, None)
+            if isinstance(outcome, Unanswerable):
+                text = f"{context.oracle.name} shows no graph to recompute: {outcome.message}"
+                yield context.verdict(SUITE, "excused", text)
+                return
+            context.answer(context.oracle, "capture", outcome)
+            yield from verdicts_of(judge, lambda s, t, d, k: context.verdict(SUITE, s, t, d, k))
+            if wrong := all_seen(judge, outcome):
+                yield context.verdict(SUITE, "not-compared", wrong)
