@@ -4,7 +4,7 @@ What follows a faulty node works on the faulty value, as it would with a real bu
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -101,9 +101,9 @@ def drawn(places: Sequence[Place], bits: Philox) -> tuple[Place, Fault]:
     kind = KINDS[raw[1] % len(KINDS)]
     if kind == "swap" and place.op in ORDER_FREE:
         kind = "nudge"
-    at = {"step": place.step, "ubatch": place.ubatch, "index": place.index}
-    fault = replace(Fault(step=0, ubatch=0, index=0, kind=kind, draw=raw[2]), **at)
-    return place, fault
+    return place, Fault(
+        step=place.step, ubatch=place.ubatch, index=place.index, kind=kind, draw=raw[2]
+    )
 
 
 def asked(

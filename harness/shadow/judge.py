@@ -15,6 +15,10 @@ from harness.compare import mismatch_between
 from harness.records import Mismatch
 
 
+# what a node raises whose shapes, types or parameters do not go together: an engine may lie
+SENSELESS = (ArithmeticError, AssertionError, LookupError, MemoryError, TypeError, ValueError)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NodeFinding:
     """A node that is not what its sources say."""
@@ -72,6 +76,9 @@ class ShadowJudge:
         self.findings: list[NodeFinding] = []
 
     def __call__(self, node: Node) -> None:
+        """Raises TypeError for what is no node."""
+        if not isinstance(node, Node):
+            raise TypeError(f"the engine shows a {type(node).__name__}, expected a Node")
         tally = self.tallies.setdefault((node.op, node.layer), Tally())
         tally.nodes += 1
         tally.elements += node.value.size
@@ -79,8 +86,9 @@ class ShadowJudge:
             sources = tuple(s if s is None else self.resolved(s) for s in node.sources)
             full = replace(node, sources=sources)
             expected = expect(full, self.build)
-        except EngineError as error:
-            reason = str(error)
+        except (EngineError, *SENSELESS) as error:
+            known = isinstance(error, EngineError)
+            reason = str(error) if known else f"the node makes no sense: {error!r:.200}"
             tally.not_compared[reason] = tally.not_compared.get(reason, 0) + 1
             return
         self.compare(node, expected, tally)
