@@ -96,9 +96,17 @@ def test_the_exit_code_is_never_vacuous(statuses: list[Status], code: int) -> No
 
 def test_our_engine_agrees_with_itself_in_every_suite(model: Path) -> None:
     found = verdicts_of(plan_for(model))
-    assert {v.status for v in found} == {"agreed"}
-    assert {v.suite for v in found} == set(SUITES)
+    others = [v for v in found if v.suite != "shadow"]
+    assert {v.status for v in others} == {"agreed"}
+    assert {v.suite for v in others} == set(SUITES)
     assert exit_code(found) == 0
+
+
+def test_an_oracle_that_shows_no_graph_is_said_to_show_none(model: Path) -> None:
+    found = verdicts_of(plan_for(model, suites=("shadow",)))
+    assert [(v.suite, v.status) for v in found] == [("shadow", "excused")]
+    assert "reference shows no graph" in found[0].summary
+    assert exit_code(found) == 3
 
 
 @pytest.mark.parametrize("settings", [EXACT, DEFAULT], ids=lambda s: s.name)
@@ -199,7 +207,7 @@ def test_other_ids_are_a_divergence(pair: Opened, model: Path) -> None:
 
 
 def test_without_names_all_suites_run_in_their_order() -> None:
-    assert [suite.name for suite in suites_named(())] == list(SUITES)
+    assert [suite.name for suite in suites_named(())] == [*SUITES, "shadow"]
 
 
 def test_suites_run_once_and_in_their_order_however_they_are_named() -> None:

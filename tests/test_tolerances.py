@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from engine.ops.products import additions
 from engine.ops.reference import Reference
 from harness import tolerances
 from harness.compare import mismatch_between
-from harness.tolerances import Bound, U, additions
+from harness.tolerances import Bound, U
 
 F32 = NDArray[np.float32]
 Order = Callable[[F32, int], F32]  # (..., terms), lanes -> (...)

@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 
 from engine.batch import Batch
+from engine.ops.ggml.base import Node, Operand
 from harness.records import (
     DEFAULT,
     EXACT,
+    Captured,
     EngineInfo,
     Evaluation,
+    Fault,
     FileSummary,
     Request,
     Site,
@@ -37,6 +40,24 @@ TRACE = Trace(
             site=Site(step=0, layer=None, name="embd"), value=np.zeros((0, 4), np.float32)
         ),
     ),
+)
+FAULT = Fault(step=0, ubatch=1, index=7, kind="swap", draw=5)
+NODE = Node(
+    step=1,
+    ubatch=0,
+    index=7,
+    op="ADD",
+    name="l_out-0",
+    layer=0,
+    type="F32",
+    ne=(3, 2, 1, 1),
+    params=np.arange(16, dtype=np.int32),
+    sources=(
+        Operand(name="x", type="F32", ne=(3, 2, 1, 1), value=np.ones((1, 1, 2, 3), np.float32)),
+        None,
+        Operand(name="w", type="Q8_0", ne=(32, 1, 1, 1), value=None, weight="w", nb=(34, 34)),
+    ),
+    value=np.zeros((1, 1, 2, 3), np.float32),
 )
 VALUES: dict[str, Any] = {
     "nothing": None,
@@ -61,6 +82,8 @@ VALUES: dict[str, Any] = {
         metadata={"k": ("ARR[F32]", [1.5, "nan"]), "s": ("STR", "\udcff")},
         tensors=(ROW,),
     ),
+    "faults": [FAULT, Captured(nodes=3, views=1, faulted=True)],
+    "node": NODE,
     "arrays": [
         np.zeros(shape, dtype)
         for dtype in ("bool", "float16", "float64", "int8", "int64", "uint8", "uint32")

@@ -85,7 +85,9 @@ def check(
     jobs: Annotated[int, typer.Option("-j", help="Models checked side by side.", min=1)] = 1,
     quiet: QuietOpt = False,
 ) -> None:
-    """Run every suite that applies: metadata, tokens, dequant, logits, decode, trace, products.
+    """Run every suite that applies.
+
+    In order: metadata, tokens, dequant, logits, decode, trace, products, shadow.
 
     Without MODEL it checks the built-in seeded models. Examples:
 

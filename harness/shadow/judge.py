@@ -14,7 +14,6 @@ from engine.ops.ggml.base import PLAIN, Build, Expected, Node, Operand, expect
 from harness.compare import mismatch_between
 from harness.records import Mismatch
 
-
 # what a node raises whose shapes, types or parameters do not go together: an engine may lie
 SENSELESS = (ArithmeticError, AssertionError, LookupError, MemoryError, TypeError, ValueError)
 

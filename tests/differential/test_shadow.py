@@ -1,0 +1,138 @@
+"""llama.cpp's own graphs, op by op; wrong results put into them are found where they are."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.batch import Batch
+from engine.gguf_file import GgufFile
+from engine.ops.ggml.base import MEANINGS, Build, Node
+from harness.check import lanes_of
+from harness.records import DEFAULT, EXACT, Answered, Captured, Fault, Settings
+from harness.report.jsonl import read_report
+from harness.run import Listener
+from harness.runner import Runner, Session
+from harness.shadow.faults import KINDS, Place, trials
+from harness.shadow.judge import ShadowJudge
+from harness.shadow.models import make_variant, opened
+from harness.shadow.run import ShadowPlan, batches_of, run_shadow
+from harness.synth.any_arch import variant_named
+
+# between them nearly every op; `shadow --arch all` takes all variants
+SLICE = ("deepseek4", "qwen4exp", "gemma3n", "gpt-oss", "mamba2", "rwkv6", "t5", "jina-bert-v2")
+
+
+@pytest.fixture(scope="module")
+def namer() -> Iterator[Session]:
+    with opened() as session:
+        yield session
+
+
+def model_of(name: str, folder: Path, namer: Session, quant: str = "F32") -> Path:
+    path = folder / f"{name}.gguf"
+    make_variant(variant_named(name), path, session=namer, quant=quant)
+    return path
+
+
+def shadow(path: Path, settings: Settings, n_tokens: int = 9) -> tuple[ShadowJudge, Captured]:
+    plan = ShadowPlan(case=path.stem, model=path, settings=settings, n_tokens=n_tokens)
+    with (
+        GgufFile.open(path) as file,
+        Runner().open("llama.cpp", path, settings) as session,
+    ):
+        info = session.ask("describe")
+        assert isinstance(info, Answered)
+        build = Build(lanes=lanes_of(info.value.build), n_threads=settings.n_threads)
+        judge = ShadowJudge(file, build)
+        outcome = session.stream("capture", judge, batches_of(plan, file), None)
+    assert isinstance(outcome, Answered), outcome
+    return judge, outcome.value
+
+
+@pytest.mark.parametrize("name", SLICE)
+def test_every_node_of_a_variant_is_what_its_sources_say(
+    name: str, tmp_path: Path, namer: Session
+) -> None:
+    judge, captured = shadow(model_of(name, tmp_path, namer), EXACT)
+    assert judge.findings == []
+    tallies = [tally for _, tally in judge.by_op()]
+    assert sum(t.compared for t in tallies) == sum(t.nodes for t in tallies) == captured.nodes > 50
+    assert captured.views > 0
+    assert max(t.worst for t in tallies) > 0.1  # bounds that nothing comes near would prove little
+
+
+@pytest.mark.parametrize("quant", ["F32", "Q8_0", "Q4_K"])
+def test_users_settings_are_judged_as_well(quant: str, tmp_path: Path, namer: Session) -> None:
+    judge, captured = shadow(model_of("qwen3", tmp_path, namer, quant), DEFAULT)
+    assert judge.findings == []
+    ops = dict(judge.by_op())
+    assert ops["FLASH_ATTN_EXT"].compared > 0
+    assert sum(t.compared for t in ops.values()) == captured.nodes
+
+
+def test_the_slice_reaches_most_ops_that_have_a_meaning(tmp_path: Path, namer: Session) -> None:
+    seen: set[str] = set()
+    path = model_of("deepseek4", tmp_path, namer)
+    with Runner().open("llama.cpp", path, EXACT) as session:
+        outcome = session.stream("capture", lambda n: seen.add(n.op), (Batch.of([1, 2]),), None)
+    assert isinstance(outcome, Answered)
+    assert seen <= MEANINGS.keys()
+    assert {"TOP_K", "LIGHTNING_INDEXER", "DSV4_HC_COMB", "ROPE_BACK", "MUL_MAT_ID"} <= seen
+
+
+@pytest.mark.parametrize(("name", "settings"), [("llama-moe", EXACT), ("llama", DEFAULT)])
+def test_faults_are_found_at_their_node_and_nowhere_else(
+    name: str, settings: Settings, tmp_path: Path, namer: Session
+) -> None:
+    path = model_of(name, tmp_path, namer)
+    plan = ShadowPlan(case=name, model=path, settings=settings, n_tokens=6)
+    with GgufFile.open(path) as file, Runner().open("llama.cpp", path, settings) as session:
+        build = Build(lanes=16, n_threads=settings.n_threads)
+        done = list(trials(session, file, build, batches_of(plan, file)[:2], range(10), 3))
+    assert [t.number for t in done if not t.located] == []
+    assert len({t.fault.kind for t in done} & set(KINDS)) >= 3
+
+
+def test_a_node_shows_what_it_read_even_if_it_ran_in_place(tmp_path: Path, namer: Session) -> None:
+    nodes: list[Node] = []
+    path = model_of("llama", tmp_path, namer)
+    with Runner().open("llama.cpp", path, EXACT) as session:
+        outcome = session.stream("capture", nodes.append, (Batch.of([1, 2, 3]),), None)
+    assert isinstance(outcome, Answered)
+    (embd,) = (n for n in nodes if n.name == "embd")
+    assert embd.source(1).name == "inp_tokens"
+    assert embd.source(1).value is not None
+    assert embd.source(1).value.reshape(-1).tolist() == [1, 2, 3]
+    assert (embd.source(0).weight, embd.source(0).value) == ("token_embd.weight", None)
+    stored = next(n for n in nodes if n.op == "SET_ROWS")
+    before = stored.source(2).value
+    assert before is not None
+    assert not before.any()  # the cache as it was
+    assert stored.value.any()
+    readers = [n for n in nodes for s in n.sources if s and s.producer == embd.index]
+    assert {n.op for n in readers} >= {"RMS_NORM", "ADD"}
+
+
+def test_a_fault_that_nobody_asked_for_is_not_made(tmp_path: Path, namer: Session) -> None:
+    path = model_of("llama", tmp_path, namer)
+    nowhere = Fault(step=0, ubatch=0, index=10**6, kind="scale", draw=0)
+    with Runner().open("llama.cpp", path, EXACT) as session:
+        outcome = session.stream("capture", lambda _: None, (Batch.of([1]),), nowhere)
+    assert isinstance(outcome, Answered)
+    assert not outcome.value.faulted
+
+
+def test_a_run_leaves_a_report_of_every_op(tmp_path: Path) -> None:
+    plan = ShadowPlan(case="synth:mamba", model=None, variant="mamba", settings=EXACT, n_tokens=4)
+    result = run_shadow([plan], tmp_path, ["lockstep", "shadow"], 1, Listener())
+    assert result.code == 0
+    rows = read_report(result.folder / "report.jsonl")
+    ops = {row["detail"]["op"] for row in rows[1:-1]}
+    assert {"SSM_SCAN", "SSM_CONV", "MUL_MAT"} <= ops
+    assert all(row["detail"]["nodes"] == row["detail"]["compared"] for row in rows[1:-1])
+
+
+def test_places_are_compared_with_all_they_hold() -> None:
+    place = Place(step=0, ubatch=0, index=1, op="ADD", name="x", layer=None)
+    assert place != Place(step=0, ubatch=0, index=2, op="ADD", name="x", layer=None)

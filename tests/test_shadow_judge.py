@@ -1,0 +1,116 @@
+"""The judge of nodes: what it compares, counts, cannot compare, and finds wrong."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.gguf_file import GgufFile
+from engine.ops.ggml.base import Node, Operand
+from harness.gguf_writer import write_gguf
+from harness.records import Verdict
+from harness.shadow.judge import ShadowJudge
+from harness.shadow.verdicts import verdicts_of
+from tests.shadow_nodes import BUILD, node, normal
+
+W = normal(1, 6, 32)
+X = normal(2, 3, 32)
+
+
+@pytest.fixture
+def judge(tmp_path: Path) -> ShadowJudge:
+    path = tmp_path / "w.gguf"
+    write_gguf(path, {"general.architecture": ("STR", "llama")}, [("w", (32, 6), "F32", W)])
+    return ShadowJudge(GgufFile.open(path), BUILD)
+
+
+def by_weight(value: Any, **changes: Any) -> Node:
+    """A product with rows 2 to 5 of the weight in the file."""
+    weight = Operand(
+        name="w (view)", type="F32", ne=(32, 4, 1, 1), value=None, weight="w",
+        offset=2 * 128, nb=(4, 128, 768, 768),
+    )  # fmt: skip
+    made = node("MUL_MAT", value, W, X)
+    return replace(made, sources=(replace(weight, **changes), made.source(1)))
+
+
+def verdicts(judge: ShadowJudge) -> list[Verdict]:
+    def make(status: Any, summary: str, detail: Any, key: tuple[str, ...]) -> Verdict:
+        return Verdict(
+            suite="shadow", case="c", status=status, summary=summary, detail=detail,
+            key="/".join(key),
+        )  # fmt: skip
+
+    return list(verdicts_of(judge, make))
+
+
+def test_a_weight_is_read_from_the_file_where_the_operand_says(judge: ShadowJudge) -> None:
+    judge(by_weight(X @ W[2:].T))
+    assert judge.findings == []
+    judge(by_weight(X @ W[:4].T))
+    assert [f.op for f in judge.findings] == ["MUL_MAT"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"weight": "v"}, "'v' is not in the file"),
+        ({"offset": 3 * 128}, "lies outside"),
+        ({"offset": -128}, "lies outside"),
+        ({"nb": (4, 256, 768, 768)}, "lies outside"),
+        ({"nb": (4, -128, 768, 768)}, "lies outside"),
+    ],
+)
+def test_an_operand_outside_the_file_is_not_compared(
+    changes: dict[str, Any], says: str, judge: ShadowJudge
+) -> None:
+    judge(by_weight(X @ W[2:].T, **changes))
+    ((op, tally),) = judge.by_op()
+    assert (op, tally.nodes, tally.compared) == ("MUL_MAT", 1, 0)
+    assert says in next(iter(tally.not_compared))
+
+
+def test_a_node_that_makes_no_sense_is_not_compared(judge: ShadowJudge) -> None:
+    judge(node("CONCAT", X, X))
+    judge(node("ADD", X, X, normal(3, 2, 31)))
+    assert sum(t.compared for _, t in judge.by_op()) == 0
+    with pytest.raises(TypeError, match="expected a Node"):
+        judge("a node")  # type: ignore[arg-type]
+
+
+def test_what_has_no_meaning_is_reported_by_name_and_count(judge: ShadowJudge) -> None:
+    for _ in range(3):
+        judge(node("OPT_STEP_SGD", X, X))
+    judge(node("ADD", X + X, X, X))
+    found = {(v.status, v.detail["op"]): v.summary for v in verdicts(judge)}
+    assert found.keys() == {("not-compared", "OPT_STEP_SGD"), ("agreed", "ADD")}
+    assert "3 nodes not compared" in found["not-compared", "OPT_STEP_SGD"]
+
+
+def test_a_wrong_element_is_a_divergence_with_its_place(judge: ShadowJudge) -> None:
+    wrong = X + X
+    wrong[2, 7] += 1
+    judge(node("ADD", X + X, X, X))
+    judge(node("ADD", wrong, X, X))
+    (verdict,) = verdicts(judge)
+    assert (verdict.status, verdict.key) == ("diverged", "shadow/value/ADD/F32")
+    assert verdict.detail["index"] == [0, 0, 2, 7]
+    assert verdict.detail["places"] == ["step 0, ubatch 0, node 5 (add-1)"]
+    assert (verdict.detail["nodes"], verdict.detail["exact"]) == (2, 1)
+    assert verdict.detail["layers"]["1"][0] == 2
+
+
+def test_a_result_of_another_shape_is_wrong(judge: ShadowJudge) -> None:
+    judge(node("ADD", (X + X)[:2], X, X))
+    assert judge.findings[0].mismatch.kind == "shape"
+
+
+def test_nan_where_none_belongs_is_wrong_and_where_one_belongs_is_not(judge: ShadowJudge) -> None:
+    bad = X.copy()
+    bad[0, 0] = np.nan
+    judge(node("ADD", bad + X, bad, X))
+    assert judge.findings == []
+    judge(node("ADD", bad + X, X, X))
+    assert len(judge.findings) == 1
