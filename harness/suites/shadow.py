@@ -11,7 +11,7 @@ from harness.suites.base import Context, Suite
 
 
 class Shadow(Suite, name=SUITE):
-    order = 70
+    order = 80
 
     def run(self, context: Context) -> Iterator[Verdict]:
         """It judges the oracle, so an oracle that shows no graph leaves nothing to do."""
