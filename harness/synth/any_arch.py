@@ -22,7 +22,7 @@ from harness.gguf_writer import gguf_bytes, write_gguf
 from harness.records import TensorSummary
 from harness.synth.generator import around_one, stream, tensor_bytes, uniform
 from harness.synth.llama import Lazy, TensorRow
-from harness.synth.variant_extras import BOTH, DENSE_ONLY, EXTRAS, MOE_ONLY, SIZES
+from harness.synth.variant_extras import BOTH, DENSE_ONLY, EXTRAS, LEFT_OUT, MOE_ONLY, SIZES
 from harness.synth.variants import Keys, Sizes, common, experts
 
 MOE = "-moe"  # ends the name of the form with experts, where there are both
@@ -34,7 +34,6 @@ IMPOSSIBLE: Mapping[str, str] = MappingProxyType(
         "gemma4-assistant": "it decodes on the cache of another model",
         "eagle3": "it decodes on the layers of another model",
         "dflash": "it decodes on the layers of another model",
-        "rwkv6qwen2": "llama.cpp ends by a signal while it reserves the graph",
     }
 )
 # Weights that llama.cpp does not multiply by, or only as F32: they stay so with any type
@@ -51,6 +50,8 @@ class Variant:
 
     arch: str
     moe: bool
+    changed: tuple[tuple[str, int], ...] = ()  # keys with another U32 than in the table
+    complete: bool = False  # also with the tensors that real files of the architecture lack
 
     @property
     def name(self) -> str:
@@ -85,6 +86,7 @@ def metadata(variant: Variant) -> Keys:
         keys.update(EXTRAS[variant.arch](sizes))
     keys["general.architecture"] = ("STR", variant.arch)
     keys["tokenizer.ggml.model"] = ("STR", "no_vocab")
+    keys.update({key: ("U32", value) for key, value in variant.changed})
     keys = {variant.arch + k if k.startswith(".") else k: v for k, v in keys.items()}
     return dict(sorted(keys.items(), key=lambda item: item[0] != "general.architecture"))
 
@@ -107,7 +109,9 @@ def write_variant(
         **metadata(variant),
         "general.name": ("STR", f"lockstep synth {variant.name} {quant} seed {seed}"),
     }
-    rows = {tensor.name: row(tensor, seed, quant) for tensor in tensors}
+    lacks = None if variant.complete else LEFT_OUT.get(variant.arch)
+    kept = [t for t in tensors if lacks is None or not re.search(lacks, t.name)]
+    rows = {tensor.name: row(tensor, seed, quant) for tensor in kept}
     write_gguf(path, keys, rows.values())
 
 

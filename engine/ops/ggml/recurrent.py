@@ -117,6 +117,23 @@ def rwkv_wkv6(node: Node, _: Build) -> Expected:
     return shaped(joined(stacked(outs, 1), state), node)
 
 
+@meaning("GATED_LINEAR_ATTN")
+def gated_linear_attn(node: Node, _: Build) -> Expected:
+    """state = state * gate + k (x) v; out = state q * scale."""
+    seqs = node.source(4).ne[1]
+    k, v, q, gate = (by_sequence(node, i, seqs) for i in range(4))
+    heads, size = k.shape[2:]
+    scale = constant(float(node.floats()[0]))
+    state = exact(node.wide(4).reshape(seqs, heads, size, size))
+    outs = []
+    for t in range(k.shape[1]):
+        kv = exact(k[:, t][..., None]) * exact(v[:, t][..., None, :])
+        state = state * exact(gate[:, t][..., None]) + kv
+        terms = state * (exact(q[:, t][..., None]) * scale)
+        outs.append(total(terms, size, axis=-2, keep=False))
+    return shaped(joined(stacked(outs, 1), state), node)
+
+
 @meaning("RWKV_WKV7")
 def rwkv_wkv7(node: Node, _: Build) -> Expected:
     """state = state * w + v (x) k + (state . a) (x) b; out = state . r."""

@@ -1,0 +1,60 @@
+"""What is wrong in llama.cpp's own graphs, by tests/known_divergences.toml, is still wrong."""
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.gguf_file import GgufFile
+from engine.ops.ggml.base import MEANINGS, Build
+from harness.check import lanes_of
+from harness.fuzzers._known import FILE
+from harness.records import EXACT, Answered, Crashed
+from harness.runner import Runner
+from harness.shadow.judge import ShadowJudge
+from harness.shadow.models import make_variant, opened
+from harness.shadow.run import ShadowPlan, batches_of
+from harness.synth.any_arch import variant_named, variants
+
+KNOWN: list[dict[str, Any]] = tomllib.loads(FILE.read_text())["shadow"]
+
+
+@pytest.mark.parametrize("known", KNOWN, ids=lambda known: str(known["id"]))
+def test_what_is_known_to_be_wrong_still_is(known: dict[str, Any], tmp_path: Path) -> None:
+    over = f"llama.cpp is right by now: take {known['id']} out of known_divergences.toml"
+    changes = {"changed": tuple(known["keys"].items()), "complete": known["complete"]}
+    variant = replace(variant_named(known["variant"]), **changes)
+    path = tmp_path / "m.gguf"
+    with opened() as namer:
+        make_variant(variant, path, session=namer)
+    plan = ShadowPlan(case=known["id"], model=path, settings=EXACT, n_tokens=4)
+    with GgufFile.open(path) as file, Runner().open("llama.cpp", path, EXACT) as session:
+        info = session.ask("describe")
+        assert isinstance(info, Answered)
+        lanes = lanes_of(info.value.build)
+        if lanes < known["lanes"]:
+            pytest.skip(f"{known['id']} needs {known['lanes']} lanes; not compared with {lanes}")
+        judge = ShadowJudge(file, Build(lanes=lanes))
+        outcome = session.stream("capture", judge, batches_of(plan, file), None)
+    if known["symptom"] == "crash":
+        assert isinstance(outcome, Crashed), over
+        return
+    assert isinstance(outcome, Answered)
+    assert {finding.op for finding in judge.findings} == {known["op"]}, over
+
+
+@pytest.mark.parametrize("known", KNOWN, ids=lambda known: str(known["id"]))
+def test_an_entry_says_what_where_and_whether_it_was_reported(known: dict[str, Any]) -> None:
+    assert known["component"] == "llama.cpp"
+    assert known["variant"] in variants()
+    assert known["symptom"] in ("value", "crash")
+    assert known["op"] in MEANINGS or known["symptom"] == "crash"
+    assert known["sentence"].endswith(".")
+    assert known["status"].startswith(("reported", "not reported: "))
+    assert known["link"].startswith("https://github.com/") or "not reported" in known["status"]
+
+
+def test_no_two_entries_have_an_id_in_common() -> None:
+    assert len({known["id"] for known in KNOWN}) == len(KNOWN) >= 2
