@@ -18,12 +18,12 @@ def mismatch_between(
         return Mismatch(kind="shape", detail=f"expected shape {expected.shape}, got {actual.shape}")
     if expected.size == 0:
         return None
-    want, got = expected.astype(np.float64), actual.astype(np.float64)
-    limit = np.broadcast_to(np.asarray(allowed, np.float64), want.shape)
-    with np.errstate(invalid="ignore"):  # inf - inf is not close, and that is all
+    with np.errstate(invalid="ignore"):  # inf - inf is not close, a signalling NaN is a NaN
+        want, got = expected.astype(np.float64), actual.astype(np.float64)
+        limit = np.broadcast_to(np.asarray(allowed, np.float64), want.shape)
         distance = np.abs(got - want)
         close = (distance <= limit) & np.isfinite(want)
-    bad = ~((got == want) | (np.isnan(got) & np.isnan(want)) | close)
+        bad = ~((got == want) | (np.isnan(got) & np.isnan(want)) | close)
     if not bad.any():
         return None
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -46,8 +46,8 @@ def worst_distance(a: NDArray[Any], b: NDArray[Any]) -> float:
         return float("inf")
     if a.size == 0:
         return 0.0
-    x, y = a.astype(np.float64), b.astype(np.float64)
     with np.errstate(invalid="ignore"):
+        x, y = a.astype(np.float64), b.astype(np.float64)
         distance = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, np.abs(x - y))
     return float(np.nan_to_num(distance, nan=np.inf, posinf=np.inf).max())
 

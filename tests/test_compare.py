@@ -152,3 +152,14 @@ def test_a_distance_to_what_is_not_finite_is_infinite() -> None:
     assert worst_distance(f32(1, 2), f32(1, NAN)) == INF
     assert worst_distance(f32(NAN, INF), f32(NAN, INF)) == 0
     assert worst_distance(f32(1, 2), f32(1.5, 2)) == 0.5
+
+
+def test_a_signalling_nan_is_a_nan_and_no_warning() -> None:
+    signalling = np.array([0x7FA00000, 0xFF800001], "<u4").view(np.float32)
+    assert mismatch_between(signalling, f32(NAN, NAN), 0.0) is None
+    found = mismatch_between(f32(1, NAN), signalling, 1.0)
+    assert found is not None
+    assert found.index == (0,)
+    assert worst_distance(signalling, signalling.copy()) == 0
+    assert worst_distance(signalling, f32(1, NAN)) == INF
+    assert largest(signalling) == 0

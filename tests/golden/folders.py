@@ -27,8 +27,25 @@ needs_oracle = pytest.mark.skipif(
 needs_stories = pytest.mark.skipif(not STORIES.exists(), reason=NO_STORIES)
 
 
-def copied(folder: Path) -> Path:
+FEW = (  # of every kind, for tests that look at whole folders again and again
+    *("logits/f32", "logits/f16", "logits/q8_0", "logits/moe", "tokens/f32", *STORIES_PATHS),
+    *("dequant/q8_0", "dequant/q4_0", "dot/q4_k", "tokens/synth-bert"),
+)
+
+
+def all_copied(folder: Path) -> Path:
     return shutil.copytree(DEFAULT_ROOT, folder / "v1")
+
+
+def copied(folder: Path) -> Path:
+    """A folder with few of the vectors, intact."""
+    root = folder / "v1"
+    kept = [e for e in read_manifest(DEFAULT_ROOT) if e.path.rsplit(".", 1)[0] in FEW]
+    for entry in kept:
+        (root / entry.path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(DEFAULT_ROOT / entry.path, root / entry.path)
+    (root / NAME).write_bytes(manifest_bytes(kept))
+    return root
 
 
 def edit_json(path: Path, edit: Callable[[Any], Any]) -> None:

@@ -7,10 +7,16 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from golden.diff import diff
-from golden.store import DEFAULT_ROOT, BrokenGolden
+from golden.store import BrokenGolden
 from tests.golden.folders import copied, edit_json
 
 LOGITS = "logits/f32.safetensors"
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the others are copies of."""
+    return copied(tmp_path_factory.mktemp("first"))
 
 
 def edit_logits(root: Path) -> None:
@@ -20,22 +26,22 @@ def edit_logits(root: Path) -> None:
     save_file(tensors, root / LOGITS)
 
 
-def test_the_same_folder_has_no_differences(tmp_path: Path) -> None:
-    assert diff(DEFAULT_ROOT, copied(tmp_path)) == []
+def test_the_same_folder_has_no_differences(first: Path, tmp_path: Path) -> None:
+    assert diff(first, copied(tmp_path)) == []
 
 
-def test_an_edited_logit_is_told_with_its_place_and_size(tmp_path: Path) -> None:
+def test_an_edited_logit_is_told_with_its_place_and_size(first: Path, tmp_path: Path) -> None:
     root = copied(tmp_path)
     edit_logits(root)
-    (found,) = diff(DEFAULT_ROOT, root)
+    (found,) = diff(first, root)
     assert (found.path, found.case, found.kind) == ("logits/f32.json", "logits", "changed")
     assert "2 of 11904 values changed, the worst at [2, 7] by 0.25" in found.text
     for name in ("logits/f32.json", LOGITS):
-        (same,) = diff(DEFAULT_ROOT / name, root / name)
+        (same,) = diff(first / name, root / name)
         assert same.text == found.text
 
 
-def test_edited_ids_blocks_and_provenance_are_told_by_case(tmp_path: Path) -> None:
+def test_edited_ids_blocks_and_provenance_are_told_by_case(first: Path, tmp_path: Path) -> None:
     root = copied(tmp_path)
     edit_json(root / "tokens/f32.json", lambda d: d["encode"][5]["ids"].append(7))
     edit_json(root / "logits/moe.json", lambda d: d["provenance"]["oracle"].update(version="x"))
@@ -43,7 +49,7 @@ def test_edited_ids_blocks_and_provenance_are_told_by_case(tmp_path: Path) -> No
     tensors = load_file(path)
     tensors["expected"][0, 0] = -0.0 if not np.signbit(tensors["expected"][0, 0]) else 0.0
     save_file(tensors, path)
-    tokens, moe, block = sorted(diff(DEFAULT_ROOT, root), key=lambda d: d.path)[::-1]
+    tokens, moe, block = sorted(diff(first, root), key=lambda d: d.path)[::-1]
     assert tokens.case.startswith("encode-005")
     assert "elements became" in tokens.text
     assert moe.case == "provenance"
@@ -52,24 +58,24 @@ def test_edited_ids_blocks_and_provenance_are_told_by_case(tmp_path: Path) -> No
     assert "in its bits only" in block.text
 
 
-def test_added_and_removed_cases_and_files_are_told(tmp_path: Path) -> None:
+def test_added_and_removed_cases_and_files_are_told(first: Path, tmp_path: Path) -> None:
     root = copied(tmp_path)
     edit_json(root / "tokens/f32.json", lambda d: d["encode"].pop(0))
     (root / "logits/f16.json").unlink()
     (root / "logits/f16.safetensors").unlink()
-    there = {(d.path, d.kind) for d in diff(DEFAULT_ROOT, root)}
-    back = {(d.path, d.kind) for d in diff(root, DEFAULT_ROOT)}
+    there = {(d.path, d.kind) for d in diff(first, root)}
+    back = {(d.path, d.kind) for d in diff(root, first)}
     assert there == {("tokens/f32.json", "removed"), ("logits/f16.json", "removed")}
     assert back == {("tokens/f32.json", "added"), ("logits/f16.json", "added")}
 
 
-def test_a_nan_that_came_is_the_worst_change(tmp_path: Path) -> None:
+def test_a_nan_that_came_is_the_worst_change(first: Path, tmp_path: Path) -> None:
     root = copied(tmp_path)
     tensors = load_file(root / LOGITS)
     tensors["logits"][0, 0] = 1e30
     tensors["logits"][1, 1] = np.nan
     save_file(tensors, root / LOGITS)
-    (found,) = diff(DEFAULT_ROOT, root)
+    (found,) = diff(first, root)
     assert "the worst at [1, 1] by inf" in found.text
 
 
@@ -81,6 +87,6 @@ def test_a_nan_that_came_is_the_worst_change(tmp_path: Path) -> None:
         ("manifest.json", "manifest.json", "no golden is of kind None"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(a: str, b: str, match: str) -> None:
+def test_what_cannot_be_compared_is_refused(a: str, b: str, match: str, first: Path) -> None:
     with pytest.raises(BrokenGolden, match=match):
-        diff(DEFAULT_ROOT / a, DEFAULT_ROOT / b)
+        diff(first / a, first / b)

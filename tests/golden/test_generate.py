@@ -17,6 +17,7 @@ from tests.golden.folders import (
     FETCHED_PATHS,
     STORIES,
     STORIES_PATHS,
+    all_copied,
     copied,
     edit_json,
     needs_oracle,
@@ -95,7 +96,7 @@ def test_regenerating_where_all_is_right_changes_nothing(fresh: Path) -> None:
 def test_regenerating_mends_a_broken_file_and_leaves_the_vectors_of_other_models(
     tmp_path: Path,
 ) -> None:
-    root = copied(tmp_path)
+    root = all_copied(tmp_path)
     (root / "dequant/q8_0.json").write_text("{}")
     (root / "tokens/stories260K.json").write_text("{}")
     changed = {path.relative_to(root).as_posix() for path in regenerate(root)}

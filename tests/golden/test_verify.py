@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from safetensors.numpy import load_file, save_file
 
 from golden.manifest import NAME, Entry, manifest_bytes, read_manifest
-from golden.schemas import FOLDER, validator, violations
+from golden.schemas import FOLDER, fine, validator, violations
 from golden.store import DEFAULT_ROOT, BrokenGolden, canonical, inside, parse_json
 from golden.verify import verify
 from tests.golden.folders import copied, edit_json, reseal
@@ -49,6 +49,43 @@ def test_a_document_obeys_its_schema_and_needs_each_of_its_keys(entry: Entry) ->
         if key != "llama_cpp" and (key != "tensors" or entry.kind != "tokens"):
             assert list(violations(entry.schema, less)), f"{key} may be missing"
     assert list(violations(entry.schema, {**document, "more": 1}))
+
+
+IDS = {"type": "integer", "minimum": 0, "maximum": 9}
+HEX = {"type": "string", "pattern": "^[0-9a-f]*$"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "values", "seen"),
+    [
+        (IDS, [0, 9, 3], True),
+        (IDS, [0, 10], False),
+        (IDS, [-1], False),
+        (IDS, [1, True], False),
+        (IDS, [1.0], False),
+        (IDS, ["1"], False),
+        (IDS, [None], False),
+        (HEX, ["", "0f"], True),
+        (HEX, ["0F"], False),
+        (HEX, [0], False),
+        ({"type": "object"}, [{}], False),
+        ({"type": "integer", "multipleOf": 2}, [2], False),
+    ],
+)
+def test_a_list_that_is_seen_to_be_fine_is_fine_for_the_draft_too(
+    schema: dict[str, object], values: list[object], seen: bool
+) -> None:
+    assert fine(schema, values) is seen
+    if seen:
+        assert Draft202012Validator({"items": schema}).is_valid(values)
+
+
+def test_our_lists_break_the_schema_where_the_draft_says_that_they_do() -> None:
+    document = json.loads((DEFAULT_ROOT / "tokens/f32.json").read_text())
+    assert not list(violations("tokens", document))
+    document["encode"][3]["ids"] = [1, 2, -1, True, "x"]
+    found = list(violations("tokens", document))
+    assert [text.split(":")[0] for text in found] == [f"$.encode[3].ids[{i}]" for i in (2, 3, 4)]
 
 
 def orphan(root: Path) -> str:

@@ -19,6 +19,8 @@ from engine.tokenizers.base import Tokenizer
 from engine.trace import SITES
 from engine.weights import Weight
 from harness.adapters.base import Adapter
+from harness.bench.base import Bench
+from harness.fuzzers.base import Fuzzer
 from harness.mutants.base import Mutant
 from harness.suites.base import Suite
 from harness.synth.builtin import BUILTIN
@@ -30,6 +32,8 @@ FAMILIES: dict[str, type[Any]] = {
     "engine.tokenizers": Tokenizer,
     "engine.architectures": Architecture,
     "harness.adapters": Adapter,
+    "harness.bench": Bench,
+    "harness.fuzzers": Fuzzer,
     "harness.mutants": Mutant,
     "harness.suites": Suite,
 }
