@@ -11,7 +11,7 @@ check: $(READY)
 
 # A test process for each processor already: threads of OpenBLAS beside them only wait for each other.
 test: $(READY) lint
-	@OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
 lint: $(READY)
 	@$(BIN)/ruff check .

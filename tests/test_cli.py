@@ -118,6 +118,9 @@ def test_the_check_for_weight_sees_weight() -> None:
 # --- bad input ------------------------------------------------------------------------------
 
 
+NAMED, Q4_K = "blk.0.attn_q.weight", 12
+
+
 def missing(folder: Path) -> Path:
     return folder / "missing.gguf"
 
@@ -161,19 +164,31 @@ def no_architecture(folder: Path) -> Path:
 
 def unknown_type_id(folder: Path) -> Path:
     model = builtin("f32", folder)
-    return with_tensor_type(model, folder / "id.gguf", "blk.0.attn_q.weight", TYPE_COUNT)
+    return with_tensor_type(model, folder / "id.gguf", NAMED, TYPE_COUNT)
 
 
 def removed_type_id(folder: Path) -> Path:
     model = builtin("f32", folder)
-    return with_tensor_type(model, folder / "old.gguf", "blk.0.attn_q.weight", min(REMOVED))
+    return with_tensor_type(model, folder / "old.gguf", NAMED, min(REMOVED))
+
+
+def rows_of_no_whole_blocks(folder: Path) -> Path:
+    """Rows of 64 weights, of a type whose blocks are 256."""
+    return with_tensor_type(builtin("f32", folder), folder / "row.gguf", NAMED, Q4_K)
+
+
+def partial_block(folder: Path) -> Path:
+    """The file ends within the last block of its last tensor."""
+    path = folder / "block.gguf"
+    path.write_bytes(builtin("q8_0", folder).read_bytes()[:-5])
+    return path
 
 
 def type_of_ggml_only(folder: Path) -> Path:
     """A file that is legal down to the last byte, of a type that this engine has no decoder for."""
     import_members("engine.quants")
     assert GGML_ONLY not in WeightFormat.family
-    kind, name = type_by_name(GGML_ONLY), "blk.0.attn_q.weight"
+    kind, name = type_by_name(GGML_ONLY), NAMED
     rows: list[Tensor] = []
     for row in tensors(LlamaRecipe()):
         if row[0] == name:
@@ -206,9 +221,13 @@ BAD = [
     Bad(truncated_header, "", ALL),
     Bad(unknown_architecture, "transistor", GRAPH),
     Bad(no_architecture, "general.architecture", GRAPH),
-    Bad(unknown_type_id, f"{TYPE_COUNT}", ALL),
-    Bad(removed_type_id, "removed from ggml", ALL),
+    Bad(unknown_type_id, f"the tensor '{NAMED}': no tensor type has the id {TYPE_COUNT}", ALL),
+    Bad(removed_type_id, f"the tensor '{NAMED}'", ALL),
+    Bad(removed_type_id, "removed from ggml", ("check",)),
+    Bad(rows_of_no_whole_blocks, f"'{NAMED}' has rows of 64 weights, expected a multiple of", ALL),
+    Bad(partial_block, "ends inside the data of tensor 'output.weight'", ALL),
     Bad(type_of_ggml_only, f"'{GGML_ONLY}'", GRAPH),
+    Bad(type_of_ggml_only, f"tensor '{NAMED}'", ("check",)),
     Bad(no_vocabulary, "vocab", ("check", "run", "tokenize")),
 ]
 ARGUMENTS: dict[str, tuple[str, ...]] = {

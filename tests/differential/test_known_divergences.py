@@ -1,5 +1,7 @@
 """Known divergences are still true, and a short run of the fuzzer finds no others."""
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from platform import machine
 
@@ -12,19 +14,31 @@ from harness.fuzzers._known import Known, known_divergences
 from harness.fuzzers.base import FuzzPlan, fuzzer_named, run_campaign
 from harness.records import EXACT, Answered, Outcome, Unanswerable
 from harness.report.jsonl import read_report
-from harness.runner import Runner
+from harness.runner import Runner, Session
 
-BLOCKS = 4000  # of each type; campaigns of ten million are a command
+BLOCKS = 2000  # of each type; campaigns of ten million are a command
 
 
-def decoded(engine: str, known: Known) -> Outcome:
-    raw = np.frombuffer(bytes.fromhex(known.case), np.uint8)
-    with Runner().open(engine, None, EXACT) as session:
-        return session.ask("dequantize", known.type, raw)
+Decoded = Callable[[str, Known], Outcome]
+
+
+@pytest.fixture(scope="module")
+def decoded() -> Iterator[Decoded]:
+    """What an engine makes of a known block; each engine is started once."""
+    with ExitStack() as stack:
+        sessions: dict[str, Session] = {}
+
+        def ask(engine: str, known: Known) -> Outcome:
+            if engine not in sessions:
+                sessions[engine] = stack.enter_context(Runner().open(engine, None, EXACT))
+            raw = np.frombuffer(bytes.fromhex(known.case), np.uint8)
+            return sessions[engine].ask("dequantize", known.type, raw)
+
+        yield ask
 
 
 @pytest.mark.parametrize("known", known_divergences(), ids=lambda known: known.id)
-def test_what_is_known_to_differ_still_does(known: Known) -> None:
+def test_what_is_known_to_differ_still_does(known: Known, decoded: Decoded) -> None:
     if known.symptom == "nan-sign" and machine() not in ("x86_64", "AMD64"):
         pytest.skip(f"which sign a NaN has was seen on x86-64; not compared on {machine()}")
     over = f"{known.component} no longer differs: take {known.id} out of known_divergences.toml"
