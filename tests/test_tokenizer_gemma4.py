@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ from engine.errors import EngineError, InvalidModel
 from engine.gguf_file import GgufFile
 from engine.tokenizers.base import tokenizer_of
 from engine.tokenizers.gemma4 import Gemma4
+from engine.tokenizers.merging import NEVER, Merging
 from engine.tokenizers.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from engine.tokenizers.splitting import Splitter
+from engine.tokenizers.tables import VALUE
 from tests.tokenizer_cases import (
     CONTROL,
     NORMAL,
@@ -63,27 +66,25 @@ def ids(*texts: str | int) -> list[int]:
 class RanksIgnored(Gemma4):
     """Merges from the left, as if all merges were of one rank."""
 
-    def __init__(self, metadata: Mapping[str, Any]) -> None:
-        super().__init__(metadata)
-        self.ranks = dict.fromkeys(self.ranks, 0)
+    @cached_property
+    def merging(self) -> Merging:
+        right = super().merging
+        rows = right.pairs.rows.copy()
+        rows[:, VALUE] = 0
+        return right._replace(pairs=right.pairs._replace(rows=rows))
 
 
 class LastOfEqualMerges(Gemma4):
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         super().__init__(metadata)
-        merges = metadata["tokenizer.ggml.merges"].data
-        self.ranks |= {merge: rank for rank, merge in enumerate(merges)}
+        self.merges = list(dict.fromkeys(self.merges[::-1]))[::-1]
 
 
 class MergesToTokensOnly(Gemma4):
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         super().__init__(metadata)
         known = self.vocabulary.ids
-        self.ranks = {
-            merge: rank
-            for merge, rank in self.ranks.items()
-            if merge.replace(" ", "").encode() in known
-        }
+        self.merges = [merge for merge in self.merges if merge.replace(b" ", b"") in known]
 
 
 class SplitsWords(Gemma4):
@@ -114,15 +115,8 @@ class SpacePrefixed(Gemma4):
 
 
 class NewlinesMerged(Gemma4):
-    def word(self, word: str) -> list[int]:
-        known = self.vocabulary
-        self.vocabulary = replace(
-            known, ids={k: v for k, v in known.ids.items() if k != b"\n\n\n\n"}
-        )
-        try:
-            return super().word(word)
-        finally:
-            self.vocabulary = known
+    def kept_whole(self) -> Any:
+        return NEVER
 
 
 class UnknownInsteadOfBytes(Gemma4):
@@ -140,7 +134,7 @@ class InvalidBytesKept(Gemma4):
 class MergesMissing(Gemma4):
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         super().__init__(metadata)
-        self.ranks = {}
+        self.merges = []
 
 
 class BosByFlag(Gemma4):

@@ -1,8 +1,7 @@
 """The "llama" tokenizer on a vocabulary written by hand: each rule, and who gets it wrong."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ import pytest
 from engine.errors import EngineError, InvalidModel
 from engine.gguf_file import GgufFile
 from engine.tokenizers.base import Tokenizer, tokenizer_of
-from engine.tokenizers.llama import Llama, Symbols
+from engine.tokenizers.llama import Llama
 from engine.tokenizers.vocabulary import Attr
+from harness.mutants import _slow_merges as slow_merges
 
 UNDEFINED, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(7)
 
@@ -109,38 +109,33 @@ def ids(*texts: str | int) -> list[int]:
 
 
 class TiesFromTheRight(Llama):
-    def order(self, token: int, left: int) -> tuple[float, int]:
-        return super().order(token, -left)
+    def segment(self, text: bytes) -> Iterable[int]:
+        return slow_merges.ids(self, text, from_the_right=True)
 
 
 class MergesByRank(Llama):
-    def order(self, token: int, left: int) -> tuple[float, int]:
-        return float(token), left
+    def order(self) -> Any:
+        return np.arange(self.vocabulary.n_vocab, dtype=np.int32)
 
 
 class WorstScoreFirst(Llama):
-    def order(self, token: int, left: int) -> tuple[float, int]:
-        return self.vocabulary.scores[token], left
+    def order(self) -> Any:
+        order = super().order()
+        return order.max() - order
 
 
 class ForgetsWhatWasMergedAway(Llama):
     """Compares sizes, and does not see that the left symbol is gone."""
 
-    def merge(self, text: bytes) -> list[bytes]:
-        class Careless(Symbols):
-            def unchanged(self, left: int, right: int, size: int) -> bool:
-                return self.sizes[right] > 0 and self.sizes[left] + self.sizes[right] == size
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("engine.tokenizers.llama.Symbols", Careless)
-            return super().merge(text)
+    def segment(self, text: bytes) -> Iterable[int]:
+        return slow_merges.ids(self, text, careless=True)
 
 
 class Unigram(Llama):
     """The segmentation with the best sum of scores: what SentencePiece's other model does."""
 
-    def merge(self, text: bytes) -> list[bytes]:
-        best: dict[int, tuple[float, list[bytes]]] = {0: (0.0, [])}
+    def segment(self, text: bytes) -> Iterable[int]:
+        best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
         for end in range(1, len(text) + 1):
             for start in range(end):
                 token = self.vocabulary.ids.get(text[start:end])
@@ -148,17 +143,17 @@ class Unigram(Llama):
                     continue
                 score = best[start][0] + self.vocabulary.scores[token]
                 if end not in best or score > best[end][0]:
-                    best[end] = score, [*best[start][1], text[start:end]]
+                    best[end] = score, [*best[start][1], token]
         return best[len(text)][1]
 
 
 class NoSpacePrefix(Llama):
-    def segment(self, text: bytes) -> Iterator[int]:
+    def segment(self, text: bytes) -> Iterable[int]:
         return super().segment(text.removeprefix("▁".encode()))
 
 
 class PrefixesOnlyTheStart(Llama):
-    def segment(self, text: bytes) -> Iterator[int]:
+    def segment(self, text: bytes) -> Iterable[int]:
         first = not hasattr(self, "started")
         self.started = True
         return super().segment(text if first else text.removeprefix("▁".encode()))
@@ -172,11 +167,11 @@ class UnknownInsteadOfBytes(Llama):
 class SplitsByContinuation(Llama):
     """Puts every byte that cannot continue a character on its own, as a strict decoder would."""
 
-    def merge(self, text: bytes) -> list[bytes]:
+    def segment(self, text: bytes) -> Iterable[int]:
         parts = text.decode("utf-8", "surrogateescape")
         joined = [part.encode("utf-8", "surrogateescape") for part in parts]
         return [
-            symbol for part in joined for symbol in super(SplitsByContinuation, self).merge(part)
+            token for part in joined for token in super(SplitsByContinuation, self).segment(part)
         ]
 
 
@@ -447,48 +442,6 @@ def test_a_byte_token_is_read_as_strtol_reads_characters_three_and_four(
 ) -> None:
     tokenizer = tokenizer_of(tiny(tokens=renamed(**{"<0x41>": text, "<0x0A>": "newline"})))
     assert tokenizer.piece(FIRST_BYTE + 0x41, special=False) == bytes([byte])
-
-
-class LooksAgainAfterEveryMerge(Llama):
-    def merge(self, text: bytes) -> list[bytes]:
-        symbols = [text[i : i + 1] for i in range(len(text))]
-        while True:
-            joined = [a + b for a, b in pairwise(symbols)]
-            found = [(i, t) for i, t in enumerate(joined) if self.vocabulary.ids.get(t) is not None]
-            if not found:
-                return symbols
-            at, text = found[0]
-            symbols[at : at + 2] = [text]
-
-
-def growth(kind: type[Llama]) -> float:
-    """How many times as many look-ups a word four times as long takes."""
-
-    class Counting(dict[bytes, int]):
-        count = 0
-
-        def get(self, key: bytes, default: Any = None) -> Any:
-            self.count += 1
-            return super().get(key, default)
-
-    tokenizer = kind(tiny())
-    counts = []
-    for length in (100, 400):
-        counted = Counting(tokenizer.vocabulary.ids)
-        tokenizer.vocabulary = replace(tokenizer.vocabulary, ids=counted)
-        tokenizer.encode(b"a" * length)
-        counts.append(counted.count)
-    return counts[1] / counts[0]
-
-
-def test_a_word_four_times_as_long_takes_four_times_the_look_ups_not_sixteen() -> None:
-    assert growth(Llama) < 4.5
-    assert growth(LooksAgainAfterEveryMerge) > 10
-
-
-def test_a_word_of_a_megabyte_is_encoded_whole() -> None:
-    tokens = tokenizer_of(tiny()).encode(b"x" * 2**20, add_special=False)
-    assert tokens == [*ids("▁"), *ids("x") * 2**20]
 
 
 STORIES = Path(__file__).resolve().parents[1].parent / "shared" / "models" / "stories260K.gguf"

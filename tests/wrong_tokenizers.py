@@ -2,15 +2,19 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any
+
+import numpy as np
 
 from engine.tokenizers.base import SPACE, Tokenizer
 from engine.tokenizers.bert import Bert
 from engine.tokenizers.gpt2 import Gpt2
-from engine.tokenizers.llama import Llama, character_starts
+from engine.tokenizers.llama import Llama
 from engine.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 from harness.adapters.reference import Reference
+from harness.mutants import _slow_merges as slow_merges
 
 
 @dataclass(frozen=True)
@@ -44,12 +48,12 @@ def without_space_prefix(tokenizer: Tokenizer) -> None:
 
 
 def by_rank(tokenizer: Llama) -> None:
-    tokenizer.order = lambda token, left: (token, left)  # type: ignore[method-assign]
+    order = np.arange(tokenizer.vocabulary.n_vocab, dtype=np.int32)
+    tokenizer.order = lambda: order  # type: ignore[method-assign]
 
 
 def ties_to_the_right(tokenizer: Llama) -> None:
-    scores = tokenizer.vocabulary.scores
-    tokenizer.order = lambda token, left: (-scores[token], -left)  # type: ignore[method-assign]
+    tokenizer.segment = partial(slow_merges.ids, tokenizer, from_the_right=True)  # type: ignore[method-assign]
 
 
 def unigram(tokenizer: Llama) -> None:
@@ -57,7 +61,7 @@ def unigram(tokenizer: Llama) -> None:
     ids, scores = tokenizer.vocabulary.ids, tokenizer.vocabulary.scores
 
     def segment(text: bytes) -> Iterator[int]:
-        edges = [*character_starts(text), len(text)]
+        edges = list(accumulate(map(len, slow_merges.characters(text)), initial=0))
         best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
         for last, end in enumerate(edges[1:]):
             for start in edges[max(0, last - 12) : last + 1]:

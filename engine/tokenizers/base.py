@@ -6,10 +6,12 @@ llama-cpp-python 0.3.36. `render` is the rule of the SPM, WPM and UGM vocabulari
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import ClassVar
 
 from engine.errors import EngineError, InvalidModel, Unsupported
 from engine.registry import Registered, import_members
+from engine.tokenizers.tables import Needles
 from engine.tokenizers.vocabulary import Attr, Defaults, Metadata, read_string, read_vocabulary
 
 KEY = "tokenizer.ggml.model"
@@ -101,16 +103,20 @@ class Tokenizer(Registered):
     def partition(self, text: bytes, *, parse_special: bool) -> list[int | bytes]:
         """The special tokens found in `text`, and the pieces of text between them."""
         parts: list[int | bytes] = [text] if text else []
-        for token in self.vocabulary.specials:
-            if not parse_special and self.vocabulary.attrs[token] & Attr.HIDDEN:
-                continue
-            if self.vocabulary.texts[token] in text:
+        for at in self.special_texts.present(text):
+            token = self.vocabulary.specials[at]
+            if parse_special or not self.vocabulary.attrs[token] & Attr.HIDDEN:
                 parts = [
                     piece
                     for part in parts
                     for piece in (self.split(part, token) if isinstance(part, bytes) else (part,))
                 ]
         return parts
+
+    @cached_property
+    def special_texts(self) -> Needles:
+        """In the order in which they are looked for."""
+        return Needles([self.vocabulary.texts[token] for token in self.vocabulary.specials])
 
     def split(self, text: bytes, token: int) -> Iterator[int | bytes]:
         """Cut `text` at every occurrence of the token's text, leftmost first."""

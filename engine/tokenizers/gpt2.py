@@ -6,20 +6,26 @@ Source: llm_tokenizer_bpe_session, llama_decode_text and the BPE cases of llama_
 and tokenize in src/llama-vocab.cpp of llama-cpp-python 0.3.36.
 """
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
-from itertools import pairwise
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.errors import EngineError, InvalidModel
 from engine.tokenizers.base import SPACE, Tokenizer
+from engine.tokenizers.merging import NEVER, PLAIN, Merging
 from engine.tokenizers.pre_tokenizers import PreTokenizer, pre_tokenizer_of
 from engine.tokenizers.splitting import Remembered, Splitter
+from engine.tokenizers.tables import NONE, table_of, table_of_merges
 from engine.tokenizers.utf8 import LAST, code_points, to_utf8, writable_code_points
-from engine.tokenizers.vocabulary import Attr, Defaults, Metadata, read_vocabulary
+from engine.tokenizers.vocabulary import Attr, Defaults, Metadata, c_string, read_vocabulary
 
 MERGES_KEY = "tokenizer.ggml.merges"
-NEVER = -1  # the rank of what is not merged
+
+UNDECODED = re.compile("[\udc80-\udcff]+")
 
 # every byte as a character that can be seen: itself, or if it cannot, one from U+0100 up
 VISIBLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
@@ -49,9 +55,9 @@ class Gpt2(Tokenizer, name="gpt2"):
         self.vocabulary = replace(vocabulary, add_bos=add_bos)
         self.pieces = tuple(self.render(i) for i in range(vocabulary.n_vocab))
         # kimi-k2 can do without merges: llama.cpp says that its words are tokens
-        self.ranks = read_merges(metadata, required=self.pre.kind != "KIMI_K2")
+        self.merges = read_merges(metadata, required=self.pre.kind != "KIMI_K2")
         self.splitter = Splitter(self.pre.expressions)
-        self.words = Remembered(self.word)
+        self.known = Remembered(self.merged)
 
     def choose(self, metadata: Metadata) -> PreTokenizer:
         return pre_tokenizer_of(metadata)
@@ -60,38 +66,40 @@ class Gpt2(Tokenizer, name="gpt2"):
         """Ids of the words; bytes that are no UTF-8 are U+FFFD from here on."""
         if self.pre.escape_whitespaces:
             text = text.replace(b" ", SPACE)
-        return self.words.over(self.splitter.words(readable(text)))
+        return self.known.over(self.splitter.words(readable(text)))
 
-    def word(self, word: str) -> list[int]:
-        """The ids of one word."""
-        if self.pre.byte_level:
-            word = word.encode("utf-8", "surrogatepass").decode("latin-1")
-            word = word.translate(CHARACTER_OF_BYTE)
-        elif " " in word and len(word) > 1:  # llama.cpp ends the process
-            raise EngineError(
-                f"pre-tokenizer {self.pre.kind} can have no space in a part that is merged, got "
-                f"{word[:40]!r}"
-            )
-        whole = self.vocabulary.ids.get(word.encode("utf-8", "surrogatepass"))
-        newlines = self.pre.kind == "GEMMA4" and word.startswith("\n")
-        if whole is not None and (self.pre.ignore_merges or newlines):
-            return [whole]
-        return [token for symbol in merged(word, self.ranks) for token in self.spell(symbol)]
+    def merged(self, words: Sequence[str]) -> list[list[int]]:
+        """The ids of each word; a byte of what is no token and has none is lost."""
+        if not self.pre.byte_level:
+            refuse_spaces(words, self.pre.kind)
+        text = "".join(words).encode("utf-8", "surrogatepass")
+        return self.merging.ids(text, list(map(len, words)))
 
-    def spell(self, symbol: str) -> Iterator[int]:
-        """The token of a symbol or else those of its bytes; what has none is lost.
+    @cached_property
+    def merging(self) -> Merging:
+        """What comes of a merge need not be a token."""
+        tokens = self.vocabulary.ids
+        letters = [CHARACTER_OF_BYTE[byte] for byte in range(256)]
+        return Merging(
+            pairs=table_of_merges(self.merges),
+            by_split=True,
+            tokens=table_of(tokens, tokens.values()),
+            spell=np.array([self.byte_token(byte) for byte in range(256)], np.int32),
+            whole=self.kept_whole(),
+            letters=np.array(letters, np.int32) if self.pre.byte_level else PLAIN,
+        )
 
-        Bytes are those of the symbol as it is spelled: of a byte-level one, only ASCII is found.
-        """
-        ids = self.vocabulary.ids
-        text = symbol.encode("utf-8", "surrogatepass")
-        if text in ids:
-            yield ids[text]
-            return
-        for byte in text:
-            name = bytes([byte]) if self.pre.byte_level else b"<0x%02X>" % byte
-            if name in ids:
-                yield ids[name]
+    def kept_whole(self) -> NDArray[np.bool_]:
+        """By first byte, whether a word that is a token is not taken apart."""
+        kept = NEVER | self.pre.ignore_merges
+        kept[ord("\n")] |= self.pre.kind == "GEMMA4"
+        return kept
+
+    def byte_token(self, byte: int) -> int:
+        """The token of a byte of a symbol as it is spelled, or NONE; of a byte-level one, only
+        ASCII has one."""
+        name = bytes([byte]) if self.pre.byte_level else b"<0x%02X>" % byte
+        return self.vocabulary.ids.get(name, NONE)
 
     def render(self, token: int) -> bytes:
         text, attr = self.vocabulary.texts[token], self.vocabulary.attrs[token]
@@ -119,7 +127,13 @@ def readable(text: bytes) -> str:
     try:
         return text.decode()
     except UnicodeDecodeError:
-        return "".join(map(chr, writable_code_points(text)))
+        # of what llama.cpp decodes and Python does not, Python decodes no part either
+        return UNDECODED.sub(reread, text.decode("utf-8", "surrogateescape"))
+
+
+def reread(undecoded: re.Match[str]) -> str:
+    text = undecoded[0].encode("utf-8", "surrogateescape")
+    return "".join(map(chr, writable_code_points(text)))
 
 
 def bytes_of_character(code: int, text: bytes, token: int) -> bytes:
@@ -138,57 +152,26 @@ def bytes_of_character(code: int, text: bytes, token: int) -> bytes:
     return b"[UNK_BYTE_0x" + to_utf8(code).hex().encode() + text + b"]"
 
 
-def read_merges(metadata: Metadata, *, required: bool = True) -> dict[str, int]:
-    """Rank by `left right`; of two that are alike the first counts.
+def refuse_spaces(words: Sequence[str], kind: str) -> None:
+    """Where words are not spelled, one with a space in it ends llama.cpp's process."""
+    for word in words:
+        if " " in word and len(word) > 1:
+            raise EngineError(
+                f"pre-tokenizer {kind} can have no space in a part that is merged, got "
+                f"{word[:40]!r}"
+            )
 
-    No symbol has a space in it, so a merge that is not two texts and one space never applies; nor
-    does one that is no UTF-8.
+
+def read_merges(metadata: Metadata, *, required: bool = True) -> list[bytes]:
+    """`left right`, the best first; of two that are alike the first counts.
+
+    No symbol has a space in it, so a merge that is not two texts and one space never applies.
     """
     if MERGES_KEY not in metadata:
         if required:
             raise InvalidModel(f"the key {MERGES_KEY!r} is missing")
-        return {}
+        return []
     value = metadata[MERGES_KEY].data
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
         raise InvalidModel(f"{MERGES_KEY} must be an array of strings, got {type(value).__name__}")
-    texts = [as_stored(text) for text in value]
-    return dict(zip(reversed(texts), reversed(range(len(texts))), strict=True))
-
-
-def as_stored(merge: str) -> str:
-    """Its bytes up to the first NUL as the code points of a text, or nothing if they are not."""
-    merge = merge.split("\0")[0]
-    if merge.isprintable():  # so there is no surrogate for a byte in it
-        return merge
-    try:
-        return merge.encode("utf-8", "surrogateescape").decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:
-        return ""
-
-
-def merged(word: str, ranks: dict[str, int]) -> list[str]:
-    """The symbols of `word` after all merges; n log n in its length.
-
-    The lowest rank is merged first, and among equals the leftmost. What comes of a merge need not
-    be a token.
-    """
-    symbols = ["\0", *word, "\0"]  # no merge has a NUL in it
-    # by symbol: its rank with the next one, and where its neighbours are
-    rank = [ranks.get(f"{left} {right}", NEVER) for left, right in pairwise(symbols)]
-    before, after = list(range(-1, len(word) + 1)), list(range(1, len(word) + 3))
-    heap = [(best, left) for left, best in enumerate(rank) if best != NEVER]
-    heapify(heap)
-    while heap:
-        best, left = heappop(heap)
-        if rank[left] != best:
-            continue  # one of the two has changed since
-        right = after[left]
-        symbols[left] += symbols[right]
-        symbols[right], rank[right] = "", NEVER
-        after[left] = after[right]
-        before[after[left]] = left
-        for one, other in ((before[left], left), (left, after[left])):
-            rank[one] = ranks.get(f"{symbols[one]} {symbols[other]}", NEVER)
-            if rank[one] != NEVER:
-                heappush(heap, (rank[one], one))
-    return [symbol for symbol in symbols[1:-1] if symbol]
+    return [c_string(text) for text in value]

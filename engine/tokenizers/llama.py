@@ -4,14 +4,19 @@ Source: llm_tokenizer_spm_session and the SPM cases of llama_vocab::impl::tokeni
 llama_vocab::byte_to_token in src/llama-vocab.cpp of llama-cpp-python 0.3.36.
 """
 
-from collections.abc import Iterator
-from heapq import heapify, heappop, heappush
-from itertools import pairwise
+from collections.abc import Iterable
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.errors import InvalidModel
 from engine.tokenizers.base import SPACE, Tokenizer, required
-from engine.tokenizers.utf8 import LENGTHS
+from engine.tokenizers.merging import Merging
+from engine.tokenizers.tables import table_of
 from engine.tokenizers.vocabulary import Defaults
+
+MISSING = -2  # stands for the token of byte 0, and so on down
 
 
 class Llama(Tokenizer, name="llama"):
@@ -38,97 +43,38 @@ class Llama(Tokenizer, name="llama"):
             ids.append(required(vocabulary.eos, "eos"))
         return ids
 
-    def segment(self, text: bytes) -> Iterator[int]:
+    def segment(self, text: bytes) -> Iterable[int]:
         """Ids of a text without spaces; a symbol that is no token is spelled in bytes.
 
         llama.cpp also knows how to take a merged symbol apart again; that never happens, because
         it merges only what is a token.
         """
-        for symbol in self.merge(text):
-            token = self.vocabulary.ids.get(symbol)
-            if token is None:
-                yield from map(self.byte_token, symbol)
-            else:
-                yield token
+        (ids,) = self.merging.ids(text, [len(text)])
+        if min(ids, default=0) < 0:  # llama.cpp ends the process
+            byte = MISSING - next(token for token in ids if token < 0)
+            raise InvalidModel(
+                f"tokenizer.ggml.tokens must have <0x{byte:02X}> to spell byte {byte}, which is in "
+                f"the text and in no token"
+            )
+        return ids
 
-    def merge(self, text: bytes) -> list[bytes]:
-        """The symbols of `text` after all merges; n log n in its length."""
-        symbols = Symbols(text)
-        pairs = pairwise(range(len(symbols.sizes)))
-        heap = [c for pair in pairs if (c := self.candidate(symbols, *pair))]
-        heapify(heap)
-        while heap:
-            _, left, right, size = heappop(heap)
-            if not symbols.unchanged(left, right, size):
-                continue
-            symbols.join(left, right)
-            for pair in ((symbols.before[left], left), (left, symbols.after[left])):
-                if NOTHING not in pair and (c := self.candidate(symbols, *pair)):
-                    heappush(heap, c)
-        return symbols.texts()
-
-    def candidate(self, symbols: "Symbols", left: int, right: int) -> "Candidate | None":
-        size = symbols.sizes[left] + symbols.sizes[right]
-        token = self.vocabulary.ids.get(symbols.slice(left, size))
-        return None if token is None else (self.order(token, left), left, right, size)
-
-    def order(self, token: int, left: int) -> tuple[float, int]:
-        """The smallest is merged first: the best score, and among equals the leftmost."""
-        return -self.vocabulary.scores[token], left
-
-    def byte_token(self, byte: int) -> int:
-        """The token `<0xNN>`, or else the one whose text is that byte alone."""
-        for text in (b"<0x%02X>" % byte, bytes([byte])):
-            if text in self.vocabulary.ids:
-                return self.vocabulary.ids[text]
-        raise InvalidModel(  # llama.cpp ends the process
-            f"tokenizer.ggml.tokens must have <0x{byte:02X}> to spell byte {byte}, which is in the "
-            f"text and in no token"
+    @cached_property
+    def merging(self) -> Merging:
+        tokens = self.vocabulary.ids
+        order = self.order()
+        return Merging(
+            pairs=table_of(tokens, order[list(tokens.values())]),
+            by_split=False,
+            tokens=table_of(tokens, tokens.values()),
+            spell=np.array([self.byte_token(byte) for byte in range(256)], np.int32),
         )
 
+    def order(self) -> NDArray[np.int32]:
+        """By token; the lowest is merged first, which is the best score."""
+        scores = np.array(self.vocabulary.scores, np.float32)
+        return np.unique(-scores, return_inverse=True)[1].astype(np.int32)
 
-Candidate = tuple[tuple[float, int], int, int, int]  # order, left, right, bytes of both
-NOTHING = -1  # beyond either end of the symbols
-
-
-class Symbols:
-    """A text as a doubly linked list of symbols, at first its characters."""
-
-    def __init__(self, text: bytes) -> None:
-        self.text = text
-        self.starts = list(character_starts(text))
-        self.sizes = [end - start for start, end in pairwise([*self.starts, len(text)])]
-        count = len(self.starts)
-        self.before = list(range(NOTHING, count - 1))
-        self.after = [*range(1, count), NOTHING]
-
-    def unchanged(self, left: int, right: int, size: int) -> bool:
-        """Whether neither was merged since they had `size` bytes together.
-
-        The sum alone does not tell: when `left` is gone, `right` may have grown to as much.
-        """
-        a, b = self.sizes[left], self.sizes[right]
-        return a > 0 and b > 0 and a + b == size
-
-    def join(self, left: int, right: int) -> None:
-        """Let `left` take in its right neighbour."""
-        self.sizes[left] += self.sizes[right]
-        self.sizes[right] = 0
-        self.after[left] = self.after[right]
-        if self.after[right] != NOTHING:
-            self.before[self.after[right]] = left
-
-    def slice(self, first: int, size: int) -> bytes:
-        start = self.starts[first]
-        return self.text[start : start + size]
-
-    def texts(self) -> list[bytes]:
-        return [self.slice(i, size) for i, size in enumerate(self.sizes) if size]
-
-
-def character_starts(text: bytes) -> Iterator[int]:
-    """Where characters begin, going by first bytes alone: what follows one is not looked at."""
-    at = 0
-    while at < len(text):
-        yield at
-        at += LENGTHS[text[at] >> 4]
+    def byte_token(self, byte: int) -> int:
+        """The token `<0xNN>`, or else the one whose text is that byte alone, or MISSING - byte."""
+        ids = self.vocabulary.ids
+        return ids.get(b"<0x%02X>" % byte, ids.get(bytes([byte]), MISSING - byte))

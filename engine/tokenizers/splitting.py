@@ -10,8 +10,8 @@ Source: unicode_regex_split and the hand-written splitters in src/unicode.cpp of
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterable
+from functools import cache, partial
 from itertools import accumulate, chain, pairwise
 from typing import TypeVar
 
@@ -58,20 +58,21 @@ class Remembered(dict[str, list[T]]):
 
     LONGEST, MOST = 64, 1 << 18
 
-    def __init__(self, compute: Callable[[str], list[T]]) -> None:
+    def __init__(self, compute: Callable[[list[str]], Iterable[list[T]]]) -> None:
         self.compute = compute
 
-    def __missing__(self, word: str) -> list[T]:
-        found = self.compute(word)
-        if len(word) <= self.LONGEST:
-            if len(self) >= self.MOST:
-                self.clear()
-            self[word] = found
-        return found
-
-    def over(self, words: Iterable[str]) -> Iterator[T]:
+    def over(self, words: Iterable[str]) -> list[T]:
         """What is made of all the words, one after the other."""
-        return chain.from_iterable(map(self.__getitem__, words))
+        words = list(words)
+        new = [word for word in dict.fromkeys(words) if word not in self]
+        self.update(zip(new, self.compute(new) if new else (), strict=True))
+        made = list(chain.from_iterable(map(self.__getitem__, words)))
+        for word in new:
+            if len(word) > self.LONGEST:
+                del self[word]
+        if len(self) > self.MOST:
+            self.clear()
+        return made
 
 
 class Splitter:
@@ -79,7 +80,7 @@ class Splitter:
 
     def __init__(self, expressions: Iterable[str]) -> None:
         self.stages = tuple(
-            (r"\p{" in each or each == TINY_AYA_DIGITS, Remembered(cut_by(each)))
+            (r"\p{" in each or each == TINY_AYA_DIGITS, Remembered(partial(map, cut_by(each))))
             for each in expressions
         )
 
@@ -88,7 +89,7 @@ class Splitter:
         if text.isascii():  # it stands for itself
             words = [text]
             for _, parts in self.stages:
-                words = list(parts.over(words))
+                words = parts.over(words)
             return words
         collapsed, wide = collapse(text), WIDE_SPACE.sub(SPACE, text)
         sizes = [len(text)]
