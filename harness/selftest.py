@@ -19,6 +19,7 @@ from harness.mutants.base import Mutant
 from harness.processes import processes
 from harness.records import DEFAULT, EXACT
 from harness.run import builtin_model
+from harness.selftest_tokens import in_words, try_wrong_tokenizer, wrong_tokenizers
 from harness.synth.generator import MAKERS, stream
 from harness.synth.llama import LlamaRecipe, write_llama
 from harness.synth.vocabulary import SMALLEST
@@ -188,6 +189,8 @@ def run_selftest(out: Output, *, list_only: bool, clean: int, seed: int, jobs: i
     if list_only:
         for cls in mutants():
             out.line(f"{cls.name:<34} {cls.mistake}")
+        for wrong in wrong_tokenizers():
+            out.line(f"{wrong.name:<34} {wrong.mistake}")
         return 0
     results = []
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
@@ -205,6 +208,7 @@ def run_selftest(out: Output, *, list_only: bool, clean: int, seed: int, jobs: i
     caught, located = sum(r.caught for r in results), sum(r.located for r in results)
     confirmed = sum(r.confirmed for r in results)
     out.line(f"caught {caught} of {n}, located {located}, confirmed by patching {confirmed}")
+    tokens_well = tokenizers_are_caught(out)
     alarms = 0
     if clean:
         for at, code, texts in clean_results(range(seed, seed + clean), jobs):
@@ -213,4 +217,17 @@ def run_selftest(out: Output, *, list_only: bool, clean: int, seed: int, jobs: i
             for text in texts:
                 out.line(f"clean:{at}: {text}")
         out.line(f"false alarms: {alarms} in {clean} clean cases from seed {seed}")
-    return 0 if caught == located == confirmed == n and not alarms else 1
+    return 0 if caught == located == confirmed == n and tokens_well and not alarms else 1
+
+
+def tokenizers_are_caught(out: Output) -> bool:
+    """Whether all wrong tokenizers are, with a small text each; they compute like the reference."""
+    results = []
+    for wrong in wrong_tokenizers():
+        out.progress("selftest", f"fuzz tokens {wrong.name}")
+        results.append(try_wrong_tokenizer(wrong))
+        out.line(f"{wrong.name:<34} {in_words(results[-1])}")
+    n = len(results)
+    caught, small = sum(r.caught for r in results), sum(r.located for r in results)
+    out.line(f"wrong tokenizers: caught {caught} of {n}, made small {small}")
+    return caught == small == n

@@ -17,6 +17,7 @@ from harness.cli import app, golden
 from harness.gguf_writer import Tensor, write_gguf
 from harness.report.jsonl import read_report
 from harness.selftest import mutants
+from harness.selftest_tokens import wrong_tokenizers
 from harness.synth.builtin import BUILTIN
 from harness.synth.llama import LlamaRecipe, metadata, tensors
 from tests.models import builtin, with_changed_weight, with_metadata, with_tensor_type, written
@@ -459,8 +460,9 @@ def test_synth_says_what_it_wrote(lockstep: Lockstep, tmp_path: Path) -> None:
 
 def test_selftest_lists_every_wrong_engine_with_its_mistake(lockstep: Lockstep) -> None:
     lines = lockstep("selftest", "--list").out.splitlines()
-    assert [line.split()[0] for line in lines] == [cls.name for cls in mutants()]
-    assert all(cls.mistake in line for cls, line in zip(mutants(), lines, strict=True))
+    wrong = [*mutants(), *wrong_tokenizers()]
+    assert [line.split()[0] for line in lines] == [cls.name for cls in wrong]
+    assert all(cls.mistake in line for cls, line in zip(wrong, lines, strict=True))
 
 
 def test_a_reader_who_has_enough_of_the_output_is_no_error() -> None:

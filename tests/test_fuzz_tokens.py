@@ -26,11 +26,12 @@ from harness.fuzzers._texts import (
     text,
 )
 from harness.fuzzers.base import FuzzPlan, fuzzer_named, run_campaign
+from harness.mutants._tokenizers import WRONG
 from harness.records import Verdict
 from harness.report.jsonl import read_report
+from harness.selftest_tokens import in_words, try_wrong_tokenizer
 from harness.synth.builtin import BUILTIN_VOCABULARIES
 from harness.synth.llama import write_llama
-from tests.wrong_tokenizers import WRONG, PartsDropped, SpecialsParsed
 
 KINDS = [kind for kind in BUILTIN_VOCABULARIES if kind != "none"]
 
@@ -56,7 +57,7 @@ class Forgets(Reference):
 @pytest.fixture(autouse=True)
 def engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong engines are known by their names while a test runs."""
-    for cls in (Dies, Forgets, *(row.engine for row in WRONG.values())):
+    for cls in (Dies, Forgets):
         monkeypatch.setitem(Adapter.family, cls.name, cls)
 
 
@@ -87,16 +88,21 @@ def fuzzed(target: str, **changes: Any) -> list[Verdict]:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_tokenizer_is_caught_and_its_case_is_small(name: str) -> None:
-    row = WRONG[name]
-    verdicts = [v for v in fuzzed(f"builtin:{row.shows_on}", engine=name) if v.status == "diverged"]
-    assert verdicts
-    sizes = {}
-    for verdict in verdicts:
-        given = verdict.detail["input"]
-        size = len(bytes.fromhex(given)) if isinstance(given, str) else len(given)
-        way = verdict.detail["way"]
-        sizes[way] = min(size, sizes.get(way, size))
-    assert sizes[row.way] <= row.size
+    result = try_wrong_tokenizer(WRONG[name], oracle="reference")
+    assert result.caught
+    assert result.size is not None
+    assert result.size <= WRONG[name].size <= 13
+    assert name in result.again
+
+
+def test_the_right_tokenizer_is_not_caught_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wrong = WRONG["mutant:bos-doubled"]
+    monkeypatch.setattr(wrong, "tokenize", Reference.tokenize)
+    result = try_wrong_tokenizer(wrong, oracle="reference", cases=100)
+    assert not result.caught
+    assert in_words(result) == "MISSED"
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -150,10 +156,10 @@ def test_too_few_answers_are_a_difference() -> None:
 
 
 def test_a_case_is_decided_by_seed_and_number_alone() -> None:
-    whole = fuzzed("builtin:llama-ties", engine="ties-to-the-right", cases=300)
+    whole = fuzzed("builtin:llama-ties", engine="mutant:ties-to-the-right", cases=300)
     cases = {v.detail["case"] for v in whole if v.status == "diverged"}
     for case in cases:
-        alone = fuzzed("builtin:llama-ties", engine="ties-to-the-right", start=case, cases=1)
+        alone = fuzzed("builtin:llama-ties", engine="mutant:ties-to-the-right", start=case, cases=1)
         assert [v.detail["case"] for v in alone if v.status == "diverged"] == [case]
 
 
@@ -328,6 +334,4 @@ def test_a_clock_that_has_run_out_ends_a_campaign_and_says_where_to_go_on() -> N
 
 
 def test_the_wrong_engines_are_wrong_in_different_ways() -> None:
-    assert len({row.engine for row in WRONG.values()}) == len(WRONG) == 11
-    assert issubclass(SpecialsParsed, Reference)
-    assert issubclass(PartsDropped, Reference)
+    assert len({cls.mistake for cls in WRONG.values()}) == len(WRONG) == 11

@@ -11,19 +11,20 @@ from engine.errors import EngineError
 from engine.gguf_file import GgufFile
 from engine.tokenizers.base import tokenizer_of
 from golden.fetch import NAMES
-from harness.adapters.base import Adapter
-from harness.check import Plan
+from harness.check import Plan, open_plan, run_suites
 from harness.fuzzers._texts import material_of, text
 from harness.fuzzers.base import FuzzPlan, fuzzer_named
+from harness.mutants._tokenizers import WRONG
 from harness.records import EXACT, Answered, Verdict
 from harness.runner import Runner
+from harness.selftest_tokens import in_words, try_wrong_tokenizer
 from harness.synth.builtin import BUILTIN_VOCABULARIES
 from harness.synth.llama import write_llama
 from tests.differential.conftest import Checked
 from tests.vocabularies import vocabulary_or_skip
-from tests.wrong_tokenizers import WRONG
 
 KINDS = [kind for kind in BUILTIN_VOCABULARIES if kind != "none"]
+UNSEEN_BY_CHECK: set[str] = set()
 SEED = 4
 CASES = 120
 
@@ -54,13 +55,24 @@ def test_our_tokenizer_is_llama_cpps_on_every_kind_of_vocabulary(kind: str) -> N
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_llama_cpp_shows_what_a_wrong_tokenizer_does(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = WRONG[name]
-    monkeypatch.setitem(Adapter.family, name, row.engine)
-    found = [v for v in fuzzed(f"builtin:{row.shows_on}", engine=name, cases=800)]
-    assert "diverged" in {v.status for v in found}
+def test_against_llama_cpp_a_wrong_tokenizer_is_caught_with_a_small_text(name: str) -> None:
+    result = try_wrong_tokenizer(WRONG[name])
+    assert result.caught
+    assert result.located, in_words(result)
+
+
+@pytest.mark.parametrize("name", sorted(WRONG.keys() - UNSEEN_BY_CHECK))
+def test_the_tokens_suite_of_check_sees_a_wrong_tokenizer(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_llama(BUILTIN_VOCABULARIES[WRONG[name].shows_on], path)
+    plan = Plan(case=name, model=path, subject_model=path, engine=name, settings=EXACT)
+    opened = open_plan(plan, lambda text: None)
+    try:
+        verdicts = list(run_suites(opened.context, ("tokens",)))
+    finally:
+        opened.close()
+    wrong = {v.detail["way"] for v in verdicts if v.status == "diverged"}
+    assert WRONG[name].way in wrong
 
 
 def test_a_text_that_llama_cpp_does_not_survive_is_excused_as_we_refuse_it() -> None:

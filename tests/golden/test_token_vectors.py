@@ -18,6 +18,7 @@ from golden.suites._token_cases import token_cases
 from golden.suites.base import Asked, Golden, Verdicts
 from golden.suites.vocabulary import GLUED, WAYS, Vocabulary
 from harness.adapters.reference import Reference
+from harness.mutants._tokenizers import WRONG, WrongTokenizer
 from harness.records import EXACT, Verdict
 from harness.report.header import sha256_of
 from harness.runner import LocalSession
@@ -25,7 +26,6 @@ from harness.synth.builtin import BUILTIN_VOCABULARIES
 from harness.synth.llama import write_llama
 from tests.golden.folders import copied, edit_json, needs_oracle, reseal
 from tests.vocabularies import vocabulary_or_skip
-from tests.wrong_tokenizers import WRONG, Wrong
 
 ENTRIES = {entry.path: entry for entry in read_manifest(DEFAULT_ROOT)}
 KINDS = [kind for kind in BUILTIN_VOCABULARIES if kind != "none"]
@@ -139,8 +139,8 @@ def test_without_the_texts_llama_cpps_own_cases_are_not_compared(
 
 
 @pytest.mark.parametrize("row", WRONG.values(), ids=list(WRONG))
-def test_a_wrong_tokenizer_fails_on_the_vectors(row: Wrong, tmp_path: Path) -> None:
-    verdicts = held(row.engine, row.shows_on, tmp_path)
+def test_a_wrong_tokenizer_fails_on_the_vectors(row: type[WrongTokenizer], tmp_path: Path) -> None:
+    verdicts = held(row, row.shows_on, tmp_path)
     assert "diverged" in {v.status for v in verdicts}
 
 

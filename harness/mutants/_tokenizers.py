@@ -1,0 +1,189 @@
+"""Engines whose tokenizer is wrong in one way that people really get wrong.
+
+They compute as the reference does, so there is no op to find: `fuzz tokens` catches them, and what
+stands for the place is the text that it makes small.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from itertools import accumulate
+from typing import Any, ClassVar
+
+import numpy as np
+
+from engine.tokenizers.base import SPACE, Tokenizer
+from engine.tokenizers.bert import Bert
+from engine.tokenizers.gpt2 import Gpt2
+from engine.tokenizers.llama import Llama
+from engine.tokenizers.pre_tokenizers import PRE_TOKENIZERS
+from engine.tokenizers.splitting import Splitter
+from harness.adapters.base import Adapter
+from harness.adapters.reference import Reference
+from harness.mutants import _slow_merges as slow_merges
+
+
+class WrongTokenizer(Reference):
+    """The reference with `change` made to its tokenizer, which is lazy: nothing was derived yet.
+
+    `lockstep fuzz tokens` on the built-in vocabulary `shows_on` must make a case of at most `size`
+    bytes or ids of it, in the direction `way`.
+    """
+
+    mistake: ClassVar[str]
+    shows_on: ClassVar[str]
+    size: ClassVar[int]
+    way: ClassVar[str] = "encode"
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        tokenizer = super().tokenizer
+        self.change(tokenizer)
+        return tokenizer
+
+    def change(self, tokenizer: Any) -> None:
+        """Make it wrong."""
+
+
+class NoSpacePrefix(WrongTokenizer, name="mutant:no-space-prefix"):
+    mistake = "no space is put before a text"
+    shows_on = "llama"
+    size = 1
+
+    def change(self, tokenizer: Tokenizer) -> None:
+        tokenizer.vocabulary = replace(tokenizer.vocabulary, add_space_prefix=False)
+
+
+class MergesByRank(WrongTokenizer, name="mutant:merges-by-rank"):
+    mistake = "merges by the order of the tokens where scores are meant"
+    shows_on = "llama-ties"
+    size = 4
+
+    def change(self, tokenizer: Llama) -> None:
+        order = np.arange(tokenizer.vocabulary.n_vocab, dtype=np.int32)
+        tokenizer.order = lambda: order  # type: ignore[method-assign]
+
+
+class TiesToTheRight(WrongTokenizer, name="mutant:ties-to-the-right"):
+    mistake = "of merges with one score the rightmost is made first"
+    shows_on = "llama-ties"
+    size = 4
+
+    def change(self, tokenizer: Llama) -> None:
+        segment = partial(slow_merges.ids, tokenizer, from_the_right=True)
+        tokenizer.segment = segment  # type: ignore[method-assign]
+
+
+class UnigramForLlama(WrongTokenizer, name="mutant:unigram-for-llama"):
+    mistake = "the pieces with the best sum of scores instead of merges"
+    shows_on = "llama-ties"
+    size = 4
+
+    def change(self, tokenizer: Llama) -> None:
+        ids, scores = tokenizer.vocabulary.ids, tokenizer.vocabulary.scores
+
+        def segment(text: bytes) -> list[int]:
+            edges = list(accumulate(map(len, slow_merges.characters(text)), initial=0))
+            best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
+            for last, end in enumerate(edges[1:]):
+                for start in edges[max(0, last - 12) : last + 1]:
+                    token = ids.get(text[start:end])
+                    found, score = [token or 0], scores[token or 0]
+                    if token is None:
+                        if start != edges[last]:
+                            continue
+                        found, score = [tokenizer.byte_token(b) for b in text[start:end]], -1e6
+                    row = (best[start][0] + score, [*best[start][1], *found])
+                    best[end] = max(best.get(end, row), row, key=lambda r: r[0])
+            return best[len(text)][1]
+
+        tokenizer.segment = segment  # type: ignore[method-assign]
+
+
+class NoByteFallback(WrongTokenizer, name="mutant:no-byte-fallback"):
+    mistake = "the unknown token for what should be spelled in bytes"
+    shows_on = "llama"
+    size = 2
+
+    def change(self, tokenizer: Llama) -> None:
+        tokenizer.byte_token = lambda byte: 0  # type: ignore[method-assign]
+
+
+class DefaultPreTokenizer(WrongTokenizer, name="mutant:default-pre-tokenizer"):
+    mistake = "the pre-tokenizer `default` in place of the one that is named"
+    shows_on = "gpt2"
+    size = 4
+
+    def change(self, tokenizer: Gpt2) -> None:
+        tokenizer.splitter = Splitter(PRE_TOKENIZERS["default"].expressions)
+
+
+class AccentsKept(WrongTokenizer, name="mutant:accents-kept"):
+    mistake = "accents are not stripped"
+    shows_on = "bert"
+    size = 3
+
+    def change(self, tokenizer: Bert) -> None:
+        tokenizer.strip_accents = False
+
+
+class SpecialsParsed(WrongTokenizer, name="mutant:specials-parsed"):
+    mistake = "texts of special tokens are these tokens, asked for or not"
+    shows_on = "gpt2"
+    size = 13
+
+    def tokenize(
+        self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
+    ) -> list[list[int]]:
+        return super().tokenize(texts, add_special=add_special, parse_special=True)
+
+
+class BosDoubled(WrongTokenizer, name="mutant:bos-doubled"):
+    mistake = "BOS is there twice"
+    shows_on = "llama"
+    size = 0
+
+    def tokenize(
+        self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
+    ) -> list[list[int]]:
+        rows = super().tokenize(texts, add_special=add_special, parse_special=parse_special)
+        bos = self.tokenizer.vocabulary.bos
+        return [[*row[:1], *row] if row[:1] == [bos] else row for row in rows]
+
+
+class PartsDropped(WrongTokenizer, name="mutant:partial-characters-dropped"):
+    mistake = "a character that is not complete is not written"
+    shows_on = "gpt2"
+    size = 1
+    way = "decode"
+
+    def detokenize(
+        self, ids: Sequence[Sequence[int]], *, remove_special: bool, unparse_special: bool
+    ) -> list[bytes]:
+        texts = super().detokenize(
+            ids, remove_special=remove_special, unparse_special=unparse_special
+        )
+        return [text.decode(errors="ignore").encode() for text in texts]
+
+
+class SpacesKept(WrongTokenizer, name="mutant:spaces-kept"):
+    mistake = "`▁` is written as it is stored"
+    shows_on = "llama"
+    size = 2
+    way = "decode"
+
+    def detokenize(
+        self, ids: Sequence[Sequence[int]], *, remove_special: bool, unparse_special: bool
+    ) -> list[bytes]:
+        texts = super().detokenize(
+            ids, remove_special=remove_special, unparse_special=unparse_special
+        )
+        return [text.replace(b" ", SPACE) for text in texts]
+
+
+WRONG: dict[str, type[WrongTokenizer]] = {
+    cls.name: cls
+    for cls in sorted(
+        (c for c in Adapter.family.values() if issubclass(c, WrongTokenizer)), key=lambda c: c.name
+    )
+}
