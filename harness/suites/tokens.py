@@ -20,6 +20,7 @@ TEXTS: tuple[bytes, ...] = (
     b"hello\nworld\n\n",
     b"\ttab\tand\r\nreturn",
     b"don't can't we'll I'm",
+    b"spaces . before , punctuation ; and 'lln 0063",
     b"0123456789 3.14159 1,000,000",
     b"a" * 100,
     b"supercalifragilisticexpialidocious",

@@ -30,7 +30,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("harness.suites", "harness.bisect"),
     ("harness.check",),
     ("harness.run", "harness.quick", "harness.doctor"),
-    ("harness.dump", "harness.selftest", "harness.shadow.run", "harness.fuzzers", "harness.bench"),
+    ("harness.dump", "harness.shadow.run", "harness.fuzzers", "harness.bench"),
+    ("harness.selftest_tokens",),
+    ("harness.selftest",),
     ("golden",),  # its commands are the command line's, so it comes before
     ("harness.cli",),
     ("tests",),
