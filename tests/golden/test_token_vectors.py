@@ -24,7 +24,7 @@ from harness.report.header import sha256_of
 from harness.runner import LocalSession
 from harness.synth.builtin import BUILTIN_VOCABULARIES
 from harness.synth.llama import write_llama
-from tests.golden.folders import copied, edit_json, needs_oracle, reseal
+from tests.golden.folders import all_copied, edit_json, needs_oracle, reseal
 from tests.vocabularies import vocabulary_or_skip
 
 ENTRIES = {entry.path: entry for entry in read_manifest(DEFAULT_ROOT)}
@@ -167,7 +167,7 @@ def test_the_reference_passes_them(kind: str, tmp_path: Path) -> None:
 def test_vectors_that_contradict_themselves_are_refused(
     edit: Any, says: str, tmp_path: Path
 ) -> None:
-    root = copied(tmp_path)
+    root = all_copied(tmp_path)
     edit_json(root / "tokens/synth-rwkv.json", edit)
     reseal(root)
     with pytest.raises(BrokenGolden, match=says):
@@ -190,7 +190,7 @@ def test_the_vectors_of_a_vocabulary_are_made_again_byte_for_byte(
     name: str, tmp_path: Path, shared: Path
 ) -> None:
     path = vocabulary_or_skip(name, shared)
-    root = copied(tmp_path)
+    root = all_copied(tmp_path)
     (root / f"tokens/{name}.json").unlink()
     changed = regenerate(root, [path])
     assert [p.name for p in changed] == [f"{name}.json"]
