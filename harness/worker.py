@@ -28,7 +28,7 @@ from harness.wire import Channel, Closed, WireError
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 QUESTIONS = (
     *("describe", "metadata", "parse", "tokenize", "detokenize", "evaluate", "greedy"),
-    *("dequantize", "multiply", "time_dequantize", "name_tensors", "capture"),
+    *("dequantize", "multiply", "time_dequantize", "name_tensors", "capture", "compute"),
 )
 STREAMS = ("capture",)  # questions whose answer comes in pieces: they take a function `emit`
 

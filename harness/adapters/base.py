@@ -93,6 +93,10 @@ class Adapter(Registered):
         """Decode the batches on an empty cache, and emit every node that computes something."""
         raise Unsupported(f"{self.name} does not show its graph")
 
+    def compute(self, node: Node) -> NDArray[Any]:
+        """The result of one op alone, on the sources that the node holds: (ne3, ne2, ne1, ne0)."""
+        raise Unsupported(f"{self.name} does not compute single ops")
+
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         """The ids of `n` tokens after the prompt, each the argmax of the logits before it.
 

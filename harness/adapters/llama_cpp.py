@@ -12,6 +12,7 @@ from engine.batch import Batch
 from engine.errors import EngineError, Unsupported
 from engine.ops.ggml.base import Node
 from harness.adapters import _llama_cpp_gguf as gguf
+from harness.adapters import _llama_cpp_op as single_op
 from harness.adapters import _llama_cpp_product as product
 from harness.adapters import _llama_cpp_synth as synth
 from harness.adapters._llama_cpp_capture import capture_batches
@@ -135,6 +136,9 @@ class LlamaCpp(Adapter, name="llama.cpp"):
         context = self._made(traced=True)
         context.clear()
         return capture_batches(context, batches, fault, emit)
+
+    def compute(self, node: Node) -> NDArray[Any]:
+        return single_op.compute(self.lib, node, self.settings.n_threads)
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         if not prompt:

@@ -229,6 +229,11 @@ EXTRAS: Mapping[str, Callable[[Sizes], Keys]] = MappingProxyType(
         ),
         **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), nemotron_h),
         **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), gated_delta),
+        "plm": lambda s: {
+            ".attention.key_length": u32(24),
+            ".attention.value_length": u32(16),
+            ".rope.dimension_count": u32(8),
+        },
         "plamo2": lambda s: {**heads_by_layer(s), ".ssm.group_count": u32(0)},
         "maple": lambda s: {**swa_by_layer(s), ".swiglu_clamp_exp": f32(7.0)},
         "minimax-m3": lambda s: {

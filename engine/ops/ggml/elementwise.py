@@ -42,7 +42,7 @@ DETERMINED: dict[str, Callable[[F64], F64]] = {  # one correctly rounded operati
     "SQR": np.square,
     "SQRT": np.sqrt,
     "ABS": np.abs,
-    "SGN": np.sign,
+    "SGN": lambda x: np.where(x > 0, 1.0, np.where(x < 0, -1.0, 0.0)),  # of NaN: 0
     "NEG": np.negative,
     "STEP": lambda x: (x > 0).astype(np.float64),
     "RELU": lambda x: np.where(x > 0, x, 0.0),

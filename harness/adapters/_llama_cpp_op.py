@@ -1,0 +1,111 @@
+"""One op of ggml alone: a graph of a single node, its sources and parameters as a Node has them."""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import EngineError, Unsupported
+from engine.ops.ggml.base import PLAIN, Node, Operand
+from harness.adapters._llama_cpp_lib import I64, GgmlTensor, InitParams, Library, P
+from harness.adapters._llama_cpp_product import compute as compute_graph
+
+ROOM = 1 << 20  # for the graph and the objects; tensors and work come on top
+IN_PLACE = {"SET_ROWS": 2, "CPY": 1}  # op -> the source that is its result as well
+TYPES = {"F32": 0, "F16": 1, "I32": 26, "I64": 27}  # ggml_type
+# ops that are a parameter of another one, in the order of their enums in ggml.h
+UNARY = (
+    *("ABS", "SGN", "NEG", "STEP", "TANH", "ELU", "RELU", "SIGMOID", "GELU", "GELU_QUICK", "SILU"),
+    *("HARDSWISH", "HARDSIGMOID", "EXP", "EXPM1", "SOFTPLUS", "GELU_ERF", "XIELU", "FLOOR", "CEIL"),
+    *("ROUND", "TRUNC"),
+)
+GLU = ("REGLU", "GEGLU", "SWIGLU", "SWIGLU_OAI", "GEGLU_ERF", "GEGLU_QUICK", "SWIGLU_CLAMP")
+SUB_OPS = {"UNARY": (UNARY, "ggml_unary_op_name"), "GLU": (GLU, "ggml_glu_op_name")}
+
+
+def compute(lib: Library, node: Node, n_threads: int) -> NDArray[Any]:
+    """The node's result: (ne3, ne2, ne1, ne0). Raises Unsupported for an op that ggml lacks."""
+    declare(lib)
+    number, first = op_number(lib, node)
+    operands = [source for source in node.sources if source is not None]
+    size = sum(source.value.nbytes for source in operands if source.value is not None)
+    size += int(np.prod(node.ne)) * 8
+    room = ROOM + 8 * size + (n_threads << 14)
+    context = lib.ggml.ggml_init(InitParams(room, None, False))
+    if not context:
+        raise MemoryError("ggml_init gave no context")
+    try:
+        sources = [made(lib, context, source) for source in node.sources]
+        out = sources[IN_PLACE[node.op]] if node.op in IN_PLACE else None
+        address = lib.ggml.ggml_new_tensor_4d(context, type_number(node.type), *node.ne)
+        tensor = GgmlTensor.from_address(address)
+        if out is not None:
+            tensor.data = GgmlTensor.from_address(out).data
+        tensor.op = number
+        for i, held in enumerate(node.params):
+            tensor.op_params[i] = int(held) if i else first
+        for i, at in enumerate(sources):
+            tensor.src[i] = at
+        compute_graph(lib, context, address, n_threads)
+        if 0 in node.ne:
+            return np.empty(tuple(reversed(node.ne)), PLAIN[node.type])
+        memory = (ctypes.c_ubyte * lib.ggml.ggml_nbytes(address)).from_address(tensor.data)
+        shape = tuple(reversed(node.ne))
+        return np.ndarray(shape, PLAIN[node.type], buffer=memory).copy()
+    finally:
+        lib.ggml.ggml_free(context)
+
+
+def declare(lib: Library) -> None:
+    lib.ggml.ggml_new_tensor_4d.restype = P
+    lib.ggml.ggml_new_tensor_4d.argtypes = [P, ctypes.c_int, I64, I64, I64, I64]
+    for name, arguments in (("ggml_new_graph", [P]), ("ggml_build_forward_expand", [P, P])):
+        getattr(lib.ggml, name).argtypes = arguments
+    lib.ggml.ggml_new_graph.restype = P
+    lib.ggml.ggml_graph_compute_with_ctx.argtypes = [P, P, ctypes.c_int]
+    for _, name in SUB_OPS.values():
+        getattr(lib.ggml, name).restype = ctypes.c_char_p
+        getattr(lib.ggml, name).argtypes = [ctypes.c_int]
+
+
+def op_number(lib: Library, node: Node) -> tuple[int, int]:
+    """The number of the op and its first parameter: for SILU those of UNARY, say."""
+    names = [lib.ggml.ggml_op_name(i).decode() for i in range(op_count(lib))]
+    for family, (members, function) in SUB_OPS.items():
+        if node.op in members:
+            place = members.index(node.op)
+            named = getattr(lib.ggml, function)(place).decode()
+            if named != node.op:
+                raise RuntimeError(f"this build calls {family} number {place} {named}")
+            return names.index(family), place
+    if node.op not in names:
+        raise Unsupported(f"ggml has no op {node.op!r}")
+    return names.index(node.op), int(node.params[0])
+
+
+def op_count(lib: Library) -> int:
+    """Up to the last name that there is: GGML_OP_COUNT is not exported."""
+    count = 0
+    while lib.ggml.ggml_op_name(count) != b"GLU":
+        count += 1
+    return count + 1
+
+
+def type_number(name: str) -> int:
+    if name not in TYPES:
+        raise Unsupported(f"a single op on {name} is not computed")
+    return TYPES[name]
+
+
+def made(lib: Library, context: int, source: Operand | None) -> int | None:
+    if source is None:
+        return None
+    value = source.value
+    if value is None or value.shape != tuple(reversed(source.ne)):
+        raise EngineError(f"the source {source.name!r} has no value of its shape")
+    address: int = lib.ggml.ggml_new_tensor_4d(context, type_number(source.type), *source.ne)
+    raw = np.ascontiguousarray(value, PLAIN[source.type])
+    if raw.nbytes:
+        ctypes.memmove(lib.ggml.ggml_get_data(address), raw.ctypes.data, raw.nbytes)
+    return address

@@ -1,0 +1,179 @@
+"""Single ops at their edges: what ggml makes of them is what we say that it means.
+
+Odd lengths, single and empty rows, ties, NaN and infinity, large and tiny values, masked rows.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.ops.ggml.base import Build
+from harness.check import lanes_of
+from harness.gguf_writer import write_gguf
+from harness.records import EXACT, Answered
+from harness.runner import Runner, Session
+from harness.shadow.judge import ShadowJudge
+from tests.shadow_nodes import node, normal, params
+
+INF, NAN = np.inf, np.nan
+LENGTHS = (1, 2, 3, 15, 16, 17, 31, 33, 64, 65, 127)
+LARGE = np.array(
+    [1e30, -1e30, 3e38, 1e-38, -1e-38, 1e-45, 0.0, -0.0, 1.0, 88.8, -103.9], np.float32
+)
+ODD = np.array([NAN, INF, -INF, 0.0, -0.0, 1.0, -1.0], np.float32)
+UNARY = (
+    *(
+        "ABS",
+        "SGN",
+        "NEG",
+        "STEP",
+        "RELU",
+        "SQR",
+        "SQRT",
+        "ROUND",
+        "FLOOR",
+        "CEIL",
+        "TRUNC",
+        "TANH",
+    ),
+    *("EXP", "SIGMOID", "SILU", "SOFTPLUS", "GELU", "GELU_ERF", "GELU_QUICK"),
+)
+BINARY = ("ADD", "SUB", "MUL", "DIV")
+GATED = ("REGLU", "GEGLU", "SWIGLU", "GEGLU_ERF", "GEGLU_QUICK")
+TOO_LARGE = {"GELU_QUICK": 60000.0}  # halves end there, and the table with them
+
+
+@pytest.fixture(scope="module")
+def ggml() -> Iterator[Session]:
+    with Runner().open("llama.cpp", None, EXACT) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def judge_of(ggml: Session, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from engine.gguf_file import GgufFile
+
+    path = tmp_path_factory.mktemp("edges") / "none.gguf"
+    write_gguf(path, {"general.architecture": ("STR", "llama")}, [])
+    info = ggml.ask("describe")
+    assert isinstance(info, Answered)
+    build = Build(lanes=lanes_of(info.value.build))
+    return lambda: ShadowJudge(GgufFile.open(path), build)
+
+
+def check(
+    ggml: Session, judge_of: Any, op: str, shape: Any, *sources: Any, held: Any = None
+) -> Any:
+    """ggml's result, after the judge has agreed with it."""
+    asked = node(op, np.zeros(shape, np.float32), *sources, held=held)
+    outcome = ggml.ask("compute", asked)
+    assert isinstance(outcome, Answered), outcome
+    judge = judge_of()
+    judge(replace(asked, value=outcome.value))
+    assert [f.mismatch for f in judge.findings] == []
+    ((_, tally),) = judge.by_op()
+    assert tally.compared == 1, tally.not_compared
+    return outcome.value
+
+
+@pytest.mark.parametrize("op", UNARY)
+def test_a_function_at_its_edges(op: str, ggml: Session, judge_of: Any) -> None:
+    for x in (*(normal(n, 2, n) * 4 for n in LENGTHS), LARGE, ODD, np.float32([[]])):
+        if op in TOO_LARGE:
+            x = x[np.abs(x) < TOO_LARGE[op]]
+        check(ggml, judge_of, op, x.shape, x.astype(np.float32))
+
+
+@pytest.mark.parametrize("op", BINARY)
+def test_arithmetic_at_its_edges(op: str, ggml: Session, judge_of: Any) -> None:
+    every = np.array(np.meshgrid(np.r_[ODD, LARGE], np.r_[ODD, LARGE]), np.float32)
+    check(ggml, judge_of, op, every[0].shape, every[0], every[1])
+    for n in LENGTHS:
+        x, row = normal(n, 3, 4, n), normal(n + 1, 1, n)
+        check(ggml, judge_of, op, x.shape, x, row)
+
+
+@pytest.mark.parametrize("op", GATED)
+def test_gates_at_their_edges(op: str, ggml: Session, judge_of: Any) -> None:
+    for n in LENGTHS:
+        x, y = normal(n, 3, n) * 5, normal(n + 1, 3, n)
+        check(ggml, judge_of, op, x.shape, x, y)
+        both = np.concatenate([x, y], axis=-1)
+        for swapped in (0, 1):
+            check(ggml, judge_of, op, x.shape, both, held=params(0, swapped))
+
+
+@pytest.mark.parametrize("op", ["RMS_NORM", "NORM", "L2_NORM"])
+def test_norms_of_any_length_and_size(op: str, ggml: Session, judge_of: Any) -> None:
+    for n in LENGTHS:
+        for size in (1e-12, 1.0, 1e12):
+            x = normal(n, 3, n) * np.float32(size) + np.float32(size)
+            check(ggml, judge_of, op, x.shape, x, held=params(1e-6))
+    zeros = np.zeros((2, 8), np.float32)
+    check(ggml, judge_of, op, zeros.shape, zeros, held=params(1e-6))
+
+
+@pytest.mark.parametrize("bias", [0.0, 8.0])
+def test_softmax_with_masks_and_slopes(bias: float, ggml: Session, judge_of: Any) -> None:
+    for n in LENGTHS:
+        x = normal(n, 3, 4, n) * 9  # (heads, rows, columns)
+        mask = np.where(normal(n + 1, 4, n) > 0, 0.0, -INF).astype(np.float32)
+        mask[:, 0] = 0.0
+        check(ggml, judge_of, "SOFT_MAX", x.shape, x, mask, held=params(0.3, bias))
+        halves = mask.astype(np.float16)
+        check(ggml, judge_of, "SOFT_MAX", x.shape, x, halves, held=params(0.3, bias))
+
+
+def test_softmax_with_a_sink(ggml: Session, judge_of: Any) -> None:
+    x, sinks = normal(1, 3, 4, 20), np.array([0.5, -3.0, 40.0], np.float32)
+    found = check(ggml, judge_of, "SOFT_MAX", x.shape, x, None, sinks, held=params(1.0, 0.0))
+    assert (found.sum(-1) < 1).all()
+
+
+def test_products_of_any_length(ggml: Session, judge_of: Any) -> None:
+    for n in LENGTHS:
+        for rows, tokens in ((1, 1), (5, 3), (17, 9)):
+            a, b = normal(n, rows, n), normal(n + 1, tokens, n)
+            for weights in (a, a.astype(np.float16)):
+                check(ggml, judge_of, "MUL_MAT", (tokens, rows), weights, b)
+
+
+def test_a_product_repeats_its_first_factor(ggml: Session, judge_of: Any) -> None:
+    a, b = normal(1, 2, 5, 33), normal(2, 3, 6, 7, 33)
+    check(ggml, judge_of, "MUL_MAT", (3, 6, 7, 5), np.stack([a]), b)
+
+
+@pytest.mark.parametrize("mode", [0, 2])
+@pytest.mark.parametrize("op", ["ROPE", "ROPE_BACK"])
+def test_rotations_in_part_and_stretched(op: str, mode: int, ggml: Session, judge_of: Any) -> None:
+    at = np.array([0, 1, 77, 4095, 100_000], np.int32)
+    x = normal(1, 5, 3, 40)  # (tokens, heads, dim)
+    factors = np.linspace(1, 8, 16, dtype=np.float32)
+    for ext, scale in ((0.0, 1.0), (1.0, 0.25)):
+        held = params(0, 32, mode, 0, 4096, 1e4, scale, ext, 1.0, 32.0, 1.0)
+        check(ggml, judge_of, op, x.shape, x, at, held=held)
+        check(ggml, judge_of, op, x.shape, x, at, factors, held=held)
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_ties_are_sorted_somehow(order: int, ggml: Session, judge_of: Any) -> None:
+    x = np.round(normal(1, 7, 33))
+    asked = node("ARGSORT", np.zeros(x.shape, np.int32), x, held=params(order))
+    outcome = ggml.ask("compute", asked)
+    assert isinstance(outcome, Answered)
+    judge = judge_of()
+    judge(replace(asked, value=outcome.value))
+    assert judge.findings == []
+
+
+def test_the_check_sees_a_changed_result(ggml: Session, judge_of: Any) -> None:
+    x = normal(1, 3, 17)
+    asked = node("SILU", np.zeros(x.shape, np.float32), x)
+    outcome = ggml.ask("compute", asked)
+    assert isinstance(outcome, Answered)
+    judge = judge_of()
+    judge(replace(asked, value=outcome.value * np.float32(1.00001)))
+    assert len(judge.findings) == 1
