@@ -158,6 +158,31 @@ def test_rotations_in_part_and_stretched(op: str, mode: int, ggml: Session, judg
         check(ggml, judge_of, op, x.shape, x, at, factors, held=held)
 
 
+def attention(tokens: int, cells: int, dims: tuple[int, int], kind: Any, seed: int) -> list[Any]:
+    """q, k, v and a mask that hides the cells after a token's own, and all of the first row."""
+    q = normal(seed, 4, tokens, dims[0])
+    k, v = (normal(seed + i, 2, cells, dim).astype(kind) for i, dim in enumerate(dims, 1))
+    seen = np.arange(cells)[None, :] <= np.arange(tokens)[:, None] + cells - tokens
+    mask = np.where(seen, 0.0, -INF).astype(np.float16)
+    mask[0] = -INF if tokens > 1 else mask[0]
+    return [q, k, v, mask]
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+@pytest.mark.parametrize(("bias", "cap"), [(0.0, 0.0), (8.0, 0.0), (0.0, 5.0)])
+@pytest.mark.parametrize("dims", [(16, 16), (24, 16)])
+def test_flash_attention_in_all_its_forms(
+    dims: tuple[int, int], bias: float, cap: float, kind: Any, ggml: Session, judge_of: Any
+) -> None:
+    held = params(0.3, bias, cap)
+    for tokens, cells in ((1, 1), (3, 33), (1, 640)):
+        sources = attention(tokens, cells, dims, kind, tokens + cells)
+        shape = (tokens, 4, dims[1])
+        check(ggml, judge_of, "FLASH_ATTN_EXT", shape, *sources, held=held)
+        sinks = np.array([-2.0, 0.0, 1.0, 30.0], np.float32)
+        check(ggml, judge_of, "FLASH_ATTN_EXT", shape, *sources, sinks, held=held)
+
+
 @pytest.mark.parametrize("order", [0, 1])
 def test_ties_are_sorted_somehow(order: int, ggml: Session, judge_of: Any) -> None:
     x = np.round(normal(1, 7, 33))

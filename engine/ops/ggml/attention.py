@@ -1,38 +1,207 @@
-"""Flash attention, by the mirror that follows it rounding by rounding (engine/ops/flash_mirror.py).
+"""Flash attention on the CPU: one key at a time, values added up in halves if the cache holds them.
 
-Source: ggml_compute_forward_flash_attn_ext in ggml-cpu/ops.cpp of llama-cpp-python 0.3.36.
+The common form goes to the mirror of a whole engine (engine/ops/flash_mirror.py), which knows all
+three paths. What that lacks (ALiBi, soft caps, sinks, masks with values, values narrower than keys)
+is done here for the sequential path. Source: ggml_compute_forward_flash_attn_ext in
+ggml-cpu/ops.cpp of llama.cpp in llama-cpp-python 0.3.36.
 """
 
+from dataclasses import dataclass
+from itertools import pairwise
+
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.errors import Unsupported
-from engine.ops.flash_mirror import FlashMirror
-from engine.ops.ggml.base import SMALLEST, Build, Expected, Node, U, meaning
+from engine.ops.flash_mirror import LANES_UP, TILE, FlashMirror
+from engine.ops.ggml.base import F64, SMALLEST, Build, Expected, Node, U, meaning
+from engine.ops.ggml.near import EXP_ULP, TANH_ULP, ULP
+from engine.ops.ggml.soft_max import slopes
+
+REASON = "a running bound through the mirrored online softmax"
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """What a node asks for."""
+
+    scale: float
+    max_bias: float
+    softcap: float
+    mask: F64 | None  # (1 or heads, tokens, cells)
+    sinks: F64 | None  # (heads,)
+
+    @property
+    def plain(self) -> bool:
+        hidden = self.mask is None or bool(((self.mask == 0) | np.isneginf(self.mask)).all())
+        shared = self.mask is None or len(self.mask) == 1
+        return hidden and shared and not (self.max_bias or self.softcap) and self.sinks is None
 
 
 @meaning("FLASH_ATTN_EXT")
 def flash_attn_ext(node: Node, build: Build) -> Expected:
     """q: (1, heads, tokens, dim), k, v: (1, kv_heads, cells, dim) -> (1, tokens, heads, dim)."""
-    scale, max_bias, softcap = (float(f) for f in node.floats()[:3])
     q, k, v = (node.source(i) for i in range(3))
-    if max_bias or softcap or node.optional(4) is not None:
-        raise Unsupported("FLASH_ATTN_EXT with ALiBi, a soft cap or sinks")
     if k.type != v.type or k.type not in ("F16", "F32") or q.ne[3] != 1:
         raise Unsupported(f"FLASH_ATTN_EXT on {k.type} keys and {v.type} values")
-    if k.ne[0] != v.ne[0]:
-        raise Unsupported("FLASH_ATTN_EXT on keys and values of different sizes")
-    mask = node.wide(3)[0, 0, : q.ne[1]] if node.optional(3) is not None else None
-    visible = np.ones((q.ne[1], k.ne[1]), bool) if mask is None else mask == 0
-    if mask is not None and not np.isneginf(mask[~visible]).all():
-        raise Unsupported("FLASH_ATTN_EXT with a mask of other values than 0 and -inf")
-    assert q.value is not None
-    assert k.value is not None
-    assert v.value is not None
-    ordered = [t.value[0].transpose(1, 0, 2) for t in (q, k, v) if t.value is not None]
-    mirror = FlashMirror(n_threads=build.n_threads, n_ctx=k.ne[1])
-    found = mirror.attend(
-        ordered[0].astype(np.float32), ordered[1], ordered[2], scale, np.ascontiguousarray(visible)
-    )
-    value = found.out.astype(np.float64).reshape(node.value.shape)
-    allowed = found.radius.reshape(node.value.shape) + U * np.abs(value) + SMALLEST
-    return Expected(value, allowed, "a running bound through the mirrored online softmax")
+    form = form_of(node)
+    if form.plain and k.ne[0] == v.ne[0]:
+        value, allowed = by_mirror(node, form, build)
+    elif q.ne[1] >= TILE:
+        raise Unsupported("FLASH_ATTN_EXT in tiles, with more than a plain mask")
+    else:
+        value, allowed = sequential(node, form, build)
+    return Expected(value, allowed + U * np.abs(value) + SMALLEST, REASON)
+
+
+def form_of(node: Node) -> Form:
+    scale, max_bias, softcap = (float(f) for f in node.floats()[:3])
+    tokens = node.source(0).ne[1]
+    mask = None if node.optional(3) is None else node.wide(3)[0, :, :tokens]
+    sinks = None if node.optional(4) is None else node.wide(4).reshape(-1)
+    if softcap:
+        scale = float(np.float32(scale) / np.float32(softcap))
+    return Form(scale, max_bias, softcap, mask, sinks)
+
+
+def by_mirror(node: Node, form: Form, build: Build) -> tuple[F64, F64]:
+    values = [node.source(i).value for i in range(3)]
+    ordered = [x[0].transpose(1, 0, 2) for x in values if x is not None]
+    visible = np.ones((len(ordered[0]), len(ordered[1])), bool)
+    if form.mask is not None:
+        visible = np.ascontiguousarray(form.mask[0] == 0)
+    mirror = FlashMirror(n_threads=build.n_threads, n_ctx=len(ordered[1]))
+    queries = ordered[0].astype(np.float32)
+    found = mirror.attend(queries, ordered[1], ordered[2], form.scale, visible)
+    shape = node.value.shape
+    return found.out.astype(np.float64).reshape(shape), found.radius.reshape(shape)
+
+
+@dataclass(eq=False)
+class Running:
+    """The state of the online softmax: accumulators, sums, largest scores, and their radii."""
+
+    y: F64  # (heads, tokens, dim of values)
+    r: F64
+    total: F64  # (heads, tokens, 1)
+    r_total: F64
+    top: F64
+    r_top: F64
+    narrow: bool
+
+    def add(self, s: F64, r_s: F64, on: NDArray[np.bool_], v: F64) -> None:
+        """One key: scores (heads, tokens, 1), where it is seen, and its value (heads, 1, dim)."""
+        above = on & (s > self.top)
+        apart = np.where(np.isfinite(self.top) & on, np.abs(s - self.top), 0.0)
+        off = r_s + self.r_top + U * apart + EXP_ULP * ULP / 2
+        power = np.exp(-apart).astype(np.float32).astype(np.float64)
+        first = np.isneginf(self.top)
+        ms = np.where(above, np.where(first, 0.0, power), 1.0)
+        vs = np.where(on, np.where(above, 1.0, power), 0.0)
+        r_ms, r_vs = np.where(above & ~first, ms * off, 0.0), np.where(above, 0.0, vs * off)
+        self.top, self.r_top = np.where(above, s, self.top), np.where(above, r_s, self.r_top)
+        z = self.y * ms
+        wide = self.r * ms + np.abs(self.y) * r_ms + np.where(above, U * np.abs(z), 0.0)
+        self.y, self.r = self.kept(z, wide, above)
+        z = self.y + v * vs
+        wide = self.r + np.abs(v) * r_vs + np.where(on, U * (np.abs(v * vs) + np.abs(z)), 0.0)
+        self.y, self.r = self.kept(z, wide, on)
+        self.weigh(ms, r_ms, vs, r_vs, on)
+
+    def weigh(self, ms: F64, r_ms: F64, vs: F64, r_vs: F64, on: NDArray[np.bool_]) -> None:
+        old = self.total
+        self.total = old * ms + vs
+        self.r_total = self.r_total * ms + old * r_ms + r_vs
+        self.r_total = self.r_total + np.where(on, 2 * U * self.total, 0.0)
+
+    def sink(self, s: F64) -> None:
+        """A score without a value, in float32."""
+        above = s > self.top
+        power = np.exp(-np.abs(s - self.top))
+        ms, vs = np.where(above, power, 1.0), np.where(above, 1.0, power)
+        off = power * (self.r_top + U * np.abs(s - self.top) + EXP_ULP * ULP / 2)
+        self.r = self.r * ms + np.abs(self.y) * np.where(above, off, 0.0) + U * np.abs(self.y)
+        self.y = self.y * ms
+        every = np.ones(s.shape, bool)
+        self.weigh(ms, np.where(above, off, 0.0), vs, np.where(above, 0.0, off), every)
+
+    @classmethod
+    def empty(cls, shape: tuple[int, int, int], dim: int, narrow: bool) -> "Running":
+        wide, none = (*shape[:2], dim), np.full(shape, -np.inf)
+        zeros = (np.zeros(wide), np.zeros(wide), np.zeros(shape), np.zeros(shape))
+        return cls(*zeros, top=none, r_top=np.zeros(shape), narrow=narrow)
+
+    def merged(self, other: "Running") -> "Running":
+        """Two pieces of the cache, in float32: two powers, two products and a sum."""
+        top = np.maximum(self.top, other.top)
+        a, b = (np.where(np.isneginf(x.top), 0.0, np.exp(x.top - top)) for x in (self, other))
+        size = np.abs(self.y) * a + np.abs(other.y) * b
+        total = self.total * a + other.total * b
+        return Running(
+            y=self.y * a + other.y * b,
+            r=self.r * a + other.r * b + 8 * U * size,
+            total=total,
+            r_total=self.r_total * a + other.r_total * b + 8 * U * total,
+            top=top,
+            r_top=np.maximum(self.r_top, other.r_top),
+            narrow=False,
+        )
+
+    def kept(self, z: F64, wide: F64, changed: NDArray[np.bool_]) -> tuple[F64, F64]:
+        """As it is stored: a radius ends where the whole interval rounds to one half."""
+        if not self.narrow:
+            return z, wide
+        low, high = halves(z - wide), halves(z + wide)
+        y = halves(z)
+        r = np.maximum(high - y, y - low)
+        return np.where(changed, y, self.y), np.where(changed, r, self.r)
+
+
+def halves(x: F64) -> F64:
+    return x.astype(np.float16).astype(np.float64)
+
+
+def sequential(node: Node, form: Form, build: Build) -> tuple[F64, F64]:
+    """Key by key; one token's cache of 512 cells and more is cut in pieces that are merged."""
+    narrow = node.source(1).type == "F16"
+    q, k, v = (node.wide(i)[0] for i in range(3))
+    heads, tokens, cells = len(q), q.shape[1], k.shape[1]
+    k, v = (np.repeat(x, heads // len(x), axis=0) for x in (k, v))
+    q = halves(q) if narrow else q
+    mask = np.zeros((1, tokens, cells)) if form.mask is None else form.mask
+    added = np.broadcast_to(slopes(heads, form.max_bias) * mask, (heads, tokens, cells))
+    whole = None
+    for part in pairwise(FlashMirror(build.n_threads, cells).pieces(tokens, cells)):
+        state = Running.empty((heads, tokens, 1), v.shape[-1], narrow)
+        for cell in range(*part):
+            attend(state, q, k[:, None, cell], v[:, None, cell], added[:, :, cell, None], form)
+        if form.sinks is not None and part[0] == 0:
+            state.sink(form.sinks[:, None, None])
+        whole = state if whole is None else whole.merged(state)
+    assert whole is not None
+    value = np.where(whole.total > 0, whole.y / whole.total, 0.0)
+    radius = whole.r / whole.total + np.abs(value) * (whole.r_total / whole.total + 4 * U)
+    radius = np.where(whole.total > 0, radius, 0.0)
+    return value.transpose(1, 0, 2)[None], radius.transpose(1, 0, 2)[None]
+
+
+def attend(state: Running, q: F64, k: F64, v: F64, added: F64, form: Form) -> None:
+    """One key, where it is not hidden."""
+    on = np.isfinite(added)
+    if on.any():
+        s, r_s = scores(q, k, form)
+        bias = np.where(on, added, 0.0)
+        r_s = r_s + np.where(bias != 0, U * (np.abs(s + bias) + 4 * np.abs(bias)), 0.0)
+        state.add(s + bias, r_s, on, v)
+
+
+def scores(q: F64, k: F64, form: Form) -> tuple[F64, F64]:
+    """q: (heads, tokens, dim), k: (heads, 1, dim) -> (heads, tokens, 1), and its radius."""
+    dot = (q * k).sum(axis=-1, keepdims=True)
+    size = (np.abs(q) * np.abs(k)).sum(axis=-1, keepdims=True)
+    s = dot * form.scale
+    off = (q.shape[-1] // 4 + LANES_UP) * U * size * abs(form.scale) + 2 * U * np.abs(s)
+    if form.softcap:
+        s = form.softcap * np.tanh(s)
+        off = abs(form.softcap) * off + (TANH_ULP * ULP + U) * np.abs(s)
+    return s, off
