@@ -8,6 +8,7 @@ from engine.errors import EngineError, InvalidModel, Unsupported
 from engine.gguf_file import GgufFile
 from engine.model import architecture_of
 from engine.registry import import_members
+from engine.tokenizers.base import tokenizer_of
 from harness.records import Answered, EngineInfo, Settings, Verdict
 from harness.runner import Runner, Session
 from harness.suites.base import STEPS_TRACED, Context, NoAnswer, Suite
@@ -48,6 +49,7 @@ def suites_named(names: Sequence[str]) -> list[type[Suite]]:
 def preflight(plan: Plan) -> bool:
     """Can both files be checked at all? Says whether there is a vocabulary."""
     has_vocabulary = True
+    named = [suite.name for suite in suites_named(plan.suites) if suite.needs_vocabulary]
     for path in dict.fromkeys((plan.model, plan.subject_model)):
         if not path.is_file():
             raise BadInput(f"{path}: {'not a file' if path.exists() else 'no such file'}")
@@ -55,16 +57,18 @@ def preflight(plan: Plan) -> bool:
             with GgufFile.open(path) as file:
                 architecture_of(file)(file)
                 has_vocabulary &= vocabulary_kind(file) not in ("no_vocab", "none", "")
+                if named and has_vocabulary:
+                    tokenizer_of(file.metadata)  # a broken one is refused by the key that is wrong
         except EngineError as error:
             raise BadInput(f"{path}: {error}") from error
         except OSError as error:
             raise BadInput(f"{path}: {error.strerror or error}") from error
-    named = [suite.name for suite in suites_named(plan.suites) if suite.needs_vocabulary]
     if named and not has_vocabulary:
         others = [s.name for s in suites_named(()) if not s.needs_vocabulary]
         choice = " ".join(f"--suite {name}" for name in others)
         raise BadInput(
-            f"{plan.model}: the model has no vocabulary, which {', '.join(named)} needs; "
+            f"{plan.model}: the model has no vocabulary (tokenizer.ggml.model), which "
+            f"{', '.join(named)} needs; "
             f"without: {choice}"
         )
     return has_vocabulary
