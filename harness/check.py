@@ -67,9 +67,8 @@ def preflight(plan: Plan) -> bool:
         others = [s.name for s in suites_named(()) if not s.needs_vocabulary]
         choice = " ".join(f"--suite {name}" for name in others)
         raise BadInput(
-            f"{plan.model}: the model has no vocabulary (tokenizer.ggml.model), which "
-            f"{', '.join(named)} needs; "
-            f"without: {choice}"
+            f"{plan.model}: the model has no vocabulary, which {', '.join(named)} needs; "
+            f"without: {choice} (a vocabulary has a kind, tokenizer.ggml.model)"
         )
     return has_vocabulary
 
