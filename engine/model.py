@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.architectures.base import Architecture
 from engine.batch import Batch
-from engine.errors import InvalidModel
+from engine.errors import InvalidModel, Unsupported
 from engine.gguf_file import GgufFile
 from engine.hparams import architecture_name
 from engine.kv_cache import KvCache
@@ -63,6 +66,17 @@ class Model:
         if self.file.size > LARGE:
             self.file.release()  # or every open model would count the whole file as its memory
         return logits
+
+    def compute(self, ubatch: Batch, cache: KvCache) -> F32:
+        """One ubatch whose cells are already given: (outputs, vocabulary)."""
+        return self.graph.decode(ubatch, cache, self.ops, flash_attn=self.flash_attn)
+
+    def rotate(self, keys: F32, deltas: NDArray[np.int32]) -> F32:
+        """Keys as they lie in a cache, moved by so many positions: (cells, kv_heads, dim)."""
+        params = getattr(self.graph, "rope_params", None)
+        if params is None:
+            raise Unsupported(f"keys of {self.graph.name} cannot be moved")
+        return self.ops.rope(keys.astype(np.float32), deltas, params())
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         """`n` tokens after the prompt; an end-of-text token does not stop it."""

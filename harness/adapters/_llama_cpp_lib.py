@@ -9,7 +9,7 @@ libllama, which finds those of the libraries that it depends on.
 import ctypes
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -122,6 +122,7 @@ class Library:
         self.llama = llama_cpp
         self.version = f"llama-cpp-python {__version__}"
         self.lines: deque[tuple[int, str]] = deque(maxlen=200)
+        self.listener: Callable[[str], None] | None = None  # who wants the debug lines
         self._log_callback = llama_cpp.llama_log_callback(self._log)  # must outlive the library
         self.listen()
         handle = llama_cpp._lib._handle
@@ -160,6 +161,9 @@ class Library:
             level = self.lines[-1][0] if self.lines else DEBUG
         if level != DEBUG:
             os.write(2, raw)
+        elif self.listener is not None:
+            self.listener(raw.decode(errors="replace"))
+            return
         self.lines.append((level, " ".join(raw.decode(errors="replace").split())))
 
 

@@ -1,6 +1,6 @@
 """What the harness asks of an engine. Oracle and subject are roles, not classes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,20 @@ class Adapter(Registered):
         Generation does not stop at an end-of-text token: a comparison wants all `n`.
         """
         raise Unsupported(f"{self.name} does not generate")
+
+    def schedule(self, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What each step of a schedule did, in a context of its own.
+
+        plan: `n_ctx`, `n_ubatch`, `n_seq`, `unified` and `steps`: `["decode", rows]` with rows of
+        token, position, sequences, output; `["rm", seq, p0, p1]`, `["cp", from, to, p0, p1]`,
+        `["keep", seq]`, `["add", seq, p0, p1, delta]`, `["div", seq, p0, p1, d]`, `["clear"]`,
+        `["save", seq]` and `["load", seq, k]`: what the k-th save kept; seq -1 is everything.
+
+        Each answer: `code`; `pos`, the smallest and largest position of each sequence; `ubatches`
+        (equal, n_seqs, rows) as they were formed and `slots`, the cells that were looked at for
+        them, or None where they cannot be seen; `logits`: (outputs, vocabulary), or None.
+        """
+        raise Unsupported(f"{self.name} does not run schedules")
 
     def close(self) -> None:
         """Give back what the engine holds."""

@@ -1,7 +1,7 @@
 """llama.cpp, through llama-cpp-python's low-level interface: the usual oracle."""
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from harness.adapters._llama_cpp_graph import ARCHITECTURES
 from harness.adapters._llama_cpp_lib import Library, TypeTraits, library
 from harness.adapters._llama_cpp_model import MAX_SEQUENCES, Context, Model
 from harness.adapters._llama_cpp_parse import parse
+from harness.adapters._llama_cpp_schedule import run_schedule
 from harness.adapters._llama_cpp_trace import (
     CACHES,
     AttentionKind,
@@ -155,6 +156,9 @@ class LlamaCpp(Adapter, name="llama.cpp"):
             ids.append(int(np.argmax(context.decode(batch)[-1])))
             batch = Batch.of([ids[-1]], start=len(prompt) + len(ids) - 1)
         return ids
+
+    def schedule(self, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return run_schedule(self._weights(), self.settings, plan)
 
     def close(self) -> None:
         for context in self._contexts.values():

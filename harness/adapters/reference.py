@@ -1,19 +1,22 @@
 """Our own engine, with ggml's deliberate roundings."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.cell_cache import CellCache
 from engine.errors import InvalidModel, Unsupported
 from engine.gguf_file import GgufFile, Value
+from engine.memory import Attention, Memory
 from engine.model import Model
 from engine.ops.mirror import Mirror
 from engine.ops.reference import Reference as Ops
 from engine.quants.base import WeightFormat
 from engine.registry import import_members
+from engine.schedule import Schedule, memory_shape
 from engine.tokenizers.base import Tokenizer, tokenizer_of
 from engine.weights import Weight
 from harness.adapters import _file_summary as summary
@@ -140,11 +143,34 @@ class Reference(Adapter, name="reference"):
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         return self.loaded.greedy(prompt, n)
 
+    def schedule(self, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """With logits where the engine has the architecture."""
+        run = self.make_schedule(plan)
+        return [run.step(step) for step in plan["steps"]]
+
+    def make_schedule(self, plan: Mapping[str, Any]) -> Schedule:
+        kind, shape = memory_shape(self.file.metadata, plan)
+        return schedule_of(self, kind, shape, plan["n_ubatch"])
+
     def close(self) -> None:
         for name in ("loaded", "file"):
             held = self.__dict__.pop(name, None)
             if held is not None:
                 held.close()
+
+
+def schedule_of(
+    engine: Reference, kind: type[Memory], shape: Mapping[str, Any], n_ubatch: int
+) -> Schedule:
+    """Numbers for plain attention, if there is a graph; else the machine alone."""
+    if kind is not Attention:
+        tokens = engine.file.metadata["tokenizer.ggml.tokens"]
+        return Schedule(kind(**shape), None, len(tokens.data), n_ubatch)
+    model = engine.loaded
+    n_ctx = shape["size"] * (1 if shape["unified"] else shape["n_seq"])
+    store = model.graph.new_cache(n_ctx=n_ctx, type_k=model.type_k, type_v=model.type_v)
+    memory = CellCache(store, model.rotate, **shape)
+    return Schedule(memory, model.compute, model.graph.hparams.n_vocab, n_ubatch)
 
 
 def summary_of(file: GgufFile) -> FileSummary:
