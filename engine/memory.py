@@ -89,8 +89,8 @@ class Attention(Memory):
 
     def __init__(self, *, size: int, n_seq: int, unified: bool, window: int = 0) -> None:
         super().__init__(n_seq)
-        self.unified, self.window = unified, window
-        self.streams = [Cells(size) for _ in range(1 if unified else n_seq)]
+        self.unified, self.window = unified or n_seq == 1, window
+        self.streams = [Cells(size) for _ in range(1 if self.unified else n_seq)]
 
     def stream(self, seq: int) -> int:
         return 0 if self.unified else seq

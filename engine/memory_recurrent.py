@@ -70,6 +70,8 @@ class Recurrent(Memory):
         """Moves a shared state for all its sequences."""
         if (state := self.at(seq, p0, p1)) is not None:
             state.pos += delta
+            if state.pos < 0:  # as cells do, it leaves
+                self.states = {s: one for s, one in self.states.items() if one is not state}
 
     def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
         if (state := self.at(seq, p0, p1)) is not None:

@@ -19,7 +19,7 @@ from engine.ubatch import Entries, Entry, Ubatch, outputs_in_order
 
 INVALID, NO_ROOM = -1, 1  # what llama_decode returns
 RECURRENT = ("mamba", "mamba2", "rwkv6", "rwkv7", "arwkv7", "rwkv6qwen2")
-WINDOWED = ("gemma2", "gemma3", "cohere2")  # with llama.cpp's pair of caches
+WINDOWED = ("gemma2", "gemma3", "cohere2", "olmo2")  # with llama.cpp's pair of caches
 Compute = Callable[[Batch, KvCache], F32]
 
 

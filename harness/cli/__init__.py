@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli import bench, fuzz, shadow, synth, tokens
+from harness.cli import batch, bench, fuzz, shadow, synth, tokens
 
 if TYPE_CHECKING:  # everything of weight is imported by the command that needs it
     from collections.abc import Callable
@@ -32,6 +32,7 @@ golden = typer.Typer(no_args_is_help=True, help="The golden vectors: regenerate,
 app.add_typer(golden, name="golden")
 app.add_typer(fuzz.app, name="fuzz")
 app.add_typer(bench.app, name="bench")
+fuzz.app.command("batch")(batch.fuzz_batch)
 golden.command("fetch")(tokens.fetch)
 app.command("synth")(synth.synth)
 app.command("shadow")(shadow.shadow)

@@ -43,27 +43,29 @@ def norm(name: str, size: int = WIDTH) -> Drawn:
 
 
 def write_window(path: Path, seed: int = 1) -> None:
-    """gemma3: a layer that sees the last WINDOW positions, then one that sees all."""
-    arch = "gemma3"
+    """olmo2: a layer that sees the last WINDOW positions, then one that sees all.
+
+    Not a gemma: its GELU rounds to halves, and one that tips over hides what a split does.
+    """
+    arch = "olmo2"
     keys = common(arch) | {
         f"{arch}.feed_forward_length": ("U32", FF),
         f"{arch}.attention.head_count": ("U32", HEADS),
         f"{arch}.attention.head_count_kv": ("U32", 1),
-        f"{arch}.attention.key_length": ("U32", HEAD),
-        f"{arch}.attention.value_length": ("U32", HEAD),
         f"{arch}.attention.sliding_window": ("U32", WINDOW),
         f"{arch}.attention.sliding_window_pattern": ("U32", 2),
         f"{arch}.rope.freq_base": ("F32", 10000.0),
     }
-    write_gguf(path, keys, (t.row(seed) for t in [*ends(), *gemma3_layer(0), *gemma3_layer(1)]))
+    layers = [*olmo2_layer(0), *olmo2_layer(1)]
+    write_gguf(path, keys, (t.row(seed) for t in [*ends(), *layers]))
 
 
-def gemma3_layer(layer: int) -> Iterator[Drawn]:
+def olmo2_layer(layer: int) -> Iterator[Drawn]:
     block = f"blk.{layer}."
-    for name in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
+    for name, size in (("attn_q_norm", WIDTH), ("attn_k_norm", HEAD)):
+        yield norm(block + name, size)
+    for name in ("post_attention_norm", "post_ffw_norm"):
         yield norm(block + name)
-    for name in ("attn_q_norm", "attn_k_norm"):
-        yield norm(block + name, HEAD)
     yield matrix(block + "attn_q", WIDTH, HEADS * HEAD)
     yield matrix(block + "attn_k", WIDTH, HEAD)
     yield matrix(block + "attn_v", WIDTH, HEAD)

@@ -1,0 +1,100 @@
+"""A schedule as a value: a context's shape and its steps, to and from JSON."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness.check import BadInput
+
+Step = tuple[Any, ...]  # as `Adapter.schedule` takes it; rows and their sequences are tuples
+Row = tuple[int, int, tuple[int, ...], bool]  # token, position, sequences, output
+SIZES = {"decode": 2, "rm": 4, "cp": 5, "keep": 2, "add": 5, "div": 5, "clear": 1, "save": 2}
+SIZES |= {"load": 3}
+MOST = {"n_ctx": 4096, "n_ubatch": 512, "n_seq": 8}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    n_ctx: int
+    n_ubatch: int
+    n_seq: int
+    unified: bool
+    steps: tuple[Step, ...]
+
+    @property
+    def names(self) -> str:
+        return "-".join(str(step[0]) for step in self.steps)
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Few steps before many, then few tokens, then few sequences and the simpler numbers."""
+        rows = [row for step in self.steps if step[0] == "decode" for row in step[1]]
+        numbers = [n for step in self.steps if step[0] != "decode" for n in step[1:]]
+        shape = (self.n_seq, self.n_ctx, self.n_ubatch, self.unified)
+        simple = sum(abs(n) for n in numbers) + sum(row[0] + 2 * row[1] + row[3] for row in rows)
+        return len(self.steps), len(rows), sum(len(row[2]) for row in rows), *shape, simple
+
+    def plan(self) -> dict[str, Any]:
+        """As a question."""
+        return {
+            "n_ctx": self.n_ctx,
+            "n_ubatch": self.n_ubatch,
+            "n_seq": self.n_seq,
+            "unified": self.unified,
+            "steps": [listed(step) for step in self.steps],
+        }
+
+    def text(self) -> str:
+        return json.dumps(self.plan(), separators=(",", ":"))
+
+    def with_steps(self, steps: Sequence[Step]) -> "Schedule":
+        return replace(self, steps=tuple(steps))
+
+
+def listed(value: Any) -> Any:
+    return [listed(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def schedule_from(text: bytes | str) -> Schedule:
+    """Raises BadInput: what is run comes from a user, and llama.cpp aborts on some nonsense."""
+    try:
+        made = json.loads(text)
+        n_ctx, n_ubatch, n_seq = (made[name] for name in MOST)
+        steps = tuple(step_from(step) for step in made["steps"])
+        unified = made["unified"]
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise BadInput(f"no schedule: {type(error).__name__}: {error}") from error
+    for (name, most), n in zip(MOST.items(), (n_ctx, n_ubatch, n_seq), strict=True):
+        if type(n) is not int or not 1 <= n <= most:
+            raise BadInput(f"no schedule: {name} is {n!r:.40}; expected 1 to {most}")
+    if type(unified) is not bool:
+        raise BadInput(f"no schedule: unified is {unified!r:.40}; expected true or false")
+    saves = 0
+    for step in steps:
+        saves += step[0] == "save"
+        if step[0] == "load" and not 0 <= step[2] < saves:
+            raise BadInput(f"no schedule: {list(step)} loads what is not saved yet")
+    return Schedule(n_ctx, n_ubatch, n_seq, unified, steps)
+
+
+def step_from(step: Any) -> Step:
+    name, *rest = step
+    if SIZES[name] != len(step):
+        raise ValueError(f"{name} takes {SIZES[name] - 1} values, got {len(rest)}")
+    if name == "decode":
+        return name, tuple(row_from(row) for row in rest[0])
+    return name, *(whole(n) for n in rest)
+
+
+def row_from(row: Any) -> Row:
+    token, pos, seqs, output = row
+    if len(seqs) > MOST["n_seq"]:
+        raise ValueError(f"a token of {len(seqs)} sequences; expected {MOST['n_seq']} at most")
+    return whole(token), whole(pos), tuple(whole(seq) for seq in seqs), bool(output)
+
+
+def whole(n: Any) -> int:
+    if type(n) is not int or not -(2**31) <= n < 2**31:
+        raise ValueError(f"{n!r:.40} is no whole number of 32 bits")
+    return n

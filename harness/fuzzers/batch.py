@@ -1,0 +1,173 @@
+"""Batches and caches: schedules of decode calls and cache operations, until two engines part."""
+
+import shlex
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.check import BadInput
+from harness.fuzzers._batch_judge import Difference, Judge
+from harness.fuzzers._known_schedules import KnownSchedule, entry_for, known_schedules
+from harness.fuzzers._schedule import Schedule, schedule_from
+from harness.fuzzers._schedules import KINDS, schedule
+from harness.fuzzers._shrink_schedule import shrunk
+from harness.fuzzers.base import Fuzzer, FuzzPlan, Progress
+from harness.records import Verdict
+from harness.runner import Runner
+from harness.synth.small import SMALL
+
+SECONDS = 20.0  # for one question at most
+OF_SUBJECT = 4  # one schedule in so many asks the subject too whether it contradicts itself
+DEADLY = ("crashed", "timed-out")  # each costs a process
+UNANSWERED = ("rejected", "unanswerable")
+
+
+class Batch(Fuzzer, name="batch"):
+    """A target is a kind of memory: a small model that has it."""
+
+    def targets(self) -> list[str]:
+        return list(KINDS)
+
+    def check(self, plan: FuzzPlan) -> None:
+        super().check(plan)
+        if plan.given and len(plan.targets) != 1:
+            raise BadInput("a schedule of your own needs its kind of memory: give one --type")
+        for text in plan.given:
+            schedule_from(text)
+
+    def run(self, plan: FuzzPlan, progress: Progress) -> Iterator[Verdict]:
+        with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+            for kind in plan.targets or self.targets():
+                path = Path(folder) / f"{kind}.gguf"
+                SMALL[kind](path)
+                yield from Campaign(plan=plan, kind=kind, path=path, say=progress).verdicts()
+
+
+@dataclass(kw_only=True)
+class Campaign:
+    """One kind of memory. A finding is told when it is first seen; repetitions are counted."""
+
+    plan: FuzzPlan
+    kind: str
+    path: Path
+    say: Progress
+    known: list[KnownSchedule] = field(default_factory=known_schedules)
+    seen: Counter[str] = field(default_factory=Counter, init=False)
+    done: int = field(default=0, init=False)  # the first case that was not compared
+
+    def verdicts(self) -> Iterator[Verdict]:
+        plan = self.plan
+        runner = Runner(time_limit=min(SECONDS, plan.time_limit), memory_limit=plan.memory_limit)
+        with (
+            runner.open(plan.oracle, self.path, plan.settings) as oracle,
+            runner.open(plan.engine, self.path, plan.settings) as subject,
+        ):
+            judge = Judge(oracle, subject)
+            for case in self.cases():
+                judge.relations_of_subject = self.done % OF_SUBJECT == 0 or bool(plan.given)
+                difference = judge(case)
+                if difference is None:
+                    continue
+                verdict = self.finding(judge, case, difference)
+                if verdict is not None:
+                    yield verdict
+                if difference.symptom in UNANSWERED:
+                    return
+            yield self.summary(judge.counts)
+
+    def cases(self) -> Iterator[Schedule]:
+        plan, started = self.plan, time.perf_counter()
+        if plan.given:
+            yield from map(schedule_from, plan.given)
+            return
+        for number in range(plan.start, plan.start + plan.cases):
+            self.done = number
+            seconds = time.perf_counter() - started
+            if plan.seconds is not None and seconds > plan.seconds:
+                return
+            yield schedule(plan.seed, number, self.kind)
+            if number % 50 == 49:
+                rate = (number + 1 - plan.start) / (time.perf_counter() - started)
+                differ = sum(self.seen.values())
+                self.say(
+                    self.kind, f"{number + 1:,} of {plan.cases:,}, {differ} differ, {rate:.0f}/s"
+                )
+        self.done = plan.start + plan.cases
+
+    def finding(self, judge: Judge, case: Schedule, first: Difference) -> Verdict | None:
+        """The verdict on a difference that was not seen before, minimised."""
+        if first.symptom in UNANSWERED:
+            text = f"{first.who}: {first.text}"
+            return self.verdict("not-compared", text, {"schedule": case.plan()}, case=case)
+
+        def wrong(other: Schedule) -> bool:
+            found = judge(other)
+            return found is not None and (found.symptom, found.name) == (first.symptom, first.name)
+
+        before = judge.counts.copy()
+        small = shrunk(case, self.kind, wrong, tries=40 if first.symptom in DEADLY else 500)
+        last = judge(small) or first
+        judge.counts = before  # minimising compares nothing new
+        key = f"{last.symptom}/{small.names}"
+        self.seen[key] += 1
+        if self.seen[key] > 1:
+            return None
+        engines = (self.plan.oracle, self.plan.engine)
+        known = entry_for(self.known, engines, self.kind, last.symptom, small)
+        return self.told(small, last, known, key)
+
+    def told(
+        self, small: Schedule, last: Difference, known: KnownSchedule | None, key: str
+    ) -> Verdict:
+        status = "crashed" if last.symptom in DEADLY else "diverged"
+        who = f"{last.who}: " if last.who else ""
+        text = f"{who}after {small.names}, {last.text}"
+        detail = {
+            "schedule": small.plan(),
+            "case": self.done,
+            "symptom": last.symptom,
+            "step": last.step,
+            "known": None if known is None else known.id,
+        }
+        if known is not None:
+            status, text = "excused", f"{text} (known: {known.id})"
+        return self.verdict(status, text, detail, key=f"fuzz-batch/{self.kind}/{key}", case=small)
+
+    def summary(self, counts: Counter[str]) -> Verdict:
+        differ = sum(self.seen.values())
+        text = (
+            f"{counts['schedules']:,} schedules, {counts['steps']:,} steps: "
+            f"{counts['ubatches']:,} ubatches, {counts['slots']:,} looks at cells, "
+            f"{counts['pos']:,} spans of positions, {counts['logits']:,} logits of both, "
+            f"{counts['neighbours']:,} beside other neighbours, {counts['splitting']:,} split anew"
+        )
+        if differ:
+            text += f"; {differ} end in {len(self.seen)} kinds of differences"
+        detail = {**counts, "next": self.done, "differences": dict(self.seen)}
+        return self.verdict("agreed" if counts["steps"] else "not-compared", text, detail)
+
+    def verdict(
+        self,
+        status: Any,
+        summary: str,
+        detail: Mapping[str, Any],
+        key: str = "",
+        case: Schedule | None = None,
+    ) -> Verdict:
+        words = [] if case is None else ["--schedule", case.text()]
+        plan = self.plan
+        command = ["lockstep", "fuzz", "batch", "--type", self.kind, "--engine", plan.engine]
+        command += [] if plan.oracle == "llama.cpp" else ["--oracle", plan.oracle]
+        return Verdict(
+            suite="fuzz-batch",
+            case=self.kind,
+            status=status,
+            summary=summary,
+            detail=detail,
+            key=key,
+            repro=shlex.join([*command, *words]) if words else "",
+        )
