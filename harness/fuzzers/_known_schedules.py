@@ -42,15 +42,11 @@ def known_schedules(path: Path = FILE) -> list[KnownSchedule]:
 
 
 def entry_for(
-    known: Sequence[KnownSchedule],
-    components: Sequence[str],
-    kind: str,
-    symptom: str,
-    case: Schedule,
+    known: Sequence[KnownSchedule], engines: Sequence[str], kind: str, symptom: str, names: str
 ) -> KnownSchedule | None:
-    """The entry that a minimised schedule is an example of."""
+    """The entry that a minimised schedule with steps of these names is an example of."""
     for one in known:
-        if one.component in components and kind in one.kinds and one.symptom == symptom:
-            if case.names in one.names:
-                return one
+        here = one.component in engines and kind in one.kinds
+        if here and one.symptom == symptom and names in one.names:
+            return one
     return None

@@ -117,7 +117,7 @@ class Campaign:
         if self.seen[key] > 1:
             return None
         engines = (self.plan.oracle, self.plan.engine)
-        known = entry_for(self.known, engines, self.kind, last.symptom, small)
+        known = entry_for(self.known, engines, self.kind, last.symptom, small.names)
         return self.told(small, last, known, key)
 
     def told(
