@@ -26,6 +26,7 @@ class Cells:
     pos: list[int] = field(default_factory=list)
     seqs: list[SeqSet] = field(default_factory=list)
     shift: list[int] = field(default_factory=list)
+    live: set[int] = field(default_factory=set)  # the cells in use
     head: int = 0  # where the search for free cells begins
 
     def __post_init__(self) -> None:
@@ -36,33 +37,37 @@ class Cells:
         self.pos = [EMPTY] * self.size
         self.seqs = [frozenset()] * self.size
         self.shift = [0] * self.size
+        self.live = set()
         self.head = 0
 
     def copy(self) -> "Cells":
-        return Cells(self.size, self.pos[:], self.seqs[:], self.shift[:], self.head)
+        kept = (self.pos[:], self.seqs[:], self.shift[:], self.live.copy())
+        return Cells(self.size, *kept, self.head)
 
     # --- looking ------------------------------------------------------------------------------
 
     def used(self) -> list[int]:
-        return [i for i, pos in enumerate(self.pos) if pos != EMPTY]
+        return sorted(self.live)
 
     def of(self, seq: int, p0: int = 0, p1: int = END) -> list[int]:
         """The cells that a sequence has in a range of positions."""
         return [i for i in self.used() if seq in self.seqs[i] and p0 <= self.pos[i] < p1]
 
     def pos_min(self, seq: int) -> int:
-        return min((self.pos[i] for i in self.of(seq)), default=-1)
+        return min((self.pos[i] for i in self.live if seq in self.seqs[i]), default=-1)
 
     def pos_max(self, seq: int) -> int:
-        return max((self.pos[i] for i in self.of(seq)), default=-1)
+        return max((self.pos[i] for i in self.live if seq in self.seqs[i]), default=-1)
 
     # --- changing -----------------------------------------------------------------------------
 
     def put(self, i: int, pos: int, seqs: SeqSet) -> None:
         self.pos[i], self.seqs[i], self.shift[i] = pos, seqs, 0
+        self.live.add(i)
 
     def free(self, i: int) -> None:
         self.put(i, EMPTY, frozenset())
+        self.live.discard(i)
 
     def leave(self, i: int, seq: int) -> bool:
         """Take a sequence out of a cell. True if the cell is empty then."""
@@ -130,14 +135,14 @@ class Cells:
         A cell can be taken if it is empty, or if no later token of its only sequence would see it:
         `hidden(position of the cell, position that looks)`.
         """
-        start = 0 if self.head > len(self.used()) + 2 * n else self.head
+        start = 0 if self.head > len(self.live) + 2 * n else self.head
         free = self.takeable(hidden)
         found = [*islice((i for i in range(start, self.size) if free[i]), n)]
         found += islice((i for i in range(start) if free[i]), n - len(found))
         return found if len(found) == n else None
 
     def takeable(self, hidden: Callable[[int, int], bool]) -> list[bool]:
-        last = {s: self.pos_max(s) for s in frozenset().union(*self.seqs)}
+        last = {s: self.pos_max(s) for s in frozenset().union(*(self.seqs[i] for i in self.live))}
         return [
             pos == EMPTY or (len(seqs) == 1 and hidden(pos, last[next(iter(seqs))] + 1))
             for pos, seqs in zip(self.pos, self.seqs, strict=True)

@@ -91,6 +91,8 @@ class Attention(Memory):
         super().__init__(n_seq)
         self.unified, self.window = unified or n_seq == 1, window
         self.streams = [Cells(size) for _ in range(1 if self.unified else n_seq)]
+        self.purged = 0  # cells that a sequence lost to an overwritten one behind them
+        self.purges_ahead = False  # has happened while places were sought for a later ubatch
 
     def stream(self, seq: int) -> int:
         return 0 if self.unified else seq
@@ -130,7 +132,9 @@ class Attention(Memory):
             slot = self.find(batch, ubatch)
             if slot is None:
                 break
+            purged = self.purged
             self.apply(batch, slot)
+            self.purges_ahead |= bool(placed) and self.purged > purged
             placed.append(slot)
         self.streams = before
         return placed if len(placed) == len(ubatches) else None
@@ -163,9 +167,11 @@ class Attention(Memory):
             head = found[-1] + 1
             cells.head = head
         for (stream, seq), pos in lost.items():
-            head = self.streams[stream].head
-            self.streams[stream].seq_rm(seq, -1, pos + 1)
-            self.streams[stream].head = head
+            cells = self.streams[stream]
+            head, before = cells.head, len(cells.of(seq))
+            cells.seq_rm(seq, -1, pos + 1)
+            cells.head = head
+            self.purged += before - len(cells.of(seq))
 
     # --- operations ---------------------------------------------------------------------------
 

@@ -2,11 +2,13 @@
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.fuzzers._batch_judge import other_size
 from harness.fuzzers._known import FILE
 from harness.fuzzers._schedule import Schedule, schedule_from
+from harness.fuzzers._schedules import machine_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +22,7 @@ class KnownSchedule:
     kinds: tuple[str, ...]  # of memory
     symptom: str
     names: tuple[str, ...]
+    cause: str = ""  # or else a word of `causes`
     case: str
     sentence: str
     status: str  # as in _known.Known
@@ -42,11 +45,31 @@ def known_schedules(path: Path = FILE) -> list[KnownSchedule]:
 
 
 def entry_for(
-    known: Sequence[KnownSchedule], engines: Sequence[str], kind: str, symptom: str, names: str
+    known: Sequence[KnownSchedule], engines: Sequence[str], kind: str, symptom: str, case: Schedule
 ) -> KnownSchedule | None:
-    """The entry that a minimised schedule with steps of these names is an example of."""
+    """The entry that a minimised schedule is an example of."""
+    why = causes(case, kind)
     for one in known:
-        here = one.component in engines and kind in one.kinds
-        if here and one.symptom == symptom and names in one.names:
+        here = one.component in engines and kind in one.kinds and one.symptom == symptom
+        if here and (case.names in one.names or one.cause in why):
             return one
     return None
+
+
+def causes(case: Schedule, kind: str) -> set[str]:
+    """What our machine sees a schedule do that is known to go wrong, whatever its steps are.
+
+    twice: a batch gives a sequence one position twice. purge: while places are sought for a batch,
+    a later ubatch takes cells out of a window that an earlier one still sees.
+    """
+    found = set()
+    for step in case.steps:
+        places = [(s, row[1]) for row in step[1] for s in row[2]] if step[0] == "decode" else []
+        found |= {"twice"} if len(set(places)) < len(places) else set()
+    for n_ubatch in (case.n_ubatch, other_size(case)):
+        machine = machine_of(kind, replace(case, n_ubatch=n_ubatch))
+        for step in case.steps:
+            machine.step(step)
+        near = getattr(machine.memory, "near", None)
+        found |= {"purge"} if getattr(near, "purges_ahead", False) else set()
+    return found

@@ -1,7 +1,7 @@
 """A schedule as a value: a context's shape and its steps, to and from JSON."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,8 +83,17 @@ def step_from(step: Any) -> Step:
     if SIZES[name] != len(step):
         raise ValueError(f"{name} takes {SIZES[name] - 1} values, got {len(rest)}")
     if name == "decode":
-        return name, tuple(row_from(row) for row in rest[0])
+        return name, tuple(one for row in rest[0] for one in rows_from(row))
     return name, *(whole(n) for n in rest)
+
+
+def rows_from(row: Any) -> Iterator[Row]:
+    """A row, or with a number behind it so many of them, one position after the other."""
+    n = whole(row[4]) if len(row) == 5 else 1
+    if not 1 <= n <= MOST["n_ctx"]:
+        raise ValueError(f"a row is repeated {n} times; expected 1 to {MOST['n_ctx']}")
+    token, pos, seqs, output = row_from(row[:4])
+    yield from ((token, pos + i, seqs, output) for i in range(n))
 
 
 def row_from(row: Any) -> Row:

@@ -70,7 +70,7 @@ def without_rows(case: Schedule) -> Iterator[Schedule]:
         if step[0] != "decode":
             continue
         rows = step[1]
-        sizes = {max(len(rows) >> shift, 1) for shift in range(1, 8)}
+        sizes = {max(len(rows) >> shift, 1) for shift in range(1, 8)} | {2}
         for size in sorted(sizes, reverse=True):
             for start in range(0, len(rows), size):
                 left = rows[:start] + rows[start + size :]

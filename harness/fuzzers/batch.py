@@ -21,7 +21,8 @@ from harness.runner import Runner
 from harness.synth.small import SMALL
 
 SECONDS = 20.0  # for one question at most
-OF_SUBJECT = 4  # one schedule in so many asks the subject too whether it contradicts itself
+OF_SUBJECT = 16  # one schedule in so many asks the subject too whether it contradicts itself
+RELATIONS = ("neighbours", "splitting")
 DEADLY = ("crashed", "timed-out")  # each costs a process
 UNANSWERED = ("rejected", "unanswerable")
 
@@ -109,15 +110,16 @@ class Campaign:
             return found is not None and (found.symptom, found.name) == (first.symptom, first.name)
 
         before = judge.counts.copy()
+        judge.relations = first.symptom in RELATIONS  # they cost most, and the rest comes first
         small = shrunk(case, self.kind, wrong, tries=40 if first.symptom in DEADLY else 500)
         last = judge(small) or first
-        judge.counts = before  # minimising compares nothing new
+        judge.counts, judge.relations = before, True  # minimising compares nothing new
         key = f"{last.symptom}/{small.names}"
         self.seen[key] += 1
         if self.seen[key] > 1:
             return None
         engines = (self.plan.oracle, self.plan.engine)
-        known = entry_for(self.known, engines, self.kind, last.symptom, small.names)
+        known = entry_for(self.known, engines, self.kind, last.symptom, small)
         return self.told(small, last, known, key)
 
     def told(

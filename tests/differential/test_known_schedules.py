@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.fuzzers._batch_judge import Judge
-from harness.fuzzers._known_schedules import KnownSchedule, known_schedules
+from harness.fuzzers._known_schedules import KnownSchedule, entry_for, known_schedules
 from harness.fuzzers.base import FuzzPlan, run_campaign
 from harness.records import EXACT
 from harness.runner import Runner
@@ -39,7 +39,7 @@ def test_what_is_known_to_differ_still_does(
     over = f"{known.component} no longer differs: take {known.id} out of known_divergences.toml"
     assert found is not None, over
     assert found.symptom == known.symptom, f"{known.id} now shows otherwise: {found}"
-    assert known.schedule.names in known.names
+    assert entry_for(KNOWN, (known.component,), kind, found.symptom, known.schedule) == known
 
 
 @pytest.mark.parametrize("kind", SMALL)
