@@ -53,7 +53,14 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> None:
 def fuzzed(kind: str, **changes: Any) -> Iterator[Verdict]:
     """Lazily: what comes after a first finding is not run."""
     plan = FuzzPlan(
-        **{"targets": (kind,), "oracle": "reference", "cases": CASES, "seed": 3, **changes}
+        **{
+            "targets": (kind,),
+            "oracle": "reference",
+            "cases": CASES,
+            "seed": 3,
+            "start": 1,
+            **changes,
+        }
     )
     return fuzzer_named("batch").run(plan, lambda target, text: None)
 

@@ -9,7 +9,7 @@ import pytest
 
 from engine.batch import Batch
 from engine.errors import EngineError
-from harness.cli import SYNTH_TYPES
+from harness.cli.synth import SYNTH_TYPES
 from harness.report.header import sha256_of
 from harness.selftest import random_recipe
 from harness.synth.builtin import BUILTIN

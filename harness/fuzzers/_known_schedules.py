@@ -59,12 +59,15 @@ def entry_for(
 def causes(case: Schedule, kind: str) -> set[str]:
     """What our machine sees a schedule do that is known to go wrong, whatever its steps are.
 
-    twice: a batch gives a sequence one position twice. purge: while places are sought for a batch,
-    a later ubatch takes cells out of a window that an earlier one still sees.
+    nobody: a token has no sequence. twice: a batch gives a sequence one position twice. purge:
+    while places are sought for a batch, a later ubatch takes cells out of a window that an earlier
+    one still sees.
     """
     found = set()
     for step in case.steps:
-        places = [(s, row[1]) for row in step[1] for s in row[2]] if step[0] == "decode" else []
+        rows = step[1] if step[0] == "decode" else ()
+        places = [(s, row[1]) for row in rows for s in row[2]]
+        found |= {"nobody"} if not all(row[2] for row in rows) else set()
         found |= {"twice"} if len(set(places)) < len(places) else set()
     for n_ubatch in (case.n_ubatch, other_size(case)):
         machine = machine_of(kind, replace(case, n_ubatch=n_ubatch))
