@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.batch import Batch
 from engine.errors import Unsupported
 from harness.records import (
     EXACT,
     Answered,
     Crashed,
+    Fault,
     Outcome,
     Rejected,
     Request,
@@ -251,3 +253,62 @@ def test_looking_an_engine_up_does_not_load_llama_cpp(name: str) -> None:
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# --- answers in pieces ------------------------------------------------------------------------
+
+TOKENS = (Batch.of([5, 6, 7]),)
+
+
+def ending(kind: str) -> Fault:
+    return Fault(step=0, ubatch=0, index=0, kind=kind, draw=0)
+
+
+def test_pieces_arrive_in_order_and_before_the_answer(session: Session) -> None:
+    seen: list[int] = []
+    outcome = session.stream("capture", lambda piece: seen.append(int(piece[0])), TOKENS, None)
+    assert isinstance(outcome, Answered)
+    assert outcome.value.nodes == 3
+    assert seen == [5, 6, 7]
+    worker_of(session)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("segfault", Crashed), ("refuse", Rejected), ("babble", Crashed)]
+)
+def test_what_ends_a_stream_is_its_outcome_and_what_came_before_is_kept(
+    kind: str, expected: type[Outcome], session: Session
+) -> None:
+    seen: list[int] = []
+    outcome = session.stream("capture", lambda p: seen.append(int(p[0])), TOKENS, ending(kind))
+    assert isinstance(outcome, expected), outcome
+    assert seen == [5, 6, 7]
+    worker_of(session)
+
+
+def test_silence_in_a_stream_has_an_end() -> None:
+    with HASTY.open("fake", None, EXACT) as session:
+        outcome = session.stream("capture", lambda _: None, TOKENS, ending("hang"))
+    assert isinstance(outcome, TimedOut)
+
+
+def test_a_slow_consumer_is_not_the_engines_fault() -> None:
+    with HASTY.open("fake", None, EXACT) as session:
+        outcome = session.stream("capture", lambda _: time.sleep(0.4), TOKENS, None)
+    assert isinstance(outcome, Answered)
+
+
+def test_a_consumer_that_fails_ends_the_stream_and_the_next_question_is_answered(
+    session: Session,
+) -> None:
+    def fails(piece: object) -> None:
+        raise ZeroDivisionError("in the consumer")
+
+    with pytest.raises(ZeroDivisionError, match="consumer"):
+        session.stream("capture", fails, TOKENS, None)
+    worker_of(session)
+
+
+def test_only_a_stream_can_be_streamed(session: Session) -> None:
+    with pytest.raises(ValueError, match="no stream named 'greedy'"):
+        session.stream("greedy", lambda _: None)

@@ -13,7 +13,7 @@ import pytest
 from engine.ops.ggml.base import Build
 from harness.check import lanes_of
 from harness.gguf_writer import write_gguf
-from harness.records import EXACT, Answered
+from harness.records import EXACT, Answered, Unanswerable
 from harness.runner import Runner, Session
 from harness.shadow.judge import ShadowJudge
 from tests.shadow_nodes import node, normal, params
@@ -202,3 +202,9 @@ def test_the_check_sees_a_changed_result(ggml: Session, judge_of: Any) -> None:
     judge = judge_of()
     judge(replace(asked, value=outcome.value * np.float32(1.00001)))
     assert len(judge.findings) == 1
+
+
+def test_an_op_that_ggml_lacks_is_not_answered(ggml: Session) -> None:
+    outcome = ggml.ask("compute", node("NO_SUCH_OP", np.zeros(3, np.float32)))
+    assert isinstance(outcome, Unanswerable)
+    assert "'NO_SUCH_OP'" in outcome.message
