@@ -82,12 +82,18 @@ def test_a_wrong_engine_is_caught_and_its_schedule_made_short(name: str) -> None
     assert len(ubatches) <= row.ubatches, case
 
 
-def test_a_refused_batch_that_leaves_something_behind_is_seen() -> None:
+def test_a_refused_batch_that_leaves_something_behind_is_seen(tmp_path: Path) -> None:
     steps = [["decode", [[1, 0, [0], False, 60]]], ["decode", [[1, 60, [0], False, 197]]]]
     shape = {"n_ctx": 256, "n_ubatch": 60, "n_seq": 2, "unified": True}
-    text = json.dumps({**shape, "steps": steps}).encode()
-    first, _ = fuzzed("attention", engine="changes-when-refused", given=(text,))
-    assert (first.status, first.detail["symptom"]) == ("diverged", "pos")
+    path, runner = tmp_path / "small.gguf", Runner()
+    SMALL["attention"](path)
+    with (
+        runner.open("reference", path, EXACT) as oracle,
+        runner.open(REFUSED.name, path, EXACT) as subject,
+    ):
+        found = Judge(oracle, subject)(schedule_from(json.dumps({**shape, "steps": steps})))
+    assert found is not None
+    assert (found.symptom, found.step) == ("pos", 1)
 
 
 def test_a_finding_is_shown_again_by_its_command() -> None:
@@ -100,7 +106,7 @@ def test_a_finding_is_shown_again_by_its_command() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_our_engine_agrees_with_itself(kind: str) -> None:
-    (only,) = fuzzed(kind, engine="reference", cases=25)
+    (only,) = fuzzed(kind, engine="reference", cases=16)
     assert only.status == "agreed"
     assert only.detail["steps"] > 100
     assert (only.detail.get("logits", 0) > 100) == (kind == "attention")
@@ -137,32 +143,30 @@ def test_a_schedule_survives_its_json() -> None:
 # --- relations --------------------------------------------------------------------------------
 
 
-def alone(change: Any, tmp_path: Path) -> set[str]:
-    """What an engine that plays both parts is found to contradict itself in."""
+def alone(change: Any, symptom: str, tmp_path: Path) -> bool:
+    """Whether an engine that plays both parts is found to contradict itself so."""
     path = tmp_path / "small.gguf"
     SMALL["attention"](path)
     cls = engine(change)
     Adapter.family[cls.name] = cls
-    runner, found = Runner(), set()
+    runner = Runner()
     try:
         with runner.open(cls.name, path, EXACT) as a, runner.open(cls.name, path, EXACT) as b:
             judge = Judge(a, b)
-            for number in range(1, 40):
-                difference = judge(schedule(0, number, "attention"))
-                found |= {difference.symptom} if difference else set()
+            found = (judge(schedule(0, number, "attention")) for number in range(1, 40))
+            return any(one is not None and one.symptom == symptom for one in found)
     finally:
         del Adapter.family[cls.name]
-    return found
 
 
 def test_an_engine_that_mixes_sequences_is_contradicted_by_itself(tmp_path: Path) -> None:
-    assert "neighbours" in alone(mixes_sequences, tmp_path)
+    assert alone(mixes_sequences, "neighbours", tmp_path)
 
 
 def test_an_engine_that_depends_on_how_batches_are_split_is_contradicted_by_itself(
     tmp_path: Path,
 ) -> None:
-    assert "splitting" in alone(reorders_outputs, tmp_path)
+    assert alone(reorders_outputs, "splitting", tmp_path)
 
 
 def test_what_has_shared_or_copied_anything_belongs_together() -> None:
