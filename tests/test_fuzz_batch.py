@@ -12,11 +12,13 @@ import pytest
 from harness.adapters.base import Adapter
 from harness.adapters.reference import Reference
 from harness.check import BadInput
+from harness.cli import app
 from harness.fuzzers._batch_judge import ALLOWED_NMSE, Judge, component, worst
 from harness.fuzzers._schedule import Schedule, schedule_from
 from harness.fuzzers._schedules import KINDS, machine_of, schedule
 from harness.fuzzers.base import FuzzPlan, fuzzer_named, run_campaign
 from harness.records import EXACT, Verdict
+from harness.report.jsonl import read_report
 from harness.runner import Runner
 from harness.synth.small import SMALL
 from tests.wrong_memories import REFUSED, WRONG, Wrong, engine, mixes_sequences, reorders_outputs
@@ -228,3 +230,29 @@ def test_a_schedule_of_ones_own_needs_its_kind() -> None:
     plan = FuzzPlan(given=(schedule(0, 0, "attention").text().encode(),))
     with pytest.raises(BadInput, match="--type"):
         fuzzer_named("batch").check(plan)
+
+
+# --- the command ------------------------------------------------------------------------------
+
+
+def command(*args: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        app(["fuzz", "batch", "--oracle", "reference", *args])
+    return int(end.value.code or 0)
+
+
+def test_the_command_writes_a_report_and_says_what_it_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--type", "recurrent", "--cases", "5", "--report", str(tmp_path), "--quiet")
+    assert command(*options) == 0
+    assert "recurrent" in capsys.readouterr().out
+    (report,) = tmp_path.glob("*/report.jsonl")
+    _, verdict, _ = read_report(report)
+    assert verdict["detail"]["schedules"] == 5
+
+
+def test_the_command_refuses_what_is_no_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("--type", "window", "--schedule", "{}") == 2
+    assert command("--type", "sliding") == 2
+    assert "attention, window, recurrent" in capsys.readouterr().err
