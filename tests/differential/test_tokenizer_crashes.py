@@ -1,0 +1,51 @@
+"""Texts that end llama.cpp's process, by tests/known_divergences.toml, still do; ours goes on."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.records import EXACT, Crashed, Outcome
+from harness.runner import Runner
+from harness.synth.builtin import BUILTIN_VOCABULARIES
+from tests.models import with_metadata
+
+FILE = Path(__file__).parents[1] / "known_divergences.toml"
+KNOWN = tomllib.loads(FILE.read_text())["crashes"]
+CASES = [(known, pre) for known in KNOWN for pre in known["pre"] or [""]]
+
+
+def asked(engine: str, known: Mapping[str, Any], pre: str, folder: Path, times: int) -> Outcome:
+    changes = {"tokenizer.ggml.pre": ("STR", pre)} if pre else {}
+    recipe = BUILTIN_VOCABULARIES[known["vocabulary"]]
+    path = with_metadata(folder / "vocabulary.gguf", recipe, **changes)
+    with Runner().open(engine, path, EXACT) as session:
+        return session.ask("tokenize", [bytes.fromhex(known["unit"]) * times])
+
+
+@pytest.mark.parametrize(
+    ("known", "pre"), CASES, ids=[f"{known['id']} {pre}".strip() for known, pre in CASES]
+)
+def test_what_is_known_to_end_the_process_still_does(
+    known: Mapping[str, Any], pre: str, tmp_path: Path
+) -> None:
+    over = f"llama.cpp survives it: take {known['id']} ({pre}) out of known_divergences.toml"
+    assert isinstance(asked("llama.cpp", known, pre, tmp_path, known["times"]), Crashed), over
+    assert not isinstance(asked("reference", known, pre, tmp_path, known["times"]), Crashed)
+
+
+@pytest.mark.parametrize(
+    "known", [k for k in KNOWN if k["times"] > 1], ids=lambda known: known["id"]
+)
+def test_a_short_run_of_the_same_is_no_crash(known: Mapping[str, Any], tmp_path: Path) -> None:
+    for pre in known["pre"]:
+        assert not isinstance(asked("llama.cpp", known, pre, tmp_path, 1000), Crashed)
+
+
+@pytest.mark.parametrize("known", KNOWN, ids=lambda known: known["id"])
+def test_an_entry_says_what_and_whether_it_was_reported(known: Mapping[str, Any]) -> None:
+    assert known["sentence"].endswith(".")
+    assert known["status"].startswith(("reported", "not reported: "))
+    assert bool(known["link"]) == (known["status"] == "reported")
