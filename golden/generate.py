@@ -25,6 +25,7 @@ from golden.store import (
     sha256,
     tensor_bytes,
 )
+from golden.suites import files
 from golden.suites.base import Asked, Golden, Source, Vectors
 from golden.suites.dequant import types
 from golden.suites.dot import types_with_products
@@ -150,6 +151,9 @@ def of_builtin(oracle: str, progress: Progress) -> Iterator[Made]:
             vectors = Golden.named(golden)().make(sources[engine], kind)
             where = f"{golden}/{kind.lower()}"
             yield Made(path=where, kind=golden, vectors=vectors, model=None)
+        progress("files: what parsers say")
+        for name, vectors in files.every(sources[oracle], files.names()).items():
+            yield Made(path=f"files/{name}", kind="files", vectors=vectors, model=None)
     with tempfile.TemporaryDirectory(prefix="lockstep-golden-") as folder:
         for name in BUILTIN_NAMES:
             path = Path(folder) / f"{name}.gguf"

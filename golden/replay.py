@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
 from engine.registry import import_members
 from golden.load import documents, load_vectors
@@ -11,7 +12,7 @@ from golden.models import Shelf
 from golden.store import DEFAULT_ROOT, BrokenGolden
 from golden.suites.base import Asked, Golden, Vectors, Verdicts
 from harness.records import Settings, Verdict
-from harness.runner import Runner
+from harness.runner import Runner, Session
 from harness.suites.base import NoAnswer
 
 Progress = Callable[[str], None]
@@ -42,7 +43,10 @@ def replay(
         raise BrokenGolden(f"there is no golden {unknown[0]!r} (known: {known})")
     import_members("golden.suites")
     runner = runner or Runner()
-    with tempfile.TemporaryDirectory(prefix="lockstep-golden-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="lockstep-golden-") as folder,
+        Opener(runner) as opener,
+    ):
         shelf = Shelf(models, Path(folder))
         for entry in chosen:
             progress(stem(entry))
@@ -53,7 +57,34 @@ def replay(
                 case=Path(entry.path).stem,
                 repro=f"lockstep golden verify --engine {asked} --only {stem(entry)}",
             )
-            yield from one(vectors, entry.kind, asked, shelf, runner, verdict)
+            yield from one(vectors, entry.kind, asked, shelf, opener, verdict)
+
+
+class Opener:
+    """Sessions, each kept until another is asked for: neighbours in the list share one."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.what: object = None
+        self.session: Session | None = None
+
+    def __call__(self, engine: str, path: Path | None, settings: Settings) -> Session:
+        if self.session is None or self.what != (engine, path, settings):
+            self.close()
+            self.session = self.runner.open(engine, path, settings)
+            self.what = (engine, path, settings)
+        return self.session
+
+    def close(self) -> None:
+        if self.session is not None:
+            self.session.close()
+            self.session = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def stem(entry: Entry) -> str:
@@ -65,7 +96,7 @@ def one(
     kind: str,
     engine: str,
     shelf: Shelf,
-    runner: Runner,
+    open_session: "Opener",
     verdict: Verdicts,
 ) -> Iterator[Verdict]:
     row = vectors.document.get("model")
@@ -77,10 +108,9 @@ def one(
         )
         return
     settings = Settings(**vectors.document["provenance"]["settings"])
-    with runner.open(engine, path, settings) as session:
-        ask = Asked(engine=engine, session=session, path=path)
-        try:
-            yield from Golden.named(kind)().replay(vectors, ask, verdict)
-        except NoAnswer as error:
-            key = error.status if error.status != "not-compared" else ""
-            yield verdict(error.status, error.summary, error.detail, key)
+    ask = Asked(engine=engine, session=open_session(engine, path, settings), path=path)
+    try:
+        yield from Golden.named(kind)().replay(vectors, ask, verdict)
+    except NoAnswer as error:
+        key = error.status if error.status != "not-compared" else ""
+        yield verdict(error.status, error.summary, error.detail, key)

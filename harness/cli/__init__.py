@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli import batch, bench, fuzz, shadow, synth, tokens
+from harness.cli import batch, bench, files, fuzz, shadow, synth, tokens
 
 if TYPE_CHECKING:  # everything of weight is imported by the command that needs it
     from collections.abc import Callable
@@ -34,6 +34,7 @@ app.add_typer(fuzz.app, name="fuzz")
 app.add_typer(bench.app, name="bench")
 fuzz.app.command("batch")(batch.fuzz_batch)
 golden.command("fetch")(tokens.fetch)
+assert files  # its command registers itself
 app.command("synth")(synth.synth)
 app.command("shadow")(shadow.shadow)
 

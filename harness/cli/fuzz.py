@@ -2,14 +2,23 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from harness.run import Listener, RunResult
 
 app = typer.Typer(
     no_args_is_help=True,
     help="Random and directed cases, until two engines part; what differs is made small and named.",
 )
+
+
+ResumeOpt = Annotated[
+    Path | None,
+    typer.Option(help="Go on with this run's folder, where it was stopped; all else is as there."),
+]
 
 
 @app.command()
@@ -32,6 +41,7 @@ def quants(
         str, typer.Option(help="The engine under test: reference, gguf-py, mutant:NAME.")
     ] = "reference",
     oracle: Annotated[str, typer.Option(help="The engine it is held against.")] = "llama.cpp",
+    resume: ResumeOpt = None,
     report: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("reports"),
     as_json: Annotated[
         bool, typer.Option("--json", help="A summary as JSON on standard output.")
@@ -68,9 +78,18 @@ def quants(
         )
         listener = Listener(progress=out.progress, verdict=out.verdict)
         command = ["lockstep", *sys.argv[1:]]
-        result = run_campaign("quants", plan, report, command, jobs, listener)
+        if resume is None:
+            result = run_campaign("quants", plan, report, command, jobs, listener)
+        else:
+            result = resumed("quants", resume, jobs, listener)
         out.summary(result)
     raise typer.Exit(result.code)
+
+
+def resumed(name: str, folder: Path, jobs: int, listener: "Listener") -> "RunResult":
+    from harness.fuzzers.resume import resume_campaign
+
+    return resume_campaign(name, folder, jobs, listener)
 
 
 def from_hex(text: str) -> bytes:
@@ -79,4 +98,6 @@ def from_hex(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError:
-        raise BadInput(f"--block needs pairs of hexadecimal digits, got {text[:40]!r}") from None
+        raise BadInput(
+            f"--block and --hex need pairs of hexadecimal digits, got {text[:40]!r}"
+        ) from None

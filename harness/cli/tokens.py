@@ -48,6 +48,7 @@ def fuzz_tokens(
     oracle: Annotated[
         str, typer.Option(help="The engine it is held against; or tokenizers, sentencepiece.")
     ] = "llama.cpp",
+    resume: fuzz_cli.ResumeOpt = None,
     report: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("reports"),
     as_json: JsonOpt = False,
     jobs: Annotated[int, typer.Option("-j", help="Vocabularies side by side.", min=1)] = 1,
@@ -82,7 +83,10 @@ def fuzz_tokens(
         )
         listener = Listener(progress=out.progress, verdict=out.verdict)
         command = ["lockstep", *sys.argv[1:]]
-        result = run_campaign("tokens", plan, report, command, jobs, listener)
+        if resume is None:
+            result = run_campaign("tokens", plan, report, command, jobs, listener)
+        else:
+            result = fuzz_cli.resumed("tokens", resume, jobs, listener)
         out.summary(result)
     raise typer.Exit(result.code)
 

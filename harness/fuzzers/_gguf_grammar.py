@@ -84,6 +84,20 @@ def cases(
     return [make(first + i, draw, usable) for i, draw in enumerate(drawn)]
 
 
+class Least:
+    """Of all that a fault leaves open, the first."""
+
+    def below(self, n: int) -> int:
+        return 0
+
+
+def alone(name: str) -> bytes:
+    """A file with this fault and nothing else."""
+    draft = Draft()
+    FAULTS[name].apply(draft, Least())
+    return draft.raw()
+
+
 # --- valid files ------------------------------------------------------------------------------
 
 KEYS = [

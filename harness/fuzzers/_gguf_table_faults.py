@@ -181,6 +181,12 @@ fault(
 fault("product-after-zero", "implementation-defined", "", "A zero, then extents of any size.")(
     shaped((0, 2**40, 2**40))
 )
+fault(
+    "product-around-zero",
+    "implementation-defined",
+    "",
+    "A zero makes the product 0, but the other extents alone are over int64.",
+)(shaped((2**40, 0, 2**40)))
 each(
     {"bytes-f64-2-61": shaped((2**61,), 28), "bytes-f32-2-62": shaped((2**62,), F32)}
     | {"bytes-i64-2-62": shaped((2**62,), 27)},

@@ -2,13 +2,16 @@
 
 import importlib
 import importlib.util
+import json
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import as_completed
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from concurrent.futures import FIRST_COMPLETED, wait
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
+from queue import Queue
 
 from engine.errors import Unsupported
 from engine.registry import Registered, import_members
@@ -16,7 +19,7 @@ from harness.check import BadInput, described, exit_code
 from harness.processes import processes
 from harness.records import EXACT, EngineInfo, Settings, Verdict
 from harness.report.header import header
-from harness.report.jsonl import ReportWriter
+from harness.report.jsonl import ReportWriter, plain
 from harness.run import Listener, RunResult, run_folder
 from harness.runner import Runner
 
@@ -40,6 +43,8 @@ class FuzzPlan:
     seconds: float | None = None
     seed: int = 0
     given: tuple[bytes, ...] = ()
+    corpus: tuple[Path, ...] = ()  # files to start from, where the fuzzer mutates files
+    found: tuple[str, ...] = ()  # keys of findings that need not be told again
     settings: Settings = EXACT
     time_limit: float = 300.0
     memory_limit: int = 8 << 30
@@ -52,6 +57,14 @@ class FuzzPlan:
         words = ["lockstep", "fuzz", fuzzer, "--type", target, "--engine", self.engine]
         words += [] if self.oracle == "llama.cpp" else ["--oracle", self.oracle]
         return shlex.join([*words, *options])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """Everything about a target's cases before `done` has been said."""
+
+    target: str
+    done: int
 
 
 class Fuzzer(Registered):
@@ -67,8 +80,12 @@ class Fuzzer(Registered):
                 known = ", ".join(self.targets())
                 raise BadInput(f"fuzz {self.name} knows no {name!r} (known: {known})")
 
-    def run(self, plan: FuzzPlan, progress: Progress) -> Iterator[Verdict]:
-        """Target by target, at least one verdict for each, with the cases that it is about."""
+    def run(self, plan: FuzzPlan, progress: Progress) -> Iterator[Verdict | Checkpoint]:
+        """Target by target, at least one verdict for each, with the cases that it is about.
+
+        A checkpoint is for who may be stopped: behind it a run goes on (harness.fuzzers.resume).
+        One follows each target in any case.
+        """
         raise NotImplementedError
 
 
@@ -95,19 +112,41 @@ def run_campaign(
     fuzzer = fuzzer_named(name)
     fuzzer.check(plan)
     engines = engines_of(plan)
-    started = time.perf_counter()
     folder = run_folder(reports, f"fuzz-{name}")
     about = header(shlex.join(command), plan.seed, (), engines)
     writer = ReportWriter(folder, {**about, "campaign": campaign_row(fuzzer, plan)})
     each = [replace(plan, targets=(target,)) for target in plan.targets or fuzzer.targets()]
-    verdicts: list[Verdict] = []
-    for verdict in stream_of(fuzzer, each, jobs, listener):
-        verdicts.append(verdict)
-        writer.verdict(verdict)
-        listener.verdict(verdict)
-    code, seconds = exit_code(verdicts), time.perf_counter() - started
-    writer.footer(code, seconds)
+    return written(fuzzer, each, writer, engines, jobs, listener)
+
+
+def written(
+    fuzzer: Fuzzer,
+    plans: Sequence[FuzzPlan],
+    writer: ReportWriter,
+    engines: tuple[EngineInfo, ...],
+    jobs: int,
+    listener: Listener,
+    before: Sequence[Verdict] = (),
+) -> RunResult:
+    """Run and write to the end. before: verdicts that are in the report already."""
+    started = time.perf_counter()
+    verdicts, told = list(before), {as_text(verdict) for verdict in before}
+    with closing(writer):
+        for made in stream_of(fuzzer, plans, jobs, listener):
+            if isinstance(made, Checkpoint):
+                writer.checkpoint(made.target, made.done)
+            elif as_text(made) not in told:
+                verdicts.append(made)
+                writer.verdict(made)
+                listener.verdict(made)
+        code, seconds = exit_code(verdicts), time.perf_counter() - started
+        writer.footer(code, seconds)
+    folder = writer.path.parent
     return RunResult(code=code, folder=folder, verdicts=verdicts, engines=engines, seconds=seconds)
+
+
+def as_text(verdict: Verdict) -> str:
+    return json.dumps(plain(asdict(verdict)), sort_keys=True)
 
 
 def engines_of(plan: FuzzPlan) -> tuple[EngineInfo, ...]:
@@ -130,24 +169,45 @@ def campaign_row(fuzzer: Fuzzer, plan: FuzzPlan) -> dict[str, object]:
         "start": plan.start,
         "seconds": plan.seconds,
         "given": [case.hex() for case in plan.given],
+        **({"corpus": [str(path) for path in plan.corpus]} if plan.corpus else {}),
     }
 
 
 def stream_of(
     fuzzer: Fuzzer, plans: Sequence[FuzzPlan], jobs: int, listener: Listener
-) -> Iterator[Verdict]:
+) -> Iterator[Verdict | Checkpoint]:
     """Targets side by side, each in a process of its own, or one after the other."""
     if jobs == 1 or len(plans) == 1:
         for plan in plans:
-            yield from fuzzer.run(plan, listener.progress)
+            yield from whole_target(fuzzer, plan, listener.progress)
             listener.progress(plan.targets[0], "done")
         return
-    with processes(min(jobs, len(plans))) as pool:
-        futures = {pool.submit(run_one, fuzzer.name, plan): plan for plan in plans}
-        for done in as_completed(futures):
-            listener.progress(futures[done].targets[0], "done")
-            yield from done.result()
+    with get_context("spawn").Manager() as manager, processes(min(jobs, len(plans))) as pool:
+        made: Queue[Verdict | Checkpoint] = manager.Queue()
+        running = {pool.submit(run_one, fuzzer.name, plan, made): plan for plan in plans}
+        while running:
+            done, _ = wait(running, timeout=0.1, return_when=FIRST_COMPLETED)
+            while not made.empty():
+                yield made.get()
+            for future in done:
+                listener.progress(running.pop(future).targets[0], "done")
+                future.result()
+        while not made.empty():
+            yield made.get()
 
 
-def run_one(name: str, plan: FuzzPlan) -> list[Verdict]:
-    return list(fuzzer_named(name).run(plan, lambda target, text: None))
+def whole_target(
+    fuzzer: Fuzzer, plan: FuzzPlan, progress: Progress
+) -> Iterator[Verdict | Checkpoint]:
+    said = -1
+    for made in fuzzer.run(plan, progress):
+        said = made.done if isinstance(made, Checkpoint) else said
+        yield made
+    if said < 0:
+        yield Checkpoint(target=plan.targets[0], done=plan.start + plan.cases)
+
+
+def run_one(name: str, plan: FuzzPlan, made: "Queue[Verdict | Checkpoint]") -> None:
+    """What is made is told at once: a process that is stopped takes nothing with it."""
+    for each in whole_target(fuzzer_named(name), plan, lambda target, text: None):
+        made.put(each)

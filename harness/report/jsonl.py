@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from harness.records import Verdict
 
@@ -29,12 +29,32 @@ class ReportWriter:
         self.counts[verdict.status] += 1
         self.write({"kind": "verdict", **asdict(verdict)})
 
+    def checkpoint(self, target: str, done: int) -> None:
+        """Of a fuzzer: all that comes before case `done` of the target has been said."""
+        self.write({"kind": "checkpoint", "target": target, "done": done})
+
+    @classmethod
+    def go_on(cls, path: Path, rows: Sequence[Mapping[str, Any]]) -> Self:
+        """Append to the report of a run that was stopped, whose whole lines are these."""
+        writer = cls.__new__(cls)
+        writer.path = path
+        writer.counts = Counter(row["status"] for row in rows if row["kind"] == "verdict")
+        part = path.with_name(f"{path.name}.part")
+        part.write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+        part.replace(path)  # what the last line holds of a row is gone
+        writer.file = path.open("a", encoding="utf-8")
+        return writer
+
     def footer(self, exit_code: int, seconds: float) -> None:
         counts = dict(sorted(self.counts.items()))
         self.write(
             {"kind": "footer", "exit_code": exit_code, "seconds": round(seconds, 3)}
             | {"verdicts": sum(counts.values()), "counts": counts}
         )
+        self.file.close()
+
+    def close(self) -> None:
+        """Without a footer, it stays the report of a run that did not finish."""
         self.file.close()
 
     def write(self, row: Mapping[str, Any]) -> None:
@@ -62,12 +82,30 @@ class BrokenReport(Exception):
 
 
 def read_report(path: Path) -> list[dict[str, Any]]:
-    """All rows, each valid by the schema; raises BrokenReport, also for a missing footer."""
+    """All rows but checkpoints, each valid by the schema; BrokenReport, also without a footer."""
+    rows = rows_of(path, path.read_bytes().splitlines())
+    check_order(path, rows)
+    return [row for row in rows if row["kind"] != "checkpoint"]
+
+
+def read_unfinished(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a run that was stopped, checkpoints too; BrokenReport if there are none.
+
+    The last line may be cut off.
+    """
+    raw = path.read_bytes()
+    rows = rows_of(path, raw[: raw.rfind(b"\n") + 1].splitlines())
+    if not rows or rows[0]["kind"] != "header":
+        raise BrokenReport(f"{path}: the first line must be the header")
+    return rows
+
+
+def rows_of(path: Path, lines: Sequence[bytes]) -> list[dict[str, Any]]:
     from jsonschema import Draft202012Validator
 
     validator = Draft202012Validator(json.loads(SCHEMA.read_text()))
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
         except ValueError as error:  # no JSON, or no UTF-8
@@ -75,7 +113,6 @@ def read_report(path: Path) -> list[dict[str, Any]]:
         for fault in validator.iter_errors(row):
             raise BrokenReport(f"{path}, line {number}: {fault.message}")
         rows.append(row)
-    check_order(path, rows)
     return rows
 
 
@@ -85,12 +122,13 @@ def check_order(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         raise BrokenReport(f"{path}: the first line must be the header")
     if kinds[-1] != "footer":
         raise BrokenReport(f"{path}: no footer: the run did not finish, its verdicts are not all")
-    if set(kinds[1:-1]) - {"verdict"}:
+    if set(kinds[1:-1]) - {"verdict", "checkpoint"}:
         raise BrokenReport(f"{path}: only verdicts may stand between header and footer")
-    if rows[-1]["verdicts"] != len(rows) - 2:
+    if rows[-1]["verdicts"] != kinds.count("verdict"):
         raise BrokenReport(
-            f"{path}: the footer counts {rows[-1]['verdicts']} verdicts, there are {len(rows) - 2}"
+            f"{path}: the footer counts {rows[-1]['verdicts']} verdicts, "
+            f"there are {kinds.count('verdict')}"
         )
-    counts = Counter(row["status"] for row in rows[1:-1])
+    counts = Counter(row["status"] for row in rows if row["kind"] == "verdict")
     if rows[-1]["counts"] != counts:
         raise BrokenReport(f"{path}: the footer counts {rows[-1]['counts']}, there are {counts}")

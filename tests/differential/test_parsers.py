@@ -6,9 +6,7 @@ import pytest
 
 from engine.gguf_file import GgufFile
 from harness.adapters.parsing import ENDINGS, Parsed, packed, parsed
-from harness.fuzzers._gguf_draft import Draft
-from harness.fuzzers._gguf_faults import FAULTS
-from harness.fuzzers._gguf_grammar import cases
+from harness.fuzzers._gguf_grammar import alone, cases
 from harness.records import EXACT, Answered
 from harness.runner import Runner, Session
 
@@ -34,17 +32,6 @@ def ask(session: Session, files: list[bytes], way: str) -> Parsed:
 def ours(files: list[bytes]) -> Parsed:
     with Runner().open("reference", None, EXACT) as session:
         return ask(session, files, "buffer")
-
-
-class Least:
-    def below(self, n: int) -> int:
-        return 0
-
-
-def alone(name: str) -> bytes:
-    draft = Draft()
-    FAULTS[name].apply(draft, Least())
-    return draft.raw()
 
 
 @pytest.mark.parametrize("way", ["buffer", "file"])

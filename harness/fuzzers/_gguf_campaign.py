@@ -1,0 +1,338 @@
+"""One family of files against every parser: compare in bulk, shrink and name what is odd."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.adapters.parsing import ACCEPTED, NUMBER, Parsed, packed, parsed
+from harness.fuzzers._gguf_findings import (
+    MODEL_WAYS,
+    TABLE,
+    Cause,
+    cause_of,
+    known_files,
+    own_cause,
+    refined,
+    suspects,
+    table_cause,
+    types_in,
+)
+from harness.fuzzers._gguf_grammar import Case, cases
+from harness.fuzzers._gguf_shrink import shrunk
+from harness.fuzzers.base import Checkpoint, FuzzPlan, Progress
+from harness.records import Answered, Status, Verdict
+from harness.runner import Session
+from harness.suites.base import no_answer
+
+BATCH = 1024
+SLICE = 64 * BATCH  # files about which one verdict speaks
+MOST_SHRUNK = 24  # examples of one cause whose parts are looked at, in a campaign
+DEAR = 100  # files tried in shrinking one that ends a process, each of which may take a second
+FULL = "buffer"  # the subject's way, and that of the oracle which sees every file
+
+
+@dataclass(kw_only=True)
+class Stage:
+    """A parser and one of its ways. every: it is asked about one file in so many."""
+
+    session: Session
+    way: str
+    every: int
+    helper: ThreadPoolExecutor  # one for each session: it asks one thing at a time
+    counts: Counter[str] = field(default_factory=Counter)
+    lacks: str = ""  # why it says nothing
+
+    @property
+    def name(self) -> str:
+        return f"{self.session.name} {self.way}"
+
+    def ask(self, files: Sequence[bytes]) -> "Future[Parsed]":
+        return self.helper.submit(answer_about, self.session, self.way, files)
+
+
+def answer_about(session: Session, way: str, files: Sequence[bytes]) -> Parsed:
+    """Raises NoAnswer."""
+    if not files:
+        return parsed({"endings": np.empty(0, np.uint8), "digests": np.empty(0, np.uint64),
+                       "peaks": np.empty(0, np.int64)}, 0)  # fmt: skip
+    outcome = session.ask("parse", *packed(files), way)
+    if not isinstance(outcome, Answered):
+        raise no_answer(session.name, "parse", outcome)
+    return parsed(outcome.value, len(files))
+
+
+@dataclass(kw_only=True)
+class Batch:
+    """Files, what the subject says of them, and what others will say of some."""
+
+    cases: list[Case]
+    subject: Parsed
+    pending: list[tuple[Stage, list[int], "Future[Parsed]"]]
+
+
+class Campaign:
+    """`run` gives verdicts as findings are made, and one for each slice of files."""
+
+    def __init__(
+        self, plan: FuzzPlan, family: str, subject: Session, stages: list[Stage], say: Progress
+    ) -> None:
+        self.plan, self.family, self.subject, self.stages = plan, family, subject, stages
+        self.say = say
+        self.corpus = [path.read_bytes() for path in plan.corpus]
+        self.known = {cause: entry for entry in known_files() for cause in entry.causes}
+        self.found: Counter[Cause] = Counter({c: 0 for c in map(as_cause, plan.found)})
+        self.shrinks: Counter[Cause] = Counter()
+        self.slice: Counter[str] = Counter()
+        self.peak = 0  # the most that the subject took beyond twice a file's size
+        self.started = time.monotonic()
+
+    def run(self) -> Iterator[Verdict | Checkpoint]:
+        """`start` of the checkpoint is where to go on."""
+        plan = self.plan
+        first, end = plan.start, plan.start + plan.cases
+        begun = first
+        ahead = self.batch(first, min(first + BATCH, end))
+        while first < end:
+            batch, first = ahead, min(first + BATCH, end)
+            if first < end:
+                ahead = self.batch(first, min(first + BATCH, end))
+            yield from self.judged(batch)
+            late = plan.seconds is not None and time.monotonic() > self.started + plan.seconds
+            if first - begun >= SLICE or first >= end or late:
+                yield self.about(begun, first)
+                yield Checkpoint(target=self.family, done=first)
+                begun = first
+            self.tell(first - plan.start)
+            if late:
+                for _, _, waiting in ahead.pending:
+                    waiting.exception()
+                return
+
+    def given(self, files: Sequence[bytes]) -> Iterator[Verdict | Checkpoint]:
+        """Files of the user's own, to every parser."""
+        for stage in self.stages:
+            stage.every = 1
+        yield from self.judged(self.asked([Case(i, raw) for i, raw in enumerate(files)]))
+        yield self.about(0, len(files))
+
+    def batch(self, first: int, end: int) -> Batch:
+        return self.asked(cases(self.plan.seed, self.family, first, end - first, self.corpus))
+
+    def asked(self, made: list[Case]) -> Batch:
+        """Others are asked first: they think while our reader does."""
+        pending = []
+        for stage in self.stages:
+            some = [i for i, case in enumerate(made) if case.number % stage.every == 0]
+            if some and not stage.lacks:
+                pending.append((stage, some, stage.ask([made[i].raw for i in some])))
+        subject = answer_about(self.subject, FULL, [case.raw for case in made])
+        return Batch(cases=made, subject=subject, pending=pending)
+
+    def tell(self, done: int) -> None:
+        rate = done / (time.monotonic() - self.started)
+        causes = sum(1 for n in self.found.values() if n)
+        self.say(self.family, f"{done:,} files, {causes} causes, {rate:,.0f} a second")
+
+    # --- judging --------------------------------------------------------------------------------
+
+    def judged(self, batch: Batch) -> Iterator[Verdict]:
+        made, subject = batch.cases, batch.subject
+        self.slice["files"] += len(made)
+        self.slice["accepted"] += int((subject.endings == NUMBER[ACCEPTED]).sum())
+        for i, case in enumerate(made):
+            cause = own_cause(self.subject.name, subject, i, case.raw)
+            if cause is None and self.family in ("valid", "broken") and not self.plan.given:
+                cause = table_cause(subject.ending(i), case.faults)
+            if cause is not None:
+                yield from self.noted(cause, case, None)
+        for stage, some, future in batch.pending:
+            yield from self.compared(stage, [made[i] for i in some], part(subject, some), future)
+
+    def compared(
+        self, stage: Stage, made: list[Case], subject: Parsed, future: "Future[Parsed]"
+    ) -> Iterator[Verdict]:
+        other = future.result()
+        sizes = np.array([len(case.raw) for case in made], np.int64)
+        self.count(stage, subject, other)
+        for i in suspects(subject, other, sizes, model=stage.way in MODEL_WAYS).tolist():
+            cause = cause_of(stage.name, stage.way, subject, other, i, made[i].raw)
+            if cause is not None:
+                yield from self.noted(cause, made[i], stage)
+
+    def count(self, stage: Stage, subject: Parsed, other: Parsed) -> None:
+        """How answers pair; a refusal for another reason is a refusal all the same."""
+        mine, theirs = subject.endings == NUMBER[ACCEPTED], other.endings == NUMBER[ACCEPTED]
+        stage.counts["asked"] += len(mine)
+        stage.counts["both accept"] += int((mine & theirs).sum())
+        stage.counts["both refuse"] += int((~mine & ~theirs).sum())
+        same = subject.endings == other.endings
+        stage.counts["for the same reason"] += int((~mine & ~theirs & same).sum())
+
+    def noted(self, cause: Cause, case: Case, stage: Stage | None) -> Iterator[Verdict]:
+        """One example of each cause is made small and told; the others are counted."""
+        for same in self.explanations(cause, case.raw):
+            self.found[same] += 1
+            if self.found[same] == 1 and same in self.known:
+                yield self.finding(same, case, self.known[same].raw)
+            return
+        if self.shrinks[cause] >= MOST_SHRUNK:
+            self.slice["not looked at"] += 1
+            return
+        self.shrinks[cause] += 1
+        small = self.small(cause, case, stage)
+        exact = refined(cause, small)
+        is_new = exact not in self.found
+        self.found[exact] += 1
+        if is_new:
+            yield self.finding(exact, case, small)
+
+    def explanations(self, cause: Cause, raw: bytes) -> Iterator[Cause]:
+        """What was found already, or is known, that this may be another example of."""
+        if cause.symptom != "value":
+            if cause in self.found or cause in self.known:
+                yield cause
+            return
+        for other in (*self.found, *self.known):
+            part, *types = other.kind.split(" ")
+            if (other.stage, other.symptom, part) == (cause.stage, cause.symptom, cause.kind) and (
+                not types or types_in(raw, part) & set(types)
+            ):
+                yield other
+
+    def small(self, cause: Cause, case: Case, stage: Stage | None) -> bytes:
+        if cause.stage == TABLE:
+            return case.raw  # what a fault is would be lost
+
+        def shows(files: list[bytes]) -> list[bool]:
+            subject = answer_about(self.subject, FULL, files)
+            if stage is None:
+                return [own_cause(cause.stage, subject, i, raw) == cause
+                        for i, raw in enumerate(files)]  # fmt: skip
+            other = stage.ask(files).result()
+            return [
+                cause_of(stage.name, stage.way, subject, other, i, raw) == cause
+                for i, raw in enumerate(files)
+            ]
+
+        dear = cause.symptom in ("hangs", "memory") or (stage and stage.way in MODEL_WAYS)
+        most = DEAR if dear else 10 * DEAR if cause.symptom == "crashes" else 4000
+        return shrunk(case.raw, shows, most)
+
+    # --- verdicts -------------------------------------------------------------------------------
+
+    def finding(self, cause: Cause, case: Case, small: bytes) -> Verdict:
+        known = self.known.get(cause)
+        status: Status = "diverged"
+        if known:
+            status = "excused"
+        elif cause.stage == self.subject.name:
+            status = "diverged"  # that it crashes is its own fault, and no lack of an answer
+        elif cause.symptom in ("crashes", "hangs"):
+            status = "crashed" if cause.symptom == "crashes" else "timed-out"
+        answers = self.answers(small)
+        text = f"{cause.stage} {cause.symptom} {cause.kind}".strip()
+        text += f": {len(small)} bytes, {small[:60].hex()}{'...' if len(small) > 60 else ''}"
+        detail = {
+            "stage": cause.stage,
+            "symptom": cause.symptom,
+            "kind": cause.kind,
+            "case": case.number,
+            "faults": list(case.faults),
+            "file": small.hex() if len(small) <= 1 << 16 else "",
+            "bytes": len(small),
+            "first_bytes": len(case.raw),
+            "answers": answers,
+            "known": known.id if known else None,
+        }
+        again = ["--hex", small.hex()] if len(small) <= 2048 else self.numbered(case.number, 1)
+        return self.verdict(status, text, detail, f"fuzz-gguf/{cause}", again)
+
+    def answers(self, raw: bytes) -> dict[str, str]:
+        """What every parser says of one file, with its words."""
+        subject = answer_about(self.subject, FULL, [raw])
+        told = {self.subject.name: said(subject)}
+        for stage in self.stages:
+            if not stage.lacks:
+                told[stage.name] = said(stage.ask([raw]).result())
+        return told
+
+    def about(self, first: int, end: int) -> Verdict:
+        known = {str(c): n for c, n in sorted(self.found.items()) if n and c in self.known}
+        other = {str(c): n for c, n in sorted(self.found.items()) if n and c not in self.known}
+        n = self.slice["files"]
+        text = f"{n:,} files read, {self.slice['accepted']:,} accepted; "
+        text += f"{len(known) + len(other)} causes so far, {len(known)} of them known"
+        detail = {
+            "seed": self.plan.seed,
+            "cases": [first, end],
+            **self.slice,
+            "stages": {stage.name: dict(stage.counts) for stage in self.stages},
+            "known": known,
+            "found": other,
+        }
+        self.slice.clear()
+        for stage in self.stages:
+            stage.counts.clear()
+        return self.verdict("agreed" if n else "not-compared", text, detail)
+
+    def numbered(self, first: int, n: int) -> list[str]:
+        words = ["--family", self.family, "--seed", str(self.plan.seed)]
+        return [*words, "--start", str(first), "--cases", str(n)]
+
+    def verdict(
+        self,
+        status: Status,
+        summary: str,
+        detail: dict[str, Any],
+        key: str = "",
+        again: Sequence[str] = (),
+    ) -> Verdict:
+        words = ["lockstep", "fuzz", "gguf", "--engine", self.plan.engine, *again]
+        return Verdict(
+            suite="fuzz-gguf",
+            case=self.family,
+            status=status,
+            summary=f"{self.family}: {summary}",
+            detail=detail,
+            key=key,
+            repro=" ".join(words) if again else "",
+        )
+
+
+def as_cause(key: str) -> Cause:
+    """Of the key of a verdict."""
+    _, stage, symptom, kind = key.split("/", 3)
+    return Cause(stage, symptom, kind)
+
+
+def part(answer: Parsed, some: Sequence[int]) -> Parsed:
+    words = {j: answer.words[i] for j, i in enumerate(some) if i in answer.words}
+    chosen: NDArray[np.int64] = np.array(some, np.int64)
+    return Parsed(
+        endings=answer.endings[chosen],
+        digests=answer.digests[chosen],
+        peaks=answer.peaks[chosen],
+        words=words,
+    )
+
+
+def said(answer: Parsed) -> str:
+    words = answer.words.get(0, "")
+    return f"{answer.ending(0)}: {words}" if words else answer.ending(0)
+
+
+def opened_stages(stack: ExitStack, sessions: dict[Session, dict[str, int]]) -> list[Stage]:
+    """sessions: an engine, and its ways with how many files apart they are asked."""
+    stages = []
+    for session, ways in sessions.items():
+        helper = stack.enter_context(ThreadPoolExecutor(1))
+        stages += [Stage(session=session, way=way, every=every, helper=helper)
+                   for way, every in ways.items()]  # fmt: skip
+    return stages

@@ -1,0 +1,64 @@
+"""GGUF parsers: files that are valid, unusual, broken or mutated, read by ours and by others."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+from harness.check import BadInput
+from harness.fuzzers._gguf_campaign import FULL, Campaign, Stage, answer_about, opened_stages
+from harness.fuzzers._gguf_grammar import FAMILIES, LARGEST
+from harness.fuzzers.base import Checkpoint, Fuzzer, FuzzPlan, Progress
+from harness.records import Verdict
+from harness.suites.base import NoAnswer
+
+GIVEN = "given"  # the target of files that the user names
+CORPUS = "corpus"
+# How many files apart each way is asked: by what it costs beside the first.
+WAYS = {
+    "llama.cpp": {FULL: 1, "file": 4, "data": 8, "vocab": 64, "load": 64},
+    "gguf-py": {"file": 256},
+    "reference": {FULL: 1},
+}
+
+
+class Gguf(Fuzzer, name="gguf"):
+    def targets(self) -> list[str]:
+        """Families that need nothing; `corpus` needs files."""
+        return [family for family in FAMILIES if family != CORPUS]
+
+    def check(self, plan: FuzzPlan) -> None:
+        for target in plan.targets:
+            if target not in (*FAMILIES, GIVEN):
+                raise BadInput(f"fuzz gguf knows no {target!r} (known: {', '.join(FAMILIES)})")
+        if CORPUS in plan.targets and not any(p.stat().st_size <= LARGEST for p in plan.corpus):
+            raise BadInput(f"the family corpus needs files of at most {LARGEST} bytes: --corpus")
+
+    def run(self, plan: FuzzPlan, progress: Progress) -> Iterator[Verdict | Checkpoint]:
+        with ExitStack() as stack:
+            runner = plan.runner()
+            names = [name for name in (plan.oracle, "gguf-py") if name != plan.engine]
+            subject, *others = (
+                stack.enter_context(runner.open(name, None, plan.settings))
+                for name in dict.fromkeys([plan.engine, *names])
+            )
+            ways = {session: WAYS.get(session.name, {FULL: 1}) for session in others}
+            for session in others:
+                session.ask("describe")  # a worker belongs to the thread that starts it
+            stages = opened_stages(stack, ways)
+            for target in plan.targets or self.targets():
+                campaign = Campaign(plan, target, subject, stages, progress)
+                try:
+                    if plan.given:
+                        yield from campaign.given(plan.given)
+                    else:
+                        yield from campaign.run()
+                except NoAnswer as error:
+                    yield campaign.verdict(
+                        error.status,
+                        error.summary,
+                        error.detail,
+                        "" if error.status == "not-compared" else f"fuzz-gguf/{error.status}",
+                        campaign.numbered(plan.start, plan.cases),
+                    )
+
+
+__all__ = ["Gguf", "Stage", "answer_about"]

@@ -1,0 +1,73 @@
+"""Goes on with a campaign that was stopped, where its report ends, in the same report."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness.check import BadInput
+from harness.fuzzers.base import FuzzPlan, engines_of, fuzzer_named, written
+from harness.records import PRESETS, Verdict
+from harness.report.jsonl import BrokenReport, ReportWriter, read_unfinished
+from harness.run import Listener, RunResult
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def resume_campaign(
+    name: str, folder: Path, jobs: int = 1, listener: Listener | None = None
+) -> RunResult:
+    """The plan is that of the report. Findings that it has are not told again."""
+    path = folder / "report.jsonl"
+    if not path.is_file():
+        raise BadInput(f"{folder}: no report.jsonl there, so there is nothing to go on with")
+    try:
+        rows = read_unfinished(path)
+    except BrokenReport as error:
+        raise BadInput(str(error)) from error
+    fuzzer_name = rows[0].get("campaign", {}).get("fuzzer")
+    if fuzzer_name != name:
+        raise BadInput(f"{folder}: a report of {fuzzer_name or 'no fuzzer'}, expected {name}")
+    if rows[-1]["kind"] == "footer":
+        raise BadInput(f"{folder}: the run has finished; start another with --start")
+    fuzzer = fuzzer_named(name)
+    plan = plan_of(rows[0])
+    fuzzer.check(plan)
+    left = [rest for target in plan.targets if (rest := rest_of(plan, target, rows)) is not None]
+    before = [verdict_of(row) for row in rows if row["kind"] == "verdict"]
+    writer = ReportWriter.go_on(path, rows)
+    return written(
+        fuzzer, left, writer, engines_of(plan), jobs, listener or Listener(), before=before
+    )
+
+
+def plan_of(header: Mapping[str, Any]) -> FuzzPlan:
+    campaign, (oracle, subject) = header["campaign"], header["engines"]
+    return FuzzPlan(
+        targets=tuple(campaign["targets"]),
+        engine=subject["engine"],
+        oracle=oracle["engine"],
+        cases=campaign["cases"],
+        start=campaign["start"],
+        seconds=campaign["seconds"],
+        seed=header["seed"],
+        given=tuple(bytes.fromhex(case) for case in campaign["given"]),
+        corpus=tuple(Path(path) for path in campaign.get("corpus", ())),
+        settings=PRESETS[subject["settings"]["name"]],
+    )
+
+
+def rest_of(plan: FuzzPlan, target: str, rows: Rows) -> FuzzPlan | None:
+    """What is left of a target; None if nothing is."""
+    mine = [row for row in rows if row["kind"] == "checkpoint" and row["target"] == target]
+    done = mine[-1]["done"] if mine else plan.start
+    left = plan.start + plan.cases - done
+    if left <= 0:
+        return None
+    told = [row for row in rows if row["kind"] == "verdict" and row["case"] == target]
+    keys = tuple(dict.fromkeys(row["key"] for row in told if row["key"]))
+    return replace(plan, targets=(target,), start=done, cases=left, found=keys)
+
+
+def verdict_of(row: Mapping[str, Any]) -> Verdict:
+    return Verdict(**{name: value for name, value in row.items() if name != "kind"})

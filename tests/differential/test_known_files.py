@@ -1,0 +1,89 @@
+"""What is known of other GGUF parsers is still true, and a short fuzzing run finds no more."""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from engine.gguf_fields import KINDS
+from harness.adapters.parsing import Parsed, packed, parsed
+from harness.fuzzers._gguf_findings import KnownFile, cause_of, known_files, refined
+from harness.fuzzers.base import FuzzPlan, run_campaign
+from harness.fuzzers.gguf import WAYS
+from harness.records import EXACT, Answered
+from harness.report.jsonl import read_report
+from harness.runner import Runner, Session
+
+KNOWN = known_files()
+SYMPTOMS = {"accepts", "refuses", "value", "crashes", "hangs", "memory"}
+CASES = [(known, way) for known in KNOWN for way in known.ways]
+
+
+@pytest.fixture(scope="module")
+def sessions() -> Iterator[dict[str, Session]]:
+    with ExitStack() as stack:
+        runner = Runner()
+        yield {
+            name: stack.enter_context(runner.open(name, None, EXACT))
+            for name in ("llama.cpp", "gguf-py", "reference")
+        }
+
+
+def ask(session: Session, raw: bytes, way: str) -> Parsed:
+    outcome = session.ask("parse", *packed([raw]), way)
+    assert isinstance(outcome, Answered), outcome
+    return parsed(outcome.value, 1)
+
+
+@pytest.mark.parametrize(("known", "way"), CASES, ids=[f"{known.id}-{way}" for known, way in CASES])
+def test_what_is_known_is_still_true(
+    known: KnownFile, way: str, sessions: dict[str, Session]
+) -> None:
+    ours = ask(sessions["reference"], known.raw, "buffer")
+    theirs = ask(sessions[known.component], known.raw, way)
+    stage = f"{known.component} {way}"
+    cause = cause_of(stage, way, ours, theirs, 0, known.raw)
+    over = f"{stage} no longer does so: take {known.id} out of known_divergences.toml"
+    assert cause is not None, over
+    assert refined(cause, known.raw) in known.causes, over
+
+
+@pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.id)
+def test_an_entry_says_what_it_is_about_and_whether_it_was_reported(known: KnownFile) -> None:
+    assert set(known.ways) <= set(WAYS[known.component])
+    assert known.symptom in SYMPTOMS
+    assert known.symptom != "accepts" or known.kind in KINDS
+    assert known.sentence.endswith(".")
+    assert known.status.startswith(("reported", "not reported"))
+    assert known.link.startswith("https://github.com/") or known.status.startswith("not reported")
+    assert len(known.raw) < 200 or known.case.startswith("fault ")
+
+
+def test_no_two_entries_are_about_the_same() -> None:
+    causes = [cause for known in KNOWN for cause in known.causes]
+    assert len(set(causes)) == len(causes)
+    assert len({known.id for known in KNOWN}) == len(KNOWN)
+
+
+@pytest.mark.parametrize("family", ["valid", "broken", "several", "mutated"])
+def test_a_short_run_finds_nothing_that_is_not_known(tmp_path: Path, family: str) -> None:
+    result = run_campaign("gguf", FuzzPlan(targets=(family,), cases=800, seed=77), tmp_path, [])
+    assert result.code == 0, [v.summary for v in result.verdicts if v.status != "agreed"]
+    (agreed,) = (v for v in result.verdicts if v.status == "agreed")
+    assert agreed.detail["stages"]["llama.cpp buffer"]["asked"] == 800
+    assert agreed.detail["found"] == {}
+    told = {v.key.removeprefix("fuzz-gguf/") for v in result.verdicts if v.status == "excused"}
+    assert told == set(agreed.detail["known"])
+    assert len(read_report(result.folder / "report.jsonl")) == len(result.verdicts) + 2
+
+
+def test_a_finding_can_be_shown_again_from_its_command(tmp_path: Path) -> None:
+    raw = next(known.raw for known in KNOWN if known.symptom == "crashes")
+    plan = FuzzPlan(targets=("given",), given=(raw,))
+    result = run_campaign("gguf", plan, tmp_path, [])
+    crashes = [v for v in result.verdicts if v.detail.get("symptom") == "crashes"]
+    assert crashes
+    assert crashes[0].repro.endswith(f"--hex {raw.hex()}")
+    json.dumps(crashes[0].detail)

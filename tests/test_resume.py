@@ -1,0 +1,142 @@
+"""A campaign that is stopped loses nothing that it found, and another goes on where it was."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from harness.check import BadInput
+from harness.fuzzers.base import Checkpoint, Fuzzer, FuzzPlan, Progress, run_campaign
+from harness.fuzzers.resume import resume_campaign
+from harness.records import Verdict
+from harness.report.jsonl import read_report, read_unfinished
+
+ROOT = Path(__file__).resolve().parents[1]
+PLAN = FuzzPlan(targets=("odd", "even"), cases=10, seed=4, oracle="reference")
+
+
+class Counting(Fuzzer, name="counting"):
+    """A finding for each case, a checkpoint after each second one."""
+
+    asked: ClassVar[list[tuple[str, int]]] = []
+    stop_after = 10**9
+
+    def targets(self) -> list[str]:
+        return ["odd", "even"]
+
+    def run(self, plan: FuzzPlan, progress: Progress) -> Iterator[Verdict | Checkpoint]:
+        (target,) = plan.targets
+        for case in range(plan.start, plan.start + plan.cases):
+            if len(self.asked) >= self.stop_after:
+                raise KeyboardInterrupt
+            self.asked.append((target, case))
+            key = f"found/{case % 4}"
+            if key not in plan.found:
+                yield finding(target, case, key)
+            if case % 2:
+                yield Checkpoint(target=target, done=case + 1)
+
+
+def finding(target: str, case: int, key: str) -> Verdict:
+    return Verdict(suite="fuzz-counting", case=target, status="diverged", summary=f"case {case}",
+                   detail={"values": (case, float("nan"))}, key=key, repro="again")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    Counting.asked, Counting.stop_after = [], 10**9
+    yield
+    Counting.asked, Counting.stop_after = [], 10**9
+
+
+def stopped(folder: Path, after: int) -> Path:
+    Counting.stop_after = after
+    with pytest.raises(KeyboardInterrupt):
+        run_campaign("counting", PLAN, folder, ["lockstep"])
+    Counting.stop_after = 10**9
+    (run,) = folder.iterdir()
+    return run
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 10, 13, 19])
+def test_what_was_found_is_on_disk_and_the_rest_follows(tmp_path: Path, after: int) -> None:
+    run = stopped(tmp_path, after)
+    told = [row for row in read_unfinished(run / "report.jsonl") if row["kind"] == "verdict"]
+    assert len(told) == after
+    Counting.asked = []
+    result = resume_campaign("counting", run)
+    assert result.folder == run
+    target, case = divmod(after // 2 * 2, 10)
+    assert Counting.asked[0] == (PLAN.targets[target], case)
+    assert Counting.asked[-1] == ("even", 9)
+    rows = read_report(run / "report.jsonl")
+    assert rows[-1]["kind"] == "footer"
+    for target in ("odd", "even"):
+        keys = {row["key"] for row in rows[1:-1] if row["case"] == target}
+        assert keys == {f"found/{n}" for n in range(4)}
+    assert len({json.dumps(row) for row in rows}) == len(rows)
+
+
+def test_a_line_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
+    run = stopped(tmp_path, 3)
+    report = run / "report.jsonl"
+    with report.open("ab") as file:
+        file.write(b'{"kind": "verd')
+    resume_campaign("counting", run)
+    assert read_report(report)[-1]["kind"] == "footer"
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "says"),
+    [
+        ("tokens", lambda run: None, "a report of counting, expected tokens"),
+        ("counting", lambda run: (run / "report.jsonl").unlink(), "nothing to go on with"),
+        ("counting", lambda run: (run / "report.jsonl").write_text(""), "must be the header"),
+        ("counting", lambda run: resume_campaign("counting", run), "has finished"),
+    ],
+)
+def test_what_cannot_be_gone_on_with_is_said(
+    tmp_path: Path, name: str, spoil: Any, says: str
+) -> None:
+    run = stopped(tmp_path, 3)
+    spoil(run)
+    with pytest.raises(BadInput, match=says):
+        resume_campaign(name, run)
+
+
+def test_a_fuzzer_without_checkpoints_goes_on_with_the_next_target(tmp_path: Path) -> None:
+    plan = FuzzPlan(targets=("I8", "I16"), cases=200, oracle="ieee754")
+    whole = run_campaign("quants", plan, tmp_path / "whole", [])
+    report = whole.folder / "report.jsonl"
+    lines = report.read_text().splitlines(keepends=True)
+    first = next(i for i, line in enumerate(lines) if '"checkpoint"' in line)
+    report.write_text("".join(lines[: first + 1]))
+    result = resume_campaign("quants", whole.folder)
+    assert [str(v) for v in result.verdicts] == [str(v) for v in whole.verdicts]
+    assert report.read_text().splitlines()[:-1] == [line.strip() for line in lines[:-1]]
+
+
+def test_a_campaign_that_is_killed_has_told_what_it_found(tmp_path: Path) -> None:
+    """kill -9 of a process that fuzzes with our reader as its own oracle; no llama.cpp."""
+    command = [*(sys.executable, "-m", "harness.cli", "fuzz", "gguf", "--family", "valid", "-q")]
+    command += ["--oracle", "reference", "--cases", "100000000", "--report", str(tmp_path)]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, text=True)
+    try:
+        deadline = time.monotonic() + 100
+        while not any('"verdict"' in p.read_text() for p in tmp_path.rglob("report.jsonl")):
+            assert time.monotonic() < deadline, "nothing was found"
+            time.sleep(0.05)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    (run,) = tmp_path.iterdir()
+    rows = read_unfinished(run / "report.jsonl")
+    assert any(row["kind"] == "verdict" for row in rows)
+    assert rows[-1]["kind"] != "footer"
