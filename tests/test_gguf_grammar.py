@@ -9,18 +9,11 @@ from engine.gguf_fields import KINDS
 from engine.gguf_file import GgufFile
 from harness.fuzzers._gguf_draft import Draft, array, string
 from harness.fuzzers._gguf_faults import FAULTS, Fault
-from harness.fuzzers._gguf_grammar import FAMILIES, LARGEST, cases, numbers_of
+from harness.fuzzers._gguf_grammar import FAMILIES, LARGEST, Least, cases, numbers_of
 from harness.gguf_writer import gguf_bytes
 
 CORPUS = [gguf_bytes({"k": ("ARR[STR]", ["a", "bc"])}, [("t", (8,), "F32", bytes(32))]), b"GGUF"]
 EVERY = pytest.mark.parametrize("fault", FAULTS.values(), ids=lambda fault: fault.name)
-
-
-class Least:
-    """Draws nothing but zeros."""
-
-    def below(self, n: int) -> int:
-        return 0
 
 
 def verdict(raw: bytes) -> str:
@@ -92,6 +85,15 @@ def test_files_with_one_fault_get_its_verdict_whatever_else_they_hold(family: st
         assert verdict(case.raw) in (kinds or {"accepted"}), (case.number, case.faults)
         seen.update(case.faults)
     assert {f for f in FAULTS if bool(FAULTS[f].kinds) == (family == "broken")} == seen
+
+
+def test_faults_together_make_no_file_that_is_long() -> None:
+    huge = [FAULTS["alignment-max"], FAULTS["padding-not-zero"], FAULTS["empty-tensor-between"]]
+    draft = Draft()
+    for fault in huge:
+        fault.apply(draft, Least())
+    assert len(draft.raw()) < 1 << 20
+    assert max(len(case.raw) for case in cases(5, "several", 0, 3000)) < 1 << 20
 
 
 def test_mutated_files_are_neither_all_refused_nor_all_accepted() -> None:

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import pytest
 
 from harness.check import BadInput
+from harness.fuzzers._resume import resume_campaign
 from harness.fuzzers.base import Checkpoint, Fuzzer, FuzzPlan, Progress, run_campaign
-from harness.fuzzers.resume import resume_campaign
 from harness.records import Verdict
 from harness.report.jsonl import read_report, read_unfinished
 

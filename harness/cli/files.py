@@ -10,7 +10,6 @@ import typer
 from harness.cli import fuzz as fuzz_cli
 
 
-@fuzz_cli.app.command("gguf")
 def fuzz_gguf(
     family: Annotated[
         list[str] | None,

@@ -87,7 +87,7 @@ def quants(
 
 
 def resumed(name: str, folder: Path, jobs: int, listener: "Listener") -> "RunResult":
-    from harness.fuzzers.resume import resume_campaign
+    from harness.fuzzers._resume import resume_campaign
 
     return resume_campaign(name, folder, jobs, listener)
 

@@ -1,7 +1,7 @@
 """The named ways in which alignment, the tensor table and the data are unusual or broken."""
 
 from engine.gguf_fields import ValueType as V
-from harness.fuzzers._gguf_draft import U32, U64, Draft, array, string
+from harness.fuzzers._gguf_draft import MOST_DATA, U32, U64, Draft, array, string
 from harness.fuzzers._gguf_faults import (
     ALIGNMENT,
     F32,
@@ -326,7 +326,7 @@ fault("bytes-after-the-data", "valid", "", "What follows the last tensor is nobo
 def _(draft: Draft, draw: Draw) -> None:
     draft.rows.clear()
     draft.add(b"t", (3,), F32, 12)
-    draft.padding = b"\xff" * (-len(draft.tables()) % draft.alignment)
+    draft.padding = b"\xff" * min(-len(draft.tables()) % draft.alignment, MOST_DATA)
     draft.data = bytes(12) + b"\xff" * 20
 
 

@@ -83,7 +83,7 @@ class Fuzzer(Registered):
     def run(self, plan: FuzzPlan, progress: Progress) -> Iterator[Verdict | Checkpoint]:
         """Target by target, at least one verdict for each, with the cases that it is about.
 
-        A checkpoint is for who may be stopped: behind it a run goes on (harness.fuzzers.resume).
+        A checkpoint is for who may be stopped: behind it a run goes on (harness.fuzzers._resume).
         One follows each target in any case.
         """
         raise NotImplementedError
