@@ -36,7 +36,7 @@ def ours(files: list[bytes]) -> Parsed:
 
 @pytest.mark.parametrize("way", ["buffer", "file"])
 def test_llama_cpp_reads_in_valid_files_what_we_read(llama_cpp: Session, way: str) -> None:
-    chosen = [case for case in cases(1, "valid", 0, 600) if not nested(case.faults)]
+    chosen = [case for case in cases(1, "valid", 0, 600) if not beyond_it(case.faults)]
     files = [case.raw for case in chosen]
     theirs, mine = ask(llama_cpp, files, way), ours(files)
     assert set(theirs.endings.tolist()) == {ENDINGS.index("accepted")}
@@ -44,8 +44,11 @@ def test_llama_cpp_reads_in_valid_files_what_we_read(llama_cpp: Session, way: st
     assert len(set(theirs.digests.tolist())) > 500
 
 
-def nested(faults: tuple[str, ...]) -> bool:
-    return any(name.startswith("array-") and not name.startswith("array-empty") for name in faults)
+def beyond_it(faults: tuple[str, ...]) -> bool:
+    """Arrays of arrays it refuses; the other fault ends it. Both are known divergences."""
+    return "product-around-zero" in faults or any(
+        name.startswith("array-") and not name.startswith("array-empty") for name in faults
+    )
 
 
 @pytest.mark.parametrize(
