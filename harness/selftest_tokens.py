@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from harness.fuzzers.base import FuzzPlan, fuzzer_named
 from harness.mutants._tokenizers import WRONG, WrongTokenizer
+from harness.records import Verdict
 
 CASES = 1000  # texts for each of them
 
@@ -28,8 +29,8 @@ def try_wrong_tokenizer(
     plan = FuzzPlan(
         targets=(f"builtin:{cls.shows_on}",), engine=cls.name, oracle=oracle, cases=cases, seed=seed
     )
-    verdicts = fuzzer_named("tokens").run(plan, lambda target, text: None)
-    found = [verdict for verdict in verdicts if verdict.status == "diverged"]
+    made = fuzzer_named("tokens").run(plan, lambda target, text: None)
+    found = [v for v in made if isinstance(v, Verdict) and v.status == "diverged"]
     sizes = [(size_of(v.detail["input"]), v.repro) for v in found if v.detail["way"] == cls.way]
     size, again = min(sizes, default=(None, ""))
     return TokenResult(name=cls.name, caught=bool(found), size=size, most=cls.size, again=again)
