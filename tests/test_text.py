@@ -8,7 +8,7 @@ import pytest
 from harness.cli.terminal import Terminal, fold, more_like
 from harness.judge import SiteFinding
 from harness.records import Mismatch, Site, Verdict
-from harness.report.text import MARKS, explain, explain_finding, printable, site_name
+from harness.report.text import MARKS, explain, explain_finding, last_words, printable, site_name
 
 HOSTILE = "[red]x[/red] :smile: \x1b[2J\x1b]0;title\x07 \r\x08 \x9b31m \u202e \udc80 \x00"
 
@@ -169,3 +169,20 @@ def test_divergences_with_one_key_are_folded_and_the_others_stay() -> None:
     assert [len(group) for group in groups] == [2, 1, 1]
     assert more_like(groups[0]) == "\n  and 1 more like it: kq-2"
     assert more_like(groups[1]) == ""
+
+
+@pytest.mark.parametrize(
+    ("log", "shown"),
+    [
+        (["a", "GGML_ASSERT(x) failed", "Fatal Python error: Aborted", "  File ..."], 2),
+        ([f"line {i}" for i in range(9)], 6),
+        (["Fatal Python error: Segmentation fault", "  File ..."], 2),
+        ([], 0),
+    ],
+)
+def test_an_abort_shows_its_message_rather_than_where_python_stood(
+    log: list[str], shown: int
+) -> None:
+    words = last_words(log)
+    assert len(words) == shown
+    assert words[-1:] == [log[1] if "GGML_ASSERT" in " ".join(log) else log[-1]] if log else True

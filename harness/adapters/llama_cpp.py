@@ -210,6 +210,7 @@ class LlamaCpp(Adapter, name="llama.cpp"):
 
         One token is enough, because the choice is made when a context is made.
         """
+        context.clear()  # somebody may have decoded on it
         kind = AttentionKind(self.lib.ggml)
         context.observer = kind
         context.decode(Batch.of([0]))

@@ -1,5 +1,7 @@
 """What a person reads: sites, findings and verdicts in words."""
 
+from collections.abc import Sequence
+
 from engine.trace import SITES
 from harness.judge import SiteFinding
 from harness.records import Site, Verdict
@@ -53,8 +55,14 @@ def explain(verdict: Verdict) -> str:
         )
     if d.get("last_agreement"):
         lines.append(f"  last site in agreement: {d['last_agreement']}")
-    for line in d.get("log", [])[-6:]:
+    for line in last_words(d.get("log", [])):
         lines.append(f"  | {line}")
     if verdict.repro:
         lines.append(f"  again: {verdict.repro}")
     return "\n".join(lines)
+
+
+def last_words(log: Sequence[str]) -> Sequence[str]:
+    """What an engine said last, before Python wrote down where its process stood."""
+    fatal = next((i for i, line in enumerate(log) if line.startswith("Fatal Python error")), None)
+    return log[:fatal][-6:] if fatal else log[-6:]

@@ -9,7 +9,7 @@ from engine.batch import Batch
 from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import MEANINGS, Build, Node
 from harness.check import lanes_of
-from harness.records import DEFAULT, EXACT, Answered, Captured, Fault, Settings
+from harness.records import DEFAULT, EXACT, Answered, Captured, Fault, Request, Settings
 from harness.report.jsonl import read_report
 from harness.run import Listener
 from harness.runner import Runner, Session
@@ -112,6 +112,19 @@ def test_a_node_shows_what_it_read_even_if_it_ran_in_place(tmp_path: Path, namer
     assert stored.value.any()
     readers = [n for n in nodes for s in n.sources if s and s.producer == embd.index]
     assert {n.op for n in readers} >= {"RMS_NORM", "ADD"}
+
+
+@pytest.mark.parametrize("settings", [EXACT, DEFAULT], ids=lambda s: s.name)
+def test_to_be_watched_changes_no_bit(settings: Settings, tmp_path: Path, namer: Session) -> None:
+    """llama.cpp fuses ops that nobody asks for: what is judged must be what it computes alone."""
+    nodes: list[Node] = []
+    path, batches = model_of("gemma3n", tmp_path, namer), (Batch.of([1, 2, 3, 4]),)
+    with Runner().open("llama.cpp", path, settings) as session:
+        watched = session.stream("capture", nodes.append, batches, None)
+        alone = session.ask("evaluate", Request(batches=batches))
+    assert isinstance(watched, Answered)
+    assert isinstance(alone, Answered)
+    assert nodes[-1].value.tobytes() == alone.value.logits[0].tobytes()
 
 
 def test_a_fault_that_nobody_asked_for_is_not_made(tmp_path: Path, namer: Session) -> None:
