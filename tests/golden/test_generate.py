@@ -56,7 +56,7 @@ def other_bytes(fresh: Path, *beginnings: str, stories: bool = False) -> list[st
     return [p for p in chosen if (fresh / p).read_bytes() != (DEFAULT_ROOT / p).read_bytes()]
 
 
-EXACT_ONES = ("dequant/", "tokens/")
+EXACT_ONES = ("dequant/", "files/", "tokens/")
 SUMS = ("logits/", "dot/")  # what the order of additions decides
 
 
