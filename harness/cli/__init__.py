@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli import batch, bench, files, fuzz, shadow, synth, tokens
+from harness.cli.options import JsonOpt, OracleOpt, QuietOpt, ReportOpt, SeedOpt
 
 if TYPE_CHECKING:  # everything of weight is imported by the command that needs it
     from collections.abc import Callable
@@ -52,7 +53,6 @@ OptModelArg = Annotated[
 EngineOpt = Annotated[
     str, typer.Option(help="The engine under test: reference, fast, llama.cpp, mutant:NAME.")
 ]
-OracleOpt = Annotated[str, typer.Option(help="The engine it is held against.")]
 SettingsOpt = Annotated[
     Preset,
     typer.Option(
@@ -65,10 +65,6 @@ SubjectOpt = Annotated[
 ]
 TokensOpt = Annotated[int, typer.Option(help="Length of the prompt.", min=1, max=4096)]
 StepsOpt = Annotated[int, typer.Option(help="Tokens to generate.", min=1, max=4096)]
-SeedOpt = Annotated[int, typer.Option(help="Seed of everything random.", min=0, max=2**63 - 1)]
-ReportOpt = Annotated[Path, typer.Option(help="Where run folders go.")]
-JsonOpt = Annotated[bool, typer.Option("--json", help="A summary as JSON on standard output.")]
-QuietOpt = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 
 @app.command()

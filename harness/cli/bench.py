@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli.options import JsonOpt, QuietOpt
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -27,10 +29,8 @@ def quants(
     ] = 7,
     seconds: Annotated[float, typer.Option(help="Length of a turn.", min=0.0)] = 0.02,
     size: Annotated[int, typer.Option(help="Weights decoded at a time.", min=256)] = 1 << 20,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="The figures as JSON on standard output.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
 ) -> None:
     """Weights a second of every decoder: ours, ggml's to_float and gguf-py, one thread and two.
 

@@ -1,24 +1,31 @@
 """`lockstep fuzz TARGET`: cases without end, until two engines part."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli.options import (
+    JsonOpt,
+    OracleOpt,
+    QuietOpt,
+    ReportOpt,
+    ResumeOpt,
+    SecondsOpt,
+    SeedOpt,
+    StartOpt,
+    TargetsOpt,
+)
+
 if TYPE_CHECKING:
-    from harness.run import Listener, RunResult
+    from harness.fuzzers.base import FuzzPlan
 
 app = typer.Typer(
     no_args_is_help=True,
     help="Random and directed cases, until two engines part; what differs is made small and named.",
 )
-
-
-ResumeOpt = Annotated[
-    Path | None,
-    typer.Option(help="Go on with this run's folder, where it was stopped; all else is as there."),
-]
 
 
 @app.command()
@@ -27,27 +34,21 @@ def quants(
         list[str] | None, typer.Option("--type", help="Only this weight type (repeatable).")
     ] = None,
     cases: Annotated[int, typer.Option(help="Blocks of each type.", min=1)] = 1_000_000,
-    seconds: Annotated[
-        float | None, typer.Option(help="Stop a type after that long.", min=0)
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the blocks.", min=0, max=2**63 - 1)] = 0,
-    start: Annotated[
-        int, typer.Option(help="The first case: go on where a run has stopped.", min=0)
-    ] = 0,
+    seconds: SecondsOpt = None,
+    seed: SeedOpt = 0,
+    start: StartOpt = 0,
     block: Annotated[
         list[str] | None, typer.Option(help="This block, as hex, instead (repeatable).")
     ] = None,
     engine: Annotated[
         str, typer.Option(help="The engine under test: reference, gguf-py, mutant:NAME.")
     ] = "reference",
-    oracle: Annotated[str, typer.Option(help="The engine it is held against.")] = "llama.cpp",
+    oracle: OracleOpt = "llama.cpp",
     resume: ResumeOpt = None,
-    report: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("reports"),
-    as_json: Annotated[
-        bool, typer.Option("--json", help="A summary as JSON on standard output.")
-    ] = False,
-    jobs: Annotated[int, typer.Option("-j", help="Types side by side.", min=1)] = 1,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    report: ReportOpt = Path("reports"),
+    as_json: JsonOpt = False,
+    jobs: TargetsOpt = 1,
+    quiet: QuietOpt = False,
 ) -> None:
     """Decode blocks of any bytes with two engines and compare the bits of every weight.
 
@@ -61,12 +62,10 @@ def quants(
       lockstep fuzz quants --type Q4_K --cases 10000000
       lockstep fuzz quants --type Q4_0 --block 003c08000000000000000000000000000000
     """
-    from harness.cli.terminal import Terminal
-    from harness.fuzzers.base import FuzzPlan, run_campaign
-    from harness.run import Listener
+    from harness.fuzzers.base import FuzzPlan
 
-    with Terminal(quiet=quiet, as_json=as_json) as out:
-        plan = FuzzPlan(
+    def plan() -> FuzzPlan:
+        return FuzzPlan(
             targets=tuple(dict.fromkeys(type_ or ())),
             engine=engine,
             oracle=oracle,
@@ -76,20 +75,35 @@ def quants(
             seed=seed,
             given=tuple(map(from_hex, block or ())),
         )
+
+    campaign("quants", plan, resume, report, jobs=jobs, as_json=as_json, quiet=quiet)
+
+
+def campaign(
+    name: str,
+    plan: "Callable[[], FuzzPlan]",
+    resume: Path | None,
+    report: Path,
+    *,
+    jobs: int,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Run it to its exit code. What is wrong with a plan is one line, like all bad input."""
+    from harness.cli.terminal import Terminal
+    from harness.fuzzers._resume import resume_campaign
+    from harness.fuzzers.base import run_campaign
+    from harness.run import Listener
+
+    with Terminal(quiet=quiet, as_json=as_json) as out:
         listener = Listener(progress=out.progress, verdict=out.verdict)
-        command = ["lockstep", *sys.argv[1:]]
         if resume is None:
-            result = run_campaign("quants", plan, report, command, jobs, listener)
+            command = ["lockstep", *sys.argv[1:]]
+            result = run_campaign(name, plan(), report, command, jobs, listener)
         else:
-            result = resumed("quants", resume, jobs, listener)
+            result = resume_campaign(name, resume, jobs, listener)
         out.summary(result)
     raise typer.Exit(result.code)
-
-
-def resumed(name: str, folder: Path, jobs: int, listener: "Listener") -> "RunResult":
-    from harness.fuzzers._resume import resume_campaign
-
-    return resume_campaign(name, folder, jobs, listener)
 
 
 def from_hex(text: str) -> bytes:

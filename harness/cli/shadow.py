@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli.options import JsonOpt, QuietOpt, ReportOpt, SeedOpt
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -34,17 +36,15 @@ def shadow(
         typer.Option(help="exact: F32 cache, one thread. default: what users of llama.cpp run."),
     ] = Preset.exact,
     tokens: Annotated[int, typer.Option(help="Length of the prompt.", min=1, max=4096)] = 16,
-    seed: Annotated[int, typer.Option(help="Seed of everything.", min=0, max=2**63 - 1)] = 0,
+    seed: SeedOpt = 0,
     faults: Annotated[
         int,
         typer.Option(help="Put so many faults into llama.cpp's tensors instead: all found?", min=0),
     ] = 0,
-    report: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("reports"),
-    as_json: Annotated[
-        bool, typer.Option("--json", help="A summary as JSON on standard output.")
-    ] = False,
+    report: ReportOpt = Path("reports"),
+    as_json: JsonOpt = False,
     jobs: Annotated[int, typer.Option("-j", help="Models judged side by side.", min=1)] = 1,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: QuietOpt = False,
 ) -> None:
     """Recompute every op of llama.cpp's own graph from llama.cpp's own inputs.
 

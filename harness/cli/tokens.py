@@ -1,7 +1,6 @@
 """Commands about tokenizers: `fuzz tokens`, `bench tokens` and `golden fetch`."""
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,17 @@ import typer
 
 from harness.cli import bench as bench_cli
 from harness.cli import fuzz as fuzz_cli
+from harness.cli.options import (
+    HexOpt,
+    JsonOpt,
+    QuietOpt,
+    ReportOpt,
+    ResumeOpt,
+    SecondsOpt,
+    SeedOpt,
+    StartOpt,
+    TargetsOpt,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,34 +34,26 @@ VocabOpt = Annotated[
         help="A GGUF file, a name such as gpt-2 (see golden fetch) or builtin:KIND (repeatable).",
     ),
 ]
-JsonOpt = Annotated[bool, typer.Option("--json", help="A summary as JSON on standard output.")]
-QuietOpt = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 
 @fuzz_cli.app.command("tokens")
 def fuzz_tokens(
     vocab: VocabOpt = None,
     cases: Annotated[int, typer.Option(help="Texts for each vocabulary.", min=1)] = 100_000,
-    seconds: Annotated[
-        float | None, typer.Option(help="Stop a vocabulary after that long.", min=0)
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the texts.", min=0, max=2**63 - 1)] = 0,
-    start: Annotated[
-        int, typer.Option(help="The first case: go on where a run has stopped.", min=0)
-    ] = 0,
-    hexes: Annotated[
-        list[str] | None, typer.Option("--hex", help="This text, as hex, instead (repeatable).")
-    ] = None,
+    seconds: SecondsOpt = None,
+    seed: SeedOpt = 0,
+    start: StartOpt = 0,
+    hexes: HexOpt = None,
     engine: Annotated[
         str, typer.Option(help="The engine under test: reference, llama.cpp, mutant:NAME.")
     ] = "reference",
     oracle: Annotated[
         str, typer.Option(help="The engine it is held against; or tokenizers, sentencepiece.")
     ] = "llama.cpp",
-    resume: fuzz_cli.ResumeOpt = None,
-    report: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("reports"),
+    resume: ResumeOpt = None,
+    report: ReportOpt = Path("reports"),
     as_json: JsonOpt = False,
-    jobs: Annotated[int, typer.Option("-j", help="Vocabularies side by side.", min=1)] = 1,
+    jobs: TargetsOpt = 1,
     quiet: QuietOpt = False,
 ) -> None:
     """Tokenize texts that know the vocabulary with two engines, and ids at random the way back.
@@ -66,12 +68,10 @@ def fuzz_tokens(
       lockstep fuzz tokens --vocab qwen2 --oracle tokenizers
       lockstep fuzz tokens --vocab builtin:t5 --hex e282
     """
-    from harness.cli.terminal import Terminal
-    from harness.fuzzers.base import FuzzPlan, run_campaign
-    from harness.run import Listener
+    from harness.fuzzers.base import FuzzPlan
 
-    with Terminal(quiet=quiet, as_json=as_json) as out:
-        plan = FuzzPlan(
+    def plan() -> FuzzPlan:
+        return FuzzPlan(
             targets=targets_of(vocab) if vocab else all_targets(),
             engine=engine,
             oracle=oracle,
@@ -79,16 +79,10 @@ def fuzz_tokens(
             start=start,
             seconds=seconds,
             seed=seed,
-            given=tuple(map(from_hex, hexes or ())),
+            given=tuple(map(fuzz_cli.from_hex, hexes or ())),
         )
-        listener = Listener(progress=out.progress, verdict=out.verdict)
-        command = ["lockstep", *sys.argv[1:]]
-        if resume is None:
-            result = run_campaign("tokens", plan, report, command, jobs, listener)
-        else:
-            result = fuzz_cli.resumed("tokens", resume, jobs, listener)
-        out.summary(result)
-    raise typer.Exit(result.code)
+
+    fuzz_cli.campaign("tokens", plan, resume, report, jobs=jobs, as_json=as_json, quiet=quiet)
 
 
 @bench_cli.app.command("tokens")
@@ -179,15 +173,6 @@ def all_targets() -> tuple[str, ...]:
     from harness.fuzzers.base import fuzzer_named
 
     return (*fuzzer_named("tokens").targets(), *fetched(NAMES))
-
-
-def from_hex(text: str) -> bytes:
-    from harness.check import BadInput
-
-    try:
-        return bytes.fromhex(text)
-    except ValueError:
-        raise BadInput(f"--hex needs pairs of hexadecimal digits, got {text[:40]!r}") from None
 
 
 def table_of(rows: "Sequence[Row]", engines: "dict[str, str]") -> "Table":
