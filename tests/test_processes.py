@@ -1,6 +1,11 @@
 """Processes side by side leave each other a processor."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -21,3 +26,44 @@ def test_each_has_one_thread_of_blas_unless_the_user_says_otherwise(
     with processes(2) as pool:
         assert list(pool.map(blas_threads, range(2))) == [found, found]
     assert os.environ.get(BLAS) == given
+
+
+def pid(_: int) -> int:
+    return os.getpid()
+
+
+POOL = """
+import os, time
+from harness.processes import processes
+from tests.test_processes import pid
+if __name__ == "__main__":
+    with processes(1) as pool:
+        print(*pool.map(pid, range(1)), flush=True)
+        time.sleep(600)
+"""
+
+
+def is_there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no kill -9 here: orphans were not looked for")
+def test_a_killed_parent_leaves_no_process_behind(tmp_path: Path) -> None:
+    script = tmp_path / "pool.py"
+    script.write_text(POOL)
+    root = Path(__file__).resolve().parents[1]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    command = [sys.executable, str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert is_there(child)
+        parent.send_signal(signal.SIGKILL)
+    until = time.monotonic() + 60
+    while is_there(child) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not is_there(child)
