@@ -14,14 +14,14 @@ Progress = Callable[[str, str], None]  # (what is measured, text)
 class BenchPlan:
     """`targets` are of the benchmark's list, all if empty; `seconds` for each engine and round.
 
-    `size` counts the units that an engine is given at a time: of weights by default as many as a
-    matrix of 1024 x 1024 has. Their floats fit into a cache of a few megabytes, where whoever
-    multiplies by them wants them; with more than that the memory's speed is measured, which one
+    `size` counts the units that an engine is given at a time: of weights by default as many as our
+    engine decodes at a time (engine.weights.CHUNK). Their floats stay in the cache, where whoever
+    multiplies by them wants them; with many more the speed of the memory is measured, which one
     thread of ours uses up already.
     """
 
     targets: tuple[str, ...] = ()
-    size: int = 1 << 20
+    size: int = 1 << 18
     seconds: float = 0.02
     rounds: int = 7
     seed: int = 0

@@ -28,7 +28,7 @@ def quants(
         int, typer.Option(help="Turns of each engine; the best one counts.", min=1)
     ] = 7,
     seconds: Annotated[float, typer.Option(help="Length of a turn.", min=0.0)] = 0.02,
-    size: Annotated[int, typer.Option(help="Weights decoded at a time.", min=256)] = 1 << 20,
+    size: Annotated[int, typer.Option(help="Weights decoded at a time.", min=256)] = 1 << 18,
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
