@@ -22,7 +22,7 @@ class KnownSchedule:
     kinds: tuple[str, ...]  # of memory
     symptom: str
     names: tuple[str, ...]
-    cause: str = ""  # or else a word of `causes`
+    cause: str = ""  # a word of `causes` that must hold as well; names may be none then
     case: str
     sentence: str
     status: str  # as in _known.Known
@@ -51,7 +51,8 @@ def entry_for(
     why = causes(case, kind)
     for one in known:
         here = one.component in engines and kind in one.kinds and one.symptom == symptom
-        if here and (case.names in one.names or one.cause in why):
+        shape = not one.names or case.names in one.names
+        if here and shape and (not one.cause or one.cause in why):
             return one
     return None
 
@@ -61,18 +62,24 @@ def causes(case: Schedule, kind: str) -> set[str]:
 
     nobody: a token has no sequence. twice: a batch gives a sequence one position twice. purge:
     while places are sought for a batch, a later ubatch takes cells out of a window that an earlier
-    one still sees.
+    one still sees. crowded: a batch has more sets of sequences than an ubatch has tokens. minus: a
+    position is negative. shared: a token has several sequences. refused: a batch does not fit.
     """
     found = set()
     for step in case.steps:
         rows = step[1] if step[0] == "decode" else ()
         places = [(s, row[1]) for row in rows for s in row[2]]
+        sets = {tuple(sorted(row[2])) for row in rows}
+        found |= {"crowded"} if len(sets) > min(case.n_ubatch, other_size(case)) else set()
+        found |= {"minus"} if any(row[1] < 0 for row in rows) else set()
+        found |= {"shared"} if any(len(row[2]) > 1 for row in rows) else set()
         found |= {"nobody"} if not all(row[2] for row in rows) else set()
         found |= {"twice"} if len(set(places)) < len(places) else set()
     for n_ubatch in (case.n_ubatch, other_size(case)):
         machine = machine_of(kind, replace(case, n_ubatch=n_ubatch))
-        for step in case.steps:
-            machine.step(step)
+        codes = [machine.step(step)["code"] for step in case.steps]
+        fits = [code for step, code in zip(case.steps, codes, strict=True) if step[0] == "decode"]
+        found |= {"refused"} if 1 in fits else set()
         near = getattr(machine.memory, "near", None)
         found |= {"purge"} if getattr(near, "purges_ahead", False) else set()
     return found
