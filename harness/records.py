@@ -130,15 +130,18 @@ class Fault:
     index: int
     kind: str  # scale (a row), swap (two elements), nudge (one element), stale (as it was before)
     draw: int  # decides the row and the element
+    size: float = (
+        0.01  # of a scaled row's change; of a nudge, as a share of the row's largest value
+    )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Captured:
     """What was shown besides the nodes themselves."""
 
     nodes: int  # that compute something
     views: int  # that compute nothing
-    faulted: bool  # whether a fault changed any bit
+    honest: NDArray[Any] | None = None  # what a fault replaced; None if it changed no bit
 
 
 # --- what asking an engine can end in -------------------------------------------------------

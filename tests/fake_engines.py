@@ -50,7 +50,7 @@ class Fake(Adapter, name="fake"):
             emit(np.full(3, token))
         if fault is not None:
             getattr(self, fault.kind)()
-        return Captured(nodes=len(batches[0]), views=0, faulted=False)
+        return Captured(nodes=len(batches[0]), views=0)
 
     def segfault(self) -> None:
         ctypes.string_at(0)

@@ -82,7 +82,7 @@ VALUES: dict[str, Any] = {
         metadata={"k": ("ARR[F32]", [1.5, "nan"]), "s": ("STR", "\udcff")},
         tensors=(ROW,),
     ),
-    "faults": [FAULT, Captured(nodes=3, views=1, faulted=True)],
+    "faults": [FAULT, Captured(nodes=3, views=1)],
     "node": NODE,
     "arrays": [
         np.zeros(shape, dtype)

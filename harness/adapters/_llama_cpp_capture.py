@@ -171,4 +171,4 @@ def capture_batches(
             context.run(batch)
     finally:
         context.observer = None
-    return Captured(nodes=emitted, views=watcher.views, faulted=watcher.injector.done)
+    return Captured(nodes=emitted, views=watcher.views, honest=watcher.injector.honest)

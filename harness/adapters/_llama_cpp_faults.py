@@ -8,17 +8,14 @@ from numpy.typing import NDArray
 from harness.adapters._llama_cpp_lib import GgmlTensor
 from harness.records import Fault
 
-SCALE, NUDGE = 1.01, 0.01  # of a row; of the largest value in one
-
 
 class Injector:
-    """Makes at most one fault; `done` says whether any bit changed."""
+    """Makes at most one fault; `honest` is what it replaced, if any bit changed."""
 
     def __init__(self, fault: Fault | None) -> None:
         self.fault = fault
-        self.done = False
+        self.honest: NDArray[Any] | None = None
         self.stale = b""
-        self.where: tuple[int, ...] = ()
 
     def before(self, tensor: GgmlTensor, memory: Any) -> None:
         """What lies in the result's memory before the op is computed."""
@@ -31,15 +28,16 @@ class Injector:
 
     def strike(self, value: NDArray[Any], memory: Any) -> None:
         assert self.fault is not None
-        old = np.array(value)
+        old = np.array(value, order="C")
         match self.fault.kind:
             case "stale":
                 memory[:] = self.stale
-            case kind:
+            case _:
                 rows = [at for at in np.ndindex(value.shape[:-1]) if usable(value[at])]
                 if rows:
-                    change(value[rows[self.fault.draw % len(rows)]], kind, self.fault.draw)
-        self.done = old.tobytes() != np.array(value).tobytes()
+                    change(value[rows[self.fault.draw % len(rows)]], self.fault)
+        if old.tobytes() != value.tobytes():
+            self.honest = old
 
 
 def usable(row: NDArray[Any]) -> bool:
@@ -48,17 +46,18 @@ def usable(row: NDArray[Any]) -> bool:
     return finite.size > 0 and bool((finite != finite[0]).any() or finite.size == 1)
 
 
-def change(row: NDArray[Any], kind: str, draw: int) -> None:
+def change(row: NDArray[Any], fault: Fault) -> None:
     """Changes the row in place."""
+    kind, draw, size = fault.kind, fault.draw, fault.size
     numbers = np.isfinite(row) if row.dtype.kind == "f" else np.ones(row.shape, bool)
     at = np.flatnonzero(numbers)
     low, high = at[row[at].argmin()], at[row[at].argmax()]
     if kind == "swap" and low != high:
         row[low], row[high] = row[high], row[low]
     elif row.dtype.kind == "i":
-        row[at[draw % at.size]] += 1
+        one = at[draw % at.size]  # an id that is none would end the process
+        row[one] = row[one] + 1 if low == high else row[high if row[one] != row[high] else low]
     elif kind == "scale" and row[at].any():
-        row[at] *= row.dtype.type(SCALE)
+        row[at] *= row.dtype.type(1 + size)
     else:
-        size = np.abs(row[at]).max() or 1
-        row[at[draw % at.size]] += row.dtype.type(NUDGE * size)
+        row[at[draw % at.size]] += row.dtype.type(size * float(np.abs(row[at]).max() or 1))

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from harness.shadow.run import ShadowPlan
 
 ALL = "all"
+FAULT_LEGEND = """\
+found/injected for each kind of fault; located: found at its node and nowhere else; smallest: of
+those injected, in bounds (of more than 2 none may be missed). Drawn again: same: no bit changed;
+small: at most 2 bounds; fatal: llama.cpp ended of it; unjudged: the node is not compared.
+"""
 
 
 class Preset(StrEnum):
@@ -41,6 +46,7 @@ def shadow(
         int,
         typer.Option(help="Put so many faults into llama.cpp's tensors instead: all found?", min=0),
     ] = 0,
+    start: Annotated[int, typer.Option(help="The first of these faults.", min=0)] = 0,
     report: ReportOpt = Path("reports"),
     as_json: JsonOpt = False,
     jobs: Annotated[int, typer.Option("-j", help="Models judged side by side.", min=1)] = 1,
@@ -55,27 +61,27 @@ def shadow(
       lockstep shadow model.gguf
       lockstep shadow --arch mamba2
       lockstep shadow --arch all -j 2
+      lockstep shadow --arch all --faults 200
     """
-    from dataclasses import replace
-
     from harness.cli import screen
     from harness.records import PRESETS
     from harness.run import Listener
-    from harness.shadow.run import run_shadow
+    from harness.shadow.run import run_shadow, with_trials
 
     with screen(quiet, as_json) as out:
         options = ["--settings", settings.value, "--tokens", str(tokens), "--seed", str(seed)]
         if quant != "F32":
             options += ["--quant", quant]
-        if faults:
-            options += ["--faults", str(faults)]
         plans = plans_of(model, arch, quant, PRESETS[settings.value], tokens, seed, options)
-        plans = [replace(plan, faults=faults) for plan in plans]
+        if faults:
+            plans = with_trials(plans, range(start, start + faults))
         listener = Listener(progress=out.progress, verdict=out.verdict)
         result = run_shadow(plans, report, ["lockstep", *sys.argv[1:]], jobs, listener)
-        if not as_json and not faults:
+        if not as_json:
             out.quieten()
-            out.out.print(op_table(result.verdicts))
+            out.out.print((fault_table if faults else op_table)(result.verdicts))
+            if faults:
+                out.line(FAULT_LEGEND)
         out.summary(result)
     raise typer.Exit(result.code)
 
@@ -138,3 +144,25 @@ def op_table(verdicts: Sequence["Verdict"]) -> "Table":
 def total(same: Sequence["Verdict"], name: str) -> int:
     """A model has one verdict of an op for each reason, all with the same counts."""
     return sum({v.case: int(v.detail[name]) for v in same}.values())
+
+
+def fault_table(verdicts: Sequence["Verdict"]) -> "Table":
+    """One row for each family of ops: found of injected by kind, and what was drawn again."""
+    from typing import get_args
+
+    from rich.table import Table
+
+    from harness.shadow.fault_verdicts import counted
+    from harness.shadow.faults import KINDS, Again
+
+    reasons = get_args(Again)
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
+    for name in ("ops", *KINDS, "located", "smallest", *reasons):
+        table.add_column(name, justify="left" if name == "ops" else "right")
+    for family, count in counted(verdicts).items():
+        kinds = [f"{count.found[kind]}/{count.injected[kind]}" for kind in KINDS]
+        located = f"{count.located}/{count.injected.total()}"
+        smallest = f"{count.smallest:.2g}" if count.injected else ""
+        again = [str(count.again[why] or "") for why in reasons]
+        table.add_row(family, *kinds, located, smallest, *again)
+    return table

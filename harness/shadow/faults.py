@@ -1,27 +1,35 @@
 """Faults put into llama.cpp's own tensors: is each found, and at its node alone?
 
 What follows a faulty node works on the faulty value, as it would with a real bug, and is right.
+
+An honest value lies within its bound of the truth, so a change of more than twice the bound always
+leaves it: no such fault may be missed. Smaller ones are drawn again, and counted: a bound that is
+too wide shows there.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.random import Philox
+from numpy.typing import NDArray
 
 from engine.batch import Batch
-from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import Build
-from harness.records import Answered, Captured, Fault
+from engine.errors import EngineError
+from engine.ops.ggml.base import Node
+from harness.records import Answered, Captured, Crashed, Fault
 from harness.runner import Session
-from harness.shadow.judge import ShadowJudge
+from harness.shadow.judge import SENSELESS, ShadowJudge
 from harness.suites.base import no_answer
 from harness.synth.draws import stream
 
 KINDS = ("scale", "swap", "nudge", "stale")
-ORDER_FREE = ("TOP_K",)  # a swap is no fault there
-TRIES = 50  # of other nodes and kinds, if a fault changes no bit
+SIZES = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of the values; the smallest are roundings of some ops
+TRIES = 50  # of other nodes, if a fault is none
+VISIBLE = 2.0  # bounds
+
+Again = Literal["same", "small", "fatal", "unjudged"]  # why a fault is drawn again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,70 +55,115 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One fault, and where the judge saw one."""
+class Injected:
+    """A fault that must be found, and where the judge saw one."""
 
-    number: int
     fault: Fault
     place: Place
-    found: tuple[Place, ...]
+    size: float  # of the change, in bounds
+    seen: tuple[Place, ...]
+
+    @property
+    def found(self) -> bool:
+        return self.place in self.seen
 
     @property
     def located(self) -> bool:
-        return self.found == (self.place,)
+        return self.seen == (self.place,)
 
 
-def trials(
-    session: Session,
-    file: GgufFile,
-    build: Build,
-    batches: Sequence[Batch],
-    numbers: Sequence[int],
-    seed: int,
-) -> Iterator[Trial]:
-    """Trials of these numbers: each is decided by the seed and its number alone."""
-    places: list[Place] = []
-    asked(session, batches, None, lambda node: places.append(Place.of(node)))
-    for number in numbers:
-        yield trial(session, file, build, batches, places, number, seed)
+@dataclass(kw_only=True)
+class Trial:
+    """One fault, and those that were drawn before it and were none."""
+
+    number: int
+    kind: str
+    again: list[tuple[str, Again]] = field(default_factory=list)  # the op, and why
+    injected: Injected | None = None  # None: none of the tries was a fault
 
 
-def trial(
-    session: Session,
-    file: GgufFile,
-    build: Build,
-    batches: Sequence[Batch],
-    places: Sequence[Place],
-    number: int,
-    seed: int,
-) -> Trial:
-    bits = stream(seed, f"fault {number}")
-    for _ in range(TRIES):
-        place, fault = drawn(places, bits)
-        judge = ShadowJudge(file, build)
-        captured = asked(session, batches, fault, judge)
-        if captured.faulted:
-            found = tuple(Place.of(finding) for finding in judge.findings)
-            return Trial(number=number, fault=fault, place=place, found=found)
-    raise RuntimeError(f"trial {number}: none of {TRIES} faults changed a bit")
+@dataclass(kw_only=True)
+class Trials:
+    """Where faults are put in: one model in one session."""
+
+    session: Session
+    batches: Sequence[Batch]
+    judge: Callable[[], ShadowJudge]
+    seed: int
+
+    def run(self, numbers: Sequence[int]) -> Iterator[Trial]:
+        """Each is decided by the seed and its number alone."""
+        places: dict[str, list[Place]] = {}  # by op: rare ones are drawn as often as others
+        outcome = self.stream(lambda n: places.setdefault(n.op, []).append(Place.of(n)), None)
+        if not isinstance(outcome, Answered):
+            raise no_answer(self.session.name, "capture", outcome)
+        for number in numbers:
+            yield self.trial(places, number)
+
+    def trial(self, places: dict[str, list[Place]], number: int) -> Trial:
+        done = Trial(number=number, kind=KINDS[number % len(KINDS)])
+        bits = stream(self.seed, f"fault {number}")
+        while done.injected is None and len(done.again) < TRIES:
+            place, fault = drawn(places, done.kind, bits)
+            match self.injected(place, fault):
+                case Injected() as injected:
+                    done.injected = injected
+                case why:
+                    done.again.append((place.op, why))
+        return done
+
+    def injected(self, place: Place, fault: Fault) -> Injected | Again:
+        judge = self.judge()
+        struck: list[Node] = []
+
+        def consume(node: Node) -> None:
+            judge(node)
+            if Place.of(node) == place:
+                struck.append(node)
+
+        outcome = self.stream(consume, fault)
+        if isinstance(outcome, Crashed):  # an id that is none, say
+            return "fatal"
+        if not isinstance(outcome, Answered):
+            raise no_answer(self.session.name, "capture", outcome)
+        captured: Captured = outcome.value
+        if captured.honest is None:
+            return "same"
+        try:
+            size = size_of(judge, struck[0], captured.honest)
+        except (EngineError, *SENSELESS):
+            return "unjudged"
+        if size <= VISIBLE:
+            return "small"
+        seen = tuple(Place.of(finding) for finding in judge.findings)
+        return Injected(fault=fault, place=place, size=size, seen=seen)
+
+    def stream(self, consume: Any, fault: Fault | None) -> Any:
+        return self.session.stream("capture", consume, tuple(self.batches), fault)
 
 
-def drawn(places: Sequence[Place], bits: Philox) -> tuple[Place, Fault]:
-    raw = [int(r >> np.uint64(33)) for r in bits.random_raw(3)]
-    place = places[raw[0] % len(places)]
-    kind = KINDS[raw[1] % len(KINDS)]
-    if kind == "swap" and place.op in ORDER_FREE:
-        kind = "nudge"
-    return place, Fault(
-        step=place.step, ubatch=place.ubatch, index=place.index, kind=kind, draw=raw[2]
+def drawn(places: dict[str, list[Place]], kind: str, bits: Philox) -> tuple[Place, Fault]:
+    raw = [int(r >> np.uint64(33)) for r in bits.random_raw(4)]
+    same = places[sorted(places)[raw[0] % len(places)]]
+    place = same[raw[1] % len(same)]
+    fault = Fault(
+        step=place.step,
+        ubatch=place.ubatch,
+        index=place.index,
+        kind=kind,
+        draw=raw[2],
+        size=SIZES[raw[3] % len(SIZES)],
     )
+    return place, fault
 
 
-def asked(
-    session: Session, batches: Sequence[Batch], fault: Fault | None, consume: Any
-) -> Captured:
-    outcome = session.stream("capture", consume, tuple(batches), fault)
-    if not isinstance(outcome, Answered):
-        raise no_answer(session.name, "capture", outcome)
-    captured: Captured = outcome.value
-    return captured
+def size_of(judge: ShadowJudge, struck: Node, honest: NDArray[Any]) -> float:
+    """The largest change of what is compared, in bounds; infinite where every bit is determined."""
+    expected, after = judge.expected(struck)
+    _, before = judge.expected(replace(struck, value=honest))
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        a, b = before.astype(np.float64), after.astype(np.float64)
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        change = np.where(same, 0.0, np.nan_to_num(np.abs(a - b), nan=np.inf, posinf=np.inf))
+        share = np.where(same, 0.0, change / np.asarray(expected.allowed))
+    return float(share.max(initial=0.0))

@@ -82,18 +82,21 @@ class ShadowJudge:
         tally.nodes += 1
         tally.elements += node.value.size
         try:
-            sources = tuple(s if s is None else self.resolved(s) for s in node.sources)
-            full = replace(node, sources=sources)
-            expected = expect(full, self.build)
+            expected, actual = self.expected(node)
         except (EngineError, *SENSELESS) as error:
             known = isinstance(error, EngineError)
             reason = str(error) if known else f"the node makes no sense: {error!r:.200}"
             tally.not_compared[reason] = tally.not_compared.get(reason, 0) + 1
             return
-        self.compare(node, expected, tally)
+        self.compare(node, expected, actual, tally)
 
-    def compare(self, node: Node, expected: Expected, tally: Tally) -> None:
-        actual = node.value if expected.actual is None else expected.actual
+    def expected(self, node: Node) -> tuple[Expected, NDArray[Any]]:
+        """What a node should hold, and what is compared with it. Raises EngineError, SENSELESS."""
+        sources = tuple(s if s is None else self.resolved(s) for s in node.sources)
+        expected = expect(replace(node, sources=sources), self.build)
+        return expected, node.value if expected.actual is None else expected.actual
+
+    def compare(self, node: Node, expected: Expected, actual: NDArray[Any], tally: Tally) -> None:
         value = rounded_to(expected.value, actual)
         share, error = closeness(value, actual, expected.allowed)
         tally.worst, tally.worst_error = max(tally.worst, share), max(tally.worst_error, error)

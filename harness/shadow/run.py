@@ -3,9 +3,8 @@
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
-from multiprocessing import get_context
+from concurrent.futures import as_completed
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,17 +17,20 @@ from engine.errors import EngineError
 from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import Build
 from harness.check import exit_code, lanes_of
+from harness.processes import processes
 from harness.records import Answered, EngineInfo, Settings, Status, Verdict
 from harness.report.header import header, model_row
 from harness.report.jsonl import ReportWriter
 from harness.run import Listener, RunResult, run_folder
 from harness.runner import Runner, Session
-from harness.shadow.faults import trials
+from harness.shadow.fault_verdicts import detail_of, ending_of
+from harness.shadow.faults import Trials
 from harness.shadow.judge import ShadowJudge
 from harness.shadow.models import make_variant, opened
 from harness.shadow.verdicts import SUITE, all_seen, verdicts_of
 from harness.suites.base import STEPS_TRACED, NoAnswer, no_answer
 from harness.synth.any_arch import variant_named, variants
+from harness.synth.draws import stream
 
 ENGINE = "llama.cpp"
 
@@ -45,13 +47,20 @@ class ShadowPlan:
     n_tokens: int = 16
     seed: int = 0
     time_limit: float = 300.0
-    faults: int = 0  # to be injected instead of judging llama.cpp as it is
+    trials: tuple[int, ...] = ()  # of faults, instead of judging llama.cpp as it is
     options: tuple[str, ...] = ()  # that repeat it, without the model
 
     @property
     def repro(self) -> str:
         what = ["--arch", self.variant] if self.variant else [str(self.model)]
         return shlex.join(["lockstep", "shadow", *what, *self.options])
+
+    @property
+    def by_trial(self) -> "Iterator[ShadowPlan]":
+        """One plan for each fault, which repeats it."""
+        for number in self.trials:
+            options = (*self.options, "--faults", "1", "--start", str(number))
+            yield replace(self, trials=(number,), options=options)
 
 
 @dataclass(kw_only=True)
@@ -74,7 +83,7 @@ def judged(plan: ShadowPlan, folder: Path) -> Judged:
             info = session.ask("describe")
             if not isinstance(info, Answered):
                 raise no_answer(ENGINE, "describe", info)
-            work = faults_found if plan.faults else verdicts_for
+            work = faults_found if plan.trials else verdicts_for
             found = list(work(plan, path, session, lanes_of(info.value.build)))
         return Judged(case=plan.case, verdicts=found, row=row, engine=info.value)
     except NoAnswer as error:
@@ -108,17 +117,15 @@ def faults_found(plan: ShadowPlan, path: Path, session: Session, lanes: int) -> 
     """One verdict a fault: it must be found, at its node and nowhere else."""
     build = Build(lanes=lanes, n_threads=plan.settings.n_threads)
     with GgufFile.open(path) as file:
-        batches = batches_of(plan, file)[:2]
-        for trial in trials(session, file, build, batches, range(plan.faults), plan.seed):
-            at, kind = trial.place, trial.fault.kind
-            what = f"fault {trial.number}: {kind} in {at.op} at node {at.index} of step {at.step}"
-            detail = {"fault": asdict(trial.fault), "found": [asdict(f) for f in trial.found]}
-            if trial.located:
-                yield verdict_of(plan, "agreed", f"{what} ({at.name}) is found there", detail, ())
-                continue
-            places = ", ".join(f"{f.op} at node {f.index}" for f in trial.found) or "nowhere"
-            key = (SUITE, "missed", at.op, kind)
-            yield verdict_of(plan, "diverged", f"{what} ({at.name}) is found {places}", detail, key)
+        trials = Trials(
+            session=session,
+            batches=batches_of(plan, file)[:2],
+            judge=lambda: ShadowJudge(file, build),
+            seed=plan.seed,
+        )
+        for one, trial in zip(plan.by_trial, trials.run(plan.trials), strict=True):
+            status, summary, key = ending_of(trial)
+            yield verdict_of(one, status, summary, detail_of(trial), key)
 
 
 def batches_of(plan: ShadowPlan, file: GgufFile) -> tuple[Batch, ...]:
@@ -194,11 +201,18 @@ def results(
             progress(plan.case, f"suite {SUITE}")
             yield judged(plan, folder)
         return
-    with ProcessPoolExecutor(min(jobs, len(plans)), mp_context=get_context("spawn")) as pool:
+    with processes(min(jobs, len(plans))) as pool:
         for done in as_completed([pool.submit(judged, plan, folder) for plan in plans]):
             result = done.result()
             progress(result.case, "done")
             yield result
+
+
+def with_trials(plans: Sequence[ShadowPlan], numbers: Sequence[int]) -> list[ShadowPlan]:
+    """The faults dealt out to the models, in an order that the seed decides."""
+    by = np.argsort(stream(plans[0].seed, "fault models").random_raw(len(plans)), kind="stable")
+    dealt = {int(i): numbers[place :: len(plans)] for place, i in enumerate(by)}
+    return [replace(plan, trials=tuple(dealt[i])) for i, plan in enumerate(plans) if dealt[i]]
 
 
 def every_variant() -> tuple[str, ...]:

@@ -13,10 +13,11 @@ from harness.records import DEFAULT, EXACT, Answered, Captured, Fault, Request, 
 from harness.report.jsonl import read_report
 from harness.run import Listener
 from harness.runner import Runner, Session
-from harness.shadow.faults import KINDS, Place, trials
+from harness.shadow.fault_verdicts import ALL, counted
+from harness.shadow.faults import KINDS, Place
 from harness.shadow.judge import ShadowJudge
 from harness.shadow.models import make_variant, opened
-from harness.shadow.run import ShadowPlan, batches_of, run_shadow
+from harness.shadow.run import ShadowPlan, batches_of, run_shadow, with_trials
 from harness.synth.any_arch import variant_named
 
 # between them nearly every op; `shadow --arch all` takes all variants
@@ -83,15 +84,16 @@ def test_the_slice_reaches_most_ops_that_have_a_meaning(tmp_path: Path, namer: S
 
 @pytest.mark.parametrize(("name", "settings"), [("llama-moe", EXACT), ("llama", DEFAULT)])
 def test_faults_are_found_at_their_node_and_nowhere_else(
-    name: str, settings: Settings, tmp_path: Path, namer: Session
+    name: str, settings: Settings, tmp_path: Path
 ) -> None:
-    path = model_of(name, tmp_path, namer)
-    plan = ShadowPlan(case=name, model=path, settings=settings, n_tokens=6)
-    with GgufFile.open(path) as file, Runner().open("llama.cpp", path, settings) as session:
-        build = Build(lanes=16, n_threads=settings.n_threads)
-        done = list(trials(session, file, build, batches_of(plan, file)[:2], range(10), 3))
-    assert [t.number for t in done if not t.located] == []
-    assert len({t.fault.kind for t in done} & set(KINDS)) >= 3
+    plan = ShadowPlan(case=name, model=None, variant=name, settings=settings, n_tokens=6, seed=3)
+    plans = with_trials([plan], range(12))
+    result = run_shadow(plans, tmp_path, ["lockstep", "shadow"], 1, Listener())
+    assert [v.summary for v in result.verdicts if v.status != "agreed"] == []
+    counts = counted(result.verdicts)
+    assert counts[ALL].injected == dict.fromkeys(KINDS, 3) == counts[ALL].found
+    assert counts[ALL].located == 12
+    assert len(counts) > 4
 
 
 def test_a_node_shows_what_it_read_even_if_it_ran_in_place(tmp_path: Path, namer: Session) -> None:
@@ -133,7 +135,7 @@ def test_a_fault_that_nobody_asked_for_is_not_made(tmp_path: Path, namer: Sessio
     with Runner().open("llama.cpp", path, EXACT) as session:
         outcome = session.stream("capture", lambda _: None, (Batch.of([1]),), nowhere)
     assert isinstance(outcome, Answered)
-    assert not outcome.value.faulted
+    assert outcome.value.honest is None
 
 
 def test_a_run_leaves_a_report_of_every_op(tmp_path: Path) -> None:

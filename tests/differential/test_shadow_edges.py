@@ -96,6 +96,12 @@ def test_arithmetic_at_its_edges(op: str, ggml: Session, judge_of: Any) -> None:
         check(ggml, judge_of, op, x.shape, x, row)
 
 
+def test_a_clamp_takes_nan_for_the_upper_limit(ggml: Session, judge_of: Any) -> None:
+    x = np.r_[ODD, normal(1, 40) * 3].astype(np.float32)
+    found = check(ggml, judge_of, "CLAMP", x.shape, x, held=params(-0.5, 2.0))
+    assert found.reshape(-1)[0] == 2.0
+
+
 @pytest.mark.parametrize("op", GATED)
 def test_gates_at_their_edges(op: str, ggml: Session, judge_of: Any) -> None:
     for n in LENGTHS:

@@ -113,13 +113,22 @@ def meaning(*ops: str) -> Callable[[Meaning], Meaning]:
 
 def expect(node: Node, build: Build) -> Expected:
     """Raises Unsupported for an op, or a form of one, that has no meaning here."""
+    with np.errstate(all="ignore"):  # infinities and NaN flow as IEEE says
+        return meaning_of(node.op)(node, build)
+
+
+def meaning_of(op: str) -> Meaning:
     if not MEANINGS:
         import_members("engine.quants")
         import_members("engine.ops.ggml")
-    if node.op not in MEANINGS:
-        raise Unsupported(f"no semantics of {node.op}")
-    with np.errstate(all="ignore"):  # infinities and NaN flow as IEEE says
-        return MEANINGS[node.op](node, build)
+    if op not in MEANINGS:
+        raise Unsupported(f"no semantics of {op}")
+    return MEANINGS[op]
+
+
+def family_of(op: str) -> str:
+    """The file that says what it means."""
+    return meaning_of(op).__module__.rpartition(".")[2]
 
 
 def wide(operand: Operand) -> F64:

@@ -103,8 +103,11 @@ def scale(node: Node, _: Build) -> Expected:
 
 @meaning("CLAMP")
 def clamp(node: Node, _: Build) -> Expected:
+    """Two comparisons, neither of which is true of NaN: it becomes the upper limit."""
     low, high = (float(f) for f in node.floats()[:2])
-    return Expected(settled(np.clip(node.wide(0), low, high), node.type), 0.0, EXACT)
+    x = node.wide(0)
+    below = np.where(x < high, x, high)
+    return Expected(settled(np.where(below > low, below, low), node.type), 0.0, EXACT)
 
 
 @meaning("SIGMOID")
