@@ -5,18 +5,16 @@ without weights, 15 of them with texts (`.inp`) and the ids that they must give 
 not ours to ship. pip checks the sdist's hash before it runs any code of it.
 """
 
-import fcntl
 import os
-import re
 import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from golden.store import BrokenGolden
+from harness.downloads import cache_folder, last_words, locked
 from harness.report.header import sha256_of
 
 VERSION = "0.3.36"  # of llama-cpp-python, as pyproject.toml pins it
@@ -37,21 +35,12 @@ PIP_SECONDS = 900.0
 SEPARATOR = b"\n__ggml_vocab_test__\n"
 
 GIVEN = "LOCKSTEP_VOCABULARIES"  # a folder that holds the files already
-CACHE = "LOCKSTEP_CACHE"
 
 Progress = Callable[[str], None]
 
 
 class NotFetched(BrokenGolden):
     """The vocabularies could not be had; one sentence that says why."""
-
-
-def cache_folder() -> Path:
-    """Where downloads are kept: LOCKSTEP_CACHE, or `lockstep` in the user's cache folder."""
-    if os.environ.get(CACHE):
-        return Path(os.environ[CACHE])
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "lockstep"
 
 
 def vocabularies() -> Path | None:
@@ -88,7 +77,6 @@ def fetch(progress: Progress = lambda _: None, *, sdist: Path | None = None) -> 
     """
     folder = fetched_folder()
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder.parent / "fetch.lock"):
             if not present(folder) >= FILES:
                 make(folder, sdist, progress)
@@ -110,14 +98,6 @@ def make(folder: Path, sdist: Path | None, progress: Progress) -> None:
         if folder.exists():  # an older or broken one
             folder.rename(work / "replaced")
         unpacked.rename(folder)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """One process at a time; the others wait for it and then find its work done."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 # --- the sdist ----------------------------------------------------------------------------------
@@ -152,12 +132,6 @@ def download(folder: Path, progress: Progress) -> Path:
             "get the sdist elsewhere and give it with --sdist"
         )
     return archives[0]
-
-
-def last_words(text: str) -> str:
-    """pip's last line of error, without the addresses in it."""
-    lines = [line for line in text.splitlines() if line.startswith("ERROR")] or text.splitlines()
-    return re.sub(r"https?://\S+", "(address)", lines[-1])[:300] if lines else "it said nothing"
 
 
 def check_archive(archive: Path) -> None:

@@ -9,6 +9,8 @@ from engine.gguf_file import GgufFile
 from engine.model import architecture_of
 from engine.registry import import_members
 from engine.tokenizers.base import tokenizer_of
+from harness.adapters import split_version
+from harness.environments import provide
 from harness.records import Answered, EngineInfo, Settings, Verdict
 from harness.runner import Runner, Session
 from harness.suites.base import STEPS_TRACED, Context, NoAnswer, Suite
@@ -118,6 +120,8 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
     runner = Runner(time_limit=plan.time_limit, memory_limit=plan.memory_limit)
     settings = settings_for(plan)
     try:
+        for name in (plan.oracle, plan.engine):
+            provide(name, progress)
         oracle = runner.open(plan.oracle, plan.model, settings)
         subject = runner.open(plan.engine, plan.subject_model, settings)
     except Unsupported as error:
@@ -158,7 +162,13 @@ def described(session: Session) -> EngineInfo:
     if not isinstance(outcome, Answered):
         raise BadInput(f"{session.name} cannot be started: {outcome}")
     info: EngineInfo = outcome.value
-    return info
+    version = split_version(session.name)[1]
+    if version and not info.version.endswith(f" {version}"):
+        raise BadInput(
+            f"the environment of {session.name} holds {info.version}; build it anew: "
+            f"lockstep oracle remove {session.name}"
+        )
+    return replace(info, engine=session.name)
 
 
 def run_suites(context: Context, names: Sequence[str]) -> Iterator[Verdict]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from engine.activations.base import X86
 from harness.check import lanes_of
+from harness.environments import built
 from harness.records import EXACT, Answered
 from harness.report.header import versions
 from harness.runner import Runner
@@ -23,6 +24,9 @@ def examine() -> list[Row]:
     says = theirs if theirs == PINNED else f"{theirs}; the goldens are made with {PINNED}"
     rows.append(("llama-cpp-python", says, theirs == PINNED))
     rows += oracle_rows()
+    rows += [
+        ("another version", f"{name} in {folder}", True) for name, folder in built("llama.cpp")
+    ]
     rows.append(("processors", str(len(os.sched_getaffinity(0))), True))
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     rows.append(("C++ compiler", Path(compiler).name if compiler else "none found", bool(compiler)))

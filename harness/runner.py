@@ -23,6 +23,7 @@ from typing import IO, Any, Self
 
 from harness.adapters import adapter_class
 from harness.adapters.base import Adapter
+from harness.environments import python_of
 from harness.records import (
     Answered,
     Crashed,
@@ -110,11 +111,14 @@ class Runner:
         self.modules = modules
 
     def open(self, adapter: str, model: Path | None, settings: Settings) -> Session:
-        """Raises Unsupported for an adapter that does not exist; the engine is not asked yet."""
+        """Raises Unsupported for an adapter that does not exist; the engine is not asked yet.
+
+        `NAME@VERSION` needs its environment (harness.environments), or NotBuilt is raised.
+        """
         for module in self.modules:
             importlib.import_module(module)
         cls = adapter_class(adapter)
-        if not cls.isolated:
+        if not cls.isolated and "@" not in adapter:
             return LocalSession(cls, model, settings)
         opening = {
             "adapter": adapter,
@@ -123,7 +127,8 @@ class Runner:
             "settings": settings,
             "memory_limit": self.memory_limit,
         }
-        return IsolatedSession(opening, self.time_limit)
+        python = python_of(adapter) if "@" in adapter else None
+        return IsolatedSession(opening, self.time_limit, python)
 
 
 class LocalSession(Session):
@@ -159,10 +164,16 @@ class LocalSession(Session):
 
 
 class IsolatedSession(Session):
-    """An engine in a worker that is started when needed and replaced when it has died."""
+    """An engine in a worker that is started when needed and replaced when it has died.
 
-    def __init__(self, opening: Mapping[str, Any], time_limit: float) -> None:
+    python: the interpreter of another environment, for an engine's version that is there.
+    """
+
+    def __init__(
+        self, opening: Mapping[str, Any], time_limit: float, python: Path | None = None
+    ) -> None:
         self.opening = opening
+        self.python = python
         self.name = str(opening["adapter"])
         self.time_limit = time_limit
         self.worker: Worker | None = None
@@ -214,7 +225,7 @@ class IsolatedSession(Session):
         if self.worker is not None and has_ended(self.worker.process):
             self._end()  # it died while nobody waited for an answer
         if self.worker is None:
-            self.worker = Worker()
+            self.worker = Worker(self.python)
             deadline = time.monotonic() + START_SECONDS
             self.worker.channel.send(self.opening, deadline)
             if self.worker.channel.receive(deadline) != {"kind": "ready"}:
@@ -230,20 +241,16 @@ class IsolatedSession(Session):
 class Worker:
     """A child process, the channel to it, and the tail of its log."""
 
-    def __init__(self) -> None:
+    def __init__(self, python: Path | None = None) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-m", "harness.worker"),
-                    *(str(theirs.fileno()), str(os.getpid())),
-                ],
+                [*interpreter(python), str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=(theirs.fileno(),),
-                env=os.environ
-                | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
+                env=os.environ | {"PYTHONPATH": "" if python else os.pathsep.join(our_path())},
                 start_new_session=True,  # an interrupt is for the parent; the group dies as one
             )
         self.channel = Channel(ours)
@@ -284,6 +291,22 @@ class Worker:
                 return False
             time.sleep(0.002)
         return True
+
+
+def interpreter(python: Path | None) -> list[str]:
+    """The command that a worker's arguments follow.
+
+    In another environment our path comes last: there, that environment's packages are meant.
+    """
+    if python is None:
+        return [sys.executable, "-P", "-m", "harness.worker"]
+    path = [str(Path(__file__).parents[1]), *our_path()]
+    start = f"import sys; sys.path += {path!r}; from harness.worker import main; main()"
+    return [str(python), "-P", "-c", start]
+
+
+def our_path() -> list[str]:
+    return [entry or os.getcwd() for entry in sys.path]
 
 
 def has_ended(process: subprocess.Popen[bytes]) -> bool:

@@ -13,6 +13,7 @@ import pytest
 from golden import fetch
 from golden.fetch import FILES, MODELS, NAMES, WITH_CASES, NotFetched, own_cases
 from golden.store import BrokenGolden
+from harness.downloads import CACHE, cache_folder
 
 CONTENT = {name: f"the bytes of {name}".encode() for name in FILES}
 
@@ -20,7 +21,7 @@ CONTENT = {name: f"the bytes of {name}".encode() for name in FILES}
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, and no pip."""
-    monkeypatch.setenv(fetch.CACHE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     monkeypatch.delenv(fetch.GIVEN, raising=False)
 
     def no_pip(*args: Any, **kwargs: Any) -> Any:
@@ -254,18 +255,18 @@ def test_a_folder_that_is_given_is_used_if_it_has_every_file(
 
 
 def test_the_cache_is_the_users_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(fetch.CACHE)
+    monkeypatch.delenv(CACHE)
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert fetch.cache_folder() == Path("/x/lockstep")
+    assert cache_folder() == Path("/x/lockstep")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert fetch.cache_folder() == Path.home() / ".cache" / "lockstep"
+    assert cache_folder() == Path.home() / ".cache" / "lockstep"
 
 
 def test_a_cache_that_cannot_be_written_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv(fetch.CACHE, str(tmp_path / "file" / "below"))
+    monkeypatch.setenv(CACHE, str(tmp_path / "file" / "below"))
     with pytest.raises(NotFetched, match=r"Not a directory|File exists"):
         fetch.fetch()
 

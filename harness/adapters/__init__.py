@@ -8,12 +8,19 @@ from engine.registry import import_members
 from harness.adapters.base import Adapter
 
 
+def split_version(name: str) -> tuple[str, str]:
+    """Engine and version of `NAME@VERSION`; the installed version has none."""
+    engine, _, version = name.partition("@")
+    return engine, version
+
+
 def adapter_class(name: str) -> type[Adapter]:
-    """The adapter with that name; raises Unsupported, naming the choices.
+    """The adapter with that name, of any version; raises Unsupported, naming the choices.
 
     The file that is named after the engine is tried first, so that a worker does not load every
     other engine as well; then all adapters, then the engines that are wrong on purpose.
     """
+    name, _ = split_version(name)
     own = f"{__name__}.{re.sub(r'[^a-z0-9]', '_', name.lower())}"
     if name not in Adapter.family and importlib.util.find_spec(own):
         importlib.import_module(own)

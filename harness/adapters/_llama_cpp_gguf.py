@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.errors import EngineError
 from harness.adapters import _file_summary as summary
-from harness.adapters._llama_cpp_lib import GgufInitParams, Library
+from harness.adapters._llama_cpp_lib import GgmlTensor, GgufInitParams, Library
 from harness.records import FileSummary, TensorSummary
 
 C_TYPES: dict[str, Any] = {
@@ -43,7 +43,9 @@ def read(lib: Library, path: Path) -> FileSummary:
                 summary.text(ggml.gguf_get_key(gguf, i)): value_of(ggml, gguf, i)
                 for i in range(ggml.gguf_get_n_kv(gguf))
             },
-            tensors=tuple(tensor_of(ggml, gguf, i) for i in range(ggml.gguf_get_n_tensors(gguf))),
+            tensors=tuple(
+                tensor_of(ggml, gguf, tensors, i) for i in range(ggml.gguf_get_n_tensors(gguf))
+            ),
         )
     finally:
         ggml.gguf_free(gguf)
@@ -71,11 +73,13 @@ def items_of(ggml: ctypes.CDLL, gguf: int, key: int, item: str) -> list[summary.
     return [summary.scalar(item, value) for value in values]
 
 
-def tensor_of(ggml: ctypes.CDLL, gguf: int, i: int) -> TensorSummary:
+def tensor_of(ggml: ctypes.CDLL, gguf: int, tensors: ctypes.c_void_p, i: int) -> TensorSummary:
+    """`tensors` has their shapes; gguf_get_tensor_ne is too new for some versions."""
+    name = ggml.gguf_get_tensor_name(gguf, i)
     traits = ggml.ggml_get_type_traits(ggml.gguf_get_tensor_type(gguf, i)).contents
     return TensorSummary(
-        name=summary.text(ggml.gguf_get_tensor_name(gguf, i)),
-        ne=summary.shape(ggml.gguf_get_tensor_ne(gguf, i)[:4]),
+        name=summary.text(name),
+        ne=summary.shape(GgmlTensor.from_address(ggml.ggml_get_tensor(tensors, name)).ne),
         type=traits.type_name.decode().upper(),
         offset=ggml.gguf_get_tensor_offset(gguf, i),
         n_bytes=ggml.gguf_get_tensor_size(gguf, i),

@@ -9,12 +9,13 @@ libllama, which finds those of the libraries that it depends on.
 import ctypes
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
-from engine.errors import EngineError
+from engine.errors import EngineError, Unsupported
+from harness.adapters._llama_cpp_versions import Binding, declare, has_field
 
 MAX_DIMS, MAX_SRC, MAX_NAME, MAX_OP_PARAMS = 4, 10, 64, 64  # ggml/include/ggml.h, 0.3.36
 OBJECT_BYTES = 32  # sizeof(struct ggml_object), part of ggml_tensor_overhead()
@@ -80,6 +81,7 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {  # name: (result, *arguments)
     "ggml_set_name": (P, P, TEXT),
     "ggml_get_name": (TEXT, P),
     "ggml_get_data": (P, P),
+    "ggml_get_tensor": (P, P, TEXT),
     "ggml_get_type_traits": (ctypes.POINTER(TypeTraits), ctypes.c_int),
     "ggml_nbytes": (SIZE, P),
     "ggml_nelements": (I64, P),
@@ -119,21 +121,28 @@ class Library:
             os.environ.setdefault(name, value)
         from llama_cpp import __version__, llama_cpp
 
-        self.llama = llama_cpp
         self.version = f"llama-cpp-python {__version__}"
+        self.llama = Binding(llama_cpp, self.version)
         self.lines: deque[tuple[int, str]] = deque(maxlen=200)
         self.listener: Callable[[str], None] | None = None  # who wants the debug lines
         self._log_callback = llama_cpp.llama_log_callback(self._log)  # must outlive the library
         self.listen()
         handle = llama_cpp._lib._handle
         self.ggml = ctypes.CDLL("ggml, through libllama", handle=handle)
-        for name, (result, *arguments) in PROTOTYPES.items():
-            function = getattr(self.ggml, name)
-            function.restype, function.argtypes = result, arguments
+        self.declare(PROTOTYPES)
         self._abort_callback = ctypes.CFUNCTYPE(None, TEXT)(say_last_words)
-        self.ggml.ggml_set_abort_callback(self._abort_callback)
+        with suppress(Unsupported):  # older versions say them by themselves
+            self.ggml.ggml_set_abort_callback(self._abort_callback)
         check_layout(self.ggml)
         llama_cpp.llama_backend_init()
+
+    @property
+    def repacking_is_a_choice(self) -> bool:
+        return has_field(self.llama.llama_model_params, "use_extra_bufts")
+
+    def declare(self, prototypes: Mapping[str, tuple[Any, ...]]) -> None:
+        """Give functions of ggml their types: name -> (result, *arguments)."""
+        declare(self.ggml, prototypes, self.version)
 
     def listen(self) -> None:
         """Have the log come here, also after somebody else has listened."""

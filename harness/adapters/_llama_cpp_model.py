@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 from engine.batch import Batch
 from engine.errors import EngineError
 from harness.adapters._llama_cpp_lib import Library
+from harness.adapters._llama_cpp_versions import put
 from harness.records import Settings
 
 MAX_SEQUENCES = 8
 CACHE_TYPES = {"F32": 0, "F16": 1}  # ggml_type
+MAPPED = 1  # llama_load_mode
 FLASH_AUTO, FLASH_OFF = -1, 0  # llama_flash_attn_type
 VOCABULARY_NONE = 0  # llama_vocab_type
 NO_CELL, INVALID_BATCH = 1, -1  # what llama_decode returns for input that it refuses
@@ -36,10 +38,14 @@ class Model:
         self.lib = lib
         llama = lib.llama
         params = llama.llama_model_default_params()
-        params.n_gpu_layers = 0
-        params.load_mode = llama.LLAMA_LOAD_MODE_MMAP
-        params.use_extra_bufts = settings.repack
-        params.vocab_only = vocab_only
+        put(
+            params,
+            n_gpu_layers=0,
+            load_mode=MAPPED,
+            use_mmap=True,
+            use_extra_bufts=settings.repack,
+            vocab_only=vocab_only,
+        )
         with lib.refusals(f"llama.cpp does not load {path.name}"):
             self.pointer = llama.llama_model_load_from_file(bytes(path), params)
             if not self.pointer:
@@ -164,18 +170,24 @@ class Context:
 
 def context_params(lib: Library, settings: Settings) -> Any:
     params = lib.llama.llama_context_default_params()
-    params.n_ctx = settings.n_ctx
-    params.n_batch = settings.n_ctx
-    params.n_ubatch = min(settings.n_ubatch, settings.n_ctx)
-    params.n_seq_max = MAX_SEQUENCES
-    params.kv_unified = True
-    params.n_threads = params.n_threads_batch = settings.n_threads
-    params.flash_attn_type = FLASH_AUTO if settings.flash_attn else FLASH_OFF
-    params.type_k = cache_type(settings.type_k)
-    params.type_v = cache_type(settings.type_v)
-    params.embeddings = False
-    params.offload_kqv = params.op_offload = False
-    params.no_perf = True
+    put(
+        params,
+        n_ctx=settings.n_ctx,
+        n_batch=settings.n_ctx,
+        n_ubatch=min(settings.n_ubatch, settings.n_ctx),
+        n_seq_max=MAX_SEQUENCES,
+        kv_unified=True,
+        n_threads=settings.n_threads,
+        n_threads_batch=settings.n_threads,
+        flash_attn_type=FLASH_AUTO if settings.flash_attn else FLASH_OFF,
+        flash_attn=settings.flash_attn,
+        type_k=cache_type(settings.type_k),
+        type_v=cache_type(settings.type_v),
+        embeddings=False,
+        offload_kqv=False,
+        op_offload=False,
+        no_perf=True,
+    )
     return params
 
 

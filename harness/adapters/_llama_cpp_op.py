@@ -23,10 +23,18 @@ UNARY = (
 GLU = ("REGLU", "GEGLU", "SWIGLU", "SWIGLU_OAI", "GEGLU_ERF", "GEGLU_QUICK", "SWIGLU_CLAMP")
 SUB_OPS = {"UNARY": (UNARY, "ggml_unary_op_name"), "GLU": (GLU, "ggml_glu_op_name")}
 
+PROTOTYPES = {  # name: (result, *arguments); of ggml.h and ggml-cpu.h, 0.3.36
+    "ggml_new_tensor_4d": (P, P, ctypes.c_int, I64, I64, I64, I64),
+    "ggml_new_graph": (P, P),
+    "ggml_build_forward_expand": (None, P, P),
+    "ggml_graph_compute_with_ctx": (ctypes.c_int, P, P, ctypes.c_int),
+    **{name: (ctypes.c_char_p, ctypes.c_int) for _, name in SUB_OPS.values()},
+}
+
 
 def compute(lib: Library, node: Node, n_threads: int) -> NDArray[Any]:
     """The node's result: (ne3, ne2, ne1, ne0). Raises Unsupported for an op that ggml lacks."""
-    declare(lib)
+    lib.declare(PROTOTYPES)
     number, first = op_number(lib, node)
     operands = [source for source in node.sources if source is not None]
     size = sum(source.value.nbytes for source in operands if source.value is not None)
@@ -55,18 +63,6 @@ def compute(lib: Library, node: Node, n_threads: int) -> NDArray[Any]:
         return np.ndarray(shape, PLAIN[node.type], buffer=memory).copy()
     finally:
         lib.ggml.ggml_free(context)
-
-
-def declare(lib: Library) -> None:
-    lib.ggml.ggml_new_tensor_4d.restype = P
-    lib.ggml.ggml_new_tensor_4d.argtypes = [P, ctypes.c_int, I64, I64, I64, I64]
-    for name, arguments in (("ggml_new_graph", [P]), ("ggml_build_forward_expand", [P, P])):
-        getattr(lib.ggml, name).argtypes = arguments
-    lib.ggml.ggml_new_graph.restype = P
-    lib.ggml.ggml_graph_compute_with_ctx.argtypes = [P, P, ctypes.c_int]
-    for _, name in SUB_OPS.values():
-        getattr(lib.ggml, name).restype = ctypes.c_char_p
-        getattr(lib.ggml, name).argtypes = [ctypes.c_int]
 
 
 def op_number(lib: Library, node: Node) -> tuple[int, int]:

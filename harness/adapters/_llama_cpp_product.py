@@ -28,9 +28,7 @@ def multiply(
     n_threads: int,
 ) -> NDArray[np.float32]:
     """kind: (name, id) of the weights; x: (tokens, columns) -> (tokens, rows)."""
-    for name, (result, *arguments) in PROTOTYPES.items():
-        function = getattr(lib.ggml, name)
-        function.restype, function.argtypes = result, arguments
+    lib.declare(PROTOTYPES)
     x = np.ascontiguousarray(x, np.float32)
     found = np.empty((len(x), rows_of(lib, kind, raw, x.shape[1])), np.float32)
     work = 2 * x.nbytes + raw.nbytes + found.nbytes

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli import batch, bench, files, fuzz, shadow, synth, tokens
+from harness.cli import batch, bench, files, fuzz, oracle, shadow, synth, tokens
 from harness.cli.options import JsonOpt, OracleOpt, QuietOpt, ReportOpt, SeedOpt
 
 if TYPE_CHECKING:  # everything of weight is imported by the command that needs it
@@ -33,6 +33,7 @@ golden = typer.Typer(no_args_is_help=True, help="The golden vectors: regenerate,
 app.add_typer(golden, name="golden")
 app.add_typer(fuzz.app, name="fuzz")
 app.add_typer(bench.app, name="bench")
+app.add_typer(oracle.app, name="oracle")
 fuzz.app.command("batch")(batch.fuzz_batch)
 golden.command("fetch")(tokens.fetch)
 fuzz.app.command("gguf")(files.fuzz_gguf)

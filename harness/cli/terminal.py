@@ -73,7 +73,7 @@ class Terminal:
                 self.status.start()
             self.status.update(line)
         elif (case, text) != self.last and (
-            text.startswith(("suite ", "compiling", "done"))
+            text.startswith(("suite ", "compiling", "building", "done"))
             or time.monotonic() - self.spoken >= SILENCE
         ):
             self.err.print(line)

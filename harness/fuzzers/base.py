@@ -16,6 +16,7 @@ from queue import Queue
 from engine.errors import Unsupported
 from engine.registry import Registered, import_members
 from harness.check import BadInput, described, exit_code
+from harness.environments import provide
 from harness.processes import processes
 from harness.records import EXACT, EngineInfo, Settings, Verdict
 from harness.report.header import header
@@ -111,7 +112,7 @@ def run_campaign(
     listener = listener or Listener()
     fuzzer = fuzzer_named(name)
     fuzzer.check(plan)
-    engines = engines_of(plan)
+    engines = engines_of(plan, lambda text: listener.progress(f"fuzz {name}", text))
     folder = run_folder(reports, f"fuzz-{name}")
     about = header(shlex.join(command), plan.seed, (), engines)
     writer = ReportWriter(folder, {**about, "campaign": campaign_row(fuzzer, plan)})
@@ -149,11 +150,15 @@ def as_text(verdict: Verdict) -> str:
     return json.dumps(plain(asdict(verdict)), sort_keys=True)
 
 
-def engines_of(plan: FuzzPlan) -> tuple[EngineInfo, ...]:
+def engines_of(
+    plan: FuzzPlan, progress: Callable[[str], None] = lambda _: None
+) -> tuple[EngineInfo, ...]:
+    names = (plan.oracle, plan.engine)
     with ExitStack() as stack:
         try:
-            runner = plan.runner()
-            opened = [runner.open(name, None, plan.settings) for name in (plan.oracle, plan.engine)]
+            for name in names:
+                provide(name, progress)
+            opened = [plan.runner().open(name, None, plan.settings) for name in names]
         except Unsupported as error:
             raise BadInput(str(error)) from error
         for session in opened:

@@ -1,0 +1,69 @@
+"""What llama.cpp called things in other versions, for an adapter written against 0.3.36.
+
+A name that a version lacks is an `Unsupported` when it is used, so what cannot be asked is
+reported as not compared. The structs are always those of the version's own llama_cpp module.
+"""
+
+import ctypes
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from engine.errors import Unsupported
+
+# up to 0.3.9 the context stood for its memory: (llama_kv_self_X(ctx), before that _kv_cache_)
+MEMORY = {
+    f"llama_memory_{what}": (f"llama_kv_self_{what}", f"llama_kv_cache_{what}")
+    for what in ("seq_rm", "seq_cp", "seq_keep", "seq_add", "seq_div")
+}
+
+
+class Binding:
+    """llama-cpp-python's low-level module under the names of 0.3.36."""
+
+    def __init__(self, module: ModuleType, version: str) -> None:
+        self._module, self._version = module, version
+
+    def __getattr__(self, name: str) -> Any:
+        for known in (name, *MEMORY.get(name, ())):
+            if hasattr(self._module, known):
+                return getattr(self._module, known)
+        if name == "llama_get_memory":
+            return lambda context: context
+        if name == "llama_memory_clear":
+            return self._clear
+        raise Unsupported(f"{self._version} has no {name}")
+
+    def _clear(self, memory: Any, data: bool) -> None:
+        """Cells are zeroed as well, whatever `data` says."""
+        old = ("llama_kv_self_clear", "llama_kv_cache_clear")
+        found = next(name for name in old if hasattr(self._module, name))
+        getattr(self._module, found)(memory)
+
+
+def declare(library: ctypes.CDLL, prototypes: Mapping[str, tuple[Any, ...]], version: str) -> None:
+    """Give functions their types: name -> (result, *arguments). One that is missing says so."""
+    for name, (result, *arguments) in prototypes.items():
+        if not hasattr(library, name):
+            setattr(library, name, absent(name, version))
+            continue
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+
+
+def absent(name: str, version: str) -> Any:
+    def refuse(*_: object) -> None:
+        raise Unsupported(f"{version} has no {name}")
+
+    return refuse
+
+
+def has_field(struct: type[ctypes.Structure], name: str) -> bool:
+    return any(field[0] == name for field in struct._fields_)
+
+
+def put(params: ctypes.Structure, **values: Any) -> None:
+    """Set the fields that this version has; where it has none, it does not let one choose."""
+    for name, value in values.items():
+        if has_field(type(params), name):
+            setattr(params, name, value)

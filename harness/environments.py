@@ -1,0 +1,160 @@
+"""Other versions of an engine, each in a Python environment of its own: `llama.cpp@0.3.8`.
+
+pip builds them from their source distribution, into the user's cache folder. A worker runs there
+with that environment's interpreter and packages, and with our code behind those.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from engine.errors import EngineError, Unsupported
+from harness.adapters import adapter_class, split_version
+from harness.downloads import cache_folder, last_words, locked
+
+# the public versions of PEP 440, as they are written on PyPI: nothing that pip or a path takes for
+# something else
+VERSION = re.compile(r"(?:\d+!)?\d{1,9}(?:\.\d{1,9})*(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?")
+WORKER_NEEDS = "numpy>=1.26"  # all that our code loads in a worker
+BUILD_SECONDS = 3600.0
+LAST_LINES = 6
+Progress = Callable[[str], None]
+
+
+class NotBuilt(EngineError):
+    """An engine's version is not there or could not be had; one sentence that says why."""
+
+
+def package_of(name: str) -> tuple[str, str, str]:
+    """(distribution, module, version) of `NAME@VERSION`. Raises Unsupported for nonsense."""
+    engine, version = split_version(name)
+    package = adapter_class(engine).package
+    if package is None:
+        raise Unsupported(
+            f"{engine} cannot be asked in another version; llama.cpp can: llama.cpp@0.3.8"
+        )
+    if not VERSION.fullmatch(version):
+        raise Unsupported(
+            f"{version[:40]!r} is no version of {package[0]}; expected one such as {engine}@0.3.8"
+        )
+    return *package, version
+
+
+def folder_of(name: str) -> Path:
+    """Where its environment is or would be: one for each version of Python as well."""
+    distribution, _, version = package_of(name)
+    return environments() / f"{distribution}-{version}-{sys.implementation.cache_tag}"
+
+
+def environments() -> Path:
+    return cache_folder() / "engines"
+
+
+def python_of(name: str) -> Path:
+    """The interpreter that answers for this version. Raises NotBuilt; nothing is built."""
+    folder = folder_of(name)
+    if not folder.is_dir():
+        raise NotBuilt(f"{name} is not built yet; do so: lockstep oracle add {name}")
+    return interpreter(folder)
+
+
+def interpreter(folder: Path) -> Path:
+    return folder / "bin" / "python"
+
+
+def provide(name: str, progress: Progress = lambda _: None) -> Path | None:
+    """Build the environment of `NAME@VERSION` if it is not there; None if it needs none.
+
+    Raises NotBuilt, and then nothing is left behind.
+    """
+    if not split_version(name)[1]:
+        return None
+    folder = folder_of(name)
+    try:
+        with locked(environments() / "build.lock"):
+            for old in environments().glob(".building-*"):  # of a process that was killed
+                shutil.rmtree(old, ignore_errors=True)
+            if not folder.is_dir():
+                build(name, folder, progress)
+    except OSError as error:
+        raise NotBuilt(f"{error.filename or folder}: {error.strerror or error}") from error
+    return folder
+
+
+def build(name: str, folder: Path, progress: Progress) -> None:
+    """Beside the final place, then renamed: a folder of that name is whole."""
+    distribution, module, version = package_of(name)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as work:
+        new = Path(work) / "environment"
+        progress(f"building {distribution} {version} from source, once: minutes on two cores")
+        checked([sys.executable, "-m", "venv", "--without-pip", str(new)], f"no environment {name}")
+        checked(
+            [
+                *(sys.executable, "-m", "pip", "--python", str(interpreter(new)), "install"),
+                *("--disable-pip-version-check", "--no-input", "--progress-bar", "off"),
+                *("--retries", "1", "--no-binary", distribution),
+                *(f"{distribution}=={version}", WORKER_NEEDS),
+            ],
+            f"pip could not install {distribution} {version}",
+        )
+        found = checked(
+            [
+                *(str(interpreter(new)), "-I", "-c"),
+                f"import {module}, importlib.metadata as m; print(m.version({distribution!r}))",
+            ],
+            f"{distribution} {version} was built and does not load",
+        )
+        if found.strip() != version:
+            raise NotBuilt(f"pip installed {distribution} {found.strip()[:40]}, not {version}")
+        new.rename(folder)
+
+
+def remove(name: str) -> Path:
+    """Raises NotBuilt if there is no such environment."""
+    folder = python_of(name).parents[1]
+    with locked(environments() / "build.lock"):
+        gone = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building-"))
+        folder.rename(gone / "environment")
+        shutil.rmtree(gone)
+    return folder
+
+
+def built(engine: str) -> Iterator[tuple[str, Path]]:
+    """Every version of an engine that this Python can run: its name and its folder."""
+    package = adapter_class(engine).package
+    if package is None or not environments().is_dir():
+        return
+    tag = sys.implementation.cache_tag
+    for folder in sorted(environments().glob(f"{package[0]}-*-{tag}")):
+        version = folder.name.removeprefix(f"{package[0]}-").removesuffix(f"-{tag}")
+        yield f"{engine}@{version}", folder
+
+
+def checked(command: list[str], problem: str) -> str:
+    """What a command prints. Raises NotBuilt with the problem and the command's last words."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # with all that a build starts it is one group
+    )
+    try:
+        out, err = process.communicate(timeout=BUILD_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise NotBuilt(f"{problem}: not done within {BUILD_SECONDS:.0f} s") from error
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if process.returncode:
+        raise NotBuilt(f"{problem}: {last_words(err or out, LAST_LINES)}")
+    return out
