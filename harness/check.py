@@ -13,7 +13,7 @@ from harness.adapters import split_version
 from harness.environments import provide
 from harness.records import Answered, EngineInfo, Settings, Verdict
 from harness.runner import Runner, Session
-from harness.suites.base import STEPS_TRACED, Context, NoAnswer, Suite
+from harness.suites.base import STEPS_TRACED, Context, NoAnswer, Suite, no_answer
 
 CELLS = 256  # llama.cpp's granule of the cache
 
@@ -123,13 +123,14 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
         for name in (plan.oracle, plan.engine):
             provide(name, progress)
         oracle = runner.open(plan.oracle, plan.model, settings)
+        progress(f"starting {plan.oracle}")
+        build = described(oracle)
+        settings = replace(settings, generic=build.generic)  # so that both round activations alike
         subject = runner.open(plan.engine, plan.subject_model, settings)
     except Unsupported as error:
         raise BadInput(str(error)) from error
     if not is_compiled("mirror", flash_attn=settings.flash_attn):
         progress("compiling kernels, which only the first run does: some seconds")
-    progress(f"starting {plan.oracle}")
-    engines = (described(oracle), described(subject))
     return Opened(
         context=Context(
             case=plan.case,
@@ -142,11 +143,11 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
             n_steps=plan.n_steps,
             seed=plan.seed,
             has_vocabulary=has_vocabulary,
-            lanes=lanes_of(engines[0].build),
+            lanes=lanes_of(build.build),
             repro=lambda suite: f"lockstep check {plan.command} --suite {suite}",
             progress=progress,
         ),
-        engines=engines,
+        engines=(build, described(subject)),
     )
 
 
@@ -160,7 +161,8 @@ def is_compiled(ops: str, *, flash_attn: bool) -> bool:
 def described(session: Session) -> EngineInfo:
     outcome = session.ask("describe")
     if not isinstance(outcome, Answered):
-        raise BadInput(f"{session.name} cannot be started: {outcome}")
+        why = str(no_answer(session.name, "describe", outcome)).splitlines()[-1]
+        raise BadInput(f"{session.name} cannot be started: {why}; see lockstep doctor")
     info: EngineInfo = outcome.value
     version = split_version(session.name)[1]
     if version and not info.version.endswith(f" {version}"):

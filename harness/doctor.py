@@ -4,12 +4,12 @@ import os
 import shutil
 from pathlib import Path
 
-from engine.activations.base import X86
 from harness.check import lanes_of
 from harness.environments import built
 from harness.records import EXACT, Answered
 from harness.report.header import versions
 from harness.runner import Runner
+from harness.suites.base import no_answer
 
 PINNED = "0.3.36"
 Row = tuple[str, str, bool]  # what, found, whether it is well
@@ -38,7 +38,8 @@ def oracle_rows() -> list[Row]:
     with Runner(time_limit=60).open("llama.cpp", None, EXACT) as session:
         outcome = session.ask("describe")
     if not isinstance(outcome, Answered):
-        return [("llama.cpp", f"does not start: {outcome}", False)]
+        why = str(no_answer("llama.cpp", "describe", outcome)).splitlines()[-1]
+        return [("llama.cpp", f"does not start: {why}", False)]
     build = outcome.value.build
     return [
         ("llama.cpp", outcome.value.version, True),
@@ -49,16 +50,16 @@ def oracle_rows() -> list[Row]:
 
 
 def rounding_rows() -> list[Row]:
-    """How the library rounds activations; our products follow its x86 code (engine/activations)."""
+    """How the library rounds activations, which our products follow (engine/activations)."""
     with Runner(time_limit=60).open("llama.cpp activations", None, EXACT) as session:
         outcome = session.ask("describe")
     if not isinstance(outcome, Answered):
-        return [("activations", f"cannot be asked for: {outcome}", False)]
+        why = str(no_answer("llama.cpp", "describe", outcome)).splitlines()[-1]
+        return [("activations", f"cannot be asked for: {why}", False)]
     rows = []
     for part in outcome.value.build.split(" | "):
         name, _, variants = part.partition(": ")
-        agrees = X86 in variants.split()
-        says = " and ".join(f"as {v} code" for v in variants.split()) or "in a way that is unknown"
-        short = "" if agrees else "; products are mirrored as x86 code rounds"
-        rows.append((f"{name} activations", f"rounded {says}{short}", agrees))
+        ways = " and ".join(f"as {variant} code" for variant in variants.split())
+        says = ways or "in a way that is unknown; products are mirrored as x86 code rounds"
+        rows.append((f"{name} activations", f"rounded {says}", bool(ways)))
     return rows

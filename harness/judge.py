@@ -6,7 +6,7 @@ subject's, who was made to work on the oracle's inputs too. Then it hands the or
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,10 +54,11 @@ class Judge(Mirror):
         lanes: int,
         n_threads: int,
         n_ctx: int,
+        generic: Collection[str] = (),
         given: Mapping[Site, NDArray[Any]] | None = None,
     ) -> None:
         """given: what both were made to go on with at some sites, whatever they had computed."""
-        super().__init__(n_threads=n_threads, n_ctx=n_ctx)
+        super().__init__(n_threads, n_ctx, generic)
         self.oracle, self.subject, self.given = oracle, subject, given or {}
         self.lanes = lanes
         self.step = 0

@@ -131,6 +131,7 @@ def judged(
         lanes=context.lanes,
         n_threads=settings.n_threads,
         n_ctx=settings.n_ctx,
+        generic=settings.generic,
         given=given,
     )
     model.ops, cache = judge, model.new_cache()

@@ -40,7 +40,14 @@ class Noisy(Judge):
     """Ops and probe of an engine that is honest and unlucky."""
 
     def __init__(self, seed: int, settings: Settings, lanes: int) -> None:
-        super().__init__({}, {}, lanes=lanes, n_threads=settings.n_threads, n_ctx=settings.n_ctx)
+        super().__init__(
+            {},
+            {},
+            lanes=lanes,
+            n_threads=settings.n_threads,
+            n_ctx=settings.n_ctx,
+            generic=settings.generic,
+        )
         self.bits = Philox(key=seed)
 
     def uniform(self, n: int) -> NDArray[np.float64]:
@@ -81,7 +88,7 @@ def noise_floor(
     runs: int = RUNS,
 ) -> NoiseFloor:
     """Runs the batches once without errors and `runs` times with."""
-    honest = run(model, batches, Mirror(settings.n_threads, settings.n_ctx), None)
+    honest = run(model, batches, Mirror(settings.n_threads, settings.n_ctx, settings.generic), None)
     worst = 0.0
     for i in range(runs):
         noisy = Noisy(seed + i, settings, lanes)

@@ -22,6 +22,7 @@ class Settings:
     n_threads: int = 1
     n_ctx: int = 512
     n_ubatch: int = 512
+    generic: tuple[str, ...] = ()  # activation formats that the oracle rounds as generic C does
 
 
 EXACT = Settings(name="exact")
@@ -96,6 +97,7 @@ class EngineInfo:
     engine: str
     version: str
     build: str = ""  # compile-time CPU features and the like
+    generic: tuple[str, ...] = ()  # activation formats that it rounds as ggml's generic C does
     settings: Settings | None = None
 
 

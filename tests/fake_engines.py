@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from engine.batch import Batch
 from engine.errors import EngineError, MalformedFile
 from harness.adapters.base import Adapter
-from harness.records import Captured, Evaluation, Fault, FileSummary, Request
+from harness.records import Captured, EngineInfo, Evaluation, Fault, FileSummary, Request
 
 
 class Fake(Adapter, name="fake"):
@@ -116,3 +116,17 @@ class Clumsy(Adapter, name="fake-clumsy"):
 
     def __init__(self, *args: object) -> None:
         raise EngineError("there is no such model")
+
+
+class Generic(Adapter, name="fake-generic"):
+    """A build whose activations are rounded as generic C does; it answers nothing else."""
+
+    def describe(self) -> EngineInfo:
+        return EngineInfo(engine=self.name, version="1", generic=("Q8_0", "Q8_1"))
+
+
+class Absent(Adapter, name="fake-absent"):
+    """Cannot be started."""
+
+    def describe(self) -> EngineInfo:
+        raise FileNotFoundError("no library of that name\nnot anywhere")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import tests.fake_engines  # noqa: F401  registers them
 from engine.errors import Unsupported
 from harness.adapters.reference import Reference
 from harness.check import (
@@ -306,3 +307,21 @@ def test_the_seed_decides_the_tokens(model: Path) -> None:
     assert tokens(1) != tokens(2)
     assert max(tokens(1)) < 384
     assert len(tokens(1)) == 9 + 2
+
+
+def test_both_engines_are_told_how_the_oracles_build_rounds_activations(tmp_path: Path) -> None:
+    plan = plan_for(builtin("f32", tmp_path), engine="reference", oracle="fake-generic")
+    opened = open_plan(plan, lambda _: None)
+    try:
+        settings = opened.context.settings
+        assert settings.generic == opened.engines[1].settings.generic == ("Q8_0", "Q8_1")
+        assert opened.context.reading.ops.generic == settings.generic
+    finally:
+        opened.close()
+
+
+def test_an_engine_that_cannot_be_started_is_one_line_that_says_why(tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as refused:
+        open_plan(plan_for(builtin("f32", tmp_path), oracle="fake-absent"), lambda _: None)
+    assert "\n" not in str(refused.value)
+    assert "fake-absent cannot be started" in str(refused.value)

@@ -37,6 +37,17 @@ EQUAL: dict[str, Callable[[Reference], Any]] = {
     "sum of two experts": lambda ops: ops.sum_experts(floats(13, 3, 2, 8)),
 }
 
+
+def test_a_mirror_rounds_a_tie_as_the_build_that_it_mirrors() -> None:
+    x = np.zeros((1, 32), np.float32)
+    x[0, :2] = 127, 2.5  # the step is 1: a tie goes to the even step, or away from zero
+    weight = weight_of("Q8_0", (2, 32))
+    x86, generic = Mirror(), Mirror(generic=("Q8_0",))
+    assert x86.activations(x, weight)[0, 1] == 2
+    assert generic.activations(x, weight)[0, 1] == 3
+    assert Mirror(generic=("Q8_1",)).activations(x, weight)[0, 1] == 2
+
+
 DIFFERENT: dict[str, Callable[[Reference], Any]] = {
     **{
         f"linear {name}": lambda ops, name=name: ops.linear(

@@ -4,15 +4,16 @@ What is left between this and llama.cpp is the order of float additions and the 
 Follows ggml-cpu of llama.cpp in llama-cpp-python 0.3.36.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from engine.activations.base import X86, Converted
+from engine.activations.base import Converted
 from engine.ops.flash_mirror import FlashMirror
-from engine.ops.products import activation_format, product
+from engine.ops.products import convert, product
 from engine.ops.reference import F64, I32, Bools, Reference, RopeParams, rounded
 from engine.quants.base import F32
 from engine.weights import Weight
@@ -21,16 +22,16 @@ from engine.weights import Weight
 class Mirror(Reference):
     """`n_threads` and `n_ctx` matter to flash attention only, which cuts its work by them.
 
-    `variant` names the way in which the mirrored build rounds activations (engine/activations).
+    `generic` names the activation formats that the mirrored build rounds as ggml's generic C does.
     """
 
-    def __init__(self, n_threads: int = 1, n_ctx: int = 512, variant: str = X86) -> None:
+    def __init__(self, n_threads: int = 1, n_ctx: int = 512, generic: Collection[str] = ()) -> None:
         self.flash = FlashMirror(n_threads=n_threads, n_ctx=n_ctx)
-        self.variant = variant
+        self.generic = generic
 
     def converted(self, x: F32, weight: Weight) -> Converted:
         """Activations are converted to the weight type's `vec_dot_type` before the product."""
-        return activation_format(weight.format).convert(x, self.variant)
+        return convert(x, weight.format, self.generic)
 
     def activations(self, x: F32, weight: Weight) -> F64:
         return self.converted(x, weight).values

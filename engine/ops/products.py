@@ -9,14 +9,14 @@ minima, with `m` or `dmin` set to zero to its scaled steps.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import reduce
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.activations.base import F64, ActivationFormat
+from engine.activations.base import F64, GENERIC, X86, ActivationFormat, Converted
 from engine.errors import Unsupported
 from engine.quants.base import F32, NO_PRODUCT, WeightFormat
 from engine.registry import import_members
@@ -41,6 +41,12 @@ def activation_format(kind: type[WeightFormat]) -> type[ActivationFormat]:
     if kind.vec_dot_type == NO_PRODUCT:
         raise Unsupported(f"llama.cpp has no product with a matrix of type {kind.name}")
     return ActivationFormat.named(kind.vec_dot_type)
+
+
+def convert(x: F32, kind: type[WeightFormat], generic: Collection[str] = ()) -> Converted:
+    """x: (..., n) as a product sees it; `generic` names the formats rounded as generic C does."""
+    target = activation_format(kind)
+    return target.convert(x, GENERIC if target.name in generic else X86)
 
 
 def minimum_of(kind: type[WeightFormat]) -> str | None:

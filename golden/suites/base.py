@@ -58,10 +58,12 @@ class Source:
         oracle = {"engine": self.info.engine, "version": self.info.version}
         if build:
             oracle["build"] = self.info.build
+        knobs = asdict(self.settings)
+        del knobs["generic"]  # no knob but a fact of the build
         provenance = {
             "generator": GENERATOR,
             "oracle": oracle,
-            "settings": asdict(self.settings),
+            "settings": knobs,
             "seed": self.seed,
         }
         return {"kind": kind, "format": FORMAT, "provenance": provenance}

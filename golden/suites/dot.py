@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.activations.base import F64, VARIANTS, X86
+from engine.activations.base import F64, VARIANTS
 from engine.ops.mirror import Mirror
 from engine.ops.products import APART, activation_format, factors, offsets, run_of
 from engine.quants.base import F32, NO_PRODUCT, WeightFormat
@@ -169,7 +169,7 @@ def activations(kind: type[WeightFormat], n: int, seed: int) -> F32:
 
 def mirrored(x: F32, weight: Weight) -> tuple[F32, Bound]:
     """With ggml's roundings of the activations and no others."""
-    mirror = Mirror(variant=X86)
+    mirror = Mirror()
     return multiplied(mirror.activations(x, weight), mirror.sums(x, weight), weight, blocks=True)
 
 

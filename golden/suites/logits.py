@@ -35,7 +35,7 @@ class Logits(Golden, name="logits"):
     def make(self, source: Source, what: str) -> Vectors:
         assert source.path is not None
         s = source.settings
-        mirror = Mirror(s.n_threads, s.n_ctx)
+        mirror = Mirror(s.n_threads, s.n_ctx, source.info.generic)
         with closing(Model(source.path, mirror, n_ctx=s.n_ctx, n_ubatch=s.n_ubatch)) as model:
             prompt, n = prompt_of(source, model)
             room = (len(prompt) + n) * model.graph.hparams.n_vocab * 4

@@ -29,6 +29,7 @@ from harness.adapters._llama_cpp_trace import (
 )
 from harness.adapters._timing import Piece, pieces_of, seconds_each
 from harness.adapters.base import Adapter
+from harness.adapters.llama_cpp_activations import generic_formats
 from harness.adapters.parsing import SECONDS, files_of
 from harness.records import (
     Captured,
@@ -69,6 +70,7 @@ class LlamaCpp(Adapter, name="llama.cpp"):
             engine=self.name,
             version=self.lib.version,
             build=build,
+            generic=generic_formats(self.lib),
             settings=self.settings,
         )
 

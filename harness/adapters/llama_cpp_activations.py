@@ -6,7 +6,7 @@ import numpy as np
 from numpy.random import Philox
 from numpy.typing import NDArray
 
-from engine.activations.base import VARIANTS, ActivationFormat
+from engine.activations.base import GENERIC, VARIANTS, ActivationFormat
 from engine.quants.base import F32
 from engine.registry import import_members
 from harness.adapters._llama_cpp_lib import I64, Library, P, library
@@ -48,6 +48,15 @@ def agreeing(lib: Library, kind: type[ActivationFormat]) -> list[str]:
     x = hard_to_round()
     theirs = converted(lib, kind, x).tobytes()
     return [name for name in VARIANTS if kind.quantise(x, name).tobytes() == theirs]
+
+
+def generic_formats(lib: Library) -> tuple[str, ...]:
+    """The formats that the library rounds as generic C does, and not as its x86 code."""
+    if not hasattr(lib.ggml, "ggml_get_type_traits_cpu"):
+        return ()  # a version too old to be asked
+    import_members("engine.activations")
+    kinds = ActivationFormat.family.values()
+    return tuple(sorted(kind.name for kind in kinds if agreeing(lib, kind) == [GENERIC]))
 
 
 def hard_to_round() -> F32:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,13 +37,15 @@ from harness.records import (
 
 
 class Reference(Adapter, name="reference"):
-    """A wrong engine overrides `make_ops` or `make_model` and is right in all else."""
+    """A wrong engine names other `ops`, or overrides `make_model`, and is right in all else."""
+
+    ops: ClassVar[type[Mirror]] = Mirror
 
     def describe(self) -> EngineInfo:
         return EngineInfo(engine=self.name, version="0.1.0", settings=self.settings)
 
     def make_ops(self) -> Ops:
-        return Mirror(n_threads=self.settings.n_threads, n_ctx=self.settings.n_ctx)
+        return self.ops(self.settings.n_threads, self.settings.n_ctx, self.settings.generic)
 
     def make_model(self) -> Model:
         if self.model is None:

@@ -3,7 +3,6 @@
 import numpy as np
 
 from engine.ops.mirror import Mirror
-from engine.ops.reference import Reference
 from engine.quants.base import F32
 from engine.weights import Weight
 from harness.mutants.base import Mutant
@@ -17,8 +16,6 @@ class ColumnMajor(Mirror):
 
 
 class ColumnMajorWeights(Mutant, name="mutant:column-major"):
+    ops = ColumnMajor
     mistake = "weights read column-major"
     site = "Qcur"
-
-    def make_ops(self) -> Reference:
-        return ColumnMajor(self.settings.n_threads, self.settings.n_ctx)

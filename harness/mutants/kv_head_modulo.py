@@ -23,8 +23,6 @@ class Modulo(Mirror):
 
 
 class KvHeadModulo(Mutant, name="mutant:kv-head-modulo"):
+    ops = Modulo
     mistake = "query heads mapped to KV heads by modulo"
     site = "kq"
-
-    def make_ops(self) -> Reference:
-        return Modulo(self.settings.n_threads, self.settings.n_ctx)

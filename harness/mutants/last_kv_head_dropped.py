@@ -23,8 +23,6 @@ class OneHeadShort(Mirror):
 
 
 class LastKvHeadDropped(Mutant, name="mutant:last-kv-head-dropped"):
+    ops = OneHeadShort
     mistake = "the last KV head is dropped"
     site = "kq"
-
-    def make_ops(self) -> Reference:
-        return OneHeadShort(self.settings.n_threads, self.settings.n_ctx)

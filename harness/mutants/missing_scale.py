@@ -5,7 +5,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from engine.ops.mirror import Mirror
-from engine.ops.reference import Bools, Reference
+from engine.ops.reference import Bools
 from engine.quants.base import F32
 from harness.mutants.base import Mutant
 
@@ -21,8 +21,6 @@ class Unscaled(Mirror):
 
 
 class MissingScale(Mutant, name="mutant:missing-scale"):
+    ops = Unscaled
     mistake = "missing 1/sqrt(d)"
     site = "kq_soft_max"
-
-    def make_ops(self) -> Reference:
-        return Unscaled(self.settings.n_threads, self.settings.n_ctx)

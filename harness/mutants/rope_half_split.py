@@ -3,7 +3,7 @@
 import numpy as np
 
 from engine.ops.mirror import Mirror
-from engine.ops.reference import I32, Reference, RopeParams
+from engine.ops.reference import I32, RopeParams
 from engine.quants.base import F32
 from harness.mutants.base import Mutant
 
@@ -17,8 +17,6 @@ class HalfSplit(Mirror):
 
 
 class RopeHalfSplit(Mutant, name="mutant:rope-half-split"):
+    ops = HalfSplit
     mistake = "rope on half-split pairs"
     site = "Qcur_rope"
-
-    def make_ops(self) -> Reference:
-        return HalfSplit(self.settings.n_threads, self.settings.n_ctx)

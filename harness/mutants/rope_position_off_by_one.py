@@ -1,7 +1,7 @@
 """Counts positions from one."""
 
 from engine.ops.mirror import Mirror
-from engine.ops.reference import I32, Reference, RopeParams
+from engine.ops.reference import I32, RopeParams
 from engine.quants.base import F32
 from harness.mutants.base import Mutant
 
@@ -12,10 +12,8 @@ class FromOne(Mirror):
 
 
 class RopePositionOffByOne(Mutant, name="mutant:rope-position-off-by-one"):
+    ops = FromOne
     """Logits do not move, because only distances count: nothing but the trace shows it."""
 
     mistake = "rope position off by one"
     site = "Qcur_rope"
-
-    def make_ops(self) -> Reference:
-        return FromOne(self.settings.n_threads, self.settings.n_ctx)

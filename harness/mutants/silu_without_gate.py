@@ -3,7 +3,6 @@
 import numpy as np
 
 from engine.ops.mirror import Mirror
-from engine.ops.reference import Reference
 from engine.quants.base import F32
 from harness.mutants.base import Mutant
 
@@ -14,8 +13,6 @@ class Ungated(Mirror):
 
 
 class SiluWithoutGate(Mutant, name="mutant:silu-without-gate"):
+    ops = Ungated
     mistake = "SiLU without the gate"
     site = "ffn_swiglu"
-
-    def make_ops(self) -> Reference:
-        return Ungated(self.settings.n_threads, self.settings.n_ctx)

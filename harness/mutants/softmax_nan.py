@@ -3,7 +3,7 @@
 import numpy as np
 
 from engine.ops.mirror import Mirror
-from engine.ops.reference import Bools, Reference
+from engine.ops.reference import Bools
 from engine.quants.base import F32
 from harness.mutants.base import Mutant
 
@@ -23,8 +23,6 @@ class BlockWise(Mirror):
 
 
 class SoftmaxNan(Mutant, name="mutant:softmax-nan"):
+    ops = BlockWise
     mistake = "a softmax that gives NaN on a fully masked row"
     site = "kq_soft_max"
-
-    def make_ops(self) -> Reference:
-        return BlockWise(self.settings.n_threads, self.settings.n_ctx)

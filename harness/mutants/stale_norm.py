@@ -1,7 +1,6 @@
 """Computes the norm and does not bind the result: the old activations flow on."""
 
 from engine.ops.mirror import Mirror
-from engine.ops.reference import Reference
 from engine.quants.base import F32
 from harness.mutants.base import Mutant
 
@@ -13,8 +12,6 @@ class Unbound(Mirror):
 
 
 class StaleNorm(Mutant, name="mutant:stale-norm"):
+    ops = Unbound
     mistake = "the norm's result is not bound, so the old activations flow on"
     site = "attn_norm"
-
-    def make_ops(self) -> Reference:
-        return Unbound(self.settings.n_threads, self.settings.n_ctx)

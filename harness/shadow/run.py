@@ -84,7 +84,7 @@ def judged(plan: ShadowPlan, folder: Path) -> Judged:
             if not isinstance(info, Answered):
                 raise no_answer(ENGINE, "describe", info)
             work = faults_found if plan.trials else verdicts_for
-            found = list(work(plan, path, session, lanes_of(info.value.build)))
+            found = list(work(plan, path, session, build_of(plan, info.value)))
         return Judged(case=plan.case, verdicts=found, row=row, engine=info.value)
     except NoAnswer as error:
         text = f"{plan.case}: {error}"
@@ -101,9 +101,14 @@ def make_models(plans: Sequence[ShadowPlan], folder: Path) -> None:
                 make_variant(variant, path, seed=plan.seed, quant=plan.quant, session=session)
 
 
-def verdicts_for(plan: ShadowPlan, path: Path, session: Session, lanes: int) -> Iterator[Verdict]:
+def build_of(plan: ShadowPlan, engine: EngineInfo) -> Build:
+    threads = plan.settings.n_threads
+    return Build(lanes=lanes_of(engine.build), n_threads=threads, generic=engine.generic)
+
+
+def verdicts_for(plan: ShadowPlan, path: Path, session: Session, build: Build) -> Iterator[Verdict]:
     with GgufFile.open(path) as file:
-        judge = ShadowJudge(file, Build(lanes=lanes, n_threads=plan.settings.n_threads))
+        judge = ShadowJudge(file, build)
         outcome = session.stream("capture", judge, batches_of(plan, file), None)
         if not isinstance(outcome, Answered):
             yield from verdicts_of(judge, lambda *a: verdict_of(plan, *a))
@@ -113,9 +118,8 @@ def verdicts_for(plan: ShadowPlan, path: Path, session: Session, lanes: int) -> 
             yield verdict_of(plan, "not-compared", wrong, {}, ())
 
 
-def faults_found(plan: ShadowPlan, path: Path, session: Session, lanes: int) -> Iterator[Verdict]:
+def faults_found(plan: ShadowPlan, path: Path, session: Session, build: Build) -> Iterator[Verdict]:
     """One verdict a fault: it must be found, at its node and nowhere else."""
-    build = Build(lanes=lanes, n_threads=plan.settings.n_threads)
     with GgufFile.open(path) as file:
         trials = Trials(
             session=session,

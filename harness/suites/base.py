@@ -65,7 +65,7 @@ class Context:
         s = self.settings
         return Model(
             self.model,
-            Mirror(s.n_threads, s.n_ctx),
+            Mirror(s.n_threads, s.n_ctx, s.generic),
             type_k=s.type_k,
             type_v=s.type_v,
             flash_attn=s.flash_attn,

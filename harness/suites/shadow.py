@@ -15,7 +15,8 @@ class Shadow(Suite, name=SUITE):
 
     def run(self, context: Context) -> Iterator[Verdict]:
         """It judges the oracle, so an oracle that shows no graph leaves nothing to do."""
-        build = Build(lanes=context.lanes, n_threads=context.settings.n_threads)
+        settings = context.settings
+        build = Build(lanes=context.lanes, n_threads=settings.n_threads, generic=settings.generic)
         with GgufFile.open(context.model) as file:
             judge = ShadowJudge(file, build)
             outcome = context.oracle.stream("capture", judge, context.batches, None)

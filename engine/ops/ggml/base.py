@@ -78,6 +78,7 @@ class Build:
 
     lanes: int  # float32 values in a vector register
     n_threads: int = 1
+    generic: tuple[str, ...] = ()  # activation formats that it rounds as generic C does
 
 
 @dataclass(frozen=True, eq=False)

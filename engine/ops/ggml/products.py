@@ -20,7 +20,7 @@ from engine.ops.ggml.base import (
     meaning,
 )
 from engine.ops.ggml.near import Near, exact, total
-from engine.ops.products import activation_format, product_and_size, product_roundings, run_of
+from engine.ops.products import convert, product_and_size, product_roundings, run_of
 from engine.quants.base import F32, WeightFormat
 from engine.weights import Weight
 
@@ -41,7 +41,7 @@ def multiplied(x: F32, weight: Weight, build: Build) -> tuple[F64, F64, int]:
         acts = x.astype(np.float16) if kind.vec_dot_type == "F16" else x
         value, size = by_chunks(acts.astype(np.float64), weight)
     else:
-        converted = activation_format(kind).convert(x)
+        converted = convert(x, kind, build.generic)
         sums = converted.sums if kind.vec_dot_type == "Q8_1" else None
         out, size = product_and_size(converted.values, sums, weight)
         value = out.astype(np.float64)
