@@ -10,10 +10,12 @@ from typing import Any
 
 from engine.errors import EngineError
 from engine.gguf_file import GgufFile
+from engine.ops.ggml.base import MEANINGS
 from engine.registry import import_members
 from golden.fetch import PREFIX
 from golden.manifest import NAME, Entry, manifest_bytes, read_manifest
 from golden.models import model_row
+from golden.ops.vectors import operations
 from golden.schemas import violations
 from golden.store import (
     DEFAULT_ROOT,
@@ -23,6 +25,7 @@ from golden.store import (
     inside,
     replace_file,
     sha256,
+    shapes_of,
     tensor_bytes,
 )
 from golden.suites import files
@@ -106,11 +109,7 @@ def files_of(made: Made) -> Iterator[tuple[Entry, bytes]]:
     document = dict(made.vectors.document)
     if made.vectors.tensors:
         name, raw = f"{made.path}.safetensors", tensor_bytes(made.vectors.tensors)
-        shapes = {
-            key: {"dtype": "F32", "shape": list(value.shape)}
-            for key, value in made.vectors.tensors.items()
-        }
-        document["tensors"] = {"file": name, "entries": shapes}
+        document["tensors"] = {"file": name, "entries": shapes_of(made.vectors.tensors)}
         yield entry_of(name, raw, made, "tensors", None), raw
     wrong = [
         *violations(made.kind, document),
@@ -142,6 +141,7 @@ def of_builtin(oracle: str, progress: Progress) -> Iterator[Made]:
     runner = Runner()
     wanted = [("dequant", kind, own or oracle) for kind, own in types().items()]
     wanted += [("dot", kind, oracle) for kind in types_with_products()]
+    wanted += [("ops", op, oracle if op in MEANINGS else "reference") for op in operations()]
     with ExitStack() as stack:
         sources: dict[str, Source] = {}
         for golden, kind, engine in wanted:

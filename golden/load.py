@@ -17,6 +17,7 @@ from golden.store import (
     parse_tensors,
     read,
     sha256,
+    shapes_of,
 )
 from golden.suites.base import Golden, Vectors
 
@@ -57,11 +58,7 @@ def load_vectors(root: Path, entry: Entry, entries: dict[str, Entry]) -> Vectors
 
 
 def check_shapes(declared: dict[str, dict[str, object]], tensors: Tensors, name: str) -> None:
-    found = {
-        key: {"dtype": "F32" if value.dtype == "float32" else str(value.dtype),
-              "shape": list(value.shape)}
-        for key, value in tensors.items()
-    }  # fmt: skip
+    found = shapes_of(tensors)
     if found != declared:
         raise BrokenGolden(f"{name} holds {found}, its document says {declared}")
 

@@ -19,6 +19,14 @@ MAX_TENSORS = 8 << 20
 MAX_TOTAL = 20 << 20  # of all vectors together
 
 Tensors = dict[str, NDArray[Any]]
+DTYPES = {  # of safetensors
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "int64": "I64",
+    "int32": "I32",
+    "uint8": "U8",
+}
 
 
 class BrokenGolden(Exception):
@@ -72,6 +80,14 @@ def parse_tensors(raw: bytes, name: str) -> Tensors:
         return dict(load(raw))
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise BrokenGolden(f"{name} is no safetensors file: {error}") from error
+
+
+def shapes_of(tensors: Tensors) -> dict[str, dict[str, Any]]:
+    """What a document says about the tensors beside it."""
+    return {
+        key: {"dtype": DTYPES.get(str(value.dtype), str(value.dtype)), "shape": list(value.shape)}
+        for key, value in tensors.items()
+    }
 
 
 def tensor_bytes(tensors: Mapping[str, NDArray[Any]]) -> bytes:

@@ -1,19 +1,21 @@
 """One op of ggml alone: a graph of a single node, its sources and parameters as a Node has them."""
 
 import ctypes
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import EngineError, Unsupported
+from engine.ggml_types import type_by_name
 from engine.ops.ggml.base import PLAIN, Node, Operand
 from harness.adapters._llama_cpp_lib import I64, GgmlTensor, InitParams, Library, P
 from harness.adapters._llama_cpp_product import compute as compute_graph
 
 ROOM = 1 << 20  # for the graph and the objects; tensors and work come on top
 IN_PLACE = {"SET_ROWS": 2, "CPY": 1}  # op -> the source that is its result as well
-TYPES = {"F32": 0, "F16": 1, "I32": 26, "I64": 27}  # ggml_type
+BYTES = 24  # GGML_TYPE_I8
 # ops that are a parameter of another one, in the order of their enums in ggml.h
 UNARY = (
     *("ABS", "SGN", "NEG", "STEP", "TANH", "ELU", "RELU", "SIGMOID", "GELU", "GELU_QUICK", "SILU"),
@@ -46,7 +48,7 @@ def compute(lib: Library, node: Node, n_threads: int) -> NDArray[Any]:
     try:
         sources = [made(lib, context, source) for source in node.sources]
         out = sources[IN_PLACE[node.op]] if node.op in IN_PLACE else None
-        address = lib.ggml.ggml_new_tensor_4d(context, type_number(node.type), *node.ne)
+        address = lib.ggml.ggml_new_tensor_4d(context, type_by_name(node.type).id, *node.ne)
         tensor = GgmlTensor.from_address(address)
         if out is not None:
             tensor.data = GgmlTensor.from_address(out).data
@@ -88,20 +90,48 @@ def op_count(lib: Library) -> int:
     return count + 1
 
 
-def type_number(name: str) -> int:
-    if name not in TYPES:
-        raise Unsupported(f"a single op on {name} is not computed")
-    return TYPES[name]
-
-
 def made(lib: Library, context: int, source: Operand | None) -> int | None:
     if source is None:
         return None
-    value = source.value
-    if value is None or value.shape != tuple(reversed(source.ne)):
-        raise EngineError(f"the source {source.name!r} has no value of its shape")
-    address: int = lib.ggml.ggml_new_tensor_4d(context, type_number(source.type), *source.ne)
-    raw = np.ascontiguousarray(value, PLAIN[source.type])
+    if source.value is None:
+        raise EngineError(f"the source {source.name!r} has no value")
+    kind = type_by_name(source.type)
+    nb = source.nb or contiguous(source)
+    raw = laid_out(source, nb)
+    address: int = lib.ggml.ggml_new_tensor_4d(context, kind.id, *source.ne)
+    tensor = GgmlTensor.from_address(address)
+    if raw.nbytes > lib.ggml.ggml_nbytes(address):  # strides with gaps need more than it has
+        tensor.data = lib.ggml.ggml_get_data(
+            lib.ggml.ggml_new_tensor_4d(context, BYTES, raw.nbytes, 1, 1, 1)
+        )
+    for i, step in enumerate(nb):
+        tensor.nb[i] = step
     if raw.nbytes:
-        ctypes.memmove(lib.ggml.ggml_get_data(address), raw.ctypes.data, raw.nbytes)
+        ctypes.memmove(tensor.data, raw.ctypes.data, raw.nbytes)
     return address
+
+
+def contiguous(source: Operand) -> tuple[int, ...]:
+    """Strides without gaps: of a block, a row, a matrix and a stack of them."""
+    kind = type_by_name(source.type)
+    steps = [kind.bytes, source.ne[0] // kind.block * kind.bytes]
+    for n in source.ne[1:3]:
+        steps.append(steps[-1] * n)
+    return tuple(steps)
+
+
+def laid_out(source: Operand, nb: tuple[int, ...]) -> NDArray[np.uint8]:
+    """The bytes with such strides. Raises EngineError if the value has not the operand's shape."""
+    kind = type_by_name(source.type)
+    whole = (*reversed(source.ne[1:]), source.ne[0] // kind.block * kind.bytes)
+    value = np.ascontiguousarray(source.value, PLAIN.get(source.type, np.uint8))
+    if value.size * value.itemsize != prod(whole) or value.ndim != len(whole):
+        raise EngineError(f"the source {source.name!r} has no value of its shape")
+    if not value.size:
+        return np.zeros(0, np.uint8)
+    blocks = value.view(np.uint8).reshape(*whole[:-1], -1, kind.bytes)
+    steps = (*reversed(nb), 1)
+    size = sum((n - 1) * step for n, step in zip(blocks.shape, steps, strict=True)) + 1
+    out = np.zeros(size, np.uint8)
+    np.ndarray(blocks.shape, np.uint8, out, 0, steps)[...] = blocks
+    return out

@@ -99,6 +99,12 @@ class Adapter(Registered):
         """The result of one op alone, on the sources that the node holds: (ne3, ne2, ne1, ne0)."""
         raise Unsupported(f"{self.name} does not compute single ops")
 
+    def operate(
+        self, op: str, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, int | float | str]
+    ) -> dict[str, NDArray[Any]]:
+        """The named results of an operation of engines' interfaces (engine.ops.fused)."""
+        raise Unsupported(f"{self.name} does not compute fused operations")
+
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         """The ids of `n` tokens after the prompt, each the argmax of the logits before it.
 

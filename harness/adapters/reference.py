@@ -12,6 +12,8 @@ from engine.errors import InvalidModel, Unsupported
 from engine.gguf_file import GgufFile, Value
 from engine.memory import Attention, Memory
 from engine.model import Model
+from engine.ops.fused.base import Call, operate
+from engine.ops.ggml.base import Build, Node, expect, settled
 from engine.ops.mirror import Mirror
 from engine.ops.reference import Reference as Ops
 from engine.quants.base import WeightFormat
@@ -141,6 +143,25 @@ class Reference(Adapter, name="reference"):
             logits.append(np.concatenate(self.loaded.decode(batch, cache, recorder)))
         trace = Trace(engine=self.name, records=tuple(recorder.records))
         return Evaluation(logits=tuple(logits), trace=trace if request.capture else None)
+
+    def compute(self, node: Node) -> NDArray[Any]:
+        found = expect(node, Build(lanes=1, n_threads=self.settings.n_threads))
+        if found.answer is not None:
+            return found.answer
+        return settled(found.value, node.type)
+
+    def operate(
+        self, op: str, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, int | float | str]
+    ) -> dict[str, NDArray[Any]]:
+        """In the first of the ways that are right."""
+        found = {
+            name: next(iter(ways.values())).value
+            for name, ways in operate(op, Call(inputs, params)).items()
+        }
+        return {
+            name: value.astype(np.float32) if value.dtype.kind == "f" else value
+            for name, value in found.items()
+        }
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         return self.loaded.greedy(prompt, n)

@@ -31,8 +31,10 @@ void decode_q8_0(const uint8_t *b, float *out) {
 """
 
 
-def example(language: str) -> str:
-    (found,) = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def example(language: str, calls: str) -> str:
+    """The one that calls a function of the reader's of that name."""
+    blocks = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    (found,) = (block for block in blocks if f"{calls}(" in block)
     return str(found)
 
 
@@ -41,7 +43,7 @@ def example(language: str) -> str:
 def test_the_example_in_c_tells_a_right_decoder_from_wrong_ones(
     weight: str, code: int, tmp_path: Path
 ) -> None:
-    (tmp_path / "check.c").write_text(example("c"))
+    (tmp_path / "check.c").write_text(example("c", "decode_q8_0"))
     (tmp_path / "mine.c").write_text(DECODER.replace("WEIGHT", weight))
     sources = [str(tmp_path / name) for name in ("check.c", "mine.c")]
     command = [str(COMPILER), "-std=gnu11", "-w", *sources, "-lm", "-o", str(tmp_path / "check")]
@@ -62,18 +64,18 @@ def dot(factor: float) -> Callable[[bytes, tuple[float, ...]], float]:
     return multiply
 
 
-def run_python(factor: float) -> None:
+def run_python(calls: str, function: Callable[..., object]) -> None:
     here = Path.cwd()
     os.chdir(DEFAULT_ROOT)
     try:
-        code = compile(example("python").replace("open(", "opened("), "README.md", "exec")
+        code = compile(example("python", calls).replace("open(", "opened("), "README.md", "exec")
         with_files: list[object] = []
 
         def opened(*args: str) -> object:
             with_files.append(open(*args))  # noqa: SIM115  # closed below, as the example does not
             return with_files[-1]
 
-        exec(code, {"dot_q4_k": dot(factor), "opened": opened})
+        exec(code, {calls: function, "opened": opened})
     finally:
         os.chdir(here)
         for file in with_files:
@@ -81,9 +83,24 @@ def run_python(factor: float) -> None:
 
 
 def test_the_example_in_python_passes_a_right_product() -> None:
-    run_python(1)
+    run_python("dot_q4_k", dot(1))
 
 
 def test_the_example_in_python_fails_for_a_scale_off_by_one_part_in_100_000() -> None:
     with pytest.raises(AssertionError):
-        run_python(1.00001)
+        run_python("dot_q4_k", dot(1.00001))
+
+
+def rms_norm(x: tuple[float, ...], shape: list[int], eps: float) -> list[float]:
+    rows = np.array(x, np.float32).reshape(shape)
+    with np.errstate(invalid="ignore"):
+        mean = np.mean(rows * rows, axis=-1, keepdims=True, dtype=np.float32)
+        return [float(y) for y in (rows / np.sqrt(mean + np.float32(eps))).reshape(-1)]
+
+
+def test_the_example_of_operations_passes_a_right_norm_and_not_one_with_another_eps() -> None:
+    run_python("rms_norm", rms_norm)
+    with pytest.raises(AssertionError, match="tiny"):
+        run_python("rms_norm", lambda x, shape, eps: rms_norm(x, shape, 10 * eps))
+    with pytest.raises(AssertionError, match="length-1"):
+        run_python("rms_norm", lambda x, shape, eps: list(x))

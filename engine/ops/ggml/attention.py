@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from engine.errors import Unsupported
 from engine.ops.flash_mirror import LANES_UP, TILE, FlashMirror
 from engine.ops.ggml.base import F64, SMALLEST, Build, Expected, Node, U, meaning
-from engine.ops.ggml.near import EXP_ULP, TANH_ULP, ULP
-from engine.ops.ggml.soft_max import slopes
+from engine.ops.ggml.near import EXP_ULP, TANH_ULP, ULP, Near, constant, exact, total
+from engine.ops.ggml.soft_max import finite, slopes
 
 REASON = "a running bound through the mirrored online softmax"
 
@@ -45,6 +45,8 @@ def flash_attn_ext(node: Node, build: Build) -> Expected:
     if k.type != v.type or k.type not in ("F16", "F32") or q.ne[3] != 1:
         raise Unsupported(f"FLASH_ATTN_EXT on {k.type} keys and {v.type} values")
     form = form_of(node)
+    if build.plain:
+        return in_any_order(node, form)
     if form.plain and k.ne[0] == v.ne[0]:
         value, allowed = by_mirror(node, form, build)
     elif q.ne[1] >= TILE:
@@ -54,13 +56,62 @@ def flash_attn_ext(node: Node, build: Build) -> Expected:
     return Expected(value, allowed + U * np.abs(value) + SMALLEST, REASON)
 
 
+def in_any_order(node: Node, form: Form) -> Expected:
+    """Without halves: all scores first, or a running softmax."""
+    q, k, v = (node.wide(i)[0] for i in range(3))
+    heads = len(q)
+    k, v = (np.repeat(x, heads // len(x), axis=0) for x in (k, v))
+    added = np.zeros((1, 1, 1)) if form.mask is None else slopes(heads, form.max_bias) * form.mask
+    sinks = None if form.sinks is None else form.sinks[:, None, None]
+    found = attended(q, k, v, added, scale=form.scale, softcap=form.softcap, sinks=sinks)
+    radius = np.asarray(found.r).transpose(1, 0, 2)[None]
+    tokens_first = Near(found.v.transpose(1, 0, 2)[None], radius)
+    return tokens_first.expected("attention in float32, in any order")
+
+
+def attended(
+    q: F64,
+    k: F64,
+    v: F64,
+    added: F64,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    sinks: F64 | None = None,
+) -> Near:
+    """q: (heads, tokens, dim), k, v: (heads, cells, dim), added to scores: broadcasts to (heads,
+    tokens, cells), minus infinity hides -> (heads, tokens, dim of v); zero where all is hidden.
+
+    A running softmax may scale down what it has at every cell: a power and two products, which
+    `rescaled` counts for each.
+    """
+    size = np.abs(q) @ np.abs(k).transpose(0, 2, 1)
+    dots = Near(q @ k.transpose(0, 2, 1), (q.shape[-1] + 1) * U * size)
+    s = dots * constant(scale)
+    if softcap:
+        s = (s / constant(softcap)).tanh() * constant(softcap)
+    s = finite(s + Near(added, 4 * U * np.abs(np.where(np.isfinite(added), added, 0.0))))
+    top = s.v.max(axis=-1, keepdims=True)
+    top = top if sinks is None else np.maximum(top, sinks)
+    top = np.where(np.isfinite(top), top, 0.0)
+    top_r = np.broadcast_to(s.r, s.v.shape).max(axis=-1, keepdims=True)
+    powers = (s - Near(top, top_r)).exp()
+    rescaled = s.v.shape[-1] * (EXP_ULP * ULP + 2 * U)
+    powers = Near(powers.v, np.where(powers.v == 0, 0.0, powers.r + rescaled * powers.v))
+    sums = total(powers, s.v.shape[-1])
+    if sinks is not None:
+        sums = sums + (exact(sinks) - Near(top, top_r)).exp()
+    terms = Near(powers.v @ v, powers.r @ np.abs(v) + v.shape[1] * U * (powers.v @ np.abs(v)))
+    out = terms / sums
+    seen = sums.v > 0
+    return Near(np.where(seen, out.v, 0.0), np.where(seen, out.r, 0.0))
+
+
 def form_of(node: Node) -> Form:
     scale, max_bias, softcap = (float(f) for f in node.floats()[:3])
     tokens = node.source(0).ne[1]
     mask = None if node.optional(3) is None else node.wide(3)[0, :, :tokens]
     sinks = None if node.optional(4) is None else node.wide(4).reshape(-1)
-    if softcap:
-        scale = float(np.float32(scale) / np.float32(softcap))
     return Form(scale, max_bias, softcap, mask, sinks)
 
 
@@ -199,8 +250,11 @@ def scores(q: F64, k: F64, form: Form) -> tuple[F64, F64]:
     """q: (heads, tokens, dim), k: (heads, 1, dim) -> (heads, tokens, 1), and its radius."""
     dot = (q * k).sum(axis=-1, keepdims=True)
     size = (np.abs(q) * np.abs(k)).sum(axis=-1, keepdims=True)
-    s = dot * form.scale
-    off = (q.shape[-1] // 4 + LANES_UP) * U * size * abs(form.scale) + 2 * U * np.abs(s)
+    scale = form.scale
+    if form.softcap:  # which ggml takes into the factor
+        scale = float(np.float32(scale) / np.float32(form.softcap))
+    s = dot * scale
+    off = (q.shape[-1] // 4 + LANES_UP) * U * size * abs(scale) + 2 * U * np.abs(s)
     if form.softcap:
         s = form.softcap * np.tanh(s)
         off = abs(form.softcap) * off + (TANH_ULP * ULP + U) * np.abs(s)

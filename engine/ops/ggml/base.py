@@ -74,11 +74,19 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """What a build and its settings decide about roundings."""
+    """What a build and its settings decide about roundings.
+
+    plain: of no build of ggml, but of any engine that computes in float32: nothing is looked up in
+    halves or converted on purpose, and a sum rounds at every term, in whatever order.
+    """
 
     lanes: int  # float32 values in a vector register
     n_threads: int = 1
     generic: tuple[str, ...] = ()  # activation formats that it rounds as generic C does
+    plain: bool = False
+
+
+ANY_ENGINE = Build(lanes=1, plain=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,12 +94,14 @@ class Expected:
     """The result, and how far from it each element may be.
 
     `actual` is what is compared where the node's own value is not: orders that leave ties free.
+    `answer` is then one of the right results.
     """
 
     value: NDArray[Any]
     allowed: F64 | float
     reason: str
     actual: NDArray[Any] | None = None
+    answer: NDArray[np.int32] | None = None
 
 
 Meaning = Callable[[Node, Build], Expected]
@@ -146,7 +156,8 @@ def settled(value: F64, kind: str) -> NDArray[Any]:
     """Rounded to the node's type, as every result is in the end."""
     if kind not in PLAIN:
         raise Unsupported(f"a result of type {kind}")
-    return value.astype(PLAIN[kind])
+    with np.errstate(over="ignore"):
+        return value.astype(PLAIN[kind])
 
 
 def rounding_of(kind: str) -> tuple[float, float]:

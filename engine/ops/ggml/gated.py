@@ -19,7 +19,7 @@ from engine.ops.ggml.base import (
     U,
     meaning,
 )
-from engine.ops.ggml.near import Near, constant, exact, silu, where
+from engine.ops.ggml.near import Near, constant, exact, silu, swish, where
 
 GELU_A, ROOT = 0.044715, sqrt(2 / pi)
 QUICK = -1.702
@@ -50,6 +50,17 @@ def gelu_quick(x: F64) -> F64:
     return value
 
 
+def gelu_plain(x: F64) -> Near:
+    near = exact(x)
+    inner = constant(ROOT) * near * (constant(1.0) + constant(GELU_A) * near * near)
+    return constant(0.5) * near * (constant(1.0) + inner.tanh())
+
+
+def quick_plain(x: F64) -> Near:
+    near = exact(x)
+    return swish(near, constant(-QUICK) * near)
+
+
 def gelu_table(x: F64) -> Near:
     """Outside -10 to 10 the argument itself, or zero."""
     inside = from_table(gelu, np.clip(x, -10, 10))
@@ -58,8 +69,9 @@ def gelu_table(x: F64) -> Near:
 
 def gelu_erf(x: F64) -> Near:
     inner = exact(x) * constant(float(np.float32(1 / sqrt(2))))
-    v = erfs(inner.v)  # no steeper than 2 / sqrt(pi)
-    erf_near = Near(v, 1.13 * inner.r + 2 * U * np.abs(v))
+    v = erfs(inner.v)
+    r = np.maximum(erfs(inner.v + inner.r) - v, v - erfs(inner.v - inner.r))
+    erf_near = Near(v, r + 2 * U * np.abs(v))
     return constant(0.5) * exact(x) * (constant(1.0) + erf_near)
 
 
@@ -79,6 +91,18 @@ GATES: dict[str, Callable[[F64], Near]] = {
     "GEGLU_QUICK": quick_table,
     "SWIGLU": lambda x: silu(exact(x)),
 }
+WITHOUT_TABLE = {
+    "GELU": gelu_plain,
+    "GELU_QUICK": quick_plain,
+    "GEGLU": gelu_plain,
+    "GEGLU_QUICK": quick_plain,
+}
+
+
+def function_of(node: Node, build: Build) -> Callable[[F64], Near]:
+    if build.plain and node.op in WITHOUT_TABLE:
+        return WITHOUT_TABLE[node.op]
+    return (UNARY | GATES)[node.op]
 
 
 def gate_and_up(node: Node) -> tuple[F64, F64]:
@@ -91,16 +115,19 @@ def gate_and_up(node: Node) -> tuple[F64, F64]:
 
 
 @meaning(*UNARY)
-def gelus(node: Node, _: Build) -> Expected:
-    near = UNARY[node.op](node.wide(0))
+def gelus(node: Node, build: Build) -> Expected:
+    near = function_of(node, build)(node.wide(0))
+    if build.plain:
+        return near.expected("tanh, exp or erf")
     allowed = near.r + U * np.abs(near.v) + SMALLEST
     return Expected(near.v, allowed, "a table of halves, or erf by the C library")
 
 
 @meaning(*GATES)
-def gated(node: Node, _: Build) -> Expected:
+def gated(node: Node, build: Build) -> Expected:
     gate, up = gate_and_up(node)
-    return (GATES[node.op](gate) * exact(up)).expected("the gate times the other factor")
+    near = function_of(node, build)(gate) * exact(up)
+    return near.expected("the gate times the other factor")
 
 
 @meaning("SWIGLU_OAI")
@@ -108,9 +135,9 @@ def swiglu_oai(node: Node, _: Build) -> Expected:
     alpha, limit = (float(f) for f in node.floats()[2:4])
     gate, up = gate_and_up(node)
     x, y = exact(np.minimum(gate, limit)), exact(np.clip(up, -limit, limit))
-    sloped = constant(alpha) * x
-    bent = x / (constant(1.0) + Near(-sloped.v, sloped.r).exp())
-    return (bent * (y + constant(1.0))).expected("clamped, alpha in the exponent")
+    return (swish(x, constant(alpha) * x) * (y + constant(1.0))).expected(
+        "clamped, alpha in the exponent"
+    )
 
 
 @meaning("SWIGLU_CLAMP")

@@ -57,8 +57,9 @@ class Near:
         return rounded(v, v - np.sqrt(np.maximum(self.v - self.r, 0.0)))
 
     def tanh(self) -> "Near":
-        v = np.tanh(self.v)  # no steeper than one
-        return Near(v, spread(np.asarray(self.r), v, TANH_ULP))
+        v = np.tanh(self.v)
+        r = np.maximum(np.tanh(self.v + self.r) - v, v - np.tanh(self.v - self.r))
+        return Near(v, spread(np.asarray(r), v, TANH_ULP))
 
     def log(self) -> "Near":
         v = np.log(self.v)
@@ -106,12 +107,17 @@ def where(condition: NDArray[np.bool_], a: Near, b: Near) -> Near:
 
 
 def sigmoid(x: Near) -> Near:
-    return constant(1.0) / (constant(1.0) + (constant(0.0) - x).exp())
+    out = constant(1.0) / (constant(1.0) + Near(-x.v, x.r).exp())
+    return Near(out.v, np.where(np.isfinite(out.r), out.r, 0.0))
 
 
 def silu(x: Near) -> Near:
-    """x / (1 + exp(-x)), also where the exponential overflows."""
-    out = x / (constant(1.0) + Near(-x.v, x.r).exp())
+    return swish(x, x)
+
+
+def swish(x: Near, sloped: Near) -> Near:
+    """x / (1 + exp(-sloped)), also where the exponential overflows."""
+    out = x / (constant(1.0) + Near(-sloped.v, sloped.r).exp())
     return Near(out.v, np.where(np.isfinite(out.r), out.r, 0.0) + 2.0**-120 * np.abs(x.v))
 
 

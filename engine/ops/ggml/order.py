@@ -14,15 +14,15 @@ DESCENDING = 1  # ggml_sort_order
 def argsort(node: Node, _: Build) -> Expected:
     x = node.wide(0)
     found = np.take_along_axis(x, np.clip(node.value, 0, x.shape[-1] - 1), axis=-1)
-    ordered = np.sort(x, axis=-1)
-    if node.params[0] == DESCENDING:
-        ordered = ordered[..., ::-1]
+    answer = np.argsort(-x if node.params[0] == DESCENDING else x, axis=-1, kind="stable")
+    ordered = np.take_along_axis(x, answer, axis=-1)
     every = np.broadcast_to(np.arange(x.shape[-1]), x.shape)
     return Expected(
         np.concatenate([ordered, every], axis=-1),
         0.0,
         "a permutation that puts the row in order",
         actual=np.concatenate([found, np.sort(node.value, axis=-1)], axis=-1),
+        answer=answer.astype(np.int32),
     )
 
 
@@ -38,4 +38,5 @@ def top_k(node: Node, _: Build) -> Expected:
         0.0,
         "k different indices, of the largest values",
         actual=np.concatenate([np.sort(found, axis=-1), apart], axis=-1),
+        answer=np.argsort(-x, axis=-1, kind="stable")[..., :k].astype(np.int32),
     )

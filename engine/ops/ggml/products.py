@@ -37,7 +37,10 @@ def multiplied(x: F32, weight: Weight, build: Build) -> tuple[F64, F64, int]:
     """x: (tokens, columns) -> the product, the allowed error, and the roundings counted."""
     kind = weight.format
     terms = weight.shape[-1]
-    if kind.name in PLAIN and kind.vec_dot_type in ("F32", "F16"):
+    run = 1 if build.plain else run_of(kind)
+    if build.plain:
+        value, size = by_chunks(x.astype(np.float64), weight)
+    elif kind.name in PLAIN and kind.vec_dot_type in ("F32", "F16"):
         acts = x.astype(np.float16) if kind.vec_dot_type == "F16" else x
         value, size = by_chunks(acts.astype(np.float64), weight)
     else:
@@ -45,7 +48,7 @@ def multiplied(x: F32, weight: Weight, build: Build) -> tuple[F64, F64, int]:
         sums = converted.sums if kind.vec_dot_type == "Q8_1" else None
         out, size = product_and_size(converted.values, sums, weight)
         value = out.astype(np.float64)
-    roundings = product_roundings(terms, build.lanes, run_of(kind))
+    roundings = product_roundings(terms, build.lanes, run)
     return value, roundings * U * size + U * np.abs(value) + terms * SMALLEST, roundings
 
 

@@ -5,13 +5,14 @@ Source: ggml_compute_forward_rope_flt in ggml-cpu/ops.cpp of llama-cpp-python 0.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import Unsupported
 from engine.ops.ggml.base import F64, SMALLEST, Build, Expected, Node, U, meaning
-from engine.ops.ggml.near import Near, exact
+from engine.ops.ggml.near import LIBM_ULP, Near, exact
 
 NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40  # GGML_ROPE_TYPE_*
 one = np.float32
@@ -61,15 +62,34 @@ def angles(node: Node, pairs: int) -> NDArray[np.float32]:
     return theta[which, :, np.arange(pairs)].T
 
 
-def rotations(node: Node, pairs: int) -> tuple[Near, Near]:
+def angles_in_any_way(node: Node, pairs: int) -> tuple[F64, F64]:
+    """(tokens, pairs), and how far float32 may be: multiplied up from pair to pair, or a power."""
+    n_dims, base = int(node.params[1]), float(node.floats()[5])
+    ids = node.source(1).value
+    assert ids is not None
+    positions = ids.reshape(-1, node.ne[2]).astype(np.float64)
+    each = positions[bases(node, ids, pairs)].T * base ** (-2 * np.arange(pairs) / n_dims)
+    # each step: a power to 1 ulp and a product; once: the exponent's rounding, times log(base), and
+    # the products with position, factor and scale
+    roundings = np.arange(pairs) * (2 * LIBM_ULP + 1) + math.log(base) + 3
+    return each, np.abs(each) * roundings * U
+
+
+def rotations(node: Node, pairs: int, build: Build) -> tuple[Near, Near]:
     """Cosines and sines: (tokens, 1, pairs) each."""
     scale, ext, magnitude, fast, slow = (node.floats()[i] for i in (6, 7, 8, 9, 10))
-    theta = angles(node, pairs)
+    theta: NDArray[Any]
+    if build.plain:
+        theta, wide_theta = angles_in_any_way(node, pairs)
+    else:
+        theta = angles(node, pairs)
+        wide_theta = np.zeros(theta.shape)
     factors = node.optional(2)
     if factors is not None:
-        theta = theta / np.asarray(wide_factors(node), np.float32)[:pairs]
-    turned = theta * scale
-    slack: F64 = np.zeros(turned.shape)
+        stretch: NDArray[Any] = node.wide(2).reshape(-1)[:pairs].astype(theta.dtype)
+        theta, wide_theta = theta / stretch, wide_theta / np.abs(stretch)
+    turned = theta * theta.dtype.type(scale)
+    slack = wide_theta * abs(float(scale))
     if ext != 0:
         low, high = corrections(
             int(node.params[1]), int(node.params[4]), float(node.floats()[5]), fast, slow
@@ -77,17 +97,14 @@ def rotations(node: Node, pairs: int) -> tuple[Near, Near]:
         ramp = 1 - np.clip((np.arange(pairs) - low) / max(0.001, high - low), 0, 1)
         mix = ramp * float(ext)
         turned = turned.astype(np.float64) * (1 - mix) + theta.astype(np.float64) * mix
-        slack = 6 * U * (np.abs(turned) + np.abs(theta))  # ramp, its complement, products, sum
+        slack = wide_theta * max(abs(float(scale)), abs(float(ext)), 1.0)
+        slack += 6 * U * (np.abs(turned) + np.abs(theta))  # ramp, its complement, products, sum
         magnitude = magnitude * one(1 + 0.1 * math.log(1 / scale))
     wide = turned.astype(np.float64)[:, None, :]
     reach = slack[:, None, :]
     size = abs(float(magnitude))
     off = size * (reach + (2 + (3 if ext != 0 else 1)) * U)  # the function, the factor
     return Near(np.cos(wide) * magnitude, off), Near(np.sin(wide) * magnitude, off)
-
-
-def wide_factors(node: Node) -> F64:
-    return node.wide(2).reshape(-1)
 
 
 def pair_places(node: Node) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -103,17 +120,16 @@ def pair_places(node: Node) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 @meaning("ROPE", "ROPE_BACK")
-def rope(node: Node, _: Build) -> Expected:
+def rope(node: Node, build: Build) -> Expected:
     """x: (ne3, tokens, heads, dim); what is not rotated is copied."""
     x = node.wide(0)
     first, second = pair_places(node)
-    cos, sin = rotations(node, len(first))
+    cos, sin = rotations(node, len(first), build)
     if node.op == "ROPE_BACK":
         sin = Near(-sin.v, sin.r)
     a, b = exact(x[..., first]), exact(x[..., second])
     value, allowed = x.copy(), np.zeros(x.shape)
     for at, near in ((first, a * cos - b * sin), (second, a * sin + b * cos)):
         value[..., at], allowed[..., at] = near.v, near.r + U * np.abs(near.v) + SMALLEST
-    return Expected(
-        value, allowed, "cosine, sine, two products and their sum; the angle's recursion mirrored"
-    )
+    angle = "in any way" if build.plain else "by ggml's recursion"
+    return Expected(value, allowed, f"cosine, sine, two products and their sum; the angle {angle}")

@@ -26,7 +26,9 @@ def slopes(n_head: int, max_bias: float) -> F64:
 def scores(node: Node) -> Near:
     """x * scale + slope * mask: (ne3, heads, rows, columns)."""
     factor, max_bias = (float(f) for f in node.floats()[:2])
-    x = finite(exact(node.wide(0)) * constant(factor))
+    x = exact(node.wide(0))
+    if factor != 1.0:
+        x = finite(x * constant(factor))
     mask = node.optional(1)
     if mask is None:
         return x
@@ -43,7 +45,7 @@ def finite(x: Near) -> Near:
 
 
 @meaning("SOFT_MAX")
-def soft_max(node: Node, _: Build) -> Expected:
+def soft_max(node: Node, build: Build) -> Expected:
     s = scores(node)
     top = s.v.max(axis=-1, keepdims=True)
     top_r = np.broadcast_to(s.r, s.v.shape).max(axis=-1, keepdims=True)
@@ -53,8 +55,9 @@ def soft_max(node: Node, _: Build) -> Expected:
         top = np.maximum(top, sink)
     powers = (s - Near(top, top_r)).exp()
     powers = Near(powers.v, np.where(powers.v == 0, 0.0, powers.r))
-    sums = total(powers, TREE)
+    sums = total(powers, powers.v.shape[-1] if build.plain else TREE)
     if sinks is not None:
         sums = sums + (exact(sink) - Near(top, top_r)).exp()
     near = powers * (constant(1.0) / rounded(sums.v, sums.r))
-    return near.expected("scores, their largest, and the sum over the lanes of a vector")
+    over = "in float32" if build.plain else "over the lanes of a vector"
+    return near.expected(f"scores, their largest, and the sum {over}")

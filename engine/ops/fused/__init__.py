@@ -1,0 +1,1 @@
+"""Fused and composite operations of engines' interfaces: what each computes, and how exactly."""

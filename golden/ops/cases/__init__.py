@@ -1,0 +1,1 @@
+"""Cases of operations at their edges, one file per family."""

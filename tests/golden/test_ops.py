@@ -1,0 +1,333 @@
+"""Vectors of operations: honest float32 passes, the mistakes that engines make do not."""
+
+import tomllib
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from engine.ops.ggml.base import MEANINGS, PLAIN, Node
+from golden.ops.form import Case
+from golden.ops.judge import Judged, judge
+from golden.ops.vectors import case_of, operations
+from golden.store import DEFAULT_ROOT
+from golden.suites.base import Golden, Vectors
+from harness.fuzzers._known import FILE
+from tests.golden.test_replay import vectors_of
+
+F32 = NDArray[np.float32]
+OPS = operations()
+ONE = np.float32(1)
+Answer = Callable[[Case], Any]
+
+
+@cache
+def vectors(op: str) -> Vectors:
+    return vectors_of(f"ops/{op.lower()}")
+
+
+def right_answers(found: Vectors, row: dict[str, Any]) -> dict[str, NDArray[Any]]:
+    """The truth in the first way, as the output's type holds it."""
+    answers = {}
+    for name, output in row["outputs"].items():
+        value = found.tensors[f"{row['id']}/{name}.{min(output['ways'])}"]
+        with np.errstate(over="ignore"):
+            answers[name] = value.astype(PLAIN[output["type"]])
+    return answers
+
+
+def judged(op: str, change: Callable[[NDArray[Any]], NDArray[Any]]) -> list[Judged]:
+    """Right answers, each changed."""
+    found = vectors(op)
+    held: list[Judged] = []
+    for row in found.document["cases"]:
+        answers = {name: change(value) for name, value in right_answers(found, row).items()}
+        held += judge(row, found.tensors, answers)
+    return held
+
+
+def wrong_cases(op: str, engine: Answer) -> list[str]:
+    """The cases in which an engine of one result is wrong."""
+    found = vectors(op)
+    wrong = []
+    for row in found.document["cases"]:
+        (name,) = row["outputs"]
+        with np.errstate(all="ignore"):
+            got = np.asarray(engine(case_of(row, found.tensors)))
+        kind = PLAIN[row["outputs"][name]["type"]]
+        held = judge(row, found.tensors, {name: got.astype(kind)})
+        wrong += [one.case for one in held if one.wrong]
+    return wrong
+
+
+def test_every_operation_has_vectors_and_no_others_have() -> None:
+    assert set(OPS) >= MEANINGS.keys()
+    found = {path.stem for path in (DEFAULT_ROOT / "ops").glob("*.json")}
+    assert found == {op.lower() for op in OPS}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_the_truth_itself_is_a_right_answer(op: str) -> None:
+    assert [one for one in judged(op, lambda x: x) if one.wrong] == []
+
+
+def off(x: NDArray[Any]) -> NDArray[Any]:
+    """The largest element by a thousandth less, or an index by one."""
+    out = x.copy()
+    if x.dtype.kind == "i":
+        out += 1
+    elif x.size:
+        at = np.unravel_index(int(np.argmax(np.where(np.isfinite(x), np.abs(x), 0))), x.shape)
+        out[at] *= 0.999
+    return out
+
+
+def not_a_number(x: NDArray[Any]) -> NDArray[Any]:
+    out = x.copy()
+    if x.size:
+        out.reshape(-1)[0] = -1 if x.dtype.kind == "i" else np.nan
+    return out
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    "change", [off, not_a_number, lambda x: x[..., :-1], lambda x: x.astype(np.float64)]
+)
+def test_what_is_off_is_found(op: str, change: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
+    assert any(one.wrong for one in judged(op, change))
+
+
+# --- an engine's own float32, written down straight -----------------------------------------
+
+
+def x_of(case: Case, name: str = "x") -> F32:
+    value = case.inputs[name]
+    assert isinstance(value, np.ndarray)
+    return value.astype(np.float32)
+
+
+def summed(x: F32) -> F32:
+    """One term after the other, which is the worst order."""
+    total = np.zeros((*x.shape[:-1], 1), np.float32)
+    for i in range(x.shape[-1]):
+        total += x[..., i : i + 1]
+    return total
+
+
+def eps(case: Case) -> np.float32:
+    return np.float32(case.params["eps"])
+
+
+def rms_norm(case: Case) -> F32:
+    x = x_of(case)
+    return x * (ONE / np.sqrt(summed(x * x) / np.float32(x.shape[-1]) + eps(case)))
+
+
+def norm(case: Case) -> F32:
+    x = x_of(case)
+    centred = x - summed(x) / np.float32(x.shape[-1])
+    variance = summed(centred * centred) / np.float32(x.shape[-1])
+    return centred / np.sqrt(variance + eps(case))
+
+
+def sigmoid(x: F32) -> F32:
+    return ONE / (ONE + np.exp(-x))
+
+
+def gelu(x: F32) -> F32:
+    inner = np.float32(np.sqrt(2 / np.pi)) * x * (ONE + np.float32(0.044715) * x * x)
+    return np.float32(0.5) * x * (ONE + np.tanh(inner))
+
+
+def softmax(case: Case) -> F32:
+    s = x_of(case) * np.float32(case.params["scale"])
+    if "mask" in case.inputs:
+        s = s + x_of(case, "mask")
+    top = s.max(axis=-1, keepdims=True)
+    if "sinks" in case.inputs:
+        top = np.maximum(top, x_of(case, "sinks").reshape(-1, 1, 1))
+    powers = np.exp(s - top)
+    total = summed(powers)
+    if "sinks" in case.inputs:
+        total = total + np.exp(x_of(case, "sinks").reshape(-1, 1, 1) - top)
+    return (powers / total).reshape(case.shape)
+
+
+def rope(case: Case, *, halves: bool | None = None) -> F32:
+    """Angles by powers, each in float32; pairs side by side, or half a row apart."""
+    x, n = x_of(case).copy(), int(case.params["n_dims"])
+    at = x_of(case, "positions").reshape(-1, x.shape[0])[0]
+    step = np.float32(case.params["freq_base"]) ** (-np.arange(0, n, 2, dtype=np.float32) / n)
+    angle = (at[:, None] * step.astype(np.float32) * np.float32(case.params["freq_scale"]))[:, None]
+    cos, sin = (f(angle) * np.float32(case.params["attn_factor"]) for f in (np.cos, np.sin))
+    if (case.params["mode"] == 2) if halves is None else halves:
+        first, second = slice(0, n // 2), slice(n // 2, n)
+    else:
+        first, second = slice(0, n, 2), slice(1, n, 2)
+    a, b = x[..., first].copy(), x[..., second].copy()
+    x[..., first], x[..., second] = a * cos - b * sin, a * sin + b * cos
+    return x
+
+
+def product(case: Case) -> F32:
+    a, b = x_of(case, "a"), x_of(case, "b")
+    a = np.repeat(a, len(b) // len(a), axis=0) if a.ndim == 3 else a
+    return summed(a[..., None, :, :] * b[..., :, None, :])[..., 0]
+
+
+HONEST: dict[str, tuple[Answer, str]] = {  # and a word of the cases that it does not do
+    "RMS_NORM": (rms_norm, "none"),
+    "NORM": (norm, "none"),
+    "SUM_ROWS": (lambda c: summed(x_of(c)), "none"),
+    "SIGMOID": (lambda c: sigmoid(x_of(c)), "none"),
+    "SILU": (lambda c: x_of(c) * sigmoid(x_of(c)), "none"),
+    "GELU": (lambda c: gelu(x_of(c)), "none"),
+    "SOFT_MAX": (softmax, "alibi"),
+    "ROPE": (rope, "yarn factors sections"),
+    "MUL_MAT": (product, "q8_0 q4_0 q4_k q6_k iq4_nl"),
+}
+
+
+@pytest.mark.parametrize("op", HONEST)
+def test_float32_written_down_straight_passes(op: str) -> None:
+    engine, lacks = HONEST[op]
+    wrong = wrong_cases(op, lambda case: zeros(case) if left_out(case, lacks) else engine(case))
+    assert [case for case in wrong if not any(word in case for word in lacks.split())] == []
+
+
+def left_out(case: Case, lacks: str) -> bool:
+    return any(word in case.id for word in lacks.split())
+
+
+def zeros(case: Case) -> F32:
+    return np.zeros(case.shape, np.float32)
+
+
+WRONG: dict[str, tuple[str, Answer]] = {
+    "a norm whose result is forgotten": ("RMS_NORM", lambda c: x_of(c)),
+    "a norm that takes the mean off": ("RMS_NORM", norm),
+    "a norm without eps": ("RMS_NORM", lambda c: rms_norm(without(c, eps=0.0))),
+    "a norm with another eps": ("RMS_NORM", lambda c: rms_norm(without(c, eps=1e-5))),
+    "rotation of the other pairs": ("ROPE", lambda c: rope(c, halves=c.params["mode"] == 0)),
+    "rotation by another base": ("ROPE", lambda c: rope(without(c, freq_base=1.0001e4))),
+    "GELU of another kind": ("GELU", lambda c: x_of(c) * sigmoid(np.float32(1.702) * x_of(c))),
+    "SILU for GELU": ("GELU", lambda c: x_of(c) * sigmoid(x_of(c))),
+    "SILU without its factor": ("SILU", lambda c: sigmoid(x_of(c))),
+    "softmax without the scale": ("SOFT_MAX", lambda c: softmax(without(c, scale=1.0))),
+    "softmax of the other axis": ("SOFT_MAX", lambda c: np.swapaxes(softmax(c), -1, -1)[::-1]),
+    "a matrix loaded by columns": ("MUL_MAT", lambda c: by_columns(c)),
+    "rounding half to even": ("ROUND", lambda c: np.rint(x_of(c))),
+}
+
+
+def without(case: Case, **params: float) -> Case:
+    return Case(id=case.id, inputs=case.inputs, params={**case.params, **params}, shape=case.shape)
+
+
+def by_columns(case: Case) -> F32:
+    if not isinstance(case.inputs["a"], np.ndarray):
+        return zeros(case)
+    a = case.inputs["a"]
+    turned = a.swapaxes(-1, -2).reshape(a.shape)
+    return product(Case(id=case.id, inputs={**case.inputs, "a": turned}))
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_mistake_that_engines_make_is_found(name: str) -> None:
+    op, engine = WRONG[name]
+    found = vectors(op)
+    plain = [row["id"] for row in found.document["cases"] if "nan" not in row["id"]]
+    assert set(wrong_cases(op, engine)) & set(plain)
+
+
+# --- places -----------------------------------------------------------------------------------
+
+
+def order_judged(ids: list[int], rule: str) -> bool:
+    output = {"type": "I32", "shape": [len(ids)], "judged": rule, "of": "x"}
+    output["ways"] = {"plain": {"allowed": 0.0, "reason": ""}}
+    row = {"id": "c", "outputs": {"y": output}}
+    x = np.array([1.0, 2.0, 1.0, 0.5], np.float32)
+    want = np.array([1, 0, 2][: len(ids)], np.int32)
+    (one,) = judge(row, {"c/x": x, "c/y.plain": want}, {"y": np.array(ids, np.int32)})
+    return one.wrong is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "ids", "right"),
+    [
+        *(("ties", [1, 0, 2], True), ("ties", [1, 2, 0], True), ("ties", [0, 1, 2], False)),
+        *(("ties", [1, 0, 0], False), ("ties", [1, 0, 9], False), ("ties", [1, 0, -2], False)),
+        *(("choice", [2, 1, 0], True), ("choice", [2, 1, 3], False)),
+        *(("choice", [1, 1, 0], False), ("choice", [1, 0, 4], False)),
+    ],
+)
+def test_equal_values_may_change_places_and_no_others(
+    rule: str, ids: list[int], right: bool
+) -> None:
+    assert order_judged(ids, rule) is right
+
+
+# --- findings and contradictions --------------------------------------------------------------
+
+
+def findings() -> Iterator[tuple[str, str, str]]:
+    for op in OPS:
+        for row in vectors(op).document["cases"]:
+            if row["finding"] is not None:
+                yield row["finding"], op, row["id"]
+
+
+def test_findings_in_vectors_are_those_that_are_written_down() -> None:
+    known = tomllib.loads(FILE.read_text())["op"]
+    assert sorted(findings()) == sorted((k["id"], k["op"], k["case"]) for k in known)
+    for entry in known:
+        assert entry["sentence"].endswith(".")
+        assert entry["status"].startswith(("reported", "not reported: "))
+
+
+def test_vectors_that_contradict_their_document_are_no_golden() -> None:
+    good = vectors("GELU")
+    golden = Golden.named("ops")()
+    assert list(golden.inconsistencies(good)) == []
+    bound = "length-3/y.plain.allowed"
+    for name, value in (
+        (bound, -good.tensors[bound]),
+        (bound, good.tensors[bound] + np.inf),
+        ("length-3/x", good.tensors["length-3/x"][:1]),
+        ("length-3/more", good.tensors["length-3/x"]),
+    ):
+        bad = Vectors(document=good.document, tensors={**good.tensors, name: value})
+        assert list(golden.inconsistencies(bad))
+
+
+def test_a_finding_that_is_over_is_told() -> None:
+    from golden.suites.base import Verdicts
+    from golden.suites.ops import verdict_of
+
+    document = vectors("L2_NORM").document
+    verdict = Verdicts(suite="golden-ops", case="l2_norm", repro="")
+    right = [Judged(case=row["id"], output="y", way="plain") for row in document["cases"]]
+    assert verdict_of(document, right, verdict, engine="llama.cpp").status == "diverged"
+    assert verdict_of(document, right, verdict, engine="mine").status == "agreed"
+
+
+def test_single_ops_are_computed_with_strides_and_in_the_first_right_way() -> None:
+    """The reference engine answers from values; strides are for engines that have memory."""
+    from harness.adapters.reference import Reference
+    from harness.records import EXACT
+
+    case = next(
+        case_of(row, vectors("ADD").tensors)
+        for row in vectors("ADD").document["cases"]
+        if row["id"] == "transposed-b"
+    )
+    from golden.ops.form import node_of
+
+    node: Node = node_of("ADD", case)
+    assert node.source(1).nb == (16, 4, 96, 96)
+    got = Reference(None, EXACT).compute(node)
+    assert np.array_equal(got.reshape(4, 6), x_of(case, "a") + x_of(case, "b"))
