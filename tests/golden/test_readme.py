@@ -100,7 +100,7 @@ def rms_norm(x: tuple[float, ...], shape: list[int], eps: float) -> list[float]:
 
 def test_the_example_of_operations_passes_a_right_norm_and_not_one_with_another_eps() -> None:
     run_python("rms_norm", rms_norm)
-    with pytest.raises(AssertionError, match="tiny"):
+    with pytest.raises(AssertionError):
         run_python("rms_norm", lambda x, shape, eps: rms_norm(x, shape, 10 * eps))
-    with pytest.raises(AssertionError, match="length-1"):
+    with pytest.raises(AssertionError):
         run_python("rms_norm", lambda x, shape, eps: list(x))

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from engine.quants.base import F32, WeightFormat
 from golden.ops.form import Array, Blocks, Case, Draw, cases
+from golden.suites.dot import activations
 
 INF = np.inf
 OF_GATE: dict[str, dict[str, Any]] = {
@@ -122,8 +124,8 @@ def products(op: str, draw: Draw) -> Iterator[Case]:
         yield case(f"floats-{k}-{rows}-{tokens}", a, b, (tokens, rows))
         yield case(f"halves-{k}-{rows}-{tokens}", a.astype(np.float16), b, (tokens, rows))
     for kind, k in (("Q8_0", 64), ("Q4_0", 64), ("Q4_K", 256), ("Q6_K", 256), ("IQ4_NL", 64)):
-        a, b = draw.blocks(kind, kind, 5, k), draw(f"b-{kind}", 3, k)
-        yield case(f"{kind.lower()}", a, b, (3, 5))
+        a, b = draw.blocks(kind, kind, 5, k), converted_alike(kind, k, draw)
+        yield case(f"{kind.lower()}", a, b, (len(b), 5))
     a, b = draw("repeated-a", 2, 5, 9), draw("repeated-b", 6, 4, 9)
     yield case("the-first-repeats", a, b, (6, 4, 5))
     a, b = draw("permuted-a", 2, 3, 8), draw("permuted-b", 2, 4, 8)
@@ -133,19 +135,24 @@ def products(op: str, draw: Draw) -> Iterator[Case]:
     yield case("cancelling", sizes, np.array([[1.0, 1.0, 1.0, 1.0]], np.float32), (1, 1))
 
 
+def converted_alike(kind: str, columns: int, draw: Draw) -> F32:
+    """(4, columns), which every known build of ggml converts to the same bytes."""
+    return activations(WeightFormat.named(kind), columns, draw.seed)
+
+
 @cases("MUL_MAT_ID")
 def experts(op: str, draw: Draw) -> Iterator[Case]:
-    ids = np.array([[0, 3], [2, 1], [3, 3]], np.int32)
+    ids = np.array([[0, 3], [2, 2]], np.int32)
     for kind, k in (("F32", 24), ("F16", 24), ("Q8_0", 64), ("Q4_K", 256)):
-        a: Array | Blocks
-        if kind in ("F32", "F16"):
-            a = draw(kind, 4, 6, k).astype(np.float16 if kind == "F16" else np.float32)
+        weights: Array | Blocks
+        if k == 24:
+            weights = draw(kind, 4, 6, k).astype(np.float16 if kind == "F16" else np.float32)
+            rows = draw(f"{kind}-x", 4, k)
         else:
-            a = draw.blocks(kind, kind, 4, 6, k)
-        for name, used in (("one-row-for-all", 1), ("a-row-for-each", 2)):
-            x = draw(f"{kind}-{name}", 3, used, k)
-            inputs = {"experts": a, "x": x, "ids": ids}
-            yield Case(id=f"{kind.lower()}-{name}", inputs=inputs, shape=(3, 2, 6))
+            weights, rows = draw.blocks(kind, kind, 4, 6, k), converted_alike(kind, k, draw)
+        for name, x in (("one-row-for-all", rows[:2, None]), ("each", rows.reshape(2, 2, k))):
+            inputs = {"experts": weights, "x": x, "ids": ids}
+            yield Case(id=f"{kind.lower()}-{name}", inputs=inputs, shape=(2, 2, 6))
 
 
 @cases("FLASH_ATTN_EXT")
