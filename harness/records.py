@@ -138,6 +138,33 @@ class Fault:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Nodes:
+    """Nodes of a graph with what they read, in columns: a row for each node, then its sources.
+
+    `harness.shadow.nodes` makes a Node of each. Sizes and strides are ggml's, in its order.
+    """
+
+    ops: tuple[str, ...]  # what the numbers in `op` and in `type` mean
+    kinds: Mapping[str, tuple[str, ...]]  # of ops that are one of several, by the first parameter
+    types: tuple[str, ...]
+    step: NDArray[np.int64]  # (rows,)
+    ubatch: NDArray[np.int64]  # (rows,)
+    index: NDArray[np.int64]  # (rows,): of the node in its graph
+    place: NDArray[np.int64]  # (rows,): which source it is; -1: the node
+    producer: NDArray[np.int64]  # (rows,): of a source, the node that computed it; -1: a leaf
+    op: NDArray[np.int32]  # (rows,)
+    type: NDArray[np.int32]  # (rows,)
+    ne: NDArray[np.int64]  # (rows, 4)
+    nb: NDArray[np.int64]  # (rows, 4)
+    params: NDArray[np.int32]  # (rows, 16)
+    name: NDArray[np.uint8]  # (rows, 64), ended by a zero
+    weight: NDArray[np.uint8]  # (rows, 64): the file's tensor that a source lies in, if any
+    offset: NDArray[np.int64]  # (rows,): of a source in what it is a view of, bytes
+    at: NDArray[np.int64]  # (rows,): where in `data` a contiguous copy lies; -1: nowhere
+    data: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Captured:
     """What was shown besides the nodes themselves."""
 

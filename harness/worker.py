@@ -29,7 +29,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 QUESTIONS = (
     *("describe", "metadata", "parse", "tokenize", "detokenize", "evaluate", "greedy"),
     *("dequantize", "multiply", "time_dequantize", "name_tensors", "capture", "compute"),
-    *("operate", "schedule"),
+    *("operate", "schedule", "time_capture"),
 )
 STREAMS = ("capture",)  # questions whose answer comes in pieces: they take a function `emit`
 

@@ -1,11 +1,13 @@
 """Nodes made by hand, for the tests of what ops mean."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.ops.ggml.base import Build, Expected, Node, Operand, expect
+from harness.records import Nodes
 
 BUILD = Build(lanes=16)
 TYPES = {"float32": "F32", "float16": "F16", "int32": "I32", "int64": "I64"}
@@ -54,3 +56,45 @@ def expected(op: str, result: Any, *sources: Any, held: Any = None) -> Expected:
 
 def normal(seed: int, *shape: int) -> NDArray[np.float32]:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def piece(*nodes: Node) -> Nodes:
+    """Nodes as an engine sends them."""
+    ops = sorted({n.op for n in nodes})
+    rows: list[tuple[Node, int, Any]] = []
+    for n in nodes:
+        rows.append((n, -1, n))
+        rows += [(n, i, source) for i, source in enumerate(n.sources) if source is not None]
+    held = [b"" if x.value is None else x.value.tobytes().ljust(64) for _, _, x in rows]
+    ends = np.cumsum([len(raw) for raw in held], dtype=np.int64)
+    types = sorted({x.type for _, _, x in rows})
+    column = partial(np.array, dtype=np.int64)
+    return Nodes(
+        ops=tuple(ops),
+        kinds={},
+        types=tuple(types),
+        step=column([n.step for n, _, _ in rows]),
+        ubatch=column([n.ubatch for n, _, _ in rows]),
+        index=column([n.index for n, _, _ in rows]),
+        place=column([place for _, place, _ in rows]),
+        producer=column([getattr(x, "producer", -1) for _, _, x in rows]),
+        op=column([ops.index(n.op) for n, _, _ in rows]).astype(np.int32),
+        type=column([types.index(x.type) for _, _, x in rows]).astype(np.int32),
+        ne=column([x.ne for _, _, x in rows]),
+        nb=column([getattr(x, "nb", ()) or (0,) * 4 for _, _, x in rows]),
+        params=np.array([n.params for n, _, _ in rows]),
+        name=np.array([letters(x.name) for _, _, x in rows]),
+        weight=np.array([letters(getattr(x, "weight", "")) for _, _, x in rows]),
+        offset=column([getattr(x, "offset", 0) for _, _, x in rows]),
+        at=column(
+            [
+                -1 if x.value is None else end - len(raw)
+                for (_, _, x), end, raw in zip(rows, ends, held, strict=True)
+            ]
+        ),
+        data=np.frombuffer(b"".join(held), np.uint8).copy(),
+    )
+
+
+def letters(name: str) -> NDArray[np.uint8]:
+    return np.frombuffer(name.encode().ljust(64, b"\0"), np.uint8)

@@ -190,3 +190,24 @@ def test_an_unknown_type_is_refused_with_the_choices() -> None:
     done = CliRunner().invoke(app, ["quants", "--type", "Q9"])
     assert done.exit_code == 2
     assert "Q9" in done.output
+
+
+def test_capture_is_promised_in_plain_decodes_and_a_copy() -> None:
+    rates = {"capture": 1 / 7.0, "plain": 1 / 2.0, "copy": 1 / 1.0, "callback": 1 / 3.0}
+    row = Row(target="m", rates={(name, 1): rate for name, rate in rates.items()})
+    (promise,) = bench_named("shadow").promises([row])
+    assert promise.found == pytest.approx((3 * 2 + 1) / 7)
+    assert promise.kept
+
+
+def test_the_cost_of_capture_is_measured_on_a_prompt_and_on_single_tokens() -> None:
+    done = CliRunner().invoke(app, ["shadow", "--rounds", "1", "--json", "-q"])
+    assert done.exit_code == 0, done.output
+    figures = json.loads(done.stdout)
+    assert [row["target"] for row in figures["rows"]] == [
+        "f32, exact, prompt of 64",
+        "f32, exact, 16 single tokens",
+        "f32, default, prompt of 64",
+        "f32, default, 16 single tokens",
+    ]
+    assert all(row["capture x1"] > 0 for row in figures["rows"])

@@ -18,7 +18,7 @@ from harness.shadow.fault_verdicts import ALL, counted, detail_of, ending_of
 from harness.shadow.faults import KINDS, TRIES, Trial, Trials
 from harness.shadow.judge import ShadowJudge
 from harness.shadow.run import ShadowPlan, with_trials
-from tests.shadow_nodes import BUILD, node, normal
+from tests.shadow_nodes import BUILD, node, normal, piece
 
 X, Y = normal(1, 3, 8), normal(2, 3, 8)
 SUM, SQUARE = node("ADD", X + Y, X, Y), replace(node("SQR", X * X, X), index=7)
@@ -40,7 +40,7 @@ class Engine(Session):
             if fault is not None and fault.index == one.index:
                 value[..., 1, 2] += self.off
                 honest = None if (value == one.value).all() else one.value
-            consume(replace(one, value=value))
+            consume(piece(replace(one, value=value)))
         if fault is not None and self.outcome is not None:
             return self.outcome
         return Answered(value=Captured(nodes=2, views=0, honest=honest), seconds=0.0)

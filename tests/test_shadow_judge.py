@@ -76,8 +76,6 @@ def test_a_node_that_makes_no_sense_is_not_compared(judge: ShadowJudge) -> None:
     judge(node("CONCAT", X, X))
     judge(node("ADD", X, X, normal(3, 2, 31)))
     assert sum(t.compared for _, t in judge.by_op()) == 0
-    with pytest.raises(TypeError, match="expected a Node"):
-        judge("a node")  # type: ignore[arg-type]
 
 
 def test_what_has_no_meaning_is_reported_by_name_and_count(judge: ShadowJudge) -> None:

@@ -29,6 +29,7 @@ from harness.records import (
     Trace,
 )
 from harness.wire import MAGIC, PREFIX, RECORDS, Channel, Closed, Limits, WireError, pack
+from tests.shadow_nodes import piece
 
 SITE = Site(step=1, layer=3, name="l_out")
 ROW = TensorSummary(name="a", ne=(32, 2), type="Q8_0", offset=64, n_bytes=68)
@@ -55,7 +56,9 @@ NODE = Node(
     sources=(
         Operand(name="x", type="F32", ne=(3, 2, 1, 1), value=np.ones((1, 1, 2, 3), np.float32)),
         None,
-        Operand(name="w", type="Q8_0", ne=(32, 1, 1, 1), value=None, weight="w", nb=(34, 34)),
+        Operand(
+            name="w", type="Q8_0", ne=(32, 1, 1, 1), value=None, weight="w", nb=(34, 34, 34, 34)
+        ),
     ),
     value=np.zeros((1, 1, 2, 3), np.float32),
 )
@@ -84,6 +87,7 @@ VALUES: dict[str, Any] = {
     ),
     "faults": [FAULT, Captured(nodes=3, views=1)],
     "node": NODE,
+    "nodes": piece(NODE),
     "arrays": [
         np.zeros(shape, dtype)
         for dtype in ("bool", "float16", "float64", "int8", "int64", "uint8", "uint32")

@@ -1,12 +1,6 @@
-"""Shows every node of llama.cpp's graphs with what it read: copied, because buffers are reused.
-
-llama.cpp asks about a node when everything before it has been computed, so that is when its sources
-are copied: an op may run in place, and write over them. The result is copied when the node is
-shown. A weight is not copied: it is named, with its place in the file's tensor.
-"""
+"""Shows every node of llama.cpp's graphs with what it read, many at a time, in columns."""
 
 import ctypes
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,161 +8,170 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.batch import Batch
-from engine.ops.ggml.base import PLAIN, Node, Operand
+from engine.ops.ggml.base import layout
 from harness.adapters._llama_cpp_faults import Injector
-from harness.adapters._llama_cpp_lib import MAX_SRC, GgmlTensor, Library, P
+from harness.adapters._llama_cpp_lib import GgmlTensor, Library, P
 from harness.adapters._llama_cpp_model import Context
-from harness.records import Captured, Fault
+from harness.adapters._llama_cpp_op import SUB_OPS, declare, op_count
+from harness.adapters._llama_cpp_watch import (
+    BEFORE,
+    FULL,
+    MOST_NODES,
+    N_SLOTS,
+    NODE,
+    ROW,
+    SLOT,
+    STATE,
+    TENSOR,
+    on_node,
+)
+from harness.records import Captured, Fault, Nodes
 
 VIEWS = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")  # compute nothing
-WEIGHTS = 1  # GGML_BACKEND_BUFFER_USAGE_WEIGHTS
-LAYER = re.compile(r"-(\d+)(?: \(|$)|blk\.(\d+)\.|_l(\d+)\b")
+ROOM = 1 << 13  # rows
+SIZE = 4 << 20  # bytes that are held back before they are handed on, unless one node has more
+HOOK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
-class Capture:
-    """An observer that hands each computed node on; views are counted."""
+class Watch:
+    """The buffers behind `on_node`, and what happens when they are full. Lives with a context."""
 
-    def __init__(self, lib: Library, emit: Callable[[Node], None], injector: Injector) -> None:
+    def __init__(self, lib: Library) -> None:
+        check_layout()
+        declare(lib)
         self.ggml = lib.ggml
         self.ggml.ggml_backend_buffer_get_usage.restype = ctypes.c_int
         self.ggml.ggml_backend_buffer_get_usage.argtypes = [P]
-        self.emit = emit
-        self.injector = injector
-        self.step = self.ubatch = self.index = 0
-        self.views = 0
-        self.producers: dict[int, int] = {}  # address of a tensor -> index of its node
-        self.sources: tuple[Operand | None, ...] = ()
-        self.types: dict[int, tuple[str, int, int]] = {}
-
-    def wants(self, address: int) -> bool:
-        if address in self.producers:  # the next graph, in the memory of the last one
-            self.begin(self.ubatch + 1)
-        self.producers[address] = self.index
-        self.index += 1
-        if self.op_of(address) in VIEWS:
-            self.views += 1
-            return False
-        tensor = GgmlTensor.from_address(address)
-        self.sources = self.read(tensor)
-        self.injector.before(tensor, self.memory(address))
-        return True
-
-    def sees(self, address: int) -> None:
-        tensor = GgmlTensor.from_address(address)
-        name = tensor.name.decode(errors="replace")
-        index = self.producers[address]
-        if self.injector.due(self.step, self.ubatch, index):
-            self.injector.strike(self.strided(address, tensor), self.memory(address))
-        kind, _, _ = self.type_of(tensor.type)
-        names = [name, *(source.name for source in self.sources if source)]
-        self.emit(
-            Node(
-                step=self.step,
-                ubatch=self.ubatch,
-                index=index,
-                op=self.op_of(address),
-                name=name,
-                layer=next(filter(lambda n: n is not None, map(layer_of, names)), None),
-                type=kind,
-                ne=tuple(tensor.ne),
-                params=np.array(tensor.op_params, np.int32),
-                sources=self.sources,
-                value=np.array(self.strided(address, tensor), order="C"),
-            )
+        self.ops = tuple(lib.ggml.ggml_op_name(i).decode() for i in range(op_count(lib)))
+        self.kinds = {op: members for op, (members, _) in SUB_OPS.items()}
+        ids = range(lib.llama.GGML_TYPE_COUNT)
+        kinds = [lib.ggml.ggml_get_type_traits(i).contents for i in ids]
+        self.types = tuple(kind.type_name.decode().upper() for kind in kinds)
+        self.rows = np.zeros(ROOM, ROW)
+        self.data = np.empty(SIZE, np.uint8)
+        self.slots = np.zeros(N_SLOTS, SLOT)
+        self.state = np.zeros(1, STATE)
+        self._hook = HOOK(self.hook)  # must outlive the context
+        self.emit: Callable[[Nodes], None] = lambda _: None
+        self.injector = Injector(None)
+        self.error: BaseException | None = None
+        self.emitted = 0
+        self.set(
+            rows=self.rows.ctypes.data,
+            room=ROOM,
+            data=self.data.ctypes.data,
+            size=SIZE,
+            slots=self.slots.ctypes.data,
+            hook=ctypes.cast(self._hook, P).value,
+            usage=ctypes.cast(self.ggml.ggml_backend_buffer_get_usage, P).value,
         )
+        self.state["is_view"][0, : len(self.ops)] = np.isin(self.ops, VIEWS)
+        self.state["block"][0, : len(kinds)] = [kind.block_weights for kind in kinds]
+        self.state["bytes"][0, : len(kinds)] = [kind.block_bytes for kind in kinds]
 
-    def begin(self, ubatch: int) -> None:
-        self.ubatch, self.index = ubatch, 0
-        self.producers.clear()
+    @property
+    def callback(self) -> tuple[int, int]:
+        """The address of the function, and of what it is given."""
+        return on_node.address, self.state.ctypes.data
+
+    def set(self, **values: Any) -> None:
+        for name, value in values.items():
+            self.state[name] = value
+
+    def get(self, name: str) -> int:
+        return int(self.state[name][0])
+
+    def begin(self, emit: Callable[[Nodes], None], injector: Injector) -> None:
+        """Whatever an earlier run left behind is dropped."""
+        self.emit, self.injector, self.error, self.emitted = emit, injector, None, 0
+        self.set(n_rows=0, n_whole=0, used=0, views=0, stop=0)
 
     def begin_step(self, step: int) -> None:
-        self.step = step
-        self.begin(0)
+        fault = self.injector.fault
+        due = (-1, -1) if fault is None or fault.step != step else (fault.ubatch, fault.index)
+        self.set(step=step, ubatch=0, index=0, generation=self.get("generation") + 1)
+        self.set(due_ubatch=due[0], due_index=due[1])
 
-    # --- memory -------------------------------------------------------------------------------
+    # --- called from C ------------------------------------------------------------------------
 
-    def read(self, tensor: GgmlTensor) -> tuple[Operand | None, ...]:
-        """All ten places; most of them are empty, and so are those behind the last source."""
-        found = [self.operand(at) if at else None for at in (tensor.src[i] for i in range(MAX_SRC))]
-        while found and found[-1] is None:
-            found.pop()
-        return tuple(found)
+    def hook(self, what: int, argument: int) -> int:
+        """An exception cannot cross C: it waits in `error`, and the graph is left at once."""
+        try:
+            if what == FULL:
+                self.hand_on()
+                self.make_room(argument)
+                if self.get("index") > MOST_NODES:
+                    raise RuntimeError(f"a graph of more than {MOST_NODES} nodes is not captured")
+            elif what == BEFORE:
+                self.injector.before(self.memory(argument))
+            else:
+                self.injector.strike(self.strided(argument), self.memory(argument))
+        except BaseException as error:
+            self.error = error
+            self.set(stop=1)
+        return 0
 
-    def operand(self, address: int) -> Operand:
-        tensor = GgmlTensor.from_address(address)
-        root = address
-        while (up := GgmlTensor.from_address(root)).view_src:
-            root = up.view_src
-        weight = self.is_weight(up)
-        return Operand(
-            name=tensor.name.decode(errors="replace"),
-            type=self.type_of(tensor.type)[0],
-            ne=tuple(tensor.ne),
-            value=None if weight else np.array(self.strided(address, tensor), order="C"),
-            weight=up.name.decode(errors="replace") if weight else "",
-            offset=(tensor.data or 0) - (up.data or 0),
-            nb=tuple(tensor.nb),
-            producer=self.producers.get(address, self.producers.get(root, -1)),
+    def make_room(self, needed: int) -> None:
+        if needed > self.data.size:
+            self.data = np.empty(needed, np.uint8)
+            self.set(data=self.data.ctypes.data, size=needed)
+
+    def hand_on(self) -> None:
+        """Emit the nodes that have been shown; the buffers are free again when it returns."""
+        rows, used = self.rows[: self.get("n_whole")], self.get("used")
+        self.set(n_rows=0, n_whole=0, used=0)
+        if len(rows):
+            self.emitted += int((rows["place"] == NODE).sum())
+            self.emit(self.columns(rows, used))
+
+    def columns(self, rows: NDArray[Any], used: int) -> Nodes:
+        tensor = rows["tensor"]
+        return Nodes(
+            ops=self.ops,
+            kinds=self.kinds,
+            types=self.types,
+            params=tensor["op_params"],
+            data=self.data[:used],
+            **{name: rows[name] for name in ("step", "ubatch", "index", "place", "producer")},
+            **{name: rows[name] for name in ("offset", "at", "weight")},
+            **{name: tensor[name] for name in ("op", "type", "ne", "nb", "name")},
         )
 
-    def is_weight(self, root: GgmlTensor) -> bool:
-        if not root.buffer:
-            return False
-        usage: int = self.ggml.ggml_backend_buffer_get_usage(root.buffer)
-        return usage == WEIGHTS
-
-    def strided(self, address: int, tensor: GgmlTensor) -> NDArray[Any]:
-        """A view of the tensor's memory: of its values, or of the bytes of its rows."""
-        kind, per_block, block_bytes = self.type_of(tensor.type)
-        ne, nb = list(tensor.ne), list(tensor.nb)
-        dtype: np.dtype[Any] = np.dtype(PLAIN.get(kind, np.uint8))
-        if kind not in PLAIN:
-            ne[0], nb[0] = ne[0] // per_block * block_bytes, 1
-        shape, strides = tuple(reversed(ne)), tuple(reversed(nb))
-        if 0 in shape:
-            return np.empty(shape, dtype)
-        return np.ndarray(shape, dtype, buffer=self.memory(address), strides=strides)
+    # --- memory -------------------------------------------------------------------------------
 
     def memory(self, address: int) -> Any:
         size = self.ggml.ggml_nbytes(address)
         return (ctypes.c_ubyte * size).from_address(GgmlTensor.from_address(address).data)
 
-    def op_of(self, address: int) -> str:
-        return str(self.ggml.ggml_op_desc(address).decode())
-
-    def type_of(self, number: int) -> tuple[str, int, int]:
-        if number not in self.types:
-            traits = self.ggml.ggml_get_type_traits(number).contents
-            name = traits.type_name.decode().upper()
-            self.types[number] = (name, traits.block_weights, traits.block_bytes)
-        return self.types[number]
+    def strided(self, address: int) -> NDArray[Any]:
+        """A view of a tensor's memory: of its values, or of the bytes of its rows."""
+        tensor = GgmlTensor.from_address(address)
+        dtype, shape, strides = layout(self.types[tensor.type], tuple(tensor.ne), tuple(tensor.nb))
+        return np.ndarray(shape, dtype, buffer=self.memory(address), strides=strides)
 
 
-def layer_of(name: str) -> int | None:
-    found = LAYER.search(name)
-    return int(next(filter(None, found.groups()))) if found else None
+def check_layout() -> None:
+    ours = {name: TENSOR.fields[name][1] for name in TENSOR.names or ()} if TENSOR.fields else {}
+    theirs = {name: getattr(GgmlTensor, name).offset for name, _ in GgmlTensor._fields_}
+    if ours != theirs or TENSOR.itemsize != ctypes.sizeof(GgmlTensor):
+        raise RuntimeError("_llama_cpp_watch.TENSOR and GgmlTensor are laid out differently")
 
 
 def capture_batches(
     context: Context,
+    watch: Watch,
     batches: Sequence[Batch],
     fault: Fault | None,
-    emit: Callable[[Node], None],
+    emit: Callable[[Nodes], None],
 ) -> Captured:
     """Decode the batches one after the other, and emit what every node read and computed."""
-    emitted = 0
-
-    def counted(node: Node) -> None:
-        nonlocal emitted
-        emitted += 1
-        emit(node)
-
-    watcher = Capture(context.lib, counted, Injector(fault))
-    context.observer = watcher
+    watch.begin(emit, Injector(fault))
     try:
         for step, batch in enumerate(batches):
-            watcher.begin_step(step)
+            watch.begin_step(step)
             context.run(batch)
     finally:
-        context.observer = None
-    return Captured(nodes=emitted, views=watcher.views, honest=watcher.injector.honest)
+        if watch.error is not None:
+            raise watch.error
+        watch.hand_on()  # also of a step that failed: what it showed is worth judging
+    return Captured(nodes=watch.emitted, views=watch.get("views"), honest=watch.injector.honest)

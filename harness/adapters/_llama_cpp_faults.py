@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.adapters._llama_cpp_lib import GgmlTensor
 from harness.records import Fault
 
 
@@ -17,14 +16,9 @@ class Injector:
         self.honest: NDArray[Any] | None = None
         self.stale = b""
 
-    def before(self, tensor: GgmlTensor, memory: Any) -> None:
+    def before(self, memory: Any) -> None:
         """What lies in the result's memory before the op is computed."""
-        if self.fault is not None and self.fault.kind == "stale":
-            self.stale = bytes(memory)
-
-    def due(self, step: int, ubatch: int, index: int) -> bool:
-        at = self.fault
-        return at is not None and (at.step, at.ubatch, at.index) == (step, ubatch, index)
+        self.stale = bytes(memory)
 
     def strike(self, value: NDArray[Any], memory: Any) -> None:
         assert self.fault is not None

@@ -81,9 +81,19 @@ class Model:
 
 
 class Context:
-    """A KV cache and a graph; with `traced`, one whose nodes an observer can see."""
+    """A KV cache and a graph; with `traced`, one whose nodes an observer can see.
 
-    def __init__(self, model: Model, settings: Settings, *, traced: bool) -> None:
+    `watch`: the addresses of a C function that is called for each node instead, and of its data.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        settings: Settings,
+        *,
+        traced: bool = False,
+        watch: tuple[int, int] | None = None,
+    ) -> None:
         self.model = model
         self.lib = model.lib
         self.observer: Observer | None = None
@@ -93,6 +103,9 @@ class Context:
         params = context_params(self.lib, settings)
         if traced:
             params.cb_eval = self._callback
+        if watch is not None:
+            params.cb_eval = llama.ggml_backend_sched_eval_callback(watch[0])
+            params.cb_eval_user_data = watch[1]
         with self.lib.refusals("llama.cpp does not make a context"):
             self.pointer = llama.llama_init_from_model(model.pointer, params)
             if not self.pointer:

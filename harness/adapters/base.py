@@ -17,6 +17,7 @@ from harness.records import (
     Evaluation,
     Fault,
     FileSummary,
+    Nodes,
     Request,
     Settings,
     TensorSummary,
@@ -90,9 +91,19 @@ class Adapter(Registered):
         raise Unsupported(f"{self.name} does not evaluate batches")
 
     def capture(
-        self, batches: Sequence[Batch], fault: Fault | None, emit: Callable[[Node], None]
+        self, batches: Sequence[Batch], fault: Fault | None, emit: Callable[[Nodes], None]
     ) -> Captured:
-        """Decode the batches on an empty cache, and emit every node that computes something."""
+        """Decode the batches on an empty cache, and emit every node that computes something.
+
+        What is emitted is read before `emit` returns: its arrays may be used again.
+        """
+        raise Unsupported(f"{self.name} does not show its graph")
+
+    def time_capture(self, batches: Sequence[Batch]) -> dict[str, float]:
+        """Seconds of all batches but the first, or of the only one, each way once.
+
+        plain; callback: past an empty one of Python; capture; copy: of the bytes captured.
+        """
         raise Unsupported(f"{self.name} does not show its graph")
 
     def compute(self, node: Node) -> NDArray[Any]:

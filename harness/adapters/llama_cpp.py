@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,6 @@ from harness.adapters import _llama_cpp_gguf as gguf
 from harness.adapters import _llama_cpp_op as single_op
 from harness.adapters import _llama_cpp_product as product
 from harness.adapters import _llama_cpp_synth as synth
-from harness.adapters._llama_cpp_capture import capture_batches
 from harness.adapters._llama_cpp_graph import ARCHITECTURES
 from harness.adapters._llama_cpp_lib import Library, TypeTraits, library
 from harness.adapters._llama_cpp_model import MAX_SEQUENCES, Context, Model
@@ -37,11 +36,15 @@ from harness.records import (
     Evaluation,
     Fault,
     FileSummary,
+    Nodes,
     Request,
     Settings,
     TensorSummary,
     Trace,
 )
+
+if TYPE_CHECKING:
+    from harness.adapters._llama_cpp_capture import Watch
 
 
 class LlamaCpp(Adapter, name="llama.cpp"):
@@ -56,6 +59,7 @@ class LlamaCpp(Adapter, name="llama.cpp"):
         self._vocab_only: Model | None = None
         self._full: Model | None = None
         self._contexts: dict[bool, Context] = {}  # traced? -> context
+        self._watched: tuple[Context, Watch] | None = None
         self._attention_checked = False
 
     @property
@@ -135,14 +139,22 @@ class LlamaCpp(Adapter, name="llama.cpp"):
         return Evaluation(logits=tuple(logits), trace=trace)
 
     def capture(
-        self, batches: Sequence[Batch], fault: Fault | None, emit: Callable[[Node], None]
+        self, batches: Sequence[Batch], fault: Fault | None, emit: Callable[[Nodes], None]
     ) -> Captured:
         self._check_room(sum(map(len, batches)))
         for batch in batches:
             self._check_batch(batch)
-        context = self._made(traced=True)
+        from harness.adapters._llama_cpp_capture import capture_batches
+
+        context, watch = self._watching()
         context.clear()
-        return capture_batches(context, batches, fault, emit)
+        return capture_batches(context, watch, batches, fault, emit)
+
+    def time_capture(self, batches: Sequence[Batch]) -> dict[str, float]:
+        from harness.adapters._llama_cpp_capture_time import time_capture
+
+        plain, traced = self._made(traced=False), self._made(traced=True)
+        return time_capture(plain, traced, self._watching(), batches)
 
     def compute(self, node: Node) -> NDArray[Any]:
         return single_op.compute(self.lib, node, self.settings.n_threads)
@@ -170,6 +182,9 @@ class LlamaCpp(Adapter, name="llama.cpp"):
         for context in self._contexts.values():
             context.close()
         self._contexts.clear()
+        if self._watched is not None:
+            self._watched[0].close()
+            self._watched = None
         for model in (self._full, self._vocab_only):
             if model is not None:
                 model.close()
@@ -210,6 +225,15 @@ class LlamaCpp(Adapter, name="llama.cpp"):
         if traced not in self._contexts:
             self._contexts[traced] = Context(self._weights(), self.settings, traced=traced)
         return self._contexts[traced]
+
+    def _watching(self) -> tuple[Context, "Watch"]:
+        if self._watched is None:
+            from harness.adapters._llama_cpp_capture import Watch  # compiled: it takes a moment
+
+            watch = Watch(self.lib)
+            context = Context(self._weights(), self.settings, watch=watch.callback)
+            self._watched = context, watch
+        return self._watched
 
     def _check_attention(self, context: Context) -> None:
         """llama.cpp decides by itself whether flash attention is possible: see what it did.

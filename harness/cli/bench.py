@@ -57,6 +57,52 @@ def quants(
         out.line(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
 
 
+@app.command()
+def shadow(
+    model: Annotated[
+        list[str] | None, typer.Option(help="A GGUF file or builtin:NAME (repeatable).")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Turns; the best one counts.", min=1)] = 20,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """What it costs llama.cpp to be watched: a plain decode, an empty callback, and a capture.
+
+    A capture leaves every node's inputs and result in memory, ready to be sent; to send and to
+    judge them is not counted. The exit code says nothing about speed.
+    """
+    from harness.bench.base import BenchPlan, bench_named
+    from harness.cli.terminal import Terminal
+
+    with Terminal(quiet=quiet, as_json=as_json) as out:
+        bench = bench_named("shadow")
+        plan = BenchPlan(targets=tuple(model or ()), rounds=rounds)
+        rows = list(bench.run(plan, out.progress))
+        promises = bench.promises(rows)
+        if as_json:
+            out.json(figures(bench, rows, promises))
+            return
+        out.quieten()
+        out.out.print(times_of(bench, rows))
+        out.line("callback: past an empty one of Python; copy: of the bytes that were captured")
+        for promise in promises:
+            out.line(in_words(promise))
+        out.line(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+
+
+def times_of(bench: "Bench", rows: "Sequence[Row]") -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, title="milliseconds")
+    table.add_column("model, settings, work")
+    for label in bench.engines.values():
+        table.add_column(label, justify="right")
+    for row in rows:
+        times = [1000 / row.rates[name, 1] for name in bench.engines]
+        table.add_row(row.target, *(f"{time:.3g}" for time in times))
+    return table
+
+
 def figures(bench: "Bench", rows: "Sequence[Row]", promises: "Sequence[Promise]") -> Any:
     return {
         "bench": bench.name,

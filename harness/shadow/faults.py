@@ -21,6 +21,7 @@ from engine.ops.ggml.base import Node
 from harness.records import Answered, Captured, Crashed, Fault
 from harness.runner import Session
 from harness.shadow.judge import SENSELESS, ShadowJudge
+from harness.shadow.nodes import capture
 from harness.suites.base import no_answer
 from harness.synth.draws import stream
 
@@ -139,7 +140,7 @@ class Trials:
         return Injected(fault=fault, place=place, size=size, seen=seen)
 
     def stream(self, consume: Any, fault: Fault | None) -> Any:
-        return self.session.stream("capture", consume, tuple(self.batches), fault)
+        return capture(self.session, consume, self.batches, fault)
 
 
 def drawn(places: dict[str, list[Place]], kind: str, bits: Philox) -> tuple[Place, Fault]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from engine.errors import EngineError, Unsupported
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import PLAIN, Build, Expected, Node, Operand, expect
+from engine.ops.ggml.base import Build, Expected, Node, Operand, expect, layout
 from harness.compare import mismatch_between
 from harness.records import Mismatch
 
@@ -75,9 +75,6 @@ class ShadowJudge:
         self.findings: list[NodeFinding] = []
 
     def __call__(self, node: Node) -> None:
-        """Raises TypeError for what is no node."""
-        if not isinstance(node, Node):
-            raise TypeError(f"the engine shows a {type(node).__name__}, expected a Node")
         tally = self.tallies.setdefault((node.op, node.layer), Tally())
         tally.nodes += 1
         tally.elements += node.value.size
@@ -125,11 +122,9 @@ class ShadowJudge:
         """With its value; a weight is read from the model's file, as it lies there."""
         if not source.weight:
             return source
-        info = self.file.tensors.get(source.weight)
-        if info is None:
+        if source.weight not in self.file.tensors:
             raise Unsupported(f"the weight {source.weight!r} is not in the file")
-        raw = self.file.raw(source.weight)
-        return replace(source, value=view_of(raw, source, info.type.block, info.type.bytes))
+        return replace(source, value=view_of(self.file.raw(source.weight), source))
 
     def by_op(self) -> Iterator[tuple[str, Tally]]:
         """All layers together, in the order of names."""
@@ -141,19 +136,16 @@ class ShadowJudge:
             yield op, tally
 
 
-def view_of(
-    raw: NDArray[np.uint8], source: Operand, per_block: int, block_bytes: int
-) -> NDArray[Any]:
+def view_of(raw: NDArray[np.uint8], source: Operand) -> NDArray[Any]:
     """A view of a weight's bytes, with the strides of the operand. Raises EngineError outside."""
-    ne, nb = list(source.ne), list(source.nb)
-    dtype: np.dtype[Any] = np.dtype(PLAIN.get(source.type, np.uint8))
-    if source.type not in PLAIN:
-        ne[0], nb[0] = ne[0] // per_block * block_bytes, 1
-    last = source.offset + sum((n - 1) * b for n, b in zip(ne, nb, strict=True)) + dtype.itemsize
-    fits = min(*ne, *nb) >= 0 and 0 <= source.offset < last <= raw.size
-    if prod(ne) and not fits:
+    dtype, shape, strides = layout(source.type, source.ne, source.nb)
+    assert strides is not None
+    ends = ((n - 1) * b for n, b in zip(shape, strides, strict=True))
+    last = source.offset + sum(ends) + dtype.itemsize
+    fits = min(*shape, *strides) >= 0 and 0 <= source.offset < last <= raw.size
+    if prod(shape) and not fits:
         raise EngineError(f"the operand {source.name!r} lies outside the weight {source.weight!r}")
-    return np.ndarray(tuple(reversed(ne)), dtype, raw, source.offset, tuple(reversed(nb)))
+    return np.ndarray(shape, dtype, raw, source.offset, strides)
 
 
 def rounded_to(value: NDArray[Any], actual: NDArray[Any]) -> NDArray[Any]:

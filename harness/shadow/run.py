@@ -27,6 +27,7 @@ from harness.shadow.fault_verdicts import detail_of, ending_of
 from harness.shadow.faults import Trials
 from harness.shadow.judge import ShadowJudge
 from harness.shadow.models import make_variant, opened
+from harness.shadow.nodes import capture
 from harness.shadow.verdicts import SUITE, all_seen, verdicts_of
 from harness.suites.base import STEPS_TRACED, NoAnswer, no_answer
 from harness.synth.any_arch import variant_named, variants
@@ -109,7 +110,7 @@ def build_of(plan: ShadowPlan, engine: EngineInfo) -> Build:
 def verdicts_for(plan: ShadowPlan, path: Path, session: Session, build: Build) -> Iterator[Verdict]:
     with GgufFile.open(path) as file:
         judge = ShadowJudge(file, build)
-        outcome = session.stream("capture", judge, batches_of(plan, file), None)
+        outcome = capture(session, judge, batches_of(plan, file))
         if not isinstance(outcome, Answered):
             yield from verdicts_of(judge, lambda *a: verdict_of(plan, *a))
             raise no_answer(ENGINE, "capture", outcome)

@@ -6,6 +6,7 @@ from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import Build
 from harness.records import Unanswerable, Verdict
 from harness.shadow.judge import ShadowJudge
+from harness.shadow.nodes import capture
 from harness.shadow.verdicts import SUITE, all_seen, verdicts_of
 from harness.suites.base import Context, Suite
 
@@ -19,7 +20,7 @@ class Shadow(Suite, name=SUITE):
         build = Build(lanes=context.lanes, n_threads=settings.n_threads, generic=settings.generic)
         with GgufFile.open(context.model) as file:
             judge = ShadowJudge(file, build)
-            outcome = context.oracle.stream("capture", judge, context.batches, None)
+            outcome = capture(context.oracle, judge, context.batches)
             if isinstance(outcome, Unanswerable):
                 text = f"{context.oracle.name} shows no graph to recompute: {outcome.message}"
                 yield context.verdict(SUITE, "excused", text)

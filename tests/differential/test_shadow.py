@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine.batch import Batch
 from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import MEANINGS, Build, Node
+from harness.adapters.llama_cpp import LlamaCpp
 from harness.check import lanes_of
-from harness.records import DEFAULT, EXACT, Answered, Captured, Fault, Request, Settings
+from harness.records import DEFAULT, EXACT, Answered, Captured, Fault, Nodes, Request, Settings
 from harness.report.jsonl import read_report
 from harness.run import Listener
 from harness.runner import Runner, Session
@@ -17,6 +19,7 @@ from harness.shadow.fault_verdicts import ALL, counted
 from harness.shadow.faults import KINDS, Place
 from harness.shadow.judge import ShadowJudge
 from harness.shadow.models import make_variant, opened
+from harness.shadow.nodes import capture, nodes_of
 from harness.shadow.run import ShadowPlan, batches_of, run_shadow, with_trials
 from harness.synth.any_arch import variant_named
 
@@ -46,7 +49,7 @@ def shadow(path: Path, settings: Settings, n_tokens: int = 9) -> tuple[ShadowJud
         assert isinstance(info, Answered)
         build = Build(lanes=lanes_of(info.value.build), n_threads=settings.n_threads)
         judge = ShadowJudge(file, build)
-        outcome = session.stream("capture", judge, batches_of(plan, file), None)
+        outcome = capture(session, judge, batches_of(plan, file))
     assert isinstance(outcome, Answered), outcome
     return judge, outcome.value
 
@@ -76,7 +79,7 @@ def test_the_slice_reaches_most_ops_that_have_a_meaning(tmp_path: Path, namer: S
     seen: set[str] = set()
     path = model_of("deepseek4", tmp_path, namer)
     with Runner().open("llama.cpp", path, EXACT) as session:
-        outcome = session.stream("capture", lambda n: seen.add(n.op), (Batch.of([1, 2]),), None)
+        outcome = capture(session, lambda n: seen.add(n.op), [Batch.of([1, 2])])
     assert isinstance(outcome, Answered)
     assert seen <= MEANINGS.keys()
     assert {"TOP_K", "LIGHTNING_INDEXER", "DSV4_HC_COMB", "ROPE_BACK", "MUL_MAT_ID"} <= seen
@@ -100,7 +103,7 @@ def test_a_node_shows_what_it_read_even_if_it_ran_in_place(tmp_path: Path, namer
     nodes: list[Node] = []
     path = model_of("llama", tmp_path, namer)
     with Runner().open("llama.cpp", path, EXACT) as session:
-        outcome = session.stream("capture", nodes.append, (Batch.of([1, 2, 3]),), None)
+        outcome = capture(session, nodes.append, [Batch.of([1, 2, 3])])
     assert isinstance(outcome, Answered)
     (embd,) = (n for n in nodes if n.name == "embd")
     assert embd.source(1).name == "inp_tokens"
@@ -116,13 +119,42 @@ def test_a_node_shows_what_it_read_even_if_it_ran_in_place(tmp_path: Path, namer
     assert {n.op for n in readers} >= {"RMS_NORM", "ADD"}
 
 
+def test_buffers_of_any_size_show_the_same(
+    tmp_path: Path, namer: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes that fill the buffers, and nodes that are larger than one."""
+    from harness.adapters import _llama_cpp_capture
+
+    path, batches = model_of("llama", tmp_path, namer), [Batch.of([1, 2, 3]), Batch.of([4], 3)]
+    seen: list[list[tuple[str, bytes]]] = []
+    pieces: list[int] = []
+    for size, room in ((1 << 24, 1 << 12), (1 << 16, 1 << 12), (1 << 24, 30)):
+        monkeypatch.setattr(_llama_cpp_capture, "SIZE", size)
+        monkeypatch.setattr(_llama_cpp_capture, "ROOM", room)
+        engine, here = LlamaCpp(path, EXACT), []
+        pieces.append(0)
+
+        def keep(piece: Nodes, here: list[Any] = here) -> None:
+            pieces[-1] += 1
+            for n in nodes_of(piece):
+                reads = [s.value.tobytes() for s in n.sources if s and s.value is not None]
+                here.append((n.name, n.step, n.index, n.value.tobytes(), *reads))
+
+        captured = engine.capture(batches, None, keep)
+        engine.close()
+        assert captured.nodes == len(here)
+        seen.append(here)
+    assert seen[0] == seen[1] == seen[2]
+    assert pieces[0] == 1 < min(pieces[1:])
+
+
 @pytest.mark.parametrize("settings", [EXACT, DEFAULT], ids=lambda s: s.name)
 def test_to_be_watched_changes_no_bit(settings: Settings, tmp_path: Path, namer: Session) -> None:
     """llama.cpp fuses ops that nobody asks for: what is judged must be what it computes alone."""
     nodes: list[Node] = []
     path, batches = model_of("gemma3n", tmp_path, namer), (Batch.of([1, 2, 3, 4]),)
     with Runner().open("llama.cpp", path, settings) as session:
-        watched = session.stream("capture", nodes.append, batches, None)
+        watched = capture(session, nodes.append, batches)
         alone = session.ask("evaluate", Request(batches=batches))
     assert isinstance(watched, Answered)
     assert isinstance(alone, Answered)
@@ -133,7 +165,7 @@ def test_a_fault_that_nobody_asked_for_is_not_made(tmp_path: Path, namer: Sessio
     path = model_of("llama", tmp_path, namer)
     nowhere = Fault(step=0, ubatch=0, index=10**6, kind="scale", draw=0)
     with Runner().open("llama.cpp", path, EXACT) as session:
-        outcome = session.stream("capture", lambda _: None, (Batch.of([1]),), nowhere)
+        outcome = capture(session, lambda _: None, [Batch.of([1])], nowhere)
     assert isinstance(outcome, Answered)
     assert outcome.value.honest is None
 

@@ -15,6 +15,7 @@ from harness.records import PRESETS, Answered, Crashed
 from harness.runner import Runner
 from harness.shadow.judge import ShadowJudge
 from harness.shadow.models import make_variant, opened
+from harness.shadow.nodes import capture
 from harness.shadow.run import ShadowPlan, batches_of
 from harness.synth.any_arch import variant_named, variants
 
@@ -38,7 +39,7 @@ def test_what_is_known_to_be_wrong_still_is(known: dict[str, Any], tmp_path: Pat
         if lanes < known["lanes"]:
             pytest.skip(f"{known['id']} needs {known['lanes']} lanes; not compared with {lanes}")
         judge = ShadowJudge(file, Build(lanes=lanes))
-        outcome = session.stream("capture", judge, batches_of(plan, file), None)
+        outcome = capture(session, judge, batches_of(plan, file))
     if known["symptom"] == "crash":
         assert isinstance(outcome, Crashed), over
         return

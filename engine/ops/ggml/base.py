@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import Unsupported
+from engine.ggml_types import type_by_name
 from engine.quants.base import WeightFormat
 from engine.registry import import_members
 
@@ -140,6 +141,17 @@ def meaning_of(op: str) -> Meaning:
 def family_of(op: str) -> str:
     """The file that says what it means."""
     return meaning_of(op).__module__.rpartition(".")[2]
+
+
+def layout(
+    kind: str, ne: tuple[int, ...], nb: tuple[int, ...] | None = None
+) -> tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...] | None]:
+    """How numpy sees a tensor of these sizes and strides: of types that it lacks, bytes of rows."""
+    if kind in PLAIN:
+        return np.dtype(PLAIN[kind]), tuple(reversed(ne)), nb and tuple(reversed(nb))
+    known = type_by_name(kind)
+    shape = (*reversed(ne[1:]), ne[0] // known.block * known.bytes)
+    return np.dtype(np.uint8), shape, nb and (*reversed(nb[1:]), 1)
 
 
 def wide(operand: Operand) -> F64:

@@ -1,0 +1,276 @@
+"""What llama.cpp calls before and after each node of a graph: compiled, because Python is too slow.
+
+llama.cpp asks about a node when everything before it has been computed. That is when its sources
+are copied: an op may run in place, and write over them. When the node is shown, its result is
+copied. A weight is not: its name and place are noted. Rows and bytes gather in the buffers of a
+state; a hook in Python empties them when they are full, and puts in faults.
+
+An empty function of Python takes longer than a node of a small model (`lockstep bench shadow`).
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import carray, cfunc, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+# `struct ggml_tensor`, as GgmlTensor has it: what is compiled here is kept until this file changes
+TENSOR = np.dtype(
+    [
+        ("type", np.int32),
+        ("buffer", np.int64),
+        ("ne", np.int64, 4),
+        ("nb", np.int64, 4),
+        ("op", np.int32),
+        ("op_params", np.int32, 16),
+        ("flags", np.int32),
+        ("src", np.int64, 10),
+        ("view_src", np.int64),
+        ("view_offs", np.int64),
+        ("data", np.int64),
+        ("name", np.uint8, 64),
+        ("extra", np.int64),
+        ("padding", np.uint8, 8),
+    ],
+    align=True,
+)
+ROW = np.dtype(  # of a node, or of one of its sources
+    [
+        ("tensor", TENSOR),
+        ("step", np.int64),
+        ("ubatch", np.int64),
+        ("index", np.int64),  # of the node in its graph
+        ("place", np.int64),  # which source; NODE: the node itself
+        ("producer", np.int64),  # index of the node that computed it; -1: a leaf
+        ("offset", np.int64),  # in what it is a view of
+        ("at", np.int64),  # where its bytes lie in the data; -1: they were not copied
+        ("weight", np.uint8, 64),  # the name of what it is a view of, if that is a weight
+    ]
+)
+SLOT = np.dtype([("address", np.int64), ("generation", np.int64), ("index", np.int64)])
+STATE = np.dtype(
+    [
+        ("rows", np.int64),  # addresses of the buffers, and how much they hold
+        ("room", np.int64),
+        ("n_rows", np.int64),
+        ("n_whole", np.int64),  # rows of nodes that have been shown
+        ("data", np.int64),
+        ("size", np.int64),
+        ("used", np.int64),
+        ("slots", np.int64),
+        ("generation", np.int64),  # graphs begun: slots of others are free
+        ("step", np.int64),
+        ("ubatch", np.int64),
+        ("index", np.int64),
+        ("views", np.int64),
+        ("due_ubatch", np.int64),  # of the node that a fault is meant for
+        ("due_index", np.int64),
+        ("stop", np.int64),
+        ("hook", np.int64),  # int64 (int64 what, int64 argument)
+        ("usage", np.int64),  # ggml_backend_buffer_get_usage
+        ("is_view", np.int64, 128),  # by op
+        ("block", np.int64, 64),  # by type: weights of a block, and its bytes
+        ("bytes", np.int64, 64),
+    ]
+)
+TENSOR_BYTES, ROW_BYTES = TENSOR.itemsize, ROW.itemsize
+NODE = -1  # a place
+N_SLOTS = 1 << 17
+MOST_NODES = N_SLOTS // 2
+MOST_ROWS = 11  # of a node: itself and ten sources
+ALIGNED = 64
+FULL, BEFORE, STRIKE = 0, 1, 2  # what the hook is called for
+WEIGHTS = 1  # GGML_BACKEND_BUFFER_USAGE_WEIGHTS
+I64 = ir.IntType(64)
+
+
+@intrinsic
+def pointer(_: Any, address: Any) -> Any:
+    """An address as something that `carray` takes."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), code
+
+
+@intrinsic
+def copy_bytes(_: Any, to: Any, start: Any, n: Any) -> Any:
+    """memcpy."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        to, start = (builder.inttoptr(a, cgutils.voidptr_t) for a in arguments[:2])
+        cgutils.raw_memcpy(builder, to, start, arguments[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), code
+
+
+@intrinsic
+def call(_: Any, function: Any, a: Any, b: Any) -> Any:
+    """A C function of two numbers at an address; one with fewer parameters ignores the rest."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(I64, (I64, I64))
+        return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+
+    return types.int64(types.int64, types.int64, types.int64), code
+
+
+@njit
+def slot_of(s: Any, address: int) -> Any:
+    """Where the index of a node stands, or would stand."""
+    slots = carray(pointer(s.slots), N_SLOTS, SLOT)
+    at = (address >> 4) * 0x9E3779B1 & (N_SLOTS - 1)
+    while slots[at].generation == s.generation and slots[at].address != address:
+        at = (at + 1) & (N_SLOTS - 1)
+    return slots[at]
+
+
+@njit
+def index_of(s: Any, address: int) -> Any:
+    """-1: no node of this graph."""
+    slot = slot_of(s, address)
+    return slot.index if slot.generation == s.generation else -1
+
+
+@njit
+def tensor_at(address: int) -> Any:
+    return carray(pointer(address), 1, TENSOR)[0]
+
+
+@njit
+def row_bytes(s: Any, t: Any) -> Any:
+    return t.ne[0] // s.block[t.type] * s.bytes[t.type]
+
+
+@njit
+def n_bytes(s: Any, t: Any) -> Any:
+    """Of a contiguous copy."""
+    return row_bytes(s, t) * t.ne[1] * t.ne[2] * t.ne[3]
+
+
+@njit
+def gather(s: Any, t: Any, to: int) -> None:
+    """A contiguous copy, whatever the strides are."""
+    size, row = s.bytes[t.type], row_bytes(s, t)
+    packed = t.nb[0] == size and t.nb[1] == row
+    if packed and t.nb[2] == row * t.ne[1] and t.nb[3] == t.nb[2] * t.ne[2]:
+        copy_bytes(to, t.data, n_bytes(s, t))
+        return
+    for i3 in range(t.ne[3]):
+        for i2 in range(t.ne[2]):
+            for i1 in range(t.ne[1]):
+                start = t.data + i3 * t.nb[3] + i2 * t.nb[2] + i1 * t.nb[1]
+                if t.nb[0] == size:
+                    copy_bytes(to, start, row)
+                else:
+                    for i0 in range(row // size):
+                        copy_bytes(to + i0 * size, start + i0 * t.nb[0], size)
+                to += row
+
+
+@njit
+def root_of(address: int) -> Any:
+    while tensor_at(address).view_src:
+        address = tensor_at(address).view_src
+    return address
+
+
+@njit
+def is_weight(s: Any, root: int) -> Any:
+    buffer = tensor_at(root).buffer
+    return buffer != 0 and call(s.usage, buffer, 0) & 0xFFFFFFFF == WEIGHTS
+
+
+@njit
+def add_row(s: Any, address: int, index: int, place: int) -> Any:
+    row = carray(pointer(s.rows), s.room, ROW)[s.n_rows]
+    start = s.rows + s.n_rows * ROW_BYTES
+    copy_bytes(start, address, TENSOR_BYTES)
+    s.n_rows += 1
+    row.step, row.ubatch, row.index, row.place = s.step, s.ubatch, index, place
+    row.producer, row.offset, row.at = -1, 0, -1
+    row.weight[:] = 0
+    return row
+
+
+@njit
+def add_bytes(s: Any, t: Any, row: Any) -> None:
+    if t.data != 0:
+        row.at = s.used
+        gather(s, t, s.data + s.used)
+        s.used += -(-n_bytes(s, t) // ALIGNED) * ALIGNED
+
+
+@njit
+def add_source(s: Any, address: int, index: int, place: int) -> None:
+    t, root = tensor_at(address), root_of(address)
+    row = add_row(s, address, index, place)
+    row.offset = t.data - tensor_at(root).data
+    row.producer = index_of(s, address)
+    if row.producer < 0:
+        row.producer = index_of(s, root)
+    if is_weight(s, root):
+        row.weight[:] = tensor_at(root).name
+    else:
+        add_bytes(s, t, row)
+
+
+@njit
+def needed(s: Any, t: Any) -> Any:
+    """Bytes of the node and of its sources."""
+    total = n_bytes(s, t) + ALIGNED
+    for i in range(10):
+        if t.src[i] and not is_weight(s, root_of(t.src[i])):
+            total += n_bytes(s, tensor_at(t.src[i])) + ALIGNED
+    return total
+
+
+@njit
+def asked(s: Any, address: int) -> Any:
+    """Note the sources; whether to show the node once it is computed."""
+    if index_of(s, address) >= 0:  # the next graph, in the memory of the last one
+        s.ubatch, s.index, s.generation = s.ubatch + 1, 0, s.generation + 1
+    index = s.index
+    slot = slot_of(s, address)
+    slot.address, slot.generation, slot.index = address, s.generation, index
+    s.index += 1
+    t = tensor_at(address)
+    if s.is_view[t.op]:
+        s.views += 1
+        return False
+    more = needed(s, t)
+    if s.n_rows + MOST_ROWS > s.room or s.used + more > s.size or index >= MOST_NODES:
+        call(s.hook, FULL, more)
+        if s.stop:
+            return True
+    add_row(s, address, index, NODE)
+    for i in range(10):
+        if t.src[i]:
+            add_source(s, t.src[i], index, i)
+    if s.due_ubatch == s.ubatch and s.due_index == index:
+        call(s.hook, BEFORE, address)
+    return True
+
+
+@njit
+def shown(s: Any, address: int) -> Any:
+    at = s.n_whole
+    row = carray(pointer(s.rows), s.room, ROW)[at]
+    if s.due_ubatch == row.ubatch and s.due_index == row.index:
+        call(s.hook, STRIKE, address)
+    add_bytes(s, tensor_at(address), row)
+    s.n_whole = s.n_rows
+    return s.stop == 0
+
+
+@cfunc(types.uint8(types.int64, types.uint8, types.int64), cache=True)
+def on_node(address: int, asking: int, user: int) -> Any:
+    """ggml_backend_sched_eval_callback."""
+    s = carray(pointer(user), 1, STATE)[0]
+    if s.stop:
+        return asking  # so that there is a node to stop at
+    return asked(s, address) if asking else shown(s, address)
