@@ -12,7 +12,7 @@ from engine.ops.ggml.base import layout
 from harness.adapters._llama_cpp_faults import Injector
 from harness.adapters._llama_cpp_lib import GgmlTensor, Library, P
 from harness.adapters._llama_cpp_model import Context
-from harness.adapters._llama_cpp_op import SUB_OPS, declare, op_count
+from harness.adapters._llama_cpp_op import PROTOTYPES, SUB_OPS, op_count
 from harness.adapters._llama_cpp_watch import (
     BEFORE,
     FULL,
@@ -30,6 +30,7 @@ from harness.records import Captured, Fault, Nodes
 VIEWS = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")  # compute nothing
 ROOM = 1 << 13  # rows
 SIZE = 4 << 20  # bytes that are held back before they are handed on, unless one node has more
+USAGE = {"ggml_backend_buffer_get_usage": (ctypes.c_int, P)}
 HOOK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
@@ -38,12 +39,10 @@ class Watch:
 
     def __init__(self, lib: Library) -> None:
         check_layout()
-        declare(lib)
+        lib.declare(PROTOTYPES | USAGE)
         self.ggml = lib.ggml
-        self.ggml.ggml_backend_buffer_get_usage.restype = ctypes.c_int
-        self.ggml.ggml_backend_buffer_get_usage.argtypes = [P]
         self.ops = tuple(lib.ggml.ggml_op_name(i).decode() for i in range(op_count(lib)))
-        self.kinds = {op: members for op, (members, _) in SUB_OPS.items()}
+        self.kinds = {op: kinds_of(lib, *held) for op, held in SUB_OPS.items()}
         ids = range(lib.llama.GGML_TYPE_COUNT)
         kinds = [lib.ggml.ggml_get_type_traits(i).contents for i in ids]
         self.types = tuple(kind.type_name.decode().upper() for kind in kinds)
@@ -148,6 +147,11 @@ class Watch:
         tensor = GgmlTensor.from_address(address)
         dtype, shape, strides = layout(self.types[tensor.type], tuple(tensor.ne), tuple(tensor.nb))
         return np.ndarray(shape, dtype, buffer=self.memory(address), strides=strides)
+
+
+def kinds_of(lib: Library, members: Sequence[str], function: str) -> tuple[str, ...]:
+    """By number, as this build has them."""
+    return tuple(getattr(lib.ggml, function)(i).decode() for i in range(len(members)))
 
 
 def check_layout() -> None:
