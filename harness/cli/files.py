@@ -26,7 +26,10 @@ def fuzz_gguf(
         list[str] | None,
         typer.Option(help="Only these files: valid, broken, several, mutated, corpus."),
     ] = None,
-    cases: Annotated[int, typer.Option(help="Files of each family.", min=1)] = 250_000,
+    cases: Annotated[
+        int | None,
+        typer.Option(help="Files of each family: 250,000; of a guided round: a million.", min=1),
+    ] = None,
     seconds: SecondsOpt = None,
     seed: SeedOpt = 0,
     start: StartOpt = 0,
@@ -34,6 +37,14 @@ def fuzz_gguf(
     hex_: HexOpt = None,
     corpus: Annotated[
         Path | None, typer.Option(help="A folder of files to mutate, for the family `corpus`.")
+    ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            "--guided",
+            help="A folder: make files until no new branch of our reader is reached in a whole "
+            "round, keep those that reach one, and show them to every parser. Needs atheris.",
+        ),
     ] = None,
     engine: Annotated[
         str, typer.Option(help="The parser under test: reference, llama.cpp.")
@@ -55,6 +66,7 @@ def fuzz_gguf(
       lockstep fuzz gguf -j 2
       lockstep fuzz gguf --family mutated --cases 1000000
       lockstep fuzz gguf --corpus models/ --family corpus --seconds 60
+      lockstep fuzz gguf --guided kept/
       lockstep fuzz gguf --file broken.gguf
       lockstep fuzz gguf --resume reports/20261120-134501-fuzz-gguf
     """
@@ -63,22 +75,29 @@ def fuzz_gguf(
     def plan() -> FuzzPlan:
         given = (*map(read_file, file or ()), *map(fuzz_cli.from_hex, hex_ or ()))
         return FuzzPlan(
-            targets=("given",) if given else families(family or (), corpus),
+            targets=("given",) if given else families(family or (), corpus, keep),
             engine=engine,
             oracle=oracle,
-            cases=cases,
+            cases=cases or (250_000 if keep is None else 1_000_000),
             start=start,
             seconds=seconds,
             seed=seed,
             given=given,
             corpus=files_in(corpus),
+            keep=keep,
         )
 
     fuzz_cli.campaign("gguf", plan, resume, report, jobs=jobs, as_json=as_json, quiet=quiet)
 
 
-def families(given: Sequence[str], corpus: Path | None) -> tuple[str, ...]:
-    """A corpus is there to be used."""
+def families(given: Sequence[str], corpus: Path | None, keep: Path | None) -> tuple[str, ...]:
+    """A corpus is there to be used; a guided run is nothing else."""
+    if keep is not None:
+        from harness.check import BadInput
+
+        if given:
+            raise BadInput("--guided makes files of its own kind: leave --family away")
+        return ("guided",)
     if given or corpus is None:
         return tuple(dict.fromkeys(given))
     from harness.fuzzers.base import fuzzer_named

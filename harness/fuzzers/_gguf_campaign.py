@@ -119,7 +119,9 @@ class Campaign:
         """Files of the user's own, to every parser."""
         for stage in self.stages:
             stage.every = 1
-        yield from self.judged(self.asked([Case(i, raw) for i, raw in enumerate(files)]))
+        for first in range(0, len(files), BATCH):
+            some = files[first : first + BATCH]
+            yield from self.judged(self.asked([Case(first + i, raw) for i, raw in enumerate(some)]))
         yield self.about(0, len(files))
 
     def batch(self, first: int, end: int) -> Batch:

@@ -74,6 +74,14 @@ each(
     "A GGUF file starts with the bytes GGUF.",
 )
 each(
+    {"format-ggjt": whole(b"tjgg" + bytes(28)), "format-zip": whole(b"PK\3\4" + bytes(28))}
+    | {"format-safetensors": whole(U64.pack(24) + b'{"t":{"dtype":"F32"}}   ')}
+    | {"format-text": whole(b"Not the model but a page about it")},
+    "invalid",
+    "magic",
+    "Another format, which readers had better name.",
+)
+each(
     {f"version-{n}": with_fields(version=n) for n in (0, 1, 4, 5)}
     | {
         "version-65539": with_fields(version=0x10003),
@@ -279,6 +287,13 @@ def _(draft: Draft, draw: Draw) -> None:
 def _(draft: Draft, draw: Draw) -> None:
     draft.rows.clear()
     draft.put(b"cut", V.U64, bytes(7))
+
+
+@fault("strings-one-more", "invalid", "truncated",
+       "An array of strings ends with the file, and lacks one.")  # fmt: skip
+def _(draft: Draft, draw: Draw) -> None:
+    draft.rows.clear()
+    draft.put(b"v", V.ARR, array(V.STR, 2, string(b"12345678")))
 
 
 @fault("every-type", "valid", "", "A pair and an array of each type.")

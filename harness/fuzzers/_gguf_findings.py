@@ -131,9 +131,14 @@ def own_cause(name: str, subject: Parsed, i: int, raw: bytes) -> Cause | None:
     if ending in (CRASHED, HUNG):
         words = subject.words.get(i, "").split(":")[0]
         return Cause(name, "hangs" if ending == HUNG else "crashes", words)
-    if subject.peaks[i] > SPARE_MEMORY + TIMES_THE_FILE * len(raw):
+    if subject.peaks[i] > allowed_memory(len(raw)):
         return Cause(name, "memory", ending)
     return None
+
+
+def allowed_memory(size: int) -> int:
+    """Bytes that our reader may take for a file of that size."""
+    return SPARE_MEMORY + TIMES_THE_FILE * size
 
 
 def table_cause(ending: str, faults: Sequence[str]) -> Cause | None:

@@ -204,10 +204,14 @@ def mutated(draw: Numbers, raw: bytes, corpus: Sequence[bytes]) -> bytes:
     """One to four changes. Most fall into the first kilobyte, where small files have tables."""
     made = bytearray(raw)
     for _ in range(1 + draw.below(4)):
-        reach = len(made) + 1 if draw.below(4) == 0 else min(len(made) + 1, 1024)
-        at = draw.below(reach)
-        CHANGES[draw.below(len(CHANGES))](made, at, draw)
+        change(made, draw)
     return bytes(made)
+
+
+def change(made: bytearray, draw: Numbers) -> None:
+    reach = len(made) + 1 if draw.below(4) == 0 else min(len(made) + 1, 1024)
+    at = draw.below(reach)
+    CHANGES[draw.below(len(CHANGES))](made, at, draw)
 
 
 def flip(made: bytearray, at: int, draw: Numbers) -> None:

@@ -189,10 +189,10 @@ fault(
 )(shaped((2**40, 0, 2**40)))
 each(
     {"bytes-f64-2-61": shaped((2**61,), 28), "bytes-f32-2-62": shaped((2**62,), F32)}
-    | {"bytes-i64-2-62": shaped((2**62,), 27)},
+    | {"bytes-i64-2-62": shaped((2**62,), 27), "bytes-padded-2-64": shaped((2**62 - 1,), F32)},
     "invalid",
     "overflow",
-    "More bytes than a uint64 counts.",
+    "More bytes than a uint64 counts; one of them only with its padding.",
 )
 each(
     {"bytes-i8-max": shaped((2**63 - 1,), I8), "bytes-f32-2-61": shaped((2**61,), F32)}

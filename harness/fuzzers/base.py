@@ -45,6 +45,7 @@ class FuzzPlan:
     seed: int = 0
     given: tuple[bytes, ...] = ()
     corpus: tuple[Path, ...] = ()  # files to start from, where the fuzzer mutates files
+    keep: Path | None = None  # a folder for files worth keeping, where the fuzzer keeps any
     found: tuple[str, ...] = ()  # keys of findings that need not be told again
     settings: Settings = EXACT
     time_limit: float = 300.0
@@ -175,6 +176,7 @@ def campaign_row(fuzzer: Fuzzer, plan: FuzzPlan) -> dict[str, object]:
         "seconds": plan.seconds,
         "given": [case.hex() for case in plan.given],
         **({"corpus": [str(path) for path in plan.corpus]} if plan.corpus else {}),
+        **({"keep": str(plan.keep)} if plan.keep else {}),
     }
 
 

@@ -6,12 +6,14 @@ from contextlib import ExitStack
 from harness.check import BadInput
 from harness.fuzzers._gguf_campaign import FULL, Campaign, Stage, answer_about, opened_stages
 from harness.fuzzers._gguf_grammar import FAMILIES, LARGEST
+from harness.fuzzers._gguf_guided import check_guided, guided
 from harness.fuzzers.base import Checkpoint, Fuzzer, FuzzPlan, Progress
 from harness.records import Verdict
 from harness.suites.base import NoAnswer
 
 GIVEN = "given"  # the target of files that the user names
 CORPUS = "corpus"
+GUIDED = "guided"  # the target of files that the branches of our reader choose
 # How many files apart each way is asked: by what it costs beside the first.
 WAYS = {
     "llama.cpp": {FULL: 1, "file": 4, "data": 8, "vocab": 64, "load": 64},
@@ -22,13 +24,15 @@ WAYS = {
 
 class Gguf(Fuzzer, name="gguf"):
     def targets(self) -> list[str]:
-        """Families that need nothing; `corpus` needs files."""
+        """Families that need nothing; `corpus` needs files, `guided` a folder."""
         return [family for family in FAMILIES if family != CORPUS]
 
     def check(self, plan: FuzzPlan) -> None:
         for target in plan.targets:
-            if target not in (*FAMILIES, GIVEN):
+            if target not in (*FAMILIES, GIVEN, GUIDED):
                 raise BadInput(f"fuzz gguf knows no {target!r} (known: {', '.join(FAMILIES)})")
+        if GUIDED in plan.targets:
+            check_guided(plan)
         if CORPUS in plan.targets and not any(p.stat().st_size <= LARGEST for p in plan.corpus):
             raise BadInput(f"the family corpus needs files of at most {LARGEST} bytes: --corpus")
 
@@ -47,7 +51,9 @@ class Gguf(Fuzzer, name="gguf"):
             for target in plan.targets or self.targets():
                 campaign = Campaign(plan, target, subject, stages, progress)
                 try:
-                    if plan.given:
+                    if target == GUIDED:
+                        yield from guided(plan, campaign)
+                    elif plan.given:
                         yield from campaign.given(plan.given)
                     else:
                         yield from campaign.run()

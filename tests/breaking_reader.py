@@ -1,0 +1,18 @@
+"""A GGUF reader that breaks at one number, which only the fault `every-type` has at first."""
+
+from engine.gguf_file import GgufFile as Right
+
+NUMBER = 0x81818181
+WORDS = "a number that it cannot take"
+
+
+class GgufFile:
+    """Stands for a fault of our reader that a file under guidance meets."""
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Right:
+        file = Right.from_bytes(data)
+        for value in file.metadata.values():
+            if isinstance(value.data, int) and value.data == NUMBER:
+                raise KeyError(WORDS)
+        return file
