@@ -11,7 +11,7 @@ from harness.records import EXACT, Verdict
 from harness.runner import Runner, Session
 from tests.wrong_readers import READERS, wrong
 
-CASES = 400
+CASES = 600
 FOUND_BY = {  # reader -> a family that shows it, and what is said
     "trusts counts": ("broken", "llama.cpp buffer/refuses/truncated"),
     "trusts lengths": ("broken", "llama.cpp buffer/refuses/length"),
