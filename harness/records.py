@@ -137,6 +137,9 @@ class Fault:
     )
 
 
+ANY_KIND = -1  # of ops that are not one of several
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Nodes:
     """Nodes of a graph with what they read, in columns: a row for each node, then its sources.
@@ -144,9 +147,9 @@ class Nodes:
     `harness.shadow.nodes` makes a Node of each. Sizes and strides are ggml's, in its order.
     """
 
-    ops: tuple[str, ...]  # what the numbers in `op` and in `type` mean
-    kinds: Mapping[str, tuple[str, ...]]  # of ops that are one of several, by the first parameter
-    types: tuple[str, ...]
+    # what (`op`, the first parameter or ANY_KIND) is called: SILU, not UNARY
+    ops: Mapping[tuple[int, int], str]
+    types: tuple[str, ...]  # what `type` is called
     step: NDArray[np.int64]  # (rows,)
     ubatch: NDArray[np.int64]  # (rows,)
     index: NDArray[np.int64]  # (rows,): of the node in its graph

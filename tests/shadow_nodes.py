@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.ops.ggml.base import Build, Expected, Node, Operand, expect
-from harness.records import Nodes
+from harness.records import ANY_KIND, Nodes
 
 BUILD = Build(lanes=16)
 TYPES = {"float32": "F32", "float16": "F16", "int32": "I32", "int64": "I64"}
@@ -70,8 +70,7 @@ def piece(*nodes: Node) -> Nodes:
     types = sorted({x.type for _, _, x in rows})
     column = partial(np.array, dtype=np.int64)
     return Nodes(
-        ops=tuple(ops),
-        kinds={},
+        ops={(i, ANY_KIND): op for i, op in enumerate(ops)},
         types=tuple(types),
         step=column([n.step for n, _, _ in rows]),
         ubatch=column([n.ubatch for n, _, _ in rows]),

@@ -47,7 +47,7 @@ def test_nodes_become_what_they_were() -> None:
 
 def test_the_kind_of_an_op_is_its_first_parameter() -> None:
     unary = node("UNARY", X, X, held=params(1))
-    sent = replace(piece(unary), kinds={"UNARY": ("ABS", "SGN")})
+    sent = replace(piece(unary), ops={(0, 0): "ABS", (0, 1): "SGN"})
     assert next(nodes_of(sent)).op == "SGN"
 
 

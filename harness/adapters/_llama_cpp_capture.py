@@ -12,7 +12,7 @@ from engine.ops.ggml.base import layout
 from harness.adapters._llama_cpp_faults import Injector
 from harness.adapters._llama_cpp_lib import GgmlTensor, Library, P
 from harness.adapters._llama_cpp_model import Context
-from harness.adapters._llama_cpp_op import PROTOTYPES, SUB_OPS, op_count
+from harness.adapters._llama_cpp_op import PROTOTYPES, SUB_OPS
 from harness.adapters._llama_cpp_watch import (
     BEFORE,
     FULL,
@@ -25,7 +25,7 @@ from harness.adapters._llama_cpp_watch import (
     TENSOR,
     on_node,
 )
-from harness.records import Captured, Fault, Nodes
+from harness.records import ANY_KIND, Captured, Fault, Nodes
 
 VIEWS = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")  # compute nothing
 ROOM = 1 << 13  # rows
@@ -41,8 +41,7 @@ class Watch:
         check_layout()
         lib.declare(PROTOTYPES | USAGE)
         self.ggml = lib.ggml
-        self.ops = tuple(lib.ggml.ggml_op_name(i).decode() for i in range(op_count(lib)))
-        self.kinds = {op: kinds_of(lib, *held) for op, held in SUB_OPS.items()}
+        self.ops: dict[tuple[int, int], str] = {}  # those that were met
         ids = range(lib.llama.GGML_TYPE_COUNT)
         kinds = [lib.ggml.ggml_get_type_traits(i).contents for i in ids]
         self.types = tuple(kind.type_name.decode().upper() for kind in kinds)
@@ -64,7 +63,7 @@ class Watch:
             hook=ctypes.cast(self._hook, P).value,
             usage=ctypes.cast(self.ggml.ggml_backend_buffer_get_usage, P).value,
         )
-        self.state["is_view"][0, : len(self.ops)] = np.isin(self.ops, VIEWS)
+        self.state["is_view"][0, view_ops(lib)] = 1
         self.state["block"][0, : len(kinds)] = [kind.block_weights for kind in kinds]
         self.state["bytes"][0, : len(kinds)] = [kind.block_bytes for kind in kinds]
 
@@ -125,9 +124,12 @@ class Watch:
 
     def columns(self, rows: NDArray[Any], used: int) -> Nodes:
         tensor = rows["tensor"]
+        nodes = tensor[rows["place"] == NODE]
+        first = nodes["op_params"][:, 0].tolist()
+        for number, kind in {*zip(nodes["op"].tolist(), first, strict=True)}:
+            self.name_op(number, kind)
         return Nodes(
             ops=self.ops,
-            kinds=self.kinds,
             types=self.types,
             params=tensor["op_params"],
             data=self.data[:used],
@@ -135,6 +137,15 @@ class Watch:
             **{name: rows[name] for name in ("offset", "at", "weight")},
             **{name: tensor[name] for name in ("op", "type", "ne", "nb", "name")},
         )
+
+    def name_op(self, number: int, first: int) -> None:
+        """As ggml_op_desc does, for tensors that may be gone by now."""
+        name = self.ggml.ggml_op_name(number).decode()
+        if name in SUB_OPS:
+            kind = getattr(self.ggml, SUB_OPS[name][1])(first)
+            self.ops[number, first] = kind.decode()
+        else:
+            self.ops[number, ANY_KIND] = name
 
     # --- memory -------------------------------------------------------------------------------
 
@@ -149,9 +160,15 @@ class Watch:
         return np.ndarray(shape, dtype, buffer=self.memory(address), strides=strides)
 
 
-def kinds_of(lib: Library, members: Sequence[str], function: str) -> tuple[str, ...]:
-    """By number, as this build has them."""
-    return tuple(getattr(lib.ggml, function)(i).decode() for i in range(len(members)))
+def view_ops(lib: Library) -> list[int]:
+    """Their numbers; all builds have them, and no name is asked for that a build may lack."""
+    found: list[int] = []
+    number = 0
+    while len(found) < len(VIEWS):
+        if lib.ggml.ggml_op_name(number).decode() in VIEWS:
+            found.append(number)
+        number += 1
+    return found
 
 
 def check_layout() -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from engine.batch import Batch
 from engine.errors import EngineError
 from engine.ops.ggml.base import Node, Operand, layout
-from harness.records import Fault, Nodes, Outcome
+from harness.records import ANY_KIND, Fault, Nodes, Outcome
 from harness.runner import Session
 from harness.wire import WireError
 
@@ -45,7 +45,7 @@ def nodes_of(piece: Any) -> Iterator[Node]:
     for first, end in pairwise(starts):
         try:
             node = node_of(piece, first, end)
-        except (EngineError, IndexError, TypeError, ValueError) as error:
+        except (EngineError, LookupError, TypeError, ValueError) as error:
             raise WireError(f"row {first} of {len(piece.place)} is no node: {error}") from error
         yield node
 
@@ -75,11 +75,10 @@ def node_of(piece: Nodes, first: int, end: int) -> Node:
 
 
 def op_of(piece: Nodes, row: int) -> str:
-    """As ggml_op_desc says: SILU, not UNARY."""
-    name = piece.ops[int(piece.op[row])]
-    if name in piece.kinds:
-        name = piece.kinds[name][int(piece.params[row, 0])]
-    return name
+    number, first = int(piece.op[row]), int(piece.params[row, 0])
+    if (number, first) in piece.ops:
+        return piece.ops[number, first]
+    return piece.ops[number, ANY_KIND]
 
 
 def operand_of(piece: Nodes, row: int) -> Operand:
