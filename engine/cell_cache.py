@@ -47,8 +47,7 @@ class CellCache(Attention):
             deltas = np.array([cells.shift[i] for i in moved], np.int32)
             for keys in self.store.keys:
                 keys[at] = self.rotate(keys[at], deltas)
-            for i in moved:
-                cells.shift[i] = 0
+        super().settle()
 
     def numbers(self, stream: int, cells: list[int]) -> Index:
         return np.array(cells, np.intp) + stream * self.size

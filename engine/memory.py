@@ -45,6 +45,9 @@ class Memory:
     def pos_max(self, seq: int) -> int:
         raise NotImplementedError
 
+    def settle(self) -> None:
+        """What operations have put off is done before a batch is placed."""
+
     def place(self, batch: Entries, n_ubatch: int) -> list[Any] | None:
         """Ubatches with their places, to be applied one after the other; None: there is no room."""
         raise NotImplementedError
@@ -93,6 +96,7 @@ class Attention(Memory):
         self.streams = [Cells(size) for _ in range(1 if self.unified else n_seq)]
         self.purged = 0  # cells that a sequence lost to an overwritten one behind them
         self.purges_ahead = False  # has happened while places were sought for a later ubatch
+        self.tried: list[Placed] = []  # the ubatches of the last batch that found room
 
     def stream(self, seq: int) -> int:
         return 0 if self.unified else seq
@@ -111,6 +115,10 @@ class Attention(Memory):
         return self.cells(seq).pos_max(seq)
 
     # --- decoding -----------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        for cells in self.streams:
+            cells.shift = [0] * cells.size
 
     def split(self, batch: Entries, n_ubatch: int) -> list[Ubatch] | None:
         if self.unified:
@@ -136,7 +144,7 @@ class Attention(Memory):
             self.apply(batch, slot)
             self.purges_ahead |= bool(placed) and self.purged > purged
             placed.append(slot)
-        self.streams = before
+        self.streams, self.tried = before, placed
         return placed if len(placed) == len(ubatches) else None
 
     def find(self, batch: Entries, ubatch: Ubatch) -> Placed | None:
@@ -195,6 +203,7 @@ class Attention(Memory):
         target.reset()
         for i in cells.of(source):
             target.put(i, cells.pos[i], frozenset({to}))
+            target.shift[i] = cells.shift[i]
         target.head = cells.head
         self.copied(source, to)
 

@@ -29,6 +29,10 @@ class Window(Memory):
     def pos_max(self, seq: int) -> int:
         return self.near.pos_max(seq)
 
+    def settle(self) -> None:
+        for part in self.both:
+            part.settle()
+
     def place(self, batch: Entries, n_ubatch: int) -> list[tuple[Placed, Placed]] | None:
         """First as the tokens come (unified only), then in equal shares."""
         for part in self.both:

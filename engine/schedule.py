@@ -83,8 +83,7 @@ class Schedule:
             pos_max=memory.pos_max,
         ):
             return INVALID, None
-        if isinstance(memory, CellCache):
-            memory.settle()
+        memory.settle()
         places = memory.place(batch, self.n_ubatch)
         if places is None:
             return NO_ROOM, None

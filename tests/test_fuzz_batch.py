@@ -13,7 +13,8 @@ from harness.adapters.base import Adapter
 from harness.adapters.reference import Reference
 from harness.check import BadInput
 from harness.cli import app
-from harness.fuzzers._batch_judge import ALLOWED_NMSE, Judge, component, worst
+from harness.fuzzers._batch_judge import ALLOWED_NMSE, Difference, Judge, component, worst
+from harness.fuzzers._known_schedules import entry_for, known_schedules
 from harness.fuzzers._schedule import Schedule, schedule_from
 from harness.fuzzers._schedules import KINDS, machine_of, schedule
 from harness.fuzzers.base import FuzzPlan, fuzzer_named, run_campaign
@@ -82,6 +83,8 @@ def test_a_wrong_engine_is_caught_and_its_schedule_made_short(name: str) -> None
     machine = machine_of(row.kind, case)
     ubatches = [u for step in case.steps for u in machine.step(step)["ubatches"]]
     assert len(ubatches) <= row.ubatches, case
+    found = Difference(symptom=first.detail["symptom"], step=len(case.steps), name="", text="")
+    assert entry_for(known_schedules(), ("llama.cpp",), row.kind, found, case) is None, case
 
 
 def test_a_refused_batch_that_leaves_something_behind_is_seen(tmp_path: Path) -> None:

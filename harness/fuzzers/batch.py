@@ -105,22 +105,26 @@ class Campaign:
             text = f"{first.who}: {first.text}"
             return self.verdict("not-compared", text, {"schedule": case.plan()}, case=case)
 
+        unlisted = self.entry(first, case) is None
+
         def wrong(other: Schedule) -> bool:
             found = judge(other)
-            return found is not None and (found.symptom, found.name) == (first.symptom, first.name)
+            if found is None or (found.symptom, found.name) != (first.symptom, first.name):
+                return False
+            return not unlisted or self.entry(found, other) is None
 
         before = judge.counts.copy()
         judge.relations = first.symptom in RELATIONS  # they cost most, and the rest comes first
         small = shrunk(case, self.kind, wrong, tries=40 if first.symptom in DEADLY else 500)
         last = judge(small) or first
         judge.counts, judge.relations = before, True  # minimising compares nothing new
-        key = f"{last.symptom}/{small.names}"
+        known = self.entry(last, small)
+        key = f"{last.symptom}/{small.names if known is None else known.id}"
         self.seen[key] += 1
-        if self.seen[key] > 1:
-            return None
-        engines = (self.plan.oracle, self.plan.engine)
-        known = entry_for(self.known, engines, self.kind, last.symptom, small)
-        return self.told(small, last, known, key)
+        return self.told(small, last, known, key) if self.seen[key] == 1 else None
+
+    def entry(self, found: Difference, case: Schedule) -> KnownSchedule | None:
+        return entry_for(self.known, (self.plan.oracle, self.plan.engine), self.kind, found, case)
 
     def told(
         self, small: Schedule, last: Difference, known: KnownSchedule | None, key: str
@@ -148,7 +152,8 @@ class Campaign:
             f"{counts['neighbours']:,} beside other neighbours, {counts['splitting']:,} split anew"
         )
         if differ:
-            text += f"; {differ} end in {len(self.seen)} kinds of differences"
+            kinds = ", ".join(f"{n} in {key}" for key, n in self.seen.most_common())
+            text += f"; {differ} end in a difference: {kinds}"
         detail = {**counts, "next": self.done, "differences": dict(self.seen)}
         return self.verdict("agreed" if counts["steps"] else "not-compared", text, detail)
 

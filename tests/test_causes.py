@@ -1,0 +1,93 @@
+"""Causes of known differences: a schedule that almost has one is excused for nothing."""
+
+import json
+from typing import Any
+
+import pytest
+
+from harness.fuzzers._batch_judge import Difference
+from harness.fuzzers._causes import causes
+from harness.fuzzers._known_schedules import KnownSchedule, entry_for, known_schedules
+from harness.fuzzers._schedule import Schedule, schedule_from
+from harness.fuzzers._schedules import KINDS, schedule
+
+KNOWN = known_schedules()
+UNIFIED = {"n_ctx": 256, "n_ubatch": 4, "n_seq": 2, "unified": True}
+STREAMS = {"n_ctx": 512, "n_ubatch": 4, "n_seq": 2, "unified": False}
+
+
+def text(seq: int, start: int = 0, n: int = 1) -> list[Any]:
+    return ["decode", [[1, start, [seq], True, n]]]
+
+
+def made(shape: dict[str, Any], *steps: Any, **changes: Any) -> Schedule:
+    return schedule_from(json.dumps({**shape, **changes, "steps": steps}))
+
+
+COPY = ["cp", 0, 1, -1, -1]
+FULL = [text(0, 0, 60), text(0, 60, 197)]
+NEAR = {  # cause: the kind of memory, and a schedule with the steps of the known one and no more
+    "crowded": ("attention", made(STREAMS, ["decode", [[1, 0, [0], True], [2, 0, [1], True]]])),
+    "kept": ("attention", made(STREAMS, text(0), ["keep", 0])),
+    "divided": ("attention", made(UNIFIED, text(0), ["div", 0, -1, -1, 2], text(0, 1))),
+    "emptied": ("attention", made(UNIFIED, ["save", 0], text(1), ["load", 0, 0])),
+    "unshifted": (
+        "attention",
+        made(UNIFIED, text(0), ["add", 0, 0, -1, 1], text(0, 2), ["save", 0], ["load", 1, 0]),
+    ),
+    "uncopied": (
+        "attention",
+        made(STREAMS, text(0), COPY, text(0, 1), ["save", 1], ["load", 1, 0]),
+    ),
+    "late copy": (
+        "attention",
+        made(STREAMS, text(0), ["save", 0], COPY, text(0, 1), ["load", 1, 0]),
+    ),
+    "late copy after clear": (
+        "attention",
+        made(STREAMS, text(0), ["save", 0], COPY, ["clear"], text(0), ["load", 1, 0]),
+    ),
+    "nobody": ("recurrent", made(UNIFIED, text(0))),
+    "minus one": ("recurrent", made(UNIFIED, text(0, -2))),
+    "any sequence": ("recurrent", made(UNIFIED, text(0), ["rm", 0, -1, -1])),
+    "prefix": ("recurrent", made(UNIFIED, text(0, 0, 2), ["rm", 0, -1, 2])),
+    "below zero": ("recurrent", made(UNIFIED, text(0, 1), ["add", 0, 0, -1, -1])),
+    "parted": (
+        "attention",
+        made(UNIFIED, ["decode", [[1, 0, [0, 1], True], [1, 1, [0, 1], True]]]),
+    ),
+    "purge": ("window", made(UNIFIED, text(0), text(1, 0, 5), text(0, 1), text(0, 2, 6))),
+    "twice": ("attention", made(UNIFIED, text(0, 0, 2))),
+    "heads": ("attention", made(STREAMS, *FULL, text(0, 60))),
+    "part of a stream": ("attention", made(UNIFIED, text(0, 0, 3), ["cp", 0, 1, -1, 2])),
+}
+
+
+def test_every_known_difference_has_a_schedule_that_almost_shows_it() -> None:
+    assert NEAR.keys() == {known.cause for known in KNOWN}
+
+
+@pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.id)
+def test_a_fault_without_the_cause_of_a_known_one_is_not_excused(known: KnownSchedule) -> None:
+    kind, case = NEAR[known.cause]
+    found = Difference(symptom=known.symptom, step=len(case.steps) - 1, name="", text="")
+    assert known.cause in causes(known.schedule, kind)
+    assert known.cause not in causes(case, kind)
+    assert entry_for(KNOWN, ("llama.cpp",), kind, found, case) is None
+
+
+def test_a_fault_before_the_step_with_the_cause_is_not_excused() -> None:
+    case = made(STREAMS, text(1), text(1, 1), ["keep", 0])
+    found = [Difference(symptom="pos", step=step, name="", text="") for step in range(3)]
+    told = [entry_for(KNOWN, ("llama.cpp",), "attention", one, case) for one in found]
+    assert [one.id if one else None for one in told] == [
+        None,
+        None,
+        "llama-cpp-seq-keep-other-streams",
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_most_schedules_have_no_known_cause(kind: str) -> None:
+    found = [causes(schedule(1, number, kind), kind) for number in range(1, 24)]
+    assert sum(map(bool, found)) <= 4, found
