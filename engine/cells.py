@@ -136,17 +136,19 @@ class Cells:
         `hidden(position of the cell, position that looks)`.
         """
         start = 0 if self.head > len(self.live) + 2 * n else self.head
-        free = self.takeable(hidden)
-        found = [*islice((i for i in range(start, self.size) if free[i]), n)]
-        found += islice((i for i in range(start) if free[i]), n - len(found))
-        return found if len(found) == n else None
+        last: dict[int, int] = {}
 
-    def takeable(self, hidden: Callable[[int, int], bool]) -> list[bool]:
-        last = {s: self.pos_max(s) for s in frozenset().union(*(self.seqs[i] for i in self.live))}
-        return [
-            pos == EMPTY or (len(seqs) == 1 and hidden(pos, last[next(iter(seqs))] + 1))
-            for pos, seqs in zip(self.pos, self.seqs, strict=True)
-        ]
+        def free(i: int) -> bool:
+            if len(self.seqs[i]) != 1:
+                return not self.seqs[i]
+            (seq,) = self.seqs[i]
+            if seq not in last:
+                last[seq] = self.pos_max(seq)
+            return hidden(self.pos[i], last[seq] + 1)
+
+        found = [*islice(filter(free, range(start, self.size)), n)]
+        found += islice(filter(free, range(start)), n - len(found))
+        return found if len(found) == n else None
 
     def look(self) -> tuple[int, int, int, str, str]:
         """Cells up to the last in use, how many are in use, the head, owners and positions."""
