@@ -19,6 +19,8 @@ Ways = Mapping[str, Expected]
 JUDGED = {
     ("ARGSORT", RESULT): ("ties", "x"),
     ("TOP_K", RESULT): ("choice", "x"),
+    ("route_topk_softmax", "ids"): ("ties", "logits"),
+    ("moe_buckets", "ids"): ("rows", "tpe"),
 }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import Unsupported
-from engine.ops.ggml.base import F64, Expected
+from engine.ops.ggml.base import EXACT, F64, Expected, U
 from engine.ops.ggml.near import Near, exact
 from engine.registry import import_members
 
@@ -67,3 +67,12 @@ def operate(name: str, call: Call) -> dict[str, dict[str, Expected]]:
         key: {"plain": value} if isinstance(value, Expected) else dict(value)
         for key, value in found.items()
     }
+
+
+def product(a: F64, b: F64) -> Near:
+    """(.., m, k) and (.., k, n) -> (.., m, n), summed in float32 in any order."""
+    return Near(a @ b, (a.shape[-1] + 1) * U * (np.abs(a) @ np.abs(b)))
+
+
+def copied(value: NDArray[Any]) -> Expected:
+    return Expected(value, 0.0, EXACT)
