@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli import batch, bench, files, fuzz, oracle, shadow, synth, tokens
+from harness.cli import answers, batch, bench, files, fuzz, oracle, shadow, synth, tokens
 from harness.cli.options import JsonOpt, OracleOpt, QuietOpt, ReportOpt, SeedOpt
 
 if TYPE_CHECKING:  # everything of weight is imported by the command that needs it
@@ -36,6 +36,7 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(oracle.app, name="oracle")
 fuzz.app.command("batch")(batch.fuzz_batch)
 golden.command("fetch")(tokens.fetch)
+golden.command("ops")(answers.ops)
 fuzz.app.command("gguf")(files.fuzz_gguf)
 app.command("synth")(synth.synth)
 app.command("shadow")(shadow.shadow)

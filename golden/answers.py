@@ -1,0 +1,108 @@
+"""Answers to op vectors that an engine without an adapter has written into files.
+
+A folder with one file for each operation that it answers, `NAME.safetensors` as in the vectors, and
+in it a tensor `CASE/OUTPUT` for each output of each case, in the output's type and shape.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from golden.load import load_vectors
+from golden.manifest import Entry, read_manifest
+from golden.ops.judge import judge
+from golden.store import DEFAULT_ROOT, MAX_TENSORS, BrokenGolden, Tensors, parse_tensors, read
+from golden.suites.base import Vectors, Verdicts
+from golden.suites.ops import sentence
+from harness.records import Verdict
+
+SUFFIX = ".safetensors"
+SHOWN = 4  # names in a sentence
+
+
+def judge_answers(
+    folder: Path,
+    root: Path = DEFAULT_ROOT,
+    progress: Callable[[str], None] = lambda _: None,
+    *,
+    only: Sequence[str] = (),
+) -> Iterator[Verdict]:
+    """One verdict for each operation that is right, one for each output that is wrong.
+
+    only: names such as "rope"; all if empty. What has no answer is not compared, and says so.
+    Raises BrokenGolden for vectors that are not intact, and for files and tensors that answer
+    nothing: a misspelt name must not pass for an answer.
+    """
+    entries = {entry.path: entry for entry in read_manifest(root)}
+    known = {Path(e.path).stem: e for e in entries.values() if e.kind == "ops"}
+    there = answered(folder, known)
+    refuse_unknown(only, known)
+    missing = []
+    for op in only or sorted(known):
+        if op not in there:
+            missing.append(op)
+            continue
+        progress(op)
+        vectors = load_vectors(root, known[op], entries)
+        raw = read(there[op], MAX_TENSORS)
+        yield from of_operation(vectors, parse_tensors(raw, there[op].name), verdicts(op, folder))
+    if missing:
+        text = f"no answers to {len(missing)} of {len(only or known)} operations: {some(missing)}"
+        yield verdicts("missing", folder)("not-compared", text, {"missing": missing})
+
+
+def answered(folder: Path, known: Mapping[str, Entry]) -> dict[str, Path]:
+    if not folder.is_dir():
+        raise BrokenGolden(f"{folder} is no folder")
+    found = {path.name.removesuffix(SUFFIX): path for path in folder.glob(f"*{SUFFIX}")}
+    refuse_unknown(sorted(found), known)
+    return found
+
+
+def refuse_unknown(names: Sequence[str], known: Mapping[str, Entry]) -> None:
+    for name in names:
+        if name not in known:
+            raise BrokenGolden(f"no operation {name!r} has vectors (known: {', '.join(known)})")
+
+
+def verdicts(op: str, folder: Path) -> Verdicts:
+    only = "" if op == "missing" else f" --only {op}"
+    return Verdicts(
+        suite="golden-ops", case=op, repro=f"lockstep golden ops --answers {folder}{only}"
+    )
+
+
+def of_operation(vectors: Vectors, answers: Tensors, verdict: Verdicts) -> Iterator[Verdict]:
+    rows, op = vectors.document["cases"], vectors.document["op"]
+    names = {f"{row['id']}/{name}" for row in rows for name in row["outputs"]}
+    strange = sorted(answers.keys() - names)
+    if strange:
+        raise BrokenGolden(f"{op}: no case has the output {strange[0]!r} (such as {min(names)!r})")
+    held, missing = [], []
+    for row in rows:
+        mine = outputs_of(row, answers)
+        if mine.keys() == row["outputs"].keys():
+            held += list(judge(row, vectors.tensors, mine))
+        else:
+            missing.append(row["id"])
+    for one in held:
+        if one.wrong is not None:
+            detail = {"case": one.case, "output": one.output, "reason": one.reason}
+            yield verdict("diverged", sentence(op, one), detail, key=f"value/{op}/{one.case}")
+    if missing:
+        text = f"{op}: no answers to {len(missing)} of {len(rows)} cases: {some(missing)}"
+        yield verdict("not-compared", text, {"missing": missing})
+    if held and all(one.wrong is None for one in held):
+        share = max(one.share for one in held)
+        text = f"{op}: {len(held)} outputs, at most {share:.2f} of what is allowed"
+        yield verdict("agreed", text, {"worst_share": share})
+
+
+def outputs_of(row: Mapping[str, Any], answers: Tensors) -> Tensors:
+    named = {name: f"{row['id']}/{name}" for name in row["outputs"]}
+    return {name: answers[where] for name, where in named.items() if where in answers}
+
+
+def some(names: Sequence[str]) -> str:
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,45 @@
+"""The command `golden ops`: an engine's own answers to the vectors of operations."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.options import QuietOpt
+
+
+def ops(
+    answers: Annotated[
+        Path, typer.Option(help="A folder with NAME.safetensors for each operation answered.")
+    ],
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only this operation, such as rope (repeatable).")
+    ] = None,
+    vectors: Annotated[
+        Path | None, typer.Option(help="The folder of vectors. Default: the ones that ship.")
+    ] = None,
+    quiet: QuietOpt = False,
+) -> None:
+    """Judge the results that an engine wrote into files: tensors CASE/OUTPUT, as golden/README.md
+    describes. What is not answered is not compared: exit code 3, or 1 if anything is wrong.
+    """
+    from golden.answers import judge_answers
+    from golden.store import DEFAULT_ROOT
+    from harness.check import exit_code
+    from harness.cli.terminal import Terminal
+
+    with Terminal(quiet=quiet) as out:
+        root = vectors or DEFAULT_ROOT
+        found = list(
+            judge_answers(
+                answers, root, lambda op: out.progress("golden", op), only=tuple(only or ())
+            )
+        )
+        for verdict in found:
+            if verdict.status != "agreed":
+                out.line(f"{verdict.status}: {verdict.summary}")
+        right, wrong = (
+            len({v.case for v in found if v.status == status}) for status in ("agreed", "diverged")
+        )
+        out.line(f"{right} operations agree, {wrong} do not")
+    raise typer.Exit(exit_code(found))

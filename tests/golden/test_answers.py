@@ -1,0 +1,140 @@
+"""Answers in files: right ones agree, wrong ones are named, missing ones are not compared."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from typer.testing import CliRunner
+
+from golden.answers import judge_answers
+from golden.store import BrokenGolden
+from harness.check import exit_code
+from harness.cli import app
+from harness.records import Verdict
+from tests.golden.test_ops import right_answers, vectors
+
+OPS = ("ROPE", "softmax_rows", "route_topk_softmax", "ARGSORT")
+
+
+def tensors_of(op: str) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+    found = vectors(op)
+    return {
+        f"{row['id']}/{name}": value
+        for row in found.document["cases"]
+        for name, value in right_answers(found, row).items()
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for op in OPS:
+        save_file(tensors_of(op), tmp_path / f"{op.lower()}.safetensors")
+    return tmp_path
+
+
+def judged(folder: Path, *only: str) -> list[Verdict]:
+    return list(judge_answers(folder, only=only or [op.lower() for op in OPS]))
+
+
+def changed(folder: Path, op: str, **tensors: np.ndarray | None) -> None:  # type: ignore[type-arg]
+    """With other tensors, or without them; a name's first / is written as __."""
+    new: Mapping[str, np.ndarray | None] = {  # type: ignore[type-arg]
+        **tensors_of(op),
+        **{name.replace("__", "/"): value for name, value in tensors.items()},
+    }
+    kept = {name: value for name, value in new.items() if value is not None}
+    save_file(kept, folder / f"{op.lower()}.safetensors")
+
+
+def test_right_answers_agree(folder: Path) -> None:
+    found = judged(folder)
+    assert [v.status for v in found] == ["agreed"] * len(OPS)
+    assert exit_code(found) == 0
+
+
+def test_a_wrong_element_is_named_with_its_place_and_its_bound(folder: Path) -> None:
+    name = "length-7/y"
+    wrong = tensors_of("softmax_rows")[name].copy()
+    wrong[1, 3] += np.float32(0.001)
+    changed(folder, "softmax_rows", **{name: wrong})
+    (found,) = judged(folder, "softmax_rows")
+    assert found.status == "diverged"
+    assert "softmax_rows, length-7, y[1, 3]: expected" in found.summary
+    assert "allowed" in found.summary
+    assert f"{wrong[1, 3]:.9g}" in found.summary
+    assert exit_code([found]) == 1
+
+
+def test_what_is_not_answered_is_not_compared(folder: Path) -> None:
+    changed(folder, "softmax_rows", **{"length-7/y": None})
+    found = judged(folder)
+    assert sorted(v.status for v in found) == ["agreed"] * len(OPS) + ["not-compared"]
+    assert exit_code(found) == 3
+    everything = list(judge_answers(folder))
+    assert everything[-1].status == "not-compared"
+    assert "no answers to" in everything[-1].summary
+    assert exit_code(list(judge_answers(folder, only=["rope", "add"]))) == 3
+
+
+def test_half_of_the_outputs_of_a_case_is_no_answer(folder: Path) -> None:
+    changed(folder, "route_topk_softmax", **{"ties-normed/ids": None})
+    found = judged(folder, "route_topk_softmax")
+    assert [v.status for v in found] == ["not-compared", "agreed"]
+    assert "ties-normed" in found[0].summary
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (np.zeros((2, 8), np.float32), "expected shape (2, 7), got (2, 8)"),
+        (np.zeros((2, 7), np.float64), "expected float32, got float64"),
+        (np.full((2, 7), np.nan, np.float32), "got nan"),
+    ],
+)
+def test_another_shape_or_type_is_wrong(
+    values: np.ndarray,  # type: ignore[type-arg]
+    says: str,
+    folder: Path,
+) -> None:
+    changed(folder, "softmax_rows", **{"length-7/y": values})
+    (found,) = judged(folder, "softmax_rows")
+    assert says in found.summary
+
+
+def test_names_that_answer_nothing_are_refused(folder: Path) -> None:
+    changed(folder, "softmax_rows", **{"lenght-7/y": np.zeros(1, np.float32)})
+    with pytest.raises(BrokenGolden, match="no case has the output 'lenght-7/y'"):
+        judged(folder, "softmax_rows")
+    with pytest.raises(BrokenGolden, match="no operation 'ropes'"):
+        judged(folder, "ropes")
+    save_file({"x": np.zeros(1, np.float32)}, folder / "sofmax.safetensors")
+    with pytest.raises(BrokenGolden, match="no operation 'sofmax'"):
+        judged(folder, "rope")
+    with pytest.raises(BrokenGolden, match="is no folder"):
+        judged(folder / "none", "rope")
+
+
+def test_a_file_that_is_no_safetensors_is_refused(folder: Path) -> None:
+    (folder / "rope.safetensors").write_bytes(b"\xff" * 20)
+    with pytest.raises(BrokenGolden, match="no safetensors"):
+        judged(folder, "rope")
+
+
+@pytest.mark.parametrize(("only", "code"), [("softmax_rows", 0), ("add", 3), ("ropes", 2)])
+def test_the_command_ends_with_the_right_code(only: str, code: int, folder: Path) -> None:
+    done = CliRunner().invoke(app, ["golden", "ops", "--answers", str(folder), "--only", only])
+    assert done.exit_code == code, done.output
+
+
+def test_the_command_shows_what_is_wrong(folder: Path) -> None:
+    name = "a-hidden-row/y"
+    nan = np.full_like(tensors_of("softmax_rows")[name], np.nan)
+    changed(folder, "softmax_rows", **{name: nan})
+    done = CliRunner().invoke(
+        app, ["golden", "ops", "--answers", str(folder), "--only", "softmax_rows"]
+    )
+    assert done.exit_code == 1
+    assert "diverged: softmax_rows, a-hidden-row, y[0, 0]" in done.output
+    assert "0 operations agree, 1 do not" in done.output

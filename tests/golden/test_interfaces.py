@@ -1,0 +1,73 @@
+"""The table of interfaces names every method, and only vectors that there are."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from golden.store import DEFAULT_ROOT
+
+PAGE = DEFAULT_ROOT.parents[1] / "INTERFACES.md"
+SEEDS = Path(__file__).parents[2].parent / "shared" / "seeds"
+NO_SEEDS = (
+    "no sibling folder shared/ with seeds/: whether the table has all methods was not looked at"
+)
+ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| (.*?) ?\|$", re.MULTILINE)
+COUNTS = (18, 14, 69)  # the thirteen operations, and one that tells the name
+# the interfaces in the order of the page: the document, and the first line of the trait in it
+TRAITS = (
+    ("000", "pub trait Backend {"),
+    ("002", "pub trait Backend: Send + Sync {"),
+    ("003", "Show 69 methods"),
+)
+
+
+def sections() -> list[list[tuple[str, str, str]]]:
+    return [ROW.findall(part) for part in PAGE.read_text().split("\n## ")[1:]]
+
+
+ROWS = [row for section in sections() for row in section]
+
+
+def test_each_interface_has_a_row_for_each_method() -> None:
+    assert tuple(len(section) for section in sections()) == COUNTS
+    for section in sections():
+        assert len({method for method, _, _ in section}) == len(section)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row[0]))
+def test_a_method_has_vectors_or_says_what_it_does_instead(row: tuple[str, str, str]) -> None:
+    _, vectors, how = row
+    if vectors == "bookkeeping":
+        assert how
+        return
+    names = re.findall(r"`([^`]+)`", vectors)
+    assert names
+    for name in names:
+        assert list(DEFAULT_ROOT.glob(f"{name}.json")), f"{name} is no file of vectors"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row[0]))
+def test_cases_that_are_named_are_cases(row: tuple[str, str, str]) -> None:
+    names = re.findall(r"`ops/(\w+)`", row[1])
+    text = "".join((DEFAULT_ROOT / f"ops/{name}.json").read_text() for name in names)
+    ids = re.findall(r'"id": "([^"]+)"', text)
+    for sentence in re.findall(r"cases? ((?:`[^`]+`(?:, | and )?)+)", row[2]):
+        for case in re.findall(r"`([^`]+)`", sentence):
+            pattern = case.replace("*", ".*").replace("N", r"\d+")
+            assert any(re.fullmatch(pattern, known) for known in ids), case
+
+
+def methods(number: str, beginning: str) -> Iterator[str]:
+    """In the trait, which ends with a brace in the first column."""
+    (path,) = SEEDS.glob(f"{number}_*.txt")
+    text = path.read_text()
+    trait = text[text.index(beginning) :]
+    yield from re.findall(r"\bfn (\w+)", trait[: trait.index("\n}")])
+
+
+@pytest.mark.skipif(not SEEDS.is_dir(), reason=NO_SEEDS)
+@pytest.mark.parametrize("place", range(3))
+def test_the_methods_are_those_of_the_interface(place: int) -> None:
+    assert list(methods(*TRAITS[place])) == [method for method, _, _ in sections()[place]]
