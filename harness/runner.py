@@ -36,6 +36,7 @@ from harness.records import (
 from harness.wire import Channel, Closed, WireError, pack
 from harness.worker import QUESTIONS, STREAMS, failure
 
+LIBRARIES = "LLAMA_CPP_LIB_PATH"  # the user's own build of llama.cpp, of the pinned version
 LOG_LINES = 50
 LOG_LINE_BYTES = 500
 START_SECONDS = 120.0  # a cold start compiles; not charged to the first question
@@ -250,7 +251,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=(theirs.fileno(),),
-                env=os.environ | {"PYTHONPATH": "" if python else os.pathsep.join(our_path())},
+                env=environment(python),
                 start_new_session=True,  # an interrupt is for the parent; the group dies as one
             )
         self.channel = Channel(ours)
@@ -303,6 +304,14 @@ def interpreter(python: Path | None) -> list[str]:
     path = [str(Path(__file__).parents[1]), *our_path()]
     start = f"import sys; sys.path += {path!r}; from harness.worker import main; main()"
     return [str(python), "-P", "-c", start]
+
+
+def environment(python: Path | None) -> dict[str, str]:
+    """A worker's variables: the user's, but other versions have libraries of their own."""
+    if python is None:
+        return os.environ | {"PYTHONPATH": os.pathsep.join(our_path())}
+    kept = {name: value for name, value in os.environ.items() if name != LIBRARIES}
+    return kept | {"PYTHONPATH": ""}
 
 
 def our_path() -> list[str]:

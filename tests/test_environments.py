@@ -19,7 +19,7 @@ from harness.cli import app
 from harness.downloads import CACHE, last_words
 from harness.environments import NotBuilt, built, folder_of, provide, python_of, remove
 from harness.records import EXACT, Answered, EngineInfo, Outcome
-from harness.runner import Runner, Session
+from harness.runner import LIBRARIES, Runner, Session, environment
 
 NAME = "llama.cpp@0.3.8"
 # an sdist that builds without anything from elsewhere, in place of llama-cpp-python's
@@ -231,3 +231,11 @@ def test_pips_last_words_leave_out_addresses_and_advice() -> None:
     assert last_words(text) == "ERROR: b (address)"
     assert last_words(text, 2) == "ERROR: b (address); c"
     assert last_words("") == "it said nothing"
+
+
+def test_a_build_of_the_users_own_is_not_loaded_by_another_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(LIBRARIES, "build/bin")
+    assert environment(None)[LIBRARIES] == "build/bin"
+    assert LIBRARIES not in environment(Path("python"))
