@@ -111,12 +111,16 @@ class Context:
             if not self.pointer:
                 raise EngineError("llama_init_from_model failed")
 
+    @property
+    def has_memory(self) -> bool:
+        """An encoder has none."""
+        return bool(self.lib.llama.llama_get_memory(self.pointer))
+
     def clear(self) -> None:
         """Forget every token, and zero the cache."""
         llama = self.lib.llama
-        memory = llama.llama_get_memory(self.pointer)
-        if memory:  # an encoder has none
-            llama.llama_memory_clear(memory, True)
+        if self.has_memory:
+            llama.llama_memory_clear(llama.llama_get_memory(self.pointer), True)
 
     def decode(self, batch: Batch) -> NDArray[np.float32]:
         """The logits of a batch's outputs: (outputs, vocabulary)."""

@@ -147,6 +147,7 @@ class LlamaCpp(Adapter, name="llama.cpp"):
         from harness.adapters._llama_cpp_capture import capture_batches
 
         context, watch = self._watching()
+        self._check_ubatches(context, max(map(len, batches), default=0))
         context.clear()
         return capture_batches(context, watch, batches, fault, emit)
 
@@ -270,6 +271,17 @@ class LlamaCpp(Adapter, name="llama.cpp"):
             raise EngineError(
                 f"a batch of {longest} tokens is computed in several ubatches of "
                 f"{self.settings.n_ubatch}; sites can be shown for one ubatch per batch only"
+            )
+
+    def _check_ubatches(self, context: Context, longest: int) -> None:
+        """llama.cpp aborts where attention goes both ways and a batch has several ubatches."""
+        model = context.model
+        causal = model.metadata(f"{model.metadata('general.architecture')}.attention.causal")
+        both_ways = model.has_encoder or causal == "false" or not context.has_memory
+        if both_ways and longest > self.settings.n_ubatch:
+            raise Unsupported(
+                f"llama.cpp computes a batch of this model in one ubatch; {longest} tokens are "
+                f"more than {self.settings.n_ubatch}"
             )
 
     def _check_room(self, tokens: int) -> None:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +13,8 @@ from harness.cli.options import JsonOpt, QuietOpt, ReportOpt, SeedOpt
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from harness.records import Settings, Verdict
+    from harness.records import Verdict
+    from harness.shadow.batches import Work
     from harness.shadow.run import ShadowPlan
 
 ALL = "all"
@@ -41,6 +42,16 @@ def shadow(
         typer.Option(help="exact: F32 cache, one thread. default: what users of llama.cpp run."),
     ] = Preset.exact,
     tokens: Annotated[int, typer.Option(help="Length of the prompt.", min=1, max=4096)] = 16,
+    steps: Annotated[
+        int, typer.Option(help="Batches after it: one of three tokens, then single ones.", min=0)
+    ] = 2,
+    sequences: Annotated[
+        int, typer.Option(help="Sequences side by side in every batch.", min=1, max=8)
+    ] = 1,
+    ubatch: Annotated[
+        int | None,
+        typer.Option(help="Tokens that llama.cpp computes together at most.", min=1),
+    ] = None,
     seed: SeedOpt = 0,
     faults: Annotated[
         int,
@@ -66,13 +77,20 @@ def shadow(
     from harness.cli import screen
     from harness.records import PRESETS
     from harness.run import Listener
-    from harness.shadow.run import run_shadow, with_trials
+    from harness.shadow.batches import Work
+    from harness.shadow.run import run_shadow, settings_for, with_trials
 
     with screen(quiet, as_json) as out:
-        options = ["--settings", settings.value, "--tokens", str(tokens), "--seed", str(seed)]
-        if quant != "F32":
-            options += ["--quant", quant]
-        plans = plans_of(model, arch, quant, PRESETS[settings.value], tokens, seed, options)
+        work = Work(tokens=tokens, batches=steps, sequences=sequences)
+        plans = plans_of(
+            model,
+            arch,
+            quant=quant,
+            settings=settings_for(work, PRESETS[settings.value], ubatch),
+            work=work,
+            seed=seed,
+            options=options_of(settings, work, seed, quant, ubatch),
+        )
         if faults:
             plans = with_trials(plans, range(start, start + faults))
         listener = Listener(progress=out.progress, verdict=out.verdict)
@@ -86,35 +104,31 @@ def shadow(
     raise typer.Exit(result.code)
 
 
-def plans_of(
-    model: Path | None,
-    arch: str | None,
-    quant: str,
-    settings: "Settings",
-    tokens: int,
-    seed: int,
-    options: Sequence[str],
-) -> list["ShadowPlan"]:
-    from dataclasses import replace
-    from functools import partial
+def options_of(
+    preset: Preset, work: "Work", seed: int, quant: str, ubatch: int | None
+) -> tuple[str, ...]:
+    """What repeats the run; what is as usual is left out."""
+    options = {"--settings": preset.value, "--tokens": work.tokens, "--seed": seed}
+    usual = {"--steps": 2, "--sequences": 1, "--ubatch": None, "--quant": "F32"}
+    given = {"--steps": work.batches, "--sequences": work.sequences, "--ubatch": ubatch}
+    changed = {k: v for k, v in {**given, "--quant": quant}.items() if v != usual[k]}
+    return tuple(str(word) for pair in {**options, **changed}.items() for word in pair)
 
+
+def plans_of(model: Path | None, arch: str | None, **same: Any) -> list["ShadowPlan"]:
+    """One of the file, or of each variant; they have the rest in common."""
     from harness.cli import usage
     from harness.shadow.run import ShadowPlan, every_variant
     from harness.synth.any_arch import variant_named
 
     if (model is None) == (arch is None):
         raise usage("give a MODEL or --arch, and not both")
-    if model is not None and not model.is_file():
-        raise usage(f"{model}: {'not a file' if model.exists() else 'no such file'}")
-    needed = -(-(tokens + 2) // 256) * 256  # llama.cpp's granule of the cache
-    n_ctx = max(settings.n_ctx, needed)
-    settings = replace(settings, n_ctx=n_ctx, n_ubatch=max(settings.n_ubatch, tokens))
-    make = partial(ShadowPlan, settings=settings, n_tokens=tokens, seed=seed, quant=quant)
-    make = partial(make, options=tuple(options))
     if model is not None:
-        return [make(case=model.name, model=model)]
+        if not model.is_file():
+            raise usage(f"{model}: {'not a file' if model.exists() else 'no such file'}")
+        return [ShadowPlan(case=model.name, model=model, **same)]
     names = every_variant() if arch == ALL else (variant_named(str(arch)).name,)
-    return [make(case=f"synth:{name}", model=None, variant=name) for name in names]
+    return [ShadowPlan(case=f"synth:{name}", model=None, variant=name, **same) for name in names]
 
 
 def op_table(verdicts: Sequence["Verdict"]) -> "Table":

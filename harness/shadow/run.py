@@ -10,26 +10,24 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from numpy.random import Philox
 
-from engine.batch import Batch
-from engine.errors import EngineError
 from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import Build
-from harness.check import exit_code, lanes_of
+from harness.check import CELLS, exit_code, lanes_of
 from harness.processes import processes
-from harness.records import Answered, EngineInfo, Settings, Status, Verdict
+from harness.records import Answered, EngineInfo, Settings, Status, Unanswerable, Verdict
 from harness.report.header import header, model_row
 from harness.report.jsonl import ReportWriter
 from harness.run import Listener, RunResult, run_folder
 from harness.runner import Runner, Session
+from harness.shadow.batches import Work, batches_of
 from harness.shadow.fault_verdicts import detail_of, ending_of
 from harness.shadow.faults import Trials
 from harness.shadow.judge import ShadowJudge
 from harness.shadow.models import make_variant, opened
 from harness.shadow.nodes import capture
 from harness.shadow.verdicts import SUITE, all_seen, verdicts_of
-from harness.suites.base import STEPS_TRACED, NoAnswer, no_answer
+from harness.suites.base import NoAnswer, no_answer
 from harness.synth.any_arch import variant_named, variants
 from harness.synth.draws import stream
 
@@ -45,7 +43,7 @@ class ShadowPlan:
     variant: str = ""
     quant: str = "F32"
     settings: Settings
-    n_tokens: int = 16
+    work: Work = field(default_factory=Work)
     seed: int = 0
     time_limit: float = 300.0
     trials: tuple[int, ...] = ()  # of faults, instead of judging llama.cpp as it is
@@ -93,6 +91,13 @@ def judged(plan: ShadowPlan, folder: Path) -> Judged:
         return Judged(case=plan.case, verdicts=[verdict], row={})
 
 
+def settings_for(work: Work, preset: Settings, ubatch: int | None) -> Settings:
+    """The preset with a cache that holds the work, and ubatches that do unless told otherwise."""
+    n_ctx = max(preset.n_ctx, -(-work.cells // CELLS) * CELLS)
+    whole = max(preset.n_ubatch, max(work.lengths) * work.sequences)
+    return replace(preset, n_ctx=n_ctx, n_ubatch=whole if ubatch is None else ubatch)
+
+
 def make_models(plans: Sequence[ShadowPlan], folder: Path) -> None:
     """One engine names the tensors of all variants: to start it takes longer than to ask it."""
     with opened() as session:
@@ -110,13 +115,16 @@ def build_of(plan: ShadowPlan, engine: EngineInfo) -> Build:
 def verdicts_for(plan: ShadowPlan, path: Path, session: Session, build: Build) -> Iterator[Verdict]:
     with GgufFile.open(path) as file:
         judge = ShadowJudge(file, build)
-        outcome = capture(session, judge, batches_of(plan, file))
+        outcome = capture(session, judge, batches_of(plan.work, plan.seed, file))
+        if isinstance(outcome, Unanswerable):
+            yield verdict_of(plan, "excused", f"{ENGINE} shows no such graph: {outcome.message}")
+            return
         if not isinstance(outcome, Answered):
             yield from verdicts_of(judge, lambda *a: verdict_of(plan, *a))
             raise no_answer(ENGINE, "capture", outcome)
         yield from verdicts_of(judge, lambda *a: verdict_of(plan, *a))
         if wrong := all_seen(judge, outcome):
-            yield verdict_of(plan, "not-compared", wrong, {}, ())
+            yield verdict_of(plan, "not-compared", wrong)
 
 
 def faults_found(plan: ShadowPlan, path: Path, session: Session, build: Build) -> Iterator[Verdict]:
@@ -124,7 +132,7 @@ def faults_found(plan: ShadowPlan, path: Path, session: Session, build: Build) -
     with GgufFile.open(path) as file:
         trials = Trials(
             session=session,
-            batches=batches_of(plan, file)[:2],
+            batches=batches_of(plan.work, plan.seed, file)[:2],
             judge=lambda: ShadowJudge(file, build),
             seed=plan.seed,
         )
@@ -133,29 +141,19 @@ def faults_found(plan: ShadowPlan, path: Path, session: Session, build: Build) -
             yield verdict_of(one, status, summary, detail_of(trial), key)
 
 
-def batches_of(plan: ShadowPlan, file: GgufFile) -> tuple[Batch, ...]:
-    """A prompt of seeded ids from all over the vocabulary, then single tokens."""
-    embeddings = file.tensors.get("token_embd.weight")
-    if embeddings is None:
-        raise EngineError("the model has no token_embd.weight, so its vocabulary is unknown")
-    raw = Philox(key=plan.seed).random_raw(plan.n_tokens + STEPS_TRACED)
-    tokens = [int(r >> np.uint64(33)) % embeddings.shape[0] for r in raw]
-    prompt, rest = tokens[: plan.n_tokens], tokens[plan.n_tokens :]
-    return (
-        Batch.of(prompt),
-        *(Batch.of([t], start=plan.n_tokens + i) for i, t in enumerate(rest)),
-    )
-
-
 def verdict_of(
-    plan: ShadowPlan, status: Status, summary: str, detail: dict[str, Any], key: tuple[str, ...]
+    plan: ShadowPlan,
+    status: Status,
+    summary: str,
+    detail: dict[str, Any] | None = None,
+    key: tuple[str, ...] = (),
 ) -> Verdict:
     return Verdict(
         suite=SUITE,
         case=plan.case,
         status=status,
         summary=summary,
-        detail=detail,
+        detail=detail or {},
         key="/".join(key),
         repro="" if status == "agreed" else plan.repro,
     )

@@ -1,6 +1,7 @@
 """llama.cpp's own graphs, op by op; wrong results put into them are found where they are."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,27 @@ from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import MEANINGS, Build, Node
 from harness.adapters.llama_cpp import LlamaCpp
 from harness.check import lanes_of
-from harness.records import DEFAULT, EXACT, Answered, Captured, Fault, Nodes, Request, Settings
+from harness.records import (
+    DEFAULT,
+    EXACT,
+    Answered,
+    Captured,
+    Fault,
+    Nodes,
+    Request,
+    Settings,
+    Unanswerable,
+)
 from harness.report.jsonl import read_report
 from harness.run import Listener
 from harness.runner import Runner, Session
+from harness.shadow.batches import Work, batches_of
 from harness.shadow.fault_verdicts import ALL, counted
 from harness.shadow.faults import KINDS, Place
 from harness.shadow.judge import ShadowJudge
 from harness.shadow.models import make_variant, opened
 from harness.shadow.nodes import capture, nodes_of
-from harness.shadow.run import ShadowPlan, batches_of, run_shadow, with_trials
+from harness.shadow.run import ShadowPlan, run_shadow, settings_for, with_trials
 from harness.synth.any_arch import variant_named
 
 # between them nearly every op; `shadow --arch all` takes all variants
@@ -39,8 +51,10 @@ def model_of(name: str, folder: Path, namer: Session, quant: str = "F32") -> Pat
     return path
 
 
-def shadow(path: Path, settings: Settings, n_tokens: int = 9) -> tuple[ShadowJudge, Captured]:
-    plan = ShadowPlan(case=path.stem, model=path, settings=settings, n_tokens=n_tokens)
+def shadow(
+    path: Path, settings: Settings, work: Work | None = None
+) -> tuple[ShadowJudge, Captured]:
+    work = work or Work(tokens=9)
     with (
         GgufFile.open(path) as file,
         Runner().open("llama.cpp", path, settings) as session,
@@ -49,7 +63,7 @@ def shadow(path: Path, settings: Settings, n_tokens: int = 9) -> tuple[ShadowJud
         assert isinstance(info, Answered)
         build = Build(lanes=lanes_of(info.value.build), n_threads=settings.n_threads)
         judge = ShadowJudge(file, build)
-        outcome = capture(session, judge, batches_of(plan, file))
+        outcome = capture(session, judge, batches_of(work, 0, file))
     assert isinstance(outcome, Answered), outcome
     return judge, outcome.value
 
@@ -64,6 +78,33 @@ def test_every_node_of_a_variant_is_what_its_sources_say(
     assert sum(t.compared for t in tallies) == sum(t.nodes for t in tallies) == captured.nodes > 50
     assert captured.views > 0
     assert max(t.worst for t in tallies) > 0.1  # bounds that nothing comes near would prove little
+
+
+@pytest.mark.parametrize("name", ["gemma3", "jamba"])
+def test_several_sequences_in_several_ubatches_are_judged(
+    name: str, tmp_path: Path, namer: Session
+) -> None:
+    work = Work(tokens=5, sequences=3)
+    settings = settings_for(work, EXACT, ubatch=4)
+    path = model_of(name, tmp_path, namer)
+    judge, captured = shadow(path, settings, work)
+    assert judge.findings == []
+    assert sum(t.compared for _, t in judge.by_op()) == captured.nodes
+    seen: set[tuple[int, int]] = set()
+    with GgufFile.open(path) as file, Runner().open("llama.cpp", path, settings) as session:
+        batches = batches_of(work, 0, file)
+        capture(session, lambda node: seen.add((node.step, node.ubatch)), batches)
+    assert {step for step, _ in seen} == {0, 1, 2}
+    assert max(ubatch for step, ubatch in seen if step == 0) >= 3
+
+
+def test_an_encoder_is_not_given_several_ubatches(tmp_path: Path, namer: Session) -> None:
+    """llama.cpp would abort; what cannot be asked is said, and is no crash."""
+    path = model_of("jina-bert-v2", tmp_path, namer)
+    with Runner().open("llama.cpp", path, replace(EXACT, n_ubatch=2)) as session:
+        outcome = capture(session, lambda _: None, [Batch.of([1, 2, 3])])
+    assert isinstance(outcome, Unanswerable)
+    assert "in one ubatch" in outcome.message
 
 
 @pytest.mark.parametrize("quant", ["F32", "Q8_0", "Q4_K"])
@@ -89,7 +130,9 @@ def test_the_slice_reaches_most_ops_that_have_a_meaning(tmp_path: Path, namer: S
 def test_faults_are_found_at_their_node_and_nowhere_else(
     name: str, settings: Settings, tmp_path: Path
 ) -> None:
-    plan = ShadowPlan(case=name, model=None, variant=name, settings=settings, n_tokens=6, seed=3)
+    plan = ShadowPlan(
+        case=name, model=None, variant=name, settings=settings, work=Work(tokens=6), seed=3
+    )
     plans = with_trials([plan], range(12))
     result = run_shadow(plans, tmp_path, ["lockstep", "shadow"], 1, Listener())
     assert [v.summary for v in result.verdicts if v.status != "agreed"] == []
@@ -171,7 +214,9 @@ def test_a_fault_that_nobody_asked_for_is_not_made(tmp_path: Path, namer: Sessio
 
 
 def test_a_run_leaves_a_report_of_every_op(tmp_path: Path) -> None:
-    plan = ShadowPlan(case="synth:mamba", model=None, variant="mamba", settings=EXACT, n_tokens=4)
+    plan = ShadowPlan(
+        case="synth:mamba", model=None, variant="mamba", settings=EXACT, work=Work(tokens=4)
+    )
     result = run_shadow([plan], tmp_path, ["lockstep", "shadow"], 1, Listener())
     assert result.code == 0
     rows = read_report(result.folder / "report.jsonl")

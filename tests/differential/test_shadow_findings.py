@@ -13,10 +13,11 @@ from harness.check import lanes_of
 from harness.fuzzers._known import FILE
 from harness.records import PRESETS, Answered, Crashed
 from harness.runner import Runner
+from harness.shadow.batches import Work, batches_of
 from harness.shadow.judge import ShadowJudge
 from harness.shadow.models import make_variant, opened
 from harness.shadow.nodes import capture
-from harness.shadow.run import ShadowPlan, batches_of
+from harness.shadow.run import ShadowPlan
 from harness.synth.any_arch import variant_named, variants
 
 KNOWN: list[dict[str, Any]] = tomllib.loads(FILE.read_text())["shadow"]
@@ -31,7 +32,7 @@ def test_what_is_known_to_be_wrong_still_is(known: dict[str, Any], tmp_path: Pat
     with opened() as namer:
         make_variant(variant, path, session=namer)
     settings = PRESETS[known["settings"]]
-    plan = ShadowPlan(case=known["id"], model=path, settings=settings, n_tokens=4)
+    plan = ShadowPlan(case=known["id"], model=path, settings=settings, work=Work(tokens=4))
     with GgufFile.open(path) as file, Runner().open("llama.cpp", path, settings) as session:
         info = session.ask("describe")
         assert isinstance(info, Answered)
@@ -39,7 +40,7 @@ def test_what_is_known_to_be_wrong_still_is(known: dict[str, Any], tmp_path: Pat
         if lanes < known["lanes"]:
             pytest.skip(f"{known['id']} needs {known['lanes']} lanes; not compared with {lanes}")
         judge = ShadowJudge(file, Build(lanes=lanes))
-        outcome = capture(session, judge, batches_of(plan, file))
+        outcome = capture(session, judge, batches_of(plan.work, plan.seed, file))
     if known["symptom"] == "crash":
         assert isinstance(outcome, Crashed), over
         return
