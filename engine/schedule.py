@@ -70,6 +70,7 @@ class Schedule:
             "pos": [[memory.pos_min(s), memory.pos_max(s)] for s in range(memory.n_seq)],
             "ubatches": [shown(batch, ubatch) for ubatch in memory.seen.ubatches],
             "slots": memory.seen.slots,
+            "order": outputs_in_order(batch, memory.seen.ubatches) if code == 0 else [],
             "logits": logits,
         }
 

@@ -76,6 +76,8 @@ def provide(name: str, progress: Progress = lambda _: None) -> Path | None:
     if not split_version(name)[1]:
         return None
     folder = folder_of(name)
+    if folder.is_dir():  # before the lock, which a build of another version may hold for minutes
+        return folder
     try:
         with locked(environments() / "build.lock"):
             for old in environments().glob(".building-*"):  # of a process that was killed

@@ -59,6 +59,14 @@ NEAR = {  # cause: the kind of memory, and a schedule with the steps of the know
     "purge": ("window", made(UNIFIED, text(0), text(1, 0, 5), text(0, 1), text(0, 2, 6))),
     "twice": ("attention", made(UNIFIED, text(0, 0, 2))),
     "heads": ("attention", made(STREAMS, *FULL, text(0, 60))),
+    "unstable": (
+        "recurrent",
+        made(UNIFIED, ["decode", [[1, 0, [0], True]] * 16], sbatch="equal"),
+    ),
+    "left": (
+        "recurrent",
+        made(UNIFIED, ["decode", [[1, 0, [0, 1], True]]], text(2), n_seq=3, sbatch="equal"),
+    ),
     "part of a stream": ("attention", made(UNIFIED, text(0, 0, 3), ["cp", 0, 1, -1, 2])),
 }
 
@@ -73,7 +81,7 @@ def test_a_fault_without_the_cause_of_a_known_one_is_not_excused(known: KnownSch
     found = Difference(symptom=known.symptom, step=len(case.steps) - 1, name="", text="")
     assert known.cause in causes(known.schedule, kind)
     assert known.cause not in causes(case, kind)
-    assert entry_for(KNOWN, ("llama.cpp",), kind, found, case) is None
+    assert entry_for(KNOWN, (known.component,), kind, found, case) is None
 
 
 def test_a_fault_before_the_step_with_the_cause_is_not_excused() -> None:

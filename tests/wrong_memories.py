@@ -38,7 +38,8 @@ class WithMemory(Reference):
 
     def schedule(self, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
         answers = super().schedule(plan)
-        return [a | {"ubatches": None, "slots": None} for a in answers] if self.blind else answers
+        unseen = dict.fromkeys(("ubatches", "slots", "order"))
+        return [answer | unseen for answer in answers] if self.blind else answers
 
 
 def attention(run: Schedule) -> Attention:

@@ -7,6 +7,14 @@ import re
 from engine.registry import import_members
 from harness.adapters.base import Adapter
 
+LAST_WITH_SBATCH = (0, 3, 9)  # of llama-cpp-python
+
+
+def has_sbatch(version: str) -> bool:
+    """Whether this version of llama.cpp takes batches apart with llama_sbatch (engine.sbatch)."""
+    release = re.match(r"\d+(\.\d+)*", version)
+    return release is not None and tuple(map(int, release[0].split("."))) <= LAST_WITH_SBATCH
+
 
 def split_version(name: str) -> tuple[str, str]:
     """Engine and version of `NAME@VERSION`; the installed version has none."""

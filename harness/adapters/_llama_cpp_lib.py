@@ -121,7 +121,8 @@ class Library:
             os.environ.setdefault(name, value)
         from llama_cpp import __version__, llama_cpp
 
-        self.version = f"llama-cpp-python {__version__}"
+        self.number = str(__version__)
+        self.version = f"llama-cpp-python {self.number}"
         self.llama = Binding(llama_cpp, self.version)
         self.lines: deque[tuple[int, str]] = deque(maxlen=200)
         self.listener: Callable[[str], None] | None = None  # who wants the debug lines

@@ -1,6 +1,7 @@
 """A model of llama.cpp and its contexts: the C objects, owned, with every knob set explicitly."""
 
 import ctypes
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ MAPPED = 1  # llama_load_mode
 FLASH_AUTO, FLASH_OFF = -1, 0  # llama_flash_attn_type
 VOCABULARY_NONE = 0  # llama_vocab_type
 NO_CELL, INVALID_BATCH = 1, -1  # what llama_decode returns for input that it refuses
+NO_FIELDS: Mapping[str, Any] = {}
 
 
 class Observer(Protocol):
@@ -84,6 +86,7 @@ class Context:
     """A KV cache and a graph; with `traced`, one whose nodes an observer can see.
 
     `watch`: the addresses of a C function that is called for each node instead, and of its data.
+    `fields`: parameters of llama.cpp that shall be otherwise than the settings make them.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class Context:
         *,
         traced: bool = False,
         watch: tuple[int, int] | None = None,
+        fields: Mapping[str, Any] = NO_FIELDS,
     ) -> None:
         self.model = model
         self.lib = model.lib
@@ -101,6 +105,7 @@ class Context:
         llama = self.lib.llama
         self._callback = llama.ggml_backend_sched_eval_callback(self._on_node)  # held: see C code
         params = context_params(self.lib, settings)
+        put(params, **fields)
         if traced:
             params.cb_eval = self._callback
         if watch is not None:
@@ -151,11 +156,16 @@ class Context:
     def close(self) -> None:
         self.lib.llama.llama_free(self.pointer)
 
-    def _compute(self, work: Any, held: Any) -> None:
+    def call(self, work: Any, held: Any) -> int:
+        """What it returned. Raises what the observer raised meanwhile."""
         self.error = None
-        status = work(self.pointer, held)
+        status: int = work(self.pointer, held)
         if self.error is not None:
             raise self.error
+        return status
+
+    def _compute(self, work: Any, held: Any) -> None:
+        status = self.call(work, held)
         if status in (NO_CELL, INVALID_BATCH):
             raise EngineError(f"{work.__name__} returned {status}")
         if status != 0:

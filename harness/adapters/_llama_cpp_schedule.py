@@ -1,7 +1,9 @@
-"""Runs a schedule on llama.cpp: decode calls and cache operations, with what its log says of both.
+"""Runs a schedule on llama.cpp: decode calls and cache operations, with what can be seen of both.
 
-`LLAMA_BATCH_DEBUG` has it print each ubatch that it forms, `LLAMA_KV_CACHE_DEBUG` the cells that it
-looks at before it places one. Both are read when a context is made.
+`LLAMA_BATCH_DEBUG` has it print each ubatch that it forms (2, because not all versions name the
+tokens at 1), `LLAMA_KV_CACHE_DEBUG` the cells that it looks at before it places one. Both are read
+when a context is made. Versions with llama_sbatch have neither: there the ubatches are read from
+the graphs, and cells are not seen.
 """
 
 import ctypes
@@ -13,15 +15,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import EngineError
-from harness.adapters._llama_cpp_model import Model, context_params
+from engine.errors import EngineError, Unsupported
+from harness.adapters import has_sbatch
+from harness.adapters._llama_cpp_model import Context, Model
+from harness.adapters._llama_cpp_ubatches import Ubatches
 from harness.records import Settings
 
-DEBUG = {"LLAMA_BATCH_DEBUG": "1", "LLAMA_KV_CACHE_DEBUG": "3"}
+DEBUG = {"LLAMA_BATCH_DEBUG": "2", "LLAMA_KV_CACHE_DEBUG": "3"}
+POOLING_LAST = 3  # llama_pooling_type
 Answer = dict[str, Any]
 Row = Sequence[Any]  # token, position, sequences, output
 
-FIELD = re.compile(r"ubatch_print:   (equal_seqs|n_seqs) +=\s+(\d+)")
+FIELD = re.compile(r"ubatch_print:   (equal_seqs|n_seqs|n_tokens) +=\s+(\d+)")
 TOKEN = re.compile(
     r"ubatch_print: +\d+: id = *(-?\d+) \(.*\), pos = *(-?\d+), n_seq_id = *\d+, "
     r"seq_id = \[([\d.]*)\], output = (\d+)\s*$",
@@ -39,7 +44,13 @@ class Log:
     def __init__(self) -> None:
         self.ubatches: list[list[Any]] = []  # [equal, n_seqs, rows]
         self.slots: list[list[Any]] = []  # [n_swa, stream, n, used, head, owners, positions]
+        self.n_tokens: list[int] = []
         self.reading = False
+
+    def read_ubatches(self) -> list[list[Any]] | None:
+        """None if the lines of this version do not name every token."""
+        read = [len(rows) for _, _, rows in self.ubatches]
+        return self.ubatches if read == self.n_tokens else None
 
     def __call__(self, line: str) -> None:
         if "added ubatch to split" in line:
@@ -58,8 +69,13 @@ class Log:
 
     def ubatch_line(self, line: str) -> None:
         if found := FIELD.match(line):
-            at = 0 if found[1] == "equal_seqs" else 1
-            self.ubatches[-1][at] = bool(int(found[2])) if at == 0 else int(found[2])
+            value = int(found[2])
+            if found[1] == "n_tokens":
+                self.n_tokens.append(value)
+            elif found[1] == "n_seqs":
+                self.ubatches[-1][1] = value
+            else:
+                self.ubatches[-1][0] = bool(value)
         elif found := TOKEN.match(line):
             seqs = [s for s, mark in enumerate(found[3]) if mark != "."]
             self.ubatches[-1][2].append([int(found[1]), int(found[2]), seqs, bool(int(found[4]))])
@@ -80,29 +96,30 @@ class ScheduleRun:
     def __init__(self, model: Model, settings: Settings, plan: Mapping[str, Any]) -> None:
         self.model, self.lib, self.n_seq = model, model.lib, int(plan["n_seq"])
         os.environ.update(DEBUG)
-        params = context_params(self.lib, settings)
-        params.n_ctx = params.n_batch = plan["n_ctx"]
-        params.n_ubatch, params.n_seq_max = plan["n_ubatch"], self.n_seq
-        params.kv_unified, params.swa_full = plan["unified"], False
-        llama = self.lib.llama
-        with self.lib.refusals("llama.cpp does not make a context"):
-            self.pointer = llama.llama_init_from_model(model.pointer, params)
-            if not self.pointer:
-                raise EngineError("llama_init_from_model failed")
-        self.memory = llama.llama_get_memory(self.pointer)
-        self.n_batch = llama.llama_n_batch(self.pointer)
+        self.pooled = plan.get("sbatch") == "seq"
+        self.graphs = Ubatches(self.lib.ggml) if has_sbatch(self.lib.number) else None
+        check_plan(plan, self.lib.version, old=self.graphs is not None)
+        fields = {"n_ctx": plan["n_ctx"], "n_batch": plan["n_ctx"], "n_ubatch": plan["n_ubatch"]}
+        fields |= {"n_seq_max": self.n_seq, "kv_unified": plan["unified"], "swa_full": False}
+        fields |= {"embeddings": True, "pooling_type": POOLING_LAST} if self.pooled else {}
+        self.context = Context(model, settings, traced=self.graphs is not None, fields=fields)
+        self.context.observer = self.graphs
+        self.pointer = self.context.pointer
+        self.memory = self.lib.llama.llama_get_memory(self.pointer)
         self.saved: list[ctypes.Array[ctypes.c_uint8]] = []
 
     def close(self) -> None:
-        self.lib.llama.llama_free(self.pointer)
+        self.context.close()
 
     def step(self, step: Sequence[Any]) -> Answer:
         log = Log()
         self.lib.listener = log
+        if self.graphs is not None:
+            self.graphs.begin()
         try:
-            logits = None
+            logits, order = None, None
             if step[0] == "decode":
-                code, logits = self.decode(step[1])
+                code, logits, order = self.decode(step[1])
             else:
                 code = self.operation(step)
         finally:
@@ -110,28 +127,38 @@ class ScheduleRun:
         return {
             "code": code,
             "pos": [self.span(seq) for seq in range(self.n_seq)],
-            "ubatches": log.ubatches,
-            "slots": log.slots,
+            "ubatches": log.read_ubatches() if self.graphs is None else self.graphs.shown(),
+            "slots": log.slots if self.graphs is None else None,
+            "order": order,
             "logits": logits,
         }
 
-    def span(self, seq: int) -> list[int]:
+    def span(self, seq: int) -> list[int | None]:
+        """Older versions tell the largest alone, and 0 may mean that there is none."""
         llama = self.lib.llama
-        return [
-            llama.llama_memory_seq_pos_min(self.memory, seq),
-            llama.llama_memory_seq_pos_max(self.memory, seq),
-        ]
+        last = llama.llama_memory_seq_pos_max(self.memory, seq)
+        if self.graphs is not None:
+            return [None, last or None]
+        return [llama.llama_memory_seq_pos_min(self.memory, seq), last]
 
-    def decode(self, rows: Sequence[Row]) -> tuple[int, NDArray[np.float32] | None]:
+    def decode(
+        self, rows: Sequence[Row]
+    ) -> tuple[int, NDArray[np.float32] | None, list[int] | None]:
+        """The code, the logits of the outputs, and in which order these were computed."""
         llama = self.lib.llama
         held = llama.llama_batch_init(max(len(rows), 1), 0, max(self.n_seq, 8))
         try:
             fill(held, rows)
-            code = int(llama.llama_decode(self.pointer, held))
+            code = self.context.call(llama.llama_decode, held)
         finally:
             llama.llama_batch_free(held)
+        if code != 0 or self.pooled:
+            return code, None, None
         outputs = [at for at, row in enumerate(rows) if row[3]]
-        return code, self.logits(outputs) if code == 0 else None
+        logits = self.logits(outputs)
+        if self.graphs is None:
+            return code, logits, None
+        return code, logits, self.graphs.order(dict(zip(outputs, logits, strict=True)))
 
     def logits(self, outputs: Sequence[int]) -> NDArray[np.float32]:
         out = np.empty((len(outputs), self.model.n_vocab), np.float32)
@@ -185,6 +212,13 @@ class ScheduleRun:
         if seq < 0:
             return int(llama.llama_state_set_data(self.pointer, held, len(held)) > 0)
         return int(llama.llama_state_seq_set_data(self.pointer, held, len(held), seq) > 0)
+
+
+def check_plan(plan: Mapping[str, Any], version: str, *, old: bool) -> None:
+    if plan.get("sbatch") and not old:
+        raise Unsupported(f"{version} has no llama_sbatch")
+    if old and plan["n_seq"] > 1 and not plan["unified"]:
+        raise Unsupported(f"{version} has one stream of cells for all sequences")
 
 
 def fill(held: Any, rows: Sequence[Row]) -> None:

@@ -28,11 +28,23 @@ class Binding:
         for known in (name, *MEMORY.get(name, ())):
             if hasattr(self._module, known):
                 return getattr(self._module, known)
+        if name == "llama_memory_seq_pos_max":
+            return self._pos_max()
         if name == "llama_get_memory":
             return lambda context: context
         if name == "llama_memory_clear":
             return self._clear
         raise Unsupported(f"{self._version} has no {name}")
+
+    def _pos_max(self) -> Any:
+        """The library has it, the binding left it out."""
+        for known in ("llama_kv_self_seq_pos_max", "llama_kv_cache_seq_pos_max"):
+            if hasattr(self._module._lib, known):
+                function = getattr(self._module._lib, known)
+                function.restype = ctypes.c_int32
+                function.argtypes = [ctypes.c_void_p, ctypes.c_int32]
+                return function
+        raise Unsupported(f"{self._version} does not tell positions")
 
     def _clear(self, memory: Any, data: bool) -> None:
         """Cells are zeroed as well, whatever `data` says."""

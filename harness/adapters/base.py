@@ -130,10 +130,13 @@ class Adapter(Registered):
         token, position, sequences, output; `["rm", seq, p0, p1]`, `["cp", from, to, p0, p1]`,
         `["keep", seq]`, `["add", seq, p0, p1, delta]`, `["div", seq, p0, p1, d]`, `["clear"]`,
         `["save", seq]` and `["load", seq, k]`: what the k-th save kept; seq -1 is everything.
+        `sbatch`, if there: the context still has llama_sbatch, and takes batches apart by its
+        split "simple", "equal" or "seq" (recurrent, with pooled embeddings).
 
         Each answer: `code`; `pos`, the smallest and largest position of each sequence; `ubatches`
-        (equal, n_seqs, rows) as they were formed and `slots`, the cells that were looked at for
-        them, or None where they cannot be seen; `logits`: (outputs, vocabulary), or None.
+        (equal, n_seqs, rows) as they were formed, `slots`, the cells that were looked at for them,
+        and `order`, the tokens with outputs as they were computed; `logits`: (outputs,
+        vocabulary). None, for a whole or a part, is what cannot be seen.
         """
         raise Unsupported(f"{self.name} does not run schedules")
 

@@ -18,6 +18,7 @@ from engine.ops.mirror import Mirror
 from engine.ops.reference import Reference as Ops
 from engine.quants.base import WeightFormat
 from engine.registry import import_members
+from engine.sbatch_schedule import SbatchSchedule
 from engine.schedule import Schedule, memory_shape
 from engine.tokenizers.base import Tokenizer, tokenizer_of
 from engine.weights import Weight
@@ -168,8 +169,11 @@ class Reference(Adapter, name="reference"):
 
     def schedule(self, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
         """With logits where the engine has the architecture."""
-        run = self.make_schedule(plan)
+        run = self.make_sbatch(plan) if "sbatch" in plan else self.make_schedule(plan)
         return [run.step(step) for step in plan["steps"]]
+
+    def make_sbatch(self, plan: Mapping[str, Any]) -> SbatchSchedule:
+        return SbatchSchedule(plan["sbatch"], vocabulary_size(self.file), plan["n_ubatch"])
 
     def make_schedule(self, plan: Mapping[str, Any]) -> Schedule:
         kind, shape = memory_shape(self.file.metadata, plan)
@@ -187,13 +191,16 @@ def schedule_of(
 ) -> Schedule:
     """Numbers for plain attention, if there is a graph; else the machine alone."""
     if kind is not Attention:
-        tokens = engine.file.metadata["tokenizer.ggml.tokens"]
-        return Schedule(kind(**shape), None, len(tokens.data), n_ubatch)
+        return Schedule(kind(**shape), None, vocabulary_size(engine.file), n_ubatch)
     model = engine.loaded
     n_ctx = shape["size"] * (1 if shape["unified"] else shape["n_seq"])
     store = model.graph.new_cache(n_ctx=n_ctx, type_k=model.type_k, type_v=model.type_v)
     memory = CellCache(store, model.rotate, **shape)
     return Schedule(memory, model.compute, model.graph.hparams.n_vocab, n_ubatch)
+
+
+def vocabulary_size(file: GgufFile) -> int:
+    return len(file.metadata["tokenizer.ggml.tokens"].data)
 
 
 def summary_of(file: GgufFile) -> FileSummary:

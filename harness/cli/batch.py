@@ -45,17 +45,22 @@ def fuzz_batch(
 
     Compared: return codes, positions, each ubatch and the cells looked at for it, and logits. Then
     an engine against itself: what other sequences say must not change a bit, ubatches of another
-    size no more than rounding does. What differs is made small and told once. Examples:
+    size no more than rounding does. What differs is made small and told once.
+
+    Against llama.cpp@0.3.8 or older the batches alone are compared, as llama_sbatch took them
+    apart (types attention, recurrent and pooled). Examples:
 
     \b
       lockstep fuzz batch
       lockstep fuzz batch --type window --cases 20000 --seed 7
+      lockstep fuzz batch --oracle llama.cpp@0.3.8
     """
     from harness.fuzzers.base import FuzzPlan
+    from harness.fuzzers.batch import kinds_for
 
     def plan() -> FuzzPlan:
         return FuzzPlan(
-            targets=tuple(dict.fromkeys(type_ or ())),
+            targets=tuple(dict.fromkeys(type_ or kinds_for(oracle, engine))),
             engine=engine,
             oracle=oracle,
             cases=cases,

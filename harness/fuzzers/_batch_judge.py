@@ -19,7 +19,8 @@ Answers = list[dict[str, Any]]
 # error of 3e-5, hundreds of roundings; one token that sees one cell too many or too few, or a key
 # turned by one position, moves logits by percents.
 ALLOWED_NMSE = 1e-9
-EXACT = ("code", "pos", "ubatches", "slots")  # in the order in which they depend on one another
+# in the order in which they depend on one another
+EXACT = ("code", "pos", "ubatches", "slots", "order")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,7 @@ class Judge:
                 if None in (want[what], got[what]):
                     continue
                 self.counts[what] += len(want[what]) if isinstance(want[what], list) else 1
-                if want[what] != got[what]:
+                if not same(want[what], got[what]):
                     text = in_words(what, want[what], got[what])
                     return Difference(symptom=what, step=at, name=str(step[0]), text=text)
             if want["logits"] is not None and got["logits"] is not None:
@@ -215,19 +216,35 @@ def with_others_changed(case: Schedule, mine: frozenset[int]) -> Schedule:
     return case.with_steps(steps)
 
 
+def same(want: Any, got: Any) -> bool:
+    """None is what one of them does not show."""
+    if want is None or got is None or want == got:
+        return True
+    lists = isinstance(want, list) and isinstance(got, list)
+    return lists and len(want) == len(got) and all(map(same, want, got))
+
+
 def in_words(what: str, want: Any, got: Any) -> str:
     if not isinstance(want, list):
         return f"{what} {got}, expected {want}"
-    at = next((i for i, (a, b) in enumerate(zip(want, got, strict=False)) if a != b), -1)
+    at = next((i for i, (a, b) in enumerate(zip(want, got, strict=False)) if not same(a, b)), -1)
     if at < 0:
         return f"{len(got)} {what}, expected {len(want)}"
     names = {"pos": "positions of sequence", "ubatches": "ubatch", "slots": "cells looked at"}
+    names["order"] = "the token of output"
     return f"{names[what]} {at}: {short(got[at])}, expected {short(want[at])}"
 
 
 def short(value: Any) -> str:
     if isinstance(value, list) and len(value) == 3 and isinstance(value[2], Sequence):
-        rows = " ".join(f"{row[0]}@{row[1]}/{','.join(map(str, row[2]))}" for row in value[2])
-        value = f"{'equal' if value[0] else 'simple'}, {value[1]} sets: {rows}"
+        kind = {None: "an ubatch", True: "equal", False: "simple"}[value[0]]
+        value = f"{kind}, {value[1] or '?'} sets: {' '.join(map(short_row, value[2]))}"
     text = str(value)
     return text if len(text) < 160 else text[:157] + "..."
+
+
+def short_row(row: Sequence[Any]) -> str:
+    """token@position/sequences, with ? for what cannot be seen and ! for an output"""
+    token, pos, seqs, output = row
+    where = "?" if seqs is None else ",".join(map(str, seqs))
+    return f"{token}@{'?' if pos is None else pos}/{where}{'!' if output else ''}"

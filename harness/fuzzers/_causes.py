@@ -15,6 +15,7 @@ from engine.memory_window import Window
 from engine.schedule import INVALID, NO_ROOM
 from engine.ubatch import Entries, Entry, Ubatch
 from harness.fuzzers._batch_judge import other_size
+from harness.fuzzers._sbatch_schedules import causes_of_sbatch
 from harness.fuzzers._schedule import Schedule, Step
 from harness.fuzzers._schedules import machine_of
 from harness.synth.small import N_VOCAB
@@ -28,6 +29,8 @@ def causes(case: Schedule, kind: str) -> dict[str, int]:
     In both runs that are compared with each other: that of the schedule and that in ubatches of
     another size.
     """
+    if case.sbatch:
+        return causes_of_sbatch(case)
     found: dict[str, int] = {}
     for n_ubatch in (case.n_ubatch, other_size(case)):
         watch = Watch(replace(case, n_ubatch=n_ubatch), kind)

@@ -11,6 +11,7 @@ Step = tuple[Any, ...]  # as `Adapter.schedule` takes it; rows and their sequenc
 Row = tuple[int, int, tuple[int, ...], bool]  # token, position, sequences, output
 SIZES = {"decode": 2, "rm": 4, "cp": 5, "keep": 2, "add": 5, "div": 5, "clear": 1, "save": 2}
 SIZES |= {"load": 3}
+SBATCH_SPLITS = ("simple", "equal", "seq")
 MOST = {"n_ctx": 4096, "n_ubatch": 512, "n_seq": 8}
 
 
@@ -21,6 +22,7 @@ class Schedule:
     n_seq: int
     unified: bool
     steps: tuple[Step, ...]
+    sbatch: str = ""  # the split of the older llama_sbatch that the context makes, if it has one
 
     @property
     def names(self) -> str:
@@ -37,12 +39,14 @@ class Schedule:
 
     def plan(self) -> dict[str, Any]:
         """As a question."""
+        older = {"sbatch": self.sbatch} if self.sbatch else {}
         return {
             "n_ctx": self.n_ctx,
             "n_ubatch": self.n_ubatch,
             "n_seq": self.n_seq,
             "unified": self.unified,
             "steps": [listed(step) for step in self.steps],
+            **older,
         }
 
     def text(self) -> str:
@@ -62,7 +66,7 @@ def schedule_from(text: bytes | str) -> Schedule:
         made = json.loads(text)
         n_ctx, n_ubatch, n_seq = (made[name] for name in MOST)
         steps = tuple(step_from(step) for step in made["steps"])
-        unified = made["unified"]
+        unified, sbatch = made["unified"], made.get("sbatch", "")
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise BadInput(f"no schedule: {type(error).__name__}: {error}") from error
     for (name, most), n in zip(MOST.items(), (n_ctx, n_ubatch, n_seq), strict=True):
@@ -70,12 +74,14 @@ def schedule_from(text: bytes | str) -> Schedule:
             raise BadInput(f"no schedule: {name} is {n!r:.40}; expected 1 to {most}")
     if type(unified) is not bool:
         raise BadInput(f"no schedule: unified is {unified!r:.40}; expected true or false")
+    if sbatch not in ("", *SBATCH_SPLITS):
+        raise BadInput(f"no schedule: sbatch is {sbatch!r:.40}; expected one of {SBATCH_SPLITS}")
     saves = 0
     for step in steps:
         saves += step[0] == "save"
         if step[0] == "load" and not 0 <= step[2] < saves:
             raise BadInput(f"no schedule: {list(step)} loads what is not saved yet")
-    return Schedule(n_ctx, n_ubatch, n_seq, unified, steps)
+    return Schedule(n_ctx, n_ubatch, n_seq, unified, steps, sbatch)
 
 
 def step_from(step: Any) -> Step:

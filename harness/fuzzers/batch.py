@@ -5,13 +5,15 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from harness.adapters import has_sbatch, split_version
 from harness.check import BadInput
 from harness.fuzzers._batch_judge import Difference, Judge
 from harness.fuzzers._known_schedules import KnownSchedule, entry_for, known_schedules
+from harness.fuzzers._sbatch_schedules import SPLITS, sbatch_schedule
 from harness.fuzzers._schedule import Schedule, schedule_from
 from harness.fuzzers._schedules import KINDS, schedule
 from harness.fuzzers._shrink_schedule import shrunk
@@ -24,7 +26,30 @@ SECONDS = 20.0  # for one question at most
 OF_SUBJECT = 16  # one schedule in so many asks the subject too whether it contradicts itself
 RELATIONS = ("neighbours", "splitting")
 DEADLY = ("crashed", "timed-out")  # each costs a process
+COUNTED = {
+    "schedules": "schedules",
+    "steps": "steps",
+    "ubatches": "ubatches",
+    "slots": "looks at cells",
+    "pos": "spans of positions",
+    "order": "places in the order of outputs",
+    "logits": "logits of both",
+    "neighbours": "beside other neighbours",
+    "splitting": "split anew",
+}
 UNANSWERED = ("rejected", "unanswerable")
+
+
+def kinds_for(oracle: str, engine: str) -> list[str]:
+    """The kinds of context that a campaign on these two is about."""
+    return list(SPLITS) if of_sbatch(oracle, engine) else list(KINDS)
+
+
+def of_sbatch(oracle: str, engine: str) -> bool:
+    """Whether it is about how an older llama.cpp, against another engine, takes batches apart."""
+    versions = [split_version(name) for name in (oracle, engine)]
+    older = any(version and has_sbatch(version) for _, version in versions)
+    return older and len({name for name, _ in versions}) > 1
 
 
 class Batch(Fuzzer, name="batch"):
@@ -34,7 +59,13 @@ class Batch(Fuzzer, name="batch"):
         return list(KINDS)
 
     def check(self, plan: FuzzPlan) -> None:
-        super().check(plan)
+        known = kinds_for(plan.oracle, plan.engine)
+        unknown = [kind for kind in plan.targets if kind not in known]
+        if unknown:
+            raise BadInput(
+                f"fuzz batch of {plan.engine} against {plan.oracle} knows no {unknown[0]!r} "
+                f"(known: {', '.join(known)})"
+            )
         if plan.given and len(plan.targets) != 1:
             raise BadInput("a schedule of your own needs its kind of memory: give one --type")
         for text in plan.given:
@@ -42,9 +73,9 @@ class Batch(Fuzzer, name="batch"):
 
     def run(self, plan: FuzzPlan, progress: Progress) -> Iterator[Verdict]:
         with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
-            for kind in plan.targets or self.targets():
+            for kind in plan.targets or kinds_for(plan.oracle, plan.engine):
                 path = Path(folder) / f"{kind}.gguf"
-                SMALL[kind](path)
+                SMALL["recurrent" if kind == "pooled" else kind](path)
                 yield from Campaign(plan=plan, kind=kind, path=path, say=progress).verdicts()
 
 
@@ -60,6 +91,10 @@ class Campaign:
     seen: Counter[str] = field(default_factory=Counter, init=False)
     done: int = field(default=0, init=False)  # the first case that was not compared
 
+    @property
+    def sbatch(self) -> bool:
+        return of_sbatch(self.plan.oracle, self.plan.engine)
+
     def verdicts(self) -> Iterator[Verdict]:
         plan = self.plan
         runner = Runner(time_limit=min(SECONDS, plan.time_limit), memory_limit=plan.memory_limit)
@@ -67,7 +102,7 @@ class Campaign:
             runner.open(plan.oracle, self.path, plan.settings) as oracle,
             runner.open(plan.engine, self.path, plan.settings) as subject,
         ):
-            judge = Judge(oracle, subject)
+            judge = Judge(oracle, subject, relations=not self.sbatch)
             for case in self.cases():
                 judge.relations_of_subject = self.done % OF_SUBJECT == 0 or bool(plan.given)
                 difference = judge(case)
@@ -90,7 +125,7 @@ class Campaign:
             seconds = time.perf_counter() - started
             if plan.seconds is not None and seconds > plan.seconds:
                 return
-            yield schedule(plan.seed, number, self.kind)
+            yield self.numbered(number)
             if number % 50 == 49:
                 rate = (number + 1 - plan.start) / (time.perf_counter() - started)
                 differ = sum(self.seen.values())
@@ -98,6 +133,15 @@ class Campaign:
                     self.kind, f"{number + 1:,} of {plan.cases:,}, {differ} differ, {rate:.0f}/s"
                 )
         self.done = plan.start + plan.cases
+
+    def numbered(self, number: int) -> Schedule:
+        plan = self.plan
+        if self.sbatch:
+            return sbatch_schedule(plan.seed, number, self.kind)
+        made = schedule(plan.seed, number, self.kind)
+        versions = [split_version(name)[1] for name in (plan.oracle, plan.engine)]
+        one_stream = any(version and has_sbatch(version) for version in versions)
+        return replace(made, unified=True) if one_stream else made
 
     def finding(self, judge: Judge, case: Schedule, first: Difference) -> Verdict | None:
         """The verdict on a difference that was not seen before, minimised."""
@@ -113,11 +157,11 @@ class Campaign:
                 return False
             return not unlisted or self.entry(found, other) is None
 
-        before = judge.counts.copy()
+        before, relations = judge.counts.copy(), judge.relations
         judge.relations = first.symptom in RELATIONS  # they cost most, and the rest comes first
         small = shrunk(case, self.kind, wrong, tries=40 if first.symptom in DEADLY else 500)
         last = judge(small) or first
-        judge.counts, judge.relations = before, True  # minimising compares nothing new
+        judge.counts, judge.relations = before, relations  # minimising compares nothing new
         known = self.entry(last, small)
         key = f"{last.symptom}/{small.names if known is None else known.id}"
         self.seen[key] += 1
@@ -144,13 +188,9 @@ class Campaign:
         return self.verdict(status, text, detail, key=f"fuzz-batch/{self.kind}/{key}", case=small)
 
     def summary(self, counts: Counter[str]) -> Verdict:
+        said = [f"{counts[what]:,} {words}" for what, words in COUNTED.items() if counts[what]]
+        text = ", ".join(said) or "no schedules"
         differ = sum(self.seen.values())
-        text = (
-            f"{counts['schedules']:,} schedules, {counts['steps']:,} steps: "
-            f"{counts['ubatches']:,} ubatches, {counts['slots']:,} looks at cells, "
-            f"{counts['pos']:,} spans of positions, {counts['logits']:,} logits of both, "
-            f"{counts['neighbours']:,} beside other neighbours, {counts['splitting']:,} split anew"
-        )
         if differ:
             kinds = ", ".join(f"{n} in {key}" for key, n in self.seen.most_common())
             text += f"; {differ} end in a difference: {kinds}"

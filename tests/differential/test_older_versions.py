@@ -1,4 +1,4 @@
-"""An older llama.cpp, in an environment of its own, answers what it can and names the rest."""
+"""An older llama.cpp in an environment of its own: what it answers, and how it splits batches."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,10 +6,17 @@ from pathlib import Path
 import pytest
 
 from engine.errors import EngineError
+from engine.sbatch_schedule import SbatchSchedule
+from harness.adapters.base import Adapter
+from harness.adapters.reference import Reference
 from harness.check import Plan, open_plan
 from harness.environments import python_of
+from harness.fuzzers._sbatch_schedules import SPLITS
+from harness.fuzzers.base import FuzzPlan, run_campaign
 from harness.records import Verdict
+from harness.synth.small import N_VOCAB
 from tests.differential.conftest import Checked
+from tests.wrong_splitters import WRONG, caught
 
 OLD = "llama.cpp@0.3.8"
 ASKED = ("tokens", "dequant", "logits", "decode")
@@ -66,3 +73,29 @@ def test_a_wrong_rotation_is_seen_against_an_older_version_too(
     engine = "mutant:rope-half-split"
     found = checked(plan_for(models("f32"), oracle=OLD, engine=engine, suites=("logits",)))
     assert statuses(found, "logits") == {"diverged"}
+
+
+# --- batches as llama_sbatch takes them apart -----------------------------------------------------
+
+
+def test_our_model_of_llama_sbatch_forms_its_very_ubatches(tmp_path: Path) -> None:
+    plan = FuzzPlan(targets=tuple(SPLITS), oracle=OLD, cases=60, seed=2)
+    result = run_campaign("batch", plan, tmp_path, [])
+    assert [v.status for v in result.verdicts] == ["agreed"] * 3, result.verdicts
+    for verdict in result.verdicts:
+        assert verdict.detail["schedules"] == 60
+        assert verdict.detail["ubatches"] > 200
+        assert verdict.case == "pooled" or verdict.detail["order"] > 200
+
+
+@pytest.mark.parametrize(
+    ("cls", "kind", "symptom"), WRONG, ids=lambda row: getattr(row, "name", row)
+)
+def test_a_wrong_splitter_is_caught_against_it_with_at_most_two_ubatches(
+    cls: type[Reference], kind: str, symptom: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(Adapter.family, cls.name, cls)
+    found, case = caught(cls, kind, OLD)
+    assert found.detail["symptom"] == symptom
+    run = SbatchSchedule(case.sbatch, N_VOCAB, case.n_ubatch)
+    assert sum(len(run.step(step)["ubatches"]) for step in case.steps) <= 2, case

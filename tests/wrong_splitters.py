@@ -1,0 +1,72 @@
+"""Engines whose older sequence-aware batch is wrong in one way, and the split that shows it."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from engine.sbatch import SbatchToken
+from engine.sbatch_schedule import SbatchSchedule
+from engine.ubatch import Ubatch
+from harness.adapters.reference import Reference
+from harness.fuzzers._schedule import Schedule, schedule_from
+from harness.fuzzers.base import FuzzPlan, fuzzer_named
+from harness.records import Verdict
+
+
+class WithSplitter(Reference):
+    change: Callable[[SbatchSchedule], None]
+
+    def make_sbatch(self, plan: Mapping[str, Any]) -> SbatchSchedule:
+        run = super().make_sbatch(plan)
+        type(self).change(run)
+        return run
+
+
+def drops_last(run: SbatchSchedule) -> None:
+    """The last token of a batch is forgotten when the batch takes several ubatches."""
+    right = run.ubatches
+
+    def ubatches(tokens: Sequence[SbatchToken]) -> list[Ubatch]:
+        *first, last = right(tokens)
+        order = last.order[:-1] if first else last.order
+        return [*first, replace(last, order=order)] if order else first
+
+    run.ubatches = ubatches  # type: ignore[method-assign]
+
+
+def mixes_sequences(run: SbatchSchedule) -> None:
+    """Every token is taken for one of the first sequence."""
+    right = run.ubatches
+    run.ubatches = lambda tokens: right(  # type: ignore[method-assign]
+        [replace(token, seqs=(0,)) for token in tokens]
+    )
+
+
+def reorders_outputs(run: SbatchSchedule) -> None:
+    """Outputs are taken to be computed in the order of the batch."""
+    run.order = sorted  # type: ignore[method-assign, assignment]
+
+
+def engine(change: Callable[[SbatchSchedule], None]) -> type[Reference]:
+    name = f"sbatch-{change.__name__.replace('_', '-')}"
+    return type(name, (WithSplitter,), {"name": name, "change": staticmethod(change)})
+
+
+WRONG = [  # engine, kind of context, symptom
+    (engine(change), kind, symptom)
+    for change, kinds, symptom in (
+        (drops_last, ("attention", "recurrent", "pooled"), "ubatches"),
+        (mixes_sequences, ("recurrent", "pooled"), "ubatches"),
+        (reorders_outputs, ("recurrent",), "order"),
+    )
+    for kind in kinds
+]
+
+
+def caught(cls: type[Reference], kind: str, oracle: str) -> tuple[Verdict, Schedule]:
+    """The first finding about a wrong engine that is registered, and its minimised schedule."""
+    plan = FuzzPlan(targets=(kind,), engine=cls.name, oracle=oracle, cases=60, seed=3)
+    verdicts = fuzzer_named("batch").run(plan, lambda target, text: None)
+    found = next(v for v in verdicts if isinstance(v, Verdict) and v.status == "diverged")
+    return found, schedule_from(json.dumps(found.detail["schedule"]))
