@@ -1,7 +1,7 @@
 """Other versions of an engine, each in a Python environment of its own: `llama.cpp@0.3.8`.
 
 pip builds them from their source distribution, into the user's cache folder. A worker runs there
-with that environment's interpreter and packages, and with our code behind those.
+with that environment's interpreter and packages, and with our own code behind those.
 """
 
 import os
@@ -21,7 +21,7 @@ from harness.downloads import cache_folder, last_words, locked
 # the public versions of PEP 440, as they are written on PyPI: nothing that pip or a path takes for
 # something else
 VERSION = re.compile(r"(?:\d+!)?\d{1,9}(?:\.\d{1,9})*(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?")
-WORKER_NEEDS = "numpy>=1.26"  # all that our code loads in a worker
+WORKER_NEEDS = ("numba>=0.60", "numpy>=1.26")  # all that our code loads in a worker
 BUILD_SECONDS = 3600.0
 LAST_LINES = 6
 Progress = Callable[[str], None]
@@ -101,7 +101,7 @@ def build(name: str, folder: Path, progress: Progress) -> None:
                 *(sys.executable, "-m", "pip", "--python", str(interpreter(new)), "install"),
                 *("--disable-pip-version-check", "--no-input", "--progress-bar", "off"),
                 *("--retries", "1", "--no-binary", distribution),
-                *(f"{distribution}=={version}", WORKER_NEEDS),
+                *(f"{distribution}=={version}", *WORKER_NEEDS),
             ],
             f"pip could not install {distribution} {version}",
         )

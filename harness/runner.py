@@ -297,25 +297,23 @@ class Worker:
 def interpreter(python: Path | None) -> list[str]:
     """The command that a worker's arguments follow.
 
-    In another environment our path comes last: there, that environment's packages are meant.
+    In another environment that environment's packages are meant, and of ours the code alone: it
+    comes last, because it may lie among the packages of this one.
     """
     if python is None:
         return [sys.executable, "-P", "-m", "harness.worker"]
-    path = [str(Path(__file__).parents[1]), *our_path()]
-    start = f"import sys; sys.path += {path!r}; from harness.worker import main; main()"
+    code = str(Path(__file__).parents[1])
+    start = f"import sys; sys.path.append({code!r}); from harness.worker import main; main()"
     return [str(python), "-P", "-c", start]
 
 
 def environment(python: Path | None) -> dict[str, str]:
     """A worker's variables: the user's, but other versions have libraries of their own."""
     if python is None:
-        return os.environ | {"PYTHONPATH": os.pathsep.join(our_path())}
+        path = [entry or os.getcwd() for entry in sys.path]
+        return os.environ | {"PYTHONPATH": os.pathsep.join(path)}
     kept = {name: value for name, value in os.environ.items() if name != LIBRARIES}
     return kept | {"PYTHONPATH": ""}
-
-
-def our_path() -> list[str]:
-    return [entry or os.getcwd() for entry in sys.path]
 
 
 def has_ended(process: subprocess.Popen[bytes]) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.errors import Unsupported
@@ -58,7 +59,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
-    monkeypatch.setattr(environments, "WORKER_NEEDS", "llama-cpp-python")
+    monkeypatch.setattr(environments, "WORKER_NEEDS", ())
     return tmp_path / "cache" / "engines"
 
 
@@ -176,6 +177,7 @@ def test_a_worker_runs_with_the_packages_of_its_environment_before_ours(cache: P
     make = [sys.executable, "-m", "venv", "--without-pip", str(folder)]
     subprocess.run(make, check=True)
     (site,) = folder.glob("lib/python*/site-packages")
+    (site / "numpy.pth").write_text(str(Path(np.__file__).parents[1]))  # with what else is there
     (site / "llama_cpp").mkdir()
     text = "__version__ = 'a stand-in'\nraise NotImplementedError(__file__)"
     (site / "llama_cpp" / "__init__.py").write_text(text)

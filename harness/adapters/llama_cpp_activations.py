@@ -45,6 +45,8 @@ class Activations(Adapter, name="llama.cpp activations"):
 
 def agreeing(lib: Library, kind: type[ActivationFormat]) -> list[str]:
     """The variants that give the library's very bytes; one it has in common with another, too."""
+    if kind.name == "F32" and not cpu_traits(lib, kind.type_id).from_float:
+        return list(VARIANTS)  # 0.3.8 leaves them as they are without a function for it
     x = hard_to_round()
     theirs = converted(lib, kind, x).tobytes()
     return [name for name in VARIANTS if kind.quantise(x, name).tobytes() == theirs]
