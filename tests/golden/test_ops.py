@@ -10,23 +10,25 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.ops.ggml.base import MEANINGS, PLAIN, Node
+from golden.load import load_vectors
+from golden.manifest import read_manifest
 from golden.ops.form import Case
 from golden.ops.judge import Judged, judge
 from golden.ops.vectors import case_of, operations
 from golden.store import DEFAULT_ROOT
 from golden.suites.base import Golden, Vectors
 from harness.fuzzers._known import FILE
-from tests.golden.test_replay import vectors_of
 
 F32 = NDArray[np.float32]
 OPS = operations()
+ENTRIES = {entry.path: entry for entry in read_manifest(DEFAULT_ROOT)}
 ONE = np.float32(1)
 Answer = Callable[[Case], Any]
 
 
 @cache
 def vectors(op: str) -> Vectors:
-    return vectors_of(f"ops/{op.lower()}")
+    return load_vectors(DEFAULT_ROOT, ENTRIES[f"ops/{op.lower()}.json"], ENTRIES)
 
 
 def right_answers(found: Vectors, row: dict[str, Any]) -> dict[str, NDArray[Any]]:

@@ -31,19 +31,22 @@ def corrections(n_dims: int, n_ctx_orig: int, base: float, fast: float, slow: fl
     return [max(0.0, math.floor(ends[0])), min(n_dims - 1.0, math.ceil(ends[1]))]
 
 
-def bases(node: Node, positions: NDArray[np.int32], pairs: int) -> NDArray[np.int64]:
-    """Which of the four positions of a token each pair turns by: (pairs,)."""
+def bases(node: Node, pairs: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """By which of the four positions of a token each pair turns, and at which step of the
+    frequencies: (pairs,) each. In VISION every section begins with the first."""
     mode, sections = int(node.params[2]), [int(s) for s in node.params[11:15]]
+    step = np.arange(pairs)
     if not mode & MROPE:
-        return np.zeros(pairs, np.int64)
-    sector = np.arange(pairs) % sum(sections)
+        return np.zeros(pairs, np.int64), step
+    sector = step % sum(sections)
     if mode == IMROPE:
         which = np.full(pairs, 3)
         for rest, part in enumerate(sections[:3]):
             which[(sector % 3 == rest) & (sector < 3 * part)] = rest
-        return which
+        return which, step
     edges = np.cumsum(sections)[:3]
-    return np.searchsorted(edges, sector, side="right")
+    which = np.searchsorted(edges, sector, side="right")
+    return which, sector - np.r_[0, edges][which] if mode == VISION else step
 
 
 def angles(node: Node, pairs: int) -> NDArray[np.float32]:
@@ -58,8 +61,8 @@ def angles(node: Node, pairs: int) -> NDArray[np.float32]:
     for pair in range(pairs):
         theta[:, :, pair] = now
         now = now * step
-    which = bases(node, ids, pairs)
-    return theta[which, :, np.arange(pairs)].T
+    which, at = bases(node, pairs)
+    return theta[which, :, at].T
 
 
 def angles_in_any_way(node: Node, pairs: int) -> tuple[F64, F64]:
@@ -68,10 +71,11 @@ def angles_in_any_way(node: Node, pairs: int) -> tuple[F64, F64]:
     ids = node.source(1).value
     assert ids is not None
     positions = ids.reshape(-1, node.ne[2]).astype(np.float64)
-    each = positions[bases(node, ids, pairs)].T * base ** (-2 * np.arange(pairs) / n_dims)
+    which, at = bases(node, pairs)
+    each = positions[which].T * base ** (-2 * at / n_dims)
     # each step: a power to 1 ulp and a product; once: the exponent's rounding, times log(base), and
     # the products with position, factor and scale
-    roundings = np.arange(pairs) * (2 * LIBM_ULP + 1) + math.log(base) + 3
+    roundings = at * (2 * LIBM_ULP + 1) + math.log(base) + 3
     return each, np.abs(each) * roundings * U
 
 
@@ -116,6 +120,8 @@ def pair_places(node: Node) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     if mode in (NEOX, MROPE, IMROPE):
         first = start + np.arange(n_dims // 2)
         return first, first + n_dims // 2
+    if mode == VISION:  # all of the row, which is twice as long as n_dims
+        return np.arange(n_dims), np.arange(n_dims) + n_dims
     raise Unsupported(f"ROPE of mode {mode}")
 
 

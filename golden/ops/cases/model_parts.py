@@ -15,7 +15,7 @@ OF_GATE: dict[str, dict[str, Any]] = {
     "SWIGLU_OAI": {"alpha": 1.702, "limit": 2.0},
     "SWIGLU_CLAMP": {"limit": 2.0},
 }
-NORMAL, NEOX, MROPE, IMROPE = 0, 2, 8, 40  # GGML_ROPE_TYPE_*
+NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40  # GGML_ROPE_TYPE_*
 ANGLES = {"n_ctx_orig": 4096, "freq_base": 1e4, "freq_scale": 1.0, "attn_factor": 1.0}
 BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
 
@@ -61,6 +61,8 @@ def softmax(op: str, draw: Draw) -> Iterator[Case]:
     yield case("large", np.array([[1e30, -1e30, 1e30], [88.0, 87.0, -200.0]], np.float32))
     yield case("all-but-one-hidden", np.array([[-INF, -INF, 2.0, -INF]], np.float32))
     yield case("no-rows", np.zeros((0, 5), np.float32))
+    for name, value in (("nan", np.nan), ("infinity", INF)):
+        yield case(name, np.array([[1.0, value, 2.0], [1.0, 0.0, 2.0]], np.float32))
 
 
 @cases("SOFT_MAX")
@@ -103,6 +105,8 @@ def rotations(op: str, draw: Draw) -> Iterator[Case]:
     for kind, mode in (("sections", MROPE), ("sections-in-turn", IMROPE)):
         parts = {f"section_{i}": n for i, n in enumerate((3, 2, 2, 1))}
         yield case(kind, 16, 16, four, {"mode": mode, **parts})
+    halves = {"section_0": 4, "section_1": 4}
+    yield case("sections-of-images", 16, 8, four, {"mode": VISION, **halves})
 
 
 @cases("ROPE")
@@ -132,6 +136,8 @@ def products(op: str, draw: Draw) -> Iterator[Case]:
     yield replace(case("permuted-a", a, b, (2, 4, 3)), nb={"a": (4, 64, 32, 192)})
     yield case("no-tokens", draw("none", 3, 8), np.zeros((0, 8), np.float32), (0, 3))
     sizes = np.array([[1e15, 1.0, -1e15, 1e-15]], np.float32)
+    odd = np.array([[1, 2, 3], [INF, 1, 1], [np.nan, 0, 0]], np.float32)
+    yield case("nan-and-infinity", odd, np.array([[1, 1, 1], [0, 1, 2]], np.float32), (2, 3))
     yield case("cancelling", sizes, np.array([[1.0, 1.0, 1.0, 1.0]], np.float32), (1, 1))
 
 

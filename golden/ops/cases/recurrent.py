@@ -30,6 +30,8 @@ def scan(op: str, draw: Draw) -> Iterator[Case]:
                 "c": draw(f"{tag}-c", seqs, tokens, 2, states),
                 "ids": np.arange(seqs, 0, -1, dtype=np.int32),
             }
+            if tokens > 1:  # beyond 20, softplus is the argument itself
+                inputs["dt"][0, :2, 0] = [25.0, -60.0]
             size = seqs * tokens * heads * dim + seqs * heads * dim * states
             yield Case(id=tag, inputs=inputs, params={"snapshots": 1}, shape=(size,))
 
