@@ -50,9 +50,13 @@ ROPE: dict[str, int | float] = {
     **{name: i for i, name in enumerate(ANGLES, 1)},
     **{name: float(i) for i, name in enumerate(FLOATS, 5)},
     **{f"section_{i}": 11 + i for i in range(4)},
+    "first_dim": 15,
 }
 NORM = {"eps": 0.0}
-PAD = {f"{side}{i}": 2 * i + j for i in range(4) for j, side in enumerate(("before", "after"))}
+PAD: dict[str, int | float] = {
+    f"{side}{i}": 2 * i + j for i in range(4) for j, side in enumerate(("before", "after"))
+}
+WINDOWS = ("stride", "stride_y", "padding", "padding_y", "dilation", "dilation_y", "images")
 # where ggml keeps a parameter: as an integer if the place is one, as a float if it is 2.0
 PARAMS: dict[str, Mapping[str, int | float]] = {
     "SCALE": {"scale": 0.0, "bias": 1.0},
@@ -72,9 +76,9 @@ PARAMS: dict[str, Mapping[str, int | float]] = {
     "SWIGLU_CLAMP": {"swapped": 1, "limit": 3.0},
     "ARGSORT": {"descending": 0},
     "CONCAT": {"dim": 0},
-    "PAD": PAD,
+    "PAD": {**PAD, "round": 8},
     "SET": {"nb1": 0, "nb2": 1, "nb3": 2, "offset": 3},
-    "IM2COL": {"stride": 0, "padding": 2, "dilation": 4},
+    "IM2COL": {name: i for i, name in enumerate(WINDOWS)},
     "FLASH_ATTN_EXT": {"scale": 0.0, "max_bias": 1.0, "softcap": 2.0},
     "SSM_SCAN": {"snapshots": 0},
     "GATED_DELTA_NET": {"snapshots": 0},

@@ -3,6 +3,8 @@
 Source: ggml-cpu/ops.cpp of llama.cpp in llama-cpp-python 0.3.36.
 """
 
+from typing import Literal
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -48,11 +50,10 @@ def repeat(node: Node, _: Build) -> Expected:
 
 @meaning("PAD")
 def pad(node: Node, _: Build) -> Expected:
-    if node.params[8]:
-        raise Unsupported("PAD that goes round")
     before, after = node.params[0:8:2], node.params[1:8:2]
     widths = [(int(a), int(b)) for a, b in zip(before, after, strict=True)][::-1]
-    return Expected(np.pad(plain(node.source(0)), widths), 0.0, EXACT)
+    how: Literal["wrap", "constant"] = "wrap" if node.params[8] else "constant"
+    return Expected(np.pad(plain(node.source(0)), widths, how), 0.0, EXACT)
 
 
 @meaning("SET")
@@ -94,13 +95,17 @@ def set_rows(node: Node, _: Build) -> Expected:
 
 @meaning("IM2COL")
 def im2col(node: Node, _: Build) -> Expected:
-    """One dimension: the windows of a row, zeros outside; (batch, positions, channels * kernel)."""
-    if node.params[6]:
-        raise Unsupported("IM2COL of two dimensions")
-    stride, padding, dilation = (int(node.params[i]) for i in (0, 2, 4))
-    kernel = node.source(0).ne[0]
-    data = plain(node.source(1))[0]  # (batch, channels, length)
-    data = np.pad(data, ((0, 0), (0, 0), (padding, padding + kernel * dilation)))
-    at = np.arange(node.ne[1])[:, None] * stride + np.arange(kernel)[None] * dilation
-    windows = data[:, :, at].transpose(0, 2, 1, 3)  # (batch, positions, channels, kernel)
-    return Expected(converted(windows.reshape(node.value.shape), node.type), 0.0, EXACT)
+    """The windows of rows or of images, zeros outside: (batch, positions.., channels * kernel)."""
+    images = bool(node.params[6])
+    stride, stride_y, padding, padding_y, step, step_y = (int(p) for p in node.params[:6])
+    data = plain(node.source(1))  # (batch, channels, height, width)
+    if not images:
+        data, stride_y, padding_y, step_y = data[0][:, :, None], 1, 0, 1
+    width, height = node.source(0).ne[0], node.source(0).ne[1] if images else 1
+    below, behind = padding_y + height * step_y, padding + width * step
+    data = np.pad(data, ((0, 0), (0, 0), (padding_y, below), (padding, behind)))
+    y = np.arange(node.ne[2] if images else 1)[:, None] * stride_y + np.arange(height) * step_y
+    x = np.arange(node.ne[1])[:, None] * stride + np.arange(width) * step
+    windows = data[:, :, y[:, :, None, None], x]  # (batch, channels, rows, height, columns, width)
+    flat = windows.transpose(0, 2, 4, 1, 3, 5).reshape(node.value.shape)
+    return Expected(converted(flat, node.type), 0.0, EXACT)

@@ -30,6 +30,15 @@ def stacked(items: list[Near], axis: int) -> Near:
     return Near(np.stack([i.v for i in items], axis), np.stack(wide, axis))
 
 
+def latest(states: list[Near], node: Node) -> list[Near]:
+    """The last few states, the newest first. Those of tokens before the first are left as they were
+    in memory, which a node does not show."""
+    keep = int(node.params[0])
+    if len(states) < keep:
+        raise Unsupported(f"{node.op} with snapshots of earlier tokens")
+    return states[::-1][:keep]
+
+
 @meaning("SSM_CONV")
 def ssm_conv(node: Node, _: Build) -> Expected:
     """Sliding windows times a kernel: (sequences, tokens, channels)."""
@@ -46,8 +55,6 @@ def ssm_conv(node: Node, _: Build) -> Expected:
 @meaning("SSM_SCAN")
 def ssm_scan(node: Node, _: Build) -> Expected:
     """state = state * exp(dt * A) + B * x * dt; y = state . C. Mamba-1 decays by state."""
-    if int(node.params[0]) != 1:
-        raise Unsupported("SSM_SCAN that keeps snapshots")
     s, x, dt, a, b, c = (node.wide(i) for i in range(6))
     ids = node.source(6).value
     assert ids is not None
@@ -55,24 +62,24 @@ def ssm_scan(node: Node, _: Build) -> Expected:
     group = np.arange(heads) // (heads // groups)
     state = exact(s[ids.reshape(-1)])  # (seqs, heads, dim, d_state)
     decay = a[0, 0][:, None, :]  # (heads, 1, d_state or 1)
-    outs = []
+    outs, states = [], []
     for t in range(x.shape[1]):
         step = softplus(exact(dt[0, :, t]))  # (seqs, heads)
         step = Near(step.v[..., None, None], np.asarray(step.r)[..., None, None])
         xdt = exact(x[:, t][..., None]) * step
         kept = state * (step * exact(decay)).exp()
         state = kept + exact(b[:, t][:, group][:, :, None, :]) * xdt
+        states.append(state)
         outs.append(
             total(state * exact(c[:, t][:, group][:, :, None, :]), state.v.shape[-1], keep=False)
         )
-    return shaped(joined(stacked(outs, 1), state), node)
+    return shaped(joined(stacked(outs, 1), *latest(states, node)), node)
 
 
 @meaning("GATED_DELTA_NET")
 def gated_delta_net(node: Node, _: Build) -> Expected:
     """M = M * exp(g) + (v - M k) * beta (x) k; out = M q / sqrt(size); rows of M go with v."""
     q, k, v, g, beta, state0 = (node.wide(i) for i in range(6))
-    keep = int(node.params[0])
     size, heads, tokens, seqs = node.source(2).ne
     head = np.arange(heads)
     scale = constant(float(np.float32(1) / np.sqrt(np.float32(size))))
@@ -88,9 +95,7 @@ def gated_delta_net(node: Node, _: Build) -> Expected:
         query = exact(q[:, t][:, head % q.shape[2]][:, :, None, :])
         outs.append(total(state * query, size, keep=False) * scale)
         states.append(state)
-    if keep > 1 and tokens < keep:
-        raise Unsupported("GATED_DELTA_NET with snapshots of earlier tokens")
-    return shaped(joined(stacked(outs, 1), *states[::-1][:keep]), node)
+    return shaped(joined(stacked(outs, 1), *latest(states, node)), node)
 
 
 def by_sequence(node: Node, i: int, seqs: int) -> F64:

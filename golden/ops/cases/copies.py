@@ -58,6 +58,8 @@ def padded(op: str, draw: Draw) -> Iterator[Case]:
     yield Case(id="behind", inputs={"x": x}, params={"after0": 3, "after1": 1}, shape=(2, 4, 8))
     params = {"before0": 2, "before2": 1, "after0": 1}
     yield Case(id="before-and-behind", inputs={"x": x}, params=params, shape=(3, 3, 8))
+    around = {**params, "round": 1}
+    yield Case(id="round", inputs={"x": x}, params=around, shape=(3, 3, 8))
 
 
 @cases("SET")
@@ -106,7 +108,7 @@ def scattered(op: str, draw: Draw) -> Iterator[Case]:
 
 @cases("IM2COL")
 def windows(op: str, draw: Draw) -> Iterator[Case]:
-    """One dimension; the kernel gives only its width."""
+    """Of rows and of images; the kernel gives only its size."""
     x, kernel = draw("x", 1, 1, 3, 11), np.zeros((1, 2, 3, 3), np.float16)
     for name, stride, padding, dilation in (
         ("plain", 1, 0, 1),
@@ -117,6 +119,11 @@ def windows(op: str, draw: Draw) -> Iterator[Case]:
         params = {"stride": stride, "padding": padding, "dilation": dilation}
         inputs = {"kernel": kernel, "x": x}
         yield Case(id=name, inputs=inputs, params=params, shape=(1, n, 9), type="F16")
+    inputs = {"kernel": np.zeros((2, 3, 2, 3), np.float16), "x": draw("images", 2, 3, 5, 7)}
+    both = {"stride": 2, "stride_y": 1, "padding": 1, "padding_y": 2, "images": 1}
+    params = {**both, "dilation": 1, "dilation_y": 3}
+    for name, kind in (("images", "F32"), ("images-as-halves", "F16")):
+        yield Case(id=name, inputs=inputs, params=params, shape=(2, 6, 4, 18), type=kind)
 
 
 @cases("ARGSORT", "TOP_K")

@@ -93,6 +93,7 @@ def rotations(op: str, draw: Draw) -> Iterator[Case]:
         here = {"mode": mode}
         yield case(f"{kind}", 16, 16, near, here)
         yield case(f"{kind}-in-part", 20, 12, near, here)
+        yield case(f"{kind}-in-the-middle", 20, 12, near, {**here, "first_dim": 4})
         yield case(f"{kind}-far", 16, 16, far, here)
         yield case(f"{kind}-linear", 16, 16, near, {**here, "freq_scale": 0.5})
         yield case(f"{kind}-yarn", 32, 32, near, {**here, **stretched})

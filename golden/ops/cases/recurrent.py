@@ -18,8 +18,12 @@ def convolution(op: str, draw: Draw) -> Iterator[Case]:
 @cases("SSM_SCAN")
 def scan(op: str, draw: Draw) -> Iterator[Case]:
     """One decay for each state is Mamba-1, one for each head Mamba-2."""
-    for name, dim, heads, states, decays in (("mamba-1", 1, 6, 8, 8), ("mamba-2", 4, 4, 8, 1)):
-        for tokens, seqs in ((1, 1), (5, 2)):
+    for name, dim, heads, states, decays, keep in (
+        ("mamba-1", 1, 6, 8, 8, 1),
+        ("mamba-2", 4, 4, 8, 1, 1),
+        ("snapshots", 4, 4, 8, 1, 3),
+    ):
+        for tokens, seqs in ((1, 1), (5, 2)) if keep == 1 else ((5, 2),):
             tag = f"{name}-{tokens}"
             inputs = {
                 "state": draw(f"{tag}-state", seqs + 1, heads, dim, states),
@@ -32,14 +36,18 @@ def scan(op: str, draw: Draw) -> Iterator[Case]:
             }
             if tokens > 1:  # beyond 20, softplus is the argument itself
                 inputs["dt"][0, :2, 0] = [25.0, -60.0]
-            size = seqs * tokens * heads * dim + seqs * heads * dim * states
-            yield Case(id=tag, inputs=inputs, params={"snapshots": 1}, shape=(size,))
+            size = seqs * heads * dim * (tokens + keep * states)
+            yield Case(id=tag, inputs=inputs, params={"snapshots": keep}, shape=(size,))
 
 
 @cases("GATED_DELTA_NET")
 def delta(op: str, draw: Draw) -> Iterator[Case]:
     size = 8
-    for name, tokens, seqs, gates in (("gates-of-heads", 3, 2, 1), ("gates-of-rows", 2, 1, size)):
+    for name, tokens, seqs, gates, keep in (
+        ("gates-of-heads", 3, 2, 1, 1),
+        ("gates-of-rows", 2, 1, size, 1),
+        ("snapshots", 3, 2, 1, 2),
+    ):
         heads, keys = 4, 2
         inputs = {
             "q": draw(f"{name}-q", seqs, tokens, keys, size),
@@ -49,8 +57,8 @@ def delta(op: str, draw: Draw) -> Iterator[Case]:
             "beta": np.abs(draw(f"{name}-beta", seqs, tokens, heads, 1, size=0.3)),
             "state": draw(f"{name}-state", seqs, heads, size, size),
         }
-        shape = (tokens * seqs + size * seqs, heads * size)
-        yield Case(id=name, inputs=inputs, params={"snapshots": 1}, shape=shape)
+        shape = (tokens * seqs + keep * size * seqs, heads * size)
+        yield Case(id=name, inputs=inputs, params={"snapshots": keep}, shape=shape)
 
 
 def rows(draw: Draw, tag: str, names: str, tokens: int, heads: int, size: int) -> dict[str, Array]:
