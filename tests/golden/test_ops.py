@@ -18,12 +18,21 @@ from golden.ops.vectors import case_of, operations
 from golden.store import DEFAULT_ROOT
 from golden.suites.base import Golden, Vectors
 from harness.fuzzers._known import FILE
+from tests.golden.ggml_by_hand import (
+    HONEST,
+    Answer,
+    norm,
+    product,
+    rms_norm,
+    rope,
+    sigmoid,
+    softmax,
+    x_of,
+)
 
 F32 = NDArray[np.float32]
 OPS = operations()
 ENTRIES = {entry.path: entry for entry in read_manifest(DEFAULT_ROOT)}
-ONE = np.float32(1)
-Answer = Callable[[Case], Any]
 
 
 @cache
@@ -102,95 +111,7 @@ def test_what_is_off_is_found(op: str, change: Callable[[NDArray[Any]], NDArray[
     assert any(one.wrong for one in judged(op, change))
 
 
-# --- an engine's own float32, written down straight -----------------------------------------
-
-
-def x_of(case: Case, name: str = "x") -> F32:
-    value = case.inputs[name]
-    assert isinstance(value, np.ndarray)
-    return value.astype(np.float32)
-
-
-def summed(x: F32) -> F32:
-    """One term after the other, which is the worst order."""
-    total = np.zeros((*x.shape[:-1], 1), np.float32)
-    for i in range(x.shape[-1]):
-        total += x[..., i : i + 1]
-    return total
-
-
-def eps(case: Case) -> np.float32:
-    return np.float32(case.params["eps"])
-
-
-def rms_norm(case: Case) -> F32:
-    x = x_of(case)
-    return x * (ONE / np.sqrt(summed(x * x) / np.float32(x.shape[-1]) + eps(case)))
-
-
-def norm(case: Case) -> F32:
-    x = x_of(case)
-    centred = x - summed(x) / np.float32(x.shape[-1])
-    variance = summed(centred * centred) / np.float32(x.shape[-1])
-    return centred / np.sqrt(variance + eps(case))
-
-
-def sigmoid(x: F32) -> F32:
-    return ONE / (ONE + np.exp(-x))
-
-
-def gelu(x: F32) -> F32:
-    inner = np.float32(np.sqrt(2 / np.pi)) * x * (ONE + np.float32(0.044715) * x * x)
-    return np.float32(0.5) * x * (ONE + np.tanh(inner))
-
-
-def softmax(case: Case) -> F32:
-    s = x_of(case) * np.float32(case.params["scale"])
-    if "mask" in case.inputs:
-        s = s + x_of(case, "mask")
-    top = s.max(axis=-1, keepdims=True)
-    if "sinks" in case.inputs:
-        top = np.maximum(top, x_of(case, "sinks").reshape(-1, 1, 1))
-    powers = np.exp(s - top)
-    total = summed(powers)
-    if "sinks" in case.inputs:
-        total = total + np.exp(x_of(case, "sinks").reshape(-1, 1, 1) - top)
-    return (powers / total).reshape(case.shape)
-
-
-def rope(case: Case, *, halves: bool | None = None) -> F32:
-    """Angles by powers, each in float32; pairs side by side, or half a row apart."""
-    x, n = x_of(case).copy(), int(case.params["n_dims"])
-    at = x_of(case, "positions").reshape(-1, x.shape[0])[0]
-    step = np.float32(case.params["freq_base"]) ** (-np.arange(0, n, 2, dtype=np.float32) / n)
-    angle = (at[:, None] * step.astype(np.float32) * np.float32(case.params["freq_scale"]))[:, None]
-    cos, sin = (f(angle) * np.float32(case.params["attn_factor"]) for f in (np.cos, np.sin))
-    if (case.params["mode"] == 2) if halves is None else halves:
-        first, second = slice(0, n // 2), slice(n // 2, n)
-    else:
-        first, second = slice(0, n, 2), slice(1, n, 2)
-    a, b = x[..., first].copy(), x[..., second].copy()
-    x[..., first], x[..., second] = a * cos - b * sin, a * sin + b * cos
-    return x
-
-
-def product(case: Case) -> F32:
-    a, b = x_of(case, "a"), x_of(case, "b")
-    a = np.repeat(a, len(b) // len(a), axis=0) if a.ndim == 3 else a
-    return summed(a[..., None, :, :] * b[..., :, None, :])[..., 0]
-
-
-HONEST: dict[str, tuple[Answer, str]] = {  # and a word of the cases that it does not do
-    "RMS_NORM": (rms_norm, "none"),
-    "NORM": (norm, "none"),
-    "SUM_ROWS": (lambda c: summed(x_of(c)), "none"),
-    "SIGMOID": (lambda c: sigmoid(x_of(c)), "none"),
-    "SILU": (lambda c: x_of(c) * sigmoid(x_of(c)), "none"),
-    "GELU": (lambda c: gelu(x_of(c)), "none"),
-    "SOFT_MAX": (softmax, "alibi"),
-    "ROPE": (rope, "yarn factors sections"),
-    "MUL_MAT": (product, "q8_0 q4_0 q4_k q6_k iq4_nl"),
-}
+# --- an engine's own float32 ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("op", HONEST)
