@@ -38,8 +38,7 @@ class Recurrent(Memory):
 
     def apply(self, batch: Entries, placed: Ubatch) -> None:
         for at in placed.order:
-            (seq,) = batch[at].seqs
-            self.states[seq] = State(batch[at].pos)
+            self.states |= dict.fromkeys(batch[at].seqs, State(batch[at].pos))
 
     def clear(self) -> None:
         self.states.clear()

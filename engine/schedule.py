@@ -12,6 +12,7 @@ from engine.errors import EngineError, Unsupported
 from engine.hparams import Metadata, architecture_name
 from engine.kv_cache import KvCache
 from engine.memory import Attention, Memory, Seen
+from engine.memory_hybrid import Hybrid
 from engine.memory_recurrent import Recurrent
 from engine.memory_window import Window
 from engine.quants.base import F32
@@ -19,6 +20,7 @@ from engine.ubatch import Entries, Entry, Ubatch, outputs_in_order
 
 INVALID, NO_ROOM = -1, 1  # what llama_decode returns
 RECURRENT = ("mamba", "mamba2", "rwkv6", "rwkv7", "arwkv7", "rwkv6qwen2")
+HYBRID = ("lfm2",)
 WINDOWED = ("gemma2", "gemma3", "cohere2", "olmo2")  # with llama.cpp's pair of caches
 Compute = Callable[[Batch, KvCache], F32]
 
@@ -33,7 +35,7 @@ def memory_shape(
     size = padded(plan["n_ctx"] if unified else plan["n_ctx"] // n_seq)
     shape = {"size": size, "n_seq": n_seq, "unified": unified}
     if f"{arch}.attention.sliding_window" not in metadata:
-        return Attention, shape
+        return Hybrid if arch in HYBRID else Attention, shape
     if arch not in WINDOWED:
         raise Unsupported(f"how {arch} keeps its window is not known (known: {WINDOWED})")
     window = int(metadata[f"{arch}.attention.sliding_window"].data)

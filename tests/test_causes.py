@@ -50,7 +50,8 @@ NEAR = {  # cause: the kind of memory, and a schedule with the steps of the know
     "nobody": ("recurrent", made(UNIFIED, text(0))),
     "minus one": ("recurrent", made(UNIFIED, text(0, -2))),
     "any sequence": ("recurrent", made(UNIFIED, text(0), ["rm", 0, -1, -1])),
-    "prefix": ("recurrent", made(UNIFIED, text(0, 0, 2), ["rm", 0, -1, 2])),
+    "before the last": ("recurrent", made(UNIFIED, text(0, 0, 2), ["rm", 0, -1, 2])),
+    "out of step": ("hybrid", made(UNIFIED, text(0), text(1), ["cp", 1, 0, -1, -1])),
     "below zero": ("recurrent", made(UNIFIED, text(0, 1), ["add", 0, 0, -1, -1])),
     "parted": (
         "attention",

@@ -221,6 +221,10 @@ def test_an_engine_that_runs_no_schedules_is_not_compared(tmp_path: Path) -> Non
         ('{"n_ctx":256,"n_ubatch":1,"n_seq":1,"unified":true,"steps":[["rm",0]]}', "rm takes 3"),
         ('{"n_ctx":256,"n_ubatch":1,"n_seq":1,"unified":true,"steps":[["load",0,0]]}', "not saved"),
         ('{"n_ctx":256,"n_ubatch":1,"n_seq":1,"unified":true,"steps":[["keep",0.5]]}', "0.5"),
+        (
+            '{"n_ctx":256,"n_ubatch":1,"n_seq":1,"unified":true,"steps":[["save",-1],["load",0,0]]}',
+            "loads one sequence from all",
+        ),
     ],
 )
 def test_a_schedule_that_is_none_is_refused(text: str, says: str) -> None:
@@ -258,4 +262,4 @@ def test_the_command_writes_a_report_and_says_what_it_compared(
 def test_the_command_refuses_what_is_no_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("--type", "window", "--schedule", "{}") == 2
     assert command("--type", "sliding") == 2
-    assert "attention, window, recurrent" in capsys.readouterr().err
+    assert "attention, window, recurrent, hybrid" in capsys.readouterr().err

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from engine.memory import Attention, Memory
+from engine.memory_hybrid import Hybrid
 from engine.memory_recurrent import Recurrent
 from engine.memory_window import Window
 from engine.schedule import Schedule
@@ -35,6 +36,8 @@ MEMORIES: list[Memory] = [
     attention(unified=False),
     Window(size=256, n_seq=3, unified=True, window=4, n_ubatch=4),
     Recurrent(3),
+    Hybrid(size=SIZE, n_seq=3, unified=True),
+    Hybrid(size=SIZE, n_seq=3, unified=False),
 ]
 
 
@@ -137,3 +140,23 @@ def test_a_shared_state_parts_when_one_of_its_owners_goes_on() -> None:
 def test_a_batch_against_the_rules_forms_no_ubatch() -> None:
     answer = run(attention(), text(0, 0, 2), text(0, 4, 1))[-1]
     assert (answer["code"], answer["ubatches"], answer["slots"]) == (-1, [], [])
+
+
+def test_a_hybrid_memory_shares_tokens_in_one_stream_and_its_states_part() -> None:
+    shared = ["decode", [[1, 0, [0, 1], False], [2, 1, [0, 1], True]]]
+    memory = Hybrid(size=SIZE, n_seq=2, unified=True)
+    last = run(memory, shared, text(0, 2, 1))[-1]
+    assert last["pos"] == [[2, 2], [1, 1]]
+    assert cells(memory.attention) == ("MM0", "0 1 2")
+    assert run(Hybrid(size=SIZE, n_seq=2, unified=False), shared)[-1]["code"] == 1
+
+
+def test_a_hybrid_memory_forgets_no_part_and_nothing_is_left_of_what_does_not_fit() -> None:
+    memory = Hybrid(size=SIZE, n_seq=2, unified=True)
+    steps = [text(0, 0, 4), ["save", 0], ["rm", 0, 2, -1], text(1, 0, 4), ["load", 1, 0]]
+    fuller = [["rm", 1, -1, -1], text(0, 4, 2), text(1, 0, 2), ["load", 1, 0]]
+    answers = run(memory, *steps, *fuller, n_ubatch=8)
+    refused, restored, full = answers[2], answers[4], answers[-1]
+    assert (refused["code"], refused["pos"][0]) == (0, [3, 3])
+    assert (restored["code"], restored["pos"]) == (1, [[3, 3], [3, 3]])
+    assert (full["code"], full["pos"]) == (0, [[5, 5], [-1, -1]])

@@ -22,7 +22,9 @@ from harness.cli.options import (
 def fuzz_batch(
     type_: Annotated[
         list[str] | None,
-        typer.Option("--type", help="Only this memory: attention, window, recurrent (repeatable)."),
+        typer.Option(
+            "--type", help="Only this memory: attention, window, recurrent, hybrid (repeatable)."
+        ),
     ] = None,
     cases: Annotated[int, typer.Option(help="Schedules for each kind of memory.", min=1)] = 1000,
     seconds: SecondsOpt = None,

@@ -10,6 +10,7 @@ from typing import Any
 from engine.batch_rules import refusal
 from engine.cells import Cells
 from engine.memory import Attention, Memory
+from engine.memory_hybrid import Hybrid
 from engine.memory_recurrent import Recurrent
 from engine.memory_window import Window
 from engine.schedule import INVALID, NO_ROOM
@@ -77,7 +78,10 @@ class Watch:
         holds = BEFORE.get(step[0], {})
         self.causes |= {name for name, cause in holds.items() if cause(self, *step[1:])}
         self.note_queue(step)
-        return self.machine.step(step)
+        answer = self.machine.step(step)
+        if out_of_step(self.machine.memory):
+            self.causes.add("out of step")
+        return answer
 
     def note_queue(self, step: Step) -> None:
         memory = self.machine.memory
@@ -90,7 +94,23 @@ class Watch:
 def caches(memory: Memory) -> list[Attention]:
     if isinstance(memory, Window):
         return list(memory.both)
+    if isinstance(memory, Hybrid):
+        return [memory.attention]
     return [memory] if isinstance(memory, Attention) else []
+
+
+def states(memory: Memory) -> Recurrent | None:
+    if isinstance(memory, Hybrid):
+        return memory.states
+    return memory if isinstance(memory, Recurrent) else None
+
+
+def out_of_step(memory: Memory) -> bool:
+    """One part of a hybrid memory holds a sequence and the other does not."""
+    if not isinstance(memory, Hybrid):
+        return False
+    ends = ([part.pos_max(s) for part in memory.both] for s in range(memory.n_seq))
+    return any(min(pair) < 0 <= max(pair) for pair in ends)
 
 
 def in_streams(memory: Memory) -> bool:
@@ -229,7 +249,7 @@ def uncopied(watch: Watch, seq: int) -> bool:
 def emptied(watch: Watch, seq: int, k: int) -> bool:
     """Nothing is restored over something."""
     memory, saved = watch.machine.memory, watch.machine.saved[k]
-    rows = saved[0] if isinstance(memory, Window) else saved
+    rows = saved[0] if isinstance(memory, Window | Hybrid) else saved
     return bool(caches(memory)) and seq >= 0 and memory.pos_max(seq) >= 0 and not any(rows)
 
 
@@ -245,25 +265,24 @@ def late_copy_after_clear(watch: Watch, seq: int, k: int) -> bool:
 
 def any_sequence(watch: Watch, seq: int, p0: int, p1: int) -> bool:
     """A state is to be removed whatever its sequence."""
-    return isinstance(watch.machine.memory, Recurrent) and seq < 0
+    return states(watch.machine.memory) is not None and seq < 0
 
 
-def prefix(watch: Watch, seq: int, p0: int, p1: int) -> bool:
+def before_the_last(watch: Watch, seq: int, p0: int, p1: int) -> bool:
     """A state is to forget what lies before its last position."""
-    memory = watch.machine.memory
-    here = isinstance(memory, Recurrent) and seq >= 0
-    return here and p0 <= 0 <= p1 <= memory.pos_max(seq)
+    part = states(watch.machine.memory)
+    return part is not None and seq >= 0 and max(p0, 0) < p1 <= part.pos_max(seq)
 
 
 def below_zero(watch: Watch, seq: int, p0: int, p1: int, delta: int) -> bool:
     """A state moves to a negative position."""
-    memory = watch.machine.memory
-    state = memory.at(seq, p0, p1) if isinstance(memory, Recurrent) else None
+    part = states(watch.machine.memory)
+    state = None if part is None else part.at(seq, p0, p1)
     return state is not None and state.pos + delta < 0
 
 
 BEFORE: dict[str, dict[str, Callable[..., bool]]] = {
-    "rm": {"any sequence": any_sequence, "prefix": prefix},
+    "rm": {"any sequence": any_sequence, "before the last": before_the_last},
     "cp": {"part of a stream": part_of_a_stream},
     "keep": {"kept": kept},
     "add": {"below zero": below_zero},

@@ -76,11 +76,16 @@ def schedule_from(text: bytes | str) -> Schedule:
         raise BadInput(f"no schedule: unified is {unified!r:.40}; expected true or false")
     if sbatch not in ("", *SBATCH_SPLITS):
         raise BadInput(f"no schedule: sbatch is {sbatch!r:.40}; expected one of {SBATCH_SPLITS}")
-    saves = 0
+    saves: list[int] = []
     for step in steps:
-        saves += step[0] == "save"
-        if step[0] == "load" and not 0 <= step[2] < saves:
+        if step[0] == "save":
+            saves.append(step[1])
+        if step[0] == "load" and not 0 <= step[2] < len(saves):
             raise BadInput(f"no schedule: {list(step)} loads what is not saved yet")
+        if step[0] == "load" and (step[1] < 0) != (saves[step[2]] < 0):
+            raise BadInput(
+                f"no schedule: {list(step)} loads one sequence from all, or all from one"
+            )
     return Schedule(n_ctx, n_ubatch, n_seq, unified, steps, sbatch)
 
 

@@ -8,6 +8,7 @@ every schedule would end there.
 from typing import Any
 
 from engine.memory import Attention, Memory
+from engine.memory_hybrid import Hybrid
 from engine.memory_recurrent import Recurrent
 from engine.memory_window import Window
 from engine.schedule import Schedule as Machine
@@ -16,7 +17,8 @@ from harness.fuzzers._texts import Counter
 from harness.synth.small import N_VOCAB, WINDOW
 
 ODD = 24
-KINDS = ("attention", "window", "recurrent")
+KINDS = ("attention", "window", "recurrent", "hybrid")
+STATES = ("recurrent", "hybrid")  # a state cannot forget a part
 CELLS = 256  # llama.cpp's smallest stream
 
 
@@ -27,6 +29,8 @@ def machine_of(kind: str, made: Schedule) -> Machine:
     memory: Memory
     if kind == "recurrent":
         memory = Recurrent(made.n_seq)
+    elif kind == "hybrid":
+        memory = Hybrid(**shape)
     elif kind == "window":
         memory = Window(**shape, window=WINDOW, n_ubatch=made.n_ubatch)
     else:
@@ -157,7 +161,7 @@ class Maker:
         last = self.last(seq)
         tail, middle = max(last - below(4), 0), below(max(last, 1))
         ranges = [(-1, -1), (tail, -1), (tail, -1), (last + 1, -1), (middle, middle)]
-        if self.kind != "recurrent" or self.odd:
+        if self.kind not in STATES or self.odd:
             ranges += [(middle, middle + 1 + below(3)), (-1, middle + 1)]
             seq = -1 if below(5) == 0 else seq
         p0, p1 = ranges[below(len(ranges))]
@@ -170,7 +174,7 @@ class Maker:
         if self.last(to) >= 0 and below(4):
             self.remove_whole(to)
         p1 = -1
-        if self.kind != "recurrent" and self.shape.unified and below(3) == 0:
+        if self.kind not in STATES and self.shape.unified and below(3) == 0:
             p1 = 1 + below(max(self.last(source), 1))
         fresh = self.last(to) < 0
         self.add("cp", source, to, -1, p1)
@@ -178,7 +182,7 @@ class Maker:
         if source != to:
             past = self.history.get(source, ())
             copied = tuple(one for one in past if p1 < 0 or one[1] < p1)
-            whole = fresh or not self.shape.unified or self.kind == "recurrent"
+            whole = fresh or not self.shape.unified or self.kind in STATES
             self.history[to] = copied if whole else (*copied, ("over", len(self.steps)))
 
     def remove_whole(self, seq: int) -> None:
@@ -200,13 +204,13 @@ class Maker:
             return
         if self.odd and below(3) == 0:
             self.add("div", seq, -1, -1, 2 + below(2))
-        elif below(2) and last > 4 and self.kind != "recurrent":
+        elif below(2) and last > 4 and self.kind not in STATES:
             cut_to = 2 + below(min(last - 3, 3))
             self.add("rm", seq, 1, cut_to)
             self.add("add", seq, cut_to, -1, 1 - cut_to)
         else:
             back = -1 - below(3)
-            if self.kind == "recurrent" and not self.odd:
+            if self.kind in STATES and not self.odd:
                 back = max(back, -last)
             self.add("add", seq, -1, -1, 1 + below(4) if below(3) else back)
         self.unsettled = True

@@ -1,4 +1,4 @@
-"""The smallest models of three kinds of memory: full attention, sliding window, recurrent state.
+"""The smallest models of each memory: full attention, sliding window, recurrent state, hybrid.
 
 For questions about batches and caches, where the numbers only have to tell histories apart.
 """
@@ -106,6 +106,47 @@ def mamba_layer(seed: int, layer: int, inner: int) -> Iterator[TensorRow]:
     yield block + "ssm_a", (STATE, inner), "F32", [decay.astype("<f4").tobytes()]
 
 
+def write_hybrid(path: Path, seed: int = 1) -> None:
+    """lfm2: a layer with a convolution's tail for every sequence, then one of full attention."""
+    arch = "lfm2"
+    keys = common(arch) | {
+        f"{arch}.feed_forward_length": ("U32", FF),
+        f"{arch}.attention.head_count": ("U32", HEADS),
+        f"{arch}.attention.head_count_kv": ("ARR[I32]", [0, 1]),
+        f"{arch}.shortconv.l_cache": ("U32", CONV),
+        f"{arch}.rope.freq_base": ("F32", 10000.0),
+    }
+    drawn = [*ends(norm_name="token_embd_norm"), *conv_layer(0), *lfm2_attention(1)]
+    write_gguf(path, keys, (t.row(seed) for t in drawn))
+
+
+def conv_layer(layer: int) -> Iterator[Drawn]:
+    block = f"blk.{layer}."
+    yield matrix(block + "shortconv.in_proj", WIDTH, 3 * WIDTH)
+    yield Drawn(block + "shortconv.conv.weight", (CONV, WIDTH), CONV**-0.5)
+    yield matrix(block + "shortconv.out_proj", WIDTH, WIDTH)
+    yield from lfm2_rest(block)
+
+
+def lfm2_attention(layer: int) -> Iterator[Drawn]:
+    block = f"blk.{layer}."
+    yield norm(block + "attn_q_norm", HEAD)
+    yield norm(block + "attn_k_norm", HEAD)
+    yield matrix(block + "attn_q", WIDTH, WIDTH)
+    yield matrix(block + "attn_k", WIDTH, HEAD)
+    yield matrix(block + "attn_v", WIDTH, HEAD)
+    yield matrix(block + "attn_output", WIDTH, WIDTH)
+    yield from lfm2_rest(block)
+
+
+def lfm2_rest(block: str) -> Iterator[Drawn]:
+    yield norm(block + "attn_norm")
+    yield norm(block + "ffn_norm")
+    yield matrix(block + "ffn_gate", WIDTH, FF)
+    yield matrix(block + "ffn_up", WIDTH, FF)
+    yield matrix(block + "ffn_down", FF, WIDTH)
+
+
 def common(arch: str) -> Keys:
     return {
         "general.architecture": ("STR", arch),
@@ -131,10 +172,10 @@ def vocabulary() -> Keys:
     }
 
 
-def ends() -> list[Drawn]:
+def ends(norm_name: str = "output_norm") -> list[Drawn]:
     return [
         Drawn("token_embd.weight", (WIDTH, N_VOCAB), 1.0),
-        norm("output_norm"),
+        norm(norm_name),
         matrix("output", WIDTH, N_VOCAB),
     ]
 
@@ -153,4 +194,9 @@ def write_attention(path: Path, seed: int = 1) -> None:
     write_gguf(path, metadata(recipe) | vocabulary(), tensors(recipe))
 
 
-SMALL = {"attention": write_attention, "window": write_window, "recurrent": write_recurrent}
+SMALL = {
+    "attention": write_attention,
+    "window": write_window,
+    "recurrent": write_recurrent,
+    "hybrid": write_hybrid,
+}
