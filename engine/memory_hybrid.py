@@ -24,11 +24,15 @@ class Hybrid(Memory):
         return self.attention, self.states
 
     def pos_min(self, seq: int) -> int:
-        both = [part.pos_min(seq) for part in self.both]
-        return max(both) if min(both) >= 0 else -1
+        return self.common(seq)[0]
 
     def pos_max(self, seq: int) -> int:
-        return min(part.pos_max(seq) for part in self.both)
+        return self.common(seq)[1]
+
+    def common(self, seq: int) -> tuple[int, int]:
+        first = max(part.pos_min(seq) for part in self.both)
+        last = min(part.pos_max(seq) for part in self.both)
+        return (first, last) if first <= last else (-1, -1)
 
     def settle(self) -> None:
         self.attention.settle()

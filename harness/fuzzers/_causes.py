@@ -106,11 +106,12 @@ def states(memory: Memory) -> Recurrent | None:
 
 
 def out_of_step(memory: Memory) -> bool:
-    """One part of a hybrid memory holds a sequence and the other does not."""
-    if not isinstance(memory, Hybrid):
-        return False
-    ends = ([part.pos_max(s) for part in memory.both] for s in range(memory.n_seq))
-    return any(min(pair) < 0 <= max(pair) for pair in ends)
+    """The parts of a hybrid memory hold no position of a sequence in common."""
+    return isinstance(memory, Hybrid) and any(
+        memory.pos_min(s) != max(part.pos_min(s) for part in memory.both)
+        or memory.pos_max(s) != min(part.pos_max(s) for part in memory.both)
+        for s in range(memory.n_seq)
+    )
 
 
 def in_streams(memory: Memory) -> bool:
