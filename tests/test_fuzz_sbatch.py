@@ -90,7 +90,9 @@ def test_an_older_version_against_another_engine_is_about_its_splits() -> None:
 def test_a_kind_is_named_where_it_makes_sense() -> None:
     fuzzer = fuzzer_named("batch")
     fuzzer.check(FuzzPlan(targets=("pooled",), oracle="llama.cpp@0.3.8"))
-    with pytest.raises(BadInput, match=r"no 'pooled' \(known: attention, window, recurrent\)"):
+    with pytest.raises(
+        BadInput, match=r"no 'pooled' \(known: attention, window, recurrent, hybrid\)"
+    ):
         fuzzer.check(FuzzPlan(targets=("pooled",)))
     with pytest.raises(BadInput, match=r"no 'window' \(known: attention, recurrent, pooled\)"):
         fuzzer.check(FuzzPlan(targets=("window",), oracle="llama.cpp@0.3.8"))

@@ -42,14 +42,19 @@ UNANSWERED = ("rejected", "unanswerable")
 
 def kinds_for(oracle: str, engine: str) -> list[str]:
     """The kinds of context that a campaign on these two is about."""
-    return list(SPLITS) if of_sbatch(oracle, engine) else list(KINDS)
+    if of_sbatch(oracle, engine):
+        return list(SPLITS)
+    # who has llama_sbatch has no lfm2, our model of a hybrid memory
+    return [kind for kind in KINDS if kind != "hybrid" or not any_sbatch(oracle, engine)]
+
+
+def any_sbatch(*engines: str) -> bool:
+    return any(version and has_sbatch(version) for _, version in map(split_version, engines))
 
 
 def of_sbatch(oracle: str, engine: str) -> bool:
     """Whether it is about how an older llama.cpp, against another engine, takes batches apart."""
-    versions = [split_version(name) for name in (oracle, engine)]
-    older = any(version and has_sbatch(version) for _, version in versions)
-    return older and len({name for name, _ in versions}) > 1
+    return any_sbatch(oracle, engine) and split_version(oracle)[0] != split_version(engine)[0]
 
 
 class Batch(Fuzzer, name="batch"):
@@ -139,8 +144,7 @@ class Campaign:
         if self.sbatch:
             return sbatch_schedule(plan.seed, number, self.kind)
         made = schedule(plan.seed, number, self.kind)
-        versions = [split_version(name)[1] for name in (plan.oracle, plan.engine)]
-        one_stream = any(version and has_sbatch(version) for version in versions)
+        one_stream = any_sbatch(plan.oracle, plan.engine)
         return replace(made, unified=True) if one_stream else made
 
     def finding(self, judge: Judge, case: Schedule, first: Difference) -> Verdict | None:
