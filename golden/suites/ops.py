@@ -126,25 +126,20 @@ def verdict_of(
     known = {row["id"]: row["finding"] for row in document["cases"] if engine == oracle}
     wrong = [one for one in held if one.wrong is not None]
     news = [one for one in wrong if not known.get(one.case)]
+    detail: dict[str, Any]
     over = {case for case, finding in known.items() if finding} - {one.case for one in wrong}
-    detail: dict[str, Any] = {
-        "cases": len(document["cases"]),
-        "wrong": sorted({o.case for o in news}),
-    }
     if over:
-        text = f"{op}: {sorted(over)[0]} agrees by now: take {known[min(over)]} out of the findings"
-        return verdict("diverged", text, detail, key=f"over/{op}")
+        text = f"{op}: {min(over)} agrees by now: take {known[min(over)]} out of the findings"
+        return verdict("diverged", text, key=f"over/{op}")
+    n = len(document["cases"])
     if news:
-        first = news[0]
-        more = f"; {len(detail['wrong'])} of {detail['cases']} cases are wrong"
-        if first.wrong is not None and first.wrong.kind == "value":
-            detail |= {"index": list(first.wrong.index), "expected": str(first.wrong.expected)}
-            detail |= {"actual": str(first.wrong.actual), "allowed": first.wrong.allowed}
-        detail |= {"case": first.case, "output": first.output, "reason": first.reason}
-        return verdict("diverged", sentence(op, first) + more, detail, key=f"value/{op}")
-    detail["worst_share"] = max((one.share for one in held if one.wrong is None), default=0.0)
-    detail["ways"] = dict(Counter(one.way for one in held))
-    text = f"{op}: {detail['cases']} cases, at most {detail['worst_share']:.2f} of what is allowed"
+        names = sorted({one.case for one in news})
+        text = f"{sentence(op, news[0])}; {len(names)} of {n} cases are wrong"
+        detail = {"wrong": names, "output": news[0].output, "reason": news[0].reason}
+        return verdict("diverged", text, detail, key=f"value/{op}")
+    share = max((one.share for one in held if one.wrong is None), default=0.0)
+    text = f"{op}: {n} cases, at most {share:.2f} of what is allowed"
+    detail = {"worst_share": share, "ways": dict(Counter(one.way for one in held))}
     if wrong:
         return verdict("excused", f"{text}; {known[wrong[0].case]} is a known finding", detail)
     return verdict("agreed", text, detail)

@@ -39,14 +39,15 @@ def compute(lib: Library, node: Node, n_threads: int) -> NDArray[Any]:
     lib.declare(PROTOTYPES)
     number, first = op_number(lib, node)
     operands = [source for source in node.sources if source is not None]
-    size = sum(source.value.nbytes for source in operands if source.value is not None)
-    size += int(np.prod(node.ne)) * 8
+    laid = [laid_out(source) for source in operands]
+    size = sum(raw.nbytes for raw in laid) + prod(node.ne) * 8
     room = ROOM + 8 * size + (n_threads << 14)
     context = lib.ggml.ggml_init(InitParams(room, None, False))
     if not context:
         raise MemoryError("ggml_init gave no context")
     try:
-        sources = [made(lib, context, source) for source in node.sources]
+        tensors = iter([made(lib, context, *pair) for pair in zip(operands, laid, strict=True)])
+        sources = [None if source is None else next(tensors) for source in node.sources]
         out = sources[IN_PLACE[node.op]] if node.op in IN_PLACE else None
         address = lib.ggml.ggml_new_tensor_4d(context, type_by_name(node.type).id, *node.ne)
         tensor = GgmlTensor.from_address(address)
@@ -90,21 +91,15 @@ def op_count(lib: Library) -> int:
     return count + 1
 
 
-def made(lib: Library, context: int, source: Operand | None) -> int | None:
-    if source is None:
-        return None
-    if source.value is None:
-        raise EngineError(f"the source {source.name!r} has no value")
+def made(lib: Library, context: int, source: Operand, raw: NDArray[np.uint8]) -> int:
+    """A tensor with these bytes and the strides of the operand."""
     kind = type_by_name(source.type)
-    nb = source.nb or contiguous(source)
-    raw = laid_out(source, nb)
     address: int = lib.ggml.ggml_new_tensor_4d(context, kind.id, *source.ne)
     tensor = GgmlTensor.from_address(address)
     if raw.nbytes > lib.ggml.ggml_nbytes(address):  # strides with gaps need more than it has
-        tensor.data = lib.ggml.ggml_get_data(
-            lib.ggml.ggml_new_tensor_4d(context, BYTES, raw.nbytes, 1, 1, 1)
-        )
-    for i, step in enumerate(nb):
+        wider = lib.ggml.ggml_new_tensor_4d(context, BYTES, raw.nbytes, 1, 1, 1)
+        tensor.data = lib.ggml.ggml_get_data(wider)
+    for i, step in enumerate(source.nb or contiguous(source)):
         tensor.nb[i] = step
     if raw.nbytes:
         ctypes.memmove(tensor.data, raw.ctypes.data, raw.nbytes)
@@ -120,8 +115,10 @@ def contiguous(source: Operand) -> tuple[int, ...]:
     return tuple(steps)
 
 
-def laid_out(source: Operand, nb: tuple[int, ...]) -> NDArray[np.uint8]:
-    """The bytes with such strides. Raises EngineError if the value has not the operand's shape."""
+def laid_out(source: Operand) -> NDArray[np.uint8]:
+    """The bytes with the operand's strides. Raises EngineError if the value has not its shape."""
+    if source.value is None:
+        raise EngineError(f"the source {source.name!r} has no value")
     kind = type_by_name(source.type)
     whole = (*reversed(source.ne[1:]), source.ne[0] // kind.block * kind.bytes)
     value = np.ascontiguousarray(source.value, PLAIN.get(source.type, np.uint8))
@@ -130,7 +127,7 @@ def laid_out(source: Operand, nb: tuple[int, ...]) -> NDArray[np.uint8]:
     if not value.size:
         return np.zeros(0, np.uint8)
     blocks = value.view(np.uint8).reshape(*whole[:-1], -1, kind.bytes)
-    steps = (*reversed(nb), 1)
+    steps = (*reversed(source.nb or contiguous(source)), 1)
     size = sum((n - 1) * step for n, step in zip(blocks.shape, steps, strict=True)) + 1
     out = np.zeros(size, np.uint8)
     np.ndarray(blocks.shape, np.uint8, out, 0, steps)[...] = blocks

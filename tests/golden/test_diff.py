@@ -58,6 +58,22 @@ def test_edited_ids_blocks_and_provenance_are_told_by_case(first: Path, tmp_path
     assert "in its bits only" in block.text
 
 
+def test_an_edited_truth_bound_and_case_of_an_operation_are_told(
+    first: Path, tmp_path: Path
+) -> None:
+    root = copied(tmp_path)
+    path = root / "ops/softmax_rows.safetensors"
+    tensors = load_file(path)
+    tensors["length-7/y.plain"][1, 2] += 0.5
+    tensors["length-7/y.plain.allowed"][0, 0] *= 2
+    save_file(tensors, path)
+    edit_json(root / "ops/softmax_rows.json", lambda d: d["cases"].pop(0))
+    found = {d.case: d for d in diff(first, root)}
+    assert found["length-1"].kind == "removed"
+    assert "1 of 14 values changed, the worst at [1, 2] by 0.5" in found["length-7/y.plain"].text
+    assert found["length-7/y.plain.allowed"].kind == "changed"
+
+
 def test_added_and_removed_cases_and_files_are_told(first: Path, tmp_path: Path) -> None:
     root = copied(tmp_path)
     edit_json(root / "tokens/f32.json", lambda d: d["encode"].pop(0))

@@ -12,12 +12,16 @@ from numpy.typing import NDArray
 from engine.ops.ggml.base import MEANINGS, PLAIN, Node
 from golden.load import load_vectors
 from golden.manifest import read_manifest
-from golden.ops.form import Case
+from golden.ops.form import Case, node_of
 from golden.ops.judge import Judged, judge
 from golden.ops.vectors import case_of, operations
-from golden.store import DEFAULT_ROOT
-from golden.suites.base import Golden, Vectors
+from golden.store import DEFAULT_ROOT, BrokenGolden
+from golden.suites.base import Asked, Golden, Source, Vectors, Verdicts
+from golden.suites.ops import verdict_of
+from harness.adapters.reference import Reference
 from harness.fuzzers._known import FILE
+from harness.records import EXACT
+from harness.runner import LocalSession
 from tests.golden.ggml_by_hand import (
     HONEST,
     Answer,
@@ -227,10 +231,33 @@ def test_vectors_that_contradict_their_document_are_no_golden() -> None:
         assert list(golden.inconsistencies(bad))
 
 
-def test_a_finding_that_is_over_is_told() -> None:
-    from golden.suites.base import Verdicts
-    from golden.suites.ops import verdict_of
+class Shifted(Reference):
+    """Wrong by a tenth in every op."""
 
+    name = "shifted"
+
+    def compute(self, node: Node) -> NDArray[Any]:
+        return super().compute(node) + np.float32(0.1)
+
+
+def source_of(engine: type[Reference]) -> Source:
+    session = LocalSession(engine, None, EXACT)
+    ask = Asked(engine=engine.name, session=session)
+    return Source(ask=ask, info=ask("describe"), settings=EXACT, seed=1)
+
+
+def test_an_oracle_that_is_out_of_bound_makes_no_vectors() -> None:
+    golden = Golden.named("ops")()
+    with pytest.raises(BrokenGolden, match=r"ADD, .*: shifted is off .*which is a finding"):
+        golden.make(source_of(Shifted), "ADD")
+    with pytest.raises(
+        BrokenGolden, match=r"L2_NORM, nan: reference is right.*no longer a finding"
+    ):
+        golden.make(source_of(Reference), "L2_NORM")
+    assert golden.make(source_of(Reference), "ADD").document["op"] == "ADD"
+
+
+def test_a_finding_that_is_over_is_told() -> None:
     document = vectors("L2_NORM").document
     verdict = Verdicts(suite="golden-ops", case="l2_norm", repro="")
     right = [Judged(case=row["id"], output="y", way="plain") for row in document["cases"]]
@@ -240,16 +267,11 @@ def test_a_finding_that_is_over_is_told() -> None:
 
 def test_single_ops_are_computed_with_strides_and_in_the_first_right_way() -> None:
     """The reference engine answers from values; strides are for engines that have memory."""
-    from harness.adapters.reference import Reference
-    from harness.records import EXACT
-
     case = next(
         case_of(row, vectors("ADD").tensors)
         for row in vectors("ADD").document["cases"]
         if row["id"] == "transposed-b"
     )
-    from golden.ops.form import node_of
-
     node: Node = node_of("ADD", case)
     assert node.source(1).nb == (16, 4, 96, 96)
     got = Reference(None, EXACT).compute(node)

@@ -44,12 +44,17 @@ def joined(op: str, draw: Draw) -> Iterator[Case]:
         inputs = {"a": draw(f"{dim}-a", *shape), "b": draw(f"{dim}-b", *longer)}
         shape[3 - dim] += longer[3 - dim]
         yield Case(id=f"dim-{dim}", inputs=inputs, params={"dim": dim}, shape=tuple(shape))
+    inputs = {"a": draw("turned-a", 3, 5), "b": draw("turned-b", 3, 5)}
+    nb = {"a": (12, 4, 60, 60)}
+    yield Case(id="transposed-a", inputs=inputs, params={"dim": 0}, shape=(3, 10), nb=nb)
 
 
 @cases("REPEAT")
 def repeated(op: str, draw: Draw) -> Iterator[Case]:
     for name, shape in (("rows", (1, 5)), ("elements", (3, 1)), ("both", (1, 1))):
         yield Case(id=name, inputs={"x": draw(name, *shape)}, shape=(3, 10))
+    x, nb = draw("permuted", 2, 3, 5), {"x": (4, 40, 20, 120)}
+    yield Case(id="permuted", inputs={"x": x}, shape=(4, 3, 5), nb=nb)
 
 
 @cases("PAD")
@@ -81,6 +86,8 @@ def gathered(op: str, draw: Draw) -> Iterator[Case]:
     for name, table in tables.items():
         width = {"q8_0": 64, "q4_k": 256}.get(name, 7)
         yield Case(id=name, inputs={"table": table, "ids": ids}, shape=(4, width))
+    padded, nb = {"table": draw("padded", 5, 7), "ids": ids}, {"table": (4, 32, 160, 160)}
+    yield Case(id="padded-rows", inputs=padded, shape=(4, 7), nb=nb)
     none = np.zeros(0, np.int32)
     yield Case(id="no-ids", inputs={"table": draw("no-ids", 3, 5), "ids": none}, shape=(0, 5))
     inputs = {"table": draw("several", 2, 3, 5), "ids": np.array([[2, 0], [1, 1]], np.int32)}
@@ -100,6 +107,8 @@ def scattered(op: str, draw: Draw) -> Iterator[Case]:
             "before": draw(f"{name}-before", 8, 6).astype(kind),
         }
         yield Case(id=f"into-{name.lower()}", inputs=inputs, shape=(8, 6), type=name)
+    nb = {"rows": (4, 32, 96, 96)}
+    yield Case(id="padded-rows", inputs=inputs, shape=(8, 6), type="F16", nb=nb)
     inputs = {**inputs, "ids": np.array([3], np.int64)}
     yield Case(
         id="one-row", inputs={**inputs, "rows": inputs["rows"][:1]}, shape=(8, 6), type="F16"

@@ -34,6 +34,9 @@ def gates(op: str, draw: Draw) -> Iterator[Case]:
     gate = np.array([-1e4, -90.0, -20.0, -1e-20, 0.0, -0.0, 1e-20, 20.0, 90.0, 1e4], np.float32)
     up = draw("up-of-sizes", gate.size, size=2.0)
     yield Case(id="sizes", inputs={"gate": gate, "up": up}, params=more, shape=gate.shape)
+    inputs = {"gate": draw("view-gate", 3, 7), "up": draw("view-up", 3, 7)}
+    rows = {"gate": (4, 56, 168, 168), "up": (4, 56, 168, 168)}
+    yield Case(id="views-of-longer-rows", inputs=inputs, params=more, shape=(3, 7), nb=rows)
     none = np.zeros((0, 4), np.float32)
     yield Case(id="no-rows", inputs={"gate": none, "up": none}, params=more, shape=(0, 4))
 
@@ -57,6 +60,7 @@ def softmax(op: str, draw: Draw) -> Iterator[Case]:
     sinks = np.array([0.5, -3.0, 40.0], np.float32)
     yield case("sinks", x, sinks=sinks)
     yield case("sinks-and-mask", x, 0.5, mask=mask, sinks=sinks)
+    yield replace(case("padded-rows", draw("padded-rows", 3, 5)), nb={"x": (4, 32, 96, 96)})
     yield case("ties", np.full((2, 5), 3.0, np.float32))
     yield case("large", np.array([[1e30, -1e30, 1e30], [88.0, 87.0, -200.0]], np.float32))
     yield case("all-but-one-hidden", np.array([[-INF, -INF, 2.0, -INF]], np.float32))
@@ -135,6 +139,9 @@ def products(op: str, draw: Draw) -> Iterator[Case]:
     yield case("the-first-repeats", a, b, (6, 4, 5))
     a, b = draw("permuted-a", 2, 3, 8), draw("permuted-b", 2, 4, 8)
     yield replace(case("permuted-a", a, b, (2, 4, 3)), nb={"a": (4, 64, 32, 192)})
+    a, b = draw("heads-a", 2, 3, 8), draw("heads-b", 2, 4, 8)
+    heads = {"a": (4, 64, 32, 192), "b": (4, 64, 32, 256)}
+    yield replace(case("permuted-both", a, b, (2, 4, 3)), nb=heads)
     yield case("no-tokens", draw("none", 3, 8), np.zeros((0, 8), np.float32), (0, 3))
     sizes = np.array([[1e15, 1.0, -1e15, 1e-15]], np.float32)
     odd = np.array([[1, 2, 3], [INF, 1, 1], [np.nan, 0, 0]], np.float32)
@@ -192,6 +199,8 @@ def attention(op: str, draw: Draw) -> Iterator[Case]:
     yield case("soft-cap", 3, 9, (16, 16), cap=5.0)
     yield case("sinks", 3, 9, (16, 16), sinks=True)
     yield case("cache-of-halves", 3, 9, (16, 16), kind=np.float16)
+    tokens_first = {"q": (4, 256, 64, 768), "k": (4, 128, 64, 1152), "v": (4, 128, 64, 1152)}
+    yield replace(case("tokens-first-in-memory", 3, 9, (16, 16)), nb=tokens_first)
 
 
 @cases("LIGHTNING_INDEXER")
