@@ -49,7 +49,7 @@ def test_sequences_are_in_every_batch_at_positions_of_their_own(tmp_path: Path) 
     ],
 )
 def test_settings_hold_the_work(work: Work, ubatch: int | None, n_ctx: int, n_ubatch: int) -> None:
-    found = settings_for(work, EXACT, ubatch)
+    found = settings_for(work, EXACT, ubatch=ubatch)
     assert (found.n_ctx, found.n_ubatch) == (n_ctx, n_ubatch)
 
 

@@ -48,7 +48,7 @@ def change(row: NDArray[Any], fault: Fault) -> None:
     low, high = at[row[at].argmin()], at[row[at].argmax()]
     if kind == "swap" and low != high:
         row[low], row[high] = row[high], row[low]
-    elif row.dtype.kind == "i":
+    elif row.dtype.kind in "iu":
         one = at[draw % at.size]  # an id that is none would end the process
         row[one] = row[one] + 1 if low == high else row[high if row[one] != row[high] else low]
     elif kind == "scale" and row[at].any():

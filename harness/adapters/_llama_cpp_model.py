@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from engine.batch import Batch
 from engine.errors import EngineError
+from engine.ggml_types import type_by_name
 from harness.adapters._llama_cpp_lib import Library
 from harness.adapters._llama_cpp_versions import put
 from harness.records import Settings
 
 MAX_SEQUENCES = 8
-CACHE_TYPES = {"F32": 0, "F16": 1}  # ggml_type
+CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")
 MAPPED = 1  # llama_load_mode
 FLASH_AUTO, FLASH_OFF = -1, 0  # llama_flash_attn_type
 VOCABULARY_NONE = 0  # llama_vocab_type
@@ -221,7 +222,7 @@ def context_params(lib: Library, settings: Settings) -> Any:
 def cache_type(name: str) -> int:
     if name not in CACHE_TYPES:
         raise EngineError(f"no cache type {name!r} (known: {', '.join(CACHE_TYPES)})")
-    return CACHE_TYPES[name]
+    return type_by_name(name).id
 
 
 def fill(held: Any, batch: Batch) -> None:

@@ -1,7 +1,7 @@
 """`lockstep shadow`: llama.cpp's own graph, op by op, against our ops."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -52,6 +52,12 @@ def shadow(
         int | None,
         typer.Option(help="Tokens that llama.cpp computes together at most.", min=1),
     ] = None,
+    cache_type_k: Annotated[
+        str | None, typer.Option(help="Type of the keys in the cache, instead of the preset's.")
+    ] = None,
+    cache_type_v: Annotated[
+        str | None, typer.Option(help="Of the values; a quantised one needs flash attention.")
+    ] = None,
     seed: SeedOpt = 0,
     faults: Annotated[
         int,
@@ -82,14 +88,27 @@ def shadow(
 
     with screen(quiet, as_json) as out:
         work = Work(tokens=tokens, batches=steps, sequences=sequences)
+        fitted = settings_for(
+            work,
+            PRESETS[settings.value],
+            ubatch=ubatch,
+            cache_type_k=cache_type_k,
+            cache_type_v=cache_type_v,
+        )
+        changed = {
+            "--quant": quant,
+            "--ubatch": ubatch,
+            "--cache-type-k": cache_type_k,
+            "--cache-type-v": cache_type_v,
+        }
         plans = plans_of(
             model,
             arch,
             quant=quant,
-            settings=settings_for(work, PRESETS[settings.value], ubatch),
+            settings=fitted,
             work=work,
             seed=seed,
-            options=options_of(settings, work, seed, quant, ubatch),
+            options=options_of(settings, work, seed, changed),
         )
         if faults:
             plans = with_trials(plans, range(start, start + faults))
@@ -105,14 +124,14 @@ def shadow(
 
 
 def options_of(
-    preset: Preset, work: "Work", seed: int, quant: str, ubatch: int | None
+    preset: Preset, work: "Work", seed: int, changed: Mapping[str, Any]
 ) -> tuple[str, ...]:
     """What repeats the run; what is as usual is left out."""
     options = {"--settings": preset.value, "--tokens": work.tokens, "--seed": seed}
-    usual = {"--steps": 2, "--sequences": 1, "--ubatch": None, "--quant": "F32"}
-    given = {"--steps": work.batches, "--sequences": work.sequences, "--ubatch": ubatch}
-    changed = {k: v for k, v in {**given, "--quant": quant}.items() if v != usual[k]}
-    return tuple(str(word) for pair in {**options, **changed}.items() for word in pair)
+    usual = {"--steps": 2, "--sequences": 1, "--quant": "F32"}
+    given = {"--steps": work.batches, "--sequences": work.sequences, **changed}
+    options |= {k: v for k, v in given.items() if v != usual.get(k)}
+    return tuple(str(word) for pair in options.items() for word in pair)
 
 
 def plans_of(model: Path | None, arch: str | None, **same: Any) -> list["ShadowPlan"]:

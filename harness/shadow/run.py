@@ -91,11 +91,22 @@ def judged(plan: ShadowPlan, folder: Path) -> Judged:
         return Judged(case=plan.case, verdicts=[verdict], row={})
 
 
-def settings_for(work: Work, preset: Settings, ubatch: int | None) -> Settings:
+def settings_for(
+    work: Work,
+    preset: Settings,
+    *,
+    ubatch: int | None = None,
+    cache_type_k: str | None = None,
+    cache_type_v: str | None = None,
+) -> Settings:
     """The preset with a cache that holds the work, and ubatches that do unless told otherwise."""
-    n_ctx = max(preset.n_ctx, -(-work.cells // CELLS) * CELLS)
-    whole = max(preset.n_ubatch, max(work.lengths) * work.sequences)
-    return replace(preset, n_ctx=n_ctx, n_ubatch=whole if ubatch is None else ubatch)
+    return replace(
+        preset,
+        n_ctx=max(preset.n_ctx, -(-work.cells // CELLS) * CELLS),
+        n_ubatch=ubatch or max(preset.n_ubatch, max(work.lengths) * work.sequences),
+        type_k=cache_type_k or preset.type_k,
+        type_v=cache_type_v or preset.type_v,
+    )
 
 
 def make_models(plans: Sequence[ShadowPlan], folder: Path) -> None:

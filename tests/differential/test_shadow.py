@@ -116,6 +116,20 @@ def test_users_settings_are_judged_as_well(quant: str, tmp_path: Path, namer: Se
     assert sum(t.compared for t in ops.values()) == captured.nodes
 
 
+@pytest.mark.parametrize(
+    ("name", "keys", "values"), [("llama", "Q8_0", "Q4_0"), ("gpt-oss", "Q5_1", "Q5_1")]
+)
+def test_quantised_caches_are_judged(
+    name: str, keys: str, values: str, tmp_path: Path, namer: Session
+) -> None:
+    settings = replace(DEFAULT, type_k=keys, type_v=values)
+    judge, captured = shadow(model_of(name, tmp_path, namer), settings)
+    assert judge.findings == []
+    ops = dict(judge.by_op())
+    assert sum(t.compared for t in ops.values()) == captured.nodes
+    assert ops["FLASH_ATTN_EXT"].compared > 0 < ops["SET_ROWS"].compared
+
+
 def test_the_slice_reaches_most_ops_that_have_a_meaning(tmp_path: Path, namer: Session) -> None:
     seen: set[str] = set()
     path = model_of("deepseek4", tmp_path, namer)

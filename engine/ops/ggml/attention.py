@@ -1,8 +1,8 @@
 """Flash attention on the CPU: one key at a time, values added up in halves if the cache holds them.
 
 The common form goes to the mirror of a whole engine (engine/ops/flash_mirror.py), which knows all
-three paths. What that lacks (ALiBi, soft caps, sinks, masks with values, values narrower than keys)
-is done here for the sequential path. Source: ggml_compute_forward_flash_attn_ext in
+three paths. What that lacks (ALiBi, soft caps, sinks, masks with values, values narrower than keys,
+quantised caches) is done here. Source: ggml_compute_forward_flash_attn_ext in
 ggml-cpu/ops.cpp of llama.cpp in llama-cpp-python 0.3.36.
 """
 
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from engine.errors import Unsupported
 from engine.ops.flash_mirror import LANES_UP, TILE, FlashMirror
-from engine.ops.ggml.base import F64, SMALLEST, Build, Expected, Node, U, meaning
+from engine.ops.ggml.base import F64, PLAIN, SMALLEST, Build, Expected, Node, U, meaning
 from engine.ops.ggml.near import EXP_ULP, TANH_ULP, ULP, Near, constant, exact, total
+from engine.ops.ggml.products import matrix, multiplied
 from engine.ops.ggml.soft_max import finite, slopes
 
 REASON = "a running bound through the mirrored online softmax"
@@ -42,28 +43,32 @@ class Form:
 def flash_attn_ext(node: Node, build: Build) -> Expected:
     """q: (1, heads, tokens, dim), k, v: (1, kv_heads, cells, dim) -> (1, tokens, heads, dim)."""
     q, k, v = (node.source(i) for i in range(3))
-    if k.type != v.type or k.type not in ("F16", "F32") or q.ne[3] != 1:
-        raise Unsupported(f"FLASH_ATTN_EXT on {k.type} keys and {v.type} values")
+    if q.ne[3] != 1:
+        raise Unsupported("FLASH_ATTN_EXT of several streams")
     form = form_of(node)
     if build.plain:
         return in_any_order(node, form)
-    if form.plain and k.ne[0] == v.ne[0]:
+    floats = k.type == v.type and k.type in ("F16", "F32")
+    if floats and form.plain and k.ne[0] == v.ne[0]:
         value, allowed = by_mirror(node, form, build)
-    elif q.ne[1] >= TILE:
-        raise Unsupported("FLASH_ATTN_EXT in tiles, with more than a plain mask")
+    elif floats and q.ne[1] >= TILE:
+        return in_any_order(node, form, rescalings=k.ne[1] / TILE + 1)
     else:
-        value, allowed = sequential(node, form, build)
+        value, allowed = sequential(node, form, build, split=floats)
     return Expected(value, allowed + U * np.abs(value) + SMALLEST, REASON)
 
 
-def in_any_order(node: Node, form: Form) -> Expected:
-    """Without halves: all scores first, or a running softmax."""
+def in_any_order(node: Node, form: Form, rescalings: float | None = None) -> Expected:
+    """Without halves: all scores first, or a running softmax; tiles are one of its ways."""
     q, k, v = (node.wide(i)[0] for i in range(3))
     heads = len(q)
     k, v = (np.repeat(x, heads // len(x), axis=0) for x in (k, v))
     added = np.zeros((1, 1, 1)) if form.mask is None else slopes(heads, form.max_bias) * form.mask
     sinks = None if form.sinks is None else form.sinks[:, None, None]
-    found = attended(q, k, v, added, scale=form.scale, softcap=form.softcap, sinks=sinks)
+    cap = form.softcap
+    found = attended(
+        q, k, v, added, scale=form.scale, softcap=cap, sinks=sinks, rescalings=rescalings
+    )
     radius = np.asarray(found.r).transpose(1, 0, 2)[None]
     tokens_first = Near(found.v.transpose(1, 0, 2)[None], radius)
     return tokens_first.expected("attention in float32, in any order")
@@ -78,12 +83,13 @@ def attended(
     scale: float,
     softcap: float = 0.0,
     sinks: F64 | None = None,
+    rescalings: float | None = None,
 ) -> Near:
     """q: (heads, tokens, dim), k, v: (heads, cells, dim), added to scores: broadcasts to (heads,
     tokens, cells), minus infinity hides -> (heads, tokens, dim of v); zero where all is hidden.
 
-    A running softmax may scale down what it has at every cell: a power and two products, which
-    `rescaled` counts for each.
+    A running softmax may scale down what it has at every cell, or so many times: a power and two
+    products, which `rescaled` counts for each.
     """
     size = np.abs(q) @ np.abs(k).transpose(0, 2, 1)
     dots = Near(q @ k.transpose(0, 2, 1), (q.shape[-1] + 1) * U * size)
@@ -96,7 +102,7 @@ def attended(
     top = np.where(np.isfinite(top), top, 0.0)
     top_r = np.broadcast_to(s.r, s.v.shape).max(axis=-1, keepdims=True)
     powers = (s - Near(top, top_r)).exp()
-    rescaled = s.v.shape[-1] * (EXP_ULP * ULP + 2 * U)
+    rescaled = (rescalings or s.v.shape[-1]) * (EXP_ULP * ULP + 2 * U)
     powers = Near(powers.v, np.where(powers.v == 0, 0.0, powers.r + rescaled * powers.v))
     sums = total(powers, s.v.shape[-1])
     if sinks is not None:
@@ -212,20 +218,21 @@ def halves(x: F64) -> F64:
     return x.astype(np.float16).astype(np.float64)
 
 
-def sequential(node: Node, form: Form, build: Build) -> tuple[F64, F64]:
-    """Key by key; one token's cache of 512 cells and more is cut in pieces that are merged."""
-    narrow = node.source(1).type == "F16"
-    q, k, v = (node.wide(i)[0] for i in range(3))
-    heads, tokens, cells = len(q), q.shape[1], k.shape[1]
-    k, v = (np.repeat(x, heads // len(x), axis=0) for x in (k, v))
-    q = halves(q) if narrow else q
-    mask = np.zeros((1, tokens, cells)) if form.mask is None else form.mask
-    added = np.broadcast_to(slopes(heads, form.max_bias) * mask, (heads, tokens, cells))
+def sequential(node: Node, form: Form, build: Build, *, split: bool) -> tuple[F64, F64]:
+    """Key by key; one token's cache of 512 cells and more may be cut in pieces that are merged."""
+    s, r_s, on = scores(node, form, build)
+    heads, tokens, cells = s.shape
+    v = node.wide(2)[0]
+    v = np.repeat(v, heads // len(v), axis=0)
+    narrow = node.source(2).type == "F16"
+    edges = FlashMirror(build.n_threads, cells).pieces(tokens, cells) if split else (0, cells)
     whole = None
-    for part in pairwise(FlashMirror(build.n_threads, cells).pieces(tokens, cells)):
+    for part in pairwise(edges):
         state = Running.empty((heads, tokens, 1), v.shape[-1], narrow)
         for cell in range(*part):
-            attend(state, q, k[:, None, cell], v[:, None, cell], added[:, :, cell, None], form)
+            at = (slice(None), slice(None), slice(cell, cell + 1))
+            if on[at].any():
+                state.add(s[at], r_s[at], on[at], v[:, None, cell])
         if form.sinks is not None and part[0] == 0:
             state.sink(form.sinks[:, None, None])
         whole = state if whole is None else whole.merged(state)
@@ -236,26 +243,35 @@ def sequential(node: Node, form: Form, build: Build) -> tuple[F64, F64]:
     return value.transpose(1, 0, 2)[None], radius.transpose(1, 0, 2)[None]
 
 
-def attend(state: Running, q: F64, k: F64, v: F64, added: F64, form: Form) -> None:
-    """One key, where it is not hidden."""
-    on = np.isfinite(added)
-    if on.any():
-        s, r_s = scores(q, k, form)
-        bias = np.where(on, added, 0.0)
-        r_s = r_s + np.where(bias != 0, U * (np.abs(s + bias) + 4 * np.abs(bias)), 0.0)
-        state.add(s + bias, r_s, on, v)
-
-
-def scores(q: F64, k: F64, form: Form) -> tuple[F64, F64]:
-    """q: (heads, tokens, dim), k: (heads, 1, dim) -> (heads, tokens, 1), and its radius."""
-    dot = (q * k).sum(axis=-1, keepdims=True)
-    size = (np.abs(q) * np.abs(k)).sum(axis=-1, keepdims=True)
+def scores(node: Node, form: Form, build: Build) -> tuple[F64, F64, NDArray[np.bool_]]:
+    """(heads, tokens, cells): each score, its radius, and where it is not hidden."""
+    dot, off = dots(node, build)
     scale = form.scale
     if form.softcap:  # which ggml takes into the factor
         scale = float(np.float32(scale) / np.float32(form.softcap))
     s = dot * scale
-    off = (q.shape[-1] // 4 + LANES_UP) * U * size * abs(scale) + 2 * U * np.abs(s)
+    off = off * abs(scale) + 2 * U * np.abs(s)
     if form.softcap:
         s = form.softcap * np.tanh(s)
         off = abs(form.softcap) * off + (TANH_ULP * ULP + U) * np.abs(s)
-    return s, off
+    mask = np.zeros((1, 1, 1)) if form.mask is None else form.mask
+    added = np.broadcast_to(slopes(len(s), form.max_bias) * mask, s.shape)
+    on = np.isfinite(added)
+    bias = np.where(on, added, 0.0)
+    off = off + np.where(bias != 0, U * (np.abs(s + bias) + 4 * np.abs(bias)), 0.0)
+    return s + bias, off, on
+
+
+def dots(node: Node, build: Build) -> tuple[F64, F64]:
+    """Queries, converted to what the keys' type is multiplied by, times keys."""
+    keys, q = node.source(1), node.wide(0)[0]
+    group = len(q) // keys.ne[2]
+    if keys.type not in PLAIN:
+        parts = [
+            multiplied(np.ascontiguousarray(x, np.float32), matrix(keys, 0, head // group), build)
+            for head, x in enumerate(q)
+        ]
+        return np.stack([value for value, _, _ in parts]), np.stack([off for _, off, _ in parts])
+    q = halves(q) if keys.type == "F16" else q
+    k = np.repeat(node.wide(1)[0], group, axis=0).transpose(0, 2, 1)
+    return q @ k, (q.shape[-1] // 4 + LANES_UP) * U * (np.abs(q) @ np.abs(k))

@@ -3,6 +3,7 @@
 Source: ggml-cpu/ops.cpp of llama.cpp in llama-cpp-python 0.3.36.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from engine.errors import Unsupported
 from engine.ops.ggml.base import EXACT, PLAIN, Build, Expected, Node, Operand, meaning, wide
+from engine.ops.ggml.stored import stored
 from engine.quants.base import WeightFormat
 
 
@@ -81,16 +83,32 @@ def get_rows(node: Node, _: Build) -> Expected:
 
 
 @meaning("SET_ROWS")
-def set_rows(node: Node, _: Build) -> Expected:
+def set_rows(node: Node, build: Build) -> Expected:
     """All of the destination: what was there before, and the rows that were written."""
     rows, ids = node.source(0), node.source(1).value
     assert ids is not None
+    if node.type not in PLAIN:
+        return set_coded_rows(node, ids, build)
     out = plain(node.source(2)).copy()
     with np.errstate(over="ignore"):
         values = converted(plain(rows), node.type)
     for i3, i2 in np.ndindex(values.shape[:2]):
         out[i3, i2, ids[0, i3 % ids.shape[1], i2 % ids.shape[2]]] = values[i3, i2]
     return Expected(out.reshape(node.value.shape), 0.0, EXACT)
+
+
+def set_coded_rows(node: Node, ids: NDArray[np.generic], build: Build) -> Expected:
+    """Compared by what the codes stand for."""
+    rows, before = plain(node.source(0)).astype(np.float32), node.source(2)
+    values, slack = stored(rows, node.type, build)
+    out = wide(before)
+    allowed = np.zeros(out.shape)
+    for i3, i2 in np.ndindex(rows.shape[:2]):
+        at = ids[0, i3 % ids.shape[1], i2 % ids.shape[2]]
+        out[i3, i2, at], allowed[i3, i2, at] = values[i3, i2], slack[i3, i2]
+    actual = wide(replace(before, value=node.value))
+    reason = "the codes of the rows written; between two, fused or not decides"
+    return Expected(out, allowed, reason, actual=actual)
 
 
 @meaning("IM2COL")
