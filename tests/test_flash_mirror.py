@@ -45,6 +45,7 @@ def test_to_half_is_numpys_float16_around_every_half_way_point(side: float, sign
 def test_to_half_keeps_halves_and_rounds_up_to_the_end() -> None:
     assert rounded(-HALVES).tobytes() == (-HALVES).tobytes()
     assert to_half(np.nextafter(65520.0, 0)) == 65504
+    assert [to_half(x) for x in (65520.0, -1e300, np.inf)] == [np.inf, -np.inf, np.inf]
     assert np.isnan(to_half(np.nan))
 
 

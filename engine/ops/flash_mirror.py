@@ -81,10 +81,12 @@ def attend_wide(
 
 @njit(cache=True)
 def to_half(x: float) -> float:
-    """The nearest half, ties to even, of a finite number below 65520 in size."""
+    """The nearest half, ties to even; from 65520 on infinity."""
     size = abs(x)
-    if size == 0.0 or size != size:
+    if size == 0.0 or not np.isfinite(size):
         return x
+    if size >= 65520.0:
+        return float(np.copysign(np.inf, x))
     exponent = max(np.floor(np.log2(size)), -14.0)
     step = 2.0 ** (exponent - 10.0)
     if size / step >= 2048.0:  # log2 fell just short of a power of two
@@ -98,7 +100,7 @@ def to_half(x: float) -> float:
 def settle(z: float, radius: float) -> tuple[float, float]:
     """Round to half; the radius that is left is zero where the whole interval rounds alike."""
     y = to_half(z)
-    if radius == 0.0:
+    if radius == 0.0 or not np.isfinite(y):
         return y, 0.0
     return y, max(abs(to_half(z + radius) - y), abs(y - to_half(z - radius)))
 
