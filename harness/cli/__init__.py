@@ -53,7 +53,10 @@ OptModelArg = Annotated[
     typer.Argument(help="A GGUF file, or builtin:NAME. Default: every built-in model."),
 ]
 EngineOpt = Annotated[
-    str, typer.Option(help="The engine under test: reference, fast, llama.cpp, mutant:NAME.")
+    str,
+    typer.Option(
+        help="The engine under test: reference, fast, llama.cpp, llama.cpp@VERSION, mutant:NAME."
+    ),
 ]
 SettingsOpt = Annotated[
     Preset,

@@ -23,7 +23,9 @@ def fuzz_batch(
     type_: Annotated[
         list[str] | None,
         typer.Option(
-            "--type", help="Only this memory: attention, window, recurrent, hybrid (repeatable)."
+            "--type",
+            help="Only this memory: attention, window, recurrent, hybrid; with llama.cpp@0.3.9 or "
+            "older: attention, recurrent, pooled (repeatable).",
         ),
     ] = None,
     cases: Annotated[int, typer.Option(help="Schedules for each kind of memory.", min=1)] = 1000,
@@ -34,7 +36,7 @@ def fuzz_batch(
         list[str] | None, typer.Option(help="This schedule, as JSON, instead (repeatable).")
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="The engine under test: reference, llama.cpp.")
+        str, typer.Option(help="The engine under test: reference, llama.cpp, llama.cpp@VERSION.")
     ] = "reference",
     oracle: OracleOpt = "llama.cpp",
     resume: ResumeOpt = None,

@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 
 SeedOpt = Annotated[int, typer.Option(help="Seed of everything random.", min=0, max=2**63 - 1)]
-OracleOpt = Annotated[str, typer.Option(help="The engine it is held against.")]
+OracleOpt = Annotated[
+    str, typer.Option(help="The engine it is held against; llama.cpp@0.3.8 is that version.")
+]
 ReportOpt = Annotated[Path, typer.Option(help="Where run folders go.")]
 JsonOpt = Annotated[bool, typer.Option("--json", help="A summary as JSON on standard output.")]
 QuietOpt = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
