@@ -36,7 +36,7 @@ class Ubatches:
         if what == TOKENS:
             self.graphs.append({})
             self.n_seqs.append(None)
-        if what:
+        if what and self.graphs:  # before there are any, keys are turned that have moved
             self.graphs[-1].setdefault(what, node.source(1).values().reshape(-1).tolist())
         if node.op == "SSM_SCAN":  # of (states, x, ...): x is (sequences, tokens of each, inner)
             self.n_seqs[-1] = int(node.source(1).tensor.ne[2])

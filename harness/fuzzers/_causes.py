@@ -247,11 +247,16 @@ def uncopied(watch: Watch, seq: int) -> bool:
     return bool(watch.queued) if seq < 0 else seq in watch.queued
 
 
-def emptied(watch: Watch, seq: int, k: int) -> bool:
-    """Nothing is restored over something."""
+def nothing(watch: Watch, seq: int, k: int) -> bool:
+    """A sequence is restored that had no cells."""
     memory, saved = watch.machine.memory, watch.machine.saved[k]
     rows = saved[0] if isinstance(memory, Window | Hybrid) else saved
-    return bool(caches(memory)) and seq >= 0 and memory.pos_max(seq) >= 0 and not any(rows)
+    return bool(caches(memory)) and seq >= 0 and not any(rows)
+
+
+def emptied(watch: Watch, seq: int, k: int) -> bool:
+    """Nothing is restored over something."""
+    return nothing(watch, seq, k) and watch.machine.memory.pos_max(seq) >= 0
 
 
 def late_copy(watch: Watch, seq: int, k: int) -> bool:
@@ -290,6 +295,7 @@ BEFORE: dict[str, dict[str, Callable[..., bool]]] = {
     "div": {"divided": divided},
     "save": {"unshifted": unshifted, "uncopied": uncopied},
     "load": {
+        "nothing": nothing,
         "emptied": emptied,
         "late copy": late_copy,
         "late copy after clear": late_copy_after_clear,

@@ -1,7 +1,10 @@
 """An older llama.cpp in an environment of its own: what it answers, and how it splits batches."""
 
+import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,10 +14,13 @@ from harness.adapters.base import Adapter
 from harness.adapters.reference import Reference
 from harness.check import Plan, open_plan
 from harness.environments import python_of
+from harness.fuzzers._batch_judge import Difference, Judge
 from harness.fuzzers._sbatch_schedules import SPLITS
+from harness.fuzzers._schedule import schedule_from
 from harness.fuzzers.base import FuzzPlan, run_campaign
-from harness.records import Verdict
-from harness.synth.small import N_VOCAB
+from harness.records import EXACT, Verdict
+from harness.runner import Runner
+from harness.synth.small import N_VOCAB, SMALL
 from tests.differential.conftest import Checked
 from tests.wrong_splitters import WRONG, caught
 
@@ -99,3 +105,34 @@ def test_a_wrong_splitter_is_caught_against_it_with_at_most_two_ubatches(
     assert found.detail["symptom"] == symptom
     run = SbatchSchedule(case.sbatch, N_VOCAB, case.n_ubatch)
     assert sum(len(run.step(step)["ubatches"]) for step in case.steps) <= 2, case
+
+
+# --- two versions against each other --------------------------------------------------------------
+
+MOVED = [["decode", [[5, 0, [0], False], [6, 1, [0], True], [7, 0, [1], True]]]]
+MOVED += [["add", 0, 1, -1, 2], ["decode", [[8, 4, [0], True], [9, 1, [1], True]]]]
+GAP = [["decode", [[5, 0, [0], True]]], ["decode", [[6, 3, [0], True]]]]
+
+
+def between_versions(steps: list[Any], folder: Path) -> tuple[Difference | None, Judge]:
+    path = folder / "attention.gguf"
+    SMALL["attention"](path)
+    shape = {"n_ctx": 256, "n_ubatch": 2, "n_seq": 2, "unified": True}
+    with ExitStack() as stack:
+        sessions = [Runner().open(name, path, EXACT) for name in ("llama.cpp", OLD)]
+        judge = Judge(*(stack.enter_context(session) for session in sessions))
+        return judge(schedule_from(json.dumps({**shape, "steps": steps}))), judge
+
+
+def test_two_versions_are_compared_in_what_both_show(tmp_path: Path) -> None:
+    found, judge = between_versions(MOVED, tmp_path)
+    assert found is None
+    assert (judge.counts["ubatches"], judge.counts["logits"]) == (3, 4)
+    assert judge.counts["pos"] == 6
+    assert judge.counts["slots"] == 0  # the older one does not show them
+
+
+def test_a_rule_that_the_older_version_lacks_is_told(tmp_path: Path) -> None:
+    found, _ = between_versions(GAP, tmp_path)
+    assert found is not None
+    assert (found.symptom, found.step, found.text) == ("code", 1, "code 0, expected -1")
