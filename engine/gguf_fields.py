@@ -3,7 +3,8 @@
 engine/gguf_file.py has the source of the rules and the list of differences from it.
 """
 
-import mmap
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import MalformedFile
+from engine.gguf_entries import Buffer, Entries
 
 Kind = Literal[
     "magic",  # another format, text, or nothing at all
@@ -120,9 +122,9 @@ class Fields:
 
     __slots__ = ("at", "buffer", "end", "owner")
 
-    def __init__(self, buffer: bytes | mmap.mmap) -> None:
+    def __init__(self, buffer: Buffer, at: int = 0) -> None:
         self.buffer = buffer
-        self.at = 0
+        self.at = at
         self.end = len(buffer)
         self.owner = "the header"  # for messages: whose fields these are
 
@@ -244,20 +246,27 @@ def what_it_is(head: bytes) -> str:
 # --- metadata -------------------------------------------------------------------------------
 
 
-def read_metadata(fields: Fields, n: int) -> dict[str, Value]:
-    metadata: dict[str, Value] = {}
+def read_metadata(fields: Fields, n: int) -> Entries[Value]:
+    metadata = Entries(fields.buffer, value_at)
     for index in range(n):
         fields.owner = f"metadata pair {index}"
         at = fields.at
         key = identifier(fields, "key", MAX_KEY_BYTES)
-        if key in metadata:
+        if not metadata.add(key.encode(), at):
             refuse("duplicate", at, f"the key {key!r} of {fields.owner} was there before")
         fields.owner = f"the key {key[:80]!r}"
         at = fields.at
-        metadata[key] = value = read_value(fields)
+        value = read_value(fields, keep=False)
         if key == "general.alignment":
             check_alignment(at, value)
     return metadata
+
+
+def value_at(buffer: Buffer, at: int) -> Value:
+    """Of the pair that starts there and was read before."""
+    fields = Fields(buffer, at)
+    fields.string("the key")
+    return read_value(fields, keep=True)
 
 
 def check_alignment(at: int, value: Value) -> None:
@@ -267,12 +276,14 @@ def check_alignment(at: int, value: Value) -> None:
         refuse("alignment", at + 4, f"general.alignment is {value.data}, expected a power of two")
 
 
-def read_value(fields: Fields) -> Value:
+def read_value(fields: Fields, *, keep: bool) -> Value:
+    """keep: decode texts and arrays; without, they are only checked, and nothing is allocated."""
     kind = fields.value_type("the type of value")
     if kind is ValueType.ARR:
-        return read_array(fields, 1)
+        return read_array(fields, 1, keep=keep)
     if kind is ValueType.STR:
-        return Value(kind, None, text_of(fields.string("the string")))
+        raw = fields.string("the string")
+        return Value(kind, None, text_of(raw) if keep else None)
     at = fields.at
     number = fields.number(SCALARS[kind], "the value")
     if kind is ValueType.BOOL:
@@ -282,7 +293,7 @@ def read_value(fields: Fields) -> Value:
     return Value(kind, None, number)
 
 
-def read_array(fields: Fields, depth: int) -> Value:
+def read_array(fields: Fields, depth: int, *, keep: bool) -> Value:
     at = fields.at
     element = fields.value_type("the type of array elements")
     if element is ValueType.ARR and depth == MAX_DEPTH:
@@ -293,45 +304,53 @@ def read_array(fields: Fields, depth: int) -> Value:
     check_count(fields, at, n, LEAST_BYTES[element], f"{element.name} elements")
     data: Any
     if element is ValueType.STR:
-        data = read_strings(fields, n)
+        data = gathered(map(text_of, strings(fields, n)) if keep else strings(fields, n), keep=keep)
     elif element is ValueType.ARR:
-        data = [read_array(fields, depth + 1) for _ in range(n)]
+        inner = (read_array(fields, depth + 1, keep=keep) for _ in range(n))
+        data = gathered(inner, keep=keep)
     else:
-        data = read_numbers(fields, element, n)
+        data = read_numbers(fields, element, n, keep=keep)
     return Value(ValueType.ARR, element, data)
 
 
-def read_numbers(fields: Fields, element: ValueType, n: int) -> NDArray[Any]:
+def gathered(items: Iterator[Any], *, keep: bool) -> list[Any] | None:
+    if keep:
+        return list(items)
+    deque(items, maxlen=0)
+    return None
+
+
+def read_numbers(fields: Fields, element: ValueType, n: int, *, keep: bool) -> NDArray[Any] | None:
     """Read-only, and a copy: it outlives the map."""
-    at = fields.at
-    layout = SCALARS[element]
-    values = np.frombuffer(fields.take(n * layout.size), layout.format)
+    at, layout = fields.at, SCALARS[element]
+    fields.at += n * layout.size
     if element is ValueType.BOOL:
-        if values.max(initial=0) > 1:
-            index = int(np.argmax(values > 1))
-            text = f"element {index} of {fields.owner} is the bool {values[index]}"
-            refuse("bool", at + index, f"{text}, expected 0 or 1")
-        values = values.view(np.bool_)
-    return values
+        check_bools(fields, at, np.frombuffer(fields.buffer, np.uint8, n, at))
+    if not keep:
+        return None
+    values: NDArray[Any] = np.frombuffer(fields.buffer[at : fields.at], layout.format)
+    return values.view(np.bool_) if element is ValueType.BOOL else values
 
 
-def read_strings(fields: Fields, n: int) -> list[str]:
+def check_bools(fields: Fields, at: int, values: NDArray[np.uint8]) -> None:
+    if values.max(initial=0) > 1:
+        index = int(np.argmax(values > 1))
+        text = f"element {index} of {fields.owner} is the bool {values[index]}"
+        refuse("bool", at + index, f"{text}, expected 0 or 1")
+
+
+def strings(fields: Fields, n: int) -> Iterator[bytes]:
     # A vocabulary has 256k of them, so this loop does without the helpers until something is wrong.
     buffer, at, end, unpack = fields.buffer, fields.at, fields.end, U64.unpack_from
-    strings = []
-    for _ in range(n):
+    for index in range(n):
         start = at + 8
-        if start > end:
-            break
-        at = start + unpack(buffer, at)[0]
-        if at > end:
-            at = start - 8
-            break
-        strings.append(text_of(buffer[start:at]))
+        stop = start + unpack(buffer, at)[0] if start <= end else end + 1
+        if stop > end:
+            fields.at = at
+            fields.string(f"string {index}")  # refuses it with the right words
+        at = stop
+        yield buffer[start:stop]
     fields.at = at
-    if len(strings) < n:
-        fields.string(f"string {len(strings)}")  # refuses it with the right words
-    return strings
 
 
 def text_of(raw: bytes) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from engine.errors import MalformedFile, Unsupported
 from engine.ggml_types import TensorType, type_by_id
+from engine.gguf_entries import Buffer, Entries
 from engine.gguf_fields import (
     DEFAULT_ALIGNMENT,
     I64,
@@ -71,25 +72,26 @@ class TensorInfo:
 
 
 class GgufFile:
-    """A parsed file; tensor data stays where it is until `raw` is asked for it.
+    """A parsed file: all of it is checked, and decoded when asked for; data where `raw` is asked.
 
     Refusals are MalformedFile with one of `KINDS`. Nothing is allocated because a header claims it:
-    every claim is first held against the bytes that are left.
+    every claim is first held against the bytes that are left. What reading takes is the index of
+    `gguf_entries` and a copy of the string in work: at most twice the file, whatever it holds.
     """
 
-    def __init__(self, buffer: bytes | mmap.mmap) -> None:
+    def __init__(self, buffer: Buffer) -> None:
         fields = Fields(buffer)
         self.version, n_tensors, n_values = read_header(fields)
-        metadata = read_metadata(fields, n_values)
-        found = metadata.get("general.alignment")
+        self.metadata: Mapping[str, Value] = read_metadata(fields, n_values)
+        found = self.metadata.get("general.alignment")
         self.alignment: int = DEFAULT_ALIGNMENT if found is None else found.data
-        tensors = read_tensor_table(fields, n_tensors, self.alignment)
+        self.tensors: Mapping[str, TensorInfo] = read_tensor_table(
+            fields, n_tensors, self.alignment
+        )
         self.data_offset = fields.at
-        if tensors:
+        if self.tensors:
             self.data_offset = padded(fields.at, self.alignment)
-            check_data_is_there(fields, self.data_offset, tensors)
-        self.metadata: Mapping[str, Value] = MappingProxyType(metadata)
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
+            check_data_is_there(fields, self.data_offset, self.tensors)
         self._buffer = buffer
         self._bytes: NDArray[np.uint8] | None = np.frombuffer(buffer, np.uint8)
 
@@ -100,11 +102,7 @@ class GgufFile:
             if os.fstat(file.fileno()).st_size == 0:
                 return cls(b"")  # cannot be mapped, and is refused like any other empty input
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        try:
-            return cls(mapped)
-        except BaseException:
-            mapped.close()
-            raise
+        return cls(mapped)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -129,13 +127,10 @@ class GgufFile:
             self._buffer.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
-        """Views that are still in use stay valid; the map goes with the last of them."""
+        """No tensor's bytes can be asked for any more. The map goes with the last that needs it:
+        views that are in use, metadata and the tensor table."""
         self._bytes = None
-        if isinstance(self._buffer, mmap.mmap):
-            try:
-                self._buffer.close()
-            except BufferError:  # a view is alive
-                self._buffer = b""
+        self._buffer = b""
 
     def __enter__(self) -> Self:
         return self
@@ -152,22 +147,28 @@ class GgufFile:
 # --- tensor table ---------------------------------------------------------------------------
 
 
-def read_tensor_table(fields: Fields, n: int, alignment: int) -> dict[str, TensorInfo]:
-    tensors: dict[str, TensorInfo] = {}
+def read_tensor_table(fields: Fields, n: int, alignment: int) -> Entries[TensorInfo]:
+    tensors = Entries(fields.buffer, info_at)
     size = 0  # of the data section so far
     for index in range(n):
         fields.owner = f"tensor {index}"
         at = fields.at
         name = identifier(fields, "name", MAX_NAME_BYTES)
-        if name in tensors:
+        if not tensors.add(name.encode(), at):
             refuse("duplicate", at, f"the name {name!r} of {fields.owner} was there before")
         fields.owner = f"the tensor {name!r}"
-        tensors[name] = info = read_tensor_info(fields, name)
+        info = read_tensor_info(fields, name)
         check_offset(fields, info, size, alignment)
         size += padded(info.n_bytes, alignment)
         if size > UINT64_MAX:
             refuse("overflow", at, f"up to {fields.owner} the data has {size} bytes: over uint64")
     return tensors
+
+
+def info_at(buffer: Buffer, at: int) -> TensorInfo:
+    """Of the row that starts there and was read before."""
+    fields = Fields(buffer, at)
+    return read_tensor_info(fields, fields.string("the name").decode())
 
 
 def read_tensor_info(fields: Fields, name: str) -> TensorInfo:

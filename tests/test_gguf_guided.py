@@ -58,16 +58,16 @@ def made(family: str, n: int) -> Iterator[bytes]:
 
 def test_the_grammar_reaches_every_line_of_the_reader() -> None:
     files = [*map(alone, FAULTS), *made("valid", 300), *made("mutated", 700)]
-    found = reached(files, GgufFile.from_bytes)
+    found = reached(files)
     assert found.never == ()
     assert set(found.not_called) == NOT_READING
     assert found.lines > 200
 
 
 def test_a_line_that_no_file_reaches_is_named() -> None:
-    found = reached([alone("every-type")], GgufFile.from_bytes)
+    found = reached([alone("every-type")])
     assert any(text.startswith("engine.gguf_fields:") and "refuse(" in text for text in found.never)
-    assert reached([], GgufFile.from_bytes).lines == 0
+    assert reached([]).lines == 0
 
 
 # --- the folder -------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def test_guidance_reaches_what_as_many_changes_by_chance_do_not(tmp_path: Path) 
 
 
 def lines(files: list[bytes]) -> int:
-    return reached(files, GgufFile.from_bytes).lines
+    return reached(files).lines
 
 
 @guidance

@@ -15,6 +15,7 @@ from harness.adapters.parsing import ACCEPTED, NUMBER, Parsed, packed, parsed
 from harness.fuzzers._gguf_findings import (
     MODEL_WAYS,
     TABLE,
+    TIMES_THE_FILE,
     Cause,
     cause_of,
     known_files,
@@ -148,6 +149,9 @@ class Campaign:
         made, subject = batch.cases, batch.subject
         self.slice["files"] += len(made)
         self.slice["accepted"] += int((subject.endings == NUMBER[ACCEPTED]).sum())
+        sizes = np.array([len(case.raw) for case in made], np.int64)
+        beyond = int((subject.peaks - TIMES_THE_FILE * sizes).max(initial=0))
+        self.peak = max(self.peak, beyond)
         for i, case in enumerate(made):
             cause = own_cause(self.subject.name, subject, i, case.raw)
             if cause is None and self.family in ("valid", "broken") and not self.plan.given:
@@ -275,6 +279,7 @@ class Campaign:
             "seed": self.plan.seed,
             "cases": [first, end],
             **self.slice,
+            "peak": self.peak,
             "stages": {stage.name: dict(stage.counts) for stage in self.stages},
             "known": known,
             "found": other,

@@ -19,7 +19,6 @@ from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
-from engine.gguf_file import GgufFile
 from harness.check import BadInput
 from harness.fuzzers._gguf_campaign import Campaign
 from harness.fuzzers._gguf_faults import FAULTS
@@ -54,7 +53,7 @@ def guided(plan: FuzzPlan, campaign: Campaign) -> Iterator[Verdict | Checkpoint]
     for done in rounds(plan, folder, lambda text: campaign.say(campaign.family, text)):
         yield about_round(done, folder, campaign)
     files = [path.read_bytes() for path in kept(folder)]
-    yield about_lines(reached(files, GgufFile.from_bytes), len(files), campaign)
+    yield about_lines(reached(files), len(files), campaign)
     yield from campaign.given(files)
 
 

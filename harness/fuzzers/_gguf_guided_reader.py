@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
+from typing import Any
 
 SECONDS = 10.0  # of processor time for one file, which takes microseconds
 Read = Callable[[bytes], None]
@@ -35,19 +36,23 @@ def main() -> None:
         atheris.Fuzz()
 
 
-def checked(open_file: Callable[[bytes], object], start: Callable[[float], None]) -> Read:
+def checked(open_file: Callable[[bytes], Any], start: Callable[[float], None]) -> Read:
     """start: gives a file so many seconds; libFuzzer's own alarm may go off while it reports."""
     from engine.errors import MalformedFile
     from harness.adapters._forked import taken
+    from harness.adapters._reference_parse import digest_of
     from harness.fuzzers._gguf_findings import allowed_memory
 
     def read(raw: bytes) -> None:
         start(SECONDS)
         before = taken()
+        file = None
         with suppress(MalformedFile):
-            open_file(raw)
+            file = open_file(raw)
         if (more := taken() - before) > allowed_memory(len(raw)):
             raise MemoryError(f"{more} bytes for a file of {len(raw)}")
+        if file is not None:
+            digest_of(file)  # which decodes all that it says
 
     return read
 

@@ -2,7 +2,7 @@
 
 import dis
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -11,7 +11,10 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-MODULES = ("engine.gguf_file", "engine.gguf_fields")
+from engine.gguf_file import GgufFile
+from harness.adapters._reference_parse import digest_of
+
+MODULES = ("engine.gguf_file", "engine.gguf_fields", "engine.gguf_entries")
 Place = tuple[str, int]  # a module's file, a line
 
 
@@ -24,9 +27,10 @@ class Reached:
     not_called: tuple[str, ...]
 
 
-def reached(files: Iterable[bytes], read: Callable[[bytes], Any]) -> Reached:
+def reached(files: Iterable[bytes]) -> Reached:
+    """By opening them here and decoding all that they say."""
     modules = [import_module(name) for name in MODULES]
-    seen = lines_reached(files, read, {str(module.__file__) for module in modules})
+    seen = lines_reached(files, {str(module.__file__) for module in modules})
     lines, never, not_called = 0, [], []
     for module in modules:
         path = str(module.__file__)
@@ -52,10 +56,8 @@ def functions_of(code: CodeType) -> Iterator[CodeType]:
             yield from functions_of(inner)
 
 
-def lines_reached(
-    files: Iterable[bytes], read: Callable[[bytes], Any], places: set[str]
-) -> set[Place]:
-    """Of the sources in `places`, by reading here; what `read` raises is another's business."""
+def lines_reached(files: Iterable[bytes], places: set[str]) -> set[Place]:
+    """Of the sources in `places`. What is raised is another's business."""
     found: set[Place] = set()
 
     def step(frame: FrameType, event: str, _: object) -> Any:
@@ -70,7 +72,7 @@ def lines_reached(
     try:
         for raw in files:
             with suppress(Exception):
-                read(raw)
+                digest_of(GgufFile.from_bytes(raw))
     finally:
         sys.settrace(before)
     return found

@@ -1,0 +1,70 @@
+"""The named entries of a file: where each one starts, and what it says once it is asked for.
+
+A pair of metadata or a row of the tensor table costs 14 bytes of a file or more, and some hundred
+as an object of Python. So that a file of nothing but those takes no multiple of its size, an entry
+is kept as the place where it starts and a slot in a hash table: 8 bytes, and 6 to 12 more. While
+the table grows there are 26 for a moment, where names that differ leave no pair below 16 bytes.
+"""
+
+import mmap
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from struct import Struct
+from typing import Generic, TypeVar
+
+Buffer = bytes | mmap.mmap
+Entry = TypeVar("Entry")
+LENGTH = Struct("<Q")
+
+
+class Entries(Mapping[str, Entry], Generic[Entry]):
+    """In the order of the file. Each starts with its name: a length, and that many bytes of UTF-8.
+
+    decode(buffer, start): the entry, anew whenever it is asked for.
+    """
+
+    def __init__(self, buffer: Buffer, decode: Callable[[Buffer, int], Entry]) -> None:
+        self.buffer, self.decode = buffer, decode
+        self.starts = array("Q")
+        self.slots = array("I", bytes(32))  # 1 + the number of an entry; 0 is a free one
+
+    def add(self, name: bytes, start: int) -> bool:
+        """False if the name is there already."""
+        slot = self.slot_of(name)
+        if self.slots[slot]:
+            return False
+        self.starts.append(start)
+        self.slots[slot] = len(self.starts)
+        if 3 * len(self.starts) > 2 * len(self.slots):
+            self.grow()
+        return True
+
+    def grow(self) -> None:
+        size = 2 * len(self.slots)
+        self.slots = array("I" if size < 1 << 32 else "Q", [0]) * size
+        for number, start in enumerate(self.starts, 1):
+            self.slots[self.slot_of(self.name_at(start))] = number
+
+    def slot_of(self, name: bytes) -> int:
+        """Where it is, or the free one for it. Python salts hashes, so no file is made to clash."""
+        mask = len(self.slots) - 1
+        slot = hash(name) & mask
+        while (number := self.slots[slot]) and self.name_at(self.starts[number - 1]) != name:
+            slot = (slot + 1) & mask
+        return slot
+
+    def name_at(self, start: int) -> bytes:
+        at = start + LENGTH.size
+        return self.buffer[at : at + LENGTH.unpack_from(self.buffer, start)[0]]
+
+    def __getitem__(self, name: str) -> Entry:
+        number = self.slots[self.slot_of(name.encode("utf-8", "surrogatepass"))]
+        if number == 0:
+            raise KeyError(name)
+        return self.decode(self.buffer, self.starts[number - 1])
+
+    def __iter__(self) -> Iterator[str]:
+        return (self.name_at(start).decode() for start in self.starts)
+
+    def __len__(self) -> int:
+        return len(self.starts)
