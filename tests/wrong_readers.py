@@ -45,7 +45,10 @@ READERS: dict[str, tuple[Change, ...]] = {
         replaced(gguf_fields, "check_count", nothing),
         replaced(gguf_file, "check_data_is_there", nothing),
     ),
-    "trusts lengths": (replaced(gguf_file, "Fields", TrustingFields),),
+    "trusts lengths": (
+        replaced(gguf_fields, "Fields", TrustingFields),
+        replaced(gguf_file, "Fields", TrustingFields),
+    ),
     "ignores the alignment": (replaced(gguf_file, "padded", lambda n, alignment: n),),
     "lets tensors overlap": (replaced(gguf_file, "check_offset", overlapping),),
     "reads u64 lengths as u32": (as_u32(gguf_fields), as_u32(gguf_file)),

@@ -50,6 +50,10 @@ def fuzz_gguf(
         str, typer.Option(help="The parser under test: reference, llama.cpp.")
     ] = "reference",
     oracle: OracleOpt = "llama.cpp",
+    witness: Annotated[
+        bool,
+        typer.Option(help="Ask gguf-py too, about a sample and all about which the others part."),
+    ] = True,
     resume: ResumeOpt = None,
     report: ReportOpt = Path("reports"),
     as_json: JsonOpt = False,
@@ -59,7 +63,7 @@ def fuzz_gguf(
     """Parse files that are valid, unusual, broken in named ways or mutated, with every parser.
 
     Ours and llama.cpp's parser in memory see every file; its parser of files, of files with their
-    data, its vocab-only and full load and gguf-py see some, and all that is found. A crash costs a
+    data, its vocab-only and full load see some, gguf-py a few and all that is odd. A crash costs a
     process and no file. Findings fold by stage, symptom and kind, and are made small. Examples:
 
     \b
@@ -84,6 +88,7 @@ def fuzz_gguf(
             seed=seed,
             given=given,
             corpus=files_in(corpus),
+            witness=witness,
             keep=keep,
         )
 

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -41,13 +41,18 @@ FULL = "buffer"  # the subject's way, and that of the oracle which sees every fi
 
 @dataclass(kw_only=True)
 class Stage:
-    """A parser and one of its ways. every: it is asked about one file in so many."""
+    """A parser and one of its ways. every: it is asked about one file in so many.
+
+    A witness is slow, so it sees a sample, and all about which the subject and others part.
+    """
 
     session: Session
     way: str
     every: int
+    witness: bool
     helper: ThreadPoolExecutor  # one for each session: it asks one thing at a time
     counts: Counter[str] = field(default_factory=Counter)
+    asked: int = 0  # in all; `counts` begins anew with each verdict
     lacks: str = ""  # why it says nothing
 
     @property
@@ -139,9 +144,13 @@ class Campaign:
         return Batch(cases=made, subject=subject, pending=pending)
 
     def tell(self, done: int) -> None:
-        rate = done / (time.monotonic() - self.started)
+        seconds = time.monotonic() - self.started
         causes = sum(1 for n in self.found.values() if n)
-        self.say(self.family, f"{done:,} files, {causes} causes, {rate:,.0f} a second")
+        text = f"{done:,} files, {causes} causes, {done / seconds:,.0f} a second"
+        for stage in self.stages:
+            if stage.witness:
+                text += f", {stage.asked / seconds:,.0f} of them to {stage.name}"
+        self.say(self.family, text)
 
     # --- judging --------------------------------------------------------------------------------
 
@@ -158,23 +167,34 @@ class Campaign:
                 cause = table_cause(subject.ending(i), case.faults)
             if cause is not None:
                 yield from self.noted(cause, case, None)
+        parted: set[int] = set()
         for stage, some, future in batch.pending:
-            yield from self.compared(stage, [made[i] for i in some], part(subject, some), future)
+            odd = yield from self.compared(stage, batch, some, future.result())
+            parted.update(() if stage.witness else odd)
+        for stage in self.stages:
+            if stage.witness and not stage.lacks:
+                some = sorted(i for i in parted if made[i].number % stage.every)
+                other = stage.ask([made[i].raw for i in some]).result()
+                yield from self.compared(stage, batch, some, other)
 
     def compared(
-        self, stage: Stage, made: list[Case], subject: Parsed, future: "Future[Parsed]"
-    ) -> Iterator[Verdict]:
-        other = future.result()
+        self, stage: Stage, batch: Batch, some: list[int], other: Parsed
+    ) -> Generator[Verdict, None, list[int]]:
+        """some: files of the batch that were asked about. Returns those about which they part."""
+        made, subject = [batch.cases[i] for i in some], part(batch.subject, some)
         sizes = np.array([len(case.raw) for case in made], np.int64)
         self.count(stage, subject, other)
-        for i in suspects(subject, other, sizes, model=stage.way in MODEL_WAYS).tolist():
+        odd = suspects(subject, other, sizes, model=stage.way in MODEL_WAYS).tolist()
+        for i in odd:
             cause = cause_of(stage.name, stage.way, subject, other, i, made[i].raw)
             if cause is not None:
                 yield from self.noted(cause, made[i], stage)
+        return [some[i] for i in odd]
 
     def count(self, stage: Stage, subject: Parsed, other: Parsed) -> None:
         """How answers pair; a refusal for another reason is a refusal all the same."""
         mine, theirs = subject.endings == NUMBER[ACCEPTED], other.endings == NUMBER[ACCEPTED]
+        stage.asked += len(mine)
         stage.counts["asked"] += len(mine)
         stage.counts["both accept"] += int((mine & theirs).sum())
         stage.counts["both refuse"] += int((~mine & ~theirs).sum())
@@ -335,11 +355,16 @@ def said(answer: Parsed) -> str:
     return f"{answer.ending(0)}: {words}" if words else answer.ending(0)
 
 
-def opened_stages(stack: ExitStack, sessions: dict[Session, dict[str, int]]) -> list[Stage]:
+def opened_stages(
+    stack: ExitStack, sessions: dict[Session, dict[str, int]], witness: str = ""
+) -> list[Stage]:
     """sessions: an engine, and its ways with how many files apart they are asked."""
     stages = []
     for session, ways in sessions.items():
         helper = stack.enter_context(ThreadPoolExecutor(1))
-        stages += [Stage(session=session, way=way, every=every, helper=helper)
-                   for way, every in ways.items()]  # fmt: skip
+        is_witness = session.name == witness
+        stages += [
+            Stage(session=session, way=way, every=every, witness=is_witness, helper=helper)
+            for way, every in ways.items()
+        ]
     return stages

@@ -53,6 +53,7 @@ def plan_of(header: Mapping[str, Any]) -> FuzzPlan:
         seed=header["seed"],
         given=tuple(bytes.fromhex(case) for case in campaign["given"]),
         corpus=tuple(Path(path) for path in campaign.get("corpus", ())),
+        witness=campaign.get("witness", True),
         keep=Path(campaign["keep"]) if "keep" in campaign else None,
         settings=PRESETS[subject["settings"]["name"]],
     )

@@ -45,6 +45,7 @@ class FuzzPlan:
     seed: int = 0
     given: tuple[bytes, ...] = ()
     corpus: tuple[Path, ...] = ()  # files to start from, where the fuzzer mutates files
+    witness: bool = True  # ask a third engine too, where the fuzzer has one
     keep: Path | None = None  # a folder for files worth keeping, where the fuzzer keeps any
     found: tuple[str, ...] = ()  # keys of findings that need not be told again
     settings: Settings = EXACT
@@ -176,6 +177,7 @@ def campaign_row(fuzzer: Fuzzer, plan: FuzzPlan) -> dict[str, object]:
         "seconds": plan.seconds,
         "given": [case.hex() for case in plan.given],
         **({"corpus": [str(path) for path in plan.corpus]} if plan.corpus else {}),
+        **({} if plan.witness else {"witness": False}),
         **({"keep": str(plan.keep)} if plan.keep else {}),
     }
 

@@ -14,10 +14,11 @@ from harness.suites.base import NoAnswer
 GIVEN = "given"  # the target of files that the user names
 CORPUS = "corpus"
 GUIDED = "guided"  # the target of files that the branches of our reader choose
+WITNESS = "gguf-py"
 # How many files apart each way is asked: by what it costs beside the first.
 WAYS = {
     "llama.cpp": {FULL: 1, "file": 4, "data": 8, "vocab": 64, "load": 64},
-    "gguf-py": {"file": 256},
+    WITNESS: {"file": 256},
     "reference": {FULL: 1},
 }
 
@@ -39,7 +40,7 @@ class Gguf(Fuzzer, name="gguf"):
     def run(self, plan: FuzzPlan, progress: Progress) -> Iterator[Verdict | Checkpoint]:
         with ExitStack() as stack:
             runner = plan.runner()
-            names = [name for name in (plan.oracle, "gguf-py") if name != plan.engine]
+            names = [plan.oracle, *([WITNESS] if plan.witness else [])]
             subject, *others = (
                 stack.enter_context(runner.open(name, None, plan.settings))
                 for name in dict.fromkeys([plan.engine, *names])
@@ -47,7 +48,7 @@ class Gguf(Fuzzer, name="gguf"):
             ways = {session: WAYS.get(session.name, {FULL: 1}) for session in others}
             for session in others:
                 session.ask("describe")  # a worker belongs to the thread that starts it
-            stages = opened_stages(stack, ways)
+            stages = opened_stages(stack, ways, WITNESS)
             for target in plan.targets or self.targets():
                 campaign = Campaign(plan, target, subject, stages, progress)
                 try:

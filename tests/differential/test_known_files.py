@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.gguf_fields import KINDS
-from harness.adapters.parsing import Parsed, packed, parsed
+from harness.adapters.parsing import SPARE_MEMORY, Parsed, packed, parsed
 from harness.fuzzers._gguf_findings import KnownFile, cause_of, known_files, refined
 from harness.fuzzers.base import FuzzPlan, run_campaign
 from harness.fuzzers.gguf import WAYS
@@ -72,11 +72,22 @@ def test_a_short_run_finds_nothing_that_is_not_known(tmp_path: Path, family: str
     result = run_campaign("gguf", FuzzPlan(targets=(family,), cases=800, seed=77), tmp_path, [])
     assert result.code == 0, [v.summary for v in result.verdicts if v.status != "agreed"]
     (agreed,) = (v for v in result.verdicts if v.status == "agreed")
-    assert agreed.detail["stages"]["llama.cpp buffer"]["asked"] == 800
+    buffer, witness = (agreed.detail["stages"][s] for s in ("llama.cpp buffer", "gguf-py file"))
+    assert buffer["asked"] == 800
+    parted = 800 - buffer["both accept"] - buffer["both refuse"]
+    assert witness["asked"] >= max(parted, 1)
+    assert agreed.detail["peak"] < SPARE_MEMORY
     assert agreed.detail["found"] == {}
     told = {v.key.removeprefix("fuzz-gguf/") for v in result.verdicts if v.status == "excused"}
     assert told == set(agreed.detail["known"])
     assert len(read_report(result.folder / "report.jsonl")) == len(result.verdicts) + 2
+
+
+def test_who_is_not_to_be_asked_is_not(tmp_path: Path) -> None:
+    plan = FuzzPlan(targets=("valid",), cases=50, oracle="reference", witness=False)
+    result = run_campaign("gguf", plan, tmp_path, [])
+    assert [v.detail["stages"] for v in result.verdicts] == [{}]
+    assert read_report(result.folder / "report.jsonl")[0]["campaign"]["witness"] is False
 
 
 def test_a_finding_can_be_shown_again_from_its_command(tmp_path: Path) -> None:
