@@ -1,10 +1,12 @@
 """Work side by side: processes that do not take the processors away from each other."""
 
 import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
+from multiprocessing.managers import SyncManager
 from threading import Thread
 
 BLAS = "OPENBLAS_NUM_THREADS"
@@ -16,21 +18,43 @@ def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
     Each multiplies matrices with one thread: with one for every processor in each process they
     wait for each other, and small models take several times as long. A user's own choice stays.
+
+    Whoever leaves with an exception does not wait for work that may take hours: it is killed.
     """
     before = os.environ.get(BLAS)
+    others = set(active_children())
     os.environ.setdefault(BLAS, "1")  # read when a process loads numpy
     try:
         with ProcessPoolExecutor(
             jobs, mp_context=get_context("spawn"), initializer=watch_parent
         ) as pool:
-            yield pool
+            try:
+                yield pool
+            except BaseException:
+                for child in set(active_children()) - others:
+                    child.kill()
+                raise
     finally:
         if before is None:
             os.environ.pop(BLAS, None)
 
 
+@contextmanager
+def shared() -> Iterator[SyncManager]:
+    """What makes queues that several processes share. It is a process too, and ends with its
+    parent like the others."""
+    manager = SyncManager(ctx=get_context("spawn"))
+    manager.start(watch_parent)
+    with manager:
+        yield manager
+
+
 def watch_parent() -> None:
-    """A process whose parent was killed would wait for work for ever, and nobody would see it."""
+    """A process whose parent was killed would wait for work for ever, and nobody would see it.
+
+    An interrupt from a terminal goes to every process of the group, but what to do is the parent's.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=end_with_parent, daemon=True).start()
 
 

@@ -140,3 +140,79 @@ def test_a_campaign_that_is_killed_has_told_what_it_found(tmp_path: Path) -> Non
     rows = read_unfinished(run / "report.jsonl")
     assert any(row["kind"] == "verdict" for row in rows)
     assert rows[-1]["kind"] != "footer"
+
+
+# --- targets side by side ---------------------------------------------------------------------
+
+SIDE_BY_SIDE = FuzzPlan(
+    targets=("Q8_0", "I8", "I16"), cases=3000, engine="mutant:q8-0-unsigned", oracle="reference"
+)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """What a run finds that nobody stops."""
+    folder = tmp_path_factory.mktemp("whole")
+    return {str(verdict) for verdict in run_campaign("quants", SIDE_BY_SIDE, folder, []).verdicts}
+
+
+def started(folder: Path) -> "subprocess.Popen[str]":
+    plan = SIDE_BY_SIDE
+    command = [*(sys.executable, "-m", "harness.cli", "fuzz", "quants", "-q", "-j", "2")]
+    command += [word for name in plan.targets for word in ("--type", name)]
+    command += ["--cases", str(plan.cases), "--engine", plan.engine, "--oracle", plan.oracle]
+    return subprocess.Popen(
+        [*command, "--report", str(folder)], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+
+
+def interrupt(process: "subprocess.Popen[str]") -> None:
+    process.send_signal(signal.SIGINT)
+
+
+def kill(process: "subprocess.Popen[str]") -> None:
+    process.kill()
+
+
+def kill_one_of_its_processes(process: "subprocess.Popen[str]") -> None:
+    """The youngest: it is one that fuzzes."""
+    os.kill(max(children_of(process.pid)), signal.SIGKILL)
+
+
+def children_of(pid: int) -> list[int]:
+    if not Path(f"/proc/{pid}/task").is_dir():
+        pytest.skip("no /proc: no process of a run was killed")
+    lists = (path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    found = [int(word) for words in lists for word in words]
+    return [child for child in found
+            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stop", "code", "says"),
+    [
+        (interrupt, 130, "interrupted"),
+        (kill, -signal.SIGKILL, ""),
+        (kill_one_of_its_processes, 2, "a process of the run was killed"),
+    ],
+)
+def test_a_run_side_by_side_that_is_stopped_finds_the_same_in_the_end(
+    tmp_path: Path, undisturbed: set[str], stop: Any, code: int, says: str
+) -> None:
+    with started(tmp_path) as process:
+        deadline = time.monotonic() + 100
+        while len(children_of(process.pid)) < 3:  # a manager and two that fuzz
+            assert time.monotonic() < deadline, "it did not start"
+            assert process.poll() is None
+            time.sleep(0.01)
+        stop(process)
+        _, words = process.communicate(timeout=60)
+    assert process.returncode == code, words
+    assert says in words
+    assert "Traceback" not in words or code < 0  # its children could not reach it any more
+    (run,) = tmp_path.iterdir()
+    assert read_unfinished(run / "report.jsonl")[-1]["kind"] != "footer"
+    result = resume_campaign("quants", run, jobs=2)
+    assert {str(verdict) for verdict in result.verdicts} == undisturbed
+    assert len(result.verdicts) == len(undisturbed)
+    assert any(verdict.status == "diverged" for verdict in result.verdicts)

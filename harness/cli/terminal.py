@@ -57,7 +57,8 @@ class Terminal:
             self.err.print(f"lockstep: {printable(str(error))}")
             raise typer.Exit(2) from error
         if isinstance(error, KeyboardInterrupt):
-            self.err.print("lockstep: interrupted; the report, if any, has no footer")
+            text = "the report, if any, has no footer; a fuzzer goes on with --resume"
+            self.err.print(f"lockstep: interrupted; {text}")
             raise typer.Exit(130) from error
 
     # --- progress -------------------------------------------------------------------------

@@ -7,9 +7,9 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
-from contextlib import ExitStack, closing
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from queue import Queue
 
@@ -17,7 +17,7 @@ from engine.errors import Unsupported
 from engine.registry import Registered, import_members
 from harness.check import BadInput, described, exit_code
 from harness.environments import provide
-from harness.processes import processes
+from harness.processes import processes, shared
 from harness.records import EXACT, EngineInfo, Settings, Verdict
 from harness.report.header import header
 from harness.report.jsonl import ReportWriter, plain
@@ -134,7 +134,7 @@ def written(
     """Run and write to the end. before: verdicts that are in the report already."""
     started = time.perf_counter()
     verdicts, told = list(before), {as_text(verdict) for verdict in before}
-    with closing(writer):
+    with closing(writer), told_how_to_go_on(fuzzer, writer.path.parent):
         for made in stream_of(fuzzer, plans, jobs, listener):
             if isinstance(made, Checkpoint):
                 writer.checkpoint(made.target, made.done)
@@ -146,6 +146,16 @@ def written(
         writer.footer(code, seconds)
     folder = writer.path.parent
     return RunResult(code=code, folder=folder, verdicts=verdicts, engines=engines, seconds=seconds)
+
+
+@contextmanager
+def told_how_to_go_on(fuzzer: Fuzzer, folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except BrokenProcessPool as error:
+        text = "a process of the run was killed, by the system for want of memory or by somebody"
+        again = shlex.join(["lockstep", "fuzz", fuzzer.name, "--resume", str(folder)])
+        raise ChildProcessError(f"{text}; go on with {again}") from error
 
 
 def as_text(verdict: Verdict) -> str:
@@ -191,18 +201,25 @@ def stream_of(
             yield from whole_target(fuzzer, plan, listener.progress)
             listener.progress(plan.targets[0], "done")
         return
-    with get_context("spawn").Manager() as manager, processes(min(jobs, len(plans))) as pool:
+    with shared() as manager, processes(min(jobs, len(plans))) as pool:
         made: Queue[Verdict | Checkpoint] = manager.Queue()
         running = {pool.submit(run_one, fuzzer.name, plan, made): plan for plan in plans}
-        while running:
-            done, _ = wait(running, timeout=0.1, return_when=FIRST_COMPLETED)
-            while not made.empty():
-                yield made.get()
-            for future in done:
-                listener.progress(running.pop(future).targets[0], "done")
-                future.result()
-        while not made.empty():
-            yield made.get()
+        try:
+            while running:
+                done, _ = wait(running, timeout=0.1, return_when=FIRST_COMPLETED)
+                yield from waiting(made)
+                for future in done:
+                    listener.progress(running.pop(future).targets[0], "done")
+                    future.result()
+        except (KeyboardInterrupt, BrokenProcessPool):
+            yield from waiting(made)  # it was found before the end came
+            raise
+        yield from waiting(made)
+
+
+def waiting(made: "Queue[Verdict | Checkpoint]") -> Iterator[Verdict | Checkpoint]:
+    while not made.empty():
+        yield made.get()
 
 
 def whole_target(
