@@ -22,6 +22,7 @@ from harness.downloads import cache_folder, last_words, locked
 # something else
 VERSION = re.compile(r"(?:\d+!)?\d{1,9}(?:\.\d{1,9})*(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?")
 WORKER_NEEDS = ("numba>=0.60", "numpy>=1.26")  # all that our code loads in a worker
+LIBRARIES = "LLAMA_CPP_LIB_PATH"  # the user's own build of llama.cpp, of the pinned version
 BUILD_SECONDS = 3600.0
 LAST_LINES = 6
 Progress = Callable[[str], None]
@@ -66,6 +67,11 @@ def python_of(name: str) -> Path:
 
 def interpreter(folder: Path) -> Path:
     return folder / "bin" / "python"
+
+
+def variables() -> dict[str, str]:
+    """The user's, without those that are meant for the installed version."""
+    return {name: value for name, value in os.environ.items() if name != LIBRARIES}
 
 
 def provide(name: str, progress: Progress = lambda _: None) -> Path | None:
@@ -147,6 +153,7 @@ def checked(command: list[str], problem: str) -> str:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
+        env=variables(),
         start_new_session=True,  # with all that a build starts it is one group
     )
     try:

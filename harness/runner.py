@@ -23,7 +23,7 @@ from typing import IO, Any, Self
 
 from harness.adapters import adapter_class
 from harness.adapters.base import Adapter
-from harness.environments import python_of
+from harness.environments import python_of, variables
 from harness.records import (
     Answered,
     Crashed,
@@ -36,7 +36,6 @@ from harness.records import (
 from harness.wire import Channel, Closed, WireError, pack
 from harness.worker import QUESTIONS, STREAMS, failure
 
-LIBRARIES = "LLAMA_CPP_LIB_PATH"  # the user's own build of llama.cpp, of the pinned version
 LOG_LINES = 50
 LOG_LINE_BYTES = 500
 START_SECONDS = 120.0  # a cold start compiles; not charged to the first question
@@ -312,8 +311,7 @@ def environment(python: Path | None) -> dict[str, str]:
     if python is None:
         path = [entry or os.getcwd() for entry in sys.path]
         return os.environ | {"PYTHONPATH": os.pathsep.join(path)}
-    kept = {name: value for name, value in os.environ.items() if name != LIBRARIES}
-    return kept | {"PYTHONPATH": ""}
+    return variables() | {"PYTHONPATH": ""}
 
 
 def has_ended(process: subprocess.Popen[bytes]) -> bool:

@@ -18,9 +18,18 @@ from harness.adapters import adapter_class, split_version
 from harness.check import BadInput, described
 from harness.cli import app
 from harness.downloads import CACHE, last_words
-from harness.environments import NotBuilt, built, folder_of, provide, python_of, remove
+from harness.environments import (
+    LIBRARIES,
+    NotBuilt,
+    built,
+    folder_of,
+    provide,
+    python_of,
+    remove,
+    variables,
+)
 from harness.records import EXACT, Answered, EngineInfo, Outcome
-from harness.runner import LIBRARIES, Runner, Session, environment
+from harness.runner import Runner, Session, environment
 
 NAME = "llama.cpp@0.3.8"
 # an sdist that builds without anything from elsewhere, in place of llama-cpp-python's
@@ -59,6 +68,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    monkeypatch.setenv(LIBRARIES, str(tmp_path / "none"))  # nothing here is for the installed one
     monkeypatch.setattr(environments, "WORKER_NEEDS", ())
     return tmp_path / "cache" / "engines"
 
@@ -88,7 +98,7 @@ def left_in(cache: Path) -> list[str]:
 
 
 def test_a_version_is_built_once_listed_used_and_removed(sdist: Sdist, cache: Path) -> None:
-    sdist("0.3.8", "__version__ = '0.3.8'")
+    sdist("0.3.8", f"import os\n__version__ = '0.3.8'\nassert {LIBRARIES!r} not in os.environ")
     said: list[str] = []
     folder = provide(NAME, said.append)
     assert folder == folder_of(NAME)
@@ -98,8 +108,8 @@ def test_a_version_is_built_once_listed_used_and_removed(sdist: Sdist, cache: Pa
     assert provide(NAME, said.append) == folder
     assert len(said) == 1
     shown = [str(python_of(NAME)), "-c", "import llama_cpp; print(llama_cpp.__file__)"]
-    module = subprocess.run(shown, capture_output=True, text=True, check=True).stdout
-    assert module.startswith(str(folder))
+    done = subprocess.run(shown, capture_output=True, text=True, check=True, env=variables())
+    assert done.stdout.startswith(str(folder))
     assert remove(NAME) == folder
     assert left_in(cache) == ["build.lock"]
 
