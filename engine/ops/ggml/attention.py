@@ -109,8 +109,8 @@ def attended(
         sums = sums + (exact(sinks) - Near(top, top_r)).exp()
     terms = Near(powers.v @ v, powers.r @ np.abs(v) + v.shape[1] * U * (powers.v @ np.abs(v)))
     out = terms / sums
-    seen = sums.v > 0
-    return Near(np.where(seen, out.v, 0.0), np.where(seen, out.r, 0.0))
+    hidden = sums.v == 0
+    return Near(np.where(hidden, 0.0, out.v), np.where(hidden, 0.0, out.r))
 
 
 def form_of(node: Node) -> Form:

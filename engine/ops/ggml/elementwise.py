@@ -78,8 +78,11 @@ def add_id(node: Node, _: Build) -> Expected:
 
 
 @meaning(*DETERMINED)
-def determined(node: Node, _: Build) -> Expected:
-    value = DETERMINED[node.op](node.wide(0))
+def determined(node: Node, build: Build) -> Expected:
+    x = node.wide(0)
+    value = DETERMINED[node.op](x)
+    if build.plain and node.op in ("RELU", "SGN"):  # ggml compares, and NaN is not above zero
+        value = np.where(np.isnan(x), x, value)
     return Expected(settled(value.astype(np.float32), node.type), 0.0, EXACT)
 
 
@@ -102,10 +105,12 @@ def scale(node: Node, _: Build) -> Expected:
 
 
 @meaning("CLAMP")
-def clamp(node: Node, _: Build) -> Expected:
-    """Two comparisons, neither of which is true of NaN: it becomes the upper limit."""
+def clamp(node: Node, build: Build) -> Expected:
+    """Two comparisons, neither of which is true of NaN: it becomes ggml's upper limit."""
     low, high = (float(f) for f in node.floats()[:2])
     x = node.wide(0)
+    if build.plain:
+        return Expected(settled(np.clip(x, low, high), node.type), 0.0, EXACT)
     below = np.where(x < high, x, high)
     return Expected(settled(np.where(below > low, below, low), node.type), 0.0, EXACT)
 

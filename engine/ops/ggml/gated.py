@@ -9,6 +9,7 @@ from collections.abc import Callable
 from math import erf, pi, sqrt
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.ops.ggml.base import (
     F64,
@@ -91,6 +92,11 @@ GATES: dict[str, Callable[[F64], Near]] = {
     "GEGLU_QUICK": quick_table,
     "SWIGLU": lambda x: silu(exact(x)),
 }
+# where ggml writes zero, whatever the other factor is
+CLOSED: dict[str, Callable[[F64], NDArray[np.bool_]]] = {
+    "REGLU": lambda gate: ~(gate > 0),
+    "GEGLU": lambda gate: gate <= -10,
+}
 WITHOUT_TABLE = {
     "GELU": gelu_plain,
     "GELU_QUICK": quick_plain,
@@ -127,6 +133,8 @@ def gelus(node: Node, build: Build) -> Expected:
 def gated(node: Node, build: Build) -> Expected:
     gate, up = gate_and_up(node)
     near = function_of(node, build)(gate) * exact(up)
+    if not build.plain and node.op in CLOSED:
+        near = where(CLOSED[node.op](gate), exact(np.zeros(up.shape)), near)
     return near.expected("the gate times the other factor")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from engine.quants.base import F32, WeightFormat
+from golden.ops.cases.elementwise import ODD
 from golden.ops.form import Array, Blocks, Case, Draw, cases
 from golden.suites.dot import activations
 
@@ -34,6 +35,10 @@ def gates(op: str, draw: Draw) -> Iterator[Case]:
     gate = np.array([-1e4, -90.0, -20.0, -1e-20, 0.0, -0.0, 1e-20, 20.0, 90.0, 1e4], np.float32)
     up = draw("up-of-sizes", gate.size, size=2.0)
     yield Case(id="sizes", inputs={"gate": gate, "up": up}, params=more, shape=gate.shape)
+    gate, up = np.array(np.meshgrid(ODD, ODD), np.float32)
+    yield Case(
+        id="nan-and-infinity", inputs={"gate": gate, "up": up}, params=more, shape=gate.shape
+    )
     inputs = {"gate": draw("view-gate", 3, 7), "up": draw("view-up", 3, 7)}
     rows = {"gate": (4, 56, 168, 168), "up": (4, 56, 168, 168)}
     yield Case(id="views-of-longer-rows", inputs=inputs, params=more, shape=(3, 7), nb=rows)
@@ -135,6 +140,9 @@ def products(op: str, draw: Draw) -> Iterator[Case]:
     for kind, k in (("Q8_0", 64), ("Q4_0", 64), ("Q4_K", 256), ("Q6_K", 256), ("IQ4_NL", 64)):
         a, b = draw.blocks(kind, kind, 5, k), converted_alike(kind, k, draw)
         yield case(f"{kind.lower()}", a, b, (len(b), 5))
+    lost = np.where(np.arange(256) == 3, np.nan, draw("nan-in-a-block", 1, 256)).astype(np.float32)
+    q4_k = case("q4_k-nan", draw.blocks("nan", "Q4_K", 2, 256), lost, (1, 2))
+    yield replace(q4_k, finding="q8-k-nan")
     a, b = draw("repeated-a", 2, 5, 9), draw("repeated-b", 6, 4, 9)
     yield case("the-first-repeats", a, b, (6, 4, 5))
     a, b = draw("permuted-a", 2, 3, 8), draw("permuted-b", 2, 4, 8)
