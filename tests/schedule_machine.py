@@ -22,8 +22,8 @@ from hypothesis.stateful import (
 
 from harness.fuzzers._batch_judge import Judge, other_size
 from harness.fuzzers._causes import Watch
+from harness.fuzzers._machines import CELLS
 from harness.fuzzers._schedule import Row, Schedule
-from harness.fuzzers._schedules import CELLS
 
 MOST_SEQ = 4
 SEQ = st.integers(0, MOST_SEQ - 1)

@@ -8,8 +8,9 @@ import pytest
 from harness.fuzzers._batch_judge import Difference
 from harness.fuzzers._causes import causes
 from harness.fuzzers._known_schedules import KnownSchedule, entry_for, known_schedules
+from harness.fuzzers._machines import KINDS
 from harness.fuzzers._schedule import Schedule, schedule_from
-from harness.fuzzers._schedules import KINDS, schedule
+from harness.fuzzers._schedules import schedule
 
 KNOWN = known_schedules()
 UNIFIED = {"n_ctx": 256, "n_ubatch": 4, "n_seq": 2, "unified": True}
@@ -52,6 +53,10 @@ NEAR = {  # cause: the kind of memory, and a schedule with the steps of the know
     "minus one": ("recurrent", made(UNIFIED, text(0, -2))),
     "any sequence": ("recurrent", made(UNIFIED, text(0), ["rm", 0, -1, -1])),
     "before the last": ("recurrent", made(UNIFIED, text(0, 0, 2), ["rm", 0, -1, 2])),
+    "no room": (
+        "hybrid",
+        made(UNIFIED, text(0, 0, 130), ["save", 0], ["load", 1, 0], n_ubatch=60),
+    ),
     "out of step": ("hybrid", made(UNIFIED, text(0), text(1), ["cp", 1, 0, -1, -1])),
     "below zero": ("recurrent", made(UNIFIED, text(0, 1), ["add", 0, 0, -1, -1])),
     "parted": (

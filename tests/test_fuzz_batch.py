@@ -15,8 +15,9 @@ from harness.check import BadInput
 from harness.cli import app
 from harness.fuzzers._batch_judge import ALLOWED_NMSE, Difference, Judge, component, worst
 from harness.fuzzers._known_schedules import entry_for, known_schedules
+from harness.fuzzers._machines import KINDS, machine_of
 from harness.fuzzers._schedule import Schedule, schedule_from
-from harness.fuzzers._schedules import KINDS, machine_of, schedule
+from harness.fuzzers._schedules import schedule
 from harness.fuzzers.base import FuzzPlan, fuzzer_named, run_campaign
 from harness.records import EXACT, Verdict
 from harness.report.jsonl import read_report

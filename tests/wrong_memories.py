@@ -149,8 +149,8 @@ REFUSED = engine(changes_when_refused)  # its cache must be full, which few sche
 WRONG = {
     row.engine.name: row
     for row in (
-        wrong(drops_last, "attention", ("pos", "ubatches", "splitting"), 1, 4, 2),
-        wrong(drops_last, "attention", ("pos", "logits", "splitting"), 1, 4, 2, blind=True),
+        wrong(drops_last, "attention", ("pos", "ubatches", "splitting"), 1, 5, 2),
+        wrong(drops_last, "attention", ("pos", "logits", "splitting"), 1, 5, 2, blind=True),
         wrong(mixes_sequences, "attention", ("pos",), 1, 2, 1),
         wrong(reorders_outputs, "attention", ("logits", "splitting"), 1, 4, 3),
         wrong(reuses_live_cell, "attention", ("pos", "slots"), 2, 2, 2),

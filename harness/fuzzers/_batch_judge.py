@@ -164,7 +164,8 @@ class Judge:
 
 def other_size(case: Schedule) -> int:
     """Small ubatches for large ones, and the other way round; one token of each sequence fits."""
-    return case.n_seq + 1 if case.n_ubatch > 4 else max(24, case.n_seq)
+    smaller = max(case.n_seq + 1, case.n_ubatch // 4)
+    return smaller if case.n_ubatch > 4 else max(24, case.n_seq)
 
 
 def worst(a: NDArray[Any], b: NDArray[Any]) -> float:

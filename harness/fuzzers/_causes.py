@@ -11,14 +11,13 @@ from engine.batch_rules import refusal
 from engine.cells import Cells
 from engine.memory import Attention, Memory
 from engine.memory_hybrid import Hybrid
-from engine.memory_recurrent import Recurrent
 from engine.memory_window import Window
 from engine.schedule import INVALID, NO_ROOM
 from engine.ubatch import Entries, Entry, Ubatch
 from harness.fuzzers._batch_judge import other_size
+from harness.fuzzers._machines import caches, in_streams, machine_of, states
 from harness.fuzzers._sbatch_schedules import causes_of_sbatch
 from harness.fuzzers._schedule import Schedule, Step
-from harness.fuzzers._schedules import machine_of
 from harness.synth.small import N_VOCAB
 
 Answer = dict[str, Any]
@@ -78,7 +77,11 @@ class Watch:
         holds = BEFORE.get(step[0], {})
         self.causes |= {name for name, cause in holds.items() if cause(self, *step[1:])}
         self.note_queue(step)
+        before = states(self.machine.memory)
+        held = before is not None and step[0] == "load" and before.pos_max(step[1]) >= 0
         answer = self.machine.step(step)
+        if held and not answer["code"]:
+            self.causes.add("no room")
         if out_of_step(self.machine.memory):
             self.causes.add("out of step")
         return answer
@@ -91,20 +94,6 @@ class Watch:
             self.cleared |= bool(self.queued)
 
 
-def caches(memory: Memory) -> list[Attention]:
-    if isinstance(memory, Window):
-        return list(memory.both)
-    if isinstance(memory, Hybrid):
-        return [memory.attention]
-    return [memory] if isinstance(memory, Attention) else []
-
-
-def states(memory: Memory) -> Recurrent | None:
-    if isinstance(memory, Hybrid):
-        return memory.states
-    return memory if isinstance(memory, Recurrent) else None
-
-
 def out_of_step(memory: Memory) -> bool:
     """The parts of a hybrid memory hold no position of a sequence in common."""
     return isinstance(memory, Hybrid) and any(
@@ -112,11 +101,6 @@ def out_of_step(memory: Memory) -> bool:
         or memory.pos_max(s) != min(part.pos_max(s) for part in memory.both)
         for s in range(memory.n_seq)
     )
-
-
-def in_streams(memory: Memory) -> bool:
-    """Whether each sequence has cells of its own."""
-    return any(not cache.unified for cache in caches(memory))
 
 
 # --- before a batch -----------------------------------------------------------------------------

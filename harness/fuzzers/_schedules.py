@@ -2,40 +2,19 @@
 
 A machine of ours runs along, so that most batches are valid: they go on where a sequence stands.
 One schedule in ODD does what llama.cpp is known not to stand; the others keep away from it, or
-every schedule would end there.
+every schedule would end there. One in TIGHT begins with a full cache.
 """
 
+from collections import Counter as Counted
 from typing import Any
 
-from engine.memory import Attention, Memory
-from engine.memory_hybrid import Hybrid
-from engine.memory_recurrent import Recurrent
-from engine.memory_window import Window
-from engine.schedule import Schedule as Machine
+from harness.fuzzers._machines import CELLS, STATES, caches, machine_of
 from harness.fuzzers._schedule import Row, Schedule, Step
 from harness.fuzzers._texts import Counter
-from harness.synth.small import N_VOCAB, WINDOW
+from harness.synth.small import N_VOCAB
 
 ODD = 24
-KINDS = ("attention", "window", "recurrent", "hybrid")
-STATES = ("recurrent", "hybrid")  # a state cannot forget a part
-CELLS = 256  # llama.cpp's smallest stream
-
-
-def machine_of(kind: str, made: Schedule) -> Machine:
-    """Ours, without numbers."""
-    cells = made.n_ctx if made.unified else made.n_ctx // made.n_seq
-    shape: dict[str, Any] = {"size": cells, "n_seq": made.n_seq, "unified": made.unified}
-    memory: Memory
-    if kind == "recurrent":
-        memory = Recurrent(made.n_seq)
-    elif kind == "hybrid":
-        memory = Hybrid(**shape)
-    elif kind == "window":
-        memory = Window(**shape, window=WINDOW, n_ubatch=made.n_ubatch)
-    else:
-        memory = Attention(**shape)
-    return Machine(memory, None, N_VOCAB, made.n_ubatch)
+TIGHT = 8  # one in so many fills its cache first
 
 
 def schedule(seed: int, number: int, kind: str) -> Schedule:
@@ -51,6 +30,8 @@ class Maker:
         n_seq, unified = 1 + below(4), below(2) == 0
         # one token of each sequence must fit an ubatch, or llama.cpp makes a larger one
         n_ubatch = 1 + below(3) if odd else n_seq + below((1, 4, 12, 40)[below(4)])
+        self.tight = kind != "recurrent" and not odd and below(TIGHT) == 0
+        n_ubatch += 16 + below(60) if self.tight else 0  # or it takes hundreds to fill a cache
         n_ctx = CELLS * ((1 + (below(8) == 0)) if unified else n_seq)
         self.shape = Schedule(n_ctx, n_ubatch, n_seq, unified, ())
         self.steps: list[Step] = []
@@ -60,6 +41,8 @@ class Maker:
         self.unsettled = False  # positions have moved or streams were copied since the last decode
 
     def made(self) -> Schedule:
+        if self.tight:
+            self.crowd()
         for _ in range(3 + self.draw.below(8)):
             self.one()
         self.decode()
@@ -84,7 +67,15 @@ class Maker:
     # --- batches --------------------------------------------------------------------------------
 
     def decode(self) -> None:
-        self.batch(self.rows(longest=7))
+        self.batch(self.fitting(self.rows(longest=7)))
+
+    def fitting(self, rows: list[Row]) -> list[Row]:
+        """In streams that were filled, the sequences that fit: llama.cpp mistakes heads of others
+        after a batch that does not, so most schedules would end there."""
+        if not self.tight or self.shape.unified:
+            return rows
+        needed = Counted(row[2][0] for row in rows)
+        return [row for row in rows if needed[row[2][0]] <= self.room(row[2][0])] or rows[:1]
 
     def fill(self) -> None:
         """Enough tokens to run out of cells sooner or later."""
@@ -92,6 +83,42 @@ class Maker:
             self.batch(self.tokens(self.seq(), 60 + self.draw.below(160)))
         else:
             self.decode()
+
+    def crowd(self) -> None:
+        """A cache up to its last cells, holes in it, one token too many, then as many as fit."""
+        below = self.draw.below
+        seqs = [self.seq()] if self.shape.unified else list(range(self.shape.n_seq))
+        seq = seqs[0]
+        self.batch(self.tokens(seq, 1 + below(9)))
+        self.add("save", seq)
+        self.saved.append((seq, dict(self.history)))
+        for each in seqs:
+            self.fill_up(each, left=below(4))
+        for _ in range(below(4) if self.kind not in STATES else 0):
+            p0 = below(self.last(seq))
+            self.cut_out(seq, p0, p0 + 1 + below(4))
+        self.batch(self.tokens(seq, self.room(seq) + 1))
+        if self.kind not in STATES and below(2):
+            self.cut_out(seq, below(self.last(seq)), -1)
+        if self.room(seq):
+            self.batch(self.tokens(seq, self.room(seq)))
+        to = self.seq()
+        self.add("load", to, 0)
+        self.history[to] = self.saved[0][1][seq]
+
+    def fill_up(self, seq: int, left: int) -> None:
+        for _ in range(self.shape.n_ctx // CELLS):  # a batch holds no more
+            n = min(self.room(seq) - left, CELLS)
+            if n > 0:
+                self.batch(self.tokens(seq, n))
+
+    def cut_out(self, seq: int, p0: int, p1: int) -> None:
+        self.add("rm", seq, p0, p1)
+        self.history[seq] = cut(self.history[seq], p0, p1, self.last(seq))
+
+    def room(self, seq: int) -> int:
+        cells = caches(self.machine.memory)[0].cells(seq)
+        return cells.size - len(cells.live)
 
     def batch(self, rows: list[Row]) -> None:
         rows = rows[:CELLS]  # a batch may not be larger than the context
@@ -171,7 +198,8 @@ class Maker:
 
     def copy(self) -> None:
         source, to, below = self.seq(), self.seq(), self.draw.below
-        if self.last(to) >= 0 and below(4):
+        alone = self.kind == "hybrid" and not self.odd  # or its two parts fall out of step
+        if self.last(to) >= 0 and (below(4) or alone) and source != to:
             self.remove_whole(to)
         p1 = -1
         if self.kind not in STATES and self.shape.unified and below(3) == 0:

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from harness.fuzzers._machines import machine_of
 from harness.fuzzers._schedule import Row, Schedule, Step
-from harness.fuzzers._schedules import machine_of
 
 Wrong = Callable[[Schedule], bool]
 TRIES = 500  # questions for one finding

@@ -13,10 +13,12 @@ from harness.adapters import has_sbatch, split_version
 from harness.check import BadInput
 from harness.fuzzers._batch_judge import Difference, Judge
 from harness.fuzzers._known_schedules import KnownSchedule, entry_for, known_schedules
+from harness.fuzzers._machines import KINDS
 from harness.fuzzers._sbatch_schedules import SPLITS, sbatch_schedule
 from harness.fuzzers._schedule import Schedule, schedule_from
-from harness.fuzzers._schedules import KINDS, schedule
+from harness.fuzzers._schedules import schedule
 from harness.fuzzers._shrink_schedule import shrunk
+from harness.fuzzers._situations import SITUATIONS, reached
 from harness.fuzzers.base import Fuzzer, FuzzPlan, Progress
 from harness.records import Verdict
 from harness.runner import Runner
@@ -94,6 +96,7 @@ class Campaign:
     say: Progress
     known: list[KnownSchedule] = field(default_factory=known_schedules)
     seen: Counter[str] = field(default_factory=Counter, init=False)
+    reached: Counter[str] = field(default_factory=Counter, init=False)
     done: int = field(default=0, init=False)  # the first case that was not compared
 
     @property
@@ -111,6 +114,8 @@ class Campaign:
             for case in self.cases():
                 judge.relations_of_subject = self.done % OF_SUBJECT == 0 or bool(plan.given)
                 difference = judge(case)
+                if not self.sbatch:
+                    self.reached.update(reached(case, self.kind))
                 if difference is None:
                     continue
                 verdict = self.finding(judge, case, difference)
@@ -198,7 +203,14 @@ class Campaign:
         if differ:
             kinds = ", ".join(f"{n} in {key}" for key, n in self.seen.most_common())
             text += f"; {differ} end in a difference: {kinds}"
-        detail = {**counts, "next": self.done, "differences": dict(self.seen)}
+        if self.reached:
+            text += "; reached " + ", ".join(f"{s} {self.reached[s]:,}" for s in SITUATIONS)
+        detail = {
+            **counts,
+            "reached": dict(self.reached),
+            "next": self.done,
+            "differences": dict(self.seen),
+        }
         return self.verdict("agreed" if counts["steps"] else "not-compared", text, detail)
 
     def verdict(
