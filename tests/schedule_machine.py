@@ -211,12 +211,12 @@ def machine_for(kind: str, judge: Judge, *, fills: bool) -> type[ScheduleMachine
     return type(f"Schedules of {kind}", (ScheduleMachine,), row)
 
 
-def examples(few: int) -> settings:
+def examples(few: int, steps: int = 16) -> settings:
     many = os.environ.get("LOCKSTEP_EXAMPLES")
     return settings(
         max_examples=int(many) if many else few,
         derandomize=not many,
-        stateful_step_count=16,
+        stateful_step_count=steps,
         phases=(Phase.generate, Phase.shrink),
         deadline=None,
         database=None,

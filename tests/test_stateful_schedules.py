@@ -41,7 +41,7 @@ def test_a_wrong_memory_is_caught_and_its_schedule_shrunk(name: str, judge_of: O
     row: Wrong = WRONG[name]
     machine = machine_for(row.kind, judge_of(row.kind, name), fills=False)
     with pytest.raises(Parted) as found:
-        run_state_machine_as_test(machine, settings=examples(EXAMPLES))
+        run_state_machine_as_test(machine, settings=examples(EXAMPLES, steps=5))
     case = found.value.case
     tokens = sum(len(step[1]) for step in case.steps if step[0] == "decode")
     assert len(case.steps) <= row.steps + 2, case  # the first and last batch are never left out
