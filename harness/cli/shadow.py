@@ -117,8 +117,8 @@ def shadow(
         if not as_json:
             out.quieten()
             out.out.print((fault_table if faults else op_table)(result.verdicts))
-            if faults:
-                out.line(FAULT_LEGEND)
+            for line in [FAULT_LEGEND] if faults else notes(result.verdicts):
+                out.line(line)
         out.summary(result)
     raise typer.Exit(result.code)
 
@@ -150,14 +150,30 @@ def plans_of(model: Path | None, arch: str | None, **same: Any) -> list["ShadowP
     return [ShadowPlan(case=f"synth:{name}", model=None, variant=name, **same) for name in names]
 
 
-def op_table(verdicts: Sequence["Verdict"]) -> "Table":
-    """One row for each kind of op, over all models."""
-    from rich.table import Table
-
+def by_op(verdicts: Sequence["Verdict"]) -> dict[str, list["Verdict"]]:
     rows: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         if "op" in verdict.detail:
             rows.setdefault(verdict.detail["op"], []).append(verdict)
+    return rows
+
+
+def notes(verdicts: Sequence["Verdict"]) -> list[str]:
+    """Of each kind of op, over all models: is it as far off as its bound lets one expect?"""
+    from harness.shadow.notes import note_of
+
+    found = []
+    for op, same in by_op(verdicts).items():
+        reach, worst = (max(v.detail[name] for v in same) for name in ("reach", "worst_share"))
+        found.append(note_of(op, total(same, "free"), reach, worst))
+    return [f"note: {text}" for text in found if text]
+
+
+def op_table(verdicts: Sequence["Verdict"]) -> "Table":
+    """One row for each kind of op, over all models."""
+    from rich.table import Table
+
+    rows = by_op(verdicts)
     table = Table(box=None, pad_edge=False)
     for name in ("op", "models", "nodes", "compared", "exact", "of the bound", "beyond it"):
         table.add_column(name, justify="left" if name == "op" else "right")

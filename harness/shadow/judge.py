@@ -10,7 +10,16 @@ from numpy.typing import NDArray
 
 from engine.errors import EngineError, Unsupported
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import Build, Expected, Node, Operand, expect, layout
+from engine.ops.ggml.base import (
+    SMALLEST,
+    Build,
+    Expected,
+    Node,
+    Operand,
+    expect,
+    layout,
+    rounding_of,
+)
 from harness.compare import mismatch_between
 from harness.records import Mismatch
 
@@ -47,6 +56,8 @@ class Tally:
     worst: float = 0.0  # the largest error, as a share of what it may be
     worst_error: float = 0.0  # the largest error, absolute
     exact: int = 0  # nodes equal to the last bit to the rounded truth
+    free: int = 0  # elements whose bound counts more than the rounding on their way out
+    reach: float = 0.0  # of those, the largest error as a share of what `reach_of` says
     violations: int = 0
     not_compared: dict[str, int] = field(default_factory=dict)  # reason -> nodes
 
@@ -54,6 +65,8 @@ class Tally:
         self.nodes += other.nodes
         self.elements += other.elements
         self.exact += other.exact
+        self.free += other.free
+        self.reach = max(self.reach, other.reach)
         self.violations += other.violations
         self.worst = max(self.worst, other.worst)
         self.worst_error = max(self.worst_error, other.worst_error)
@@ -98,6 +111,8 @@ class ShadowJudge:
         share, error = closeness(value, actual, expected.allowed)
         tally.worst, tally.worst_error = max(tally.worst, share), max(tally.worst_error, error)
         tally.exact += error == 0.0
+        free, reach = reach_of(value, actual, expected.allowed, rounding_of(node.type)[0])
+        tally.free, tally.reach = tally.free + free, max(tally.reach, reach)
         mismatch = mismatch_between(value, actual, expected.allowed)
         if mismatch is None:
             return
@@ -167,3 +182,26 @@ def closeness(
         error = np.where(np.isfinite(error), error, 0.0)
         share = np.where(error > 0, error / np.asarray(allowed), 0.0)
     return float(share.max()), float(error.max())
+
+
+def reach_of(
+    value: NDArray[Any], actual: NDArray[Any], allowed: NDArray[np.float64] | float, u: float
+) -> tuple[int, float]:
+    """How many elements have more roundings than their own, u, and how far they are off.
+
+    Their own counts twice, because the truth is rounded as well. Roundings have random signs: k of
+    them add up to about the root of k, the geometric mean of one and of all k, that is of u times
+    the size and of the bound. The largest share of that is told. An element in which everything
+    cancels has roundings of the others' size.
+    """
+    if value.shape != actual.shape or not np.any(allowed):
+        return 0, 0.0
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        want, limit = value.astype(np.float64), np.broadcast_to(np.asarray(allowed), value.shape)
+        size = np.abs(want)
+        finite = np.isfinite(size)
+        free = finite & (limit > 2.5 * u * size + 4 * SMALLEST)
+        usual = float(np.sqrt(np.square(size).mean(where=finite))) if finite.any() else 0.0
+        error = np.abs(actual.astype(np.float64) - want)
+        share = error / np.sqrt(limit * u * np.maximum(size, usual))
+    return int(free.sum()), float(share.max(initial=0.0, where=free & (error > 0)))

@@ -24,6 +24,7 @@ from harness.shadow.batches import Work, batches_of
 from harness.shadow.fault_verdicts import detail_of, ending_of
 from harness.shadow.faults import Trials
 from harness.shadow.judge import ShadowJudge
+from harness.shadow.known import known_crash
 from harness.shadow.models import make_variant, opened
 from harness.shadow.nodes import capture
 from harness.shadow.verdicts import SUITE, all_seen, verdicts_of
@@ -86,8 +87,10 @@ def judged(plan: ShadowPlan, folder: Path) -> Judged:
             found = list(work(plan, path, session, build_of(plan, info.value)))
         return Judged(case=plan.case, verdicts=found, row=row, engine=info.value)
     except NoAnswer as error:
-        text = f"{plan.case}: {error}"
-        verdict = verdict_of(plan, error.status, text, error.detail, (SUITE, error.status))
+        text, detail = f"{plan.case}: {error}", dict(error.detail)
+        if error.status == "crashed" and (known := known_crash(plan.variant, plan.settings.name)):
+            text, detail["known"] = f"{text} (known: {known})", known
+        verdict = verdict_of(plan, error.status, text, detail, (SUITE, error.status))
         return Judged(case=plan.case, verdicts=[verdict], row={})
 
 

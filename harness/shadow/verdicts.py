@@ -5,6 +5,7 @@ from typing import Any
 
 from harness.records import Captured, Outcome, Status, Verdict
 from harness.shadow.judge import NodeFinding, ShadowJudge, Tally
+from harness.shadow.notes import note_of
 
 PLACES = 20  # of nodes that are named; all are counted
 SUITE = "shadow"
@@ -21,6 +22,8 @@ def verdicts_of(judge: ShadowJudge, make: MakeVerdict) -> Iterator[Verdict]:
             yield make("diverged", sentence(found), {**detail, **places(found)}, key)
         elif tally.compared:
             text = f"{op}: {tally.compared} nodes agree, at most {tally.worst:.0%} of the bound"
+            if note := note_of(op, tally.free, tally.reach, tally.worst):
+                detail["note"] = note
             yield make("agreed", text, detail, ())
         for reason, n in tally.not_compared.items():
             yield make("not-compared", f"{op}: {n} nodes not compared: {reason}", detail, ())
@@ -32,6 +35,8 @@ def counts(tally: Tally) -> dict[str, Any]:
         "compared": tally.compared,
         "elements": tally.elements,
         "exact": tally.exact,
+        "free": tally.free,
+        "reach": tally.reach,
         "worst_share": tally.worst,
         "worst_error": tally.worst_error,
         "violations": tally.violations,

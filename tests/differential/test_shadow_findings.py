@@ -12,12 +12,14 @@ from engine.ops.ggml.base import MEANINGS, Build
 from harness.check import lanes_of
 from harness.fuzzers._known import FILE
 from harness.records import PRESETS, Answered, Crashed
+from harness.run import Listener
 from harness.runner import Runner
 from harness.shadow.batches import Work, batches_of
 from harness.shadow.judge import ShadowJudge
+from harness.shadow.known import known_crash
 from harness.shadow.models import make_variant, opened
 from harness.shadow.nodes import capture
-from harness.shadow.run import ShadowPlan
+from harness.shadow.run import ShadowPlan, run_shadow
 from harness.synth.any_arch import variant_named, variants
 
 KNOWN: list[dict[str, Any]] = tomllib.loads(FILE.read_text())["shadow"]
@@ -46,6 +48,17 @@ def test_what_is_known_to_be_wrong_still_is(known: dict[str, Any], tmp_path: Pat
         return
     assert isinstance(outcome, Answered)
     assert {finding.op for finding in judge.findings} == {known["op"]}, over
+
+
+def test_a_known_crash_is_named_and_stays_a_crash(tmp_path: Path) -> None:
+    default = PRESETS["default"]
+    plan = ShadowPlan(case="synth:plm", model=None, variant="plm", settings=default)
+    result = run_shadow([plan], tmp_path, ["lockstep", "shadow"], 1, Listener())
+    (verdict,) = result.verdicts
+    assert (verdict.status, result.code) == ("crashed", 3)
+    assert "(known: plm-flash-attention: " in verdict.summary
+    assert known_crash("plm", "exact") == known_crash("rwkv6qwen2", "exact") == ""
+    assert known_crash("plm", "default", tmp_path / "none.toml") == ""
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: str(known["id"]))
