@@ -24,7 +24,7 @@ from harness.cli.options import (
 def fuzz_gguf(
     family: Annotated[
         list[str] | None,
-        typer.Option(help="Only these files: valid, broken, several, mutated, corpus."),
+        typer.Option(help="Only these files: valid, broken, several, mutated, corpus, models."),
     ] = None,
     cases: Annotated[
         int | None,
@@ -70,6 +70,7 @@ def fuzz_gguf(
       lockstep fuzz gguf -j 2
       lockstep fuzz gguf --family mutated --cases 1000000
       lockstep fuzz gguf --corpus models/ --family corpus --seconds 60
+      lockstep fuzz gguf --family models --cases 10000
       lockstep fuzz gguf --guided kept/
       lockstep fuzz gguf --file broken.gguf
       lockstep fuzz gguf --resume reports/20261120-134501-fuzz-gguf

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.adapters.parsing import ACCEPTED, NUMBER, Parsed, packed, parsed
+from harness.adapters.parsing import ACCEPTED, CRASHED, NUMBER, Parsed, packed, parsed
 from harness.fuzzers._gguf_findings import (
     MODEL_WAYS,
     TABLE,
@@ -26,6 +26,7 @@ from harness.fuzzers._gguf_findings import (
     types_in,
 )
 from harness.fuzzers._gguf_grammar import Case, cases
+from harness.fuzzers._gguf_models import MODELS, model_cases
 from harness.fuzzers._gguf_shrink import shrunk
 from harness.fuzzers.base import Checkpoint, FuzzPlan, Progress
 from harness.records import Answered, Status, Verdict
@@ -33,7 +34,8 @@ from harness.runner import Session
 from harness.suites.base import no_answer
 
 BATCH = 1024
-SLICE = 64 * BATCH  # files about which one verdict speaks
+BATCH_OF_MODELS = 16  # some hundred kilobytes each
+SLICE = 64  # batches about which one verdict speaks
 MOST_SHRUNK = 24  # examples of one cause whose parts are looked at, in a campaign
 DEAR = 100  # files tried in shrinking one that ends a process, each of which may take a second
 FULL = "buffer"  # the subject's way, and that of the oracle which sees every file
@@ -92,6 +94,7 @@ class Campaign:
         self.plan, self.family, self.subject, self.stages = plan, family, subject, stages
         self.say = say
         self.corpus = [path.read_bytes() for path in plan.corpus]
+        self.size = BATCH_OF_MODELS if family == MODELS else BATCH
         self.known = {cause: entry for entry in known_files() for cause in entry.causes}
         self.found: Counter[Cause] = Counter({c: 0 for c in map(as_cause, plan.found)})
         self.shrinks: Counter[Cause] = Counter()
@@ -104,14 +107,14 @@ class Campaign:
         plan = self.plan
         first, end = plan.start, plan.start + plan.cases
         begun = first
-        ahead = self.batch(first, min(first + BATCH, end))
+        ahead = self.batch(first, min(first + self.size, end))
         while first < end:
-            batch, first = ahead, min(first + BATCH, end)
+            batch, first = ahead, min(first + self.size, end)
             if first < end:
-                ahead = self.batch(first, min(first + BATCH, end))
+                ahead = self.batch(first, min(first + self.size, end))
             yield from self.judged(batch)
             late = plan.seconds is not None and time.monotonic() > self.started + plan.seconds
-            if first - begun >= SLICE or first >= end or late:
+            if first - begun >= SLICE * self.size or first >= end or late:
                 yield self.about(begun, first)
                 yield Checkpoint(target=self.family, done=first)
                 begun = first
@@ -131,13 +134,16 @@ class Campaign:
         yield self.about(0, len(files))
 
     def batch(self, first: int, end: int) -> Batch:
+        if self.family == MODELS:
+            return self.asked(model_cases(self.plan.seed, first, end - first, self.corpus))
         return self.asked(cases(self.plan.seed, self.family, first, end - first, self.corpus))
 
     def asked(self, made: list[Case]) -> Batch:
         """Others are asked first: they think while our reader does."""
         pending = []
         for stage in self.stages:
-            some = [i for i, case in enumerate(made) if case.number % stage.every == 0]
+            every = 1 if self.family == MODELS and stage.way in MODEL_WAYS else stage.every
+            some = [i for i, case in enumerate(made) if case.number % every == 0]
             if some and not stage.lacks:
                 pending.append((stage, some, stage.ask([made[i].raw for i in some])))
         subject = answer_about(self.subject, FULL, [case.raw for case in made])
@@ -198,6 +204,9 @@ class Campaign:
         stage.counts["asked"] += len(mine)
         stage.counts["both accept"] += int((mine & theirs).sum())
         stage.counts["both refuse"] += int((~mine & ~theirs).sum())
+        if stage.way in MODEL_WAYS:  # what was read, and is then no model
+            refused = ~theirs & (other.endings < NUMBER[CRASHED])
+            stage.counts["refused late"] += int((mine & refused).sum())
         same = subject.endings == other.endings
         stage.counts["for the same reason"] += int((~mine & ~theirs & same).sum())
 

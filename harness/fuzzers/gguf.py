@@ -7,8 +7,10 @@ from harness.check import BadInput
 from harness.fuzzers._gguf_campaign import FULL, Campaign, Stage, answer_about, opened_stages
 from harness.fuzzers._gguf_grammar import FAMILIES, LARGEST
 from harness.fuzzers._gguf_guided import check_guided, guided
+from harness.fuzzers._gguf_models import MODELS, tiny_models
 from harness.fuzzers.base import Checkpoint, Fuzzer, FuzzPlan, Progress
 from harness.records import Verdict
+from harness.shadow.models import NAMES_TENSORS
 from harness.suites.base import NoAnswer
 
 GIVEN = "given"  # the target of files that the user names
@@ -25,13 +27,17 @@ WAYS = {
 
 class Gguf(Fuzzer, name="gguf"):
     def targets(self) -> list[str]:
-        """Families that need nothing; `corpus` needs files, `guided` a folder."""
+        """Families that are cheap; `corpus` needs files, `guided` a folder, `models` are slow."""
         return [family for family in FAMILIES if family != CORPUS]
 
     def check(self, plan: FuzzPlan) -> None:
         for target in plan.targets:
-            if target not in (*FAMILIES, GIVEN, GUIDED):
-                raise BadInput(f"fuzz gguf knows no {target!r} (known: {', '.join(FAMILIES)})")
+            if target not in (*FAMILIES, MODELS, GIVEN, GUIDED):
+                raise BadInput(
+                    f"fuzz gguf knows no {target!r} (known: {', '.join((*FAMILIES, MODELS))})"
+                )
+        if MODELS in plan.targets and plan.oracle != NAMES_TENSORS:
+            raise BadInput(f"the family models is made by {NAMES_TENSORS}: leave --oracle away")
         if GUIDED in plan.targets:
             check_guided(plan)
         if CORPUS in plan.targets and not any(p.stat().st_size <= LARGEST for p in plan.corpus):
@@ -51,6 +57,8 @@ class Gguf(Fuzzer, name="gguf"):
             stages = opened_stages(stack, ways, WITNESS)
             for target in plan.targets or self.targets():
                 campaign = Campaign(plan, target, subject, stages, progress)
+                if target == MODELS:
+                    campaign.corpus = tiny_models(others[0])
                 try:
                     if target == GUIDED:
                         yield from guided(plan, campaign)

@@ -58,7 +58,8 @@ def test_an_entry_says_what_it_is_about_and_whether_it_was_reported(known: Known
     assert known.sentence.endswith(".")
     assert known.status.startswith(("reported", "not reported"))
     assert known.link.startswith("https://github.com/") or known.status.startswith("not reported")
-    assert len(known.raw) < 256 or known.case.startswith("fault ")
+    most = 256 if known.ways != ("load",) else 1200  # what a graph wants before it goes wrong
+    assert len(known.raw) < most or known.case.startswith("fault ")
 
 
 def test_no_two_entries_are_about_the_same() -> None:
