@@ -6,6 +6,7 @@ from typing import Any
 
 from engine.cell_cache import CellCache
 from engine.memory import Attention, Placed
+from engine.memory_hybrid import Hybrid
 from engine.memory_window import Window
 from engine.schedule import Schedule
 from engine.ubatch import Entries, Ubatch
@@ -116,6 +117,12 @@ def forgets_copied_numbers(run: Schedule) -> None:
     attention(run).copied = lambda source, to: None  # type: ignore[method-assign]
 
 
+def moves_no_state(run: Schedule) -> None:
+    """Cells of attention move and the recurrent state does not."""
+    assert isinstance(run.memory, Hybrid)
+    run.memory.states.seq_add = lambda *of: None  # type: ignore[method-assign]
+
+
 def changes_when_refused(run: Schedule) -> None:
     """A batch that does not fit leaves its first ubatches behind."""
     memory = attention(run)
@@ -157,6 +164,7 @@ WRONG = {
         wrong(reuses_live_cell, "attention", ("pos", "logits"), 2, 2, 2, blind=True),
         wrong(forgets_to_shift, "attention", ("logits",), 3, 3, 3),
         wrong(window_too_long, "window", ("pos", "slots"), 3, 9),
+        wrong(moves_no_state, "hybrid", ("pos",), 2, 1),
         wrong(forgets_copied_numbers, "attention", ("logits",), 3, 3, 3),
     )
 }
