@@ -11,7 +11,7 @@ from engine.ggml_types import type_by_name
 from engine.ops.ggml.base import Expected, Operand, expect
 from engine.ops.ggml.stored import codes
 from harness.compare import mismatch_between
-from tests.shadow_nodes import BUILD, node, normal
+from tests.shadow_nodes import BUILD, node, normal, params
 
 F32 = NDArray[np.float32]
 ROWS = normal(5, 3, 64)
@@ -106,6 +106,18 @@ def test_a_value_between_two_codes_may_have_either(fused: bool) -> None:
     inverse = np.float32(1) / (x[0] / np.float32(-8))
     apart, once = x[1] * inverse + np.float32(8.5), np.float32(float(x[1]) * float(inverse) + 8.5)
     assert low[0, 1] <= np.trunc(once if fused else apart) <= high[0, 1]
+
+
+@pytest.mark.parametrize("op", ["CONT", "CONCAT"])
+def test_coded_rows_are_copied_as_they_are(op: str) -> None:
+    rows = np.arange(2 * 68, dtype=np.uint8).reshape(1, 1, 2, 68)
+    part = Operand(name="c", type="Q8_0", ne=(64, 2, 1, 1), value=rows)
+    made = node(op, np.zeros((4, 64), np.float32), held=params(1))
+    result = np.concatenate([rows, rows], axis=2) if op == "CONCAT" else rows
+    sources = (part, part) if op == "CONCAT" else (part,)
+    found = expect(replace(made, type="Q8_0", value=result, sources=sources), BUILD)
+    assert np.array_equal(found.value, result)
+    assert found.allowed == 0.0
 
 
 def test_what_has_no_definition_here_is_not_compared() -> None:

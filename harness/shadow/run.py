@@ -15,7 +15,7 @@ from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import Build
 from harness.check import CELLS, exit_code, lanes_of
 from harness.processes import processes
-from harness.records import Answered, EngineInfo, Settings, Status, Unanswerable, Verdict
+from harness.records import Answered, EngineInfo, Rejected, Settings, Status, Unanswerable, Verdict
 from harness.report.header import header, model_row
 from harness.report.jsonl import ReportWriter
 from harness.run import Listener, RunResult, run_folder
@@ -132,6 +132,10 @@ def verdicts_for(plan: ShadowPlan, path: Path, session: Session, build: Build) -
         outcome = capture(session, judge, batches_of(plan.work, plan.seed, file))
         if isinstance(outcome, Unanswerable):
             yield verdict_of(plan, "excused", f"{ENGINE} shows no such graph: {outcome.message}")
+            return
+        if isinstance(outcome, Rejected):  # settings that do not fit this model, say
+            text = f"{ENGINE} refuses: {outcome.message}"
+            yield verdict_of(plan, "not-compared", text, key=(SUITE, "refused"))
             return
         if not isinstance(outcome, Answered):
             yield from verdicts_of(judge, lambda *a: verdict_of(plan, *a))

@@ -130,6 +130,14 @@ def test_quantised_caches_are_judged(
     assert ops["FLASH_ATTN_EXT"].compared > 0 < ops["SET_ROWS"].compared
 
 
+def test_settings_that_do_not_fit_a_model_are_refused_and_no_divergence(tmp_path: Path) -> None:
+    settings = replace(EXACT, type_v="Q8_0")
+    plan = ShadowPlan(case="synth:llama", model=None, variant="llama", settings=settings)
+    (verdict,) = run_shadow([plan], tmp_path, ["lockstep"], 1, Listener()).verdicts
+    assert verdict.status == "not-compared"
+    assert "quantized V cache requires flash_attn" in verdict.summary
+
+
 def test_the_slice_reaches_most_ops_that_have_a_meaning(tmp_path: Path, namer: Session) -> None:
     seen: set[str] = set()
     path = model_of("deepseek4", tmp_path, namer)

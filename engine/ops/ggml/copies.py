@@ -32,15 +32,20 @@ def converted(values: NDArray[np.generic], kind: str) -> NDArray[np.generic]:
 def copy(node: Node, _: Build) -> Expected:
     """The elements in order, whatever the shapes are."""
     source = node.source(0)
+    if source.type == node.type and source.value is not None:
+        return Expected(source.value.reshape(node.value.shape), 0.0, EXACT)
     values = plain(source) if source.type in PLAIN else wide(source)
     return Expected(converted(values, node.type).reshape(node.value.shape), 0.0, EXACT)
 
 
 @meaning("CONCAT")
 def concat(node: Node, _: Build) -> Expected:
+    """Of types that are coded, whole rows: bytes one after the other."""
     axis = 3 - int(node.params[0])
-    both = [plain(node.source(i)) for i in (0, 1)]
-    return Expected(np.concatenate(both, axis=axis), 0.0, EXACT)
+    both = [node.source(i).value if axis < 3 else plain(node.source(i)) for i in (0, 1)]
+    if both[0] is None or both[1] is None:
+        raise Unsupported("CONCAT of what was not captured")
+    return Expected(np.concatenate([both[0], both[1]], axis=axis), 0.0, EXACT)
 
 
 @meaning("REPEAT")
