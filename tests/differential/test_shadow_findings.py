@@ -34,6 +34,8 @@ def test_what_is_known_to_be_wrong_still_is(known: dict[str, Any], tmp_path: Pat
     with opened() as namer:
         make_variant(variant, path, session=namer)
     settings = PRESETS[known["settings"]]
+    if "cache" in known:
+        settings = replace(settings, type_k=known["cache"], type_v=known["cache"])
     plan = ShadowPlan(case=known["id"], model=path, settings=settings, work=Work(tokens=4))
     with GgufFile.open(path) as file, Runner().open("llama.cpp", path, settings) as session:
         info = session.ask("describe")
