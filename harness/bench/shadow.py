@@ -63,7 +63,7 @@ class ShadowCost(Bench, name="shadow"):
 
 @contextmanager
 def threads_spin() -> Iterator[None]:
-    """As users of llama.cpp have them, unless it is set: nothing runs beside that they could starve,
+    """As users of llama.cpp have them, unless it is set: nothing runs beside that could starve,
     and to wake a thread for every node costs more than the node."""
     before = os.environ.get(WAITING)
     os.environ[WAITING] = before or "active"
