@@ -63,6 +63,12 @@ class Entries(Mapping[str, Entry], Generic[Entry]):
             raise KeyError(name)
         return self.decode(self.buffer, self.starts[number - 1])
 
+    def __contains__(self, name: object) -> bool:
+        """Without decoding what it says: an array may be of hundreds of thousands of strings."""
+        if not isinstance(name, str):
+            return False
+        return self.slots[self.slot_of(name.encode("utf-8", "surrogatepass"))] != 0
+
     def __iter__(self) -> Iterator[str]:
         return (self.name_at(start).decode() for start in self.starts)
 

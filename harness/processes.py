@@ -3,17 +3,45 @@
 import os
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.managers import SyncManager
-from threading import Thread
+from threading import Thread, current_thread, main_thread
+from typing import Any
 
 BLAS = "OPENBLAS_NUM_THREADS"
 
 
+class Pool(ProcessPoolExecutor):
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        with interrupts_later():  # it may start a process
+            return super().submit(*args, **kwargs)
+
+
 @contextmanager
-def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
+def interrupts_later() -> Iterator[None]:
+    """For the start of a process. Interrupted in the middle, it would die of what it does not get
+    any more, and say so in a traceback; and until it has taken up `watch_parent` it would be
+    interrupted itself. A blocked signal stays blocked in what is started.
+    """
+    if current_thread() is not main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def processes(jobs: int) -> Iterator[Pool]:
     """Fresh ones, not forks: a fork would inherit locks of threads that it does not have.
 
     Each multiplies matrices with one thread: with one for every processor in each process they
@@ -25,9 +53,7 @@ def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
     others = set(active_children())
     os.environ.setdefault(BLAS, "1")  # read when a process loads numpy
     try:
-        with ProcessPoolExecutor(
-            jobs, mp_context=get_context("spawn"), initializer=watch_parent
-        ) as pool:
+        with Pool(jobs, mp_context=get_context("spawn"), initializer=watch_parent) as pool:
             try:
                 yield pool
             except BaseException:
@@ -44,7 +70,8 @@ def shared() -> Iterator[SyncManager]:
     """What makes queues that several processes share. It is a process too, and ends with its
     parent like the others."""
     manager = SyncManager(ctx=get_context("spawn"))
-    manager.start(watch_parent)
+    with interrupts_later():
+        manager.start(watch_parent)
     with manager:
         yield manager
 

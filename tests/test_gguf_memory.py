@@ -90,3 +90,15 @@ def test_what_costs_is_a_multiple_of_the_contract_when_it_is_made_an_object() ->
     tracemalloc.stop()
     assert len(kept) == N
     assert peak > allowed_memory(len(data)) - (16 << 20)
+
+
+def test_to_ask_whether_a_key_is_there_decodes_nothing() -> None:
+    file = GgufFile.from_bytes(gguf([pair(b"k", ARR, array(STR, N, bytes(8 * N)))]))
+    tracemalloc.start()
+    try:
+        assert "k" in file.metadata
+        assert "l" not in file.metadata
+        assert 3 not in file.metadata
+        assert tracemalloc.get_traced_memory()[1] < N
+    finally:
+        tracemalloc.stop()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.processes import BLAS, processes
+from harness.processes import BLAS, interrupts_later, processes
 
 
 def blas_threads(_: int) -> str | None:
@@ -67,3 +67,21 @@ def test_a_killed_parent_leaves_no_process_behind(tmp_path: Path) -> None:
     while is_there(child) and time.monotonic() < until:
         time.sleep(0.05)
     assert not is_there(child)
+
+
+def test_an_interrupt_waits_until_a_process_is_started_and_never_reaches_it() -> None:
+    ask = "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    said: list[str] = []
+
+    def start() -> None:
+        with interrupts_later():
+            os.kill(os.getpid(), signal.SIGINT)
+            found = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
+            said.append(found.stdout)
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert "SIGINT" in said[0]
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with pytest.raises(KeyboardInterrupt):  # and afterwards all is as before
+        os.kill(os.getpid(), signal.SIGINT)

@@ -111,20 +111,6 @@ def test_every_answer_on_a_vocabulary_of_llama_cpp_is_its_own(
     compare(llama_cpp, path, texts)
 
 
-@pytest.mark.parametrize("name", [name for name in VOCABULARIES if name in fetch.WITH_CASES])
-def test_the_cases_that_come_with_a_vocabulary_hold_both_ways(name: str) -> None:
-    path = vocabulary(name)
-    tokenizer = opened(path)
-    texts = path.with_name(f"{path.name}.inp").read_bytes().split(fetch.SEPARATOR)
-    lines = path.with_name(f"{path.name}.out").read_text().splitlines()
-    expected = [[int(number) for number in line.split()] for line in lines]
-    assert len(expected) > 40
-    found = [tokenizer.encode(text, add_special=False) for text in texts[: len(expected)]]
-    assert found == expected
-    if not tokenizer.vocabulary.clean_spaces:
-        assert [tokenizer.decode(ids) for ids in found] == texts[: len(expected)]
-
-
 # --- odd vocabularies, and what is refused -------------------------------------------------------
 
 DNA = [
