@@ -61,24 +61,27 @@ def replay(
 
 
 class Opener:
-    """Sessions, each kept until another is asked for: neighbours in the list share one."""
+    """Sessions, one of each engine, kept until it is asked for another: neighbours in the list
+    share theirs, and an engine that answers in between ends none."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
-        self.what: object = None
-        self.session: Session | None = None
+        self.open: dict[str, tuple[object, Session]] = {}
 
     def __call__(self, engine: str, path: Path | None, settings: Settings) -> Session:
-        if self.session is None or self.what != (engine, path, settings):
-            self.close()
-            self.session = self.runner.open(engine, path, settings)
-            self.what = (engine, path, settings)
-        return self.session
+        what, session = self.open.get(engine, (None, None))
+        if session is None or what != (path, settings):
+            if session is not None:
+                session.close()
+                del self.open[engine]
+            session = self.runner.open(engine, path, settings)
+            self.open[engine] = ((path, settings), session)
+        return session
 
     def close(self) -> None:
-        if self.session is not None:
-            self.session.close()
-            self.session = None
+        for _, session in self.open.values():
+            session.close()
+        self.open.clear()
 
     def __enter__(self) -> Self:
         return self
