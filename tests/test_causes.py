@@ -106,3 +106,12 @@ def test_a_fault_before_the_step_with_the_cause_is_not_excused() -> None:
 def test_most_schedules_have_no_known_cause(kind: str) -> None:
     found = [causes(schedule(1, number, kind), kind) for number in range(1, 24)]
     assert sum(map(bool, found)) <= 4, found
+
+
+@pytest.mark.parametrize(("second", "part"), [([0], True), ([0, 1], False), ([2], False)])
+def test_sequences_that_part_at_the_position_of_a_token_they_share_have_parted(
+    second: list[int], part: bool
+) -> None:
+    """It sees all of its own position, also what comes later in the batch."""
+    case = made(UNIFIED, ["decode", [[1, 2, [0, 1], False], [2, 2, second, True]]], n_seq=3)
+    assert ("parted" in causes(case, "attention")) is part

@@ -134,12 +134,15 @@ def twice(memory: Memory, batch: Entries) -> bool:
 
 
 def parted(memory: Memory, batch: Entries) -> bool:
-    """Sequences that see different cells share a token."""
+    """Sequences that see different cells share a token: of the past, or of its own position, which
+    one of them may be given once more later in the batch."""
     if broken_rule(memory, batch) is not None:
         return False
     pasts = {s: pasts_of(memory, s) for entry in batch for s in entry.seqs}
     for at, entry in enumerate(batch):
-        if len({tuple(pasts[s]) for s in entry.seqs}) > 1:
+        beside = [(i, e.seqs) for i, e in enumerate(batch) if i > at and e.pos == entry.pos]
+        again = {s: [("batch", i) for i, seqs in beside if s in seqs] for s in entry.seqs}
+        if len({(*pasts[s], *again[s]) for s in entry.seqs}) > 1:
             return True
         for s in entry.seqs:
             pasts[s].append(("batch", at))
