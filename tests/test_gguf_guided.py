@@ -26,7 +26,7 @@ from tests.breaking_reader import GgufFile as Breaking
 NOT_READING = {  # what a parsed file is asked, and how a path becomes bytes
     *("TensorInfo.shape", "TensorInfo.n_elements", "GgufFile.raw", "GgufFile.size"),
     *("GgufFile.open", "GgufFile.release", "GgufFile.close"),
-    *("GgufFile.__enter__", "GgufFile.__exit__"),
+    *("GgufFile.__enter__", "GgufFile.__exit__", "Entries.__contains__"),
 }
 guidance = pytest.mark.skipif(
     find_spec("atheris") is None, reason="no atheris for this Python: no guided file was made"
