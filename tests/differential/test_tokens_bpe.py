@@ -29,8 +29,8 @@ from tests.differential.bpe import (
     seams,
 )
 
-VOCABULARIES = ("aquila", "command-r", "deepseek-coder", "deepseek-llm",
-                "falcon", "gpt-2", "gpt-neox", "llama-bpe", "mpt", "qwen2", "qwen35", "refact",
+# without the largest: each pre-tokenizer is compared above, and tests/golden asks all 19
+VOCABULARIES = ("deepseek-coder", "falcon", "gpt-2", "gpt-neox", "llama-bpe", "mpt", "refact",
                 "starcoder")  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from tests.differential.conftest import Checked
 from tests.vocabularies import vocabulary_or_skip
 
 KINDS = [kind for kind in BUILTIN_VOCABULARIES if kind != "none"]
-# every answer on the other 13 of 19 is compared in test_tokens_bpe.py and test_tokens_others.py
+# those of other sizes and pre-tokenizers are in test_tokens_bpe.py; tests/golden asks all 19
 OF_LLAMA_CPP = ("baichuan", "llama-spm", "phi-3", "gpt-2", "bert-bge", "gemma-4")
 SEED = 4
 CASES = 120
