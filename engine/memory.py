@@ -84,6 +84,42 @@ class Memory:
         raise NotImplementedError
 
 
+class Pair(Memory):
+    """Two memories in step: what they do to a sequence in the same way."""
+
+    @property
+    def both(self) -> tuple[Memory, Memory]:
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        for part in self.both:
+            part.settle()
+
+    def clear(self) -> None:
+        for part in self.both:
+            part.clear()
+
+    def seq_cp(self, source: int, to: int, p0: int, p1: int) -> None:
+        for part in self.both:
+            part.seq_cp(source, to, p0, p1)
+
+    def seq_keep(self, seq: int) -> None:
+        for part in self.both:
+            part.seq_keep(seq)
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        for part in self.both:
+            part.seq_add(seq, p0, p1, delta)
+
+    def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
+        for part in self.both:
+            part.seq_div(seq, p0, p1, d)
+
+    def save(self, seq: int) -> tuple[Any, Any]:
+        first, second = self.both
+        return first.save(seq), second.save(seq)
+
+
 class Attention(Memory):
     """Streams of cells: one for all sequences (unified), or one for each.
 

@@ -6,12 +6,12 @@ Source: llama-memory-hybrid.cpp of llama-cpp-python 0.3.36, for contexts without
 
 from typing import Any
 
-from engine.memory import Attention, Memory, Placed
+from engine.memory import Attention, Pair, Placed
 from engine.memory_recurrent import Recurrent
 from engine.ubatch import Entries, split_equal
 
 
-class Hybrid(Memory):
+class Hybrid(Pair):
     """A sequence has the positions that both parts have, or none."""
 
     def __init__(self, *, size: int, n_seq: int, unified: bool) -> None:
@@ -34,9 +34,6 @@ class Hybrid(Memory):
         last = min(part.pos_max(seq) for part in self.both)
         return (first, last) if first <= last else (-1, -1)
 
-    def settle(self) -> None:
-        self.attention.settle()
-
     def place(self, batch: Entries, n_ubatch: int) -> list[Placed] | None:
         """In equal shares; a state can be found for any sequence, so cells decide."""
         ubatches = split_equal(batch, n_ubatch, sequential=not self.attention.unified)
@@ -48,32 +45,9 @@ class Hybrid(Memory):
         self.attention.apply(batch, placed)
         self.states.apply(batch, placed.ubatch)
 
-    def clear(self) -> None:
-        for part in self.both:
-            part.clear()
-
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
         """Nothing, if the state cannot forget it."""
         return self.states.seq_rm(seq, p0, p1) and self.attention.seq_rm(seq, p0, p1)
-
-    def seq_cp(self, source: int, to: int, p0: int, p1: int) -> None:
-        for part in self.both:
-            part.seq_cp(source, to, p0, p1)
-
-    def seq_keep(self, seq: int) -> None:
-        for part in self.both:
-            part.seq_keep(seq)
-
-    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
-        for part in self.both:
-            part.seq_add(seq, p0, p1, delta)
-
-    def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
-        for part in self.both:
-            part.seq_div(seq, p0, p1, d)
-
-    def save(self, seq: int) -> Any:
-        return self.attention.save(seq), self.states.save(seq)
 
     def load(self, seq: int, saved: Any) -> bool:
         self.attention.seen = self.seen

@@ -5,11 +5,11 @@ Source: llama-kv-cache-iswa.cpp of llama-cpp-python 0.3.36.
 
 from collections.abc import Sequence
 
-from engine.memory import Attention, Memory, Placed, Saved
+from engine.memory import Attention, Pair, Placed, Saved
 from engine.ubatch import Entries, Ubatch, split_equal, split_simple
 
 
-class Window(Memory):
+class Window(Pair):
     """Two caches side by side: layers that see everything, and layers that see a window."""
 
     def __init__(self, *, size: int, n_seq: int, unified: bool, window: int, n_ubatch: int) -> None:
@@ -28,10 +28,6 @@ class Window(Memory):
 
     def pos_max(self, seq: int) -> int:
         return self.near.pos_max(seq)
-
-    def settle(self) -> None:
-        for part in self.both:
-            part.settle()
 
     def place(self, batch: Entries, n_ubatch: int) -> list[tuple[Placed, Placed]] | None:
         """First as the tokens come (unified only), then in equal shares."""
@@ -54,31 +50,8 @@ class Window(Memory):
         for part, one in zip(self.both, placed, strict=True):
             part.apply(batch, one)
 
-    def clear(self) -> None:
-        for part in self.both:
-            part.clear()
-
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
         return all([part.seq_rm(seq, p0, p1) for part in self.both])
-
-    def seq_cp(self, source: int, to: int, p0: int, p1: int) -> None:
-        for part in self.both:
-            part.seq_cp(source, to, p0, p1)
-
-    def seq_keep(self, seq: int) -> None:
-        for part in self.both:
-            part.seq_keep(seq)
-
-    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
-        for part in self.both:
-            part.seq_add(seq, p0, p1, delta)
-
-    def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
-        for part in self.both:
-            part.seq_div(seq, p0, p1, d)
-
-    def save(self, seq: int) -> tuple[list[Saved], list[Saved]]:
-        return self.full.save(seq), self.near.save(seq)
 
     def load(self, seq: int, saved: tuple[list[Saved], list[Saved]]) -> bool:
         for part in self.both:

@@ -1,7 +1,7 @@
 """`lockstep bench TARGET`: engines side by side in one run, and whether we keep our promises."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +11,7 @@ from harness.cli.options import JsonOpt, QuietOpt
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from harness.bench.base import Bench, Promise, Row
+    from harness.bench.base import Bench, BenchPlan, Promise, Row
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,25 +36,12 @@ def quants(
 
     The exit code says nothing about speed: a machine that is busy is slow.
     """
-    from harness.bench.base import BenchPlan, bench_named
-    from harness.cli.terminal import Terminal
+    from harness.bench.base import BenchPlan
 
-    with Terminal(quiet=quiet, as_json=as_json) as out:
-        bench = bench_named("quants")
-        plan = BenchPlan(
-            targets=tuple(dict.fromkeys(type_ or ())), size=size, seconds=seconds, rounds=rounds
-        )
-        rows = list(bench.run(plan, out.progress))
-        promises = bench.promises(rows)
-        if as_json:
-            out.json(figures(bench, rows, promises))
-            return
-        out.quieten()
-        out.out.print(table_of(bench, rows))
-        out.line("xN: N threads; ratio: ours to ggml's; x2/x1: ours with two threads to one")
-        for promise in promises:
-            out.line(in_words(promise))
-        out.line(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+    targets = tuple(dict.fromkeys(type_ or ()))
+    plan = BenchPlan(targets=targets, size=size, seconds=seconds, rounds=rounds)
+    legend = "xN: N threads; ratio: ours to ggml's; x2/x1: ours with two threads to one"
+    measure("quants", plan, table_of, legend, as_json=as_json, quiet=quiet)
 
 
 @app.command()
@@ -71,20 +58,36 @@ def shadow(
     A capture leaves every node's inputs and result in memory, ready to be sent; to send and to
     judge them is not counted. The exit code says nothing about speed.
     """
-    from harness.bench.base import BenchPlan, bench_named
+    from harness.bench.base import BenchPlan
+
+    plan = BenchPlan(targets=tuple(model or ()), rounds=rounds)
+    legend = "callback: past an empty one of Python; copy: of the bytes that were captured"
+    measure("shadow", plan, times_of, legend, as_json=as_json, quiet=quiet)
+
+
+def measure(
+    name: str,
+    plan: "BenchPlan",
+    table: "Callable[[Bench, Sequence[Row]], Table]",
+    legend: str,
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Run a bench and print its rows and what became of its promises."""
+    from harness.bench.base import bench_named
     from harness.cli.terminal import Terminal
 
     with Terminal(quiet=quiet, as_json=as_json) as out:
-        bench = bench_named("shadow")
-        plan = BenchPlan(targets=tuple(model or ()), rounds=rounds)
+        bench = bench_named(name)
         rows = list(bench.run(plan, out.progress))
         promises = bench.promises(rows)
         if as_json:
             out.json(figures(bench, rows, promises))
             return
         out.quieten()
-        out.out.print(times_of(bench, rows))
-        out.line("callback: past an empty one of Python; copy: of the bytes that were captured")
+        out.out.print(table(bench, rows))
+        out.line(legend)
         for promise in promises:
             out.line(in_words(promise))
         out.line(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
