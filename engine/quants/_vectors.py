@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba.core import cgutils
 from numba.np.arrayobj import make_array
 

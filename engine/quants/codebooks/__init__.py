@@ -18,7 +18,7 @@ from importlib import resources
 from typing import Any
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba import types
 from numpy.typing import NDArray
 
