@@ -54,13 +54,24 @@ class Model:
     def new_cache(self) -> KvCache:
         return self.graph.new_cache(n_ctx=self.n_ctx, type_k=self.type_k, type_v=self.type_v)
 
-    def decode(self, batch: Batch, cache: KvCache, probe: Probe = silent) -> list[F32]:
-        """One (outputs, vocabulary) array for each ubatch that the batch is split into."""
+    def decode(
+        self,
+        batch: Batch,
+        cache: KvCache,
+        probe: Probe = silent,
+        *,
+        ops: Reference | None = None,
+    ) -> list[F32]:
+        """One (outputs, vocabulary) array for each ubatch that the batch is split into.
+
+        ops: another way of computing than the model's own, for this batch.
+        """
         n_vocab = self.graph.hparams.n_vocab
         if len(batch) and not (batch.tokens.min() >= 0 and batch.tokens.max() < n_vocab):
             raise InvalidModel(f"a token id is outside 0..{n_vocab - 1}: {batch.tokens.tolist()}")
+        ops = ops or self.ops
         logits = [
-            self.graph.decode(ubatch, cache, self.ops, flash_attn=self.flash_attn, probe=probe)
+            self.graph.decode(ubatch, cache, ops, flash_attn=self.flash_attn, probe=probe)
             for ubatch in batch.split_simple(self.n_ubatch)
         ]
         if self.file.size > LARGE:

@@ -1,10 +1,11 @@
 """`lockstep check`: every suite that applies, on one model and one preset."""
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.errors import EngineError, InvalidModel, Unsupported
+from engine.errors import EngineError, Unsupported
 from engine.gguf_file import GgufFile
 from engine.model import architecture_of
 from engine.registry import import_members
@@ -131,6 +132,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
         raise BadInput(str(error)) from error
     if not is_compiled("mirror", flash_attn=settings.flash_attn):
         progress("compiling kernels, which only the first run does: some seconds")
+    subject_info = described(subject)
     return Opened(
         context=Context(
             case=plan.case,
@@ -138,6 +140,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
             subject_model=plan.subject_model,
             oracle=oracle,
             subject=subject,
+            subject_info=subject_info,
             settings=settings,
             n_tokens=plan.n_tokens,
             n_steps=plan.n_steps,
@@ -147,7 +150,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
             repro=lambda suite: f"lockstep check {plan.command} --suite {suite}",
             progress=progress,
         ),
-        engines=(build, described(subject)),
+        engines=(build, subject_info),
     )
 
 
@@ -182,15 +185,28 @@ def run_suites(context: Context, names: Sequence[str]) -> Iterator[Verdict]:
         except NoAnswer as error:
             key = (suite.name, error.status) if error.status != "not-compared" else ()
             yield context.verdict(suite.name, error.status, error.summary, error.detail, key)
-        except InvalidModel as error:
+        except EngineError as error:
             yield context.verdict(suite.name, "not-compared", str(error))
+        except Exception as error:  # one suite's defect costs that suite
+            text = defect(f"{type(error).__name__}: {error}"[:500])
+            detail = {"traceback": traceback.format_exc()}
+            yield context.verdict(suite.name, "internal", text, detail, (suite.name, "internal"))
+
+
+def defect(what: str) -> str:
+    return f"Lockstep failed, please report this with the command and the traceback: {what}"
 
 
 def exit_code(verdicts: Sequence[Verdict]) -> int:
-    """0 conform, 1 divergence, 3 incomplete. Nothing compared is incomplete, never conform."""
+    """0 conform, 1 divergence, 2 a defect of Lockstep, 3 incomplete.
+
+    Nothing compared is incomplete, never conform.
+    """
     found = {v.status for v in verdicts}
     if "diverged" in found:
         return 1
+    if "internal" in found:
+        return 2
     if found & {"crashed", "timed-out", "not-compared"} or "agreed" not in found:
         return 3
     return 0

@@ -1,7 +1,6 @@
 """`lockstep trace`: the named tensors of a run as safetensors, with an index."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +11,22 @@ from safetensors.numpy import save_file
 from engine.batch import Batch
 from engine.trace import SITES
 from harness.check import Plan, open_plan
+from harness.children import Say
 from harness.quick import answer
 from harness.records import Evaluation, Request, Site
 from harness.report.header import header, model_row
 
 
-def dump_trace(
-    plan: Plan, folder: Path, prompt: str | None, progress: Callable[[str], None]
-) -> int:
-    """Returns the number of tensors. A prompt's text replaces the seeded tokens."""
-    opened = open_plan(plan, progress)
+def dump_trace(plan: Plan, folder: Path, prompt: str | None, say: Say) -> None:
+    """Says the number of tensors in the end. A prompt's text replaces the seeded tokens."""
+    opened = open_plan(plan, say)
     try:
         context = opened.context
         batches = context.batches
         if prompt is not None:
             raw = prompt.encode("utf-8", "surrogateescape")
             batches = (Batch.of(answer(context.subject, "tokenize", [raw])[0]),)
-        progress("running")
+        say("running")
         run: Evaluation = answer(
             context.subject, "evaluate", Request(batches=batches, capture=True)
         )
@@ -47,7 +45,7 @@ def dump_trace(
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "tensors.safetensors")
     (folder / "index.json").write_text(json.dumps(index, indent=1) + "\n")
-    return len(tensors)
+    say(len(tensors))
 
 
 def key_of(site: Site) -> str:

@@ -79,12 +79,10 @@ class Judge(Mirror):
             self.missing.append(site)
             return value
         oracle = self.oracle[site]
-        if oracle.shape != value.shape:
-            raise ValueError(f"the oracle's {site} has shape {oracle.shape}, not {value.shape}")
         self.findings.append(
             self.finding(site, value, oracle, self.subject.get(site), bound, others)
         )
-        return oracle
+        return oracle if oracle.shape == value.shape else value
 
     def finding(
         self,
@@ -95,7 +93,7 @@ class Judge(Mirror):
         bound: Bound,
         others: "list[Other]",
     ) -> SiteFinding:
-        oracle_off = mismatch_between(truth, oracle, bound.allowed)
+        oracle_off = mismatch_between(truth, oracle, bound.allowed)  # in shape, or in value
         mismatch = mismatch_between(oracle, subject, np.multiply(2, bound.allowed))
         if mismatch and any(agrees(other, subject) for other in others):
             mismatch = None

@@ -4,7 +4,8 @@ Four runs of one request: the oracle's; the subject's own, where errors pile up;
 the oracle's value put in at every site, where each op works on the oracle's inputs; the judge's.
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,6 @@ from numpy.typing import NDArray
 
 from engine.batch import Batch
 from engine.trace import SITES
-from harness.adapters import adapter_class
 from harness.compare import largest, mismatch_between, worst_distance
 from harness.judge import Judge, SiteFinding
 from harness.records import Evaluation, Request, Site, Trace
@@ -21,6 +21,7 @@ from harness.suites.base import Context
 from harness.tolerances import Bound, whole_run
 
 Values = dict[Site, NDArray[Any]]
+COPIES = ("SET_ROWS",)  # ops whose result is their input: nothing is computed that could be wrong
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,6 +30,8 @@ class Findings:
 
     all: tuple[SiteFinding, ...]
     not_shown: tuple[Site, ...]  # the oracle does not show what the judge computed there
+    hidden: tuple[Site, ...]  # the subject says that it does not show them
+    not_given: tuple[Site, ...]  # the subject shows them, on inputs that could not be put in
     free: dict[Site, float]  # subject's own run against the oracle, relative to the largest value
     tied: bool  # the output head is the embedding matrix
 
@@ -53,16 +56,11 @@ class Findings:
     def n_layer(self) -> int:
         return 1 + max((f.site.layer for f in self.all if f.site.layer is not None), default=-1)
 
-    def last_agreement(self, finding: SiteFinding) -> str:
-        """The last site before this one where even the subject's own run is within its bound."""
-        last = "none"
-        for other in self.all:
-            if other.site == finding.site:
-                return last
-            limit = 2 * other.allowed / other.size if other.size else 0.0
-            if other.mismatch is None and self.free.get(other.site, np.inf) <= limit:
-                last = f"{other.site} (step {other.site.step})"
-        return last
+    @property
+    def rest(self) -> str:
+        """What is not wrong, in words."""
+        fine = len(self.all) - len(self.guilty)
+        return f"on the oracle's inputs {fine} of {len(self.all)} ops agree"
 
     def weight_of(self, finding: SiteFinding) -> str:
         """The tensor that the op multiplies by, or nothing."""
@@ -98,23 +96,31 @@ def locate(context: Context) -> Findings:
         context.ask(context.subject, "evaluate", Request(batches=context.batches, capture=True))
     ).values()
     context.progress("the subject on the oracle's inputs")
-    fixed = adapter_class(context.subject.name).fixed_sites
-    replace = {site: value for site, value in oracle.items() if site.name not in fixed}
+    replace = replaceable(context, oracle)
     request = Request(batches=context.batches, capture=True, replace=replace)
     local = trace_of(context.ask(context.subject, "evaluate", request)).values()
     context.progress("judging every op")
-    judge = judged(context, context.batches, oracle, local)
-    errors = {
-        site: worst_distance(value, free[site]) / (largest(value) or 1.0)
+    return judged(context, context.batches, oracle, local, replace, errors_between(oracle, free))
+
+
+def errors_between(oracle: Values, subject: Values) -> dict[Site, float]:
+    """The worst element of each site that both show, relative to the largest value."""
+    return {
+        site: worst_distance(value, subject[site]) / (largest(value) or 1.0)
         for site, value in oracle.items()
-        if site in free
+        if site in subject
     }
-    return Findings(
-        all=tuple(judge.findings),
-        not_shown=tuple(judge.missing),
-        free=errors,
-        tied="output.weight" not in context.reading.graph.weights,
-    )
+
+
+def replaceable(context: Context, values: Values) -> Values:
+    """Of these values those that the subject can go on with instead of its own."""
+    info = context.subject_info
+    return {s: v for s, v in values.items() if s.name not in info.fixed and shows(context, s)}
+
+
+def shows(context: Context, site: Site) -> bool:
+    names = context.subject_info.shows
+    return names is None or site.name in names
 
 
 def judged(
@@ -122,23 +128,62 @@ def judged(
     batches: Sequence[Batch],
     oracle: Values,
     local: Values,
+    replace: Collection[Site],
+    errors: dict[Site, float],
     given: Values | None = None,
-) -> Judge:
-    settings, model = context.settings, context.reading
+) -> Findings:
+    """Every site of the batches, judged on the oracle's values.
+
+    local: the subject's, who went on with the oracle's values at the sites in `replace`; errors:
+    those of its own run. given: what both went on with at some sites, whatever they had computed.
+    """
+    settings = context.settings
+    hidden = {site: value for site, value in oracle.items() if not shows(context, site)}
     judge = Judge(
         oracle,
-        local,
+        hidden | local,
         lanes=context.lanes,
         n_threads=settings.n_threads,
         n_ctx=settings.n_ctx,
         generic=settings.generic,
         given=given,
     )
-    model.ops, cache = judge, model.new_cache()
-    for step, batch in enumerate(batches):
-        judge.step = step
-        model.decode(batch, cache, judge)
-    return judge
+    cache = context.reading.new_cache()
+    with np.errstate(all="ignore"):  # numbers that overflow are the model's, and are compared
+        for step, batch in enumerate(batches):
+            judge.step = step
+            context.reading.decode(batch, cache, judge, ops=judge)
+    graph = {*oracle, *judge.missing}
+    n_layer = context.reading.graph.hparams.n_layer
+    not_given = {
+        finding.site
+        for finding in judge.findings
+        if finding.site not in hidden and not on_given(finding.site, graph, replace, n_layer)
+    }
+    apart = {f.site: f for f in judge.findings if f.site in hidden or f.site in not_given}
+    blamed = {site: f for site, f in apart.items() if f.at_fault in ("oracle", "both")}
+    return Findings(
+        all=tuple(
+            dataclasses.replace(f, at_fault="oracle") if f.site in blamed else f
+            for f in judge.findings
+            if f.site not in apart or f.site in blamed
+        ),
+        not_shown=tuple(judge.missing),
+        hidden=tuple(site for site in apart if site in hidden),
+        not_given=tuple(site for site in apart if site in not_given),
+        free=errors,
+        tied="output.weight" not in context.reading.graph.weights,
+    )
+
+
+def on_given(site: Site, graph: Collection[Site], given: Collection[Site], n_layer: int) -> bool:
+    """Whether all that the op at a site reads was put in; a copy of such values is as good."""
+    return all(
+        source in given
+        or (SITES[source.name].op in COPIES and on_given(source, graph, given, n_layer))
+        for source in inputs_of(site, n_layer)
+        if source in graph
+    )
 
 
 def trace_of(run: Evaluation) -> Trace:
@@ -152,24 +197,37 @@ class Patched:
     """The subject's run with the oracle's tensors put in at the guilty sites only."""
 
     sites: int
-    worst: float  # of the logits, relative to the largest
+    before: float  # the worst logit of its own run, relative to the largest
+    worst: float  # of the patched run
     bound: Bound
+    differed: bool  # before: if not, agreement afterwards confirms nothing
     agrees: bool
+
+    @property
+    def confirms(self) -> bool:
+        return self.differed and self.agrees
 
 
 def patch(context: Context, found: Findings) -> Patched:
     """If the guilty ops are all there are, putting them right puts the logits right."""
     oracle = trace_of(context.oracle_run).values()
-    fixed = adapter_class(context.subject.name).fixed_sites
-    replace = {f.site: oracle[f.site] for f in found.guilty if f.site.name not in fixed}
+    replace = replaceable(context, {f.site: oracle[f.site] for f in found.guilty})
     context.progress(f"putting the oracle's tensor in at {len(replace)} sites")
-    request = Request(batches=context.batches, replace=replace)
-    healed: Evaluation = context.ask(context.subject, "evaluate", request)
-    expected, actual = (np.concatenate(run.logits) for run in (context.oracle_run, healed))
-    bound = whole_run(context.noise.relative, largest(expected))
+    own, healed = (
+        np.concatenate(context.ask(context.subject, "evaluate", request).logits)
+        for request in (
+            Request(batches=context.batches),
+            Request(batches=context.batches, replace=replace),
+        )
+    )
+    expected = np.concatenate(context.oracle_run.logits)
+    size = largest(expected)
+    bound = whole_run(context.noise.relative, size)
     return Patched(
         sites=len(replace),
-        worst=worst_distance(expected, actual) / (largest(expected) or 1.0),
+        before=worst_distance(expected, own) / (size or 1.0),
+        worst=worst_distance(expected, healed) / (size or 1.0),
         bound=bound,
-        agrees=mismatch_between(expected, actual, bound.allowed) is None,
+        differed=mismatch_between(expected, own, bound.allowed) is not None,
+        agrees=mismatch_between(expected, healed, bound.allowed) is None,
     )

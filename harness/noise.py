@@ -7,6 +7,7 @@ the run without errors, is the noise floor of this model on these tokens. Rare e
 whose scores tie) need more runs to be met: before a run is called divergent, more are made.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,9 @@ from engine.batch import Batch
 from engine.model import Model
 from engine.ops.mirror import Mirror
 from engine.ops.reference import F64
+from engine.ops.reference import Reference as Ops
 from engine.quants.base import F32
+from engine.trace import Probe, silent
 from engine.weights import Weight
 from harness.compare import largest, worst_distance
 from harness.judge import Judge
@@ -33,7 +36,9 @@ MORE_RUNS = 12  # before a whole run is called divergent
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NoiseFloor:
     logits: tuple[F32, ...]  # of the run without errors, per batch
-    relative: float  # the worst error, relative to the largest logit
+    # the worst error, relative to the largest logit; infinite where a run with errors overflows
+    # and the one without does not, or where logits are all zero and an error would show
+    relative: float
 
 
 class Noisy(Judge):
@@ -88,19 +93,21 @@ def noise_floor(
     runs: int = RUNS,
 ) -> NoiseFloor:
     """Runs the batches once without errors and `runs` times with."""
-    honest = run(model, batches, Mirror(settings.n_threads, settings.n_ctx, settings.generic), None)
+    honest = run(model, batches, Mirror(settings.n_threads, settings.n_ctx, settings.generic))
     worst = 0.0
     for i in range(runs):
         noisy = Noisy(seed + i, settings, lanes)
         moved = run(model, batches, noisy, noisy)
         worst = max(worst, *(worst_distance(a, b) for a, b in zip(honest, moved, strict=True)))
-    return NoiseFloor(logits=honest, relative=worst / max(map(largest, honest), default=1.0))
+    size = max(map(largest, honest), default=0.0)
+    relative = worst / size if size else math.inf if worst else 0.0
+    return NoiseFloor(logits=honest, relative=relative)
 
 
-def run(
-    model: Model, batches: Sequence[Batch], ops: Mirror, probe: Noisy | None
-) -> tuple[F32, ...]:
+def run(model: Model, batches: Sequence[Batch], ops: Ops, probe: Probe = silent) -> tuple[F32, ...]:
+    """The logits of each batch, on an empty cache."""
     cache = model.new_cache()
-    model.ops = ops
-    extra = {} if probe is None else {"probe": probe}
-    return tuple(np.concatenate(model.decode(batch, cache, **extra)) for batch in batches)
+    with np.errstate(all="ignore"):  # numbers that overflow are the model's, and are compared
+        return tuple(
+            np.concatenate(model.decode(batch, cache, probe, ops=ops)) for batch in batches
+        )

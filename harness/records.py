@@ -99,6 +99,8 @@ class EngineInfo:
     build: str = ""  # compile-time CPU features and the like
     generic: tuple[str, ...] = ()  # activation formats that it rounds as ggml's generic C does
     settings: Settings | None = None
+    shows: tuple[str, ...] | None = None  # names of sites in its traces; None: all
+    fixed: tuple[str, ...] = ()  # names of sites whose value it cannot replace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,7 +235,18 @@ class Mismatch:
     detail: str = ""
 
 
-Status = Literal["agreed", "diverged", "excused", "not-compared", "crashed", "timed-out"]
+# not-compared: asked for and expected, but it could not be done; not-applicable: the model has no
+# such thing, or the engine says that it does not offer it; internal: a defect of Lockstep
+Status = Literal[
+    "agreed",
+    "diverged",
+    "excused",
+    "not-compared",
+    "not-applicable",
+    "crashed",
+    "timed-out",
+    "internal",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

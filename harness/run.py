@@ -3,16 +3,18 @@
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.check import Plan, exit_code, open_plan, run_suites
-from harness.processes import processes
-from harness.records import EngineInfo, Verdict
-from harness.report.header import header, model_row
+from harness.bisect.bisection import bisect
+from harness.check import BadInput, Plan, defect, exit_code, open_plan, run_suites
+from harness.children import Died, Done, Event, Failed, Refused, Said, Say, side_by_side
+from harness.file_state import FileState
+from harness.records import EngineInfo, Status, Verdict
+from harness.report.header import header
 from harness.report.jsonl import ReportWriter
 from harness.synth.builtin import BUILTIN
 from harness.synth.llama import write_llama
@@ -61,68 +63,152 @@ def run_folder(reports: Path, what: str) -> Path:
 def run_plans(
     plans: Sequence[Plan], reports: Path, command: Sequence[str], jobs: int, listener: Listener
 ) -> RunResult:
-    """Check every plan; each verdict is on disk before the next one is made."""
-    started = time.perf_counter()
-    first = open_plan(plans[0], lambda text: listener.progress(plans[0].case, text))
-    folder = run_folder(reports, "check")
-    rows = [row for plan in plans for row in model_rows(plan)]
-    writer = ReportWriter(folder, header(shlex.join(command), plans[0].seed, rows, first.engines))
-    verdicts: list[Verdict] = []
-    if jobs > 1 and len(plans) > 1:
-        first.close()
-        stream = in_parallel(plans, jobs, listener)
-    else:
-        stream = one_by_one(plans, first, listener)
-    for verdict in stream:
-        verdicts.append(verdict)
-        writer.verdict(verdict)
-        listener.verdict(verdict)
-    code = exit_code(verdicts)
-    seconds = time.perf_counter() - started
-    writer.footer(code, seconds)
-    return RunResult(
-        code=code, folder=folder, verdicts=verdicts, engines=first.engines, seconds=seconds
-    )
+    """Check every plan, each in a process of its own; each verdict is on disk before the next one.
+
+    Raises BadInput if what was asked for cannot be done, before there is a report.
+    """
+    run = CheckRun(plans, reports, shlex.join(command), listener)
+    for number, event in side_by_side([partial(check_one, plan) for plan in plans], jobs):
+        run.take(number, event)
+    return run.finish()
 
 
-def one_by_one(plans: Sequence[Plan], first: Any, listener: Listener) -> Iterator[Verdict]:
-    for i, plan in enumerate(plans):
-        opened = first if i == 0 else open_plan(plan, progress_of(plan, listener))
-        try:
-            yield from run_suites(opened.context, plan.suites)
-        finally:
-            opened.close()
+class CheckRun:
+    """Takes what the processes say, as it comes, and writes the report."""
+
+    def __init__(
+        self, plans: Sequence[Plan], reports: Path, command: str, listener: Listener
+    ) -> None:
+        self.started = time.perf_counter()
+        self.plans, self.reports, self.command, self.listener = plans, reports, command, listener
+        self.suite = ["the start"] * len(plans)  # what each is at, in case that it dies
+        self.changed: set[Path] = set()
+        paths = {path for plan in plans for path in (plan.model, plan.subject_model)}
+        self.files = {path: FileState.of(path) for path in paths if path.is_file()}
+        self.engines: tuple[EngineInfo, ...] = ()
+        self.writer: ReportWriter | None = None
+        self.verdicts: list[Verdict] = []
+
+    def take(self, number: int, event: Event) -> None:
+        plan = self.plans[number]
+        match event:
+            case Said(str(text)):
+                self.suite[number] = text if text.startswith("suite ") else self.suite[number]
+                self.listener.progress(plan.case, text)
+            case Said(Verdict() as verdict):
+                if verdict.status == "agreed" or not self.says_of_changes(plan):
+                    self.write(verdict)
+            case Said(engines):
+                self.writer = self.writer or self.open(engines)
+            case Done():
+                self.says_of_changes(plan)
+                self.listener.progress(plan.case, "done")
+            case Refused(message) if self.writer is None:
+                raise BadInput(message)
+            case _ if not self.says_of_changes(plan):
+                self.write(ending(plan, event, self.suite[number]))
+
+    def open(self, engines: tuple[EngineInfo, ...]) -> ReportWriter:
+        """The report, once there is something to report."""
+        self.engines = engines
+        self.files = {path: state.hashed(path) for path, state in self.files.items()}
+        rows = [row for plan in self.plans for row in model_rows(plan, self.files)]
+        head = header(self.command, self.plans[0].seed, rows, engines)
+        return ReportWriter(run_folder(self.reports, "check"), head)
+
+    def says_of_changes(self, plan: Plan) -> bool:
+        """Whether a file of the plan is not what it was: then nothing that is found counts."""
+        for path in dict.fromkeys((plan.model, plan.subject_model)):
+            if path in self.changed:
+                return True
+            if path in self.files and (change := self.files[path].change(path)):
+                self.changed.add(path)
+                self.write(file_changed(plan, change))
+                return True
+        return False
+
+    def write(self, verdict: Verdict) -> None:
+        self.writer = self.writer or self.open(())
+        self.verdicts.append(verdict)
+        self.writer.verdict(verdict)
+        self.listener.verdict(verdict)
+
+    def finish(self) -> RunResult:
+        self.writer = self.writer or self.open(())
+        code = exit_code(self.verdicts)
+        seconds = time.perf_counter() - self.started
+        self.writer.footer(code, seconds)
+        return RunResult(
+            code=code,
+            folder=self.writer.path.parent,
+            verdicts=self.verdicts,
+            engines=self.engines,
+            seconds=seconds,
+        )
 
 
-def progress_of(plan: Plan, listener: Listener) -> Callable[[str], None]:
-    return lambda text: listener.progress(plan.case, text)
-
-
-def in_parallel(plans: Sequence[Plan], jobs: int, listener: Listener) -> Iterator[Verdict]:
-    """Whole models side by side, each in a process of its own."""
-    with processes(min(jobs, len(plans))) as pool:
-        futures = {pool.submit(check_one, plan): plan for plan in plans}
-        for done in as_completed(futures):
-            listener.progress(futures[done].case, "done")
-            yield from done.result()
-
-
-def check_one(plan: Plan) -> list[Verdict]:
-    opened = open_plan(plan, lambda _: None)
+def check_one(plan: Plan, say: Say) -> None:
+    """Says what it does as text, then who the engines are, then each verdict."""
+    opened = open_plan(plan, say)
     try:
-        return list(run_suites(opened.context, plan.suites))
+        say(opened.engines)
+        for verdict in run_suites(opened.context, plan.suites):
+            say(verdict)
     finally:
         opened.close()
 
 
-def model_rows(plan: Plan) -> Iterator[dict[str, Any]]:
+def bisect_one(plan: Plan, say: Say) -> None:
+    """Says what it does as text, and then the Bisection."""
+    opened = open_plan(plan, say)
+    try:
+        say(bisect(opened.context))
+    finally:
+        opened.close()
+
+
+def file_changed(plan: Plan, change: str) -> Verdict:
+    text = f"{change}; what was found from then on does not count"
+    return Verdict(
+        suite="file",
+        case=plan.case,
+        status="not-compared",
+        summary=text,
+        repro=f"lockstep check {plan.command}",
+    )
+
+
+def ending(plan: Plan, event: Event, suite: str) -> Verdict:
+    """Of a check that did not come to its end."""
+    status: Status = "not-compared"
+    text, detail = "", {}
+    match event:
+        case Refused(message):
+            text = message
+        case Died(how):
+            who = f"the process in which {plan.engine} was checked"
+            status, text = "crashed", f"{who} {how} during {suite}"
+        case Failed(message, trace):
+            status, text, detail = "internal", defect(message), {"traceback": trace}
+    return Verdict(
+        suite=suite.removeprefix("suite "),
+        case=plan.case,
+        status=status,
+        summary=text,
+        detail=detail,
+        key=f"{suite}/{status}",
+        repro=f"lockstep check {plan.command}",
+    )
+
+
+def model_rows(plan: Plan, files: Mapping[Path, FileState]) -> Iterator[dict[str, Any]]:
     """Which bytes were checked, and for a built-in model the recipe that makes them."""
-    extra: Mapping[str, Any] = {}
     name = plan.case.removeprefix(BUILTIN_PREFIX)
-    if plan.case.startswith(BUILTIN_PREFIX) and name in BUILTIN:
-        extra = {"recipe": asdict(BUILTIN[name])}
+    builtin = plan.case.startswith(BUILTIN_PREFIX) and name in BUILTIN
+    recipe = {"recipe": asdict(BUILTIN[name])} if builtin else {}
     if plan.subject_model == plan.model:
-        yield model_row(plan.case, plan.model, "both", **extra)
+        yield {"case": plan.case, "role": "both"} | files[plan.model].row() | recipe
     else:
-        yield model_row(plan.case, plan.model, "oracle", **extra)
-        yield model_row(plan.subject_model.name, plan.subject_model, "subject")
+        yield {"case": plan.case, "role": "oracle"} | files[plan.model].row() | recipe
+        other = plan.subject_model
+        yield {"case": other.name, "role": "subject"} | files[other].row()

@@ -81,7 +81,7 @@ def try_mutant(cls: type[Mutant], folder: Path) -> MutantResult:
         caught=exit_code(verdicts) == 1,
         found=place(first.site.layer, first.site.name) if first else "nowhere",
         expected=place(cls.layer, cls.site),
-        confirmed=result.patched is not None and result.patched.agrees,
+        confirmed=result.patched is not None and result.patched.confirms,
     )
 
 

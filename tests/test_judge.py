@@ -158,10 +158,14 @@ def test_a_site_that_the_subject_does_not_show_is_a_divergence(model: Path, hone
     assert found.mismatch.kind == "missing"
 
 
-def test_an_oracle_of_another_shape_is_not_judged_at_all(model: Path, honest: Values) -> None:
+def test_an_oracle_of_another_shape_is_at_fault_and_the_rest_is_judged(
+    model: Path, honest: Values
+) -> None:
     site = Site(step=0, layer=0, name="attn_norm")
-    with pytest.raises(ValueError, match=r"attn_norm-0 has shape"):
-        judged(model, {**honest, site: honest[site][:1]}, honest)
+    (found,) = guilty(judged(model, {**honest, site: honest[site][:1]}, honest))
+    assert (found.site, found.at_fault) == (site, "oracle")
+    assert found.mismatch is not None
+    assert found.mismatch.kind == "shape"
 
 
 def test_a_wrong_op_is_found_in_every_layer_and_step_and_only_there(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import io
 from typing import Any
 
 import pytest
+import typer
 
 from harness.cli.terminal import Terminal, fold, more_like
 from harness.judge import SiteFinding
@@ -101,9 +102,15 @@ def test_a_refusal_of_a_hostile_file_is_one_harmless_line(
     assert shown.count("\n") == 1
 
 
-def test_a_bug_is_not_disguised_as_a_refusal() -> None:
-    with pytest.raises(ZeroDivisionError), Terminal(quiet=True):
-        raise ZeroDivisionError
+def test_what_nobody_foresaw_is_a_defect_of_lockstep_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(typer.Exit) as ending, Terminal(quiet=True):
+        raise ZeroDivisionError("by zero")
+    assert ending.value.exit_code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Lockstep failed, please report this" in line
+    assert "ZeroDivisionError: by zero (test_text.py, line" in line
 
 
 def test_a_divergence_says_where_how_far_why_and_how_to_see_it_again() -> None:
@@ -125,12 +132,12 @@ def test_a_divergence_says_where_how_far_why_and_how_to_see_it_again() -> None:
         "err_local": 0.5,
         "err_in": 1e-7,
         "err_out": 0.25,
-        "last_agreement": "ffn_swiglu-3 (step 0)",
+        "rest": "on the oracle's inputs 268 of 269 ops agree",
     }
     text = explain(verdict(summary=line, detail=detail))
     for part in ("172 products", "0.5 off", "1.0e-07 comes in", "2.5e-01 goes out"):
         assert part in text
-    assert "last site in agreement: ffn_swiglu-3 (step 0)" in text
+    assert "on the oracle's inputs 268 of 269 ops agree" in text
     assert text.endswith("again: lockstep check m")
 
 

@@ -34,7 +34,6 @@ class Adapter(Registered):
     isolated = False  # True: must be asked in a process of its own (harness.runner does)
     # distribution and module of which any version can be asked, as NAME@VERSION
     package: tuple[str, str] | None = None
-    fixed_sites: frozenset[str] = frozenset()  # sites whose value it cannot replace
 
     def __init__(self, model: Path | None, settings: Settings) -> None:
         self.model = model

@@ -52,7 +52,6 @@ class LlamaCpp(Adapter, name="llama.cpp"):
 
     isolated = True
     package = ("llama-cpp-python", "llama_cpp")
-    fixed_sites = frozenset(CACHES)  # storage; what is stored there can be replaced before
 
     def __init__(self, model: Path | None, settings: Settings) -> None:
         super().__init__(model, settings)
@@ -76,6 +75,7 @@ class LlamaCpp(Adapter, name="llama.cpp"):
             build=build,
             generic=generic_formats(self.lib),
             settings=self.settings,
+            fixed=CACHES,  # storage; what is stored there can be replaced before
         )
 
     def metadata(self) -> FileSummary:

@@ -5,6 +5,8 @@ Exit codes: 0 conform, 1 divergence, 2 usage, configuration or adapter error, 3 
 
 import sys
 from enum import StrEnum
+from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +18,7 @@ from harness.cli.options import JsonOpt, OracleOpt, QuietOpt, ReportOpt, SeedOpt
 if TYPE_CHECKING:  # everything of weight is imported by the command that needs it
     from collections.abc import Callable
 
-    from harness.check import Opened, Plan
+    from harness.check import Plan
     from harness.cli.terminal import Terminal
 
 app = typer.Typer(
@@ -132,7 +134,8 @@ def bisect(
     engine is known to be wrong on, or the first.
     """
     from harness.adapters import adapter_class
-    from harness.bisect.bisection import bisect as run_bisect
+    from harness.children import result_of
+    from harness.run import bisect_one
 
     with screen(quiet, as_json) as out, model_folder() as folder:
         default = getattr(adapter_class(engine), "shows_on", "f32")
@@ -140,12 +143,8 @@ def bisect(
         plan = plan_of(
             name, path, engine, oracle, settings, subject_model, tokens, 1, seed, ["trace"]
         )
-        opened = opened_for(plan, out)
-        try:
-            result = run_bisect(opened.context)
-        finally:
-            opened.close()
-        code = out.bisection(plan, result)
+        work = partial(bisect_one, plan)
+        code = out.bisection(plan, result_of(work, partial(out.progress, plan.case)))
     raise typer.Exit(code)
 
 
@@ -161,12 +160,14 @@ def trace(
     quiet: QuietOpt = False,
 ) -> None:
     """Write every named tensor of a run: tensors.safetensors and index.json."""
+    from harness.children import result_of
     from harness.dump import dump_trace
 
     with screen(quiet) as out, model_folder() as folder:
         name, path = next(iter(models_of(model, folder)))
         plan = plan_of(name, path, engine, engine, settings, None, tokens, 1, seed, ["trace"])
-        n = dump_trace(plan, output, prompt, lambda text: out.progress(name, text))
+        work = partial(dump_trace, plan, output, prompt)
+        n = result_of(work, partial(out.progress, name))
         out.line(f"{n} tensors of {engine} in {output}")
 
 
@@ -424,12 +425,6 @@ def plan_of(
     )
 
 
-def opened_for(plan: "Plan", out: "Terminal") -> "Opened":
-    from harness.check import open_plan
-
-    return open_plan(plan, lambda text: out.progress(plan.case, text))
-
-
 def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
@@ -438,4 +433,21 @@ def read_bytes(path: Path) -> bytes:
 
 
 def main() -> None:
-    app()
+    """Ends the process with the exit code; what click says of wrong options stays click's."""
+    import signal
+
+    import click
+
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it is an exception
+        for stream in (sys.stdout, sys.stderr):  # a text that they cannot encode is no error
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        code = app(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        sys.stderr.write("lockstep: interrupted\n")
+        code = 130
+    sys.exit(code)

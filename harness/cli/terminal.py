@@ -4,24 +4,36 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import click
 import typer
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
 from engine.errors import EngineError
-from harness.check import BadInput, Plan
+from harness.check import BadInput, Plan, defect
 from harness.records import Site, Verdict
 from harness.report.jsonl import plain
-from harness.report.text import MARKS, explain, explain_finding, printable, site_name
+from harness.report.text import (
+    MARKS,
+    explain,
+    explain_finding,
+    last_words,
+    printable,
+    site_name,
+)
+from harness.suites.base import NoAnswer
 
 if TYPE_CHECKING:
     from harness.bisect.bisection import Bisection
+    from harness.locate import Patched
     from harness.run import RunResult
 
 SILENCE = 20.0  # seconds without a line, in a pipe, after which any progress is worth one
@@ -60,6 +72,16 @@ class Terminal:
             text = "the report, if any, has no footer; a fuzzer goes on with --resume"
             self.err.print(f"lockstep: interrupted; {text}")
             raise typer.Exit(130) from error
+        if isinstance(error, NoAnswer):
+            self.err.print(f"lockstep: {printable(error.summary)}")
+            for line in last_words(error.detail.get("log", [])):
+                self.err.print(f"  | {printable(line)}")
+            raise typer.Exit(1 if error.status == "diverged" else 3) from error
+        if isinstance(error, Exception) and not isinstance(error, OF_CLICK):
+            self.err.print(printable(f"lockstep: {defect(what_and_where(error))}"))
+            if os.environ.get("LOCKSTEP_TRACEBACK"):
+                traceback.print_exception(error)
+            raise typer.Exit(2) from error
 
     # --- progress -------------------------------------------------------------------------
 
@@ -128,9 +150,9 @@ class Terminal:
         else:
             for text in bisection_lines(plan, result):
                 self.out.print(printable(text))
-        if result.found.not_shown:
-            return 1 if result.culprits else 3
-        return 1 if result.culprits else 0
+        if result.culprits:
+            return 1
+        return 3 if result.found.not_shown or not result.found.all else 0
 
     def examination(self, rows: Sequence[tuple[str, str, bool]]) -> int:
         """What `doctor` found: name, text, whether it is well."""
@@ -142,6 +164,17 @@ class Terminal:
         return 0 if all(ok for _, _, ok in rows) else 2
 
 
+OF_CLICK = (typer.Exit, typer.Abort, click.ClickException)
+
+
+def what_and_where(error: Exception) -> str:
+    """In one line; all of the traceback is printed if LOCKSTEP_TRACEBACK is set."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(last.filename).name}, line {last.lineno}"
+    what = str(error).splitlines()[0][:300] if str(error) else ""
+    return f"{type(error).__name__}: {what} ({where}; LOCKSTEP_TRACEBACK=1 shows the traceback)"
+
+
 def is_broken_golden(error: BaseException | None) -> bool:
     """Asked without importing golden, which most commands do not need."""
     return error is not None and type(error).__name__ == "BrokenGolden"
@@ -150,7 +183,7 @@ def is_broken_golden(error: BaseException | None) -> bool:
 ENDINGS = {
     0: "conform: everything compared agrees",
     1: "DIVERGENCE",
-    2: "error",
+    2: "INTERNAL ERROR: Lockstep failed, please report it",
     3: "INCOMPLETE: something that was asked for was not compared",
 }
 
@@ -227,7 +260,8 @@ def bisection_of(plan: Plan, result: "Bisection") -> Mapping[str, Any]:
             {"layer": x.layer, "error": x.error, "guilty": list(x.guilty)} for x in result.layers
         ],
         "culprits": [detail_of(result.found, c) for c in result.culprits],
-        "confirmed": None if patched is None else patched.agrees,
+        "confirmed": None if patched is None else patched.confirms,
+        "worst_before_patch": None if patched is None else patched.before,
         "worst_after_patch": None if patched is None else patched.worst,
         "not_shown": [str(site) for site in result.found.not_shown],
     }
@@ -265,14 +299,29 @@ def bisection_lines(plan: Plan, result: "Bisection") -> list[str]:
         names = ", ".join(site_name(c.site) for c in result.culprits[SHOWN : SHOWN + 12])
         rest = len(result.culprits) - SHOWN - 12
         lines.append(f"  also: {names}" + (f" and {rest} more" if rest > 0 else ""))
-    lines.append(f"last site in agreement: {found.last_agreement(first)}")
+    lines.append(found.rest)
     if result.patched is not None:
-        p = result.patched
-        says = "the rest agrees" if p.agrees else "THE REST STILL DIFFERS: there is more to find"
-        lines.append(
-            f"confirmed by patching: with the oracle's tensor at {p.sites} sites {says} "
-            f"(logits {p.worst:.1e}, allowed {float(p.bound.allowed):.1e} absolute)"
-            if p.agrees
-            else f"patching {p.sites} sites: {says} (logits {p.worst:.1e} of the largest)"
-        )
+        lines.append(confirmation(result.patched))
     return lines
+
+
+def confirmation(p: "Patched") -> str:
+    """What the run says in which the oracle's tensors were put in at the culprits."""
+    allowed = f"{float(p.bound.allowed):.1e} absolute"
+    if not p.sites:
+        return "not confirmed: the engine cannot go on with other values at these sites"
+    if not p.differed:
+        return (
+            f"not confirmed: the logits are {p.before:.1e} of the largest off without a patch, "
+            f"within what honest runs of this model may differ ({allowed}), so patching proves "
+            "nothing; the op was judged alone, on the oracle's inputs"
+        )
+    if p.agrees:
+        return (
+            f"confirmed by patching: with the oracle's tensor at {p.sites} sites the rest agrees "
+            f"(logits {p.worst:.1e} of the largest, {p.before:.1e} before; allowed {allowed})"
+        )
+    return (
+        f"patching {p.sites} sites: THE REST STILL DIFFERS: there is more to find (logits "
+        f"{p.worst:.1e} of the largest, {p.before:.1e} before; allowed {allowed})"
+    )

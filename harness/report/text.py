@@ -11,8 +11,10 @@ MARKS = {
     "diverged": "DIVERGED",
     "excused": "excused",
     "not-compared": "not compared",
+    "not-applicable": "not applicable",
     "crashed": "CRASHED",
     "timed-out": "TIMED OUT",
+    "internal": "INTERNAL",
 }
 
 
@@ -53,8 +55,8 @@ def explain(verdict: Verdict) -> str:
             f"  on the oracle's inputs it is {d['err_local']:.2g} off; in its own run "
             f"{d['err_in']:.1e} comes in and {d['err_out']:.1e} goes out (of the largest value)"
         )
-    if d.get("last_agreement"):
-        lines.append(f"  last site in agreement: {d['last_agreement']}")
+    if d.get("rest"):
+        lines.append(f"  {d['rest']}")
     for line in last_words(d.get("log", [])):
         lines.append(f"  | {line}")
     if verdict.repro:

@@ -12,11 +12,14 @@ from numpy.random import Philox
 from engine.batch import Batch
 from engine.model import Model
 from engine.ops.mirror import Mirror
+from engine.ops.reference import Reference
+from engine.quants.base import F32
 from engine.registry import Registered
-from harness.noise import MORE_RUNS, NoiseFloor, noise_floor
+from harness.noise import MORE_RUNS, NoiseFloor, noise_floor, run
 from harness.records import (
     Answered,
     Crashed,
+    EngineInfo,
     Evaluation,
     Outcome,
     Rejected,
@@ -49,6 +52,7 @@ class Context:
     subject_model: Path  # the subject's
     oracle: Session
     subject: Session
+    subject_info: EngineInfo  # what the subject says of itself: which sites it shows
     settings: Settings
     n_tokens: int
     n_steps: int
@@ -116,6 +120,15 @@ class Context:
             )
             self.noise_measured = (batches, max(more.relative, self.noise.relative))
         return self.noise_measured[1]
+
+    def honest_runs(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
+        """Logits of the oracle's file by our engine, (outputs, vocabulary) each: with llama.cpp's
+        conversions of activations, and in float64 without any."""
+        self.progress("a difference: our own runs say which engine is wrong")
+        s = self.settings
+        ways = Mirror(s.n_threads, s.n_ctx, s.generic), Reference()
+        mirror, plain = (np.concatenate(run(self.reading, batches, ops)) for ops in ways)
+        return mirror, plain
 
     def ask(self, session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
         """The answer, or NoAnswer with what became of the question."""

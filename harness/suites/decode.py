@@ -1,6 +1,7 @@
 """Do both engines stay together token by token: on given tokens, and on their own?"""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class Decode(Suite, name="decode"):
         if not context.has_vocabulary:
             return context.tokens[:4]
         ids: list[int] = context.ask(context.oracle, "tokenize", [PROMPT])[0]
-        return ids
+        return ids or context.tokens[:4]  # a vocabulary may have no token for any of it
 
 
 def steps_of(prompt: Sequence[int], free: Sequence[int]) -> tuple[Batch, ...]:
@@ -51,18 +52,35 @@ def judged(
     oracle: Sequence[int],
     subject: Sequence[int],
 ) -> Verdict:
-    """logits: the oracle's before each of its tokens, (steps, vocabulary)."""
-    first = next((i for i, (a, b) in enumerate(zip(oracle, subject, strict=True)) if a != b), None)
-    if first is None:
+    """logits: the oracle's before each of its tokens, (steps, vocabulary).
+
+    Its own token must be the largest of them too, or the oracle's greedy choice is wrong.
+    """
+    if not np.isfinite(logits).all():
+        text = "logits are NaN or infinite, so that greedy tokens are not determined"
+        return context.verdict("decode", "not-compared", text)
+    rows = np.arange(len(logits))
+    behind = logits.max(axis=1) - logits[rows, list(oracle)]
+    first = int(np.flatnonzero(behind)[0]) if behind.any() else len(oracle)
+    first = next((i for i in range(first) if oracle[i] != subject[i]), first)
+    if first == len(oracle):
         return context.verdict("decode", "agreed", f"{len(oracle)} greedy tokens are the same")
     a, b = oracle[first], subject[first]
-    margin = float(logits[first, a] - logits[first, b])
+    margins = logits[first].max() - logits[first, [a, b]]
     size = largest(logits[first])
     allowed = float(whole_run(context.noise.relative, size).allowed)
-    if margin > 2 * allowed:
+    if margins.max() > 2 * allowed:
         allowed = float(whole_run(context.noise_on(batches), size).allowed)
-    detail = {"step": first, "expected": a, "actual": b, "margin": margin, "allowed": allowed}
-    text = f"greedy token {first} is {b}, expected {a}; the two logits are {margin:.2g} apart"
-    if margin <= 2 * allowed:
+    detail: dict[str, Any] = {"step": first, "expected": a, "actual": b, "allowed": allowed}
+    detail |= {"margin": float(margins[1]), "margin_of_oracle": float(margins[0])}
+    text = (
+        f"greedy token {first} is {b}, the oracle's {a}; they are {margins[1]:.2g} and "
+        f"{margins[0]:.2g} below the oracle's largest logit"
+    )
+    if not np.isfinite(allowed):
+        return context.verdict("decode", "not-compared", f"{text}; no limit can be given", detail)
+    if margins.max() <= 2 * allowed:
         return context.verdict("decode", "excused", f"{text}, a tie within the noise", detail)
+    wrong = [r for r, m in zip(("oracle", "subject"), margins, strict=True) if m > 2 * allowed]
+    detail["at_fault"] = "both" if len(wrong) == 2 else wrong[0]
     return context.verdict("decode", "diverged", text, detail, key=("decode", "token"))

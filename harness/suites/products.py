@@ -6,6 +6,7 @@ values and the rest is zero. What is zero is exact in any order, and the bound c
 a scale that is off by a few parts in a million shows, however long the rows are.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -14,14 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.trace import SITES
-from harness.adapters import adapter_class
-from harness.compare import largest, worst_distance
-from harness.judge import SiteFinding
-from harness.locate import Findings, Values, judged, trace_of
+from harness.locate import Findings, Values, errors_between, judged, replaceable, trace_of
 from harness.records import Evaluation, Request, Verdict
 from harness.report.text import explain_finding
 from harness.suites.base import Context, Suite
-from harness.suites.trace import detail_of
+from harness.suites.trace import detail_of, left_out
 
 KEPT = 8  # neighbours: within one block of every format, so that they share a scale
 PRODUCTS = {
@@ -45,7 +43,9 @@ class Products(Suite, name="products"):
                 detail_of(found, finding),
                 key=("products", finding.at_fault, finding.op, finding.site.name),
             )
-        yield rest(context, found)
+        yield from left_out(context, "products", found)
+        if found.all or not (found.hidden or found.not_given):
+            yield rest(context, found)
 
 
 def rest(context: Context, found: Findings) -> Verdict:
@@ -73,23 +73,19 @@ def on_sparse_inputs(context: Context) -> Findings:
         context.oracle, "evaluate", Request(batches=batches, capture=True, replace=given)
     )
     oracle = trace_of(run).values()
-    fixed = adapter_class(context.subject.name).fixed_sites
-    replace = {site: v for site, v in (oracle | given).items() if site.name not in fixed}
+    replace = replaceable(context, oracle | given)
     request = Request(batches=batches, capture=True, replace=replace)
     local = trace_of(context.ask(context.subject, "evaluate", request)).values()
-    judge = judged(context, batches, oracle, local, given)
-    products = tuple(f for f in judge.findings if f.site.name in PRODUCTS)
-    return Findings(
-        all=products,
-        not_shown=(),
-        free={f.site: relative(f, oracle, local) for f in products},
-        tied="output.weight" not in context.reading.graph.weights,
+    found = judged(
+        context, batches, oracle, local, replace, errors_between(oracle, local), given=given
     )
-
-
-def relative(finding: SiteFinding, oracle: Values, local: Values) -> float:
-    value = oracle[finding.site]
-    return worst_distance(value, local[finding.site]) / (largest(value) or 1.0)
+    return dataclasses.replace(
+        found,
+        all=tuple(f for f in found.all if f.site.name in PRODUCTS),
+        not_shown=(),
+        hidden=tuple(s for s in found.hidden if s.name in PRODUCTS),
+        not_given=tuple(s for s in found.not_given if s.name in PRODUCTS),
+    )
 
 
 def sparse(values: Values, seed: int) -> Values:

@@ -24,7 +24,10 @@ class Trace(Suite, name="trace"):
                 detail_of(found, finding),
                 key=("trace", finding.at_fault, finding.op, finding.site.name),
             )
+        yield from left_out(context, "trace", found)
         fine = [f for f in found.all if f.mismatch is None]
+        if not fine:
+            return
         tightest = max(fine, key=lambda f: f.err_oracle / f.allowed if f.allowed else 0.0)
         yield context.verdict(
             "trace",
@@ -33,6 +36,19 @@ class Trace(Suite, name="trace"):
             f"limit: {site_name(tightest.site)} at {share(tightest):.0%}",
             {"sites": len(found.all), "agreed": len(fine)},
         )
+
+
+def left_out(context: Context, suite: str, found: Findings) -> Iterator[Verdict]:
+    """What the subject shows not at all, or on inputs of its own only: it is accused of neither."""
+    who = context.subject.name
+    for sites, why in (
+        (found.hidden, f"{who} does not show"),
+        (found.not_given, f"the oracle's values cannot be put in before {who} computes"),
+    ):
+        if sites:
+            names = ", ".join(dict.fromkeys(site.name for site in sites))
+            text = f"{why} {names}: {len(sites)} ops not compared"
+            yield context.verdict(suite, "not-applicable", text, {"sites": list(map(str, sites))})
 
 
 def share(finding: Any) -> float:
@@ -62,5 +78,5 @@ def detail_of(found: Findings, finding: Any) -> dict[str, Any]:
         "kind": m.kind,
         "positions": found.positions(finding),
         "reason": finding.reason,
-        "last_agreement": found.last_agreement(finding),
+        "rest": found.rest,
     }

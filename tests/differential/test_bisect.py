@@ -50,7 +50,7 @@ def assert_only(result: Bisection, layer: int, site: str, weight: str, row: int)
     assert culprit.mismatch is not None
     assert culprit.mismatch.index[-1] == row
     assert result.patched is not None
-    assert result.patched.agrees
+    assert result.patched.confirms
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -93,7 +93,7 @@ def test_two_faults_in_different_layers_are_both_found(
     found = [(c.site.layer, c.site.name, c.outputs) for c in result.culprits]
     assert found == [(1, "Qcur", (4,)), (3, "ffn_gate", (20,))]
     assert result.patched is not None
-    assert result.patched.agrees
+    assert result.patched.confirms
     weights = [result.found.weight_of(c) for c in result.culprits]
     assert weights == [tensor for tensor, _, _ in faults]
 

@@ -30,12 +30,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("harness.locate", "harness.shadow"),
     ("harness.suites", "harness.bisect"),
     ("harness.check",),
+    ("harness.children", "harness.file_state"),
     ("harness.run", "harness.quick", "harness.doctor"),
     ("harness.dump", "harness.shadow.run", "harness.fuzzers", "harness.bench"),
     ("harness.selftest_tokens",),
     ("harness.selftest",),
     ("golden",),  # its commands are the command line's, so it comes before
     ("harness.cli",),
+    ("harness.entry",),
     ("tests",),
 )
 # explained in words to people: the only part of a report that knows what a finding is
