@@ -197,6 +197,8 @@ def is_compiled(ops: str, *, flash_attn: bool = False) -> bool:
 
 def is_cached(kernel: Any) -> bool:
     """Whether numba's index of the kernel's compiled forms is there and as new as its source."""
+    if kernel.stats.cache_path is None:  # nothing is kept: each process compiles
+        return False
     code = kernel.py_func.__code__
     source = Path(code.co_filename)
     name = f"{source.stem}.{kernel.py_func.__name__}-{code.co_firstlineno}.*.nbi"

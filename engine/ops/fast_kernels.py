@@ -5,13 +5,16 @@ The range of outputs to compute comes last, so that threads can share the work: 
 on how it is shared, nor on which rows are computed together.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from engine.kernels import compiled
 from engine.quants.base import F32
+
+kernel = partial(compiled, nogil=True)
 
 AT_ONCE = (
     8  # outputs whose sums are carried side by side, so that they need not wait for each other
@@ -22,7 +25,7 @@ ONE = np.float32(1)
 HALF_TO_FLOAT = np.float32(2.0**112)  # what the exponent biases of half and float differ by
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def half(bits: int) -> Any:
     """The value of a half, exactly; numba has no float16."""
     size = np.uint32((bits & 0x7FFF) << 13)
@@ -35,7 +38,7 @@ def half(bits: int) -> Any:
 # --- products with weights: x (tokens, inputs), out (tokens, outputs) ------------------------
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def dot(x: F32, w: F32) -> Any:
     s = ZERO
     for i in range(len(x)):
@@ -43,7 +46,7 @@ def dot(x: F32, w: F32) -> Any:
     return s
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def dots(x: F32, w: F32, out: F32, at: int) -> None:
     """out[at : at + 8] = w (8 rows) @ x"""
     a = b = c = d = e = f = g = h = ZERO
@@ -61,7 +64,7 @@ def dots(x: F32, w: F32, out: F32, at: int) -> None:
     out[at + 4], out[at + 5], out[at + 6], out[at + 7] = e, f, g, h
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def products(x: F32, w: F32, out: F32, start: int, stop: int) -> None:
     """w: (outputs, inputs)"""
     for r in range(start, stop, AT_ONCE):
@@ -74,7 +77,7 @@ def products(x: F32, w: F32, out: F32, start: int, stop: int) -> None:
                     out[t, last] = dot(x[t], w[last])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def products_16(
     x: F32, w: NDArray[np.uint16], brain: bool, out: F32, start: int, stop: int
 ) -> None:
@@ -91,7 +94,7 @@ def products_16(
         out[:, r : r + n] = part[:, :n]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def products_q8_0(
     q: NDArray[np.int8], d: F32, w: NDArray[Any], out: F32, start: int, stop: int
 ) -> None:
@@ -108,7 +111,7 @@ def products_q8_0(
             out[t, r] = s
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def products_q4_0(
     q: NDArray[np.int8], d: F32, w: NDArray[Any], out: F32, start: int, stop: int
 ) -> None:
@@ -129,7 +132,7 @@ def products_q4_0(
 # --- row by row -----------------------------------------------------------------------------
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def rms_norm(x: F32, weight: F32, eps: Any, out: F32, start: int, stop: int) -> None:
     """Squares in float32, their sum in float64, as ggml has it."""
     for t in range(start, stop):
@@ -142,7 +145,7 @@ def rms_norm(x: F32, weight: F32, eps: Any, out: F32, start: int, stop: int) -> 
             out[t, i] = x[t, i] * scale * weight[i]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def rope(x: F32, cos: F32, sin: F32, out: F32, start: int, stop: int) -> None:
     """x: (tokens, heads, dim); cos, sin: (tokens, dim / 2)"""
     for t in range(start, stop):
@@ -153,7 +156,7 @@ def rope(x: F32, cos: F32, sin: F32, out: F32, start: int, stop: int) -> None:
                 out[t, h, 2 * i + 1] = even * sin[t, i] + odd * cos[t, i]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def swiglu(gate: F32, up: F32, out: F32, start: int, stop: int) -> None:
     """All flat."""
     for i in range(start, stop):
@@ -163,7 +166,7 @@ def swiglu(gate: F32, up: F32, out: F32, start: int, stop: int) -> None:
 # --- attention, head by head: k and v are (kv_heads, cells, dim) ------------------------------
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def kq(q: F32, k: F32, out: F32, start: int, stop: int) -> None:
     """q: (heads, tokens, dim) -> out: (heads, tokens, cells)"""
     group = len(q) // len(k)
@@ -171,7 +174,7 @@ def kq(q: F32, k: F32, out: F32, start: int, stop: int) -> None:
         products(q[h], k[h // group], out[h], 0, k.shape[1])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def soft_max(
     x: F32, scale: Any, visible: NDArray[np.bool_], out: F32, start: int, stop: int
 ) -> None:
@@ -192,7 +195,7 @@ def soft_max(
                 out[h, t, c] *= by
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def kqv(p: F32, v: F32, out: F32, start: int, stop: int) -> None:
     """p: (heads, tokens, cells) -> out: (tokens, heads, dim)"""
     group = len(p) // len(v)

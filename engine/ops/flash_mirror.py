@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from engine.kernels import compiled
 from engine.quants.base import F32
 
 TILE = 64  # GGML_FA_TILE_Q and GGML_FA_TILE_KV
@@ -79,7 +79,7 @@ def attend_wide(
     return Attention(out.reshape(len(q), -1), radius.reshape(len(q), -1))
 
 
-@njit(cache=True)
+@compiled
 def to_half(x: float) -> float:
     """The nearest half, ties to even; from 65520 on infinity."""
     size = abs(x)
@@ -96,7 +96,7 @@ def to_half(x: float) -> float:
     return float(np.copysign(np.round(size / step) * step, x))
 
 
-@njit(cache=True)
+@compiled
 def settle(z: float, radius: float) -> tuple[float, float]:
     """Round to half; the radius that is left is zero where the whole interval rounds alike."""
     y = to_half(z)
@@ -105,7 +105,7 @@ def settle(z: float, radius: float) -> tuple[float, float]:
     return y, max(abs(to_half(z + radius) - y), abs(y - to_half(z - radius)))
 
 
-@njit(cache=True)
+@compiled
 def score(q: NDArray[Any], k: NDArray[Any], scale: float, roundings: float) -> tuple[float, float]:
     """A query times a key times the factor, and how far an honest float32 value may be.
 
@@ -121,7 +121,7 @@ def score(q: NDArray[Any], k: NDArray[Any], scale: float, roundings: float) -> t
     return s, roundings * U * size * abs(scale) + 2.0 * U * abs(s)
 
 
-@njit(cache=True)
+@compiled
 def one_by_one(
     q: NDArray[Any],
     k: NDArray[Any],
@@ -168,7 +168,7 @@ def one_by_one(
     return out, radius
 
 
-@njit(cache=True)
+@compiled
 def piece_of(
     q: NDArray[Any],
     k: NDArray[Any],
@@ -214,7 +214,7 @@ def piece_of(
     return y, r, s_sum, r_sum, top
 
 
-@njit(cache=True)
+@compiled
 def scores(
     q: NDArray[Any],
     k: NDArray[Any],
@@ -234,7 +234,7 @@ def scores(
     return top, r_top
 
 
-@njit(cache=True)
+@compiled
 def tiled(
     q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], scale: float, visible: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -8,10 +8,10 @@ from collections.abc import Collection
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from engine.activations.base import Converted
+from engine.kernels import compiled
 from engine.ops.flash_mirror import FlashMirror
 from engine.ops.products import convert, product
 from engine.ops.reference import F64, I32, Bools, Reference, RopeParams, rounded
@@ -87,7 +87,7 @@ def like(x: F32, stored: NDArray[Any]) -> F32:
     return x
 
 
-@njit(cache=True)
+@compiled
 def rope_cache(
     positions: I32, n_rot: int, base: np.float32, scale: np.float32, factors: F32
 ) -> tuple[F32, F32]:

@@ -1,13 +1,10 @@
-"""How decoders are compiled, and when what is kept of that on disk is out of date."""
+"""How decoders are compiled, and what makes their kept results out of date."""
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import cast
 
-from numba import njit
-
-Function = TypeVar("Function", bound=Callable[..., Any])
+from engine.kernels import Function, compiled
 
 HERE = Path(__file__).parent
 SHARED = ("_kernel.py", "_vectors.py", "lanes.py")
@@ -29,10 +26,7 @@ def kernel(function: Function) -> Function:
     """Compile at the first call; the result is kept on disk, and threads may run it side by side.
 
     Besides its own file a kernel may use lanes and code books, but nothing of another format: the
-    kept result is dropped when one of these changes. (numba by itself looks at the function's own
-    file only, and has no public way to say what else to look at.)
+    kept result is dropped when one of these changes.
     """
-    compiled = njit(cache=True, nogil=True, error_model="numpy")(function)
-    index = compiled._cache._cache_file
-    index._source_stamp = (index._source_stamp, SHARED_SOURCES)
-    return cast(Function, compiled)
+    options = {"nogil": True, "error_model": "numpy"}
+    return cast(Function, compiled(function, SHARED_SOURCES, **options))

@@ -5,20 +5,21 @@ its bytes. Kernels are given arrays, not tuples of them: numba would count refer
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from engine.kernels import Function, compiled
+
 U8 = NDArray[np.uint8]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 NONE = -1  # no value, no neighbour
 
@@ -35,15 +36,8 @@ SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 
 
 def kernel(function: Function) -> Function:
-    """Compile at the first call; the result is kept until the function's file or this one changes.
-
-    (numba by itself looks at the function's own file only, and has no public way to say what else
-    to look at.)
-    """
-    compiled = njit(cache=True, nogil=True)(function)
-    index = compiled._cache._cache_file
-    index._source_stamp = (index._source_stamp, SOURCE)
-    return cast(Function, compiled)
+    """Compile at the first call; what is kept holds until the function's file or this changes."""
+    return cast(Function, compiled(function, SOURCE, nogil=True))
 
 
 def inlined(function: Function) -> Function:

@@ -438,6 +438,8 @@ def main() -> None:
 
     import click
 
+    from engine.errors import EngineError
+
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it is an exception
         for stream in (sys.stdout, sys.stderr):  # a text that they cannot encode is no error
@@ -447,6 +449,9 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         code = error.exit_code
+    except EngineError as error:  # kernels cannot be compiled: noticed as soon as they are imported
+        sys.stderr.write(f"lockstep: {error}\n")
+        code = 2
     except (KeyboardInterrupt, click.Abort):
         sys.stderr.write("lockstep: interrupted\n")
         code = 130
