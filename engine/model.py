@@ -70,17 +70,19 @@ class Model:
         if len(batch) and not (batch.tokens.min() >= 0 and batch.tokens.max() < n_vocab):
             raise InvalidModel(f"a token id is outside 0..{n_vocab - 1}: {batch.tokens.tolist()}")
         ops = ops or self.ops
-        logits = [
-            self.graph.decode(ubatch, cache, ops, flash_attn=self.flash_attn, probe=probe)
-            for ubatch in batch.split_simple(self.n_ubatch)
-        ]
+        with np.errstate(all="ignore"):  # numbers that overflow are the model's own, and an answer
+            logits = [
+                self.graph.decode(ubatch, cache, ops, flash_attn=self.flash_attn, probe=probe)
+                for ubatch in batch.split_simple(self.n_ubatch)
+            ]
         if self.file.size > LARGE:
             self.file.release()  # or every open model would count the whole file as its memory
         return logits
 
     def compute(self, ubatch: Batch, cache: KvCache) -> F32:
         """One ubatch whose cells are already given: (outputs, vocabulary)."""
-        return self.graph.decode(ubatch, cache, self.ops, flash_attn=self.flash_attn)
+        with np.errstate(all="ignore"):
+            return self.graph.decode(ubatch, cache, self.ops, flash_attn=self.flash_attn)
 
     def rotate(self, keys: F32, deltas: NDArray[np.int32]) -> F32:
         """Keys as they lie in a cache, moved by so many positions: (cells, kv_heads, dim)."""

@@ -149,10 +149,9 @@ def judged(
         given=given,
     )
     cache = context.reading.new_cache()
-    with np.errstate(all="ignore"):  # numbers that overflow are the model's, and are compared
-        for step, batch in enumerate(batches):
-            judge.step = step
-            context.reading.decode(batch, cache, judge, ops=judge)
+    for step, batch in enumerate(batches):
+        judge.step = step
+        context.reading.decode(batch, cache, judge, ops=judge)
     graph = {*oracle, *judge.missing}
     n_layer = context.reading.graph.hparams.n_layer
     not_given = {

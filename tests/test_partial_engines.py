@@ -1,0 +1,108 @@
+"""Engines that show some of their tensors, and can be given other values at some: what is not shown
+is not compared, and nobody is accused of it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from harness.adapters.reference import Reference
+from harness.check import exit_code, open_plan, run_suites
+from harness.mutants.rope_half_split import RopeHalfSplit
+from harness.records import EngineInfo, Evaluation, Request, Trace, Verdict
+from tests.models import builtin
+from tests.test_check import plan_for
+
+LAYERS = ("embd", "l_out", "result_norm", "result_output")
+HOOKS = (*LAYERS, "attn_norm", "Qcur", "Kcur", "Vcur", "attn_out", "ffn_norm", "ffn_out")
+FUSED = ("Qcur_rope", "Kcur_rope", "kq", "kq_soft_max", "kqv_out", "attn_out", "l_out")
+
+
+class Partial(Reference):
+    """Shows what it says and nothing else, and goes on with other values there only."""
+
+    shown: ClassVar[tuple[str, ...]]
+    hidden_as_well: ClassVar[tuple[str, ...]] = ()
+
+    def describe(self) -> EngineInfo:
+        return replace(super().describe(), shows=self.shown)
+
+    def evaluate(self, request: Request) -> Evaluation:
+        kept = {s: v for s, v in request.replace.items() if s.name in self.shown}
+        assert len(kept) == len(request.replace), "it is asked for what it does not offer"
+        run = super().evaluate(request)
+        if run.trace is None:
+            return run
+        names = set(self.shown) - set(self.hidden_as_well)
+        records = tuple(r for r in run.trace.records if r.site.name in names)
+        return replace(run, trace=Trace(engine=self.name, records=records))
+
+
+class ShowsLayers(Partial, name="test:shows-layers"):
+    shown = LAYERS
+
+
+class ShowsHooks(Partial, name="test:shows-hooks"):
+    shown = HOOKS
+
+
+class ShowsFused(Partial, name="test:shows-fused"):
+    shown = FUSED
+
+
+class ShowsNothing(Partial, name="test:shows-nothing"):
+    shown = ()
+
+
+class WrongRope(RopeHalfSplit, ShowsFused, name="test:wrong-rope-fused"):
+    mistake = "pairs lie half a head apart"
+    shown = ("Qcur", "Kcur", *FUSED)
+
+
+class Withholds(Partial, name="test:withholds"):
+    shown = HOOKS
+    hidden_as_well = ("Qcur",)
+
+
+def verdicts_of(
+    path: Path, engine: str, suites: Sequence[str] = ("trace", "products")
+) -> list[Verdict]:
+    opened = open_plan(plan_for(path, engine=engine), lambda _: None)
+    try:
+        return list(run_suites(opened.context, suites))
+    finally:
+        opened.close()
+
+
+@pytest.mark.parametrize("engine", [ShowsLayers, ShowsHooks, ShowsFused, ShowsNothing])
+@pytest.mark.parametrize("name", ["f32", "q8_0", "moe"])
+def test_an_honest_engine_that_shows_a_part_is_not_accused(
+    name: str, engine: type[Partial], tmp_path: Path
+) -> None:
+    found = verdicts_of(builtin(name, tmp_path), engine.name)
+    assert {v.status for v in found} <= {"agreed", "not-applicable", "not-compared"}
+    left_out = [v for v in found if v.status == "not-applicable"]
+    assert {v.suite for v in left_out} == {"trace", "products"}
+    assert "does not show" in left_out[0].summary
+    assert "kq_soft_max" in left_out[0].summary or engine is ShowsFused
+
+
+def test_where_nothing_is_shown_nothing_agrees(tmp_path: Path) -> None:
+    found = verdicts_of(builtin("f32", tmp_path), ShowsNothing.name)
+    assert {v.status for v in found} == {"not-applicable"}
+    assert exit_code(found) == 3
+
+
+def test_what_is_shown_and_wrong_is_still_found(tmp_path: Path) -> None:
+    found = verdicts_of(builtin("f32", tmp_path), WrongRope.name, ("trace",))
+    wrong = {v.detail["site"] for v in found if v.status == "diverged"}
+    assert wrong == {"Qcur_rope", "Kcur_rope"}
+
+
+def test_what_an_engine_says_that_it_shows_it_must_show(tmp_path: Path) -> None:
+    found = verdicts_of(builtin("f32", tmp_path), Withholds.name, ("trace",))
+    wrong: list[Any] = [v for v in found if v.status == "diverged"]
+    assert {(v.detail["site"], v.detail["kind"]) for v in wrong} == {("Qcur", "missing")}
+    assert exit_code(found) == 1

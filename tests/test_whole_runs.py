@@ -1,0 +1,146 @@
+"""`logits` and `decode`: a wrong oracle is found as well as a wrong subject, and nothing is agreed
+upon where there is nothing to compare."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.gguf_file import GgufFile
+from engine.ops.reference import Reference as Plain
+from harness.adapters.reference import Reference
+from harness.check import Opened, exit_code, open_plan, run_suites, settings_for
+from harness.records import Verdict
+from harness.runner import LocalSession
+from tests.models import builtin
+from tests.test_check import plan_for
+
+WRONG = "mutant:rope-half-split"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return builtin("f32", tmp_path)
+
+
+def verdicts_of(path: Path, *suites: str, **changes: Any) -> list[Verdict]:
+    opened = open_plan(plan_for(path, **changes), lambda _: None)
+    try:
+        return list(run_suites(opened.context, suites))
+    finally:
+        opened.close()
+
+
+@pytest.fixture
+def pair(model: Path) -> Iterator[Opened]:
+    opened = open_plan(plan_for(model), lambda _: None)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("suite", ["logits", "decode"])
+@pytest.mark.parametrize("name", ["f32", "q8_0"])
+def test_a_wrong_oracle_is_a_divergence_and_at_fault(name: str, suite: str, tmp_path: Path) -> None:
+    found = verdicts_of(builtin(name, tmp_path), suite, oracle=WRONG)
+    assert exit_code(found) == 1
+    assert found[0].status == "diverged"
+    assert found[0].detail["at_fault"] == "oracle"
+
+
+def test_engines_that_are_wrong_in_the_same_way_are_both_at_fault(model: Path) -> None:
+    (found,) = verdicts_of(model, "logits", oracle=WRONG, engine=WRONG)
+    assert (found.status, found.detail["at_fault"]) == ("diverged", "both")
+
+
+class Unconverted(Reference, name="test:unconverted"):
+    """Honest: it multiplies activations as they are."""
+
+    def make_ops(self) -> Plain:
+        return Plain()
+
+
+@pytest.mark.parametrize("roles", [{"engine": Unconverted.name}, {"oracle": Unconverted.name}])
+def test_an_engine_that_converts_no_activations_is_honest_in_either_role(
+    roles: dict[str, str], tmp_path: Path
+) -> None:
+    found = verdicts_of(builtin("q8_0", tmp_path), "logits", "decode", **roles)
+    assert exit_code(found) == 0
+
+
+def scaled(path: Path, copy: Path, tensor: str, factor: float) -> Path:
+    """A copy of an F32 model with one tensor times a factor, which may be NaN."""
+    with GgufFile.open(path) as file:
+        info = file.tensors[tensor]
+        at = file.data_offset + info.offset
+    raw = bytearray(path.read_bytes())
+    values = np.frombuffer(raw, "<f4", int(np.prod(info.ne)), at)
+    raw[at : at + values.nbytes] = (values * np.float32(factor)).astype("<f4").tobytes()
+    copy.write_bytes(raw)
+    return copy
+
+
+@pytest.mark.parametrize("tensor", ["output.weight", "token_embd.weight"])
+@pytest.mark.parametrize("suite", ["logits", "decode"])
+def test_nan_in_both_engines_is_no_agreement(
+    suite: str, tensor: str, model: Path, tmp_path: Path
+) -> None:
+    found = verdicts_of(scaled(model, tmp_path / "nan.gguf", tensor, np.nan), suite)
+    assert {v.status for v in found} == {"not-compared"}
+    assert exit_code(found) == 3
+    assert "none of" in found[0].summary
+
+
+def test_logits_that_are_all_zero_are_compared_and_said_to_be_zero(
+    model: Path, tmp_path: Path
+) -> None:
+    zero = scaled(model, tmp_path / "zero.gguf", "output.weight", 0.0)
+    found = verdicts_of(zero, "logits", "decode")
+    assert [v.status for v in found] == ["agreed", "agreed", "agreed"]
+    assert "every finite logit is zero" in found[0].summary
+
+
+def test_honest_runs_that_overflow_give_no_limit(model: Path, tmp_path: Path) -> None:
+    with GgufFile.open(model) as file:
+        raw = file.raw("output.weight").view("<f4")
+        factor = 3.4e38 / float(np.abs(raw).max())
+    huge = scaled(model, tmp_path / "huge.gguf", "output.weight", factor)
+    assert exit_code(verdicts_of(huge, "logits", oracle=WRONG)) != 0
+    found = verdicts_of(huge, "logits")
+    assert all("allowed inf" not in v.summary for v in found)
+    assert exit_code(found) == 3
+
+
+class Fickle(LocalSession):
+    """Chooses the second best at one step, and is right in all else."""
+
+    def _ask(self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        outcome = super()._ask(question, args, kwargs)
+        if question != "greedy":
+            return outcome
+        ids: Sequence[int] = outcome.value  # type: ignore[union-attr]
+        return replace(outcome, value=[*ids[:2], (ids[2] + 1) % 384, *ids[3:]])
+
+
+@pytest.mark.parametrize("roles", [["oracle"], ["subject"], ["oracle", "subject"]], ids=str)
+def test_a_greedy_choice_that_is_not_the_largest_logit_is_found_in_either_role(
+    roles: list[str], pair: Opened, model: Path
+) -> None:
+    with Fickle(Reference, model, settings_for(plan_for(model))) as session:
+        context = replace(pair.context, **dict.fromkeys(roles, session))  # type: ignore[arg-type]
+        found = [v for v in run_suites(context, ["decode"]) if v.key == "decode/token"]
+    assert [(v.status, v.detail["step"]) for v in found] == [("diverged", 2)]
+    assert found[0].detail["at_fault"] == ("both" if len(roles) == 2 else roles[0])
+
+
+def test_a_suite_leaves_nothing_behind_that_changes_the_next(model: Path) -> None:
+    """The ops of another suite once stayed in the model that all of them share."""
+    opened = open_plan(plan_for(model, oracle="mutant:stale-norm"), lambda _: None)
+    try:
+        before = opened.context.reading.ops
+        list(run_suites(opened.context, ("logits", "decode", "trace", "products")))
+        assert opened.context.reading.ops is before
+    finally:
+        opened.close()
