@@ -15,11 +15,11 @@ from harness.adapters import _llama_cpp_gguf as gguf
 from harness.adapters import _llama_cpp_op as single_op
 from harness.adapters import _llama_cpp_product as product
 from harness.adapters import _llama_cpp_synth as synth
-from harness.adapters._llama_cpp_graph import ARCHITECTURES
 from harness.adapters._llama_cpp_lib import Library, TypeTraits, library
 from harness.adapters._llama_cpp_model import MAX_SEQUENCES, Context, Model
 from harness.adapters._llama_cpp_parse import parse
 from harness.adapters._llama_cpp_schedule import run_schedule
+from harness.adapters._llama_cpp_sites import ARCHITECTURES
 from harness.adapters._llama_cpp_trace import (
     CACHES,
     AttentionKind,
@@ -259,8 +259,6 @@ class LlamaCpp(Adapter, name="llama.cpp"):
             self._check_batch(batch)
         if not request.capture and not request.replace:
             return
-        if not hasattr(self.lib.ggml, "ggml_set_rows"):  # by which the map knows cells in use
-            raise Unsupported(f"no map of the graphs of {self.lib.version}")
         check_replaceable(request.replace, len(request.batches))
         architecture = self._weights().metadata("general.architecture")
         if architecture not in ARCHITECTURES:
