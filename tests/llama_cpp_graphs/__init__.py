@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-VERSIONS = ("0.3.16", "0.3.36")
+VERSIONS = ("0.3.8", "0.3.16", "0.3.36")
 GRAPHS = ("dense", "flash", "experts", "one expert")  # of one layer, for a prompt of two tokens
 
 
