@@ -355,11 +355,8 @@ def decoder(lib: Library, type_name: str) -> TypeTraits:
 
 
 def traits_of(lib: Library) -> dict[str, tuple[int, TypeTraits]]:
-    """Id and traits of every type that the binding counts, by the name that files of ours give it.
-
-    Asking for one behind the last aborts. (0.3.8 counts 30 of its 39, so BF16 cannot be asked for.)
-    """
-    every = [(i, lib.ggml.ggml_get_type_traits(i)) for i in range(lib.llama.GGML_TYPE_COUNT)]
+    """Id and traits of every type that ggml knows, by the name that files of ours give it."""
+    every = [(i, lib.ggml.ggml_get_type_traits(i)) for i in range(lib.n_types)]
     return {t.contents.type_name.decode().upper(): (i, t.contents) for i, t in every}
 
 

@@ -19,7 +19,7 @@ PlanFor = Callable[..., Plan]
 OP_BY_OP = ("trace", "products", "shadow")
 ENDS = ("embd", "result_norm", "result_output")
 LAYERS, STEPS = 2, 3  # of the models, of the requests
-PRODUCTS = {"f32": 7 * LAYERS + 1, "moe": 8 * LAYERS + 1}
+PRODUCTS = {"f32": 7 * LAYERS + 1, "bf16": 7 * LAYERS + 1, "moe": 8 * LAYERS + 1}
 
 
 @pytest.fixture(params=["llama.cpp@0.3.8", "llama.cpp@0.3.16"], scope="module")
@@ -48,8 +48,8 @@ def only(found: list[Verdict], suite: str) -> Verdict:
 @pytest.mark.parametrize("role", ["oracle", "engine"])
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("f32", EXACT), ("moe", EXACT), ("f32", DEFAULT)],
-    ids=["f32", "moe", "default"],
+    [("f32", EXACT), ("bf16", EXACT), ("moe", EXACT), ("f32", DEFAULT)],
+    ids=["f32", "bf16", "moe", "default"],
 )
 def test_every_op_of_another_version_is_compared_and_agrees(
     version: str,
