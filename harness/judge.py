@@ -25,6 +25,8 @@ from harness.compare import mismatch_between, worst_distance
 from harness.records import Mismatch, Site
 from harness.tolerances import EXACT, Bound
 
+RESIDUALS = ("embd", "l_out")  # what the sites' input "residual" stands for
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SiteFinding:
@@ -65,7 +67,9 @@ class Judge(Mirror):
         self.bound = EXACT
         self.others: list[Other] = []  # what other honest engines compute here, on demand
         self.findings: list[SiteFinding] = []
-        self.missing: list[Site] = []
+        self.missing: list[Site] = []  # not judged: the oracle shows not them, or not their inputs
+        self.hidden: set[Site] = set()  # what the oracle does not show
+        self.residual: Site | None = None  # what the next layer begins with
 
     # --- the probe ------------------------------------------------------------------------
 
@@ -75,14 +79,27 @@ class Judge(Mirror):
         self.bound, self.others = EXACT, []
         if site in self.given:
             return self.given[site]
+        hidden_input = self.reads_hidden(site)
+        if name in RESIDUALS:
+            self.residual = site
         if site not in self.oracle:
+            self.hidden.add(site)
+        if site in self.hidden or hidden_input:
             self.missing.append(site)
-            return value
+            return self.oracle.get(site, value)
         oracle = self.oracle[site]
         self.findings.append(
             self.finding(site, value, oracle, self.subject.get(site), bound, others)
         )
         return oracle if oracle.shape == value.shape else value
+
+    def reads_hidden(self, site: Site) -> bool:
+        """Whether the op works on what the oracle does not show: ours is not what it was given."""
+        inputs = SITES[site.name].inputs
+        sites = [Site(step=site.step, layer=site.layer, name=name) for name in inputs]
+        if "residual" in inputs and self.residual is not None:
+            sites.append(self.residual)
+        return not self.hidden.isdisjoint(sites)
 
     def finding(
         self,

@@ -143,11 +143,28 @@ def test_two_engines_with_the_same_mistake_are_not_in_agreement(
     assert found.at_fault == "both"
 
 
-def test_a_site_that_the_oracle_does_not_show_is_named(model: Path, honest: Values) -> None:
-    site = Site(step=0, layer=1, name="Kcur")
-    judge = judged(model, {k: v for k, v in honest.items() if k != site}, honest)
-    assert judge.missing == [site]
-    assert len(judge.findings) == len(honest) - 1
+@pytest.mark.parametrize(
+    ("name", "layer", "readers"),
+    [
+        ("Kcur", 1, ["Kcur_rope-1"]),
+        ("embd", None, ["attn_norm-0", "ffn_inp-0"]),
+        ("l_out", 0, ["attn_norm-1", "ffn_inp-1"]),
+        ("l_out", 1, ["result_norm"]),
+        ("attn_norm", 0, ["Qcur-0", "Kcur-0", "Vcur-0"]),
+    ],
+)
+def test_what_the_oracle_does_not_show_is_named_with_all_that_reads_it_and_accuses_nobody(
+    name: str, layer: int | None, readers: list[str], tmp_path: Path
+) -> None:
+    model = builtin("f32", tmp_path)
+    site = Site(step=0, layer=layer, name=name)
+    other = (traced(model)[site] * np.float32(1 + 2**-12)).astype(np.float32)
+    shown = traced(model, replace={site: other})  # who works on what we do not know
+    del shown[site]
+    judge = judged(model, shown, shown)
+    assert guilty(judge) == []
+    assert sorted(map(str, judge.missing)) == sorted([str(site), *readers])
+    assert len(judge.findings) == len(shown) - len(readers)
 
 
 def test_a_site_that_the_subject_does_not_show_is_a_divergence(model: Path, honest: Values) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.errors import Unsupported
-from harness.adapters._llama_cpp_versions import Binding, declare, has_field, put
+from harness.adapters._llama_cpp_versions import Binding, declare, has_field, put, type_count
 
 OLD = "llama-cpp-python 0.3.8"
 
@@ -58,3 +58,19 @@ def test_only_fields_that_a_struct_has_are_set() -> None:
     assert not hasattr(params, "kv_unified")
     assert has_field(Params, "n_ctx")
     assert not has_field(Params, "kv_unified")
+
+
+@pytest.mark.parametrize(
+    ("counted", "known", "count"),
+    [(30, 39, 39), (30, 30, 30), (43, 43, 43)],
+    ids=["0.3.8", "before BF16", "0.3.36"],
+)
+def test_types_that_the_binding_does_not_count_are_counted_by_ggml(
+    counted: int, known: int, count: int
+) -> None:
+    def name(i: int) -> bytes:
+        assert counted == 30, "a newer ggml reads behind its table"
+        return b"bf16" if i < known else b"NONE"
+
+    ggml = SimpleNamespace(ggml_type_name=name)
+    assert type_count(SimpleNamespace(GGML_TYPE_COUNT=counted), ggml) == count

@@ -42,7 +42,7 @@ class Watch:
         lib.declare(PROTOTYPES | USAGE)
         self.ggml = lib.ggml
         self.ops: dict[tuple[int, int], str] = {}  # those that were met
-        ids = range(lib.llama.GGML_TYPE_COUNT)
+        ids = range(lib.n_types)
         kinds = [lib.ggml.ggml_get_type_traits(i).contents for i in ids]
         self.types = tuple(kind.type_name.decode().upper() for kind in kinds)
         self.rows = np.zeros(ROOM, ROW)

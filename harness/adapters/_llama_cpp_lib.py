@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from engine.errors import EngineError, Unsupported
-from harness.adapters._llama_cpp_versions import Binding, declare, has_field
+from harness.adapters._llama_cpp_versions import Binding, declare, has_field, type_count
 
 MAX_DIMS, MAX_SRC, MAX_NAME, MAX_OP_PARAMS = 4, 10, 64, 64  # ggml/include/ggml.h, 0.3.36
 OBJECT_BYTES = 32  # sizeof(struct ggml_object), part of ggml_tensor_overhead()
@@ -87,6 +87,7 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {  # name: (result, *arguments)
     "ggml_nelements": (I64, P),
     "ggml_op_desc": (TEXT, P),
     "ggml_op_name": (TEXT, ctypes.c_int),
+    "ggml_type_name": (TEXT, ctypes.c_int),
     "ggml_set_abort_callback": (P, P),
     "ggml_tensor_overhead": (SIZE,),
     "gguf_free": (None, P),
@@ -140,6 +141,10 @@ class Library:
     @property
     def repacking_is_a_choice(self) -> bool:
         return has_field(self.llama.llama_model_params, "use_extra_bufts")
+
+    @property
+    def n_types(self) -> int:
+        return type_count(self.llama, self.ggml)
 
     def declare(self, prototypes: Mapping[str, tuple[Any, ...]]) -> None:
         """Give functions of ggml their types: name -> (result, *arguments)."""

@@ -17,6 +17,8 @@ MEMORY = {
     for what in ("seq_rm", "seq_cp", "seq_keep", "seq_add", "seq_div")
 }
 
+TYPES_BEFORE_BF16 = 30  # what bindings go on to count, up to 0.3.16 at least
+
 
 class Binding:
     """llama-cpp-python's low-level module under the names of 0.3.36."""
@@ -51,6 +53,19 @@ class Binding:
         old = ("llama_kv_self_clear", "llama_kv_cache_clear")
         found = next(name for name in old if hasattr(self._module, name))
         getattr(self._module, found)(memory)
+
+
+def type_count(llama: Any, ggml: Any) -> int:
+    """How many types ggml knows: asking for the traits of one behind the last aborts.
+
+    Where the binding's own count is out of date, ggml names a type that it does not know NONE;
+    newer versions read behind their table instead.
+    """
+    count: int = llama.GGML_TYPE_COUNT
+    if count == TYPES_BEFORE_BF16:
+        while ggml.ggml_type_name(count) != b"NONE":
+            count += 1
+    return count
 
 
 def declare(library: ctypes.CDLL, prototypes: Mapping[str, tuple[Any, ...]], version: str) -> None:

@@ -79,7 +79,7 @@ TENSOR_BYTES, ROW_BYTES = TENSOR.itemsize, ROW.itemsize
 NODE = -1  # a place
 N_SLOTS = 1 << 17
 MOST_NODES = N_SLOTS // 2
-MOST_ROWS = 11  # of a node: itself and ten sources
+MOST_ROWS = 12  # of a node: itself, ten sources, and what it writes into
 ALIGNED = 64
 FULL, BEFORE, STRIKE = 0, 1, 2  # what the hook is called for
 WEIGHTS = 1  # GGML_BACKEND_BUFFER_USAGE_WEIGHTS
@@ -220,9 +220,30 @@ def add_source(s: Any, address: int, index: int, place: int) -> None:
 
 
 @njit
+def writes_into_no_source(t: Any) -> Any:
+    """SET_ROWS does in versions up to 0.3.16; newer ones have what it writes into as a source."""
+    if t.view_src == 0:
+        return False
+    found, root = False, root_of(t.view_src)
+    for i in range(10):
+        found = found or (t.src[i] != 0 and root_of(t.src[i]) == root)
+    return not found
+
+
+@njit
+def add_destination(s: Any, address: int, index: int, place: int) -> None:
+    """What a node will write into, as it is before, in the place of a further source."""
+    t, root = tensor_at(address), root_of(address)
+    row = add_row(s, address, index, place)
+    row.offset = t.data - tensor_at(root).data
+    row.producer = index_of(s, root)
+    add_bytes(s, t, row)
+
+
+@njit
 def needed(s: Any, t: Any) -> Any:
-    """Bytes of the node and of its sources."""
-    total = n_bytes(s, t) + ALIGNED
+    """Bytes of the node, of its sources and of what it writes into."""
+    total = 2 * (n_bytes(s, t) + ALIGNED)
     for i in range(10):
         if t.src[i] and not is_weight(s, root_of(t.src[i])):
             total += n_bytes(s, tensor_at(t.src[i])) + ALIGNED
@@ -248,9 +269,13 @@ def asked(s: Any, address: int) -> Any:
         if s.stop:
             return True
     add_row(s, address, index, NODE)
+    after = 0
     for i in range(10):
         if t.src[i]:
             add_source(s, t.src[i], index, i)
+            after = i + 1
+    if writes_into_no_source(t):
+        add_destination(s, address, index, after)
     if s.due_ubatch == s.ubatch and s.due_index == index:
         call(s.hook, BEFORE, address)
     return True

@@ -15,11 +15,11 @@ from harness.adapters import _llama_cpp_gguf as gguf
 from harness.adapters import _llama_cpp_op as single_op
 from harness.adapters import _llama_cpp_product as product
 from harness.adapters import _llama_cpp_synth as synth
-from harness.adapters._llama_cpp_graph import ARCHITECTURES
 from harness.adapters._llama_cpp_lib import Library, TypeTraits, library
 from harness.adapters._llama_cpp_model import MAX_SEQUENCES, Context, Model
 from harness.adapters._llama_cpp_parse import parse
 from harness.adapters._llama_cpp_schedule import run_schedule
+from harness.adapters._llama_cpp_sites import ARCHITECTURES
 from harness.adapters._llama_cpp_trace import (
     CACHES,
     AttentionKind,
@@ -259,8 +259,6 @@ class LlamaCpp(Adapter, name="llama.cpp"):
             self._check_batch(batch)
         if not request.capture and not request.replace:
             return
-        if not hasattr(self.lib.ggml, "ggml_set_rows"):  # by which the map knows cells in use
-            raise Unsupported(f"no map of the graphs of {self.lib.version}")
         check_replaceable(request.replace, len(request.batches))
         architecture = self._weights().metadata("general.architecture")
         if architecture not in ARCHITECTURES:
@@ -357,11 +355,8 @@ def decoder(lib: Library, type_name: str) -> TypeTraits:
 
 
 def traits_of(lib: Library) -> dict[str, tuple[int, TypeTraits]]:
-    """Id and traits of every type that the binding counts, by the name that files of ours give it.
-
-    Asking for one behind the last aborts. (0.3.8 counts 30 of its 39, so BF16 cannot be asked for.)
-    """
-    every = [(i, lib.ggml.ggml_get_type_traits(i)) for i in range(lib.llama.GGML_TYPE_COUNT)]
+    """Id and traits of every type that ggml knows, by the name that files of ours give it."""
+    every = [(i, lib.ggml.ggml_get_type_traits(i)) for i in range(lib.n_types)]
     return {t.contents.type_name.decode().upper(): (i, t.contents) for i, t in every}
 
 

@@ -33,7 +33,7 @@ def stacked(items: list[Near], axis: int) -> Near:
 def latest(states: list[Near], node: Node) -> list[Near]:
     """The last few states, the newest first. Those of tokens before the first are left as they were
     in memory, which a node does not show."""
-    keep = int(node.params[0])
+    keep = max(1, int(node.params[0]))  # 0: of a version that has no choice and keeps the last
     if len(states) < keep:
         raise Unsupported(f"{node.op} with snapshots of earlier tokens")
     return states[::-1][:keep]
