@@ -44,7 +44,7 @@ class Products(Suite, name="products"):
                 key=("products", finding.at_fault, finding.op, finding.site.name),
             )
         yield from left_out(context, "products", found)
-        if found.all or not (found.hidden or found.not_given):
+        if found.all or not (found.not_shown or found.hidden or found.not_given):
             yield rest(context, found)
 
 
@@ -82,7 +82,7 @@ def on_sparse_inputs(context: Context) -> Findings:
     return dataclasses.replace(
         found,
         all=tuple(f for f in found.all if f.site.name in PRODUCTS),
-        not_shown=(),
+        not_shown=tuple(s for s in found.not_shown if s.name in PRODUCTS),
         hidden=tuple(s for s in found.hidden if s.name in PRODUCTS),
         not_given=tuple(s for s in found.not_given if s.name in PRODUCTS),
     )

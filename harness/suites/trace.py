@@ -1,10 +1,10 @@
 """Is every op of the subject right on the oracle's own inputs, at every named site?"""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from harness.locate import Findings, locate
-from harness.records import Verdict
+from harness.records import Site, Status, Verdict
 from harness.report.text import explain_finding, site_name
 from harness.suites.base import Context, Suite
 
@@ -14,8 +14,6 @@ class Trace(Suite, name="trace"):
 
     def run(self, context: Context) -> Iterator[Verdict]:
         found = locate(context)
-        for site in found.not_shown:
-            yield context.verdict("trace", "not-compared", f"the oracle does not show {site}")
         for finding in found.guilty:
             yield context.verdict(
                 "trace",
@@ -39,16 +37,19 @@ class Trace(Suite, name="trace"):
 
 
 def left_out(context: Context, suite: str, found: Findings) -> Iterator[Verdict]:
-    """What the subject shows not at all, or on inputs of its own only: it is accused of neither."""
-    who = context.subject.name
-    for sites, why in (
-        (found.hidden, f"{who} does not show"),
-        (found.not_given, f"the oracle's values cannot be put in before {who} computes"),
-    ):
+    """What an engine shows not at all, or on inputs that the other does not have: nobody is
+    accused of it."""
+    who, oracle = context.subject.name, context.oracle.name
+    reasons: tuple[tuple[Status, Sequence[Site], str], ...] = (
+        ("not-compared", found.not_shown, f"{oracle} does not show these, or what they read:"),
+        ("not-applicable", found.hidden, f"{who} does not show"),
+        ("not-applicable", found.not_given, f"the oracle's values cannot be put in before {who}'s"),
+    )
+    for status, sites, why in reasons:
         if sites:
             names = ", ".join(dict.fromkeys(site.name for site in sites))
             text = f"{why} {names}: {len(sites)} ops not compared"
-            yield context.verdict(suite, "not-applicable", text, {"sites": list(map(str, sites))})
+            yield context.verdict(suite, status, text, {"sites": list(map(str, sites))})
 
 
 def share(finding: Any) -> float:
