@@ -191,6 +191,6 @@ def exit_code(verdicts: Sequence[Verdict]) -> int:
     found = {v.status for v in verdicts}
     if "diverged" in found:
         return 1
-    if found & {"crashed", "timed-out", "not-compared"} or "agreed" not in found:
+    if found & {"crashed", "timed-out", "malformed", "not-compared"} or "agreed" not in found:
         return 3
     return 0

@@ -59,16 +59,6 @@ class Trace:
     engine: str
     records: tuple[TensorRecord, ...]
 
-    def __post_init__(self) -> None:
-        seen: set[Site] = set()
-        for record in self.records:
-            if record.site in seen:
-                raise ValueError(
-                    f"{self.engine} shows {record.site} more than once in step "
-                    f"{record.site.step}; give each its own name"
-                )
-            seen.add(record.site)
-
     def values(self) -> dict[Site, NDArray[Any]]:
         return {record.site: record.value for record in self.records}
 
@@ -213,7 +203,14 @@ class TimedOut:
     log: tuple[str, ...] = ()
 
 
-Outcome = Answered | Rejected | Unanswerable | Crashed | TimedOut
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Malformed:
+    """The answer is none to its question (harness.answers): expected, got."""
+
+    message: str
+
+
+Outcome = Answered | Rejected | Unanswerable | Crashed | TimedOut | Malformed
 
 
 # --- what a comparison can end in -----------------------------------------------------------
@@ -233,7 +230,9 @@ class Mismatch:
     detail: str = ""
 
 
-Status = Literal["agreed", "diverged", "excused", "not-compared", "crashed", "timed-out"]
+Status = Literal[
+    "agreed", "diverged", "excused", "not-compared", "crashed", "timed-out", "malformed"
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

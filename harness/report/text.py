@@ -13,6 +13,7 @@ MARKS = {
     "not-compared": "not compared",
     "crashed": "CRASHED",
     "timed-out": "TIMED OUT",
+    "malformed": "MALFORMED",
 }
 
 

@@ -18,6 +18,7 @@ from harness.records import (
     Answered,
     Crashed,
     Evaluation,
+    Malformed,
     Outcome,
     Rejected,
     Request,
@@ -158,6 +159,9 @@ def no_answer(engine: str, question: str, outcome: Outcome) -> NoAnswer:
         log = {"log": list(outcome.log)}
         text = f"{engine} did not answer {question} within {outcome.seconds:.0f} s"
         return NoAnswer("timed-out", text, log)
+    if isinstance(outcome, Malformed):
+        text = f"{engine} gave no proper answer to {question}: {outcome.message}"
+        return NoAnswer("malformed", text, {"engine": engine, "question": question})
     if isinstance(outcome, Unanswerable):
         return NoAnswer("not-compared", f"{engine} cannot be asked: {outcome.message}", {})
     if isinstance(outcome, Rejected):
