@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from engine.batch import Batch
 from engine.errors import EngineError, MalformedFile
 from harness.adapters.base import Adapter
-from harness.adapters.reference import Reference
 from harness.records import Captured, EngineInfo, Evaluation, Fault, FileSummary, Request
 from tests.shadow_nodes import node, normal, piece
 
@@ -137,16 +136,6 @@ class Absent(Adapter, name="fake-absent"):
         raise FileNotFoundError("no library of that name\nnot anywhere")
 
 
-class Honest(Reference, name="fake-honest"):
-    """Our own engine, which shows a graph of one node as well."""
-
-    def capture(
-        self, batches: Sequence[Batch], fault: Fault | None, emit: Callable[[Any], None]
-    ) -> Captured:
-        emit(SUM)
-        return Captured(nodes=1, views=0)
-
-
 class Apart(Adapter, name="fake-apart"):
     """Answers from a process of its own, and never what it was asked."""
 
@@ -169,15 +158,3 @@ class Apart(Adapter, name="fake-apart"):
     ) -> Captured:
         emit(SUM if fault is None else None)
         return Captured(nodes=-1, views=0)
-
-
-def lying(name: str, question: str, spoil: Callable[[Any], Any]) -> type[Adapter]:
-    """The honest engine but for its answers to one question, or for what it shows of its graph."""
-
-    def answer(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if question == "pieces":
-            return Honest.capture(self, *args, lambda piece: kwargs["emit"](spoil(piece)))
-        return spoil(getattr(Honest, question)(self, *args, **kwargs))
-
-    method = "capture" if question == "pieces" else question
-    return type("Liar", (Honest,), {method: answer}, name=name)

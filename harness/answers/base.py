@@ -27,7 +27,7 @@ def short(value: Any) -> str:
     """What came, in a few words; nothing of an engine's own is called."""
     kind = type(value)
     if kind in ARRAYS:
-        return f"{value.dtype} of shape {value.shape}"
+        return f"{str(value.dtype)[:60]} of shape {value.shape}"
     if kind is int and value.bit_length() > 64:
         return f"an int of {value.bit_length()} bits"
     if kind in (str, bytes):
@@ -51,12 +51,9 @@ class Facts:
 
 def facts_of(path: Path | None) -> Facts:
     """A file that is not there or not read tells nothing, and its engine answers for itself."""
-    if path is None:
+    if path is None or not path.is_file():
         return Facts()
-    try:
-        n_bytes = path.stat().st_size
-    except OSError:
-        return Facts()
+    n_bytes = path.stat().st_size
     try:
         with GgufFile.open(path) as file:
             return facts_in(file, n_bytes)
