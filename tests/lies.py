@@ -9,7 +9,8 @@ import numpy as np
 from engine.batch import Batch
 from harness.adapters.base import Adapter
 from harness.adapters.reference import Reference
-from harness.records import Captured, Fault, FileSummary, TensorRecord, Trace
+from harness.records import Answered, Captured, Fault, FileSummary, Outcome, TensorRecord, Trace
+from harness.runner import Session
 from tests.fake_engines import SUM
 
 Spoil = Callable[[Any], Any]
@@ -36,6 +37,18 @@ def lying(name: str, question: str, spoil: Callable[[Any], Any]) -> type[Adapter
 
     method = "capture" if question == "pieces" else question
     return type("Liar", (Honest,), {method: answer}, name=name)
+
+
+class Saying(Session):
+    """Answers whatever it is told to."""
+
+    name = "fake"
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def _ask(self, *_: Any) -> Outcome:
+        return Answered(value=self.value, seconds=0.0)
 
 
 def logits(spoil: Callable[[Any], Any]) -> Spoil:

@@ -17,13 +17,12 @@ from harness.records import (
     Fault,
     Malformed,
     Nodes,
-    Outcome,
     Request,
     TensorSummary,
 )
 from harness.runner import Runner, Session
 from harness.worker import QUESTIONS, STREAMS
-from tests.lies import EVERYWHERE
+from tests.lies import EVERYWHERE, Saying
 from tests.shadow_nodes import node
 
 
@@ -59,18 +58,6 @@ def test_an_isolated_engine_shows_no_graph_that_is_none(apart: Session) -> None:
     assert len(seen) == 1
     assert whole == Malformed(message="nodes: expected an int from 0 to 2^63 - 1, got -1")
     assert pieces == Malformed(message="a piece of the graph: expected a Nodes, got None")
-
-
-class Saying(Session):
-    """Answers whatever it is told to."""
-
-    name = "fake"
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def _ask(self, *_: Any) -> Outcome:
-        return Answered(value=self.value, seconds=0.0)
 
 
 BYTES = np.zeros(36, np.uint8)

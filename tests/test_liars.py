@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from engine.batch import Batch
+from engine.errors import EngineError
 from harness.adapters.gguf_py import GgufPy
 from harness.bisect.bisection import bisect
 from harness.check import BadInput, Plan, exit_code, open_plan
+from harness.fuzzers._batch_judge import Judge
+from harness.fuzzers._schedule import Schedule
 from harness.fuzzers.base import FuzzPlan
 from harness.fuzzers.tokens import Tokens
 from harness.records import EXACT, Nodes
@@ -17,7 +20,7 @@ from harness.report.jsonl import read_report
 from harness.run import Listener, run_plans
 from harness.runner import Runner
 from harness.suites.base import NoAnswer
-from tests.lies import EVERYWHERE, LIES, UNTRUE, Spoil, lying
+from tests.lies import EVERYWHERE, LIES, UNTRUE, Saying, Spoil, lying
 from tests.models import written
 
 
@@ -174,3 +177,23 @@ def test_two_tokenizers_that_lie_alike_do_not_agree(model: Path) -> None:
     found = list(Tokens().run(plan, lambda *_: None))
     assert exit_code(found) == 3
     assert "agreed" not in {v.status for v in found}
+
+
+def test_an_engine_that_refuses_to_decode_diverges_in_a_report_that_is_whole(
+    model: Path, tmp_path: Path
+) -> None:
+    def refuse(_: Any) -> None:
+        raise EngineError("no such type here")
+
+    lying("fake-refuser", "dequantize", refuse)
+    code, rows = checked(plan_for(model, suites=("dequant",), engine="fake-refuser"), tmp_path)
+    assert ({row["status"] for row in rows}, code) == ({"diverged"}, 1)
+    assert {row["key"] for row in rows} == {"dequant/diverged"}
+
+
+def test_a_schedule_that_is_not_answered_properly_ends_in_a_difference() -> None:
+    case = Schedule(n_ctx=8, n_ubatch=8, n_seq=1, unified=True, steps=(("clear",),))
+    found = Judge(Saying([]), Saying([]))(case)
+    assert found is not None
+    assert (found.symptom, found.who) == ("malformed", "fake")
+    assert "expected a list of 1 steps, got a list of 0" in found.text
