@@ -207,6 +207,6 @@ def exit_code(verdicts: Sequence[Verdict]) -> int:
         return 1
     if "internal" in found:
         return 2
-    if found & {"crashed", "timed-out", "not-compared"} or "agreed" not in found:
+    if found & {"crashed", "timed-out", "malformed", "not-compared"} or "agreed" not in found:
         return 3
     return 0

@@ -9,6 +9,7 @@ from typing import Any
 from harness.check import BadInput
 from harness.records import PRESETS, Answered, Rejected, Settings, Unanswerable
 from harness.runner import Runner, Session
+from harness.suites.base import no_answer
 
 
 def answer(session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
@@ -18,7 +19,7 @@ def answer(session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
         return outcome.value
     if isinstance(outcome, Rejected | Unanswerable):
         raise BadInput(f"{session.name}: {outcome.message}")
-    raise BadInput(f"{session.name} gave no answer to {question}: {outcome}")
+    raise BadInput(no_answer(session.name, question, outcome).summary)
 
 
 def opened(path: Path, engine: str, settings: Settings) -> Session:

@@ -59,16 +59,6 @@ class Trace:
     engine: str
     records: tuple[TensorRecord, ...]
 
-    def __post_init__(self) -> None:
-        seen: set[Site] = set()
-        for record in self.records:
-            if record.site in seen:
-                raise ValueError(
-                    f"{self.engine} shows {record.site} more than once in step "
-                    f"{record.site.step}; give each its own name"
-                )
-            seen.add(record.site)
-
     def values(self) -> dict[Site, NDArray[Any]]:
         return {record.site: record.value for record in self.records}
 
@@ -215,7 +205,14 @@ class TimedOut:
     log: tuple[str, ...] = ()
 
 
-Outcome = Answered | Rejected | Unanswerable | Crashed | TimedOut
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Malformed:
+    """The answer is none to its question (harness.answers): expected, got."""
+
+    message: str
+
+
+Outcome = Answered | Rejected | Unanswerable | Crashed | TimedOut | Malformed
 
 
 # --- what a comparison can end in -----------------------------------------------------------
@@ -236,7 +233,8 @@ class Mismatch:
 
 
 # not-compared: asked for and expected, but it could not be done; not-applicable: the model has no
-# such thing, or the engine says that it does not offer it; internal: a defect of Lockstep
+# such thing, or the engine says that it does not offer it; malformed: an answer that is none to the
+# question; internal: a defect of Lockstep
 Status = Literal[
     "agreed",
     "diverged",
@@ -245,6 +243,7 @@ Status = Literal[
     "not-applicable",
     "crashed",
     "timed-out",
+    "malformed",
     "internal",
 ]
 

@@ -17,23 +17,26 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
 from harness.adapters import adapter_class
 from harness.adapters.base import Adapter
+from harness.answers import Facts, MalformedAnswer, check_answer, check_piece, facts_of
 from harness.environments import python_of, variables
 from harness.records import (
     Answered,
     Crashed,
+    Malformed,
     Outcome,
     Rejected,
     Settings,
     TimedOut,
     Unanswerable,
 )
-from harness.wire import Channel, Closed, WireError, pack
+from harness.wire import Channel, Closed, WireError, WrongField, pack
 from harness.worker import QUESTIONS, STREAMS, failure
 
 LOG_LINES = 50
@@ -46,6 +49,12 @@ class Session:
     """One engine with one model and one preset; a context manager."""
 
     name: str  # the adapter's
+    model: Path | None = None
+
+    @cached_property
+    def facts(self) -> Facts:
+        """What answers are held against; our own reader looks once, when the first comes."""
+        return facts_of(self.model)
 
     @property
     def pid(self) -> int | None:
@@ -56,7 +65,7 @@ class Session:
         """The outcome of calling the adapter's method of that name."""
         if question not in QUESTIONS:
             raise ValueError(f"no question named {question!r} (known: {', '.join(QUESTIONS)})")
-        return self._ask(question, args, kwargs)
+        return self._checked(question, args, kwargs, self._ask(question, args, kwargs))
 
     def stream(
         self, question: str, consume: Callable[[Any], None], *args: Any, **kwargs: Any
@@ -67,7 +76,35 @@ class Session:
         """
         if question not in STREAMS:
             raise ValueError(f"no stream named {question!r} (known: {', '.join(STREAMS)})")
-        return self._ask(question, args, kwargs, consume)
+
+        failed: list[Exception] = []
+
+        def checked(piece: Any) -> None:
+            try:
+                check_piece(question, piece, self.facts, args, kwargs)
+                consume(piece)
+            except Exception as error:
+                failed.append(error)
+                raise
+
+        try:
+            outcome = self._ask(question, args, kwargs, checked)
+            if failed:  # an engine in this process sees it as well, and may keep it
+                raise failed[0]
+        except MalformedAnswer as error:
+            return Malformed(message=str(error))
+        return self._checked(question, args, kwargs, outcome)
+
+    def _checked(
+        self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any], outcome: Outcome
+    ) -> Outcome:
+        """No suite sees an answer that is none to its question."""
+        if isinstance(outcome, Answered):
+            try:
+                check_answer(question, outcome.value, self.facts, args, kwargs)
+            except MalformedAnswer as error:
+                return Malformed(message=str(error))
+        return outcome
 
     def _ask(
         self,
@@ -175,6 +212,7 @@ class IsolatedSession(Session):
         self.opening = opening
         self.python = python
         self.name = str(opening["adapter"])
+        self.model = None if opening["model"] is None else Path(opening["model"])
         self.time_limit = time_limit
         self.worker: Worker | None = None
 
@@ -207,6 +245,9 @@ class IsolatedSession(Session):
         except Closed:
             death = self.worker.death() if self.worker else "did not start"
             return Crashed(message=f"{who} {death} during {question}", log=self._end())
+        except WrongField as error:
+            self._end()
+            return Malformed(message=str(error))
         except WireError as error:
             return Crashed(message=f"{who} sent garbage: {error}", log=self._end())
         except BaseException:
@@ -351,4 +392,6 @@ def outcome_of(answer: Any) -> Outcome:
             return Unanswerable(message=message)
         case {"kind": "crashed", "message": str(message)}:
             return Crashed(message=message)
+        case {"kind": "malformed", "message": str(message)}:
+            return Malformed(message=message)
     raise WireError("an answer must be a value, a refusal or a crash")

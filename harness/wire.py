@@ -77,6 +77,10 @@ class WireError(Exception):
     """The bytes are no message, or the value is none that may cross."""
 
 
+class WrongField(WireError):
+    """A record of a whole message holds what its annotations do not allow."""
+
+
 class Closed(Exception):
     """The other side is gone."""
 
@@ -272,7 +276,7 @@ def build_record(tag: Any, held: Any, arrays: Sequence[NDArray[Any]]) -> Any:
     values = {name: build(value, arrays) for name, value in held.items()}
     for name, value in values.items():
         if not fits(value, hints[name]):
-            raise WireError(f"{tag}.{name} must be {hints[name]}, got a {type(value).__name__}")
+            raise WrongField(f"{tag}.{name} must be {hints[name]}, got a {type(value).__name__}")
     return RECORDS[tag](**values)
 
 

@@ -85,6 +85,8 @@ def failure(error: Exception) -> dict[str, str]:
     """What an exception says about the engine that raised it."""
     if isinstance(error, Unsupported):
         return {"kind": "unanswerable", "message": str(error)}
+    if isinstance(error, WireError):
+        return {"kind": "malformed", "message": str(error)}
     if isinstance(error, EngineError):
         return {"kind": "rejected", "message": f"{type(error).__name__}: {error}"}
     if isinstance(error, MemoryError):

@@ -15,6 +15,10 @@ from engine.batch import Batch
 from engine.errors import EngineError, MalformedFile
 from harness.adapters.base import Adapter
 from harness.records import Captured, EngineInfo, Evaluation, Fault, FileSummary, Request
+from tests.shadow_nodes import node, normal, piece
+
+X = normal(1, 2, 8)
+SUM = piece(node("ADD", X + X, X, X))
 
 
 class Fake(Adapter, name="fake"):
@@ -47,7 +51,7 @@ class Fake(Adapter, name="fake"):
     ) -> Captured:
         """As many pieces as there are tokens; then as the fault's kind says."""
         for token in batches[0].tokens:
-            emit(np.full(3, token))
+            emit(piece(node("ADD", np.full(3, token, np.float32))))
         if fault is not None:
             getattr(self, fault.kind)()
         return Captured(nodes=len(batches[0]), views=0)
@@ -130,3 +134,27 @@ class Absent(Adapter, name="fake-absent"):
 
     def describe(self) -> EngineInfo:
         raise FileNotFoundError("no library of that name\nnot anywhere")
+
+
+class Apart(Adapter, name="fake-apart"):
+    """Answers from a process of its own, and never what it was asked."""
+
+    isolated = True
+
+    def evaluate(self, request: Request) -> Evaluation:
+        return Evaluation(logits=(), trace=None)
+
+    def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+        return raw.astype(np.float32)[:-1]
+
+    def describe(self) -> EngineInfo:
+        return EngineInfo(engine=self.name, version=None)  # type: ignore[arg-type]
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        return (token for token in prompt)  # type: ignore[return-value]
+
+    def capture(
+        self, batches: Sequence[Batch], fault: Fault | None, emit: Callable[[Any], None]
+    ) -> Captured:
+        emit(SUM if fault is None else None)
+        return Captured(nodes=-1, views=0)

@@ -194,11 +194,12 @@ def test_an_engine_that_refuses_is_not_passed_over(
     assert str(error) in found[0].summary
 
 
-def test_too_few_weights_are_a_divergence() -> None:
+def test_too_few_weights_are_no_answer_and_one_block_shows_it() -> None:
     (verdict,) = campaign(WeightFormat.named("Q4_0"), lambda kind, raw: kind.dequantize(raw)[:-1])
-    assert verdict.status == "diverged"
+    assert verdict.status == "malformed"
     assert verdict.key
-    assert "weights for" in verdict.summary
+    assert "expected float32 of shape (" in verdict.summary
+    assert "--block" in verdict.repro
 
 
 def test_plain_numbers_that_the_oracle_cannot_decode_are_held_against_the_standard() -> None:

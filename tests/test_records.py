@@ -25,11 +25,6 @@ def test_a_record_cannot_be_changed(cls: type) -> None:
             setattr(instance, field.name, None)
 
 
-def test_a_trace_refuses_a_site_that_it_has_already() -> None:
-    with pytest.raises(ValueError, match=r"llama shows Qcur-1 more than once in step 0"):
-        Trace(engine="llama", records=(record("Qcur", 1), record("Kcur", 1), record("Qcur", 1)))
-
-
 def test_the_same_name_in_another_layer_or_step_is_another_site() -> None:
     three = (record("Qcur", 0), record("Qcur", 1), record("Qcur", 0, step=1))
     assert len(Trace(engine="x", records=three).values()) == 3

@@ -232,29 +232,6 @@ GARBAGE: dict[str, tuple[bytes, str]] = {
         ),
         "Evaluation.logits must be",
     ),
-    "site twice in a trace": (
-        holding(
-            {
-                "$": "Trace",
-                "v": {
-                    "engine": "e",
-                    "records": {
-                        "$": "tuple",
-                        "v": [
-                            {
-                                "$": "TensorRecord",
-                                "v": {"site": site(), "value": {"$": "array", "v": 0}},
-                            }
-                        ]
-                        * 2,
-                    },
-                },
-            },
-            [["float32", [1]]],
-            bytes(4),
-        ),
-        "more than once",
-    ),
 }
 
 

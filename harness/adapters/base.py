@@ -28,7 +28,8 @@ class Adapter(Registered):
     """One engine with one model and one preset; override the questions that it can answer.
 
     An engine's refusal of its input is an `EngineError`; everything else that goes wrong is a bug,
-    of the engine or of its adapter, and is reported as a crash.
+    of the engine or of its adapter, and is reported as a crash. Answers are held against what is
+    said below (harness.answers) before anything is compared.
     """
 
     isolated = False  # True: must be asked in a process of its own (harness.runner does)
@@ -65,6 +66,7 @@ class Adapter(Registered):
         raise Unsupported(f"{self.name} does not detokenize")
 
     def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Every weight of whole blocks, in one row."""
         raise Unsupported(f"{self.name} does not expose its weight decoders")
 
     def multiply(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.fuzzers._schedule import Row, Schedule
-from harness.records import Answered, Crashed, Outcome, Rejected, TimedOut, Unanswerable
+from harness.records import Answered, Crashed, Malformed, Outcome, Rejected, TimedOut, Unanswerable
 from harness.runner import Session
 from harness.synth.small import N_VOCAB
 
@@ -69,10 +69,10 @@ class Judge:
         match outcome:
             case Answered(value=answers):
                 return list(answers)
-            case Rejected(message=text) | Unanswerable(message=text) | Crashed(message=text):
-                symptom = type(outcome).__name__.lower()
             case TimedOut(seconds=seconds):
                 symptom, text = "timed-out", f"no answer in {seconds:.0f} s"
+            case Rejected() | Unanswerable() | Crashed() | Malformed():
+                symptom, text = type(outcome).__name__.lower(), outcome.message
         words = [line for line in getattr(outcome, "log", ()) if "GGML_ASSERT" in line]
         told = [line.rpartition("GGML_ASSERT")[2] for line in words[:1]]
         return Difference(symptom=symptom, step=-1, name="", text="; ".join([text, *told]))

@@ -16,7 +16,7 @@ from harness.fuzzers._differences import Differences, symptom_of
 from harness.fuzzers._examples import SAME, Examiner, Example, decoded_by
 from harness.fuzzers._known import Known, entry_for, known_divergences
 from harness.fuzzers.base import FuzzPlan, Progress
-from harness.records import Answered, Crashed, Status, Unanswerable, Verdict
+from harness.records import Answered, Crashed, Malformed, Status, Unanswerable, Verdict
 from harness.runner import Session
 from harness.suites.base import NoAnswer, no_answer
 
@@ -193,12 +193,12 @@ class Campaign:
         return self.verdict("agreed", text, counts)
 
     def unanswered(self, error: NoAnswer) -> Verdict:
-        """A crash is narrowed down to one block, if one block alone is enough."""
+        """A crash or a lie is narrowed down to one block, if one block alone is enough."""
         options = ["--seed", str(self.plan.seed), "--start", str(self.done)]
         options += ["--cases", str(self.step)]
-        if error.status == "crashed" and not self.plan.given:
+        if error.status in ("crashed", "malformed") and not self.plan.given:
             stop = min(self.done + self.step, self.plan.start + self.plan.cases)
-            block = self.crashing_block(self.cases.blocks(self.done, stop))
+            block = self.failing_block(self.cases.blocks(self.done, stop))
             options = options if block is None else ["--block", block.tobytes().hex()]
         repro = self.plan.command("quants", self.kind.name, *options)
         key = "" if error.status == "not-compared" else error.status
@@ -206,16 +206,16 @@ class Campaign:
             error.status, error.summary, {**self.counts(), **error.detail}, key, repro
         )
 
-    def crashing_block(self, raw: Bytes) -> Bytes | None:
+    def failing_block(self, raw: Bytes) -> Bytes | None:
         session, size = self.subject.other, self.kind.layout.itemsize
-        if not isinstance(session.ask("dequantize", self.kind.name, raw), Crashed):
-            return None  # then the oracle did, or it does not happen every time
+        if not isinstance(session.ask("dequantize", self.kind.name, raw), Crashed | Malformed):
+            return None  # then the oracle failed, or it does not happen every time
         while raw.size > size:
             middle = raw.size // size // 2 * size
             halves = (raw[:middle], raw[middle:])
             outcomes = (session.ask("dequantize", self.kind.name, half) for half in halves)
-            crashed = (isinstance(outcome, Crashed) for outcome in outcomes)
-            found = next((h for h, bad in zip(halves, crashed, strict=True) if bad), None)
+            failed = (isinstance(outcome, Crashed | Malformed) for outcome in outcomes)
+            found = next((h for h, bad in zip(halves, failed, strict=True) if bad), None)
             if found is None:
                 return None
             raw = found

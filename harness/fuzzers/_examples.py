@@ -11,7 +11,7 @@ from harness.fuzzers._differences import Differences, alike, in_words, symptom_o
 from harness.fuzzers._small_blocks import block_in_words, fields_used, shrink
 from harness.records import Answered, Outcome
 from harness.runner import Session
-from harness.suites.base import NoAnswer, no_answer
+from harness.suites.base import no_answer
 
 SAME = ("", "nan-sign")
 
@@ -50,9 +50,6 @@ def decoded_by(session: Session, kind: type[WeightFormat], raw: Bytes) -> F32:
     if not isinstance(outcome, Answered):
         raise no_answer(session.name, "dequantize", outcome)
     values: F32 = outcome.value
-    if values.size * kind.layout.itemsize != raw.size * kind.weights:
-        text = f"{session.name} gives {values.size} weights for {raw.size} bytes"
-        raise NoAnswer("diverged", text, {"engine": session.name})
     return values
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.records import Answered, Crashed, Outcome, Rejected, TimedOut
+from harness.records import Answered, Crashed, Malformed, Outcome, Rejected, TimedOut
 from harness.runner import Session
 from harness.suites.base import no_answer
 
@@ -20,12 +20,12 @@ class GivenUp(Exception):
 class Failure:
     """What became of an input that has no answer."""
 
-    status: str  # "diverged" for a refusal, "crashed", "timed-out"
+    status: str  # "diverged" for a refusal, "malformed", "crashed", "timed-out"
     text: str
 
     @property
     def deadly(self) -> bool:
-        return self.status != "diverged"
+        return self.status in ("crashed", "timed-out")
 
 
 @dataclass(kw_only=True)
@@ -40,9 +40,9 @@ class Asker:
         if not items:
             return []
         outcome = self.session.ask(question, list(items), **flags)
-        if isinstance(outcome, Answered) and len(outcome.value) == len(items):
+        if isinstance(outcome, Answered):
             return list(outcome.value)
-        failure = self.failure(question, len(items), outcome)
+        failure = self.failure(question, outcome)
         if len(items) == 1:
             return [failure]
         middle = len(items) // 2
@@ -51,13 +51,13 @@ class Asker:
             *self(question, items[middle:], **flags),
         ]
 
-    def failure(self, question: str, n: int, outcome: Outcome) -> Failure:
-        if isinstance(outcome, Answered):
-            return Failure("diverged", f"{len(outcome.value)} answers to {n} questions")
-        if not isinstance(outcome, Rejected | Crashed | TimedOut):
-            raise no_answer(self.session.name, question, outcome)
+    def failure(self, question: str, outcome: Outcome) -> Failure:
         if isinstance(outcome, Rejected):
             return Failure("diverged", f"refused: {outcome.message}")
+        if isinstance(outcome, Malformed):
+            return Failure("malformed", f"no proper answer: {outcome.message}")
+        if not isinstance(outcome, Crashed | TimedOut):
+            raise no_answer(self.session.name, question, outcome)
         self.deaths += 1
         error = no_answer(self.session.name, question, outcome)
         words = [line.strip() for line in outcome.log if any(t in line for t in TELLING)]

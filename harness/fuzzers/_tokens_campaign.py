@@ -67,12 +67,15 @@ class Campaign:
     texts: int = 0
     runs: int = 0
     refused: int = 0  # inputs that the refuser refuses
+    refused_texts: int = 0  # of them, texts
     confirmed: list[tuple[str, Any, Failure, Failure]] = field(default_factory=list)
 
     def encode(self, cases: Sequence[tuple[int, bytes]], flags: Flags) -> list[tuple[int, Any]]:
         """Compare texts; by number of the case, the oracle's ids, for the way back."""
         self.texts += len(cases)
+        before = self.refused
         answers = self.compare("encode", cases, flags)
+        self.refused_texts += self.refused - before
         return [(at, tuple(ids)) for at, ids in answers if not isinstance(ids, Failure)]
 
     def decode(self, cases: Sequence[tuple[int, tuple[int, ...]]], flags: Flags) -> None:

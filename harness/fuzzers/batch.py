@@ -182,7 +182,7 @@ class Campaign:
     def told(
         self, small: Schedule, last: Difference, known: KnownSchedule | None, key: str
     ) -> Verdict:
-        status = "crashed" if last.symptom in DEADLY else "diverged"
+        status = last.symptom if last.symptom in (*DEADLY, "malformed") else "diverged"
         who = f"{last.who}: " if last.who else ""
         text = f"{who}after {small.names}, {last.text}"
         detail = {

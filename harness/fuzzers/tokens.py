@@ -165,7 +165,8 @@ class Vocabulary:
             summary = f"{campaign.texts:,} texts and {campaign.runs:,} lists of ids agree"
             if campaign.refused:
                 summary += f"; {campaign.refused:,} are refused"
-            yield self.verdict("agreed" if campaign.texts else "not-compared", summary, counts)
+            compared = campaign.texts > campaign.refused_texts
+            yield self.verdict("agreed" if compared else "not-compared", summary, counts)
         if campaign.confirmed:
             way, given, want, got = min(campaign.confirmed, key=lambda row: len(row[1]))
             summary = f"neither engine takes {given!r}: {want.text}; {self.plan.engine} {got.text}"

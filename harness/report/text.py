@@ -14,6 +14,7 @@ MARKS = {
     "not-applicable": "not applicable",
     "crashed": "CRASHED",
     "timed-out": "TIMED OUT",
+    "malformed": "MALFORMED",
     "internal": "INTERNAL",
 }
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from engine.batch import Batch
 from engine.errors import EngineError
 from engine.ops.ggml.base import Node, Operand, layout
+from harness.answers import MalformedAnswer
 from harness.records import ANY_KIND, Fault, Nodes, Outcome
 from harness.runner import Session
-from harness.wire import WireError
 
 LAYER = re.compile(r"-(\d+)(?: \(|$)|blk\.(\d+)\.|_l(\d+)\b")  # in llama.cpp's names
 NODE = -1  # a place
@@ -28,25 +28,24 @@ def capture(
 ) -> Outcome:
     """Have every node consumed that the engine computes for the batches."""
 
-    def each(piece: Any) -> None:
+    def each(piece: Nodes) -> None:
         for node in nodes_of(piece):
             consume(node)
 
     return session.stream("capture", each, tuple(batches), fault)
 
 
-def nodes_of(piece: Any) -> Iterator[Node]:
-    """Raises WireError for what holds no nodes."""
-    if not isinstance(piece, Nodes):
-        raise WireError(f"the engine shows a {type(piece).__name__}, expected Nodes")
+def nodes_of(piece: Nodes) -> Iterator[Node]:
+    """Raises MalformedAnswer for a row that is no node."""
     if len(piece.place) and piece.place[0] != NODE:
-        raise WireError(f"a source of {len(piece.place)} rows comes before the first node")
+        raise MalformedAnswer("the first row", "a node", int(piece.place[0]))
     starts = [*np.flatnonzero(piece.place == NODE).tolist(), len(piece.place)]
     for first, end in pairwise(starts):
         try:
             node = node_of(piece, first, end)
         except (EngineError, LookupError, TypeError, ValueError) as error:
-            raise WireError(f"row {first} of {len(piece.place)} is no node: {error}") from error
+            where = f"row {first} of {len(piece.place)}"
+            raise MalformedAnswer(where, "a node", str(error)) from error
         yield node
 
 

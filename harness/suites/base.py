@@ -21,6 +21,7 @@ from harness.records import (
     Crashed,
     EngineInfo,
     Evaluation,
+    Malformed,
     Outcome,
     Rejected,
     Request,
@@ -171,6 +172,9 @@ def no_answer(engine: str, question: str, outcome: Outcome) -> NoAnswer:
         log = {"log": list(outcome.log)}
         text = f"{engine} did not answer {question} within {outcome.seconds:.0f} s"
         return NoAnswer("timed-out", text, log)
+    if isinstance(outcome, Malformed):
+        text = f"{engine} gave no proper answer to {question}: {outcome.message}"
+        return NoAnswer("malformed", text, {"engine": engine, "question": question})
     if isinstance(outcome, Unanswerable):
         return NoAnswer("not-compared", f"{engine} cannot be asked: {outcome.message}", {})
     if isinstance(outcome, Rejected):

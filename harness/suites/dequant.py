@@ -1,6 +1,8 @@
 """Do both engines read the same weights out of the file, bit for bit?"""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.ggml_types import type_by_name
+from engine.gguf_file import GgufFile
+from harness.adapters.reference import summary_of
 from harness.compare import mismatch_between
 from harness.records import FileSummary, TensorSummary, Verdict
 from harness.runner import Session
@@ -20,31 +24,31 @@ class Dequant(Suite, name="dequant"):
     order = 30
 
     def run(self, context: Context) -> Iterator[Verdict]:
-        oracle: FileSummary = context.ask(context.oracle, "metadata")
-        subject: FileSummary = context.ask(context.subject, "metadata")
-        theirs = {t.name: t for t in subject.tensors}
+        """Every tensor that the oracle's file holds, whatever the engines say that it holds."""
+        oracle = Side.of(context, context.oracle, context.model)
+        subject = Side.of(context, context.subject, context.subject_model)
+        if not oracle.held:
+            yield context.verdict("dequant", "not-applicable", "the file holds no tensors")
         agreed: dict[str, list[int]] = {}
-        for i, tensor in enumerate(oracle.tensors):
-            context.progress(f"weights {i + 1}/{len(oracle.tensors)}: {tensor.name}")
-            other = theirs.get(tensor.name)
-            if other is None or (other.ne, other.type) != (tensor.ne, tensor.type):
-                yield context.verdict(
-                    "dequant",
-                    "not-compared",
-                    f"{tensor.name}: the two files hold different kinds of tensor",
-                )
-                continue
+        for i, tensor in enumerate(oracle.held.values()):
+            context.progress(f"weights {i + 1}/{len(oracle.held)}: {tensor.name}")
             try:
-                wrong = compare_tensor(context, (oracle, tensor), (subject, other))
+                wrong = why_not(tensor, oracle, subject) or compare_tensor(
+                    context, tensor, oracle, subject
+                )
             except NoAnswer as error:
                 if error.status == "crashed":
                     raise
-                yield context.verdict("dequant", error.status, f"{tensor.name}: {error.summary}")
+                key = ("dequant", error.status) if error.status == "diverged" else ()
+                text = f"{tensor.name}: {error.summary}"
+                yield context.verdict("dequant", error.status, text, error.detail, key)
                 continue
-            if wrong is not None:
+            if isinstance(wrong, str):
+                yield context.verdict("dequant", "not-compared", f"{tensor.name}: {wrong}")
+            elif wrong is not None:
                 yield wrong
             else:
-                agreed.setdefault(tensor.type, []).append(int(np.prod(tensor.ne)))
+                agreed.setdefault(tensor.type, []).append(prod(tensor.ne))
         for kind, sizes in sorted(agreed.items()):
             yield context.verdict(
                 "dequant",
@@ -53,35 +57,73 @@ class Dequant(Suite, name="dequant"):
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One engine with its file: what it lists, and what our own reader finds there."""
+
+    session: Session
+    path: Path
+    data_offset: int  # as the engine says
+    listed: Mapping[str, TensorSummary]
+    held: Mapping[str, TensorSummary]
+
+    @classmethod
+    def of(cls, context: Context, session: Session, path: Path) -> "Side":
+        said: FileSummary = context.ask(session, "metadata")
+        with GgufFile.open(path) as file:
+            held = summary_of(file).tensors
+        return cls(
+            session=session,
+            path=path,
+            data_offset=said.data_offset,
+            listed={t.name: t for t in said.tensors},
+            held={t.name: t for t in held},
+        )
+
+    def lacks(self, name: str) -> str:
+        """Why its tensor cannot be decoded as the file has it; "" if it can."""
+        if name not in self.listed:
+            return f"{self.session.name} does not list it"
+        said, held = form(self.listed[name]), form(self.held[name])
+        return "" if said == held else f"{self.session.name} lists {said}, the file holds {held}"
+
+
+def form(tensor: TensorSummary) -> str:
+    return f"{tensor.type} {tensor.ne} of {tensor.n_bytes} bytes"
+
+
+def why_not(tensor: TensorSummary, oracle: Side, subject: Side) -> str:
+    """Why a tensor of the oracle's file is not compared; "" if it is."""
+    other = subject.held.get(tensor.name)
+    if other is None or form(other) != form(tensor):
+        return "the two files hold different kinds of tensor"
+    if not tensor.n_bytes:
+        return "it holds no weights"
+    return oracle.lacks(tensor.name) or subject.lacks(tensor.name)
+
+
 def compare_tensor(
-    context: Context,
-    oracle: tuple[FileSummary, TensorSummary],
-    subject: tuple[FileSummary, TensorSummary],
+    context: Context, tensor: TensorSummary, oracle: Side, subject: Side
 ) -> Verdict | None:
-    kind = type_by_name(oracle[1].type)
-    n_blocks = oracle[1].n_bytes // kind.bytes
+    kind = type_by_name(tensor.type)
+    n_blocks = tensor.n_bytes // kind.bytes
     per_chunk = CHUNK // kind.block
     for start in range(0, n_blocks, per_chunk):
         span = slice(start * kind.bytes, min(start + per_chunk, n_blocks) * kind.bytes)
-        expected = decoded(context, context.oracle, context.model, *oracle, span)
-        actual = decoded(context, context.subject, context.subject_model, *subject, span)
+        expected = decoded(context, oracle, tensor, span)
+        actual = decoded(context, subject, tensor, span)
         if not np.array_equal(bits(expected), bits(actual)):
-            return divergence(context, oracle[1], start * kind.block, expected, actual)
+            return divergence(context, tensor, start * kind.block, expected, actual)
     return None
 
 
 def decoded(
-    context: Context,
-    session: Session,
-    path: Path,
-    file: FileSummary,
-    tensor: TensorSummary,
-    span: slice,
+    context: Context, side: Side, tensor: TensorSummary, span: slice
 ) -> NDArray[np.float32]:
     """A run of blocks, read from the file where the engine itself says that it lies."""
-    at = file.data_offset + tensor.offset + span.start
-    raw = np.fromfile(path, np.uint8, count=span.stop - span.start, offset=at)
-    values: NDArray[np.float32] = context.ask(session, "dequantize", tensor.type, raw)
+    at = side.data_offset + side.listed[tensor.name].offset + span.start
+    raw = np.fromfile(side.path, np.uint8, count=span.stop - span.start, offset=at)
+    values: NDArray[np.float32] = context.ask(side.session, "dequantize", tensor.type, raw)
     return values
 
 

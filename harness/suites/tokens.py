@@ -84,6 +84,8 @@ class Tokens(Suite, name="tokens"):
         if not isinstance(outcome, Crashed | Rejected):
             raise error
         reply = context.subject.ask("tokenize", [BEYOND])
+        if not isinstance(reply, Answered | Rejected | Crashed):
+            raise no_answer(context.subject.name, "tokenize", reply)
         words = reply.message if isinstance(reply, Rejected | Crashed) else "answers"
         return context.verdict(
             "tokens",

@@ -1,0 +1,157 @@
+"""Answers about runs of a model: logits, traces, nodes of a graph, schedules."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.batch import Batch
+from engine.trace import SITES
+from harness.answers.base import (
+    Facts,
+    MalformedAnswer,
+    expect_array,
+    expect_many,
+    expect_plain,
+    expect_record,
+    expect_size,
+    expect_type,
+)
+from harness.records import (
+    Captured,
+    Evaluation,
+    Fault,
+    Nodes,
+    Request,
+    Site,
+    TensorRecord,
+    Trace,
+)
+
+OUTSIDE = ("embd", "result_norm", "result_output")  # sites of no layer
+STEP = {"code", "pos", "ubatches", "slots", "order", "logits"}
+WIDTHS = {"ne": 4, "nb": 4, "params": 16, "name": 64, "weight": 64}  # of columns; others are flat
+
+
+def check_evaluate(value: Any, facts: Facts, request: Request) -> None:
+    expect_type(value, Evaluation, "the run")
+    check_logits(value.logits, facts, request.batches)
+    if not request.capture:
+        expect_type(value.trace, type(None), "the trace that nobody asked for")
+        return
+    expect_record(value.trace, Trace, "the trace")
+    if not value.trace.records:
+        raise MalformedAnswer("the trace", "at least one site", value.trace.records)
+    check_sites(value.trace, facts, request.batches)
+
+
+def check_logits(value: Any, facts: Facts, batches: Sequence[Batch]) -> None:
+    """(outputs, vocabulary) for each batch; NaN is a number like any other."""
+    expect_type(value, tuple, "the logits")
+    if len(value) != len(batches):
+        raise MalformedAnswer("the logits", f"those of {len(batches)} batches", value)
+    n_vocab = facts.n_vocab
+    for i, (logits, batch) in enumerate(zip(value, batches, strict=True)):
+        outputs = int(np.count_nonzero(batch.outputs))
+        expect_array(logits, np.float32, (outputs, n_vocab), f"the logits of batch {i}")
+        n_vocab = logits.shape[1]
+
+
+def check_sites(trace: Trace, facts: Facts, batches: Sequence[Batch]) -> None:
+    cells = np.cumsum([len(batch) for batch in batches]).tolist()
+    seen: set[Site] = set()
+    for record in trace.records:
+        expect_record(record, TensorRecord, "a record of the trace")
+        site = record.site
+        check_site(site, facts, len(batches))
+        where = f"{site} of step {site.step}"
+        if site in seen:
+            raise MalformedAnswer(where, "each site once", "it twice")
+        seen.add(site)
+        batch = batches[site.step]
+        rows = {len(batch), int(np.count_nonzero(batch.outputs))}
+        check_tensor(record, facts, rows, cells[site.step], where)
+
+
+def check_site(site: Any, facts: Facts, steps: int) -> None:
+    expect_record(site, Site, "a site of the trace")
+    if site.name not in SITES:
+        raise MalformedAnswer("the trace", "sites of engine.trace", site.name)
+    if not 0 <= site.step < steps:
+        raise MalformedAnswer(f"the step of {site.name}", f"0 to {steps - 1}", site.step)
+    where = f"the layer of {site.name} in step {site.step}"
+    if (site.layer is None) is not (site.name in OUTSIDE):
+        raise MalformedAnswer(where, "none" if site.name in OUTSIDE else "one", site.layer)
+    if site.layer is not None and not 0 <= site.layer < (facts.n_layer or 1 << 31):
+        raise MalformedAnswer(where, f"0 to {(facts.n_layer or 1 << 31) - 1}", site.layer)
+
+
+def check_tensor(
+    record: TensorRecord, facts: Facts, rows: set[int], cells: int, where: str
+) -> None:
+    """Its axes are those that engine.trace says; `rows`: llama.cpp drops what has no output."""
+    info = SITES[record.site.name]
+    axes = info.shape.strip("()").split(", ")
+    dtype = np.int32 if info.op == "ARGSORT" else np.float32
+    sizes = [size_of(axis, facts, cells) for axis in axes]
+    expect_array(record.value, dtype, sizes, f"{where}, {info.shape}")
+    n = record.value.shape[axes.index("tokens")] if "tokens" in axes else None
+    if n is not None and n not in rows:
+        raise MalformedAnswer(f"the tokens of {where}", " or ".join(map(str, sorted(rows))), n)
+
+
+def size_of(axis: str, facts: Facts, cells: int) -> int | None:
+    """Of an axis in words, such as `heads * head_dim`; None: not known here."""
+    if axis == "cells":
+        return cells
+    sizes = [facts.axes.get(name) for name in axis.split(" * ")]
+    known = [size for size in sizes if size is not None]
+    return int(np.prod(known)) if len(known) == len(sizes) else None
+
+
+# --- a graph, node by node ----------------------------------------------------------------------
+
+
+def check_capture(value: Any, facts: Facts, batches: Sequence[Batch], fault: Fault | None) -> None:
+    expect_record(value, Captured, "what was captured")
+    for name in ("nodes", "views"):
+        expect_size(getattr(value, name), name)
+    if value.honest is not None:
+        expect_array(value.honest, None, value.honest.shape, "what a fault replaced")
+
+
+def check_nodes(value: Any, facts: Facts, batches: Sequence[Batch], fault: Fault | None) -> None:
+    """One piece of a capture: columns of one length. harness.shadow.nodes looks at each row."""
+    expect_record(value, Nodes, "a piece of the graph")
+    rows = len(value.place)
+    for name in Nodes.__slots__:
+        if name in ("ops", "types", "data"):
+            continue
+        column, width = getattr(value, name), WIDTHS.get(name)
+        shape = (rows,) if width is None else (rows, width)
+        if column.shape != shape:
+            raise MalformedAnswer(f"the column {name}", f"shape {shape}", column)
+    if value.data.ndim != 1:
+        raise MalformedAnswer("the column data", "bytes in a row", value.data)
+    if rows and not 0 <= value.step.min() <= value.step.max() < len(batches):
+        wrong = next(step for step in value.step.tolist() if not 0 <= step < len(batches))
+        raise MalformedAnswer("the column step", f"0 to {len(batches) - 1}", wrong)
+
+
+# --- schedules ------------------------------------------------------------------------------------
+
+
+def check_schedule(value: Any, facts: Facts, plan: Mapping[str, Any]) -> None:
+    steps = plan["steps"]
+    expect_many(value, len(steps), "steps", "the schedule")
+    for i, step in enumerate(value):
+        expect_type(step, dict, f"step {i}")
+        if step.keys() != STEP:
+            raise MalformedAnswer(f"step {i}", ", ".join(sorted(STEP)), step)
+        expect_type(step["code"], int, f"the code of step {i}")
+        for name in ("pos", "ubatches", "slots", "order"):
+            if step[name] is not None:
+                expect_type(step[name], list, f"{name} of step {i}")
+                expect_plain(step[name], f"{name} of step {i}")
+        if step["logits"] is not None:
+            expect_array(step["logits"], np.float32, (None, None), f"the logits of step {i}")
