@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.check import BadInput
+from harness.inputs import check_file
 from harness.records import PRESETS, Answered, Rejected, Settings, Unanswerable
 from harness.runner import Runner, Session
 
@@ -22,9 +23,7 @@ def answer(session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def opened(path: Path, engine: str, settings: Settings) -> Session:
-    if not path.is_file():
-        raise BadInput(f"{path}: no such file")
-    return Runner().open(engine, path, settings)
+    return Runner().open(engine, check_file(path), settings)
 
 
 def generate(

@@ -12,6 +12,7 @@ import typer
 
 from harness.cli import answers, batch, bench, files, fuzz, oracle, shadow, synth, tokens
 from harness.cli.options import JsonOpt, OracleOpt, QuietOpt, ReportOpt, SeedOpt
+from harness.inputs import read_text
 
 if TYPE_CHECKING:  # everything of weight is imported by the command that needs it
     from collections.abc import Callable
@@ -198,7 +199,10 @@ def run(
 def tokenize(
     model: ModelArg,
     text: Annotated[list[str] | None, typer.Option(help="A text (repeatable).")] = None,
-    file: Annotated[Path | None, typer.Option(help="A file: all of it is one text.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(help="A file: all of it is one text, of up to 64 MiB; -: standard input."),
+    ] = None,
     engine: EngineOpt = "reference",
     decode: Annotated[
         bool, typer.Option("--decode", help="The inputs are JSON lists of ids; print text.")
@@ -217,7 +221,7 @@ def tokenize(
         _, path = next(iter(models_of(model, folder)))
         inputs = [t.encode("utf-8", "surrogateescape") for t in text or []]
         if file is not None:
-            inputs.append(read_bytes(file))
+            inputs.append(read_text(file))
         if not inputs:
             raise usage("give --text or --file")
         work = decode_ids if decode else encode_texts
@@ -428,13 +432,6 @@ def opened_for(plan: "Plan", out: "Terminal") -> "Opened":
     from harness.check import open_plan
 
     return open_plan(plan, lambda text: out.progress(plan.case, text))
-
-
-def read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise usage(f"{path}: {error.strerror or error}") from error
 
 
 def main() -> None:

@@ -144,7 +144,7 @@ class Terminal:
 
 def is_broken_golden(error: BaseException | None) -> bool:
     """Asked without importing golden, which most commands do not need."""
-    return error is not None and type(error).__name__ == "BrokenGolden"
+    return any(kind.__name__ == "BrokenGolden" for kind in type(error).__mro__)
 
 
 ENDINGS = {
