@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
+from rich.text import Text
 
 from engine.errors import EngineError
 from harness.check import BadInput, Plan
@@ -69,10 +70,11 @@ class Terminal:
             return
         line = printable(f"{case}: {text}")
         if self.err.is_terminal:
+            shown = Text(line, no_wrap=True)  # in a str rich reads markup
             if self.status is None:
-                self.status = self.err.status(line)
+                self.status = self.err.status(shown)
                 self.status.start()
-            self.status.update(line)
+            self.status.update(shown)
         elif (case, text) != self.last and (
             text.startswith(("suite ", "compiling", "building", "done"))
             or time.monotonic() - self.spoken >= SILENCE
