@@ -3,6 +3,7 @@
 Exit codes: 0 conform, 1 divergence, 2 usage, configuration or adapter error, 3 incomplete.
 """
 
+import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -435,4 +436,20 @@ def opened_for(plan: "Plan", out: "Terminal") -> "Opened":
 
 
 def main() -> None:
-    app()
+    """Asked to end (kill, a closed terminal), a command cleans up as after Ctrl-C."""
+    came: list[int] = []
+
+    def end(number: int, _: object) -> None:
+        if not came:  # who asks twice does not stop the cleaning up
+            came.append(number)
+            raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, end)
+    try:
+        app()
+    except SystemExit:
+        if came:
+            sys.exit(128 + came[0])
+        raise
