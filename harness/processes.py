@@ -62,14 +62,14 @@ def processes(jobs: int) -> Iterator[Pool]:
     with (
         TemporaryDirectory(prefix="lockstep-") as folder,
         variables({BLAS: blas, TEMPORARY: folder}),
+        Pool(jobs, mp_context=get_context("spawn"), initializer=watch_parent) as pool,
     ):
-        with Pool(jobs, mp_context=get_context("spawn"), initializer=watch_parent) as pool:
-            try:
-                yield pool
-            except BaseException:
-                for child in set(active_children()) - others:
-                    child.kill()
-                raise
+        try:
+            yield pool
+        except BaseException:
+            for child in set(active_children()) - others:
+                child.kill()
+            raise
 
 
 @contextmanager

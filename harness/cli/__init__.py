@@ -194,6 +194,12 @@ def run(
             out.json(answer)
         else:
             out.line(answer["text"])
+            for tie in answer["ties"] or ():
+                out.remark(
+                    f"token {tie['token']} is {tie['chosen']}, and {tie['other']} is as likely: "
+                    f"{tie['apart']:.2g} apart, and the engine is off from itself by "
+                    f"{tie['noise']:.2g}; another engine may go on otherwise from here"
+                )
 
 
 @app.command()

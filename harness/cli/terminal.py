@@ -104,6 +104,12 @@ class Terminal:
         self.quieten()
         sys.stdout.write((printable(text, "\n\t") if self.out.is_terminal else text) + "\n")
 
+    def remark(self, text: str) -> None:
+        """On standard error, beside a result."""
+        self.quieten()
+        if not self.quiet:
+            self.err.print(f"note: {printable(text)}")
+
     def json(self, value: Any) -> None:
         self.quieten()
         sys.stdout.write(json.dumps(plain(value), ensure_ascii=True) + "\n")
