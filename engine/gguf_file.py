@@ -42,6 +42,7 @@ from engine.gguf_fields import (
     read_metadata,
     refuse,
 )
+from engine.regular_file import open_regular
 
 __all__ = ["DEFAULT_ALIGNMENT", "KINDS", "GgufFile", "TensorInfo", "Value", "ValueType"]
 
@@ -97,8 +98,8 @@ class GgufFile:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Map the file and parse it. It must not shrink while it is open: that is a SIGBUS."""
-        with path.open("rb") as file:
+        """Map a regular file and parse it. If it shrinks while it is open, that is a SIGBUS."""
+        with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size == 0:
                 return cls(b"")  # cannot be mapped, and is refused like any other empty input
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

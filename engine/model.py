@@ -14,7 +14,6 @@ from engine.hparams import architecture_name
 from engine.kv_cache import KvCache
 from engine.ops.reference import Reference
 from engine.quants.base import F32
-from engine.registry import import_members
 from engine.sampling import greedy
 from engine.tokenizers.base import Tokenizer, tokenizer_of
 from engine.trace import Probe, silent
@@ -23,7 +22,6 @@ LARGE = 1 << 28  # bytes of a file from which its pages are given back after eac
 
 
 def architecture_of(file: GgufFile) -> type[Architecture]:
-    import_members("engine.architectures")
     return Architecture.named(architecture_name(file.metadata))
 
 

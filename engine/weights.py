@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from engine.errors import InvalidModel
 from engine.gguf_file import GgufFile
 from engine.quants.base import F32, WeightFormat
-from engine.registry import import_members
 
 CHUNK = 1 << 18  # weights decoded at a time: 2 MB as float64, which stays in the cache
 
@@ -60,7 +59,6 @@ class Weights:
     """The tensors of one file by name. Whoever reads them says which shape it expects."""
 
     def __init__(self, file: GgufFile) -> None:
-        import_members("engine.quants")
         self.file = file
         self.formats: dict[str, type[WeightFormat]] = {}
         for name, info in file.tensors.items():

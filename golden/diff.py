@@ -66,7 +66,7 @@ def listed(root: Path) -> dict[str, Path]:
     found = {
         path.relative_to(root).as_posix(): path
         for path in root.rglob("*")
-        if path.is_file() and path.suffix in (DOCUMENT, TENSORS)
+        if not path.is_dir() and path.suffix in (DOCUMENT, TENSORS)
     }
     found.pop(NAME, None)
     return {

@@ -10,8 +10,7 @@ from typing import Any
 
 from engine.errors import EngineError
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import MEANINGS
-from engine.registry import import_members
+from engine.ops.ggml.base import has_meaning
 from golden.fetch import PREFIX
 from golden.manifest import NAME, Entry, manifest_bytes, read_manifest
 from golden.models import model_row
@@ -73,7 +72,6 @@ def regenerate(
     good or the oracle does not answer.
     """
     old = read_manifest(root) if (root / NAME).exists() else []
-    import_members("golden.suites")
     try:
         if models:
             made = [each for path in models for each in of_file(old, path, oracle, progress)]
@@ -141,7 +139,7 @@ def of_builtin(oracle: str, progress: Progress) -> Iterator[Made]:
     runner = Runner()
     wanted = [("dequant", kind, own or oracle) for kind, own in types().items()]
     wanted += [("dot", kind, oracle) for kind in types_with_products()]
-    wanted += [("ops", op, oracle if op in MEANINGS else "reference") for op in operations()]
+    wanted += [("ops", op, oracle if has_meaning(op) else "reference") for op in operations()]
     with ExitStack() as stack:
         sources: dict[str, Source] = {}
         for golden, kind, engine in wanted:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.registry import import_members
 from golden.manifest import Entry
 from golden.schemas import violations
 from golden.store import (
@@ -51,7 +50,6 @@ def load_vectors(root: Path, entry: Entry, entries: dict[str, Entry]) -> Vectors
         tensors = parse_tensors(checked_bytes(root, entries[name]), name)
         check_shapes(document["tensors"]["entries"], tensors, name)
     vectors = Vectors(document=document, tensors=tensors)
-    import_members("golden.suites")
     for text in Golden.named(entry.kind)().inconsistencies(vectors):
         raise BrokenGolden(f"{entry.path} contradicts itself: {text}")
     return vectors

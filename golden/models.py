@@ -40,7 +40,7 @@ class Shelf:
 
     def __init__(self, given: Sequence[Path], folder: Path) -> None:
         self.folder = folder
-        self.by_hash = {sha256_of(path): path for path in given}
+        self.by_hash = {hash_of(path): path for path in given}
 
     def find(self, row: Mapping[str, Any]) -> Path | None:
         """None if nobody gave the file; raises BrokenGolden if the recipe makes another one."""
@@ -49,6 +49,13 @@ class Shelf:
             write_model(row, path)
             self.by_hash[row["sha256"]] = path
         return self.by_hash.get(row["sha256"])
+
+
+def hash_of(path: Path) -> str:
+    try:
+        return sha256_of(path)
+    except OSError as error:
+        raise BrokenGolden(f"{path}: {error.strerror or error}") from error
 
 
 def write_model(row: Mapping[str, Any], path: Path) -> None:

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from engine.regular_file import read_regular
+
 DEFAULT_ROOT = Path(__file__).parent / "vectors" / "v1"
 MAX_JSON = 4 << 20  # bytes
 MAX_TENSORS = 8 << 20
@@ -47,13 +49,9 @@ def inside(root: Path, name: str) -> Path:
 def read(path: Path, limit: int) -> bytes:
     """The whole file; raises BrokenGolden if it is not there or longer than `limit` bytes."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(limit + 1)
+        return read_regular(path, limit)
     except OSError as error:
         raise BrokenGolden(f"{path.name} cannot be read: {error.strerror}") from error
-    if len(raw) > limit:
-        raise BrokenGolden(f"{path.name} is longer than {limit} bytes")
-    return raw
 
 
 def parse_json(raw: bytes, name: str) -> Any:

@@ -54,8 +54,6 @@ def preflight(plan: Plan) -> bool:
     has_vocabulary = True
     named = [suite.name for suite in suites_named(plan.suites) if suite.needs_vocabulary]
     for path in dict.fromkeys((plan.model, plan.subject_model)):
-        if not path.is_file():
-            raise BadInput(f"{path}: {'not a file' if path.exists() else 'no such file'}")
         try:
             with GgufFile.open(path) as file:
                 architecture_of(file)(file)

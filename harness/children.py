@@ -137,7 +137,8 @@ def started(work: Work) -> tuple[Connection, BaseProcess]:
 def body(work: Work, connection: Connection) -> None:
     """What the child runs: an interrupt from a terminal is its parent's to answer."""
     watch_parent()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     event: Event = Done()
     try:
         work(lambda value: connection.send(Said(value)))

@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from engine.errors import EngineError, Unsupported
@@ -24,6 +26,7 @@ VERSION = re.compile(r"(?:\d+!)?\d{1,9}(?:\.\d{1,9})*(?:(?:a|b|rc)\d+)?(?:\.post
 WORKER_NEEDS = ("numba>=0.60", "numpy>=1.26")  # all that our code loads in a worker
 LIBRARIES = "LLAMA_CPP_LIB_PATH"  # the user's own build of llama.cpp, of the pinned version
 BUILD_SECONDS = 3600.0
+SAY_SECONDS = 1.0  # between two words of progress; the terminal shows as many as it wants
 LAST_LINES = 6
 Progress = Callable[[str], None]
 
@@ -101,7 +104,11 @@ def build(name: str, folder: Path, progress: Progress) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as work:
         new = Path(work) / "environment"
         progress(f"building {distribution} {version} from source, once: minutes on two cores")
-        checked([sys.executable, "-m", "venv", "--without-pip", str(new)], f"no environment {name}")
+        checked(
+            [sys.executable, "-m", "venv", "--without-pip", str(new)],
+            f"no environment {name}",
+            lambda seconds: progress(f"making an environment{after(seconds)}"),
+        )
         checked(
             [
                 *(sys.executable, "-m", "pip", "--python", str(interpreter(new)), "install"),
@@ -110,6 +117,7 @@ def build(name: str, folder: Path, progress: Progress) -> None:
                 *(f"{distribution}=={version}", *WORKER_NEEDS),
             ],
             f"pip could not install {distribution} {version}",
+            lambda seconds: progress(f"building {distribution} {version} by pip{after(seconds)}"),
         )
         found = checked(
             [
@@ -117,6 +125,7 @@ def build(name: str, folder: Path, progress: Progress) -> None:
                 f"import {module}, importlib.metadata as m; print(m.version({distribution!r}))",
             ],
             f"{distribution} {version} was built and does not load",
+            lambda seconds: progress(f"loading {distribution} {version}{after(seconds)}"),
         )
         if found.strip() != version:
             raise NotBuilt(f"pip installed {distribution} {found.strip()[:40]}, not {version}")
@@ -144,8 +153,15 @@ def built(engine: str) -> Iterator[tuple[str, Path]]:
         yield f"{engine}@{version}", folder
 
 
-def checked(command: list[str], problem: str) -> str:
-    """What a command prints. Raises NotBuilt with the problem and the command's last words."""
+def after(seconds: float) -> str:
+    return f", {seconds:.0f} s so far"
+
+
+def checked(command: list[str], problem: str, waiting: Callable[[float], None]) -> str:
+    """What a command prints. Raises NotBuilt with the problem and the command's last words.
+
+    waiting: is told now and then how many seconds it has taken, so that nobody thinks it hangs.
+    """
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -157,13 +173,22 @@ def checked(command: list[str], problem: str) -> str:
         start_new_session=True,  # with all that a build starts it is one group
     )
     try:
-        out, err = process.communicate(timeout=BUILD_SECONDS)
-    except subprocess.TimeoutExpired as error:
-        raise NotBuilt(f"{problem}: not done within {BUILD_SECONDS:.0f} s") from error
+        out, err = words_of(process, problem, waiting)
     finally:
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.communicate()  # closes its pipes
     if process.returncode:
         raise NotBuilt(f"{problem}: {last_words(err or out, LAST_LINES)}")
     return out
+
+
+def words_of(
+    process: "subprocess.Popen[str]", problem: str, waiting: Callable[[float], None]
+) -> tuple[str, str]:
+    started = time.monotonic()
+    while (taken := time.monotonic() - started) < BUILD_SECONDS:
+        waiting(taken)
+        with suppress(subprocess.TimeoutExpired):  # what it has said so far is kept
+            return process.communicate(timeout=SAY_SECONDS)
+    raise NotBuilt(f"{problem}: not done within {BUILD_SECONDS:.0f} s")

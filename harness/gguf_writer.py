@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from engine.ggml_types import TensorType, type_by_name
 from engine.gguf_file import DEFAULT_ALIGNMENT, Value, ValueType
+from engine.regular_file import check_regular
 
 Typed = tuple[str | ValueType, Any]  # such as ("U32", 7), ("STR", "x"), ("ARR[F32]", [1.0])
 Source = NDArray[Any] | bytes | Iterable[bytes]  # an iterable yields chunks of any size
@@ -70,6 +71,8 @@ def write_gguf(
     alignment other than 32 adds `general.alignment` after the other keys if it is not among them.
     ValueError says what does not fit: a value and its type, or a tensor and its number of bytes.
     """
+    if path.exists():
+        check_regular(path)  # renamed over, a device would be gone
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
         with part.open("xb") as out:

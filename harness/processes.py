@@ -2,15 +2,18 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.managers import SyncManager
+from tempfile import TemporaryDirectory
 from threading import Thread, current_thread, main_thread
 from typing import Any
 
 BLAS = "OPENBLAS_NUM_THREADS"
+TEMPORARY = "TMPDIR"
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Pool(ProcessPoolExecutor):
@@ -23,21 +26,25 @@ class Pool(ProcessPoolExecutor):
 def interrupts_later() -> Iterator[None]:
     """For the start of a process. Interrupted in the middle, it would die of what it does not get
     any more, and say so in a traceback; and until it has taken up `watch_parent` it would be
-    interrupted itself. A blocked signal stays blocked in what is started.
+    interrupted itself. A blocked signal stays blocked in what is started: SIGTERM, by which a pool
+    ends its processes, only waits.
     """
     if current_thread() is not main_thread():
         yield
         return
     came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    before = {number: signal.getsignal(number) for number in ENDS}
+    for number in (number for number, handler in before.items() if callable(handler)):
+        signal.signal(number, lambda number, _: came.append(number))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if came:
-        raise KeyboardInterrupt
+        signal.raise_signal(came[0])
 
 
 @contextmanager
@@ -47,22 +54,37 @@ def processes(jobs: int) -> Iterator[Pool]:
     Each multiplies matrices with one thread: with one for every processor in each process they
     wait for each other, and small models take several times as long. A user's own choice stays.
 
-    Whoever leaves with an exception does not wait for work that may take hours: it is killed.
+    Whoever leaves with an exception does not wait for work that may take hours: it is killed. What
+    it has in temporary folders lies in one of ours, which is then removed.
     """
-    before = os.environ.get(BLAS)
     others = set(active_children())
-    os.environ.setdefault(BLAS, "1")  # read when a process loads numpy
+    blas = os.environ.get(BLAS, "1")  # read when a process loads numpy
+    with (
+        TemporaryDirectory(prefix="lockstep-") as folder,
+        variables({BLAS: blas, TEMPORARY: folder}),
+        Pool(jobs, mp_context=get_context("spawn"), initializer=watch_parent) as pool,
+    ):
+        try:
+            yield pool
+        except BaseException:
+            for child in set(active_children()) - others:
+                child.kill()
+            raise
+
+
+@contextmanager
+def variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Of the environment that processes inherit."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
-        with Pool(jobs, mp_context=get_context("spawn"), initializer=watch_parent) as pool:
-            try:
-                yield pool
-            except BaseException:
-                for child in set(active_children()) - others:
-                    child.kill()
-                raise
+        yield
     finally:
-        if before is None:
-            os.environ.pop(BLAS, None)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextmanager
@@ -81,7 +103,8 @@ def watch_parent() -> None:
 
     An interrupt from a terminal goes to every process of the group, but what to do is the parent's.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     Thread(target=end_with_parent, daemon=True).start()
 
 

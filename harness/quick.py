@@ -2,14 +2,16 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from harness.check import BadInput
+from harness.inputs import check_file
 from harness.records import PRESETS, Answered, Rejected, Settings, Unanswerable
 from harness.runner import Runner, Session
 from harness.suites.base import no_answer
+from harness.ties import LOOKED_AT, close_choices
 
 
 def answer(session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
@@ -23,9 +25,7 @@ def answer(session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def opened(path: Path, engine: str, settings: Settings) -> Session:
-    if not path.is_file():
-        raise BadInput(f"{path}: no such file")
-    return Runner().open(engine, path, settings)
+    return Runner().open(engine, check_file(path), settings)
 
 
 def generate(
@@ -45,12 +45,16 @@ def generate(
         text = answer(
             session, "detokenize", [ids + new], remove_special=True, unparse_special=False
         )[0]
+        progress("looking for ties")
+        ties = close_choices(session, ids, new)
     return {
         "engine": engine,
         "settings": preset,
         "prompt_ids": ids,
         "ids": new,
         "text": text.decode("utf-8", "replace"),
+        "ties": None if ties is None else [asdict(tie) for tie in ties],
+        "ties_looked_for_in": 0 if ties is None else min(len(new), LOOKED_AT),
     }
 
 

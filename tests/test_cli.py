@@ -285,7 +285,7 @@ def test_a_bad_model_for_the_subject_is_refused_too(lockstep: Lockstep, tmp_path
         (("run", "builtin:f32", "--prompt", "x", "--engine", "rust"), ["'rust'", "fast"]),
         (("tokenize", "builtin:f32", "--text", "x", "--engine", "no"), ["'no'", "llama.cpp"]),
         (("tokenize", "builtin:f32"), ["--text", "--file"]),
-        (("tokenize", "builtin:f32", "--file", "gone.txt"), ["gone.txt: No such file"]),
+        (("tokenize", "builtin:f32", "--file", "gone.txt"), ["gone.txt: no such file"]),
         (("tokenize", "builtin:f32", "--decode", "--text", "x"), ["not a JSON list of ids: b'x'"]),
         (("tokenize", "builtin:f32", "--decode", "--text", "[true]"), ["not a JSON list of ids"]),
         (("tokenize", "builtin:f32", "--decode", "--text", "[999]"), ["no token 999"]),

@@ -47,7 +47,7 @@ def test_the_same_bytes_can_be_given_as_digits(lockstep: Lockstep) -> None:
         (("--family", "good"), "knows no 'good' (known: valid, broken, several"),
         (("--family", "corpus"), "the family corpus needs files"),
         (("--corpus", "nowhere"), "nowhere: no such folder"),
-        (("--file", "nowhere.gguf"), "nowhere.gguf: No such file"),
+        (("--file", "nowhere.gguf"), "nowhere.gguf: no such file"),
         (("--resume", "nowhere"), "nowhere: no report.jsonl there"),
     ],
 )

@@ -5,6 +5,7 @@ Dense or with a mixture of experts. Follows src/models/llama.cpp of llama.cpp (l
 """
 
 import math
+import re
 
 import numpy as np
 
@@ -50,12 +51,11 @@ class Llama(Architecture, name="llama"):
         return hparams
 
     def check_tensors(self) -> None:
+        """In steps of the tensors that are there: the number of layers may be anything."""
         hp = self.hparams
-        known = {"token_embd.weight", "output_norm.weight", "output.weight", "rope_freqs.weight"}
         ffn = MOE if hp.n_expert else DENSE
-        known |= {f"blk.{i}.{k}.weight" for i in range(hp.n_layer) for k in (*ATTENTION, *ffn)}
         for name in self.weights.file.tensors:
-            if name not in known:
+            if name not in OUTSIDE and not is_of_a_layer(name, hp.n_layer, (*ATTENTION, *ffn)):
                 raise Unsupported(f"tensor {name!r} is not known to this engine's llama")
         self.matrix("token_embd", hp.n_embd, hp.n_vocab)
         for layer in range(hp.n_layer):
@@ -246,6 +246,12 @@ def check(hp: Hparams) -> None:
         )
 
 
+def is_of_a_layer(name: str, n_layer: int, keys: tuple[str, ...]) -> bool:
+    found = re.fullmatch(r"blk\.(0|[1-9][0-9]*)\.(\w+)\.weight", name)
+    return found is not None and int(found[1]) < n_layer and found[2] in keys
+
+
+OUTSIDE = ("token_embd.weight", "output_norm.weight", "output.weight", "rope_freqs.weight")
 ATTENTION = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm")
 DENSE = ("ffn_gate", "ffn_up", "ffn_down")
 MOE = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")

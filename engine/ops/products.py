@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from engine.activations.base import F64, GENERIC, X86, ActivationFormat, Converted
 from engine.errors import Unsupported
 from engine.quants.base import F32, NO_PRODUCT, WeightFormat
-from engine.registry import import_members
 from engine.weights import CHUNK, Weight
 
 IntOrInts = TypeVar("IntOrInts", int, NDArray[Any])
@@ -36,8 +35,6 @@ UNSIGNED = {"Q6_K": ("ql", "qh"), "TQ1_0": ("qs", "qh"), "TQ2_0": ("qs",)}
 
 def activation_format(kind: type[WeightFormat]) -> type[ActivationFormat]:
     """What activations are converted to before they meet weights of this kind."""
-    if not ActivationFormat.family:
-        import_members("engine.activations")
     if kind.vec_dot_type == NO_PRODUCT:
         raise Unsupported(f"llama.cpp has no product with a matrix of type {kind.name}")
     return ActivationFormat.named(kind.vec_dot_type)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.ops.fused.base import Call, operate
-from engine.ops.ggml.base import ANY_ENGINE, MEANINGS, PLAIN, Build, Expected, expect
+from engine.ops.ggml.base import ANY_ENGINE, PLAIN, Build, Expected, expect, has_meaning
 from engine.registry import import_members
 from golden.ops.form import CASES, NUMPY_TYPES, Array, Blocks, Case, Draw, node_of
 from golden.store import BrokenGolden, Tensors
@@ -26,12 +26,12 @@ JUDGED = {
 
 def operations() -> list[str]:
     """All that have vectors: ggml's ops and those of engines' interfaces."""
-    for package in ("engine.quants", "engine.ops.ggml", "engine.ops.fused", "golden.ops.cases"):
-        import_members(package)
+    import_members("golden.ops.cases")
     return sorted(CASES)
 
 
 def cases_of(op: str, seed: int) -> list[Case]:
+    import_members("golden.ops.cases")
     found = [case for maker in CASES[op] for case in maker(op, Draw(op, seed))]
     if len({case.id for case in found}) != len(found):
         raise BrokenGolden(f"two cases of {op} have the same id")
@@ -43,7 +43,7 @@ def truths(op: str, case: Case) -> Mapping[str, Ways]:
 
     A finding is not a way to be right.
     """
-    if op not in MEANINGS:
+    if not has_meaning(op):
         inputs = {k: v for k, v in case.inputs.items() if isinstance(v, np.ndarray)}
         return operate(op, Call(inputs, case.params))
     node = node_of(op, case)
@@ -79,7 +79,7 @@ def written(op: str, case: Case) -> tuple[dict[str, Any], Tensors]:
     for name, ways in truths(op, case).items():
         rule, of = JUDGED.get((op, name), ("value", None))
         first = next(iter(ways.values()))
-        kind = case.type if op in MEANINGS else type_of(first.value)
+        kind = case.type if has_meaning(op) else type_of(first.value)
         row["outputs"][name] = {
             "type": kind,
             "shape": list(first.value.shape),

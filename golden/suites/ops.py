@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.ops.ggml.base import MEANINGS
+from engine.ops.ggml.base import has_meaning
 from golden.ops.form import Case, node_of
 from golden.ops.judge import Array, Judged, judge
 from golden.ops.vectors import RESULT, case_of, cases_of, written
@@ -36,7 +36,7 @@ class Ops(Golden, name="ops"):
             rows.append(row)
             tensors |= more
             check_oracle(what, case, row, more, source.ask)
-        ggml = what in MEANINGS
+        ggml = has_meaning(what)
         body = {"op": what, "ggml": ggml, "held": HELD[ggml], "compare": COMPARE, "cases": rows}
         return Vectors(document={**source.head("ops"), **body}, tensors=tensors)
 
@@ -93,7 +93,7 @@ def answered(op: str, case: Case, ask: Asked, *, ggml: bool) -> dict[str, Array]
 
 
 def check_oracle(op: str, case: Case, row: Mapping[str, Any], tensors: Tensors, ask: Asked) -> None:
-    for one in judge(row, tensors, answered(op, case, ask, ggml=op in MEANINGS)):
+    for one in judge(row, tensors, answered(op, case, ask, ggml=has_meaning(op))):
         if (one.wrong is None) is (case.finding is not None):
             raise BrokenGolden(
                 f"{op}, {case.id}: {ask.engine} is {'off' if one.wrong else 'right'} "

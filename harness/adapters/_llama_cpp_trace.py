@@ -31,20 +31,24 @@ ENDS = ("embd", "result_norm", "result_output")
 
 
 class AttentionKind:
-    """Counts the attention nodes of either kind, in a graph of any architecture.
+    """Counts the attention nodes of either kind, and logits, in a graph of any architecture.
 
     A softmax of attention has a mask, the choice of experts has none.
+
+    Not every architecture names its logits, but their rows are as long as the vocabulary.
     """
 
-    def __init__(self, ggml: ctypes.CDLL) -> None:
-        self.ggml = ggml
+    def __init__(self, ggml: ctypes.CDLL, n_vocab: int) -> None:
+        self.ggml, self.n_vocab = ggml, n_vocab
         self.flash = 0
         self.plain = 0
+        self.logits = 0
 
     def wants(self, address: int) -> bool:
         node = Node.at(self.ggml, address)
         self.flash += node.op == "FLASH_ATTN_EXT"
         self.plain += node.op == "SOFT_MAX" and bool(node.tensor.src[1])
+        self.logits += node.tensor.ne[0] == self.n_vocab
         return False
 
     def sees(self, address: int) -> None:

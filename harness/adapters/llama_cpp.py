@@ -237,14 +237,18 @@ class LlamaCpp(Adapter, name="llama.cpp"):
         return self._watched
 
     def _check_attention(self, context: Context) -> None:
-        """llama.cpp decides by itself whether flash attention is possible: see what it did.
+        """llama.cpp decides by itself whether flash attention is possible: see what it did. Nor
+        does it say that a model has no logits, such as a BERT: it hands out zeros.
 
         One token is enough, because the choice is made when a context is made.
         """
         context.clear()  # somebody may have decoded on it
-        kind = AttentionKind(self.lib.ggml)
+        kind = AttentionKind(self.lib.ggml, context.model.n_vocab)
         context.observer = kind
         context.decode(Batch.of([0]))
+        if not kind.logits:
+            name = context.model.metadata("general.architecture")
+            raise Unsupported(f"the model ({name}) has no logits, so there is no next token")
         wrong = kind.plain if self.settings.flash_attn else kind.flash
         if wrong:
             asked = "on" if self.settings.flash_attn else "off"

@@ -17,7 +17,6 @@ from engine.ops.ggml.base import ANY_ENGINE, Node, expect, settled
 from engine.ops.mirror import Mirror
 from engine.ops.reference import Reference as Ops
 from engine.quants.base import WeightFormat
-from engine.registry import import_members
 from engine.sbatch_schedule import SbatchSchedule
 from engine.schedule import Schedule, memory_shape
 from engine.tokenizers.base import Tokenizer, tokenizer_of
@@ -111,13 +110,11 @@ class Reference(Adapter, name="reference"):
         ]
 
     def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
-        import_members("engine.quants")
         return WeightFormat.named(type_name).dequantize(raw)
 
     def multiply(
         self, type_name: str, raw: NDArray[np.uint8], x: NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        import_members("engine.quants")
         kind, columns = WeightFormat.named(type_name), x.shape[-1]
         weights = kind.whole_blocks(raw) * kind.weights
         if not columns or columns % kind.weights or weights % columns:
@@ -130,7 +127,6 @@ class Reference(Adapter, name="reference"):
     def time_dequantize(
         self, type_name: str, raw: NDArray[np.uint8], seconds: float, threads: int
     ) -> float:
-        import_members("engine.quants")
         kind = WeightFormat.named(type_name)
         pieces = pieces_of(raw, (kind.layout.itemsize, kind.weights), threads)
         return seconds_each(lambda piece: kind.dequantize_into(*piece), pieces, seconds)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from engine.registry import Registered, import_members
+from engine.registry import Registered
 
 Progress = Callable[[str, str], None]  # (what is measured, text)
 
@@ -72,7 +72,6 @@ class Bench(Registered):
 
 
 def bench_named(name: str) -> Bench:
-    import_members("harness.bench")
     return Bench.named(name)()
 
 

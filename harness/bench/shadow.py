@@ -10,6 +10,7 @@ from typing import ClassVar
 from engine.batch import Batch
 from harness.bench.base import Bench, BenchPlan, Progress, Promise, Row
 from harness.check import BadInput
+from harness.inputs import check_file
 from harness.records import PRESETS, Answered
 from harness.runner import Runner, Session
 from harness.suites.base import no_answer
@@ -80,9 +81,7 @@ def model_of(target: str, folder: Path) -> Path:
     if target != name and name in BUILTIN:
         write_llama(BUILTIN[name], folder / f"{name}.gguf")
         return folder / f"{name}.gguf"
-    if not Path(target).is_file():
-        raise BadInput(f"{target}: no such file, and no built-in model ({', '.join(BUILTIN)})")
-    return Path(target)
+    return check_file(Path(target), f", and no built-in model ({', '.join(BUILTIN)})")
 
 
 def work(seed: int) -> dict[str, tuple[Batch, ...]]:

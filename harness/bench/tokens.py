@@ -7,6 +7,7 @@ from pathlib import Path
 from harness.bench._prose import long_word, prose
 from harness.bench.base import Bench, BenchPlan, Progress, Promise, Row
 from harness.check import BadInput
+from harness.inputs import check_file
 from harness.records import EXACT, Answered
 from harness.runner import Runner, Session
 from harness.suites.base import no_answer
@@ -40,8 +41,8 @@ class Tokens(Bench, name="tokens"):
                 if target.startswith(BUILTIN):
                     path = Path(folder) / f"{target.removeprefix(BUILTIN)}.gguf"
                     write_builtin(target, path)
-                elif not path.is_file():
-                    raise BadInput(f"{target}: no such file, and no built-in vocabulary")
+                else:
+                    check_file(path, ", and no built-in vocabulary")
                 yield from rows(path, plan, progress)
 
     def promises(self, rows: Sequence[Row]) -> list[Promise]:

@@ -3,6 +3,7 @@
 Exit codes: 0 conform, 1 divergence, 2 usage, configuration or adapter error, 3 incomplete.
 """
 
+import signal
 import sys
 from enum import StrEnum
 from functools import partial
@@ -14,6 +15,7 @@ import typer
 
 from harness.cli import answers, batch, bench, files, fuzz, oracle, shadow, synth, tokens
 from harness.cli.options import JsonOpt, OracleOpt, QuietOpt, ReportOpt, SeedOpt
+from harness.inputs import read_text
 
 if TYPE_CHECKING:  # everything of weight is imported by the command that needs it
     from collections.abc import Callable
@@ -193,13 +195,22 @@ def run(
             out.json(answer)
         else:
             out.line(answer["text"])
+            for tie in answer["ties"] or ():
+                out.remark(
+                    f"token {tie['token']} is {tie['chosen']}, and {tie['other']} is as likely: "
+                    f"{tie['apart']:.2g} apart, and the engine is off from itself by "
+                    f"{tie['noise']:.2g}; another engine may go on otherwise from here"
+                )
 
 
 @app.command()
 def tokenize(
     model: ModelArg,
     text: Annotated[list[str] | None, typer.Option(help="A text (repeatable).")] = None,
-    file: Annotated[Path | None, typer.Option(help="A file: all of it is one text.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(help="A file: all of it is one text, of up to 64 MiB; -: standard input."),
+    ] = None,
     engine: EngineOpt = "reference",
     decode: Annotated[
         bool, typer.Option("--decode", help="The inputs are JSON lists of ids; print text.")
@@ -218,7 +229,7 @@ def tokenize(
         _, path = next(iter(models_of(model, folder)))
         inputs = [t.encode("utf-8", "surrogateescape") for t in text or []]
         if file is not None:
-            inputs.append(read_bytes(file))
+            inputs.append(read_text(file))
         if not inputs:
             raise usage("give --text or --file")
         work = decode_ids if decode else encode_texts
@@ -425,21 +436,25 @@ def plan_of(
     )
 
 
-def read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise usage(f"{path}: {error.strerror or error}") from error
-
-
 def main() -> None:
-    """Ends the process with the exit code; what click says of wrong options stays click's."""
-    import signal
+    """Ends the process with the exit code; what click says of wrong options stays click's.
 
+    Asked to end (kill, a closed terminal), a command cleans up as after Ctrl-C.
+    """
     import click
 
     from engine.errors import EngineError
 
+    came: list[int] = []
+
+    def end(number: int, _: object) -> None:
+        if not came:  # who asks twice does not stop the cleaning up
+            came.append(number)
+            raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, end)
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it is an exception
         for stream in (sys.stdout, sys.stderr):  # a text that they cannot encode is no error
@@ -455,4 +470,4 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         sys.stderr.write("lockstep: interrupted\n")
         code = 130
-    sys.exit(code)
+    sys.exit(128 + came[0] if came else code)

@@ -19,6 +19,7 @@ from harness.cli.options import (
     StartOpt,
     TargetsOpt,
 )
+from harness.inputs import check_file, read_file
 
 
 def fuzz_gguf(
@@ -118,13 +119,5 @@ def files_in(folder: Path | None) -> tuple[Path, ...]:
         return ()
     if not folder.is_dir():
         raise BadInput(f"{folder}: no such folder of GGUF files")
-    return tuple(sorted(path for path in folder.rglob("*") if path.suffix in (".gguf", ".bin")))
-
-
-def read_file(path: Path) -> bytes:
-    from harness.check import BadInput
-
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror or error}") from error
+    found = (path for path in sorted(folder.rglob("*")) if path.suffix in (".gguf", ".bin"))
+    return tuple(check_file(path) for path in found if not path.is_dir())

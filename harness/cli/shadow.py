@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli.options import JsonOpt, QuietOpt, ReportOpt, SeedOpt
+from harness.inputs import check_file
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -143,9 +144,7 @@ def plans_of(model: Path | None, arch: str | None, **same: Any) -> list["ShadowP
     if (model is None) == (arch is None):
         raise usage("give a MODEL or --arch, and not both")
     if model is not None:
-        if not model.is_file():
-            raise usage(f"{model}: {'not a file' if model.exists() else 'no such file'}")
-        return [ShadowPlan(case=model.name, model=model, **same)]
+        return [ShadowPlan(case=model.name, model=check_file(model), **same)]
     names = every_variant() if arch == ALL else (variant_named(str(arch)).name,)
     return [ShadowPlan(case=f"synth:{name}", model=None, variant=name, **same) for name in names]
 

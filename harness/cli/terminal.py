@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
+from rich.text import Text
 
 from engine.errors import EngineError
 from harness.check import BadInput, Plan, defect
@@ -91,10 +92,11 @@ class Terminal:
             return
         line = printable(f"{case}: {text}")
         if self.err.is_terminal:
+            shown = Text(line, no_wrap=True)  # in a str rich reads markup
             if self.status is None:
-                self.status = self.err.status(line)
+                self.status = self.err.status(shown)
                 self.status.start()
-            self.status.update(line)
+            self.status.update(shown)
         elif (case, text) != self.last and (
             text.startswith(("suite ", "compiling", "building", "done"))
             or time.monotonic() - self.spoken >= SILENCE
@@ -123,6 +125,12 @@ class Terminal:
         """As it is into a pipe (rich would expand tabs); what could steer a terminal is escaped."""
         self.quieten()
         sys.stdout.write((printable(text, "\n\t") if self.out.is_terminal else text) + "\n")
+
+    def remark(self, text: str) -> None:
+        """On standard error, beside a result."""
+        self.quieten()
+        if not self.quiet:
+            self.err.print(f"note: {printable(text)}")
 
     def json(self, value: Any) -> None:
         self.quieten()
@@ -177,7 +185,7 @@ def what_and_where(error: Exception) -> str:
 
 def is_broken_golden(error: BaseException | None) -> bool:
     """Asked without importing golden, which most commands do not need."""
-    return error is not None and type(error).__name__ == "BrokenGolden"
+    return any(kind.__name__ == "BrokenGolden" for kind in type(error).__mro__)
 
 
 ENDINGS = {

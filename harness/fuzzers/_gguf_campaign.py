@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.regular_file import read_regular
 from harness.adapters.parsing import ACCEPTED, CRASHED, NUMBER, Parsed, packed, parsed
 from harness.fuzzers._gguf_findings import (
     MODEL_WAYS,
@@ -93,7 +94,7 @@ class Campaign:
     ) -> None:
         self.plan, self.family, self.subject, self.stages = plan, family, subject, stages
         self.say = say
-        self.corpus = [path.read_bytes() for path in plan.corpus]
+        self.corpus = [read_regular(path) for path in plan.corpus]
         self.size = BATCH_OF_MODELS if family == MODELS else BATCH
         self.known = {cause: entry for entry in known_files() for cause in entry.causes}
         self.found: Counter[Cause] = Counter({c: 0 for c in map(as_cause, plan.found)})

@@ -34,7 +34,6 @@ class Quants(Fuzzer, name="quants"):
 
     def run(self, plan: FuzzPlan, progress: Progress) -> Iterator[Verdict]:
         targets = plan.targets or self.targets()
-        import_members("engine.quants")
         with ExitStack() as stack:
             runner = plan.runner()
             witness = next(n for n in WITNESSES if n not in (plan.engine, plan.oracle))

@@ -11,11 +11,11 @@ from typing import Any
 from engine.errors import EngineError
 from engine.gguf_file import GgufFile
 from engine.tokenizers.base import tokenizer_of
-from harness.check import BadInput
 from harness.fuzzers._texts import Counter, Material, id_list, material_of, text
 from harness.fuzzers._tokens_ask import Asker, Failure, GivenUp
 from harness.fuzzers._tokens_campaign import FLAGS, QUESTIONS, Campaign, Difference, Flags
 from harness.fuzzers.base import Fuzzer, FuzzPlan, Progress
+from harness.inputs import check_file
 from harness.records import Verdict
 from harness.runner import LocalSession, Runner, Session
 from harness.suites.base import NoAnswer
@@ -36,10 +36,10 @@ class Tokens(Fuzzer, name="tokens"):
         return [f"{BUILTIN}{kind}" for kind in BUILTIN_VOCABULARIES if kind != "none"]
 
     def check(self, plan: FuzzPlan) -> None:
+        known = ", ".join(self.targets())
         for target in plan.targets:
-            if target not in self.targets() and not Path(target).is_file():
-                known = ", ".join(self.targets())
-                raise BadInput(f"{target}: no such file, and no built-in vocabulary ({known})")
+            if target not in self.targets():
+                check_file(Path(target), f", and no built-in vocabulary ({known})")
 
     def run(self, plan: FuzzPlan, progress: Progress) -> Iterator[Verdict]:
         with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:

@@ -9,6 +9,7 @@ from pathlib import Path
 from platform import machine, python_version
 from typing import Any
 
+from engine.regular_file import open_regular
 from harness.records import EngineInfo
 
 PACKAGES = ("gguf-lockstep", "llama-cpp-python", "gguf", "numpy", "numba")
@@ -48,5 +49,5 @@ def model_row(case: str, path: Path, role: str = "both", **extra: Any) -> dict[s
 
 
 def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -14,7 +14,6 @@ from numpy.random import Philox
 from numpy.typing import NDArray
 
 from engine.quants.base import WeightFormat
-from engine.registry import import_members
 from harness.synth.draws import between, integers, octets, scales
 
 Maker = Callable[[Philox, int, float], bytes]
@@ -33,7 +32,6 @@ MINIMA = {"Q4_1": -7.5, "Q5_1": -15.5, "Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}
 
 
 def drawn(name: str, bits: Philox, n: int) -> NDArray[Any]:
-    import_members("engine.quants")
     layout = WeightFormat.named(name).layout
     return octets(bits, n * layout.itemsize).view(layout)
 

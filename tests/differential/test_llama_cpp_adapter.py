@@ -27,6 +27,8 @@ from harness.records import (
     Unanswerable,
 )
 from harness.runner import Runner, Session
+from harness.shadow.models import make_variant, opened
+from harness.synth.any_arch import variant_named
 from harness.synth.builtin import BUILTIN
 from harness.synth.llama import write_llama
 
@@ -435,3 +437,18 @@ def test_llama_cpps_version_and_cpu_features_are_described(stories: Session) -> 
     assert info.version.startswith("llama-cpp-python 0.")
     assert "CPU :" in info.build
     assert info.settings == EXACT
+
+
+def test_a_model_without_logits_has_no_next_token(tmp_path: Path) -> None:
+    """llama.cpp hands out zeros for a BERT, and the largest of them is token 0."""
+    variant = variant_named("bert")
+    with opened() as session:
+        make_variant(variant, tmp_path / "bert.gguf", seed=0, quant="F32", session=session)
+    with Runner().open("llama.cpp", tmp_path / "bert.gguf", EXACT) as session:
+        for question, args in (
+            ("greedy", ([1, 2, 3], 2)),
+            ("evaluate", (Request(batches=(Batch.of([1, 2, 3]),)),)),
+        ):
+            outcome = session.ask(question, *args)
+            assert isinstance(outcome, Unanswerable)
+            assert "the model (bert) has no logits" in outcome.message

@@ -57,8 +57,7 @@ def operation(name: str) -> Callable[[Operation], Operation]:
 
 def operate(name: str, call: Call) -> dict[str, dict[str, Expected]]:
     """Each result in each way; "plain" if there is one. Raises Unsupported for a strange name."""
-    if not OPERATIONS:
-        import_members("engine.ops.fused")
+    import_members("engine.ops.fused")
     if name not in OPERATIONS:
         raise Unsupported(f"no operation {name!r} (known: {', '.join(sorted(OPERATIONS))})")
     with np.errstate(all="ignore"):

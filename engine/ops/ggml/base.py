@@ -130,12 +130,14 @@ def expect(node: Node, build: Build) -> Expected:
 
 
 def meaning_of(op: str) -> Meaning:
-    if not MEANINGS:
-        import_members("engine.quants")
-        import_members("engine.ops.ggml")
-    if op not in MEANINGS:
+    if not has_meaning(op):
         raise Unsupported(f"no semantics of {op}")
     return MEANINGS[op]
+
+
+def has_meaning(op: str) -> bool:
+    import_members("engine.ops.ggml")
+    return op in MEANINGS
 
 
 def family_of(op: str) -> str:

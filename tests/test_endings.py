@@ -1,0 +1,50 @@
+"""A command that is asked to end removes what it has put into temporary folders."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LOCKSTEP = [sys.executable, "-m", "harness.cli"]
+PATIENCE = 120.0  # seconds: for a machine that does much else
+
+
+def ended_by(number: int, args: Sequence[str], folder: Path, pattern: str) -> tuple[int, str]:
+    """Sends the signal once a temporary file of that pattern is there; exit code and words."""
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    variables = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [*LOCKSTEP, *args], cwd=folder, env=variables, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + PATIENCE
+    while not any(temporary.glob(pattern)):
+        assert process.poll() is None, "it ended before it was asked to"
+        assert time.monotonic() < deadline, "it makes no temporary file"
+        time.sleep(0.01)
+    process.send_signal(number)
+    words = process.communicate(timeout=PATIENCE)[1]
+    assert list(temporary.iterdir()) == []
+    return process.returncode, words
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_check_leaves_no_model_behind(number: signal.Signals, tmp_path: Path) -> None:
+    args = ["check", "--oracle", "reference"]
+    code, words = ended_by(number, args, tmp_path, "lockstep-*/*.gguf")
+    assert code == 128 + number
+    assert "interrupted" in words
+    assert "Traceback" not in words
+
+
+def test_the_processes_of_a_campaign_leave_nothing_behind_either(tmp_path: Path) -> None:
+    args = ["fuzz", "tokens", "--oracle", "reference", "-j", "2"]
+    code, words = ended_by(signal.SIGTERM, args, tmp_path, "*/lockstep-*/*.gguf")
+    assert code == 128 + signal.SIGTERM
+    assert "Traceback" not in words
