@@ -17,6 +17,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from engine.ops.functions import one_exp
 from engine.quants.base import F32
 
 TILE = 64  # GGML_FA_TILE_Q and GGML_FA_TILE_KV
@@ -149,7 +150,7 @@ def one_by_one(
                 if s_sum == 0.0:
                     continue
                 new = max(top, m)
-                old_by, new_by = np.exp(top - new), np.exp(m - new)
+                old_by, new_by = one_exp(top - new), one_exp(m - new)
                 slack = 8.0 * U  # two expf, two products, one sum
                 for d in range(dim):
                     size = abs(acc[d]) * old_by + abs(y[d]) * new_by
@@ -192,7 +193,7 @@ def piece_of(
         if s > top:
             ms, r_ms = 0.0, 0.0
             if top > -np.inf:
-                ms = np.float64(np.float32(np.exp(top - s)))
+                ms = np.float64(np.float32(one_exp(top - s)))
                 r_ms = ms * (r_s + r_top + U * abs(top - s) + 2.0 * U)
             top, r_top = s, r_s
             for d in range(dim):
@@ -202,7 +203,7 @@ def piece_of(
             s_sum = s_sum * ms
             r_sum = r_sum * ms + s_sum * (r_ms / ms if ms > 0.0 else 0.0) + U * s_sum
         else:
-            vs = np.float64(np.float32(np.exp(s - top)))
+            vs = np.float64(np.float32(one_exp(s - top)))
             r_vs = vs * (r_s + r_top + U * abs(s - top) + 2.0 * U)
         for d in range(dim):
             term = np.float64(v[c, d]) * vs
@@ -257,7 +258,7 @@ def tiled(
             for c in range(cells):
                 if s[c] == -np.inf:
                     continue
-                p = np.exp(s[c] - top)
+                p = one_exp(s[c] - top)
                 r_p = p * (r_s[c] + r_top + U * abs(s[c] - top) + (4.0 + 4.0 * tiles) * U)
                 total += p
                 r_total += r_p
