@@ -8,6 +8,8 @@ An F16 accumulator turns a difference of one part in ten million into a whole ha
 but only where the value before rounding lay that close to the middle between two halves. So the
 mirror carries, beside each accumulator, the radius within which an honest implementation's value
 lies, and drops it to zero again whenever both ends of the interval round to the same half.
+
+`one_exp` is compiled in: numba keeps that until this file changes, so touch it with functions.py.
 """
 
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ def slopes(n_head: int, max_bias: float) -> F64:
     """(heads, 1, 1); ones without a bias. Powers of float32 bases, as ggml takes them."""
     if max_bias <= 0:
         return np.ones((1, 1, 1))
-    log2 = 1 << math.floor(math.log2(n_head))
+    log2 = 1 << (n_head.bit_length() - 1)
     m0, m1 = (power_of_two(-bias / log2) for bias in (max_bias, max_bias / 2))
     times = [(m0, h + 1) if h < log2 else (m1, 2 * (h - log2) + 1) for h in range(n_head)]
     return np.array([math.prod([base] * n) for base, n in times])[:, None, None]
