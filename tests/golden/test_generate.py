@@ -1,14 +1,16 @@
 """The generator writes the same bytes again, and the oracle still says what the goldens say."""
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from golden.fetch import NAMES
 from golden.generate import regenerate
 from golden.load import load_vectors
 from golden.manifest import NAME, read_manifest
-from golden.store import DEFAULT_ROOT, BrokenGolden
+from golden.store import DEFAULT_ROOT, BrokenGolden, parse_tensors, tensor_bytes
 from golden.suites.base import Golden
 from golden.verify import holds, verify
 from harness.synth.llama import LlamaRecipe, write_llama
@@ -20,6 +22,7 @@ from tests.golden.folders import (
     edit_json,
     needs_oracle,
     needs_stories,
+    reseal,
 )
 
 ENTRIES = read_manifest(DEFAULT_ROOT)
@@ -157,6 +160,29 @@ def test_a_model_without_vocabulary_has_logits_only(tmp_path: Path) -> None:
     names = {p.relative_to(root).as_posix() for p in regenerate(root, [path])}
     assert names == {"logits/mute.json", "logits/mute.safetensors", NAME}
     assert verify(root) == []
+
+
+def test_logits_within_their_bound_stay_and_others_are_written_anew(tmp_path: Path) -> None:
+    """As if another CPU had written them: one small logit is moved."""
+    path, root = tmp_path / "mute.gguf", tmp_path / "v1"
+    write_llama(LlamaRecipe(seed=5, n_layer=1, vocabulary=False), path)
+    regenerate(root, [path])
+    tensors, said = root / "logits/mute.safetensors", list[str]()
+    written, allowed = tensors.read_bytes(), json.loads((root / "logits/mute.json").read_text())
+    for share in (0.9, 1.1):
+        logits = parse_tensors(written, "mute")["logits"].copy()
+        at = np.unravel_index(int(np.abs(logits).argmin()), logits.shape)
+        logits[at] += share * allowed["tolerance"]["allowed"]
+        moved = tensor_bytes({"logits": logits})
+        tensors.write_bytes(moved)
+        reseal(root)
+        assert verify(root) == []
+        changed = [p.name for p in regenerate(root, [path], said.append)]
+        if share < 1:
+            assert (changed, tensors.read_bytes()) == ([], moved)
+        else:
+            assert (changed, tensors.read_bytes()) == ([tensors.name, NAME], written)
+    assert any("logits/mute is written anew: 1 of" in text for text in said)
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"no model"])
