@@ -1,6 +1,8 @@
 """How functions are compiled, and when what is kept of that on disk is out of date."""
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from numba import config, njit
@@ -8,6 +10,10 @@ from numba import config, njit
 from engine.errors import Unsupported
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def source_stamp(file: str) -> str:
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def compiled(function: Callable[..., Any], stamp: str = "", **options: Any) -> Any:

@@ -4,7 +4,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -12,6 +12,7 @@ from engine.errors import EngineError
 from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import has_meaning
 from golden.fetch import PREFIX
+from golden.load import load_vectors
 from golden.manifest import NAME, Entry, manifest_bytes, read_manifest
 from golden.models import model_row
 from golden.ops.vectors import operations
@@ -67,7 +68,8 @@ def regenerate(
     """Ask the oracle and write what it says; returns the files whose bytes changed.
 
     Without `models` these are the vectors that need no model file, and those of other models stay
-    as they are; with `models` these are the vectors of these models, and all else stays. Raises
+    as they are; with `models` these are the vectors of these models, and all else stays. Where the
+    oracle's CPU decides the last bits, vectors stay while its answer is within their bound. Raises
     BrokenGolden, and then nothing has been written, if the manifest is not intact, a model is no
     good or the oracle does not answer.
     """
@@ -79,6 +81,7 @@ def regenerate(
             made = list(of_builtin(oracle, progress))
     except NoAnswer as error:
         raise BrokenGolden(f"no goldens were written: {error.summary}") from error
+    made = [held_or_made(root, old, each, progress) for each in made]
     new = [pair for each in made for pair in files_of(each)]
     written = {entry.path for entry, _ in new}
     if len(written) != len(new):
@@ -91,6 +94,23 @@ def regenerate(
     if replace_file(root / NAME, manifest_bytes(entries)):
         changed.append(root / NAME)
     return changed + removed(root, old, entries)
+
+
+def held_or_made(root: Path, old: Sequence[Entry], made: Made, progress: Progress) -> Made:
+    """What is on the disk, if the oracle said the same; else what it says now."""
+    entries = {entry.path: entry for entry in old}
+    entry = entries.get(f"{made.path}.json")
+    if entry is None or entry.kind != made.kind:
+        return made
+    try:
+        held = load_vectors(root, entry, entries)
+        why = Golden.named(made.kind)().outdated(held, made.vectors)
+    except BrokenGolden as error:
+        why = str(error)
+    if not why:
+        return replace(made, vectors=held)
+    progress(f"{made.path} is written anew: {why}")
+    return made
 
 
 def removed(root: Path, old: Sequence[Entry], new: Sequence[Entry]) -> list[Path]:

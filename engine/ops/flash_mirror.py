@@ -11,14 +11,17 @@ lies, and drops it to zero again whenever both ends of the interval round to the
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.kernels import compiled
+from engine.ops.functions import STAMP, one_exp
 from engine.quants.base import F32
 
+kernel = partial(compiled, stamp=STAMP)  # `one_exp` is compiled in
 TILE = 64  # GGML_FA_TILE_Q and GGML_FA_TILE_KV
 SPLIT_KV = 512  # cells from which one token's attention is split over threads
 U = np.float64(2.0**-24)  # unit roundoff of float32
@@ -79,7 +82,7 @@ def attend_wide(
     return Attention(out.reshape(len(q), -1), radius.reshape(len(q), -1))
 
 
-@compiled
+@kernel
 def to_half(x: float) -> float:
     """The nearest half, ties to even; from 65520 on infinity."""
     size = abs(x)
@@ -96,7 +99,7 @@ def to_half(x: float) -> float:
     return float(np.copysign(np.round(size / step) * step, x))
 
 
-@compiled
+@kernel
 def settle(z: float, radius: float) -> tuple[float, float]:
     """Round to half; the radius that is left is zero where the whole interval rounds alike."""
     y = to_half(z)
@@ -105,7 +108,7 @@ def settle(z: float, radius: float) -> tuple[float, float]:
     return y, max(abs(to_half(z + radius) - y), abs(y - to_half(z - radius)))
 
 
-@compiled
+@kernel
 def score(q: NDArray[Any], k: NDArray[Any], scale: float, roundings: float) -> tuple[float, float]:
     """A query times a key times the factor, and how far an honest float32 value may be.
 
@@ -121,7 +124,7 @@ def score(q: NDArray[Any], k: NDArray[Any], scale: float, roundings: float) -> t
     return s, roundings * U * size * abs(scale) + 2.0 * U * abs(s)
 
 
-@compiled
+@kernel
 def one_by_one(
     q: NDArray[Any],
     k: NDArray[Any],
@@ -149,7 +152,7 @@ def one_by_one(
                 if s_sum == 0.0:
                     continue
                 new = max(top, m)
-                old_by, new_by = np.exp(top - new), np.exp(m - new)
+                old_by, new_by = one_exp(top - new), one_exp(m - new)
                 slack = 8.0 * U  # two expf, two products, one sum
                 for d in range(dim):
                     size = abs(acc[d]) * old_by + abs(y[d]) * new_by
@@ -168,7 +171,7 @@ def one_by_one(
     return out, radius
 
 
-@compiled
+@kernel
 def piece_of(
     q: NDArray[Any],
     k: NDArray[Any],
@@ -192,7 +195,7 @@ def piece_of(
         if s > top:
             ms, r_ms = 0.0, 0.0
             if top > -np.inf:
-                ms = np.float64(np.float32(np.exp(top - s)))
+                ms = np.float64(np.float32(one_exp(top - s)))
                 r_ms = ms * (r_s + r_top + U * abs(top - s) + 2.0 * U)
             top, r_top = s, r_s
             for d in range(dim):
@@ -202,7 +205,7 @@ def piece_of(
             s_sum = s_sum * ms
             r_sum = r_sum * ms + s_sum * (r_ms / ms if ms > 0.0 else 0.0) + U * s_sum
         else:
-            vs = np.float64(np.float32(np.exp(s - top)))
+            vs = np.float64(np.float32(one_exp(s - top)))
             r_vs = vs * (r_s + r_top + U * abs(s - top) + 2.0 * U)
         for d in range(dim):
             term = np.float64(v[c, d]) * vs
@@ -214,7 +217,7 @@ def piece_of(
     return y, r, s_sum, r_sum, top
 
 
-@compiled
+@kernel
 def scores(
     q: NDArray[Any],
     k: NDArray[Any],
@@ -234,7 +237,7 @@ def scores(
     return top, r_top
 
 
-@compiled
+@kernel
 def tiled(
     q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], scale: float, visible: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -257,7 +260,7 @@ def tiled(
             for c in range(cells):
                 if s[c] == -np.inf:
                     continue
-                p = np.exp(s[c] - top)
+                p = one_exp(s[c] - top)
                 r_p = p * (r_s[c] + r_top + U * abs(s[c] - top) + (4.0 + 4.0 * tiles) * U)
                 total += p
                 r_total += r_p

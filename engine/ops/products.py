@@ -9,7 +9,7 @@ minima, with `m` or `dmin` set to zero to its scaled steps.
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import reduce
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from engine.quants.base import F32, NO_PRODUCT, WeightFormat
 from engine.weights import CHUNK, Weight
 
 IntOrInts = TypeVar("IntOrInts", int, NDArray[Any])
+Multiply = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]  # of matrices, or stacks of them
 Factors = tuple[F64, F32]  # (tokens, k) and (rows, k): to be multiplied and added up over k
 
 U = 2.0**-24  # the unit roundoff of float32
@@ -119,10 +120,19 @@ def without(weight: Weight, rows: slice, *fields: str) -> F32:
     return weight.format.dequantize(blocks.view(np.uint8)).reshape(-1, weight.shape[-1])
 
 
-def multiplied(pairs: Iterable[Factors]) -> F64:
+def in_order(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """As np.matmul, but added up one term after the other: the same bits on every CPU."""
+    shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    out = np.zeros((*shape, a.shape[-2], b.shape[-1]), np.result_type(a, b))
+    for k in range(a.shape[-1]):
+        out += a[..., :, k, None] * b[..., k, None, :]
+    return out
+
+
+def multiplied(pairs: Iterable[Factors], multiply: Multiply = np.matmul) -> F64:
     """(tokens, rows), in float64."""
     with np.errstate(invalid="ignore", over="ignore"):  # activations may be infinite
-        return reduce(np.add, (a @ w.astype(np.float64).T for a, w in pairs))
+        return reduce(np.add, (multiply(a, w.astype(np.float64).T) for a, w in pairs))
 
 
 def product(acts: F64, sums: F64 | None, weight: Weight) -> F32:
@@ -134,17 +144,19 @@ def product(acts: F64, sums: F64 | None, weight: Weight) -> F32:
     return out
 
 
-def product_and_size(acts: F64, sums: F64 | None, weight: Weight) -> tuple[F32, F64]:
+def product_and_size(
+    acts: F64, sums: F64 | None, weight: Weight, multiply: Multiply = np.matmul
+) -> tuple[F32, F64]:
     """The product, and the sum of the magnitudes of all that is added up for it, or a bit more."""
     out = np.empty((len(acts), weight.shape[0]), np.float32)
     size = np.empty(out.shape)
     left: list[F32] = []
     for rows, pairs in factors(acts, sums, weight):
         with np.errstate(over="ignore"):
-            out[:, rows] = multiplied(pairs)
+            out[:, rows] = multiplied(pairs, multiply)
             added = (*pairs, *offsets(acts, weight, rows))
             left = left or [np.abs(a).astype(np.float32) for a, _ in added]  # of all chunks
-        size[:, rows] = magnitude(left, added)
+        size[:, rows] = magnitude(left, added, multiply)
     return out, size * APART.get(weight.format.name, 1.0)
 
 
@@ -156,7 +168,7 @@ def offsets(acts: F64, weight: Weight, rows: slice) -> tuple[Factors, ...]:
     return ((acts, 2 * without(weight, rows, *codes)),)
 
 
-def magnitude(left: list[F32], pairs: tuple[Factors, ...]) -> F64:
+def magnitude(left: list[F32], pairs: tuple[Factors, ...], multiply: Multiply) -> F64:
     """(tokens, rows): no less than the sum of |a| * |w|; left: the |a|, rounded. Changes the w.
 
     It only scales a bound, so float32 will do, which takes half the time. No term is negative: of
@@ -167,9 +179,10 @@ def magnitude(left: list[F32], pairs: tuple[Factors, ...]) -> F64:
     terms = sum(a.shape[-1] for a in left)
     right = [np.abs(w, out=w) for _, w in pairs]
     with np.errstate(invalid="ignore", over="ignore"):
-        found: F32 = reduce(np.add, (a @ w.T for a, w in zip(left, right, strict=True)))
+        found: F32 = reduce(np.add, (multiply(a, w.T) for a, w in zip(left, right, strict=True)))
     if not np.isfinite(found).all():
-        return multiplied([(np.abs(a), w) for (a, _), w in zip(pairs, right, strict=True)])
+        wide = [(np.abs(a), w) for (a, _), w in zip(pairs, right, strict=True)]
+        return multiplied(wide, multiply)
     size = found.astype(np.float64)
     size *= 1 + 2 * (terms + 2) * U
     return size

@@ -4,17 +4,15 @@ The prefixes of a text are hashed once; so any slice of it is looked up at the c
 its bytes. Kernels are given arrays, not tuples of them: numba would count references at each call.
 """
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from engine.kernels import Function, compiled
+from engine.kernels import Function, compiled, source_stamp
 
 U8 = NDArray[np.uint8]
 I32 = NDArray[np.int32]
@@ -32,12 +30,12 @@ JOINTS = 1 << 18
 TOP = np.uint64(64 - 18)
 KEY, START, SIZES, VALUE = range(4)  # columns of rows: hash, place in the blob, bytes of both parts
 
-SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+STAMP = source_stamp(__file__)
 
 
 def kernel(function: Function) -> Function:
     """Compile at the first call; what is kept holds until the function's file or this changes."""
-    return cast(Function, compiled(function, SOURCE, nogil=True))
+    return cast(Function, compiled(function, STAMP, nogil=True))
 
 
 def inlined(function: Function) -> Function:

@@ -8,11 +8,13 @@ from numpy.typing import NDArray
 
 from engine.ops.fused.base import Call, operate
 from engine.ops.ggml.base import ANY_ENGINE, PLAIN, Build, Expected, expect, has_meaning
+from engine.ops.products import in_order
 from engine.registry import import_members
 from golden.ops.form import CASES, NUMPY_TYPES, Array, Blocks, Case, Draw, node_of
 from golden.store import BrokenGolden, Tensors
 
-GGML = Build(lanes=1)  # one lane: the bound of one sum in sequence holds for all other orders
+# one lane: the bound of one sum in sequence holds for all other orders
+GGML = Build(lanes=1, multiply=in_order)
 RESULT = "y"  # the one result of an op of ggml
 Ways = Mapping[str, Expected]
 # outputs that are places in a row: (rule, what they choose from or how many count)
@@ -113,8 +115,11 @@ def type_of(value: NDArray[Any]) -> str:
 def said(where: str, found: Expected, kind: str, tensors: Tensors) -> dict[str, Any]:
     """How one way of an output is written down; exact values in their type, others in float64."""
     allowed = np.broadcast_to(np.asarray(found.allowed, np.float64), found.value.shape)
+    value = found.value
+    if value.dtype.kind == "f":  # which NaN it is depends on the processor, and says nothing
+        value = np.where(np.isnan(value), value.dtype.type(np.nan), value)
     with np.errstate(over="ignore"):
-        settled = found.value.astype(PLAIN[kind])
+        settled = value.astype(PLAIN[kind])
     # where infinities met, a bound is NaN: such an element must be equal
     allowed = np.where(np.isfinite(settled), allowed, 0.0)
     allowed = np.nan_to_num(allowed, nan=0.0, posinf=np.inf)
@@ -123,7 +128,7 @@ def said(where: str, found: Expected, kind: str, tensors: Tensors) -> dict[str, 
     exact = not allowed.any()
     tensors[where] = settled
     if not exact:  # what the type cannot hold is infinite there too
-        tensors[where] = np.where(np.isfinite(settled), found.value, settled).astype(np.float64)
+        tensors[where] = np.where(np.isfinite(settled), value, settled).astype(np.float64)
         tensors[f"{where}.allowed"] = rounded_up(allowed)
     return {"allowed": 0.0 if exact else None, "reason": found.reason}
 

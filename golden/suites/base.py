@@ -1,6 +1,6 @@
 """The contract of a kind of golden, and the way from an outcome to an answer."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,21 @@ class Source:
         return {"kind": kind, "format": FORMAT, "provenance": provenance}
 
 
+def difference(held: Vectors, made: Vectors, but: Collection[str] = ()) -> str:
+    """The first part of the document, or tensor, that is another one; the CPU is no part."""
+    a, b = parts(held), parts(made)
+    changed = (name for name in sorted({*a, *b} - {*but}) if a.get(name) != b.get(name))
+    return next((f"{name!r} is another one" for name in changed), "")
+
+
+def parts(vectors: Vectors) -> Case:
+    found = {name: part for name, part in vectors.document.items() if name != "tensors"}
+    oracle = {k: v for k, v in found["provenance"]["oracle"].items() if k != "build"}
+    found["provenance"] = {**found["provenance"], "oracle": oracle}
+    arrays = {k: (str(v.dtype), v.shape, v.tobytes()) for k, v in vectors.tensors.items()}
+    return {**found, **arrays}
+
+
 class Golden(Registered):
     """One kind of vectors; its name is that of the schema and of the folder."""
 
@@ -79,6 +94,13 @@ class Golden(Registered):
     def inconsistencies(self, vectors: Vectors) -> Iterator[str]:
         """What no schema can say, each as a sentence; the document is valid by its schema."""
         return iter(())
+
+    def outdated(self, held: Vectors, made: Vectors) -> str:
+        """Why `held`, on the disk, cannot stay in place of `made`, in words; empty if it can.
+
+        Any difference is a reason, where the CPU decides no bit of the answer.
+        """
+        return difference(held, made)
 
     def cases(self, vectors: Vectors) -> Mapping[str, Any]:
         """What a diff speaks of: JSON values and arrays by the names of their cases."""

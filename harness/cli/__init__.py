@@ -279,7 +279,10 @@ def regen(
     vectors: VectorsOpt = None,
     quiet: QuietOpt = False,
 ) -> None:
-    """Ask llama.cpp again and write the vectors. On an unchanged oracle no byte changes."""
+    """Ask llama.cpp again and write the vectors.
+
+    On an unchanged oracle no byte changes, whatever the CPU: sums within their bound are kept.
+    """
     from golden.generate import regenerate
     from golden.store import DEFAULT_ROOT
 

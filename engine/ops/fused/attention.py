@@ -6,6 +6,7 @@ from engine.ops.fused.base import Call, Result, operation
 from engine.ops.ggml.attention import attended
 from engine.ops.ggml.base import F64, Expected
 from engine.ops.ggml.near import Near
+from engine.ops.products import in_order
 
 REASON = "scores, a softmax and its sums in any order"
 
@@ -43,7 +44,7 @@ def flash_attention(call: Call) -> dict[str, Result]:
 def seen(q: F64, k: F64, v: F64, added: F64, scale: float) -> Near:
     """q: (heads, tokens, dim), k and v: (kv_heads, cells, dim)."""
     k, v = (np.repeat(x, len(q) // len(x), axis=0) for x in (k, v))
-    return attended(q, k, v, added, scale=scale)
+    return attended(q, k, v, added, scale=scale, multiply=in_order)
 
 
 @operation("paged_decode_attention")

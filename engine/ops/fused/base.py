@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from engine.errors import Unsupported
 from engine.ops.ggml.base import EXACT, F64, Expected, U
 from engine.ops.ggml.near import Near, exact
+from engine.ops.products import in_order
 from engine.registry import import_members
 
 Result = Expected | Mapping[str, Expected]  # several: there is more than one right way, by name
@@ -70,7 +71,8 @@ def operate(name: str, call: Call) -> dict[str, dict[str, Expected]]:
 
 def product(a: F64, b: F64) -> Near:
     """(.., m, k) and (.., k, n) -> (.., m, n), summed in float32 in any order."""
-    return Near(a @ b, (a.shape[-1] + 1) * U * (np.abs(a) @ np.abs(b)))
+    size = in_order(np.abs(a), np.abs(b))
+    return Near(in_order(a, b), (a.shape[-1] + 1) * U * size)
 
 
 def copied(value: NDArray[Any]) -> Expected:

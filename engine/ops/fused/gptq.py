@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from engine.ops.fused.base import Call, Result, operation, product
 from engine.ops.ggml.base import F64, U
 from engine.ops.ggml.near import Near
+from engine.ops.products import in_order
 
 
 def unpacked(words: NDArray[np.int32], bits: int, axis: int) -> NDArray[np.int64]:
@@ -39,6 +40,7 @@ def gemm_gptq(call: Call) -> dict[str, Result]:
     """x: (m, k) -> (m, n)"""
     x, w = call["x"], weights(call)
     near = product(x, w)
-    once_more = U * (np.abs(x) @ np.abs(w))  # a decoded weight is rounded, or the scale is applied
+    # a decoded weight is rounded, or the scale is applied
+    once_more = U * in_order(np.abs(x), np.abs(w))
     out = Near(near.v, near.r + once_more)
     return {"y": out.expected("weights decoded and products summed in any order")}

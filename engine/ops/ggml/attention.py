@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from engine.errors import Unsupported
 from engine.ops.flash_mirror import LANES_UP, TILE, FlashMirror
+from engine.ops.functions import exp, tanh
 from engine.ops.ggml.base import F64, PLAIN, SMALLEST, Build, Expected, Node, U, meaning
 from engine.ops.ggml.near import EXP_ULP, TANH_ULP, ULP, Near, constant, exact, total
 from engine.ops.ggml.products import matrix, multiplied
 from engine.ops.ggml.soft_max import finite, slopes
+from engine.ops.products import Multiply
 
 REASON = "a running bound through the mirrored online softmax"
 
@@ -47,18 +49,18 @@ def flash_attn_ext(node: Node, build: Build) -> Expected:
         raise Unsupported("FLASH_ATTN_EXT of several streams")
     form = form_of(node)
     if build.plain:
-        return in_any_order(node, form)
+        return in_any_order(node, form, build)
     floats = k.type == v.type and k.type in ("F16", "F32")
     if floats and form.plain and k.ne[0] == v.ne[0]:
         value, allowed = by_mirror(node, form, build)
     elif floats and q.ne[1] >= TILE:
-        return in_any_order(node, form, rescalings=k.ne[1] / TILE + 1)
+        return in_any_order(node, form, build, rescalings=k.ne[1] / TILE + 1)
     else:
         value, allowed = sequential(node, form, build, split=floats)
     return Expected(value, allowed + U * np.abs(value) + SMALLEST, REASON)
 
 
-def in_any_order(node: Node, form: Form, rescalings: float | None = None) -> Expected:
+def in_any_order(node: Node, form: Form, build: Build, rescalings: float | None = None) -> Expected:
     """Without halves: all scores first, or a running softmax; tiles are one of its ways."""
     q, k, v = (node.wide(i)[0] for i in range(3))
     heads = len(q)
@@ -67,7 +69,15 @@ def in_any_order(node: Node, form: Form, rescalings: float | None = None) -> Exp
     sinks = None if form.sinks is None else form.sinks[:, None, None]
     cap = form.softcap
     found = attended(
-        q, k, v, added, scale=form.scale, softcap=cap, sinks=sinks, rescalings=rescalings
+        q,
+        k,
+        v,
+        added,
+        scale=form.scale,
+        multiply=build.multiply,
+        softcap=cap,
+        sinks=sinks,
+        rescalings=rescalings,
     )
     radius = np.asarray(found.r).transpose(1, 0, 2)[None]
     tokens_first = Near(found.v.transpose(1, 0, 2)[None], radius)
@@ -81,6 +91,7 @@ def attended(
     added: F64,
     *,
     scale: float,
+    multiply: Multiply,
     softcap: float = 0.0,
     sinks: F64 | None = None,
     rescalings: float | None = None,
@@ -91,8 +102,9 @@ def attended(
     A running softmax may scale down what it has at every cell, or so many times: a power and two
     products, which `rescaled` counts for each.
     """
-    size = np.abs(q) @ np.abs(k).transpose(0, 2, 1)
-    dots = Near(q @ k.transpose(0, 2, 1), (q.shape[-1] + 1) * U * size)
+    turned = k.transpose(0, 2, 1)
+    size = multiply(np.abs(q), np.abs(turned))
+    dots = Near(multiply(q, turned), (q.shape[-1] + 1) * U * size)
     s = dots * constant(scale)
     if softcap:
         s = (s / constant(softcap)).tanh() * constant(softcap)
@@ -107,7 +119,8 @@ def attended(
     sums = total(powers, s.v.shape[-1])
     if sinks is not None:
         sums = sums + (exact(sinks) - Near(top, top_r)).exp()
-    terms = Near(powers.v @ v, powers.r @ np.abs(v) + v.shape[1] * U * (powers.v @ np.abs(v)))
+    r, wide = multiply(np.asarray(powers.r), np.abs(v)), multiply(powers.v, np.abs(v))
+    terms = Near(multiply(powers.v, v), r + v.shape[1] * U * wide)
     out = terms / sums
     hidden = sums.v == 0
     return Near(np.where(hidden, 0.0, out.v), np.where(hidden, 0.0, out.r))
@@ -151,7 +164,7 @@ class Running:
         above = on & (s > self.top)
         apart = np.where(np.isfinite(self.top) & on, np.abs(s - self.top), 0.0)
         off = r_s + self.r_top + U * apart + EXP_ULP * ULP / 2
-        power = np.exp(-apart).astype(np.float32).astype(np.float64)
+        power = exp(-apart).astype(np.float32).astype(np.float64)
         first = np.isneginf(self.top)
         ms = np.where(above, np.where(first, 0.0, power), 1.0)
         vs = np.where(on, np.where(above, 1.0, power), 0.0)
@@ -174,7 +187,7 @@ class Running:
     def sink(self, s: F64) -> None:
         """A score without a value, in float32."""
         above = s > self.top
-        power = np.exp(-np.abs(s - self.top))
+        power = exp(-np.abs(s - self.top))
         ms, vs = np.where(above, power, 1.0), np.where(above, 1.0, power)
         off = power * (self.r_top + U * np.abs(s - self.top) + EXP_ULP * ULP / 2)
         self.r = self.r * ms + np.abs(self.y) * np.where(above, off, 0.0) + U * np.abs(self.y)
@@ -191,7 +204,7 @@ class Running:
     def merged(self, other: "Running") -> "Running":
         """Two pieces of the cache, in float32: two powers, two products and a sum."""
         top = np.maximum(self.top, other.top)
-        a, b = (np.where(np.isneginf(x.top), 0.0, np.exp(x.top - top)) for x in (self, other))
+        a, b = (np.where(np.isneginf(x.top), 0.0, exp(x.top - top)) for x in (self, other))
         size = np.abs(self.y) * a + np.abs(other.y) * b
         total = self.total * a + other.total * b
         return Running(
@@ -252,7 +265,7 @@ def scores(node: Node, form: Form, build: Build) -> tuple[F64, F64, NDArray[np.b
     s = dot * scale
     off = off * abs(scale) + 2 * U * np.abs(s)
     if form.softcap:
-        s = form.softcap * np.tanh(s)
+        s = form.softcap * tanh(s)
         off = abs(form.softcap) * off + (TANH_ULP * ULP + U) * np.abs(s)
     mask = np.zeros((1, 1, 1)) if form.mask is None else form.mask
     added = np.broadcast_to(slopes(len(s), form.max_bias) * mask, s.shape)
@@ -274,4 +287,5 @@ def dots(node: Node, build: Build) -> tuple[F64, F64]:
         return np.stack([value for value, _, _ in parts]), np.stack([off for _, off, _ in parts])
     q = halves(q) if keys.type == "F16" else q
     k = np.repeat(node.wide(1)[0], group, axis=0).transpose(0, 2, 1)
-    return q @ k, (q.shape[-1] // 4 + LANES_UP) * U * (np.abs(q) @ np.abs(k))
+    size = build.multiply(np.abs(q), np.abs(k))
+    return build.multiply(q, k), (q.shape[-1] // 4 + LANES_UP) * U * size

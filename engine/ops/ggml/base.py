@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from engine.errors import Unsupported
 from engine.ggml_types import type_by_name
+from engine.ops.products import Multiply, in_order
 from engine.quants.base import WeightFormat
 from engine.registry import import_members
 
@@ -79,15 +80,18 @@ class Build:
 
     plain: of no build of ggml, but of any engine that computes in float32: nothing is looked up in
     halves or converted on purpose, and a sum rounds at every term, in whatever order.
+    multiply: how the truth is multiplied: by BLAS, fast, whose last bit depends on the CPU; or
+    `in_order`, where it is written down.
     """
 
     lanes: int  # float32 values in a vector register
     n_threads: int = 1
     generic: tuple[str, ...] = ()  # activation formats that it rounds as generic C does
     plain: bool = False
+    multiply: Multiply = np.matmul
 
 
-ANY_ENGINE = Build(lanes=1, plain=True)
+ANY_ENGINE = Build(lanes=1, plain=True, multiply=in_order)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from engine.ops import functions
 from engine.ops.ggml.base import (
     EXACT,
     F64,
@@ -52,11 +53,11 @@ DETERMINED: dict[str, Callable[[F64], F64]] = {  # one correctly rounded operati
     "TRUNC": np.trunc,
 }
 LIBM: dict[str, Callable[[F64], F64]] = {
-    "TANH": np.tanh,
-    "EXP": np.exp,
-    "LOG": np.log,
-    "SIN": np.sin,
-    "COS": np.cos,
+    "TANH": functions.tanh,
+    "EXP": functions.exp,
+    "LOG": functions.log,
+    "SIN": functions.sin,
+    "COS": functions.cos,
 }
 
 
@@ -136,7 +137,7 @@ def xielu(node: Node, _: Build) -> Expected:
     alpha_n, alpha_p, beta, eps = (float(f) for f in node.floats()[1:5])
     x = exact(node.wide(0))
     above = constant(alpha_p) * x * x + constant(beta) * x
-    v = np.expm1(np.minimum(x.v, eps))
+    v = functions.expm1(np.minimum(x.v, eps))
     below = (Near(v, 2 * LIBM_ULP * U * np.abs(v)) - x) * constant(alpha_n) + constant(beta) * x
     return where(x.v > 0, above, below).expected("xIELU by its two branches")
 

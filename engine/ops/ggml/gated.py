@@ -6,11 +6,12 @@ Source: ggml-cpu/vec.h and ops.cpp of llama.cpp in llama-cpp-python 0.3.36.
 """
 
 from collections.abc import Callable
-from math import erf, pi, sqrt
+from math import pi, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.ops import functions
 from engine.ops.ggml.base import (
     F64,
     SMALLEST,
@@ -25,7 +26,6 @@ from engine.ops.ggml.near import Near, constant, exact, silu, swish, where
 GELU_A, ROOT = 0.044715, sqrt(2 / pi)
 QUICK = -1.702
 TABLE_ROUNDINGS = 8  # tanh or exp to 1 ulp, and the six operations around it
-erfs = np.vectorize(erf, otypes=[np.float64])
 
 
 def halves(x: F64) -> F64:
@@ -42,12 +42,12 @@ def from_table(function: Callable[[F64], F64], x: F64) -> Near:
 
 
 def gelu(x: F64) -> F64:
-    value: F64 = 0.5 * x * (1 + np.tanh(ROOT * x * (1 + GELU_A * x * x)))
+    value: F64 = 0.5 * x * (1 + functions.tanh(ROOT * x * (1 + GELU_A * x * x)))
     return value
 
 
 def gelu_quick(x: F64) -> F64:
-    value: F64 = x / (1 + np.exp(QUICK * x))
+    value: F64 = x / (1 + functions.exp(QUICK * x))
     return value
 
 
@@ -70,8 +70,8 @@ def gelu_table(x: F64) -> Near:
 
 def gelu_erf(x: F64) -> Near:
     inner = exact(x) * constant(float(np.float32(1 / sqrt(2))))
-    v = erfs(inner.v)
-    r = np.maximum(erfs(inner.v + inner.r) - v, v - erfs(inner.v - inner.r))
+    v = functions.erf(inner.v)
+    r = np.maximum(functions.erf(inner.v + inner.r) - v, v - functions.erf(inner.v - inner.r))
     erf_near = Near(v, r + 2 * U * np.abs(v))
     return constant(0.5) * exact(x) * (constant(1.0) + erf_near)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.ops import functions
 from engine.ops.ggml.base import F64, SMALLEST, Expected, U
 
 # ggml's vector exp says 1.46 + 0.5 in vec.h; glibc's manual lists 1 for its float functions, 2 for
@@ -49,20 +50,21 @@ class Near:
         return rounded(self.v, self.r)
 
     def exp(self, ulp: float = EXP_ULP) -> "Near":
-        v = np.exp(self.v)
-        return Near(v, spread(v * np.expm1(self.r), v, ulp))
+        v = functions.exp(self.v)
+        return Near(v, spread(v * functions.expm1(self.r), v, ulp))
 
     def sqrt(self) -> "Near":
         v = np.sqrt(self.v)
         return rounded(v, v - np.sqrt(np.maximum(self.v - self.r, 0.0)))
 
     def tanh(self) -> "Near":
-        v = np.tanh(self.v)
-        r = np.maximum(np.tanh(self.v + self.r) - v, v - np.tanh(self.v - self.r))
+        v = functions.tanh(self.v)
+        above, below = functions.tanh(self.v + self.r), functions.tanh(self.v - self.r)
+        r = np.maximum(above - v, v - below)
         return Near(v, spread(np.asarray(r), v, TANH_ULP))
 
     def log(self) -> "Near":
-        v = np.log(self.v)
+        v = functions.log(self.v)
         slope = self.r / np.maximum(self.v - self.r, SMALLEST)
         return Near(v, spread(slope, v, LIBM_ULP))
 

@@ -39,27 +39,27 @@ def multiplied(x: F32, weight: Weight, build: Build) -> tuple[F64, F64, int]:
     terms = weight.shape[-1]
     run = 1 if build.plain else run_of(kind)
     if build.plain:
-        value, size = by_chunks(x.astype(np.float64), weight)
+        value, size = by_chunks(x.astype(np.float64), weight, build)
     elif kind.name in PLAIN and kind.vec_dot_type in ("F32", "F16"):
         acts = x.astype(np.float16) if kind.vec_dot_type == "F16" else x
-        value, size = by_chunks(acts.astype(np.float64), weight)
+        value, size = by_chunks(acts.astype(np.float64), weight, build)
     else:
         converted = convert(x, kind, build.generic)
         sums = converted.sums if kind.vec_dot_type == "Q8_1" else None
-        out, size = product_and_size(converted.values, sums, weight)
+        out, size = product_and_size(converted.values, sums, weight, build.multiply)
         value = out.astype(np.float64)
     roundings = product_roundings(terms, build.lanes, run)
     return value, roundings * U * size + U * np.abs(value) + terms * SMALLEST, roundings
 
 
-def by_chunks(left: F64, weight: Weight) -> tuple[F64, F64]:
+def by_chunks(left: F64, weight: Weight, build: Build) -> tuple[F64, F64]:
     """The product and the sum of magnitudes, a few rows of the matrix at a time."""
     value, size = np.empty((len(left), weight.shape[0])), np.empty((len(left), weight.shape[0]))
     magnitudes = np.abs(left)
     for rows, chunk in weight.chunks():
         right = chunk.astype(np.float64).T
-        value[:, rows] = left @ right
-        size[:, rows] = magnitudes @ np.abs(right)
+        value[:, rows] = build.multiply(left, right)
+        size[:, rows] = build.multiply(magnitudes, np.abs(right))
     return value, size
 
 
@@ -109,9 +109,9 @@ def lightning_indexer(node: Node, build: Build) -> Expected:
     """Sum over heads of max(q . k, 0) * weight, plus the mask: (streams, 1, tokens, cells)."""
     q, k, w, mask = (node.wide(i) for i in range(4))
     terms, heads = q.shape[-1], q.shape[2]
-    right = k[:, :, 0]  # (streams, cells, size)
-    dots = np.einsum("sthd,scd->stch", q, right)
-    size = np.einsum("sthd,scd->stch", np.abs(q), np.abs(right))
+    right = k[:, None, :, 0].swapaxes(-1, -2)  # (streams, 1, size, cells)
+    dots = build.multiply(q, right).swapaxes(-1, -2)  # (streams, tokens, cells, heads)
+    size = build.multiply(np.abs(q), np.abs(right)).swapaxes(-1, -2)
     shown = np.maximum(dots, 0)
     off = product_roundings(terms, build.lanes, 1) * U * size + U * np.abs(dots)
     scores = total(Near(shown, off) * exact(w[:, 0][:, :, None, :]), heads + 1, keep=False)

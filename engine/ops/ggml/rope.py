@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import Unsupported
+from engine.ops import functions
 from engine.ops.ggml.base import F64, SMALLEST, Build, Expected, Node, U, meaning
 from engine.ops.ggml.near import LIBM_ULP, Near, exact
 
@@ -18,12 +19,16 @@ NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40  # GGML_ROPE_TYPE_*
 one = np.float32
 
 
+def log(x: float) -> float:
+    return float(functions.log(x))
+
+
 def corrections(n_dims: int, n_ctx_orig: int, base: float, fast: float, slow: float) -> list[float]:
     """Between which pairs YaRN goes over from one frequency to the other."""
 
     def dim(turns: float) -> float:
-        where = math.log(n_ctx_orig / (turns * 2 * math.pi)) if n_ctx_orig > 0 else -math.inf
-        return n_dims * where / (2 * math.log(base))
+        where = log(n_ctx_orig / (turns * 2 * math.pi)) if n_ctx_orig > 0 else -math.inf
+        return n_dims * where / (2 * log(base))
 
     ends = dim(fast), dim(slow)
     if not all(map(math.isfinite, ends)):
@@ -55,7 +60,7 @@ def angles(node: Node, pairs: int) -> NDArray[np.float32]:
     ids = node.source(1).value
     assert ids is not None
     positions = ids.reshape(-1, node.ne[2]).astype(np.float32)  # (1 or 4, tokens)
-    step = base ** one(one(-2.0) / one(n_dims))
+    step = base ** one(one(-2.0) / one(n_dims))  # powf of the C library, as ggml calls it
     theta = np.empty((len(positions), node.ne[2], pairs), np.float32)
     now = positions
     for pair in range(pairs):
@@ -72,10 +77,10 @@ def angles_in_any_way(node: Node, pairs: int) -> tuple[F64, F64]:
     assert ids is not None
     positions = ids.reshape(-1, node.ne[2]).astype(np.float64)
     which, at = bases(node, pairs)
-    each = positions[which].T * base ** (-2 * at / n_dims)
+    each = positions[which].T * functions.power(base, -2 * at / n_dims)
     # each step: a power to 1 ulp and a product; once: the exponent's rounding, times log(base), and
     # the products with position, factor and scale
-    roundings = at * (2 * LIBM_ULP + 1) + math.log(base) + 3
+    roundings = at * (2 * LIBM_ULP + 1) + log(base) + 3
     return each, np.abs(each) * roundings * U
 
 
@@ -103,12 +108,12 @@ def rotations(node: Node, pairs: int, build: Build) -> tuple[Near, Near]:
         turned = turned.astype(np.float64) * (1 - mix) + theta.astype(np.float64) * mix
         slack = wide_theta * max(abs(float(scale)), abs(float(ext)), 1.0)
         slack += 6 * U * (np.abs(turned) + np.abs(theta))  # ramp, its complement, products, sum
-        magnitude = magnitude * one(1 + 0.1 * math.log(1 / scale))
+        magnitude = magnitude * one(1 + 0.1 * log(1 / scale))
     wide = turned.astype(np.float64)[:, None, :]
     reach = slack[:, None, :]
     size = abs(float(magnitude))
     off = size * (reach + (2 + (3 if ext != 0 else 1)) * U)  # the function, the factor
-    return Near(np.cos(wide) * magnitude, off), Near(np.sin(wide) * magnitude, off)
+    return Near(functions.cos(wide) * magnitude, off), Near(functions.sin(wide) * magnitude, off)
 
 
 def pair_places(node: Node) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

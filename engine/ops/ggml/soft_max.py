@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from engine.ops import functions
 from engine.ops.ggml.base import F64, Build, Expected, Node, like, meaning
 from engine.ops.ggml.near import Near, constant, exact, rounded, total
 
@@ -17,10 +18,15 @@ def slopes(n_head: int, max_bias: float) -> F64:
     """(heads, 1, 1); ones without a bias. Powers of float32 bases, as ggml takes them."""
     if max_bias <= 0:
         return np.ones((1, 1, 1))
-    log2 = 1 << math.floor(math.log2(n_head))
-    m0, m1 = (float(np.float32(2.0 ** -(bias / log2))) for bias in (max_bias, max_bias / 2))
-    powers = [m0 ** (h + 1) if h < log2 else m1 ** (2 * (h - log2) + 1) for h in range(n_head)]
-    return np.array(powers)[:, None, None]
+    log2 = 1 << (n_head.bit_length() - 1)
+    m0, m1 = (power_of_two(-bias / log2) for bias in (max_bias, max_bias / 2))
+    times = [(m0, h + 1) if h < log2 else (m1, 2 * (h - log2) + 1) for h in range(n_head)]
+    return np.array([math.prod([base] * n) for base, n in times])[:, None, None]
+
+
+def power_of_two(exponent: float) -> float:
+    """As float32 holds it."""
+    return float(functions.power(2.0, exponent).astype(np.float32))
 
 
 def scores(node: Node) -> Near:

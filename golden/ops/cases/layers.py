@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.ops import functions
 from golden.ops.cases.elementwise import LARGE, ODD
 from golden.ops.form import F32, Array, Case, Draw, cases
 
@@ -95,8 +96,9 @@ def norms(op: str, draw: Draw) -> Iterator[Case]:
 
 
 def tables(positions: int, dim: int, base: float = 1e4) -> dict[str, F32]:
-    angles = np.arange(positions)[:, None] * base ** (-np.arange(0, dim, 2) / dim)
-    return {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)}
+    angles = np.arange(positions)[:, None] * functions.power(base, -np.arange(0, dim, 2) / dim)
+    both = {"cos": functions.cos(angles), "sin": functions.sin(angles)}
+    return {name: value.astype(np.float32) for name, value in both.items()}
 
 
 @cases("apply_rotary_emb", "qk_norm_rope")

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from engine.ops import functions
 from golden.ops.form import Array, Case, Draw, cases
 
 
@@ -72,7 +73,8 @@ def linear_attention(op: str, draw: Draw) -> Iterator[Case]:
     names = {"RWKV_WKV6": "kvr", "RWKV_WKV7": "rkvab", "GATED_LINEAR_ATTN": "kvq"}[op]
     for tag, tokens, seqs in (("one-token", 1, 1), ("several", 4, 2)):
         inputs = rows(draw, tag, names, tokens, heads, size)
-        decay = np.exp(-np.abs(draw(f"{tag}-decay", tokens, heads, size)))
+        drawn = draw(f"{tag}-decay", tokens, heads, size)
+        decay = functions.exp(-np.abs(drawn)).astype(np.float32)
         inputs[{"RWKV_WKV6": "decay", "RWKV_WKV7": "w"}.get(op, "gate")] = decay
         if op == "RWKV_WKV6":
             inputs["first"] = draw(f"{tag}-first", heads, size)

@@ -1,0 +1,68 @@
+"""Makes a few vectors again and says which differ from those in the tree: run as a program.
+
+Alone in its process, because numpy, BLAS and numba look at the CPU once, when they are loaded. For
+the same reason it says which of numpy's features it found.
+"""
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+
+from golden.generate import SEED, source_of
+from golden.load import load_vectors
+from golden.manifest import read_manifest
+from golden.ops.vectors import cases_of, operations, written
+from golden.store import DEFAULT_ROOT, Tensors
+from golden.suites.base import Asked
+from golden.suites.dot import Dot
+from harness.records import EXACT
+from harness.runner import Runner
+
+# of every family one, and each function
+OPS = (
+    *("SOFT_MAX", "LOG", "TANH", "SIN", "GELU_ERF", "XIELU", "ROPE", "MUL_MAT", "MUL_MAT_ID"),
+    *("FLASH_ATTN_EXT", "LIGHTNING_INDEXER", "SSM_SCAN", "GATED_LINEAR_ATTN", "RMS_NORM"),
+    *("matmul", "gemm_gptq", "paged_decode_attention", "qk_norm_rope", "moe_gate_up_silu"),
+)
+PRODUCTS = ("F32", "Q4_K")
+
+
+def features() -> tuple[list[str], list[str]]:
+    """What numpy has programs for besides the plain ones, and what of this CPU it uses."""
+    two = np.lib.NumpyVersion(np.__version__) >= "2.0.0"
+    core = importlib.import_module(f"numpy.{'_core' if two else 'core'}._multiarray_umath")
+    return core.__cpu_dispatch__, [name for name, on in core.__cpu_features__.items() if on]
+
+
+def made() -> Iterator[tuple[str, Tensors]]:
+    """But for what the oracle says."""
+    operations()
+    session = Runner().open("reference", None, EXACT)
+    source = source_of(Asked(engine="reference", session=session), lambda _: None)
+    for op in OPS:
+        tensors: Tensors = {}
+        for case in cases_of(op, SEED):
+            tensors |= written(op, case)[1]
+        yield f"ops/{op.lower()}", tensors
+    for kind in PRODUCTS:
+        yield f"dot/{kind.lower()}", Dot().make(source, kind).tensors
+
+
+def main() -> None:
+    entries = {entry.path: entry for entry in read_manifest(DEFAULT_ROOT)}
+    count, others = 0, []
+    for path, tensors in made():
+        held = load_vectors(DEFAULT_ROOT, entries[f"{path}.json"], entries).tensors
+        for name in tensors.keys() - {"llama_cpp"}:
+            count += 1
+            if np.ascontiguousarray(tensors[name]).tobytes() != held[name].tobytes():
+                others.append(f"{path}: {name}")
+    said = {"made": count, "others": sorted(others), "features": features()[1]}
+    sys.stdout.write(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main()

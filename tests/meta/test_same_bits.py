@@ -1,0 +1,67 @@
+"""What is written into vectors must not depend on the CPU: nothing on its way asks BLAS or libm.
+
+numpy and the C library have other programs for other vector units; engine/ops/functions.py and
+`in_order` have one. Additions, quotients, roots and numpy's own sums are the same everywhere.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BLAS = ("dot", "vdot", "inner", "outer", "matmul", "einsum", "tensordot", "linalg", "vecdot")
+FUNCTIONS = (
+    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "logaddexp", "power", "float_power"),
+    *("sin", "cos", "tan", "sinh", "cosh", "tanh", "arctan", "arctan2", "hypot", "cbrt"),
+    *("erf", "erfc", "pow", "gamma", "lgamma", "atan", "atan2", "vectorize"),
+)
+PLACES = ("engine/ops/ggml", "engine/ops/fused", "engine/ops/flash_mirror.py", "golden")
+EXCEPTIONS = {
+    "engine/ops/ggml/base.py: np.matmul": "what judges graphs; vectors are written with `in_order`",
+    "engine/ops/ggml/rope.py: **": "ggml calls powf as well, and every angle follows from its bits",
+    "engine/ops/flash_mirror.py: np.log2": "corrected where it falls short of a power of two",
+    "engine/ops/flash_mirror.py: **": "of two, to a whole number: exact",
+}
+
+
+def files() -> list[Path]:
+    found = [p for place in PLACES for p in [ROOT / place, *(ROOT / place).rglob("*.py")]]
+    return [path for path in found if path.suffix == ".py"]
+
+
+def offences(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.value.id in ("np", "math") and node.attr in (*BLAS, *FUNCTIONS):
+                yield f"{node.value.id}.{node.attr}"
+        elif isinstance(node, ast.ImportFrom) and node.module in ("math", "numpy"):
+            yield from (a.name for a in node.names if a.name in (*BLAS, *FUNCTIONS))
+        elif isinstance(node, ast.BinOp | ast.AugAssign):
+            if isinstance(node.op, ast.MatMult):
+                yield "@"
+            if isinstance(node.op, ast.Pow) and not is_constant(node):
+                yield "**"
+
+
+def is_constant(node: ast.AST) -> bool:
+    return not any(isinstance(part, ast.Name) for part in ast.walk(node))
+
+
+def test_no_truth_is_summed_by_blas_or_computed_by_the_c_library() -> None:
+    assert len(files()) > 30
+    found = {
+        f"{path.relative_to(ROOT).as_posix()}: {what}"
+        for path in files()
+        for what in offences(ast.parse(path.read_text()))
+    }
+    assert found == EXCEPTIONS.keys()  # an exception that is not needed goes
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a @ b", "a @= b", "np.dot(a, b)", "np.exp(x)", "math.log(x)", "from math import erf", "a**b"],
+)
+def test_each_way_to_ask_the_cpu_is_seen(text: str) -> None:
+    assert list(offences(ast.parse(text)))
