@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.ops.ggml.base import Build, Expected, Node, Operand, expect
-from harness.records import ANY_KIND, Nodes
+from harness.records import ANY_KIND, COMPUTE, Nodes
 
 BUILD = Build(lanes=16)
 TYPES = {"float32": "F32", "float16": "F16", "int32": "I32", "int64": "I64"}
@@ -85,6 +85,11 @@ def piece(*nodes: Node) -> Nodes:
         name=np.array([letters(x.name) for _, _, x in rows]),
         weight=np.array([letters(getattr(x, "weight", "")) for _, _, x in rows]),
         offset=column([getattr(x, "offset", 0) for _, _, x in rows]),
+        address=column(range(1, len(rows) + 1)),
+        root=column(range(1, len(rows) + 1)),
+        root_size=column([len(raw) for raw in held]),
+        root_home=column([COMPUTE] * len(rows)),
+        root_name=np.array([letters(x.name) for _, _, x in rows]),
         at=column(
             [
                 -1 if x.value is None else end - len(raw)

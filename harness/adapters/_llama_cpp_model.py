@@ -154,6 +154,15 @@ class Context:
         finally:
             llama.llama_batch_free(held)
 
+    def logits_if_any(self, batch: Batch) -> NDArray[np.float32] | None:
+        """Of the outputs of the batch that was run last; None where there are none to fetch."""
+        outputs = np.flatnonzero(batch.outputs)
+        if not self.model.has_decoder or not len(outputs):
+            return None
+        if not self.lib.llama.llama_get_logits_ith(self.pointer, int(outputs[0])):
+            return None
+        return self._logits(outputs)
+
     def close(self) -> None:
         self.lib.llama.llama_free(self.pointer)
 

@@ -37,17 +37,22 @@ def capture(
 
 def nodes_of(piece: Any) -> Iterator[Node]:
     """Raises WireError for what holds no nodes."""
-    if not isinstance(piece, Nodes):
-        raise WireError(f"the engine shows a {type(piece).__name__}, expected Nodes")
-    if len(piece.place) and piece.place[0] != NODE:
-        raise WireError(f"a source of {len(piece.place)} rows comes before the first node")
-    starts = [*np.flatnonzero(piece.place == NODE).tolist(), len(piece.place)]
-    for first, end in pairwise(starts):
+    for first, end in rows_of(piece):
         try:
             node = node_of(piece, first, end)
         except (EngineError, LookupError, TypeError, ValueError) as error:
             raise WireError(f"row {first} of {len(piece.place)} is no node: {error}") from error
         yield node
+
+
+def rows_of(piece: Any) -> Iterator[tuple[int, int]]:
+    """Each node's own row, and the one behind its last source. Raises WireError."""
+    if not isinstance(piece, Nodes):
+        raise WireError(f"the engine shows a {type(piece).__name__}, expected Nodes")
+    if len(piece.place) and piece.place[0] != NODE:
+        raise WireError(f"a source of {len(piece.place)} rows comes before the first node")
+    starts = [*np.flatnonzero(piece.place == NODE).tolist(), len(piece.place)]
+    yield from pairwise(starts)
 
 
 def node_of(piece: Nodes, first: int, end: int) -> Node:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from engine.errors import Unsupported
 from engine.ggml_types import type_by_name
-from engine.quants.base import WeightFormat
+from engine.quants.base import F32, WeightFormat
 from engine.registry import import_members
 
 F64 = NDArray[np.float64]
@@ -79,12 +79,14 @@ class Build:
 
     plain: of no build of ggml, but of any engine that computes in float32: nothing is looked up in
     halves or converted on purpose, and a sum rounds at every term, in whatever order.
+    tip: what becomes of a product's activations and of what they were converted to.
     """
 
     lanes: int  # float32 values in a vector register
     n_threads: int = 1
     generic: tuple[str, ...] = ()  # activation formats that it rounds as generic C does
     plain: bool = False
+    tip: "Callable[[F32, F64], F64] | None" = None
 
 
 ANY_ENGINE = Build(lanes=1, plain=True)
@@ -164,7 +166,12 @@ def wide(operand: Operand) -> F64:
     return rows.reshape(tuple(reversed(operand.ne))).astype(np.float64)
 
 
-def settled(value: F64, kind: str) -> NDArray[Any]:
+def single(value: F64, kind: str) -> NDArray[Any]:
+    """What float32 arithmetic leaves of it, before it is stored; a node of F64 has none."""
+    return value if kind == "F64" else value.astype(np.float32)
+
+
+def settled(value: NDArray[Any], kind: str) -> NDArray[Any]:
     """Rounded to the node's type, as every result is in the end."""
     if kind not in PLAIN:
         raise Unsupported(f"a result of type {kind}")
