@@ -122,6 +122,10 @@ class Context:
         """An encoder has none."""
         return bool(self.lib.llama.llama_get_memory(self.pointer))
 
+    def show_embeddings(self) -> None:
+        """Have the graph go on to them, pooled if the model says how."""
+        self.lib.llama.llama_set_embeddings(self.pointer, True)
+
     def clear(self) -> None:
         """Forget every token, and zero the cache."""
         llama = self.lib.llama
