@@ -80,7 +80,7 @@ def piece(*nodes: Node) -> Nodes:
         op=column([ops.index(n.op) for n, _, _ in rows]).astype(np.int32),
         type=column([types.index(x.type) for _, _, x in rows]).astype(np.int32),
         ne=column([x.ne for _, _, x in rows]),
-        nb=column([getattr(x, "nb", ()) or (0,) * 4 for _, _, x in rows]),
+        nb=column([strides(x) for _, _, x in rows]),
         params=np.array([n.params for n, _, _ in rows]),
         name=np.array([letters(x.name) for _, _, x in rows]),
         weight=np.array([letters(getattr(x, "weight", "")) for _, _, x in rows]),
@@ -98,6 +98,12 @@ def piece(*nodes: Node) -> Nodes:
         ),
         data=np.frombuffer(b"".join(held), np.uint8).copy(),
     )
+
+
+def strides(x: Any) -> tuple[int, ...]:
+    """In ggml's order."""
+    given: tuple[int, ...] = getattr(x, "nb", ())
+    return given or ((0,) * 4 if x.value is None else tuple(reversed(x.value.strides)))
 
 
 def letters(name: str) -> NDArray[np.uint8]:

@@ -75,6 +75,9 @@ class Memory:
         target = view_of(self.bytes_of(view.root), self.seen(view))
         target[...] = value.reshape(target.shape)
 
+    def has(self, view: View) -> bool:
+        return self.roots[view.root].kind != "computed" or view.root in self.held
+
     def bytes_of(self, number: int) -> Bytes:
         root = self.roots[number]
         if root.kind == "cache":

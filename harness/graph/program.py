@@ -4,6 +4,7 @@ Memory is ggml's: a tensor is a view of the bytes of its root, with an offset an
 that a node computes is part of it. All of it is numbers, texts and arrays: it could be sent.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -15,8 +16,9 @@ from numpy.typing import NDArray
 
 from engine.errors import Unsupported
 
-# computed: by a node of the graph; input: llama.cpp fills it for each graph; weight: of the model's
-# file; cache: nodes write it, and it lives from graph to graph; carried: what another graph computed
+# computed: by a node of the graph; input: filled by llama.cpp for each graph; weight: of the
+# model's file; cache: written by nodes, and lives from graph to graph; carried: what a node of
+# another graph computed
 Kind = Literal["computed", "input", "weight", "cache", "carried"]
 LOGITS = "result_output"
 Place = tuple[int, int, int]  # step, ubatch, index
@@ -121,12 +123,11 @@ class Program:
 
 def unique_names(nodes: Sequence[PlannedNode]) -> list[str]:
     """llama.cpp's names; where one stands for several nodes, with the op; then with a number."""
-    names = [node.name for node in nodes]
-    several = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
-    with_op = [f"{n.name} {n.op}" if n.name in several else n.name for n in nodes]
-    seen: dict[str, int] = {}
+    several = {name for name, n in Counter(node.name for node in nodes).items() if n > 1}
+    seen: Counter[str] = Counter()
     found = []
-    for name in with_op:
-        seen[name] = seen.get(name, 0) + 1
+    for node in nodes:
+        name = f"{node.name} {node.op}" if node.name in several else node.name
+        seen[name] += 1
         found.append(name if seen[name] == 1 else f"{name} {seen[name]}")
     return found

@@ -122,20 +122,18 @@ class Recorder:
         if result.root >= 0 and draft.roots[result.root].kind == "cache":
             self.written.add(draft.roots[result.root].cache)
         if node.name.startswith("result_"):
-            self.last = (place, node.value.copy())
-        if node.name == LOGITS:
-            self.results.append(self.last)
+            self.last = place, node.value.copy()
+            self.results += [self.last] if node.name == LOGITS else []
         if self.watch is not None:
             self.watch(node, place)
 
     def draft_of(self, node: Node) -> Draft:
-        if not self.drafts or (self.drafts[-1].step, self.drafts[-1].ubatch) != (
-            node.step,
-            node.ubatch,
-        ):
+        last = self.drafts[-1] if self.drafts else None
+        if last is None or (last.step, last.ubatch) != (node.step, node.ubatch):
             self.encoded = self.last
-            self.drafts.append(Draft(step=node.step, ubatch=node.ubatch))
-        return self.drafts[-1]
+            last = Draft(step=node.step, ubatch=node.ubatch)
+            self.drafts.append(last)
+        return last
 
     def view(self, draft: Draft, piece: Nodes, row: int, own: int) -> View:
         """own: the address of the node that reads or writes it."""
@@ -149,7 +147,8 @@ class Recorder:
             root=number,
             offset=int(piece.offset[row]),
         )
-        return self.shared(view)
+        found: View = self.shared(view)
+        return found
 
     def root(self, draft: Draft, piece: Nodes, row: int, own: int) -> int:
         """Its number in the graph. What no node has computed before it is read was given."""

@@ -101,24 +101,30 @@ class Run:
 
     def step(self, graph: Graph, planned: PlannedNode) -> None:
         place = graph.place(planned)
-        try:
-            value = self.compute(graph, planned)
-            if place in self.values:
-                value = np.asarray(self.values[place], value.dtype).reshape(value.shape)
-            self.memory.write(planned.result, value)
-            self.nodes += 1
-        except Unknown:
-            self.unknown += 1
+        value = self.value_of(graph, planned)
+        if value is None:
             self.memory.spoil(planned.result)
             return
-        except (EngineError, *SENSELESS) as error:
-            value = self.not_computed(graph, planned, error)
-            if value is None:
-                return
+        self.memory.write(planned.result, value)
         if place in self.carried:
             self.memory.carried[place] = value
         if planned is graph.output:
             self.found[place] = value
+
+    def value_of(self, graph: Graph, planned: PlannedNode) -> NDArray[Any] | None:
+        """What later nodes read; None if there is nothing of ours, and nothing is borrowed."""
+        place = graph.place(planned)
+        try:
+            value = self.compute(graph, planned)
+        except Unknown:
+            self.unknown += 1
+            return None
+        except (EngineError, *SENSELESS) as error:
+            return self.not_computed(graph, planned, error)
+        self.nodes += 1
+        if place not in self.values:
+            return value
+        return np.asarray(self.values[place], value.dtype).reshape(value.shape)
 
     def compute(self, graph: Graph, planned: PlannedNode) -> NDArray[Any]:
         """What the node holds, in the type and shape of its tensor here."""
@@ -137,10 +143,13 @@ class Run:
         params = np.frombuffer(planned.params, np.int32)
         if planned.op == "SET" and seen.type == "F64":  # strides and offset in bytes of F32
             params = np.concatenate([WIDER * params[:4], params[4:]])
+        # a cast names itself as what it copies to, where nothing is yet
         sources = tuple(
-            None if view is None else
-            # a cast names itself as what it copies to: nothing is there yet
-            replace(seen, value=blank) if view == own else self.memory.read(view)
+            None
+            if view is None
+            else replace(seen, value=blank)
+            if view == own and not self.memory.has(own)
+            else self.memory.read(view)
             for view in planned.sources
         )
         return Node(
@@ -161,22 +170,17 @@ class Run:
         self, graph: Graph, planned: PlannedNode, error: Exception
     ) -> NDArray[Any] | None:
         """Note why; llama.cpp's value if it is to be borrowed and was kept."""
-        place = graph.place(planned)
         shown = graph.shown.get(planned.index) if self.borrow else None
         reason = str(error) if isinstance(error, EngineError) else f"no sense: {error!r:.200}"
         self.missing.append(
             NotComputed(
-                place=place,
+                place=graph.place(planned),
                 op=planned.op,
                 name=planned.name,
                 reason=reason,
                 borrowed=shown is not None,
             )
         )
-        if shown is None:
-            self.memory.spoil(planned.result)
-            return None
-        self.memory.write(planned.result, shown)
         return shown
 
     # --- what comes out -----------------------------------------------------------------------

@@ -8,7 +8,6 @@ from numpy.random import Philox
 from numpy.typing import NDArray
 
 from engine.ops.ggml.base import F64, PLAIN, Build, Expected, Node, settled
-from engine.quants.base import F32
 from harness.synth.draws import stream
 
 
@@ -66,7 +65,7 @@ class Tip:
 
     bits: Philox
 
-    def __call__(self, x: F32, converted: F64) -> F64:
+    def __call__(self, x: NDArray[Any], converted: F64) -> F64:
         if np.array_equal(converted, x):
             return converted
         flat = converted.reshape(-1, converted.shape[-1]).copy()

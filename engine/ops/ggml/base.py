@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from engine.errors import Unsupported
 from engine.ggml_types import type_by_name
-from engine.quants.base import F32, WeightFormat
+from engine.quants.base import WeightFormat
 from engine.registry import import_members
 
 F64 = NDArray[np.float64]
@@ -86,7 +86,7 @@ class Build:
     n_threads: int = 1
     generic: tuple[str, ...] = ()  # activation formats that it rounds as generic C does
     plain: bool = False
-    tip: "Callable[[F32, F64], F64] | None" = None
+    tip: "Callable[[NDArray[Any], F64], F64] | None" = None
 
 
 ANY_ENGINE = Build(lanes=1, plain=True)

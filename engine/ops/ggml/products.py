@@ -5,7 +5,6 @@ ggml_compute_forward_lightning_indexer in ops.cpp, of llama.cpp in llama-cpp-pyt
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import Unsupported
 from engine.ops.ggml.base import (
@@ -44,7 +43,7 @@ def multiplied(x: F32 | F64, weight: Weight, build: Build) -> tuple[F64, F64, in
     elif kind.name in PLAIN and kind.vec_dot_type == "F16":
         value, size = by_chunks(tipped(x, x.astype(np.float16).astype(np.float64), build), weight)
     else:
-        converted = convert(x.astype(np.float32), kind, build.generic)
+        converted = convert(np.asarray(x, np.float32), kind, build.generic)
         sums = converted.sums if kind.vec_dot_type == "Q8_1" else None
         acts = tipped(x, converted.values, build)
         out, size = product_and_size(acts, sums, weight, x.dtype)
