@@ -17,7 +17,7 @@ from engine.ops.ggml.base import Build
 from engine.quants.base import F32
 from harness.adapters.reference import Reference
 from harness.check import lanes_of
-from harness.graph.program import LOGITS, Graph, Place, PlannedNode, Program
+from harness.graph.program import Graph, Place, PlannedNode, Program
 from harness.graph.record import record
 from harness.graph.replay import Replayed, replay
 from harness.records import (
@@ -132,8 +132,8 @@ class ReplayEngine(Reference, name="replay"):
         values: Mapping[Place, NDArray[Any]] | None = None,
     ) -> tuple[F32, ...]:
         """Raises Unsupported for a model without any, or with a node that cannot be computed."""
-        last = program.graphs[-1].output.name
-        if last != LOGITS:
+        if not program.has_logits:
+            last = program.graphs[-1].output.name
             raise Unsupported(f"the model has no logits: its graph ends in {last!r}")
         found: Replayed = replay(program, self.file, self.build_of(), trace=trace, values=values)
         if found.missing:

@@ -97,6 +97,11 @@ class Program:
         return len(self.orders)
 
     @property
+    def has_logits(self) -> bool:
+        """By name, or because llama.cpp hands out as logits what the graphs compute last."""
+        return any(self.orders) or any(graph.output.name == LOGITS for graph in self.graphs)
+
+    @property
     def nodes(self) -> int:
         return sum(len(graph.nodes) for graph in self.graphs)
 

@@ -67,6 +67,7 @@ class Draft:
     filled: set[View] = field(default_factory=set)  # of inputs: what has been copied
     last_use: dict[int, int] = field(default_factory=dict)
     shown: dict[int, NDArray[Any]] = field(default_factory=dict)
+    output: tuple[Place, PlannedNode, NDArray[Any]] | None = None  # its logits, or its last result
 
 
 class Recorder:
@@ -76,9 +77,6 @@ class Recorder:
         self.watch, self.keep = watch, keep
         self.drafts: list[Draft] = []
         self.caches: dict[int, Root] = {}  # by address
-        self.last: tuple[Place, NDArray[Any]] | None = None  # the result that came last
-        self.encoded: tuple[Place, NDArray[Any]] | None = None  # ... of the graph before
-        self.results: list[tuple[Place, NDArray[Any]]] = []  # llama.cpp's logits
         self.written: set[int] = set()  # numbers of caches
         self.same: dict[Any, Any] = {}  # graphs are alike: equal parts are held once
         self.seen = 0
@@ -121,16 +119,14 @@ class Recorder:
             draft.shown[node.index] = node.value.copy()
         if result.root >= 0 and draft.roots[result.root].kind == "cache":
             self.written.add(draft.roots[result.root].cache)
-        if node.name.startswith("result_"):
-            self.last = place, node.value.copy()
-            self.results += [self.last] if node.name == LOGITS else []
+        if draft.output is None or draft.output[1].name != LOGITS:
+            draft.output = place, planned, node.value.copy()
         if self.watch is not None:
             self.watch(node, place)
 
     def draft_of(self, node: Node) -> Draft:
         last = self.drafts[-1] if self.drafts else None
         if last is None or (last.step, last.ubatch) != (node.step, node.ubatch):
-            self.encoded = self.last
             last = Draft(step=node.step, ubatch=node.ubatch)
             self.drafts.append(last)
         return last
@@ -182,8 +178,10 @@ class Recorder:
 
     def carried(self, root: Root, piece: Nodes, row: int) -> Root:
         """Raises EngineError if it is not what the encoder computed last."""
-        assert self.encoded is not None
-        place, value = self.encoded
+        before = self.drafts[-2].output if len(self.drafts) > 1 else None
+        if before is None:
+            raise EngineError(f"{root.name} is read before anything is encoded")
+        place, _, value = before
         at = int(piece.at[row])
         if piece.data[at : at + value.nbytes].tobytes() != value.tobytes():
             raise EngineError(f"{root.name} is not what the encoder computed last")
@@ -223,7 +221,9 @@ class Recorder:
         ]
         orders = []
         for step in range(len(batches)):
-            computed = [value for place, value in self.results if place[0] == step]
+            found = [draft.output for draft in self.drafts if draft.step == step and draft.output]
+            named = [value for _, node, value in found if node.name == LOGITS]
+            computed = named or [value for _, _, value in found]
             orders.append(order_of(computed, logits[step] if step < len(logits) else None))
         return Program(
             graphs=tuple(graphs), caches=tuple(self.caches.values()), orders=tuple(orders)

@@ -38,7 +38,8 @@ class Wide(Honest):
 @dataclass(frozen=True)
 class Noisy(Honest):
     """Each result is off by a random share of what its formula allows, and of each product that
-    converts activations one of them is tipped to the next step: an honest engine, and unlucky."""
+    converts activations one of them is tipped to the next step; equal values are in any order: an
+    honest engine, and unlucky."""
 
     seed: int = 0
 
@@ -46,7 +47,8 @@ class Noisy(Honest):
         return stream(self.seed, f"{what} {node.step} {node.ubatch} {node.index}")
 
     def build(self, build: Build, node: Node) -> Build:
-        return replace(build, tip=Tip(self.bits(node, "tip")))
+        ties = self.bits(node, "ties").random_raw
+        return replace(build, tip=Tip(self.bits(node, "tip")), ties=ties)
 
     def result(self, node: Node, found: Expected) -> NDArray[Any]:
         if found.answer is not None or not np.any(found.allowed):

@@ -79,7 +79,8 @@ class Build:
 
     plain: of no build of ggml, but of any engine that computes in float32: nothing is looked up in
     halves or converted on purpose, and a sum rounds at every term, in whatever order.
-    tip: what becomes of a product's activations and of what they were converted to.
+    tip: what becomes of a product's activations and of what they were converted to; ties: so many
+    numbers by which equal values are put in order. None: nothing is disturbed.
     """
 
     lanes: int  # float32 values in a vector register
@@ -87,6 +88,7 @@ class Build:
     generic: tuple[str, ...] = ()  # activation formats that it rounds as generic C does
     plain: bool = False
     tip: "Callable[[NDArray[Any], F64], F64] | None" = None
+    ties: "Callable[[int], NDArray[Any]] | None" = None
 
 
 ANY_ENGINE = Build(lanes=1, plain=True)
