@@ -105,8 +105,20 @@ class Program:
     def nodes(self) -> int:
         return sum(len(graph.nodes) for graph in self.graphs)
 
-    def graphs_of(self, step: int) -> list[Graph]:
-        return [graph for graph in self.graphs if graph.step == step]
+    def in_order(self, values: Mapping[Place, NDArray[Any]]) -> tuple[NDArray[Any] | None, ...]:
+        """Of each batch what its graphs come to, (rows, width) in the order of its outputs; None
+        where a value is not there."""
+        return tuple(self.rows_of(step, values) for step in range(self.steps))
+
+    def rows_of(self, step: int, values: Mapping[Place, NDArray[Any]]) -> NDArray[Any] | None:
+        outputs = [(g.output.name, g.place(g.output)) for g in self.graphs if g.step == step]
+        logits = [place for name, place in outputs if name == LOGITS]
+        found = [values.get(place) for place in logits or [place for _, place in outputs]]
+        parts = [value.reshape(-1, value.shape[-1]) for value in found if value is not None]
+        if not found or len(parts) < len(found):
+            return None
+        rows = np.concatenate(parts)
+        return rows[list(self.orders[step])] if self.orders[step] else rows
 
     @cached_property
     def names(self) -> dict[Place, str]:

@@ -15,7 +15,7 @@ from engine.errors import EngineError
 from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import Build, Node, expect, layout
 from harness.graph.memory import WIDER, Memory, Unknown
-from harness.graph.program import LOGITS, Graph, Place, PlannedNode, Program
+from harness.graph.program import Graph, Place, PlannedNode, Program
 from harness.graph.ways import Honest
 from harness.shadow.judge import SENSELESS
 
@@ -91,9 +91,8 @@ class Run:
                 self.step(graph, node)
                 for number in ends.get(node.index, ()):
                     self.memory.forget(number)
-        steps = range(self.program.steps)
         return Replayed(
-            outputs=tuple(self.output(step) for step in steps),
+            outputs=self.program.in_order(self.found),
             missing=tuple(self.missing),
             nodes=self.nodes,
             unknown=self.unknown,
@@ -182,20 +181,6 @@ class Run:
             )
         )
         return shown
-
-    # --- what comes out -----------------------------------------------------------------------
-
-    def output(self, step: int) -> NDArray[Any] | None:
-        """Rows in the order of the batch's outputs."""
-        graphs = self.program.graphs_of(step)
-        if any(graph.output.name == LOGITS for graph in graphs):
-            graphs = [graph for graph in graphs if graph.output.name == LOGITS]
-        parts = [self.found.get(graph.place(graph.output)) for graph in graphs]
-        if not parts or any(part is None for part in parts):
-            return None
-        rows = np.concatenate([p.reshape(-1, p.shape[-1]) for p in parts if p is not None])
-        order = self.program.orders[step]
-        return rows[list(order)] if order else rows
 
 
 def ends_of(graph: Graph) -> dict[int, list[int]]:

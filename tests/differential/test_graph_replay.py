@@ -16,7 +16,7 @@ from engine.ops.ggml.base import Build, Node
 from harness.check import lanes_of
 from harness.compare import largest, worst_distance
 from harness.graph.floor import replay_floor
-from harness.graph.program import LOGITS, Graph, Place, PlannedNode, Program
+from harness.graph.program import Graph, Place, PlannedNode, Program
 from harness.graph.record import record
 from harness.graph.replay import Replayed, Run, replay
 from harness.graph.ways import Honest, Noisy, Wide
@@ -59,14 +59,10 @@ class Recorded:
             return replay_floor(self.program, file, self.build, seed=0).relative
 
     def theirs(self) -> list[NDArray[Any]]:
-        """llama.cpp's outputs: its logits, or what each graph comes to."""
-        outputs = [(graph, graph.output) for graph in self.program.graphs]
-        if any(node.name == LOGITS for _, node in outputs):
-            if self.logits:
-                return list(self.logits)
-            outputs = [(graph, node) for graph, node in outputs if node.name == LOGITS]
-        values = [self.shown[graph.place(node)] for graph, node in outputs]
-        return [value.reshape(-1, value.shape[-1]) for value in values]
+        """llama.cpp's outputs: its logits, or what its graphs come to."""
+        if self.program.has_logits and self.logits:
+            return list(self.logits)
+        return [value for value in self.program.in_order(self.shown) if value is not None]
 
 
 Record = Callable[..., Recorded]
