@@ -130,6 +130,7 @@ class Fault:
 
 
 ANY_KIND = -1  # of ops that are not one of several
+KEPT, WEIGHTS, COMPUTE = 0, 1, 2  # memory that lives from graph to graph, of the model, of a graph
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -154,7 +155,12 @@ class Nodes:
     params: NDArray[np.int32]  # (rows, 16)
     name: NDArray[np.uint8]  # (rows, 64), ended by a zero
     weight: NDArray[np.uint8]  # (rows, 64): the file's tensor that a source lies in, if any
-    offset: NDArray[np.int64]  # (rows,): of a source in what it is a view of, bytes
+    offset: NDArray[np.int64]  # (rows,): in what it is a view of, bytes
+    address: NDArray[np.int64]  # (rows,): of the tensor; what lives from graph to graph keeps its
+    root: NDArray[np.int64]  # (rows,): address of whose memory it is a view of, its own if nobody's
+    root_size: NDArray[np.int64]  # (rows,): bytes
+    root_home: NDArray[np.int64]  # (rows,): of whose buffer that is: KEPT, WEIGHTS or COMPUTE
+    root_name: NDArray[np.uint8]  # (rows, 64), ended by a zero
     at: NDArray[np.int64]  # (rows,): where in `data` a contiguous copy lies; -1: nowhere
     data: NDArray[np.uint8]
 
@@ -166,6 +172,8 @@ class Captured:
     nodes: int  # that compute something
     views: int  # that compute nothing
     honest: NDArray[Any] | None = None  # what a fault replaced; None if it changed no bit
+    # of each step: (outputs, vocabulary), in the batch's order, which is not that of ubatches
+    logits: tuple[NDArray[np.float32] | None, ...] = ()
 
 
 # --- what asking an engine can end in -------------------------------------------------------

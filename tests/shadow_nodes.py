@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.ops.ggml.base import Build, Expected, Node, Operand, expect
-from harness.records import ANY_KIND, Nodes
+from harness.records import ANY_KIND, COMPUTE, Nodes
 
 BUILD = Build(lanes=16)
 TYPES = {"float32": "F32", "float16": "F16", "int32": "I32", "int64": "I64"}
@@ -80,11 +80,16 @@ def piece(*nodes: Node) -> Nodes:
         op=column([ops.index(n.op) for n, _, _ in rows]).astype(np.int32),
         type=column([types.index(x.type) for _, _, x in rows]).astype(np.int32),
         ne=column([x.ne for _, _, x in rows]),
-        nb=column([getattr(x, "nb", ()) or (0,) * 4 for _, _, x in rows]),
+        nb=column([strides(x) for _, _, x in rows]),
         params=np.array([n.params for n, _, _ in rows]),
         name=np.array([letters(x.name) for _, _, x in rows]),
         weight=np.array([letters(getattr(x, "weight", "")) for _, _, x in rows]),
         offset=column([getattr(x, "offset", 0) for _, _, x in rows]),
+        address=column(range(1, len(rows) + 1)),
+        root=column(range(1, len(rows) + 1)),
+        root_size=column([len(raw) for raw in held]),
+        root_home=column([COMPUTE] * len(rows)),
+        root_name=np.array([letters(x.name) for _, _, x in rows]),
         at=column(
             [
                 -1 if x.value is None else end - len(raw)
@@ -93,6 +98,12 @@ def piece(*nodes: Node) -> Nodes:
         ),
         data=np.frombuffer(b"".join(held), np.uint8).copy(),
     )
+
+
+def strides(x: Any) -> tuple[int, ...]:
+    """In ggml's order."""
+    given: tuple[int, ...] = getattr(x, "nb", ())
+    return given or ((0,) * 4 if x.value is None else tuple(reversed(x.value.strides)))
 
 
 def letters(name: str) -> NDArray[np.uint8]:

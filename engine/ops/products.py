@@ -145,10 +145,17 @@ def product(acts: F64, sums: F64 | None, weight: Weight) -> F32:
 
 
 def product_and_size(
-    acts: F64, sums: F64 | None, weight: Weight, multiply: Multiply = np.matmul
-) -> tuple[F32, F64]:
-    """The product, and the sum of the magnitudes of all that is added up for it, or a bit more."""
-    out = np.empty((len(acts), weight.shape[0]), np.float32)
+    acts: F64,
+    sums: F64 | None,
+    weight: Weight,
+    kind: type[Any] | np.dtype[Any] = np.float32,
+    multiply: Multiply = np.matmul,
+) -> tuple[NDArray[Any], F64]:
+    """The product, and the sum of the magnitudes of all that is added up for it, or a bit more.
+
+    kind: what the product is rounded to.
+    """
+    out = np.empty((len(acts), weight.shape[0]), kind)
     size = np.empty(out.shape)
     left: list[F32] = []
     for rows, pairs in factors(acts, sums, weight):

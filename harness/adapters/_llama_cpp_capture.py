@@ -62,6 +62,7 @@ class Watch:
             slots=self.slots.ctypes.data,
             hook=ctypes.cast(self._hook, P).value,
             usage=ctypes.cast(self.ggml.ggml_backend_buffer_get_usage, P).value,
+            nbytes=ctypes.cast(self.ggml.ggml_nbytes, P).value,
         )
         self.state["is_view"][0, view_ops(lib)] = 1
         self.state["block"][0, : len(kinds)] = [kind.block_weights for kind in kinds]
@@ -135,6 +136,8 @@ class Watch:
             data=self.data[:used],
             **{name: rows[name] for name in ("step", "ubatch", "index", "place", "producer")},
             **{name: rows[name] for name in ("offset", "at", "weight")},
+            **{name: rows[name] for name in ("address", "root", "root_size")},
+            **{name: rows[name] for name in ("root_home", "root_name")},
             **{name: tensor[name] for name in ("op", "type", "ne", "nb", "name")},
         )
 
@@ -187,12 +190,19 @@ def capture_batches(
 ) -> Captured:
     """Decode the batches one after the other, and emit what every node read and computed."""
     watch.begin(emit, Injector(fault))
+    logits = []
     try:
         for step, batch in enumerate(batches):
             watch.begin_step(step)
             context.run(batch)
+            logits.append(context.logits_if_any(batch))
     finally:
         if watch.error is not None:
             raise watch.error
         watch.hand_on()  # also of a step that failed: what it showed is worth judging
-    return Captured(nodes=watch.emitted, views=watch.get("views"), honest=watch.injector.honest)
+    return Captured(
+        nodes=watch.emitted,
+        views=watch.get("views"),
+        honest=watch.injector.honest,
+        logits=tuple(logits),
+    )

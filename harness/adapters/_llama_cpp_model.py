@@ -122,6 +122,10 @@ class Context:
         """An encoder has none."""
         return bool(self.lib.llama.llama_get_memory(self.pointer))
 
+    def show_embeddings(self) -> None:
+        """Have the graph go on to them, pooled if the model says how."""
+        self.lib.llama.llama_set_embeddings(self.pointer, True)
+
     def clear(self) -> None:
         """Forget every token, and zero the cache."""
         llama = self.lib.llama
@@ -153,6 +157,15 @@ class Context:
                     self._compute(llama.llama_decode, held)
         finally:
             llama.llama_batch_free(held)
+
+    def logits_if_any(self, batch: Batch) -> NDArray[np.float32] | None:
+        """Of the outputs of the batch that was run last; None where there are none to fetch."""
+        outputs = np.flatnonzero(batch.outputs)
+        if not self.model.has_decoder or not len(outputs):
+            return None
+        if not self.lib.llama.llama_get_logits_ith(self.pointer, int(outputs[0])):
+            return None
+        return self._logits(outputs)
 
     def close(self) -> None:
         self.lib.llama.llama_free(self.pointer)

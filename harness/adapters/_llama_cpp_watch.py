@@ -47,6 +47,11 @@ ROW = np.dtype(  # of a node, or of one of its sources
         ("offset", np.int64),  # in what it is a view of
         ("at", np.int64),  # where its bytes lie in the data; -1: they were not copied
         ("weight", np.uint8, 64),  # the name of what it is a view of, if that is a weight
+        ("address", np.int64),
+        ("root", np.int64),  # address of what it is a view of in the end, or its own
+        ("root_size", np.int64),  # bytes
+        ("root_home", np.int64),  # what the buffer is for that holds it
+        ("root_name", np.uint8, 64),
     ]
 )
 SLOT = np.dtype([("address", np.int64), ("generation", np.int64), ("index", np.int64)])
@@ -70,6 +75,7 @@ STATE = np.dtype(
         ("stop", np.int64),
         ("hook", np.int64),  # int64 (int64 what, int64 argument)
         ("usage", np.int64),  # ggml_backend_buffer_get_usage
+        ("nbytes", np.int64),  # ggml_nbytes
         ("is_view", np.int64, 128),  # by op
         ("block", np.int64, 64),  # by type: weights of a block, and its bytes
         ("bytes", np.int64, 64),
@@ -82,7 +88,7 @@ MOST_NODES = N_SLOTS // 2
 MOST_ROWS = 12  # of a node: itself, ten sources, and what it writes into
 ALIGNED = 64
 FULL, BEFORE, STRIKE = 0, 1, 2  # what the hook is called for
-WEIGHTS = 1  # GGML_BACKEND_BUFFER_USAGE_WEIGHTS
+WEIGHTS, COMPUTE = 1, 2  # GGML_BACKEND_BUFFER_USAGE_*; 0 is that of caches
 I64 = ir.IntType(64)
 
 
@@ -180,9 +186,15 @@ def root_of(address: int) -> Any:
 
 
 @njit
-def is_weight(s: Any, root: int) -> Any:
+def home_of(s: Any, root: int) -> Any:
+    """The usage of its buffer; COMPUTE without one."""
     buffer = tensor_at(root).buffer
-    return buffer != 0 and call(s.usage, buffer, 0) & 0xFFFFFFFF == WEIGHTS
+    return COMPUTE if buffer == 0 else call(s.usage, buffer, 0) & 0xFFFFFFFF
+
+
+@njit
+def is_weight(s: Any, root: int) -> Any:
+    return home_of(s, root) == WEIGHTS
 
 
 @njit
@@ -192,8 +204,13 @@ def add_row(s: Any, address: int, index: int, place: int) -> Any:
     copy_bytes(start, address, TENSOR_BYTES)
     s.n_rows += 1
     row.step, row.ubatch, row.index, row.place = s.step, s.ubatch, index, place
-    row.producer, row.offset, row.at = -1, 0, -1
+    root = root_of(address)
+    row.producer, row.at = -1, -1
+    row.offset = tensor_at(address).data - tensor_at(root).data
     row.weight[:] = 0
+    row.address = address
+    row.root, row.root_size, row.root_home = root, call(s.nbytes, root, 0), home_of(s, root)
+    row.root_name[:] = tensor_at(root).name
     return row
 
 
@@ -209,11 +226,10 @@ def add_bytes(s: Any, t: Any, row: Any) -> None:
 def add_source(s: Any, address: int, index: int, place: int) -> None:
     t, root = tensor_at(address), root_of(address)
     row = add_row(s, address, index, place)
-    row.offset = t.data - tensor_at(root).data
     row.producer = index_of(s, address)
     if row.producer < 0:
         row.producer = index_of(s, root)
-    if is_weight(s, root):
+    if row.root_home == WEIGHTS:
         row.weight[:] = tensor_at(root).name
     else:
         add_bytes(s, t, row)

@@ -233,6 +233,8 @@ class LlamaCpp(Adapter, name="llama.cpp"):
 
             watch = Watch(self.lib)
             context = Context(self._weights(), self.settings, watch=watch.callback)
+            if not context.model.has_decoder or not context.has_memory:
+                context.show_embeddings()
             self._watched = context, watch
         return self._watched
 

@@ -59,7 +59,8 @@ OptModelArg = Annotated[
 EngineOpt = Annotated[
     str,
     typer.Option(
-        help="The engine under test: reference, fast, llama.cpp, llama.cpp@VERSION, mutant:NAME."
+        help="The engine under test: reference, fast, replay, llama.cpp, llama.cpp@VERSION, "
+        "mutant:NAME."
     ),
 ]
 SettingsOpt = Annotated[

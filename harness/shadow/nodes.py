@@ -37,16 +37,21 @@ def capture(
 
 def nodes_of(piece: Nodes) -> Iterator[Node]:
     """Raises MalformedAnswer for a row that is no node."""
-    if len(piece.place) and piece.place[0] != NODE:
-        raise MalformedAnswer("the first row", "a node", int(piece.place[0]))
-    starts = [*np.flatnonzero(piece.place == NODE).tolist(), len(piece.place)]
-    for first, end in pairwise(starts):
+    for first, end in rows_of(piece):
         try:
             node = node_of(piece, first, end)
         except (EngineError, LookupError, TypeError, ValueError) as error:
             where = f"row {first} of {len(piece.place)}"
             raise MalformedAnswer(where, "a node", str(error)) from error
         yield node
+
+
+def rows_of(piece: Nodes) -> Iterator[tuple[int, int]]:
+    """Each node's own row, and the one behind its last source. Raises MalformedAnswer."""
+    if len(piece.place) and piece.place[0] != NODE:
+        raise MalformedAnswer("the first row", "a node", int(piece.place[0]))
+    starts = [*np.flatnonzero(piece.place == NODE).tolist(), len(piece.place)]
+    yield from pairwise(starts)
 
 
 def node_of(piece: Nodes, first: int, end: int) -> Node:

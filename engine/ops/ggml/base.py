@@ -82,6 +82,8 @@ class Build:
     halves or converted on purpose, and a sum rounds at every term, in whatever order.
     multiply: how the truth is multiplied: by BLAS, fast, whose last bit depends on the CPU; or
     `in_order`, where it is written down.
+    tip: what becomes of a product's activations and of what they were converted to; ties: so many
+    numbers by which equal values are put in order. None: nothing is disturbed.
     """
 
     lanes: int  # float32 values in a vector register
@@ -89,6 +91,8 @@ class Build:
     generic: tuple[str, ...] = ()  # activation formats that it rounds as generic C does
     plain: bool = False
     multiply: Multiply = np.matmul
+    tip: "Callable[[NDArray[Any], F64], F64] | None" = None
+    ties: "Callable[[int], NDArray[Any]] | None" = None
 
 
 ANY_ENGINE = Build(lanes=1, plain=True, multiply=in_order)
@@ -170,7 +174,12 @@ def wide(operand: Operand) -> F64:
     return rows.reshape(tuple(reversed(operand.ne))).astype(np.float64)
 
 
-def settled(value: F64, kind: str) -> NDArray[Any]:
+def single(value: F64, kind: str) -> NDArray[Any]:
+    """What float32 arithmetic leaves of it, before it is stored; a node of F64 has none."""
+    return value if kind == "F64" else value.astype(np.float32)
+
+
+def settled(value: NDArray[Any], kind: str) -> NDArray[Any]:
     """Rounded to the node's type, as every result is in the end."""
     if kind not in PLAIN:
         raise Unsupported(f"a result of type {kind}")

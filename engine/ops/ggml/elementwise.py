@@ -20,6 +20,7 @@ from engine.ops.ggml.base import (
     meaning,
     relative,
     settled,
+    single,
 )
 from engine.ops.ggml.near import (
     LIBM_ULP,
@@ -66,7 +67,7 @@ def binary(node: Node, _: Build) -> Expected:
     """float64 holds the result closely enough that rounding it again is rounding it once."""
     a, b = node.wide(0), node.wide(1)
     value = BINARY[node.op](a, like(b, a.shape))
-    return Expected(settled(value.astype(np.float32), node.type), 0.0, EXACT)
+    return Expected(settled(single(value, node.type), node.type), 0.0, EXACT)
 
 
 @meaning("ADD_ID")
@@ -84,7 +85,7 @@ def determined(node: Node, build: Build) -> Expected:
     value = DETERMINED[node.op](x)
     if build.plain and node.op in ("RELU", "SGN"):  # ggml compares, and NaN is not above zero
         value = np.where(np.isnan(x), x, value)
-    return Expected(settled(value.astype(np.float32), node.type), 0.0, EXACT)
+    return Expected(settled(single(value, node.type), node.type), 0.0, EXACT)
 
 
 @meaning(*LIBM)

@@ -5,7 +5,6 @@ ggml_compute_forward_lightning_indexer in ops.cpp, of llama.cpp in llama-cpp-pyt
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import Unsupported
 from engine.ops.ggml.base import (
@@ -18,6 +17,7 @@ from engine.ops.ggml.base import (
     Operand,
     U,
     meaning,
+    single,
 )
 from engine.ops.ggml.near import Near, exact, total
 from engine.ops.products import convert, product_and_size, product_roundings, run_of
@@ -33,29 +33,37 @@ def matrix(operand: Operand, i3: int, i2: int) -> Weight:
     return Weight(operand.name, WeightFormat.named(operand.type), shape, raw)
 
 
-def multiplied(x: F32, weight: Weight, build: Build) -> tuple[F64, F64, int]:
+def multiplied(x: F32 | F64, weight: Weight, build: Build) -> tuple[F64, F64, int]:
     """x: (tokens, columns) -> the product, the allowed error, and the roundings counted."""
     kind = weight.format
     terms = weight.shape[-1]
-    run = 1 if build.plain else run_of(kind)
-    if build.plain:
+    run = 1 if build.plain or kind.name == "F64" else run_of(kind)
+    if build.plain or kind.name in ("F32", "F64"):
         value, size = by_chunks(x.astype(np.float64), weight, build)
-    elif kind.name in PLAIN and kind.vec_dot_type in ("F32", "F16"):
-        acts = x.astype(np.float16) if kind.vec_dot_type == "F16" else x
-        value, size = by_chunks(acts.astype(np.float64), weight, build)
+    elif kind.name in PLAIN and kind.vec_dot_type == "F16":
+        acts = tipped(x, x.astype(np.float16).astype(np.float64), build)
+        value, size = by_chunks(acts, weight, build)
     else:
-        converted = convert(x, kind, build.generic)
+        converted = convert(np.asarray(x, np.float32), kind, build.generic)
         sums = converted.sums if kind.vec_dot_type == "Q8_1" else None
-        out, size = product_and_size(converted.values, sums, weight, build.multiply)
+        acts = tipped(x, converted.values, build)
+        out, size = product_and_size(acts, sums, weight, x.dtype, build.multiply)
         value = out.astype(np.float64)
     roundings = product_roundings(terms, build.lanes, run)
     return value, roundings * U * size + U * np.abs(value) + terms * SMALLEST, roundings
+
+
+def tipped(x: F32 | F64, converted: F64, build: Build) -> F64:
+    return converted if build.tip is None else build.tip(x, converted)
 
 
 def by_chunks(left: F64, weight: Weight, build: Build) -> tuple[F64, F64]:
     """The product and the sum of magnitudes, a few rows of the matrix at a time."""
     value, size = np.empty((len(left), weight.shape[0])), np.empty((len(left), weight.shape[0]))
     magnitudes = np.abs(left)
+    if weight.format.name == "F64":  # decoding would round to float32
+        right = weight.raw.view(np.float64).reshape(weight.shape).T
+        return build.multiply(left, right), build.multiply(magnitudes, np.abs(right))
     for rows, chunk in weight.chunks():
         right = chunk.astype(np.float64).T
         value[:, rows] = build.multiply(left, right)
@@ -63,10 +71,10 @@ def by_chunks(left: F64, weight: Weight, build: Build) -> tuple[F64, F64]:
     return value, size
 
 
-def factor(operand: Operand) -> NDArray[np.float32]:
-    if operand.value is None or operand.type not in ("F32", "F16"):
+def factor(operand: Operand) -> F32 | F64:
+    if operand.value is None or operand.type not in ("F32", "F16", "F64"):
         raise Unsupported(f"a product with a second factor of type {operand.type}")
-    return operand.value.astype(np.float32)
+    return single(operand.value, operand.type)
 
 
 @meaning("MUL_MAT")

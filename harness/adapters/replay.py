@@ -1,0 +1,173 @@
+"""Our ops along llama.cpp's own graph: of any model that llama.cpp runs, without an architecture.
+
+llama.cpp is asked in a worker for the graphs of the batches, and they are computed anew from the
+tokens on. So a wrong op or weight shows, and a wrong graph does not: it is the same.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.batch import Batch
+from engine.errors import EngineError, InvalidModel, Unsupported
+from engine.ops.ggml.base import Build
+from engine.quants.base import F32
+from harness.adapters.reference import Reference
+from harness.check import lanes_of
+from harness.graph.program import Graph, Place, PlannedNode, Program
+from harness.graph.record import record
+from harness.graph.replay import Replayed, replay
+from harness.records import (
+    Answered,
+    EngineInfo,
+    Evaluation,
+    Outcome,
+    Rejected,
+    Request,
+    Site,
+    TensorRecord,
+    Trace,
+    Unanswerable,
+)
+from harness.runner import Runner, Session
+
+SHOWS_GRAPHS = "llama.cpp"
+IN_A_LAYER = re.compile(r"(.+?)-(\d+)((?: .*)?)")  # Qcur-0, and what tells several apart
+
+
+class ReplayEngine(Reference, name="replay"):
+    """Files, tokens, weights and single ops are the reference's."""
+
+    session: Session | None = None
+    recorded: tuple[bytes, Program] | None = None  # the batches that were asked last
+
+    def describe(self) -> EngineInfo:
+        return EngineInfo(
+            engine=self.name,
+            version=super().describe().version,
+            build="it replays llama.cpp's graph, so a wrong graph cannot be found by it",
+            settings=self.settings,
+        )
+
+    def evaluate(self, request: Request) -> Evaluation:
+        program = self.program_of(request.batches)
+        sites = sites_of(program)
+        records: list[TensorRecord] = []
+
+        def see(graph: Graph, node: PlannedNode, value: NDArray[Any]) -> None:
+            records.append(TensorRecord(site=sites[graph.place(node)], value=value.copy()))
+
+        logits = self.logits_of(program, see if request.capture else None, replaced(sites, request))
+        trace = Trace(engine=self.name, records=tuple(records)) if request.capture else None
+        return Evaluation(logits=logits, trace=trace)
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        """Every id is the argmax of our logits; llama.cpp's ids are only what we guess, so that
+        one recorded run serves for as long as both agree."""
+        if not prompt:
+            raise EngineError("a prompt needs at least one token")
+        ids: list[int] = []
+        while len(ids) < n:
+            start = len(ids)
+            guess: list[int] = self.ask("greedy", [*prompt, *ids], n - start)
+            first = Batch.of([*prompt, *ids])
+            first.outputs[:-1] = False
+            later = [Batch.of([t], start=len(first) + i) for i, t in enumerate(guess[:-1])]
+            for expected, logits in zip(
+                guess, self.logits_of(self.program_of((first, *later))), strict=True
+            ):
+                ids.append(int(np.argmax(logits[-1])))
+                if ids[-1] != expected:
+                    break
+        return ids
+
+    def schedule(self, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+        raise Unsupported(f"{self.name} does not run schedules")
+
+    def close(self) -> None:
+        if self.session is not None:
+            self.session.close()
+            self.session = None
+        self.recorded = None
+        super().close()
+
+    # --- the graph ----------------------------------------------------------------------------
+
+    def ask(self, question: str, *args: Any) -> Any:
+        return answered(self.opened().ask(question, *args), question)
+
+    def opened(self) -> Session:
+        if self.model is None:
+            raise InvalidModel(f"{self.name} was opened without a model file")
+        if self.session is None:
+            self.session = Runner().open(SHOWS_GRAPHS, self.model, self.settings)
+        return self.session
+
+    def program_of(self, batches: Sequence[Batch]) -> Program:
+        key = b"".join(
+            a.tobytes() for b in batches for a in (b.tokens, b.positions, b.seq_ids, b.outputs)
+        )
+        if self.recorded is None or self.recorded[0] != key:
+            found = record(self.opened(), batches)
+            if not isinstance(found, Program):
+                answered(found, "capture")
+            else:
+                self.recorded = key, found
+        assert self.recorded is not None
+        return self.recorded[1]
+
+    def build_of(self) -> Build:
+        info: EngineInfo = self.ask("describe")
+        return Build(
+            lanes=lanes_of(info.build), n_threads=self.settings.n_threads, generic=info.generic
+        )
+
+    def logits_of(
+        self,
+        program: Program,
+        trace: Any = None,
+        values: Mapping[Place, NDArray[Any]] | None = None,
+    ) -> tuple[F32, ...]:
+        """Raises Unsupported for a model without any, or with a node that cannot be computed."""
+        if not program.has_logits:
+            last = program.graphs[-1].output.name
+            raise Unsupported(f"the model has no logits: its graph ends in {last!r}")
+        found: Replayed = replay(program, self.file, self.build_of(), trace=trace, values=values)
+        if found.missing:
+            raise Unsupported(f"{self.name} does not compute {found.missing[0]}")
+        return tuple(output for output in found.outputs if output is not None)
+
+
+def answered(outcome: Outcome, question: str) -> Any:
+    match outcome:
+        case Answered(value=value):
+            return value
+        case Unanswerable(message=message):
+            raise Unsupported(message)
+        case Rejected(message=message):
+            raise EngineError(message)
+    raise RuntimeError(f"{SHOWS_GRAPHS} does not answer {question}: {outcome}")
+
+
+def sites_of(program: Program) -> dict[Place, Site]:
+    """Each node by the name that is its own; those of later ubatches say which they are of."""
+    found = {}
+    for place, name in program.names.items():
+        step, ubatch, _ = place
+        layer, full = None, name
+        if inside := IN_A_LAYER.fullmatch(name):
+            full, layer = inside[1] + inside[3], int(inside[2])
+        full += f" ubatch {ubatch}" if ubatch else ""
+        found[place] = Site(step=step, layer=layer, name=full)
+    return found
+
+
+def replaced(sites: Mapping[Place, Site], request: Request) -> dict[Place, NDArray[Any]]:
+    places = {site: place for place, site in sites.items()}
+    for site in request.replace:
+        if site not in places:
+            raise Unsupported(f"llama.cpp's graph has no node {site} in step {site.step}")
+    return {places[site]: value for site, value in request.replace.items()}

@@ -1,0 +1,44 @@
+"""How far an honest run's outputs may wander, for any architecture: measured as in harness.noise,
+on the recorded program: every node off by a random share of its bound, and one activation of each
+product that converts them tipped to the next step.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from engine.errors import Unsupported
+from engine.gguf_file import GgufFile
+from engine.ops.ggml.base import Build
+from harness.compare import largest, worst_distance
+from harness.graph.program import Program
+from harness.graph.replay import Replayed, replay
+from harness.graph.ways import Honest, Noisy
+
+RUNS = 3
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReplayFloor:
+    outputs: tuple[NDArray[Any], ...]  # of the run without errors, per batch
+    relative: float  # the worst error, relative to the largest output
+
+
+def replay_floor(
+    program: Program, file: GgufFile, build: Build, *, seed: int, runs: int = RUNS
+) -> ReplayFloor:
+    """Runs the program once without errors and `runs` times with. Raises Unsupported if a node
+    cannot be computed."""
+    honest = whole(replay(program, file, build, Honest()))
+    worst = 0.0
+    for i in range(runs):
+        moved = whole(replay(program, file, build, Noisy(seed + i)))
+        worst = max(worst, *(worst_distance(a, b) for a, b in zip(honest, moved, strict=True)))
+    return ReplayFloor(outputs=honest, relative=worst / max(map(largest, honest), default=1.0))
+
+
+def whole(run: Replayed) -> tuple[NDArray[Any], ...]:
+    if run.missing:
+        raise Unsupported(f"not computed: {run.missing[0]}")
+    return tuple(output for output in run.outputs if output is not None)

@@ -1,0 +1,80 @@
+"""The ways in which a replay computes a node: what becomes of the value that its formula gives."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.random import Philox
+from numpy.typing import NDArray
+
+from engine.ops.ggml.base import F64, PLAIN, Build, Expected, Node, settled
+from harness.synth.draws import stream
+
+
+@dataclass(frozen=True)
+class Honest:
+    """The value, rounded to the node's type once; the build's deliberate roundings are made."""
+
+    wide = False
+
+    def build(self, build: Build, node: Node) -> Build:
+        return build
+
+    def result(self, node: Node, found: Expected) -> NDArray[Any]:
+        if found.answer is not None:
+            return found.answer
+        if found.value.dtype == PLAIN.get(node.type, np.uint8):
+            return found.value
+        return settled(found.value, node.type)
+
+
+@dataclass(frozen=True)
+class Wide(Honest):
+    """What is F32 in ggml stays in float64 from node to node; conversions are made all the same."""
+
+    wide = True
+
+
+@dataclass(frozen=True)
+class Noisy(Honest):
+    """Each result is off by a random share of what its formula allows, and of each product that
+    converts activations one of them is tipped to the next step; equal values are in any order: an
+    honest engine, and unlucky."""
+
+    seed: int = 0
+
+    def bits(self, node: Node, what: str) -> Philox:
+        return stream(self.seed, f"{what} {node.step} {node.ubatch} {node.index}")
+
+    def build(self, build: Build, node: Node) -> Build:
+        ties = self.bits(node, "ties").random_raw
+        return replace(build, tip=Tip(self.bits(node, "tip")), ties=ties)
+
+    def result(self, node: Node, found: Expected) -> NDArray[Any]:
+        if found.answer is not None or not np.any(found.allowed):
+            return super().result(node, found)
+        raw = self.bits(node, "error").random_raw(found.value.size)
+        share = (raw >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
+        with np.errstate(invalid="ignore"):
+            off = share.reshape(found.value.shape) * np.asarray(found.allowed)
+        moved = found.value + np.where(np.isfinite(off), off, 0.0)
+        return settled(moved, node.type)
+
+
+@dataclass(frozen=True, eq=False)
+class Tip:
+    """Moves one of the activations by one step of their conversion."""
+
+    bits: Philox
+
+    def __call__(self, x: NDArray[Any], converted: F64) -> F64:
+        if np.array_equal(converted, x):
+            return converted
+        flat = converted.reshape(-1, converted.shape[-1]).copy()
+        row, column = (int(r >> np.uint64(33)) for r in self.bits.random_raw(2))
+        row, column = row % flat.shape[0], column % flat.shape[1]
+        exact = x.reshape(flat.shape)
+        # a conversion is off by half a step at most: twice the largest error is one step
+        step = 2 * float(np.abs(flat[row] - exact[row]).max())
+        flat[row, column] += step if flat[row, column] < exact[row, column] else -step
+        return flat.reshape(converted.shape)

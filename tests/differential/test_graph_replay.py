@@ -1,0 +1,348 @@
+"""llama.cpp's graphs, recorded and run whole with our ops; wrong replays are caught."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from engine.batch import Batch
+from engine.gguf_file import GgufFile
+from engine.ops.ggml import base
+from engine.ops.ggml.base import Build, Node
+from harness.check import lanes_of
+from harness.compare import largest, worst_distance
+from harness.graph.floor import replay_floor
+from harness.graph.program import Graph, Place, PlannedNode, Program
+from harness.graph.record import record
+from harness.graph.replay import Replayed, Run, replay
+from harness.graph.ways import Honest, Noisy, Wide
+from harness.noise import noise_floor
+from harness.records import DEFAULT, EXACT, Answered, Request, Settings
+from harness.runner import Runner, Session
+from harness.shadow.batches import Work, batches_of
+from harness.shadow.models import make_variant, opened
+from harness.shadow.run import settings_for
+from harness.synth.any_arch import variant_named
+from tests.models import opened as our_model
+from tests.models import written
+
+# with whole ubatches only: attention goes both ways
+ENCODERS = ("bert", "t5")
+SLICE = ("gemma3", "mamba", "deepseek2", "qwen3moe", "rwkv7", *ENCODERS)
+
+
+@dataclass(kw_only=True, eq=False)
+class Recorded:
+    """A program, and what llama.cpp's own run gave."""
+
+    program: Program
+    shown: dict[Place, NDArray[Any]]
+    path: Path
+    build: Build
+    settings: Settings
+    batches: tuple[Batch, ...]
+    logits: tuple[NDArray[Any], ...] = ()
+
+    def run(
+        self, way: Honest | None = None, program: Program | None = None, **more: Any
+    ) -> Replayed:
+        with GgufFile.open(self.path) as file:
+            return replay(program or self.program, file, self.build, way, **more)
+
+    @property
+    def floor(self) -> float:
+        with GgufFile.open(self.path) as file:
+            return replay_floor(self.program, file, self.build, seed=0).relative
+
+    def theirs(self) -> list[NDArray[Any]]:
+        """llama.cpp's outputs: its logits, or what its graphs come to."""
+        if self.program.has_logits and self.logits:
+            return list(self.logits)
+        return [value for value in self.program.in_order(self.shown) if value is not None]
+
+
+Record = Callable[..., Recorded]
+
+
+@pytest.fixture(scope="module")
+def namer() -> Iterator[Session]:
+    with opened() as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def recorded(namer: Session, tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """Of a variant, in two ubatches a prompt where llama.cpp can; each once."""
+    folder = tmp_path_factory.mktemp("variants")
+    known: dict[Any, Recorded] = {}
+
+    def make(name: str, preset: Settings = EXACT, sequences: int = 1) -> Recorded:
+        key = name, preset.name, sequences
+        if key not in known:
+            path = folder / f"{name}.gguf"
+            if not path.exists():
+                make_variant(variant_named(name), path, session=namer)
+            work = Work(tokens=6, sequences=sequences)
+            settings = settings_for(work, preset, ubatch=None if name in ENCODERS else 4)
+            known[key] = recorded_of(path, settings, work)
+        return known[key]
+
+    return make
+
+
+def recorded_of(path: Path, settings: Settings, work: Work, keep: Any = None) -> Recorded:
+    shown: dict[Place, NDArray[Any]] = {}
+    with GgufFile.open(path) as file, Runner().open("llama.cpp", path, settings) as session:
+        info = session.ask("describe")
+        assert isinstance(info, Answered)
+        build = Build(
+            lanes=lanes_of(info.value.build),
+            n_threads=settings.n_threads,
+            generic=info.value.generic,
+        )
+        batches = batches_of(work, 0, file)
+
+        def watch(node: Node, place: Place) -> None:
+            shown[place] = node.value.copy()
+
+        program = record(session, batches, watch=watch, keep=keep)
+        assert isinstance(program, Program), program
+        answer = session.ask("evaluate", Request(batches=batches))
+    return Recorded(
+        program=program,
+        shown=shown,
+        path=path,
+        build=build,
+        settings=settings,
+        batches=batches,
+        logits=answer.value.logits if isinstance(answer, Answered) else (),
+    )
+
+
+def off(made: Recorded, found: Replayed) -> float:
+    """The worst output, relative to the largest."""
+    ours = [output for output in found.outputs if output is not None]
+    assert len(ours) == len(found.outputs)
+    theirs = made.theirs()
+    size = max(map(largest, theirs))
+    return max(worst_distance(a, b) for a, b in zip(theirs, ours, strict=True)) / size
+
+
+@pytest.mark.parametrize("name", SLICE)
+def test_a_graph_run_whole_gives_what_llama_cpp_gives(name: str, recorded: Record) -> None:
+    made = recorded(name)
+    found = made.run()
+    assert found.missing == ()
+    assert found.unknown == 0
+    assert found.nodes == made.program.nodes > 100
+    assert len(made.program.graphs) == (6 if name == "t5" else 3 if name == "bert" else 4)
+    assert off(made, found) <= made.floor < 0.01
+
+
+def test_with_flash_attention_and_a_cache_of_halves_too(recorded: Record) -> None:
+    made = recorded("gemma3", DEFAULT)
+    assert {root.type for root in made.program.caches} == {"F16"}
+    assert off(made, made.run()) <= made.floor
+
+
+def test_rows_are_in_the_order_of_the_batch_whatever_the_ubatches(recorded: Record) -> None:
+    made = recorded("mamba", sequences=3)
+    orders = [list(order) for order in made.program.orders]
+    assert any(order != sorted(order) for order in orders)
+    assert off(made, made.run()) <= made.floor
+
+
+def test_in_float64_nothing_is_rounded_between_ops(recorded: Record) -> None:
+    made = recorded("qwen3moe")
+    kinds: set[str] = set()
+
+    def trace(graph: Graph, node: PlannedNode, value: NDArray[Any]) -> None:
+        kinds.add(value.dtype.name)
+
+    found = made.run(Wide(), trace=trace)
+    assert kinds <= {"float64", "int32"}
+    assert off(made, found) <= made.floor
+    again = made.run(Wide())
+    assert np.array_equal(found.outputs[0], again.outputs[0])  # type: ignore[arg-type]
+
+
+def test_random_errors_are_the_seeds_alone(recorded: Record) -> None:
+    made = recorded("mamba")
+    a, b, c = (made.run(Noisy(seed)).outputs[0] for seed in (1, 1, 2))
+    assert a is not None
+    assert b is not None
+    assert np.array_equal(a, b)
+    assert not np.array_equal(a, c)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("quant", ["F32", "Q8_0"])
+def test_the_noise_floor_is_that_of_our_own_architecture(quant: str, tmp_path: Path) -> None:
+    made = recorded_of(written(tmp_path, quant=quant), EXACT, Work(tokens=12))
+    settings = replace(made.settings, generic=made.build.generic)
+    model = our_model(made.path, settings)
+    own = noise_floor(model, made.batches, settings, lanes=made.build.lanes, seed=0)
+    model.close()
+    assert 0.5 < made.floor / own.relative < 2
+    outputs = made.run().outputs
+    size = max(map(largest, own.logits))
+    for mine, found in zip(own.logits, outputs, strict=True):
+        assert found is not None
+        assert worst_distance(mine, found) <= own.relative * size
+
+
+# --- values put in ----------------------------------------------------------------------------
+
+
+def test_a_value_put_in_reaches_what_comes_after_it_and_nothing_before(recorded: Record) -> None:
+    made = recorded("qwen3moe")
+    (place,) = [p for p in made.program.places_of("l_out-0") if p[0] == 1]
+    seen: dict[Place, NDArray[Any]] = {}
+
+    def trace(graph: Graph, node: PlannedNode, value: NDArray[Any]) -> None:
+        seen[graph.place(node)] = value.copy()
+
+    plain = made.run(trace=trace)
+    same = made.run(values={place: seen[place]})
+    other = made.run(values={place: 2 * seen[place]})
+    for step in range(3):
+        assert np.array_equal(plain.outputs[step], same.outputs[step])  # type: ignore[arg-type]
+        changed = not np.array_equal(plain.outputs[step], other.outputs[step])  # type: ignore[arg-type]
+        assert changed == (step >= 1)
+
+
+def test_a_decoder_reads_what_our_encoder_computed(recorded: Record) -> None:
+    made = recorded("t5")
+    encoder = made.program.graphs[0]
+    place = encoder.place(encoder.output)
+    put = made.run(values={place: 0 * made.shown[place]})
+    assert off(made, put) > 10 * made.floor
+
+
+# --- what cannot be computed ------------------------------------------------------------------
+
+
+def test_what_reads_a_node_without_a_meaning_is_not_computed_and_the_cause_is_named(
+    recorded: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = recorded("qwen3moe")
+    monkeypatch.delitem(base.MEANINGS, "SOFT_MAX")
+    found = made.run(borrow=True)  # nothing was kept of an op that had a meaning
+    assert found.outputs == (None, None, None)
+    assert found.missing[0].op == "SOFT_MAX"
+    assert found.missing[0].reason == "no semantics of SOFT_MAX"
+    assert found.unknown > 0
+    assert found.nodes + found.unknown + len(found.missing) == made.program.nodes
+
+
+def test_a_borrowed_value_is_said_to_be(recorded: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = recorded("qwen3moe").path
+    made = recorded_of(path, EXACT, Work(tokens=6), keep=lambda node: node.op == "SOFT_MAX")
+    monkeypatch.delitem(base.MEANINGS, "SOFT_MAX")
+    assert made.run().outputs == (None, None, None)
+    found = made.run(borrow=True)
+    assert {missing.borrowed for missing in found.missing} == {True}
+    assert "is borrowed" in str(found.missing[0])
+    monkeypatch.undo()
+    assert off(made, found) <= made.floor
+
+
+# --- wrong replays ----------------------------------------------------------------------------
+
+
+def with_node(program: Program, place: Place, change: Callable[[PlannedNode], Any]) -> Program:
+    """A program one of whose nodes is another."""
+    graphs = tuple(
+        replace(g, nodes=tuple(change(n) if g.place(n) == place else n for n in g.nodes))
+        for g in program.graphs
+    )
+    return replace(program, graphs=graphs)
+
+
+def test_an_op_that_is_wrong_is_seen(recorded: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = recorded("qwen3moe")
+    floor, right = made.floor, base.meaning_of("RMS_NORM")
+
+    def wrong(node: Node, build: Build) -> base.Expected:
+        found = right(node, build)
+        return replace(found, value=found.value * (1.001 if node.name == "norm-1" else 1))
+
+    monkeypatch.setitem(base.MEANINGS, "RMS_NORM", wrong)
+    assert off(made, made.run()) > 2 * floor
+
+
+def test_a_view_that_begins_one_element_late_is_seen(recorded: Record) -> None:
+    made = recorded("qwen3moe")
+    graph = made.program.graphs[0]
+    node = next(
+        n
+        for n in graph.nodes
+        if n.op == "MUL_MAT" and n.sources[1] and graph.roots[n.sources[0].root].kind == "cache"  # type: ignore[union-attr]
+    )
+
+    def late(node: PlannedNode) -> PlannedNode:
+        first = node.sources[0]
+        assert first is not None
+        moved = replace(first, offset=first.offset + 4)
+        return replace(node, sources=(moved, *node.sources[1:]))
+
+    wrong = with_node(made.program, graph.place(node), late)
+    assert off(made, made.run(program=wrong)) > 2 * made.floor
+
+
+def test_a_cache_that_loses_a_row_is_seen(recorded: Record) -> None:
+    made = recorded("qwen3moe")
+    graph = made.program.graphs[0]
+    store = next(n for n in graph.nodes if n.op == "SET_ROWS")
+    kept = made.shown[graph.place(store)].copy()
+    kept[..., 1, :] = 0
+    found = made.run(values={graph.place(store): kept})
+    assert off(made, found) > 2 * made.floor
+
+
+def test_only_what_is_read_later_is_held(recorded: Record) -> None:
+    made = recorded("qwen3moe")
+    sizes: list[int] = []
+    every = 0
+    with GgufFile.open(made.path) as file:
+
+        def trace(graph: Graph, node: PlannedNode, value: NDArray[Any]) -> None:
+            nonlocal every
+            every += value.nbytes
+            held = run.memory.held.items()
+            sizes.append(sum(raw.nbytes for n, raw in held if graph.roots[n].kind == "computed"))
+
+        run = Run(made.program, file, made.build, Honest(), trace, {}, False)
+        run.run()
+        assert run.memory.held == {}
+    assert max(sizes) < every / 20
+
+
+# --- the engine -------------------------------------------------------------------------------
+
+
+def test_the_engine_gives_logits_text_and_every_node(recorded: Record) -> None:
+    made = recorded("qwen3moe")
+    with (
+        Runner().open("replay", made.path, made.settings) as ours,
+        Runner().open("llama.cpp", made.path, made.settings) as theirs,
+    ):
+        info, answer = ours.ask("describe"), ours.ask("evaluate", request(made, capture=True))
+        assert isinstance(info, Answered)
+        assert isinstance(answer, Answered), answer
+        assert "a wrong graph cannot be found" in info.value.build
+        assert len(answer.value.trace.records) == made.program.nodes
+        sites = {str(record.site) for record in answer.value.trace.records}
+        assert {"Qcur ROPE-0", "l_out-1", "l_out ubatch 1-1"} <= sites
+        for a, b in zip(answer.value.logits, made.logits, strict=True):
+            assert worst_distance(a, b) <= made.floor * largest(b)
+        texts = [session.ask("greedy", [3, 1, 4], 5) for session in (ours, theirs)]
+        assert isinstance(texts[0], Answered), texts[0]
+        assert texts[0].value == texts[1].value  # type: ignore[union-attr]
+
+
+def request(made: Recorded, **more: Any) -> Request:
+    return Request(batches=made.batches, **more)
