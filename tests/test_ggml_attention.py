@@ -61,7 +61,9 @@ def by_hand(sources: list[Any], sinks: Any, threads: int) -> NDArray[np.float32]
         final = (np.float32(-np.inf), np.float32(0), np.zeros(DIM, np.float32))
         for start, stop in pairwise(edges):
             sink = sinks[h] if start == 0 else None
-            final = reduced(final, one_chunk(s[h, start:stop], sources[2][h // 2, start:stop], sink))
+            final = reduced(
+                final, one_chunk(s[h, start:stop], sources[2][h // 2, start:stop], sink)
+            )
         out[0, h] = final[2] * (np.float32(1) / final[1])
     return out
 

@@ -31,7 +31,9 @@ class Preset(StrEnum):
 
 
 def shadow(
-    model: Annotated[Path | None, typer.Argument(help="A GGUF file.", metavar="MODEL")] = None,
+    models: Annotated[
+        list[Path] | None, typer.Argument(help="GGUF files.", metavar="MODEL...")
+    ] = None,
     arch: Annotated[
         str | None,
         typer.Option(help="Make a model of this architecture instead; all: of every one."),
@@ -76,6 +78,7 @@ def shadow(
 
     \b
       lockstep shadow model.gguf
+      lockstep shadow models/*.gguf --quiet
       lockstep shadow --arch mamba2
       lockstep shadow --arch all -j 2
       lockstep shadow --arch all --faults 200
@@ -102,7 +105,7 @@ def shadow(
             "--cache-type-v": cache_type_v,
         }
         plans = plans_of(
-            model,
+            models or [],
             arch,
             quant=quant,
             settings=fitted,
@@ -134,20 +137,28 @@ def options_of(
     return tuple(str(word) for pair in options.items() for word in pair)
 
 
-def plans_of(model: Path | None, arch: str | None, **same: Any) -> list["ShadowPlan"]:
-    """One of the file, or of each variant; they have the rest in common."""
+def plans_of(models: Sequence[Path], arch: str | None, **same: Any) -> list["ShadowPlan"]:
+    """One of each file, or of each variant; they have the rest in common."""
     from harness.cli import usage
     from harness.shadow.run import ShadowPlan, every_variant
     from harness.synth.any_arch import variant_named
 
-    if (model is None) == (arch is None):
+    if bool(models) == (arch is not None):
         raise usage("give a MODEL or --arch, and not both")
-    if model is not None:
+    for model in models:
         if not model.is_file():
             raise usage(f"{model}: {'not a file' if model.exists() else 'no such file'}")
-        return [ShadowPlan(case=model.name, model=model, **same)]
+    if models:
+        names = cases_of(models)
+        return [ShadowPlan(case=c, model=m, **same) for c, m in zip(names, models, strict=True)]
     names = every_variant() if arch == ALL else (variant_named(str(arch)).name,)
     return [ShadowPlan(case=f"synth:{name}", model=None, variant=name, **same) for name in names]
+
+
+def cases_of(models: Sequence[Path]) -> list[str]:
+    """File names; whole paths where two files have the same."""
+    names = [model.name for model in models]
+    return names if len(set(names)) == len(names) else [str(model) for model in models]
 
 
 def by_op(verdicts: Sequence["Verdict"]) -> dict[str, list["Verdict"]]:

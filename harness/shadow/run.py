@@ -174,6 +174,7 @@ def verdict_of(
         detail=detail or {},
         key="/".join(key),
         repro="" if status == "agreed" else plan.repro,
+        about=ENGINE,
     )
 
 
@@ -199,7 +200,7 @@ def run_shadow(
             if writer is None:
                 folder = run_folder(reports, SUITE)
                 engines = (result.engine,) if result.engine else ()
-                rows = [result.row] if len(plans) == 1 and result.row else []
+                rows = rows_of(plans, result)
                 writer = ReportWriter(
                     folder, header(shlex.join(command), plans[0].seed, rows, engines)
                 )
@@ -212,6 +213,13 @@ def run_shadow(
     assert writer is not None
     writer.footer(code, seconds)
     return RunResult(code=code, folder=folder, verdicts=verdicts, engines=engines, seconds=seconds)
+
+
+def rows_of(plans: Sequence[ShadowPlan], first: Judged) -> list[dict[str, Any]]:
+    """Of the files that were given; of one that is made, what its recipe says is in the command."""
+    if len(plans) == 1:
+        return [first.row] if first.row else []
+    return [model_row(plan.case, plan.model, "both") for plan in plans if plan.model is not None]
 
 
 def results(
