@@ -149,8 +149,8 @@ def plans_of(models: Sequence[Path], arch: str | None, **same: Any) -> list["Sha
         if not model.is_file():
             raise usage(f"{model}: {'not a file' if model.exists() else 'no such file'}")
     if models:
-        names = cases_of(models)
-        return [ShadowPlan(case=c, model=m, **same) for c, m in zip(names, models, strict=True)]
+        cases = zip(cases_of(models), models, strict=True)
+        return [ShadowPlan(case=case, model=model, **same) for case, model in cases]
     names = every_variant() if arch == ALL else (variant_named(str(arch)).name,)
     return [ShadowPlan(case=f"synth:{name}", model=None, variant=name, **same) for name in names]
 

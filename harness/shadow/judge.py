@@ -56,7 +56,6 @@ class Tally:
     nodes: int = 0
     elements: int = 0  # really compared; these are not, see Incomparable:
     nan: int = 0
-    infinite: int = 0
     unbounded: int = 0
     worst: float = 0.0  # the largest error, as a share of what it may be
     worst_error: float = 0.0  # the largest error, absolute
@@ -70,7 +69,6 @@ class Tally:
         self.nodes += other.nodes
         self.elements += other.elements
         self.nan += other.nan
-        self.infinite += other.infinite
         self.unbounded += other.unbounded
         self.exact += other.exact
         self.free += other.free
@@ -151,7 +149,6 @@ class ShadowJudge:
         """Of a node without a mismatch; False if there is nothing in it to compare."""
         none = incomparable(value, actual, allowed)
         tally.nan += none.nan
-        tally.infinite += none.infinite
         tally.unbounded += none.unbounded
         tally.elements += actual.size - none.total
         if actual.size and none.total == actual.size:

@@ -37,7 +37,6 @@ def counts(tally: Tally) -> dict[str, Any]:
         "compared": tally.compared,
         "elements": tally.elements,
         "nan": tally.nan,
-        "infinite": tally.infinite,
         "unbounded": tally.unbounded,
         "exact": tally.exact,
         "free": tally.free,

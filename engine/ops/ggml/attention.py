@@ -15,9 +15,19 @@ from numpy.typing import NDArray
 from engine.errors import Unsupported
 from engine.ops.flash_mirror import LANES_UP, TILE, FlashMirror
 from engine.ops.ggml.base import F64, PLAIN, SMALLEST, Build, Expected, Node, U, meaning
-from engine.ops.ggml.near import EXP_ULP, LIBM_ULP, TANH_ULP, ULP, Near, constant, exact, total
+from engine.ops.ggml.near import (
+    EXP_ULP,
+    LIBM_ULP,
+    TANH_ULP,
+    ULP,
+    Near,
+    constant,
+    exact,
+    finite,
+    total,
+)
 from engine.ops.ggml.products import matrix, multiplied
-from engine.ops.ggml.soft_max import finite, slopes
+from engine.ops.ggml.soft_max import slopes
 
 REASON = "a running bound through the mirrored online softmax"
 

@@ -26,6 +26,7 @@ from engine.ops.ggml.near import (
     Near,
     constant,
     exact,
+    finite,
     sigmoid,
     silu,
     softplus,
@@ -101,6 +102,7 @@ def scale(node: Node, _: Build) -> Expected:
     if bias == 0.0:
         return Expected(settled(x * factor, node.type), 0.0, EXACT)
     near = exact(x) * constant(factor) + constant(bias)
+    near = near if np.isfinite(bias) else finite(near)  # which hides all, as a mask does
     return near.expected("a product and a sum")
 
 
