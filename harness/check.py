@@ -12,7 +12,7 @@ from engine.registry import import_members
 from engine.tokenizers.base import tokenizer_of
 from harness.adapters import split_version
 from harness.environments import provide
-from harness.records import Answered, EngineInfo, Settings, Verdict
+from harness.records import BOTH, Answered, EngineInfo, Settings, Verdict
 from harness.runner import Runner, Session
 from harness.suites.base import STEPS_TRACED, Context, NoAnswer, Suite, no_answer
 
@@ -175,20 +175,27 @@ def described(session: Session) -> EngineInfo:
 
 
 def run_suites(context: Context, names: Sequence[str]) -> Iterator[Verdict]:
-    """The verdicts of each suite in turn; what an engine leaves unanswered is one as well."""
+    """The verdicts of each suite in turn, and whom they are about."""
     for suite in suites_named(names):
         context.progress(f"suite {suite.name}")
-        try:
-            yield from suite().run(context)
-        except NoAnswer as error:
-            key = (suite.name, error.status) if error.status != "not-compared" else ()
-            yield context.verdict(suite.name, error.status, error.summary, error.detail, key)
-        except EngineError as error:
-            yield context.verdict(suite.name, "not-compared", str(error))
-        except Exception as error:  # one suite's defect costs that suite
-            text = defect(f"{type(error).__name__}: {error}"[:500])
-            detail = {"traceback": traceback.format_exc()}
-            yield context.verdict(suite.name, "internal", text, detail, (suite.name, "internal"))
+        about = context.oracle.name if suite.of_oracle_alone else BOTH
+        for verdict in verdicts_of(suite, context):
+            yield replace(verdict, about=about)
+
+
+def verdicts_of(suite: type[Suite], context: Context) -> Iterator[Verdict]:
+    """What an engine leaves unanswered is one as well, and so is a defect of ours."""
+    try:
+        yield from suite().run(context)
+    except NoAnswer as error:
+        key = (suite.name, error.status) if error.status != "not-compared" else ()
+        yield context.verdict(suite.name, error.status, error.summary, error.detail, key)
+    except EngineError as error:
+        yield context.verdict(suite.name, "not-compared", str(error))
+    except Exception as error:  # one suite's defect costs that suite
+        text = defect(f"{type(error).__name__}: {error}"[:500])
+        detail = {"traceback": traceback.format_exc()}
+        yield context.verdict(suite.name, "internal", text, detail, (suite.name, "internal"))
 
 
 def defect(what: str) -> str:

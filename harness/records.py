@@ -256,6 +256,9 @@ Status = Literal[
 ]
 
 
+BOTH = "both"  # engines of a run
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
     """The end of one comparison, as it goes into the report."""
@@ -267,3 +270,4 @@ class Verdict:
     detail: Mapping[str, Any] = field(default_factory=dict)  # JSON-like; depends on the suite
     key: str = ""  # (stage, symptom, op, type): divergences with the same key fold
     repro: str = ""  # the command that shows it again
+    about: str = BOTH  # the engine's name if it says nothing of the other

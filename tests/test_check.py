@@ -110,6 +110,11 @@ def test_an_oracle_that_shows_no_graph_is_said_to_show_none(model: Path) -> None
     assert exit_code(found) == 3
 
 
+def test_a_verdict_on_the_oracle_alone_names_it_and_the_others_are_about_both(model: Path) -> None:
+    found = verdicts_of(plan_for(model, suites=("metadata", "shadow"), engine="fast"))
+    assert {(v.suite, v.about) for v in found} == {("metadata", "both"), ("shadow", "reference")}
+
+
 @pytest.mark.parametrize("settings", [EXACT, DEFAULT], ids=lambda s: s.name)
 @pytest.mark.parametrize("suite", SUITES)
 def test_a_suite_runs_alone(suite: str, settings: Any, model: Path) -> None:

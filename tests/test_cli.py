@@ -296,6 +296,8 @@ def test_a_bad_model_for_the_subject_is_refused_too(lockstep: Lockstep, tmp_path
         (("shadow",), ["MODEL or --arch"]),
         (("shadow", "x.gguf", "--arch", "mamba"), ["not both"]),
         (("shadow", "no-such.gguf"), ["no-such.gguf", "no such file"]),
+        (("shadow", __file__, "no-such.gguf"), ["no-such.gguf", "no such file"]),
+        (("shadow", __file__), [Path(__file__).name, "a text file"]),
         (("shadow", "--arch", "nope"), ["'nope'", "llama"]),
         (("synth", "-o", "x.gguf", "--quant", "Q9_9"), ["'Q9_9'", "Q8_0"]),
         (("synth", "-o", "x.gguf", "--width", "2"), ["head_size is 0"]),

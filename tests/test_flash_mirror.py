@@ -252,3 +252,25 @@ def test_queries_beyond_a_half_are_infinite_and_what_follows_is_nan() -> None:
     q, k, v, visible = inputs(9, 2, 5, np.float16)
     q[0, 0, 0], k[:, 0, 0] = 1e6, 0.5
     assert np.isnan(attend((q, k, v, visible)).out[0, 0])
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+@given(seed=st.integers(0, 2**31))
+@settings(max_examples=4, derandomize=True, deadline=None)
+def test_a_piece_below_the_largest_score_is_off_by_what_both_scores_are(
+    kind: type[Any], seed: int
+) -> None:
+    """Only the second piece has values, so all that it is scaled by is in the result."""
+    q, k, v, visible = inputs(seed, 1, 512, kind)
+    wide = q.astype(kind).astype(np.float32)
+    visible[:], v[0] = False, 0
+    visible[0, [0, 300]] = True
+    k[0], k[300] = np.sign(wide[0, ::2]) * 3, -np.sign(wide[0, ::2]) / 2
+    ops = FlashMirror(n_threads=2, n_ctx=512)
+    before = attend((wide, k, v, visible), n_threads=2)
+    moved = np.nextafter(wide, np.float32(np.inf) * np.sign(wide)).astype(np.float32)
+    after = direct(ops, moved, k, v, visible)
+    off = np.abs(after.astype(np.float64) - before.out)
+    assert (off <= before.radius + U * np.abs(before.out)).all()
+    far = direct(ops, wide * np.float32(1.001), k, v, visible)
+    assert (np.abs(far - before.out) > before.radius).any()

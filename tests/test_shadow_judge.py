@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import Node, Operand
+from engine.ops.ggml.base import Expected, Node, Operand
 from harness.gguf_writer import write_gguf
 from harness.records import Verdict
 from harness.shadow.judge import ShadowJudge
 from harness.shadow.verdicts import verdicts_of
-from tests.shadow_nodes import BUILD, node, normal
+from tests.shadow_nodes import BUILD, node, normal, params
 
 W = normal(1, 6, 32)
 X = normal(2, 3, 32)
@@ -112,3 +112,58 @@ def test_nan_where_none_belongs_is_wrong_and_where_one_belongs_is_not(judge: Sha
     assert judge.findings == []
     judge(node("ADD", bad + X, X, X))
     assert len(judge.findings) == 1
+
+
+# --- elements that say nothing ------------------------------------------------------------------
+
+NOTHING = np.full_like(X, np.nan)
+HUGE = np.full_like(X, np.inf)
+
+
+def test_nan_everywhere_in_both_is_not_compared(judge: ShadowJudge) -> None:
+    for _ in range(2):
+        judge(node("SILU", NOTHING, NOTHING))
+    (verdict,) = verdicts(judge)
+    assert (verdict.status, verdict.detail["elements"]) == ("not-compared", 0)
+    assert verdict.summary == "SILU: 2 nodes not compared: every element is NaN in both"
+
+
+def test_infinities_are_compared_only_where_the_op_gives_them_a_bound(judge: ShadowJudge) -> None:
+    judge(node("SILU", HUGE, HUGE))
+    judge(node("ADD", -HUGE, X, -HUGE))  # a mask
+    judge(node("SCALE", -HUGE, X, held=params(0.0, -np.inf)))  # llama.cpp's way to make one
+    found = {v.detail["op"]: v.status for v in verdicts(judge)}
+    assert found == {"SILU": "not-compared", "ADD": "agreed", "SCALE": "agreed"}
+
+
+def test_a_bound_that_is_infinite_compares_nothing(judge: ShadowJudge) -> None:
+    def unbounded(asked: Node) -> tuple[Expected, Any]:
+        return Expected(asked.value, np.full(asked.value.shape, np.inf), "nothing"), asked.value
+
+    judge.expected = unbounded  # type: ignore[method-assign]
+    judge(node("ADD", X + X, X, X))
+    (verdict,) = verdicts(judge)
+    assert "every element is without a finite bound" in verdict.summary
+
+
+def test_elements_that_are_nan_in_both_are_counted_apart(judge: ShadowJudge) -> None:
+    bad = X.copy()
+    bad[0, :5] = np.nan
+    judge(node("ADD", bad + X, bad, X))
+    (verdict,) = verdicts(judge)
+    assert (verdict.status, verdict.detail["nan"]) == ("agreed", 5)
+    assert verdict.detail["elements"] == X.size - 5
+
+
+def test_nan_in_one_of_both_is_wrong_though_all_else_is_nan(judge: ShadowJudge) -> None:
+    wrong = NOTHING.copy()
+    wrong[1, 1] = 0.0
+    judge(node("SILU", wrong, NOTHING))
+    (verdict,) = verdicts(judge)
+    assert (verdict.status, verdict.detail["mismatched"]) == ("diverged", 1)
+
+
+def test_nodes_without_elements_agree_about_nothing(judge: ShadowJudge) -> None:
+    judge(node("SILU", X[:0], X[:0]))
+    (verdict,) = verdicts(judge)
+    assert (verdict.status, verdict.detail["elements"]) == ("excused", 0)

@@ -141,25 +141,31 @@ def one_by_one(
     radius = np.zeros((n, heads, dim), np.float64)
     for t in range(n):
         for h in range(heads):
-            total, r_total, top = 0.0, 0.0, -np.inf
+            total, r_total, top, r_top = 0.0, 0.0, -np.inf, 0.0
             acc = np.zeros(dim)
             r_acc = np.zeros(dim)
             for piece in range(len(edges) - 1):
-                y, r, s_sum, r_sum, m = piece_of(
+                y, r, s_sum, r_sum, m, r_m = piece_of(
                     q[t, h], k[:, h // group], v[:, h // group], scale, visible[t],
                     edges[piece], edges[piece + 1], narrow,
                 )  # fmt: skip
                 if s_sum == 0.0:
                     continue
                 new = max(top, m)
-                old_by, new_by = one_exp(top - new), one_exp(m - new)
-                slack = 8.0 * U  # two expf, two products, one sum
+                # a power of zero is one in every run, or what both sums share
+                old_by, r_old = power_of(new - top, r_top + r_m) if top < new else (1.0, 0.0)
+                new_by, r_new = power_of(new - m, r_top + r_m) if m < new else (1.0, 0.0)
+                slack = 2.0 * U if total != 0.0 else 0.0  # a product and the sum
                 for d in range(dim):
-                    size = abs(acc[d]) * old_by + abs(y[d]) * new_by
+                    wide = abs(acc[d]) * r_old + abs(y[d]) * r_new
+                    wide += slack * (abs(acc[d]) * old_by + abs(y[d]) * new_by)
                     acc[d] = acc[d] * old_by + y[d] * new_by
-                    r_acc[d] = r_acc[d] * old_by + r[d] * new_by + slack * size
+                    r_acc[d] = r_acc[d] * old_by + r[d] * new_by + wide
+                wide = total * r_old + s_sum * r_new
                 total = total * old_by + s_sum * new_by
-                r_total = r_total * old_by + r_sum * new_by + slack * total
+                r_total = r_total * old_by + r_sum * new_by + wide + slack * total
+                if m >= top:
+                    r_top = r_m
                 top = new
             for d in range(dim):
                 if total != 0.0:  # NaN as well: it must show
@@ -181,8 +187,8 @@ def piece_of(
     start: int,
     stop: int,
     narrow: bool,
-) -> tuple[NDArray[Any], NDArray[Any], float, float, float]:
-    """Unnormalised sum of values, its radius, sum of weights, its radius, largest score."""
+) -> tuple[NDArray[Any], NDArray[Any], float, float, float, float]:
+    """Unnormalised sum of values and its radius, so of weights, largest score and its radius."""
     dim = len(q)
     y = np.zeros(dim)
     r = np.zeros(dim)
@@ -193,20 +199,17 @@ def piece_of(
         s, r_s = score(q, k[c], scale, dim // 4 + LANES_UP)
         vs, r_vs = 1.0, 0.0
         if s > top:
-            ms, r_ms = 0.0, 0.0
-            if top > -np.inf:
-                ms = np.float64(np.float32(one_exp(top - s)))
-                r_ms = ms * (r_s + r_top + U * abs(top - s) + 2.0 * U)
+            ms, r_ms = power_of(s - top, r_s + r_top)
             top, r_top = s, r_s
             for d in range(dim):
                 z = y[d] * ms
                 wide = r[d] * ms + abs(y[d]) * r_ms + U * abs(z)
                 y[d], r[d] = settle(z, wide) if narrow else (z, wide)
+            r_sum = r_sum * ms + s_sum * r_ms
             s_sum = s_sum * ms
-            r_sum = r_sum * ms + s_sum * (r_ms / ms if ms > 0.0 else 0.0) + U * s_sum
+            r_sum += U * s_sum
         else:
-            vs = np.float64(np.float32(one_exp(s - top)))
-            r_vs = vs * (r_s + r_top + U * abs(s - top) + 2.0 * U)
+            vs, r_vs = power_of(top - s, r_s + r_top)
         for d in range(dim):
             term = np.float64(v[c, d]) * vs
             z = y[d] + term
@@ -214,7 +217,15 @@ def piece_of(
             y[d], r[d] = settle(z, wide) if narrow else (z, wide)
         s_sum += vs
         r_sum += r_vs + U * s_sum
-    return y, r, s_sum, r_sum, top
+    return y, r, s_sum, r_sum, top, r_top
+
+
+@kernel
+def power_of(apart: float, r: float) -> tuple[float, float]:
+    """expf of minus a difference of two scores that are off by r together, and how far it is off:
+    the difference is rounded once, and expf is good to one unit in the last place."""
+    power = np.float64(np.float32(one_exp(-apart)))
+    return power, power * (r + U * apart + 2.0 * U) if power > 0.0 else 0.0
 
 
 @kernel

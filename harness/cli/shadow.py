@@ -32,7 +32,9 @@ class Preset(StrEnum):
 
 
 def shadow(
-    model: Annotated[Path | None, typer.Argument(help="A GGUF file.", metavar="MODEL")] = None,
+    models: Annotated[
+        list[Path] | None, typer.Argument(help="GGUF files.", metavar="MODEL...")
+    ] = None,
     arch: Annotated[
         str | None,
         typer.Option(help="Make a model of this architecture instead; all: of every one."),
@@ -77,6 +79,7 @@ def shadow(
 
     \b
       lockstep shadow model.gguf
+      lockstep shadow models/*.gguf --quiet
       lockstep shadow --arch mamba2
       lockstep shadow --arch all -j 2
       lockstep shadow --arch all --faults 200
@@ -103,7 +106,7 @@ def shadow(
             "--cache-type-v": cache_type_v,
         }
         plans = plans_of(
-            model,
+            models or [],
             arch,
             quant=quant,
             settings=fitted,
@@ -135,18 +138,25 @@ def options_of(
     return tuple(str(word) for pair in options.items() for word in pair)
 
 
-def plans_of(model: Path | None, arch: str | None, **same: Any) -> list["ShadowPlan"]:
-    """One of the file, or of each variant; they have the rest in common."""
+def plans_of(models: Sequence[Path], arch: str | None, **same: Any) -> list["ShadowPlan"]:
+    """One of each file, or of each variant; they have the rest in common."""
     from harness.cli import usage
     from harness.shadow.run import ShadowPlan, every_variant
     from harness.synth.any_arch import variant_named
 
-    if (model is None) == (arch is None):
+    if bool(models) == (arch is not None):
         raise usage("give a MODEL or --arch, and not both")
-    if model is not None:
-        return [ShadowPlan(case=model.name, model=check_file(model), **same)]
+    if models:
+        cases = zip(cases_of(models), models, strict=True)
+        return [ShadowPlan(case=case, model=check_file(model), **same) for case, model in cases]
     names = every_variant() if arch == ALL else (variant_named(str(arch)).name,)
     return [ShadowPlan(case=f"synth:{name}", model=None, variant=name, **same) for name in names]
+
+
+def cases_of(models: Sequence[Path]) -> list[str]:
+    """File names; whole paths where two files have the same."""
+    names = [model.name for model in models]
+    return names if len(set(names)) == len(names) else [str(model) for model in models]
 
 
 def by_op(verdicts: Sequence["Verdict"]) -> dict[str, list["Verdict"]]:

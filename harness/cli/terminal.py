@@ -20,7 +20,7 @@ from rich.text import Text
 
 from engine.errors import EngineError
 from harness.check import BadInput, Plan, defect
-from harness.records import Site, Verdict
+from harness.records import BOTH, Site, Verdict
 from harness.report.jsonl import plain
 from harness.report.text import (
     MARKS,
@@ -147,8 +147,8 @@ class Terminal:
             self.out.print(f"\n{printable(explain(same[0]), keep=chr(10))}{more_like(same)}")
         if len(folded) > SHOWN:
             self.out.print(f"\n{len(folded) - SHOWN} more kinds of divergence are in the report")
-        ending = f"{ENDINGS[result.code]} in {result.seconds:.1f} s"
-        self.out.print(f"\n{ending}; report: {result.folder}/report.jsonl")
+        ending = f"{ENDINGS[result.code]}{reach_of(result)} in {result.seconds:.1f} s"
+        self.out.print(f"\n{printable(ending)}; report: {result.folder}/report.jsonl")
 
     def bisection(self, plan: Plan, result: "Bisection") -> int:
         """Print it; exit code 1 if there is a culprit."""
@@ -196,11 +196,28 @@ ENDINGS = {
 }
 
 
+def not_judged(result: "RunResult") -> list[str]:
+    """Engines of the run about which nothing was compared."""
+    about = {v.about for v in result.verdicts if v.status in ("agreed", "diverged")}
+    names = dict.fromkeys(engine.engine for engine in result.engines)
+    return [name for name in names if not about & {BOTH, name}]
+
+
+def reach_of(result: "RunResult") -> str:
+    """Of a run that conforms: whom that leaves out."""
+    left_out = not_judged(result)
+    if result.code != 0 or not left_out:
+        return ""
+    who = ", ".join(dict.fromkeys(v.about for v in result.verdicts if v.status == "agreed"))
+    return f", all of it about {who}: nothing was compared about {', '.join(left_out)};"
+
+
 def suite_table(verdicts: Sequence[Verdict]) -> Table:
-    """One row per model and suite."""
+    """One row per model, suite, and engine if it is about one alone."""
     rows: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for verdict in verdicts:
-        rows[verdict.case, verdict.suite][verdict.status] += 1
+        whom = "" if verdict.about == BOTH else f" ({verdict.about})"
+        rows[verdict.case, verdict.suite + whom][verdict.status] += 1
     table = Table(box=None, pad_edge=False)
     for name in ("model", "suite"):
         table.add_column(name)
@@ -209,7 +226,7 @@ def suite_table(verdicts: Sequence[Verdict]) -> Table:
         table.add_column(MARKS[status].lower(), justify="right")
     for (case, suite), counts in rows.items():
         numbers = [str(counts[status]) if counts[status] else "" for status in shown]
-        table.add_row(printable(case), suite, *numbers)
+        table.add_row(printable(case), printable(suite), *numbers)
     return table
 
 
@@ -240,6 +257,14 @@ def place_of(verdict: Verdict, case: str) -> str:
     return str(place) if verdict.case == case else f"{verdict.case} {place}"
 
 
+def by_engine(verdicts: Sequence[Verdict]) -> Mapping[str, list[str]]:
+    """The statuses of verdicts about each engine, and about both."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for verdict in verdicts:
+        found[verdict.about].append(verdict.status)
+    return found
+
+
 def summary_of(result: "RunResult") -> Mapping[str, Any]:
     counts = Counter(v.status for v in result.verdicts)
     return {
@@ -247,8 +272,11 @@ def summary_of(result: "RunResult") -> Mapping[str, Any]:
         "report": str(result.folder / "report.jsonl"),
         "seconds": round(result.seconds, 3),
         "counts": dict(counts),
+        "about": {who: dict(Counter(same)) for who, same in by_engine(result.verdicts).items()},
+        "nothing_about": not_judged(result),
         "divergences": [
             {"case": v.case, "suite": v.suite, "status": v.status, "count": len(same)}
+            | {"about": v.about}
             | {"summary": v.summary, "key": v.key, "repro": v.repro, "detail": v.detail}
             for same in fold(result.verdicts)
             for v in same[:1]

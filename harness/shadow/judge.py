@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from engine.errors import EngineError, Unsupported
 from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import (
+    F64,
     SMALLEST,
     Build,
     Expected,
@@ -22,6 +23,7 @@ from engine.ops.ggml.base import (
 )
 from harness.compare import mismatch_between
 from harness.records import Mismatch
+from harness.shadow.comparable import incomparable
 
 # what a node raises whose shapes, types or parameters do not go together: an engine may lie
 SENSELESS = (ArithmeticError, AssertionError, LookupError, MemoryError, TypeError, ValueError)
@@ -52,7 +54,9 @@ class Tally:
     """What was seen of one kind of op, in one layer or in all."""
 
     nodes: int = 0
-    elements: int = 0
+    elements: int = 0  # really compared; these are not, see Incomparable:
+    nan: int = 0
+    unbounded: int = 0
     worst: float = 0.0  # the largest error, as a share of what it may be
     worst_error: float = 0.0  # the largest error, absolute
     exact: int = 0  # nodes equal to the last bit to the rounded truth
@@ -64,6 +68,8 @@ class Tally:
     def add(self, other: "Tally") -> None:
         self.nodes += other.nodes
         self.elements += other.elements
+        self.nan += other.nan
+        self.unbounded += other.unbounded
         self.exact += other.exact
         self.free += other.free
         self.reach = max(self.reach, other.reach)
@@ -72,6 +78,9 @@ class Tally:
         self.worst_error = max(self.worst_error, other.worst_error)
         for reason, n in other.not_compared.items():
             self.not_compared[reason] = self.not_compared.get(reason, 0) + n
+
+    def skip(self, reason: str) -> None:
+        self.not_compared[reason] = self.not_compared.get(reason, 0) + 1
 
     @property
     def compared(self) -> int:
@@ -90,13 +99,11 @@ class ShadowJudge:
     def __call__(self, node: Node) -> None:
         tally = self.tallies.setdefault((node.op, node.layer), Tally())
         tally.nodes += 1
-        tally.elements += node.value.size
         try:
             expected, actual = self.expected(node)
         except (EngineError, *SENSELESS) as error:
             known = isinstance(error, EngineError)
-            reason = str(error) if known else f"the node makes no sense: {error!r:.200}"
-            tally.not_compared[reason] = tally.not_compared.get(reason, 0) + 1
+            tally.skip(str(error) if known else f"the node makes no sense: {error!r:.200}")
             return
         self.compare(node, expected, actual, tally)
 
@@ -107,15 +114,18 @@ class ShadowJudge:
         return expected, node.value if expected.actual is None else expected.actual
 
     def compare(self, node: Node, expected: Expected, actual: NDArray[Any], tally: Tally) -> None:
-        value = rounded_to(expected.value, actual)
-        share, error = closeness(value, actual, expected.allowed)
-        tally.worst, tally.worst_error = max(tally.worst, share), max(tally.worst_error, error)
-        tally.exact += error == 0.0
-        free, reach = reach_of(value, actual, expected.allowed, rounding_of(node.type)[0])
-        tally.free, tally.reach = tally.free + free, max(tally.reach, reach)
-        mismatch = mismatch_between(value, actual, expected.allowed)
-        if mismatch is None:
+        value, allowed = rounded_to(expected.value, actual), expected.allowed
+        mismatch = mismatch_between(value, actual, allowed)
+        if mismatch is None and not self.count_elements(value, actual, allowed, tally):
             return
+        share, error = closeness(value, actual, allowed)
+        tally.worst, tally.worst_error = max(tally.worst, share), max(tally.worst_error, error)
+        free, reach = reach_of(value, actual, allowed, rounding_of(node.type)[0])
+        tally.free, tally.reach = tally.free + free, max(tally.reach, reach)
+        if mismatch is None:
+            tally.exact += error == 0.0
+            return
+        tally.elements += actual.size
         tally.violations += 1
         names = (s.name for s in node.sources if s is not None)
         self.findings.append(
@@ -132,6 +142,19 @@ class ShadowJudge:
                 reason=expected.reason,
             )
         )
+
+    def count_elements(
+        self, value: NDArray[Any], actual: NDArray[Any], allowed: F64 | float, tally: Tally
+    ) -> bool:
+        """Of a node without a mismatch; False if there is nothing in it to compare."""
+        none = incomparable(value, actual, allowed)
+        tally.nan += none.nan
+        tally.unbounded += none.unbounded
+        tally.elements += actual.size - none.total
+        if actual.size and none.total == actual.size:
+            tally.skip(none.reason)
+            return False
+        return True
 
     def resolved(self, source: Operand) -> Operand:
         """With its value; a weight is read from the model's file, as it lies there."""

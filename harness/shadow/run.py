@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from engine.errors import EngineError
 from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import Build
-from harness.check import CELLS, exit_code, lanes_of
+from harness.check import CELLS, BadInput, exit_code, lanes_of
 from harness.processes import processes
 from harness.records import Answered, EngineInfo, Rejected, Settings, Status, Unanswerable, Verdict
 from harness.report.header import header, model_row
@@ -91,7 +92,9 @@ def judged(plan: ShadowPlan, folder: Path) -> Judged:
         if error.status == "crashed" and (known := known_crash(plan.variant, plan.settings.name)):
             text, detail["known"] = f"{text} (known: {known})", known
         verdict = verdict_of(plan, error.status, text, detail, (SUITE, error.status))
-        return Judged(case=plan.case, verdicts=[verdict], row={})
+    except EngineError as error:  # of this model; the next one may be judged
+        verdict = verdict_of(plan, "not-compared", f"{plan.case}: {error}", key=(SUITE, "model"))
+    return Judged(case=plan.case, verdicts=[verdict], row={})
 
 
 def settings_for(
@@ -114,11 +117,13 @@ def settings_for(
 
 def make_models(plans: Sequence[ShadowPlan], folder: Path) -> None:
     """One engine names the tensors of all variants: to start it takes longer than to ask it."""
+    made = [plan for plan in plans if plan.variant]
+    if not made:
+        return
     with opened() as session:
-        for plan in plans:
-            if plan.variant:
-                variant, path = variant_named(plan.variant), folder / f"{plan.variant}.gguf"
-                make_variant(variant, path, seed=plan.seed, quant=plan.quant, session=session)
+        for plan in made:
+            variant, path = variant_named(plan.variant), folder / f"{plan.variant}.gguf"
+            make_variant(variant, path, seed=plan.seed, quant=plan.quant, session=session)
 
 
 def build_of(plan: ShadowPlan, engine: EngineInfo) -> Build:
@@ -174,6 +179,7 @@ def verdict_of(
         detail=detail or {},
         key="/".join(key),
         repro="" if status == "agreed" else plan.repro,
+        about=ENGINE,
     )
 
 
@@ -189,6 +195,7 @@ def run_shadow(
 ) -> RunResult:
     """Each model's verdicts are on disk before the next model is judged."""
     started = time.perf_counter()
+    refuse_broken(plans)
     verdicts: list[Verdict] = []
     writer: ReportWriter | None = None
     folder = Path()
@@ -199,7 +206,7 @@ def run_shadow(
             if writer is None:
                 folder = run_folder(reports, SUITE)
                 engines = (result.engine,) if result.engine else ()
-                rows = [result.row] if len(plans) == 1 and result.row else []
+                rows = rows_of(plans, result)
                 writer = ReportWriter(
                     folder, header(shlex.join(command), plans[0].seed, rows, engines)
                 )
@@ -212,6 +219,24 @@ def run_shadow(
     assert writer is not None
     writer.footer(code, seconds)
     return RunResult(code=code, folder=folder, verdicts=verdicts, engines=engines, seconds=seconds)
+
+
+def refuse_broken(plans: Sequence[ShadowPlan]) -> None:
+    """Before any is judged. Raises BadInput."""
+    for plan in plans:
+        if plan.model is None:
+            continue
+        try:
+            GgufFile.open(plan.model).close()
+        except EngineError as error:
+            raise BadInput(f"{plan.model}: {error}") from error
+
+
+def rows_of(plans: Sequence[ShadowPlan], first: Judged) -> list[dict[str, Any]]:
+    """Of the files that were given; of one that is made, what its recipe says is in the command."""
+    if len(plans) == 1:
+        return [first.row] if first.row else []
+    return [model_row(plan.case, plan.model, "both") for plan in plans if plan.model is not None]
 
 
 def results(

@@ -20,6 +20,8 @@ def verdicts_of(judge: ShadowJudge, make: MakeVerdict) -> Iterator[Verdict]:
         if found:
             key = (SUITE, "value", op, found[0].type)
             yield make("diverged", sentence(found), {**detail, **places(found)}, key)
+        elif tally.compared and not tally.elements:
+            yield make("excused", f"{op}: {tally.compared} nodes hold no elements", detail, ())
         elif tally.compared:
             text = f"{op}: {tally.compared} nodes agree, at most {tally.worst:.0%} of the bound"
             if note := note_of(op, tally.free, tally.reach, tally.worst):
@@ -34,6 +36,8 @@ def counts(tally: Tally) -> dict[str, Any]:
         "nodes": tally.nodes,
         "compared": tally.compared,
         "elements": tally.elements,
+        "nan": tally.nan,
+        "unbounded": tally.unbounded,
         "exact": tally.exact,
         "free": tally.free,
         "reach": tally.reach,

@@ -188,6 +188,7 @@ class Suite(Registered):
 
     order: ClassVar[int]
     needs_vocabulary: ClassVar[bool] = False
+    of_oracle_alone: ClassVar[bool] = False  # the subject is not asked, and nothing said of it
 
     def run(self, context: Context) -> Iterator[Verdict]:
         """One verdict for each thing compared, also for what turned out not to be comparable."""

@@ -13,6 +13,7 @@ from harness.suites.base import Context, Suite
 
 class Shadow(Suite, name=SUITE):
     order = 80
+    of_oracle_alone = True
 
     def run(self, context: Context) -> Iterator[Verdict]:
         """It judges the oracle, so an oracle that shows no graph leaves nothing to do."""

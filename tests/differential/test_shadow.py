@@ -138,6 +138,27 @@ def test_settings_that_do_not_fit_a_model_are_refused_and_no_divergence(tmp_path
     assert "quantized V cache requires flash_attn" in verdict.summary
 
 
+def test_a_model_of_nan_does_not_conform(tmp_path: Path, namer: Session) -> None:
+    """Beside one that does: both are in the report."""
+    good = model_of("llama", tmp_path, namer)
+    bad = tmp_path / "nan.gguf"
+    raw = bytearray(good.read_bytes())
+    with GgufFile.open(good) as file:
+        for name in ("token_embd.weight", "output.weight"):
+            start = file.data_offset + file.tensors[name].offset
+            raw[start : start + file.tensors[name].n_bytes] = b"\xff" * file.tensors[name].n_bytes
+    bad.write_bytes(raw)
+    work = Work(tokens=5, batches=0)
+    plans = [ShadowPlan(case=p.name, model=p, settings=EXACT, work=work) for p in (good, bad)]
+    result = run_shadow(plans, tmp_path, ["lockstep", "shadow"], 1, Listener())
+    assert result.code == 3
+    statuses = {v.detail["op"]: v.status for v in result.verdicts if v.case == bad.name}
+    assert {statuses[op] for op in ("MUL_MAT", "RMS_NORM", "ROPE", "SWIGLU")} == {"not-compared"}
+    assert {v.status for v in result.verdicts if v.case == good.name} == {"agreed"}
+    (header, *_) = read_report(result.folder / "report.jsonl")
+    assert [model["case"] for model in header["models"]] == [good.name, bad.name]
+
+
 def test_the_slice_reaches_most_ops_that_have_a_meaning(tmp_path: Path, namer: Session) -> None:
     seen: set[str] = set()
     path = model_of("deepseek4", tmp_path, namer)

@@ -5,6 +5,7 @@ Odd lengths, single and empty rows, ties, NaN and infinity, large and tiny value
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,8 +61,10 @@ def judge_of(ggml: Session, tmp_path_factory: pytest.TempPathFactory) -> Any:
     write_gguf(path, {"general.architecture": ("STR", "llama")}, [])
     info = ggml.ask("describe")
     assert isinstance(info, Answered)
-    build = Build(lanes=lanes_of(info.value.build))
-    return lambda: ShadowJudge(GgufFile.open(path), build)
+    lanes = lanes_of(info.value.build)
+    return lambda n_threads=1: ShadowJudge(
+        GgufFile.open(path), Build(lanes=lanes, n_threads=n_threads)
+    )
 
 
 def check(
@@ -187,6 +190,18 @@ def test_flash_attention_in_all_its_forms(
         check(ggml, judge_of, "FLASH_ATTN_EXT", shape, *sources, held=held)
         sinks = np.array([-2.0, 0.0, 1.0, 30.0], np.float32)
         check(ggml, judge_of, "FLASH_ATTN_EXT", shape, *sources, sinks, held=held)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_flash_attention_with_sinks_in_pieces(kind: Any, judge_of: Any) -> None:
+    """From 512 cells on each thread takes a piece; a sink of the first is its maximum, or not."""
+    held = params(0.3, 0.0, 0.0)
+    with Runner().open("llama.cpp", None, replace(EXACT, n_threads=2)) as ggml:
+        for cells in (512, 640):
+            for sinks in ([-40.0, -2.0, 0.0, 1.0], [5.0, 12.0, 30.0, 90.0]):
+                sources = [*attention(1, cells, (16, 16), kind, cells), np.float32(sinks)]
+                shape = (1, 4, 16)
+                check(ggml, partial(judge_of, 2), "FLASH_ATTN_EXT", shape, *sources, held=held)
 
 
 @pytest.mark.parametrize("order", [0, 1])

@@ -16,9 +16,19 @@ from engine.errors import Unsupported
 from engine.ops.flash_mirror import LANES_UP, TILE, FlashMirror
 from engine.ops.functions import exp, tanh
 from engine.ops.ggml.base import F64, PLAIN, SMALLEST, Build, Expected, Node, U, meaning
-from engine.ops.ggml.near import EXP_ULP, TANH_ULP, ULP, Near, constant, exact, total
+from engine.ops.ggml.near import (
+    EXP_ULP,
+    LIBM_ULP,
+    TANH_ULP,
+    ULP,
+    Near,
+    constant,
+    exact,
+    finite,
+    total,
+)
 from engine.ops.ggml.products import matrix, multiplied
-from engine.ops.ggml.soft_max import finite, slopes
+from engine.ops.ggml.soft_max import slopes
 from engine.ops.products import Multiply
 
 REASON = "a running bound through the mirrored online softmax"
@@ -160,40 +170,36 @@ class Running:
     narrow: bool
 
     def add(self, s: F64, r_s: F64, on: NDArray[np.bool_], v: F64) -> None:
-        """One key: scores (heads, tokens, 1), where it is seen, and its value (heads, 1, dim)."""
+        """One key: scores (heads, tokens, 1), where it is seen, and its value (heads, 1, dim).
+
+        Scores that are the same infinity are NaN apart, and so is what becomes of them in ggml.
+        """
         above = on & (s > self.top)
-        apart = np.where(np.isfinite(self.top) & on, np.abs(s - self.top), 0.0)
-        off = r_s + self.r_top + U * apart + EXP_ULP * ULP / 2
+        apart = np.where(on, np.abs(s - self.top), 0.0)
         power = exp(-apart).astype(np.float32).astype(np.float64)
-        first = np.isneginf(self.top)
-        ms = np.where(above, np.where(first, 0.0, power), 1.0)
+        off = power_off(power, r_s + self.r_top, apart)
+        ms, r_ms = np.where(above, power, 1.0), np.where(above, off, 0.0)
         vs = np.where(on, np.where(above, 1.0, power), 0.0)
-        r_ms, r_vs = np.where(above & ~first, ms * off, 0.0), np.where(above, 0.0, vs * off)
+        r_vs = np.where(on & ~above, off, 0.0)
         self.top, self.r_top = np.where(above, s, self.top), np.where(above, r_s, self.r_top)
         z = self.y * ms
         wide = self.r * ms + np.abs(self.y) * r_ms + np.where(above, U * np.abs(z), 0.0)
         self.y, self.r = self.kept(z, wide, above)
-        z = self.y + v * vs
-        wide = self.r + np.abs(v) * r_vs + np.where(on, U * (np.abs(v * vs) + np.abs(z)), 0.0)
-        self.y, self.r = self.kept(z, wide, on)
-        self.weigh(ms, r_ms, vs, r_vs, on)
-
-    def weigh(self, ms: F64, r_ms: F64, vs: F64, r_vs: F64, on: NDArray[np.bool_]) -> None:
+        term = v * vs
+        z = self.y + term
+        rounded = np.where(term != 0, U * (np.abs(term) + np.abs(z)), 0.0)
+        self.y, self.r = self.kept(z, self.r + np.abs(v) * r_vs + rounded, on)
         old = self.total
         self.total = old * ms + vs
         self.r_total = self.r_total * ms + old * r_ms + r_vs
         self.r_total = self.r_total + np.where(on, 2 * U * self.total, 0.0)
 
     def sink(self, s: F64) -> None:
-        """A score without a value, in float32."""
-        above = s > self.top
-        power = exp(-np.abs(s - self.top))
-        ms, vs = np.where(above, power, 1.0), np.where(above, 1.0, power)
-        off = power * (self.r_top + U * np.abs(s - self.top) + EXP_ULP * ULP / 2)
-        self.r = self.r * ms + np.abs(self.y) * np.where(above, off, 0.0) + U * np.abs(self.y)
-        self.y = self.y * ms
-        every = np.ones(s.shape, bool)
-        self.weigh(ms, np.where(above, off, 0.0), vs, np.where(above, 0.0, off), every)
+        """A score without a value, after the keys and in float32; it may be the new maximum."""
+        self.narrow = False
+        shape = self.top.shape
+        scores, nothing = np.broadcast_to(s, shape), np.zeros((shape[0], 1, 1))
+        self.add(scores, np.zeros(shape), np.ones(shape, bool), nothing)
 
     @classmethod
     def empty(cls, shape: tuple[int, int, int], dim: int, narrow: bool) -> "Running":
@@ -202,29 +208,48 @@ class Running:
         return cls(*zeros, top=none, r_top=np.zeros(shape), narrow=narrow)
 
     def merged(self, other: "Running") -> "Running":
-        """Two pieces of the cache, in float32: two powers, two products and a sum."""
-        top = np.maximum(self.top, other.top)
-        a, b = (np.where(np.isneginf(x.top), 0.0, exp(x.top - top)) for x in (self, other))
-        size = np.abs(self.y) * a + np.abs(other.y) * b
-        total = self.total * a + other.total * b
+        """Two pieces of the cache, in float32; one that saw nothing is left out."""
+        first = self.top >= other.top
+        top, r_top = np.where(first, self.top, other.top), np.where(first, self.r_top, other.r_top)
+        (a, r_a), (b, r_b) = (x.lowered(top, r_top) for x in (self, other))
+        y, y_b = self.y * a, other.y * b
+        total, total_b = self.total * a, other.total * b
+        both = (self.total != 0) & (other.total != 0)
         return Running(
-            y=self.y * a + other.y * b,
-            r=self.r * a + other.r * b + 8 * U * size,
-            total=total,
-            r_total=self.r_total * a + other.r_total * b + 8 * U * total,
+            y=y + y_b,
+            r=self.r * a + np.abs(self.y) * r_a + other.r * b + np.abs(other.y) * r_b
+            + np.where(both, 2 * U * (np.abs(y) + np.abs(y_b)), 0.0),
+            total=total + total_b,
+            r_total=self.r_total * a + self.total * r_a + other.r_total * b + other.total * r_b
+            + np.where(both, 2 * U * (total + total_b), 0.0),
             top=top,
-            r_top=np.maximum(self.r_top, other.r_top),
+            r_top=r_top,
             narrow=False,
-        )
+        )  # fmt: skip
+
+    def lowered(self, top: F64, r_top: F64) -> tuple[F64, F64]:
+        """The power by which a piece is scaled below a larger maximum, and how far it may be off.
+
+        Where it has the maximum itself the power is one in every run, or what both sums share.
+        """
+        apart = np.where(self.total == 0, np.inf, top - self.top)
+        power = exp(-apart)
+        off = power_off(power, self.r_top + r_top, apart)
+        return power, np.where(apart == 0, 0.0, off)
 
     def kept(self, z: F64, wide: F64, changed: NDArray[np.bool_]) -> tuple[F64, F64]:
         """As it is stored: a radius ends where the whole interval rounds to one half."""
-        if not self.narrow:
-            return z, wide
-        low, high = halves(z - wide), halves(z + wide)
-        y = halves(z)
-        r = np.maximum(high - y, y - low)
+        y, r = z, wide
+        if self.narrow:
+            low, high = halves(z - wide), halves(z + wide)
+            y = halves(z)
+            r = np.maximum(high - y, y - low)
         return np.where(changed, y, self.y), np.where(changed, r, self.r)
+
+
+def power_off(power: F64, r: F64, apart: F64) -> F64:
+    """How far expf of a difference may be off: its arguments by r, its own rounding, expf's."""
+    return np.where(power > 0, power * (r + U * apart + LIBM_ULP * ULP), 0.0)
 
 
 def halves(x: F64) -> F64:
@@ -250,9 +275,10 @@ def sequential(node: Node, form: Form, build: Build, *, split: bool) -> tuple[F6
             state.sink(form.sinks[:, None, None])
         whole = state if whole is None else whole.merged(state)
     assert whole is not None
-    value = np.where(whole.total > 0, whole.y / whole.total, 0.0)
+    seen = whole.total != 0  # NaN as well: it must show
+    value = np.where(seen, whole.y / whole.total, 0.0)
     radius = whole.r / whole.total + np.abs(value) * (whole.r_total / whole.total + 4 * U)
-    radius = np.where(whole.total > 0, radius, 0.0)
+    radius = np.where(seen, radius, 0.0)
     return value.transpose(1, 0, 2)[None], radius.transpose(1, 0, 2)[None]
 
 

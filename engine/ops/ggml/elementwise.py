@@ -28,6 +28,7 @@ from engine.ops.ggml.near import (
     Near,
     constant,
     exact,
+    finite,
     sigmoid,
     silu,
     softplus,
@@ -103,6 +104,7 @@ def scale(node: Node, _: Build) -> Expected:
     if bias == 0.0:
         return Expected(settled(x * factor, node.type), 0.0, EXACT)
     near = exact(x) * constant(factor) + constant(bias)
+    near = near if np.isfinite(bias) else finite(near)  # which hides all, as a mask does
     return near.expected("a product and a sum")
 
 

@@ -19,7 +19,7 @@ from engine.ops.ggml.base import (
     meaning,
     single,
 )
-from engine.ops.ggml.near import Near, exact, total
+from engine.ops.ggml.near import Near, exact, finite, total
 from engine.ops.products import convert, product_and_size, product_roundings, run_of
 from engine.quants.base import F32, WeightFormat
 from engine.weights import Weight
@@ -124,6 +124,5 @@ def lightning_indexer(node: Node, build: Build) -> Expected:
     off = product_roundings(terms, build.lanes, 1) * U * size + U * np.abs(dots)
     scores = total(Near(shown, off) * exact(w[:, 0][:, :, None, :]), heads + 1, keep=False)
     per = np.repeat(mask[:, 0], len(q) // len(mask), axis=0)
-    near = scores + exact(per)
-    out = Near(near.v[:, None], np.where(np.isfinite(near.v), near.r, 0.0)[:, None])
+    out = finite(scores + exact(per))[:, None]
     return out.expected(f"{terms} products, {heads} heads added one after the other")

@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.ops import functions
 from engine.ops.ggml.base import F64, Build, Expected, Node, like, meaning
-from engine.ops.ggml.near import Near, constant, exact, rounded, total
+from engine.ops.ggml.near import Near, constant, exact, finite, rounded, total
 
 TREE = 6  # roundings of the lanes of one vector, added as a tree; vectors are added in double
 
@@ -43,11 +43,6 @@ def scores(node: Node) -> Near:
     slope = slopes(x.v.shape[1], max_bias)
     added = exact(shown) * Near(slope, 0.0 if max_bias <= 0 else 4 * 2.0**-24 * slope)
     return finite(x + finite(added))
-
-
-def finite(x: Near) -> Near:
-    """What is masked is minus infinity in every implementation."""
-    return Near(x.v, np.where(np.isfinite(x.v), x.r, 0.0))
 
 
 @meaning("SOFT_MAX")

@@ -1,0 +1,39 @@
+"""Which elements of a node a comparison can be about; the others agree whatever went into them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incomparable:
+    """Counts of elements that agree and say nothing.
+
+    A NaN swallows whatever it meets, and a bound that is infinite allows anything. The bound of an
+    infinity is infinite too, unless an op gives it a finite one: a mask hides for a reason.
+    """
+
+    nan: int = 0
+    unbounded: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.nan + self.unbounded
+
+    @property
+    def reason(self) -> str:
+        """Without numbers, so that nodes with the same reason are counted together."""
+        kinds = (self.nan, "NaN in both"), (self.unbounded, "without a finite bound")
+        return f"every element is {' or '.join(text for n, text in kinds if n)}"
+
+
+def incomparable(
+    value: NDArray[np.generic], actual: NDArray[np.generic], allowed: NDArray[np.float64] | float
+) -> Incomparable:
+    """Of two tensors without a mismatch."""
+    if value.dtype.kind != "f":
+        return Incomparable()
+    nan = np.isnan(value) & np.isnan(actual)
+    unbounded = ~nan & ~np.isfinite(np.broadcast_to(np.asarray(allowed, np.float64), value.shape))
+    return Incomparable(nan=int(nan.sum()), unbounded=int(unbounded.sum()))
