@@ -6,7 +6,7 @@ from harness.adapters.reference import Reference
 
 
 class Honest(Reference):
-    """`shows_on` names a built-in model on which its numbers are not those of the reference."""
+    """`shows_on` names a built-in model with the op that it computes otherwise."""
 
     design: ClassVar[str]
     shows_on: ClassVar[str] = "f32"

@@ -50,10 +50,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 OVERRIDES = {"harness.report.text": ("harness.judge",)}
 # `adapter_class` finds wrong engines and honest ones by name like all others: by discovery, when
 # asked for one
-DISCOVERIES = {
+DISCOVERIES = (
     ("harness.adapters", "harness.mutants"),
     ("harness.adapters", "harness.honest"),
-}
+)
 
 ENGINE_MAY = {"numpy", "numba", "llvmlite", "regex"}  # llvmlite is numba's own lower half
 ONLY_ADAPTERS = {"llama_cpp", "gguf"}
