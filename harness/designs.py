@@ -14,10 +14,14 @@ from numpy.typing import NDArray
 from engine.ops.flash_mirror import attend_wide
 from engine.ops.reference import I32, Bools, Reference
 from engine.quants.base import F32
+from engine.trace import SITES
 from engine.weights import Weight
 from harness import tolerances
 from harness.compare import mismatch_between
 from harness.tolerances import Bound
+
+# sites with a value for each expert that was chosen for a token
+PER_EXPERT = {name for name, info in SITES.items() if info.shape.startswith("(tokens, used")}
 
 # what a subject shows -> what its design would give (the nearest, if it leaves a choice), and how
 # far an honest run may be from it

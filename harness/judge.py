@@ -22,6 +22,7 @@ from engine.weights import Weight
 from harness import tolerances
 from harness.compare import mismatch_between, worst_distance
 from harness.designs import (
+    PER_EXPERT,
     Other,
     agrees,
     chosen,
@@ -38,9 +39,6 @@ from harness.designs import (
 from harness.records import Mismatch, Site
 from harness.rope_designs import rotated, ways_to_turn
 from harness.tolerances import EXACT, Bound
-
-# sites with a value for each expert that was chosen for a token
-PER_EXPERT = {name for name, info in SITES.items() if info.shape.startswith("(tokens, used")}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

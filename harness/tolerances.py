@@ -76,7 +76,8 @@ def soft_max(x: F32, out: F32, scale: float, visible: Bools | None) -> Bound:
     """An absolute error of the exponent is a relative one of the power.
 
     Exponents: the scaled score, the largest, their difference. exp: 2 ulp. The sum: the powers'
-    own errors and a tree over 16 lanes; then reciprocal and product.
+    own errors and a tree over 16 lanes; then reciprocal and product. Powers added one by one in
+    float32 have room up to some thousand cells only: at 4096 they were seen 2.4 bounds off.
     """
     s = np.abs(x.astype(np.float64) * scale)
     shown = np.ones(s.shape, bool) if visible is None else np.broadcast_to(visible, s.shape)

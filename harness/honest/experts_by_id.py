@@ -3,16 +3,13 @@
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.ops.mirror import Mirror
 from engine.ops.reference import I32
 from engine.quants.base import F32
-from engine.trace import SITES
+from harness.designs import PER_EXPERT, reordered
 from harness.honest.base import Honest
 from harness.records import Evaluation, Request, Site
-
-PER_EXPERT = [name for name, info in SITES.items() if info.shape.startswith("(tokens, used")]
 
 
 class ById(Mirror):
@@ -36,11 +33,5 @@ class ExpertsById(Honest, name="honest:experts-by-id"):
                 for name in PER_EXPERT:
                     at = Site(step=site.step, layer=site.layer, name=name)
                     if at in values:
-                        values[at] = taken(values[at], order)
+                        values[at] = reordered(values[at], order)
         return super().evaluate(replace(request, replace=values))
-
-
-def taken(value: NDArray[np.generic], order: NDArray[np.int64]) -> NDArray[np.generic]:
-    """value: (tokens, used, ...) in another order of each token's experts."""
-    wide = order.reshape(*order.shape, *[1] * (value.ndim - order.ndim))
-    return np.take_along_axis(value, wide, axis=1)
