@@ -88,10 +88,11 @@ def frequencies(params: RopeParams) -> Iterator[tuple[F64, NDArray[np.int64]]]:
 
     A step is at least one U. A power: pow or exp, a division, and the rounding of what is given
     here. step^i: the same without a division, given the step, which is such a power itself. Either
-    way two more for scale and factor. The first pair's frequency is 1 whatever was rounded.
+    way four more where frequencies are scaled: the scale itself, the product with it, the division
+    by a factor, the rounding of what is given. Unscaled, the first pair's frequency is 1.
     """
     pairs = np.arange(params.n_rot // 2)
-    products = 0 if params.scale == 1 and params.factors is None else 2
+    products = 0 if params.scale == 1 and params.factors is None else 4
     for power in {power.tobytes(): power for power in powers(params)}.values():
         yield power, np.where(pairs > 0, POW + 2, 0) + products
     step = np.float32(params.base ** float(np.float32(-2) / np.float32(params.n_rot)))

@@ -137,6 +137,7 @@ ROPES = [
     RopeParams(64, 1e4, 0.125, FACTORS),
     RopeParams(64, 1234567.0, 1.0, FACTORS),
     RopeParams(6, 100.0, 1.0, None),
+    RopeParams(32, 1e4, 1 / 3, FACTORS[:16]),  # the scale and the factors are rounded as well
 ]
 WAYS = (InverseFrequency, Power, WideAngles)
 POSITIONS = np.r_[np.arange(4), np.arange(294, 300), np.arange(30000, 30006)].astype(np.int32)
