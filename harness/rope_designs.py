@@ -2,7 +2,7 @@
 
 An angle is position * frequency, and a frequency is one number for all tokens and heads. Which
 float32 it is, the C library's pow decides; so those within the counted roundings are tried, and the
-one that fits best what an engine shows is taken for each pair. Then all is as determined as
+first that gives what an engine shows is taken for each pair. Then all is as determined as
 llama.cpp's recursion, and the bound is the same: no room is made for angles that are merely near.
 """
 
@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from engine.ops.reference import F64, I32, RopeParams
 from engine.quants.base import F32
 from harness import tolerances
+from harness.compare import mismatch_between
 from harness.designs import Other
 from harness.tolerances import Bound
 
-C128 = NDArray[np.complex128]
 AngleOf = Callable[[F32], F32]  # frequencies (pairs,) -> (tokens, pairs)
+# what was turned, and what an engine shows -> its angles, (tokens, pairs)
+AnglesFor = Callable[[F32, NDArray[Any]], NDArray[Any]]
 POW = 2  # in U: glibc's manual gives powf one ulp, which is one or two U of a value
 
 
@@ -45,22 +47,12 @@ def ways_to_turn(x: F32, positions: I32, params: RopeParams) -> Iterator[Other]:
             yield partial(turned, x, angles_for)
 
 
-def turned(
-    x: F32, angles_for: Callable[[C128], NDArray[Any]], shown: NDArray[Any]
-) -> tuple[F32, Bound]:
-    angles = angles_for(turns(x, shown)).astype(np.float64)
+def turned(x: F32, angles_for: AnglesFor, shown: NDArray[Any]) -> tuple[F32, Bound]:
+    angles = angles_for(x, shown).astype(np.float64)
     return rotated(x, np.cos(angles), np.sin(angles))
 
 
-def turns(x: F32, shown: NDArray[Any]) -> C128:
-    """(tokens, pairs): numbers whose arguments are the angles that the engine turned by."""
-    before, after = (t[..., 0::2].astype(np.float64) + 1j * t[..., 1::2] for t in (x, shown))
-    with np.errstate(invalid="ignore", over="ignore"):
-        turn: C128 = (after * before.conj()).sum(axis=1)
-    return turn
-
-
-def ways(positions: I32, params: RopeParams) -> Iterator[Callable[[C128], NDArray[Any]]]:
+def ways(positions: I32, params: RopeParams) -> Iterator[AnglesFor]:
     """In float64; rounded once at the end; and with frequencies in float32."""
     at = positions.astype(np.float64)[:, None]
     for scale in dict.fromkeys((params.scale, float(np.float32(params.scale)))):
@@ -132,18 +124,24 @@ def moved(x: NDArray[np.float32] | np.float32, steps: int) -> F32:
     return (np.asarray(x).view(np.int32) + np.int32(steps)).view(np.float32)
 
 
-def given(angles: NDArray[Any], turn: C128) -> NDArray[Any]:
+def given(angles: NDArray[Any], x: F32, shown: NDArray[Any]) -> NDArray[Any]:
     return angles
 
 
-def fitted(centre: F64, radius: NDArray[np.int64], angle_of: AngleOf, turn: C128) -> F32:
-    """The angles of the frequencies near `centre` that fit best, for each pair alone."""
-    best = np.zeros(turn.shape, np.float32)
-    least = np.full(turn.shape[-1], np.inf)
-    for steps in range(-int(radius.max()), int(radius.max()) + 1):
-        angles = angle_of(moved(centre.astype(np.float32), steps))
-        with np.errstate(invalid="ignore", over="ignore"):
-            off = ((turn * np.exp(-1j * angles.astype(np.float64))).imag ** 2).sum(axis=0)
-        better = (off < least) & (abs(steps) <= radius)
-        best[:, better], least[better] = angles[:, better], off[better]
+def fitted(
+    centre: F64, radius: NDArray[np.int64], angle_of: AngleOf, x: F32, shown: NDArray[Any]
+) -> F32:
+    """For each pair the angles of the nearest frequency that gives what is shown, if any does."""
+    narrow, most = centre.astype(np.float32), int(radius.max())
+    nearby = {n: angle_of(moved(narrow, n)) for n in sorted(range(-most, most + 1), key=abs)}
+    best = nearby[0].copy()
+    for pair, reach in enumerate(radius):
+        at = slice(2 * pair, 2 * pair + 2)
+        for angles in (nearby[n][:, pair : pair + 1] for n in nearby if abs(n) <= reach):
+            value, bound = turned(x[..., at], partial(given, angles), shown[..., at])
+            if mismatch_between(value, shown[..., at], bound.allowed) is None:
+                best[:, pair : pair + 1] = angles
+                break
+        else:
+            return best  # no need to look at the pairs that follow
     return best

@@ -170,6 +170,14 @@ def test_angles_in_any_way_are_honest_up_to_tens_of_thousands(
     assert turns_well(shown, x, params)
 
 
+@ropes
+def test_elements_next_to_nothing_do_not_hide_the_frequency(params: RopeParams) -> None:
+    """Their bound is far below the roundings of the large elements beside them."""
+    x = normal(1, len(POSITIONS), 4, params.n_rot)
+    x[:, ::2, 1::2] = 0
+    assert turns_well(rotated_with(InverseFrequency(), x, params), x, params)
+
+
 def test_there_is_no_other_way_to_an_angle_that_is_no_number() -> None:
     x, positions = normal(1, 3, 1, 4), np.arange(3, dtype=np.int32)
     bad = [(0.0, 1.0), (-1.0, 1.0), (np.nan, 1.0), (np.inf, 1.0), (1e4, 0.0), (1e4, np.inf)]
