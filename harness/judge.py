@@ -6,14 +6,13 @@ subject's, who was made to work on the oracle's inputs too. Then it hands the or
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.ops.flash_mirror import attend_wide
 from engine.ops.mirror import Mirror, like
 from engine.ops.products import product_and_size, run_of
 from engine.ops.reference import I32, Bools, RopeParams
@@ -22,7 +21,23 @@ from engine.trace import SITES
 from engine.weights import Weight
 from harness import tolerances
 from harness.compare import mismatch_between, worst_distance
+from harness.designs import (
+    PER_EXPERT,
+    Other,
+    agrees,
+    chosen,
+    experts_in_any_order,
+    filled,
+    gathered,
+    norms_of_float32_sums,
+    order_of,
+    plain_product,
+    reordered,
+    swiglu_ways,
+    wide_attention,
+)
 from harness.records import Mismatch, Site
+from harness.rope_designs import rotated, ways_to_turn
 from harness.tolerances import EXACT, Bound
 
 RESIDUALS = ("embd", "l_out")  # what the sites' input "residual" stands for
@@ -65,7 +80,9 @@ class Judge(Mirror):
         self.lanes = lanes
         self.step = 0
         self.bound = EXACT
-        self.others: list[Other] = []  # what other honest engines compute here, on demand
+        self.others: Iterable[Other] = ()  # what other honest engines compute here, on demand
+        self.choose: Callable[[NDArray[Any]], NDArray[Any]] | None = None  # see `top_k`
+        self.order: NDArray[np.int64] | None = None  # of the subject's experts in this layer
         self.findings: list[SiteFinding] = []
         self.missing: list[Site] = []  # not judged: the oracle shows not them, or not their inputs
         self.hidden: set[Site] = set()  # what the oracle does not show
@@ -75,8 +92,8 @@ class Judge(Mirror):
 
     def __call__(self, name: str, layer: int | None, value: NDArray[Any]) -> NDArray[Any]:
         site = Site(step=self.step, layer=layer, name=name)
-        bound, others = self.bound, self.others
-        self.bound, self.others = EXACT, []
+        bound, others, choose = self.bound, self.others, self.choose
+        self.bound, self.others, self.choose = EXACT, (), None
         if site in self.given:
             return self.given[site]
         hidden_input = self.reads_hidden(site)
@@ -88,9 +105,14 @@ class Judge(Mirror):
             self.missing.append(site)
             return self.oracle.get(site, value)
         oracle = self.oracle[site]
-        self.findings.append(
-            self.finding(site, value, oracle, self.subject.get(site), bound, others)
-        )
+        subject = self.subject.get(site)
+        if choose is not None and oracle.shape == value.shape:
+            value = choose(oracle)
+            others = [lambda shown: (choose(shown), EXACT)]
+            self.order = None if subject is None else order_of(oracle, subject)
+        elif name in PER_EXPERT:
+            subject = self.in_order(oracle, subject, bound)
+        self.findings.append(self.finding(site, value, oracle, subject, bound, others))
         return oracle if oracle.shape == value.shape else value
 
     def reads_hidden(self, site: Site) -> bool:
@@ -101,6 +123,19 @@ class Judge(Mirror):
             sites.append(self.residual)
         return not self.hidden.isdisjoint(sites)
 
+    def in_order(
+        self, oracle: NDArray[Any], subject: NDArray[Any] | None, bound: Bound
+    ) -> NDArray[Any] | None:
+        """The subject's experts as the oracle lists them, if so they agree better.
+
+        On values that were put in, a subject may go on in the oracle's order or in its own.
+        """
+        if subject is None or self.order is None or subject.shape != oracle.shape:
+            return subject
+        ways = (subject, reordered(subject, self.order))
+        off = [mismatch_between(oracle, way, np.multiply(2, bound.allowed)) for way in ways]
+        return min(zip(ways, off, strict=True), key=lambda w: w[1].mismatched if w[1] else 0)[0]
+
     def finding(
         self,
         site: Site,
@@ -108,18 +143,20 @@ class Judge(Mirror):
         oracle: NDArray[Any],
         subject: NDArray[Any] | None,
         bound: Bound,
-        others: "list[Other]",
+        others: Iterable[Other],
     ) -> SiteFinding:
         oracle_off = mismatch_between(truth, oracle, bound.allowed)  # in shape, or in value
         mismatch = mismatch_between(oracle, subject, np.multiply(2, bound.allowed))
-        if mismatch and any(agrees(other, subject) for other in others):
-            mismatch = None
         at_fault = ""
         if mismatch or oracle_off:
-            subject_off = mismatch_between(truth, subject, bound.allowed) is not None
-            at_fault = {(True, True): "both", (True, False): "oracle"}.get(
-                (oracle_off is not None, subject_off), "subject"
-            )
+            subject_off = not conforms(subject, truth, bound, others)
+            at_fault = {
+                (True, True): "both",
+                (True, False): "oracle",
+                (False, True): "subject",
+            }.get((oracle_off is not None, subject_off), "")
+        if not at_fault:
+            mismatch = None
         allowed = np.broadcast_to(np.asarray(bound.allowed), truth.shape)
         return SiteFinding(
             site=site,
@@ -146,7 +183,7 @@ class Judge(Mirror):
         )
         if not np.array_equal(acts, x):
             # float products in any order: a scalar loop over decoded weights is honest too
-            self.others = [lambda: plain_product(x.astype(np.float64), weight)]
+            self.others = [lambda _: plain_product(x.astype(np.float64), weight)]
         return out
 
     def linear_id(self, x: F32, weight: Weight, ids: I32) -> F32:
@@ -160,22 +197,18 @@ class Judge(Mirror):
             allowed[chosen] = self.bound.allowed
             plains += [(chosen, other) for other in self.others]
         self.bound = Bound(allowed, self.bound.reason)
-        self.others = [lambda: gathered(out.shape, plains)] if plains else []
+        self.others = [lambda shown: gathered(out.shape, plains, shown)] if plains else []
         return out
 
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
         out = super().rms_norm(x, weight, eps)
         self.bound = tolerances.rms_norm(out)
+        self.others = norms_of_float32_sums(x, weight, eps)
         return out
 
     def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
-        out = super().rope(x, positions, params)
-        cos, sin = (np.abs(t)[:, None, :] for t in self.rotations(positions, params))
-        even, odd = np.abs(x[..., 0::2], dtype=np.float64), np.abs(x[..., 1::2], dtype=np.float64)
-        size = np.empty(x.shape)
-        size[..., 0::2] = even * cos + odd * sin
-        size[..., 1::2] = even * sin + odd * cos
-        self.bound = tolerances.rope(size)
+        out, self.bound = rotated(x, *self.rotations(positions, params))
+        self.others = ways_to_turn(x, positions, params)
         return out
 
     def kq(self, q: F32, k: NDArray[Any]) -> F32:
@@ -204,20 +237,42 @@ class Judge(Mirror):
         self.bound = tolerances.flash_attn(result.out, result.radius)
         # an engine need not accumulate in F16, nor convert its queries to it
         self.others = [
-            lambda: wide_attention(q, k, v, scale, visible),
-            lambda: wide_attention(like(q, k), k, v, scale, visible),
+            lambda _: wide_attention(q, k, v, scale, visible),
+            lambda _: wide_attention(like(q, k), k, v, scale, visible),
         ]
         return result.out
 
     def swiglu(self, gate: F32, up: F32) -> F32:
         out = super().swiglu(gate, up)
         self.bound = tolerances.swiglu(out, up)
+        self.others = swiglu_ways(gate, up, out)
+        return out
+
+    def top_k(self, probs: F32, n: int) -> I32:
+        """Which of several right answers is meant only shows in what an engine shows."""
+        out = super().top_k(probs, n)
+        self.choose = lambda shown: chosen(probs, out, shown)
         return out
 
     def normalise(self, weights: F32) -> F32:
         out = super().normalise(weights)
         self.bound = tolerances.normalise(out)
         return out
+
+    def sum_experts(self, x: F32) -> F32:
+        self.others = [lambda _: experts_in_any_order(x)]
+        return super().sum_experts(x)
+
+
+def conforms(
+    subject: NDArray[Any] | None, truth: NDArray[Any], bound: Bound, others: Iterable[Other]
+) -> bool:
+    """Is it what llama.cpp, or any honest engine of another design, would show?"""
+    if subject is None or subject.shape != truth.shape:
+        return False
+    if mismatch_between(truth, subject, bound.allowed) is None:
+        return True
+    return any(agrees(other, subject) for other in others)
 
 
 def affected(
@@ -241,47 +296,3 @@ def smallest_scale_error(truth: NDArray[Any], allowed: NDArray[np.float64]) -> f
     least = np.abs(truth, dtype=np.float64) - allowed
     some = np.isfinite(least) & (least > 0)
     return float((4 * allowed[some] / least[some]).min(initial=math.inf))
-
-
-Other = Callable[[], tuple[F32, Bound]]
-
-
-def agrees(other: Other, subject: NDArray[Any] | None) -> bool:
-    value, bound = other()
-    return mismatch_between(value, subject, bound.allowed) is None
-
-
-def wide_attention(
-    q: F32, k: NDArray[Any], v: NDArray[Any], scale: float, visible: Bools
-) -> tuple[F32, Bound]:
-    """Flash attention with float32 accumulators."""
-    wide = attend_wide(q, k, v, scale, visible)
-    return wide.out, tolerances.flash_attn(wide.out, wide.radius)
-
-
-def plain_product(x: NDArray[np.float64], weight: Weight) -> tuple[F32, Bound]:
-    """x: (tokens, inputs) times the decoded weights, and the bound of a scalar loop."""
-    out = np.empty((len(x), weight.shape[0]), np.float32)
-    size = np.empty(out.shape)
-    magnitudes = np.abs(x)
-    for rows, chunk in weight.chunks():
-        wide = chunk.astype(np.float64)
-        out[:, rows] = x @ wide.T
-        size[:, rows] = magnitudes @ np.abs(wide, out=wide).T
-    return out, tolerances.product(size, out, weight.shape[-1], 1, 1, filled(x, 1))
-
-
-def filled(acts: NDArray[np.float64], run: int) -> NDArray[Any]:
-    """(tokens, inputs) -> (tokens, 1): how many runs of inputs are not all zeros."""
-    runs = acts.reshape(len(acts), acts.shape[-1] // run, run)
-    counts: NDArray[Any] = runs.any(axis=-1).sum(axis=-1, keepdims=True)
-    return counts
-
-
-def gathered(shape: tuple[int, ...], parts: list[tuple[Bools, Other]]) -> tuple[F32, Bound]:
-    """The plain products of all experts in one tensor."""
-    out, allowed, reason = np.empty(shape, np.float32), np.empty(shape), ""
-    for chosen, other in parts:
-        out[chosen], bound = other()
-        allowed[chosen], reason = bound.allowed, bound.reason
-    return out, Bound(allowed, reason)

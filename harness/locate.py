@@ -5,7 +5,7 @@ the oracle's value put in at every site, where each op works on the oracle's inp
 """
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from engine.batch import Batch
 from engine.trace import SITES
 from harness.compare import largest, mismatch_between, worst_distance
+from harness.designs import PER_EXPERT
 from harness.judge import Judge, SiteFinding
 from harness.records import Evaluation, Request, Site, Trace
 from harness.suites.base import Context
@@ -191,6 +192,14 @@ def trace_of(run: Evaluation) -> Trace:
     return run.trace
 
 
+def with_choices(guilty: Sequence[SiteFinding]) -> Iterator[Site]:
+    """The sites, and for values of single experts which experts they are of, in the same order."""
+    for finding in guilty:
+        if finding.site.name in PER_EXPERT:
+            yield dataclasses.replace(finding.site, name="ffn_moe_topk")
+        yield finding.site
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Patched:
     """The subject's run with the oracle's tensors put in at the guilty sites only."""
@@ -210,7 +219,7 @@ class Patched:
 def patch(context: Context, found: Findings) -> Patched:
     """If the guilty ops are all there are, putting them right puts the logits right."""
     oracle = trace_of(context.oracle_run).values()
-    replace = replaceable(context, {f.site: oracle[f.site] for f in found.guilty})
+    replace = replaceable(context, {s: oracle[s] for s in with_choices(found.guilty)})
     context.progress(f"putting the oracle's tensor in at {len(replace)} sites")
     own, healed = (
         np.concatenate(context.ask(context.subject, "evaluate", request).logits)

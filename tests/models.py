@@ -101,10 +101,11 @@ def traced(
     settings: Settings = EXACT,
     replace: Mapping[Site, NDArray[Any]] | None = None,
     make: Callable[[Path, Settings], ReferenceEngine] = ReferenceEngine,
+    batches: tuple[Batch, ...] = (),
 ) -> Values:
     """Every site of our own engine's run."""
     engine = make(path, settings)
-    request = Request(batches=some_batches(), capture=True, replace=replace or {})
+    request = Request(batches=batches or some_batches(), capture=True, replace=replace or {})
     trace = engine.evaluate(request).trace
     engine.close()
     assert trace is not None
@@ -117,6 +118,7 @@ def judged(
     subject: Values,
     settings: Settings = EXACT,
     given: Values | None = None,
+    batches: tuple[Batch, ...] = (),
 ) -> Judge:
     judge = Judge(
         oracle,
@@ -128,7 +130,7 @@ def judged(
     )
     model = opened(path, settings, judge)
     cache = model.new_cache()
-    for step, batch in enumerate(some_batches()):
+    for step, batch in enumerate(batches or some_batches()):
         judge.step = step
         model.decode(batch, cache, judge)
     model.close()

@@ -241,6 +241,37 @@ def test_normalise_covers_float32_and_no_small_fault(order: Order, seed: int, n:
     assert not covers(bound, truth, scaled(truth))
 
 
+@pytest.mark.parametrize("order", [one_by_one, backwards, pairwise])
+@slice_of_cases
+@given(SEEDS, st.integers(3, 8))
+def test_a_sum_of_experts_covers_any_order_and_no_small_fault(
+    order: Order, seed: int, n: int
+) -> None:
+    x = normal(seed, 8, n, 64)
+    out, size = Reference().sum_experts(x), np.abs(x, dtype=np.float64).sum(axis=1)
+    truth, bound = out.astype(np.float64), tolerances.sum_experts(size, out, n)
+    assert covers(bound, truth, order(x.transpose(0, 2, 1), 1))
+    assert not covers(bound, truth, scaled(truth))
+    assert not covers(bound, truth, Reference().sum_experts(x[:, 1:]))
+
+
+@slice_of_cases
+@given(SEEDS, st.floats(0.1, 60))
+def test_swiglu_by_other_formulas_covers_float32_and_no_small_fault(
+    seed: int, spread: float
+) -> None:
+    gate, up = normal(seed, 8, 64) * np.float32(spread), normal(seed + 1, 8, 64)
+    out, half = Reference().swiglu(gate, up), np.float32(0.5)
+    truth = out.astype(np.float64)
+    by_tanh = gate * (half + half * np.tanh(half * gate)) * up
+    with np.errstate(over="ignore"):
+        by_exp2 = gate / (1 + np.exp2(-gate * np.float32(np.log2(np.e)))) * up
+    bounds = tolerances.swiglu_by_tanh(gate, up, out), tolerances.swiglu_by_exp2(gate, up, out)
+    for bound, honest in zip(bounds, (by_tanh, by_exp2), strict=True):
+        assert covers(bound, truth, honest)
+        assert not covers(bound, truth, scaled(truth))
+
+
 def test_a_copy_may_not_move_by_one_bit() -> None:
     x = normal(0, 64)
     assert mismatch_between(x, np.nextafter(x, np.float32(9)), tolerances.EXACT.allowed)
@@ -262,6 +293,9 @@ def test_a_whole_run_gets_two_noise_floors_and_no_more() -> None:
         tolerances.rope(np.ones(2)),
         tolerances.soft_max(np.ones((1, 2), np.float32), np.ones((1, 2), np.float32), 1.0, None),
         tolerances.swiglu(np.ones(2, np.float32), np.ones(2, np.float32)),
+        tolerances.swiglu_by_tanh(*[np.ones(2, np.float32)] * 3),
+        tolerances.swiglu_by_exp2(*[np.ones(2, np.float32)] * 3),
+        tolerances.sum_experts(np.ones(2), np.ones(2, np.float32), 8),
         tolerances.normalise(np.ones(2, np.float32)),
         tolerances.flash_attn(np.ones(2, np.float32), np.zeros(2)),
         tolerances.whole_run(1e-6, 1.0),

@@ -26,13 +26,14 @@ def adapter_class(name: str) -> type[Adapter]:
     """The adapter with that name, of any version; raises Unsupported, naming the choices.
 
     The file that is named after the engine is tried first, so that a worker does not load every
-    other engine as well; then all adapters, then the engines that are wrong on purpose.
+    other engine as well; then all adapters, then the engines that are wrong on purpose, then those
+    that are right in another way.
     """
     name, _ = split_version(name)
     own = f"{__name__}.{re.sub(r'[^a-z0-9]', '_', name.lower())}"
     if name not in Adapter.family and importlib.util.find_spec(own):
         importlib.import_module(own)
-    for package in (__name__, "harness.mutants"):
+    for package in (__name__, "harness.mutants", "harness.honest"):
         if name not in Adapter.family:
             import_members(package)
     return Adapter.named(name)

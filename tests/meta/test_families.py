@@ -21,6 +21,7 @@ from engine.weights import Weight
 from harness.adapters.base import Adapter
 from harness.bench.base import Bench
 from harness.fuzzers.base import Fuzzer
+from harness.honest.base import Honest
 from harness.mutants.base import Mutant
 from harness.suites.base import Suite
 from harness.synth.builtin import BUILTIN
@@ -34,6 +35,7 @@ FAMILIES: dict[str, type[Any]] = {
     "harness.adapters": Adapter,
     "harness.bench": Bench,
     "harness.fuzzers": Fuzzer,
+    "harness.honest": Honest,
     "harness.mutants": Mutant,
     "harness.suites": Suite,
 }

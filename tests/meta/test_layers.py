@@ -23,9 +23,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "harness.processes",
         "harness.downloads",
     ),
+    ("harness.designs",),
+    ("harness.rope_designs",),
     ("harness.synth", "harness.adapters", "harness.judge", "harness.report"),
     (
         "harness.mutants",
+        "harness.honest",
         "harness.worker",
         "harness.noise",
         "harness.environments",
@@ -50,8 +53,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 # explained in words to people: the only part of a report that knows what a finding is
 OVERRIDES = {"harness.report.text": ("harness.judge",)}
-# `adapter_class` finds wrong engines by name like all others: by discovery, when asked for one
-DISCOVERIES = {("harness.adapters", "harness.mutants")}
+# `adapter_class` finds wrong engines and honest ones by name like all others: by discovery, when
+# asked for one
+DISCOVERIES = (
+    ("harness.adapters", "harness.mutants"),
+    ("harness.adapters", "harness.honest"),
+)
 
 ENGINE_MAY = {"numpy", "numba", "llvmlite", "regex"}  # llvmlite is numba's own lower half
 ONLY_ADAPTERS = {"llama_cpp", "gguf"}

@@ -1,0 +1,20 @@
+"""Computes the angles of rope in float64, and all else in float32."""
+
+import numpy as np
+
+from engine.ops.mirror import Mirror
+from engine.ops.reference import F64, I32, Reference, RopeParams
+from harness.honest.base import Honest
+
+
+class WideAngles(Mirror):
+    def rotations(self, positions: I32, params: RopeParams) -> tuple[F64, F64]:
+        cos, sin = (t.astype(np.float32) for t in Reference.rotations(self, positions, params))
+        return cos.astype(np.float64), sin.astype(np.float64)
+
+
+class RopeFloat64(Honest, name="honest:rope-float64"):
+    """Engines that make their table of cosines once, in double."""
+
+    ops = WideAngles
+    design = "angles in float64"

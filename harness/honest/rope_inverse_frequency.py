@@ -1,0 +1,27 @@
+"""Multiplies positions by inverse frequencies, in float32."""
+
+import numpy as np
+
+from engine.ops.mirror import Mirror
+from engine.ops.reference import F64, I32, RopeParams
+from harness.honest.base import Honest
+
+ONE = np.float32(1)
+
+
+class InverseFrequency(Mirror):
+    def rotations(self, positions: I32, params: RopeParams) -> tuple[F64, F64]:
+        exponents = np.arange(0, params.n_rot, 2, dtype=np.float32) / np.float32(params.n_rot)
+        frequencies = ONE / np.float32(params.base) ** exponents
+        frequencies *= np.float32(params.scale)
+        if params.factors is not None:
+            frequencies /= params.factors
+        angles = positions.astype(np.float32)[:, None] * frequencies
+        return np.cos(angles).astype(np.float64), np.sin(angles).astype(np.float64)
+
+
+class RopeInverseFrequency(Honest, name="honest:rope-inverse-frequency"):
+    """Hugging Face's LlamaRotaryEmbedding, and llama2.c."""
+
+    ops = InverseFrequency
+    design = "float32 angles: position times 1 / base^(i / n)"

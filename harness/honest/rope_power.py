@@ -1,0 +1,25 @@
+"""Raises the step between neighbouring angles to a power, in float32, and scales the angle last."""
+
+import numpy as np
+
+from engine.ops.mirror import Mirror
+from engine.ops.reference import F64, I32, RopeParams
+from harness.honest.base import Honest
+
+
+class Power(Mirror):
+    def rotations(self, positions: I32, params: RopeParams) -> tuple[F64, F64]:
+        step = np.float32(params.base) ** (np.float32(-2) / np.float32(params.n_rot))
+        powers = step ** np.arange(params.n_rot // 2, dtype=np.float32)
+        angles = positions.astype(np.float32)[:, None] * powers
+        if params.factors is not None:
+            angles /= params.factors
+        angles *= np.float32(params.scale)
+        return np.cos(angles).astype(np.float64), np.sin(angles).astype(np.float64)
+
+
+class RopePower(Honest, name="honest:rope-power"):
+    """llama.cpp itself on CUDA (ggml-cuda/rope.cu)."""
+
+    ops = Power
+    design = "float32 angles: position times step^i"
