@@ -1,10 +1,8 @@
 """When answers to one file are a finding, of which cause it is, and whether the cause is known."""
 
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +20,7 @@ from harness.adapters.parsing import (
 )
 from harness.fuzzers._gguf_faults import FAULTS
 from harness.fuzzers._gguf_grammar import alone
-from harness.fuzzers._known import FILE
+from harness.known import entries
 
 TIMES_THE_FILE = 2  # our reader's limit: so much, and SPARE_MEMORY more
 TIMES_FOR_OTHERS = 32  # others may keep more of a file, and pages come in whole
@@ -45,7 +43,7 @@ class Cause:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownFile:
-    """An entry of [[gguf]] in tests/known_divergences.toml.
+    """An entry of [[gguf]] of harness/known.
 
     case: a file, as hex, or `fault NAME` for a long one: that fault and nothing else.
 
@@ -73,12 +71,8 @@ class KnownFile:
         return [Cause(f"{self.component} {way}", self.symptom, self.kind) for way in self.ways]
 
 
-def known_files(path: Path = FILE) -> list[KnownFile]:
-    """None if there is no such file, as in an installed package."""
-    if not path.is_file():
-        return []
-    rows = tomllib.loads(path.read_text()).get("gguf", ())
-    return [KnownFile(**{**row, "ways": tuple(row["ways"])}) for row in rows]
+def known_files() -> list[KnownFile]:
+    return [KnownFile(**{**row, "ways": tuple(row["ways"])}) for row in entries("gguf")]
 
 
 def suspects(

@@ -22,6 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "harness.wire",
         "harness.processes",
         "harness.downloads",
+        "harness.known",
     ),
     ("harness.synth", "harness.adapters", "harness.judge", "harness.report"),
     ("harness.mutants", "harness.worker", "harness.noise", "harness.environments"),
