@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from harness.adapters._forked import FEW, Read, parse_forked
-from harness.adapters.parsing import SPARE_MEMORY, Parsed, files_of, packed, parsed
+from harness.adapters.parsing import SPARE_MEMORY, Limits, Parsed, files_of, packed, parsed
 
 MB = 1 << 20
+LIMITS = Limits(seconds=0.2)
 
 
 def read(raw: bytes) -> tuple[str, int, str]:
@@ -33,7 +34,7 @@ def read(raw: bytes) -> tuple[str, int, str]:
 
 
 def answers(files: list[bytes], reader: Read = read) -> Parsed:
-    return parsed(parse_forked(reader, files, seconds=0.2), len(files))
+    return parsed(parse_forked(reader, files, LIMITS), len(files))
 
 
 def test_files_are_packed_and_unpacked_in_order() -> None:

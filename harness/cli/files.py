@@ -78,7 +78,7 @@ def fuzz_gguf(
     from harness.fuzzers.base import FuzzPlan
 
     def plan() -> FuzzPlan:
-        given = (*map(read_file, file or ()), *map(fuzz_cli.from_hex, hex_ or ()))
+        given = bool(file or hex_)
         return FuzzPlan(
             targets=("given",) if given else families(family or (), corpus, keep),
             engine=engine,
@@ -87,8 +87,9 @@ def fuzz_gguf(
             start=start,
             seconds=seconds,
             seed=seed,
-            given=given,
-            corpus=files_in(corpus),
+            given=tuple(map(fuzz_cli.from_hex, hex_ or ())),
+            files=tuple(file or ()),
+            corpus=corpus,
             witness=witness,
             keep=keep,
         )
@@ -109,22 +110,3 @@ def families(given: Sequence[str], corpus: Path | None, keep: Path | None) -> tu
     from harness.fuzzers.base import fuzzer_named
 
     return (*fuzzer_named("gguf").targets(), "corpus")
-
-
-def files_in(folder: Path | None) -> tuple[Path, ...]:
-    from harness.check import BadInput
-
-    if folder is None:
-        return ()
-    if not folder.is_dir():
-        raise BadInput(f"{folder}: no such folder of GGUF files")
-    return tuple(sorted(path for path in folder.rglob("*") if path.suffix in (".gguf", ".bin")))
-
-
-def read_file(path: Path) -> bytes:
-    from harness.check import BadInput
-
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror or error}") from error

@@ -14,16 +14,14 @@ from harness.adapters.parsing import (
     CRASHED,
     HUNG,
     NUMBER,
-    SPARE_MEMORY,
     Parsed,
+    allowed_memory,
     parts_that_differ,
 )
 from harness.fuzzers._gguf_faults import FAULTS
 from harness.fuzzers._gguf_grammar import alone
 from harness.known import entries
 
-TIMES_THE_FILE = 2  # our reader's limit: so much, and SPARE_MEMORY more
-TIMES_FOR_OTHERS = 32  # others may keep more of a file, and pages come in whole
 PLACE = re.compile(r"GGML_ASSERT\(.*?\) failed|GGML_ABORT.*|what\(\): .*|^was killed by \w+")
 TABLE = "table"
 MODEL_WAYS = ("vocab", "load")  # refuse what is no model: their refusals say nothing
@@ -76,14 +74,14 @@ def known_files() -> list[KnownFile]:
 
 
 def suspects(
-    subject: Parsed, other: Parsed, sizes: NDArray[np.int64], *, model: bool
+    engine: str, way: str, subject: Parsed, other: Parsed, sizes: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Indices of files about which there may be something to say; `cause_of` says what."""
     mine, theirs = subject.endings, other.endings
     yes, dead = NUMBER[ACCEPTED], NUMBER[CRASHED]
     odd = theirs >= dead
-    odd |= other.peaks > SPARE_MEMORY + TIMES_FOR_OTHERS * sizes
-    if model:
+    odd |= other.peaks > allowed_memory(engine, sizes)
+    if way in MODEL_WAYS:
         odd |= (theirs == yes) & (mine != yes)
     else:
         odd |= (mine == yes) != (theirs == yes)
@@ -93,13 +91,13 @@ def suspects(
 
 
 def cause_of(
-    stage: str, way: str, subject: Parsed, other: Parsed, i: int, raw: bytes
+    engine: str, way: str, subject: Parsed, other: Parsed, i: int, raw: bytes
 ) -> Cause | None:
     """What is odd about file i, the worst first. The subject's own troubles are `own_cause`'s."""
-    mine, theirs = subject.ending(i), other.ending(i)
+    mine, theirs, stage = subject.ending(i), other.ending(i), f"{engine} {way}"
     if theirs in (CRASHED, HUNG):
         return Cause(stage, "hangs" if theirs == HUNG else "crashes", place_of(other, i))
-    if other.peaks[i] > SPARE_MEMORY + TIMES_FOR_OTHERS * len(raw):
+    if other.peaks[i] > allowed_memory(engine, len(raw)):
         return Cause(stage, "memory", mine)
     if theirs == ACCEPTED != mine:
         return None if mine in (CRASHED, HUNG) else Cause(stage, "accepts", mine)
@@ -120,19 +118,14 @@ def place_of(answer: Parsed, i: int) -> str:
 
 
 def own_cause(name: str, subject: Parsed, i: int, raw: bytes) -> Cause | None:
-    """Our reader never crashes, hangs or takes more than twice the file's size and 16 MB."""
+    """What no reader does, whatever the file: ours takes twice its size and 16 MB at most."""
     ending = subject.ending(i)
     if ending in (CRASHED, HUNG):
         words = subject.words.get(i, "").split(":")[0]
         return Cause(name, "hangs" if ending == HUNG else "crashes", words)
-    if subject.peaks[i] > allowed_memory(len(raw)):
+    if subject.peaks[i] > allowed_memory(name, len(raw)):
         return Cause(name, "memory", ending)
     return None
-
-
-def allowed_memory(size: int) -> int:
-    """Bytes that our reader may take for a file of that size."""
-    return SPARE_MEMORY + TIMES_THE_FILE * size
 
 
 def table_cause(ending: str, faults: Sequence[str]) -> Cause | None:

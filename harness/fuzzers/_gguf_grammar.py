@@ -67,11 +67,20 @@ def numbers_of(seed: int, family: str, first: int, count: int) -> list[Numbers]:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A file on its way: its number, its bytes, and the faults that it was given."""
+    """A file on its way: its number, its bytes, and the faults that it was given.
+
+    again: the option that names a file of the user's own; none has a number that says what it is.
+    """
 
     number: int
     raw: bytes
     faults: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of a file of the user's own."""
+        return self.again[1][:80] if self.again else ""
 
 
 def cases(
