@@ -75,12 +75,13 @@ class Case:
     number: int
     raw: bytes
     faults: tuple[str, ...] = ()
-    again: tuple[str, ...] = ()
+    again: tuple[str, str] | tuple[()] = ()
 
     @property
     def name(self) -> str:
-        """Of a file of the user's own."""
-        return self.again[1][:80] if self.again else ""
+        """Of a file of the user's own; bytes are named by the first."""
+        kind, name = self.again or ("", "")
+        return name[:80] if kind == "--hex" else name
 
 
 def cases(
