@@ -4,6 +4,7 @@ A folder with one file for each operation that it answers, `NAME.safetensors` as
 in it a tensor `CASE/OUTPUT` for each output of each case, in the output's type and shape.
 """
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from harness.records import Verdict
 
 SUFFIX = ".safetensors"
 SHOWN = 4  # names in a sentence
+NOT_ANSWERED, FOREIGN = "not-answered", "foreign"  # cases of verdicts that are about no operation
 
 
 def judge_answers(
@@ -29,14 +31,14 @@ def judge_answers(
 ) -> Iterator[Verdict]:
     """One verdict for each operation that is right, one for each output that is wrong.
 
-    only: names such as "rope"; all if empty. What has no answer is not compared, and says so.
-    Raises BrokenGolden for vectors that are not intact, and for files and tensors that answer
-    nothing: a misspelt name must not pass for an answer.
+    only: names such as "rope"; all if empty. What has no answer is not compared, and says so; what
+    answers nothing, such as a file whose name is misspelt, is named. Raises BrokenGolden for
+    vectors that are not intact.
     """
     entries = {entry.path: entry for entry in read_manifest(root)}
     known = {Path(e.path).stem: e for e in entries.values() if e.kind == "ops"}
-    there = answered(folder, known)
     refuse_unknown(only, known)
+    there, foreign = answered(folder, known)
     missing = []
     for op in only or sorted(known):
         if op not in there:
@@ -44,19 +46,39 @@ def judge_answers(
             continue
         progress(op)
         vectors = load_vectors(root, known[op], entries)
-        raw = read(there[op], MAX_TENSORS)
-        yield from of_operation(vectors, parse_tensors(raw, there[op].name), verdicts(op, folder))
+        verdict = verdicts(op, folder)
+        try:
+            answers = parse_tensors(read(there[op], MAX_TENSORS), there[op].name)
+        except BrokenGolden as error:
+            yield verdict("not-compared", f"{op}: {error}", {"file": there[op].name})
+            continue
+        yield from of_operation(vectors, answers, verdict)
     if missing:
         text = f"no answers to {len(missing)} of {len(only or known)} operations: {some(missing)}"
-        yield verdicts("missing", folder)("not-compared", text, {"missing": missing})
+        case = "asked-for" if only else NOT_ANSWERED
+        yield verdicts(case, folder)("not-compared", text, {"missing": missing})
+    if foreign:
+        text = f"{len(foreign)} entries of the folder answer no operation: {some(foreign)}"
+        yield verdicts(FOREIGN, folder)("not-compared", text, {"foreign": foreign})
 
 
-def answered(folder: Path, known: Mapping[str, Entry]) -> dict[str, Path]:
+def counted(found: Sequence[Verdict]) -> list[Verdict]:
+    """Those that decide whether an engine conforms: it need not have every operation."""
+    return [verdict for verdict in found if verdict.case not in (NOT_ANSWERED, FOREIGN)]
+
+
+def answered(folder: Path, known: Mapping[str, Entry]) -> tuple[dict[str, Path], list[str]]:
+    """Files by operation, and the names of what else is there."""
     if not folder.is_dir():
         raise BrokenGolden(f"{folder} is no folder")
-    found = {path.name.removesuffix(SUFFIX): path for path in folder.glob(f"*{SUFFIX}")}
-    refuse_unknown(sorted(found), known)
-    return found
+    found, foreign = {}, []
+    for path in sorted(folder.iterdir()):
+        op = path.name.removesuffix(SUFFIX)
+        if path.suffix == SUFFIX and op in known and path.is_file():
+            found[op] = path
+        else:
+            foreign.append(path.name)
+    return found, foreign
 
 
 def refuse_unknown(names: Sequence[str], known: Mapping[str, Entry]) -> None:
@@ -66,10 +88,9 @@ def refuse_unknown(names: Sequence[str], known: Mapping[str, Entry]) -> None:
 
 
 def verdicts(op: str, folder: Path) -> Verdicts:
-    only = "" if op == "missing" else f" --only {op}"
-    return Verdicts(
-        suite="golden-ops", case=op, repro=f"lockstep golden ops --answers {folder}{only}"
-    )
+    words = ["lockstep", "golden", "ops", "--answers", str(folder)]
+    words += ["--only", op] if op not in (NOT_ANSWERED, FOREIGN, "asked-for") else []
+    return Verdicts(suite="golden-ops", case=op, repro=shlex.join(words))
 
 
 def of_operation(vectors: Vectors, answers: Tensors, verdict: Verdicts) -> Iterator[Verdict]:
@@ -77,7 +98,8 @@ def of_operation(vectors: Vectors, answers: Tensors, verdict: Verdicts) -> Itera
     names = {f"{row['id']}/{name}" for row in rows for name in row["outputs"]}
     strange = sorted(answers.keys() - names)
     if strange:
-        raise BrokenGolden(f"{op}: no case has the output {strange[0]!r} (such as {min(names)!r})")
+        text = f"{op}: no case has {some(strange)} (a name is such as {min(names)!r})"
+        yield verdict("not-compared", text, {"strange": strange})
     held, missing = [], []
     for row in rows:
         mine = outputs_of(row, answers)

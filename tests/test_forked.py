@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from harness.adapters._forked import FEW, Read, parse_forked
-from harness.adapters.parsing import SPARE_MEMORY, Parsed, files_of, packed, parsed
+from harness.adapters.parsing import SPARE_MEMORY, Limits, Parsed, files_of, packed, parsed
 
 MB = 1 << 20
+LIMITS = Limits(seconds=0.2)
 
 
 def read(raw: bytes) -> tuple[str, int, str]:
@@ -23,6 +24,8 @@ def read(raw: bytes) -> tuple[str, int, str]:
     if raw == b"loops":
         while True:
             pass
+    if raw == b"sleeps":
+        time.sleep(60)
     if raw == b"eats":
         bytearray(64 * MB)
     if raw == b"starves":
@@ -33,7 +36,7 @@ def read(raw: bytes) -> tuple[str, int, str]:
 
 
 def answers(files: list[bytes], reader: Read = read) -> Parsed:
-    return parsed(parse_forked(reader, files, seconds=0.2), len(files))
+    return parsed(parse_forked(reader, files, LIMITS), len(files))
 
 
 def test_files_are_packed_and_unpacked_in_order() -> None:
@@ -88,6 +91,25 @@ def test_many_files_cost_few_processes_and_bring_no_reasons() -> None:
     found = answers([b"x"] * (FEW + 1), tell)
     assert set(found.digests.tolist()) == {1}
     assert found.words == {}
+
+
+def test_a_file_that_is_waited_for_without_end_has_hung() -> None:
+    found = parsed(parse_forked(read, [b"a", b"sleeps", b"b"], Limits(seconds=0.03)), 3)
+    assert [found.ending(i) for i in range(3)] == ["accepted", "hung", "accepted"]
+    assert found.words == {1: "was killed by SIGALRM"}
+
+
+def test_a_long_file_may_take_more_memory_and_time() -> None:
+    def read(raw: bytes) -> tuple[str, int, str]:
+        bytearray(64 * MB)
+        end = time.process_time() + 0.2
+        while time.process_time() < end:
+            pass
+        return "accepted", 1, ""
+
+    each = Limits(seconds=0.1, seconds_per_byte=0.01, memory=MB, memory_per_byte=2 * MB)
+    found = parsed(parse_forked(read, [b"x", b"x" * 100], each), 2)
+    assert [found.ending(i) for i in range(2)] == ["crashed", "accepted"]
 
 
 def test_an_answer_about_other_files_is_none() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from engine.gguf_file import GgufFile
+from harness.adapters import parsing
 from harness.check import BadInput
-from harness.fuzzers import _gguf_findings, _gguf_guided
+from harness.fuzzers import _gguf_guided
 from harness.fuzzers._gguf_faults import FAULTS
 from harness.fuzzers._gguf_grammar import alone, cases
 from harness.fuzzers._gguf_guided import complaint, guided_round, kept, seeded
@@ -96,7 +97,7 @@ def test_under_guidance_a_reader_may_refuse_and_nothing_else(
     right(alone("bool-2"))
     with pytest.raises(KeyError, match=WORDS):
         checked(Breaking.from_bytes, lambda seconds: None)(alone("every-type"))
-    monkeypatch.setattr(_gguf_findings, "SPARE_MEMORY", -(1 << 20))
+    monkeypatch.setattr(parsing, "SPARE_MEMORY", -(1 << 20))
     with pytest.raises(MemoryError, match="for a file of 38"):
         right(alone("bool-2"))
 

@@ -7,7 +7,7 @@ import pytest
 
 from engine.errors import MalformedFile
 from engine.gguf_file import GgufFile
-from harness.fuzzers._gguf_findings import allowed_memory
+from harness.adapters.parsing import allowed_memory
 from tests.test_gguf_file import ARR, BOOL, STR, U8, array, gguf, pair, tensor, text
 
 N = 40_000
@@ -89,7 +89,7 @@ def test_what_costs_is_a_multiple_of_the_contract_when_it_is_made_an_object() ->
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(kept) == N
-    assert peak > allowed_memory(len(data)) - (16 << 20)
+    assert peak > allowed_memory("reference", len(data)) - (16 << 20)
 
 
 def test_to_ask_whether_a_key_is_there_decodes_nothing() -> None:

@@ -4,19 +4,34 @@ from pathlib import Path
 
 import pytest
 
+import harness.known
 from engine.quants.base import WeightFormat
 from engine.registry import import_members
 from harness.adapters import adapter_class
 from harness.fuzzers._differences import WORDS
-from harness.fuzzers._known import FILE, Known, entry_for, known_divergences
+from harness.fuzzers._gguf_findings import known_files
+from harness.fuzzers._known import Known, entry_for, known_divergences
+from harness.fuzzers._known_schedules import known_schedules
+from harness.known import NAME, entries
+from harness.shadow.known import known_crash
+from harness.suites._originals import known_originals
 
 import_members("engine.quants")
 KNOWN = known_divergences()
 
 
-def test_the_list_is_where_the_fuzzer_looks_for_it() -> None:
-    assert Path(__file__).with_name("known_divergences.toml") == FILE
+def test_the_list_comes_with_the_package() -> None:
+    assert (Path(harness.known.__file__).parent / NAME).is_file()
     assert len(KNOWN) >= 7
+    assert len(known_files()) >= 40
+    assert len(known_schedules()) >= 20
+    assert len(known_originals()) >= 14
+    assert known_crash("plm", "default")
+
+
+def test_a_table_that_is_missing_is_not_taken_for_an_empty_one() -> None:
+    with pytest.raises(KeyError, match="dequants"):
+        entries("dequants")
 
 
 def test_no_two_entries_have_an_id_or_a_matter_in_common() -> None:
@@ -39,7 +54,3 @@ def test_an_entry_is_found_by_component_type_and_symptom() -> None:
     assert entry_for(KNOWN, first.component, first.type, first.symptom) is first
     assert entry_for(KNOWN, first.component, first.type, "value") is None
     assert entry_for(KNOWN, "llama.cpp", first.type, first.symptom) is None
-
-
-def test_without_the_file_nothing_is_known(tmp_path: Path) -> None:
-    assert known_divergences(tmp_path / "none.toml") == []

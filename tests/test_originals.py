@@ -17,7 +17,7 @@ from harness.adapters._originals import (
 )
 from harness.check import Plan, open_plan, run_suites
 from harness.records import EXACT
-from harness.suites._originals import FILE, Original, known_originals, originals_of
+from harness.suites._originals import Original, known_originals, originals_of
 from harness.synth.llama import LlamaRecipe, write_llama
 
 KNOWN = known_originals()
@@ -30,8 +30,7 @@ def bert(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_list_is_where_the_suite_looks_for_it() -> None:
-    assert Path(__file__).with_name("known_divergences.toml") == FILE
+def test_no_two_entries_have_an_id_in_common() -> None:
     assert len(KNOWN) >= 14
     assert len({known.id for known in KNOWN}) == len(KNOWN)
 
@@ -45,10 +44,6 @@ def test_an_entry_says_what_differs_from_what_and_whether_it_was_reported(known:
     assert known.sentence.endswith(".")
     assert known.status.startswith(("reported", "not reported"))
     assert known.link.startswith("https://github.com/") or known.status.startswith("not reported")
-
-
-def test_without_the_file_nothing_is_known(tmp_path: Path) -> None:
-    assert known_originals(tmp_path / "none.toml") == ()
 
 
 def test_a_model_gets_the_entries_of_its_kind(bert: Path, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ class Case:
 
     shape, type: of the result, for ggml's ops; all shapes are in numpy's order. nb: strides of an
     input in bytes, in ggml's order, where they are not those of a contiguous tensor. finding: an
-    entry of tests/known_divergences.toml, where llama.cpp does something else.
+    entry of harness/known/divergences.toml, where llama.cpp does something else.
     """
 
     id: str

@@ -21,9 +21,8 @@ from harness.adapters.parsing import (
     ENDINGS,
     HUNG,
     NUMBER,
-    SECONDS,
-    SECONDS_PER_BYTE,
     SPARE_MEMORY,
+    Limits,
     Row,
     answer_of,
 )
@@ -34,7 +33,9 @@ STOPPED = -2  # less the number of the last file: more are to be read, in a fres
 REASON = 400  # bytes of a parser's own words, kept where few files were asked about
 FEW = 64
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-MORE_MEMORY = 1 << 30  # what a child may take beyond what it is born with
+STALLED = 60  # times its processor time that a file may take: who waits for nothing has hung
+LIMITS = Limits()  # of memory: beyond what a child is born with
+ENDS_OF_TIME = (signal.SIGPROF, signal.SIGALRM)
 LAST_WORDS = 2000  # bytes of the log that are kept
 Read = Callable[[bytes], tuple[str, int, str]]  # -> ending, digest, reason
 
@@ -100,22 +101,20 @@ class Results:
         return found
 
 
-def parse_forked(
-    read: Read, files: Sequence[bytes], seconds: float = SECONDS, memory: int = MORE_MEMORY
-) -> dict[str, Any]:
-    """The answer about all of them. seconds: of processor time for each."""
+def parse_forked(read: Read, files: Sequence[bytes], limits: Limits = LIMITS) -> dict[str, Any]:
+    """The answer about all of them."""
     results, words, start = Results(len(files)), {}, 0
     while start < len(files):
         results.begin(start)
         log = os.memfd_create("log")
         pid = os.fork()
         if pid == 0:
-            in_the_child(read, files, start, results, log, seconds, memory)
+            in_the_child(read, files, start, results, log, limits)
         _, status = os.waitpid(pid, 0)
         at = results.current()
         if 0 <= at < len(files):
             words[at] = end_of(status, log)
-            hung = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
+            hung = os.WIFSIGNALED(status) and os.WTERMSIG(status) in ENDS_OF_TIME
             results.put(at, HUNG if hung else CRASHED, 0, -1)
         os.close(log)
         start = at + 1 if at >= 0 else STOPPED - at + 1
@@ -138,17 +137,16 @@ def in_the_child(
     start: int,
     results: Results,
     log: int,
-    seconds: float,
-    memory: int,
+    limits: Limits,
 ) -> None:
     """Reads until a file kills it, or takes so much memory that the next needs a fresh measure."""
     status = 1
     try:
-        prepare(log, memory)
-        before, end = taken(), len(files)
+        prepare(log)
+        born, before, end = held(), taken(), len(files)
         for at in range(start, len(files)):
             results.begin(at)
-            signal.setitimer(signal.ITIMER_PROF, seconds + SECONDS_PER_BYTE * len(files[at]))
+            limit(limits, len(files[at]), born)
             ending, digest, reason = read(files[at])
             peak = taken() - before
             results.put(at, ending, digest, peak, reason)
@@ -164,18 +162,30 @@ def in_the_child(
         os._exit(status)
 
 
-def prepare(log: int, memory: int) -> None:
+def limit(limits: Limits, size: int, born: int) -> None:
+    """For the next file. born: bytes that the process had before it read any."""
+    seconds = limits.seconds_for(size)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, STALLED * seconds)
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    most = born + limits.memory_for(size)
+    soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def prepare(log: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     faulthandler.disable()
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    for number in ENDS_OF_TIME:
+        signal.signal(number, signal.SIG_DFL)
     os.dup2(log, 2)
-    with open("/proc/self/statm") as statm:
-        pages = int(statm.read().split()[5])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    soft = pages * resource.getpagesize() + memory
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    limit = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def held() -> int:
+    """Bytes of data that this process has, as RLIMIT_DATA counts them."""
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[5]) * resource.getpagesize()
 
 
 def taken() -> int:

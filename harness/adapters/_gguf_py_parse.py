@@ -9,10 +9,22 @@ import numpy as np
 from engine.errors import Unsupported
 from harness.adapters._file_summary import VALUE_TYPES
 from harness.adapters._forked import MemoryFile, in_memory_file, parse_forked
-from harness.adapters.parsing import ACCEPTED, digest, extents, scalar, to_c
+from harness.adapters.parsing import (
+    ACCEPTED,
+    MEMORY_PER_BYTE,
+    Limits,
+    digest,
+    extents,
+    scalar,
+    to_c,
+)
 
-SECONDS = 0.25  # of processor time: a hundred times what a file of some kilobytes needs
-MEMORY = 256 << 20
+LIMITS = Limits(
+    seconds=0.25,  # a hundred times what a file of some kilobytes needs
+    seconds_per_byte=1.2e-4,  # a view takes 12 us, and an element may be one byte; ten times that
+    memory=256 << 20,
+    memory_per_byte=MEMORY_PER_BYTE["gguf-py"],
+)
 STRING, ARRAY = VALUE_TYPES.index("STR"), VALUE_TYPES.index("ARR")
 REASONS = [
     (re.compile(pattern), kind)
@@ -39,7 +51,7 @@ def parse(files: Sequence[bytes], way: str) -> dict[str, Any]:
     import gguf  # noqa: F401  before the fork, or each child would
 
     with in_memory_file() as file:
-        return parse_forked(lambda raw: read(file, raw), files, SECONDS, MEMORY)
+        return parse_forked(lambda raw: read(file, raw), files, LIMITS)
 
 
 def read(file: MemoryFile, raw: bytes) -> tuple[str, int, str]:

@@ -45,11 +45,11 @@ OFFSET = re.compile(r"has offset (\d+), expected (\d+)")
 REASONS = [(re.compile(pattern), kind) for pattern, kind in WORDS]
 
 
-def parse(lib: Library, files: Sequence[bytes], way: str, seconds: float) -> dict[str, Any]:
+def parse(lib: Library, files: Sequence[bytes], way: str) -> dict[str, Any]:
     if way not in WAYS:
         raise Unsupported(f"llama.cpp parses no file by way of {way!r} (known: {', '.join(WAYS)})")
     with in_memory_file() as file, quiet(lib) as said:
-        return parse_forked(reader(lib, way, file, said), files, seconds)
+        return parse_forked(reader(lib, way, file, said), files)
 
 
 @contextmanager

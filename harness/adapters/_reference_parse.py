@@ -16,6 +16,7 @@ from harness.adapters.parsing import (
     CRASHED,
     HUNG,
     SPARE_MEMORY,
+    Limits,
     Row,
     answer_of,
     digest,
@@ -25,6 +26,7 @@ from harness.adapters.parsing import (
 from harness.adapters.parsing import scalar as plain
 
 AGAIN = 3  # times that a file is looked at which seems to take more memory than it may
+LIMITS = Limits()
 FEW = 64  # files about which the reasons are told
 Open = Callable[[bytes], GgufFile]
 
@@ -33,7 +35,7 @@ class TooLong(BaseException):
     """Not an Exception: a reader that catches those is still stopped."""
 
 
-def parse(open_file: Open, files: Sequence[bytes], seconds: float) -> dict[str, Any]:
+def parse(open_file: Open, files: Sequence[bytes], limits: Limits = LIMITS) -> dict[str, Any]:
     """The memory is what Python and numpy allocate while a file is opened.
 
     Other threads of ours allocate too, so a file that seems to take a lot is opened again: the
@@ -42,7 +44,7 @@ def parse(open_file: Open, files: Sequence[bytes], seconds: float) -> dict[str, 
     rows, words = [], {}
     with stopwatch() as start:
         for at, raw in enumerate(files):
-            start(seconds)
+            start(limits.seconds_for(len(raw)))
             row, reason = parse_one(open_file, raw)
             rows.append(row)
             if reason and (len(files) <= FEW or row[0] == CRASHED):

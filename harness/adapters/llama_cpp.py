@@ -29,7 +29,7 @@ from harness.adapters._llama_cpp_trace import (
 from harness.adapters._timing import Piece, pieces_of, seconds_each
 from harness.adapters.base import Adapter
 from harness.adapters.llama_cpp_activations import generic_formats
-from harness.adapters.parsing import SECONDS, files_of
+from harness.adapters.parsing import files_of
 from harness.records import (
     Captured,
     EngineInfo,
@@ -84,7 +84,7 @@ class LlamaCpp(Adapter, name="llama.cpp"):
     def parse(
         self, blob: NDArray[np.uint8], ends: NDArray[np.int64], way: str
     ) -> dict[str, NDArray[Any] | dict[int, str]]:
-        return parse(self.lib, list(files_of(blob, ends)), way, SECONDS)
+        return parse(self.lib, list(files_of(blob, ends)), way)
 
     def tokenize(
         self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False

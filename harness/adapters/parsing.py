@@ -20,9 +20,35 @@ ACCEPTED, CRASHED, HUNG = "accepted", "crashed", "hung"
 ENDINGS = (ACCEPTED, *REFUSALS, CRASHED, HUNG)
 NUMBER = {ending: i for i, ending in enumerate(ENDINGS)}
 
-SECONDS = 2.0  # of processor time for one file, which takes microseconds, and
-SECONDS_PER_BYTE = 1e-5  # more for a long one: a vocabulary of 1.7 MB takes gguf-py a second
 SPARE_MEMORY = 16 << 20  # beyond a multiple of the file's size: what any program may take
+# Bytes that a reader may keep for each byte of a file. Ours decodes when asked. A std::string for
+# each text of an array, which is 8 bytes at least, and tables of them are less than 32. gguf-py
+# keeps a numpy view of 0.72 kB for each element of an array, and the shortest is one byte.
+MEMORY_PER_BYTE = {"reference": 2, "gguf-py": 768}
+OTHERS_PER_BYTE = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What reading one file may cost: so much, and more for each of its bytes."""
+
+    seconds: float = 2.0  # of processor time; a file takes microseconds
+    seconds_per_byte: float = 1e-5
+    memory: int = 1 << 30
+    memory_per_byte: int = OTHERS_PER_BYTE
+
+    def seconds_for(self, size: int) -> float:
+        return self.seconds + self.seconds_per_byte * size
+
+    def memory_for(self, size: int) -> int:
+        return self.memory + self.memory_per_byte * size
+
+
+def allowed_memory(engine: str, sizes: Any) -> Any:
+    """Bytes that it may take for files of these sizes without being called wasteful."""
+    return SPARE_MEMORY + MEMORY_PER_BYTE.get(engine, OTHERS_PER_BYTE) * sizes
+
+
 Row = tuple[str, int, int]  # ending, digest, bytes of memory that it took or -1: not measured
 
 

@@ -25,7 +25,7 @@ from harness.adapters import _file_summary as summary
 from harness.adapters._reference_parse import parse
 from harness.adapters._timing import pieces_of, seconds_each
 from harness.adapters.base import Adapter
-from harness.adapters.parsing import SECONDS, files_of
+from harness.adapters.parsing import files_of
 from harness.records import (
     EngineInfo,
     Evaluation,
@@ -89,7 +89,7 @@ class Reference(Adapter, name="reference"):
     ) -> dict[str, NDArray[Any] | dict[int, str]]:
         if way != "buffer":
             raise Unsupported(f"{self.name} parses files by way of 'buffer', not {way!r}")
-        return parse(self.open_file, list(files_of(blob, ends)), SECONDS)
+        return parse(self.open_file, list(files_of(blob, ends)))
 
     def tokenize(
         self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False

@@ -21,9 +21,11 @@ def ops(
     quiet: QuietOpt = False,
 ) -> None:
     """Judge the results that an engine wrote into files: tensors CASE/OUTPUT, as golden/README.md
-    describes. What is not answered is not compared: exit code 3, or 1 if anything is wrong.
+    describes. An engine need not have every operation: those without a file are named, as are files
+    that answer none. Of an operation that it has, every case: else the exit code is 3. It is 1 if
+    anything is wrong, and 3 if nothing was answered.
     """
-    from golden.answers import judge_answers
+    from golden.answers import counted, judge_answers
     from golden.store import DEFAULT_ROOT
     from harness.check import exit_code
     from harness.cli.terminal import Terminal
@@ -42,4 +44,4 @@ def ops(
             len({v.case for v in found if v.status == status}) for status in ("agreed", "diverged")
         )
         out.line(f"{right} operations agree, {wrong} do not")
-    raise typer.Exit(exit_code(found))
+    raise typer.Exit(exit_code(counted(found)))

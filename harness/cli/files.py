@@ -19,7 +19,6 @@ from harness.cli.options import (
     StartOpt,
     TargetsOpt,
 )
-from harness.inputs import check_file, read_file
 
 
 def fuzz_gguf(
@@ -79,7 +78,7 @@ def fuzz_gguf(
     from harness.fuzzers.base import FuzzPlan
 
     def plan() -> FuzzPlan:
-        given = (*map(read_file, file or ()), *map(fuzz_cli.from_hex, hex_ or ()))
+        given = bool(file or hex_)
         return FuzzPlan(
             targets=("given",) if given else families(family or (), corpus, keep),
             engine=engine,
@@ -88,8 +87,9 @@ def fuzz_gguf(
             start=start,
             seconds=seconds,
             seed=seed,
-            given=given,
-            corpus=files_in(corpus),
+            given=tuple(map(fuzz_cli.from_hex, hex_ or ())),
+            files=tuple(file or ()),
+            corpus=corpus,
             witness=witness,
             keep=keep,
         )
@@ -110,14 +110,3 @@ def families(given: Sequence[str], corpus: Path | None, keep: Path | None) -> tu
     from harness.fuzzers.base import fuzzer_named
 
     return (*fuzzer_named("gguf").targets(), "corpus")
-
-
-def files_in(folder: Path | None) -> tuple[Path, ...]:
-    from harness.check import BadInput
-
-    if folder is None:
-        return ()
-    if not folder.is_dir():
-        raise BadInput(f"{folder}: no such folder of GGUF files")
-    found = (path for path in sorted(folder.rglob("*")) if path.suffix in (".gguf", ".bin"))
-    return tuple(check_file(path) for path in found if not path.is_dir())

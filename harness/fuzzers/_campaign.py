@@ -196,6 +196,8 @@ class Campaign:
         """A crash or a lie is narrowed down to one block, if one block alone is enough."""
         options = ["--seed", str(self.plan.seed), "--start", str(self.done)]
         options += ["--cases", str(self.step)]
+        if self.plan.given:
+            options = [word for raw in self.plan.given for word in ("--block", raw.hex())]
         if error.status in ("crashed", "malformed") and not self.plan.given:
             stop = min(self.done + self.step, self.plan.start + self.plan.cases)
             block = self.failing_block(self.cases.blocks(self.done, stop))

@@ -1,22 +1,27 @@
 """One family of files against every parser: compare in bulk, shrink and name what is odd."""
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.regular_file import read_regular
-from harness.adapters.parsing import ACCEPTED, CRASHED, NUMBER, Parsed, packed, parsed
+from harness.adapters.parsing import (
+    ACCEPTED,
+    CRASHED,
+    NUMBER,
+    SPARE_MEMORY,
+    Parsed,
+    allowed_memory,
+)
 from harness.fuzzers._gguf_findings import (
     MODEL_WAYS,
     TABLE,
-    TIMES_THE_FILE,
     Cause,
     cause_of,
     known_files,
@@ -26,55 +31,21 @@ from harness.fuzzers._gguf_findings import (
     table_cause,
     types_in,
 )
+from harness.fuzzers._gguf_given import CORPUS, GIVEN, GUIDED, files_in, given_cases
 from harness.fuzzers._gguf_grammar import Case, cases
 from harness.fuzzers._gguf_models import MODELS, model_cases
-from harness.fuzzers._gguf_shrink import shrunk
+from harness.fuzzers._gguf_shrink import cost_of, shrunk
+from harness.fuzzers._gguf_stages import FULL, Stage, answer_about, part, said
 from harness.fuzzers.base import Checkpoint, FuzzPlan, Progress
-from harness.records import Answered, Status, Verdict
+from harness.records import Status, Verdict
 from harness.runner import Session
-from harness.suites.base import no_answer
 
 BATCH = 1024
 BATCH_OF_MODELS = 16  # some hundred kilobytes each
 SLICE = 64  # batches about which one verdict speaks
 MOST_SHRUNK = 24  # examples of one cause whose parts are looked at, in a campaign
+LONG = 16  # tries that a long file gets at least, each of which may take seconds
 DEAR = 100  # files tried in shrinking one that ends a process, each of which may take a second
-FULL = "buffer"  # the subject's way, and that of the oracle which sees every file
-
-
-@dataclass(kw_only=True)
-class Stage:
-    """A parser and one of its ways. every: it is asked about one file in so many.
-
-    A witness is slow, so it sees a sample, and all about which the subject and others part.
-    """
-
-    session: Session
-    way: str
-    every: int
-    witness: bool
-    helper: ThreadPoolExecutor  # one for each session: it asks one thing at a time
-    counts: Counter[str] = field(default_factory=Counter)
-    asked: int = 0  # in all; `counts` begins anew with each verdict
-    lacks: str = ""  # why it says nothing
-
-    @property
-    def name(self) -> str:
-        return f"{self.session.name} {self.way}"
-
-    def ask(self, files: Sequence[bytes]) -> "Future[Parsed]":
-        return self.helper.submit(answer_about, self.session, self.way, files)
-
-
-def answer_about(session: Session, way: str, files: Sequence[bytes]) -> Parsed:
-    """Raises NoAnswer."""
-    if not files:
-        return parsed({"endings": np.empty(0, np.uint8), "digests": np.empty(0, np.uint64),
-                       "peaks": np.empty(0, np.int64)}, 0)  # fmt: skip
-    outcome = session.ask("parse", *packed(files), way)
-    if not isinstance(outcome, Answered):
-        raise no_answer(session.name, "parse", outcome)
-    return parsed(outcome.value, len(files))
 
 
 @dataclass(kw_only=True)
@@ -94,7 +65,7 @@ class Campaign:
     ) -> None:
         self.plan, self.family, self.subject, self.stages = plan, family, subject, stages
         self.say = say
-        self.corpus = [read_regular(path) for path in plan.corpus]
+        self.corpus = [read_regular(path) for path in files_in(plan.corpus)]
         self.size = BATCH_OF_MODELS if family == MODELS else BATCH
         self.known = {cause: entry for entry in known_files() for cause in entry.causes}
         self.found: Counter[Cause] = Counter({c: 0 for c in map(as_cause, plan.found)})
@@ -125,14 +96,24 @@ class Campaign:
                     waiting.exception()
                 return
 
-    def given(self, files: Sequence[bytes]) -> Iterator[Verdict | Checkpoint]:
-        """Files of the user's own, to every parser."""
+    def given(self, made: Sequence[Case]) -> Iterator[Verdict]:
+        """Files of the user's own, to every parser: each has its verdicts, whatever others have."""
         for stage in self.stages:
             stage.every = 1
-        for first in range(0, len(files), BATCH):
-            some = files[first : first + BATCH]
-            yield from self.judged(self.asked([Case(first + i, raw) for i, raw in enumerate(some)]))
-        yield self.about(0, len(files))
+        for at, case in enumerate(made):
+            self.found.clear()
+            self.shrinks.clear()
+            self.say(self.family, f"{at:,} of {len(made):,} files, now {case.name}")
+            yield from self.judged(self.asked([case]))
+            yield self.about(case.number, case.number + 1, case)
+
+    def kept(self, made: Sequence[Case]) -> Iterator[Verdict]:
+        """Files of a guided run, to every parser; findings fold."""
+        for stage in self.stages:
+            stage.every = 1
+        for first in range(0, len(made), BATCH):
+            yield from self.judged(self.asked(list(made[first : first + BATCH])))
+        yield self.about(0, len(made))
 
     def batch(self, first: int, end: int) -> Batch:
         if self.family == MODELS:
@@ -145,7 +126,7 @@ class Campaign:
         for stage in self.stages:
             every = 1 if self.family == MODELS and stage.way in MODEL_WAYS else stage.every
             some = [i for i, case in enumerate(made) if case.number % every == 0]
-            if some and not stage.lacks:
+            if some:
                 pending.append((stage, some, stage.ask([made[i].raw for i in some])))
         subject = answer_about(self.subject, FULL, [case.raw for case in made])
         return Batch(cases=made, subject=subject, pending=pending)
@@ -166,11 +147,12 @@ class Campaign:
         self.slice["files"] += len(made)
         self.slice["accepted"] += int((subject.endings == NUMBER[ACCEPTED]).sum())
         sizes = np.array([len(case.raw) for case in made], np.int64)
-        beyond = int((subject.peaks - TIMES_THE_FILE * sizes).max(initial=0))
+        share = allowed_memory(self.subject.name, sizes) - SPARE_MEMORY
+        beyond = int((subject.peaks - share).max(initial=0))
         self.peak = max(self.peak, beyond)
         for i, case in enumerate(made):
             cause = own_cause(self.subject.name, subject, i, case.raw)
-            if cause is None and self.family in ("valid", "broken") and not self.plan.given:
+            if cause is None and self.family in ("valid", "broken"):
                 cause = table_cause(subject.ending(i), case.faults)
             if cause is not None:
                 yield from self.noted(cause, case, None)
@@ -179,7 +161,7 @@ class Campaign:
             odd = yield from self.compared(stage, batch, some, future.result())
             parted.update(() if stage.witness else odd)
         for stage in self.stages:
-            if stage.witness and not stage.lacks:
+            if stage.witness:
                 some = sorted(i for i in parted if made[i].number % stage.every)
                 other = stage.ask([made[i].raw for i in some]).result()
                 yield from self.compared(stage, batch, some, other)
@@ -191,9 +173,9 @@ class Campaign:
         made, subject = [batch.cases[i] for i in some], part(batch.subject, some)
         sizes = np.array([len(case.raw) for case in made], np.int64)
         self.count(stage, subject, other)
-        odd = suspects(subject, other, sizes, model=stage.way in MODEL_WAYS).tolist()
+        odd = suspects(stage.session.name, stage.way, subject, other, sizes).tolist()
         for i in odd:
-            cause = cause_of(stage.name, stage.way, subject, other, i, made[i].raw)
+            cause = cause_of(stage.session.name, stage.way, subject, other, i, made[i].raw)
             if cause is not None:
                 yield from self.noted(cause, made[i], stage)
         return [some[i] for i in odd]
@@ -253,13 +235,13 @@ class Campaign:
                         for i, raw in enumerate(files)]  # fmt: skip
             other = stage.ask(files).result()
             return [
-                cause_of(stage.name, stage.way, subject, other, i, raw) == cause
+                cause_of(stage.session.name, stage.way, subject, other, i, raw) == cause
                 for i, raw in enumerate(files)
             ]
 
         dear = cause.symptom in ("hangs", "memory") or (stage and stage.way in MODEL_WAYS)
         most = DEAR if dear else 10 * DEAR if cause.symptom == "crashes" else 4000
-        return shrunk(case.raw, shows, most)
+        return shrunk(case.raw, shows, max(most, LONG * cost_of([case.raw])))
 
     # --- verdicts -------------------------------------------------------------------------------
 
@@ -273,13 +255,15 @@ class Campaign:
         elif cause.symptom in ("crashes", "hangs"):
             status = "crashed" if cause.symptom == "crashes" else "timed-out"
         answers = self.answers(small)
-        text = f"{cause.stage} {cause.symptom} {cause.kind}".strip()
+        text = f"{case.name}: " if case.name else ""
+        text += f"{cause.stage} {cause.symptom} {cause.kind}".strip()
         text += f": {len(small)} bytes, {small[:60].hex()}{'...' if len(small) > 60 else ''}"
         detail = {
             "stage": cause.stage,
             "symptom": cause.symptom,
             "kind": cause.kind,
             "case": case.number,
+            "name": case.name,
             "faults": list(case.faults),
             "file": small.hex() if len(small) <= 1 << 16 else "",
             "bytes": len(small),
@@ -287,23 +271,32 @@ class Campaign:
             "answers": answers,
             "known": known.id if known else None,
         }
-        again = ["--hex", small.hex()] if len(small) <= 2048 else self.numbered(case.number, 1)
-        return self.verdict(status, text, detail, f"fuzz-gguf/{cause}", again)
+        return self.verdict(
+            status, text, detail, f"fuzz-gguf/{cause}", self.again(cause, case, small)
+        )
+
+    def again(self, cause: Cause, case: Case, small: bytes) -> list[str]:
+        """The options that show a finding again. What the table says is said of its files alone."""
+        if len(small) <= 2048 and cause.stage != TABLE:
+            return ["--hex", small.hex()]
+        return list(case.again) or self.numbered(case.number, 1)
 
     def answers(self, raw: bytes) -> dict[str, str]:
         """What every parser says of one file, with its words."""
         subject = answer_about(self.subject, FULL, [raw])
         told = {self.subject.name: said(subject)}
         for stage in self.stages:
-            if not stage.lacks:
-                told[stage.name] = said(stage.ask([raw]).result())
+            told[stage.name] = said(stage.ask([raw]).result())
         return told
 
-    def about(self, first: int, end: int) -> Verdict:
+    def about(self, first: int, end: int, case: Case | None = None) -> Verdict:
+        """case: the one file that it is about, if it has a name."""
         known = {str(c): n for c, n in sorted(self.found.items()) if n and c in self.known}
         other = {str(c): n for c, n in sorted(self.found.items()) if n and c not in self.known}
         n = self.slice["files"]
         text = f"{n:,} files read, {self.slice['accepted']:,} accepted; "
+        if case is not None:
+            text = f"{case.name}: {'accepted' if self.slice['accepted'] else 'refused'}; "
         text += f"{len(known) + len(other)} causes so far, {len(known)} of them known"
         detail = {
             "seed": self.plan.seed,
@@ -321,7 +314,24 @@ class Campaign:
 
     def numbered(self, first: int, n: int) -> list[str]:
         words = ["--family", self.family, "--seed", str(self.plan.seed)]
+        words += ["--corpus", str(self.plan.corpus)] if self.family == CORPUS else []
         return [*words, "--start", str(first), "--cases", str(n)]
+
+    def all_again(self) -> list[str]:
+        """The options of the whole target."""
+        plan = self.plan
+        if self.family == GIVEN:
+            return [word for case in given_cases(plan) for word in case.again]
+        if self.family == GUIDED:
+            return [
+                "--guided",
+                str(plan.keep),
+                "--seed",
+                str(plan.seed),
+                "--cases",
+                str(plan.cases),
+            ]
+        return self.numbered(plan.start, plan.cases)
 
     def verdict(
         self,
@@ -331,7 +341,9 @@ class Campaign:
         key: str = "",
         again: Sequence[str] = (),
     ) -> Verdict:
-        words = ["lockstep", "fuzz", "gguf", "--engine", self.plan.engine, *again]
+        words = ["lockstep", "fuzz", "gguf", "--engine", self.plan.engine]
+        words += [] if self.plan.oracle == "llama.cpp" else ["--oracle", self.plan.oracle]
+        words += [] if self.plan.witness else ["--no-witness"]
         return Verdict(
             suite="fuzz-gguf",
             case=self.family,
@@ -339,7 +351,7 @@ class Campaign:
             summary=f"{self.family}: {summary}",
             detail=detail,
             key=key,
-            repro=" ".join(words) if again else "",
+            repro=shlex.join([*words, *again]) if again else "",
         )
 
 
@@ -347,34 +359,3 @@ def as_cause(key: str) -> Cause:
     """Of the key of a verdict."""
     _, stage, symptom, kind = key.split("/", 3)
     return Cause(stage, symptom, kind)
-
-
-def part(answer: Parsed, some: Sequence[int]) -> Parsed:
-    words = {j: answer.words[i] for j, i in enumerate(some) if i in answer.words}
-    chosen: NDArray[np.int64] = np.array(some, np.int64)
-    return Parsed(
-        endings=answer.endings[chosen],
-        digests=answer.digests[chosen],
-        peaks=answer.peaks[chosen],
-        words=words,
-    )
-
-
-def said(answer: Parsed) -> str:
-    words = answer.words.get(0, "")
-    return f"{answer.ending(0)}: {words}" if words else answer.ending(0)
-
-
-def opened_stages(
-    stack: ExitStack, sessions: dict[Session, dict[str, int]], witness: str = ""
-) -> list[Stage]:
-    """sessions: an engine, and its ways with how many files apart they are asked."""
-    stages = []
-    for session, ways in sessions.items():
-        helper = stack.enter_context(ThreadPoolExecutor(1))
-        is_witness = session.name == witness
-        stages += [
-            Stage(session=session, way=way, every=every, witness=is_witness, helper=helper)
-            for way, every in ways.items()
-        ]
-    return stages

@@ -1,10 +1,8 @@
 """When answers to one file are a finding, of which cause it is, and whether the cause is known."""
 
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +14,14 @@ from harness.adapters.parsing import (
     CRASHED,
     HUNG,
     NUMBER,
-    SPARE_MEMORY,
     Parsed,
+    allowed_memory,
     parts_that_differ,
 )
 from harness.fuzzers._gguf_faults import FAULTS
 from harness.fuzzers._gguf_grammar import alone
-from harness.fuzzers._known import FILE
+from harness.known import entries
 
-TIMES_THE_FILE = 2  # our reader's limit: so much, and SPARE_MEMORY more
-TIMES_FOR_OTHERS = 32  # others may keep more of a file, and pages come in whole
 PLACE = re.compile(r"GGML_ASSERT\(.*?\) failed|GGML_ABORT.*|what\(\): .*|^was killed by \w+")
 TABLE = "table"
 MODEL_WAYS = ("vocab", "load")  # refuse what is no model: their refusals say nothing
@@ -45,7 +41,7 @@ class Cause:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownFile:
-    """An entry of [[gguf]] in tests/known_divergences.toml.
+    """An entry of [[gguf]] of harness/known.
 
     case: a file, as hex, or `fault NAME` for a long one: that fault and nothing else.
 
@@ -73,23 +69,19 @@ class KnownFile:
         return [Cause(f"{self.component} {way}", self.symptom, self.kind) for way in self.ways]
 
 
-def known_files(path: Path = FILE) -> list[KnownFile]:
-    """None if there is no such file, as in an installed package."""
-    if not path.is_file():
-        return []
-    rows = tomllib.loads(path.read_text()).get("gguf", ())
-    return [KnownFile(**{**row, "ways": tuple(row["ways"])}) for row in rows]
+def known_files() -> list[KnownFile]:
+    return [KnownFile(**{**row, "ways": tuple(row["ways"])}) for row in entries("gguf")]
 
 
 def suspects(
-    subject: Parsed, other: Parsed, sizes: NDArray[np.int64], *, model: bool
+    engine: str, way: str, subject: Parsed, other: Parsed, sizes: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Indices of files about which there may be something to say; `cause_of` says what."""
     mine, theirs = subject.endings, other.endings
     yes, dead = NUMBER[ACCEPTED], NUMBER[CRASHED]
     odd = theirs >= dead
-    odd |= other.peaks > SPARE_MEMORY + TIMES_FOR_OTHERS * sizes
-    if model:
+    odd |= other.peaks > allowed_memory(engine, sizes)
+    if way in MODEL_WAYS:
         odd |= (theirs == yes) & (mine != yes)
     else:
         odd |= (mine == yes) != (theirs == yes)
@@ -99,13 +91,13 @@ def suspects(
 
 
 def cause_of(
-    stage: str, way: str, subject: Parsed, other: Parsed, i: int, raw: bytes
+    engine: str, way: str, subject: Parsed, other: Parsed, i: int, raw: bytes
 ) -> Cause | None:
     """What is odd about file i, the worst first. The subject's own troubles are `own_cause`'s."""
-    mine, theirs = subject.ending(i), other.ending(i)
+    mine, theirs, stage = subject.ending(i), other.ending(i), f"{engine} {way}"
     if theirs in (CRASHED, HUNG):
         return Cause(stage, "hangs" if theirs == HUNG else "crashes", place_of(other, i))
-    if other.peaks[i] > SPARE_MEMORY + TIMES_FOR_OTHERS * len(raw):
+    if other.peaks[i] > allowed_memory(engine, len(raw)):
         return Cause(stage, "memory", mine)
     if theirs == ACCEPTED != mine:
         return None if mine in (CRASHED, HUNG) else Cause(stage, "accepts", mine)
@@ -126,19 +118,14 @@ def place_of(answer: Parsed, i: int) -> str:
 
 
 def own_cause(name: str, subject: Parsed, i: int, raw: bytes) -> Cause | None:
-    """Our reader never crashes, hangs or takes more than twice the file's size and 16 MB."""
+    """What no reader does, whatever the file: ours takes twice its size and 16 MB at most."""
     ending = subject.ending(i)
     if ending in (CRASHED, HUNG):
         words = subject.words.get(i, "").split(":")[0]
         return Cause(name, "hangs" if ending == HUNG else "crashes", words)
-    if subject.peaks[i] > allowed_memory(len(raw)):
+    if subject.peaks[i] > allowed_memory(name, len(raw)):
         return Cause(name, "memory", ending)
     return None
-
-
-def allowed_memory(size: int) -> int:
-    """Bytes that our reader may take for a file of that size."""
-    return SPARE_MEMORY + TIMES_THE_FILE * size
 
 
 def table_cause(ending: str, faults: Sequence[str]) -> Cause | None:

@@ -67,11 +67,21 @@ def numbers_of(seed: int, family: str, first: int, count: int) -> list[Numbers]:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A file on its way: its number, its bytes, and the faults that it was given."""
+    """A file on its way: its number, its bytes, and the faults that it was given.
+
+    again: the option that names a file of the user's own; none has a number that says what it is.
+    """
 
     number: int
     raw: bytes
     faults: tuple[str, ...] = ()
+    again: tuple[str, str] | tuple[()] = ()
+
+    @property
+    def name(self) -> str:
+        """Of a file of the user's own; bytes are named by the first."""
+        kind, name = self.again or ("", "")
+        return name[:80] if kind == "--hex" else name
 
 
 def cases(

@@ -22,7 +22,7 @@ from pathlib import Path
 from harness.check import BadInput
 from harness.fuzzers._gguf_campaign import Campaign
 from harness.fuzzers._gguf_faults import FAULTS
-from harness.fuzzers._gguf_grammar import LARGEST, alone, cases
+from harness.fuzzers._gguf_grammar import LARGEST, Case, alone, cases
 from harness.fuzzers._gguf_reached import MODULES, Reached, reached
 from harness.fuzzers.base import Checkpoint, FuzzPlan
 from harness.records import Verdict
@@ -51,10 +51,11 @@ def guided(plan: FuzzPlan, campaign: Campaign) -> Iterator[Verdict | Checkpoint]
     if not any(folder.glob("*")):
         seeded(folder, campaign.corpus, plan.seed)
     for done in rounds(plan, folder, lambda text: campaign.say(campaign.family, text)):
-        yield about_round(done, folder, campaign)
-    files = [path.read_bytes() for path in kept(folder)]
-    yield about_lines(reached(files), len(files), campaign)
-    yield from campaign.given(files)
+        yield about_round(done, campaign)
+    files = [Case(i, path.read_bytes(), again=("--file", str(path)))
+             for i, path in enumerate(kept(folder))]  # fmt: skip
+    yield about_lines(reached(case.raw for case in files), len(files), campaign)
+    yield from campaign.kept(files)
 
 
 def rounds(plan: FuzzPlan, folder: Path, say: Say) -> Iterator["Round"]:
@@ -69,10 +70,10 @@ def rounds(plan: FuzzPlan, folder: Path, say: Say) -> Iterator["Round"]:
             return
 
 
-def about_round(done: "Round", folder: Path, campaign: Campaign) -> Verdict:
+def about_round(done: "Round", campaign: Campaign) -> Verdict:
     text = f"{done.files:,} files in {done.seconds:,.0f} s, {done.branches} branches reached, "
     text += f"{done.branches - done.branches_before} of them new"
-    again = ["--guided", str(folder), "--seed", str(campaign.plan.seed)]
+    again = campaign.all_again()
     if not done.ended:
         return campaign.verdict("agreed", text, asdict(done), again=again)
     key = "fuzz-gguf/reference/crashes/guided"

@@ -41,7 +41,7 @@ def checked(open_file: Callable[[bytes], Any], start: Callable[[float], None]) -
     from engine.errors import MalformedFile
     from harness.adapters._forked import taken
     from harness.adapters._reference_parse import digest_of
-    from harness.fuzzers._gguf_findings import allowed_memory
+    from harness.adapters.parsing import allowed_memory
 
     def read(raw: bytes) -> None:
         start(SECONDS)
@@ -49,7 +49,7 @@ def checked(open_file: Callable[[bytes], Any], start: Callable[[float], None]) -
         file = None
         with suppress(MalformedFile):
             file = open_file(raw)
-        if (more := taken() - before) > allowed_memory(len(raw)):
+        if (more := taken() - before) > allowed_memory("reference", len(raw)):
             raise MemoryError(f"{more} bytes for a file of {len(raw)}")
         if file is not None:
             digest_of(file)  # which decodes all that it says

@@ -54,7 +54,7 @@ def first_that_shows(
         if len(candidate) < len(raw) and candidate not in seen:
             seen.add(candidate)
             batch.append(candidate)
-        if len(batch) == min(AT_ONCE, budget[0]):
+        if cost_of(batch) >= min(AT_ONCE, budget[0]):
             if found := shortest(batch, shows, budget):
                 return found[0]
             batch = []

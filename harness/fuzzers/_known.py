@@ -1,11 +1,9 @@
-"""What is known to differ between decoders: tests/known_divergences.toml, in a checkout."""
+"""What is known to differ between decoders: [[dequant]] of harness/known."""
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-FILE = Path(__file__).parents[2] / "tests" / "known_divergences.toml"
+from harness.known import entries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +21,8 @@ class Known:
     link: str
 
 
-def known_divergences(path: Path = FILE) -> list[Known]:
-    """None if there is no such file, as in an installed package."""
-    if not path.is_file():
-        return []
-    return [Known(**row) for row in tomllib.loads(path.read_text()).get("dequant", ())]
+def known_divergences() -> list[Known]:
+    return [Known(**row) for row in entries("dequant")]
 
 
 def entry_for(known: Sequence[Known], component: str, type_name: str, symptom: str) -> Known | None:

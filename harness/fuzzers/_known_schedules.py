@@ -1,14 +1,12 @@
-"""Schedules on which an engine is known to differ: [[batch]] in tests/known_divergences.toml."""
+"""Schedules on which an engine is known to differ: [[batch]] of harness/known."""
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from harness.fuzzers._batch_judge import Difference
 from harness.fuzzers._causes import causes
-from harness.fuzzers._known import FILE
 from harness.fuzzers._schedule import Schedule, schedule_from
+from harness.known import entries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +30,8 @@ class KnownSchedule:
         return schedule_from(self.case)
 
 
-def known_schedules(path: Path = FILE) -> list[KnownSchedule]:
-    """None if there is no such file, as in an installed package."""
-    if not path.is_file():
-        return []
-    rows = tomllib.loads(path.read_text()).get("batch", ())
-    return [KnownSchedule(**{**row, "kinds": tuple(row["kinds"])}) for row in rows]
+def known_schedules() -> list[KnownSchedule]:
+    return [KnownSchedule(**{**row, "kinds": tuple(row["kinds"])}) for row in entries("batch")]
 
 
 def entry_for(

@@ -44,7 +44,8 @@ class FuzzPlan:
     seconds: float | None = None
     seed: int = 0
     given: tuple[bytes, ...] = ()
-    corpus: tuple[Path, ...] = ()  # files to start from, where the fuzzer mutates files
+    files: tuple[Path, ...] = ()  # likewise, where the fuzzer takes whole files
+    corpus: Path | None = None  # a folder of files to start from, where the fuzzer mutates files
     witness: bool = True  # ask a third engine too, where the fuzzer has one
     keep: Path | None = None  # a folder for files worth keeping, where the fuzzer keeps any
     found: tuple[str, ...] = ()  # keys of findings that need not be told again
@@ -186,7 +187,8 @@ def campaign_row(fuzzer: Fuzzer, plan: FuzzPlan) -> dict[str, object]:
         "start": plan.start,
         "seconds": plan.seconds,
         "given": [case.hex() for case in plan.given],
-        **({"corpus": [str(path) for path in plan.corpus]} if plan.corpus else {}),
+        **({"files": [str(path) for path in plan.files]} if plan.files else {}),
+        **({"corpus": str(plan.corpus)} if plan.corpus else {}),
         **({} if plan.witness else {"witness": False}),
         **({"keep": str(plan.keep)} if plan.keep else {}),
     }

@@ -4,18 +4,24 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 from harness.check import BadInput
-from harness.fuzzers._gguf_campaign import FULL, Campaign, Stage, answer_about, opened_stages
+from harness.fuzzers._gguf_campaign import Campaign
+from harness.fuzzers._gguf_given import (
+    CORPUS,
+    GIVEN,
+    GUIDED,
+    check_readable,
+    files_in,
+    given_cases,
+)
 from harness.fuzzers._gguf_grammar import FAMILIES, LARGEST
 from harness.fuzzers._gguf_guided import check_guided, guided
 from harness.fuzzers._gguf_models import MODELS, tiny_models
+from harness.fuzzers._gguf_stages import FULL, opened_stages
 from harness.fuzzers.base import Checkpoint, Fuzzer, FuzzPlan, Progress
 from harness.records import Verdict
 from harness.shadow.models import NAMES_TENSORS
 from harness.suites.base import NoAnswer
 
-GIVEN = "given"  # the target of files that the user names
-CORPUS = "corpus"
-GUIDED = "guided"  # the target of files that the branches of our reader choose
 WITNESS = "gguf-py"
 # How many files apart each way is asked: by what it costs beside the first.
 WAYS = {
@@ -40,8 +46,13 @@ class Gguf(Fuzzer, name="gguf"):
             raise BadInput(f"the family models is made by {NAMES_TENSORS}: leave --oracle away")
         if GUIDED in plan.targets:
             check_guided(plan)
-        if CORPUS in plan.targets and not any(p.stat().st_size <= LARGEST for p in plan.corpus):
+        if plan.corpus is not None and not plan.corpus.is_dir():
+            raise BadInput(f"{plan.corpus}: no such folder of GGUF files")
+        short = any(path.stat().st_size <= LARGEST for path in files_in(plan.corpus))
+        if CORPUS in plan.targets and not short:
             raise BadInput(f"the family corpus needs files of at most {LARGEST} bytes: --corpus")
+        for path in plan.files:
+            check_readable(path)
 
     def run(self, plan: FuzzPlan, progress: Progress) -> Iterator[Verdict | Checkpoint]:
         with ExitStack() as stack:
@@ -62,8 +73,8 @@ class Gguf(Fuzzer, name="gguf"):
                 try:
                     if target == GUIDED:
                         yield from guided(plan, campaign)
-                    elif plan.given:
-                        yield from campaign.given(plan.given)
+                    elif target == GIVEN:
+                        yield from campaign.given(given_cases(plan))
                     else:
                         yield from campaign.run()
                 except NoAnswer as error:
@@ -72,8 +83,5 @@ class Gguf(Fuzzer, name="gguf"):
                         error.summary,
                         error.detail,
                         "" if error.status == "not-compared" else f"fuzz-gguf/{error.status}",
-                        campaign.numbered(plan.start, plan.cases),
+                        campaign.all_again(),
                     )
-
-
-__all__ = ["Gguf", "Stage", "answer_about"]

@@ -176,6 +176,8 @@ class Vocabulary:
     def again(self, d: Difference) -> list[str]:
         if isinstance(d.given, bytes):
             return ["--hex", d.given.hex()]
+        if self.plan.given:  # ids of a text of the user's own
+            return ["--hex", self.plan.given[d.case].hex()]
         return ["--seed", str(self.plan.seed), "--start", str(d.case), "--cases", "1"]
 
     def verdict(
@@ -190,7 +192,9 @@ class Vocabulary:
         words = ["lockstep", "fuzz", "tokens", "--vocab", self.target, "--engine", plan.engine]
         words += [] if plan.oracle == "llama.cpp" else ["--oracle", plan.oracle]
         campaign = ["--seed", str(plan.seed), "--start", str(plan.start)]
-        words += again or [*campaign, "--cases", str(plan.cases)]
+        campaign += ["--cases", str(plan.cases)]
+        given = [word for text in plan.given for word in ("--hex", text.hex())]
+        words += again or given or campaign
         return Verdict(
             suite="fuzz-tokens",
             case=self.case,

@@ -1,19 +1,14 @@
-"""What is known of llama.cpp's graphs: the [[shadow]] entries of tests/known_divergences.toml."""
+"""What is known of llama.cpp's graphs: [[shadow]] of harness/known."""
 
-import tomllib
-from pathlib import Path
-
-FILE = Path(__file__).parents[2] / "tests" / "known_divergences.toml"
+from harness.known import entries
 
 
-def known_crash(variant: str, preset: str, path: Path = FILE) -> str:
-    """The entry about a variant as it is made, in words; empty without one, or without the file.
+def known_crash(variant: str, preset: str) -> str:
+    """The entry about a variant as it is made, in words; empty without one.
 
     A known crash is a crash still: nothing was compared.
     """
-    if not path.is_file():
-        return ""
-    for entry in tomllib.loads(path.read_text()).get("shadow", ()):
+    for entry in entries("shadow"):
         changed = entry["keys"] or entry["complete"]
         same = (entry["variant"], entry["settings"], entry["symptom"]) == (variant, preset, "crash")
         if same and not changed:

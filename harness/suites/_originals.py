@@ -1,16 +1,14 @@
-"""Where llama.cpp differs from the tokenizer that it imitates: tests/known_divergences.toml.
+"""Where llama.cpp differs from the tokenizer that it imitates: [[tokens]] of harness/known.
 
-Our engine follows llama.cpp. The list is of a checkout; an installed package knows none.
+Our engine follows llama.cpp.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-FILE = Path(__file__).parents[2] / "tests" / "known_divergences.toml"
+from harness.known import entries
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,11 +41,9 @@ class Original:
 
 
 @cache
-def known_originals(path: Path = FILE) -> tuple[Original, ...]:
-    if not path.is_file():
-        return ()
-    rows: list[dict[str, Any]] = tomllib.loads(path.read_text()).get("tokens", [])
+def known_originals() -> tuple[Original, ...]:
     ids = ("llama_cpp", "theirs")
+    rows = entries("tokens")
     return tuple(Original(**{**row, **{key: tuple(row[key]) for key in ids}}) for row in rows)
 
 

@@ -25,7 +25,7 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
         "qwen3tts": Sizes(n_vocab=3072),  # the head of the codec has a fixed size
         "hrm_text": Sizes(n_layer=6),  # 1 layer a stack, 2 high cycles of 2 low ones and a high one
         "chameleon": Sizes(n_vocab=10240),
-        # with AVX-512 ggml's RWKV_WKV7 wants heads of whole 64s (known_divergences.toml)
+        # with AVX-512 ggml's RWKV_WKV7 wants heads of whole 64s (harness/known)
         "rwkv7": Sizes(n_embd=128),
         "arwkv7": Sizes(n_embd=128),
         **{
@@ -253,7 +253,7 @@ EXTRAS: Mapping[str, Callable[[Sizes], Keys]] = MappingProxyType(
     }
 )
 
-# Tensors that llama.cpp would read and real files lack; it crashes on some (known_divergences.toml)
+# Tensors that llama.cpp would read and real files lack; it crashes on some (harness/known)
 LEFT_OUT: Mapping[str, str] = MappingProxyType({"rwkv6qwen2": r"\.time_mix_first\."})
 
 # The forms of each architecture: without experts, with them, or either

@@ -1,6 +1,5 @@
 """Every type of matrix that llama.cpp takes, from a seeded model to the exit code of a check."""
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,13 @@ from engine.registry import import_members
 from harness.adapters._llama_cpp_lib import library
 from harness.adapters.llama_cpp_activations import cpu_traits
 from harness.check import Plan, exit_code, open_plan, run_suites
+from harness.known import entries
 from harness.records import EXACT, PRESETS, Settings, Verdict
 from tests.all_types import FORMATS, MATRICES, NAMES, WITHOUT_PRODUCT, model_of
 from tests.models import with_tensor_type
 
 import_members("engine.quants")
-FILE = Path(__file__).parents[1] / "known_divergences.toml"
-(KNOWN,) = tomllib.loads(FILE.read_text())["no-product"]
+(KNOWN,) = entries("no-product")
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +111,6 @@ def test_a_matrix_without_a_product_ends_llama_cpp_and_is_reported_as_a_crash(
     path = folder / f"retyped-{name}.gguf"
     with_tensor_type(model_of(made_as, folder), path, "token_embd.weight", type_by_name(name).id)
     verdicts = checked(path, EXACT, suites=("logits", "trace"))
-    over = f"llama.cpp survives {name}: take it out of {KNOWN['id']} in known_divergences.toml"
+    over = f"llama.cpp survives {name}: take it out of {KNOWN['id']} in harness/known"
     assert {v.status for v in verdicts} == {"crashed"}, over
     assert exit_code(verdicts) == 3

@@ -44,8 +44,8 @@ def test_what_is_known_is_still_true(
     ours = ask(sessions["reference"], known.raw, "buffer")
     theirs = ask(sessions[known.component], known.raw, way)
     stage = f"{known.component} {way}"
-    cause = cause_of(stage, way, ours, theirs, 0, known.raw)
-    over = f"{stage} no longer does so: take {known.id} out of known_divergences.toml"
+    cause = cause_of(known.component, way, ours, theirs, 0, known.raw)
+    over = f"{stage} no longer does so: take {known.id} out of harness/known"
     assert cause is not None, over
     assert refined(cause, known.raw) in known.causes, over
 

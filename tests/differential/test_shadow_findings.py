@@ -1,6 +1,5 @@
-"""What is wrong in llama.cpp's own graphs, by tests/known_divergences.toml, is still wrong."""
+"""What is wrong in llama.cpp's own graphs, by harness/known/divergences.toml, is still wrong."""
 
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import MEANINGS, Build
 from harness.check import lanes_of
-from harness.fuzzers._known import FILE
+from harness.known import entries
 from harness.records import PRESETS, Answered, Crashed
 from harness.run import Listener
 from harness.runner import Runner
@@ -22,12 +21,12 @@ from harness.shadow.nodes import capture
 from harness.shadow.run import ShadowPlan, run_shadow
 from harness.synth.any_arch import variant_named, variants
 
-KNOWN: list[dict[str, Any]] = tomllib.loads(FILE.read_text())["shadow"]
+KNOWN = entries("shadow")
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: str(known["id"]))
 def test_what_is_known_to_be_wrong_still_is(known: dict[str, Any], tmp_path: Path) -> None:
-    over = f"llama.cpp is right by now: take {known['id']} out of known_divergences.toml"
+    over = f"llama.cpp is right by now: take {known['id']} out of harness/known"
     changes = {"changed": tuple(known["keys"].items()), "complete": known["complete"]}
     variant = replace(variant_named(known["variant"]), **changes)
     path = tmp_path / "m.gguf"
@@ -60,7 +59,6 @@ def test_a_known_crash_is_named_and_stays_a_crash(tmp_path: Path) -> None:
     assert (verdict.status, result.code) == ("crashed", 3)
     assert "(known: plm-flash-attention: " in verdict.summary
     assert known_crash("plm", "exact") == known_crash("rwkv6qwen2", "exact") == ""
-    assert known_crash("plm", "default", tmp_path / "none.toml") == ""
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: str(known["id"]))

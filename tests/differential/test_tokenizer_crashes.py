@@ -1,19 +1,18 @@
-"""Texts that end llama.cpp's process, by tests/known_divergences.toml, still do; ours goes on."""
+"""Texts that end llama.cpp's process, by harness/known/divergences.toml, still do; ours goes on."""
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.known import entries
 from harness.records import EXACT, Crashed, Outcome
 from harness.runner import Runner
 from harness.synth.builtin import BUILTIN_VOCABULARIES
 from tests.models import with_metadata
 
-FILE = Path(__file__).parents[1] / "known_divergences.toml"
-KNOWN = tomllib.loads(FILE.read_text())["crashes"]
+KNOWN = entries("crashes")
 CASES = [(known, pre) for known in KNOWN for pre in known["pre"] or [""]]
 
 
@@ -31,7 +30,7 @@ def asked(engine: str, known: Mapping[str, Any], pre: str, folder: Path, times: 
 def test_what_is_known_to_end_the_process_still_does(
     known: Mapping[str, Any], pre: str, tmp_path: Path
 ) -> None:
-    over = f"llama.cpp survives it: take {known['id']} ({pre}) out of known_divergences.toml"
+    over = f"llama.cpp survives it: take {known['id']} ({pre}) out of harness/known"
     assert isinstance(asked("llama.cpp", known, pre, tmp_path, known["times"]), Crashed), over
     assert not isinstance(asked("reference", known, pre, tmp_path, known["times"]), Crashed)
 

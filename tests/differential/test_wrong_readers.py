@@ -5,7 +5,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from harness.fuzzers._gguf_campaign import Campaign, opened_stages
+from harness.fuzzers._gguf_campaign import Campaign
+from harness.fuzzers._gguf_stages import opened_stages
 from harness.fuzzers.base import FuzzPlan
 from harness.records import EXACT, Verdict
 from harness.runner import Runner, Session

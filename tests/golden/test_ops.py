@@ -1,6 +1,5 @@
 """Vectors of operations: honest float32 passes, the mistakes that engines make do not."""
 
-import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -19,7 +18,7 @@ from golden.store import DEFAULT_ROOT, BrokenGolden
 from golden.suites.base import Asked, Golden, Source, Vectors, Verdicts
 from golden.suites.ops import verdict_of
 from harness.adapters.reference import Reference
-from harness.fuzzers._known import FILE
+from harness.known import entries
 from harness.records import EXACT
 from harness.runner import LocalSession
 from tests.golden.ggml_by_hand import (
@@ -209,7 +208,7 @@ def findings() -> Iterator[tuple[str, str, str]]:
 
 
 def test_findings_in_vectors_are_those_that_are_written_down() -> None:
-    known = tomllib.loads(FILE.read_text())["op"]
+    known = entries("op")
     assert sorted(findings()) == sorted((k["id"], k["op"], k["case"]) for k in known)
     for entry in known:
         assert entry["sentence"].endswith(".")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import engine
 from engine.activations.base import ActivationFormat
 from engine.architectures.base import Architecture
 from engine.errors import Unsupported
@@ -26,7 +27,7 @@ from harness.mutants.base import Mutant
 from harness.suites.base import Suite
 from harness.synth.builtin import BUILTIN
 
-ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = Path(engine.__file__).parents[1]  # of a checkout, or where it is installed
 FAMILIES: dict[str, type[Any]] = {
     "engine.activations": ActivationFormat,
     "engine.quants": WeightFormat,
@@ -43,7 +44,7 @@ FAMILIES: dict[str, type[Any]] = {
 
 def members(package: str) -> list[str]:
     """Every file of the folder; a leading underscore marks what its members share."""
-    folder = ROOT / package.replace(".", "/")
+    folder = PACKAGES / package.replace(".", "/")
     names = (path.stem for path in sorted(folder.glob("*.py")))
     return [f"{package}.{n}" for n in names if not n.startswith("_") and n != "base"]
 
@@ -68,7 +69,7 @@ def defined(package: str, module: str) -> list[type[Any]]:
 
 def is_shared(package: str, module: str) -> bool:
     """Does another file of the folder import from it?"""
-    folder = ROOT / package.replace(".", "/")
+    folder = PACKAGES / package.replace(".", "/")
     nodes = (node for path in folder.glob("*.py") for node in ast.walk(ast.parse(path.read_text())))
     return any(isinstance(node, ast.ImportFrom) and node.module == module for node in nodes)
 

@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-OURS = ("engine", "harness", "golden", "tests")
+import engine
+
+PACKAGES = Path(engine.__file__).parents[1]  # of a checkout, or where it is installed
+TESTS = Path(__file__).resolve().parents[1]
+FOLDERS = {**{top: PACKAGES / top for top in ("engine", "harness", "golden")}, "tests": TESTS}
+OURS = tuple(FOLDERS)
 
 # From the bottom up. A file belongs to the longest name that it starts with; what stands in one
 # row may not import its neighbours.
@@ -22,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "harness.wire",
         "harness.processes",
         "harness.downloads",
+        "harness.known",
     ),
     ("harness.designs",),
     ("harness.rope_designs",),
@@ -66,12 +71,13 @@ ONLY_CLI = {"rich", "typer", "click"}
 
 
 def module_name(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
+    (top,) = (folder for folder in FOLDERS.values() if path.is_relative_to(folder))
+    parts = path.relative_to(top.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def sources() -> list[Path]:
-    return sorted(p for top in OURS for p in (ROOT / top).rglob("*.py"))
+    return sorted(path for folder in FOLDERS.values() for path in folder.rglob("*.py"))
 
 
 MODULES = {module_name(path) for path in sources()}
@@ -156,18 +162,18 @@ def test_imports_point_one_way(path: Path) -> None:
 
 @pytest.mark.parametrize("row", [unit for row in LAYERS for unit in row])
 def test_every_layer_exists(row: str) -> None:
-    assert (ROOT / row.replace(".", "/")).is_dir() or row in MODULES
+    assert (PACKAGES / row.replace(".", "/")).is_dir() or row in MODULES
 
 
 @pytest.mark.parametrize(("a", "b"), DISCOVERIES)
 def test_every_excuse_is_still_needed(a: str, b: str) -> None:
-    path = ROOT / a.replace(".", "/") / "__init__.py"
+    path = PACKAGES / a.replace(".", "/") / "__init__.py"
     assert f"{a} imports {b}, which is not below it" in violations(a, path.read_text())
 
 
 @pytest.mark.parametrize(("module", "others"), OVERRIDES.items())
 def test_every_override_is_still_needed(module: str, others: tuple[str, ...]) -> None:
-    path = ROOT / (module.replace(".", "/") + ".py")
+    path = PACKAGES / (module.replace(".", "/") + ".py")
     assert set(others) <= set(imported(module, path.read_text()))
 
 

@@ -1,0 +1,19 @@
+"""What is known to differ in an oracle or a peer: `divergences.toml`, whose head explains it."""
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+NAME = "divergences.toml"
+
+
+@cache
+def document() -> dict[str, list[dict[str, Any]]]:
+    """It comes with the package: a run without it would call known differences new."""
+    return tomllib.loads(files(__name__).joinpath(NAME).read_text())
+
+
+def entries(table: str) -> list[dict[str, Any]]:
+    """The rows of a table, such as "gguf". They are shared: to read, not to change."""
+    return document()[table]

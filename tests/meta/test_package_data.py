@@ -1,0 +1,40 @@
+"""What an installed package has: every file that lies in a package is listed in pyproject.toml."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TOP = ("engine", "harness", "golden")
+
+
+@pytest.fixture
+def settings() -> dict[str, Any]:
+    path = ROOT / "pyproject.toml"
+    if not path.is_file():
+        pytest.skip("no checkout: pyproject.toml was not held against the files of the packages")
+    tools: dict[str, Any] = tomllib.loads(path.read_text())["tool"]
+    return tools
+
+
+def packaged(patterns: dict[str, list[str]]) -> set[Path]:
+    found = set()
+    for package, names in patterns.items():
+        folder = ROOT / package.replace(".", "/")
+        for name in names:
+            matching = {path for path in folder.glob(name) if path.is_file()}
+            assert matching, f"{package} has no {name}"
+            found |= matching
+    return found
+
+
+def test_every_file_of_a_package_that_is_no_source_is_in_the_wheel(
+    settings: dict[str, Any],
+) -> None:
+    data = packaged(settings["setuptools"]["package-data"])
+    there = {path for top in TOP for path in (ROOT / top).rglob("*") if path.is_file()}
+    compiled = {path for path in there if "__pycache__" in path.parts}
+    sources = {path for path in there if path.suffix == ".py"}
+    assert there - compiled - sources - data == set()
