@@ -188,7 +188,8 @@ def verdicts_of(suite: type[Suite], context: Context) -> Iterator[Verdict]:
     try:
         yield from suite().run(context)
     except NoAnswer as error:
-        key = (suite.name, error.status) if error.status != "not-compared" else ()
+        without_key = ("not-compared", "not-applicable")
+        key = () if error.status in without_key else (suite.name, error.status)
         yield context.verdict(suite.name, error.status, error.summary, error.detail, key)
     except EngineError as error:
         yield context.verdict(suite.name, "not-compared", str(error))

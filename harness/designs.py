@@ -144,7 +144,7 @@ def norm_of_sum(
     wide = x.astype(np.float64)
     mean = sums_of_squares(x, lanes, fused)[:, None] / x.shape[-1]
     out = (wide / np.sqrt(mean + eps) * weight).astype(np.float32)
-    return out, tolerances.rms_norm(out)
+    return out, tolerances.rms_norm(x, out)
 
 
 def sums_of_squares(x: F32, lanes: int, fused: bool) -> F32:

@@ -20,6 +20,7 @@ from engine.quants.base import F32
 from engine.trace import SITES
 from engine.weights import Weight
 from harness import tolerances
+from harness.comparable import incomparable
 from harness.compare import mismatch_between, worst_distance
 from harness.designs import (
     PER_EXPERT,
@@ -58,6 +59,7 @@ class SiteFinding:
     at_fault: str  # "", "subject", "oracle" or "both"
     outputs: tuple[int, ...] = ()  # indices along the last axis that are out of bound
     sees: float = math.inf  # a scale of the whole result that is off by this share must show
+    compared: int = 1  # elements that are a number on some side, and have a limit
 
 
 class Judge(Mirror):
@@ -145,6 +147,8 @@ class Judge(Mirror):
         bound: Bound,
         others: Iterable[Other],
     ) -> SiteFinding:
+        allowed = np.broadcast_to(np.asarray(bound.allowed), truth.shape)
+        oracle, subject = (where_limited(truth, value, allowed) for value in (oracle, subject))
         oracle_off = mismatch_between(truth, oracle, bound.allowed)  # in shape, or in value
         mismatch = mismatch_between(oracle, subject, np.multiply(2, bound.allowed))
         at_fault = ""
@@ -157,19 +161,19 @@ class Judge(Mirror):
             }.get((oracle_off is not None, subject_off), "")
         if not at_fault:
             mismatch = None
-        allowed = np.broadcast_to(np.asarray(bound.allowed), truth.shape)
         return SiteFinding(
             site=site,
             op=SITES[site.name].op,
             err_local=worst_distance(oracle, subject) if subject is not None else float("inf"),
             err_oracle=worst_distance(truth, oracle),
-            allowed=float(allowed.max()) if allowed.size else 0.0,
+            allowed=float(allowed.max(initial=0.0, where=np.isfinite(allowed))),
             reason=bound.reason,
             size=float(np.abs(oracle).max()) if oracle.size else 0.0,
             mismatch=mismatch or oracle_off,
             at_fault=at_fault,
             outputs=affected(truth, subject if at_fault == "subject" else oracle, allowed),
             sees=smallest_scale_error(truth, allowed),
+            compared=elements_compared(truth, oracle, allowed),
         )
 
     # --- the ops, each with its bound --------------------------------------------------------
@@ -202,7 +206,7 @@ class Judge(Mirror):
 
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
         out = super().rms_norm(x, weight, eps)
-        self.bound = tolerances.rms_norm(out)
+        self.bound = tolerances.rms_norm(x, out)
         self.others = norms_of_float32_sums(x, weight, eps)
         return out
 
@@ -273,6 +277,21 @@ def conforms(
     if mismatch_between(truth, subject, bound.allowed) is None:
         return True
     return any(agrees(other, subject) for other in others)
+
+
+def elements_compared(
+    truth: NDArray[Any], oracle: NDArray[Any], allowed: NDArray[np.float64]
+) -> int:
+    if oracle.shape != truth.shape:
+        return 0
+    return truth.size - incomparable(truth, oracle, allowed).total
+
+
+def where_limited(truth: NDArray[Any], value: Any, allowed: NDArray[np.float64]) -> Any:
+    """The value, and the truth where there is no limit to hold it to."""
+    if value is None or value.shape != truth.shape or np.isfinite(allowed).all():
+        return value
+    return np.where(np.isfinite(allowed), value, truth)
 
 
 def affected(

@@ -18,7 +18,7 @@ from harness.compare import largest, mismatch_between, worst_distance
 from harness.designs import PER_EXPERT
 from harness.judge import Judge, SiteFinding
 from harness.records import Evaluation, Request, Site, Trace
-from harness.suites.base import Context
+from harness.suites.base import Context, NoAnswer
 from harness.tolerances import Bound, whole_run
 
 Values = dict[Site, NDArray[Any]]
@@ -60,7 +60,7 @@ class Findings:
     @property
     def rest(self) -> str:
         """What is not wrong, in words."""
-        fine = len(self.all) - len(self.guilty)
+        fine = sum(f.mismatch is None and f.compared > 0 for f in self.all)
         return f"on the oracle's inputs {fine} of {len(self.all)} ops agree"
 
     def weight_of(self, finding: SiteFinding) -> str:
@@ -91,6 +91,7 @@ def inputs_of(site: Site, n_layer: int) -> list[Site]:
 
 
 def locate(context: Context) -> Findings:
+    check_shows(context)
     oracle = trace_of(context.oracle_run).values()
     context.progress("the subject's own run")
     free = trace_of(
@@ -102,6 +103,12 @@ def locate(context: Context) -> Findings:
     local = trace_of(context.ask(context.subject, "evaluate", request)).values()
     context.progress("judging every op")
     return judged(context, context.batches, oracle, local, replace, errors_between(oracle, free))
+
+
+def check_shows(context: Context) -> None:
+    """Raises NoAnswer for a subject that says that it shows no tensors at all."""
+    if context.subject_info.shows == ():
+        raise NoAnswer("not-applicable", f"{context.subject.name} does not show tensors", {})
 
 
 def errors_between(oracle: Values, subject: Values) -> dict[Site, float]:

@@ -17,6 +17,7 @@ from engine.quants.base import F32
 
 U = 2.0**-24
 SMALLEST = 2.0**-126  # below it float32 is subnormal, and vector code may flush to zero
+LARGEST = float(np.finfo(np.float32).max)
 TRUTH = 1  # the truth is rounded once on its way out
 
 
@@ -27,6 +28,15 @@ class Bound:
 
 
 EXACT = Bound(0.0, "a copy, or one correctly rounded float32 operation: every bit is determined")
+
+
+def in_range(allowed: F64, size: F64) -> F64:
+    """What is allowed, without a limit where the size of a step is beyond float32, or is NaN.
+
+    There honest engines part: one overflows, another computes in double, a third clamps.
+    """
+    limited: F64 = np.where(size <= LARGEST, allowed, np.inf)
+    return limited
 
 
 def product(
@@ -50,14 +60,16 @@ def product(
         reason = f"{most.max(initial=0)} products summed in float32 in {lanes} lanes"
     reason += f", {roundings.max(initial=0)} roundings"
     allowed = roundings * U * size + TRUTH * U * np.abs(out) + terms * SMALLEST
-    return Bound(allowed, reason)
+    return Bound(in_range(allowed, size), reason)
 
 
-def rms_norm(out: F32) -> Bound:
+def rms_norm(x: F32, out: F32) -> Bound:
     """Squares, mean, eps (half of them through the root), root, reciprocal, two products."""
     roundings = 6 + TRUTH
+    squares = np.square(x, dtype=np.float64).sum(axis=-1, keepdims=True)
+    allowed = roundings * U * np.abs(out, dtype=np.float64) + SMALLEST
     return Bound(
-        roundings * U * np.abs(out, dtype=np.float64) + SMALLEST,
+        in_range(allowed, np.maximum(squares, np.abs(out))),
         f"squares in float32, their sum in double: {roundings} roundings",
     )
 
@@ -66,7 +78,7 @@ def rope(size: F64) -> Bound:
     """size: |x0 * cos| + |x1 * sin| for each element."""
     roundings = 4 + TRUTH
     return Bound(
-        roundings * U * size + SMALLEST,
+        in_range(roundings * U * size + SMALLEST, size),
         f"cosine, sine, two products and their sum: {roundings} roundings (the angle's own "
         "float32 recursion is mirrored)",
     )
@@ -86,16 +98,18 @@ def soft_max(x: F32, out: F32, scale: float, visible: Bools | None) -> Bound:
     top = np.where(np.isfinite(top), top, 0.0)
     each = U * (2 * s + 2 * top + 4)
     common = (each * out).sum(axis=-1, keepdims=True) + (4 + 2 + TRUTH) * U
+    allowed = np.abs(out, dtype=np.float64) * (each + common) + SMALLEST
     return Bound(
-        np.abs(out, dtype=np.float64) * (each + common) + SMALLEST,
+        in_range(allowed, s.max(axis=-1, keepdims=True)),
         "exponent rounded three times, exp to 2 ulp, sum over 16 lanes, reciprocal and product",
     )
 
 
 def swiglu(out: F32, up: F32) -> Bound:
     roundings = 8 + TRUTH
+    allowed = roundings * U * np.abs(out, dtype=np.float64) + 2.0**-120 * np.abs(up)
     return Bound(
-        roundings * U * np.abs(out, dtype=np.float64) + 2.0**-120 * np.abs(up),
+        in_range(allowed, np.abs(out, dtype=np.float64)),
         f"exp to 2 ulp, sum, division, product: {roundings} roundings",
     )
 
@@ -137,15 +151,17 @@ def sum_experts(size: F64, out: F32, used: int) -> Bound:
 
 def normalise(out: F32) -> Bound:
     roundings = out.shape[-1] + 1 + TRUTH
+    size = np.abs(out, dtype=np.float64)
     return Bound(
-        roundings * U * np.abs(out, dtype=np.float64),
+        in_range(roundings * U * size, size),
         f"a sum of {out.shape[-1]} weights and a division: {roundings} roundings",
     )
 
 
 def flash_attn(out: F32, radius: NDArray[np.float64]) -> Bound:
+    size = np.abs(out, dtype=np.float64)
     return Bound(
-        radius + TRUTH * U * np.abs(out, dtype=np.float64) + SMALLEST,
+        in_range(radius + TRUTH * U * size + SMALLEST, size),
         "running bound through the mirrored online softmax (engine/ops/flash_mirror.py)",
     )
 

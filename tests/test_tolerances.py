@@ -172,13 +172,13 @@ def test_rms_norm_covers_float32_and_no_small_fault(seed: int, width: int) -> No
     out = ops.rms_norm(x, weight, eps)
     mean = (x * x).astype(np.float64).mean(axis=-1, keepdims=True).astype(np.float32)
     honest = x * (np.float32(1) / np.sqrt(mean + np.float32(eps))) * weight
-    truth, bound = out.astype(np.float64), tolerances.rms_norm(out)
+    truth, bound = out.astype(np.float64), tolerances.rms_norm(x, out)
     assert covers(bound, truth, honest)
     assert not covers(bound, truth, scaled(truth))
     small = (x * np.float32(1e-2)).astype(np.float32)
     truth = ops.rms_norm(small, weight, 1e-5).astype(np.float64)
     other_eps = ops.rms_norm(small, weight, 1e-6)
-    assert not covers(tolerances.rms_norm(truth.astype(np.float32)), truth, other_eps)
+    assert not covers(tolerances.rms_norm(small, truth.astype(np.float32)), truth, other_eps)
 
 
 @slice_of_cases
@@ -289,7 +289,7 @@ def test_a_whole_run_gets_two_noise_floors_and_no_more() -> None:
         tolerances.EXACT,
         tolerances.product(np.ones(2), np.ones(2, np.float32), 64, 16, 1),
         tolerances.product(np.ones(2), np.ones(2, np.float32), 64, 16, 32),
-        tolerances.rms_norm(np.ones(2, np.float32)),
+        tolerances.rms_norm(np.ones(2, np.float32), np.ones(2, np.float32)),
         tolerances.rope(np.ones(2)),
         tolerances.soft_max(np.ones((1, 2), np.float32), np.ones((1, 2), np.float32), 1.0, None),
         tolerances.swiglu(np.ones(2, np.float32), np.ones(2, np.float32)),

@@ -21,9 +21,9 @@ from engine.ops.ggml.base import (
     layout,
     rounding_of,
 )
+from harness.comparable import incomparable
 from harness.compare import mismatch_between
 from harness.records import Mismatch
-from harness.shadow.comparable import incomparable
 
 # what a node raises whose shapes, types or parameters do not go together: an engine may lie
 SENSELESS = (ArithmeticError, AssertionError, LookupError, MemoryError, TypeError, ValueError)

@@ -15,7 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.trace import SITES
-from harness.locate import Findings, Values, errors_between, judged, replaceable, trace_of
+from harness.locate import (
+    Findings,
+    Values,
+    check_shows,
+    errors_between,
+    judged,
+    replaceable,
+    trace_of,
+)
 from harness.records import Evaluation, Request, Verdict
 from harness.report.text import explain_finding
 from harness.suites.base import Context, Suite
@@ -50,9 +58,9 @@ class Products(Suite, name="products"):
 
 def rest(context: Context, found: Findings) -> Verdict:
     """What agrees, and how small a fault would have shown."""
-    fine = [f for f in found.all if f.mismatch is None]
+    fine = [f for f in found.all if f.mismatch is None and f.compared]
     shown = [f.sees for f in fine if math.isfinite(f.sees)]
-    if not shown and not found.guilty:
+    if not shown and not found.guilty:  # the empty ones are named already
         text = "the products of what was kept of their inputs are zero throughout"
         return context.verdict("products", "not-compared", text)
     text = f"{len(fine)} of {len(found.all)} products agree on nearly empty inputs"
@@ -66,6 +74,7 @@ def rest(context: Context, found: Findings) -> Verdict:
 
 def on_sparse_inputs(context: Context) -> Findings:
     """The products of the prompt, each on the sparse inputs that both engines were given."""
+    check_shows(context)
     batches = context.batches[:1]
     given = sparse(trace_of(context.oracle_run).values(), context.seed)
     context.progress("products on nearly empty inputs")

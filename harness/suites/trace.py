@@ -23,7 +23,7 @@ class Trace(Suite, name="trace"):
                 key=("trace", finding.at_fault, finding.op, finding.site.name),
             )
         yield from left_out(context, "trace", found)
-        fine = [f for f in found.all if f.mismatch is None]
+        fine = [f for f in found.all if f.mismatch is None and f.compared]
         if not fine:
             return
         tightest = max(fine, key=lambda f: f.err_oracle / f.allowed if f.allowed else 0.0)
@@ -40,8 +40,10 @@ def left_out(context: Context, suite: str, found: Findings) -> Iterator[Verdict]
     """What an engine shows not at all, or on inputs that the other does not have: nobody is
     accused of it."""
     who, oracle = context.subject.name, context.oracle.name
+    empty = [f.site for f in found.all if f.mismatch is None and not f.compared]
     reasons: tuple[tuple[Status, Sequence[Site], str], ...] = (
         ("not-compared", found.not_shown, f"{oracle} does not show these, or what they read:"),
+        ("not-compared", empty, "every element is NaN on both sides, or beyond float32's range:"),
         ("not-applicable", found.hidden, f"{who} does not show"),
         ("not-applicable", found.not_given, f"the oracle's values cannot be put in before {who}'s"),
     )

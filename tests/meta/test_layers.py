@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("engine",),
     ("harness", "harness.records"),  # the package itself is empty
     (
+        "harness.comparable",
         "harness.compare",
         "harness.tolerances",
         "harness.gguf_writer",
