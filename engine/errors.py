@@ -4,6 +4,7 @@ EngineError
 ├── MalformedFile     the bytes break the GGUF rules
 ├── InvalidModel      the file is legal GGUF, but not a model that makes sense
 └── Unsupported       the file is legal, but we do not implement what it asks for
+    └── NotInModel    what was asked for is nothing that this model has, such as logits of a BERT
 """
 
 
@@ -33,3 +34,7 @@ class InvalidModel(EngineError):
 
 class Unsupported(EngineError):
     """The file is legal, but the engine does not implement what it asks for."""
+
+
+class NotInModel(Unsupported):
+    """The model has no such thing: no engine can be asked for it."""

@@ -32,7 +32,7 @@ from golden.suites import files
 from golden.suites.base import Asked, Golden, Source, Vectors
 from golden.suites.dequant import types
 from golden.suites.dot import types_with_products
-from harness.check import vocabulary_kind
+from harness.facts import facts_of_model
 from harness.records import EXACT
 from harness.report.header import sha256_of
 from harness.runner import Runner
@@ -189,8 +189,8 @@ def of_builtin(oracle: str, progress: Progress) -> Iterator[Made]:
 def of_file(old: Sequence[Entry], path: Path, oracle: str, progress: Progress) -> Iterator[Made]:
     try:
         with GgufFile.open(path) as file:
-            tokens = vocabulary_kind(file) not in ("no_vocab", "none", "")
             weights = bool(file.tensors)
+        tokens = facts_of_model(path).has_vocabulary
         row = model_row(name_of(old, path), path, None)
     except EngineError as error:
         raise BrokenGolden(f"{path}: {error}") from error

@@ -7,15 +7,25 @@ from pathlib import Path
 
 from engine.errors import EngineError, Unsupported
 from engine.gguf_file import GgufFile
-from engine.model import architecture_of
+from engine.ops.ggml.base import Build
 from engine.registry import import_members
 from engine.tokenizers.base import tokenizer_of
 from harness.adapters import split_version
 from harness.environments import provide
+from harness.facts import ModelFacts, facts_of_model
+from harness.honest_runs import AlongLlamaCpp, AlongOurGraph
 from harness.records import BOTH, Answered, EngineInfo, Settings, Verdict
 from harness.runner import Runner, Session
-from harness.suites.base import STEPS_TRACED, Context, NoAnswer, Suite, no_answer
+from harness.suites.base import (
+    STEPS_TRACED,
+    Context,
+    HonestRuns,
+    NoAnswer,
+    Suite,
+    no_answer,
+)
 
+REFERENCE, REPLAY = "reference", "replay"  # the second takes the first's place, see open_plan
 CELLS = 256  # llama.cpp's granule of the cache
 
 
@@ -49,34 +59,24 @@ def suites_named(names: Sequence[str]) -> list[type[Suite]]:
     return sorted(set(chosen), key=lambda suite: suite.order)
 
 
-def preflight(plan: Plan) -> bool:
-    """Can both files be checked at all? Says whether there is a vocabulary."""
-    has_vocabulary = True
-    named = [suite.name for suite in suites_named(plan.suites) if suite.needs_vocabulary]
+def preflight(plan: Plan) -> ModelFacts:
+    """Can both files be checked at all? What the oracle's says of itself.
+
+    A broken vocabulary is refused by the key that is wrong, if a suite needs it.
+    """
+    suites = suites_named(plan.suites)
+    found = {}
     for path in dict.fromkeys((plan.model, plan.subject_model)):
         try:
-            with GgufFile.open(path) as file:
-                architecture_of(file)(file)
-                has_vocabulary &= vocabulary_kind(file) not in ("no_vocab", "none", "")
-                if named and has_vocabulary:
-                    tokenizer_of(file.metadata)  # a broken one is refused by the key that is wrong
+            found[path] = facts = facts_of_model(path)
+            if facts.has_vocabulary and any(suite.name == "tokens" for suite in suites):
+                with GgufFile.open(path) as file:
+                    tokenizer_of(file.metadata)
         except EngineError as error:
             raise BadInput(f"{path}: {error}") from error
         except OSError as error:
             raise BadInput(f"{path}: {error.strerror or error}") from error
-    if named and not has_vocabulary:
-        others = [s.name for s in suites_named(()) if not s.needs_vocabulary]
-        choice = " ".join(f"--suite {name}" for name in others)
-        raise BadInput(
-            f"{plan.model}: the model has no vocabulary, which {', '.join(named)} needs; "
-            f"without: {choice} (a vocabulary has a kind, tokenizer.ggml.model)"
-        )
-    return has_vocabulary
-
-
-def vocabulary_kind(file: GgufFile) -> str:
-    value = file.metadata.get("tokenizer.ggml.model")
-    return str(value.data) if value is not None else ""
+    return found[plan.model]
 
 
 def settings_for(plan: Plan) -> Settings:
@@ -115,17 +115,19 @@ class Opened:
 
 
 def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
-    has_vocabulary = preflight(plan)
+    facts = preflight(plan)
+    replayed = plan.engine == REFERENCE and facts.no_graph and not facts.no_run
+    engine = REPLAY if replayed else plan.engine  # llama.cpp's graph where we have none
     runner = Runner(time_limit=plan.time_limit, memory_limit=plan.memory_limit)
     settings = settings_for(plan)
     try:
-        for name in (plan.oracle, plan.engine):
+        for name in (plan.oracle, engine):
             provide(name, progress)
         oracle = runner.open(plan.oracle, plan.model, settings)
         progress(f"starting {plan.oracle}")
         build = described(oracle)
         settings = replace(settings, generic=build.generic)  # so that both round activations alike
-        subject = runner.open(plan.engine, plan.subject_model, settings)
+        subject = runner.open(engine, plan.subject_model, settings)
     except Unsupported as error:
         raise BadInput(str(error)) from error
     if not is_compiled("mirror", flash_attn=settings.flash_attn):
@@ -143,13 +145,22 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
             n_tokens=plan.n_tokens,
             n_steps=plan.n_steps,
             seed=plan.seed,
-            has_vocabulary=has_vocabulary,
+            facts=facts,
+            make_honest=honest_runs,
             lanes=lanes_of(build.build),
             repro=lambda suite: f"lockstep check {plan.command} --suite {suite}",
             progress=progress,
         ),
         engines=(build, subject_info),
     )
+
+
+def honest_runs(context: Context) -> HonestRuns:
+    s = context.settings
+    if not context.facts.no_graph:
+        return AlongOurGraph(model=context.reading, settings=s, lanes=context.lanes)
+    build = Build(lanes=context.lanes, n_threads=s.n_threads, generic=s.generic)
+    return AlongLlamaCpp(oracle=context.oracle, path=context.model, build=build)
 
 
 def is_compiled(ops: str, *, flash_attn: bool) -> bool:
@@ -185,6 +196,9 @@ def run_suites(context: Context, names: Sequence[str]) -> Iterator[Verdict]:
 
 def verdicts_of(suite: type[Suite], context: Context) -> Iterator[Verdict]:
     """What an engine leaves unanswered is one as well, and so is a defect of ours."""
+    if reason := suite().inapplicable(context.facts):
+        yield context.verdict(suite.name, "not-applicable", reason)
+        return
     try:
         yield from suite().run(context)
     except NoAnswer as error:

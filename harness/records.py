@@ -197,6 +197,7 @@ class Unanswerable:
     """The engine does not offer this question (`Unsupported` in a report)."""
 
     message: str
+    of_model: bool = False  # nobody can answer: the model has no such thing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

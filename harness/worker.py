@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.errors import EngineError, Unsupported
+from engine.errors import EngineError, NotInModel, Unsupported
 from harness.adapters import adapter_class
 from harness.adapters.base import Adapter
 from harness.wire import Channel, Closed, WireError
@@ -81,10 +81,11 @@ def deliver(channel: Channel, answer: Mapping[str, Any]) -> None:
         channel.send(failure(error))
 
 
-def failure(error: Exception) -> dict[str, str]:
+def failure(error: Exception) -> dict[str, Any]:
     """What an exception says about the engine that raised it."""
     if isinstance(error, Unsupported):
-        return {"kind": "unanswerable", "message": str(error)}
+        of_model = isinstance(error, NotInModel)
+        return {"kind": "unanswerable", "message": str(error), "of_model": of_model}
     if isinstance(error, WireError):
         return {"kind": "malformed", "message": str(error)}
     if isinstance(error, EngineError):

@@ -22,6 +22,7 @@ from harness.check import (
     settings_for,
     suites_named,
 )
+from harness.gguf_writer import gguf_bytes
 from harness.records import (
     DEFAULT,
     EXACT,
@@ -36,7 +37,8 @@ from harness.records import (
 )
 from harness.runner import LocalSession
 from harness.suites.base import Context, Suite
-from tests.models import builtin, with_changed_weight, written
+from harness.synth.llama import LlamaRecipe, metadata
+from tests.models import builtin, with_changed_weight, with_metadata, written
 
 SUITES = ("metadata", "tokens", "dequant", "logits", "decode", "trace", "products")
 
@@ -231,17 +233,50 @@ def test_an_unknown_suite_lists_the_known_ones() -> None:
 
 
 def test_a_model_with_a_vocabulary_is_known_as_one(model: Path, tmp_path: Path) -> None:
-    assert preflight(plan_for(model)) is True
+    assert preflight(plan_for(model)).has_vocabulary
     silent = written(tmp_path, "silent.gguf", vocabulary=False)
-    assert preflight(plan_for(silent, suites=("logits", "trace"))) is False
+    assert not preflight(plan_for(silent)).has_vocabulary
 
 
-def test_a_model_without_a_vocabulary_is_checked_if_only_that_is_asked(tmp_path: Path) -> None:
+def test_a_model_without_a_vocabulary_is_checked_on_seeded_ids(tmp_path: Path) -> None:
     silent = written(tmp_path, "silent.gguf", vocabulary=False)
-    with pytest.raises(BadInput, match=r"no vocabulary, which tokens needs; .*--suite logits"):
-        preflight(plan_for(silent))
-    rest = tuple(name for name in SUITES if name != "tokens")
-    assert exit_code(verdicts_of(plan_for(silent, suites=rest))) == 0
+    found = verdicts_of(plan_for(silent))
+    (tokens,) = (v for v in found if v.suite == "tokens")
+    assert (tokens.status, tokens.summary) == ("not-applicable", "the file has no vocabulary")
+    assert exit_code(found) == 0
+    assert {v.suite for v in found if v.status == "agreed"} == {*SUITES} - {"tokens"}
+
+
+def test_where_only_what_does_not_apply_was_asked_nothing_conforms(tmp_path: Path) -> None:
+    silent = written(tmp_path, "silent.gguf", vocabulary=False)
+    assert exit_code(verdicts_of(plan_for(silent, suites=("tokens",)))) == 3
+
+
+def test_a_file_without_tensors_is_compared_in_what_it_holds(tmp_path: Path) -> None:
+    path = tmp_path / "vocabulary.gguf"
+    path.write_bytes(gguf_bytes(metadata(LlamaRecipe()), []))
+    found = verdicts_of(plan_for(path))
+    assert {v.suite for v in found if v.status == "agreed"} == {"metadata", "tokens"}
+    left_out = {v.suite: v.summary for v in found if v.status == "not-applicable"}
+    assert set(left_out) == {*SUITES, "shadow"} - {"metadata", "tokens"}
+    assert set(left_out.values()) == {"the file holds no tensors"}
+    assert exit_code(found) == 0
+
+
+def test_a_model_without_a_graph_of_ours_is_not_refused(tmp_path: Path) -> None:
+    path = with_metadata(tmp_path / "other.gguf", LlamaRecipe(), general__architecture=("STR", "x"))
+    facts = preflight(plan_for(path))
+    assert facts.no_graph == "our engine has no graph of x (it has: llama)"
+    assert facts.no_run == ""
+    plan = plan_for(path, engine="fast", suites=("metadata", "tokens", "dequant", "trace"))
+    found = verdicts_of(plan)
+    assert [v.suite for v in found if v.status == "not-applicable"] == ["trace"]
+    assert exit_code(found) == 0
+
+
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    path = with_metadata(tmp_path / "lora.gguf", LlamaRecipe(), general__type=("STR", "adapter"))
+    assert preflight(plan_for(path)).no_run == "the file is of type 'adapter', no model"
 
 
 def test_the_subjects_file_is_looked_at_too(model: Path, tmp_path: Path) -> None:

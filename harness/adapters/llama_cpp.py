@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.batch import Batch
-from engine.errors import EngineError, Unsupported
+from engine.errors import EngineError, NotInModel, Unsupported
 from engine.ops.ggml.base import Node
 from harness.adapters import _llama_cpp_gguf as gguf
 from harness.adapters import _llama_cpp_op as single_op
@@ -250,7 +250,7 @@ class LlamaCpp(Adapter, name="llama.cpp"):
         context.decode(Batch.of([0]))
         if not kind.logits:
             name = context.model.metadata("general.architecture")
-            raise Unsupported(f"the model ({name}) has no logits, so there is no next token")
+            raise NotInModel(f"the model ({name}) has no logits, so there is no next token")
         wrong = kind.plain if self.settings.flash_attn else kind.flash
         if wrong:
             asked = "on" if self.settings.flash_attn else "off"

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.batch import Batch
-from engine.errors import EngineError, InvalidModel, Unsupported
+from engine.errors import EngineError, InvalidModel, NotInModel, Unsupported
 from engine.ops.ggml.base import Build
 from engine.quants.base import F32
 from harness.adapters.reference import Reference
@@ -50,6 +50,7 @@ class ReplayEngine(Reference, name="replay"):
             version=super().describe().version,
             build="it replays llama.cpp's graph, so a wrong graph cannot be found by it",
             settings=self.settings,
+            shows=(),  # of engine.trace's sites: its nodes have llama.cpp's names
         )
 
     def evaluate(self, request: Request) -> Evaluation:
@@ -134,7 +135,7 @@ class ReplayEngine(Reference, name="replay"):
         """Raises Unsupported for a model without any, or with a node that cannot be computed."""
         if not program.has_logits:
             last = program.graphs[-1].output.name
-            raise Unsupported(f"the model has no logits: its graph ends in {last!r}")
+            raise NotInModel(f"the model has no logits: its graph ends in {last!r}")
         found: Replayed = replay(program, self.file, self.build_of(), trace=trace, values=values)
         if found.missing:
             raise Unsupported(f"{self.name} does not compute {found.missing[0]}")

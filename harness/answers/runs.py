@@ -30,7 +30,8 @@ from harness.records import (
 
 OUTSIDE = ("embd", "result_norm", "result_output")  # sites of no layer
 STEP = {"code", "pos", "ubatches", "slots", "order", "logits"}
-WIDTHS = {"ne": 4, "nb": 4, "params": 16, "name": 64, "weight": 64}  # of columns; others are flat
+# of columns; others are flat
+WIDTHS = {"ne": 4, "nb": 4, "params": 16, "name": 64, "weight": 64, "root_name": 64}
 
 
 def check_evaluate(value: Any, facts: Facts, request: Request) -> None:

@@ -107,7 +107,7 @@ class Terminal:
 
     def verdict(self, verdict: Verdict) -> None:
         """Say at once what is not well; what agrees is counted in the table."""
-        if verdict.status == "agreed" or self.quiet:
+        if verdict.status in ("agreed", "not-applicable") or self.quiet:
             return
         self.err.print(
             f"{MARKS[verdict.status]}: {printable(verdict.case)} {verdict.suite}: "
@@ -147,6 +147,8 @@ class Terminal:
             self.out.print(f"\n{printable(explain(same[0]), keep=chr(10))}{more_like(same)}")
         if len(folded) > SHOWN:
             self.out.print(f"\n{len(folded) - SHOWN} more kinds of divergence are in the report")
+        for line in not_applicable(result):
+            self.out.print(f"\n{printable(line)}")
         ending = f"{ENDINGS[result.code]}{reach_of(result)} in {result.seconds:.1f} s"
         self.out.print(f"\n{printable(ending)}; report: {result.folder}/report.jsonl")
 
@@ -234,10 +236,23 @@ def fold(verdicts: Sequence[Verdict]) -> list[list[Verdict]]:
     """Those that are not well, grouped by cause."""
     groups: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
-        if verdict.status not in ("agreed", "excused"):
+        if verdict.status not in ("agreed", "excused", "not-applicable"):
             key = verdict.key or f"{verdict.suite}/{verdict.summary}"
             groups.setdefault(key, []).append(verdict)
     return list(groups.values())
+
+
+def not_applicable(result: "RunResult") -> list[str]:
+    """A line for each reason, with the suites that it holds for; and whose graph was replayed."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for verdict in result.verdicts:
+        if verdict.status == "not-applicable":
+            reasons.setdefault((verdict.case, verdict.summary), []).append(verdict.suite)
+    lines = [
+        f"{case}: {', '.join(dict.fromkeys(suites))} not applicable: {reason}"
+        for (case, reason), suites in reasons.items()
+    ]
+    return lines + [f"{e.engine}: {e.build}" for e in result.engines if e.engine == "replay"]
 
 
 def more_like(same: Sequence[Verdict]) -> str:

@@ -4,18 +4,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.random import Philox
 
 from engine.batch import Batch
+from engine.gguf_file import GgufFile
 from engine.model import Model
 from engine.ops.mirror import Mirror
-from engine.ops.reference import Reference
 from engine.quants.base import F32
 from engine.registry import Registered
-from harness.noise import MORE_RUNS, NoiseFloor, noise_floor, run
+from harness.facts import ModelFacts
+from harness.noise import MORE_RUNS, RUNS, NoiseFloor
 from harness.records import (
     Answered,
     Crashed,
@@ -44,6 +45,16 @@ class NoAnswer(Exception):
         self.status, self.summary, self.detail = status, summary, detail
 
 
+class HonestRuns(Protocol):
+    """Our own runs of the oracle's file: harness.honest_runs has two kinds."""
+
+    def floor(self, batches: Sequence[Batch], *, seed: int, runs: int) -> NoiseFloor:
+        """One run without errors, and the worst of so many with."""
+
+    def logits(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
+        """(outputs, vocabulary) each: as llama.cpp rounds, and in float64 without conversions."""
+
+
 @dataclass(kw_only=True)
 class Context:
     """One model, one preset, two engines in their roles."""
@@ -58,15 +69,23 @@ class Context:
     n_tokens: int
     n_steps: int
     seed: int
-    has_vocabulary: bool
+    facts: ModelFacts  # of the oracle's file
+    make_honest: Callable[["Context"], HonestRuns]
     lanes: int  # partial sums in the oracle's vector code
     repro: Callable[[str], str]  # suite -> the command that shows it again
     progress: Callable[[str], None] = field(default=lambda _: None)
     noise_measured: tuple[Sequence[Batch], float] | None = None  # see `noise_on`
 
     @cached_property
+    def file(self) -> GgufFile:
+        """The oracle's."""
+        return GgufFile.open(self.model)
+
+    @cached_property
     def reading(self) -> Model:
-        """The oracle's file in our engine: for truths, and facts such as the vocabulary's size."""
+        """The oracle's file in our engine. Raises NoAnswer where it has no graph for it."""
+        if self.facts.no_graph:
+            raise NoAnswer("not-applicable", self.facts.no_graph, {})
         s = self.settings
         return Model(
             self.model,
@@ -79,9 +98,15 @@ class Context:
         )
 
     @cached_property
+    def honest(self) -> HonestRuns:
+        return self.make_honest(self)
+
+    @cached_property
     def tokens(self) -> list[int]:
         """Seeded ids from all over the vocabulary: text would only reach the common ones."""
-        n_vocab = self.reading.graph.hparams.n_vocab
+        n_vocab = self.facts.n_vocab
+        if not n_vocab:
+            raise NoAnswer("not-compared", "how many tokens there are is not in the file", {})
         raw = Philox(key=self.seed).random_raw(self.n_tokens + STEPS_TRACED)
         return [int(r >> np.uint64(33)) % n_vocab for r in raw]
 
@@ -103,33 +128,33 @@ class Context:
     @cached_property
     def noise(self) -> NoiseFloor:
         self.progress("measuring the noise of honest runs")
-        return noise_floor(
-            self.reading, self.batches, self.settings, lanes=self.lanes, seed=self.seed
-        )
+        return self.honest.floor(self.batches, seed=self.seed, runs=RUNS)
 
     def noise_on(self, batches: Sequence[Batch]) -> float:
         """The relative noise on these very batches, from more runs: asked before blaming anyone."""
         if self.noise_measured is None or self.noise_measured[0] is not batches:
             self.progress("a difference: measuring the noise of more honest runs")
-            more = noise_floor(
-                self.reading,
-                batches,
-                self.settings,
-                lanes=self.lanes,
-                seed=self.seed + MORE_RUNS,
-                runs=MORE_RUNS,
-            )
+            more = self.honest.floor(batches, seed=self.seed + MORE_RUNS, runs=MORE_RUNS)
             self.noise_measured = (batches, max(more.relative, self.noise.relative))
         return self.noise_measured[1]
 
     def honest_runs(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
-        """Logits of the oracle's file by our engine, (outputs, vocabulary) each: with llama.cpp's
+        """Logits of the oracle's file by our ops, (outputs, vocabulary) each: with llama.cpp's
         conversions of activations, and in float64 without any."""
         self.progress("a difference: our own runs say which engine is wrong")
-        s = self.settings
-        ways = Mirror(s.n_threads, s.n_ctx, s.generic), Reference()
-        mirror, plain = (np.concatenate(run(self.reading, batches, ops)) for ops in ways)
-        return mirror, plain
+        return self.honest.logits(batches)
+
+    def ask_both(self, question: str, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """The oracle's answer and the subject's. Where both refuse, nobody is blamed."""
+        outcomes = [e.ask(question, *args, **kwargs) for e in (self.oracle, self.subject)]
+        if all(isinstance(outcome, Rejected) for outcome in outcomes):
+            said = "; ".join(getattr(outcome, "message", "") for outcome in outcomes)
+            raise NoAnswer("not-compared", f"both engines refuse: {said}", {})
+        first, second = (
+            self.answer(engine, question, outcome)
+            for engine, outcome in zip((self.oracle, self.subject), outcomes, strict=True)
+        )
+        return first, second
 
     def ask(self, session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
         """The answer, or NoAnswer with what became of the question."""
@@ -160,8 +185,9 @@ class Context:
         )
 
     def close(self) -> None:
-        if "reading" in self.__dict__:
-            self.reading.close()
+        for name in ("reading", "file", "honest"):
+            if name in self.__dict__ and hasattr(self.__dict__[name], "close"):
+                self.__dict__[name].close()
 
 
 def no_answer(engine: str, question: str, outcome: Outcome) -> NoAnswer:
@@ -175,6 +201,8 @@ def no_answer(engine: str, question: str, outcome: Outcome) -> NoAnswer:
     if isinstance(outcome, Malformed):
         text = f"{engine} gave no proper answer to {question}: {outcome.message}"
         return NoAnswer("malformed", text, {"engine": engine, "question": question})
+    if isinstance(outcome, Unanswerable) and outcome.of_model:
+        return NoAnswer("not-applicable", outcome.message, {})
     if isinstance(outcome, Unanswerable):
         return NoAnswer("not-compared", f"{engine} cannot be asked: {outcome.message}", {})
     if isinstance(outcome, Rejected):
@@ -187,8 +215,11 @@ class Suite(Registered):
     """Asks both engines the same and compares the answers. `order` is the order of a run."""
 
     order: ClassVar[int]
-    needs_vocabulary: ClassVar[bool] = False
     of_oracle_alone: ClassVar[bool] = False  # the subject is not asked, and nothing said of it
+
+    def inapplicable(self, facts: ModelFacts) -> str:
+        """Why there is nothing to compare in a model like this; "" if there is."""
+        return ""
 
     def run(self, context: Context) -> Iterator[Verdict]:
         """One verdict for each thing compared, also for what turned out not to be comparable."""

@@ -8,7 +8,8 @@ import numpy as np
 from engine.batch import Batch
 from engine.quants.base import F32
 from harness.compare import largest
-from harness.records import Evaluation, Request, Verdict
+from harness.facts import ModelFacts
+from harness.records import Request, Verdict
 from harness.suites.base import Context, Suite
 from harness.suites.logits import compared
 from harness.tolerances import whole_run
@@ -19,21 +20,23 @@ PROMPT = b"Once upon a time"
 class Decode(Suite, name="decode"):
     order = 50
 
+    def inapplicable(self, facts: ModelFacts) -> str:
+        return facts.no_run
+
     def run(self, context: Context) -> Iterator[Verdict]:
         prompt = self.prompt(context)
         context.progress(f"generating {context.n_steps} tokens")
         free = context.ask(context.oracle, "greedy", prompt, context.n_steps)
         request = Request(batches=steps_of(prompt, free))
         context.progress(f"decoding {len(request.batches)} batches in both engines")
-        expected: Evaluation = context.ask(context.oracle, "evaluate", request)
-        actual: Evaluation = context.ask(context.subject, "evaluate", request)
+        expected, actual = context.ask_both("evaluate", request)
         yield compared(context, "decode", request.batches, expected, actual)
         subject = context.ask(context.subject, "greedy", prompt, context.n_steps)
         before = np.concatenate(expected.logits)[len(prompt) - 1 :]
         yield judged(context, request.batches, before, free, subject)
 
     def prompt(self, context: Context) -> list[int]:
-        if not context.has_vocabulary:
+        if not context.facts.has_vocabulary:
             return context.tokens[:4]
         ids: list[int] = context.ask(context.oracle, "tokenize", [PROMPT])[0]
         return ids or context.tokens[:4]  # a vocabulary may have no token for any of it

@@ -13,6 +13,7 @@ from engine.ggml_types import type_by_name
 from engine.gguf_file import GgufFile
 from harness.adapters.reference import summary_of
 from harness.compare import mismatch_between
+from harness.facts import ModelFacts
 from harness.records import FileSummary, TensorSummary, Verdict
 from harness.runner import Session
 from harness.suites.base import Context, NoAnswer, Suite
@@ -23,12 +24,13 @@ CHUNK = 1 << 22  # weights compared at a time
 class Dequant(Suite, name="dequant"):
     order = 30
 
+    def inapplicable(self, facts: ModelFacts) -> str:
+        return "" if facts.n_tensors else "the file holds no tensors"
+
     def run(self, context: Context) -> Iterator[Verdict]:
         """Every tensor that the oracle's file holds, whatever the engines say that it holds."""
         oracle = Side.of(context, context.oracle, context.model)
         subject = Side.of(context, context.subject, context.subject_model)
-        if not oracle.held:
-            yield context.verdict("dequant", "not-applicable", "the file holds no tensors")
         agreed: dict[str, list[int]] = {}
         for i, tensor in enumerate(oracle.held.values()):
             context.progress(f"weights {i + 1}/{len(oracle.held)}: {tensor.name}")

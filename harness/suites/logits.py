@@ -8,6 +8,7 @@ import numpy as np
 from engine.batch import Batch
 from engine.quants.base import F32
 from harness.compare import largest, mismatch_between, worst_distance
+from harness.facts import ModelFacts
 from harness.records import Evaluation, Mismatch, Request, Verdict
 from harness.suites.base import Context, Suite
 from harness.tolerances import Bound, whole_run
@@ -16,11 +17,13 @@ from harness.tolerances import Bound, whole_run
 class Logits(Suite, name="logits"):
     order = 40
 
+    def inapplicable(self, facts: ModelFacts) -> str:
+        return facts.no_run
+
     def run(self, context: Context) -> Iterator[Verdict]:
         request = Request(batches=context.batches)
         context.progress("logits of both engines")
-        expected: Evaluation = context.ask(context.oracle, "evaluate", request)
-        actual: Evaluation = context.ask(context.subject, "evaluate", request)
+        expected, actual = context.ask_both("evaluate", request)
         truth = np.concatenate(context.noise.logits)
         yield compared(context, "logits", context.batches, expected, actual, truth)
 

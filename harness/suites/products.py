@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.trace import SITES
+from harness.facts import ModelFacts
 from harness.locate import (
     Findings,
     Values,
@@ -40,6 +41,9 @@ INPUTS = {name for info in PRODUCTS.values() for name in info.inputs} - {"ffn_mo
 
 class Products(Suite, name="products"):
     order = 70
+
+    def inapplicable(self, facts: ModelFacts) -> str:
+        return facts.no_run or facts.no_graph
 
     def run(self, context: Context) -> Iterator[Verdict]:
         found = on_sparse_inputs(context)

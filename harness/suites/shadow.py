@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import Build
-from harness.records import Unanswerable, Verdict
+from harness.facts import ModelFacts
+from harness.records import Rejected, Unanswerable, Verdict
 from harness.shadow.judge import ShadowJudge
 from harness.shadow.nodes import capture
 from harness.shadow.verdicts import SUITE, all_seen, verdicts_of
@@ -14,6 +15,9 @@ from harness.suites.base import Context, Suite
 class Shadow(Suite, name=SUITE):
     order = 80
     of_oracle_alone = True
+
+    def inapplicable(self, facts: ModelFacts) -> str:
+        return facts.no_run
 
     def run(self, context: Context) -> Iterator[Verdict]:
         """It judges the oracle, so an oracle that shows no graph leaves nothing to do."""
@@ -25,6 +29,10 @@ class Shadow(Suite, name=SUITE):
             if isinstance(outcome, Unanswerable):
                 text = f"{context.oracle.name} shows no graph to recompute: {outcome.message}"
                 yield context.verdict(SUITE, "excused", text)
+                return
+            if isinstance(outcome, Rejected):
+                text = f"{context.oracle.name} refuses the model: {outcome.message}"
+                yield context.verdict(SUITE, "not-compared", text)
                 return
             context.answer(context.oracle, "capture", outcome)
             yield from verdicts_of(judge, lambda s, t, d, k: context.verdict(SUITE, s, t, d, k))

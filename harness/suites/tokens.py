@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from harness.facts import ModelFacts
 from harness.records import Answered, Crashed, Rejected, Verdict
 from harness.suites._originals import Original, originals_of
 from harness.suites.base import Context, Suite, no_answer
@@ -50,16 +51,18 @@ def some_tokens(n_vocab: int) -> list[int]:
 
 class Tokens(Suite, name="tokens"):
     order = 20
-    needs_vocabulary = True
+
+    def inapplicable(self, facts: ModelFacts) -> str:
+        return "" if facts.has_vocabulary else "the file has no vocabulary"
 
     def run(self, context: Context) -> Iterator[Verdict]:
-        known = originals_of(context.reading.file.metadata)
+        known = originals_of(context.file.metadata)
         for add, parse in itertools.product((True, False), repeat=2):
             flags = {"add_special": add, "parse_special": parse}
             yield self.encoded(context, flags, known)
         yield self.beyond(context)
         oracle_ids = context.ask(context.oracle, "tokenize", TEXTS)
-        n_vocab = context.reading.graph.hparams.n_vocab
+        n_vocab = context.facts.n_vocab
         rows = [*oracle_ids, *([token] for token in some_tokens(n_vocab))]
         for remove, unparse in itertools.product((True, False), repeat=2):
             flags = {"remove_special": remove, "unparse_special": unparse}
@@ -70,8 +73,7 @@ class Tokens(Suite, name="tokens"):
     ) -> Verdict:
         """Texts on which llama.cpp is known to differ from the original are asked as well."""
         texts = [*TEXTS, *MORE_TEXTS, *(each.text for each in known)]
-        expected = context.ask(context.oracle, "tokenize", texts, **flags)
-        actual = context.ask(context.subject, "tokenize", texts, **flags)
+        expected, actual = context.ask_both("tokenize", texts, **flags)
         return judged(context, "encode", flags, texts, expected, actual, known)
 
     def beyond(self, context: Context) -> Verdict:
@@ -98,8 +100,7 @@ class Tokens(Suite, name="tokens"):
     def decoded(
         self, context: Context, rows: Sequence[Sequence[int]], flags: dict[str, bool]
     ) -> Verdict:
-        expected = context.ask(context.oracle, "detokenize", rows, **flags)
-        actual = context.ask(context.subject, "detokenize", rows, **flags)
+        expected, actual = context.ask_both("detokenize", rows, **flags)
         return judged(context, "decode", flags, rows, expected, actual)
 
 

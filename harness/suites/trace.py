@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from harness.facts import ModelFacts
 from harness.locate import Findings, locate
 from harness.records import Site, Status, Verdict
 from harness.report.text import explain_finding, site_name
@@ -11,6 +12,9 @@ from harness.suites.base import Context, Suite
 
 class Trace(Suite, name="trace"):
     order = 60
+
+    def inapplicable(self, facts: ModelFacts) -> str:
+        return facts.no_run or facts.no_graph
 
     def run(self, context: Context) -> Iterator[Verdict]:
         found = locate(context)

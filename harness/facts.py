@@ -1,0 +1,70 @@
+"""What a model's file says of itself, whether or not our own engine has a graph for it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.architectures.base import Architecture
+from engine.errors import InvalidModel, Unsupported
+from engine.gguf_file import GgufFile
+from engine.model import architecture_of
+from engine.registry import import_members
+from harness.answers.base import facts_in
+
+NO_VOCABULARY = ("", "none", "no_vocab")  # values of tokenizer.ggml.model
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    kind: str  # general.type: model, adapter, imatrix, ...
+    n_tensors: int
+    n_vocab: int  # 0: not known
+    has_vocabulary: bool
+    no_graph: str  # why our own engine cannot run it; "" if it can
+
+    @property
+    def no_run(self) -> str:
+        """Why no engine can run it; "" if llama.cpp may."""
+        if self.kind != "model":
+            return f"the file is of type {self.kind!r}, no model"
+        return "" if self.n_tensors else "the file holds no tensors"
+
+
+def facts_of_model(path: Path) -> ModelFacts:
+    """Raises EngineError or OSError for what is no GGUF file, or a broken model of ours."""
+    with GgufFile.open(path) as file:
+        kind, vocabulary = (
+            str(file.metadata[key].data) if key in file.metadata else default
+            for key, default in (("general.type", "model"), ("tokenizer.ggml.model", ""))
+        )
+        return ModelFacts(
+            kind=kind,
+            n_tensors=len(file.tensors),
+            n_vocab=size_of_vocabulary(file),
+            has_vocabulary=vocabulary not in NO_VOCABULARY,
+            no_graph=why_no_graph(file, kind),
+        )
+
+
+def size_of_vocabulary(file: GgufFile) -> int:
+    """As metadata has it, or else the rows of the embedding matrix."""
+    known = facts_in(file, file.size).n_vocab
+    embeddings = file.tensors.get("token_embd.weight")
+    return known or (embeddings.shape[0] if embeddings is not None else 0)
+
+
+def why_no_graph(file: GgufFile, kind: str) -> str:
+    """Raises InvalidModel for a broken model of an architecture that is ours."""
+    import_members("engine.architectures")
+    named = file.metadata.get("general.architecture")
+    arch = str(named.data) if named is not None else "a file without general.architecture"
+    if arch not in Architecture.family:
+        return f"our engine has no graph of {arch} (it has: {', '.join(Architecture.family)})"
+    try:
+        architecture_of(file)(file)
+    except Unsupported as error:
+        return f"our graph of {arch} lacks something: {error}"
+    except InvalidModel as error:
+        if kind == "model" and file.tensors:
+            raise
+        return str(error)
+    return ""

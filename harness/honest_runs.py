@@ -1,0 +1,81 @@
+"""Runs of our own by which whole runs are judged: along our graph, or along llama.cpp's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from engine.batch import Batch
+from engine.gguf_file import GgufFile
+from engine.model import Model
+from engine.ops.ggml.base import Build
+from engine.ops.mirror import Mirror
+from engine.ops.reference import Reference
+from engine.quants.base import F32
+from harness.graph.floor import replay_floor, whole
+from harness.graph.program import Program
+from harness.graph.record import record
+from harness.graph.replay import replay
+from harness.graph.ways import Wide
+from harness.noise import NoiseFloor, noise_floor, run
+from harness.records import Settings
+from harness.runner import Session
+from harness.suites.base import NoAnswer, no_answer
+
+
+@dataclass(kw_only=True)
+class AlongOurGraph:
+    """Of an architecture that our engine has."""
+
+    model: Model
+    settings: Settings
+    lanes: int
+
+    def floor(self, batches: Sequence[Batch], *, seed: int, runs: int) -> NoiseFloor:
+        return noise_floor(
+            self.model, batches, self.settings, lanes=self.lanes, seed=seed, runs=runs
+        )
+
+    def logits(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
+        s = self.settings
+        ways = Mirror(s.n_threads, s.n_ctx, s.generic), Reference()
+        mirror, plain = (np.concatenate(run(self.model, batches, ops)) for ops in ways)
+        return mirror, plain
+
+
+@dataclass(kw_only=True)
+class AlongLlamaCpp:
+    """Of any architecture: llama.cpp's graph replayed with our ops; a wrong graph is not seen."""
+
+    oracle: Session
+    path: Path
+    build: Build
+    recorded: tuple[Sequence[Batch], Program] | None = None  # of the batches asked for last
+
+    @cached_property
+    def file(self) -> GgufFile:
+        return GgufFile.open(self.path)
+
+    def program(self, batches: Sequence[Batch]) -> Program:
+        if self.recorded is None or self.recorded[0] is not batches:
+            found = record(self.oracle, batches)
+            if not isinstance(found, Program):
+                raise no_answer(self.oracle.name, "capture", found)
+            self.recorded = batches, found
+        program = self.recorded[1]
+        if not program.has_logits:
+            raise NoAnswer("not-applicable", "the model has no logits", {})
+        return program
+
+    def floor(self, batches: Sequence[Batch], *, seed: int, runs: int) -> NoiseFloor:
+        program = self.program(batches)
+        found = replay_floor(program, self.file, self.build, seed=seed, runs=runs)
+        return NoiseFloor(logits=found.outputs, relative=found.relative)
+
+    def logits(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
+        program = self.program(batches)
+        mirror = whole(replay(program, self.file, self.build))
+        plain = whole(replay(program, self.file, replace(self.build, plain=True), Wide()))
+        return np.concatenate(mirror), np.concatenate(plain).astype(np.float32)
