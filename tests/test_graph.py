@@ -186,6 +186,16 @@ def test_random_errors_stay_in_the_bound_and_leave_copies_alone(file: GgufFile) 
     assert np.array_equal(seen[0], seen[1])
 
 
+def test_an_index_that_is_computed_in_floats_is_never_off(file: GgufFile) -> None:
+    ids = planned(0, "SCALE", view(SUM), view(X), held=params(4.0, 3.0))  # a product and a sum
+    seen: list[Any] = []
+    for given in (GIVEN, GIVEN + np.float32(0.1)):
+        run = program(graph(0, ids, given=given))
+        replay(run, file, BUILD, Noisy(7), trace=lambda g, n, value: seen.append(value[0, 0]))
+    assert np.array_equal(seen[0], 4 * GIVEN + 3)
+    assert not np.array_equal(seen[1], (4 * (GIVEN + np.float32(0.1)) + 3).astype(np.float32))
+
+
 # --- names ------------------------------------------------------------------------------------
 
 
