@@ -137,6 +137,11 @@ def test_a_value_takes_the_place_of_a_nodes_own(file: GgufFile) -> None:
     assert found.outputs[1].tolist() == (2 * (1 + GIVEN)).tolist()
 
 
+def test_a_value_of_another_size_is_refused_with_both_shapes(file: GgufFile) -> None:
+    with pytest.raises(EngineError, match=r"shape \(5,\) .* cache_k_l0, which has \(1, 1, 2, 3\)"):
+        replay(program(graph(0, *ADDS)), file, BUILD, values={(0, 0, 0): np.ones(5)})
+
+
 def test_what_reads_an_unknown_cache_is_unknown_in_later_graphs_too(file: GgufFile) -> None:
     wrong = replace(ADDS[0], op="WISH")
     found = replay(program(graph(0, wrong, ADDS[1]), graph(1, *ADDS)), file, BUILD)
