@@ -137,6 +137,11 @@ def test_a_value_takes_the_place_of_a_nodes_own(file: GgufFile) -> None:
     assert found.outputs[1].tolist() == (2 * (1 + GIVEN)).tolist()
 
 
+def test_a_value_of_another_size_is_refused_with_both_shapes(file: GgufFile) -> None:
+    with pytest.raises(EngineError, match=r"shape \(5,\) .* cache_k_l0, which has \(1, 1, 2, 3\)"):
+        replay(program(graph(0, *ADDS)), file, BUILD, values={(0, 0, 0): np.ones(5)})
+
+
 def test_what_reads_an_unknown_cache_is_unknown_in_later_graphs_too(file: GgufFile) -> None:
     wrong = replace(ADDS[0], op="WISH")
     found = replay(program(graph(0, wrong, ADDS[1]), graph(1, *ADDS)), file, BUILD)
@@ -184,6 +189,16 @@ def test_random_errors_stay_in_the_bound_and_leave_copies_alone(file: GgufFile) 
     assert right is not None
     assert 0 < np.abs(seen[0] - right).max() < 3e-6
     assert np.array_equal(seen[0], seen[1])
+
+
+def test_an_index_that_is_computed_in_floats_is_never_off(file: GgufFile) -> None:
+    ids = planned(0, "SCALE", view(SUM), view(X), held=params(4.0, 3.0))  # a product and a sum
+    seen: list[Any] = []
+    for given in (GIVEN, GIVEN + np.float32(0.1)):
+        run = program(graph(0, ids, given=given))
+        replay(run, file, BUILD, Noisy(7), trace=lambda g, n, value: seen.append(value[0, 0]))
+    assert np.array_equal(seen[0], 4 * GIVEN + 3)
+    assert not np.array_equal(seen[1], (4 * (GIVEN + np.float32(0.1)) + 3).astype(np.float32))
 
 
 # --- names ------------------------------------------------------------------------------------

@@ -92,8 +92,25 @@ class Recorder:
 
     def add(self, piece: Nodes, node: Node, first: int, end: int) -> None:
         self.seen += 1
+        draft = self.draft_of(node)
+        planned = self.planned(draft, piece, node, first, end)
+        draft.nodes.append(planned)
+        for used in (*planned.sources, planned.result):
+            if used is not None:
+                draft.last_use[used.root] = node.index
+        written = draft.roots[planned.result.root] if planned.result.root >= 0 else None
+        if written is not None and written.kind == "cache":
+            self.written.add(written.cache)
         place = (node.step, node.ubatch, node.index)
-        draft, own = self.draft_of(node), int(piece.address[first])
+        if draft.output is None or draft.output[1].name != LOGITS:
+            draft.output = place, planned, node.value.copy()
+        if self.keep(node):
+            draft.shown[node.index] = node.value.copy()
+        if self.watch is not None:
+            self.watch(node, place)
+
+    def planned(self, draft: Draft, piece: Nodes, node: Node, first: int, end: int) -> PlannedNode:
+        own = int(piece.address[first])
         sources: list[View | None] = []
         for row in range(first + 1, end):
             sources += [None] * (int(piece.place[row]) - len(sources))
@@ -102,28 +119,17 @@ class Recorder:
             view = self.view(draft, piece, row, own)
             self.fill(draft, view, operand)
             sources.append(view)
-        result = self.view(draft, piece, first, own)
-        planned = PlannedNode(
+        made = PlannedNode(
             index=node.index,
             op=node.op,
             name=node.name,
             layer=node.layer,
             params=node.params.tobytes(),
             sources=tuple(sources),
-            result=result,
+            result=self.view(draft, piece, first, own),
         )
-        draft.nodes.append(self.shared(planned))
-        for used in (*sources, result):
-            if used is not None:
-                draft.last_use[used.root] = node.index
-        if self.keep(node):
-            draft.shown[node.index] = node.value.copy()
-        if result.root >= 0 and draft.roots[result.root].kind == "cache":
-            self.written.add(draft.roots[result.root].cache)
-        if draft.output is None or draft.output[1].name != LOGITS:
-            draft.output = place, planned, node.value.copy()
-        if self.watch is not None:
-            self.watch(node, place)
+        found: PlannedNode = self.shared(made)
+        return found
 
     def draft_of(self, node: Node) -> Draft:
         last = self.drafts[-1] if self.drafts else None
@@ -178,15 +184,15 @@ class Recorder:
         return known.cache if known is not None else len(self.caches)
 
     def carried(self, root: Root, piece: Nodes, row: int) -> Root:
-        """Raises EngineError if it is not what the encoder computed last."""
-        before = self.drafts[-2].output if len(self.drafts) > 1 else None
-        if before is None:
-            raise EngineError(f"{root.name} is read before anything is encoded")
-        place, _, value = before
+        """Raises EngineError if it is not what a graph has come to."""
         at = int(piece.at[row])
-        if piece.data[at : at + value.nbytes].tobytes() != value.tobytes():
-            raise EngineError(f"{root.name} is not what the encoder computed last")
-        return replace(root, kind="carried", carried=place)
+        for draft in reversed(self.drafts[:-1]):
+            if draft.output is None:
+                continue
+            place, _, value = draft.output
+            if piece.data[at : at + value.nbytes].tobytes() == value.tobytes():
+                return replace(root, kind="carried", carried=place)
+        raise EngineError(f"{root.name} is not what the encoder computed last")
 
     def fill(self, draft: Draft, view: View, operand: Operand) -> None:
         """Copy what is read of an input, the first time that it is."""

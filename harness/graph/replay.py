@@ -81,11 +81,13 @@ class Run:
         self.carried = {root.carried for graph in program.graphs for root in graph.roots}
         self.missing: list[NotComputed] = []
         self.nodes = self.unknown = 0
-        self.found: dict[Place, NDArray[Any]] = {}  # outputs
+        self.wanted: set[Place] = set()  # what graphs come to
+        self.found: dict[Place, NDArray[Any]] = {}
 
     def run(self) -> Replayed:
         for graph in self.program.graphs:
             self.memory.begin(graph)
+            self.wanted.add(graph.place(graph.output))
             ends = ends_of(graph)
             for node in graph.nodes:
                 self.step(graph, node)
@@ -107,7 +109,7 @@ class Run:
         self.memory.write(planned.result, value)
         if place in self.carried:
             self.memory.carried[place] = value
-        if planned is graph.output:
+        if place in self.wanted:
             self.found[place] = value
 
     def value_of(self, graph: Graph, planned: PlannedNode) -> NDArray[Any] | None:
@@ -123,7 +125,13 @@ class Run:
         self.nodes += 1
         if place not in self.values:
             return value
-        return np.asarray(self.values[place], value.dtype).reshape(value.shape)
+        given = np.asarray(self.values[place], value.dtype)
+        if given.size != value.size:
+            raise EngineError(
+                f"a value of shape {given.shape} is put in at {planned.name}, which has "
+                f"{value.shape}"
+            )
+        return given.reshape(value.shape)
 
     def compute(self, graph: Graph, planned: PlannedNode) -> NDArray[Any]:
         """What the node holds, in the type and shape of its tensor here."""

@@ -57,8 +57,9 @@ class Noisy(Honest):
         share = (raw >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
         with np.errstate(invalid="ignore"):
             off = share.reshape(found.value.shape) * np.asarray(found.allowed)
-        moved = found.value + np.where(np.isfinite(off), off, 0.0)
-        return settled(moved, node.type)
+        # whole numbers come of whole numbers, such as indices computed in floats: those are exact
+        inexact = np.isfinite(off) & (found.value != np.rint(found.value))
+        return settled(found.value + np.where(inexact, off, 0.0), node.type)
 
 
 @dataclass(frozen=True, eq=False)
