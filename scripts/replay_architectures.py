@@ -27,6 +27,7 @@ from harness.graph.ways import Wide
 from harness.records import PRESETS, Answered, Settings
 from harness.runner import Runner
 from harness.shadow.batches import Work, batches_of
+from harness.shadow.known import known_crash
 from harness.shadow.models import make_variant, opened
 from harness.shadow.run import settings_for
 from harness.synth.any_arch import variant_named, variants
@@ -54,7 +55,8 @@ def main() -> int:
             try:
                 line, good = replayed(path, settings, work)
             except EngineError as error:
-                line, good = str(error), False
+                known = known_crash(name, settings.name)
+                line, good = f"known: {known}" if known else str(error), False
             wrong += not good
             mark = "" if good else "  <--"
             say(f"{name:24} {line} {time.perf_counter() - started:8.1f}{mark}")
