@@ -53,14 +53,14 @@ def key_of(site: Site) -> str:
 
 
 def row_of(site: Site, value: NDArray[Any]) -> dict[str, Any]:
-    info = SITES[site.name]
+    info = SITES.get(site.name)  # none of a node that llama.cpp alone has a name for
     return {
         "key": key_of(site),
         "step": site.step,
         "layer": site.layer,
         "site": site.name,
-        "op": info.op,
-        "axes": info.shape,
+        "op": info.op if info else "",
+        "axes": info.shape if info else "",
         "shape": list(value.shape),
         "dtype": str(value.dtype),
     }

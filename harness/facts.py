@@ -15,6 +15,7 @@ NO_VOCABULARY = ("", "none", "no_vocab")  # values of tokenizer.ggml.model
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
+    architecture: str
     kind: str  # general.type: model, adapter, imatrix, ...
     n_tensors: int
     n_vocab: int  # 0: not known
@@ -24,6 +25,8 @@ class ModelFacts:
     @property
     def no_run(self) -> str:
         """Why no engine can run it; "" if llama.cpp may."""
+        if not self.architecture:
+            return "the file has no general.architecture: it is no model"
         if self.kind != "model":
             return f"the file is of type {self.kind!r}, no model"
         return "" if self.n_tensors else "the file holds no tensors"
@@ -32,16 +35,21 @@ class ModelFacts:
 def facts_of_model(path: Path) -> ModelFacts:
     """Raises EngineError or OSError for what is no GGUF file, or a broken model of ours."""
     with GgufFile.open(path) as file:
-        kind, vocabulary = (
+        architecture, kind, vocabulary = (
             str(file.metadata[key].data) if key in file.metadata else default
-            for key, default in (("general.type", "model"), ("tokenizer.ggml.model", ""))
+            for key, default in (
+                ("general.architecture", ""),
+                ("general.type", "model"),
+                ("tokenizer.ggml.model", ""),
+            )
         )
         return ModelFacts(
+            architecture=architecture,
             kind=kind,
             n_tensors=len(file.tensors),
             n_vocab=size_of_vocabulary(file),
             has_vocabulary=vocabulary not in NO_VOCABULARY,
-            no_graph=why_no_graph(file, kind),
+            no_graph=why_no_graph(file, architecture, kind),
         )
 
 
@@ -52,17 +60,15 @@ def size_of_vocabulary(file: GgufFile) -> int:
     return known or (embeddings.shape[0] if embeddings is not None else 0)
 
 
-def why_no_graph(file: GgufFile, kind: str) -> str:
+def why_no_graph(file: GgufFile, arch: str, kind: str) -> str:
     """Raises InvalidModel for a broken model of an architecture that is ours."""
     import_members("engine.architectures")
-    named = file.metadata.get("general.architecture")
-    arch = str(named.data) if named is not None else "a file without general.architecture"
     if arch not in Architecture.family:
-        return f"our engine has no graph of {arch} (it has: {', '.join(Architecture.family)})"
+        return f"our engine has no graph of {arch!r} (it has: {', '.join(Architecture.family)})"
     try:
         architecture_of(file)(file)
     except Unsupported as error:
-        return f"our graph of {arch} lacks something: {error}"
+        return f"our graph of {arch!r} lacks something: {error}"
     except InvalidModel as error:
         if kind == "model" and file.tensors:
             raise

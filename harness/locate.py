@@ -106,7 +106,12 @@ def locate(context: Context) -> Findings:
 
 
 def check_shows(context: Context) -> None:
-    """Raises NoAnswer for a subject that says that it shows no tensors at all."""
+    """Raises NoAnswer where there is no graph to judge along, or a subject shows no tensors."""
+    if context.facts.no_run:
+        raise NoAnswer("not-applicable", context.facts.no_run, {})
+    if context.facts.no_graph:
+        text = f"{context.facts.no_graph}; lockstep shadow judges every op of llama.cpp's graph"
+        raise NoAnswer("not-applicable", text, {})
     if context.subject_info.shows == ():
         raise NoAnswer("not-applicable", f"{context.subject.name} does not show tensors", {})
 

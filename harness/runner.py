@@ -54,7 +54,8 @@ class Session:
     @cached_property
     def facts(self) -> Facts:
         """What answers are held against; our own reader looks once, when the first comes."""
-        return facts_of(self.model)
+        facts = facts_of(self.model)
+        return replace(facts, own_sites=adapter_class(self.name).own_sites)
 
     @property
     def pid(self) -> int | None:

@@ -266,7 +266,7 @@ def test_a_file_without_tensors_is_compared_in_what_it_holds(tmp_path: Path) -> 
 def test_a_model_without_a_graph_of_ours_is_not_refused(tmp_path: Path) -> None:
     path = with_metadata(tmp_path / "other.gguf", LlamaRecipe(), general__architecture=("STR", "x"))
     facts = preflight(plan_for(path))
-    assert facts.no_graph == "our engine has no graph of x (it has: llama)"
+    assert facts.no_graph == "our engine has no graph of 'x' (it has: llama)"
     assert facts.no_run == ""
     plan = plan_for(path, engine="fast", suites=("metadata", "tokens", "dequant", "trace"))
     found = verdicts_of(plan)

@@ -212,7 +212,6 @@ class Bad(NamedTuple):
 
 
 ALL = ("check", "bisect", "trace", "run", "tokenize")
-GRAPH = ("check", "bisect", "trace", "run")  # a tokenizer does not care about the graph
 BAD = [
     Bad(missing, "missing.gguf: no such file", ALL),
     Bad(directory, "", ALL),
@@ -220,16 +219,15 @@ BAD = [
     Bad(empty_file, "", ALL),
     Bad(truncated_file, "", ALL),
     Bad(truncated_header, "", ALL),
-    Bad(unknown_architecture, "transistor", GRAPH),
-    Bad(no_architecture, "general.architecture", GRAPH),
+    Bad(unknown_architecture, "transistor", ("trace", "run")),
+    Bad(no_architecture, "general.architecture", ("run",)),
     Bad(unknown_type_id, f"the tensor '{NAMED}': no tensor type has the id {TYPE_COUNT}", ALL),
     Bad(removed_type_id, f"the tensor '{NAMED}'", ALL),
     Bad(removed_type_id, "removed from ggml", ("check",)),
     Bad(rows_of_no_whole_blocks, f"'{NAMED}' has rows of 64 weights, expected a multiple of", ALL),
     Bad(partial_block, "ends inside the data of tensor 'output.weight'", ALL),
-    Bad(type_of_ggml_only, f"'{GGML_ONLY}'", GRAPH),
-    Bad(type_of_ggml_only, f"tensor '{NAMED}'", ("check",)),
-    Bad(no_vocabulary, "vocab", ("check", "run", "tokenize")),
+    Bad(type_of_ggml_only, f"'{GGML_ONLY}'", ("run",)),
+    Bad(no_vocabulary, "vocab", ("run", "tokenize")),
 ]
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "check": (*OURSELVES, "--quiet", "--json"),
@@ -256,7 +254,28 @@ def test_a_bad_model_is_refused_in_one_line(
     assert not results.exists()
 
 
-@pytest.mark.parametrize("bad", [missing, text_file, unknown_architecture])
+WITHOUT_GRAPH = {
+    unknown_architecture: "our engine has no graph of 'transistor",
+    no_architecture: "the file has no general.architecture: it is no model",
+    type_of_ggml_only: f"our graph of 'llama' lacks something: tensor '{NAMED}'",
+}
+
+
+@pytest.mark.parametrize("make", WITHOUT_GRAPH, ids=lambda make: make.__name__)
+def test_what_our_engine_has_no_graph_for_is_checked_in_the_rest(
+    make: Callable[[Path], Path], lockstep: Lockstep, tmp_path: Path
+) -> None:
+    path = make(tmp_path)
+    ending = lockstep("check", path, *OURSELVES, "--report", tmp_path / "results")
+    assert ending.code in (0, 3)
+    assert WITHOUT_GRAPH[make] in ending.out
+    assert "\x1b" not in ending.out + ending.err
+    bisected = lockstep("bisect", path, *OURSELVES, "--quiet")
+    assert bisected.code == 3
+    assert len(bisected.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("bad", [missing, text_file, partial_block])
 def test_a_process_ends_as_the_command_does(bad: Callable[[Path], Path], tmp_path: Path) -> None:
     """What a shell sees: the in-process tests leave out the interpreter's own ending."""
     ending = in_a_process("check", str(bad(tmp_path)), *OURSELVES, "--quiet")

@@ -33,6 +33,7 @@ from harness.records import (
     Unanswerable,
 )
 from harness.runner import Runner, Session
+from harness.suites.base import no_answer
 
 SHOWS_GRAPHS = "llama.cpp"
 IN_A_LAYER = re.compile(r"(.+?)-(\d+)((?: .*)?)")  # Qcur-0, and what tells several apart
@@ -41,6 +42,7 @@ IN_A_LAYER = re.compile(r"(.+?)-(\d+)((?: .*)?)")  # Qcur-0, and what tells seve
 class ReplayEngine(Reference, name="replay"):
     """Files, tokens, weights and single ops are the reference's."""
 
+    own_sites = True
     session: Session | None = None
     recorded: tuple[bytes, Program] | None = None  # the batches that were asked last
 
@@ -150,7 +152,7 @@ def answered(outcome: Outcome, question: str) -> Any:
             raise Unsupported(message)
         case Rejected(message=message):
             raise EngineError(message)
-    raise RuntimeError(f"{SHOWS_GRAPHS} does not answer {question}: {outcome}")
+    raise EngineError(no_answer(SHOWS_GRAPHS, question, outcome).summary.splitlines()[0])
 
 
 def sites_of(program: Program) -> dict[Place, Site]:

@@ -46,6 +46,7 @@ class Facts:
     n_bytes: int | None = None  # of the file
     n_vocab: int | None = None
     n_layer: int | None = None
+    own_sites: bool = False  # traces have names of the engine's own
     axes: Mapping[str, int] = field(default_factory=dict)  # of sites, as engine.trace names them
 
 

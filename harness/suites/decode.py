@@ -26,12 +26,11 @@ class Decode(Suite, name="decode"):
     def run(self, context: Context) -> Iterator[Verdict]:
         prompt = self.prompt(context)
         context.progress(f"generating {context.n_steps} tokens")
-        free = context.ask(context.oracle, "greedy", prompt, context.n_steps)
+        free, subject = context.ask_both("greedy", prompt, context.n_steps)
         request = Request(batches=steps_of(prompt, free))
         context.progress(f"decoding {len(request.batches)} batches in both engines")
         expected, actual = context.ask_both("evaluate", request)
         yield compared(context, "decode", request.batches, expected, actual)
-        subject = context.ask(context.subject, "greedy", prompt, context.n_steps)
         before = np.concatenate(expected.logits)[len(prompt) - 1 :]
         yield judged(context, request.batches, before, free, subject)
 
