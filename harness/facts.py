@@ -10,6 +10,7 @@ from engine.model import architecture_of
 from engine.registry import import_members
 from harness.answers.base import facts_in
 
+TOKENS = "tokenizer.ggml.tokens"
 NO_VOCABULARY = ("", "none", "no_vocab")  # values of tokenizer.ggml.model
 
 
@@ -48,7 +49,9 @@ def facts_of_model(path: Path) -> ModelFacts:
             kind=kind,
             n_tensors=len(file.tensors),
             n_vocab=size_of_vocabulary(file),
-            has_vocabulary=vocabulary not in NO_VOCABULARY,
+            # tokens of no kind are a broken vocabulary, which is refused by its key
+            has_vocabulary=vocabulary not in NO_VOCABULARY
+            or ("tokenizer.ggml.model" not in file.metadata and TOKENS in file.metadata),
             no_graph=why_no_graph(file, architecture, kind),
         )
 

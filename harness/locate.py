@@ -224,8 +224,13 @@ class Patched:
     agrees: bool
 
     @property
+    def explains(self) -> bool:
+        """Whether nine tenths of the difference are gone: of honest noise most would be left."""
+        return self.worst <= self.before / 10
+
+    @property
     def confirms(self) -> bool:
-        return self.differed and self.agrees
+        return self.agrees and (self.differed or self.explains)
 
 
 def patch(context: Context, found: Findings) -> Patched:

@@ -361,6 +361,12 @@ def confirmation(p: "Patched") -> str:
     allowed = f"{float(p.bound.allowed):.1e} absolute"
     if not p.sites:
         return "not confirmed: the engine cannot go on with other values at these sites"
+    if not p.differed and p.explains:
+        return (
+            f"confirmed by patching: with the oracle's tensor at {p.sites} sites the logits are "
+            f"{p.worst:.1e} of the largest off, {p.before:.1e} before (which alone would be within "
+            f"what honest runs may differ, {allowed})"
+        )
     if not p.differed:
         return (
             f"not confirmed: the logits are {p.before:.1e} of the largest off without a patch, "

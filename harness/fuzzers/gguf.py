@@ -9,7 +9,6 @@ from harness.fuzzers._gguf_given import (
     CORPUS,
     GIVEN,
     GUIDED,
-    check_readable,
     files_in,
     given_cases,
 )
@@ -18,6 +17,7 @@ from harness.fuzzers._gguf_guided import check_guided, guided
 from harness.fuzzers._gguf_models import MODELS, tiny_models
 from harness.fuzzers._gguf_stages import FULL, opened_stages
 from harness.fuzzers.base import Checkpoint, Fuzzer, FuzzPlan, Progress
+from harness.inputs import check_file
 from harness.records import Verdict
 from harness.shadow.models import NAMES_TENSORS
 from harness.suites.base import NoAnswer
@@ -52,7 +52,7 @@ class Gguf(Fuzzer, name="gguf"):
         if CORPUS in plan.targets and not short:
             raise BadInput(f"the family corpus needs files of at most {LARGEST} bytes: --corpus")
         for path in plan.files:
-            check_readable(path)
+            check_file(path)
 
     def run(self, plan: FuzzPlan, progress: Progress) -> Iterator[Verdict | Checkpoint]:
         with ExitStack() as stack:
