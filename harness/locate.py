@@ -225,8 +225,8 @@ class Patched:
 
     @property
     def explains(self) -> bool:
-        """Whether nine tenths of the difference are gone: of honest noise most would be left."""
-        return self.worst <= self.before / 10
+        """Whether nine tenths of a difference are gone: of honest noise most would be left."""
+        return self.before > 0 and self.worst <= self.before / 10
 
     @property
     def confirms(self) -> bool:

@@ -258,3 +258,15 @@ def test_the_order_of_rows_is_seen_by_their_values(
 def test_a_sentence_says_what_is_borrowed() -> None:
     missing = NotComputed(place=(1, 0, 2), op="WISH", name="w", reason="none", borrowed=True)
     assert str(missing) == "WISH at step 1, ubatch 0, node 2 (w) is borrowed: none"
+
+
+@pytest.mark.parametrize("given", [0.0, np.nan])
+def test_outputs_that_are_all_zero_or_nan_have_no_noise(given: float, file: GgufFile) -> None:
+    run = program(graph(0, *ADDS, given=np.full((2, 3), given)))
+    assert replay_floor(run, file, BUILD, seed=0).relative == 0.0
+
+
+def test_large_numbers_are_off_too_although_each_of_them_is_whole(file: GgufFile) -> None:
+    third = planned(0, "SCALE", view(TWICE), view(X), held=params(1 / 3, 1.0))
+    run = program(graph(0, third, given=(GIVEN + 1) * 1e20))
+    assert replay_floor(run, file, BUILD, seed=0).relative > 0

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 import pytest
 
 from harness.adapters.reference import Reference
+from harness.bisect.bisection import Bisection, bisect
 from harness.check import exit_code, open_plan, run_suites
 from harness.mutants.rope_half_split import RopeHalfSplit
-from harness.records import EngineInfo, Evaluation, Request, Trace, Verdict
+from harness.records import EngineInfo, Evaluation, Request, TensorRecord, Trace, Verdict
 from tests.models import builtin
 from tests.test_check import plan_for
 
@@ -107,3 +108,70 @@ def test_what_an_engine_says_that_it_shows_it_must_show(tmp_path: Path) -> None:
     wrong: list[Any] = [v for v in found if v.status == "diverged"]
     assert {(v.detail["site"], v.detail["kind"]) for v in wrong} == {("Qcur", "missing")}
     assert exit_code(found) == 1
+
+
+class WrongWhereItIsHidden(RopeHalfSplit, ShowsLayers, name="test:wrong-where-it-is-hidden"):
+    mistake = "pairs lie half a head apart"
+    shown = LAYERS
+
+
+class Echo(RopeHalfSplit, name="test:echo"):
+    """Records what was put in instead of what it computed."""
+
+    mistake = "pairs lie half a head apart"
+
+    def evaluate(self, request: Request) -> Evaluation:
+        run = super().evaluate(request)
+        if run.trace is None:
+            return run
+        given = request.replace
+        records = tuple(
+            TensorRecord(site=r.site, value=given.get(r.site, r.value)) for r in run.trace.records
+        )
+        return replace(run, trace=Trace(engine=self.name, records=records))
+
+
+class ShowsItWrong(Reference, name="test:shows-it-wrong"):
+    """Right, but for one tensor as it is shown."""
+
+    def evaluate(self, request: Request) -> Evaluation:
+        run = super().evaluate(request)
+        if run.trace is None:
+            return run
+        records = tuple(
+            TensorRecord(site=r.site, value=2 * r.value) if r.site.name == "ffn_norm" else r
+            for r in run.trace.records
+        )
+        return replace(run, trace=Trace(engine=self.name, records=records))
+
+
+def bisection_of(path: Path, engine: str) -> Bisection:
+    opened = open_plan(plan_for(path, engine=engine), lambda _: None)
+    try:
+        return bisect(opened.context)
+    finally:
+        opened.close()
+
+
+@pytest.mark.parametrize("engine", [WrongWhereItIsHidden, Echo])
+def test_bisect_does_not_conform_where_logits_differ_and_no_op_shows_why(
+    engine: type[Reference], tmp_path: Path
+) -> None:
+    found = bisection_of(builtin("f32", tmp_path), engine.name)
+    assert not found.culprits
+    assert found.logits is not None
+    assert (found.logits.status, found.exit_code) == ("diverged", 1)
+
+
+def test_bisect_of_an_honest_engine_names_what_it_does_not_show(tmp_path: Path) -> None:
+    found = bisection_of(builtin("f32", tmp_path), ShowsLayers.name)
+    assert "kq_soft_max" in {site.name for site in found.not_compared}
+    assert found.exit_code == 0
+
+
+def test_a_patch_that_changes_nothing_confirms_nothing(tmp_path: Path) -> None:
+    found = bisection_of(builtin("f32", tmp_path), ShowsItWrong.name)
+    assert {c.site.name for c in found.culprits} == {"ffn_norm"}
+    assert found.patched is not None
+    assert (found.patched.before, found.patched.worst) == (0, 0)
+    assert not found.patched.confirms

@@ -167,3 +167,16 @@ def test_nodes_without_elements_agree_about_nothing(judge: ShadowJudge) -> None:
     judge(node("SILU", X[:0], X[:0]))
     (verdict,) = verdicts(judge)
     assert (verdict.status, verdict.detail["elements"]) == ("excused", 0)
+
+
+@pytest.mark.parametrize("shown", [np.nan, np.inf, 0.0])
+def test_a_sum_that_another_order_takes_beyond_float32_says_nothing(
+    shown: float, judge: ShadowJudge
+) -> None:
+    """ggml's partial sums overflow where ours, in float64, cancel: it was once at fault."""
+    huge = np.full((1, 32), 1e38, np.float32) * np.where(np.arange(32) % 2, 1, -1)
+    large = huge.astype(np.float32)
+    judge(node("MUL_MAT", np.full((1, 1), shown, np.float32), large, np.ones_like(large)))
+    (verdict,) = verdicts(judge)
+    assert verdict.status == "not-compared"
+    assert "without a finite bound" in verdict.summary

@@ -70,3 +70,23 @@ def test_a_table_shows_a_name_as_it_is(capsys: pytest.CaptureFixture[str]) -> No
     out.out.print(suite_table(verdicts))
     said = capsys.readouterr().out
     assert all(name in said for name in NAMES[:5])
+
+
+PRINT = """
+import typer
+from harness.cli.terminal import Terminal
+try:
+    with Terminal(quiet=True) as out:
+        out.out.print("a table")
+except typer.Exit as end:
+    raise SystemExit(end.exit_code)
+"""
+
+
+def test_a_pipe_that_is_closed_is_no_divergence() -> None:
+    """rich would end the process with exit code 1."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    process = subprocess.run([sys.executable, "-c", PRINT], stdout=theirs)
+    os.close(theirs)
+    assert process.returncode == 141

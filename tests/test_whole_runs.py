@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.errors import NotInModel
 from engine.gguf_file import GgufFile
 from engine.ops.reference import Reference as Plain
 from harness.adapters.reference import Reference
+from harness.bisect.bisection import bisect
 from harness.check import Opened, exit_code, open_plan, run_suites, settings_for
-from harness.records import Verdict
+from harness.records import Evaluation, Request, Verdict
 from harness.runner import LocalSession
 from tests.models import builtin
 from tests.test_check import plan_for
@@ -144,3 +146,52 @@ def test_a_suite_leaves_nothing_behind_that_changes_the_next(model: Path) -> Non
         assert opened.context.reading.ops is before
     finally:
         opened.close()
+
+
+class NoNumbers(Reference, name="test:no-numbers"):
+    """Every logit is NaN."""
+
+    def evaluate(self, request: Request) -> Evaluation:
+        run = super().evaluate(request)
+        return replace(run, logits=tuple(np.full_like(each, np.nan) for each in run.logits))
+
+
+def test_an_honest_engine_is_not_accused_beside_an_oracle_without_numbers(model: Path) -> None:
+    """Its logits were once held to a share of the oracle's largest, which is none."""
+    found = verdicts_of(model, "logits", "decode", oracle=NoNumbers.name, engine="fast")
+    wrong = [v.detail["at_fault"] for v in found if v.status == "diverged"]
+    assert wrong == ["oracle", "oracle"]
+
+
+def test_greedy_tokens_are_not_held_against_wrong_logits(model: Path) -> None:
+    found = verdicts_of(model, "decode", oracle=WRONG)
+    assert [v.status for v in found] == ["diverged", "not-compared"]
+
+
+class SaysThatThereAreNone(Reference, name="test:says-that-there-are-none"):
+    def evaluate(self, request: Request) -> Evaluation:
+        raise NotInModel("the model has no logits")
+
+
+@pytest.mark.parametrize("role", ["oracle", "engine"])
+def test_what_a_model_lacks_is_not_for_an_engine_to_say(role: str, model: Path) -> None:
+    """It once passed: logits, decode, trace and products were not applicable."""
+    found = verdicts_of(model, **{role: SaysThatThereAreNone.name})
+    assert {v.suite for v in found if v.status == "not-compared"} == {
+        "logits", "decode", "trace", "products",
+    }  # fmt: skip
+    assert exit_code(found) == 3
+
+
+@pytest.mark.parametrize("tensor", ["output.weight", "token_embd.weight"])
+def test_bisect_finds_nothing_where_everything_is_nan_and_does_not_conform(
+    tensor: str, model: Path, tmp_path: Path
+) -> None:
+    opened = open_plan(plan_for(scaled(model, tmp_path / "nan.gguf", tensor, np.nan)), print)
+    try:
+        found = bisect(opened.context)
+    finally:
+        opened.close()
+    assert not found.culprits
+    assert found.not_compared
+    assert found.exit_code == 3

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from harness.judge import SiteFinding
 from harness.locate import Findings, Patched, locate, patch
+from harness.records import Evaluation, Request, Site, Verdict
 from harness.suites.base import Context
+from harness.suites.logits import compared
 
 Place = tuple[int | None, str]  # layer and site
 
@@ -25,6 +27,22 @@ class Bisection:
     layers: tuple[Layer, ...]
     culprits: tuple[SiteFinding, ...]  # one for each place, from the first step that shows it
     patched: Patched | None  # None: there is nothing to put right
+    logits: Verdict | None  # of the subject's own run; None: there are culprits
+
+    @property
+    def not_compared(self) -> tuple[Site, ...]:
+        """Ops of which nothing is known: a fault may be in any of them."""
+        found = self.found
+        empty = (f.site for f in found.all if f.mismatch is None and not f.compared)
+        return (*found.not_shown, *found.hidden, *found.not_given, *empty)
+
+    @property
+    def exit_code(self) -> int:
+        """Without a culprit both engines conform if the logits agree as well."""
+        if self.culprits or (self.logits and self.logits.status == "diverged"):
+            return 1
+        agree = self.logits is not None and self.logits.status == "agreed"
+        return 0 if agree and not self.found.not_shown and any(map(compares, self.found.all)) else 3
 
     @property
     def first(self) -> SiteFinding | None:
@@ -41,7 +59,20 @@ def bisect(context: Context) -> Bisection:
         layers=layers_of(found),
         culprits=tuple(culprits.values()),
         patched=patch(context, found) if culprits else None,
+        logits=None if culprits else own_logits(context),
     )
+
+
+def own_logits(context: Context) -> Verdict:
+    """Whether there is nothing to find: a fault may lie in what is not shown, and an engine may
+    show what was put in instead of what it computed."""
+    request = Request(batches=context.batches)
+    own: Evaluation = context.ask(context.subject, "evaluate", request)
+    return compared(context, "bisect", context.batches, context.oracle_run, own)
+
+
+def compares(finding: SiteFinding) -> bool:
+    return finding.compared > 0
 
 
 def layers_of(found: Findings) -> tuple[Layer, ...]:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 import typer
-from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
 from engine.errors import EngineError
 from harness.check import BadInput, Plan, defect
+from harness.cli.screen import Screen
 from harness.records import BOTH, Site, Verdict
 from harness.report.jsonl import plain
 from harness.report.text import (
@@ -47,8 +47,8 @@ class Terminal:
     def __init__(self, *, quiet: bool, as_json: bool = False) -> None:
         self.quiet, self.as_json = quiet, as_json
         style: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False}
-        self.out = Console(**style, soft_wrap=True)
-        self.err = Console(**style, stderr=True, soft_wrap=True)
+        self.out = Screen(**style, soft_wrap=True)
+        self.err = Screen(**style, stderr=True, soft_wrap=True)
         self.status: Status | None = None
         self.last = ("", "")
         self.spoken = time.monotonic()  # the last plain line
@@ -153,16 +153,14 @@ class Terminal:
         self.out.print(f"\n{printable(ending)}; report: {result.folder}/report.jsonl")
 
     def bisection(self, plan: Plan, result: "Bisection") -> int:
-        """Print it; exit code 1 if there is a culprit."""
+        """Print it; the exit code."""
         self.quieten()
         if self.as_json:
             self.json(bisection_of(plan, result))
         else:
             for text in bisection_lines(plan, result):
                 self.out.print(printable(text))
-        if result.culprits:
-            return 1
-        return 3 if result.found.not_shown or not result.found.all else 0
+        return result.exit_code
 
     def examination(self, rows: Sequence[tuple[str, str, bool]]) -> int:
         """What `doctor` found: name, text, whether it is well."""
@@ -306,7 +304,7 @@ def bisection_of(plan: Plan, result: "Bisection") -> Mapping[str, Any]:
     return {
         "case": plan.case,
         "engine": plan.engine,
-        "exit_code": 1 if result.culprits else 0,
+        "exit_code": result.exit_code,
         "layers": [
             {"layer": x.layer, "error": x.error, "guilty": list(x.guilty)} for x in result.layers
         ],
@@ -314,14 +312,16 @@ def bisection_of(plan: Plan, result: "Bisection") -> Mapping[str, Any]:
         "confirmed": None if patched is None else patched.confirms,
         "worst_before_patch": None if patched is None else patched.before,
         "worst_after_patch": None if patched is None else patched.worst,
+        "logits": None if result.logits is None else result.logits.summary,
         "not_shown": [str(site) for site in result.found.not_shown],
+        "not_compared": [str(site) for site in result.not_compared],
     }
 
 
 def bisection_lines(plan: Plan, result: "Bisection") -> list[str]:
     found, first = result.found, result.first
     if first is None:
-        return [f"{plan.case}: {len(found.all)} ops agree on the oracle's inputs; nothing to find"]
+        return lines_without_culprit(plan, result)
     lines = [f"{plan.case}: {plan.engine} against {plan.oracle}, settings {plan.settings.name}"]
     lines.append("  layer   error it passes on   ops that are wrong by themselves")
     for layer in result.layers:
@@ -353,6 +353,19 @@ def bisection_lines(plan: Plan, result: "Bisection") -> list[str]:
     lines.append(found.rest)
     if result.patched is not None:
         lines.append(confirmation(result.patched))
+    return lines
+
+
+def lines_without_culprit(plan: Plan, result: "Bisection") -> list[str]:
+    """What agrees, what nobody looked at, and whether the logits say that there is more to find."""
+    left_out = result.not_compared
+    well = result.exit_code == 0 and not left_out
+    lines = [f"{plan.case}: {result.found.rest}" + ("; nothing to find" if well else "")]
+    if left_out:
+        names = ", ".join(dict.fromkeys(site.name for site in left_out))
+        lines.append(f"  not compared: {len(left_out)} ops: {names}")
+    if result.logits is not None:
+        lines.append(f"  logits of its own run: {result.logits.status}: {result.logits.summary}")
     return lines
 
 

@@ -57,8 +57,10 @@ class Noisy(Honest):
         share = (raw >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
         with np.errstate(invalid="ignore"):
             off = share.reshape(found.value.shape) * np.asarray(found.allowed)
-        # whole numbers come of whole numbers, such as indices computed in floats: those are exact
-        inexact = np.isfinite(off) & (found.value != np.rint(found.value))
+        # whole numbers come of whole numbers, such as indices computed in floats: those are exact;
+        # beyond 2^24 every float32 is one
+        counted = (found.value == np.rint(found.value)) & (np.abs(found.value) < 2**24)
+        inexact = ~np.isnan(off) & ~counted
         return settled(found.value + np.where(inexact, off, 0.0), node.type)
 
 

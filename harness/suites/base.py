@@ -164,7 +164,15 @@ class Context:
         """What `ask` makes of an outcome."""
         if isinstance(outcome, Answered):
             return outcome.value
-        raise no_answer(session.name, question, outcome)
+        error = no_answer(session.name, question, outcome)
+        if error.status == "not-applicable" and (
+            session is self.subject or not self.facts.no_graph
+        ):
+            # the oracle was asked first, and our own graphs all have logits: it is the engine that
+            # lacks something, not the model
+            text = f"{session.name} cannot be asked: {error.summary}"
+            raise NoAnswer("not-compared", text, error.detail)
+        raise error
 
     def verdict(
         self,

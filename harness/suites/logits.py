@@ -63,7 +63,7 @@ def compared(
     }
     if off is None:
         return context.verdict(suite, "agreed", agreement(detail), detail)
-    at_fault = who_is_wrong(context, batches, (expected, got), bound)
+    at_fault = who_is_wrong(context, batches, (expected, got))
     if not at_fault:
         text = "each agrees with an honest run, with or without conversions of activations"
         return context.verdict(suite, "agreed", text, detail)
@@ -89,18 +89,18 @@ def difference(expected: F32, got: F32, truth: F32 | None, bound: Bound) -> Mism
     return off
 
 
-def who_is_wrong(
-    context: Context, batches: Sequence[Batch], runs: tuple[F32, F32], bound: Bound
-) -> str:
+def who_is_wrong(context: Context, batches: Sequence[Batch], runs: tuple[F32, F32]) -> str:
     """Of oracle and subject: which agrees with no honest run of the oracle's file; "" if neither.
 
-    An engine need not convert activations as llama.cpp does, so there are two honest runs.
+    An engine need not convert activations as llama.cpp does, so there are two honest runs. How
+    large logits are they say too: those of a wrong engine may be none at all.
     """
-    honest = context.honest_runs(batches)
+    noise = context.noise_on(batches)
+    honest = [(run, whole_run(noise, largest(run))) for run in context.honest_runs(batches)]
     wrong = [
         role
         for role, logits in zip(("oracle", "subject"), runs, strict=True)
-        if all(mismatch_between(truth, logits, bound.allowed) for truth in honest)
+        if all(mismatch_between(truth, logits, bound.allowed) for truth, bound in honest)
     ]
     return "both" if len(wrong) == 2 else "".join(wrong)
 

@@ -24,6 +24,8 @@ from engine.ops.products import convert, product_and_size, product_roundings, ru
 from engine.quants.base import F32, WeightFormat
 from engine.weights import Weight
 
+LARGEST = float(np.finfo(np.float32).max)
+
 
 def matrix(operand: Operand, i3: int, i2: int) -> Weight:
     """One matrix of a stack, as a weight: (rows, columns)."""
@@ -50,7 +52,9 @@ def multiplied(x: F32 | F64, weight: Weight, build: Build) -> tuple[F64, F64, in
         out, size = product_and_size(acts, sums, weight, x.dtype, build.multiply)
         value = out.astype(np.float64)
     roundings = product_roundings(terms, build.lanes, run)
-    return value, roundings * U * size + U * np.abs(value) + terms * SMALLEST, roundings
+    allowed = roundings * U * size + U * np.abs(value) + terms * SMALLEST
+    # a partial sum may overflow where another order of addition stays within float32
+    return value, np.where(size > LARGEST, np.inf, allowed), roundings
 
 
 def tipped(x: F32 | F64, converted: F64, build: Build) -> F64:
