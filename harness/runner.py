@@ -50,12 +50,12 @@ class Session:
 
     name: str  # the adapter's
     model: Path | None = None
+    own_sites = False  # of its adapter
 
     @cached_property
     def facts(self) -> Facts:
         """What answers are held against; our own reader looks once, when the first comes."""
-        facts = facts_of(self.model)
-        return replace(facts, own_sites=adapter_class(self.name).own_sites)
+        return replace(facts_of(self.model), own_sites=self.own_sites)
 
     @property
     def pid(self) -> int | None:
@@ -175,6 +175,7 @@ class LocalSession(Session):
     def __init__(self, cls: type[Adapter], model: Path | None, settings: Settings) -> None:
         self.cls = cls
         self.name = cls.name
+        self.own_sites = cls.own_sites
         self.model = model
         self.settings = settings
         self.adapter: Adapter | None = None

@@ -40,7 +40,7 @@ class MutantResult:
     caught: bool  # check says divergence
     found: str  # where bisect saw it first
     expected: str
-    confirmed: bool  # patching the culprits heals the run
+    confirmed: bool  # patching the culprits heals the run, where there is anything to heal
 
     @property
     def located(self) -> bool:
@@ -81,7 +81,7 @@ def try_mutant(cls: type[Mutant], folder: Path) -> MutantResult:
         caught=exit_code(verdicts) == 1,
         found=place(first.site.layer, first.site.name) if first else "nowhere",
         expected=place(cls.layer, cls.site),
-        confirmed=result.patched is not None and result.patched.confirms,
+        confirmed=result.patched is not None and result.patched.confirms is cls.moves_logits,
     )
 
 

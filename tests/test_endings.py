@@ -44,7 +44,7 @@ def test_check_leaves_no_model_behind(number: signal.Signals, tmp_path: Path) ->
 
 
 def test_the_processes_of_a_campaign_leave_nothing_behind_either(tmp_path: Path) -> None:
-    args = ["fuzz", "tokens", "--oracle", "reference", "-j", "2"]
+    args = ["fuzz", "tokens", "--oracle", "reference", "-j", "2", "--cases", "1000000"]
     code, words = ended_by(signal.SIGTERM, args, tmp_path, "*/lockstep-*/*.gguf")
     assert code == 128 + signal.SIGTERM
     assert "Traceback" not in words

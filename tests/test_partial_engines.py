@@ -57,8 +57,10 @@ class ShowsNothing(Partial, name="test:shows-nothing"):
     shown = ()
 
 
-class WrongRope(RopeHalfSplit, ShowsFused, name="test:wrong-rope-fused"):
-    mistake = "pairs lie half a head apart"
+class WrongRope(Partial, name="test:wrong-rope-fused"):
+    """No member of the catalogue, though it makes the same mistake."""
+
+    ops = RopeHalfSplit.ops
     shown = ("Qcur", "Kcur", *FUSED)
 
 

@@ -13,3 +13,4 @@ class Mutant(Reference):
     shows_on: ClassVar[str] = "f32"
     site: ClassVar[str]
     layer: ClassVar[int | None] = 0
+    moves_logits: ClassVar[bool] = True  # if not, no patch can confirm what the trace finds

@@ -12,8 +12,9 @@ class FromOne(Mirror):
 
 
 class RopePositionOffByOne(Mutant, name="mutant:rope-position-off-by-one"):
-    ops = FromOne
     """Logits do not move, because only distances count: nothing but the trace shows it."""
 
+    ops = FromOne
+    moves_logits = False
     mistake = "rope position off by one"
     site = "Qcur_rope"

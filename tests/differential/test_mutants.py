@@ -36,7 +36,7 @@ def test_a_wrong_engine_is_caught_and_its_mistake_located(
     assert (first.site.layer, first.site.name) == (mutant.layer, mutant.site)
     assert first.at_fault == "subject"
     assert result.patched is not None
-    assert result.patched.confirms
+    assert result.patched.confirms is mutant.moves_logits
 
     head = header("lockstep check", plan.seed, [model_row(plan.case, path)], opened.engines)
     writer = ReportWriter(tmp_path / "run", head)

@@ -21,6 +21,7 @@ from harness.adapters.reference import Reference
 from harness.records import EXACT, Verdict
 from harness.report.header import sha256_of
 from harness.runner import LocalSession
+from harness.suites.base import NoAnswer
 from tests.golden.folders import (
     FETCHED_PATHS,
     STORIES,
@@ -217,9 +218,6 @@ def test_a_wrong_decoder_fails_on_its_blocks_and_only_on_them() -> None:
         (OffByOne, "tokens/f32", 12),
         (OffByOne, "logits/f32", 1),
         (OffByOne, "dequant/q8_0", 0),
-        (Forgetful, "tokens/f32", 12),
-        (Forgetful, "logits/f32", 1),
-        (Forgetful, "dequant/q8_0", 1),
         (PositiveZero, "dequant/q8_0", 1),
         (PositiveZero, "dequant/q4_0", 1),
         (SwappedNibbles, "dequant/q4_0", 1),
@@ -238,6 +236,13 @@ def test_an_engine_that_does_not_convert_activations_is_within_the_bound(
 ) -> None:
     verdicts = held(NoConversion, path, models)
     assert {v.status for v in verdicts} <= {"agreed", "excused"}, verdicts
+
+
+@pytest.mark.parametrize("path", ["tokens/f32", "logits/f32", "dequant/q8_0"])
+def test_an_engine_that_answers_too_little_gives_no_proper_answer(path: str, models: Path) -> None:
+    with pytest.raises(NoAnswer) as refusal:
+        held(Forgetful, path, models)
+    assert refusal.value.status == "malformed"
 
 
 def test_an_engine_without_an_answer_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
