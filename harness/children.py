@@ -18,7 +18,7 @@ from typing import Any
 
 from engine.errors import EngineError
 from harness.check import BadInput
-from harness.processes import interrupts_later, watch_parent
+from harness.processes import interrupts_later, killed_by, watch_parent
 from harness.records import Status
 from harness.suites.base import NoAnswer
 
@@ -161,7 +161,7 @@ def next_event(connection: Connection, process: BaseProcess) -> Event:
         process.join()
         status = process.exitcode or 0
         if status < 0:
-            return Died(f"was killed by {signal.Signals(-status).name}")
+            return Died(killed_by(-status))
         return Died(f"exited with status {status}")
 
 

@@ -113,3 +113,11 @@ def end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+def killed_by(number: int) -> str:
+    """In words; real-time signals have no names."""
+    try:
+        return f"was killed by {signal.Signals(number).name}"
+    except ValueError:
+        return f"was killed by signal {number}"

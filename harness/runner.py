@@ -26,6 +26,7 @@ from harness.adapters import adapter_class
 from harness.adapters.base import Adapter
 from harness.answers import Facts, MalformedAnswer, check_answer, check_piece, facts_of
 from harness.environments import python_of, variables
+from harness.processes import killed_by
 from harness.records import (
     Answered,
     Crashed,
@@ -312,7 +313,7 @@ class Worker:
         self.finalizer()
         status = self.process.returncode
         if status < 0:
-            return f"was killed by {signal.Signals(-status).name}"
+            return killed_by(-status)
         return f"exited with status {status}"
 
     def dismiss(self) -> None:

@@ -81,6 +81,19 @@ def test_the_death_of_a_check_is_a_verdict_and_the_other_models_are_checked(
     assert result.code == 3
 
 
+class WithoutAName(Reference, name="test:without-a-name"):
+    def metadata(self) -> FileSummary:
+        os.kill(os.getpid(), signal.SIGRTMIN + 3)  # signal.Signals has none for it
+        raise AssertionError
+
+
+def test_a_signal_without_a_name_is_a_death_like_any_other(tmp_path: Path) -> None:
+    path = builtin("f32", tmp_path)
+    result, _ = run_of([plan_for(path, engine=WithoutAName.name, suites=("metadata",))], tmp_path)
+    assert [v.status for v in result.verdicts] == ["crashed"]
+    assert f"was killed by signal {signal.SIGRTMIN + 3}" in result.verdicts[0].summary
+
+
 def test_a_defect_of_one_suite_is_a_verdict_and_the_others_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

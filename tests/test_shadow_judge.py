@@ -180,3 +180,13 @@ def test_a_sum_that_another_order_takes_beyond_float32_says_nothing(
     (verdict,) = verdicts(judge)
     assert verdict.status == "not-compared"
     assert "without a finite bound" in verdict.summary
+
+
+@pytest.mark.parametrize("op", ["RMS_NORM", "NORM", "L2_NORM"])
+def test_a_norm_of_squares_beyond_float32_says_nothing(op: str, judge: ShadowJudge) -> None:
+    """ggml squares in float32, so that its norm of such a row is zero; clamped or in double it is
+    not."""
+    x = normal(5, 1, 32) * np.float32(1e22)
+    judge(node(op, np.zeros((1, 32), np.float32), x, held=params(1e-5)))
+    (verdict,) = verdicts(judge)
+    assert verdict.status == "not-compared"

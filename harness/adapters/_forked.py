@@ -26,6 +26,7 @@ from harness.adapters.parsing import (
     Row,
     answer_of,
 )
+from harness.processes import killed_by
 
 ROW = struct.Struct("<BQq")
 HEAD = struct.Struct("<q")  # the file in work; the number of files at the end; see STOPPED
@@ -127,7 +128,7 @@ def end_of(status: int, log: int) -> str:
     said = os.pread(log, LAST_WORDS, max(0, size - LAST_WORDS)).decode(errors="replace")
     how = f"exited with status {os.waitstatus_to_exitcode(status)}"
     if os.WIFSIGNALED(status):
-        how = f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
+        how = killed_by(os.WTERMSIG(status))
     return "; ".join([how, *(line.strip() for line in said.splitlines()[-3:] if line.strip())])
 
 

@@ -23,6 +23,7 @@ F64 = NDArray[np.float64]
 U = 2.0**-24  # unit roundoff of float32
 U16 = 2.0**-11  # of float16
 SMALLEST = 2.0**-126  # below it vector code may flush to zero
+LARGEST = float(np.finfo(np.float32).max)
 PLAIN = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I32": np.int32, "I64": np.int64}
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from engine.errors import Unsupported
 from engine.ops.ggml.base import (
     F64,
+    LARGEST,
     PLAIN,
     SMALLEST,
     Build,
@@ -23,8 +24,6 @@ from engine.ops.ggml.near import Near, exact, finite, total
 from engine.ops.products import convert, product_and_size, product_roundings, run_of
 from engine.quants.base import F32, WeightFormat
 from engine.weights import Weight
-
-LARGEST = float(np.finfo(np.float32).max)
 
 
 def matrix(operand: Operand, i3: int, i2: int) -> Weight:

@@ -5,7 +5,7 @@ Source: ggml-cpu/ops.cpp and vec.cpp of llama.cpp in llama-cpp-python 0.3.36.
 
 import numpy as np
 
-from engine.ops.ggml.base import F64, SMALLEST, Build, Expected, Node, U, meaning
+from engine.ops.ggml.base import F64, LARGEST, SMALLEST, Build, Expected, Node, U, meaning
 from engine.ops.ggml.near import Near, constant, exact, total
 
 TREE = 6  # roundings of a vector's lanes added as a tree, with the square
@@ -36,6 +36,11 @@ def squares(x: Near, build: Build, together: float = 1) -> Near:
     return total(terms, together).twice()
 
 
+def in_range(near: Near, squared: Near) -> Near:
+    """Without a limit where the squares are beyond float32: one engine overflows, another not."""
+    return Near(near.v, np.where(squared.v > LARGEST, np.inf, near.r))
+
+
 def how_summed(build: Build) -> str:
     return "squares summed in float32" if build.plain else "squares in float32, their sum in double"
 
@@ -48,26 +53,29 @@ def mean_of(x: Near, n: int) -> Near:
 def rms_norm(node: Node, build: Build) -> Expected:
     eps = float(node.floats()[0])
     x = exact(node.wide(0))
-    mean = mean_of(squares(x, build), x.v.shape[-1])
+    squared = squares(x, build)
+    mean = mean_of(squared, x.v.shape[-1])
     scale = constant(1.0) / (mean + constant(eps)).sqrt()
-    return (x * scale).expected(how_summed(build))
+    return in_range(x * scale, squared).expected(how_summed(build))
 
 
 @meaning("L2_NORM")
 def l2_norm(node: Node, build: Build) -> Expected:
     eps = float(node.floats()[0])
     x = exact(node.wide(0))
-    root = squares(x, build).sqrt()
+    squared = squares(x, build)
+    root = squared.sqrt()
     scale = constant(1.0) / Near(np.maximum(root.v, eps), root.r)
-    return (x * scale).expected(how_summed(build))
+    return in_range(x * scale, squared).expected(how_summed(build))
 
 
 def centred(x: F64, eps: float, build: Build) -> Near:
     """A row with mean zero and variance one."""
     n = x.shape[-1]
     off = exact(x) - mean_of(sum_of(x, build), n)
-    variance = mean_of(squares(off, build, TREE), n)
-    return off * (constant(1.0) / (variance + constant(eps)).sqrt())
+    squared = squares(off, build, TREE)
+    variance = mean_of(squared, n)
+    return in_range(off * (constant(1.0) / (variance + constant(eps)).sqrt()), squared)
 
 
 @meaning("NORM")
