@@ -2,11 +2,13 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.managers import SyncManager
+from secrets import token_hex
 from tempfile import TemporaryDirectory
 from threading import Thread, current_thread, main_thread
 from typing import Any
@@ -91,7 +93,9 @@ def variables(values: Mapping[str, str]) -> Iterator[None]:
 def shared() -> Iterator[SyncManager]:
     """What makes queues that several processes share. It is a process too, and ends with its
     parent like the others."""
-    manager = SyncManager(ctx=get_context("spawn"))
+    # by itself it would take a path in TMPDIR, which may be longer than a socket's name can be
+    name = f"\0lockstep-{os.getpid()}-{token_hex(8)}" if sys.platform == "linux" else None
+    manager = SyncManager(address=name, ctx=get_context("spawn"))
     with interrupts_later():
         manager.start(watch_parent)
     with manager:
