@@ -38,7 +38,8 @@ def squares(x: Near, build: Build, together: float = 1) -> Near:
 
 def in_range(near: Near, squared: Near) -> Near:
     """Without a limit where the squares are beyond float32: one engine overflows, another not."""
-    return Near(near.v, np.where(squared.v > LARGEST, np.inf, near.r))
+    beyond = np.isfinite(squared.v) & (squared.v > LARGEST)
+    return Near(near.v, np.where(beyond, np.inf, near.r))
 
 
 def how_summed(build: Build) -> str:
