@@ -19,7 +19,7 @@ from rich.text import Text
 
 from engine.errors import EngineError
 from harness.check import BadInput, Plan, defect
-from harness.cli.screen import Screen
+from harness.cli.consoles import Screen
 from harness.records import BOTH, Site, Verdict
 from harness.report.jsonl import plain
 from harness.report.text import (
