@@ -182,6 +182,19 @@ def test_a_sum_that_another_order_takes_beyond_float32_says_nothing(
     assert "without a finite bound" in verdict.summary
 
 
+@pytest.mark.parametrize(
+    ("shown", "status"),
+    [(np.inf, "not-compared"), (np.nan, "not-compared"), (1.0, "diverged")],
+)
+def test_a_sum_that_is_infinite_is_no_number_but_may_be_nan(
+    shown: float, status: str, judge: ShadowJudge
+) -> None:
+    """Finite terms beside an infinite one may overflow to the other side: inf - inf."""
+    row = np.array([[np.inf, -3e38, -3e38, 1.0]], np.float32)
+    judge(node("MUL_MAT", np.full((1, 1), shown, np.float32), row, np.ones_like(row)))
+    assert status in {verdict.status for verdict in verdicts(judge)}
+
+
 @pytest.mark.parametrize("op", ["RMS_NORM", "NORM", "L2_NORM"])
 def test_a_norm_of_squares_beyond_float32_says_nothing(op: str, judge: ShadowJudge) -> None:
     """ggml squares in float32, so that its norm of such a row is zero; clamped or in double it is

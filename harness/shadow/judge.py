@@ -198,11 +198,14 @@ def rounded_to(value: NDArray[Any], actual: NDArray[Any]) -> NDArray[Any]:
 def where_limited(expected: Expected, value: NDArray[Any], actual: NDArray[Any]) -> NDArray[Any]:
     """What was shown, and the truth where a number has no limit: another order may overflow there.
 
-    An infinity has none either, and is one in every order.
+    An infinity has none either: it is no finite number in any order, but NaN where a part of the
+    sum that is left overflows to the other side.
     """
-    if actual.shape != value.shape or not np.any(np.isposinf(expected.allowed)):
+    unlimited = np.isposinf(expected.allowed)
+    if actual.shape != value.shape or not np.any(unlimited):
         return actual
-    return np.where(np.isposinf(expected.allowed) & np.isfinite(expected.value), value, actual)
+    overflowed = np.isinf(expected.value) & np.isnan(actual)
+    return np.where(unlimited & (np.isfinite(expected.value) | overflowed), value, actual)
 
 
 def closeness(
