@@ -112,15 +112,14 @@ def test_what_an_engine_says_that_it_shows_it_must_show(tmp_path: Path) -> None:
     assert exit_code(found) == 1
 
 
-class WrongWhereItIsHidden(RopeHalfSplit, ShowsLayers, name="test:wrong-where-it-is-hidden"):
-    mistake = "pairs lie half a head apart"
-    shown = LAYERS
+class WrongWhereItIsHidden(ShowsLayers, name="test:wrong-where-it-is-hidden"):
+    ops = RopeHalfSplit.ops
 
 
-class Echo(RopeHalfSplit, name="test:echo"):
+class Echo(Reference, name="test:echo"):
     """Records what was put in instead of what it computed."""
 
-    mistake = "pairs lie half a head apart"
+    ops = RopeHalfSplit.ops
 
     def evaluate(self, request: Request) -> Evaluation:
         run = super().evaluate(request)
