@@ -60,7 +60,7 @@ EngineOpt = Annotated[
     str,
     typer.Option(
         help="The engine under test: reference, fast, replay, llama.cpp, llama.cpp@VERSION, "
-        "mutant:NAME."
+        "mutant:NAME, honest:NAME."
     ),
 ]
 SettingsOpt = Annotated[

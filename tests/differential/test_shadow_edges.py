@@ -127,6 +127,11 @@ def test_norms_of_any_length_and_size(op: str, ggml: Session, judge_of: Any) -> 
     check(ggml, judge_of, op, zeros.shape, zeros, held=params(1e-6))
 
 
+def test_a_norm_of_one_large_value_is_said_to_show_nothing(ggml: Session, judge_of: Any) -> None:
+    with pytest.raises(AssertionError, match="every element is without a finite bound"):
+        check(ggml, judge_of, "NORM", (1, 1), np.full((1, 1), 1e12, np.float32), held=params(1e-6))
+
+
 @pytest.mark.parametrize("bias", [0.0, 8.0])
 def test_softmax_with_masks_and_slopes(bias: float, ggml: Session, judge_of: Any) -> None:
     for n in LENGTHS:

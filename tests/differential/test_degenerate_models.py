@@ -1,0 +1,34 @@
+"""Models whose numbers are zero, NaN, infinite or huge: a true verdict, and nobody is blamed."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.check import Plan
+from harness.records import PRESETS
+from harness.run import Listener, run_plans
+from tests.degenerate import cases
+
+SOME = (
+    *("token_embd.weight-huge", "output.weight-zero", "blk.0.attn_norm.weight-huge"),
+    *("blk.1.attn_k.weight-huge", "blk.0.attn_v.weight-nan", "one-row-infinite"),
+)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("name", SOME)
+def test_numbers_beyond_all_bounds_accuse_nobody(name: str, preset: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    cases()[name](path)
+    plan = Plan(
+        case=name,
+        model=path,
+        subject_model=path,
+        settings=PRESETS[preset],
+        n_tokens=8,
+        n_steps=4,
+        command=str(path),
+    )
+    result = run_plans([plan], tmp_path / "reports", ["lockstep", "check"], 1, Listener())
+    assert {v.status for v in result.verdicts} <= {"agreed", "excused", "not-compared"}
+    assert result.code == (0 if name == "output.weight-zero" else 3)
