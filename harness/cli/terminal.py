@@ -327,15 +327,15 @@ def bisection_lines(plan: Plan, result: "Bisection") -> list[str]:
     for layer in result.layers:
         name = "-" if layer.layer is None else str(layer.layer)
         lines.append(f"  {name:>5}   {layer.error:>18.1e}   {', '.join(layer.guilty) or '-'}")
-    where = "outside the layers" if first.site.layer is None else f"layer {first.site.layer}"
+    where = "outside the layers" if first.layer is None else f"layer {first.layer}"
     lines += ["", f"first divergence: {where}, op {first.op}, site {first.site.name}"]
     for culprit in result.culprits[:SHOWN]:
         lines.append(f"  {explain_finding(culprit)}")
-        weight = found.weight_of(culprit)
+        weight = culprit.weight
         rows = ", ".join(map(str, culprit.outputs[:8]))
         more = len(culprit.outputs) - 8
         lines.append(
-            (f"    multiplies by {weight}; " if weight else "    ")
+            (f"    its weight is {weight}; " if weight else "    ")
             + f"affected output rows: {rows}"
             + (f" and {more} more" if more > 0 else "")
         )

@@ -1,6 +1,7 @@
 """The contract of a suite, and what all suites share: sessions, settings and the oracle's runs."""
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -143,6 +144,12 @@ class Context:
         conversions of activations, and in float64 without any."""
         self.progress("a difference: our own runs say which engine is wrong")
         return self.honest.logits(batches)
+
+    def with_subject(self, subject: Session, path: Path, info: EngineInfo) -> "Context":
+        """The same with another subject: all that is known so far is of the oracle."""
+        other = copy(self)
+        other.subject, other.subject_model, other.subject_info = subject, path, info
+        return other
 
     def ask_both(self, question: str, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """The oracle's answer and the subject's. Where both refuse, nobody is blamed."""
