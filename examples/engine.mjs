@@ -1,6 +1,4 @@
-// A small engine in Lockstep's protocol: it reads files, and runs llama models whose weights are
-// F32. Node and nothing else.
-//
+// A small engine in Lockstep's protocol: it reads files, and runs llama models of F32 weights.
 //     lockstep smoke -- node examples/engine.mjs
 //     lockstep check model.gguf --engine "node examples/engine.mjs"
 import { readFileSync } from "node:fs";
@@ -23,10 +21,8 @@ class File {
     this.metadata = {};
     for (let i = 0; i < keys; i++) this.metadata[this.text()] = this.value(this.u32());
     this.tensors = [];
-    for (let i = 0; i < tensors; i++) {
-      const name = this.text(), ne = [];
-      for (let n = this.u32(); n > 0; n--) ne.push(this.u64());
-      const type = this.u32();
+    while (this.tensors.length < tensors) {
+      const name = this.text(), ne = range(this.u32()).map(() => this.u64()), type = this.u32();
       this.tensors.push({ name, ne, type: TYPES[type] ?? `${type}`, offset: this.u64() });
     }
     this.alignment = this.metadata["general.alignment"]?.[1] ?? 32;
@@ -35,7 +31,7 @@ class File {
   move(n) { this.at += n; return this.at - n; }
   u32() { return this.raw.readUInt32LE(this.move(4)); }
   u64() { return Number(this.raw.readBigUInt64LE(this.move(8))); }
-  text() { const n = this.u64(), at = this.move(n); return this.raw.toString("utf8", at, at + n); }
+  text() { const n = this.u64(); return this.raw.toString("utf8", this.move(n), this.at); }
   value(kind) {
     const name = NAMES[kind];
     if (name !== "ARR") return [name, this.item(name)];
@@ -138,7 +134,7 @@ let model, file;
 const answers = {
   start({ model: path }) {
     file = path ? new File(path) : undefined;
-    return [{ protocol: 1, engine: "example in JavaScript", version: "1", can: ["parse", "greedy", "logits"] }, []];
+    return [{ protocol: 1, engine: "example", version: "1", can: ["parse", "greedy", "logits"] }, []];
   },
   parse: () => [{ ...file, raw: undefined }, []],
   greedy: ({ prompt, n }) => [{ ids: (model ??= new Llama(file)).greedy(prompt, n) }, []],

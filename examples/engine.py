@@ -43,8 +43,7 @@ class File:  # GGUF: keys and a table of tensors
         return self.take(VALUES[kind])
 
     def tensor(self):
-        ne = [self.take("Q") for _ in range(self.take("I"))]
-        return ne, self.take("I"), self.take("Q")
+        return [self.take("Q") for _ in range(self.take("I"))], self.take("I"), self.take("Q")
 
     def weights(self, name):
         ne, kind, offset = self.tensors[name]

@@ -7,9 +7,9 @@ MalformedAnswer.
 
 import base64
 import binascii
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ LEVELS = (
     *("greedy", "logits", "trace", "replace"),
 )
 SETTINGS = tuple(f.name for f in fields(Settings) if f.name not in ("generic", "repack"))
+INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 LONGEST_TEXT = 2000  # of an engine's own words
 
 Read = Callable[..., Any]
@@ -132,9 +133,20 @@ def read_parse(answer: Message) -> FileSummary:
         version=said["version"],
         alignment=said["alignment"],
         data_offset=said["data_offset"],
-        metadata={key: (kind, value) for key, (kind, value) in said["metadata"].items()},
+        metadata={
+            key: (kind, value_of(kind, value)) for key, (kind, value) in said["metadata"].items()
+        },
         tensors=tuple(tensor_of(row) for row in said["tensors"]),
     )
+
+
+def value_of(kind: str, said: Any) -> Any:
+    """JSON has neither NaN nor infinities: they are texts, and NaN is one in our records too."""
+    if not kind.removeprefix("ARR[").startswith(("F32", "F64")):
+        return said
+    if type(said) is list:
+        return [INFINITIES.get(x, x) if type(x) is str else x for x in said]
+    return INFINITIES.get(said, said) if type(said) is str else said
 
 
 def tensor_of(row: Mapping[str, Any]) -> TensorSummary:
@@ -154,7 +166,7 @@ def bytes_of(type_name: str, ne: Sequence[int]) -> int:
         kind = type_by_name(type_name)
     except Unsupported as error:
         raise MalformedAnswer("a tensor's type", "a type of ggml", type_name) from error
-    return prod(ne) // kind.block * kind.bytes
+    return math.prod(ne) // kind.block * kind.bytes
 
 
 # --- text -------------------------------------------------------------------------------------

@@ -55,10 +55,15 @@ def command_of(engine: str) -> list[str] | None:
         raise Unsupported(f"{engine!r} is no command: {error}") from error
     if not words or not ("/" in words[0] or (len(words) > 1 and shutil.which(words[0]))):
         return None
+    return found_command(words)
+
+
+def found_command(words: Sequence[str]) -> list[str]:
+    """The same words, if the first is a program. Raises Unsupported."""
     if shutil.which(words[0]) is None:
-        found = "it cannot be executed" if Path(words[0]).exists() else "no such file"
+        found = "it cannot be executed (chmod +x?)" if Path(words[0]).exists() else "no such file"
         raise Unsupported(f"{words[0]} is not started: {found}")
-    return words
+    return list(words)
 
 
 def name_of(command: Sequence[str]) -> str:
@@ -78,10 +83,12 @@ class ProgramSession(Session):
         *,
         time_limit: float,
         memory_limit: int | None,
+        start_limit: float = START_SECONDS,
     ) -> None:
         self.name, self.command = name_of(command), tuple(command)
         self.model, self.settings = model, settings
-        self.time_limit, self.memory_limit = time_limit, memory_limit
+        self.time_limit, self.start_limit = time_limit, start_limit
+        self.memory_limit = memory_limit
         self.program: Program | None = None
         self.said: Introduction | None = None
 
@@ -96,7 +103,7 @@ class ProgramSession(Session):
         kwargs: dict[str, Any],
         consume: Callable[[Any], None] | None = None,
     ) -> Outcome:
-        limit = START_SECONDS
+        limit = self.start_limit
         try:
             program = self.started(time.monotonic() + limit)
             assert self.said is not None

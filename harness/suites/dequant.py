@@ -39,7 +39,7 @@ class Dequant(Suite, name="dequant"):
                     context, tensor, oracle, subject
                 )
             except NoAnswer as error:
-                if error.status == "crashed":
+                if error.status in ("crashed", "not-applicable"):
                     raise
                 key = ("dequant", error.status) if error.status == "diverged" else ()
                 text = f"{tensor.name}: {error.summary}"
