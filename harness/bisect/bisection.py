@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from harness.judge import SiteFinding
 from harness.locate import Findings, Patched, locate, patch
 from harness.records import Evaluation, Request, Site, Verdict
@@ -68,7 +70,8 @@ def own_logits(context: Context) -> Verdict:
     show what was put in instead of what it computed."""
     request = Request(batches=context.batches)
     own: Evaluation = context.ask(context.subject, "evaluate", request)
-    return compared(context, "bisect", context.batches, context.oracle_run, own)
+    truth = np.concatenate(context.noise.logits)
+    return compared(context, "bisect", context.batches, context.oracle_run, own, truth)
 
 
 def compares(finding: SiteFinding) -> bool:
