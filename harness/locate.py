@@ -98,9 +98,7 @@ def locate(context: Context) -> Findings:
         context.ask(context.subject, "evaluate", Request(batches=context.batches, capture=True))
     ).values()
     context.progress("the subject on the oracle's inputs")
-    replace = replaceable(context, oracle)
-    request = Request(batches=context.batches, capture=True, replace=replace)
-    local = trace_of(context.ask(context.subject, "evaluate", request)).values()
+    local, replace = on_values(context, context.batches, oracle)
     context.progress("judging every op")
     return judged(context, context.batches, oracle, local, replace, errors_between(oracle, free))
 
@@ -123,6 +121,27 @@ def errors_between(oracle: Values, subject: Values) -> dict[Site, float]:
         for site, value in oracle.items()
         if site in subject
     }
+
+
+def on_values(
+    context: Context, batches: tuple[Batch, ...], values: Values
+) -> tuple[Values, Collection[Site]]:
+    """The subject's trace where it goes on with these values, and the sites that they were put in.
+
+    The last one is replaced by numbers that no engine computes: nothing reads them. Raises NoAnswer
+    where it shows these, for then it shows nowhere what it computed on the values put in.
+    """
+    replace = replaceable(context, values)
+    last = next((site for site in reversed(values) if shows(context, site)), None)
+    if last in replace and replace[last].dtype.kind == "f":
+        ramp = np.linspace(-1, 1, replace[last].size, dtype=np.float32)
+        replace[last] = ramp.reshape(replace[last].shape)
+    request = Request(batches=batches, capture=True, replace=replace)
+    local = trace_of(context.ask(context.subject, "evaluate", request)).values()
+    if last in local and last in replace and np.array_equal(local[last], replace[last]):
+        text = f"{context.subject.name} shows at {last} what was put in, not what it computed"
+        raise NoAnswer("malformed", f"{text}: none of its ops can be judged", {"site": str(last)})
+    return local, replace.keys()
 
 
 def replaceable(context: Context, values: Values) -> Values:

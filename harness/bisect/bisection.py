@@ -66,8 +66,7 @@ def bisect(context: Context) -> Bisection:
 
 
 def own_logits(context: Context) -> Verdict:
-    """Whether there is nothing to find: a fault may lie in what is not shown, and an engine may
-    show what was put in instead of what it computed."""
+    """Whether there is nothing to find: a fault may lie in what is not shown."""
     request = Request(batches=context.batches)
     own: Evaluation = context.ask(context.subject, "evaluate", request)
     truth = np.concatenate(context.noise.logits)

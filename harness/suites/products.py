@@ -22,7 +22,7 @@ from harness.locate import (
     check_shows,
     errors_between,
     judged,
-    replaceable,
+    on_values,
     trace_of,
 )
 from harness.records import Evaluation, Request, Verdict
@@ -86,9 +86,7 @@ def on_sparse_inputs(context: Context) -> Findings:
         context.oracle, "evaluate", Request(batches=batches, capture=True, replace=given)
     )
     oracle = trace_of(run).values()
-    replace = replaceable(context, oracle | given)
-    request = Request(batches=batches, capture=True, replace=replace)
-    local = trace_of(context.ask(context.subject, "evaluate", request)).values()
+    local, replace = on_values(context, batches, oracle | given)
     found = judged(
         context, batches, oracle, local, replace, errors_between(oracle, local), given=given
     )
