@@ -17,7 +17,7 @@ from engine.trace import SITES
 from harness.compare import largest, mismatch_between, worst_distance
 from harness.designs import PER_EXPERT
 from harness.judge import Judge, SiteFinding
-from harness.records import Evaluation, Request, Site, Trace
+from harness.records import Evaluation, Request, Site, Status, Trace
 from harness.suites.base import Context, NoAnswer
 from harness.tolerances import Bound, whole_run
 
@@ -107,11 +107,12 @@ def check_shows(context: Context) -> None:
     """Raises NoAnswer where there is no graph to judge along, or a subject shows no tensors."""
     if context.facts.no_run:
         raise NoAnswer("not-applicable", context.facts.no_run, {})
+    status: Status = "not-compared" if context.named else "not-applicable"
     if context.facts.no_graph:
         text = f"{context.facts.no_graph}; lockstep shadow judges every op of llama.cpp's graph"
-        raise NoAnswer("not-applicable", text, {})
+        raise NoAnswer(status, text, {})
     if context.subject_info.shows == ():
-        raise NoAnswer("not-applicable", f"{context.subject.name} does not show tensors", {})
+        raise NoAnswer(status, f"{context.subject.name} does not show tensors", {})
 
 
 def errors_between(oracle: Values, subject: Values) -> dict[Site, float]:

@@ -43,7 +43,7 @@ class Products(Suite, name="products"):
     order = 70
 
     def inapplicable(self, facts: ModelFacts) -> str:
-        return facts.no_run or facts.no_graph
+        return facts.no_run
 
     def run(self, context: Context) -> Iterator[Verdict]:
         found = on_sparse_inputs(context)

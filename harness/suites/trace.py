@@ -18,7 +18,7 @@ class Trace(Suite, name="trace"):
     order = 60
 
     def inapplicable(self, facts: ModelFacts) -> str:
-        return facts.no_run or facts.no_graph
+        return facts.no_run
 
     def run(self, context: Context) -> Iterator[Verdict]:
         found = locate(context)
