@@ -1,4 +1,4 @@
-"""What one engine refuses, or cannot do, or the model lacks: whom that accuses, and what it spoils."""
+"""What an engine refuses or cannot do, or a model lacks: whom that accuses, and what it spoils."""
 
 from pathlib import Path
 
