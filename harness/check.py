@@ -160,6 +160,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
             n_tokens=plan.n_tokens,
             n_steps=plan.n_steps,
             seed=plan.seed,
+            named=bool(plan.suites),
             facts=facts,
             make_honest=honest_runs,
             lanes=lanes_of(build.build),
