@@ -17,10 +17,10 @@ from harness.graph.node_judge import NodeJudge, differing_weights
 from harness.graph.program import Place, Program
 from harness.graph.wiring import Wire, ends_of_layers, wires_of
 from harness.honest_runs import AlongLlamaCpp
-from harness.records import Answered, Evaluation, Request, Site, Unanswerable
+from harness.records import Answered, Evaluation, Request, Site, Status, Unanswerable
 from harness.runner import Session
 from harness.shadow.nodes import capture
-from harness.suites.base import Context, no_answer
+from harness.suites.base import Context, NoAnswer, no_answer
 
 
 def locate_along_nodes(context: Context) -> Findings:
@@ -61,7 +61,14 @@ def recorded(context: Context) -> Program:
     along = context.honest
     if not isinstance(along, AlongLlamaCpp):  # our own graph judges whole runs
         along = AlongLlamaCpp(oracle=context.oracle, path=context.model, build=build_of(context))
-    return along.recording(context.batches)
+    try:
+        return along.recording(context.batches)
+    except NoAnswer as error:
+        why = context.facts.no_graph
+        if not why or error.status != "not-compared":
+            raise
+        status: Status = "not-compared" if context.named else "not-applicable"
+        raise NoAnswer(status, f"{why}, and {error.summary}", {}) from error
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from harness.findings import Findings, by_layer
 from harness.judge import SiteFinding
 from harness.locate import Patched, locate, patch
@@ -62,12 +64,12 @@ def bisect(context: Context) -> Bisection:
 
 
 def own_logits(context: Context, found: Findings) -> Verdict:
-    """Whether there is nothing to find: a fault may lie in what is not shown, and an engine may
-    show what was put in instead of what it computed."""
+    """Whether there is nothing to find: a fault may lie in what is not shown."""
     request = Request(batches=context.batches)
     own: Evaluation = context.ask(context.subject, "evaluate", request)
+    truth = np.concatenate(context.noise.logits)
     oracle = Evaluation(logits=found.outputs, trace=None)
-    return compared(context, "bisect", context.batches, oracle, own)
+    return compared(context, "bisect", context.batches, oracle, own, truth)
 
 
 def compares(finding: SiteFinding) -> bool:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from engine.trace import SITES
 from harness.facts import ModelFacts
 from harness.findings import Findings, Values, errors_between
-from harness.locate import along_nodes, judged, replaceable, trace_of
+from harness.locate import along_nodes, judged, on_values, trace_of
 from harness.records import Evaluation, Request, Verdict
 from harness.report.text import explain_finding
 from harness.suites._sparse_products import KEPT, products_along_nodes
@@ -81,9 +81,7 @@ def on_sparse_inputs(context: Context) -> Findings:
         context.oracle, "evaluate", Request(batches=batches, capture=True, replace=given)
     )
     oracle = trace_of(run).values()
-    replace = replaceable(context, oracle | given)
-    request = Request(batches=batches, capture=True, replace=replace)
-    local = trace_of(context.ask(context.subject, "evaluate", request)).values()
+    local, replace = on_values(context, batches, oracle | given)
     found = judged(
         context, batches, oracle, local, replace, errors_between(oracle, local), given=given
     )
