@@ -28,6 +28,7 @@ from harness.wire import Channel, Closed, WireError
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 QUESTIONS = (
     *("describe", "metadata", "parse", "tokenize", "detokenize", "evaluate", "greedy"),
+    "embed",
     *("dequantize", "multiply", "time_dequantize", "name_tensors", "capture", "compute"),
     *("operate", "schedule", "time_capture"),
 )
