@@ -14,6 +14,7 @@ from harness.adapters import split_version
 from harness.environments import provide
 from harness.facts import ModelFacts, facts_of_model
 from harness.honest_runs import AlongLlamaCpp, AlongOurGraph
+from harness.protocol.session import command_of
 from harness.records import BOTH, Answered, EngineInfo, Settings, Verdict
 from harness.runner import Runner, Session
 from harness.shadow.known import known_crash
@@ -122,13 +123,17 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
     runner = Runner(time_limit=plan.time_limit, memory_limit=plan.memory_limit)
     settings = settings_for(plan)
     try:
+        program = runner.open(engine, plan.subject_model, settings) if command_of(engine) else None
+        if program:  # it may not be able to set everything, and the oracle can
+            progress(f"starting {program.name}")
+            settings = described(program).settings or settings
         for name in (plan.oracle, engine):
             provide(name, progress)
         oracle = runner.open(plan.oracle, plan.model, settings)
         progress(f"starting {plan.oracle}")
         build = described(oracle)
         settings = replace(settings, generic=build.generic)  # so that both round activations alike
-        subject = runner.open(engine, plan.subject_model, settings)
+        subject = program or runner.open(engine, plan.subject_model, settings)
     except Unsupported as error:
         raise BadInput(str(error)) from error
     if not is_compiled("mirror", flash_attn=settings.flash_attn):

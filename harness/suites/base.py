@@ -166,6 +166,8 @@ class Context:
         """What `ask` makes of an outcome."""
         if isinstance(outcome, Answered):
             return outcome.value
+        if isinstance(outcome, Unanswerable) and outcome.declared:
+            raise NoAnswer("not-applicable", outcome.message, {})
         error = no_answer(session.name, question, outcome)
         if error.status == "not-applicable" and (
             session is self.subject or not self.facts.no_graph
