@@ -17,6 +17,7 @@ from harness.honest_runs import AlongLlamaCpp, AlongOurGraph
 from harness.protocol.session import command_of
 from harness.records import BOTH, Answered, EngineInfo, Settings, Verdict
 from harness.runner import Runner, Session
+from harness.shadow.known import known_crash
 from harness.suites.base import (
     STEPS_TRACED,
     Context,
@@ -163,6 +164,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
             named=bool(plan.suites),
             facts=facts,
             make_honest=honest_runs,
+            make_honest_embeddings=along_llama_cpp(embeddings=True),
             lanes=lanes_of(build.build),
             repro=lambda suite: f"lockstep check {plan.command} --suite {suite}",
             progress=progress,
@@ -175,8 +177,20 @@ def honest_runs(context: Context) -> HonestRuns:
     s = context.settings
     if not context.facts.no_graph:
         return AlongOurGraph(model=context.reading, settings=s, lanes=context.lanes)
-    build = Build(lanes=context.lanes, n_threads=s.n_threads, generic=s.generic)
-    return AlongLlamaCpp(oracle=context.oracle, path=context.model, build=build)
+    return along_llama_cpp(embeddings=False)(context)
+
+
+def along_llama_cpp(*, embeddings: bool) -> Callable[[Context], HonestRuns]:
+    """Embeddings always are: graphs of ours end in logits."""
+
+    def make(context: Context) -> HonestRuns:
+        s = context.settings
+        build = Build(lanes=context.lanes, n_threads=s.n_threads, generic=s.generic)
+        return AlongLlamaCpp(
+            oracle=context.oracle, path=context.model, build=build, embeddings=embeddings
+        )
+
+    return make
 
 
 def is_compiled(ops: str, *, flash_attn: bool) -> bool:
@@ -218,9 +232,7 @@ def verdicts_of(suite: type[Suite], context: Context) -> Iterator[Verdict]:
     try:
         yield from suite().run(context)
     except NoAnswer as error:
-        without_key = ("not-compared", "not-applicable")
-        key = () if error.status in without_key else (suite.name, error.status)
-        yield context.verdict(suite.name, error.status, error.summary, error.detail, key)
+        yield unanswered(suite.name, context, error)
     except EngineError as error:
         yield context.verdict(suite.name, "not-compared", str(error))
     except Exception as error:  # one suite's defect costs that suite
@@ -229,8 +241,29 @@ def verdicts_of(suite: type[Suite], context: Context) -> Iterator[Verdict]:
         yield context.verdict(suite.name, "internal", text, detail, (suite.name, "internal"))
 
 
+def unanswered(suite: str, context: Context, error: NoAnswer) -> Verdict:
+    """A crash of llama.cpp that is known is one still, and says so."""
+    without_key = ("not-compared", "not-applicable")
+    key = () if error.status in without_key else (suite, error.status)
+    text, detail = error.summary, error.detail
+    crashed = error.status == "crashed" and context.oracle.name == "llama.cpp"
+    known = known_crash(context.facts.architecture, context.settings.name) if crashed else ""
+    if known:
+        text, detail = f"{text} (known: {known})", {**detail, "known": known}
+    return context.verdict(suite, error.status, text, detail, key)
+
+
 def defect(what: str) -> str:
     return f"Lockstep failed, please report this with the command and the traceback: {what}"
+
+
+def exit_code_of_run(verdicts: Sequence[Verdict]) -> int:
+    """The worst of its models': one of which nothing was compared does not hide among others."""
+    cases: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        cases.setdefault(verdict.case, []).append(verdict)
+    codes = {exit_code(same) for same in cases.values()} or {3}
+    return next(code for code in (1, 2, 3, 0) if code in codes)
 
 
 def exit_code(verdicts: Sequence[Verdict]) -> int:

@@ -75,8 +75,12 @@ SettingsOpt = Annotated[
 SubjectOpt = Annotated[
     Path | None, typer.Option(help="Give the engine under test this file instead of MODEL.")
 ]
+ArchOpt = Annotated[
+    str | None,
+    typer.Option(help="Make a model of this architecture, as synth does; all: of every one."),
+]
+STEPS_OF_VARIANTS = 16
 TokensOpt = Annotated[int, typer.Option(help="Length of the prompt.", min=1, max=4096)]
-StepsOpt = Annotated[int, typer.Option(help="Tokens to generate.", min=1, max=4096)]
 
 
 @app.command()
@@ -86,9 +90,13 @@ def check(
     oracle: OracleOpt = "llama.cpp",
     settings: SettingsOpt = Preset.exact,
     suite: Annotated[list[str] | None, typer.Option(help="Only this suite (repeatable).")] = None,
+    arch: ArchOpt = None,
     subject_model: SubjectOpt = None,
     tokens: TokensOpt = 32,
-    steps: StepsOpt = 64,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Tokens to generate. Default: 64; with --arch 16.", min=1, max=4096),
+    ] = None,
     seed: SeedOpt = 0,
     report: ReportOpt = Path("reports"),
     as_json: JsonOpt = False,
@@ -97,7 +105,7 @@ def check(
 ) -> None:
     """Run every suite that applies.
 
-    In order: metadata, tokens, dequant, logits, decode, trace, products, shadow.
+    In order: metadata, tokens, dequant, logits, embeddings, decode, trace, products, shadow.
 
     Without MODEL it checks the built-in seeded models. Examples:
 
@@ -105,13 +113,21 @@ def check(
       lockstep check
       lockstep check model.gguf --settings default
       lockstep check model.gguf --engine mutant:rope-half-split --suite trace
+      lockstep check --arch qwen3
+      lockstep check --arch all -j 2 --quiet
     """
+    from harness.cli.variants import variant_files
     from harness.run import Listener, run_plans
 
+    if arch is not None and (model is not None or subject_model is not None):
+        raise typer.BadParameter("--arch makes the model: give no MODEL, no --subject-model")
+    n = steps or (64 if arch is None else STEPS_OF_VARIANTS)
     with screen(quiet, as_json) as out, model_folder() as folder:
+        out.progress("models", "making them")
+        files = models_of(model, folder) if arch is None else variant_files(arch, folder, seed)
         plans = [
-            plan_of(name, path, engine, oracle, settings, subject_model, tokens, steps, seed, suite)
-            for name, path in models_of(model, folder)
+            plan_of(name, path, engine, oracle, settings, subject_model, tokens, n, seed, suite)
+            for name, path in files
         ]
         listener = Listener(progress=out.progress, verdict=out.verdict)
         result = run_plans(plans, report, ["lockstep", *sys.argv[1:]], jobs, listener)
@@ -421,11 +437,14 @@ def plan_of(
     import shlex
 
     from harness.check import Plan
+    from harness.cli.variants import VARIANT_PREFIX
     from harness.records import PRESETS
     from harness.run import BUILTIN_PREFIX
 
-    model = name if name.startswith(BUILTIN_PREFIX) else str(path)
-    options = [model, "--engine", engine, "--settings", settings.value]
+    model = [name if name.startswith(BUILTIN_PREFIX) else str(path)]
+    if name.startswith(VARIANT_PREFIX):
+        model = ["--arch", name.removeprefix(VARIANT_PREFIX)]
+    options = [*model, "--engine", engine, "--settings", settings.value]
     options += ["--oracle", oracle] if oracle != "llama.cpp" else []
     options += ["--subject-model", str(subject_model)] if subject_model else []
     options += ["--tokens", str(tokens), "--steps", str(steps), "--seed", str(seed)]
