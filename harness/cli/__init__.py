@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli import answers, batch, bench, files, fuzz, oracle, shadow, synth, tokens
+from harness.cli import (
+    answers,
+    batch,
+    bench,
+    files,
+    fuzz,
+    oracle,
+    real_models,
+    shadow,
+    synth,
+    tokens,
+)
 from harness.cli.options import JsonOpt, OracleOpt, QuietOpt, ReportOpt, SeedOpt
 from harness.inputs import read_text
 
@@ -44,6 +55,7 @@ golden.command("ops")(answers.ops)
 fuzz.app.command("gguf")(files.fuzz_gguf)
 app.command("synth")(synth.synth)
 app.command("shadow")(shadow.shadow)
+app.command("fetch")(real_models.fetch)
 
 
 class Preset(StrEnum):
