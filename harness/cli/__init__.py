@@ -3,6 +3,7 @@
 Exit codes: 0 conform, 1 divergence, 2 usage, configuration or adapter error, 3 incomplete.
 """
 
+import os
 import signal
 import sys
 from enum import StrEnum
@@ -13,7 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli import answers, batch, bench, files, fuzz, oracle, shadow, smoke, synth, tokens
+from harness.cli import (
+    answers,
+    batch,
+    bench,
+    files,
+    fuzz,
+    oracle,
+    real_models,
+    shadow,
+    smoke,
+    synth,
+    tokens,
+    twin,
+)
 from harness.cli.options import JsonOpt, OracleOpt, QuietOpt, ReportOpt, SeedOpt
 from harness.inputs import read_text
 
@@ -45,6 +59,8 @@ fuzz.app.command("gguf")(files.fuzz_gguf)
 app.command("synth")(synth.synth)
 app.command("shadow")(shadow.shadow)
 app.command("smoke")(smoke.smoke)
+app.command("fetch")(real_models.fetch)
+app.command("twin")(twin.twin)
 
 
 class Preset(StrEnum):
@@ -482,6 +498,10 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, end)
+    # Read when numpy is loaded. Threads of a product that is as small as ours, a few rows of a
+    # matrix, wait for each other on a busy machine: with two on two busy processors a model took
+    # nine times the processor time that it takes with one. A user's own choice stays.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it is an exception
         for stream in (sys.stdout, sys.stderr):  # a text that they cannot encode is no error

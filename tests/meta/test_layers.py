@@ -33,6 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("harness.designs", "harness.engine_process"),
     ("harness.rope_designs",),
     ("harness.synth", "harness.adapters", "harness.judge", "harness.report"),
+    ("harness.real_models", "harness.twin"),
     (
         "harness.mutants",
         "harness.honest",
