@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from engine.errors import Unsupported
 from engine.ops.ggml.base import EXACT, F64, Expected, U
 from engine.ops.ggml.near import Near, exact
-from engine.ops.products import in_order
+from engine.ops.sums import in_order
 from engine.registry import import_members
 
 Result = Expected | Mapping[str, Expected]  # several: there is more than one right way, by name
