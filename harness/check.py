@@ -27,7 +27,7 @@ from harness.suites.base import (
     no_answer,
 )
 
-REFERENCE, REPLAY = "reference", "replay"  # the second takes the first's place, see open_plan
+REFERENCE, REPLAY = "reference", "replay"  # the second takes the first's place, see stand_in
 CELLS = 256  # llama.cpp's granule of the cache
 PROMPT_TOKENS = 64  # room for the prompt of `decode`, which is a few tokens long
 
@@ -128,8 +128,7 @@ class Opened:
 
 def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
     facts = preflight(plan)
-    replayed = plan.engine == REFERENCE and facts.no_graph and not facts.no_run
-    engine = REPLAY if replayed else plan.engine  # llama.cpp's graph where we have none
+    engine = stand_in(plan.engine, facts)
     runner = Runner(time_limit=plan.time_limit, memory_limit=plan.memory_limit)
     settings = settings_for(plan)
     try:
@@ -171,6 +170,12 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
         ),
         engines=(build, subject_info),
     )
+
+
+def stand_in(engine: str, facts: ModelFacts) -> str:
+    """Our reference engine along llama.cpp's graph, of a model that it has no graph for."""
+    replayed = engine == REFERENCE and facts.no_graph and not facts.no_run
+    return REPLAY if replayed else engine
 
 
 def honest_runs(context: Context) -> HonestRuns:
