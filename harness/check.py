@@ -12,8 +12,9 @@ from engine.registry import import_members
 from engine.tokenizers.base import tokenizer_of
 from harness.adapters import split_version
 from harness.environments import provide
-from harness.facts import ModelFacts, facts_of_model
+from harness.facts import ModelFacts, facts_of_model, too_long
 from harness.honest_runs import AlongLlamaCpp, AlongOurGraph
+from harness.protocol.session import command_of
 from harness.records import BOTH, Answered, EngineInfo, Settings, Verdict
 from harness.runner import Runner, Session
 from harness.suites.base import (
@@ -27,6 +28,7 @@ from harness.suites.base import (
 
 REFERENCE, REPLAY = "reference", "replay"  # the second takes the first's place, see open_plan
 CELLS = 256  # llama.cpp's granule of the cache
+PROMPT_TOKENS = 64  # room for the prompt of `decode`, which is a few tokens long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,7 @@ def preflight(plan: Plan) -> ModelFacts:
             if facts.has_vocabulary and any(suite.name == "tokens" for suite in suites):
                 with GgufFile.open(path) as file:
                     tokenizer_of(file.metadata)
+            check_length(plan, facts.n_positions)
         except EngineError as error:
             raise BadInput(f"{path}: {error}") from error
         except OSError as error:
@@ -79,10 +82,18 @@ def preflight(plan: Plan) -> ModelFacts:
     return found[plan.model]
 
 
+def check_length(plan: Plan, n_positions: int) -> None:
+    """Raises Unsupported, an EngineError."""
+    options = (("--tokens", plan.n_tokens, STEPS_TRACED), ("--steps", plan.n_steps, PROMPT_TOKENS))
+    for option, n, besides in options:
+        if reason := too_long(n_positions, n + besides):
+            raise Unsupported(f"{reason}; take {option} {n_positions - besides} or fewer")
+
+
 def settings_for(plan: Plan) -> Settings:
     """The preset with a cache and a ubatch that hold what the plan decodes."""
     n_trained = plan.n_tokens + STEPS_TRACED
-    needed = max(n_trained, plan.n_steps + 64)  # the prompt of `decode` is a few tokens long
+    needed = max(n_trained, plan.n_steps + PROMPT_TOKENS)
     n_ctx = max(plan.settings.n_ctx, -(-needed // CELLS) * CELLS)
     return replace(plan.settings, n_ctx=n_ctx, n_ubatch=max(plan.settings.n_ubatch, plan.n_tokens))
 
@@ -121,13 +132,17 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
     runner = Runner(time_limit=plan.time_limit, memory_limit=plan.memory_limit)
     settings = settings_for(plan)
     try:
+        program = runner.open(engine, plan.subject_model, settings) if command_of(engine) else None
+        if program:  # it may not be able to set everything, and the oracle can
+            progress(f"starting {program.name}")
+            settings = described(program).settings or settings
         for name in (plan.oracle, engine):
             provide(name, progress)
         oracle = runner.open(plan.oracle, plan.model, settings)
         progress(f"starting {plan.oracle}")
         build = described(oracle)
         settings = replace(settings, generic=build.generic)  # so that both round activations alike
-        subject = runner.open(engine, plan.subject_model, settings)
+        subject = program or runner.open(engine, plan.subject_model, settings)
     except Unsupported as error:
         raise BadInput(str(error)) from error
     if not is_compiled("mirror", flash_attn=settings.flash_attn):
@@ -145,6 +160,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
             n_tokens=plan.n_tokens,
             n_steps=plan.n_steps,
             seed=plan.seed,
+            named=bool(plan.suites),
             facts=facts,
             make_honest=honest_runs,
             lanes=lanes_of(build.build),

@@ -198,6 +198,7 @@ class Unanswerable:
 
     message: str
     of_model: bool = False  # nobody can answer: the model has no such thing
+    declared: bool = False  # the engine said so when it was started, and was not asked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -270,8 +270,11 @@ def test_a_model_without_a_graph_of_ours_is_not_refused(tmp_path: Path) -> None:
     assert facts.no_run == ""
     plan = plan_for(path, engine="fast", suites=("metadata", "tokens", "dequant", "trace"))
     found = verdicts_of(plan)
-    assert [v.suite for v in found if v.status == "not-applicable"] == ["trace"]
-    assert exit_code(found) == 0
+    left_out = [(v.suite, v.status) for v in found if v.status != "agreed"]
+    assert left_out == [("trace", "not-compared")]  # it was asked for by name
+    assert exit_code(found) == 3
+    everything = [v for v in verdicts_of(replace(plan, suites=())) if v.suite == "trace"]
+    assert [v.status for v in everything] == ["not-applicable"]
 
 
 def test_an_adapter_is_no_model(tmp_path: Path) -> None:

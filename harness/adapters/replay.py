@@ -148,8 +148,8 @@ def answered(outcome: Outcome, question: str) -> Any:
     match outcome:
         case Answered(value=value):
             return value
-        case Unanswerable(message=message):
-            raise Unsupported(message)
+        case Unanswerable(message=message, of_model=of_model):
+            raise NotInModel(message) if of_model else Unsupported(message)
         case Rejected(message=message):
             raise EngineError(message)
     raise EngineError(no_answer(SHOWS_GRAPHS, question, outcome).summary.splitlines()[0])

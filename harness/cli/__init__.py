@@ -23,6 +23,7 @@ from harness.cli import (
     oracle,
     real_models,
     shadow,
+    smoke,
     synth,
     tokens,
     twin,
@@ -59,6 +60,7 @@ app.command("synth")(synth.synth)
 app.command("shadow")(shadow.shadow)
 app.command("fetch")(real_models.fetch)
 app.command("twin")(twin.twin)
+app.command("smoke")(smoke.smoke)
 
 
 class Preset(StrEnum):
@@ -74,7 +76,8 @@ OptModelArg = Annotated[
 EngineOpt = Annotated[
     str,
     typer.Option(
-        help="The engine under test: reference, fast, replay, llama.cpp, llama.cpp@VERSION, "
+        help="The engine under test: a command that starts yours (./my-engine --fast; lockstep "
+        "smoke says how far it gets), or reference, fast, replay, llama.cpp, llama.cpp@VERSION, "
         "mutant:NAME, honest:NAME."
     ),
 ]
@@ -153,10 +156,12 @@ def bisect(
     """
     from harness.adapters import adapter_class
     from harness.children import result_of
+    from harness.protocol.session import command_of
     from harness.run import bisect_one
 
     with screen(quiet, as_json) as out, model_folder() as folder:
-        default = getattr(adapter_class(engine), "shows_on", "f32")
+        cls = None if command_of(engine) else adapter_class(engine)
+        default = getattr(cls, "shows_on", "f32")
         name, path = next(iter(models_of(model or Path(f"builtin:{default}"), folder)))
         plan = plan_of(
             name, path, engine, oracle, settings, subject_model, tokens, 1, seed, ["trace"]

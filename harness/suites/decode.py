@@ -30,7 +30,8 @@ class Decode(Suite, name="decode"):
         request = Request(batches=steps_of(prompt, free))
         context.progress(f"decoding {len(request.batches)} batches in both engines")
         expected, actual = context.ask_both("evaluate", request)
-        whole = compared(context, "decode", request.batches, expected, actual)
+        truth = whole_truth(context, [*prompt, *free[:-1]])
+        whole = compared(context, "decode", request.batches, expected, actual, truth)
         yield whole
         if whole.detail.get("at_fault") in ("oracle", "both"):
             text = "greedy tokens are held against the oracle's logits, and these are wrong"
@@ -44,6 +45,12 @@ class Decode(Suite, name="decode"):
             return context.tokens[:4]
         ids: list[int] = context.ask(context.oracle, "tokenize", [PROMPT])[0]
         return ids or context.tokens[:4]  # a vocabulary may have no token for any of it
+
+
+def whole_truth(context: Context, tokens: Sequence[int]) -> F32:
+    """Logits of an honest run of our own, all tokens in one batch: weights are decoded once."""
+    floor = context.honest.floor((Batch.of(tokens),), seed=context.seed, runs=0)
+    return floor.logits[0]
 
 
 def steps_of(prompt: Sequence[int], free: Sequence[int]) -> tuple[Batch, ...]:
