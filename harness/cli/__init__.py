@@ -105,6 +105,9 @@ def check(
     subject_model: SubjectOpt = None,
     tokens: TokensOpt = 32,
     steps: StepsOpt = 64,
+    prompt: Annotated[
+        str | None, typer.Option(help='What decode goes on from. Default: "Once upon a time".')
+    ] = None,
     seed: SeedOpt = 0,
     report: ReportOpt = Path("reports"),
     as_json: JsonOpt = False,
@@ -126,7 +129,10 @@ def check(
 
     with screen(quiet, as_json) as out, model_folder() as folder:
         plans = [
-            plan_of(name, path, engine, oracle, settings, subject_model, tokens, steps, seed, suite)
+            plan_of(
+                *(name, path, engine, oracle, settings, subject_model, tokens, steps, seed, suite),
+                prompt=prompt,
+            )
             for name, path in models_of(model, folder)
         ]
         listener = Listener(progress=out.progress, verdict=out.verdict)
@@ -433,18 +439,22 @@ def plan_of(
     steps: int,
     seed: int,
     suites: list[str] | None,
+    *,
+    prompt: str | None = None,
 ) -> "Plan":
     import shlex
 
     from harness.check import Plan
     from harness.records import PRESETS
     from harness.run import BUILTIN_PREFIX
+    from harness.suites.decode import PROMPT
 
     model = name if name.startswith(BUILTIN_PREFIX) else str(path)
     options = [model, "--engine", engine, "--settings", settings.value]
     options += ["--oracle", oracle] if oracle != "llama.cpp" else []
     options += ["--subject-model", str(subject_model)] if subject_model else []
     options += ["--tokens", str(tokens), "--steps", str(steps), "--seed", str(seed)]
+    options += ["--prompt", prompt] if prompt is not None else []
     return Plan(
         case=name,
         model=path,
@@ -455,6 +465,7 @@ def plan_of(
         suites=tuple(suites or ()),
         n_tokens=tokens,
         n_steps=steps,
+        prompt=PROMPT if prompt is None else prompt.encode("utf-8", "surrogateescape"),
         seed=seed,
         command=shlex.join(options),
     )
