@@ -26,10 +26,11 @@ from harness.suites.base import (
     Suite,
     no_answer,
 )
+from harness.suites.decode import PROMPT
 
 REFERENCE, REPLAY = "reference", "replay"  # the second takes the first's place, see stand_in
 CELLS = 256  # llama.cpp's granule of the cache
-PROMPT_TOKENS = 64  # room for the prompt of `decode`, which is a few tokens long
+PROMPT_TOKENS = 64  # room for the prompt of `decode`, unless a longer one is given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,7 @@ class Plan:
     suites: tuple[str, ...] = ()  # empty: all
     n_tokens: int = 32
     n_steps: int = 64
+    prompt: bytes = PROMPT  # what `decode` goes on from, if the model has a vocabulary
     seed: int = 0
     time_limit: float = 300.0
     memory_limit: int = 8 << 30
@@ -76,6 +78,8 @@ def preflight(plan: Plan) -> ModelFacts:
                 with GgufFile.open(path) as file:
                     tokenizer_of(file.metadata)
             check_length(plan, facts.n_positions)
+            if plan.prompt != PROMPT and not facts.has_vocabulary:
+                raise Unsupported("it has no vocabulary, so that a --prompt cannot be read")
         except EngineError as error:
             raise BadInput(f"{path}: {error}") from error
         except OSError as error:
@@ -85,16 +89,22 @@ def preflight(plan: Plan) -> ModelFacts:
 
 def check_length(plan: Plan, n_positions: int) -> None:
     """Raises Unsupported, an EngineError."""
-    options = (("--tokens", plan.n_tokens, STEPS_TRACED), ("--steps", plan.n_steps, PROMPT_TOKENS))
+    room = prompt_room(plan)
+    options = (("--tokens", plan.n_tokens, STEPS_TRACED), ("--steps", plan.n_steps, room))
     for option, n, besides in options:
         if reason := too_long(n_positions, n + besides):
             raise Unsupported(f"{reason}; take {option} {n_positions - besides} or fewer")
 
 
+def prompt_room(plan: Plan) -> int:
+    """A token is at least a byte, but for BOS and the space before the text."""
+    return max(PROMPT_TOKENS, len(plan.prompt) + 2)
+
+
 def settings_for(plan: Plan) -> Settings:
     """The preset with a cache and a ubatch that hold what the plan decodes."""
     n_trained = plan.n_tokens + STEPS_TRACED
-    needed = max(n_trained, plan.n_steps + PROMPT_TOKENS)
+    needed = max(n_trained, plan.n_steps + prompt_room(plan))
     n_ctx = max(plan.settings.n_ctx, -(-needed // CELLS) * CELLS)
     return replace(plan.settings, n_ctx=n_ctx, n_ubatch=max(plan.settings.n_ubatch, plan.n_tokens))
 
@@ -159,6 +169,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
             settings=settings,
             n_tokens=plan.n_tokens,
             n_steps=plan.n_steps,
+            prompt=plan.prompt,
             seed=plan.seed,
             named=bool(plan.suites),
             facts=facts,

@@ -112,6 +112,9 @@ def check(
         int | None,
         typer.Option(help="Tokens to generate. Default: 64; with --arch 16.", min=1, max=4096),
     ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help='What decode goes on from. Default: "Once upon a time".')
+    ] = None,
     seed: SeedOpt = 0,
     report: ReportOpt = Path("reports"),
     as_json: JsonOpt = False,
@@ -141,7 +144,10 @@ def check(
         out.progress("models", "making them")
         files = models_of(model, folder) if arch is None else variant_files(arch, folder, seed)
         plans = [
-            plan_of(name, path, engine, oracle, settings, subject_model, tokens, n, seed, suite)
+            plan_of(
+                *(name, path, engine, oracle, settings, subject_model, tokens, n, seed, suite),
+                prompt=prompt,
+            )
             for name, path in files
         ]
         listener = Listener(progress=out.progress, verdict=out.verdict)
@@ -347,6 +353,8 @@ def plan_of(
     steps: int,
     seed: int,
     suites: list[str] | None,
+    *,
+    prompt: str | None = None,
 ) -> "Plan":
     import shlex
 
@@ -354,6 +362,7 @@ def plan_of(
     from harness.cli.variants import VARIANT_PREFIX
     from harness.records import PRESETS
     from harness.run import BUILTIN_PREFIX
+    from harness.suites.decode import PROMPT
 
     model = [name if name.startswith(BUILTIN_PREFIX) else str(path)]
     if name.startswith(VARIANT_PREFIX):
@@ -362,6 +371,7 @@ def plan_of(
     options += ["--oracle", oracle] if oracle != "llama.cpp" else []
     options += ["--subject-model", str(subject_model)] if subject_model else []
     options += ["--tokens", str(tokens), "--steps", str(steps), "--seed", str(seed)]
+    options += ["--prompt", prompt] if prompt is not None else []
     return Plan(
         case=name,
         model=path,
@@ -372,6 +382,7 @@ def plan_of(
         suites=tuple(suites or ()),
         n_tokens=tokens,
         n_steps=steps,
+        prompt=PROMPT if prompt is None else prompt.encode("utf-8", "surrogateescape"),
         seed=seed,
         command=shlex.join(options),
     )

@@ -70,6 +70,7 @@ class Context:
     settings: Settings
     n_tokens: int
     n_steps: int
+    prompt: bytes  # that generation goes on from
     seed: int
     named: bool  # the user asked for these very suites, not for all that can be run
     facts: ModelFacts  # of the oracle's file
