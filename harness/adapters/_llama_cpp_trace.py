@@ -34,7 +34,8 @@ ENDS = ("embd", "result_norm", "result_output")
 class AttentionKind:
     """Counts the attention nodes of either kind, and logits, in a graph of any architecture.
 
-    A softmax of attention has a mask, the choice of experts has none.
+    A softmax of attention has a mask, the choice of experts has none. Where a bias is added before
+    it, as in T5, flash attention is not possible, and either kind is right.
 
     Not every architecture names its logits, but their rows are as long as the vocabulary.
     """
@@ -48,7 +49,8 @@ class AttentionKind:
     def wants(self, address: int) -> bool:
         node = Node.at(self.ggml, address)
         self.flash += node.op == "FLASH_ATTN_EXT"
-        self.plain += node.op == "SOFT_MAX" and bool(node.tensor.src[1])
+        masked = node.op == "SOFT_MAX" and bool(node.tensor.src[1])
+        self.plain += masked and node.source(0).op != "ADD"
         self.logits += node.tensor.ne[0] == self.n_vocab
         return False
 

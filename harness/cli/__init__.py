@@ -3,6 +3,7 @@
 Exit codes: 0 conform, 1 divergence, 2 usage, configuration or adapter error, 3 incomplete.
 """
 
+import os
 import signal
 import sys
 from enum import StrEnum
@@ -14,7 +15,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engine.choices import choices
-from harness.cli import answers, batch, bench, files, fuzz, golden, oracle, shadow, synth, tokens
+from harness.cli import (
+    answers,
+    batch,
+    bench,
+    files,
+    fuzz,
+    golden,
+    oracle,
+    real_models,
+    shadow,
+    smoke,
+    synth,
+    tokens,
+    twin,
+)
 from harness.cli.options import JsonOpt, OracleOpt, QuietOpt, ReportOpt, SeedOpt
 from harness.inputs import read_text
 
@@ -42,6 +57,9 @@ golden.app.command("ops")(answers.ops)
 fuzz.app.command("gguf")(files.fuzz_gguf)
 app.command("synth")(synth.synth)
 app.command("shadow")(shadow.shadow)
+app.command("smoke")(smoke.smoke)
+app.command("fetch")(real_models.fetch)
+app.command("twin")(twin.twin)
 
 
 class Preset(StrEnum):
@@ -57,7 +75,8 @@ OptModelArg = Annotated[
 EngineOpt = Annotated[
     str,
     typer.Option(
-        help="The engine under test: reference, fast, replay, llama.cpp, llama.cpp@VERSION, "
+        help="The engine under test: a command that starts yours (./my-engine --fast; lockstep "
+        "smoke says how far it gets), or reference, fast, replay, llama.cpp, llama.cpp@VERSION, "
         "mutant:NAME, honest:NAME."
     ),
 ]
@@ -71,8 +90,12 @@ SettingsOpt = Annotated[
 SubjectOpt = Annotated[
     Path | None, typer.Option(help="Give the engine under test this file instead of MODEL.")
 ]
+ArchOpt = Annotated[
+    str | None,
+    typer.Option(help="Make a model of this architecture, as synth does; all: of every one."),
+]
+STEPS_OF_VARIANTS = 16
 TokensOpt = Annotated[int, typer.Option(help="Length of the prompt.", min=1, max=4096)]
-StepsOpt = Annotated[int, typer.Option(help="Tokens to generate.", min=1, max=4096)]
 
 
 @app.command()
@@ -82,9 +105,13 @@ def check(
     oracle: OracleOpt = "llama.cpp",
     settings: SettingsOpt = Preset.exact,
     suite: Annotated[list[str] | None, typer.Option(help="Only this suite (repeatable).")] = None,
+    arch: ArchOpt = None,
     subject_model: SubjectOpt = None,
     tokens: TokensOpt = 32,
-    steps: StepsOpt = 64,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Tokens to generate. Default: 64; with --arch 16.", min=1, max=4096),
+    ] = None,
     seed: SeedOpt = 0,
     report: ReportOpt = Path("reports"),
     as_json: JsonOpt = False,
@@ -93,7 +120,7 @@ def check(
 ) -> None:
     """Run every suite that applies.
 
-    In order: metadata, tokens, dequant, logits, decode, trace, products, shadow.
+    In order: metadata, tokens, dequant, logits, embeddings, decode, trace, products, shadow.
 
     Without MODEL it checks the built-in seeded models. Examples:
 
@@ -101,13 +128,21 @@ def check(
       lockstep check
       lockstep check model.gguf --settings default
       lockstep check model.gguf --engine mutant:rope-half-split --suite trace
+      lockstep check --arch qwen3
+      lockstep check --arch all -j 2 --quiet
     """
+    from harness.cli.variants import variant_files
     from harness.run import Listener, run_plans
 
+    if arch is not None and (model is not None or subject_model is not None):
+        raise typer.BadParameter("--arch makes the model: give no MODEL, no --subject-model")
+    n = steps or (64 if arch is None else STEPS_OF_VARIANTS)
     with screen(quiet, as_json) as out, model_folder() as folder:
+        out.progress("models", "making them")
+        files = models_of(model, folder) if arch is None else variant_files(arch, folder, seed)
         plans = [
-            plan_of(name, path, engine, oracle, settings, subject_model, tokens, steps, seed, suite)
-            for name, path in models_of(model, folder)
+            plan_of(name, path, engine, oracle, settings, subject_model, tokens, n, seed, suite)
+            for name, path in files
         ]
         listener = Listener(progress=out.progress, verdict=out.verdict)
         result = run_plans(plans, report, ["lockstep", *sys.argv[1:]], jobs, listener)
@@ -136,10 +171,12 @@ def bisect(
     """
     from harness.adapters import adapter_class
     from harness.children import result_of
+    from harness.protocol.session import command_of
     from harness.run import bisect_one
 
     with screen(quiet, as_json) as out, model_folder() as folder:
-        default = getattr(adapter_class(engine), "shows_on", "f32")
+        cls = None if command_of(engine) else adapter_class(engine)
+        default = getattr(cls, "shows_on", "f32")
         name, path = next(iter(models_of(model or Path(f"builtin:{default}"), folder)))
         plan = plan_of(
             name, path, engine, oracle, settings, subject_model, tokens, 1, seed, ["trace"]
@@ -314,11 +351,14 @@ def plan_of(
     import shlex
 
     from harness.check import Plan
+    from harness.cli.variants import VARIANT_PREFIX
     from harness.records import PRESETS
     from harness.run import BUILTIN_PREFIX
 
-    model = name if name.startswith(BUILTIN_PREFIX) else str(path)
-    options = [model, "--engine", engine, "--settings", settings.value]
+    model = [name if name.startswith(BUILTIN_PREFIX) else str(path)]
+    if name.startswith(VARIANT_PREFIX):
+        model = ["--arch", name.removeprefix(VARIANT_PREFIX)]
+    options = [*model, "--engine", engine, "--settings", settings.value]
     options += ["--oracle", oracle] if oracle != "llama.cpp" else []
     options += ["--subject-model", str(subject_model)] if subject_model else []
     options += ["--tokens", str(tokens), "--steps", str(steps), "--seed", str(seed)]
@@ -356,6 +396,10 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, end)
+    # Read when numpy is loaded. Threads of a product that is as small as ours, a few rows of a
+    # matrix, wait for each other on a busy machine: with two on two busy processors a model took
+    # nine times the processor time that it takes with one. A user's own choice stays.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it is an exception
         for stream in (sys.stdout, sys.stderr):  # a text that they cannot encode is no error
