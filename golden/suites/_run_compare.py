@@ -7,10 +7,9 @@ import numpy as np
 from engine.quants.base import F32
 from golden.compact import Held
 from golden.honest import LOGITS
+from golden.suites._run_form import WAYS
 from golden.suites.base import Vectors, Verdicts
 from harness.records import Mismatch, Verdict
-
-WAYS = ("ggml", "plain")  # of an engine that rounds as llama.cpp does, and of one that does not
 
 
 def held_of(vectors: Vectors, name: str, way: str) -> Held:

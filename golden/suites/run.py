@@ -5,32 +5,24 @@ from typing import Any
 
 import numpy as np
 
-from engine.batch import Batch
 from engine.gguf_file import GgufFile
-from golden.compact import BLOCK, RULE, Floor, kept, seeded_columns
+from golden.compact import Floor
 from golden.honest import LOGITS, Matrices, Recorded, as_ggml, as_plain, recorded, unlucky
 from golden.nodes import nodes_of
-from golden.store import BrokenGolden, Tensors
-from golden.suites._run_compare import WAYS, compared, same_ids
+from golden.store import BrokenGolden
+from golden.suites._run_compare import compared, same_ids
+from golden.suites._run_form import batches_of, body_of, margins, names_of
 from golden.suites.base import Asked, Golden, Source, Vectors, Verdicts, each
-from golden.suites.logits import rounded_up
 from golden.witnesses import other_runs
-from harness.compare import largest
 from harness.facts import ModelFacts, facts_of_model
 from harness.noise import MORE_RUNS
 from harness.records import Evaluation, Request, Verdict
 from harness.suites.base import NoAnswer
 from harness.synth.generator import integers, stream
-from harness.tolerances import whole_run
 
 TEXT = b"Once upon a time, in a town by the sea, there were 12 clocks; none of them told the time."
 N_SEEDED = 24  # ids of the prompt of a model without a vocabulary
 N_GREEDY = 16
-ALONE = 2  # of the greedy ids are decoded one by one; those before, in one batch
-ROWS = (
-    "batch after batch on one cache, as `batches` has their lengths: the ids of the prompt, then "
-    "the greedy ones but the last; a row of logits for each id, and the rows of a node as they come"
-)
 
 
 class Run(Golden, name="run"):
@@ -45,30 +37,11 @@ class Run(Golden, name="run"):
             found, ggml, greedy = truth(source, file, prompt, greedy)
             source.progress(f"{what}: the same without conversions of activations")
             ways = {"ggml": ggml, "plain": as_plain(found, file, source.settings)}
-            floors = {name: Floor() for name in ggml}
-            for i in range(MORE_RUNS):
-                source.progress(f"{what}: noise of honest runs, {i + 1} of {MORE_RUNS}")
-                moved = unlucky(found, file, source.settings, source.seed + i)
-                for name, floor in floors.items():
-                    floor.widen(ggml[name], moved[name])
-        shown, tensors = [], Tensors()
-        for name, matrix in ggml.items():
-            shown.append(row_of(name, matrix, floors[name]))
-            tensors |= tensors_of(name, source.seed, {way: ways[way][name] for way in WAYS})
+            floors = measured(source, found, file, ggml)
+        row = {"model": source.model, "architecture": facts.architecture}
+        body, tensors = body_of(prompt, greedy, ways, floors, source.seed)
+        made = Vectors(document={**source.head("run"), **row, **body}, tensors=tensors)
         batches = batches_of(prompt, greedy)
-        body = {
-            "model": source.model,
-            "architecture": facts.architecture,
-            "prompt": prompt,
-            "greedy": greedy,
-            "margins": margins(tensors, len(prompt), len(greedy)),
-            "batches": [len(batch) for batch in batches],
-            "rows": ROWS,
-            "block": BLOCK,
-            "rule": RULE,
-            "shown": shown,
-        }
-        made = Vectors(document={**source.head("run"), **body}, tensors=tensors)
         for who, matrices in other_runs(source, facts, batches, found):
             refuse_other(what, made, who, matrices)
         return made
@@ -173,61 +146,14 @@ def truth(
     raise BrokenGolden("the oracle's greedy ids are not those of our own run, at any step")
 
 
-def batches_of(prompt: Sequence[int], greedy: Sequence[int]) -> tuple[Batch, ...]:
-    """The prompt, most of the greedy ids together, and some of them alone."""
-    ids = list(greedy[:-1])
-    together = max(len(ids) - ALONE, 0)
-    parts = [ids[:together], *([token] for token in ids[together:])]
-    found, start = [Batch.of(prompt)], len(prompt)
-    for part in parts:
-        if part:
-            found.append(Batch.of(part, start=start))
-            start += len(part)
-    return tuple(found)
-
-
-def row_of(name: str, matrix: np.ndarray[Any, Any], floor: Floor) -> dict[str, Any]:
-    size = largest(matrix)
-    if not np.isfinite([floor.value, floor.sums, floor.moments]).all():
-        text = f"honest runs overflow in {name}, so that no limit can be given"
-        raise NoAnswer("not-compared", text, {})
-    noise = rounded_up(floor.value / size) if floor.value else 0.0
-    bound = whole_run(noise, size)
-    return {
-        "name": name,
-        "rows": len(matrix),
-        "width": matrix.shape[1],
-        "largest": size,
-        "noise": noise,
-        "runs": MORE_RUNS,
-        "allowed": {
-            "values": float(bound.allowed),
-            "sums": 2 * rounded_up(floor.sums),
-            "moments": 2 * rounded_up(floor.moments),
-        },
-        "reason": f"{bound.reason}; sums and moments: twice how far those of the same runs were",
-    }
-
-
-def names_of(name: str) -> list[str]:
-    parts = ("ids", "top", "columns", "sums", "moments")
-    return [f"{name}/columns", *(f"{name}/{way}.{part}" for way in WAYS for part in parts)]
-
-
-def tensors_of(name: str, seed: int, ways: Mapping[str, np.ndarray[Any, Any]]) -> Tensors:
-    columns = seeded_columns(seed, name, ways["ggml"].shape[1])
-    found: Tensors = {f"{name}/columns": columns}
-    for way, matrix in ways.items():
-        found |= {f"{name}/{way}.{part}": x for part, x in kept(matrix, columns).items()}
-    return found
-
-
-def margins(tensors: Tensors, n_prompt: int, n_greedy: int) -> list[float]:
-    """How far the logit of each greedy id is above the second largest."""
-    if not n_greedy:
-        return []
-    top = tensors[f"{LOGITS}/ggml.top"][n_prompt - 1 :].astype(np.float64)
-    return [float(x) for x in top[:, 0] - top[:, min(1, top.shape[1] - 1)]]
+def measured(source: Source, found: Recorded, file: GgufFile, ggml: Matrices) -> dict[str, Floor]:
+    floors = {name: Floor() for name in ggml}
+    for i in range(MORE_RUNS):
+        source.progress(f"noise of honest runs, {i + 1} of {MORE_RUNS}")
+        moved = unlucky(found, file, source.settings, source.seed + i)
+        for name, floor in floors.items():
+            floor.widen(ggml[name], moved[name])
+    return floors
 
 
 def refuse_other(what: str, made: Vectors, who: str, matrices: Matrices) -> None:
