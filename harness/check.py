@@ -5,16 +5,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from engine.batch import Batch
 from engine.errors import EngineError, Unsupported
 from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import Build
 from engine.registry import import_members
 from engine.tokenizers.base import tokenizer_of
 from harness.adapters import split_version
+from harness.dumps import folder_of, is_outside, read_dump
 from harness.environments import provide
 from harness.facts import ModelFacts, facts_of_model, too_long
 from harness.honest_runs import AlongLlamaCpp, AlongOurGraph
-from harness.protocol.session import command_of
 from harness.records import BOTH, Answered, EngineInfo, Settings, Verdict
 from harness.runner import Runner, Session
 from harness.shadow.known import known_crash
@@ -137,13 +138,17 @@ class Opened:
 
 
 def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
+    given = batches_given(plan)
+    plan = replace(plan, n_tokens=sum(map(len, given)) or plan.n_tokens)
     facts = preflight(plan)
     engine = stand_in(plan.engine, facts)
     runner = Runner(time_limit=plan.time_limit, memory_limit=plan.memory_limit)
     settings = settings_for(plan)
     try:
-        program = runner.open(engine, plan.subject_model, settings) if command_of(engine) else None
-        if program:  # it may not be able to set everything, and the oracle can
+        program = None
+        if is_outside(engine):
+            program = runner.open(engine, plan.subject_model, settings)
+            # it may not be able to set everything, and the oracle can
             progress(f"starting {program.name}")
             settings = described(program).settings or settings
         for name in (plan.oracle, engine):
@@ -178,9 +183,19 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
             lanes=lanes_of(build.build),
             repro=lambda suite: f"lockstep check {plan.command} --suite {suite}",
             progress=progress,
+            given=given,
         ),
         engines=(build, subject_info),
     )
+
+
+def batches_given(plan: Plan) -> tuple[Batch, ...]:
+    """Those of the run that the subject holds, if it holds one. Raises BadInput."""
+    folder = folder_of(plan.engine)
+    try:
+        return read_dump(folder).batches if folder else ()
+    except EngineError as error:
+        raise BadInput(str(error)) from error
 
 
 def stand_in(engine: str, facts: ModelFacts) -> str:

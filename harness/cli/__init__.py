@@ -177,11 +177,11 @@ def bisect(
     """
     from harness.adapters import adapter_class
     from harness.children import result_of
-    from harness.protocol.session import command_of
+    from harness.dumps import is_outside
     from harness.run import bisect_one
 
     with screen(quiet, as_json) as out, model_folder() as folder:
-        cls = None if command_of(engine) else adapter_class(engine)
+        cls = None if is_outside(engine) else adapter_class(engine)
         default = getattr(cls, "shows_on", "f32")
         name, path = next(iter(models_of(model or Path(f"builtin:{default}"), folder)))
         plan = plan_of(

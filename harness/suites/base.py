@@ -79,6 +79,7 @@ class Context:
     lanes: int  # partial sums in the oracle's vector code
     repro: Callable[[str], str]  # suite -> the command that shows it again
     progress: Callable[[str], None] = field(default=lambda _: None)
+    given: tuple[Batch, ...] = ()  # of a subject that holds one run; else they are seeded
     noise_measured: tuple[Sequence[Batch], float] | None = None  # see `noise_on`
 
     @cached_property
@@ -118,6 +119,8 @@ class Context:
     @cached_property
     def batches(self) -> tuple[Batch, ...]:
         """A prompt, which an encoder is given first, then single tokens."""
+        if self.given:
+            return self.given
         prompt, rest = self.tokens[: self.n_tokens], self.tokens[self.n_tokens :]
         steps = [Batch.of([t], start=self.n_tokens + i) for i, t in enumerate(rest)]
         both = self.facts.decoder_start is not None
