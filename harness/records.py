@@ -172,8 +172,9 @@ class Captured:
     nodes: int  # that compute something
     views: int  # that compute nothing
     honest: NDArray[Any] | None = None  # what a fault replaced; None if it changed no bit
-    # of each step: (outputs, vocabulary), in the batch's order, which is not that of ubatches
-    logits: tuple[NDArray[np.float32] | None, ...] = ()
+    # of each step: logits, or embeddings if these were asked for, in the order of the batch,
+    # which is not that of ubatches; None: a model without logits
+    outputs: tuple[NDArray[np.float32] | None, ...] = ()
 
 
 # --- what asking an engine can end in -------------------------------------------------------
@@ -198,6 +199,7 @@ class Unanswerable:
 
     message: str
     of_model: bool = False  # nobody can answer: the model has no such thing
+    declared: bool = False  # the engine said so when it was started, and was not asked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,129 +7,26 @@ process.
 
 import importlib
 import os
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-import weakref
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any
 
 from harness.adapters import adapter_class
-from harness.adapters.base import Adapter
-from harness.answers import Facts, MalformedAnswer, check_answer, check_piece, facts_of
+from harness.engine_process import LOG_LINES, EngineProcess, has_ended
 from harness.environments import python_of, variables
-from harness.processes import killed_by
-from harness.records import (
-    Answered,
-    Crashed,
-    Malformed,
-    Outcome,
-    Rejected,
-    Settings,
-    TimedOut,
-    Unanswerable,
-)
+from harness.protocol.session import ProgramSession, command_of
+from harness.records import Crashed, Malformed, Outcome, Settings, TimedOut
+from harness.session import LocalSession, Session, outcome_of
 from harness.wire import Channel, Closed, WireError, WrongField, pack
-from harness.worker import QUESTIONS, STREAMS, failure
 
-LOG_LINES = 50
-LOG_LINE_BYTES = 500
+__all__ = ["LOG_LINES", "IsolatedSession", "LocalSession", "Runner", "Session", "environment"]
+
 START_SECONDS = 120.0  # a cold start compiles; not charged to the first question
-GRACE_SECONDS = 5.0  # between the end of the connection and the end of the process
-
-
-class Session:
-    """One engine with one model and one preset; a context manager."""
-
-    name: str  # the adapter's
-    model: Path | None = None
-    own_sites = False  # of its adapter
-
-    @cached_property
-    def facts(self) -> Facts:
-        """What answers are held against; our own reader looks once, when the first comes."""
-        return replace(facts_of(self.model), own_sites=self.own_sites)
-
-    @property
-    def pid(self) -> int | None:
-        """Of the worker, while there is one."""
-        return None
-
-    def ask(self, question: str, *args: Any, **kwargs: Any) -> Outcome:
-        """The outcome of calling the adapter's method of that name."""
-        if question not in QUESTIONS:
-            raise ValueError(f"no question named {question!r} (known: {', '.join(QUESTIONS)})")
-        return self._checked(question, args, kwargs, self._ask(question, args, kwargs))
-
-    def stream(
-        self, question: str, consume: Callable[[Any], None], *args: Any, **kwargs: Any
-    ) -> Outcome:
-        """Like `ask`, for an answer that comes in pieces: each is consumed before the next comes.
-
-        The time limit is for the silence before a piece, because the consumer takes its time too.
-        """
-        if question not in STREAMS:
-            raise ValueError(f"no stream named {question!r} (known: {', '.join(STREAMS)})")
-
-        failed: list[Exception] = []
-
-        def checked(piece: Any) -> None:
-            try:
-                check_piece(question, piece, self.facts, args, kwargs)
-                consume(piece)
-            except Exception as error:
-                failed.append(error)
-                raise
-
-        try:
-            outcome = self._ask(question, args, kwargs, checked)
-            if failed:  # an engine in this process sees it as well, and may keep it
-                raise failed[0]
-        except MalformedAnswer as error:
-            return Malformed(message=str(error))
-        return self._checked(question, args, kwargs, outcome)
-
-    def _checked(
-        self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any], outcome: Outcome
-    ) -> Outcome:
-        """No suite sees an answer that is none to its question."""
-        if isinstance(outcome, Answered):
-            try:
-                check_answer(question, outcome.value, self.facts, args, kwargs)
-            except MalformedAnswer as error:
-                return Malformed(message=str(error))
-        return outcome
-
-    def _ask(
-        self,
-        question: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        consume: Callable[[Any], None] | None = None,
-    ) -> Outcome:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Give back what the engine holds; a worker has ended when this returns."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Runner:
@@ -152,10 +49,19 @@ class Runner:
     def open(self, adapter: str, model: Path | None, settings: Settings) -> Session:
         """Raises Unsupported for an adapter that does not exist; the engine is not asked yet.
 
+        A path or a command with arguments is any program (harness.protocol).
         `NAME@VERSION` needs its environment (harness.environments), or NotBuilt is raised.
         """
         for module in self.modules:
             importlib.import_module(module)
+        if command := command_of(adapter):
+            return ProgramSession(
+                command,
+                model,
+                settings,
+                time_limit=self.time_limit,
+                memory_limit=self.memory_limit,
+            )
         cls = adapter_class(adapter)
         if not cls.isolated and "@" not in adapter:
             return LocalSession(cls, model, settings)
@@ -168,39 +74,6 @@ class Runner:
         }
         python = python_of(adapter) if "@" in adapter else None
         return IsolatedSession(opening, self.time_limit, python)
-
-
-class LocalSession(Session):
-    """An engine in this process: trusted, and without limits."""
-
-    def __init__(self, cls: type[Adapter], model: Path | None, settings: Settings) -> None:
-        self.cls = cls
-        self.name = cls.name
-        self.own_sites = cls.own_sites
-        self.model = model
-        self.settings = settings
-        self.adapter: Adapter | None = None
-
-    def _ask(
-        self,
-        question: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        consume: Callable[[Any], None] | None = None,
-    ) -> Outcome:
-        started = time.perf_counter()
-        extra = {} if consume is None else {"emit": consume}
-        try:
-            self.adapter = self.adapter or self.cls(self.model, self.settings)
-            value = getattr(self.adapter, question)(*args, **kwargs, **extra)
-        except Exception as error:
-            return outcome_of(failure(error))
-        return Answered(value=value, seconds=time.perf_counter() - started)
-
-    def close(self) -> None:
-        if self.adapter is not None:
-            self.adapter.close()
-            self.adapter = None
 
 
 class IsolatedSession(Session):
@@ -282,59 +155,24 @@ class IsolatedSession(Session):
         return worker.kill() if worker else ()
 
 
-class Worker:
-    """A child process, the channel to it, and the tail of its log."""
+class Worker(EngineProcess):
+    """A child process with our own code, and the channel to it."""
 
     def __init__(self, python: Path | None = None) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self.process = subprocess.Popen(
+            process = subprocess.Popen(
                 [*interpreter(python), str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=(theirs.fileno(),),
                 env=environment(python),
-                start_new_session=True,  # an interrupt is for the parent; the group dies as one
+                start_new_session=True,
             )
+        assert process.stdout is not None
         self.channel = Channel(ours)
-        assert self.process.stdout is not None
-        self.tail: deque[str] = deque(maxlen=LOG_LINES)
-        self.reader = threading.Thread(
-            target=keep_tail, args=(self.process.stdout, self.tail), daemon=True
-        )
-        self.reader.start()
-        self.finalizer = weakref.finalize(self, end_group, self.process, ours)
-
-    def death(self) -> str:
-        """How the process ended, for a sentence."""
-        if not self._ends_in_time():
-            return "closed its connection without an answer"
-        self.finalizer()
-        status = self.process.returncode
-        if status < 0:
-            return killed_by(-status)
-        return f"exited with status {status}"
-
-    def dismiss(self) -> None:
-        """Let it end by itself, so that its engine can put things back; then make sure."""
-        self.channel.close()
-        self._ends_in_time()
-        self.kill()
-
-    def kill(self) -> tuple[str, ...]:
-        """End it and return the last lines of its log."""
-        self.finalizer()
-        self.reader.join(GRACE_SECONDS)
-        return tuple(self.tail)
-
-    def _ends_in_time(self) -> bool:
-        deadline = time.monotonic() + GRACE_SECONDS
-        while not has_ended(self.process):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.002)
-        return True
+        super().__init__(process, process.stdout, ours)
 
 
 def interpreter(python: Path | None) -> list[str]:
@@ -358,43 +196,5 @@ def environment(python: Path | None) -> dict[str, str]:
     return variables() | {"PYTHONPATH": ""}
 
 
-def has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Without reaping: until then neither its id nor that of its group can be given away."""
-    if process.returncode is not None:
-        return True
-    peek = os.WEXITED | os.WNOHANG | os.WNOWAIT
-    return os.waitid(os.P_PID, process.pid, peek) is not None
-
-
-def end_group(process: subprocess.Popen[bytes], ours: socket.socket) -> None:
-    """Kill a worker and whatever it has started, and reap it."""
-    ours.close()
-    os.killpg(process.pid, signal.SIGKILL)  # a dead leader still leads its group until reaped
-    process.wait()
-
-
-def keep_tail(stream: IO[bytes], tail: deque[str]) -> None:
-    """Read a log to its end, so that its writer never blocks, keeping the last lines only."""
-    with stream:
-        while line := stream.readline(LOG_LINE_BYTES):
-            tail.append(line.decode(errors="replace").rstrip())
-
-
 def is_piece(answer: Any) -> bool:
     return isinstance(answer, dict) and answer.get("kind") == "piece" and "value" in answer
-
-
-def outcome_of(answer: Any) -> Outcome:
-    """Raises WireError for an answer that no worker of ours gives."""
-    match answer:
-        case {"kind": "value", "value": value, "seconds": float(seconds)}:
-            return Answered(value=value, seconds=seconds)
-        case {"kind": "rejected", "message": str(message)}:
-            return Rejected(message=message)
-        case {"kind": "unanswerable", "message": str(message), "of_model": bool(of_model)}:
-            return Unanswerable(message=message, of_model=of_model)
-        case {"kind": "crashed", "message": str(message)}:
-            return Crashed(message=message)
-        case {"kind": "malformed", "message": str(message)}:
-            return Malformed(message=message)
-    raise WireError("an answer must be a value, a refusal or a crash")

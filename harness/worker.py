@@ -6,12 +6,8 @@ which model and settings; every later one is a question. The adapter lives as lo
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import importlib
-import os
-import resource
-import signal
 import socket
 import sys
 import time
@@ -23,11 +19,12 @@ from typing import Any
 from engine.errors import EngineError, NotInModel, Unsupported
 from harness.adapters import adapter_class
 from harness.adapters.base import Adapter
+from harness.limits import die_with, limit_memory
 from harness.wire import Channel, Closed, WireError
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 QUESTIONS = (
     *("describe", "metadata", "parse", "tokenize", "detokenize", "evaluate", "greedy"),
+    "embed",
     *("dequantize", "multiply", "time_dequantize", "name_tensors", "capture", "compute"),
     *("operate", "schedule", "time_capture"),
 )
@@ -94,28 +91,6 @@ def failure(error: Exception) -> dict[str, Any]:
         return {"kind": "crashed", "message": f"out of memory: {error}".rstrip(": ")}
     lines = traceback.format_exception(error)
     return {"kind": "crashed", "message": "".join(lines[-3:]).strip()}
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process with its parent, even in the middle of a C call.
-
-    The kernel means the thread that started us: a runner belongs to a thread that outlives it.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        sys.exit("the parent died before its worker had started")
-
-
-def limit_memory(limit: int | None) -> None:
-    """Bound the private memory; the pages of a memory-mapped model do not count.
-
-    RLIMIT_AS would count them, and twice with some loaders. Only Linux counts anonymous mappings
-    under RLIMIT_DATA (setrlimit(2)); elsewhere this bounds the heap at most.
-    """
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if limit is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.batch import steps_of
 from engine.errors import Unsupported
 from engine.model import Model
 from engine.ops.mirror import Mirror
@@ -18,7 +19,7 @@ from golden.suites.base import Asked, Golden, Source, Vectors, Verdicts, differe
 from harness.compare import largest, mismatch_between, worst_distance
 from harness.noise import noise_floor
 from harness.records import Evaluation, Request, Verdict
-from harness.suites.decode import PROMPT, steps_of
+from harness.suites.decode import PROMPT
 from harness.synth.generator import integers, stream
 from harness.tolerances import whole_run
 

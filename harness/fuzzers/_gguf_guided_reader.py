@@ -24,7 +24,7 @@ def main() -> None:
 
     with atheris.instrument_imports(include=modules):
         reader = import_module(modules[0]).GgufFile  # before anything that imports it, too
-    from harness.worker import die_with
+    from harness.limits import die_with
 
     die_with(parent=int(parent))
     from harness.adapters._reference_parse import stopwatch

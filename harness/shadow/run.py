@@ -15,6 +15,7 @@ from engine.errors import EngineError
 from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import Build
 from harness.check import CELLS, BadInput, exit_code, lanes_of
+from harness.facts import size_of_positions, too_long
 from harness.processes import processes
 from harness.records import Answered, EngineInfo, Rejected, Settings, Status, Unanswerable, Verdict
 from harness.report.header import header, model_row
@@ -26,11 +27,11 @@ from harness.shadow.fault_verdicts import detail_of, ending_of
 from harness.shadow.faults import Trials
 from harness.shadow.judge import ShadowJudge
 from harness.shadow.known import known_crash
-from harness.shadow.models import make_variant, opened
+from harness.shadow.models import make_variants
 from harness.shadow.nodes import capture
 from harness.shadow.verdicts import SUITE, all_seen, verdicts_of
 from harness.suites.base import NoAnswer, no_answer
-from harness.synth.any_arch import variant_named, variants
+from harness.synth.any_arch import variants
 from harness.synth.draws import stream
 
 ENGINE = "llama.cpp"
@@ -116,14 +117,10 @@ def settings_for(
 
 
 def make_models(plans: Sequence[ShadowPlan], folder: Path) -> None:
-    """One engine names the tensors of all variants: to start it takes longer than to ask it."""
     made = [plan for plan in plans if plan.variant]
-    if not made:
-        return
-    with opened() as session:
-        for plan in made:
-            variant, path = variant_named(plan.variant), folder / f"{plan.variant}.gguf"
-            make_variant(variant, path, seed=plan.seed, quant=plan.quant, session=session)
+    if made:
+        names, first = [plan.variant for plan in made], made[0]  # all have the same options
+        make_variants(names, folder, seed=first.seed, quant=first.quant)
 
 
 def build_of(plan: ShadowPlan, engine: EngineInfo) -> Build:
@@ -133,6 +130,9 @@ def build_of(plan: ShadowPlan, engine: EngineInfo) -> Build:
 
 def verdicts_for(plan: ShadowPlan, path: Path, session: Session, build: Build) -> Iterator[Verdict]:
     with GgufFile.open(path) as file:
+        if reason := too_long(size_of_positions(file), sum(plan.work.lengths)):
+            yield verdict_of(plan, "not-compared", f"{reason}; take fewer --tokens")
+            return
         judge = ShadowJudge(file, build)
         outcome = capture(session, judge, batches_of(plan.work, plan.seed, file))
         if isinstance(outcome, Unanswerable):

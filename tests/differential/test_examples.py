@@ -1,0 +1,131 @@
+"""The example engines of `examples/` are honest, and a wrong one of them is found at its op."""
+
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.bisect.bisection import bisect
+from harness.check import Plan, open_plan
+from harness.protocol.smoke import smoke
+from harness.records import EXACT
+from harness.run import Listener, RunResult, builtin_model, run_plans
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+pytestmark = pytest.mark.skipif(
+    not EXAMPLES.is_dir(), reason="examples/ is not here: installed without a checkout"
+)
+
+
+def needs(program: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(shutil.which(program) is None, reason=f"{program} is not installed")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def plan_for(model: Path, engine: str, *suites: str) -> Plan:
+    return Plan(
+        case=model.name,
+        model=model,
+        subject_model=model,
+        engine=engine,
+        settings=EXACT,
+        suites=suites,
+        n_tokens=12,
+        n_steps=6,
+        command="m",
+    )
+
+
+def checked(plan: Plan, folder: Path) -> RunResult:
+    return run_plans([plan], folder, ["lockstep"], 1, Listener())
+
+
+def agreed(result: RunResult) -> set[str]:
+    return {v.suite for v in result.verdicts if v.status == "agreed"}
+
+
+def python(script: Path) -> str:
+    return shlex.join([sys.executable, str(script)])
+
+
+def test_the_python_example_conforms(models: Path, tmp_path: Path) -> None:
+    suites = ("logits", "trace", "products")
+    plan = plan_for(builtin_model("f32", models), python(EXAMPLES / "engine.py"), *suites)
+    result = checked(plan, tmp_path)
+    assert result.code == 0
+    assert agreed(result) == set(suites)
+
+
+def test_a_wrong_rope_in_it_is_found_without_a_line_of_ours(models: Path, tmp_path: Path) -> None:
+    text = (EXAMPLES / "engine.py").read_text()
+    wrong = text.replace("x[..., 0::2], x[..., 1::2]", "*np.split(x, 2, -1)")
+    assert wrong.count("np.split") == 1
+    script = tmp_path / "wrong.py"
+    script.write_text(wrong)
+    opened = open_plan(plan_for(builtin_model("f32", models), python(script)), lambda _: None)
+    try:
+        found = bisect(opened.context)
+    finally:
+        opened.close()
+    assert found.first is not None
+    assert (found.first.op, str(found.first.site)) == ("ROPE", "Qcur_rope-0")
+    assert found.first.at_fault == "subject"
+    assert {culprit.op for culprit in found.culprits} == {"ROPE"}
+    assert found.patched is not None
+    assert found.patched.confirms
+
+
+@needs("node")
+def test_the_javascript_example_conforms(models: Path, tmp_path: Path) -> None:
+    suites = ("metadata", "logits", "decode")
+    engine = shlex.join(["node", str(EXAMPLES / "engine.mjs")])
+    result = checked(plan_for(builtin_model("f32", models), engine, *suites), tmp_path)
+    assert result.code == 0
+    assert agreed(result) == set(suites)
+
+
+@pytest.fixture(scope="module")
+def engine_in_c(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = tmp_path_factory.mktemp("c") / "engine"
+    command = [
+        "cc",
+        "-O2",
+        "-Wall",
+        "-Werror",
+        "-o",
+        str(program),
+        str(EXAMPLES / "engine.c"),
+        "-lm",
+    ]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    return program
+
+
+@needs("cc")
+def test_the_c_example_decodes_every_weight_alike(
+    models: Path, tmp_path: Path, engine_in_c: Path
+) -> None:
+    plan = plan_for(builtin_model("q4_0", models), str(engine_in_c), "dequant")
+    result = checked(plan, tmp_path)
+    assert result.code == 0
+    assert agreed(result) == {"dequant"}
+
+
+@needs("cc")
+def test_smoke_says_what_the_c_example_can_do(models: Path, engine_in_c: Path) -> None:
+    model = builtin_model("f32", models)
+    steps = list(smoke([str(engine_in_c)], model, EXACT, time_limit=60, start_limit=60))
+    assert [s.level for s in steps if s.status == "works"] == ["start", "dequantize", "multiply"]
+    assert {s.status for s in steps} == {"works", "not offered"}
+
+
+def test_examples_are_short() -> None:
+    for path in sorted(EXAMPLES.glob("engine.*")):
+        assert len(path.read_text().splitlines()) <= 150, path.name

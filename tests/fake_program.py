@@ -1,0 +1,93 @@
+"""A program that answers in Lockstep's protocol in the way that its argument says, mostly wrong."""
+
+import json
+import os
+import sys
+import time
+
+WAY = sys.argv[1]
+CAN = ["tokenize", "greedy", "logits", "dequantize"]
+
+
+def introduction():
+    said = {"protocol": 1, "engine": "fake", "version": "7", "can": CAN}
+    changed = {
+        "of another version": {"protocol": 2},
+        "can more than there is": {"can": ["telepathy"]},
+        "nameless": {"engine": ""},
+        "shows what nobody knows": {"can": ["logits", "trace"], "shows": ["aura"]},
+        "follows no settings": {"settings": {"type_k": "F16", "type_v": "F16"}},
+        "has strange settings": {"settings": {"n_ctx": "many"}},
+        "steers the terminal": {"engine": "fake\x1b[2J"},
+    }
+    return said | changed.get(WAY, {})
+
+
+def answer(question):
+    """The head without its id, and raw bytes."""
+    if question["ask"] == "start":
+        return {"answer": introduction()}, b""
+    if question["ask"] == "greedy":
+        return {"answer": {"ids": [1] * question["n"]}}, b""
+    if question["ask"] == "dequantize":
+        n = question["bytes"] // 34 * 32
+        shape = [n, 1] if WAY == "has another shape" else [n]
+        return {"answer": {}, "arrays": [["weights", "f32", shape]]}, bytes(4 * n)
+    refusals = {
+        "refuses": {"refused": "no such words"},
+        "does not support": {"unsupported": "not yet"},
+        "fails": {"failed": "an exception\nin two lines"},
+        "lacks the ids": {"answer": {}},
+        "has texts for ids": {"answer": {"ids": [["a"]]}},
+        "has fewer answers": {"answer": {"ids": []}},
+        "says both": {"answer": {"ids": [[1]]}, "failed": "no"},
+        "says nothing": {},
+        "names one array twice": {"answer": {}, "arrays": [["a", "u8", [0]], ["a", "u8", [0]]]},
+        "has a type of its own": {"answer": {}, "arrays": [["a", "f8", [1]]]},
+        "announces ten gigabytes": {"answer": {}, "arrays": [["a", "u8", [10 << 30]]]},
+        "counts badly": {"answer": {}, "arrays": [["a", "u8", [0]]], "bytes": 3},
+    }
+    return refusals.get(WAY, {"answer": {"ids": [[1, 2]]}}), b""
+
+
+def main():
+    if WAY == "prints first":
+        sys.stdout.write("loading ... 100 %\n")
+    out = sys.stdout.buffer
+    if WAY == "uses the descriptor":
+        sys.stdout.write("loading ... 100 %\n")
+        out = os.fdopen(int(os.environ["LOCKSTEP_ANSWERS"]), "wb")
+    while line := sys.stdin.buffer.readline():
+        question = json.loads(line)
+        sys.stdin.buffer.read(question["bytes"])
+        head, raw = answer(question)
+        if question["ask"] == "tokenize":
+            misbehave(out)
+        number = 99 if WAY == "miscounts" and question["ask"] == "tokenize" else question["id"]
+        out.write(json.dumps({"id": number, **head}).encode() + b"\n" + raw)
+        out.flush()
+
+
+def misbehave(out):
+    if WAY == "dies":
+        sys.exit("out of luck")
+    if WAY == "is killed":
+        os.kill(os.getpid(), 9)
+    if WAY == "hangs":
+        time.sleep(1000)
+    if WAY == "takes memory":
+        held = bytearray(8 << 30)
+        held[::4096] = b"x" * len(held[::4096])
+    while WAY == "writes on and on":
+        out.write(b"x" * (1 << 20))
+    if WAY == "sends no JSON":
+        out.write(b"Segmentation fault (core dumped)\n")
+    if WAY == "sends a list":
+        out.write(b"[1]\n")
+    if WAY == "sends NaN":
+        out.write(b'{"id":2,"answer":{"ids":[[NaN]]}}\n')
+    if WAY == "nests":
+        out.write(b"[" * 100_000 + b"\n")
+
+
+main()
