@@ -110,7 +110,7 @@ def verdict_of(
 
 
 def why_not(tensor: TensorSummary, oracle: Side, subject: Side) -> tuple[str, str]:
-    """Why a tensor of the oracle's file is not compared: in a word, and in a sentence; or nothing."""
+    """Why a tensor of the oracle's file is not compared: a word and a sentence, or nothing."""
     other = subject.held.get(tensor.name)
     if other is None:
         return "absent", "the other file has no such tensor"
