@@ -91,6 +91,7 @@ class EngineInfo:
     settings: Settings | None = None
     shows: tuple[str, ...] | None = None  # names of sites in its traces; None: all
     fixed: tuple[str, ...] = ()  # names of sites whose value it cannot replace
+    partial: bool = False  # of the sites that it shows any may be missing in a trace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,8 +173,9 @@ class Captured:
     nodes: int  # that compute something
     views: int  # that compute nothing
     honest: NDArray[Any] | None = None  # what a fault replaced; None if it changed no bit
-    # of each step: (outputs, vocabulary), in the batch's order, which is not that of ubatches
-    logits: tuple[NDArray[np.float32] | None, ...] = ()
+    # of each step: logits, or embeddings if these were asked for, in the order of the batch,
+    # which is not that of ubatches; None: a model without logits
+    outputs: tuple[NDArray[np.float32] | None, ...] = ()
 
 
 # --- what asking an engine can end in -------------------------------------------------------

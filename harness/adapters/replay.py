@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.batch import Batch
+from engine.batch import Batch, steps_of
+from engine.choices import choices
 from engine.errors import EngineError, InvalidModel, NotInModel, Unsupported
 from engine.ops.ggml.base import Build
 from engine.quants.base import F32
 from harness.adapters.reference import Reference
 from harness.check import lanes_of
+from harness.facts import decoder_start
 from harness.graph.program import Graph, Place, PlannedNode, Program
 from harness.graph.record import record
 from harness.graph.replay import Replayed, replay
@@ -44,7 +46,8 @@ class ReplayEngine(Reference, name="replay"):
 
     own_sites = True
     session: Session | None = None
-    recorded: tuple[bytes, Program] | None = None  # the batches that were asked last
+    recorded: tuple[bytes, Program] | None = None  # of what was asked last
+    computed: tuple[Program, tuple[F32, ...]] | None = None  # its outputs, nothing put in
 
     def describe(self) -> EngineInfo:
         return EngineInfo(
@@ -63,29 +66,33 @@ class ReplayEngine(Reference, name="replay"):
         def see(graph: Graph, node: PlannedNode, value: NDArray[Any]) -> None:
             records.append(TensorRecord(site=sites[graph.place(node)], value=value.copy()))
 
-        logits = self.logits_of(program, see if request.capture else None, replaced(sites, request))
+        values = replaced(sites, request)
+        if request.capture or values:
+            logits = self.outputs_of(program, see if request.capture else None, values)
+        else:
+            logits = self.logits_of(program)
         trace = Trace(engine=self.name, records=tuple(records)) if request.capture else None
         return Evaluation(logits=logits, trace=trace)
 
+    def embed(self, batches: Sequence[Batch]) -> tuple[F32, ...]:
+        return self.outputs_of(self.program_of(batches, embeddings=True))
+
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         """Every id is the argmax of our logits; llama.cpp's ids are only what we guess, so that
-        one recorded run serves for as long as both agree."""
+        one recorded run serves for as long as both agree, and for whoever asks for its logits."""
         if not prompt:
             raise EngineError("a prompt needs at least one token")
-        ids: list[int] = []
-        while len(ids) < n:
-            start = len(ids)
-            guess: list[int] = self.ask("greedy", [*prompt, *ids], n - start)
-            first = Batch.of([*prompt, *ids])
-            first.outputs[:-1] = False
-            later = [Batch.of([t], start=len(first) + i) for i, t in enumerate(guess[:-1])]
-            for expected, logits in zip(
-                guess, self.logits_of(self.program_of((first, *later))), strict=True
-            ):
-                ids.append(int(np.argmax(logits[-1])))
-                if ids[-1] != expected:
-                    break
-        return ids
+        guess: list[int] = self.ask("greedy", prompt, n)
+        start = decoder_start(self.file, str(self.file.metadata["general.architecture"].data))
+        while True:
+            logits = self.logits_of(self.program_of(steps_of(prompt, guess, start)))
+            ids = [int(np.argmax(rows[-1])) for rows in logits if len(rows)]
+            wrong = next((i for i in range(n) if ids[i] != guess[i]), n)
+            if wrong >= n - 1:  # ids up to the first that is another are ours
+                return ids
+            known = ids[: wrong + 1]
+            more = [] if start is not None else self.ask("greedy", [*prompt, *known], n - wrong - 1)
+            guess = [*known, *more, *guess[wrong + 1 + len(more) :]]
 
     def schedule(self, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise Unsupported(f"{self.name} does not run schedules")
@@ -94,7 +101,7 @@ class ReplayEngine(Reference, name="replay"):
         if self.session is not None:
             self.session.close()
             self.session = None
-        self.recorded = None
+        self.recorded = self.computed = None
         super().close()
 
     # --- the graph ----------------------------------------------------------------------------
@@ -109,12 +116,17 @@ class ReplayEngine(Reference, name="replay"):
             self.session = Runner().open(SHOWS_GRAPHS, self.model, self.settings)
         return self.session
 
-    def program_of(self, batches: Sequence[Batch]) -> Program:
-        key = b"".join(
-            a.tobytes() for b in batches for a in (b.tokens, b.positions, b.seq_ids, b.outputs)
+    def program_of(self, batches: Sequence[Batch], *, embeddings: bool = False) -> Program:
+        key = bytes([embeddings]) + b"".join(
+            part
+            for b in batches
+            for part in (
+                bytes([b.encoder]),
+                *(a.tobytes() for a in (b.tokens, b.positions, b.seq_ids, b.outputs)),
+            )
         )
         if self.recorded is None or self.recorded[0] != key:
-            found = record(self.opened(), batches)
+            found = record(self.opened(), batches, embeddings=embeddings)
             if not isinstance(found, Program):
                 answered(found, "capture")
             else:
@@ -128,14 +140,21 @@ class ReplayEngine(Reference, name="replay"):
             lanes=lanes_of(info.build), n_threads=self.settings.n_threads, generic=info.generic
         )
 
-    def logits_of(
+    def logits_of(self, program: Program) -> tuple[F32, ...]:
+        """Computed once, however often they are asked for."""
+        if self.computed is None or self.computed[0] is not program:
+            self.computed = program, self.outputs_of(program)
+        return self.computed[1]
+
+    def outputs_of(
         self,
         program: Program,
         trace: Any = None,
         values: Mapping[Place, NDArray[Any]] | None = None,
     ) -> tuple[F32, ...]:
-        """Raises Unsupported for a model without any, or with a node that cannot be computed."""
-        if not program.has_logits:
+        """Raises Unsupported for a model without logits, unless the program is of embeddings, or
+        with a node that cannot be computed."""
+        if not program.has_result:
             last = program.graphs[-1].output.name
             raise NotInModel(f"the model has no logits: its graph ends in {last!r}")
         found: Replayed = replay(program, self.file, self.build_of(), trace=trace, values=values)
@@ -157,20 +176,24 @@ def answered(outcome: Outcome, question: str) -> Any:
 
 def sites_of(program: Program) -> dict[Place, Site]:
     """Each node by the name that is its own; those of later ubatches say which they are of."""
-    found = {}
-    for place, name in program.names.items():
-        step, ubatch, _ = place
-        layer, full = None, name
-        if inside := IN_A_LAYER.fullmatch(name):
-            full, layer = inside[1] + inside[3], int(inside[2])
-        full += f" ubatch {ubatch}" if ubatch else ""
-        found[place] = Site(step=step, layer=layer, name=full)
-    return found
+    return {place: site_of(name, place[0], place[1]) for place, name in program.names.items()}
+
+
+def site_of(name: str, step: int, ubatch: int = 0) -> Site:
+    """Of a node's own name, such as `Qcur-0 ROPE`."""
+    layer = None
+    if inside := IN_A_LAYER.fullmatch(name):
+        name, layer = inside[1] + inside[3], int(inside[2])
+    return Site(step=step, layer=layer, name=name + (f" ubatch {ubatch}" if ubatch else ""))
 
 
 def replaced(sites: Mapping[Place, Site], request: Request) -> dict[Place, NDArray[Any]]:
     places = {site: place for place, site in sites.items()}
     for site in request.replace:
         if site not in places:
-            raise Unsupported(f"llama.cpp's graph has no node {site} in step {site.step}")
+            known = (str(each) for each in places if each.step == site.step)
+            raise Unsupported(
+                f"llama.cpp's graph has no node {site} in step {site.step} "
+                f"{choices(str(site), known)}"
+            )
     return {places[site]: value for site, value in request.replace.items()}

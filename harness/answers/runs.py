@@ -58,6 +58,21 @@ def check_logits(value: Any, facts: Facts, batches: Sequence[Batch]) -> None:
         n_vocab = logits.shape[1]
 
 
+def check_embed(value: Any, facts: Facts, batches: Sequence[Batch]) -> None:
+    """A row for each token, or for each sequence, all of one width."""
+    expect_type(value, tuple, "the embeddings")
+    if len(value) != len(batches):
+        raise MalformedAnswer("the embeddings", f"those of {len(batches)} batches", value)
+    width = None
+    for i, (rows, batch) in enumerate(zip(value, batches, strict=True)):
+        where = f"the embeddings of batch {i}"
+        expect_array(rows, np.float32, (None, width), where)
+        sizes = {len(batch), len(np.unique(batch.seq_ids))}
+        if len(rows) not in sizes:
+            raise MalformedAnswer(f"the rows of {where}", " or ".join(map(str, sizes)), len(rows))
+        width = rows.shape[1]
+
+
 def check_sites(trace: Trace, facts: Facts, batches: Sequence[Batch]) -> None:
     cells = np.cumsum([len(batch) for batch in batches]).tolist()
     seen: set[Site] = set()
@@ -123,7 +138,13 @@ def size_of(axis: str, facts: Facts, cells: int) -> int | None:
 # --- a graph, node by node ----------------------------------------------------------------------
 
 
-def check_capture(value: Any, facts: Facts, batches: Sequence[Batch], fault: Fault | None) -> None:
+def check_capture(
+    value: Any,
+    facts: Facts,
+    batches: Sequence[Batch],
+    fault: Fault | None,
+    embeddings: bool = False,
+) -> None:
     expect_record(value, Captured, "what was captured")
     for name in ("nodes", "views"):
         expect_size(getattr(value, name), name)
@@ -131,7 +152,13 @@ def check_capture(value: Any, facts: Facts, batches: Sequence[Batch], fault: Fau
         expect_array(value.honest, None, value.honest.shape, "what a fault replaced")
 
 
-def check_nodes(value: Any, facts: Facts, batches: Sequence[Batch], fault: Fault | None) -> None:
+def check_nodes(
+    value: Any,
+    facts: Facts,
+    batches: Sequence[Batch],
+    fault: Fault | None,
+    embeddings: bool = False,
+) -> None:
     """One piece of a capture: columns of one length. harness.shadow.nodes looks at each row."""
     expect_record(value, Nodes, "a piece of the graph")
     rows = len(value.place)

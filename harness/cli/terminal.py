@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 import typer
 from rich.status import Status
-from rich.table import Table
 from rich.text import Text
 
 from engine.errors import EngineError
 from harness.check import BadInput, Plan, defect
 from harness.cli.consoles import Screen
+from harness.cli.tables import table_of
 from harness.records import BOTH, Site, Verdict
 from harness.report.jsonl import plain
 from harness.report.text import (
@@ -141,7 +141,7 @@ class Terminal:
         if self.as_json:
             self.json(summary_of(result))
             return
-        self.out.print(suite_table(result.verdicts))
+        self.out.print(table_of(result.verdicts))
         folded = fold(result.verdicts)
         for same in folded[:SHOWN]:
             self.out.print(f"\n{printable(explain(same[0]), keep=chr(10))}{more_like(same)}")
@@ -212,24 +212,6 @@ def reach_of(result: "RunResult") -> str:
     return f", all of it about {who}: nothing was compared about {', '.join(left_out)};"
 
 
-def suite_table(verdicts: Sequence[Verdict]) -> Table:
-    """One row per model, suite, and engine if it is about one alone."""
-    rows: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for verdict in verdicts:
-        whom = "" if verdict.about == BOTH else f" ({verdict.about})"
-        rows[verdict.case, verdict.suite + whom][verdict.status] += 1
-    table = Table(box=None, pad_edge=False)
-    for name in ("model", "suite"):
-        table.add_column(name)
-    shown = [status for status in MARKS if any(c[status] for c in rows.values())]
-    for status in shown:
-        table.add_column(MARKS[status].lower(), justify="right")
-    for (case, suite), counts in rows.items():
-        numbers = [str(counts[status]) if counts[status] else "" for status in shown]
-        table.add_row(printable(case), printable(suite), *numbers)
-    return table
-
-
 def fold(verdicts: Sequence[Verdict]) -> list[list[Verdict]]:
     """Those that are not well, grouped by cause."""
     groups: dict[str, list[Verdict]] = {}
@@ -241,14 +223,19 @@ def fold(verdicts: Sequence[Verdict]) -> list[list[Verdict]]:
 
 
 def not_applicable(result: "RunResult") -> list[str]:
-    """A line for each reason, with the suites that it holds for; and whose graph was replayed."""
+    """A line for each reason, with the suites and models that it holds for; and whose graph was
+    replayed."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for verdict in result.verdicts:
         if verdict.status == "not-applicable":
             reasons.setdefault((verdict.case, verdict.summary), []).append(verdict.suite)
+    alike: dict[tuple[str, str], list[str]] = {}
+    for (case, reason), suites in reasons.items():
+        alike.setdefault((", ".join(dict.fromkeys(suites)), reason), []).append(case)
     lines = [
-        f"{case}: {', '.join(dict.fromkeys(suites))} not applicable: {reason}"
-        for (case, reason), suites in reasons.items()
+        f"{cases[0] if len(cases) == 1 else f'{len(cases)} models'}: {suites} not applicable: "
+        f"{reason}"
+        for (suites, reason), cases in alike.items()
     ]
     return lines + [f"{e.engine}: {e.build}" for e in result.engines if e.engine == "replay"]
 

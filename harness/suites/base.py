@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.random import Philox
 
-from engine.batch import Batch
+from engine.batch import Batch, encoded_first
 from engine.errors import EngineError
 from engine.gguf_file import GgufFile
 from engine.model import Model
@@ -75,9 +75,11 @@ class Context:
     named: bool  # the user asked for these very suites, not for all that can be run
     facts: ModelFacts  # of the oracle's file
     make_honest: Callable[["Context"], HonestRuns]
+    make_honest_embeddings: Callable[["Context"], HonestRuns]
     lanes: int  # partial sums in the oracle's vector code
     repro: Callable[[str], str]  # suite -> the command that shows it again
     progress: Callable[[str], None] = field(default=lambda _: None)
+    given: tuple[Batch, ...] = ()  # of a subject that holds one run; else they are seeded
     noise_measured: tuple[Sequence[Batch], float] | None = None  # see `noise_on`
 
     @cached_property
@@ -116,10 +118,13 @@ class Context:
 
     @cached_property
     def batches(self) -> tuple[Batch, ...]:
-        """A prompt, then single tokens."""
+        """A prompt, which an encoder is given first, then single tokens."""
+        if self.given:
+            return self.given
         prompt, rest = self.tokens[: self.n_tokens], self.tokens[self.n_tokens :]
         steps = [Batch.of([t], start=self.n_tokens + i) for i, t in enumerate(rest)]
-        return (Batch.of(prompt), *steps)
+        both = self.facts.decoder_start is not None
+        return encoded_first((Batch.of(prompt), *steps), both)
 
     @cached_property
     def oracle_run(self) -> Evaluation:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.batch import Batch
+from engine.batch import Batch, steps_of
 from engine.quants.base import F32
 from harness.compare import largest
 from harness.facts import ModelFacts
@@ -27,17 +27,17 @@ class Decode(Suite, name="decode"):
         prompt = self.prompt(context)
         context.progress(f"generating {context.n_steps} tokens")
         free, subject = context.ask_both("greedy", prompt, context.n_steps)
-        request = Request(batches=steps_of(prompt, free))
+        request = Request(batches=steps_of(prompt, free, context.facts.decoder_start))
         context.progress(f"decoding {len(request.batches)} batches in both engines")
         expected, actual = context.ask_both("evaluate", request)
-        truth = whole_truth(context, [*prompt, *free[:-1]])
+        truth = whole_truth(context, request.batches)
         whole = compared(context, "decode", request.batches, expected, actual, truth)
         yield whole
         if whole.detail.get("at_fault") in ("oracle", "both"):
             text = "greedy tokens are held against the oracle's logits, and these are wrong"
             yield context.verdict("decode", "not-compared", text)
             return
-        before, own = (np.concatenate(e.logits)[len(prompt) - 1 :] for e in (expected, actual))
+        before, own = (np.concatenate(e.logits)[-len(free) :] for e in (expected, actual))
         yield judged(context, request.batches, before, own, free, subject)
 
     def prompt(self, context: Context) -> list[int]:
@@ -47,16 +47,13 @@ class Decode(Suite, name="decode"):
         return ids or context.tokens[:4]  # a vocabulary may have no token for any of it
 
 
-def whole_truth(context: Context, tokens: Sequence[int]) -> F32:
-    """Logits of an honest run of our own, all tokens in one batch: weights are decoded once."""
-    floor = context.honest.floor((Batch.of(tokens),), seed=context.seed, runs=0)
-    return floor.logits[0]
-
-
-def steps_of(prompt: Sequence[int], free: Sequence[int]) -> tuple[Batch, ...]:
-    """The prompt, then one batch for every token but the last, whose logits nobody needs."""
-    steps = [Batch.of([token], start=len(prompt) + i) for i, token in enumerate(free[:-1])]
-    return (Batch.of(prompt), *steps)
+def whole_truth(context: Context, batches: Sequence[Batch]) -> F32:
+    """Logits of an honest run of our own, all that is decoded in one batch: weights are decoded
+    once."""
+    encoded = [batch for batch in batches if batch.encoder]
+    tokens = np.concatenate([batch.tokens for batch in batches if not batch.encoder])
+    whole = (*encoded, Batch.of(tokens.tolist()))
+    return np.concatenate(context.honest.floor(whole, seed=context.seed, runs=0).logits)
 
 
 def judged(

@@ -44,6 +44,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("harness.session", "harness.facts"),
     ("harness.protocol",),
+    ("harness.dumps",),
     ("harness.runner",),
     ("harness.suites.base",),
     ("harness.locate", "harness.shadow"),
