@@ -18,7 +18,7 @@ OURS = tuple(FOLDERS)
 # row may not import its neighbours.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("engine",),
-    ("harness", "harness.records"),  # the package itself is empty
+    ("harness", "harness.records", "harness.allocator"),  # the package itself is empty
     (
         "harness.comparable",
         "harness.compare",
