@@ -31,7 +31,15 @@ Other = Callable[[NDArray[Any]], tuple[NDArray[Any], Bound]]
 def agrees(other: Other, shown: NDArray[Any]) -> bool:
     with np.errstate(all="ignore"):  # the numbers of a degenerate model are judged as well
         value, bound = other(shown)
-    return mismatch_between(value, shown, bound.allowed) is None
+    allowed = np.broadcast_to(np.asarray(bound.allowed), value.shape)
+    return mismatch_between(value, where_limited(value, shown, allowed), allowed) is None
+
+
+def where_limited(truth: NDArray[Any], value: Any, allowed: NDArray[np.float64]) -> Any:
+    """The value, and the truth where there is no limit to hold it to."""
+    if value is None or value.shape != truth.shape or np.isfinite(allowed).all():
+        return value
+    return np.where(np.isfinite(allowed), value, truth)
 
 
 # --- products and attention -----------------------------------------------------------------

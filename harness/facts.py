@@ -12,7 +12,9 @@ from engine.registry import import_members
 from harness.answers.base import facts_in
 
 TOKENS = "tokenizer.ggml.tokens"
-NO_VOCABULARY = ("", "none", "no_vocab")  # values of tokenizer.ggml.model
+POSITIONS = "position_embd.weight"
+# values of tokenizer.ggml.model; the last is of models that llama.cpp makes to test itself
+NO_VOCABULARY = ("", "none", "no_vocab", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +24,7 @@ class ModelFacts:
     n_tensors: int
     n_vocab: int  # 0: not known
     has_vocabulary: bool
+    n_positions: int  # rows of a table of positions; 0: it has none, and any position will do
     no_graph: str  # why our own engine cannot run it; "" if it can
     decoder_start: int | None  # the token that follows an encoder; None: not both are there
 
@@ -54,6 +57,7 @@ def facts_of_model(path: Path) -> ModelFacts:
             # tokens of no kind are a broken vocabulary, which is refused by its key
             has_vocabulary=vocabulary not in NO_VOCABULARY
             or ("tokenizer.ggml.model" not in file.metadata and TOKENS in file.metadata),
+            n_positions=size_of_positions(file),
             no_graph=why_no_graph(file, architecture, kind),
             decoder_start=decoder_start(file, architecture),
         )
@@ -80,6 +84,21 @@ def size_of_vocabulary(file: GgufFile) -> int:
     known = facts_in(file, file.size).n_vocab
     embeddings = file.tensors.get("token_embd.weight")
     return known or (embeddings.shape[0] if embeddings is not None else 0)
+
+
+def size_of_positions(file: GgufFile) -> int:
+    table = file.tensors.get(POSITIONS)
+    return table.shape[0] if table is not None else 0
+
+
+def too_long(n_positions: int, needed: int) -> str:
+    """Why so many tokens are not decoded; "" if they can be."""
+    if not 0 < n_positions < needed:
+        return ""
+    return (
+        f"the model has {n_positions} positions ({POSITIONS}), and {needed} are needed; beyond "
+        f"them llama.cpp aborts (positions-beyond-the-table)"
+    )
 
 
 def why_no_graph(file: GgufFile, arch: str, kind: str) -> str:

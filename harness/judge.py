@@ -35,6 +35,7 @@ from harness.designs import (
     plain_product,
     reordered,
     swiglu_ways,
+    where_limited,
     wide_attention,
 )
 from harness.records import Mismatch, Site
@@ -147,20 +148,20 @@ class Judge(Mirror):
         bound: Bound,
         others: Iterable[Other],
     ) -> SiteFinding:
+        shown = {"oracle": oracle, "subject": subject}
         allowed = np.broadcast_to(np.asarray(bound.allowed), truth.shape)
         oracle, subject = (where_limited(truth, value, allowed) for value in (oracle, subject))
-        oracle_off = mismatch_between(truth, oracle, bound.allowed)  # in shape, or in value
-        mismatch = mismatch_between(oracle, subject, np.multiply(2, bound.allowed))
-        at_fault = ""
-        if mismatch or oracle_off:
-            subject_off = not conforms(subject, truth, bound, others)
-            at_fault = {
-                (True, True): "both",
-                (True, False): "oracle",
-                (False, True): "subject",
-            }.get((oracle_off is not None, subject_off), "")
+        mismatch = mismatch_between(oracle, subject, np.multiply(2, allowed))
+        wrong: list[str] = []
+        if mismatch or mismatch_between(truth, oracle, allowed):
+            others = tuple(others)
+            wrong = [r for r, value in shown.items() if not conforms(value, truth, bound, others)]
+        at_fault = "both" if len(wrong) == 2 else "".join(wrong)
+        accused = subject if at_fault == "subject" else oracle
         if not at_fault:
             mismatch = None
+        elif mismatch is None:
+            mismatch = mismatch_between(truth, accused, allowed)
         return SiteFinding(
             site=site,
             op=SITES[site.name].op,
@@ -169,9 +170,9 @@ class Judge(Mirror):
             allowed=float(allowed.max(initial=0.0, where=np.isfinite(allowed))),
             reason=bound.reason,
             size=float(np.abs(oracle).max()) if oracle.size else 0.0,
-            mismatch=mismatch or oracle_off,
+            mismatch=mismatch,
             at_fault=at_fault,
-            outputs=affected(truth, subject if at_fault == "subject" else oracle, allowed),
+            outputs=affected(truth, accused, allowed),
             sees=smallest_scale_error(truth, allowed),
             compared=elements_compared(truth, oracle, allowed),
         )
@@ -229,7 +230,10 @@ class Judge(Mirror):
 
     def kqv(self, p: F32, v: NDArray[Any]) -> F32:
         out = super().kqv(p, v)
-        size = like(p, v).astype(np.float64) @ np.abs(self.spread(v, p.shape[0]))
+        weights, values = like(p, v).astype(np.float64), np.abs(self.spread(v, p.shape[0]))
+        size = weights @ values
+        if not np.isfinite(values).all():  # of a hidden cell: who leaves it out has no 0 * NaN
+            size[((weights == 0) @ ~np.isfinite(values)) > 0] = np.inf
         size = size.transpose(1, 0, 2).reshape(out.shape)
         self.bound = tolerances.product(size, out, p.shape[-1], self.lanes, 1)
         return out
@@ -269,14 +273,12 @@ class Judge(Mirror):
 
 
 def conforms(
-    subject: NDArray[Any] | None, truth: NDArray[Any], bound: Bound, others: Iterable[Other]
+    shown: NDArray[Any] | None, truth: NDArray[Any], bound: Bound, others: Iterable[Other]
 ) -> bool:
     """Is it what llama.cpp, or any honest engine of another design, would show?"""
-    if subject is None or subject.shape != truth.shape:
+    if shown is None or shown.shape != truth.shape:
         return False
-    if mismatch_between(truth, subject, bound.allowed) is None:
-        return True
-    return any(agrees(other, subject) for other in others)
+    return any(agrees(way, shown) for way in (lambda _: (truth, bound), *others))
 
 
 def elements_compared(
@@ -285,13 +287,6 @@ def elements_compared(
     if oracle.shape != truth.shape:
         return 0
     return truth.size - incomparable(truth, oracle, allowed).total
-
-
-def where_limited(truth: NDArray[Any], value: Any, allowed: NDArray[np.float64]) -> Any:
-    """The value, and the truth where there is no limit to hold it to."""
-    if value is None or value.shape != truth.shape or np.isfinite(allowed).all():
-        return value
-    return np.where(np.isfinite(allowed), value, truth)
 
 
 def affected(

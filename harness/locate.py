@@ -17,7 +17,7 @@ from engine.trace import SITES
 from harness.compare import largest, mismatch_between, worst_distance
 from harness.designs import PER_EXPERT
 from harness.judge import Judge, SiteFinding
-from harness.records import Evaluation, Request, Site, Trace
+from harness.records import Evaluation, Request, Site, Status, Trace
 from harness.suites.base import Context, NoAnswer
 from harness.tolerances import Bound, whole_run
 
@@ -98,9 +98,7 @@ def locate(context: Context) -> Findings:
         context.ask(context.subject, "evaluate", Request(batches=context.batches, capture=True))
     ).values()
     context.progress("the subject on the oracle's inputs")
-    replace = replaceable(context, oracle)
-    request = Request(batches=context.batches, capture=True, replace=replace)
-    local = trace_of(context.ask(context.subject, "evaluate", request)).values()
+    local, replace = on_values(context, context.batches, oracle)
     context.progress("judging every op")
     return judged(context, context.batches, oracle, local, replace, errors_between(oracle, free))
 
@@ -109,11 +107,12 @@ def check_shows(context: Context) -> None:
     """Raises NoAnswer where there is no graph to judge along, or a subject shows no tensors."""
     if context.facts.no_run:
         raise NoAnswer("not-applicable", context.facts.no_run, {})
+    status: Status = "not-compared" if context.named else "not-applicable"
     if context.facts.no_graph:
         text = f"{context.facts.no_graph}; lockstep shadow judges every op of llama.cpp's graph"
-        raise NoAnswer("not-applicable", text, {})
+        raise NoAnswer(status, text, {})
     if context.subject_info.shows == ():
-        raise NoAnswer("not-applicable", f"{context.subject.name} does not show tensors", {})
+        raise NoAnswer(status, f"{context.subject.name} does not show tensors", {})
 
 
 def errors_between(oracle: Values, subject: Values) -> dict[Site, float]:
@@ -123,6 +122,27 @@ def errors_between(oracle: Values, subject: Values) -> dict[Site, float]:
         for site, value in oracle.items()
         if site in subject
     }
+
+
+def on_values(
+    context: Context, batches: tuple[Batch, ...], values: Values
+) -> tuple[Values, Collection[Site]]:
+    """The subject's trace where it goes on with these values, and the sites that they were put in.
+
+    The last one is replaced by numbers that no engine computes: nothing reads them. Raises NoAnswer
+    where it shows these, for then it shows nowhere what it computed on the values put in.
+    """
+    replace = replaceable(context, values)
+    last = next((site for site in reversed(values) if shows(context, site)), None)
+    if last in replace and replace[last].dtype.kind == "f":
+        ramp = np.linspace(-1, 1, replace[last].size, dtype=np.float32)
+        replace[last] = ramp.reshape(replace[last].shape)
+    request = Request(batches=batches, capture=True, replace=replace)
+    local = trace_of(context.ask(context.subject, "evaluate", request)).values()
+    if last in local and last in replace and np.array_equal(local[last], replace[last]):
+        text = f"{context.subject.name} shows at {last} what was put in, not what it computed"
+        raise NoAnswer("malformed", f"{text}: none of its ops can be judged", {"site": str(last)})
+    return local, replace.keys()
 
 
 def replaceable(context: Context, values: Values) -> Values:

@@ -91,6 +91,7 @@ class EngineInfo:
     settings: Settings | None = None
     shows: tuple[str, ...] | None = None  # names of sites in its traces; None: all
     fixed: tuple[str, ...] = ()  # names of sites whose value it cannot replace
+    partial: bool = False  # of the sites that it shows any may be missing in a trace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,11 +31,12 @@ EXACT = Bound(0.0, "a copy, or one correctly rounded float32 operation: every bi
 
 
 def in_range(allowed: F64, size: F64) -> F64:
-    """What is allowed, without a limit where the size of a step is beyond float32, or is NaN.
+    """What is allowed, without a limit where the size of a step is beyond float32.
 
-    There honest engines part: one overflows, another computes in double, a third clamps.
+    There honest engines part: one overflows, another computes in double, a third clamps. A size is
+    NaN where what is computed with is, and then so is every honest result.
     """
-    limited: F64 = np.where(size <= LARGEST, allowed, np.inf)
+    limited: F64 = np.where(size <= LARGEST, allowed, np.where(np.isnan(size), 0.0, np.inf))
     return limited
 
 

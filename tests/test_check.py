@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tests.fake_engines  # noqa: F401  registers them
@@ -37,6 +38,7 @@ from harness.records import (
 )
 from harness.runner import LocalSession
 from harness.suites.base import Context, Suite
+from harness.suites.decode import Decode, choices
 from harness.synth.llama import LlamaRecipe, metadata
 from tests.models import builtin, with_changed_weight, with_metadata, written
 
@@ -152,6 +154,33 @@ def test_a_file_of_another_shape_is_not_compared_weight_by_weight(
     found = verdicts_of(plan_for(model, subject_model=other, suites=("dequant",)))
     assert "not-compared" in {v.status for v in found}
     assert exit_code(found) == 3
+
+
+# --- generation -----------------------------------------------------------------------------
+
+
+def test_decode_goes_on_from_the_prompt_that_is_given(model: Path) -> None:
+    opened = open_plan(plan_for(model, prompt=b"ab"), lambda _: None)
+    try:
+        (expected,) = opened.context.oracle.ask("tokenize", [b"ab"]).value  # type: ignore[union-attr]
+        assert Decode().prompt(opened.context) == expected
+    finally:
+        opened.close()
+
+
+def test_a_long_prompt_finds_room_in_the_cache(model: Path) -> None:
+    assert settings_for(plan_for(model, prompt=b"x" * 1000)).n_ctx == 1024
+
+
+def test_a_prompt_for_a_model_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, vocabulary=False)
+    with pytest.raises(BadInput, match="no vocabulary, so that a --prompt cannot be read"):
+        preflight(plan_for(path, prompt=b"x"))
+
+
+def test_choices_in_the_text_of_the_other_engine_are_counted() -> None:
+    logits = np.eye(4, dtype=np.float32)  # the choices are 0, 1, 2, 3
+    assert choices([0, 1, 3, 3], logits) == {"same_choices": 3, "other_choices": [(2, 3, 2)]}
 
 
 # --- what an engine leaves unanswered -------------------------------------------------------
@@ -272,8 +301,11 @@ def test_a_model_without_a_graph_of_ours_is_not_refused(tmp_path: Path) -> None:
     assert facts.no_run == ""
     plan = plan_for(path, engine="fast", suites=("metadata", "tokens", "dequant", "trace"))
     found = verdicts_of(plan)
-    assert [v.suite for v in found if v.status == "not-applicable"] == ["trace"]
-    assert exit_code(found) == 0
+    left_out = [(v.suite, v.status) for v in found if v.status != "agreed"]
+    assert left_out == [("trace", "not-compared")]  # it was asked for by name
+    assert exit_code(found) == 3
+    everything = [v for v in verdicts_of(replace(plan, suites=())) if v.suite == "trace"]
+    assert [v.status for v in everything] == ["not-applicable"]
 
 
 def test_an_adapter_is_no_model(tmp_path: Path) -> None:

@@ -48,13 +48,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def oracle_of(path: Path, settings: Settings) -> Values:
-    return traced(path, settings, batches=FAR)
+def oracle_of(path: Path, settings: Settings, make: Any = Reference) -> Values:
+    return traced(path, settings, make=make, batches=FAR)
 
 
-def guilty(path: Path, make: Any, settings: Settings = EXACT) -> list[SiteFinding]:
-    """What an engine is accused of on the values of the reference, as `trace` asks."""
-    oracle = oracle_of(path, settings)
+def guilty(
+    path: Path, make: Any, settings: Settings = EXACT, oracle_is: Any = Reference
+) -> list[SiteFinding]:
+    """What engines are accused of, one on the other's values, as `trace` asks."""
+    oracle = oracle_of(path, settings, oracle_is)
     local = traced(path, settings, replace=oracle, make=make, batches=FAR)
     judge = judged(path, oracle, local, settings, batches=FAR)
     return [finding for finding in judge.findings if finding.mismatch is not None]
@@ -90,6 +92,27 @@ def normal(seed: int, *shape: int) -> F32:
 )
 def test_no_honest_design_is_accused(design: str, model: str, preset: str, folder: Path) -> None:
     assert guilty(builtin(model, folder), adapter_class(design), PRESETS[preset]) == []
+
+
+@pytest.mark.parametrize("subject", ["reference", "honest:silu-tanh"])
+@pytest.mark.parametrize("design", DESIGNS)
+def test_no_honest_design_is_accused_as_an_oracle(design: str, subject: str, folder: Path) -> None:
+    path = builtin("moe-q8_0", folder)
+    engines = [adapter_class(name) for name in (subject, design)]
+    assert guilty(path, engines[0], oracle_is=engines[1]) == []
+
+
+@pytest.mark.parametrize("design", ["honest:rope-float64", "honest:silu-tanh"])
+def test_a_wrong_engine_beside_an_oracle_of_another_design_is_found(
+    design: str, folder: Path
+) -> None:
+    path, oracle = builtin("moe-q8_0", folder), adapter_class(design)
+    for wrong, at in ((PositionOff, {"Qcur_rope", "Kcur_rope"}), (WeightOff, {MOE_NORM})):
+        found = guilty(path, with_ops(wrong), oracle_is=oracle)
+        assert names(found) == at
+        assert {finding.at_fault for finding in found} == {"subject"}
+        swapped = guilty(path, oracle, oracle_is=with_ops(wrong))
+        assert (names(swapped), {f.at_fault for f in swapped}) == (at, {"oracle"})
 
 
 @pytest.mark.parametrize("design", [d for d in DESIGNS if d != "honest:experts-last-of-ties"])
@@ -141,6 +164,7 @@ ROPES = [
 ]
 WAYS = (InverseFrequency, Power, WideAngles)
 POSITIONS = np.r_[np.arange(4), np.arange(294, 300), np.arange(30000, 30006)].astype(np.int32)
+MOE_NORM = "ffn_moe_weights_norm"
 LAST = 9  # of POSITIONS: 299
 ropes = pytest.mark.parametrize(
     "params", ROPES, ids=lambda p: f"{p.n_rot}-{p.base:g}-{p.scale:.2g}"

@@ -1,6 +1,7 @@
 """The judge: nothing on an honest run, and one wrong element exactly where it is."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from engine.quants.base import F32
 from engine.weights import Weight
 from harness.adapters.reference import Reference as ReferenceEngine
-from harness.judge import Judge, SiteFinding, smallest_scale_error
+from harness.judge import Judge, SiteFinding, conforms, smallest_scale_error
 from harness.mutants.silu_without_gate import SiluWithoutGate
 from harness.records import DEFAULT, PRESETS, Site
 from harness.synth.builtin import BUILTIN
@@ -109,6 +110,50 @@ def test_one_element_that_is_no_number_is_found(model: Path, honest: Values, bad
     assert found.mismatch is not None
     assert found.mismatch.index == (3, 5)
     assert found.outputs == (5,)
+
+
+def judge_alone() -> Judge:
+    return Judge({}, {}, lanes=16, n_threads=1, n_ctx=512)
+
+
+X = np.array([[np.nan, 1.0, 2.0, 3.0], [3e38, 3e38, 1.0, 1.0]], np.float32)  # one NaN; too large
+TWOS = np.full(4, 2.0, np.float32)
+
+
+@pytest.mark.parametrize("shown", [0.0, 9.0, np.inf])
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda ops: ops.rms_norm(X, TWOS, 1e-5),
+        lambda ops: ops.kq(X[:, None], np.ones((3, 1, 4), np.float32)),
+        lambda ops: ops.swiglu(X, TWOS),
+    ],
+    ids=["norm", "product", "gate"],
+)
+def test_what_is_computed_with_a_nan_is_nan_and_what_may_overflow_has_no_limit(
+    compute: Any, shown: float
+) -> None:
+    ops = judge_alone()
+    truth = compute(ops)
+    wrong = truth.copy()
+    wrong[..., 1, 0] = shown
+    assert conforms(wrong, truth, ops.bound, ())
+    wrong = truth.copy()
+    wrong[..., 0, 0] = shown
+    assert np.isnan(truth[..., 0, 0])
+    assert not conforms(wrong, truth, ops.bound, ())
+
+
+def test_a_nan_in_a_hidden_cell_may_or_may_not_reach_the_sum() -> None:
+    """llama.cpp multiplies it by a weight of zero; who leaves the cell out has a number."""
+    ops, p = judge_alone(), np.array([[[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]], np.float32)
+    v = np.array([[[1.0]], [[2.0]], [[np.nan]]], np.float32)
+    truth = ops.kqv(p, v)
+    assert np.isnan(truth).all()
+    left_out = np.array([[1.5], [np.nan]], np.float32)
+    assert conforms(left_out, truth, ops.bound, ())
+    left_out[1] = 1.0
+    assert not conforms(left_out, truth, ops.bound, ())
 
 
 def test_the_oracle_is_blamed_if_it_is_the_one_that_is_wrong(model: Path, honest: Values) -> None:

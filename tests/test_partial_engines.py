@@ -13,6 +13,7 @@ from harness.bisect.bisection import Bisection, bisect
 from harness.check import exit_code, open_plan, run_suites
 from harness.mutants.rope_half_split import RopeHalfSplit
 from harness.records import EngineInfo, Evaluation, Request, TensorRecord, Trace, Verdict
+from harness.suites.base import NoAnswer
 from tests.models import builtin
 from tests.test_check import plan_for
 
@@ -154,11 +155,21 @@ def bisection_of(path: Path, engine: str) -> Bisection:
         opened.close()
 
 
-@pytest.mark.parametrize("engine", [WrongWhereItIsHidden, Echo])
-def test_bisect_does_not_conform_where_logits_differ_and_no_op_shows_why(
-    engine: type[Reference], tmp_path: Path
-) -> None:
-    found = bisection_of(builtin("f32", tmp_path), engine.name)
+@pytest.mark.parametrize("suite", ["trace", "products"])
+def test_an_engine_that_shows_what_was_put_in_is_not_believed(suite: str, tmp_path: Path) -> None:
+    (found,) = verdicts_of(builtin("f32", tmp_path), Echo.name, (suite,))
+    assert (found.status, exit_code([found])) == ("malformed", 3)
+    assert "shows at result_output what was put in" in found.summary
+
+
+def test_bisect_does_not_believe_it_either(tmp_path: Path) -> None:
+    with pytest.raises(NoAnswer, match="what was put in") as error:
+        bisection_of(builtin("f32", tmp_path), Echo.name)
+    assert error.value.status == "malformed"
+
+
+def test_bisect_does_not_conform_where_logits_differ_and_no_op_shows_why(tmp_path: Path) -> None:
+    found = bisection_of(builtin("f32", tmp_path), WrongWhereItIsHidden.name)
     assert not found.culprits
     assert found.logits is not None
     assert (found.logits.status, found.exit_code) == ("diverged", 1)

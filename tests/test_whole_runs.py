@@ -15,7 +15,8 @@ from engine.ops.reference import Reference as Plain
 from harness.adapters.reference import Reference
 from harness.bisect.bisection import bisect
 from harness.check import Opened, exit_code, open_plan, run_suites, settings_for
-from harness.records import Evaluation, Request, Verdict
+from harness.mutants.rope_half_split import RopeHalfSplit
+from harness.records import EngineInfo, Evaluation, Request, Verdict
 from harness.runner import LocalSession
 from tests.models import builtin
 from tests.test_check import plan_for
@@ -52,9 +53,11 @@ def test_a_wrong_oracle_is_a_divergence_and_at_fault(name: str, suite: str, tmp_
     assert found[0].detail["at_fault"] == "oracle"
 
 
-def test_engines_that_are_wrong_in_the_same_way_are_both_at_fault(model: Path) -> None:
-    (found,) = verdicts_of(model, "logits", oracle=WRONG, engine=WRONG)
-    assert (found.status, found.detail["at_fault"]) == ("diverged", "both")
+@pytest.mark.parametrize("suite", ["logits", "decode"])
+def test_engines_that_are_wrong_in_the_same_way_are_both_at_fault(suite: str, model: Path) -> None:
+    found = verdicts_of(model, suite, oracle=WRONG, engine=WRONG)
+    assert (found[0].status, found[0].detail["at_fault"]) == ("diverged", "both")
+    assert "agreed" not in {v.status for v in found}
 
 
 class Unconverted(Reference, name="test:unconverted"):
@@ -113,6 +116,20 @@ def test_honest_runs_that_overflow_give_no_limit(model: Path, tmp_path: Path) ->
     found = verdicts_of(huge, "logits")
     assert all("allowed inf" not in v.summary for v in found)
     assert exit_code(found) == 3
+
+
+class OnlyLogits(RopeHalfSplit, name="test:only-logits"):
+    """Wrong in rotations, and shows embeddings alone."""
+
+    def describe(self) -> EngineInfo:
+        return replace(super().describe(), shows=("embd",))
+
+    def evaluate(self, request: Request) -> Evaluation:
+        run = super().evaluate(request)
+        if run.trace is None:
+            return run
+        records = tuple(r for r in run.trace.records if r.site.name == "embd")
+        return replace(run, trace=replace(run.trace, records=records))
 
 
 class Fickle(LocalSession):
@@ -181,6 +198,16 @@ def test_what_a_model_lacks_is_not_for_an_engine_to_say(role: str, model: Path) 
         "logits", "decode", "trace", "products",
     }  # fmt: skip
     assert exit_code(found) == 3
+
+
+def test_bisect_does_not_conform_where_both_are_wrong_in_what_is_not_shown(model: Path) -> None:
+    opened = open_plan(plan_for(model, oracle=OnlyLogits.name, engine=OnlyLogits.name), print)
+    try:
+        found = bisect(opened.context)
+    finally:
+        opened.close()
+    assert found.logits is not None
+    assert (found.logits.status, found.logits.detail["at_fault"]) == ("diverged", "both")
 
 
 @pytest.mark.parametrize("tensor", ["output.weight", "token_embd.weight"])

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.choices import choices
 from engine.errors import EngineError, Unsupported
 from engine.trace import SITES
 from harness.adapters._llama_cpp_graph import Node
@@ -170,7 +171,7 @@ def check_replaceable(replace: Mapping[Site, NDArray[Any]], steps: int) -> None:
     """Raises EngineError for a site that can never be replaced."""
     for site in replace:
         if site.name not in SITES:
-            raise EngineError(f"no site named {site.name!r} (known: {', '.join(SITES)})")
+            raise EngineError(f"no site named {site.name!r} {choices(site.name, SITES)}")
         if site.name in CACHES:
             raise EngineError(f"{site} is storage, not a result; replace what is stored there")
         if not 0 <= site.step < steps:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.batch import Batch, encoded_first
+from engine.choices import choices
 from engine.errors import EngineError, NotInModel, Unsupported
 from engine.ops.ggml.base import Node
 from harness.adapters import _llama_cpp_gguf as gguf
@@ -352,8 +353,8 @@ def dequantize(lib: Library, type_name: str, raw: NDArray[np.uint8]) -> NDArray[
 def decoder(lib: Library, type_name: str) -> TypeTraits:
     kinds = traits_of(lib)
     if type_name not in kinds or not (kinds[type_name][1].to_float or type_name == "F32"):
-        known = ", ".join(sorted(n for n, (_, t) in kinds.items() if t.to_float or n == "F32"))
-        raise Unsupported(f"llama.cpp has no decoder for {type_name!r} (known: {known})")
+        known = sorted(n for n, (_, t) in kinds.items() if t.to_float or n == "F32")
+        raise Unsupported(f"llama.cpp has no decoder for {type_name!r} {choices(type_name, known)}")
     return kinds[type_name][1]
 
 

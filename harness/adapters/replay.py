@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.batch import Batch, steps_of
+from engine.choices import choices
 from engine.errors import EngineError, InvalidModel, NotInModel, Unsupported
 from engine.ops.ggml.base import Build
 from engine.quants.base import F32
@@ -166,8 +167,8 @@ def answered(outcome: Outcome, question: str) -> Any:
     match outcome:
         case Answered(value=value):
             return value
-        case Unanswerable(message=message):
-            raise Unsupported(message)
+        case Unanswerable(message=message, of_model=of_model):
+            raise NotInModel(message) if of_model else Unsupported(message)
         case Rejected(message=message):
             raise EngineError(message)
     raise EngineError(no_answer(SHOWS_GRAPHS, question, outcome).summary.splitlines()[0])
@@ -175,20 +176,24 @@ def answered(outcome: Outcome, question: str) -> Any:
 
 def sites_of(program: Program) -> dict[Place, Site]:
     """Each node by the name that is its own; those of later ubatches say which they are of."""
-    found = {}
-    for place, name in program.names.items():
-        step, ubatch, _ = place
-        layer, full = None, name
-        if inside := IN_A_LAYER.fullmatch(name):
-            full, layer = inside[1] + inside[3], int(inside[2])
-        full += f" ubatch {ubatch}" if ubatch else ""
-        found[place] = Site(step=step, layer=layer, name=full)
-    return found
+    return {place: site_of(name, place[0], place[1]) for place, name in program.names.items()}
+
+
+def site_of(name: str, step: int, ubatch: int = 0) -> Site:
+    """Of a node's own name, such as `Qcur-0 ROPE`."""
+    layer = None
+    if inside := IN_A_LAYER.fullmatch(name):
+        name, layer = inside[1] + inside[3], int(inside[2])
+    return Site(step=step, layer=layer, name=name + (f" ubatch {ubatch}" if ubatch else ""))
 
 
 def replaced(sites: Mapping[Place, Site], request: Request) -> dict[Place, NDArray[Any]]:
     places = {site: place for place, site in sites.items()}
     for site in request.replace:
         if site not in places:
-            raise Unsupported(f"llama.cpp's graph has no node {site} in step {site.step}")
+            known = (str(each) for each in places if each.step == site.step)
+            raise Unsupported(
+                f"llama.cpp's graph has no node {site} in step {site.step} "
+                f"{choices(str(site), known)}"
+            )
     return {places[site]: value for site, value in request.replace.items()}

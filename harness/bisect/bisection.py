@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from harness.judge import SiteFinding
 from harness.locate import Findings, Patched, locate, patch
 from harness.records import Evaluation, Request, Site, Verdict
@@ -64,11 +66,11 @@ def bisect(context: Context) -> Bisection:
 
 
 def own_logits(context: Context) -> Verdict:
-    """Whether there is nothing to find: a fault may lie in what is not shown, and an engine may
-    show what was put in instead of what it computed."""
+    """Whether there is nothing to find: a fault may lie in what is not shown."""
     request = Request(batches=context.batches)
     own: Evaluation = context.ask(context.subject, "evaluate", request)
-    return compared(context, "bisect", context.batches, context.oracle_run, own)
+    truth = np.concatenate(context.noise.logits)
+    return compared(context, "bisect", context.batches, context.oracle_run, own, truth)
 
 
 def compares(finding: SiteFinding) -> bool:

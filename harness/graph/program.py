@@ -7,13 +7,13 @@ that a node computes is part of it. All of it is numbers, texts and arrays: it c
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.choices import choices
 from engine.errors import Unsupported
 
 # computed: by a node of the graph; input: filled by llama.cpp for each graph; weight: of the
@@ -142,8 +142,7 @@ class Program:
         """Of the node with that name in every graph. Raises Unsupported, with the nearest names."""
         found = [place for place, known in self.names.items() if known == name]
         if not found:
-            near = get_close_matches(name, dict.fromkeys(self.names.values()), 5, 0.4)
-            raise Unsupported(f"no node named {name!r} (near: {', '.join(near) or 'none'})")
+            raise Unsupported(f"no node named {name!r} {choices(name, self.names.values())}")
         return found
 
 

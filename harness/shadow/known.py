@@ -9,7 +9,7 @@ def known_crash(variant: str, preset: str) -> str:
     A known crash is a crash still: nothing was compared.
     """
     for entry in entries("shadow"):
-        changed = entry["keys"] or entry["complete"]
+        changed = entry["keys"] or entry["complete"] or "tokens" in entry
         same = (entry["variant"], entry["settings"], entry["symptom"]) == (variant, preset, "crash")
         if same and not changed:
             return f"{entry['id']}: {entry['sentence']}"

@@ -10,11 +10,13 @@ import numpy as np
 from numpy.random import Philox
 
 from engine.batch import Batch, encoded_first
+from engine.errors import EngineError
 from engine.gguf_file import GgufFile
 from engine.model import Model
 from engine.ops.mirror import Mirror
 from engine.quants.base import F32
 from engine.registry import Registered
+from engine.tokenizers.base import tokenizer_of
 from harness.facts import ModelFacts
 from harness.noise import MORE_RUNS, RUNS, NoiseFloor
 from harness.records import (
@@ -68,13 +70,16 @@ class Context:
     settings: Settings
     n_tokens: int
     n_steps: int
+    prompt: bytes  # that generation goes on from
     seed: int
+    named: bool  # the user asked for these very suites, not for all that can be run
     facts: ModelFacts  # of the oracle's file
     make_honest: Callable[["Context"], HonestRuns]
     make_honest_embeddings: Callable[["Context"], HonestRuns]
     lanes: int  # partial sums in the oracle's vector code
     repro: Callable[[str], str]  # suite -> the command that shows it again
     progress: Callable[[str], None] = field(default=lambda _: None)
+    given: tuple[Batch, ...] = ()  # of a subject that holds one run; else they are seeded
     noise_measured: tuple[Sequence[Batch], float] | None = None  # see `noise_on`
 
     @cached_property
@@ -114,6 +119,8 @@ class Context:
     @cached_property
     def batches(self) -> tuple[Batch, ...]:
         """A prompt, which an encoder is given first, then single tokens."""
+        if self.given:
+            return self.given
         prompt, rest = self.tokens[: self.n_tokens], self.tokens[self.n_tokens :]
         steps = [Batch.of([t], start=self.n_tokens + i) for i, t in enumerate(rest)]
         both = self.facts.decoder_start is not None
@@ -147,16 +154,19 @@ class Context:
         return self.honest.logits(batches)
 
     def ask_both(self, question: str, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """The oracle's answer and the subject's. Where both refuse, nobody is blamed."""
-        outcomes = [e.ask(question, *args, **kwargs) for e in (self.oracle, self.subject)]
-        if all(isinstance(outcome, Rejected) for outcome in outcomes):
-            said = "; ".join(getattr(outcome, "message", "") for outcome in outcomes)
+        """The oracle's answer and the subject's. Where both refuse, nobody is blamed.
+
+        What the model lacks, says the oracle, is no excuse for a subject that says something else.
+        """
+        first = self.oracle.ask(question, *args, **kwargs)
+        second = self.subject.ask(question, *args, **kwargs)
+        if isinstance(second, Rejected) and (isinstance(first, Rejected) or lacks(first)):
+            said = f"{getattr(first, 'message', '')}; {second.message}"
             raise NoAnswer("not-compared", f"both engines refuse: {said}", {})
-        first, second = (
-            self.answer(engine, question, outcome)
-            for engine, outcome in zip((self.oracle, self.subject), outcomes, strict=True)
-        )
-        return first, second
+        if lacks(first) and not lacks(second):
+            self.answer(self.subject, question, second)
+        expected = self.answer(self.oracle, question, first)
+        return expected, self.answer(self.subject, question, second)
 
     def ask(self, session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
         """The answer, or NoAnswer with what became of the question."""
@@ -169,6 +179,8 @@ class Context:
         if isinstance(outcome, Unanswerable) and outcome.declared:
             raise NoAnswer("not-applicable", outcome.message, {})
         error = no_answer(session.name, question, outcome)
+        if isinstance(outcome, Rejected):
+            raise self.refusal(session, question, error)
         if error.status == "not-applicable" and (
             session is self.subject or not self.facts.no_graph
         ):
@@ -177,6 +189,29 @@ class Context:
             text = f"{session.name} cannot be asked: {error.summary}"
             raise NoAnswer("not-compared", text, error.detail)
         raise error
+
+    def refusal(self, session: Session, question: str, error: NoAnswer) -> NoAnswer:
+        """With whom it accuses: who refuses what our own engine takes as well."""
+        wrong = "unknown"
+        if self.takes(session, question):
+            wrong = {self.oracle: "oracle", self.subject: "subject"}.get(session, session.name)
+        why = f"our own engine takes it: at fault: {wrong}"
+        if wrong == "unknown":
+            why = "nothing is known of which of them is right"
+        return NoAnswer(error.status, f"{error.summary}; {why}", error.detail | {"at_fault": wrong})
+
+    def takes(self, session: Session, question: str) -> bool:
+        """Whether our own engine, which is not the one that refuses, reads or runs the file."""
+        if session.name == "reference":
+            return False
+        if session is self.subject and self.subject_model != self.model:
+            return False  # nobody looked at its file
+        try:
+            if question in ("tokenize", "detokenize"):
+                tokenizer_of(self.file.metadata)
+        except EngineError:
+            return False
+        return not self.facts.no_graph or question not in ("evaluate", "greedy")
 
     def verdict(
         self,
@@ -202,6 +237,11 @@ class Context:
                 self.__dict__[name].close()
 
 
+def lacks(outcome: Outcome) -> bool:
+    """Whether an engine says that the model has no such thing, whoever is asked."""
+    return isinstance(outcome, Unanswerable) and outcome.of_model
+
+
 def no_answer(engine: str, question: str, outcome: Outcome) -> NoAnswer:
     if isinstance(outcome, Crashed):
         log = {"log": list(outcome.log)}
@@ -213,9 +253,9 @@ def no_answer(engine: str, question: str, outcome: Outcome) -> NoAnswer:
     if isinstance(outcome, Malformed):
         text = f"{engine} gave no proper answer to {question}: {outcome.message}"
         return NoAnswer("malformed", text, {"engine": engine, "question": question})
-    if isinstance(outcome, Unanswerable) and outcome.of_model:
-        return NoAnswer("not-applicable", outcome.message, {})
     if isinstance(outcome, Unanswerable):
+        if outcome.of_model:
+            return NoAnswer("not-applicable", outcome.message, {})
         return NoAnswer("not-compared", f"{engine} cannot be asked: {outcome.message}", {})
     if isinstance(outcome, Rejected):
         text = f"{engine} refuses what the other engine accepts: {outcome.message}"

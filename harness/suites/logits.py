@@ -34,13 +34,13 @@ def compared(
     batches: Sequence[Batch],
     oracle: Evaluation,
     subject: Evaluation,
-    truth: F32 | None = None,
+    truth: F32,
     what: str = "logit",
 ) -> Verdict:
     """Every logit of every output of the batches, (outputs, vocabulary) in all.
 
-    truth: our own honest run of the oracle's file, if there is one already: then the oracle is held
-    against it as well. It is made where the engines differ, to say which of them is wrong.
+    truth: of an honest run of our own, with which engines that agree must agree as well. Nobody is
+    called wrong by it alone: where there is a difference, more runs are made on these batches.
     """
     expected, got = np.concatenate(oracle.logits), np.concatenate(subject.logits)
     if not np.isfinite(expected).any() and not np.isfinite(got).any():
@@ -82,12 +82,10 @@ def compared(
     )
 
 
-def difference(expected: F32, got: F32, truth: F32 | None, bound: Bound) -> Mismatch | None:
+def difference(expected: F32, got: F32, truth: F32, bound: Bound) -> Mismatch | None:
     """Between the engines, or else between the truth and what they agree on."""
-    off = mismatch_between(expected, got, bound.allowed)
-    if off is None and truth is not None:
-        off = mismatch_between(truth, expected, bound.allowed)
-    return off
+    between = mismatch_between(expected, got, bound.allowed)
+    return between or mismatch_between(truth, expected, bound.allowed)
 
 
 def who_is_wrong(context: Context, batches: Sequence[Batch], runs: tuple[F32, F32]) -> str:

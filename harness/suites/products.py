@@ -22,7 +22,7 @@ from harness.locate import (
     check_shows,
     errors_between,
     judged,
-    replaceable,
+    on_values,
     trace_of,
 )
 from harness.records import Evaluation, Request, Verdict
@@ -43,7 +43,7 @@ class Products(Suite, name="products"):
     order = 70
 
     def inapplicable(self, facts: ModelFacts) -> str:
-        return facts.no_run or facts.no_graph
+        return facts.no_run
 
     def run(self, context: Context) -> Iterator[Verdict]:
         found = on_sparse_inputs(context)
@@ -86,9 +86,7 @@ def on_sparse_inputs(context: Context) -> Findings:
         context.oracle, "evaluate", Request(batches=batches, capture=True, replace=given)
     )
     oracle = trace_of(run).values()
-    replace = replaceable(context, oracle | given)
-    request = Request(batches=batches, capture=True, replace=replace)
-    local = trace_of(context.ask(context.subject, "evaluate", request)).values()
+    local, replace = on_values(context, batches, oracle | given)
     found = judged(
         context, batches, oracle, local, replace, errors_between(oracle, local), given=given
     )

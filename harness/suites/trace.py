@@ -1,4 +1,8 @@
-"""Is every op of the subject right on the oracle's own inputs, at every named site?"""
+"""Is every op of the subject right on the oracle's own inputs, at every named site?
+
+An engine that is given values must show what it computed nevertheless; at the last site that is
+tried (harness.locate.on_values).
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,7 +18,7 @@ class Trace(Suite, name="trace"):
     order = 60
 
     def inapplicable(self, facts: ModelFacts) -> str:
-        return facts.no_run or facts.no_graph
+        return facts.no_run
 
     def run(self, context: Context) -> Iterator[Verdict]:
         found = locate(context)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import MEANINGS, Build
-from harness.check import lanes_of
+from engine.ops.ggml.base import Build, meaning_of
+from harness.check import BadInput, Plan, lanes_of, preflight
 from harness.known import entries
 from harness.records import PRESETS, Answered, Crashed
 from harness.run import Listener
@@ -35,7 +35,9 @@ def test_what_is_known_to_be_wrong_still_is(known: dict[str, Any], tmp_path: Pat
     settings = PRESETS[known["settings"]]
     if "cache" in known:
         settings = replace(settings, type_k=known["cache"], type_v=known["cache"])
-    plan = ShadowPlan(case=known["id"], model=path, settings=settings, work=Work(tokens=4))
+    plan = ShadowPlan(
+        case=known["id"], model=path, settings=settings, work=Work(tokens=known.get("tokens", 4))
+    )
     with GgufFile.open(path) as file, Runner().open("llama.cpp", path, settings) as session:
         info = session.ask("describe")
         assert isinstance(info, Answered)
@@ -66,7 +68,7 @@ def test_an_entry_says_what_where_and_whether_it_was_reported(known: dict[str, A
     assert known["component"] == "llama.cpp"
     assert known["variant"] in variants()
     assert known["symptom"] in ("value", "crash")
-    assert known["op"] in MEANINGS or known["symptom"] == "crash"
+    assert known["symptom"] == "crash" or meaning_of(known["op"])
     assert known["sentence"].endswith(".")
     assert known["status"].startswith(("reported", "not reported: "))
     assert known["link"].startswith("https://github.com/") or "not reported" in known["status"]
@@ -74,3 +76,20 @@ def test_an_entry_says_what_where_and_whether_it_was_reported(known: dict[str, A
 
 def test_no_two_entries_have_an_id_in_common() -> None:
     assert len({known["id"] for known in KNOWN}) == len(KNOWN) >= 3
+
+
+def test_a_prompt_beyond_the_table_of_positions_is_refused_by_name(tmp_path: Path) -> None:
+    """llama.cpp would abort: positions-beyond-the-table."""
+    path = tmp_path / "gpt2.gguf"
+    with opened() as namer:
+        make_variant(variant_named("gpt2"), path, session=namer)
+    exact = PRESETS["exact"]
+    plan = ShadowPlan(case="gpt2", model=path, settings=exact, work=Work(tokens=300))
+    result = run_shadow([plan], tmp_path, ["lockstep", "shadow"], 1, Listener())
+    (verdict,) = result.verdicts
+    assert (verdict.status, result.code) == ("not-compared", 3)
+    assert "256 positions" in verdict.summary
+    check = Plan(case="gpt2", model=path, subject_model=path, settings=exact, n_tokens=255)
+    with pytest.raises(BadInput, match="take --tokens 254 or fewer"):
+        preflight(check)
+    preflight(replace(check, n_tokens=254))
