@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.bisect.bisection import bisect
-from harness.check import BadInput, Plan, defect, exit_code, open_plan, run_suites
+from harness.check import BadInput, Plan, defect, exit_code_of_run, open_plan, run_suites
 from harness.children import Died, Done, Event, Failed, Refused, Said, Say, side_by_side
 from harness.file_state import FileState
 from harness.records import EngineInfo, Status, Verdict
@@ -135,7 +135,7 @@ class CheckRun:
 
     def finish(self) -> RunResult:
         self.writer = self.writer or self.open(())
-        code = exit_code(self.verdicts)
+        code = exit_code_of_run(self.verdicts)
         seconds = time.perf_counter() - self.started
         self.writer.footer(code, seconds)
         return RunResult(

@@ -33,6 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("harness.designs", "harness.engine_process"),
     ("harness.rope_designs",),
     ("harness.synth", "harness.adapters", "harness.judge", "harness.report"),
+    ("harness.real_models", "harness.twin"),
     (
         "harness.mutants",
         "harness.honest",
@@ -43,6 +44,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("harness.session", "harness.facts", "harness.findings"),
     ("harness.protocol",),
+    ("harness.dumps",),
     ("harness.runner",),
     ("harness.suites.base",),
     ("harness.shadow",),

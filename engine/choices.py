@@ -1,0 +1,18 @@
+"""What a name that is none could have been, for the end of a sentence."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+ALL = 12  # so many names are told at once, of more the nearest
+NEAREST = 5
+ALIKE = 0.4  # of difflib's ratio: a letter left out of a short name is still near
+
+
+def choices(name: str, known: Iterable[str]) -> str:
+    """`(known: a, b)`, or of many `(near: a, b; 400 in all)`."""
+    every = list(dict.fromkeys(known))
+    if len(every) <= ALL:
+        return f"(known: {', '.join(every) or 'none'})"
+    lower = {each.lower(): each for each in every}
+    near = [lower[each] for each in get_close_matches(name.lower(), lower, NEAREST, ALIKE)]
+    return f"(near: {', '.join(near) or 'none'}; {len(every)} in all)"
