@@ -24,6 +24,7 @@ from harness.cli import (
     golden,
     oracle,
     real_models,
+    selftest,
     shadow,
     smoke,
     synth,
@@ -57,6 +58,7 @@ golden.app.command("ops")(answers.ops)
 fuzz.app.command("gguf")(files.fuzz_gguf)
 app.command("synth")(synth.synth)
 app.command("shadow")(shadow.shadow)
+app.command("selftest")(selftest.selftest)
 app.command("smoke")(smoke.smoke)
 app.command("fetch")(real_models.fetch)
 app.command("twin")(twin.twin)
@@ -277,22 +279,6 @@ def tokenize(
         work = decode_ids if decode else encode_texts
         for line in work(path, engine, inputs, special, parse_special):
             out.line(line)
-
-
-@app.command()
-def selftest(
-    list_only: Annotated[bool, typer.Option("--list", help="Only name the wrong engines.")] = False,
-    clean: Annotated[int, typer.Option(help="Clean random cases to try as well.", min=0)] = 0,
-    seed: SeedOpt = 0,
-    jobs: Annotated[int, typer.Option("-j", help="Processes.", min=1)] = 1,
-    quiet: QuietOpt = False,
-) -> None:
-    """Run the wrong engines: are all caught, and located where they are wrong?"""
-    from harness.selftest import run_selftest
-
-    with screen(quiet) as out:
-        code = run_selftest(out, list_only=list_only, clean=clean, seed=seed, jobs=jobs)
-    raise typer.Exit(code)
 
 
 @app.command()
