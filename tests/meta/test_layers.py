@@ -55,6 +55,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("harness.inputs", "harness.children", "harness.file_state"),
     ("harness.adapters.replay",),
     ("harness.run", "harness.quick", "harness.doctor"),
+    ("harness.pytest_plugin",),
     ("harness.dump", "harness.shadow.run", "harness.fuzzers", "harness.bench"),
     ("harness.selftest_tokens",),
     ("harness.selftest",),
