@@ -17,6 +17,7 @@ class Batch:
     positions: I32
     seq_ids: I32
     outputs: NDArray[np.bool_]  # whose logits are asked for
+    encoder: bool = False  # for the encoder of a model that has a decoder as well; no logits
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -32,6 +33,12 @@ class Batch:
             outputs=np.ones(n, np.bool_),
         )
 
+    @classmethod
+    def to_encode(cls, batch: "Batch") -> "Batch":
+        """The same tokens for the encoder, whose result every later batch reads."""
+        none = np.zeros(len(batch), np.bool_)
+        return cls(batch.tokens, batch.positions, batch.seq_ids, none, encoder=True)
+
     def split_simple(self, n_ubatch: int) -> Iterator["Batch"]:
         """Runs of at most `n_ubatch` tokens in the order given."""
         for at in range(0, len(self), n_ubatch):
@@ -39,3 +46,22 @@ class Batch:
             yield Batch(
                 self.tokens[part], self.positions[part], self.seq_ids[part], self.outputs[part]
             )
+
+
+def encoded_first(batches: Sequence[Batch], both: bool) -> tuple[Batch, ...]:
+    """Of a model with an encoder and a decoder, the encoder reads the prompt before."""
+    return (Batch.to_encode(batches[0]), *batches) if both else tuple(batches)
+
+
+def steps_of(
+    prompt: Sequence[int], ids: Sequence[int], decoder_start: int | None = None
+) -> tuple[Batch, ...]:
+    """The prompt, then one batch for every id but the last, whose logits nobody needs.
+
+    decoder_start: of a model whose encoder reads the prompt, what its decoder begins with.
+    """
+    first = Batch.of(prompt if decoder_start is None else [decoder_start])
+    steps = [Batch.of([token], start=len(first) + i) for i, token in enumerate(ids[:-1])]
+    if decoder_start is None:
+        return (first, *steps)
+    return (Batch.to_encode(Batch.of(prompt)), first, *steps)

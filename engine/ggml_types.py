@@ -6,6 +6,7 @@ ggml/src/ggml-common.h, both as llama-cpp-python 0.3.36 carries them.
 
 from dataclasses import dataclass
 
+from engine.choices import choices
 from engine.errors import Unsupported
 
 
@@ -92,9 +93,6 @@ def type_by_name(name: str) -> TensorType:
     if kind is None:
         if name in _REMOVED_IDS:
             raise Unsupported(f"tensor type {name} ({_REMOVED_IDS[name]}) was removed from ggml")
-        raise Unsupported(f"no tensor type is named {name!r} (known: {_known()})")
+        known = (kind.name for kind in TYPES.values())
+        raise Unsupported(f"no tensor type is named {name!r} {choices(name, known)}")
     return kind
-
-
-def _known() -> str:
-    return ", ".join(kind.name for kind in TYPES.values())

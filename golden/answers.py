@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.choices import choices
 from golden.load import load_vectors
 from golden.manifest import Entry, read_manifest
 from golden.ops.judge import judge
@@ -84,7 +85,7 @@ def answered(folder: Path, known: Mapping[str, Entry]) -> tuple[dict[str, Path],
 def refuse_unknown(names: Sequence[str], known: Mapping[str, Entry]) -> None:
     for name in names:
         if name not in known:
-            raise BrokenGolden(f"no operation {name!r} has vectors (known: {', '.join(known)})")
+            raise BrokenGolden(f"no operation {name!r} has vectors {choices(name, known)}")
 
 
 def verdicts(op: str, folder: Path) -> Verdicts:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.choices import choices
 from engine.registry import import_members
 from golden.manifest import NAME
 from golden.schemas import violations
@@ -85,8 +86,8 @@ def cases_of(path: Path) -> Mapping[str, Any]:
     kind = document.get("kind") if isinstance(document, dict) else None
     import_members("golden.suites")
     if kind not in Golden.family:
-        known = ", ".join(sorted(Golden.family))
-        raise BrokenGolden(f"{path}: no golden is of kind {kind!r} (known: {known})")
+        known = choices(str(kind), sorted(Golden.family))
+        raise BrokenGolden(f"{path}: no golden is of kind {kind!r} {known}")
     wrong = next(violations(kind, document), None)
     if wrong is not None:
         raise BrokenGolden(f"{path} breaks its schema at {wrong}")

@@ -6,15 +6,14 @@ not ours to ship. pip checks the sdist's hash before it runs any code of it.
 """
 
 import os
-import subprocess
-import sys
 import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from golden.store import BrokenGolden
-from harness.downloads import cache_folder, last_words, locked
+from harness import downloads
+from harness.downloads import NotDownloaded, cache_folder, locked
 from harness.report.header import sha256_of
 
 VERSION = "0.3.36"  # of llama-cpp-python, as pyproject.toml pins it
@@ -31,7 +30,6 @@ FILES = frozenset(
     + [f"{PREFIX}{name}.gguf.{end}" for name in WITH_CASES for end in ("inp", "out")]
 )
 LARGEST = 64 << 20  # bytes of one file
-PIP_SECONDS = 900.0
 SEPARATOR = b"\n__ggml_vocab_test__\n"
 
 GIVEN = "LOCKSTEP_VOCABULARIES"  # a folder that holds the files already
@@ -104,34 +102,13 @@ def make(folder: Path, sdist: Path | None, progress: Progress) -> None:
 
 
 def download(folder: Path, progress: Progress) -> Path:
-    """The sdist, by pip. `--require-hashes` makes pip refuse another file before it opens it."""
-    wanted = folder / "wanted.txt"
-    wanted.write_text(f"llama-cpp-python=={VERSION} --hash=sha256:{SDIST_SHA256}\n")
-    command = [
-        *(sys.executable, "-m", "pip", "download", "--disable-pip-version-check"),
-        *("--no-input", "--retries", "1", "--progress-bar", "off", "--no-deps"),
-        *("--no-binary", "llama-cpp-python", "--require-hashes"),
-        *("--requirement", str(wanted), "--dest", str(folder)),
-    ]
     progress(f"asking pip for the sdist of llama-cpp-python {VERSION} (77 MB)")
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=PIP_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise NotFetched(f"pip did not finish within {PIP_SECONDS:.0f} s") from error
-    archives = list(folder.glob("llama_cpp_python-*.tar.gz"))
-    if done.returncode or len(archives) != 1:
-        why = last_words(done.stderr.decode(errors="replace"))
+        return downloads.download("llama-cpp-python", VERSION, SDIST_SHA256, folder, source=True)
+    except NotDownloaded as error:
         raise NotFetched(
-            f"pip could not download llama-cpp-python {VERSION}: {why}; where there is no network, "
-            "get the sdist elsewhere and give it with --sdist"
-        )
-    return archives[0]
+            f"{error}; where there is no network, get the sdist elsewhere and give it with --sdist"
+        ) from error
 
 
 def check_archive(archive: Path) -> None:

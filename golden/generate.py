@@ -2,9 +2,8 @@
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -12,26 +11,15 @@ from engine.errors import EngineError
 from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import has_meaning
 from golden.fetch import PREFIX
-from golden.load import load_vectors
-from golden.manifest import NAME, Entry, manifest_bytes, read_manifest
+from golden.manifest import NAME, Entry, read_manifest
 from golden.models import model_row
 from golden.ops.vectors import operations
-from golden.schemas import violations
-from golden.store import (
-    DEFAULT_ROOT,
-    MAX_JSON,
-    BrokenGolden,
-    canonical,
-    inside,
-    replace_file,
-    sha256,
-    shapes_of,
-    tensor_bytes,
-)
+from golden.store import DEFAULT_ROOT, BrokenGolden
 from golden.suites import files
-from golden.suites.base import Asked, Golden, Source, Vectors
+from golden.suites.base import SEED, Asked, Golden, Source, source_of
 from golden.suites.dequant import types
 from golden.suites.dot import types_with_products
+from golden.write import Made, Progress, write
 from harness.facts import facts_of_model
 from harness.records import EXACT
 from harness.report.header import sha256_of
@@ -40,22 +28,9 @@ from harness.suites.base import NoAnswer
 from harness.synth.builtin import BUILTIN, BUILTIN_VOCABULARIES
 from harness.synth.llama import write_llama
 
-SEED = 1  # of blocks, texts and prompts; a model has its own
 TOKENS_OF = ("f32",)  # the built-in models differ in weights; one vocabulary will do
 BUILTIN_NAMES = ("f32", "f16", "bf16", "q8_0", "q4_0", "moe", "moe-q8_0")
 SYNTH = "synth-"  # how the names of built-in vocabularies begin
-
-Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Made:
-    """Vectors on their way to the disk. path: without a suffix."""
-
-    path: str
-    kind: str
-    vectors: Vectors
-    model: str | None  # sha256, if no recipe makes it
 
 
 def regenerate(
@@ -81,78 +56,8 @@ def regenerate(
             made = list(of_builtin(oracle, progress))
     except NoAnswer as error:
         raise BrokenGolden(f"no goldens were written: {error.summary}") from error
-    made = [held_or_made(root, old, each, progress) for each in made]
-    new = [pair for each in made for pair in files_of(each)]
-    written = {entry.path for entry, _ in new}
-    if len(written) != len(new):
-        raise BrokenGolden("two of the models given have the same name; rename one of the files")
-    kept = [e for e in old if e.path not in written and (models or e.model is not None)]
-    for entry, _ in new:
-        inside(root, entry.path)
-    changed = [root / entry.path for entry, raw in new if replace_file(root / entry.path, raw)]
-    entries = [*kept, *(entry for entry, _ in new)]
-    if replace_file(root / NAME, manifest_bytes(entries)):
-        changed.append(root / NAME)
-    return changed + removed(root, old, entries)
-
-
-def held_or_made(root: Path, old: Sequence[Entry], made: Made, progress: Progress) -> Made:
-    """What is on the disk, if the oracle said the same; else what it says now."""
-    entries = {entry.path: entry for entry in old}
-    entry = entries.get(f"{made.path}.json")
-    if entry is None or entry.kind != made.kind:
-        return made
-    try:
-        held = load_vectors(root, entry, entries)
-        why = Golden.named(made.kind)().outdated(held, made.vectors)
-    except BrokenGolden as error:
-        why = str(error)
-    if not why:
-        return replace(made, vectors=held)
-    progress(f"{made.path} is written anew: {why}")
-    return made
-
-
-def removed(root: Path, old: Sequence[Entry], new: Sequence[Entry]) -> list[Path]:
-    """Delete the files that the generator wrote and no longer makes."""
-    gone = sorted({entry.path for entry in old} - {entry.path for entry in new})
-    paths = [inside(root, name) for name in gone]
-    for path in paths:
-        path.unlink(missing_ok=True)
-    return paths
-
-
-def files_of(made: Made) -> Iterator[tuple[Entry, bytes]]:
-    """The files of one set of vectors; raises BrokenGolden if they would not verify."""
-    document = dict(made.vectors.document)
-    if made.vectors.tensors:
-        name, raw = f"{made.path}.safetensors", tensor_bytes(made.vectors.tensors)
-        document["tensors"] = {"file": name, "entries": shapes_of(made.vectors.tensors)}
-        yield entry_of(name, raw, made, "tensors", None), raw
-    wrong = [
-        *violations(made.kind, document),
-        *Golden.named(made.kind)().inconsistencies(made.vectors),
-    ]
-    if wrong:
-        raise BrokenGolden(f"the oracle's answer makes no golden {made.path}: {wrong[0]}")
-    raw = canonical(document)
-    if len(raw) > MAX_JSON:
-        raise BrokenGolden(
-            f"{made.path}.json would take {len(raw):,} bytes; goldens are for small models "
-            f"(at most {MAX_JSON:,})"
-        )
-    yield entry_of(f"{made.path}.json", raw, made, made.kind, made.kind), raw
-
-
-def entry_of(path: str, raw: bytes, made: Made, kind: str, schema: str | None) -> Entry:
-    return Entry(
-        path=path,
-        sha256=sha256(raw),
-        bytes=len(raw),
-        kind=kind,
-        schema=schema,
-        model=made.model,
-    )
+    kept = {e.path for e in old if models or e.model is not None}
+    return write(root, old, made, kept, progress)
 
 
 def of_builtin(oracle: str, progress: Progress) -> Iterator[Made]:
@@ -244,8 +149,3 @@ def of_vocabulary(path: Path, row: dict[str, Any], oracle: str, progress: Progre
         vectors = Golden.named("vocabulary")().make(source, row["name"])
     key = row["sha256"] if row["recipe"] is None else None
     return Made(path=f"tokens/{row['name']}", kind="vocabulary", vectors=vectors, model=key)
-
-
-def source_of(ask: Asked, progress: Progress, seed: int = SEED, **of_model: Any) -> Source:
-    info = ask("describe")
-    return Source(ask=ask, info=info, settings=EXACT, seed=seed, progress=progress, **of_model)

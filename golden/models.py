@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.choices import choices
 from engine.errors import EngineError
 from golden.load import load_vectors
 from golden.manifest import read_manifest
@@ -36,14 +37,19 @@ def recipe_row(recipe: LlamaRecipe) -> dict[str, Any]:
 
 
 class Shelf:
-    """Finds model files by their hash; what a recipe makes is written into `folder`, once."""
+    """Finds model files by their hash; what a recipe makes is written into `folder`, once.
 
-    def __init__(self, given: Sequence[Path], folder: Path) -> None:
-        self.folder = folder
+    instead: takes the place of every model, whatever its hash.
+    """
+
+    def __init__(self, given: Sequence[Path], folder: Path, instead: Path | None = None) -> None:
+        self.folder, self.instead = folder, instead
         self.by_hash = {hash_of(path): path for path in given}
 
     def find(self, row: Mapping[str, Any]) -> Path | None:
         """None if nobody gave the file; raises BrokenGolden if the recipe makes another one."""
+        if self.instead is not None:
+            return self.instead
         if row["sha256"] not in self.by_hash and row["recipe"] is not None:
             path = self.folder / f"{row['sha256']}.gguf"
             write_model(row, path)
@@ -55,7 +61,9 @@ def hash_of(path: Path) -> str:
     try:
         return sha256_of(path)
     except OSError as error:
-        raise BrokenGolden(f"{path}: {error.strerror or error}") from error
+        there = [p.name for p in path.parent.glob("*.gguf")] if not path.exists() else []
+        near = f" {choices(path.name, sorted(there))}" if there else ""
+        raise BrokenGolden(f"{path}: {error.strerror or error}{near}") from error
 
 
 def write_model(row: Mapping[str, Any], path: Path) -> None:

@@ -1,19 +1,23 @@
 """Holds any engine against the goldens; no oracle is needed."""
 
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
+from engine.choices import choices
 from engine.registry import import_members
 from golden.load import documents, load_vectors
 from golden.manifest import Entry, read_manifest
 from golden.models import Shelf
 from golden.store import DEFAULT_ROOT, BrokenGolden
-from golden.suites.base import Asked, Golden, Vectors, Verdicts
+from golden.suites.base import MEMORY, Asked, Golden, Vectors, Verdicts, each
+from harness.check import stand_in
+from harness.facts import facts_of_model
 from harness.records import Settings, Verdict
 from harness.runner import Runner, Session
-from harness.suites.base import NoAnswer
 
 Progress = Callable[[str], None]
 
@@ -25,29 +29,29 @@ def replay(
     progress: Progress = lambda _: None,
     *,
     only: Sequence[str] = (),
+    subject_model: Path | None = None,
     runner: Runner | None = None,
 ) -> Iterator[Verdict]:
     """The verdicts of each golden in turn; one whose model is not there is not compared.
 
     engine: None asks each vector's own oracle. models: files for the vectors that no recipe makes,
-    in any order; their hashes tell. only: paths without suffix, such as "logits/f32"; all if
-    empty. Raises BrokenGolden if a vector is not what the generator wrote, Unsupported for an
-    engine that does not exist.
+    in any order; their hashes tell, and those in the folder need not be given. only: paths without
+    suffix, such as "logits/f32"; all if empty. subject_model: the engine runs this file in the
+    model's place, whatever its hash. Raises BrokenGolden if a vector is not what the generator
+    wrote, Unsupported for an engine that does not exist.
     """
     entries = read_manifest(root)
     by_path = {entry.path: entry for entry in entries}
-    chosen = [e for e in documents(entries) if not only or stem(e) in only]
-    unknown = sorted(set(only) - {stem(e) for e in chosen})
-    if unknown:
-        known = ", ".join(stem(e) for e in documents(entries))
-        raise BrokenGolden(f"there is no golden {unknown[0]!r} (known: {known})")
+    chosen = named(entries, only)
+    if subject_model is not None and len({e.model for e in chosen}) != 1:
+        raise BrokenGolden("a file in a model's place needs vectors of one model; choose with only")
     import_members("golden.suites")
-    runner = runner or Runner()
+    runner = runner or Runner(memory_limit=MEMORY)
     with (
         tempfile.TemporaryDirectory(prefix="lockstep-golden-") as folder,
         Opener(runner) as opener,
     ):
-        shelf = Shelf(models, Path(folder))
+        shelf = Shelf([*models, *sorted(root.glob("*.gguf"))], Path(folder), subject_model)
         for entry in chosen:
             progress(stem(entry))
             vectors = load_vectors(root, entry, by_path)
@@ -55,9 +59,28 @@ def replay(
             verdict = Verdicts(
                 suite=f"golden-{entry.kind}",
                 case=Path(entry.path).stem,
-                repro=f"lockstep golden verify --engine {asked} --only {stem(entry)}",
+                repro=repro(root, asked, models, subject_model, stem(entry)),
             )
             yield from one(vectors, entry.kind, asked, shelf, opener, verdict)
+
+
+def named(entries: Sequence[Entry], only: Sequence[str]) -> list[Entry]:
+    every = {stem(entry): entry for entry in documents(list(entries))}
+    for name in only:
+        if name not in every:
+            raise BrokenGolden(f"there is no golden {name!r} {choices(name, every)}")
+    return [entry for name, entry in every.items() if not only or name in only]
+
+
+def repro(
+    root: Path, engine: str, models: Sequence[Path], subject_model: Path | None, name: str
+) -> str:
+    words = ["lockstep", "golden", "verify"]
+    words += [] if root == DEFAULT_ROOT else [str(root)]
+    words += ["--engine", engine, "--only", name]
+    words += [word for path in models for word in ("--model", str(path))]
+    words += [] if subject_model is None else ["--subject-model", str(subject_model)]
+    return shlex.join(words)
 
 
 class Opener:
@@ -110,10 +133,9 @@ def one(
             f"the model {row['name']} was not given: it is the file with sha256 {row['sha256']}",
         )
         return
+    if path is not None:
+        engine = stand_in(engine, facts_of_model(path))
+    verdict = replace(verdict, engine=engine)
     settings = Settings(**vectors.document["provenance"]["settings"])
     ask = Asked(engine=engine, session=open_session(engine, path, settings), path=path)
-    try:
-        yield from Golden.named(kind)().replay(vectors, ask, verdict)
-    except NoAnswer as error:
-        key = error.status if error.status != "not-compared" else ""
-        yield verdict(error.status, error.summary, error.detail, key)
+    yield from each(verdict, lambda: Golden.named(kind)().replay(vectors, ask, verdict))

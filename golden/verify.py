@@ -6,6 +6,7 @@ from pathlib import Path
 
 from golden.load import checked_bytes, documents, load_vectors
 from golden.manifest import NAME, Entry, read_manifest
+from golden.models import hash_of
 from golden.replay import replay
 from golden.store import DEFAULT_ROOT, MAX_TOTAL, BrokenGolden, inside
 from harness.records import Verdict
@@ -29,7 +30,8 @@ def verify(root: Path = DEFAULT_ROOT) -> list[Problem]:
     except BrokenGolden as error:
         text = f"{error}; restore the folder, or delete it and run `lockstep golden regen`"
         return [Problem(path=NAME, text=text)]
-    return [*files(root, entries), *orphans(root, entries), *whole(entries)]
+    too_large = whole(entries) if root == DEFAULT_ROOT else ()
+    return [*files(root, entries), *orphans(root, entries), *too_large]
 
 
 def files(root: Path, entries: Sequence[Entry]) -> Iterator[Problem]:
@@ -65,15 +67,20 @@ def broken_file(entry: Entry, error: BrokenGolden) -> Problem:
 
 
 def orphans(root: Path, entries: Sequence[Entry]) -> Iterator[Problem]:
+    """A model may lie beside its vectors."""
     known = {NAME, *(entry.path for entry in entries)}
+    models = {entry.model for entry in entries}
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
+        if path.parent == root and path.suffix == ".gguf" and hash_of(path) in models:
+            continue
         if (path.is_symlink() or not path.is_dir()) and name not in known:
             text = f"{name} is an orphan: the manifest does not list it; delete it"
             yield Problem(path=name, text=text)
 
 
 def whole(entries: Sequence[Entry]) -> Iterator[Problem]:
+    """Of what ships; of a user's models each has a limit of its own."""
     total = sum(entry.bytes for entry in entries)
     if total > MAX_TOTAL:
         text = f"the vectors take {total:,} bytes, more than the {MAX_TOTAL:,} allowed; drop some"

@@ -1,5 +1,6 @@
 """What a model's file says of itself, whether or not our own engine has a graph for it."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ class ModelFacts:
     has_vocabulary: bool
     n_positions: int  # rows of a table of positions; 0: it has none, and any position will do
     no_graph: str  # why our own engine cannot run it; "" if it can
+    decoder_start: int | None  # the token that follows an encoder; None: not both are there
 
     @property
     def no_run(self) -> str:
@@ -57,7 +59,24 @@ def facts_of_model(path: Path) -> ModelFacts:
             or ("tokenizer.ggml.model" not in file.metadata and TOKENS in file.metadata),
             n_positions=size_of_positions(file),
             no_graph=why_no_graph(file, architecture, kind),
+            decoder_start=decoder_start(file, architecture),
         )
+
+
+def decoder_start(file: GgufFile, architecture: str) -> int | None:
+    """What the decoder begins with where the file has an encoder as well, as llama.cpp's tools
+    choose it."""
+    if not has_both(file.tensors):
+        return None
+    for key in (f"{architecture}.decoder_start_token_id", "tokenizer.ggml.bos_token_id"):
+        if key in file.metadata:
+            return int(file.metadata[key].data)
+    return 0
+
+
+def has_both(tensors: Collection[str]) -> bool:
+    """An encoder and a decoder, by the names that llama.cpp gives their tensors."""
+    return all(any(name.startswith(part) for name in tensors) for part in ("enc.", "dec."))
 
 
 def size_of_vocabulary(file: GgufFile) -> int:

@@ -28,7 +28,12 @@ class Findings:
     free: Mapping[Site, float]  # subject's own run against the oracle, relative to the largest
     values: Values  # the oracle's, at the guilty sites and what belongs to them
     outputs: tuple[NDArray[Any], ...]  # the oracle's own, of each batch
+    embeddings: bool = False  # these are: the model has no logits
     unknown: Mapping[str, tuple[Site, ...]] = field(default_factory=dict)  # reason: no truth of it
+
+    @property
+    def what(self) -> str:
+        return "embedding" if self.embeddings else "logit"
 
     @property
     def guilty(self) -> tuple[SiteFinding, ...]:

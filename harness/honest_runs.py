@@ -52,6 +52,7 @@ class AlongLlamaCpp:
     oracle: Session
     path: Path
     build: Build
+    embeddings: bool = False  # instead of logits
     recorded: tuple[Sequence[Batch], Program] | None = None  # of the batches asked for last
 
     @cached_property
@@ -60,7 +61,7 @@ class AlongLlamaCpp:
 
     def recording(self, batches: Sequence[Batch]) -> Program:
         if self.recorded is None or self.recorded[0] is not batches:
-            found = record(self.oracle, batches)
+            found = record(self.oracle, batches, embeddings=self.embeddings)
             if not isinstance(found, Program):
                 raise no_answer(self.oracle.name, "capture", found)
             self.recorded = batches, found
@@ -68,7 +69,7 @@ class AlongLlamaCpp:
 
     def program(self, batches: Sequence[Batch]) -> Program:
         program = self.recording(batches)
-        if not program.has_logits:
+        if not program.has_result:
             raise NoAnswer("not-applicable", "the model has no logits", {})
         return program
 

@@ -210,6 +210,7 @@ class Patched:
     bound: Bound
     differed: bool  # before: if not, agreement afterwards confirms nothing
     agrees: bool
+    what: str = "logit"
 
     @property
     def explains(self) -> bool:
@@ -222,14 +223,14 @@ class Patched:
 
 
 def patch(context: Context, found: Findings) -> Patched:
-    """If the guilty ops are all there are, putting them right puts the logits right."""
+    """If the guilty ops are all there are, putting them right puts the outputs right."""
     replace = replaceable(context, found.values)
     context.progress(f"putting the oracle's tensor in at {len(replace)} sites")
     own, healed = (
         all_outputs(context.ask(context.subject, "evaluate", request).logits)
         for request in (
-            Request(batches=context.batches),
-            Request(batches=context.batches, replace=replace),
+            Request(batches=context.batches, embeddings=found.embeddings),
+            Request(batches=context.batches, embeddings=found.embeddings, replace=replace),
         )
     )
     expected = all_outputs(found.outputs)
@@ -242,4 +243,5 @@ def patch(context: Context, found: Findings) -> Patched:
         bound=bound,
         differed=mismatch_between(expected, own, bound.allowed) is not None,
         agrees=mismatch_between(expected, healed, bound.allowed) is None,
+        what=found.what,
     )

@@ -42,7 +42,8 @@ def locate_along_nodes(context: Context) -> Findings:
     values, free = judge.kept, {}
     if context.subject_info.shows_nodes:
         context.progress("the subject's own run")
-        free = errors_between(values, own_values(context, values))
+        embeddings = not program.has_result
+        free = errors_between(values, own_values(context, values, embeddings=embeddings))
     return Findings(
         all=tuple(judge.findings),
         not_shown=(),
@@ -51,6 +52,7 @@ def locate_along_nodes(context: Context) -> Findings:
         free=free,
         values=guilty_values(judge, wires),
         outputs=in_order(program, wires, values),
+        embeddings=not program.has_result,
         unknown={reason: tuple(sites) for reason, sites in judge.unknown.items()},
     )
 
@@ -103,9 +105,11 @@ def computing(session: Session) -> Callable[[Node], NDArray[Any] | None]:
     return compute
 
 
-def own_values(context: Context, sites: Collection[Site]) -> Values:
+def own_values(context: Context, sites: Collection[Site], *, embeddings: bool) -> Values:
     """What the subject shows of these in its own run."""
-    request = Request(batches=context.batches, capture=True, only=tuple(sites))
+    request = Request(
+        batches=context.batches, capture=True, only=tuple(sites), embeddings=embeddings
+    )
     run: Evaluation = context.ask(context.subject, "evaluate", request)
     assert run.trace is not None
     return run.trace.values()

@@ -71,6 +71,7 @@ class Request:
     capture: bool = False  # record every site
     replace: Mapping[Site, NDArray[Any]] = field(default_factory=dict)  # values put in at sites
     only: tuple[Site, ...] = ()  # if any: record these alone
+    embeddings: bool = False  # the outputs are embeddings: of a model without logits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -94,6 +95,7 @@ class EngineInfo:
     computes_nodes: bool = False  # what `compute` answers is what its runs compute as well
     shows_nodes: bool = False  # its traces have llama.cpp's names of nodes
     fixed: tuple[str, ...] = ()  # names of sites whose value it cannot replace
+    partial: bool = False  # of the sites that it shows any may be missing in a trace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,8 +177,9 @@ class Captured:
     nodes: int  # that compute something
     views: int  # that compute nothing
     honest: NDArray[Any] | None = None  # what a fault replaced; None if it changed no bit
-    # of each step: (outputs, vocabulary), in the batch's order, which is not that of ubatches
-    logits: tuple[NDArray[np.float32] | None, ...] = ()
+    # of each step: logits, or embeddings if these were asked for, in the order of the batch,
+    # which is not that of ubatches; None: a model without logits
+    outputs: tuple[NDArray[np.float32] | None, ...] = ()
 
 
 # --- what asking an engine can end in -------------------------------------------------------

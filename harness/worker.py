@@ -24,6 +24,7 @@ from harness.wire import Channel, Closed, WireError
 
 QUESTIONS = (
     *("describe", "metadata", "parse", "tokenize", "detokenize", "evaluate", "greedy"),
+    "embed",
     *("dequantize", "multiply", "time_dequantize", "name_tensors", "capture", "compute"),
     *("operate", "schedule", "time_capture"),
 )

@@ -73,11 +73,24 @@ PLAN = {"steps": [["clear"], ["decode", []]]}
 SUM_OF = node("ADD", np.zeros((2, 3), np.float32))
 ROW = TensorSummary(name="t", ne=(32, 2), type="Q4_0", offset=0, n_bytes=36)
 TIMES = {"plain": 1.0, "callback": 1.0, "capture": 1.0, "copy": 1.0, "nodes": 3.0}
+TWO_AND_ONE = (Batch.of([0, 1]), Batch.of([2], start=2))
 ASKED: dict[str, tuple[tuple[Any, ...], Any, list[Any]]] = {  # arguments, an answer, lies
     "multiply": (
         ("Q4_0", BYTES, np.zeros((5, 32), np.float32)),
         np.zeros((5, 2), np.float32),
         [np.zeros((2, 5), np.float32), np.zeros((5, 2)), np.zeros(10, np.float32), [], None],
+    ),
+    "embed": (
+        (TWO_AND_ONE,),
+        (np.zeros((2, 8), np.float32), np.zeros((1, 8), np.float32)),  # or pooled: a row each
+        [
+            (np.zeros((2, 8), np.float32),),
+            (np.zeros((2, 8), np.float32), np.zeros((1, 9), np.float32)),
+            (np.zeros((3, 8), np.float32), np.zeros((1, 8), np.float32)),
+            (np.zeros((2, 8)), np.zeros((1, 8))),
+            [np.zeros((2, 8), np.float32), np.zeros((1, 8), np.float32)],
+            None,
+        ],
     ),
     "parse": (
         (BYTES, ENDS, "buffer"),

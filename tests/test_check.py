@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tests.fake_engines  # noqa: F401  registers them
@@ -37,10 +38,12 @@ from harness.records import (
 )
 from harness.runner import LocalSession
 from harness.suites.base import Context, Suite
+from harness.suites.decode import Decode, choices
 from harness.synth.llama import LlamaRecipe, metadata
 from tests.models import builtin, with_changed_weight, with_metadata, written
 
 SUITES = ("metadata", "tokens", "dequant", "logits", "decode", "trace", "products")
+NOT_OF_LLAMA = "embeddings"  # not applicable
 
 
 def plan_for(path: Path, **changes: Any) -> Plan:
@@ -99,7 +102,7 @@ def test_the_exit_code_is_never_vacuous(statuses: list[Status], code: int) -> No
 
 def test_our_engine_agrees_with_itself_in_every_suite(model: Path) -> None:
     found = verdicts_of(plan_for(model))
-    others = [v for v in found if v.suite != "shadow"]
+    others = [v for v in found if v.suite not in ("shadow", NOT_OF_LLAMA)]
     assert {v.status for v in others} == {"agreed"}
     assert {v.suite for v in others} == set(SUITES)
     assert exit_code(found) == 0
@@ -149,8 +152,37 @@ def test_a_file_of_another_shape_is_not_compared_weight_by_weight(
 ) -> None:
     other = written(tmp_path, "wide.gguf", seed=1, n_ff=128)
     found = verdicts_of(plan_for(model, subject_model=other, suites=("dequant",)))
-    assert "not-compared" in {v.status for v in found}
+    left_out = [v for v in found if v.status == "not-compared"]
+    assert {v.key for v in left_out} == {"dequant/shape"}  # one cause, however many tensors
+    assert len({v.detail["tensor"] for v in left_out}) == len(left_out) > 1
     assert exit_code(found) == 3
+
+
+# --- generation -----------------------------------------------------------------------------
+
+
+def test_decode_goes_on_from_the_prompt_that_is_given(model: Path) -> None:
+    opened = open_plan(plan_for(model, prompt=b"ab"), lambda _: None)
+    try:
+        (expected,) = opened.context.oracle.ask("tokenize", [b"ab"]).value  # type: ignore[union-attr]
+        assert Decode().prompt(opened.context) == expected
+    finally:
+        opened.close()
+
+
+def test_a_long_prompt_finds_room_in_the_cache(model: Path) -> None:
+    assert settings_for(plan_for(model, prompt=b"x" * 1000)).n_ctx == 1024
+
+
+def test_a_prompt_for_a_model_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, vocabulary=False)
+    with pytest.raises(BadInput, match="no vocabulary, so that a --prompt cannot be read"):
+        preflight(plan_for(path, prompt=b"x"))
+
+
+def test_choices_in_the_text_of_the_other_engine_are_counted() -> None:
+    logits = np.eye(4, dtype=np.float32)  # the choices are 0, 1, 2, 3
+    assert choices([0, 1, 3, 3], logits) == {"same_choices": 3, "other_choices": [(2, 3, 2)]}
 
 
 # --- what an engine leaves unanswered -------------------------------------------------------
@@ -215,7 +247,8 @@ def test_other_ids_are_a_divergence(pair: Opened, model: Path) -> None:
 
 
 def test_without_names_all_suites_run_in_their_order() -> None:
-    assert [suite.name for suite in suites_named(())] == [*SUITES, "shadow"]
+    every = [*SUITES[:4], NOT_OF_LLAMA, *SUITES[4:], "shadow"]
+    assert [suite.name for suite in suites_named(())] == every
 
 
 def test_suites_run_once_and_in_their_order_however_they_are_named() -> None:
@@ -258,7 +291,7 @@ def test_a_file_without_tensors_is_compared_in_what_it_holds(tmp_path: Path) -> 
     found = verdicts_of(plan_for(path))
     assert {v.suite for v in found if v.status == "agreed"} == {"metadata", "tokens"}
     left_out = {v.suite: v.summary for v in found if v.status == "not-applicable"}
-    assert set(left_out) == {*SUITES, "shadow"} - {"metadata", "tokens"}
+    assert set(left_out) == {*SUITES, NOT_OF_LLAMA, "shadow"} - {"metadata", "tokens"}
     assert set(left_out.values()) == {"the file holds no tensors"}
     assert exit_code(found) == 0
 

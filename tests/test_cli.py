@@ -24,7 +24,7 @@ from tests.models import builtin, with_changed_weight, with_metadata, with_tenso
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = sorted(get_command(app).commands)  # type: ignore[attr-defined]
-GOLDEN_COMMANDS = sorted(get_command(golden).commands)  # type: ignore[attr-defined]
+GOLDEN_COMMANDS = sorted(get_command(golden.app).commands)  # type: ignore[attr-defined]
 GGML_ONLY = "Q8_1"  # a type of activations, which llama.cpp does not read from files either
 OURSELVES = ("--oracle", "reference")  # no llama.cpp needed
 
@@ -70,6 +70,20 @@ def assert_refused(ending: Ending, *says: str) -> None:
 
 
 # --- help -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [None, "3"])
+def test_a_product_is_computed_by_one_thread_unless_the_user_wants_more(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine threads of small products only wait for each other."""
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    if given:
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", given)
+    code = "import atexit, os, sys; assert 'numpy' not in sys.modules\n"
+    code += "atexit.register(lambda: print(os.environ['OPENBLAS_NUM_THREADS']))\n"
+    code += "from harness.cli import main; assert 'numpy' not in sys.modules; main()"
+    assert in_a_process("--help", code=code).out.splitlines()[-1] == (given or "1")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from engine.ops import functions
-from engine.ops.products import in_order
+from engine.ops.sums import in_order
 
 F64 = NDArray[np.float64]
 RNG = np.random.default_rng(7)
@@ -75,3 +76,18 @@ def test_products_are_added_up_from_the_first_term_to_the_last() -> None:
     terms = np.array([1.0, 1e-16, 1e-16, 1e-16, 1e-16, 1e-16, 1e-16, 1e-16, 1e-16])
     assert in_order(terms[None], np.ones((9, 1))) == 1.0
     assert in_order(terms[None, ::-1], np.ones((9, 1))) > 1.0
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [(1, 600, 70), (3, 257, 33), (2, 3, 5)])
+def test_compiled_products_have_the_bits_of_the_loop_that_they_are(
+    size: tuple[int, int, int], kind: type[np.floating[Any]]
+) -> None:
+    """A fused product, or one sum in several lanes, has others."""
+    rows, terms, columns = size
+    a, w = RNG.normal(size=(rows, terms)).astype(kind), RNG.normal(size=(columns, terms))
+    b = w.astype(kind).T
+    want = np.zeros((rows, columns), kind)
+    for k in range(terms):
+        want += a[:, k, None] * b[k]
+    assert in_order(a, b).tobytes() == want.tobytes()

@@ -13,7 +13,7 @@ from engine.ops.ggml.base import Build
 from harness.gguf_writer import gguf_bytes
 from harness.graph.floor import replay_floor
 from harness.graph.memory import Memory
-from harness.graph.program import Graph, PlannedNode, Program, Root, View
+from harness.graph.program import LOGITS, Graph, PlannedNode, Program, Root, View
 from harness.graph.record import Recorder, order_of
 from harness.graph.replay import NotComputed, replay
 from harness.graph.ways import Honest, Noisy, Wide
@@ -223,7 +223,7 @@ def test_every_node_has_a_name_of_its_own_and_a_wrong_one_gets_the_nearest() -> 
 
 
 def recorder() -> Recorder:
-    return Recorder(watch=None, keep=lambda node: False)
+    return Recorder(watch=None, keep=lambda node: False, result=LOGITS)
 
 
 def test_inputs_are_kept_and_values_are_not() -> None:

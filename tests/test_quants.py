@@ -190,5 +190,5 @@ def test_an_array_that_cannot_be_filled_is_refused(out: Any) -> None:
 
 
 def test_an_unknown_format_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(Unsupported, match=r"no WeightFormat named 'Q9_9' \(known: .*Q4_0.*Q8_0"):
+    with pytest.raises(Unsupported, match=r"no WeightFormat named 'Q9_9' \(near: "):
         WeightFormat.named("Q9_9")

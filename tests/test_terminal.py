@@ -59,7 +59,7 @@ def test_a_name_from_a_file_is_shown_as_it_is(name: str) -> None:
 
 
 def test_a_table_shows_a_name_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    from harness.cli.terminal import suite_table
+    from harness.cli.tables import suite_table
     from harness.records import Verdict
 
     verdicts = [

@@ -120,15 +120,6 @@ def without(weight: Weight, rows: slice, *fields: str) -> F32:
     return weight.format.dequantize(blocks.view(np.uint8)).reshape(-1, weight.shape[-1])
 
 
-def in_order(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """As np.matmul, but added up one term after the other: the same bits on every CPU."""
-    shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    out = np.zeros((*shape, a.shape[-2], b.shape[-1]), np.result_type(a, b))
-    for k in range(a.shape[-1]):
-        out += a[..., :, k, None] * b[..., k, None, :]
-    return out
-
-
 def multiplied(pairs: Iterable[Factors], multiply: Multiply = np.matmul) -> F64:
     """(tokens, rows), in float64."""
     with np.errstate(invalid="ignore", over="ignore"):  # activations may be infinite

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from engine.ops.fused.base import Call, operate
 from engine.ops.ggml.base import ANY_ENGINE, PLAIN, Build, Expected, expect, has_meaning
-from engine.ops.products import in_order
+from engine.ops.sums import in_order
 from engine.registry import import_members
 from golden.ops.form import CASES, NUMPY_TYPES, Array, Blocks, Case, Draw, node_of
 from golden.store import BrokenGolden, Tensors

@@ -7,12 +7,14 @@ from typing import Any
 
 from engine.registry import Registered
 from golden.store import Tensors
-from harness.records import Answered, EngineInfo, Settings, Verdict
+from harness.records import BOTH, EXACT, Answered, EngineInfo, Settings, Verdict
 from harness.runner import Session
-from harness.suites.base import no_answer
+from harness.suites.base import NoAnswer, no_answer
 
 GENERATOR = "golden.generate 1"  # the number changes with the meaning of the vectors
 FORMAT = 1
+MEMORY = 8 << 30  # bytes that an engine may take, as in `check`
+SEED = 1  # of blocks, texts and prompts; a model that we make has its own
 
 Case = dict[str, Any]
 
@@ -51,6 +53,7 @@ class Source:
     seed: int
     path: Path | None = None
     model: Mapping[str, Any] | None = None  # as golden.models.model_row has it
+    nodes: tuple[str, ...] = ()  # of llama.cpp's graph, whose values are wanted as well
     progress: Callable[[str], None] = field(default=lambda _: None)
 
     def head(self, kind: str, *, build: bool = False) -> Case:
@@ -67,6 +70,13 @@ class Source:
             "seed": self.seed,
         }
         return {"kind": kind, "format": FORMAT, "provenance": provenance}
+
+
+def source_of(
+    ask: Asked, progress: Callable[[str], None], seed: int = SEED, **of_model: Any
+) -> Source:
+    info = ask("describe")
+    return Source(ask=ask, info=info, settings=EXACT, seed=seed, progress=progress, **of_model)
 
 
 def difference(held: Vectors, made: Vectors, but: Collection[str] = ()) -> str:
@@ -117,6 +127,7 @@ class Verdicts:
     suite: str
     case: str
     repro: str
+    engine: str = BOTH
 
     def __call__(
         self, status: Any, summary: str, detail: Mapping[str, Any] | None = None, key: str = ""
@@ -129,4 +140,19 @@ class Verdicts:
             detail=detail or {},
             key=f"{self.suite}/{key}" if key else "",
             repro="" if status == "agreed" else self.repro,
+            about=self.engine,
         )
+
+
+def each(verdict: Verdicts, *questions: Callable[[], Iterator[Verdict]]) -> Iterator[Verdict]:
+    """The verdicts on each question; one that an engine does not answer costs no other."""
+    for question in questions:
+        try:
+            yield from question()
+        except NoAnswer as error:
+            yield unanswered(verdict, error)
+
+
+def unanswered(verdict: Verdicts, error: NoAnswer) -> Verdict:
+    key = error.status if error.status != "not-compared" else ""
+    return verdict(error.status, error.summary, error.detail, key)

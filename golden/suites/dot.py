@@ -7,7 +7,8 @@ import numpy as np
 
 from engine.activations.base import F64, VARIANTS
 from engine.ops.mirror import Mirror
-from engine.ops.products import APART, activation_format, factors, in_order, offsets, run_of
+from engine.ops.products import APART, activation_format, factors, offsets, run_of
+from engine.ops.sums import in_order
 from engine.quants.base import F32, NO_PRODUCT, WeightFormat
 from engine.registry import import_members
 from engine.weights import Weight

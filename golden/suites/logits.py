@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.batch import steps_of
 from engine.errors import Unsupported
 from engine.model import Model
 from engine.ops.mirror import Mirror
 from engine.quants.base import F32
 from golden.store import BrokenGolden
-from golden.suites.base import Asked, Golden, Source, Vectors, Verdicts, difference
+from golden.suites.base import Asked, Golden, Source, Vectors, Verdicts, difference, each
 from harness.compare import largest, mismatch_between, worst_distance
 from harness.noise import noise_floor
 from harness.records import Evaluation, Request, Verdict
-from harness.suites.decode import PROMPT, steps_of
+from harness.suites.decode import PROMPT
 from harness.synth.generator import integers, stream
 from harness.tolerances import whole_run
 
@@ -100,10 +101,15 @@ class Logits(Golden, name="logits"):
         document = vectors.document
         prompt, greedy = document["prompt"], document["greedy"]
         request = Request(batches=steps_of(prompt, greedy))
-        answer: Evaluation = ask("evaluate", request)
-        got = np.concatenate(answer.logits)
-        yield compared(vectors, got, verdict)
-        yield same_ids(vectors, ask("greedy", prompt, len(greedy)), verdict)
+
+        def logits() -> Iterator[Verdict]:
+            answer: Evaluation = ask("evaluate", request)
+            yield compared(vectors, np.concatenate(answer.logits), verdict)
+
+        def ids() -> Iterator[Verdict]:
+            yield same_ids(vectors, ask("greedy", prompt, len(greedy)), verdict)
+
+        yield from each(verdict, logits, ids)
 
 
 def prompt_of(source: Source, model: Model) -> tuple[list[int], int]:

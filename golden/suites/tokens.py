@@ -1,9 +1,10 @@
 """Token lists: texts to ids under each pair of flags, ids back to bytes, and every single piece."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
-from golden.suites.base import Asked, Case, Golden, Source, Vectors, Verdicts
+from golden.suites.base import Asked, Case, Golden, Source, Vectors, Verdicts, each
 from harness.records import Verdict
 from harness.suites.tokens import TEXTS
 from harness.synth.generator import integers, stream
@@ -55,25 +56,32 @@ class Tokens(Golden, name="tokens"):
         return found
 
     def replay(self, vectors: Vectors, ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
-        document = vectors.document
-        for flags in FLAGS:
-            on = encoding(flags)
-            rows = matching(document["encode"], on)
-            got = ask("tokenize", [bytes.fromhex(row["hex"]) for row in rows], **on)
-            want = [row["ids"] for row in rows]
-            yield judged("encode", flags, rows, want, [list(run) for run in got], verdict)
-        for flags in FLAGS:
-            on = decoding(flags)
-            rows = matching(document["decode"], on)
-            got = ask("detokenize", [row["ids"] for row in rows], **on)
-            want = [row["hex"] for row in rows]
-            yield judged("decode", flags, rows, want, [text.hex() for text in got], verdict)
-            (pieces,) = matching(document["pieces"], on)
-            tokens = range(len(pieces["hex"]))
-            got = ask("detokenize", [[token] for token in tokens], **on)
-            named_rows = [{"id": f"token {token}"} for token in tokens]
-            found = [text.hex() for text in got]
-            yield judged("pieces", flags, named_rows, pieces["hex"], found, verdict)
+        ways = (replay_texts, replay_ids)
+        yield from each(verdict, *(partial(way, vectors.document, ask, verdict) for way in ways))
+
+
+def replay_texts(document: Mapping[str, Any], ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
+    for flags in FLAGS:
+        on = encoding(flags)
+        rows = matching(document["encode"], on)
+        got = ask("tokenize", [bytes.fromhex(row["hex"]) for row in rows], **on)
+        want = [row["ids"] for row in rows]
+        yield judged("encode", flags, rows, want, [list(run) for run in got], verdict)
+
+
+def replay_ids(document: Mapping[str, Any], ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
+    for flags in FLAGS:
+        on = decoding(flags)
+        rows = matching(document["decode"], on)
+        got = ask("detokenize", [row["ids"] for row in rows], **on)
+        want = [row["hex"] for row in rows]
+        yield judged("decode", flags, rows, want, [text.hex() for text in got], verdict)
+        (pieces,) = matching(document["pieces"], on)
+        tokens = range(len(pieces["hex"]))
+        got = ask("detokenize", [[token] for token in tokens], **on)
+        named_rows = [{"id": f"token {token}"} for token in tokens]
+        found = [text.hex() for text in got]
+        yield judged("pieces", flags, named_rows, pieces["hex"], found, verdict)
 
 
 def vocabulary_size(source: Source) -> int:

@@ -3,12 +3,13 @@
 import base64
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from golden.fetch import own_cases
 from golden.store import BrokenGolden
 from golden.suites._token_cases import token_cases
-from golden.suites.base import Asked, Case, Golden, Source, Vectors, Verdicts
+from golden.suites.base import Asked, Case, Golden, Source, Vectors, Verdicts, each
 from harness.records import Verdict
 from harness.synth.draws import integers, stream
 
@@ -84,24 +85,32 @@ class Vocabulary(Golden, name="vocabulary"):
 
     def replay(self, vectors: Vectors, ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
         document = vectors.document
-        for way, flags in WAYS.items():
-            rows = [row for row in document["cases"] if way in row["ids"]]
-            got = ask("tokenize", [unb64(row["base64"]) for row in rows], **flags)
-            names, want = [r["id"] for r in rows], [r["ids"][way] for r in rows]
-            yield judged(f"encode, {way}", names, want, [list(ids) for ids in got], verdict)
-        rows = document["cases"]
-        got = ask("detokenize", [row["ids"]["plain"] for row in rows], **PLAIN_BACK)
-        want = [row["base64"] if row["back"] is None else row["back"] for row in rows]
-        yield judged("decode", [r["id"] for r in rows], want, [b64(t) for t in got], verdict)
-        yield from self.replay_pieces(document["pieces"], ask, verdict)
-        if "llama_cpp" in document:
-            yield from replay_own(document["llama_cpp"], ask, verdict)
+        parts = [replay_texts, replay_ids, replay_pieces]
+        parts += [replay_own] if "llama_cpp" in document else []
+        yield from each(verdict, *(partial(part, document, ask, verdict) for part in parts))
 
-    def replay_pieces(self, table: Case, ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
-        names = [f"token {i}" for i in table["ids"]]
-        for key, flags in (("full", FULL_BACK), ("plain", PLAIN_BACK)):
-            got = ask("detokenize", [[i] for i in table["ids"]], **flags)
-            yield judged(f"pieces, {key}", names, table[key], [t.hex() for t in got], verdict)
+
+def replay_texts(document: Mapping[str, Any], ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
+    for way, flags in WAYS.items():
+        rows = [row for row in document["cases"] if way in row["ids"]]
+        got = ask("tokenize", [unb64(row["base64"]) for row in rows], **flags)
+        names, want = [r["id"] for r in rows], [r["ids"][way] for r in rows]
+        yield judged(f"encode, {way}", names, want, [list(ids) for ids in got], verdict)
+
+
+def replay_ids(document: Mapping[str, Any], ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
+    rows = document["cases"]
+    got = ask("detokenize", [row["ids"]["plain"] for row in rows], **PLAIN_BACK)
+    want = [row["base64"] if row["back"] is None else row["back"] for row in rows]
+    yield judged("decode", [r["id"] for r in rows], want, [b64(t) for t in got], verdict)
+
+
+def replay_pieces(document: Mapping[str, Any], ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
+    table = document["pieces"]
+    names = [f"token {i}" for i in table["ids"]]
+    for key, flags in (("full", FULL_BACK), ("plain", PLAIN_BACK)):
+        got = ask("detokenize", [[i] for i in table["ids"]], **flags)
+        yield judged(f"pieces, {key}", names, table[key], [t.hex() for t in got], verdict)
 
 
 # --- texts --------------------------------------------------------------------------------------
@@ -190,8 +199,9 @@ def own_rows(source: Source) -> list[Case]:
     return rows
 
 
-def replay_own(rows: list[Case], ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
+def replay_own(document: Mapping[str, Any], ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
     """The texts are read from beside the model."""
+    rows = document["llama_cpp"]
     cases = [] if ask.path is None else own_cases(ask.path)
     by_hash = {digest(text): text for text, _ in cases}
     missing = [row["id"] for row in rows if row["sha256"] not in by_hash]

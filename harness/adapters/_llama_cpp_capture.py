@@ -187,15 +187,20 @@ def capture_batches(
     batches: Sequence[Batch],
     fault: Fault | None,
     emit: Callable[[Nodes], None],
+    *,
+    embeddings: bool,
 ) -> Captured:
     """Decode the batches one after the other, and emit what every node read and computed."""
     watch.begin(emit, Injector(fault))
-    logits = []
+    outputs: list[NDArray[np.float32] | None] = []
     try:
         for step, batch in enumerate(batches):
             watch.begin_step(step)
-            context.run(batch)
-            logits.append(context.logits_if_any(batch))
+            if embeddings:
+                outputs.append(context.embed(batch))
+            else:
+                context.run(batch)
+                outputs.append(context.logits_if_any(batch))
     finally:
         if watch.error is not None:
             raise watch.error
@@ -204,5 +209,5 @@ def capture_batches(
         nodes=watch.emitted,
         views=watch.get("views"),
         honest=watch.injector.honest,
-        logits=tuple(logits),
+        outputs=tuple(outputs),
     )

@@ -20,6 +20,8 @@ CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ
 MAPPED = 1  # llama_load_mode
 FLASH_AUTO, FLASH_OFF = -1, 0  # llama_flash_attn_type
 VOCABULARY_NONE = 0  # llama_vocab_type
+TOKEN_NULL = -1
+POOLING_NONE, POOLING_RANK = 0, 4  # llama_pooling_type
 NO_CELL, INVALID_BATCH = 1, -1  # what llama_decode returns for input that it refuses
 NO_FIELDS: Mapping[str, Any] = {}
 
@@ -72,6 +74,19 @@ class Model:
         found: bool = self.lib.llama.llama_model_has_decoder(self.pointer)
         return found
 
+    @property
+    def has_both(self) -> bool:
+        return self.has_encoder and self.has_decoder
+
+    @property
+    def decoder_start(self) -> int:
+        """What a decoder begins with, chosen as llama.cpp's tools choose it."""
+        llama = self.lib.llama
+        start: int = llama.llama_model_decoder_start_token(self.pointer)
+        if start == TOKEN_NULL:
+            start = llama.llama_vocab_bos(self.vocabulary)
+        return max(start, 0)
+
     def metadata(self, key: str) -> str:
         """A value as llama.cpp prints it; empty if there is none."""
         size = 256
@@ -122,9 +137,14 @@ class Context:
         """An encoder has none."""
         return bool(self.lib.llama.llama_get_memory(self.pointer))
 
-    def show_embeddings(self) -> None:
+    def show_embeddings(self, shown: bool) -> None:
         """Have the graph go on to them, pooled if the model says how."""
-        self.lib.llama.llama_set_embeddings(self.pointer, True)
+        self.lib.llama.llama_set_embeddings(self.pointer, shown)
+
+    @property
+    def pools(self) -> bool:
+        """Whether embeddings are those of sequences, not of tokens."""
+        return bool(self.lib.llama.llama_pooling_type(self.pointer) != POOLING_NONE)
 
     def clear(self) -> None:
         """Forget every token, and zero the cache."""
@@ -134,27 +154,23 @@ class Context:
 
     def decode(self, batch: Batch) -> NDArray[np.float32]:
         """The logits of a batch's outputs: (outputs, vocabulary)."""
-        llama = self.lib.llama
-        held = llama.llama_batch_init(max(len(batch), 1), 0, 1)
-        try:
-            fill(held, batch)
-            with self.lib.refusals("llama.cpp does not decode the batch"):
-                self._compute(llama.llama_decode, held)
-        finally:
-            llama.llama_batch_free(held)
+        self.run(batch)
         return self._logits(np.flatnonzero(batch.outputs))
 
+    def embed(self, batch: Batch) -> NDArray[np.float32]:
+        """(tokens, width), or (sequences, width) if the model pools them."""
+        self.run(batch)
+        return self._embeddings(batch)
+
     def run(self, batch: Batch) -> None:
-        """Compute whatever the model has for a batch, encoder first, and fetch nothing."""
+        """Compute what the model has for a batch, and fetch nothing."""
         llama = self.lib.llama
+        encodes = batch.encoder or not self.model.has_decoder
         held = llama.llama_batch_init(max(len(batch), 1), 0, 1)
         try:
             fill(held, batch)
             with self.lib.refusals("llama.cpp does not compute the batch"):
-                if self.model.has_encoder:
-                    self._compute(llama.llama_encode, held)
-                if self.model.has_decoder:
-                    self._compute(llama.llama_decode, held)
+                self._compute(llama.llama_encode if encodes else llama.llama_decode, held)
         finally:
             llama.llama_batch_free(held)
 
@@ -194,6 +210,20 @@ class Context:
                 raise RuntimeError(f"llama.cpp holds no logits for token {at} of the batch")
             logits[row] = np.ctypeslib.as_array(pointer, (n_vocab,))
         return logits
+
+    def _embeddings(self, batch: Batch) -> NDArray[np.float32]:
+        llama, model = self.lib.llama, self.model.pointer
+        rank = llama.llama_pooling_type(self.pointer) == POOLING_RANK
+        width = (llama.llama_model_n_cls_out if rank else llama.llama_model_n_embd_out)(model)
+        fetch = llama.llama_get_embeddings_seq if self.pools else llama.llama_get_embeddings_ith
+        rows = np.unique(batch.seq_ids) if self.pools else np.arange(len(batch))
+        embeddings = np.empty((len(rows), width), np.float32)
+        for row, at in zip(embeddings, rows.tolist(), strict=True):
+            pointer = fetch(self.pointer, at)
+            if not pointer:
+                raise RuntimeError(f"llama.cpp holds no embeddings for {at}")
+            row[:] = np.ctypeslib.as_array(pointer, (width,))
+        return embeddings
 
     def _on_node(self, address: int, asking: bool, _: object) -> bool:
         """An exception cannot cross C: it waits in `error`, and the graph is left at once."""

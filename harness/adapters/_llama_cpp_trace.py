@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.choices import choices
 from engine.errors import EngineError, Unsupported
 from engine.trace import SITES
 from harness.adapters._llama_cpp_graph import Node
@@ -33,7 +34,8 @@ ENDS = ("embd", "result_norm", "result_output")
 class AttentionKind:
     """Counts the attention nodes of either kind, and logits, in a graph of any architecture.
 
-    A softmax of attention has a mask, the choice of experts has none.
+    A softmax of attention has a mask, the choice of experts has none. Where a bias is added before
+    it, as in T5, flash attention is not possible, and either kind is right.
 
     Not every architecture names its logits, but their rows are as long as the vocabulary.
     """
@@ -47,7 +49,8 @@ class AttentionKind:
     def wants(self, address: int) -> bool:
         node = Node.at(self.ggml, address)
         self.flash += node.op == "FLASH_ATTN_EXT"
-        self.plain += node.op == "SOFT_MAX" and bool(node.tensor.src[1])
+        masked = node.op == "SOFT_MAX" and bool(node.tensor.src[1])
+        self.plain += masked and node.source(0).op != "ADD"
         self.logits += node.tensor.ne[0] == self.n_vocab
         return False
 
@@ -168,7 +171,7 @@ def check_replaceable(replace: Mapping[Site, NDArray[Any]], steps: int) -> None:
     """Raises EngineError for a site that can never be replaced."""
     for site in replace:
         if site.name not in SITES:
-            raise EngineError(f"no site named {site.name!r} (known: {', '.join(SITES)})")
+            raise EngineError(f"no site named {site.name!r} {choices(site.name, SITES)}")
         if site.name in CACHES:
             raise EngineError(f"{site} is storage, not a result; replace what is stored there")
         if not 0 <= site.step < steps:

@@ -17,6 +17,8 @@ MEMORY = {
     for what in ("seq_rm", "seq_cp", "seq_keep", "seq_add", "seq_div")
 }
 
+OLDER_NAMES = MEMORY | {"llama_model_n_embd_out": ("llama_model_n_embd",)}
+
 TYPES_BEFORE_BF16 = 30  # what bindings go on to count, up to 0.3.16 at least
 
 
@@ -27,7 +29,7 @@ class Binding:
         self._module, self._version = module, version
 
     def __getattr__(self, name: str) -> Any:
-        for known in (name, *MEMORY.get(name, ())):
+        for known in (name, *OLDER_NAMES.get(name, ())):
             if hasattr(self._module, known):
                 return getattr(self._module, known)
         if name == "llama_memory_seq_pos_max":

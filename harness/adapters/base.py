@@ -92,12 +92,23 @@ class Adapter(Registered):
     def evaluate(self, request: Request) -> Evaluation:
         raise Unsupported(f"{self.name} does not evaluate batches")
 
+    def embed(self, batches: Sequence[Batch]) -> tuple[NDArray[np.float32], ...]:
+        """Of each batch in turn, (tokens, width): what a model without logits comes to; or
+        (sequences, width), where the metadata says how to pool."""
+        raise Unsupported(f"{self.name} does not give embeddings")
+
     def capture(
-        self, batches: Sequence[Batch], fault: Fault | None, emit: Callable[[Nodes], None]
+        self,
+        batches: Sequence[Batch],
+        fault: Fault | None,
+        emit: Callable[[Nodes], None],
+        *,
+        embeddings: bool = False,
     ) -> Captured:
         """Decode the batches on an empty cache, and emit every node that computes something.
 
-        What is emitted is read before `emit` returns: its arrays may be used again.
+        embeddings: come to them, also where there are logits. What is emitted is read before
+        `emit` returns: its arrays may be used again.
         """
         raise Unsupported(f"{self.name} does not show its graph")
 

@@ -1,6 +1,5 @@
 """llama.cpp, through llama-cpp-python's low-level interface: the usual oracle."""
 
-import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.batch import Batch
+from engine.batch import Batch, encoded_first
+from engine.choices import choices
 from engine.errors import EngineError, NotInModel, Unsupported
 from engine.ops.ggml.base import Node
 from harness.adapters import _llama_cpp_gguf as gguf
@@ -20,6 +20,7 @@ from harness.adapters._llama_cpp_model import MAX_SEQUENCES, Context, Model
 from harness.adapters._llama_cpp_parse import parse
 from harness.adapters._llama_cpp_schedule import run_schedule
 from harness.adapters._llama_cpp_sites import ARCHITECTURES
+from harness.adapters._llama_cpp_tokens import check_ids, detokenize, tokenize
 from harness.adapters._llama_cpp_trace import (
     CACHES,
     AttentionKind,
@@ -58,8 +59,9 @@ class LlamaCpp(Adapter, name="llama.cpp"):
         self._vocab_only: Model | None = None
         self._full: Model | None = None
         self._contexts: dict[bool, Context] = {}  # traced? -> context
+        self._embedding: Context | None = None
         self._watched: tuple[Context, Watch] | None = None
-        self._attention_checked = False
+        self._attention: AttentionKind | None = None  # once it has been looked at
 
     @property
     def lib(self) -> Library:
@@ -139,18 +141,34 @@ class LlamaCpp(Adapter, name="llama.cpp"):
             trace = Trace(engine=self.name, records=tuple(recorder.records))
         return Evaluation(logits=tuple(logits), trace=trace)
 
+    def embed(self, batches: Sequence[Batch]) -> tuple[NDArray[np.float32], ...]:
+        self._check_batches(batches)
+        if self._embedding is None:
+            self._embedding = Context(self._weights(), self.settings)
+            self._embedding.show_embeddings(True)
+        context = self._embedding
+        self._check_embeds(context)
+        self._check_ubatches(context, batches)
+        context.clear()
+        return tuple(context.embed(batch) for batch in batches)
+
     def capture(
-        self, batches: Sequence[Batch], fault: Fault | None, emit: Callable[[Nodes], None]
+        self,
+        batches: Sequence[Batch],
+        fault: Fault | None,
+        emit: Callable[[Nodes], None],
+        *,
+        embeddings: bool = False,
     ) -> Captured:
-        self._check_room(sum(map(len, batches)))
-        for batch in batches:
-            self._check_batch(batch)
+        self._check_batches(batches)
         from harness.adapters._llama_cpp_capture import capture_batches
 
         context, watch = self._watching()
-        self._check_ubatches(context, max(map(len, batches), default=0))
+        self._check_ubatches(context, batches)
+        has_logits = context.model.has_decoder and context.has_memory
+        context.show_embeddings(embeddings or not has_logits)
         context.clear()
-        return capture_batches(context, watch, batches, fault, emit)
+        return capture_batches(context, watch, batches, fault, emit, embeddings=embeddings)
 
     def time_capture(self, batches: Sequence[Batch]) -> dict[str, float]:
         from harness.adapters._llama_cpp_capture_time import time_capture
@@ -164,17 +182,20 @@ class LlamaCpp(Adapter, name="llama.cpp"):
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         if not prompt:
             raise EngineError("a prompt needs at least one token")
-        self._refuse_encoder()
         batch = Batch.of(prompt)
         batch.outputs[:-1] = False
         self._check_room(len(prompt) + n - 1)
-        self._check_batch(batch)
+        self._check_tokens(batch)
         context = self._context(traced=False)
         context.clear()
+        if context.model.has_encoder:
+            context.run(Batch.to_encode(batch))
+            batch = Batch.of([context.model.decoder_start])
         ids: list[int] = []
+        at = len(batch)
         while len(ids) < n:
             ids.append(int(np.argmax(context.decode(batch)[-1])))
-            batch = Batch.of([ids[-1]], start=len(prompt) + len(ids) - 1)
+            batch = Batch.of([ids[-1]], start=at + len(ids) - 1)
         return ids
 
     def schedule(self, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -184,9 +205,10 @@ class LlamaCpp(Adapter, name="llama.cpp"):
         for context in self._contexts.values():
             context.close()
         self._contexts.clear()
-        if self._watched is not None:
-            self._watched[0].close()
-            self._watched = None
+        for extra in (self._embedding, self._watched and self._watched[0]):
+            if extra is not None:
+                extra.close()
+        self._embedding = self._watched = None
         for model in (self._full, self._vocab_only):
             if model is not None:
                 model.close()
@@ -204,10 +226,6 @@ class LlamaCpp(Adapter, name="llama.cpp"):
             self._full = Model(self.lib, self._path(), self.settings, vocab_only=False)
         return self._full
 
-    def _refuse_encoder(self) -> None:
-        if self._weights().has_encoder:
-            raise Unsupported("models with an encoder are not evaluated")
-
     def _tokenizer(self) -> Model:
         model = self._full or self._vocab_only
         if model is None:
@@ -218,9 +236,9 @@ class LlamaCpp(Adapter, name="llama.cpp"):
         return model
 
     def _context(self, *, traced: bool) -> Context:
-        if not self._attention_checked:
-            self._check_attention(self._made(traced=True))
-            self._attention_checked = True
+        if not self._looked_at().logits:
+            name = self._weights().metadata("general.architecture")
+            raise NotInModel(f"the model ({name}) has no logits, so there is no next token")
         return self._made(traced=traced)
 
     def _made(self, *, traced: bool) -> Context:
@@ -234,36 +252,34 @@ class LlamaCpp(Adapter, name="llama.cpp"):
 
             watch = Watch(self.lib)
             context = Context(self._weights(), self.settings, watch=watch.callback)
-            if not context.model.has_decoder or not context.has_memory:
-                context.show_embeddings()
             self._watched = context, watch
         return self._watched
 
-    def _check_attention(self, context: Context) -> None:
+    def _looked_at(self) -> AttentionKind:
         """llama.cpp decides by itself whether flash attention is possible: see what it did. Nor
         does it say that a model has no logits, such as a BERT: it hands out zeros.
 
         One token is enough, because the choice is made when a context is made.
         """
+        if self._attention is not None:
+            return self._attention
+        context, one = self._made(traced=True), Batch.of([0])
         context.clear()  # somebody may have decoded on it
         kind = AttentionKind(self.lib.ggml, context.model.n_vocab)
         context.observer = kind
-        context.decode(Batch.of([0]))
-        if not kind.logits:
-            name = context.model.metadata("general.architecture")
-            raise NotInModel(f"the model ({name}) has no logits, so there is no next token")
+        for batch in encoded_first([one], context.model.has_both):
+            context.run(batch)
         wrong = kind.plain if self.settings.flash_attn else kind.flash
         if wrong:
             asked = "on" if self.settings.flash_attn else "off"
             raise EngineError(f"flash attention should be {asked}, but {wrong} layers differ")
+        self._attention = kind
+        return kind
 
     # --- what is refused ----------------------------------------------------------------------
 
     def _check(self, request: Request) -> None:
-        self._refuse_encoder()
-        self._check_room(sum(map(len, request.batches)))
-        for batch in request.batches:
-            self._check_batch(batch)
+        self._check_batches(request.batches)
         if not request.capture and not request.replace:
             return
         check_replaceable(request.replace, len(request.batches))
@@ -278,12 +294,18 @@ class LlamaCpp(Adapter, name="llama.cpp"):
                 f"{self.settings.n_ubatch}; sites can be shown for one ubatch per batch only"
             )
 
-    def _check_ubatches(self, context: Context, longest: int) -> None:
+    def _check_embeds(self, context: Context) -> None:
+        """Embeddings are what a model has instead of logits, or what its metadata asks for."""
+        if self._looked_at().logits and not context.pools:
+            raise NotInModel("the model has logits, and does not ask for embeddings")
+
+    def _check_ubatches(self, context: Context, batches: Sequence[Batch]) -> None:
         """llama.cpp aborts where attention goes both ways and a batch has several ubatches."""
         model = context.model
         causal = model.metadata(f"{model.metadata('general.architecture')}.attention.causal")
-        both_ways = model.has_encoder or causal == "false" or not context.has_memory
-        if both_ways and longest > self.settings.n_ubatch:
+        every = causal == "false" or not (model.has_decoder and context.has_memory)
+        longest = max((len(batch) for batch in batches if every or batch.encoder), default=0)
+        if longest > self.settings.n_ubatch:
             raise Unsupported(
                 f"llama.cpp computes a batch of this model in one ubatch; {longest} tokens are "
                 f"more than {self.settings.n_ubatch}"
@@ -295,47 +317,23 @@ class LlamaCpp(Adapter, name="llama.cpp"):
                 f"{tokens} tokens do not fit a context of {self.settings.n_ctx} (settings.n_ctx)"
             )
 
-    def _check_batch(self, batch: Batch) -> None:
+    def _check_batches(self, batches: Sequence[Batch]) -> None:
+        self._check_room(sum(len(batch) for batch in batches if not batch.encoder))
+        for batch in batches:
+            self._check_tokens(batch)
+        both = self._weights().has_both
+        if both and batches and not batches[0].encoder:
+            raise EngineError("the first batch of a model with a decoder is for its encoder")
+        if not both and any(batch.encoder for batch in batches):
+            raise EngineError("a batch is for an encoder, and the model has none beside a decoder")
+
+    def _check_tokens(self, batch: Batch) -> None:
         n_vocab = self._weights().n_vocab
         if len(batch) == 0:
             raise EngineError("a batch needs at least one token")
         check_ids(batch.tokens.tolist(), n_vocab)
         if batch.seq_ids.min() < 0 or batch.seq_ids.max() >= MAX_SEQUENCES:
             raise EngineError(f"sequence ids go from 0 to {MAX_SEQUENCES - 1}")
-
-
-def check_ids(ids: Sequence[int], n_vocab: int) -> None:
-    for token in ids:
-        if not 0 <= token < n_vocab:
-            raise EngineError(f"there is no token {token} in a vocabulary of {n_vocab}")
-
-
-def tokenize(model: Model, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
-    room = len(text) + 8
-    for _ in range(2):
-        ids = (ctypes.c_int32 * room)()
-        n = model.lib.llama.llama_tokenize(
-            model.vocabulary, text, len(text), ids, room, add_special, parse_special
-        )
-        if n >= 0:
-            return list(ids[:n])
-        room = -n
-    raise RuntimeError(f"llama_tokenize needs more room than the {room} that it asked for")
-
-
-def detokenize(model: Model, ids: Sequence[int], remove: bool, unparse: bool) -> bytes:
-    check_ids(ids, model.n_vocab)
-    tokens = (ctypes.c_int32 * len(ids))(*ids)
-    room = 16 * len(ids) + 16
-    for _ in range(2):
-        text = ctypes.create_string_buffer(room)
-        n = model.lib.llama.llama_detokenize(
-            model.vocabulary, tokens, len(ids), text, room, remove, unparse
-        )
-        if n >= 0:
-            return text.raw[:n]
-        room = -n
-    raise RuntimeError(f"llama_detokenize needs more room than the {room} that it asked for")
 
 
 def dequantize(lib: Library, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -356,8 +354,8 @@ def dequantize(lib: Library, type_name: str, raw: NDArray[np.uint8]) -> NDArray[
 def decoder(lib: Library, type_name: str) -> TypeTraits:
     kinds = traits_of(lib)
     if type_name not in kinds or not (kinds[type_name][1].to_float or type_name == "F32"):
-        known = ", ".join(sorted(n for n, (_, t) in kinds.items() if t.to_float or n == "F32"))
-        raise Unsupported(f"llama.cpp has no decoder for {type_name!r} (known: {known})")
+        known = sorted(n for n, (_, t) in kinds.items() if t.to_float or n == "F32")
+        raise Unsupported(f"llama.cpp has no decoder for {type_name!r} {choices(type_name, known)}")
     return kinds[type_name][1]
 
 

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.batch import Batch
+from engine.batch import Batch, steps_of
+from engine.choices import choices
 from engine.errors import EngineError, InvalidModel, NotInModel, Unsupported
 from engine.ops.ggml.base import Build, Node
 from engine.quants.base import F32
 from harness.adapters.reference import Reference
 from harness.check import lanes_of
+from harness.facts import decoder_start
 from harness.graph.program import Graph, Place, PlannedNode, Program
 from harness.graph.record import record
 from harness.graph.replay import Replayed, replay
@@ -46,7 +48,8 @@ class ReplayEngine(Reference, name="replay"):
     own_sites = True
     way = Honest()  # a wrong engine computes in another
     session: Session | None = None
-    recorded: tuple[bytes, Program] | None = None  # the batches that were asked last
+    recorded: tuple[bytes, Program] | None = None  # of what was asked last
+    computed: tuple[Program, tuple[F32, ...]] | None = None  # its outputs, nothing put in
 
     def describe(self) -> EngineInfo:
         return EngineInfo(
@@ -60,7 +63,7 @@ class ReplayEngine(Reference, name="replay"):
         )
 
     def evaluate(self, request: Request) -> Evaluation:
-        program = self.program_of(request.batches)
+        program = self.program_of(request.batches, embeddings=request.embeddings)
         sites, wanted = sites_of(program), set(request.only)
         records: list[TensorRecord] = []
 
@@ -69,9 +72,16 @@ class ReplayEngine(Reference, name="replay"):
             if not wanted or site in wanted:
                 records.append(TensorRecord(site=site, value=value.copy()))
 
-        logits = self.logits_of(program, see if request.capture else None, replaced(sites, request))
+        values = replaced(sites, request)
+        if request.capture or values:
+            logits = self.outputs_of(program, see if request.capture else None, values)
+        else:
+            logits = self.logits_of(program)
         trace = Trace(engine=self.name, records=tuple(records)) if request.capture else None
         return Evaluation(logits=logits, trace=trace)
+
+    def embed(self, batches: Sequence[Batch]) -> tuple[F32, ...]:
+        return self.outputs_of(self.program_of(batches, embeddings=True))
 
     def compute(self, node: Node) -> NDArray[Any]:
         """As in its runs; without a model there is no build of llama.cpp to mirror."""
@@ -81,23 +91,20 @@ class ReplayEngine(Reference, name="replay"):
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         """Every id is the argmax of our logits; llama.cpp's ids are only what we guess, so that
-        one recorded run serves for as long as both agree."""
+        one recorded run serves for as long as both agree, and for whoever asks for its logits."""
         if not prompt:
             raise EngineError("a prompt needs at least one token")
-        ids: list[int] = []
-        while len(ids) < n:
-            start = len(ids)
-            guess: list[int] = self.ask("greedy", [*prompt, *ids], n - start)
-            first = Batch.of([*prompt, *ids])
-            first.outputs[:-1] = False
-            later = [Batch.of([t], start=len(first) + i) for i, t in enumerate(guess[:-1])]
-            for expected, logits in zip(
-                guess, self.logits_of(self.program_of((first, *later))), strict=True
-            ):
-                ids.append(int(np.argmax(logits[-1])))
-                if ids[-1] != expected:
-                    break
-        return ids
+        guess: list[int] = self.ask("greedy", prompt, n)
+        start = decoder_start(self.file, str(self.file.metadata["general.architecture"].data))
+        while True:
+            logits = self.logits_of(self.program_of(steps_of(prompt, guess, start)))
+            ids = [int(np.argmax(rows[-1])) for rows in logits if len(rows)]
+            wrong = next((i for i in range(n) if ids[i] != guess[i]), n)
+            if wrong >= n - 1:  # ids up to the first that is another are ours
+                return ids
+            known = ids[: wrong + 1]
+            more = [] if start is not None else self.ask("greedy", [*prompt, *known], n - wrong - 1)
+            guess = [*known, *more, *guess[wrong + 1 + len(more) :]]
 
     def schedule(self, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise Unsupported(f"{self.name} does not run schedules")
@@ -106,7 +113,7 @@ class ReplayEngine(Reference, name="replay"):
         if self.session is not None:
             self.session.close()
             self.session = None
-        self.recorded = None
+        self.recorded = self.computed = None
         super().close()
 
     # --- the graph ----------------------------------------------------------------------------
@@ -121,12 +128,17 @@ class ReplayEngine(Reference, name="replay"):
             self.session = Runner().open(SHOWS_GRAPHS, self.model, self.settings)
         return self.session
 
-    def program_of(self, batches: Sequence[Batch]) -> Program:
-        key = b"".join(
-            a.tobytes() for b in batches for a in (b.tokens, b.positions, b.seq_ids, b.outputs)
+    def program_of(self, batches: Sequence[Batch], *, embeddings: bool = False) -> Program:
+        key = bytes([embeddings]) + b"".join(
+            part
+            for b in batches
+            for part in (
+                bytes([b.encoder]),
+                *(a.tobytes() for a in (b.tokens, b.positions, b.seq_ids, b.outputs)),
+            )
         )
         if self.recorded is None or self.recorded[0] != key:
-            found = record(self.opened(), batches)
+            found = record(self.opened(), batches, embeddings=embeddings)
             if not isinstance(found, Program):
                 answered(found, "capture")
             else:
@@ -141,14 +153,21 @@ class ReplayEngine(Reference, name="replay"):
             lanes=lanes_of(info.build), n_threads=self.settings.n_threads, generic=info.generic
         )
 
-    def logits_of(
+    def logits_of(self, program: Program) -> tuple[F32, ...]:
+        """Computed once, however often they are asked for."""
+        if self.computed is None or self.computed[0] is not program:
+            self.computed = program, self.outputs_of(program)
+        return self.computed[1]
+
+    def outputs_of(
         self,
         program: Program,
         trace: Any = None,
         values: Mapping[Place, NDArray[Any]] | None = None,
     ) -> tuple[F32, ...]:
-        """Raises Unsupported for a model without any, or with a node that cannot be computed."""
-        if not program.has_logits:
+        """Raises Unsupported for a model without logits, unless the program is of embeddings, or
+        with a node that cannot be computed."""
+        if not program.has_result:
             last = program.graphs[-1].output.name
             raise NotInModel(f"the model has no logits: its graph ends in {last!r}")
         found: Replayed = replay(
@@ -174,5 +193,9 @@ def replaced(sites: Mapping[Place, Site], request: Request) -> dict[Place, NDArr
     places = {site: place for place, site in sites.items()}
     for site in request.replace:
         if site not in places:
-            raise Unsupported(f"llama.cpp's graph has no node {site} in step {site.step}")
+            known = (str(each) for each in places if each.step == site.step)
+            raise Unsupported(
+                f"llama.cpp's graph has no node {site} in step {site.step} "
+                f"{choices(str(site), known)}"
+            )
     return {places[site]: value for site, value in request.replace.items()}

@@ -21,6 +21,7 @@ FORMS: dict[str, Callable[..., None]] = {
     "detokenize": texts.check_detokenize,
     "greedy": texts.check_greedy,
     "evaluate": runs.check_evaluate,
+    "embed": runs.check_embed,
     "capture": runs.check_capture,
     "schedule": runs.check_schedule,
     "dequantize": ops.check_dequantize,

@@ -36,7 +36,8 @@ WIDTHS = {"ne": 4, "nb": 4, "params": 16, "name": 64, "weight": 64, "root_name":
 
 def check_evaluate(value: Any, facts: Facts, request: Request) -> None:
     expect_type(value, Evaluation, "the run")
-    check_logits(value.logits, facts, request.batches)
+    check_outputs = check_embed if request.embeddings else check_logits
+    check_outputs(value.logits, facts, request.batches)
     if not request.capture:
         expect_type(value.trace, type(None), "the trace that nobody asked for")
         return
@@ -56,6 +57,21 @@ def check_logits(value: Any, facts: Facts, batches: Sequence[Batch]) -> None:
         outputs = int(np.count_nonzero(batch.outputs))
         expect_array(logits, np.float32, (outputs, n_vocab), f"the logits of batch {i}")
         n_vocab = logits.shape[1]
+
+
+def check_embed(value: Any, facts: Facts, batches: Sequence[Batch]) -> None:
+    """A row for each token, or for each sequence, all of one width."""
+    expect_type(value, tuple, "the embeddings")
+    if len(value) != len(batches):
+        raise MalformedAnswer("the embeddings", f"those of {len(batches)} batches", value)
+    width = None
+    for i, (rows, batch) in enumerate(zip(value, batches, strict=True)):
+        where = f"the embeddings of batch {i}"
+        expect_array(rows, np.float32, (None, width), where)
+        sizes = {len(batch), len(np.unique(batch.seq_ids))}
+        if len(rows) not in sizes:
+            raise MalformedAnswer(f"the rows of {where}", " or ".join(map(str, sizes)), len(rows))
+        width = rows.shape[1]
 
 
 def check_sites(trace: Trace, facts: Facts, batches: Sequence[Batch]) -> None:
@@ -123,7 +139,13 @@ def size_of(axis: str, facts: Facts, cells: int) -> int | None:
 # --- a graph, node by node ----------------------------------------------------------------------
 
 
-def check_capture(value: Any, facts: Facts, batches: Sequence[Batch], fault: Fault | None) -> None:
+def check_capture(
+    value: Any,
+    facts: Facts,
+    batches: Sequence[Batch],
+    fault: Fault | None,
+    embeddings: bool = False,
+) -> None:
     expect_record(value, Captured, "what was captured")
     for name in ("nodes", "views"):
         expect_size(getattr(value, name), name)
@@ -131,7 +153,13 @@ def check_capture(value: Any, facts: Facts, batches: Sequence[Batch], fault: Fau
         expect_array(value.honest, None, value.honest.shape, "what a fault replaced")
 
 
-def check_nodes(value: Any, facts: Facts, batches: Sequence[Batch], fault: Fault | None) -> None:
+def check_nodes(
+    value: Any,
+    facts: Facts,
+    batches: Sequence[Batch],
+    fault: Fault | None,
+    embeddings: bool = False,
+) -> None:
     """One piece of a capture: columns of one length. harness.shadow.nodes looks at each row."""
     expect_record(value, Nodes, "a piece of the graph")
     rows = len(value.place)

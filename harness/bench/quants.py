@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import ClassVar
 
+from engine.choices import choices
 from engine.quants.base import Bytes, WeightFormat
 from engine.registry import import_members
 from harness.bench.base import Bench, BenchPlan, Progress, Promise, Row, geometric_mean
@@ -29,8 +30,8 @@ class Quants(Bench, name="quants"):
     def run(self, plan: BenchPlan, progress: Progress) -> Iterator[Row]:
         unknown = sorted(set(plan.targets) - set(self.targets()))
         if unknown:
-            known = ", ".join(self.targets())
-            raise BadInput(f"bench quants knows no {unknown[0]!r} (known: {known})")
+            known = choices(unknown[0], self.targets())
+            raise BadInput(f"bench quants knows no {unknown[0]!r} {known}")
         with ExitStack() as stack:
             sessions = {
                 name: stack.enter_context(Runner().open(name, None, EXACT)) for name in self.engines

@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from engine.choices import choices
 from harness.bench._prose import long_word, prose
 from harness.bench.base import Bench, BenchPlan, Progress, Promise, Row
 from harness.check import BadInput
@@ -63,9 +64,8 @@ class Tokens(Bench, name="tokens"):
 def write_builtin(target: str, path: Path) -> None:
     kind = target.removeprefix(BUILTIN)
     if kind not in BUILTIN_VOCABULARIES:
-        raise BadInput(
-            f"no built-in vocabulary {kind!r} (known: {', '.join(BUILTIN_VOCABULARIES)})"
-        )
+        known = choices(kind, BUILTIN_VOCABULARIES)
+        raise BadInput(f"no built-in vocabulary {kind!r} {known}")
     write_llama(BUILTIN_VOCABULARIES[kind], path)
 
 

@@ -51,6 +51,8 @@ class Bisection:
 
 def bisect(context: Context) -> Bisection:
     found = locate(context)
+    if found.embeddings:
+        context = context.for_embeddings()
     culprits: dict[Place, SiteFinding] = {}
     for finding in found.guilty:
         culprits.setdefault((finding.layer, finding.site.name), finding)
@@ -65,11 +67,11 @@ def bisect(context: Context) -> Bisection:
 
 def own_logits(context: Context, found: Findings) -> Verdict:
     """Whether there is nothing to find: a fault may lie in what is not shown."""
-    request = Request(batches=context.batches)
+    request = Request(batches=context.batches, embeddings=found.embeddings)
     own: Evaluation = context.ask(context.subject, "evaluate", request)
     truth = np.concatenate(context.noise.logits)
     oracle = Evaluation(logits=found.outputs, trace=None)
-    return compared(context, "bisect", context.batches, oracle, own, truth)
+    return compared(context, "bisect", context.batches, oracle, own, truth, found.what)
 
 
 def compares(finding: SiteFinding) -> bool:

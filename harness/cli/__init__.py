@@ -3,6 +3,7 @@
 Exit codes: 0 conform, 1 divergence, 2 usage, configuration or adapter error, 3 incomplete.
 """
 
+import os
 import signal
 import sys
 from enum import StrEnum
@@ -13,25 +14,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engine.choices import choices
 from harness.cli import (
     answers,
     batch,
     bench,
     files,
     fuzz,
+    golden,
     oracle,
+    real_models,
     selftest,
     shadow,
     smoke,
     synth,
     tokens,
+    twin,
 )
 from harness.cli.options import JsonOpt, OracleOpt, QuietOpt, ReportOpt, SeedOpt
 from harness.inputs import read_text
 
 if TYPE_CHECKING:  # everything of weight is imported by the command that needs it
-    from collections.abc import Callable
-
     from harness.check import Plan
     from harness.cli.terminal import Terminal
 
@@ -45,19 +48,20 @@ app = typer.Typer(
     "why and by how much they part.\n\n"
     "Exit codes: 0 conform, 1 divergence, 2 usage or configuration error, 3 incomplete.",
 )
-golden = typer.Typer(no_args_is_help=True, help="The golden vectors: regenerate, verify, compare.")
-app.add_typer(golden, name="golden")
+app.add_typer(golden.app, name="golden")
 app.add_typer(fuzz.app, name="fuzz")
 app.add_typer(bench.app, name="bench")
 app.add_typer(oracle.app, name="oracle")
 fuzz.app.command("batch")(batch.fuzz_batch)
-golden.command("fetch")(tokens.fetch)
-golden.command("ops")(answers.ops)
+golden.app.command("fetch")(tokens.fetch)
+golden.app.command("ops")(answers.ops)
 fuzz.app.command("gguf")(files.fuzz_gguf)
 app.command("synth")(synth.synth)
 app.command("shadow")(shadow.shadow)
 app.command("selftest")(selftest.selftest)
 app.command("smoke")(smoke.smoke)
+app.command("fetch")(real_models.fetch)
+app.command("twin")(twin.twin)
 
 
 class Preset(StrEnum):
@@ -88,8 +92,12 @@ SettingsOpt = Annotated[
 SubjectOpt = Annotated[
     Path | None, typer.Option(help="Give the engine under test this file instead of MODEL.")
 ]
+ArchOpt = Annotated[
+    str | None,
+    typer.Option(help="Make a model of this architecture, as synth does; all: of every one."),
+]
+STEPS_OF_VARIANTS = 16
 TokensOpt = Annotated[int, typer.Option(help="Length of the prompt.", min=1, max=4096)]
-StepsOpt = Annotated[int, typer.Option(help="Tokens to generate.", min=1, max=4096)]
 
 
 @app.command()
@@ -99,9 +107,16 @@ def check(
     oracle: OracleOpt = "llama.cpp",
     settings: SettingsOpt = Preset.exact,
     suite: Annotated[list[str] | None, typer.Option(help="Only this suite (repeatable).")] = None,
+    arch: ArchOpt = None,
     subject_model: SubjectOpt = None,
     tokens: TokensOpt = 32,
-    steps: StepsOpt = 64,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Tokens to generate. Default: 64; with --arch 16.", min=1, max=4096),
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help='What decode goes on from. Default: "Once upon a time".')
+    ] = None,
     seed: SeedOpt = 0,
     report: ReportOpt = Path("reports"),
     as_json: JsonOpt = False,
@@ -110,7 +125,7 @@ def check(
 ) -> None:
     """Run every suite that applies.
 
-    In order: metadata, tokens, dequant, logits, decode, trace, products, shadow.
+    In order: metadata, tokens, dequant, logits, embeddings, decode, trace, products, shadow.
 
     Without MODEL it checks the built-in seeded models. Examples:
 
@@ -118,13 +133,24 @@ def check(
       lockstep check
       lockstep check model.gguf --settings default
       lockstep check model.gguf --engine mutant:rope-half-split --suite trace
+      lockstep check --arch qwen3
+      lockstep check --arch all -j 2 --quiet
     """
+    from harness.cli.variants import variant_files
     from harness.run import Listener, run_plans
 
+    if arch is not None and (model is not None or subject_model is not None):
+        raise typer.BadParameter("--arch makes the model: give no MODEL, no --subject-model")
+    n = steps or (64 if arch is None else STEPS_OF_VARIANTS)
     with screen(quiet, as_json) as out, model_folder() as folder:
+        out.progress("models", "making them")
+        files = models_of(model, folder) if arch is None else variant_files(arch, folder, seed)
         plans = [
-            plan_of(name, path, engine, oracle, settings, subject_model, tokens, steps, seed, suite)
-            for name, path in models_of(model, folder)
+            plan_of(
+                *(name, path, engine, oracle, settings, subject_model, tokens, n, seed, suite),
+                prompt=prompt,
+            )
+            for name, path in files
         ]
         listener = Listener(progress=out.progress, verdict=out.verdict)
         result = run_plans(plans, report, ["lockstep", *sys.argv[1:]], jobs, listener)
@@ -153,11 +179,11 @@ def bisect(
     """
     from harness.adapters import adapter_class
     from harness.children import result_of
-    from harness.protocol.session import command_of
+    from harness.dumps import is_outside
     from harness.run import bisect_one
 
     with screen(quiet, as_json) as out, model_folder() as folder:
-        cls = None if command_of(engine) else adapter_class(engine)
+        cls = None if is_outside(engine) else adapter_class(engine)
         default = getattr(cls, "shows_on", "f32")
         name, path = next(iter(models_of(model or Path(f"builtin:{default}"), folder)))
         plan = plan_of(
@@ -265,103 +291,6 @@ def doctor(as_json: JsonOpt = False) -> None:
     raise typer.Exit(code)
 
 
-VectorsOpt = Annotated[
-    Path | None, typer.Option(help="The folder of vectors. Default: the ones that ship.")
-]
-GoldenModels = Annotated[
-    list[Path] | None, typer.Option("--model", help="A model whose vectors are kept (repeatable).")
-]
-
-
-@golden.command()
-def regen(
-    model: Annotated[
-        list[Path] | None, typer.Argument(help="Models whose vectors are wanted as well.")
-    ] = None,
-    vectors: VectorsOpt = None,
-    quiet: QuietOpt = False,
-) -> None:
-    """Ask llama.cpp again and write the vectors.
-
-    On an unchanged oracle no byte changes, whatever the CPU: sums within their bound are kept.
-    """
-    from golden.generate import regenerate
-    from golden.store import DEFAULT_ROOT
-
-    with screen(quiet) as out:
-        root = vectors or DEFAULT_ROOT
-        changed = regenerate(root, model or (), golden_progress(out))
-        for path in changed:
-            out.line(f"changed: {path}")
-        out.line(f"{len(changed)} files changed in {root}")
-
-
-@golden.command()
-def verify(
-    engine: Annotated[
-        str | None, typer.Option(help="Hold this engine against the vectors; no oracle needed.")
-    ] = None,
-    ask_oracle: Annotated[
-        bool, typer.Option("--oracle", help="Ask llama.cpp whether they still hold.")
-    ] = False,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Only this file, such as logits/f32 (repeatable).")
-    ] = None,
-    model: GoldenModels = None,
-    vectors: VectorsOpt = None,
-    quiet: QuietOpt = False,
-) -> None:
-    """Are the vectors whole and unedited? With --engine or --oracle: do they hold for it?"""
-    from golden.replay import replay
-    from golden.store import DEFAULT_ROOT
-    from golden.verify import holds
-    from golden.verify import verify as verify_files
-    from harness.check import exit_code
-
-    with screen(quiet) as out:
-        root = vectors or DEFAULT_ROOT
-        problems = verify_files(root)
-        for problem in problems:
-            out.line(str(problem))
-        if problems:
-            raise typer.Exit(1)
-        say = golden_progress(out)
-        verdicts = []
-        if ask_oracle:
-            verdicts += list(holds(root, model or (), say))
-        if engine is not None:
-            verdicts += list(replay(root, engine, model or (), say, only=tuple(only or ())))
-        for verdict in verdicts:
-            out.verdict(verdict)
-        agreed = sum(v.status == "agreed" for v in verdicts)
-        asked = f"; {agreed} of {len(verdicts)} comparisons agree" if verdicts else ""
-        out.line(f"{root}: whole and unedited{asked}")
-    raise typer.Exit(exit_code(verdicts) if verdicts else 0)
-
-
-@golden.command()
-def diff(a: Path, b: Path) -> None:
-    """What differs between two folders of vectors, or two files of them. Exit code 1 if any."""
-    from golden.diff import diff as differences
-
-    with screen(quiet=True) as out:
-        found = differences(a, b)
-        for difference in found:
-            out.line(str(difference))
-        out.line(f"{len(found)} differences")
-    raise typer.Exit(1 if found else 0)
-
-
-@golden.command()
-def models(folder: Path) -> None:
-    """Write the seeded models of the vectors, so that any engine can run them."""
-    from golden.models import write_models
-
-    with screen(quiet=True) as out:
-        for path in write_models(folder):
-            out.line(str(path))
-
-
 # --- what the commands share ----------------------------------------------------------------
 
 
@@ -370,10 +299,6 @@ def screen(quiet: bool, as_json: bool = False) -> "Terminal":
     from harness.cli.terminal import Terminal
 
     return Terminal(quiet=quiet, as_json=as_json)
-
-
-def golden_progress(out: "Terminal") -> "Callable[[str], None]":
-    return lambda text: out.progress("golden", text)
 
 
 def usage(message: str) -> Exception:
@@ -399,7 +324,7 @@ def models_of(model: Path | None, folder: str) -> list[tuple[str, Path]]:
     names = list(BUILTIN) if model is None else [str(model).removeprefix(BUILTIN_PREFIX)]
     for name in names:
         if name not in BUILTIN:
-            raise usage(f"no built-in model {name!r} (known: {', '.join(BUILTIN)})")
+            raise usage(f"no built-in model {name!r} {choices(name, BUILTIN)}")
     return [(f"{BUILTIN_PREFIX}{name}", builtin_model(name, Path(folder))) for name in names]
 
 
@@ -414,18 +339,25 @@ def plan_of(
     steps: int,
     seed: int,
     suites: list[str] | None,
+    *,
+    prompt: str | None = None,
 ) -> "Plan":
     import shlex
 
     from harness.check import Plan
+    from harness.cli.variants import VARIANT_PREFIX
     from harness.records import PRESETS
     from harness.run import BUILTIN_PREFIX
+    from harness.suites.decode import PROMPT
 
-    model = name if name.startswith(BUILTIN_PREFIX) else str(path)
-    options = [model, "--engine", engine, "--settings", settings.value]
+    model = [name if name.startswith(BUILTIN_PREFIX) else str(path)]
+    if name.startswith(VARIANT_PREFIX):
+        model = ["--arch", name.removeprefix(VARIANT_PREFIX)]
+    options = [*model, "--engine", engine, "--settings", settings.value]
     options += ["--oracle", oracle] if oracle != "llama.cpp" else []
     options += ["--subject-model", str(subject_model)] if subject_model else []
     options += ["--tokens", str(tokens), "--steps", str(steps), "--seed", str(seed)]
+    options += ["--prompt", prompt] if prompt is not None else []
     return Plan(
         case=name,
         model=path,
@@ -436,6 +368,7 @@ def plan_of(
         suites=tuple(suites or ()),
         n_tokens=tokens,
         n_steps=steps,
+        prompt=PROMPT if prompt is None else prompt.encode("utf-8", "surrogateescape"),
         seed=seed,
         command=shlex.join(options),
     )
@@ -449,6 +382,7 @@ def main() -> None:
     import click
 
     from engine.errors import EngineError
+    from harness.allocator import keep_freed_memory
 
     came: list[int] = []
 
@@ -460,6 +394,11 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, end)
+    # Read when numpy is loaded. Threads of a product that is as small as ours, a few rows of a
+    # matrix, wait for each other on a busy machine: with two on two busy processors a model took
+    # nine times the processor time that it takes with one. A user's own choice stays.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    keep_freed_memory()
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it is an exception
         for stream in (sys.stdout, sys.stderr):  # a text that they cannot encode is no error

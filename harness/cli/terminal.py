@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 import typer
 from rich.status import Status
-from rich.table import Table
 from rich.text import Text
 
 from engine.errors import EngineError
 from harness.check import BadInput, Plan, defect
 from harness.cli.consoles import Screen
+from harness.cli.tables import table_of
 from harness.records import BOTH, Site, Verdict
 from harness.report.jsonl import plain
 from harness.report.text import (
     MARKS,
     explain,
-    explain_finding,
     last_words,
     printable,
     site_name,
@@ -34,7 +33,6 @@ from harness.suites.base import NoAnswer
 
 if TYPE_CHECKING:
     from harness.bisect.bisection import Bisection
-    from harness.locate import Patched
     from harness.run import RunResult
 
 SILENCE = 20.0  # seconds without a line, in a pipe, after which any progress is worth one
@@ -141,12 +139,12 @@ class Terminal:
         if self.as_json:
             self.json(summary_of(result))
             return
-        self.out.print(suite_table(result.verdicts))
+        self.out.print(table_of(result.verdicts))
         folded = fold(result.verdicts)
         for same in folded[:SHOWN]:
             self.out.print(f"\n{printable(explain(same[0]), keep=chr(10))}{more_like(same)}")
         if len(folded) > SHOWN:
-            self.out.print(f"\n{len(folded) - SHOWN} more kinds of divergence are in the report")
+            self.out.print(f"\n{len(folded) - SHOWN} more kinds are in the report")
         for line in not_applicable(result):
             self.out.print(f"\n{printable(line)}")
         ending = f"{ENDINGS[result.code]}{reach_of(result)} in {result.seconds:.1f} s"
@@ -154,6 +152,8 @@ class Terminal:
 
     def bisection(self, plan: Plan, result: "Bisection") -> int:
         """Print it; the exit code."""
+        from harness.cli.bisection import bisection_lines, bisection_of
+
         self.quieten()
         if self.as_json:
             self.json(bisection_of(plan, result))
@@ -212,24 +212,6 @@ def reach_of(result: "RunResult") -> str:
     return f", all of it about {who}: nothing was compared about {', '.join(left_out)};"
 
 
-def suite_table(verdicts: Sequence[Verdict]) -> Table:
-    """One row per model, suite, and engine if it is about one alone."""
-    rows: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for verdict in verdicts:
-        whom = "" if verdict.about == BOTH else f" ({verdict.about})"
-        rows[verdict.case, verdict.suite + whom][verdict.status] += 1
-    table = Table(box=None, pad_edge=False)
-    for name in ("model", "suite"):
-        table.add_column(name)
-    shown = [status for status in MARKS if any(c[status] for c in rows.values())]
-    for status in shown:
-        table.add_column(MARKS[status].lower(), justify="right")
-    for (case, suite), counts in rows.items():
-        numbers = [str(counts[status]) if counts[status] else "" for status in shown]
-        table.add_row(printable(case), printable(suite), *numbers)
-    return table
-
-
 def fold(verdicts: Sequence[Verdict]) -> list[list[Verdict]]:
     """Those that are not well, grouped by cause."""
     groups: dict[str, list[Verdict]] = {}
@@ -241,14 +223,19 @@ def fold(verdicts: Sequence[Verdict]) -> list[list[Verdict]]:
 
 
 def not_applicable(result: "RunResult") -> list[str]:
-    """A line for each reason, with the suites that it holds for; and whose graph was replayed."""
+    """A line for each reason, with the suites and models that it holds for; and whose graph was
+    replayed."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for verdict in result.verdicts:
         if verdict.status == "not-applicable":
             reasons.setdefault((verdict.case, verdict.summary), []).append(verdict.suite)
+    alike: dict[tuple[str, str], list[str]] = {}
+    for (case, reason), suites in reasons.items():
+        alike.setdefault((", ".join(dict.fromkeys(suites)), reason), []).append(case)
     lines = [
-        f"{case}: {', '.join(dict.fromkeys(suites))} not applicable: {reason}"
-        for (case, reason), suites in reasons.items()
+        f"{cases[0] if len(cases) == 1 else f'{len(cases)} models'}: {suites} not applicable: "
+        f"{reason}"
+        for (suites, reason), cases in alike.items()
     ]
     return lines + [f"{e.engine}: {e.build}" for e in result.engines if e.engine == "replay"]
 
@@ -295,103 +282,3 @@ def summary_of(result: "RunResult") -> Mapping[str, Any]:
             for v in same[:1]
         ],
     }
-
-
-def bisection_of(plan: Plan, result: "Bisection") -> Mapping[str, Any]:
-    from harness.suites.trace import detail_of
-
-    patched = result.patched
-    return {
-        "case": plan.case,
-        "engine": plan.engine,
-        "exit_code": result.exit_code,
-        "layers": [
-            {"layer": x.layer, "error": x.error, "guilty": list(x.guilty)} for x in result.layers
-        ],
-        "culprits": [detail_of(result.found, c) for c in result.culprits],
-        "confirmed": None if patched is None else patched.confirms,
-        "worst_before_patch": None if patched is None else patched.before,
-        "worst_after_patch": None if patched is None else patched.worst,
-        "logits": None if result.logits is None else result.logits.summary,
-        "not_shown": [str(site) for site in result.found.not_shown],
-        "not_compared": [str(site) for site in result.not_compared],
-    }
-
-
-def bisection_lines(plan: Plan, result: "Bisection") -> list[str]:
-    found, first = result.found, result.first
-    if first is None:
-        return lines_without_culprit(plan, result)
-    lines = [f"{plan.case}: {plan.engine} against {plan.oracle}, settings {plan.settings.name}"]
-    lines.append("  layer   error it passes on   ops that are wrong by themselves")
-    for layer in result.layers:
-        name = "-" if layer.layer is None else str(layer.layer)
-        lines.append(f"  {name:>5}   {layer.error:>18.1e}   {', '.join(layer.guilty) or '-'}")
-    where = "outside the layers" if first.layer is None else f"layer {first.layer}"
-    lines += ["", f"first divergence: {where}, op {first.op}, site {first.site.name}"]
-    for culprit in result.culprits[:SHOWN]:
-        lines.append(f"  {explain_finding(culprit)}")
-        weight = culprit.weight
-        rows = ", ".join(map(str, culprit.outputs[:8]))
-        more = len(culprit.outputs) - 8
-        lines.append(
-            (f"    its weight is {weight}; " if weight else "    ")
-            + f"affected output rows: {rows}"
-            + (f" and {more} more" if more > 0 else "")
-        )
-        lines.append(
-            f"    error in {found.err_in(culprit):.1e}, out {found.err_out(culprit):.1e} (of the "
-            f"largest value); on the oracle's inputs {culprit.err_local:.2g} absolute"
-        )
-        lines.append(f"    allowed because: {culprit.reason}")
-        if culprit.at_fault != "subject":
-            lines.append(f"    against float64, at fault: {culprit.at_fault}")
-    if len(result.culprits) > SHOWN:
-        names = ", ".join(site_name(c.site) for c in result.culprits[SHOWN : SHOWN + 12])
-        rest = len(result.culprits) - SHOWN - 12
-        lines.append(f"  also: {names}" + (f" and {rest} more" if rest > 0 else ""))
-    lines.append(found.rest)
-    if result.patched is not None:
-        lines.append(confirmation(result.patched))
-    return lines
-
-
-def lines_without_culprit(plan: Plan, result: "Bisection") -> list[str]:
-    """What agrees, what nobody looked at, and whether the logits say that there is more to find."""
-    left_out = result.not_compared
-    well = result.exit_code == 0 and not left_out
-    lines = [f"{plan.case}: {result.found.rest}" + ("; nothing to find" if well else "")]
-    if left_out:
-        names = ", ".join(dict.fromkeys(site.name for site in left_out))
-        lines.append(f"  not compared: {len(left_out)} ops: {names}")
-    if result.logits is not None:
-        lines.append(f"  logits of its own run: {result.logits.status}: {result.logits.summary}")
-    return lines
-
-
-def confirmation(p: "Patched") -> str:
-    """What the run says in which the oracle's tensors were put in at the culprits."""
-    allowed = f"{float(p.bound.allowed):.1e} absolute"
-    if not p.sites:
-        return "not confirmed: the engine cannot go on with other values at these sites"
-    if not p.differed and p.explains:
-        return (
-            f"confirmed by patching: with the oracle's tensor at {p.sites} sites the logits are "
-            f"{p.worst:.1e} of the largest off, {p.before:.1e} before (which alone would be within "
-            f"what honest runs may differ, {allowed})"
-        )
-    if not p.differed:
-        return (
-            f"not confirmed: the logits are {p.before:.1e} of the largest off without a patch, "
-            f"within what honest runs of this model may differ ({allowed}), so patching proves "
-            "nothing; the op was judged alone, on the oracle's inputs"
-        )
-    if p.agrees:
-        return (
-            f"confirmed by patching: with the oracle's tensor at {p.sites} sites the rest agrees "
-            f"(logits {p.worst:.1e} of the largest, {p.before:.1e} before; allowed {allowed})"
-        )
-    return (
-        f"patching {p.sites} sites: THE REST STILL DIFFERS: there is more to find (logits "
-        f"{p.worst:.1e} of the largest, {p.before:.1e} before; allowed {allowed})"
-    )

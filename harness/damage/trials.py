@@ -16,6 +16,7 @@ from harness.bisect.bisection import Bisection, bisect
 from harness.check import REPLAY, BadInput, Plan, described, open_plan
 from harness.damage.changes import Damage, damages, write_damaged
 from harness.graph.node_judge import OWN_WEIGHTS
+from harness.locate_nodes import recorded
 from harness.records import EngineInfo, Evaluation, Request, Settings, Status, Verdict
 from harness.runner import Runner
 from harness.shadow.known import known_crash
@@ -82,9 +83,12 @@ def trials(plan: DamagePlan, folder: Path) -> Tried:
 def trial(plan: DamagePlan, whole: Context, path: Path, change: Damage) -> Verdict:
     damaged = path.with_name(f"{path.stem}-damaged.gguf")
     write_damaged(path, damaged, change)
-    right = whole.noise.logits  # of the same engine, with the model as it was
+    embeddings = not recorded(whole).has_result
+    outputs = whole.for_embeddings() if embeddings else whole
+    right = outputs.noise.logits  # of the same engine, with the model as it was
     with Runner().open(REPLAY, damaged, whole.settings) as session:
-        own: Evaluation = whole.ask(session, "evaluate", Request(batches=whole.batches))
+        request = Request(batches=whole.batches, embeddings=embeddings)
+        own: Evaluation = whole.ask(session, "evaluate", request)
         pairs = zip(right, own.logits, strict=True)
         changed = not all(np.array_equal(a, b, equal_nan=True) for a, b in pairs)
         bad = whole.with_subject(session, damaged, described(session))

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from queue import Queue
 
+from engine.choices import choices
 from engine.errors import Unsupported
 from engine.registry import Registered, import_members
 from harness.check import BadInput, described, exit_code
@@ -81,8 +82,8 @@ class Fuzzer(Registered):
         """Raises BadInput for a plan that makes no sense."""
         for name in plan.targets:
             if name not in self.targets():
-                known = ", ".join(self.targets())
-                raise BadInput(f"fuzz {self.name} knows no {name!r} (known: {known})")
+                known = choices(name, self.targets())
+                raise BadInput(f"fuzz {self.name} knows no {name!r} {known}")
 
     def run(self, plan: FuzzPlan, progress: Progress) -> Iterator[Verdict | Checkpoint]:
         """Target by target, at least one verdict for each, with the cases that it is about.

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+from engine.choices import choices
 from harness.check import BadInput
 from harness.fuzzers._gguf_campaign import Campaign
 from harness.fuzzers._gguf_given import (
@@ -39,9 +40,8 @@ class Gguf(Fuzzer, name="gguf"):
     def check(self, plan: FuzzPlan) -> None:
         for target in plan.targets:
             if target not in (*FAMILIES, MODELS, GIVEN, GUIDED):
-                raise BadInput(
-                    f"fuzz gguf knows no {target!r} (known: {', '.join((*FAMILIES, MODELS))})"
-                )
+                known = choices(target, (*FAMILIES, MODELS))
+                raise BadInput(f"fuzz gguf knows no {target!r} {known}")
         if MODELS in plan.targets and plan.oracle != NAMES_TENSORS:
             raise BadInput(f"the family models is made by {NAMES_TENSORS}: leave --oracle away")
         if GUIDED in plan.targets:

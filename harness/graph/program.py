@@ -7,20 +7,20 @@ that a node computes is part of it. All of it is numbers, texts and arrays: it c
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.choices import choices
 from engine.errors import Unsupported
 
 # computed: by a node of the graph; input: filled by llama.cpp for each graph; weight: of the
 # model's file; cache: written by nodes, and lives from graph to graph; carried: what a node of
 # another graph computed
 Kind = Literal["computed", "input", "weight", "cache", "carried"]
-LOGITS = "result_output"
+LOGITS, EMBEDDINGS = "result_output", "result_embd_pooled"  # pooled or not, the second is so named
 Place = tuple[int, int, int]  # step, ubatch, index
 
 
@@ -72,11 +72,12 @@ class Graph:
     inputs: Mapping[int, NDArray[np.uint8]]  # of the graph's roots: all that nodes read of it
     last_use: Mapping[int, int]  # of the graph's roots: behind this node nobody reads it
     shown: Mapping[int, NDArray[Any]] = field(default_factory=dict)  # node -> llama.cpp's value
+    result: str = LOGITS  # the name of what it is run for
 
     @property
     def output(self) -> PlannedNode:
-        """The logits, or what the graph computes last."""
-        named = (node for node in reversed(self.nodes) if node.name == LOGITS)
+        """The result, or what the graph computes last."""
+        named = (node for node in reversed(self.nodes) if node.name == self.result)
         return next(named, self.nodes[-1])
 
     def place(self, node: PlannedNode) -> Place:
@@ -91,15 +92,21 @@ class Program:
     caches: tuple[Root, ...]
     # of each batch: which of the rows computed is each output's; empty: as they were computed
     orders: tuple[tuple[int, ...], ...]
+    encoding: frozenset[int] = frozenset()  # steps of an encoder, which a decoder follows
 
     @property
     def steps(self) -> int:
         return len(self.orders)
 
     @property
-    def has_logits(self) -> bool:
-        """By name, or because llama.cpp hands out as logits what the graphs compute last."""
-        return any(self.orders) or any(graph.output.name == LOGITS for graph in self.graphs)
+    def has_result(self) -> bool:
+        """By name, or because llama.cpp hands out as it what the graphs compute last."""
+        return any(self.orders) or any(graph.output.name == graph.result for graph in self.graphs)
+
+    @property
+    def width(self) -> int:
+        """Of a row of what it comes to."""
+        return self.graphs[-1].output.result.ne[0]
 
     @property
     def nodes(self) -> int:
@@ -111,9 +118,11 @@ class Program:
         return tuple(self.rows_of(step, values) for step in range(self.steps))
 
     def rows_of(self, step: int, values: Mapping[Place, NDArray[Any]]) -> NDArray[Any] | None:
-        outputs = [(g.output.name, g.place(g.output)) for g in self.graphs if g.step == step]
-        logits = [place for name, place in outputs if name == LOGITS]
-        found = [values.get(place) for place in logits or [place for _, place in outputs]]
+        if step in self.encoding:
+            return np.empty((0, self.width), np.float32)
+        outputs = [g for g in self.graphs if g.step == step]
+        named = [g for g in outputs if g.output.name == g.result]
+        found = [values.get(g.place(g.output)) for g in named or outputs]
         parts = [value.reshape(-1, value.shape[-1]) for value in found if value is not None]
         if not found or len(parts) < len(found):
             return None
@@ -133,8 +142,7 @@ class Program:
         """Of the node with that name in every graph. Raises Unsupported, with the nearest names."""
         found = [place for place, known in self.names.items() if known == name]
         if not found:
-            near = get_close_matches(name, dict.fromkeys(self.names.values()), 5, 0.4)
-            raise Unsupported(f"no node named {name!r} (near: {', '.join(near) or 'none'})")
+            raise Unsupported(f"no node named {name!r} {choices(name, self.names.values())}")
         return found
 
 

@@ -15,7 +15,17 @@ from engine.batch import Batch
 from engine.errors import EngineError, Unsupported
 from engine.ops.ggml.base import Node, Operand, meaning_of
 from harness.answers.base import MalformedAnswer
-from harness.graph.program import LOGITS, Graph, Kind, Place, PlannedNode, Program, Root, View
+from harness.graph.program import (
+    EMBEDDINGS,
+    LOGITS,
+    Graph,
+    Kind,
+    Place,
+    PlannedNode,
+    Program,
+    Root,
+    View,
+)
 from harness.records import KEPT, WEIGHTS, Answered, Captured, Nodes, Outcome
 from harness.runner import Session
 from harness.shadow.judge import view_of
@@ -31,19 +41,23 @@ def record(
     *,
     watch: Watcher | None = None,
     keep: Callable[[Node], bool] | None = None,
+    embeddings: bool = False,
 ) -> Program | Outcome:
     """The program that the session's engine runs for these batches, or why there is none.
 
-    watch: sees every node with llama.cpp's values; keep: whose values a replay may borrow.
+    watch: sees every node with llama.cpp's values; keep: whose values a replay may borrow;
+    embeddings: come to them, also where there are logits.
     """
-    recorder = Recorder(watch=watch, keep=keep or has_no_meaning)
-    outcome = session.stream("capture", recorder.piece, tuple(batches), None)
+    result = EMBEDDINGS if embeddings else LOGITS
+    recorder = Recorder(watch=watch, keep=keep or has_no_meaning, result=result)
+    more = {"embeddings": True} if embeddings else {}
+    outcome = session.stream("capture", recorder.piece, tuple(batches), None, **more)
     if not isinstance(outcome, Answered):
         return outcome
     captured: Captured = outcome.value
     if captured.nodes != recorder.seen:
         raise MalformedAnswer("the graph", f"{captured.nodes} nodes", recorder.seen)
-    return recorder.program(batches, captured.logits)
+    return recorder.program(batches, captured.outputs)
 
 
 def has_no_meaning(node: Node) -> bool:
@@ -67,14 +81,15 @@ class Draft:
     filled: set[View] = field(default_factory=set)  # of inputs: what has been copied
     last_use: dict[int, int] = field(default_factory=dict)
     shown: dict[int, NDArray[Any]] = field(default_factory=dict)
-    output: tuple[Place, PlannedNode, NDArray[Any]] | None = None  # its logits, or its last result
+    output: tuple[Place, PlannedNode, NDArray[Any]] | None = None  # the result, or what is last
 
 
 class Recorder:
     """Takes pieces of a captured run, in order."""
 
-    def __init__(self, *, watch: Watcher | None, keep: Callable[[Node], bool]) -> None:
+    def __init__(self, *, watch: Watcher | None, keep: Callable[[Node], bool], result: str) -> None:
         self.watch, self.keep = watch, keep
+        self.result = result  # the name of what graphs are run for
         self.drafts: list[Draft] = []
         self.caches: dict[int, Root] = {}  # by address
         self.written: set[int] = set()  # numbers of caches
@@ -102,7 +117,7 @@ class Recorder:
         if written is not None and written.kind == "cache":
             self.written.add(written.cache)
         place = (node.step, node.ubatch, node.index)
-        if draft.output is None or draft.output[1].name != LOGITS:
+        if draft.output is None or draft.output[1].name != self.result:
             draft.output = place, planned, node.value.copy()
         if self.keep(node):
             draft.shown[node.index] = node.value.copy()
@@ -212,7 +227,7 @@ class Recorder:
         return self.same.setdefault(part, part)
 
     def program(
-        self, batches: Sequence[Batch], logits: Sequence[NDArray[np.float32] | None]
+        self, batches: Sequence[Batch], outputs: Sequence[NDArray[np.float32] | None]
     ) -> Program:
         graphs = [
             Graph(
@@ -223,29 +238,33 @@ class Recorder:
                 inputs=draft.inputs,
                 last_use=draft.last_use,
                 shown=draft.shown,
+                result=self.result,
             )
             for draft in self.drafts
         ]
         orders = []
         for step in range(len(batches)):
             found = [draft.output for draft in self.drafts if draft.step == step and draft.output]
-            named = [value for _, node, value in found if node.name == LOGITS]
+            named = [value for _, node, value in found if node.name == self.result]
             computed = named or [value for _, _, value in found]
-            orders.append(order_of(computed, logits[step] if step < len(logits) else None))
+            orders.append(order_of(computed, outputs[step] if step < len(outputs) else None))
         return Program(
-            graphs=tuple(graphs), caches=tuple(self.caches.values()), orders=tuple(orders)
+            graphs=tuple(graphs),
+            caches=tuple(self.caches.values()),
+            orders=tuple(orders),
+            encoding=frozenset(step for step, batch in enumerate(batches) if batch.encoder),
         )
 
 
 def order_of(
-    computed: Sequence[NDArray[Any]], logits: NDArray[np.float32] | None
+    computed: Sequence[NDArray[Any]], outputs: NDArray[np.float32] | None
 ) -> tuple[int, ...]:
     """Which computed row is each output's, by llama.cpp's own values; empty if that does not show.
 
-    Outputs whose logits are equal to the bit are in the order in which they were computed.
+    Outputs that are equal to the bit are in the order in which they were computed.
     """
     rows = [row.tobytes() for value in computed for row in value.reshape(-1, value.shape[-1])]
-    wanted = [] if logits is None else [row.tobytes() for row in logits]
+    wanted = [] if outputs is None else [row.tobytes() for row in outputs]
     if sorted(rows) != sorted(wanted):
         return ()
     places: dict[bytes, list[int]] = {}

@@ -40,15 +40,15 @@ def wires_of(program: Program) -> dict[Place, Wire]:
 
 def sites_of(program: Program) -> dict[Place, Site]:
     """Each node by the name that is its own; those of later ubatches say which they are of."""
-    found = {}
-    for place, name in program.names.items():
-        step, ubatch, _ = place
-        layer, full = None, name
-        if inside := IN_A_LAYER.fullmatch(name):
-            full, layer = inside[1] + inside[3], int(inside[2])
-        full += f" ubatch {ubatch}" if ubatch else ""
-        found[place] = Site(step=step, layer=layer, name=full)
-    return found
+    return {place: site_of(name, place[0], place[1]) for place, name in program.names.items()}
+
+
+def site_of(name: str, step: int, ubatch: int = 0) -> Site:
+    """Of a node's own name, such as `Qcur-0 ROPE`."""
+    layer = None
+    if inside := IN_A_LAYER.fullmatch(name):
+        name, layer = inside[1] + inside[3], int(inside[2])
+    return Site(step=step, layer=layer, name=name + (f" ubatch {ubatch}" if ubatch else ""))
 
 
 def layers_of(nodes: Sequence[PlannedNode]) -> Iterator[int | None]:

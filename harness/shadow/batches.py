@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.random import Philox
 
-from engine.batch import Batch
+from engine.batch import Batch, encoded_first
 from engine.errors import EngineError
 from engine.gguf_file import GgufFile
+from harness.facts import has_both
 
 SECOND = 3  # tokens of the second batch: it is neither a prompt nor a single token
 
@@ -31,7 +32,8 @@ class Work:
 
 
 def batches_of(work: Work, seed: int, file: GgufFile) -> tuple[Batch, ...]:
-    """Of seeded ids from all over the vocabulary, one sequence after the other in each batch."""
+    """Of seeded ids from all over the vocabulary, one sequence after the other in each batch; an
+    encoder is given the prompt first."""
     embeddings = file.tensors.get("token_embd.weight")
     if embeddings is None:
         raise EngineError("the model has no token_embd.weight, so its vocabulary is unknown")
@@ -45,9 +47,13 @@ def batches_of(work: Work, seed: int, file: GgufFile) -> tuple[Batch, ...]:
         ]
         made.append(joined(parts))
         start += n
-    return tuple(made)
+    return encoded_first(made, has_both(file.tensors))
 
 
 def joined(parts: list[Batch]) -> Batch:
-    names = ("tokens", "positions", "seq_ids", "outputs")
-    return Batch(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in names})
+    return Batch(
+        tokens=np.concatenate([part.tokens for part in parts]),
+        positions=np.concatenate([part.positions for part in parts]),
+        seq_ids=np.concatenate([part.seq_ids for part in parts]),
+        outputs=np.concatenate([part.outputs for part in parts]),
+    )

@@ -1,11 +1,12 @@
 """The files of tiny models of any architecture: asks llama.cpp for the tensors, writes them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from engine.errors import EngineError
 from harness.records import EXACT, Answered
 from harness.runner import Runner, Session
-from harness.synth.any_arch import Variant, metadata_bytes, write_variant
+from harness.synth.any_arch import Variant, metadata_bytes, variant_named, write_variant
 
 NAMES_TENSORS = "llama.cpp"  # the only engine that can
 
@@ -18,6 +19,17 @@ def make_variant(
     if not isinstance(outcome, Answered):
         raise EngineError(f"{NAMES_TENSORS} names no tensors of {variant.name!r}: {outcome}")
     write_variant(variant, outcome.value, path, seed=seed, quant=quant)
+
+
+def make_variants(
+    names: Sequence[str], folder: Path, *, seed: int = 0, quant: str = "F32"
+) -> list[Path]:
+    """One engine names the tensors of all variants: to start it takes longer than to ask it."""
+    paths = [folder / f"{name}.gguf" for name in names]
+    with opened() as session:
+        for name, path in zip(names, paths, strict=True):
+            make_variant(variant_named(name), path, seed=seed, quant=quant, session=session)
+    return paths
 
 
 def opened() -> Session:

@@ -27,11 +27,11 @@ from harness.shadow.fault_verdicts import detail_of, ending_of
 from harness.shadow.faults import Trials
 from harness.shadow.judge import ShadowJudge
 from harness.shadow.known import known_crash
-from harness.shadow.models import make_variant, opened
+from harness.shadow.models import make_variants
 from harness.shadow.nodes import capture
 from harness.shadow.verdicts import SUITE, all_seen, verdicts_of
 from harness.suites.base import NoAnswer, no_answer
-from harness.synth.any_arch import variant_named, variants
+from harness.synth.any_arch import variants
 from harness.synth.draws import stream
 
 ENGINE = "llama.cpp"
@@ -117,14 +117,10 @@ def settings_for(
 
 
 def make_models(plans: Sequence[ShadowPlan], folder: Path) -> None:
-    """One engine names the tensors of all variants: to start it takes longer than to ask it."""
     made = [plan for plan in plans if plan.variant]
-    if not made:
-        return
-    with opened() as session:
-        for plan in made:
-            variant, path = variant_named(plan.variant), folder / f"{plan.variant}.gguf"
-            make_variant(variant, path, seed=plan.seed, quant=plan.quant, session=session)
+    if made:
+        names, first = [plan.variant for plan in made], made[0]  # all have the same options
+        make_variants(names, folder, seed=first.seed, quant=first.quant)
 
 
 def build_of(plan: ShadowPlan, engine: EngineInfo) -> Build:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.random import Philox
 
-from engine.batch import Batch
+from engine.batch import Batch, encoded_first
 from engine.errors import EngineError
 from engine.gguf_file import GgufFile
 from engine.model import Model
@@ -71,13 +71,16 @@ class Context:
     settings: Settings
     n_tokens: int
     n_steps: int
+    prompt: bytes  # that generation goes on from
     seed: int
     named: bool  # the user asked for these very suites, not for all that can be run
     facts: ModelFacts  # of the oracle's file
     make_honest: Callable[["Context"], HonestRuns]
+    make_honest_embeddings: Callable[["Context"], HonestRuns]
     lanes: int  # partial sums in the oracle's vector code
     repro: Callable[[str], str]  # suite -> the command that shows it again
     progress: Callable[[str], None] = field(default=lambda _: None)
+    given: tuple[Batch, ...] = ()  # of a subject that holds one run; else they are seeded
     noise_measured: tuple[Sequence[Batch], float] | None = None  # see `noise_on`
 
     @cached_property
@@ -116,10 +119,13 @@ class Context:
 
     @cached_property
     def batches(self) -> tuple[Batch, ...]:
-        """A prompt, then single tokens."""
+        """A prompt, which an encoder is given first, then single tokens."""
+        if self.given:
+            return self.given
         prompt, rest = self.tokens[: self.n_tokens], self.tokens[self.n_tokens :]
         steps = [Batch.of([t], start=self.n_tokens + i) for i, t in enumerate(rest)]
-        return (Batch.of(prompt), *steps)
+        both = self.facts.decoder_start is not None
+        return encoded_first((Batch.of(prompt), *steps), both)
 
     @cached_property
     def oracle_run(self) -> Evaluation:
@@ -153,6 +159,10 @@ class Context:
         other = copy(self)
         other.subject, other.subject_model, other.subject_info = subject, path, info
         return other
+
+    def for_embeddings(self) -> "Context":
+        """The same with honest runs that come to embeddings."""
+        return replace(self, make_honest=self.make_honest_embeddings)
 
     def ask_both(self, question: str, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """The oracle's answer and the subject's. Where both refuse, nobody is blamed.

@@ -18,7 +18,7 @@ from harness.records import FileSummary, TensorSummary, Unanswerable, Verdict
 from harness.runner import Session
 from harness.suites.base import Context, NoAnswer, Suite
 
-CHUNK = 1 << 22  # weights compared at a time
+CHUNK = 1 << 22  # weights compared at a time: whole blocks of every type
 
 
 class Dequant(Suite, name="dequant"):
@@ -34,23 +34,12 @@ class Dequant(Suite, name="dequant"):
         agreed: dict[str, list[int]] = {}
         for i, tensor in enumerate(oracle.held.values()):
             context.progress(f"weights {i + 1}/{len(oracle.held)}: {tensor.name}")
-            try:
-                wrong = why_not(tensor, oracle, subject) or compare_tensor(
-                    context, tensor, oracle, subject
-                )
-            except NoAnswer as error:
-                if error.status in ("crashed", "not-applicable"):
-                    raise
-                key = ("dequant", error.status) if error.status == "diverged" else ()
-                text = f"{tensor.name}: {error.summary}"
-                yield context.verdict("dequant", error.status, text, error.detail, key)
-                continue
-            if isinstance(wrong, str):
-                yield context.verdict("dequant", "not-compared", f"{tensor.name}: {wrong}")
-            elif wrong is not None:
-                yield wrong
+            found = verdict_of(context, tensor, oracle, subject)
+            if found is not None:
+                yield found
             else:
-                agreed.setdefault(tensor.type, []).append(prod(tensor.ne))
+                kind = kinds(tensor, subject.held[tensor.name])
+                agreed.setdefault(kind, []).append(prod(tensor.ne))
         for kind, sizes in sorted(agreed.items()):
             yield context.verdict(
                 "dequant",
@@ -93,41 +82,66 @@ class Side:
         return "" if said == held else f"{self.session.name} lists {said}, the file holds {held}"
 
 
+def kinds(expected: TensorSummary, actual: TensorSummary) -> str:
+    """The type; both where the files differ in it, as those of a model and its F32 twin do."""
+    return expected.type if expected.type == actual.type else f"{expected.type} as {actual.type}"
+
+
 def form(tensor: TensorSummary) -> str:
     return f"{tensor.type} {tensor.ne} of {tensor.n_bytes} bytes"
 
 
-def why_not(tensor: TensorSummary, oracle: Side, subject: Side) -> str:
-    """Why a tensor of the oracle's file is not compared; "" if it is."""
+def verdict_of(
+    context: Context, tensor: TensorSummary, oracle: Side, subject: Side
+) -> Verdict | None:
+    """None if both decode it alike. Verdicts with one key have one cause."""
+    detail = {"tensor": tensor.name}
+    kind, reason = why_not(tensor, oracle, subject)
+    if kind:
+        text = f"{tensor.name}: {reason}"
+        return context.verdict("dequant", "not-compared", text, detail, ("dequant", kind))
+    try:
+        return compare_tensor(context, tensor, oracle, subject)
+    except NoAnswer as error:
+        if error.status in ("crashed", "not-applicable"):
+            raise
+        text, key = f"{tensor.name}: {error.summary}", ("dequant", error.status, tensor.type)
+        return context.verdict("dequant", error.status, text, error.detail | detail, key)
+
+
+def why_not(tensor: TensorSummary, oracle: Side, subject: Side) -> tuple[str, str]:
+    """Why a tensor of the oracle's file is not compared: a word and a sentence, or nothing."""
     other = subject.held.get(tensor.name)
-    if other is None or form(other) != form(tensor):
-        return "the two files hold different kinds of tensor"
+    if other is None:
+        return "absent", "the other file has no such tensor"
+    if other.ne != tensor.ne:
+        return "shape", f"the other file has it as {form(other)}, this one as {form(tensor)}"
     if not tensor.n_bytes:
-        return "it holds no weights"
-    return oracle.lacks(tensor.name) or subject.lacks(tensor.name)
+        return "empty", "it holds no weights"
+    lacks = oracle.lacks(tensor.name) or subject.lacks(tensor.name)
+    return ("table", lacks) if lacks else ("", "")
 
 
 def compare_tensor(
     context: Context, tensor: TensorSummary, oracle: Side, subject: Side
 ) -> Verdict | None:
-    kind = type_by_name(tensor.type)
-    n_blocks = tensor.n_bytes // kind.bytes
-    per_chunk = CHUNK // kind.block
-    for start in range(0, n_blocks, per_chunk):
-        span = slice(start * kind.bytes, min(start + per_chunk, n_blocks) * kind.bytes)
-        expected = decoded(context, oracle, tensor, span)
-        actual = decoded(context, subject, tensor, span)
+    n_weights = prod(tensor.ne)
+    for start in range(0, n_weights, CHUNK):
+        stop = min(start + CHUNK, n_weights)
+        expected = decoded(context, oracle, tensor.name, start, stop)
+        actual = decoded(context, subject, tensor.name, start, stop)
         if not np.array_equal(bits(expected), bits(actual)):
-            return divergence(context, tensor, start * kind.block, expected, actual)
+            return divergence(context, tensor, start, expected, actual)
     return None
 
 
-def decoded(
-    context: Context, side: Side, tensor: TensorSummary, span: slice
-) -> NDArray[np.float32]:
-    """A run of blocks, read from the file where the engine itself says that it lies."""
-    at = side.data_offset + side.listed[tensor.name].offset + span.start
-    raw = np.fromfile(side.path, np.uint8, count=span.stop - span.start, offset=at)
+def decoded(context: Context, side: Side, name: str, start: int, stop: int) -> NDArray[np.float32]:
+    """A run of whole blocks, read from the file where the engine itself says that it lies."""
+    tensor = side.listed[name]
+    kind = type_by_name(tensor.type)
+    at, end = (weight // kind.block * kind.bytes for weight in (start, stop))
+    offset = side.data_offset + tensor.offset + at
+    raw = np.fromfile(side.path, np.uint8, count=end - at, offset=offset)
     values: NDArray[np.float32] = context.ask(side.session, "dequantize", tensor.type, raw)
     return values
 

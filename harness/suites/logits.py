@@ -35,6 +35,7 @@ def compared(
     oracle: Evaluation,
     subject: Evaluation,
     truth: F32,
+    what: str = "logit",
 ) -> Verdict:
     """Every logit of every output of the batches, (outputs, vocabulary) in all.
 
@@ -43,7 +44,7 @@ def compared(
     """
     expected, got = np.concatenate(oracle.logits), np.concatenate(subject.logits)
     if not np.isfinite(expected).any() and not np.isfinite(got).any():
-        text = f"none of {expected.size} logits is finite in either engine: nothing to compare"
+        text = f"none of {expected.size} {what}s is finite in either engine: nothing to compare"
         return context.verdict(suite, "not-compared", text)
     bound = whole_run(context.noise.relative, largest(expected))
     off = difference(expected, got, truth, bound)
@@ -51,7 +52,7 @@ def compared(
         bound = whole_run(context.noise_on(batches), largest(expected))
         off = difference(expected, got, truth, bound)
     if not np.isfinite(bound.allowed):
-        text = "honest runs of this model overflow, so that no limit can be given for its logits"
+        text = f"honest runs of this model overflow, so that no limit can be given for its {what}s"
         return context.verdict(suite, "not-compared", text, {"reason": bound.reason})
     detail: dict[str, Any] = {
         "worst_relative_to_largest_logit": worst_distance(expected, got) / (largest(expected) or 1),
@@ -62,7 +63,7 @@ def compared(
         "not_finite": int((~np.isfinite(expected)).sum()),
     }
     if off is None:
-        return context.verdict(suite, "agreed", agreement(detail), detail)
+        return context.verdict(suite, "agreed", agreement(detail, what), detail)
     at_fault = who_is_wrong(context, batches, (expected, got))
     if not at_fault:
         text = "each agrees with an honest run, with or without conversions of activations"
@@ -77,7 +78,7 @@ def compared(
         "at_fault": at_fault,
     }
     return context.verdict(
-        suite, "diverged", sentence(off, at_fault), detail, key=(suite, off.kind, at_fault)
+        suite, "diverged", sentence(off, at_fault, what), detail, key=(suite, off.kind, at_fault)
     )
 
 
@@ -103,22 +104,24 @@ def who_is_wrong(context: Context, batches: Sequence[Batch], runs: tuple[F32, F3
     return "both" if len(wrong) == 2 else "".join(wrong)
 
 
-def agreement(detail: dict[str, Any]) -> str:
+def agreement(detail: dict[str, Any], what: str) -> str:
     text = (
         f"{detail['tokens']} positions: worst {detail['worst_relative_to_largest_logit']:.1e} of "
-        f"the largest logit (allowed {detail['allowed_relative']:.1e})"
+        f"the largest {what} (allowed {detail['allowed_relative']:.1e})"
     )
     if not detail["largest_logit"]:
-        text += "; every finite logit is zero"
+        text += f"; every finite {what} is zero"
     if detail["not_finite"]:
         text += f"; {detail['not_finite']} are NaN or infinite in both"
     return text
 
 
-def sentence(off: Mismatch, at_fault: str) -> str:
+def sentence(off: Mismatch, at_fault: str, what: str) -> str:
     if off.kind != "value":
         return f"{off.detail or off.kind}; at fault: {at_fault}"
+    row, column = off.index
+    place = f"token {column}" if what == "logit" else f"element {column}"
     return (
-        f"{off.mismatched} of {off.total} logits differ; worst at position {off.index[0]}, token "
-        f"{off.index[1]}: {off.actual:.9g}, expected {off.expected:.9g}; at fault: {at_fault}"
+        f"{off.mismatched} of {off.total} {what}s differ; worst at position {row}, {place}: "
+        f"{off.actual:.9g}, expected {off.expected:.9g}; at fault: {at_fault}"
     )

@@ -16,6 +16,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.random import Philox
 
+from engine.choices import choices
 from engine.errors import Unsupported
 from engine.ggml_types import type_by_name
 from harness.gguf_writer import gguf_bytes, write_gguf
@@ -72,7 +73,7 @@ def variant_named(name: str) -> Variant:
     if name in IMPOSSIBLE:
         raise Unsupported(f"synth makes no {name!r}: {IMPOSSIBLE[name]}")
     if name not in known:
-        raise Unsupported(f"synth knows no architecture {name!r} (known: {', '.join(known)})")
+        raise Unsupported(f"synth knows no architecture {name!r} {choices(name, known)}")
     return known[name]
 
 

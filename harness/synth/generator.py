@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.random import Philox
 
+from engine.choices import choices
 from engine.errors import Unsupported
 from engine.ggml_types import type_by_name
 from harness.synth import blocks as synth_blocks
@@ -25,9 +26,9 @@ def tensor_bytes(bits: Philox, type_name: str, n: int, sigma: float) -> Iterator
     """n weights of the type with standard deviation near sigma, in chunks of whole blocks."""
     make = MAKERS.get(type_name)
     if make is None:
-        known = ", ".join(sorted(MAKERS))
         why = ": an integer has no scale" if type_name in NO_SCALE else ""
-        raise Unsupported(f"synth cannot make weights of type {type_name!r}{why} (known: {known})")
+        known = choices(type_name, sorted(MAKERS))
+        raise Unsupported(f"synth cannot make weights of type {type_name!r}{why} {known}")
     block = type_by_name(type_name).block
     per_chunk = CHUNK // block
     for start in range(0, n // block, per_chunk):

@@ -130,6 +130,7 @@ def test_of_an_honest_engine_every_op_and_product_is_compared_and_agrees(
         ("gpt2", "test:replay-eps-of-norm", "NORM", "norm NORM"),
         ("mamba", "test:replay-eps", "RMS_NORM", "norm"),
         ("mamba", "test:replay-no-silu", "SILU", "node_28"),
+        ("bert", "test:replay-eps-of-norm", "NORM", "norm NORM"),
     ],
 )
 def test_a_wrong_op_is_found_at_its_nodes_alone_and_confirmed(

@@ -11,12 +11,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from golden.generate import SEED, source_of
 from golden.load import load_vectors
 from golden.manifest import read_manifest
 from golden.ops.vectors import cases_of, operations, written
 from golden.store import DEFAULT_ROOT, Tensors
-from golden.suites.base import Asked
+from golden.suites.base import SEED, Asked, source_of
 from golden.suites.dot import Dot
 from harness.records import EXACT
 from harness.runner import Runner

@@ -15,6 +15,10 @@ from engine.quants.base import WeightFormat
 from engine.registry import import_members
 from engine.weights import Weight
 from golden.store import DEFAULT_ROOT
+from golden.suites._run_compare import compared
+from golden.suites.base import Verdicts
+from golden.write import Made, files_of
+from tests.golden.small_runs import CHANGES, changed, small_run
 
 import_members("engine.quants")
 README = (DEFAULT_ROOT.parents[1] / "README.md").read_text()
@@ -51,6 +55,44 @@ def test_the_example_in_c_tells_a_right_decoder_from_wrong_ones(
     done = subprocess.run([str(tmp_path / "check")], cwd=DEFAULT_ROOT, capture_output=True)
     assert done.returncode == code, done.stdout
     assert (b"\n0 weights" in b"\n" + done.stdout) is (code == 0)
+
+
+LOGITS = """
+#include <stdio.h>
+#include <stdlib.h>
+float *my_logits(const int *ids, int n_ids, const int *batches, int n_batches) {
+    FILE *file = fopen("mine.f32", "rb"); float *rows = malloc(1 << 22);
+    return fread(rows, 4, 1 << 20, file), rows;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def checker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run-in-c")
+    (folder / "check.c").write_text(example("c", "my_logits"))
+    (folder / "mine.c").write_text(LOGITS)
+    sources = [str(folder / name) for name in ("check.c", "mine.c")]
+    command = [str(COMPILER), "-std=gnu11", "-w", *sources, "-lm", "-o", str(folder / "check")]
+    subprocess.run(command, check=True)
+    return folder / "check"
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C compiler: the example in C was not run")
+@pytest.mark.parametrize("name", CHANGES)
+def test_the_example_in_c_tells_right_logits_from_wrong_ones(
+    name: str, checker: Path, tmp_path: Path
+) -> None:
+    """What it says is what `golden verify` says."""
+    vectors = small_run()
+    for entry, raw in files_of(Made(path="mine", kind="run", vectors=vectors, model=None)):
+        (tmp_path / entry.path).write_bytes(raw)
+    matrix = changed(name)
+    (tmp_path / "mine.f32").write_bytes(matrix.tobytes())
+    arguments = [str(checker), "mine.json", "mine.safetensors"]
+    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True)
+    found = compared(vectors, "logits", matrix, Verdicts(suite="run", case=name, repro=""))
+    assert (done.returncode == 0) is (found.status == "agreed") is CHANGES[name], done.stdout
 
 
 def dot(factor: float) -> Callable[[bytes, tuple[float, ...]], float]:

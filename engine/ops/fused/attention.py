@@ -6,7 +6,7 @@ from engine.ops.fused.base import Call, Result, operation
 from engine.ops.ggml.attention import attended
 from engine.ops.ggml.base import F64, Expected
 from engine.ops.ggml.near import Near
-from engine.ops.products import in_order
+from engine.ops.sums import in_order
 
 REASON = "scores, a softmax and its sums in any order"
 

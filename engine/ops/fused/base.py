@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.choices import choices
 from engine.errors import Unsupported
 from engine.ops.ggml.base import EXACT, F64, Expected, U
 from engine.ops.ggml.near import Near, exact
-from engine.ops.products import in_order
+from engine.ops.sums import in_order
 from engine.registry import import_members
 
 Result = Expected | Mapping[str, Expected]  # several: there is more than one right way, by name
@@ -60,7 +61,7 @@ def operate(name: str, call: Call) -> dict[str, dict[str, Expected]]:
     """Each result in each way; "plain" if there is one. Raises Unsupported for a strange name."""
     import_members("engine.ops.fused")
     if name not in OPERATIONS:
-        raise Unsupported(f"no operation {name!r} (known: {', '.join(sorted(OPERATIONS))})")
+        raise Unsupported(f"no operation {name!r} {choices(name, sorted(OPERATIONS))}")
     with np.errstate(all="ignore"):
         found = OPERATIONS[name](call)
     return {

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from engine.ops.fused.base import Call, Result, operation, product
 from engine.ops.ggml.base import F64, U
 from engine.ops.ggml.near import Near
-from engine.ops.products import in_order
+from engine.ops.sums import in_order
 
 
 def unpacked(words: NDArray[np.int32], bits: int, axis: int) -> NDArray[np.int64]:

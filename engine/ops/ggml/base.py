@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from engine.errors import Unsupported
 from engine.ggml_types import type_by_name
-from engine.ops.products import Multiply, in_order
+from engine.ops.products import Multiply
+from engine.ops.sums import in_order
 from engine.quants.base import WeightFormat
 from engine.registry import import_members
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from engine.choices import choices
 from engine.errors import InvalidModel, Unsupported
 from harness.synth import vocabulary as llama
 from harness.synth.vocabularies import bert, gemma4, gpt2, llama_ties, plamo2, rwkv, t5
@@ -39,7 +40,7 @@ KINDS: Mapping[str, tuple[int, Callable[[int, int], Keys]]] = MappingProxyType(
 def check_kind(kind: str, n_vocab: int) -> None:
     """Raises Unsupported for a kind that nobody knows, InvalidModel for too few tokens."""
     if kind not in KINDS:
-        raise Unsupported(f"synth makes no vocabulary {kind!r} (known: {', '.join(KINDS)})")
+        raise Unsupported(f"synth makes no vocabulary {kind!r} {choices(kind, KINDS)}")
     smallest = KINDS[kind][0]
     if n_vocab < smallest:
         what = "a vocabulary" if kind == "llama" else f"a vocabulary of kind {kind}"

@@ -1,0 +1,185 @@
+"""A run of any model: logits and chosen nodes, kept compactly, with the bound to allow."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.gguf_file import GgufFile
+from golden.compact import Floor
+from golden.honest import (
+    EMBEDDINGS,
+    LOGITS,
+    Matrices,
+    Recorded,
+    as_ggml,
+    as_plain,
+    recorded,
+    unlucky,
+)
+from golden.shown import answered, nodes_of
+from golden.store import BrokenGolden
+from golden.suites._run_compare import compared, same_ids
+from golden.suites._run_form import batches_of, batches_of_document, body_of, margins, names_of
+from golden.suites.base import Asked, Golden, Source, Vectors, Verdicts, each
+from golden.witnesses import other_runs
+from harness.facts import ModelFacts, facts_of_model
+from harness.noise import MORE_RUNS
+from harness.records import Verdict
+from harness.suites.base import NoAnswer
+from harness.synth.generator import integers, stream
+
+TEXT = b"Once upon a time, in a town by the sea, there were 12 clocks; none of them told the time."
+MOST = 256  # ids of a prompt
+N_SEEDED = 24  # ids of the prompt of a model without a vocabulary
+N_GREEDY = 16
+
+
+class Run(Golden, name="run"):
+    def make(self, source: Source, what: str) -> Vectors:
+        """Raises NoAnswer if there are neither logits nor embeddings."""
+        assert source.path is not None
+        facts = facts_of_model(source.path)
+        prompt, start = prompt_of(source, facts), facts.decoder_start
+        greedy = first_guess(source, prompt)
+        with GgufFile.open(source.path) as file:
+            source.progress(f"{what}: recording llama.cpp's graph")
+            found, ggml, greedy = truth(source, file, prompt, greedy, start)
+            source.progress(f"{what}: the same without conversions of activations")
+            ways = {"ggml": ggml, "plain": as_plain(found, file, source.settings)}
+            floors = measured(source, found, file, ggml)
+        row = {"model": source.model, "architecture": facts.architecture}
+        body, tensors = body_of(prompt, greedy, start, ways, floors, source.seed)
+        made = Vectors(document={**source.head("run"), **row, **body}, tensors=tensors)
+        batches = batches_of(prompt, greedy, start)
+        for who, matrices in other_runs(source, facts, batches, found):
+            refuse_other(what, made, who, matrices)
+        return made
+
+    def inconsistencies(self, vectors: Vectors) -> Iterator[str]:
+        document, tensors = vectors.document, vectors.tensors
+        if document["batches"] != [len(batch) for batch in batches_of_document(document)]:
+            yield "the batches are not those of the prompt and the greedy ids"
+        names = {key for row in document["shown"] for key in names_of(row["name"])}
+        if names != set(tensors):
+            odd = min(names ^ set(tensors))
+            yield f"the tensor {odd!r} is missing, or of nothing that is shown"
+            return
+        for row in document["shown"]:
+            for key in names_of(row["name"])[1:]:
+                if len(tensors[key]) != row["rows"]:
+                    yield f"the tensor {key!r} has not one row for each of {row['rows']}"
+        greedy = document["greedy"]
+        if greedy and tensors[f"{LOGITS}/ggml.ids"][-len(greedy) :, 0].tolist() != greedy:
+            yield "the greedy ids are not those of the largest logits"
+        if document["margins"] != margins(tensors, len(greedy)):
+            yield "the margins are not those of the logits"
+
+    def cases(self, vectors: Vectors) -> Mapping[str, Any]:
+        names = ("provenance", "model", "architecture", "prompt", "greedy", "margins", "batches")
+        found = {name: vectors.document[name] for name in names}
+        found |= {row["name"]: row for row in vectors.document["shown"]}
+        return {**found, **vectors.tensors}
+
+    def replay(self, vectors: Vectors, ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
+        """What an engine does not answer is not compared, by name; the rest is."""
+        document = vectors.document
+        batches = batches_of_document(document)
+        result, *wanted = (row["name"] for row in document["shown"])
+
+        def rows() -> Iterator[Verdict]:
+            got = np.concatenate(answered(ask, result, batches))
+            yield compared(vectors, result, got, verdict)
+
+        def greedy() -> Iterator[Verdict]:
+            ids = ask("greedy", document["prompt"], len(document["greedy"]))
+            yield same_ids(vectors, ids, verdict)
+
+        def nodes() -> Iterator[Verdict]:
+            found = nodes_of(ask.session, batches, result, wanted)
+            for name in wanted:
+                if name in found:
+                    yield compared(vectors, name, found[name], verdict)
+                else:
+                    yield verdict("not-compared", f"{ask.engine} shows no node {name}")
+
+        questions = [rows, greedy] if result == LOGITS else [rows]
+        yield from each(verdict, *questions, *([nodes] if wanted else []))
+
+
+# --- making -------------------------------------------------------------------------------------
+
+
+def prompt_of(source: Source, facts: ModelFacts) -> list[int]:
+    """A text if the model has a vocabulary, or else seeded ids; no longer than it has positions."""
+    most = max(facts.n_positions - N_GREEDY, 1) if facts.n_positions else MOST
+    ids: list[int] = source.ask("tokenize", [TEXT])[0] if facts.has_vocabulary else []
+    if ids:
+        return list(ids[:most])
+    if not facts.n_vocab:
+        raise NoAnswer("not-compared", "how many tokens there are is not in the file", {})
+    drawn = integers(stream(source.seed, "golden.prompt"), N_SEEDED, facts.n_vocab)
+    return [int(i) for i in drawn[:most]]
+
+
+def first_guess(source: Source, prompt: Sequence[int]) -> list[int]:
+    """The oracle's greedy ids; none of a model without logits."""
+    try:
+        return list(source.ask("greedy", list(prompt), N_GREEDY))
+    except NoAnswer as error:
+        if error.status != "not-applicable":
+            raise
+        source.progress(error.summary)
+        return []
+
+
+def truth(
+    source: Source, file: GgufFile, prompt: Sequence[int], greedy: list[int], start: int | None
+) -> tuple[Recorded, Matrices, list[int]]:
+    """Our own run along ids that are the argmax of our own logits: the oracle's are a guess, and
+    may part at a tie."""
+    result = LOGITS if greedy else EMBEDDINGS
+    for _ in range(N_GREEDY + 1):
+        batches = batches_of(prompt, greedy, start)
+        found = recorded(source.ask.session, batches, result, source.nodes)
+        source.progress("our own run along that graph")
+        ggml = as_ggml(found, file, source.settings)
+        own = [int(i) for i in ggml[result][-N_GREEDY:].argmax(axis=1)] if greedy else []
+        if own == greedy:
+            return found, ggml, greedy
+        greedy = greedy_after(source, prompt, greedy, own, start)
+    raise BrokenGolden("the oracle's greedy ids are not those of our own run, at any step")
+
+
+def greedy_after(
+    source: Source, prompt: Sequence[int], greedy: list[int], own: list[int], start: int | None
+) -> list[int]:
+    """Our own ids up to the first that is another one, and what the oracle makes of them."""
+    first = next(i for i in range(N_GREEDY) if own[i] != greedy[i])
+    known = own[: first + 1]
+    rest = N_GREEDY - len(known)
+    if start is not None or not rest:  # nobody continues what a decoder has begun
+        return known + own[first + 1 :]
+    return known + list(source.ask("greedy", [*prompt, *known], rest))
+
+
+def measured(source: Source, found: Recorded, file: GgufFile, ggml: Matrices) -> dict[str, Floor]:
+    floors = {name: Floor() for name in ggml}
+    for i in range(MORE_RUNS):
+        source.progress(f"noise of honest runs, {i + 1} of {MORE_RUNS}")
+        moved = unlucky(found, file, source.settings, source.seed + i)
+        for name, floor in floors.items():
+            floor.widen(ggml[name], moved[name])
+    return floors
+
+
+def refuse_other(what: str, made: Vectors, who: str, matrices: Matrices) -> None:
+    """No golden is written that the oracle, or an honest run of another kind, would fail."""
+    verdict = Verdicts(suite="golden-run", case=what, repro="")
+    for name, matrix in matrices.items():
+        found = compared(made, name, matrix, verdict)
+        if found.status != "agreed":
+            raise BrokenGolden(
+                f"no golden was made of {what}: {who} is not within the noise of our own run; "
+                f"{found.summary}; `lockstep check` says which of them is wrong"
+            )

@@ -1,0 +1,35 @@
+"""Runs of others that a golden is held against before it is written."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from engine.batch import Batch
+from engine.model import Model
+from engine.ops.mirror import Mirror
+from golden.honest import LOGITS, Matrices, Recorded
+from golden.shown import answered
+from golden.suites.base import Source
+from harness.facts import ModelFacts
+from harness.honest_runs import AlongOurGraph
+
+
+def other_runs(
+    source: Source, facts: ModelFacts, batches: Sequence[Batch], found: Recorded
+) -> Iterator[tuple[str, Matrices]]:
+    """The oracle's, and that of our own graph where we have one: a graph that llama.cpp has wrong
+    is right in a replay of it."""
+    own = {found.result: np.concatenate(answered(source.ask, found.result, batches))}
+    yield source.info.engine, {**own, **found.shown}
+    if facts.no_graph or found.result != LOGITS:
+        return
+    assert source.path is not None
+    s = source.settings
+    source.progress("the same along our own graph")
+    model = Model(source.path, Mirror(s.n_threads, s.n_ctx), n_ctx=s.n_ctx, n_ubatch=s.n_ubatch)
+    try:
+        runs = AlongOurGraph(model=model, settings=s, lanes=1)
+        honest = runs.floor(batches, seed=source.seed, runs=0)
+        yield "our own graph", {LOGITS: np.concatenate(honest.logits)}
+    finally:
+        model.close()

@@ -1,0 +1,37 @@
+"""Do both engines give the same embeddings? They are what a model without logits comes to, and
+what the metadata of others asks for by naming a way to pool."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from engine.quants.base import F32
+from harness.facts import ModelFacts
+from harness.records import Evaluation, Verdict
+from harness.suites.base import Context, Suite
+from harness.suites.logits import compared
+
+
+class Embeddings(Suite, name="embeddings"):
+    order = 45
+
+    def inapplicable(self, facts: ModelFacts) -> str:
+        if facts.no_run or facts.no_graph:
+            return facts.no_run  # llama.cpp is asked whether it has logits
+        return "the model has logits, and does not ask for embeddings"  # all graphs of ours
+
+    def run(self, context: Context) -> Iterator[Verdict]:
+        own = context.for_embeddings()
+        try:
+            own.progress("embeddings of both engines")
+            expected, actual = map(as_run, own.ask_both("embed", own.batches))
+            truth = np.concatenate(own.noise.logits)
+            yield compared(
+                own, "embeddings", own.batches, expected, actual, truth, what="embedding"
+            )
+        finally:
+            own.close()
+
+
+def as_run(rows: tuple[F32, ...]) -> Evaluation:
+    return Evaluation(logits=rows, trace=None)

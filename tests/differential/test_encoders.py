@@ -1,0 +1,163 @@
+"""Models with an encoder, and models whose result is embeddings: compared, and wrong ones found."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.batch import Batch, steps_of
+from engine.quants.base import F32
+from harness.adapters.replay import ReplayEngine
+from harness.check import exit_code
+from harness.records import DEFAULT, EXACT, Answered, Evaluation, Rejected, Request, Settings
+from harness.runner import Runner, Session
+from harness.shadow.models import make_variant, opened
+from harness.synth.any_arch import variant_named
+from harness.synth.llama import LlamaRecipe
+from tests.differential.conftest import Checked
+from tests.models import with_metadata
+
+PlanFor = Callable[..., object]
+MadeOf = Callable[..., Path]
+MEAN, FIRST, LAST, RANK = 1, 2, 3, 4  # llama_pooling_type
+
+
+@pytest.fixture(scope="module")
+def namer() -> Iterator[Session]:
+    with opened() as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def made(namer: Session, tmp_path_factory: pytest.TempPathFactory) -> MadeOf:
+    """A variant, pooled or not, each once."""
+    folder = tmp_path_factory.mktemp("variants")
+
+    def make(name: str, pooling: int = 0) -> Path:
+        path = folder / f"{name}-{pooling}.gguf"
+        if not path.exists():
+            changed = ((".pooling_type", pooling),) if pooling else ()
+            make_variant(replace(variant_named(name), changed=changed), path, session=namer)
+        return path
+
+    return make
+
+
+def statuses(checked: Checked, plan: object) -> dict[str, str]:
+    found = checked(plan)  # type: ignore[arg-type]
+    return {v.suite: v.status for v in found}
+
+
+# --- an encoder before a decoder ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", [EXACT, DEFAULT])
+def test_a_decoder_is_compared_behind_its_encoder(
+    preset: Settings, made: MadeOf, plan_for: PlanFor, checked: Checked
+) -> None:
+    plan = plan_for(made("t5"), settings=preset, n_steps=4, suites=("logits", "decode", "shadow"))
+    assert statuses(checked, plan) == dict.fromkeys(("logits", "decode", "shadow"), "agreed")
+
+
+class Deaf(ReplayEngine, name="test:encoder-without-its-last-token"):
+    """Drops the end-of-text token from what its encoder reads, as many engines do at first."""
+
+    def evaluate(self, request: Request) -> Evaluation:
+        first, *rest = request.batches
+        shorter = Batch.to_encode(Batch.of(first.tokens.tolist()[:-1]))
+        found = super().evaluate(replace(request, batches=(shorter, *rest)))
+        return replace(found, logits=(np.empty((0, 128), np.float32), *found.logits[1:]))
+
+
+def test_an_encoder_that_reads_less_is_found_by_its_decoders_logits(
+    made: MadeOf, plan_for: PlanFor, checked: Checked
+) -> None:
+    (verdict,) = checked(plan_for(made("t5"), engine=Deaf.name, suites=("logits",)))  # type: ignore[arg-type]
+    assert (verdict.status, verdict.detail["at_fault"]) == ("diverged", "subject")
+
+
+def test_text_begins_with_the_token_that_the_decoder_starts_with(made: MadeOf) -> None:
+    prompt, start = [5, 6, 7], 0
+    with Runner().open("llama.cpp", made("t5"), EXACT) as session:
+        greedy = session.ask("greedy", prompt, 3)
+        assert isinstance(greedy, Answered), greedy
+        batches = steps_of(prompt, greedy.value, start)
+        run = session.ask("evaluate", Request(batches=batches))
+        assert isinstance(run, Answered), run
+        rows = np.concatenate(run.value.logits)
+        assert rows.argmax(axis=1).tolist() == greedy.value
+        unencoded = session.ask("evaluate", Request(batches=batches[1:]))
+        assert isinstance(unencoded, Rejected)
+        assert "for its encoder" in unencoded.message
+
+
+def test_a_batch_for_an_encoder_that_is_not_there_is_refused(made: MadeOf) -> None:
+    with Runner().open("llama.cpp", made("bert"), EXACT) as session:
+        found = session.ask("embed", (Batch.to_encode(Batch.of([1, 2])),))
+    assert isinstance(found, Rejected)
+    assert "has none beside a decoder" in found.message
+
+
+# --- embeddings -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "pooling", "preset"),
+    [
+        ("bert", 0, DEFAULT),
+        ("bert", MEAN, EXACT),
+        ("bert", RANK, EXACT),
+        ("t5encoder", 0, EXACT),
+    ],
+)
+def test_embeddings_are_compared_where_there_are_no_logits(
+    name: str, pooling: int, preset: Settings, made: MadeOf, plan_for: PlanFor, checked: Checked
+) -> None:
+    plan = plan_for(made(name, pooling), settings=preset, suites=("logits", "embeddings"))
+    assert statuses(checked, plan) == {"logits": "not-applicable", "embeddings": "agreed"}
+
+
+def test_a_model_with_logits_has_embeddings_if_its_metadata_asks_for_them(
+    made: MadeOf, plan_for: PlanFor, checked: Checked
+) -> None:
+    both = ("logits", "embeddings")
+    plan = plan_for(made("qwen3", LAST), suites=both)
+    assert statuses(checked, plan) == dict.fromkeys(both, "agreed")
+    plan = plan_for(made("qwen3"), suites=both)
+    assert statuses(checked, plan) == {"logits": "agreed", "embeddings": "not-applicable"}
+
+
+def test_a_llama_that_asks_to_pool_is_replayed(
+    tmp_path: Path, plan_for: PlanFor, checked: Checked
+) -> None:
+    path = with_metadata(tmp_path / "m.gguf", LlamaRecipe(), llama__pooling_type=("U32", FIRST))
+    assert statuses(checked, plan_for(path, suites=("embeddings",))) == {"embeddings": "agreed"}
+
+
+class FirstForMean(ReplayEngine, name="test:first-token-for-the-mean"):
+    """Takes the first token's row where the metadata says mean."""
+
+    def embed(self, batches: Sequence[Batch]) -> tuple[F32, ...]:
+        rows = [batch.tokens[:1] for batch in batches]
+        return super().embed([Batch.of(ids.tolist()) for ids in rows])
+
+
+class Unpooled(ReplayEngine, name="test:embeddings-of-another-scale"):
+    """Normalises its embeddings, which is the caller's to do."""
+
+    def embed(self, batches: Sequence[Batch]) -> tuple[F32, ...]:
+        found = super().embed(batches)
+        return tuple(rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in found)
+
+
+@pytest.mark.parametrize(("engine", "pooling"), [(FirstForMean, MEAN), (Unpooled, LAST)])
+def test_wrong_pooling_is_found_and_at_fault(
+    engine: type[ReplayEngine], pooling: int, made: MadeOf, plan_for: PlanFor, checked: Checked
+) -> None:
+    plan = plan_for(made("bert", pooling), engine=engine.name, suites=("embeddings",))
+    found = checked(plan)  # type: ignore[arg-type]
+    assert exit_code(found) == 1
+    assert found[0].detail["at_fault"] == "subject"
+    assert "embeddings differ" in found[0].summary

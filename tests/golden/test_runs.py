@@ -1,0 +1,173 @@
+"""A golden run holds every kind of engine: honest, wrong, and one that answers only some of it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from engine.errors import Unsupported
+from engine.quants.base import F32
+from golden.suites._run_compare import compared, same_ids
+from golden.suites.base import Asked, Golden, Vectors, Verdicts
+from golden.suites.run import Run
+from harness.adapters.reference import Reference
+from harness.records import EXACT, Evaluation, Request, Site, TensorRecord, Trace, Verdict
+from harness.runner import LocalSession
+from tests.golden.small_runs import CHANGES, DRAWN, GREEDY, NOISE, PROMPT, ROWS, changed, small_run
+
+VERDICT = Verdicts(suite="golden-run", case="none", repro="again")
+NODE = "ffn_out-3"
+HIDDEN = np.random.default_rng(5).normal(size=(ROWS, 40)).astype(np.float32)
+
+
+class Engine(Reference):
+    """Answers from the drawn logits; not registered."""
+
+    name = "drawn"
+    logits: F32 = DRAWN
+    ids: Sequence[int] = GREEDY
+    hidden: F32 | None = HIDDEN
+
+    def evaluate(self, request: Request) -> Evaluation:
+        ends = np.cumsum([len(batch) for batch in request.batches])
+        trace = None
+        if request.capture:
+            if self.hidden is None:
+                raise Unsupported("it shows no tensors")
+            parts = np.split(self.hidden, ends[:-1])
+            sites = [Site(step=i, layer=3, name="ffn_out") for i in range(len(parts))]
+            records = [TensorRecord(site=s, value=v) for s, v in zip(sites, parts, strict=True)]
+            trace = Trace(engine=self.name, records=tuple(records))
+        return Evaluation(logits=tuple(np.split(self.logits, ends[:-1])), trace=trace)
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        assert list(prompt) == PROMPT
+        return list(self.ids)
+
+
+class OnlyText(Engine):
+    def evaluate(self, request: Request) -> Evaluation:
+        raise Unsupported("it shows no logits")
+
+
+class OnlyLogits(Engine):
+    hidden = None
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        raise Unsupported("it does not generate")
+
+
+class WrongHidden(Engine):
+    hidden = HIDDEN[:, ::-1].copy()
+
+
+def replayed(engine: type[Reference], vectors: Vectors | None = None) -> list[Verdict]:
+    with LocalSession(engine, None, EXACT) as session:
+        ask = Asked(engine=engine.name, session=session)
+        return list(Run().replay(vectors or small_run(**{NODE: HIDDEN}), ask, VERDICT))
+
+
+def test_a_golden_that_was_written_contradicts_nothing() -> None:
+    assert list(Run().inconsistencies(small_run())) == []
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_honest_logits_agree_and_wrong_ones_diverge(name: str) -> None:
+    found = compared(small_run(), "logits", changed(name), VERDICT)
+    assert found.status == ("agreed" if CHANGES[name] else "diverged"), found
+    assert found.detail["way"] == ("plain" if name == "no conversions" else "ggml")
+
+
+def test_an_engine_that_answers_everything_is_held_to_everything() -> None:
+    assert [v.status for v in replayed(Engine)] == ["agreed"] * 3
+
+
+@pytest.mark.parametrize(
+    ("engine", "statuses", "says"),
+    [
+        (OnlyText, ["not-compared", "agreed", "not-compared"], "it shows no logits"),
+        (OnlyLogits, ["agreed", "not-compared", "not-compared"], "it does not generate"),
+        (WrongHidden, ["agreed", "agreed", "diverged"], NODE),
+    ],
+)
+def test_what_an_engine_does_not_answer_is_named_and_the_rest_is_held(
+    engine: type[Engine], statuses: list[str], says: str
+) -> None:
+    found = replayed(engine)
+    assert [v.status for v in found] == statuses, found
+    assert any(says in v.summary for v in found if v.status != "agreed")
+
+
+def test_an_engine_without_logits_is_still_held_to_the_greedy_ids_of_our_own_vectors() -> None:
+    """Of the kind with all logits: one question that is not answered costs no other."""
+
+    class Greedy(OnlyText):
+        ids = GREEDY
+
+    document = {"prompt": PROMPT, "greedy": GREEDY, "tolerance": {"allowed": NOISE}}
+    vectors = Vectors(document=document, tensors={"logits": DRAWN})
+    with LocalSession(Greedy, None, EXACT) as session:
+        ask = Asked(engine="greedy", session=session)
+        found = list(Golden.named("logits")().replay(vectors, ask, VERDICT))
+    assert [v.status for v in found] == ["not-compared", "agreed"]
+
+
+def test_a_node_that_an_engine_does_not_have_is_named() -> None:
+    found = replayed(Engine, small_run(**{NODE: HIDDEN, "attn_norm-3": HIDDEN}))
+    assert [v.status for v in found] == ["agreed"] * 3 + ["not-compared"]
+    assert "shows no node attn_norm-3" in found[-1].summary
+
+
+def beside(margin: float, place: int = 1) -> Vectors:
+    """The second greedy id and the next are so far apart."""
+    vectors = small_run()
+    tensors = {name: value.copy() for name, value in vectors.tensors.items()}
+    for way in ("ggml", "plain"):
+        top = tensors[f"logits/{way}.top"][len(PROMPT)]
+        top[place:] = top[0] - np.float32(margin)
+    return Vectors(document=vectors.document, tensors=tensors)
+
+
+def parted(vectors: Vectors, place: int) -> list[int]:
+    """Greedy ids that go another way at the second, to that place of the row's top."""
+    ids = vectors.tensors["logits/ggml.ids"][len(PROMPT)]
+    other = int(ids[place]) if place < len(ids) else min({*range(700)} - {*ids.tolist()})
+    return [GREEDY[0], other, *GREEDY[2:]]
+
+
+@pytest.mark.parametrize(
+    ("margin", "place", "status"),
+    [
+        (3 * NOISE, 1, "excused"),  # twice what is allowed is 4 * NOISE
+        (5 * NOISE, 1, "diverged"),
+        (5 * NOISE, 99, "diverged"),
+        (3 * NOISE, 99, "not-compared"),  # it may tie, and nobody kept its logit
+    ],
+)
+def test_another_greedy_id_is_a_tie_only_where_its_logit_says_so(
+    margin: float, place: int, status: str
+) -> None:
+    vectors = beside(margin)
+    assert same_ids(vectors, GREEDY, VERDICT).status == "agreed"
+    assert same_ids(vectors, parted(vectors, place), VERDICT).status == status
+
+
+def test_logits_of_another_shape_diverge() -> None:
+    assert compared(small_run(), "logits", DRAWN[:, :-1], VERDICT).status == "diverged"
+    assert compared(small_run(), "logits", DRAWN[1:], VERDICT).status == "diverged"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("greedy", [1, *GREEDY[1:]], "not those of the largest logits"),
+        ("margins", [0.0] * len(GREEDY), "the margins are not those"),
+        ("batches", [1], "the batches are not those"),
+    ],
+)
+def test_a_document_that_contradicts_its_tensors_is_refused(
+    key: str, value: list[int], says: str
+) -> None:
+    vectors = small_run()
+    edited = Vectors(document={**vectors.document, key: value}, tensors=vectors.tensors)
+    assert any(says in text for text in Run().inconsistencies(edited))
