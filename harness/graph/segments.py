@@ -19,33 +19,56 @@ from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import Build, Expected, Node
 from harness.compare import largest, mismatch_between, worst_distance
 from harness.designs import where_limited
-from harness.graph.program import Graph, Place, PlannedNode, Program
+from harness.graph.node_judge import AXES
+from harness.graph.program import Place, Program
 from harness.graph.replay import replay
 from harness.graph.ways import Honest, Noisy, Wide
 from harness.graph.wiring import Wire
 from harness.judge import SiteFinding, affected, elements_compared
-from harness.records import Mismatch, Site
-from harness.tolerances import Bound
+from harness.records import Site
+from harness.synth.draws import stream
 
 RUNS, MORE = 3, 9  # with random errors; before anybody is blamed
 LONGEST = 6  # ops of a segment that are named
 
-Values = dict[Site, NDArray[Any]]
-Computed = dict[Place, NDArray[Any]]
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Seen:
+    """One node of a run of ours."""
+
+    value: NDArray[Any]  # in the type of its tensor
+    truth: NDArray[Any]  # before it is rounded to that
+    allowed: Any  # what the op alone may be off
+    reason: str
 
 
-@dataclass(frozen=True)
-class Bounded(Honest):
-    """Keeps what some nodes may be off, and why."""
+@dataclass(frozen=True, kw_only=True)
+class Watched(Honest):
+    """Another way, some of whose nodes are kept."""
 
-    wanted: Collection[Place] = ()
-    bounds: dict[Place, Bound] = field(default_factory=dict)
+    way: Honest
+    wide: bool
+    wanted: Collection[Place]
+    seen: dict[Place, Seen] = field(default_factory=dict)
+
+    def build(self, build: Build, node: Node) -> Build:
+        return self.way.build(build, node)
 
     def result(self, node: Node, found: Expected) -> NDArray[Any]:
+        value = self.way.result(node, found)
         place = node.step, node.ubatch, node.index
         if place in self.wanted:
-            self.bounds[place] = Bound(found.allowed, found.reason)
-        return super().result(node, found)
+            truth = found.value if found.answer is None else found.answer
+            self.seen[place] = Seen(
+                value=np.array(value).reshape(node.value.shape),
+                truth=np.array(truth).reshape(node.value.shape),
+                allowed=found.allowed,
+                reason=found.reason,
+            )
+        return value
+
+
+Run = Mapping[Place, Seen]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,49 +99,52 @@ class SegmentJudge:
     def findings(self) -> Iterator[SiteFinding]:
         """Of every shown tensor of numbers, in the order of execution. Raises Unsupported if a
         node cannot be computed."""
-        way = Bounded(self.shown.keys())
-        honest, bounds = self.computed(way), way.bounds
+        honest = self.run(Honest())
         noise = self.noise(honest, range(RUNS))
-        found = []
-        for segment in self.segments():
-            if self.shown[segment.place].dtype.kind == "f":
-                finding = self.finding(segment, honest, bounds[segment.place], noise)
-                found.append((segment, finding))
+        numbers = (s for s in self.segments() if self.shown[s.place].dtype.kind == "f")
+        found = [(s, self.finding(s, honest, noise)) for s in numbers]
         if any(finding.mismatch for _, finding in found):
             more = self.noise(honest, range(RUNS, RUNS + MORE))
             noise = {place: max(noise[place], more[place]) for place in noise}
-            plain = self.computed(Wide(), replace(self.build, plain=True))
-            found = [
-                (s, self.again(s, f, (honest, plain), bounds[s.place], noise)) for s, f in found
-            ]
+            plain = self.run(Wide(), replace(self.build, plain=True))
+            wider = self.noise(honest, range(RUNS), jitter=True)
+            found = [(s, self.again(s, one, (honest, plain), (noise, wider))) for s, one in found]
         yield from (finding for _, finding in found)
 
     # --- runs -----------------------------------------------------------------------------------
 
-    def computed(self, way: Honest, build: Build | None = None) -> Computed:
+    def run(
+        self, way: Honest, build: Build | None = None, values: Mapping[Place, Any] | None = None
+    ) -> Run:
         """What our ops make of each shown node, from what is shown before it."""
-        found: Computed = {}
+        watched = Watched(way=way, wide=way.wide, wanted=self.shown.keys())
+        values = self.shown if values is None else values
+        done = replay(self.program, self.file, build or self.build, watched, values=values)
+        if done.missing:
+            raise Unsupported(f"not computed: {done.missing[0]}")
+        return watched.seen
 
-        def see(graph: Graph, node: PlannedNode, value: NDArray[Any]) -> None:
-            place = graph.place(node)
-            if place in self.shown:
-                found[place] = np.array(value)
+    def noise(self, honest: Run, seeds: range, *, jitter: bool = False) -> dict[Place, float]:
+        """The worst error of any element of each node, of runs with random honest errors.
 
-        run = replay(
-            self.program, self.file, build or self.build, way, trace=see, values=self.shown
-        )
-        if run.missing:
-            raise Unsupported(f"not computed: {run.missing[0]}")
-        return found
-
-    def noise(self, honest: Computed, seeds: range) -> dict[Place, float]:
-        """The worst error of any element of each node, of runs with random honest errors."""
+        jitter: the engine went on with wider numbers than those that it shows.
+        """
         worst = dict.fromkeys(honest, 0.0)
         for i in seeds:
-            moved = self.computed(Noisy(self.seed + i))
-            for place, value in honest.items():
-                worst[place] = max(worst[place], worst_distance(value, moved[place]))
+            moved = self.run(Noisy(self.seed + i), values=self.jittered(i) if jitter else None)
+            for place, seen in honest.items():
+                worst[place] = max(worst[place], worst_distance(seen.value, moved[place].value))
         return worst
+
+    def jittered(self, number: int) -> dict[Place, NDArray[Any]]:
+        """What is shown, each number a step larger, a step smaller or as it is."""
+        found: dict[Place, NDArray[Any]] = {}
+        for place, value in self.shown.items():
+            raw = stream(self.seed + number, f"shown {place}").random_raw(value.size)
+            steps = (raw % np.uint64(3)).astype(np.float64).reshape(value.shape) - 1
+            numbers = value.dtype.kind == "f"
+            found[place] = value + steps * step_of(value) if numbers else value
+        return found
 
     # --- segments -------------------------------------------------------------------------------
 
@@ -160,29 +186,26 @@ class SegmentJudge:
     # --- verdicts -------------------------------------------------------------------------------
 
     def finding(
-        self,
-        segment: Segment,
-        honest: Computed,
-        own: Bound,
-        noise: Mapping[Place, float],
+        self, segment: Segment, run: Run, noise: Mapping[Place, float], *, alone: bool = False
     ) -> SiteFinding:
-        """own: of the op at the end."""
-        truth = honest[segment.place]
-        shown = self.shown[segment.place]
+        """alone: noise is for single ops as well."""
+        seen, shown = run[segment.place], self.shown[segment.place]
+        noisy = bool(segment.inside) or alone
+        truth, more = seen.truth, 2 * noise[segment.place] if noisy else 0.0
         shown = shown.reshape(truth.shape) if shown.size == truth.size else shown
-        more = 2 * noise[segment.place] if segment.inside else 0.0
-        allowed = np.broadcast_to(np.asarray(own.allowed, np.float64) + more, truth.shape)
+        allowed = np.broadcast_to(np.asarray(seen.allowed, np.float64), truth.shape)
+        if noisy:  # a little before the last rounding may be a step behind it
+            allowed = allowed + more + step_of(truth)
         if shown.shape == truth.shape:
             shown = where_limited(truth, shown, allowed)
-        mismatch: Mismatch | None = mismatch_between(truth, shown, allowed)
-        finite = np.isfinite(allowed)
+        mismatch = mismatch_between(truth, shown, allowed)
         return SiteFinding(
             site=segment.wire.site,
             op=self.ops_of(segment),
             err_local=worst_distance(truth, shown),
-            err_oracle=0.0,
-            allowed=float(allowed.max(initial=0.0, where=finite)),
-            reason=self.reason(segment, own.reason, more),
+            err_oracle=worst_distance(truth, shown),  # there is no other value
+            allowed=float(allowed.max(initial=0.0, where=np.isfinite(allowed))),
+            reason=self.reason(segment, seen.reason, more),
             size=largest(truth),
             mismatch=mismatch,
             at_fault="subject" if mismatch else "",
@@ -190,6 +213,7 @@ class SegmentJudge:
             compared=elements_compared(truth, shown, allowed),
             layer=segment.wire.layer,
             inputs=segment.starts,
+            axes=AXES,
             weight=", ".join(self.weights_of(segment)),
         )
 
@@ -197,14 +221,16 @@ class SegmentJudge:
         self,
         segment: Segment,
         first: SiteFinding,
-        runs: tuple[Computed, Computed],
-        own: Bound,
-        noise: Mapping[Place, float],
+        runs: tuple[Run, Run],
+        noises: tuple[Mapping[Place, float], Mapping[Place, float]],
     ) -> SiteFinding:
-        """With noise that is better known, and held against a run without ggml's roundings too."""
+        """Is it what an engine of another design would show? With noise that is better known,
+        without ggml's roundings, or with wider numbers from op to op."""
         if first.mismatch is None:
             return first
-        tried = [self.finding(segment, run, own, noise) for run in runs]
+        noise, wider = noises
+        tried = [self.finding(segment, run, noise) for run in runs]
+        tried += [self.finding(segment, run, wider, alone=True) for run in runs]
         return next((one for one in tried if one.mismatch is None), tried[0])
 
     def ops_of(self, segment: Segment) -> str:
@@ -235,3 +261,11 @@ class SegmentJudge:
             f"honest runs ({more / 2:.1e}), and the last op's own bound"
         )
         return f"{text}; show {segment.middle} to halve it"
+
+
+def step_of(value: NDArray[Any]) -> NDArray[np.float64]:
+    """From one float32 to the next, zero where there is none."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        steps = np.spacing(np.abs(value).astype(np.float32)).astype(np.float64)
+    finite: NDArray[np.float64] = np.nan_to_num(steps, nan=0.0, posinf=0.0)
+    return finite

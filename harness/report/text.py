@@ -52,7 +52,7 @@ def explain(verdict: Verdict) -> str:
         lines.append(f"  allowed because: {d['reason']}")
     if "err_local" in d:
         lines.append(
-            f"  on the oracle's inputs it is {d['err_local']:.2g} off; in its own run "
+            f"  on {d.get('basis', 'its inputs')} it is {d['err_local']:.2g} off; in its own run "
             f"{d['err_in']:.1e} comes in and {d['err_out']:.1e} goes out (of the largest value)"
         )
     if d.get("rest"):
