@@ -3,6 +3,8 @@
 It is judged from its own inputs, along the oracle's graph (harness.graph.segments).
 """
 
+from dataclasses import replace
+
 from engine.gguf_file import GgufFile
 from engine.trace import SITES
 from harness.compare import largest, worst_distance
@@ -48,8 +50,9 @@ def locate_segments(context: Context) -> Findings:
             shown=shown,
             seed=context.seed,
         )
-        findings = tuple(judge.findings())
-        free = errors_of(judge, {place: wires[place].site for place in shown})
+        named = {wires[places[site]].site: site for site in values if site in places}
+        findings = tuple(replace(f, site=named[f.site]) for f in judge.findings())
+        free = errors_of(judge, {place: named[wires[place].site] for place in shown})
     otherwise = tuple(site for site in values if site not in places)
     oracle: Evaluation = context.ask(context.oracle, "evaluate", Request(batches=context.batches))
     return Findings(

@@ -245,13 +245,9 @@ class SegmentJudge:
         nodes = ((g.place(node), node.op) for g in self.program.graphs for node in g.nodes)
         return {self.wires[place].site: op for place, op in nodes}
 
-    @cached_property
-    def wire_of(self) -> dict[Site, Wire]:
-        return {wire.site: wire for wire in self.wires.values()}
-
     def weights_of(self, segment: Segment) -> tuple[str, ...]:
-        wires = [*(self.wire_of[site] for site in segment.inside), segment.wire]
-        return tuple(dict.fromkeys(name for wire in wires for name in wire.weights))
+        """Of one op; of several any could be meant."""
+        return () if segment.inside else segment.wire.weights
 
     def reason(self, segment: Segment, own: str, more: float) -> str:
         if not segment.inside:
