@@ -374,6 +374,11 @@ def plan_of(
     )
 
 
+class AskedToEnd(KeyboardInterrupt):
+    """A KeyboardInterrupt itself, once it has passed through exec() (a dataclass being made), lets
+    Python end by SIGINT, whoever caught it and with whatever exit code."""
+
+
 def main() -> None:
     """Ends the process with the exit code; what click says of wrong options stays click's.
 
@@ -389,7 +394,7 @@ def main() -> None:
     def end(number: int, _: object) -> None:
         if not came:  # who asks twice does not stop the cleaning up
             came.append(number)
-            raise KeyboardInterrupt
+            raise AskedToEnd
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
