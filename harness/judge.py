@@ -8,6 +8,7 @@ subject's, who was made to work on the oracle's inputs too. Then it hands the or
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from harness.designs import (
     order_of,
     plain_product,
     reordered,
+    softmax_of_float32_sum,
     swiglu_ways,
     where_limited,
     wide_attention,
@@ -232,7 +234,8 @@ class Judge(Mirror):
 
     def soft_max(self, x: F32, scale: float, visible: Bools | None) -> F32:
         out = super().soft_max(x, scale, visible)
-        self.bound = tolerances.soft_max(x, out, scale, visible)
+        self.bound = bound = tolerances.soft_max(x, out, scale, visible)
+        self.others = [partial(softmax_of_float32_sum, out, bound)]
         return out
 
     def kqv(self, p: F32, v: NDArray[Any]) -> F32:

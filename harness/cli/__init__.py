@@ -382,6 +382,7 @@ def main() -> None:
     import click
 
     from engine.errors import EngineError
+    from harness.allocator import keep_freed_memory
 
     came: list[int] = []
 
@@ -397,6 +398,7 @@ def main() -> None:
     # matrix, wait for each other on a busy machine: with two on two busy processors a model took
     # nine times the processor time that it takes with one. A user's own choice stays.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    keep_freed_memory()
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it is an exception
         for stream in (sys.stdout, sys.stderr):  # a text that they cannot encode is no error

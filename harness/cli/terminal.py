@@ -144,7 +144,7 @@ class Terminal:
         for same in folded[:SHOWN]:
             self.out.print(f"\n{printable(explain(same[0]), keep=chr(10))}{more_like(same)}")
         if len(folded) > SHOWN:
-            self.out.print(f"\n{len(folded) - SHOWN} more kinds of divergence are in the report")
+            self.out.print(f"\n{len(folded) - SHOWN} more kinds are in the report")
         for line in not_applicable(result):
             self.out.print(f"\n{printable(line)}")
         ending = f"{ENDINGS[result.code]}{reach_of(result)} in {result.seconds:.1f} s"

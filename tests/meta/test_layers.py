@@ -18,7 +18,7 @@ OURS = tuple(FOLDERS)
 # row may not import its neighbours.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("engine",),
-    ("harness", "harness.records"),  # the package itself is empty
+    ("harness", "harness.records", "harness.allocator"),  # the package itself is empty
     (
         "harness.comparable",
         "harness.compare",
@@ -58,6 +58,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("harness.inputs", "harness.children", "harness.file_state"),
     ("harness.adapters.replay",),
     ("harness.run", "harness.quick", "harness.doctor"),
+    ("harness.pytest_plugin",),
     ("harness.dump", "harness.shadow.run", "harness.fuzzers", "harness.bench", "harness.damage"),
     ("harness.selftest_tokens",),
     ("harness.selftest",),
