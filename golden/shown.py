@@ -6,7 +6,7 @@ from engine.batch import Batch
 from engine.quants.base import F32
 from golden.honest import EMBEDDINGS, Matrices, matrix_of, recorded
 from golden.suites.base import Asked
-from harness.adapters.replay import site_of
+from harness.graph.wiring import site_of
 from harness.records import Evaluation, Request
 from harness.runner import Session
 from harness.suites.base import NoAnswer

@@ -5,16 +5,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from engine.batch import Batch
 from engine.errors import EngineError, Unsupported
 from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import Build
 from engine.registry import import_members
 from engine.tokenizers.base import tokenizer_of
 from harness.adapters import split_version
+from harness.dumps import folder_of, is_outside, read_dump
 from harness.environments import provide
 from harness.facts import ModelFacts, facts_of_model, too_long
 from harness.honest_runs import AlongLlamaCpp, AlongOurGraph
-from harness.protocol.session import command_of
 from harness.records import BOTH, Answered, EngineInfo, Settings, Verdict
 from harness.runner import Runner, Session
 from harness.shadow.known import known_crash
@@ -26,10 +27,11 @@ from harness.suites.base import (
     Suite,
     no_answer,
 )
+from harness.suites.decode import PROMPT
 
 REFERENCE, REPLAY = "reference", "replay"  # the second takes the first's place, see stand_in
 CELLS = 256  # llama.cpp's granule of the cache
-PROMPT_TOKENS = 64  # room for the prompt of `decode`, which is a few tokens long
+PROMPT_TOKENS = 64  # room for the prompt of `decode`, unless a longer one is given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,7 @@ class Plan:
     suites: tuple[str, ...] = ()  # empty: all
     n_tokens: int = 32
     n_steps: int = 64
+    prompt: bytes = PROMPT  # what `decode` goes on from, if the model has a vocabulary
     seed: int = 0
     time_limit: float = 300.0
     memory_limit: int = 8 << 30
@@ -76,6 +79,8 @@ def preflight(plan: Plan) -> ModelFacts:
                 with GgufFile.open(path) as file:
                     tokenizer_of(file.metadata)
             check_length(plan, facts.n_positions)
+            if plan.prompt != PROMPT and not facts.has_vocabulary:
+                raise Unsupported("it has no vocabulary, so that a --prompt cannot be read")
         except EngineError as error:
             raise BadInput(f"{path}: {error}") from error
         except OSError as error:
@@ -85,16 +90,22 @@ def preflight(plan: Plan) -> ModelFacts:
 
 def check_length(plan: Plan, n_positions: int) -> None:
     """Raises Unsupported, an EngineError."""
-    options = (("--tokens", plan.n_tokens, STEPS_TRACED), ("--steps", plan.n_steps, PROMPT_TOKENS))
+    room = prompt_room(plan)
+    options = (("--tokens", plan.n_tokens, STEPS_TRACED), ("--steps", plan.n_steps, room))
     for option, n, besides in options:
         if reason := too_long(n_positions, n + besides):
             raise Unsupported(f"{reason}; take {option} {n_positions - besides} or fewer")
 
 
+def prompt_room(plan: Plan) -> int:
+    """A token is at least a byte, but for BOS and the space before the text."""
+    return max(PROMPT_TOKENS, len(plan.prompt) + 2)
+
+
 def settings_for(plan: Plan) -> Settings:
     """The preset with a cache and a ubatch that hold what the plan decodes."""
     n_trained = plan.n_tokens + STEPS_TRACED
-    needed = max(n_trained, plan.n_steps + PROMPT_TOKENS)
+    needed = max(n_trained, plan.n_steps + prompt_room(plan))
     n_ctx = max(plan.settings.n_ctx, -(-needed // CELLS) * CELLS)
     return replace(plan.settings, n_ctx=n_ctx, n_ubatch=max(plan.settings.n_ubatch, plan.n_tokens))
 
@@ -127,13 +138,17 @@ class Opened:
 
 
 def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
+    given = batches_given(plan)
+    plan = replace(plan, n_tokens=sum(map(len, given)) or plan.n_tokens)
     facts = preflight(plan)
     engine = stand_in(plan.engine, facts)
     runner = Runner(time_limit=plan.time_limit, memory_limit=plan.memory_limit)
     settings = settings_for(plan)
     try:
-        program = runner.open(engine, plan.subject_model, settings) if command_of(engine) else None
-        if program:  # it may not be able to set everything, and the oracle can
+        program = None
+        if is_outside(engine):
+            program = runner.open(engine, plan.subject_model, settings)
+            # it may not be able to set everything, and the oracle can
             progress(f"starting {program.name}")
             settings = described(program).settings or settings
         for name in (plan.oracle, engine):
@@ -159,6 +174,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
             settings=settings,
             n_tokens=plan.n_tokens,
             n_steps=plan.n_steps,
+            prompt=plan.prompt,
             seed=plan.seed,
             named=bool(plan.suites),
             facts=facts,
@@ -167,9 +183,19 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
             lanes=lanes_of(build.build),
             repro=lambda suite: f"lockstep check {plan.command} --suite {suite}",
             progress=progress,
+            given=given,
         ),
         engines=(build, subject_info),
     )
+
+
+def batches_given(plan: Plan) -> tuple[Batch, ...]:
+    """Those of the run that the subject holds, if it holds one. Raises BadInput."""
+    folder = folder_of(plan.engine)
+    try:
+        return read_dump(folder).batches if folder else ()
+    except EngineError as error:
+        raise BadInput(str(error)) from error
 
 
 def stand_in(engine: str, facts: ModelFacts) -> str:

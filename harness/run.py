@@ -3,14 +3,26 @@
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from engine.errors import EngineError
+from harness.adapters import adapter_class
 from harness.bisect.bisection import bisect
-from harness.check import BadInput, Plan, defect, exit_code_of_run, open_plan, run_suites
+from harness.check import (
+    REPLAY,
+    BadInput,
+    Plan,
+    defect,
+    exit_code_of_run,
+    open_plan,
+    run_suites,
+    suites_named,
+)
 from harness.children import Died, Done, Event, Failed, Refused, Said, Say, side_by_side
 from harness.file_state import FileState
 from harness.records import EngineInfo, Status, Verdict
@@ -67,10 +79,19 @@ def run_plans(
 
     Raises BadInput if what was asked for cannot be done, before there is a report.
     """
+    import_what_checks_need(plans)
     run = CheckRun(plans, reports, shlex.join(command), listener)
     for number, event in side_by_side([partial(check_one, plan) for plan in plans], jobs):
         run.take(number, event)
     return run.finish()
+
+
+def import_what_checks_need(plans: Sequence[Plan]) -> None:
+    """Once, for all the forks. A name that nobody has is refused where it is opened."""
+    suites_named(())
+    for name in {REPLAY, *(name for plan in plans for name in (plan.engine, plan.oracle))}:
+        with suppress(EngineError):
+            adapter_class(name)
 
 
 class CheckRun:

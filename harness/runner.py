@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.adapters import adapter_class
+from harness.dumps import DumpSession, folder_of
 from harness.engine_process import LOG_LINES, EngineProcess, has_ended
 from harness.environments import python_of, variables
 from harness.protocol.session import ProgramSession, command_of
@@ -49,11 +50,14 @@ class Runner:
     def open(self, adapter: str, model: Path | None, settings: Settings) -> Session:
         """Raises Unsupported for an adapter that does not exist; the engine is not asked yet.
 
-        A path or a command with arguments is any program (harness.protocol).
+        A path or a command with arguments is any program (harness.protocol), dump:FOLDER the run
+        that is written there (harness.dumps).
         `NAME@VERSION` needs its environment (harness.environments), or NotBuilt is raised.
         """
         for module in self.modules:
             importlib.import_module(module)
+        if folder := folder_of(adapter):
+            return DumpSession(folder, model, settings)
         if command := command_of(adapter):
             return ProgramSession(
                 command,

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tests.fake_engines  # noqa: F401  registers them
@@ -37,6 +38,7 @@ from harness.records import (
 )
 from harness.runner import LocalSession
 from harness.suites.base import Context, Suite
+from harness.suites.decode import Decode, choices
 from harness.synth.llama import LlamaRecipe, metadata
 from tests.models import builtin, with_changed_weight, with_metadata, written
 
@@ -150,8 +152,37 @@ def test_a_file_of_another_shape_is_not_compared_weight_by_weight(
 ) -> None:
     other = written(tmp_path, "wide.gguf", seed=1, n_ff=128)
     found = verdicts_of(plan_for(model, subject_model=other, suites=("dequant",)))
-    assert "not-compared" in {v.status for v in found}
+    left_out = [v for v in found if v.status == "not-compared"]
+    assert {v.key for v in left_out} == {"dequant/shape"}  # one cause, however many tensors
+    assert len({v.detail["tensor"] for v in left_out}) == len(left_out) > 1
     assert exit_code(found) == 3
+
+
+# --- generation -----------------------------------------------------------------------------
+
+
+def test_decode_goes_on_from_the_prompt_that_is_given(model: Path) -> None:
+    opened = open_plan(plan_for(model, prompt=b"ab"), lambda _: None)
+    try:
+        (expected,) = opened.context.oracle.ask("tokenize", [b"ab"]).value  # type: ignore[union-attr]
+        assert Decode().prompt(opened.context) == expected
+    finally:
+        opened.close()
+
+
+def test_a_long_prompt_finds_room_in_the_cache(model: Path) -> None:
+    assert settings_for(plan_for(model, prompt=b"x" * 1000)).n_ctx == 1024
+
+
+def test_a_prompt_for_a_model_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, vocabulary=False)
+    with pytest.raises(BadInput, match="no vocabulary, so that a --prompt cannot be read"):
+        preflight(plan_for(path, prompt=b"x"))
+
+
+def test_choices_in_the_text_of_the_other_engine_are_counted() -> None:
+    logits = np.eye(4, dtype=np.float32)  # the choices are 0, 1, 2, 3
+    assert choices([0, 1, 3, 3], logits) == {"same_choices": 3, "other_choices": [(2, 3, 2)]}
 
 
 # --- what an engine leaves unanswered -------------------------------------------------------

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.ggml_types import type_by_name
 from harness.check import Plan, exit_code, open_plan, run_suites
+from harness.gguf_writer import gguf_bytes
 from harness.records import (
     EXACT,
     Answered,
@@ -17,7 +19,7 @@ from harness.records import (
     Unanswerable,
     Verdict,
 )
-from harness.suites.metadata import differences, type_that_it_lacks
+from harness.suites.metadata import differences, known_differences, type_that_it_lacks
 from tests.all_types import model_of
 from tests.models import builtin
 
@@ -61,6 +63,27 @@ def test_gguf_py_is_compared_where_it_knows_every_type(tmp_path: Path) -> None:
     found = verdicts_on(builtin("q8_0", tmp_path))
     assert [v.status for v in found] == ["agreed", "agreed"]
     assert found[1].summary.startswith("gguf-py and the oracle agree on")
+
+
+def test_a_block_of_another_size_is_a_difference_of_a_reader_and_a_known_one(
+    tmp_path: Path,
+) -> None:
+    """It was malformed once, as if gguf-py had not answered."""
+    pytest.importorskip("gguf", reason=NO_GGUF_PY)
+    path = tmp_path / "m.gguf"
+    rows = [(name, (64,), name, bytes(2 * type_by_name(name).bytes)) for name in ("Q8_1", "Q8_0")]
+    path.write_bytes(gguf_bytes({"general.architecture": ("STR", "x")}, rows))
+    ours, theirs = found = verdicts_on(path)
+    assert (ours.status, theirs.status, exit_code(found)) == ("agreed", "excused", 0)
+    assert theirs.detail["known"] == ["gguf-py-value-rows-q8-1"]
+    assert theirs.detail["total"] == 1
+
+
+def test_another_size_of_another_type_is_no_known_difference() -> None:
+    other = replace(SUMMARY, tensors=(replace(TENSOR, n_bytes=40), SUMMARY.tensors[1]))
+    (found,) = differences(SUMMARY, other)
+    assert found["kind"] == "rows Q2_0"
+    assert found["kind"] not in known_differences("gguf-py")
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def check_tensors(tensors: Collection[TensorSummary]) -> None:
 
 
 def check_size(tensor: TensorSummary, where: str) -> None:
+    """Whole blocks of one size. Which size a type has, readers differ in: that is compared."""
     if not 1 <= len(tensor.ne) <= MOST_DIMENSIONS:
         raise MalformedAnswer(f"{where}.ne", f"1 to {MOST_DIMENSIONS} sizes", tensor.ne)
     numbers = {"offset": (tensor.offset,), "n_bytes": (tensor.n_bytes,), "ne": tensor.ne}
@@ -77,9 +78,10 @@ def check_size(tensor: TensorSummary, where: str) -> None:
         kind = type_by_name(tensor.type)
     except Unsupported:
         return  # a type that we do not know: nothing says how large it is
-    rows, rest = divmod(tensor.ne[0], kind.block)
-    n_bytes = rows * kind.bytes * prod(tensor.ne[1:])
-    if rest or tensor.n_bytes != n_bytes:
+    n_blocks = prod(tensor.ne) // kind.block
+    whole = tensor.n_bytes % n_blocks == 0 if n_blocks else tensor.n_bytes == 0
+    if tensor.ne[0] % kind.block or not whole or n_blocks > tensor.n_bytes:
+        n_bytes = n_blocks * kind.bytes
         of = f"{n_bytes} bytes for {tensor.type} {tensor.ne}, in whole blocks of {kind.block}"
         raise MalformedAnswer(where, of, tensor.n_bytes)
 

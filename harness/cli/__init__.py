@@ -24,6 +24,7 @@ from harness.cli import (
     golden,
     oracle,
     real_models,
+    selftest,
     shadow,
     smoke,
     synth,
@@ -57,6 +58,7 @@ golden.app.command("ops")(answers.ops)
 fuzz.app.command("gguf")(files.fuzz_gguf)
 app.command("synth")(synth.synth)
 app.command("shadow")(shadow.shadow)
+app.command("selftest")(selftest.selftest)
 app.command("smoke")(smoke.smoke)
 app.command("fetch")(real_models.fetch)
 app.command("twin")(twin.twin)
@@ -112,6 +114,9 @@ def check(
         int | None,
         typer.Option(help="Tokens to generate. Default: 64; with --arch 16.", min=1, max=4096),
     ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help='What decode goes on from. Default: "Once upon a time".')
+    ] = None,
     seed: SeedOpt = 0,
     report: ReportOpt = Path("reports"),
     as_json: JsonOpt = False,
@@ -141,7 +146,10 @@ def check(
         out.progress("models", "making them")
         files = models_of(model, folder) if arch is None else variant_files(arch, folder, seed)
         plans = [
-            plan_of(name, path, engine, oracle, settings, subject_model, tokens, n, seed, suite)
+            plan_of(
+                *(name, path, engine, oracle, settings, subject_model, tokens, n, seed, suite),
+                prompt=prompt,
+            )
             for name, path in files
         ]
         listener = Listener(progress=out.progress, verdict=out.verdict)
@@ -171,11 +179,11 @@ def bisect(
     """
     from harness.adapters import adapter_class
     from harness.children import result_of
-    from harness.protocol.session import command_of
+    from harness.dumps import is_outside
     from harness.run import bisect_one
 
     with screen(quiet, as_json) as out, model_folder() as folder:
-        cls = None if command_of(engine) else adapter_class(engine)
+        cls = None if is_outside(engine) else adapter_class(engine)
         default = getattr(cls, "shows_on", "f32")
         name, path = next(iter(models_of(model or Path(f"builtin:{default}"), folder)))
         plan = plan_of(
@@ -274,22 +282,6 @@ def tokenize(
 
 
 @app.command()
-def selftest(
-    list_only: Annotated[bool, typer.Option("--list", help="Only name the wrong engines.")] = False,
-    clean: Annotated[int, typer.Option(help="Clean random cases to try as well.", min=0)] = 0,
-    seed: SeedOpt = 0,
-    jobs: Annotated[int, typer.Option("-j", help="Processes.", min=1)] = 1,
-    quiet: QuietOpt = False,
-) -> None:
-    """Run the wrong engines: are all caught, and located where they are wrong?"""
-    from harness.selftest import run_selftest
-
-    with screen(quiet) as out:
-        code = run_selftest(out, list_only=list_only, clean=clean, seed=seed, jobs=jobs)
-    raise typer.Exit(code)
-
-
-@app.command()
 def doctor(as_json: JsonOpt = False) -> None:
     """Versions, llama.cpp's build, CPU features, what is missing."""
     from harness.doctor import examine
@@ -347,6 +339,8 @@ def plan_of(
     steps: int,
     seed: int,
     suites: list[str] | None,
+    *,
+    prompt: str | None = None,
 ) -> "Plan":
     import shlex
 
@@ -354,6 +348,7 @@ def plan_of(
     from harness.cli.variants import VARIANT_PREFIX
     from harness.records import PRESETS
     from harness.run import BUILTIN_PREFIX
+    from harness.suites.decode import PROMPT
 
     model = [name if name.startswith(BUILTIN_PREFIX) else str(path)]
     if name.startswith(VARIANT_PREFIX):
@@ -362,6 +357,7 @@ def plan_of(
     options += ["--oracle", oracle] if oracle != "llama.cpp" else []
     options += ["--subject-model", str(subject_model)] if subject_model else []
     options += ["--tokens", str(tokens), "--steps", str(steps), "--seed", str(seed)]
+    options += ["--prompt", prompt] if prompt is not None else []
     return Plan(
         case=name,
         model=path,
@@ -372,6 +368,7 @@ def plan_of(
         suites=tuple(suites or ()),
         n_tokens=tokens,
         n_steps=steps,
+        prompt=PROMPT if prompt is None else prompt.encode("utf-8", "surrogateescape"),
         seed=seed,
         command=shlex.join(options),
     )
@@ -385,6 +382,7 @@ def main() -> None:
     import click
 
     from engine.errors import EngineError
+    from harness.allocator import keep_freed_memory
 
     came: list[int] = []
 
@@ -400,6 +398,7 @@ def main() -> None:
     # matrix, wait for each other on a busy machine: with two on two busy processors a model took
     # nine times the processor time that it takes with one. A user's own choice stays.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    keep_freed_memory()
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it is an exception
         for stream in (sys.stdout, sys.stderr):  # a text that they cannot encode is no error

@@ -1,7 +1,8 @@
 """The contract of a suite, and what all suites share: sessions, settings and the oracle's runs."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -70,6 +71,7 @@ class Context:
     settings: Settings
     n_tokens: int
     n_steps: int
+    prompt: bytes  # that generation goes on from
     seed: int
     named: bool  # the user asked for these very suites, not for all that can be run
     facts: ModelFacts  # of the oracle's file
@@ -78,6 +80,7 @@ class Context:
     lanes: int  # partial sums in the oracle's vector code
     repro: Callable[[str], str]  # suite -> the command that shows it again
     progress: Callable[[str], None] = field(default=lambda _: None)
+    given: tuple[Batch, ...] = ()  # of a subject that holds one run; else they are seeded
     noise_measured: tuple[Sequence[Batch], float] | None = None  # see `noise_on`
 
     @cached_property
@@ -117,6 +120,8 @@ class Context:
     @cached_property
     def batches(self) -> tuple[Batch, ...]:
         """A prompt, which an encoder is given first, then single tokens."""
+        if self.given:
+            return self.given
         prompt, rest = self.tokens[: self.n_tokens], self.tokens[self.n_tokens :]
         steps = [Batch.of([t], start=self.n_tokens + i) for i, t in enumerate(rest)]
         both = self.facts.decoder_start is not None
@@ -148,6 +153,16 @@ class Context:
         conversions of activations, and in float64 without any."""
         self.progress("a difference: our own runs say which engine is wrong")
         return self.honest.logits(batches)
+
+    def with_subject(self, subject: Session, path: Path, info: EngineInfo) -> "Context":
+        """The same with another subject: all that is known so far is of the oracle."""
+        other = copy(self)
+        other.subject, other.subject_model, other.subject_info = subject, path, info
+        return other
+
+    def for_embeddings(self) -> "Context":
+        """The same with honest runs that come to embeddings."""
+        return replace(self, make_honest=self.make_honest_embeddings)
 
     def ask_both(self, question: str, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """The oracle's answer and the subject's. Where both refuse, nobody is blamed.

@@ -37,13 +37,13 @@ class Decode(Suite, name="decode"):
             text = "greedy tokens are held against the oracle's logits, and these are wrong"
             yield context.verdict("decode", "not-compared", text)
             return
-        before = np.concatenate(expected.logits)[-len(free) :]
-        yield judged(context, request.batches, before, free, subject)
+        before, own = (np.concatenate(e.logits)[-len(free) :] for e in (expected, actual))
+        yield judged(context, request.batches, before, own, free, subject)
 
     def prompt(self, context: Context) -> list[int]:
         if not context.facts.has_vocabulary:
             return context.tokens[:4]
-        ids: list[int] = context.ask(context.oracle, "tokenize", [PROMPT])[0]
+        ids: list[int] = context.ask(context.oracle, "tokenize", [context.prompt])[0]
         return ids or context.tokens[:4]  # a vocabulary may have no token for any of it
 
 
@@ -60,12 +60,14 @@ def judged(
     context: Context,
     batches: Sequence[Batch],
     logits: F32,
+    subjects: F32,
     oracle: Sequence[int],
     subject: Sequence[int],
 ) -> Verdict:
-    """logits: the oracle's before each of its tokens, (steps, vocabulary).
+    """logits, subjects: both engines' before each of the oracle's tokens, (steps, vocabulary).
 
-    Its own token must be the largest of them too, or the oracle's greedy choice is wrong.
+    Its own token must be the largest of them too, or the oracle's greedy choice is wrong. Behind a
+    tie the texts are two; what the subject would choose in the oracle's is counted.
     """
     if not np.isfinite(logits).all():
         text = "logits are NaN or infinite, so that greedy tokens are not determined"
@@ -91,7 +93,20 @@ def judged(
     if not np.isfinite(allowed):
         return context.verdict("decode", "not-compared", f"{text}; no limit can be given", detail)
     if margins.max() <= 2 * allowed:
-        return context.verdict("decode", "excused", f"{text}, a tie within the noise", detail)
+        detail |= choices(oracle, subjects)
+        text = (
+            f"{text}, a tie within the noise; in the oracle's text {detail['same_choices']} of "
+            f"{len(oracle)} choices are the same"
+        )
+        return context.verdict("decode", "excused", text, detail)
     wrong = [r for r, m in zip(("oracle", "subject"), margins, strict=True) if m > 2 * allowed]
     detail["at_fault"] = "both" if len(wrong) == 2 else wrong[0]
     return context.verdict("decode", "diverged", text, detail, key=("decode", "token"))
+
+
+def choices(oracle: Sequence[int], subjects: F32) -> dict[str, Any]:
+    """Token by token in the oracle's text: how many the subject would choose too, and the others
+    as (step, the oracle's, the subject's)."""
+    own = subjects.argmax(axis=1).tolist()
+    other = [(step, a, b) for step, (a, b) in enumerate(zip(oracle, own, strict=True)) if a != b]
+    return {"same_choices": len(oracle) - len(other), "other_choices": other}

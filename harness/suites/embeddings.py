@@ -2,7 +2,6 @@
 what the metadata of others asks for by naming a way to pool."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -22,7 +21,7 @@ class Embeddings(Suite, name="embeddings"):
         return "the model has logits, and does not ask for embeddings"  # all graphs of ours
 
     def run(self, context: Context) -> Iterator[Verdict]:
-        own = replace(context, make_honest=context.make_honest_embeddings)
+        own = context.for_embeddings()
         try:
             own.progress("embeddings of both engines")
             expected, actual = map(as_run, own.ask_both("embed", own.batches))

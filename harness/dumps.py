@@ -1,0 +1,202 @@
+"""A folder of tensors that some engine wrote, judged later: `--engine dump:FOLDER`.
+
+    index.json     {"engine": "mine", "version": "1", "tokens": [[1, 5, 9], [2], [7]]}
+    *.safetensors  step0/embd, step0/attn_norm-0, ..., step0/result_output, step1/embd, ...
+
+The tokens are those of each batch, one sequence from position 0 on. `lockstep trace` writes the
+same form, and so which ids to run. Any node may be missing, but not result_output: the logits.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from engine.batch import Batch
+from engine.choices import choices
+from engine.errors import EngineError, InvalidModel
+from engine.regular_file import read_regular
+from engine.trace import SITES
+from harness.answers import MalformedAnswer
+from harness.protocol.messages import printable, site_of
+from harness.protocol.session import command_of
+from harness.records import (
+    Answered,
+    EngineInfo,
+    Evaluation,
+    Malformed,
+    Outcome,
+    Rejected,
+    Request,
+    Settings,
+    Site,
+    TensorRecord,
+    Trace,
+    Unanswerable,
+)
+from harness.session import Session
+
+PREFIX = "dump:"
+INDEX = "index.json"
+LARGEST_INDEX = 64 << 20
+MOST_TOKENS = 1 << 20
+LOGITS = "result_output"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dump:
+    """What the index says, and in which file each tensor lies."""
+
+    folder: Path
+    engine: str
+    version: str
+    batches: tuple[Batch, ...]
+    files: Mapping[Site, tuple[Path, str]]
+
+
+def folder_of(engine: str) -> Path | None:
+    """If that is what names the engine."""
+    return Path(engine.removeprefix(PREFIX)) if engine.startswith(PREFIX) else None
+
+
+def is_outside(engine: str) -> bool:
+    """Whether it is named by where it is: a dump, or a command."""
+    return folder_of(engine) is not None or command_of(engine) is not None
+
+
+def read_dump(folder: Path) -> Dump:
+    """Raises EngineError: what is missing or wrong in which file."""
+    path = folder / INDEX
+    try:
+        index = json.loads(read_regular(path, LARGEST_INDEX))
+    except OSError as error:
+        text = f"{path}: {error.strerror or error}; lockstep trace shows what a dump is like"
+        raise InvalidModel(text) from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidModel(f"{path}: no JSON: {error}") from error
+    if type(index) is not dict:
+        raise InvalidModel(f"{path}: expected an object, got a {type(index).__name__}")
+    batches = batches_of(path, index.get("tokens"))
+    said = index.get("engines") or [index]  # of one that lockstep wrote
+    who = said[0] if type(said) is list and type(said[0]) is dict else {}
+    return Dump(
+        folder=folder,
+        engine=printable(str(who.get("engine", folder.name))),
+        version=printable(str(who.get("version", "unknown"))),
+        batches=batches,
+        files=sites_in(folder, len(batches)),
+    )
+
+
+def batches_of(path: Path, tokens: Any) -> tuple[Batch, ...]:
+    """One sequence, each batch behind the one before."""
+    good = type(tokens) is list and bool(tokens) and all(type(row) is list for row in tokens)
+    if not good or not all(tokens) or sum(map(len, tokens)) > MOST_TOKENS:
+        raise InvalidModel(f'{path}: "tokens" must be a list of lists of ids, one for each batch')
+    for token in (token for row in tokens for token in row):
+        if type(token) is not int or not 0 <= token < 1 << 31:
+            raise InvalidModel(f'{path}: "tokens" holds {token!r:.40}, which is no id')
+    starts = (0, *accumulate(map(len, tokens)))
+    return tuple(Batch.of(row, start=at) for row, at in zip(tokens, starts, strict=False))
+
+
+def sites_in(folder: Path, steps: int) -> dict[Site, tuple[Path, str]]:
+    found: dict[Site, tuple[Path, str]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="numpy") as file:
+                keys = list(file.keys())
+        except (SafetensorError, OSError) as error:
+            raise InvalidModel(f"{path}: {error}") from error
+        for key in keys:
+            try:
+                site = site_of(key)
+            except MalformedAnswer as error:
+                raise InvalidModel(f"{path}: {error}") from error
+            if site.name not in SITES:
+                known = choices(site.name, SITES)
+                raise InvalidModel(f"{path}: no node named {site.name!r} {known}")
+            if site.step >= steps or site in found:
+                why = "is there twice" if site in found else f"is of none of {steps} batches"
+                raise InvalidModel(f"{path}: {key} {why}")
+            found[site] = path, key
+    for step in range(steps):
+        if Site(step=step, layer=None, name=LOGITS) not in found:
+            raise InvalidModel(f"{folder}: no tensor step{step}/{LOGITS} in any *.safetensors")
+    return found
+
+
+def value_of(path: Path, key: str) -> NDArray[Any]:
+    """As the engine computed it: floats in single precision, without leading axes of one."""
+    with safe_open(path, framework="numpy") as file:
+        value: NDArray[Any] = file.get_tensor(key)
+    axes = len(SITES[site_of(key).name].shape.split(","))
+    while value.ndim > axes and value.shape[0] == 1:
+        value = value[0]
+    return value.astype(np.float32) if value.dtype.kind == "f" else value
+
+
+class DumpSession(Session):
+    """It answers about the run that it holds, and about nothing else."""
+
+    def __init__(self, folder: Path, model: Path | None, settings: Settings) -> None:
+        self.name = folder.name or str(folder)
+        self.folder, self.model, self.settings = folder, model, settings
+        self.dump: Dump | None = None
+
+    def _ask(
+        self,
+        question: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        consume: Callable[[Any], None] | None = None,
+    ) -> Outcome:
+        try:
+            self.dump = self.dump or read_dump(self.folder)
+            if question == "describe":
+                return Answered(value=self.info(self.dump), seconds=0.0)
+            if question != "evaluate":
+                return Unanswerable(message=f"a dump holds no answer to {question}", declared=True)
+            return self.evaluate(self.dump, args[0])
+        except EngineError as error:
+            return Rejected(message=str(error))
+        except (SafetensorError, OSError, ValueError, TypeError) as error:
+            return Malformed(message=printable(f"{self.folder}: {error}"))
+
+    def info(self, dump: Dump) -> EngineInfo:
+        names = {site.name for site in dump.files}
+        return EngineInfo(
+            engine=self.name,
+            version=f"{dump.engine} {dump.version}",
+            settings=self.settings,
+            shows=tuple(name for name in SITES if name in names),
+            fixed=tuple(SITES),
+            partial=True,
+        )
+
+    def evaluate(self, dump: Dump, request: Request) -> Outcome:
+        if not same(request.batches, dump.batches):
+            text = "a dump holds one run, and was asked for another one"
+            return Unanswerable(message=text, declared=True)
+        if request.replace:
+            return Unanswerable(message="nothing can be put into a dump", declared=True)
+        values = {site: value_of(*place) for site, place in dump.files.items()}
+        logits = tuple(
+            values[Site(step=i, layer=None, name=LOGITS)] for i in range(len(dump.batches))
+        )
+        records = tuple(TensorRecord(site=site, value=v) for site, v in values.items())
+        trace = Trace(engine=self.name, records=records) if request.capture else None
+        return Answered(value=Evaluation(logits=logits, trace=trace), seconds=0.0)
+
+
+def same(a: tuple[Batch, ...], b: tuple[Batch, ...]) -> bool:
+    return len(a) == len(b) and all(
+        np.array_equal(x.tokens, y.tokens) and np.array_equal(x.positions, y.positions)
+        for x, y in zip(a, b, strict=True)
+    )
