@@ -1,7 +1,10 @@
 """Goldens of a user's models: any architecture, a folder of their own, wrong weights refused."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from harness.records import Verdict
 from harness.shadow.models import make_variants
 from harness.synth.llama import LlamaRecipe, write_llama
 from tests.golden.folders import needs_oracle
+from tests.golden.other_cpu import features
 from tests.models import with_changed_weight
 
 pytestmark = needs_oracle
@@ -95,6 +99,22 @@ def test_made_again_they_are_the_same_bytes(root: Path, models: Path, tmp_path: 
     made = read_manifest(tmp_path)
     assert len(made) > 10
     for entry in made:
+        assert (tmp_path / entry.path).read_bytes() == (root / entry.path).read_bytes(), entry.path
+
+
+def test_made_on_another_cpu_they_are_the_same_bytes(
+    root: Path, models: Path, tmp_path: Path
+) -> None:
+    """Of numpy, BLAS and the C library; what is compiled is told in test_other_cpus.py."""
+    other, here = features()
+    off = " ".join(name for name in other if name in here)
+    less = {"NPY_DISABLE_CPU_FEATURES": off, "OPENBLAS_CORETYPE": "Prescott"}
+    less["GLIBC_TUNABLES"] = "glibc.cpu.hwcaps=-AVX512F,-AVX2,-FMA,-FMA4"
+    command = [sys.executable, "-m", "harness.cli", "golden", "regen", "-q"]
+    command += [str(path_of(models, FOREIGN)), "--out", str(tmp_path)]
+    done = subprocess.run(command, env={**os.environ, **less}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for entry in read_manifest(tmp_path):
         assert (tmp_path / entry.path).read_bytes() == (root / entry.path).read_bytes(), entry.path
 
 
