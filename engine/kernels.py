@@ -35,3 +35,10 @@ def compiled(function: Callable[..., Any], stamp: str = "", **options: Any) -> A
         index = kept._cache._cache_file
         index._source_stamp = (index._source_stamp, stamp)
     return kept
+
+
+def is_kept(kernel: Any) -> bool:
+    """Whether some compiled form of this very source lies on disk: numba's own index says."""
+    if kernel.stats.cache_path is None:  # nothing is kept: each process compiles
+        return False
+    return bool(kernel._cache._cache_file._load_index())

@@ -6,7 +6,7 @@ have one, our own graph are held against it.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,10 +26,10 @@ from harness.graph.replay import replay
 from harness.graph.ways import Honest, Noisy, Wide
 from harness.records import Settings
 from harness.runner import Session
-from harness.suites.base import no_answer
+from harness.suites.base import NoAnswer, no_answer
 
 LANES = 16  # of the widest vectors, which round least: no bound is wider on another CPU
-LOGITS = "logits"  # what an evaluation gives; all else is a node
+LOGITS, EMBEDDINGS = "logits", "embeddings"  # what a run comes to; all else that is shown is a node
 Matrices = dict[str, F32]  # (rows, width) of all batches, by name
 
 
@@ -38,6 +38,7 @@ class Recorded:
     """llama.cpp's graphs of some batches, and what it computed at the nodes that were asked for."""
 
     program: Program
+    result: str  # what it comes to: LOGITS, or EMBEDDINGS of a model without
     names: tuple[str, ...]  # of nodes
     shown: Matrices
 
@@ -60,7 +61,9 @@ class Seen:
         return {name: matrix_of(name, found.values()) for name, found in self.values.items()}
 
 
-def recorded(session: Session, batches: Sequence[Batch], names: Sequence[str] = ()) -> Recorded:
+def recorded(
+    session: Session, batches: Sequence[Batch], result: str, names: Sequence[str] = ()
+) -> Recorded:
     """Raises NoAnswer if the session's engine does not show its graph, Unsupported for a name."""
     values: dict[Place, NDArray[Any]] = {}
 
@@ -69,20 +72,22 @@ def recorded(session: Session, batches: Sequence[Batch], names: Sequence[str] = 
         if any(name == node.name or name.startswith(f"{node.name} ") for name in names):
             values[place] = node.value.copy()
 
-    program = record(session, batches, watch=watch)
+    program = record(session, batches, watch=watch, embeddings=result == EMBEDDINGS)
     if not isinstance(program, Program):
         raise no_answer(session.name, "capture", program)
-    found = Recorded(program=program, names=tuple(names), shown={})
+    if not program.has_result:
+        raise NoAnswer("not-applicable", f"the model has no {result}", {})
+    found = Recorded(program=program, result=result, names=tuple(names), shown={})
     seen = Seen()
     for place, name in found.places.items():
         seen.add(name, place, values[place])
-    return Recorded(program=program, names=tuple(names), shown=seen.matrices())
+    return replace(found, shown=seen.matrices())
 
 
 def run(
     found: Recorded, file: GgufFile, settings: Settings, way: Honest, *, plain: bool = False
 ) -> Matrices:
-    """Logits, if the model has them, and the nodes. Raises Unsupported for what has no formula."""
+    """The result, and the nodes. Raises Unsupported for what has no formula."""
     build = Build(lanes=LANES, n_threads=settings.n_threads, plain=plain, multiply=in_order)
     seen = Seen()
 
@@ -92,8 +97,7 @@ def run(
             seen.add(found.places[place], place, value)
 
     outputs = whole(replay(found.program, file, build, way, trace=see))
-    logits = {LOGITS: np.concatenate(outputs)} if found.program.has_logits else {}
-    every = {**logits, **seen.matrices()}
+    every = {found.result: np.concatenate(outputs), **seen.matrices()}
     return {name: matrix.astype(np.float32) for name, matrix in every.items()}
 
 

@@ -101,7 +101,7 @@ def kinds_of(source: Source, facts: ModelFacts, note: Callable[[str], None]) -> 
     except NoAnswer as error:
         if error.status not in NOT_THERE:
             raise
-        note(f"{name}: no logits: {error.summary}")
+        note(f"{name}: no run: {error.summary}")
 
 
 def tokens_of(source: Source, facts: ModelFacts, name: str) -> Made:

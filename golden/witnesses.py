@@ -8,10 +8,10 @@ from engine.batch import Batch
 from engine.model import Model
 from engine.ops.mirror import Mirror
 from golden.honest import LOGITS, Matrices, Recorded
+from golden.shown import answered
 from golden.suites.base import Source
 from harness.facts import ModelFacts
 from harness.honest_runs import AlongOurGraph
-from harness.records import Evaluation, Request
 
 
 def other_runs(
@@ -19,12 +19,9 @@ def other_runs(
 ) -> Iterator[tuple[str, Matrices]]:
     """The oracle's, and that of our own graph where we have one: a graph that llama.cpp has wrong
     is right in a replay of it."""
-    shown = dict(found.shown)
-    if found.program.has_logits:
-        answer: Evaluation = source.ask("evaluate", Request(batches=tuple(batches)))
-        shown[LOGITS] = np.concatenate(answer.logits)
-    yield source.info.engine, shown
-    if facts.no_graph or not found.program.has_logits:
+    own = {found.result: np.concatenate(answered(source.ask, found.result, batches))}
+    yield source.info.engine, {**own, **found.shown}
+    if facts.no_graph or found.result != LOGITS:
         return
     assert source.path is not None
     s = source.settings

@@ -132,7 +132,22 @@ def reordered(value: NDArray[Any], order: NDArray[np.int64]) -> NDArray[Any]:
     return np.take_along_axis(value, wide, axis=1)
 
 
-# --- norms and SwiGLU -----------------------------------------------------------------------
+# --- softmax, norms and SwiGLU ----------------------------------------------------------------
+
+
+def softmax_of_float32_sum(
+    truth: F32, bound: Bound, shown: NDArray[Any]
+) -> tuple[NDArray[np.float64], Bound]:
+    """The powers added up in float32, in any order, which ggml does in double.
+
+    A sum of n of them is off by n roundings at most, and that is one factor for the whole row: it
+    is what the row adds up to. Beside it each weight is held to llama.cpp's bound.
+    """
+    wide = truth.astype(np.float64)
+    factor = shown.sum(axis=-1, keepdims=True, dtype=np.float64) / wide.sum(axis=-1, keepdims=True)
+    most = np.count_nonzero(truth, axis=-1, keepdims=True) * tolerances.U
+    off = np.clip(factor - 1, -most, most)
+    return wide * (1 + np.where(np.isfinite(off), off, 0.0)), bound
 
 
 def norms_of_float32_sums(x: F32, weight: F32, eps: float) -> Iterator[Other]:

@@ -59,13 +59,16 @@ class AlongLlamaCpp:
     def file(self) -> GgufFile:
         return GgufFile.open(self.path)
 
-    def program(self, batches: Sequence[Batch]) -> Program:
+    def recording(self, batches: Sequence[Batch]) -> Program:
         if self.recorded is None or self.recorded[0] is not batches:
             found = record(self.oracle, batches, embeddings=self.embeddings)
             if not isinstance(found, Program):
                 raise no_answer(self.oracle.name, "capture", found)
             self.recorded = batches, found
-        program = self.recorded[1]
+        return self.recorded[1]
+
+    def program(self, batches: Sequence[Batch]) -> Program:
+        program = self.recording(batches)
         if not program.has_result:
             raise NoAnswer("not-applicable", "the model has no logits", {})
         return program

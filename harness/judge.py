@@ -7,7 +7,8 @@ subject's, who was made to work on the oracle's inputs too. Then it hands the or
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from harness.designs import (
     order_of,
     plain_product,
     reordered,
+    softmax_of_float32_sum,
     swiglu_ways,
     where_limited,
     wide_attention,
@@ -61,6 +63,10 @@ class SiteFinding:
     outputs: tuple[int, ...] = ()  # indices along the last axis that are out of bound
     sees: float = math.inf  # a scale of the whole result that is off by this share must show
     compared: int = 1  # elements that are a number on some side, and have a limit
+    layer: int | None = None  # that the op is part of
+    axes: str = ""  # of the tensor, in words
+    inputs: tuple[Site, ...] = ()  # what the op reads of what was computed before
+    weight: str = ""  # the tensor of the file that it reads, or several
 
 
 class Judge(Mirror):
@@ -115,7 +121,9 @@ class Judge(Mirror):
             self.order = None if subject is None else order_of(oracle, subject)
         elif name in PER_EXPERT:
             subject = self.in_order(oracle, subject, bound)
-        self.findings.append(self.finding(site, value, oracle, subject, bound, others))
+        info = SITES[name]
+        found = self.finding(site, info.op, value, oracle, subject, bound, others)
+        self.findings.append(replace(found, layer=layer, axes=info.shape))
         return oracle if oracle.shape == value.shape else value
 
     def reads_hidden(self, site: Site) -> bool:
@@ -139,9 +147,10 @@ class Judge(Mirror):
         off = [mismatch_between(oracle, way, np.multiply(2, bound.allowed)) for way in ways]
         return min(zip(ways, off, strict=True), key=lambda w: w[1].mismatched if w[1] else 0)[0]
 
+    @staticmethod
     def finding(
-        self,
         site: Site,
+        op: str,
         truth: NDArray[Any],
         oracle: NDArray[Any],
         subject: NDArray[Any] | None,
@@ -164,7 +173,7 @@ class Judge(Mirror):
             mismatch = mismatch_between(truth, accused, allowed)
         return SiteFinding(
             site=site,
-            op=SITES[site.name].op,
+            op=op,
             err_local=worst_distance(oracle, subject) if subject is not None else float("inf"),
             err_oracle=worst_distance(truth, oracle),
             allowed=float(allowed.max(initial=0.0, where=np.isfinite(allowed))),
@@ -225,7 +234,8 @@ class Judge(Mirror):
 
     def soft_max(self, x: F32, scale: float, visible: Bools | None) -> F32:
         out = super().soft_max(x, scale, visible)
-        self.bound = tolerances.soft_max(x, out, scale, visible)
+        self.bound = bound = tolerances.soft_max(x, out, scale, visible)
+        self.others = [partial(softmax_of_float32_sum, out, bound)]
         return out
 
     def kqv(self, p: F32, v: NDArray[Any]) -> F32:
@@ -298,7 +308,8 @@ def affected(
     with np.errstate(invalid="ignore"):
         bad = ~(np.abs(actual.astype(np.float64) - truth) <= allowed)
     bad &= ~((actual == truth) | (np.isnan(actual) & np.isnan(truth)))
-    return tuple(int(i) for i in np.flatnonzero(bad.reshape(-1, bad.shape[-1]).any(axis=0)))
+    rows = bad.reshape(-1, bad.shape[-1]) if bad.size else bad.reshape(0, 0)
+    return tuple(int(i) for i in np.flatnonzero(rows.any(axis=0)))
 
 
 def smallest_scale_error(truth: NDArray[Any], allowed: NDArray[np.float64]) -> float:

@@ -1,81 +1,28 @@
 """Find the ops that introduce an error, and tell them from those that only pass it on.
 
-Four runs of one request: the oracle's; the subject's own, where errors pile up; the subject's with
-the oracle's value put in at every site, where each op works on the oracle's inputs; the judge's.
+Along llama.cpp's graph harness.locate_nodes does it. Along ours there are four runs of one
+request: the oracle's; the subject's own, where errors pile up; the subject's with the oracle's
+value put in at every site, where each op works on the oracle's inputs; the judge's.
 """
 
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.batch import Batch
 from engine.trace import SITES
 from harness.compare import largest, mismatch_between, worst_distance
 from harness.designs import PER_EXPERT
+from harness.findings import Findings, Values, all_outputs, errors_between
 from harness.judge import Judge, SiteFinding
+from harness.locate_nodes import locate_along_nodes
 from harness.records import Evaluation, Request, Site, Status, Trace
 from harness.suites.base import Context, NoAnswer
 from harness.tolerances import Bound, whole_run
 
-Values = dict[Site, NDArray[Any]]
 COPIES = ("SET_ROWS",)  # ops whose result is their input: nothing is computed that could be wrong
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Findings:
-    """All sites in execution order, with the errors of the subject's own run beside them."""
-
-    all: tuple[SiteFinding, ...]
-    not_shown: tuple[Site, ...]  # the oracle does not show what the judge computed there
-    hidden: tuple[Site, ...]  # the subject says that it does not show them
-    not_given: tuple[Site, ...]  # the subject shows them, on inputs that could not be put in
-    free: dict[Site, float]  # subject's own run against the oracle, relative to the largest value
-    tied: bool  # the output head is the embedding matrix
-
-    @property
-    def guilty(self) -> tuple[SiteFinding, ...]:
-        return tuple(f for f in self.all if f.mismatch is not None)
-
-    def err_out(self, finding: SiteFinding) -> float:
-        return self.free.get(finding.site, float("inf"))
-
-    def err_in(self, finding: SiteFinding) -> float:
-        """The worst error among the op's inputs, in the subject's own run."""
-        known = [self.free[s] for s in inputs_of(finding.site, self.n_layer) if s in self.free]
-        return max(known, default=0.0)
-
-    def gain(self, finding: SiteFinding) -> float:
-        """How much larger the error leaves the op than it came in."""
-        error_in = self.err_in(finding)
-        return self.err_out(finding) / error_in if error_in else float("inf")
-
-    @property
-    def n_layer(self) -> int:
-        return 1 + max((f.site.layer for f in self.all if f.site.layer is not None), default=-1)
-
-    @property
-    def rest(self) -> str:
-        """What is not wrong, in words."""
-        fine = sum(f.mismatch is None and f.compared > 0 for f in self.all)
-        return f"on the oracle's inputs {fine} of {len(self.all)} ops agree"
-
-    def weight_of(self, finding: SiteFinding) -> str:
-        """The tensor that the op multiplies by, or nothing."""
-        weight = SITES[finding.site.name].weight
-        if weight is None:
-            return ""
-        if weight == "output" and self.tied:
-            weight = "token_embd"
-        layer = finding.site.layer
-        return f"{weight}.weight" if layer is None else f"blk.{layer}.{weight}.weight"
-
-    def positions(self, finding: SiteFinding) -> dict[str, Any]:
-        shown = list(finding.outputs[:16])
-        return {"axis": "last", "indices": shown, "count": len(finding.outputs)}
 
 
 def inputs_of(site: Site, n_layer: int) -> list[Site]:
@@ -91,7 +38,12 @@ def inputs_of(site: Site, n_layer: int) -> list[Site]:
 
 
 def locate(context: Context) -> Findings:
-    check_shows(context)
+    """Along our own graph, where there is one and the subject shows tensors of it, or llama.cpp's.
+
+    Raises NoAnswer where an engine does not show what that takes.
+    """
+    if along_nodes(context):
+        return locate_along_nodes(context)
     oracle = trace_of(context.oracle_run).values()
     context.progress("the subject's own run")
     free = trace_of(
@@ -103,25 +55,20 @@ def locate(context: Context) -> Findings:
     return judged(context, context.batches, oracle, local, replace, errors_between(oracle, free))
 
 
-def check_shows(context: Context) -> None:
-    """Raises NoAnswer where there is no graph to judge along, or a subject shows no tensors."""
+def along_nodes(context: Context) -> bool:
+    """Whether llama.cpp's graph is the one to judge along. Raises NoAnswer if there is none."""
     if context.facts.no_run:
         raise NoAnswer("not-applicable", context.facts.no_run, {})
-    status: Status = "not-compared" if context.named else "not-applicable"
+    if not context.facts.no_graph and context.subject_info.shows != ():
+        return False
+    if context.subject_info.computes_nodes:
+        return True
+    who = context.subject.name
+    text = context.facts.no_graph or f"{who} does not show tensors"
     if context.facts.no_graph:
-        text = f"{context.facts.no_graph}; lockstep shadow judges every op of llama.cpp's graph"
-        raise NoAnswer(status, text, {})
-    if context.subject_info.shows == ():
-        raise NoAnswer(status, f"{context.subject.name} does not show tensors", {})
-
-
-def errors_between(oracle: Values, subject: Values) -> dict[Site, float]:
-    """The worst element of each site that both show, relative to the largest value."""
-    return {
-        site: worst_distance(value, subject[site]) / (largest(value) or 1.0)
-        for site, value in oracle.items()
-        if site in subject
-    }
+        text += f", and {who} computes no single ops of llama.cpp's"
+    status: Status = "not-compared" if context.named else "not-applicable"
+    raise NoAnswer(status, text, {})
 
 
 def on_values(
@@ -148,6 +95,8 @@ def on_values(
 def replaceable(context: Context, values: Values) -> Values:
     """Of these values those that the subject can go on with instead of its own."""
     info = context.subject_info
+    if along_nodes(context):
+        return values if info.shows_nodes else {}
     return {s: v for s, v in values.items() if s.name not in info.fixed and shows(context, s)}
 
 
@@ -194,18 +143,37 @@ def judged(
     }
     apart = {f.site: f for f in judge.findings if f.site in hidden or f.site in not_given}
     blamed = {site: f for site, f in apart.items() if f.at_fault in ("oracle", "both")}
+    found = tuple(
+        wired(context, dataclasses.replace(f, at_fault="oracle") if f.site in blamed else f)
+        for f in judge.findings
+        if f.site not in apart or f.site in blamed
+    )
     return Findings(
-        all=tuple(
-            dataclasses.replace(f, at_fault="oracle") if f.site in blamed else f
-            for f in judge.findings
-            if f.site not in apart or f.site in blamed
-        ),
+        all=found,
         not_shown=tuple(judge.missing),
         hidden=tuple(site for site in apart if site in hidden),
         not_given=tuple(site for site in apart if site in not_given),
         free=errors,
-        tied="output.weight" not in context.reading.graph.weights,
+        values={s: oracle[s] for s in with_choices(found) if s in oracle},
+        outputs=context.oracle_run.logits,
     )
+
+
+def wired(context: Context, finding: SiteFinding) -> SiteFinding:
+    """With what the op reads."""
+    n_layer = context.reading.graph.hparams.n_layer
+    inputs = tuple(inputs_of(finding.site, n_layer))
+    return dataclasses.replace(finding, inputs=inputs, weight=weight_of(context, finding.site))
+
+
+def weight_of(context: Context, site: Site) -> str:
+    """The tensor that the op multiplies by, or nothing."""
+    weight, layer = SITES[site.name].weight, site.layer
+    if weight is None:
+        return ""
+    if weight == "output" and "output.weight" not in context.reading.graph.weights:
+        weight = "token_embd"  # the output head is the embedding matrix
+    return f"{weight}.weight" if layer is None else f"blk.{layer}.{weight}.weight"
 
 
 def on_given(site: Site, graph: Collection[Site], given: Collection[Site], n_layer: int) -> bool:
@@ -224,9 +192,9 @@ def trace_of(run: Evaluation) -> Trace:
     return run.trace
 
 
-def with_choices(guilty: Sequence[SiteFinding]) -> Iterator[Site]:
-    """The sites, and for values of single experts which experts they are of, in the same order."""
-    for finding in guilty:
+def with_choices(findings: Sequence[SiteFinding]) -> Iterator[Site]:
+    """The guilty sites, and for values of single experts which experts they are of, in order."""
+    for finding in (f for f in findings if f.mismatch is not None):
         if finding.site.name in PER_EXPERT:
             yield dataclasses.replace(finding.site, name="ffn_moe_topk")
         yield finding.site
@@ -242,6 +210,7 @@ class Patched:
     bound: Bound
     differed: bool  # before: if not, agreement afterwards confirms nothing
     agrees: bool
+    what: str = "logit"
 
     @property
     def explains(self) -> bool:
@@ -254,18 +223,17 @@ class Patched:
 
 
 def patch(context: Context, found: Findings) -> Patched:
-    """If the guilty ops are all there are, putting them right puts the logits right."""
-    oracle = trace_of(context.oracle_run).values()
-    replace = replaceable(context, {s: oracle[s] for s in with_choices(found.guilty)})
+    """If the guilty ops are all there are, putting them right puts the outputs right."""
+    replace = replaceable(context, found.values)
     context.progress(f"putting the oracle's tensor in at {len(replace)} sites")
     own, healed = (
-        np.concatenate(context.ask(context.subject, "evaluate", request).logits)
+        all_outputs(context.ask(context.subject, "evaluate", request).logits)
         for request in (
-            Request(batches=context.batches),
-            Request(batches=context.batches, replace=replace),
+            Request(batches=context.batches, embeddings=found.embeddings),
+            Request(batches=context.batches, embeddings=found.embeddings, replace=replace),
         )
     )
-    expected = np.concatenate(context.oracle_run.logits)
+    expected = all_outputs(found.outputs)
     size = largest(expected)
     bound = whole_run(context.noise.relative, size)
     return Patched(
@@ -275,4 +243,5 @@ def patch(context: Context, found: Findings) -> Patched:
         bound=bound,
         differed=mismatch_between(expected, own, bound.allowed) is not None,
         agrees=mismatch_between(expected, healed, bound.allowed) is None,
+        what=found.what,
     )

@@ -13,6 +13,8 @@ from tempfile import TemporaryDirectory
 from threading import Thread, current_thread, main_thread
 from typing import Any
 
+from harness.allocator import keep_freed_memory
+
 BLAS = "OPENBLAS_NUM_THREADS"
 TEMPORARY = "TMPDIR"
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -64,7 +66,7 @@ def processes(jobs: int) -> Iterator[Pool]:
     with (
         TemporaryDirectory(prefix="lockstep-") as folder,
         variables({BLAS: blas, TEMPORARY: folder}),
-        Pool(jobs, mp_context=get_context("spawn"), initializer=watch_parent) as pool,
+        Pool(jobs, mp_context=get_context("spawn"), initializer=begin) as pool,
     ):
         try:
             yield pool
@@ -100,6 +102,11 @@ def shared() -> Iterator[SyncManager]:
         manager.start(watch_parent)
     with manager:
         yield manager
+
+
+def begin() -> None:
+    watch_parent()
+    keep_freed_memory()
 
 
 def watch_parent() -> None:

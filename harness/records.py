@@ -70,6 +70,8 @@ class Request:
     batches: tuple[Batch, ...]
     capture: bool = False  # record every site
     replace: Mapping[Site, NDArray[Any]] = field(default_factory=dict)  # values put in at sites
+    only: tuple[Site, ...] = ()  # if any: record these alone
+    embeddings: bool = False  # the outputs are embeddings: of a model without logits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -90,6 +92,8 @@ class EngineInfo:
     generic: tuple[str, ...] = ()  # activation formats that it rounds as ggml's generic C does
     settings: Settings | None = None
     shows: tuple[str, ...] | None = None  # names of sites in its traces; None: all
+    computes_nodes: bool = False  # what `compute` answers is what its runs compute as well
+    shows_nodes: bool = False  # its traces have llama.cpp's names of nodes
     fixed: tuple[str, ...] = ()  # names of sites whose value it cannot replace
     partial: bool = False  # of the sites that it shows any may be missing in a trace
 

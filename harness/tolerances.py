@@ -89,13 +89,13 @@ def soft_max(x: F32, out: F32, scale: float, visible: Bools | None) -> Bound:
     """An absolute error of the exponent is a relative one of the power.
 
     Exponents: the scaled score, the largest, their difference. exp: 2 ulp. The sum: the powers'
-    own errors and a tree over 16 lanes; then reciprocal and product. Powers added one by one in
-    float32 have room up to some thousand cells only: at 4096 they were seen 2.4 bounds off.
+    own errors and a tree over 16 lanes, as ggml adds vectors up in double; then reciprocal and
+    product. Powers added up in float32 are a design of their own (harness/designs.py).
     """
-    s = np.abs(x.astype(np.float64) * scale)
-    shown = np.ones(s.shape, bool) if visible is None else np.broadcast_to(visible, s.shape)
-    s = np.where(shown, s, 0.0)
-    top = np.abs(np.where(shown, x * scale, -np.inf).max(axis=-1, keepdims=True))
+    scores = x.astype(np.float64) * scale
+    shown = np.ones(x.shape, bool) if visible is None else np.broadcast_to(visible, x.shape)
+    s = np.where(shown, np.abs(scores), 0.0)
+    top = np.abs(np.where(shown, scores, -np.inf).max(axis=-1, keepdims=True))
     top = np.where(np.isfinite(top), top, 0.0)
     each = U * (2 * s + 2 * top + 4)
     common = (each * out).sum(axis=-1, keepdims=True) + (4 + 2 + TRUTH) * U

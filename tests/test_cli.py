@@ -24,7 +24,7 @@ from tests.models import builtin, with_changed_weight, with_metadata, with_tenso
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = sorted(get_command(app).commands)  # type: ignore[attr-defined]
-GOLDEN_COMMANDS = sorted(get_command(golden).commands)  # type: ignore[attr-defined]
+GOLDEN_COMMANDS = sorted(get_command(golden.app).commands)  # type: ignore[attr-defined]
 GGML_ONLY = "Q8_1"  # a type of activations, which llama.cpp does not read from files either
 OURSELVES = ("--oracle", "reference")  # no llama.cpp needed
 

@@ -32,6 +32,7 @@ from harness.honest.sums_one_by_one import OneByOne
 from harness.judge import Judge, SiteFinding, conforms
 from harness.records import EXACT, PRESETS, Settings, Site
 from harness.rope_designs import ways_to_turn
+from harness.tolerances import U
 from tests.models import LANES, Values, builtin, judged, traced
 
 import_members("harness.honest")
@@ -220,6 +221,20 @@ def test_a_norm_may_add_its_squares_up_in_float32(width: int) -> None:
     assert conforms(shown, truth, ops.bound, ops.others)
     for wrong in (shown * np.float32(1 + 2e-6), OneByOne().rms_norm(x, weight, 3e-6)):
         truth = ops.rms_norm(x, weight, 1e-5)
+        assert not conforms(wrong, truth, ops.bound, ops.others)
+
+
+@pytest.mark.parametrize("cells", [300, 4096, 30000])
+def test_a_softmax_may_add_its_powers_up_in_float32(cells: int) -> None:
+    x, ops = normal(2, 2, 6, cells), judge()
+    x[:, 3:] /= 100  # next to even: every addition rounds the same way
+    shown = OneByOne().soft_max(x, 0.125, None)
+    truth = ops.soft_max(x, 0.125, None)
+    assert conforms(shown, truth, ops.bound, ops.others)
+    far, one = shown * np.float32(1 + 2 * cells * U), shown.copy()
+    one[1, 2, 7] *= np.float32(1 + 1e-5)
+    scaled = OneByOne().soft_max(x, 0.125 * (1 + 1e-4), None)
+    for wrong in (far, one, scaled):
         assert not conforms(wrong, truth, ops.bound, ops.others)
 
 

@@ -189,7 +189,7 @@ def test_an_engine_that_refuses_to_decode_diverges_in_a_report_that_is_whole(
     lying("fake-refuser", "dequantize", refuse)
     code, rows = checked(plan_for(model, suites=("dequant",), engine="fake-refuser"), tmp_path)
     assert ({row["status"] for row in rows}, code) == ({"diverged"}, 1)
-    assert {row["key"] for row in rows} == {"dequant/diverged"}
+    assert {row["key"] for row in rows} == {"dequant/diverged/F32"}
 
 
 def test_a_schedule_that_is_not_answered_properly_ends_in_a_difference() -> None:

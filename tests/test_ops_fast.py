@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from engine.kernels import is_kept
 from engine.model import Model
 from engine.ops import fast, fast_kernels, ops_named
-from engine.ops.fast import Fast, is_cached, is_compiled
+from engine.ops.fast import Fast, is_compiled
 from engine.ops.flash_mirror import tiled
 from engine.ops.mirror import Mirror
 from engine.ops.reference import Reference, RopeParams
@@ -261,26 +262,20 @@ def test_the_engine_named_fast_generates_what_the_reference_does(tmp_path: Path)
     assert isinstance(Model(path, ops_named("fast")).ops, Fast)
 
 
-def test_compiled_kernels_are_noticed_and_old_ones_are_not_counted(
+def test_compiled_kernels_are_noticed_whatever_their_age_and_those_of_another_source_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FAST.rms_norm(floats(1, 2, 8), floats(2, 8), 1e-5)
-    kernel = fast_kernels.rms_norm
-    assert is_cached(kernel)
-    source = Path(fast_kernels.__file__)
-    index = next(Path(kernel.stats.cache_path).glob(f"{source.stem}.rms_norm-*.nbi"))
-    moved = tmp_path / index.name
-    monkeypatch.setattr(type(kernel), "stats", property(lambda self: Stats(tmp_path)))
-    assert not is_cached(kernel)
-    moved.write_bytes(index.read_bytes())
-    assert is_cached(kernel)
+    kept = fast_kernels.rms_norm._cache._cache_file
+    assert is_kept(fast_kernels.rms_norm)
+    moved = tmp_path / "index.nbi"
+    moved.write_bytes(Path(kept._index_path).read_bytes())
+    monkeypatch.setattr(kept, "_index_path", str(moved))
     os.utime(moved, (0, 0))
-    assert not is_cached(kernel)
+    assert is_kept(fast_kernels.rms_norm)
+    monkeypatch.setattr(kept, "_source_stamp", "of another source")
+    assert not is_kept(fast_kernels.rms_norm)
+    moved.unlink()
+    assert not is_kept(fast_kernels.rms_norm)
     assert is_compiled("reference")
     assert not is_compiled("fast")
-    assert not is_compiled("mirror", flash_attn=True)
-
-
-class Stats:
-    def __init__(self, path: Path) -> None:
-        self.cache_path = str(path)

@@ -8,12 +8,12 @@ llama.cpp is. Never used to judge.
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.kernels import is_kept
 from engine.ops import fast_kernels as kernels
 from engine.ops.flash_mirror import one_by_one
 from engine.ops.mirror import Mirror, like, rope_cache
@@ -184,23 +184,12 @@ PRODUCTS: dict[type[WeightFormat], Callable[[F32, Weight], Prepared]] = {
 def is_compiled(ops: str, *, flash_attn: bool = False) -> bool:
     """Whether numba's cache has the kernels that every run with these ops needs.
 
-    If not, the first call compiles for some seconds. This is a look at the names and ages of the
-    cache's files; the products of a weight format that was never met before may still be missing.
+    If not, the first call compiles for some seconds. The products of a weight format that was never
+    met before may still be missing.
     """
     needed = {
         "reference": [],
         "mirror": [rope_cache, one_by_one] if flash_attn else [rope_cache],
         "fast": [rope_cache, kernels.rms_norm, kernels.soft_max, kernels.kqv],
     }
-    return all(is_cached(kernel) for kernel in needed[ops])
-
-
-def is_cached(kernel: Any) -> bool:
-    """Whether numba's index of the kernel's compiled forms is there and as new as its source."""
-    if kernel.stats.cache_path is None:  # nothing is kept: each process compiles
-        return False
-    code = kernel.py_func.__code__
-    source = Path(code.co_filename)
-    name = f"{source.stem}.{kernel.py_func.__name__}-{code.co_firstlineno}.*.nbi"
-    found = Path(kernel.stats.cache_path).glob(name)
-    return any(index.stat().st_mtime >= source.stat().st_mtime for index in found)
+    return all(is_kept(kernel) for kernel in needed[ops])

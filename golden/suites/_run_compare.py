@@ -55,7 +55,7 @@ def sentence(part: str, off: Mismatch) -> str:
 def margin(vectors: Vectors, step: int, token: int, way: str) -> tuple[float, bool]:
     """How far the logit of `token` is below the largest before that step; whether that is known
     or only the least that it may be."""
-    row = len(vectors.document["prompt"]) - 1 + step
+    row = step - len(vectors.document["greedy"])  # from the last
     ids, top = (vectors.tensors[f"{LOGITS}/{way}.{part}"][row] for part in ("ids", "top"))
     at = np.flatnonzero(ids == token)
     return float(top[0]) - float(top[at[0] if at.size else -1]), bool(at.size)

@@ -20,13 +20,16 @@ WAYS = ("ggml", "plain")  # of an engine that rounds as llama.cpp does, and of o
 ALONE = 2  # of the greedy ids are decoded one by one; those before, in one batch
 ROWS = (
     "batch after batch on one cache, as `batches` has their lengths: the ids of the prompt, then "
-    "the greedy ones but the last; a row of logits for each id, and the rows of a node as they come"
+    "the greedy ones but the last; a row of logits for each id, and the rows of a node as they "
+    "come; if decoder_start is there, the first batch is the encoder's, without rows, and the "
+    "decoder's ids begin with that one"
 )
 
 
 def body_of(
     prompt: Sequence[int],
     greedy: Sequence[int],
+    decoder_start: int | None,
     ways: Mapping[str, Matrices],
     floors: Mapping[str, Floor],
     seed: int,
@@ -38,8 +41,9 @@ def body_of(
     body = {
         "prompt": list(prompt),
         "greedy": list(greedy),
-        "margins": margins(tensors, len(prompt), len(greedy)),
-        "batches": [len(batch) for batch in batches_of(prompt, greedy)],
+        "decoder_start": decoder_start,
+        "margins": margins(tensors, len(greedy)),
+        "batches": [len(batch) for batch in batches_of(prompt, greedy, decoder_start)],
         "rows": ROWS,
         "block": BLOCK,
         "rule": RULE,
@@ -48,17 +52,28 @@ def body_of(
     return body, tensors
 
 
-def batches_of(prompt: Sequence[int], greedy: Sequence[int]) -> tuple[Batch, ...]:
-    """The prompt, most of the greedy ids together, and some of them alone."""
+def batches_of(
+    prompt: Sequence[int], greedy: Sequence[int], decoder_start: int | None
+) -> tuple[Batch, ...]:
+    """The prompt, most of the greedy ids together, and some of them alone.
+
+    decoder_start: where an encoder reads the prompt, the decoder begins with it.
+    """
     ids = list(greedy[:-1])
     together = max(len(ids) - ALONE, 0)
     parts = [ids[:together], *([token] for token in ids[together:])]
-    found, start = [Batch.of(prompt)], len(prompt)
+    parts.insert(0, list(prompt) if decoder_start is None else [decoder_start])
+    found = [] if decoder_start is None else [Batch.to_encode(Batch.of(prompt))]
+    start = 0
     for part in parts:
         if part:
             found.append(Batch.of(part, start=start))
             start += len(part)
     return tuple(found)
+
+
+def batches_of_document(document: Mapping[str, Any]) -> tuple[Batch, ...]:
+    return batches_of(document["prompt"], document["greedy"], document["decoder_start"])
 
 
 def row_of(name: str, matrix: F32, floor: Floor) -> dict[str, Any]:
@@ -97,9 +112,9 @@ def tensors_of(name: str, seed: int, ways: Mapping[str, F32]) -> Tensors:
     return found
 
 
-def margins(tensors: Tensors, n_prompt: int, n_greedy: int) -> list[float]:
+def margins(tensors: Tensors, n_greedy: int) -> list[float]:
     """How far the logit of each greedy id is above the second largest."""
     if not n_greedy:
         return []
-    top = tensors[f"{LOGITS}/ggml.top"][n_prompt - 1 :].astype(np.float64)
+    top = tensors[f"{LOGITS}/ggml.top"][-n_greedy:].astype(np.float64)
     return [float(x) for x in top[:, 0] - top[:, min(1, top.shape[1] - 1)]]

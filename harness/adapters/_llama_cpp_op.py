@@ -36,6 +36,8 @@ PROTOTYPES = {  # name: (result, *arguments); of ggml.h and ggml-cpu.h, 0.3.36
 
 def compute(lib: Library, node: Node, n_threads: int) -> NDArray[Any]:
     """The node's result: (ne3, ne2, ne1, ne0). Raises Unsupported for an op that ggml lacks."""
+    if node.type not in PLAIN:
+        raise Unsupported(f"a result of type {node.type}")
     lib.declare(PROTOTYPES)
     number, first = op_number(lib, node)
     operands = [source for source in node.sources if source is not None]

@@ -4,8 +4,8 @@ llama.cpp is asked in a worker for the graphs of the batches, and they are compu
 tokens on. So a wrong op or weight shows, and a wrong graph does not: it is the same.
 """
 
-import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from engine.batch import Batch, steps_of
 from engine.choices import choices
 from engine.errors import EngineError, InvalidModel, NotInModel, Unsupported
-from engine.ops.ggml.base import Build
+from engine.ops.ggml.base import Build, Node
 from engine.quants.base import F32
 from harness.adapters.reference import Reference
 from harness.check import Plan, lanes_of
@@ -22,6 +22,8 @@ from harness.facts import decoder_start
 from harness.graph.program import Graph, Place, PlannedNode, Program
 from harness.graph.record import record
 from harness.graph.replay import Replayed, replay
+from harness.graph.ways import Honest
+from harness.graph.wiring import sites_of
 from harness.records import (
     Answered,
     EngineInfo,
@@ -39,13 +41,13 @@ from harness.suites.base import no_answer
 
 SHOWS_GRAPHS = "llama.cpp"
 MEMORY = Plan.memory_limit  # each context may want gigabytes of addresses (glm5-next), and is kept
-IN_A_LAYER = re.compile(r"(.+?)-(\d+)((?: .*)?)")  # Qcur-0, and what tells several apart
 
 
 class ReplayEngine(Reference, name="replay"):
     """Files, tokens, weights and single ops are the reference's."""
 
     own_sites = True
+    way = Honest()  # a wrong engine computes in another
     session: Session | None = None
     recorded: tuple[bytes, Program] | None = None  # of what was asked last
     computed: tuple[Program, tuple[F32, ...]] | None = None  # its outputs, nothing put in
@@ -57,15 +59,19 @@ class ReplayEngine(Reference, name="replay"):
             build="it replays llama.cpp's graph, so a wrong graph cannot be found by it",
             settings=self.settings,
             shows=(),  # of engine.trace's sites: its nodes have llama.cpp's names
+            computes_nodes=True,
+            shows_nodes=True,
         )
 
     def evaluate(self, request: Request) -> Evaluation:
-        program = self.program_of(request.batches)
-        sites = sites_of(program)
+        program = self.program_of(request.batches, embeddings=request.embeddings)
+        sites, wanted = sites_of(program), set(request.only)
         records: list[TensorRecord] = []
 
         def see(graph: Graph, node: PlannedNode, value: NDArray[Any]) -> None:
-            records.append(TensorRecord(site=sites[graph.place(node)], value=value.copy()))
+            site = sites[graph.place(node)]
+            if not wanted or site in wanted:
+                records.append(TensorRecord(site=site, value=value.copy()))
 
         values = replaced(sites, request)
         if request.capture or values:
@@ -77,6 +83,12 @@ class ReplayEngine(Reference, name="replay"):
 
     def embed(self, batches: Sequence[Batch]) -> tuple[F32, ...]:
         return self.outputs_of(self.program_of(batches, embeddings=True))
+
+    def compute(self, node: Node) -> NDArray[Any]:
+        """As in its runs; without a model there is no build of llama.cpp to mirror."""
+        if self.model is None:
+            return super().compute(node)
+        return self.way.compute(self.build, node)
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         """Every id is the argmax of our logits; llama.cpp's ids are only what we guess, so that
@@ -135,7 +147,8 @@ class ReplayEngine(Reference, name="replay"):
         assert self.recorded is not None
         return self.recorded[1]
 
-    def build_of(self) -> Build:
+    @cached_property
+    def build(self) -> Build:
         info: EngineInfo = self.ask("describe")
         return Build(
             lanes=lanes_of(info.build), n_threads=self.settings.n_threads, generic=info.generic
@@ -158,7 +171,9 @@ class ReplayEngine(Reference, name="replay"):
         if not program.has_result:
             last = program.graphs[-1].output.name
             raise NotInModel(f"the model has no logits: its graph ends in {last!r}")
-        found: Replayed = replay(program, self.file, self.build_of(), trace=trace, values=values)
+        found: Replayed = replay(
+            program, self.file, self.build, self.way, trace=trace, values=values
+        )
         if found.missing:
             raise Unsupported(f"{self.name} does not compute {found.missing[0]}")
         return tuple(output for output in found.outputs if output is not None)
@@ -174,19 +189,6 @@ def answered(outcome: Outcome, question: str) -> Any:
             raise EngineError(message)
     # not a refusal: nobody has looked at what was asked
     raise RuntimeError(no_answer(SHOWS_GRAPHS, question, outcome).summary.splitlines()[0])
-
-
-def sites_of(program: Program) -> dict[Place, Site]:
-    """Each node by the name that is its own; those of later ubatches say which they are of."""
-    return {place: site_of(name, place[0], place[1]) for place, name in program.names.items()}
-
-
-def site_of(name: str, step: int, ubatch: int = 0) -> Site:
-    """Of a node's own name, such as `Qcur-0 ROPE`."""
-    layer = None
-    if inside := IN_A_LAYER.fullmatch(name):
-        name, layer = inside[1] + inside[3], int(inside[2])
-    return Site(step=step, layer=layer, name=name + (f" ubatch {ubatch}" if ubatch else ""))
 
 
 def replaced(sites: Mapping[Place, Site], request: Request) -> dict[Place, NDArray[Any]]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from engine.batch import Batch
 from engine.errors import Unsupported
 from engine.ggml_types import type_by_name
-from engine.ops.ggml.base import PLAIN, Node
+from engine.ops.ggml.base import Node, layout
 from harness.answers.base import ARRAYS, Facts, MalformedAnswer, expect_array, expect_type
 
 WAYS = {"plain", "callback", "capture", "copy"}  # that are timed; counts stand beside them
@@ -62,7 +62,8 @@ def check_seconds(value: Any, where: str) -> None:
 
 
 def check_compute(value: Any, facts: Facts, node: Node) -> None:
-    expect_array(value, PLAIN.get(node.type), tuple(reversed(node.ne)), f"the result of {node.op}")
+    dtype, shape, _ = layout(node.type, node.ne)
+    expect_array(value, dtype.type, shape, f"the result of {node.op}")
 
 
 def check_operate(

@@ -36,7 +36,8 @@ WIDTHS = {"ne": 4, "nb": 4, "params": 16, "name": 64, "weight": 64, "root_name":
 
 def check_evaluate(value: Any, facts: Facts, request: Request) -> None:
     expect_type(value, Evaluation, "the run")
-    check_logits(value.logits, facts, request.batches)
+    check_outputs = check_embed if request.embeddings else check_logits
+    check_outputs(value.logits, facts, request.batches)
     if not request.capture:
         expect_type(value.trace, type(None), "the trace that nobody asked for")
         return

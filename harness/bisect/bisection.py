@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from harness.findings import Findings, by_layer
 from harness.judge import SiteFinding
-from harness.locate import Findings, Patched, locate, patch
+from harness.locate import Patched, locate, patch
 from harness.records import Evaluation, Request, Site, Verdict
 from harness.suites.base import Context
 from harness.suites.logits import compared
@@ -33,10 +34,7 @@ class Bisection:
 
     @property
     def not_compared(self) -> tuple[Site, ...]:
-        """Ops of which nothing is known: a fault may be in any of them."""
-        found = self.found
-        empty = (f.site for f in found.all if f.mismatch is None and not f.compared)
-        return (*found.not_shown, *found.hidden, *found.not_given, *empty)
+        return self.found.not_compared
 
     @property
     def exit_code(self) -> int:
@@ -53,24 +51,27 @@ class Bisection:
 
 def bisect(context: Context) -> Bisection:
     found = locate(context)
+    if found.embeddings:
+        context = context.for_embeddings()
     culprits: dict[Place, SiteFinding] = {}
     for finding in found.guilty:
-        culprits.setdefault((finding.site.layer, finding.site.name), finding)
+        culprits.setdefault((finding.layer, finding.site.name), finding)
     return Bisection(
         found=found,
         layers=layers_of(found),
         culprits=tuple(culprits.values()),
         patched=patch(context, found) if culprits else None,
-        logits=None if culprits else own_logits(context),
+        logits=None if culprits else own_logits(context, found),
     )
 
 
-def own_logits(context: Context) -> Verdict:
+def own_logits(context: Context, found: Findings) -> Verdict:
     """Whether there is nothing to find: a fault may lie in what is not shown."""
-    request = Request(batches=context.batches)
+    request = Request(batches=context.batches, embeddings=found.embeddings)
     own: Evaluation = context.ask(context.subject, "evaluate", request)
     truth = np.concatenate(context.noise.logits)
-    return compared(context, "bisect", context.batches, context.oracle_run, own, truth)
+    oracle = Evaluation(logits=found.outputs, trace=None)
+    return compared(context, "bisect", context.batches, oracle, own, truth, found.what)
 
 
 def compares(finding: SiteFinding) -> bool:
@@ -79,14 +80,11 @@ def compares(finding: SiteFinding) -> bool:
 
 def layers_of(found: Findings) -> tuple[Layer, ...]:
     """In the order of the graph, from the prompt's run (step 0)."""
-    groups: list[list[SiteFinding]] = []
-    for finding in (f for f in found.all if f.site.step == 0):
-        if not groups or groups[-1][0].site.layer != finding.site.layer:
-            groups.append([])
-        groups[-1].append(finding)
+    first = [f for f in found.all if f.site.step == 0]
+    groups = [[first[i] for i in group] for group in by_layer([f.layer for f in first])]
     return tuple(
         Layer(
-            layer=group[0].site.layer,
+            layer=group[0].layer,
             last=group[-1].site.name,
             error=found.err_out(group[-1]),
             guilty=tuple(f.site.name for f in group if f.mismatch is not None),

@@ -24,6 +24,7 @@ from harness.cli import (
     golden,
     oracle,
     real_models,
+    selftest,
     shadow,
     smoke,
     synth,
@@ -57,6 +58,7 @@ golden.app.command("ops")(answers.ops)
 fuzz.app.command("gguf")(files.fuzz_gguf)
 app.command("synth")(synth.synth)
 app.command("shadow")(shadow.shadow)
+app.command("selftest")(selftest.selftest)
 app.command("smoke")(smoke.smoke)
 app.command("fetch")(real_models.fetch)
 app.command("twin")(twin.twin)
@@ -294,22 +296,6 @@ def tokenize(
 
 
 @app.command()
-def selftest(
-    list_only: Annotated[bool, typer.Option("--list", help="Only name the wrong engines.")] = False,
-    clean: Annotated[int, typer.Option(help="Clean random cases to try as well.", min=0)] = 0,
-    seed: SeedOpt = 0,
-    jobs: Annotated[int, typer.Option("-j", help="Processes.", min=1)] = 1,
-    quiet: QuietOpt = False,
-) -> None:
-    """Run the wrong engines: are all caught, and located where they are wrong?"""
-    from harness.selftest import run_selftest
-
-    with screen(quiet) as out:
-        code = run_selftest(out, list_only=list_only, clean=clean, seed=seed, jobs=jobs)
-    raise typer.Exit(code)
-
-
-@app.command()
 def doctor(as_json: JsonOpt = False) -> None:
     """Versions, llama.cpp's build, CPU features, what is missing."""
     from harness.doctor import examine
@@ -410,6 +396,7 @@ def main() -> None:
     import click
 
     from engine.errors import EngineError
+    from harness.allocator import keep_freed_memory
 
     came: list[int] = []
 
@@ -425,6 +412,7 @@ def main() -> None:
     # matrix, wait for each other on a busy machine: with two on two busy processors a model took
     # nine times the processor time that it takes with one. A user's own choice stays.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    keep_freed_memory()
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it is an exception
         for stream in (sys.stdout, sys.stderr):  # a text that they cannot encode is no error

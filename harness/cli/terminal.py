@@ -25,7 +25,6 @@ from harness.report.jsonl import plain
 from harness.report.text import (
     MARKS,
     explain,
-    explain_finding,
     last_words,
     printable,
     site_name,
@@ -34,7 +33,6 @@ from harness.suites.base import NoAnswer
 
 if TYPE_CHECKING:
     from harness.bisect.bisection import Bisection
-    from harness.locate import Patched
     from harness.run import RunResult
 
 SILENCE = 20.0  # seconds without a line, in a pipe, after which any progress is worth one
@@ -146,7 +144,7 @@ class Terminal:
         for same in folded[:SHOWN]:
             self.out.print(f"\n{printable(explain(same[0]), keep=chr(10))}{more_like(same)}")
         if len(folded) > SHOWN:
-            self.out.print(f"\n{len(folded) - SHOWN} more kinds of divergence are in the report")
+            self.out.print(f"\n{len(folded) - SHOWN} more kinds are in the report")
         for line in not_applicable(result):
             self.out.print(f"\n{printable(line)}")
         ending = f"{ENDINGS[result.code]}{reach_of(result)} in {result.seconds:.1f} s"
@@ -154,6 +152,8 @@ class Terminal:
 
     def bisection(self, plan: Plan, result: "Bisection") -> int:
         """Print it; the exit code."""
+        from harness.cli.bisection import bisection_lines, bisection_of
+
         self.quieten()
         if self.as_json:
             self.json(bisection_of(plan, result))
@@ -282,103 +282,3 @@ def summary_of(result: "RunResult") -> Mapping[str, Any]:
             for v in same[:1]
         ],
     }
-
-
-def bisection_of(plan: Plan, result: "Bisection") -> Mapping[str, Any]:
-    from harness.suites.trace import detail_of
-
-    patched = result.patched
-    return {
-        "case": plan.case,
-        "engine": plan.engine,
-        "exit_code": result.exit_code,
-        "layers": [
-            {"layer": x.layer, "error": x.error, "guilty": list(x.guilty)} for x in result.layers
-        ],
-        "culprits": [detail_of(result.found, c) for c in result.culprits],
-        "confirmed": None if patched is None else patched.confirms,
-        "worst_before_patch": None if patched is None else patched.before,
-        "worst_after_patch": None if patched is None else patched.worst,
-        "logits": None if result.logits is None else result.logits.summary,
-        "not_shown": [str(site) for site in result.found.not_shown],
-        "not_compared": [str(site) for site in result.not_compared],
-    }
-
-
-def bisection_lines(plan: Plan, result: "Bisection") -> list[str]:
-    found, first = result.found, result.first
-    if first is None:
-        return lines_without_culprit(plan, result)
-    lines = [f"{plan.case}: {plan.engine} against {plan.oracle}, settings {plan.settings.name}"]
-    lines.append("  layer   error it passes on   ops that are wrong by themselves")
-    for layer in result.layers:
-        name = "-" if layer.layer is None else str(layer.layer)
-        lines.append(f"  {name:>5}   {layer.error:>18.1e}   {', '.join(layer.guilty) or '-'}")
-    where = "outside the layers" if first.site.layer is None else f"layer {first.site.layer}"
-    lines += ["", f"first divergence: {where}, op {first.op}, site {first.site.name}"]
-    for culprit in result.culprits[:SHOWN]:
-        lines.append(f"  {explain_finding(culprit)}")
-        weight = found.weight_of(culprit)
-        rows = ", ".join(map(str, culprit.outputs[:8]))
-        more = len(culprit.outputs) - 8
-        lines.append(
-            (f"    multiplies by {weight}; " if weight else "    ")
-            + f"affected output rows: {rows}"
-            + (f" and {more} more" if more > 0 else "")
-        )
-        lines.append(
-            f"    error in {found.err_in(culprit):.1e}, out {found.err_out(culprit):.1e} (of the "
-            f"largest value); on the oracle's inputs {culprit.err_local:.2g} absolute"
-        )
-        lines.append(f"    allowed because: {culprit.reason}")
-        if culprit.at_fault != "subject":
-            lines.append(f"    against float64, at fault: {culprit.at_fault}")
-    if len(result.culprits) > SHOWN:
-        names = ", ".join(site_name(c.site) for c in result.culprits[SHOWN : SHOWN + 12])
-        rest = len(result.culprits) - SHOWN - 12
-        lines.append(f"  also: {names}" + (f" and {rest} more" if rest > 0 else ""))
-    lines.append(found.rest)
-    if result.patched is not None:
-        lines.append(confirmation(result.patched))
-    return lines
-
-
-def lines_without_culprit(plan: Plan, result: "Bisection") -> list[str]:
-    """What agrees, what nobody looked at, and whether the logits say that there is more to find."""
-    left_out = result.not_compared
-    well = result.exit_code == 0 and not left_out
-    lines = [f"{plan.case}: {result.found.rest}" + ("; nothing to find" if well else "")]
-    if left_out:
-        names = ", ".join(dict.fromkeys(site.name for site in left_out))
-        lines.append(f"  not compared: {len(left_out)} ops: {names}")
-    if result.logits is not None:
-        lines.append(f"  logits of its own run: {result.logits.status}: {result.logits.summary}")
-    return lines
-
-
-def confirmation(p: "Patched") -> str:
-    """What the run says in which the oracle's tensors were put in at the culprits."""
-    allowed = f"{float(p.bound.allowed):.1e} absolute"
-    if not p.sites:
-        return "not confirmed: the engine cannot go on with other values at these sites"
-    if not p.differed and p.explains:
-        return (
-            f"confirmed by patching: with the oracle's tensor at {p.sites} sites the logits are "
-            f"{p.worst:.1e} of the largest off, {p.before:.1e} before (which alone would be within "
-            f"what honest runs may differ, {allowed})"
-        )
-    if not p.differed:
-        return (
-            f"not confirmed: the logits are {p.before:.1e} of the largest off without a patch, "
-            f"within what honest runs of this model may differ ({allowed}), so patching proves "
-            "nothing; the op was judged alone, on the oracle's inputs"
-        )
-    if p.agrees:
-        return (
-            f"confirmed by patching: with the oracle's tensor at {p.sites} sites the rest agrees "
-            f"(logits {p.worst:.1e} of the largest, {p.before:.1e} before; allowed {allowed})"
-        )
-    return (
-        f"patching {p.sites} sites: THE REST STILL DIFFERS: there is more to find (logits "
-        f"{p.worst:.1e} of the largest, {p.before:.1e} before; allowed {allowed})"
-    )

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.random import Philox
 from numpy.typing import NDArray
 
-from engine.ops.ggml.base import F64, PLAIN, Build, Expected, Node, settled
+from engine.ops.ggml.base import F64, PLAIN, Build, Expected, Node, expect, settled
 from harness.synth.draws import stream
 
 
@@ -16,6 +16,10 @@ class Honest:
     """The value, rounded to the node's type once; the build's deliberate roundings are made."""
 
     wide = False
+
+    def compute(self, build: Build, node: Node) -> NDArray[Any]:
+        """What an engine holds that computes this way."""
+        return self.result(node, expect(node, self.build(build, node)))
 
     def build(self, build: Build, node: Node) -> Build:
         return build

@@ -38,7 +38,7 @@ VERSION = 1
 # what an engine may say that it can do, from the least to the most
 LEVELS = (
     *("parse", "tokenize", "detokenize", "dequantize", "multiply", "operate"),
-    *("greedy", "logits", "trace", "replace"),
+    *("embed", "greedy", "logits", "trace", "replace"),
 )
 SETTINGS = tuple(f.name for f in fields(Settings) if f.name not in ("generic", "repack"))
 INFINITIES = {"inf": math.inf, "-inf": -math.inf}
@@ -243,13 +243,25 @@ def send_logits(request: Request) -> Message:
     return Message(head=head, arrays={key_of(s): v for s, v in request.replace.items()})
 
 
-def batch_row(batch: Batch) -> dict[str, list[int]]:
+def batch_row(batch: Batch) -> dict[str, list[int] | bool]:
     return {
         "tokens": batch.tokens.tolist(),
         "positions": batch.positions.tolist(),
         "sequences": batch.seq_ids.tolist(),
         "outputs": batch.outputs.astype(int).tolist(),
+        "encoder": batch.encoder,
     }
+
+
+def send_embed(batches: Sequence[Batch]) -> Message:
+    return Message(head={"ask": "embed", "batches": [batch_row(batch) for batch in batches]})
+
+
+def read_embed(answer: Message) -> tuple[NDArray[Any], ...]:
+    found: list[NDArray[Any]] = []
+    while (name := f"rows{len(found)}") in answer.arrays:
+        found.append(answer.arrays[name])
+    return tuple(found)
 
 
 def read_logits(answer: Message) -> Evaluation:
@@ -287,6 +299,7 @@ QUESTIONS: dict[str, Question] = {
     "dequantize": Question("dequantize", send_dequantize, array_named("weights")),
     "multiply": Question("multiply", send_multiply, array_named("product")),
     "operate": Question("operate", send_operate, lambda answer: dict(answer.arrays)),
+    "embed": Question("embed", send_embed, read_embed),
     "greedy": Question("greedy", send_greedy, read_ids),
     "evaluate": Question("logits", send_logits, read_logits),
 }

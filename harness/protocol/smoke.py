@@ -94,6 +94,7 @@ def asked(level: str) -> tuple[str, tuple[Any, ...], Mapping[str, Any]]:
         "dequantize": ("dequantize", ("Q8_0", Q8_0), {}),
         "multiply": ("multiply", ("Q8_0", Q8_0, ones), {}),
         "operate": ("operate", ("weighted_rms_norm", norm, {"eps": 1e-5}), {}),
+        "embed": ("embed", (batches[:1],), {}),
         "greedy": ("greedy", (PROMPT, N_GREEDY), {}),
         "logits": ("evaluate", (Request(batches=batches),), {}),
         "trace": ("evaluate", (Request(batches=batches, capture=True),), {}),

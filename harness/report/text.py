@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from engine.trace import SITES
 from harness.judge import SiteFinding
 from harness.records import Site, Verdict
 
@@ -40,7 +39,7 @@ def explain_finding(finding: SiteFinding) -> str:
         return f"{where}: {m.detail or m.kind}"
     return (
         f"{where}: {m.mismatched} of {m.total} elements off, worst {list(m.index)} of "
-        f"{SITES[finding.site.name].shape} is "
+        f"{finding.axes} is "
         f"{m.actual:.9g}, expected {m.expected:.9g} (allowed {m.allowed:.2g})"
     )
 

@@ -1,7 +1,8 @@
 """The contract of a suite, and what all suites share: sessions, settings and the oracle's runs."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -152,6 +153,16 @@ class Context:
         conversions of activations, and in float64 without any."""
         self.progress("a difference: our own runs say which engine is wrong")
         return self.honest.logits(batches)
+
+    def with_subject(self, subject: Session, path: Path, info: EngineInfo) -> "Context":
+        """The same with another subject: all that is known so far is of the oracle."""
+        other = copy(self)
+        other.subject, other.subject_model, other.subject_info = subject, path, info
+        return other
+
+    def for_embeddings(self) -> "Context":
+        """The same with honest runs that come to embeddings."""
+        return replace(self, make_honest=self.make_honest_embeddings)
 
     def ask_both(self, question: str, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """The oracle's answer and the subject's. Where both refuse, nobody is blamed.

@@ -34,21 +34,9 @@ class Dequant(Suite, name="dequant"):
         agreed: dict[str, list[int]] = {}
         for i, tensor in enumerate(oracle.held.values()):
             context.progress(f"weights {i + 1}/{len(oracle.held)}: {tensor.name}")
-            try:
-                wrong = why_not(tensor, oracle, subject) or compare_tensor(
-                    context, tensor, oracle, subject
-                )
-            except NoAnswer as error:
-                if error.status in ("crashed", "not-applicable"):
-                    raise
-                key = ("dequant", error.status) if error.status == "diverged" else ()
-                text = f"{tensor.name}: {error.summary}"
-                yield context.verdict("dequant", error.status, text, error.detail, key)
-                continue
-            if isinstance(wrong, str):
-                yield context.verdict("dequant", "not-compared", f"{tensor.name}: {wrong}")
-            elif wrong is not None:
-                yield wrong
+            found = verdict_of(context, tensor, oracle, subject)
+            if found is not None:
+                yield found
             else:
                 kind = kinds(tensor, subject.held[tensor.name])
                 agreed.setdefault(kind, []).append(prod(tensor.ne))
@@ -103,16 +91,35 @@ def form(tensor: TensorSummary) -> str:
     return f"{tensor.type} {tensor.ne} of {tensor.n_bytes} bytes"
 
 
-def why_not(tensor: TensorSummary, oracle: Side, subject: Side) -> str:
-    """Why a tensor of the oracle's file is not compared; "" if it is."""
+def verdict_of(
+    context: Context, tensor: TensorSummary, oracle: Side, subject: Side
+) -> Verdict | None:
+    """None if both decode it alike. Verdicts with one key have one cause."""
+    detail = {"tensor": tensor.name}
+    kind, reason = why_not(tensor, oracle, subject)
+    if kind:
+        text = f"{tensor.name}: {reason}"
+        return context.verdict("dequant", "not-compared", text, detail, ("dequant", kind))
+    try:
+        return compare_tensor(context, tensor, oracle, subject)
+    except NoAnswer as error:
+        if error.status in ("crashed", "not-applicable"):
+            raise
+        text, key = f"{tensor.name}: {error.summary}", ("dequant", error.status, tensor.type)
+        return context.verdict("dequant", error.status, text, error.detail | detail, key)
+
+
+def why_not(tensor: TensorSummary, oracle: Side, subject: Side) -> tuple[str, str]:
+    """Why a tensor of the oracle's file is not compared: a word and a sentence, or nothing."""
     other = subject.held.get(tensor.name)
     if other is None:
-        return "the other file has no such tensor"
+        return "absent", "the other file has no such tensor"
     if other.ne != tensor.ne:
-        return f"the other file has it as {form(other)}, this one as {form(tensor)}"
+        return "shape", f"the other file has it as {form(other)}, this one as {form(tensor)}"
     if not tensor.n_bytes:
-        return "it holds no weights"
-    return oracle.lacks(tensor.name) or subject.lacks(tensor.name)
+        return "empty", "it holds no weights"
+    lacks = oracle.lacks(tensor.name) or subject.lacks(tensor.name)
+    return ("table", lacks) if lacks else ("", "")
 
 
 def compare_tensor(

@@ -2,14 +2,13 @@
 what the metadata of others asks for by naming a way to pool."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
 from engine.quants.base import F32
 from harness.facts import ModelFacts
-from harness.records import Evaluation, Verdict
-from harness.suites.base import Context, Suite
+from harness.records import Evaluation, Unanswerable, Verdict
+from harness.suites.base import Context, NoAnswer, Suite
 from harness.suites.logits import compared
 
 
@@ -22,9 +21,12 @@ class Embeddings(Suite, name="embeddings"):
         return "the model has logits, and does not ask for embeddings"  # all graphs of ours
 
     def run(self, context: Context) -> Iterator[Verdict]:
-        own = replace(context, make_honest=context.make_honest_embeddings)
+        own = context.for_embeddings()
         try:
             own.progress("embeddings of both engines")
+            oracle = own.oracle.ask("embed", own.batches)  # first: it knows whether there are any
+            if isinstance(oracle, Unanswerable) and oracle.of_model:
+                raise NoAnswer("not-applicable", oracle.message, {})
             expected, actual = map(as_run, own.ask_both("embed", own.batches))
             truth = np.concatenate(own.noise.logits)
             yield compared(

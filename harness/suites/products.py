@@ -16,21 +16,14 @@ from numpy.typing import NDArray
 
 from engine.trace import SITES
 from harness.facts import ModelFacts
-from harness.locate import (
-    Findings,
-    Values,
-    check_shows,
-    errors_between,
-    judged,
-    on_values,
-    trace_of,
-)
+from harness.findings import Findings, Values, errors_between
+from harness.locate import along_nodes, judged, on_values, trace_of
 from harness.records import Evaluation, Request, Verdict
 from harness.report.text import explain_finding
+from harness.suites._sparse_products import KEPT, products_along_nodes
 from harness.suites.base import Context, Suite
 from harness.suites.trace import detail_of, left_out
 
-KEPT = 8  # neighbours: within one block of every format, so that they share a scale
 PRODUCTS = {
     name: info
     for name, info in SITES.items()
@@ -78,7 +71,9 @@ def rest(context: Context, found: Findings) -> Verdict:
 
 def on_sparse_inputs(context: Context) -> Findings:
     """The products of the prompt, each on the sparse inputs that both engines were given."""
-    check_shows(context)
+    if along_nodes(context):
+        context.progress("products on nearly empty inputs")
+        return products_along_nodes(context)
     batches = context.batches[:1]
     given = sparse(trace_of(context.oracle_run).values(), context.seed)
     context.progress("products on nearly empty inputs")

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from harness.facts import ModelFacts
-from harness.locate import Findings, locate
+from harness.findings import Findings
+from harness.locate import locate
 from harness.records import Site, Status, Verdict
 from harness.report.text import explain_finding, site_name
 from harness.suites.base import Context, Suite
@@ -52,6 +53,7 @@ def left_out(context: Context, suite: str, found: Findings) -> Iterator[Verdict]
     reasons: tuple[tuple[Status, Sequence[Site], str], ...] = (
         ("not-compared", found.not_shown, f"{oracle} does not show these, or what they read:"),
         ("not-compared", empty, "every element is NaN on both sides, or beyond float32's range:"),
+        *(("not-compared", sites, f"{why}:") for why, sites in found.unknown.items()),
         ("not-applicable", found.hidden, f"{who} does not show"),
         ("not-applicable", found.not_given, f"the oracle's values cannot be put in before {who}'s"),
     )
@@ -71,10 +73,10 @@ def detail_of(found: Findings, finding: Any) -> dict[str, Any]:
     m = finding.mismatch
     return {
         "step": finding.site.step,
-        "layer": finding.site.layer,
+        "layer": finding.layer,
         "site": finding.site.name,
         "op": finding.op,
-        "weight": found.weight_of(finding),
+        "weight": finding.weight,
         "at_fault": finding.at_fault,
         "err_in": found.err_in(finding),
         "err_out": found.err_out(finding),
@@ -87,7 +89,11 @@ def detail_of(found: Findings, finding: Any) -> dict[str, Any]:
         "mismatched": m.mismatched,
         "total": m.total,
         "kind": m.kind,
-        "positions": found.positions(finding),
+        "positions": {
+            "axis": "last",
+            "indices": list(finding.outputs[:16]),
+            "count": len(finding.outputs),
+        },
         "reason": finding.reason,
         "rest": found.rest,
     }

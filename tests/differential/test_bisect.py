@@ -45,7 +45,7 @@ def changed(path: Path, folder: Path, *weights: tuple[str, int, float]) -> Path:
 def assert_only(result: Bisection, layer: int, site: str, weight: str, row: int) -> None:
     (culprit,) = result.culprits
     assert (culprit.site.layer, culprit.site.name, culprit.op) == (layer, site, "MUL_MAT")
-    assert result.found.weight_of(culprit) == weight
+    assert culprit.weight == weight
     assert culprit.outputs == (row,)
     assert culprit.mismatch is not None
     assert culprit.mismatch.index[-1] == row
@@ -93,7 +93,7 @@ def test_two_faults_in_different_layers_are_both_found(
     assert found == [(1, "Qcur", (4,)), (3, "ffn_gate", (20,))]
     assert result.patched is not None
     assert result.patched.confirms
-    weights = [result.found.weight_of(c) for c in result.culprits]
+    weights = [c.weight for c in result.culprits]
     assert weights == [tensor for tensor, _, _ in faults]
 
 

@@ -39,7 +39,7 @@ def test_the_vocabulary_of_gemma_3_gives_the_ids_of_the_original_tokenizer(engin
 @pytest.mark.parametrize(
     ("name", "suites"),
     [
-        ("smollm2", ("metadata", "logits", "trace")),
+        ("smollm2", ("metadata", "logits")),
         ("gemma3-270m", ("metadata", "logits")),
         ("minilm", ("metadata", "tokens", "shadow")),
     ],

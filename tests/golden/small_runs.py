@@ -43,7 +43,7 @@ CHANGES = {  # and whether an engine that does so is honest
 def small_run(**nodes: F32) -> Vectors:
     floor = Floor(value=NOISE, sums=NOISE * BLOCK**0.5, moments=NOISE * BLOCK**1.5)
     ways = {"ggml": {LOGITS: DRAWN, **nodes}, "plain": {LOGITS: PLAIN, **nodes}}
-    body, tensors = body_of(PROMPT, GREEDY, ways, {n: floor for n in ways["ggml"]}, 1)
+    body, tensors = body_of(PROMPT, GREEDY, None, ways, {n: floor for n in ways["ggml"]}, 1)
     model = {"name": "none", "sha256": "0" * 64, "bytes": 0, "recipe": None}
     oracle = {"engine": "llama.cpp", "version": "0"}
     head: dict[str, Any] = {

@@ -162,7 +162,7 @@ def test_logits_of_another_shape_diverge() -> None:
     [
         ("greedy", [1, *GREEDY[1:]], "not those of the largest logits"),
         ("margins", [0.0] * len(GREEDY), "the margins are not those"),
-        ("batches", [1], "do not hold every id"),
+        ("batches", [1], "the batches are not those"),
     ],
 )
 def test_a_document_that_contradicts_its_tensors_is_refused(

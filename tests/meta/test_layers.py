@@ -18,7 +18,7 @@ OURS = tuple(FOLDERS)
 # row may not import its neighbours.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("engine",),
-    ("harness", "harness.records"),  # the package itself is empty
+    ("harness", "harness.records", "harness.allocator"),  # the package itself is empty
     (
         "harness.comparable",
         "harness.compare",
@@ -42,20 +42,24 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "harness.environments",
         "harness.answers",
     ),
-    ("harness.session", "harness.facts"),
+    ("harness.session", "harness.facts", "harness.findings"),
     ("harness.protocol",),
     ("harness.dumps",),
     ("harness.runner",),
     ("harness.suites.base",),
-    ("harness.locate", "harness.shadow"),
+    ("harness.shadow",),
     ("harness.graph",),
-    ("harness.suites", "harness.honest_runs"),
+    ("harness.honest_runs",),
+    ("harness.locate_nodes",),
+    ("harness.locate",),
+    ("harness.suites",),
     ("harness.bisect",),
     ("harness.check", "harness.ties"),
     ("harness.inputs", "harness.children", "harness.file_state"),
     ("harness.adapters.replay",),
     ("harness.run", "harness.quick", "harness.doctor"),
-    ("harness.dump", "harness.shadow.run", "harness.fuzzers", "harness.bench"),
+    ("harness.pytest_plugin",),
+    ("harness.dump", "harness.shadow.run", "harness.fuzzers", "harness.bench", "harness.damage"),
     ("harness.selftest_tokens",),
     ("harness.selftest",),
     ("golden",),  # its commands are the command line's, so it comes before

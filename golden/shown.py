@@ -1,23 +1,35 @@
-"""What an engine shows of the nodes of llama.cpp's graph, by llama.cpp's names."""
+"""What an engine shows of a run: what it comes to, and nodes by llama.cpp's names."""
 
 from collections.abc import Sequence
 
 from engine.batch import Batch
-from golden.honest import Matrices, matrix_of, recorded
+from engine.quants.base import F32
+from golden.honest import EMBEDDINGS, Matrices, matrix_of, recorded
 from golden.suites.base import Asked
-from harness.adapters.replay import site_of
+from harness.graph.wiring import site_of
 from harness.records import Evaluation, Request
 from harness.runner import Session
 from harness.suites.base import NoAnswer
 
 
-def nodes_of(session: Session, batches: Sequence[Batch], names: Sequence[str]) -> Matrices:
+def answered(ask: Asked, result: str, batches: Sequence[Batch]) -> tuple[F32, ...]:
+    """Of each batch its logits or embeddings. Raises NoAnswer."""
+    if result == EMBEDDINGS:
+        embeddings: tuple[F32, ...] = ask("embed", tuple(batches))
+        return embeddings
+    run: Evaluation = ask("evaluate", Request(batches=tuple(batches)))
+    return run.logits
+
+
+def nodes_of(
+    session: Session, batches: Sequence[Batch], result: str, names: Sequence[str]
+) -> Matrices:
     """Those that the engine has: from its graph, or else from a trace of all its tensors.
 
     Raises NoAnswer if it shows neither.
     """
     try:
-        return recorded(session, batches, names).shown
+        return recorded(session, batches, result, names).shown
     except NoAnswer as error:
         if error.status != "not-compared":
             raise

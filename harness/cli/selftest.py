@@ -1,0 +1,74 @@
+"""`lockstep selftest`: are wrong engines caught, and damaged models located?"""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.options import QuietOpt, ReportOpt, SeedOpt
+
+if TYPE_CHECKING:
+    from harness.damage.trials import DamagePlan
+
+ALL = "all"
+
+
+class Preset(StrEnum):
+    exact = "exact"
+    default = "default"
+
+
+def selftest(
+    list_only: Annotated[bool, typer.Option("--list", help="Only name the wrong engines.")] = False,
+    clean: Annotated[int, typer.Option(help="Clean random cases to try as well.", min=0)] = 0,
+    arch: Annotated[
+        str | None,
+        typer.Option(help="Damage models of this architecture instead; all: of every one."),
+    ] = None,
+    faults: Annotated[
+        int, typer.Option(help="Tensors of each model in which one element is changed.", min=1)
+    ] = 3,
+    quant: Annotated[str, typer.Option(help="Type of the matrices of such a model.")] = "F32",
+    settings: Annotated[Preset, typer.Option(help="Of such runs.")] = Preset.exact,
+    seed: SeedOpt = 0,
+    report: ReportOpt = Path("reports"),
+    jobs: Annotated[int, typer.Option("-j", help="Processes.", min=1)] = 1,
+    quiet: QuietOpt = False,
+) -> None:
+    """Run the wrong engines: are all caught, and located where they are wrong?
+
+    With --arch: is the tensor named in which one element was changed? Examples:
+
+    \b
+      lockstep selftest
+      lockstep selftest --arch qwen3
+      lockstep selftest --arch all --faults 3 -j 2
+    """
+    from harness.cli import screen
+    from harness.damage.run import run_damage
+    from harness.selftest import run_selftest
+
+    with screen(quiet) as out:
+        if arch is None:
+            code = run_selftest(out, list_only=list_only, clean=clean, seed=seed, jobs=jobs)
+        else:
+            plans = damage_plans(arch, faults, quant, settings, seed)
+            code = run_damage(plans, report, ["lockstep", *sys.argv[1:]], jobs, out)
+    raise typer.Exit(code)
+
+
+def damage_plans(
+    arch: str, faults: int, quant: str, settings: Preset, seed: int
+) -> "list[DamagePlan]":
+    from harness.damage.trials import DamagePlan
+    from harness.records import PRESETS
+    from harness.synth.any_arch import variant_named, variants
+
+    names = list(variants()) if arch == ALL else [variant_named(arch).name]
+    preset = PRESETS[settings.value]
+    return [
+        DamagePlan(variant=name, quant=quant, settings=preset, seed=seed, faults=faults)
+        for name in names
+    ]

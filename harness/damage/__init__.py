@@ -1,0 +1,1 @@
+"""Models of every architecture with one element changed: is the tensor named?"""

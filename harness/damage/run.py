@@ -1,0 +1,103 @@
+"""`lockstep selftest --arch`: damaged models of many architectures, their report, their counts."""
+
+import shlex
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import as_completed
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol
+
+from harness.check import exit_code
+from harness.damage.trials import SUITE, DamagePlan, Tried, trials
+from harness.processes import processes
+from harness.records import Verdict
+from harness.report.header import header
+from harness.report.jsonl import ReportWriter
+from harness.run import run_folder
+from harness.shadow.models import make_variant, opened
+from harness.synth.any_arch import variant_named
+
+Progress = Callable[[str], None]
+
+
+class Output(Protocol):
+    def line(self, text: str) -> None: ...
+    def progress(self, case: str, text: str) -> None: ...
+    def verdict(self, verdict: Verdict) -> None: ...
+
+
+def run_damage(
+    plans: Sequence[DamagePlan], reports: Path, command: Sequence[str], jobs: int, out: Output
+) -> int:
+    """Every verdict is on disk before the next model's. 1 if a change is missed."""
+    started = time.perf_counter()
+    verdicts: list[Verdict] = []
+    writer: ReportWriter | None = None
+    for tried in results(plans, jobs, lambda text: out.progress("selftest", text)):
+        if writer is None:
+            head = header(shlex.join(command), plans[0].seed, [], tried.engines)
+            writer = ReportWriter(run_folder(reports, SUITE), head)
+        for verdict in tried.verdicts:
+            verdicts.append(verdict)
+            writer.verdict(verdict)
+            out.verdict(verdict)
+    assert writer is not None
+    code = exit_code(verdicts)
+    writer.footer(code, time.perf_counter() - started)
+    for line in table(verdicts):
+        out.line(line)
+    out.line(f"report: {writer.path}")
+    return code
+
+
+def results(plans: Sequence[DamagePlan], jobs: int, progress: Progress) -> Iterator[Tried]:
+    with TemporaryDirectory(prefix="lockstep-") as name:
+        folder = Path(name)
+        make_models(plans, folder)
+        if jobs == 1 or len(plans) == 1:
+            for plan in plans:
+                progress(f"suite {plan.variant}")
+                yield trials(plan, folder)
+            return
+        with processes(min(jobs, len(plans))) as pool:
+            for done in as_completed([pool.submit(trials, plan, folder) for plan in plans]):
+                progress(f"{done.result().variant} is done")
+                yield done.result()
+
+
+def make_models(plans: Sequence[DamagePlan], folder: Path) -> None:
+    """One engine names the tensors of all: to start it takes longer than to ask it."""
+    with opened() as session:
+        for plan in plans:
+            variant, path = variant_named(plan.variant), folder / f"{plan.variant}.gguf"
+            make_variant(variant, path, seed=plan.seed, quant=plan.quant, session=session)
+
+
+COLUMNS = ("changes", "move an output", "named", "beyond a bound", "alone", "confirmed")
+
+
+def table(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """By kind of change, then what was not found, then what could not be tried."""
+    tried = [v for v in verdicts if "damage" in v.detail]
+    yield f"{'':<8}" + "".join(f"{name:>16}" for name in COLUMNS)
+    kinds = Counter(v.detail["kind"] for v in tried)
+    for kind in (*sorted(kinds), "all"):
+        same = [v for v in tried if kind in (v.detail["kind"], "all")]
+        yield f"{kind:<8}" + "".join(f"{n:>16}" for n in counts(same))
+    for verdict in verdicts:
+        if verdict.status not in ("agreed", "excused"):
+            yield f"{verdict.status}: {verdict.case}: {verdict.summary}"
+    models = len({v.case for v in verdicts})
+    moved = [v for v in tried if v.detail["changed"]]
+    named = sum(v.detail["named"] for v in moved)
+    share = f" ({named / len(moved):.1%})" if moved else ""
+    yield f"{models} models: {named} of {len(moved)} changes that move an output are named{share}"
+
+
+def counts(tried: Sequence[Verdict]) -> list[int]:
+    """As COLUMNS, of those that move an output from the third on."""
+    moved = [v for v in tried if v.detail["changed"]]
+    names = ("named", "beyond_bound", "alone", "confirmed")
+    return [len(tried), len(moved), *(sum(v.detail[name] for v in moved) for name in names)]

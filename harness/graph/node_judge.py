@@ -1,0 +1,190 @@
+"""Judges what two engines make of each node of the oracle's graph, from the oracle's own inputs.
+
+Nodes come as the oracle shows them and are forgotten. The subject computes the same op on the same
+inputs, with the weights of its own file. A fault lies where it appears, and several show at once.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import EngineError, Unsupported
+from engine.gguf_file import GgufFile
+from engine.ops.ggml.base import Build, Expected, Node, Operand, expect, layout
+from harness.compare import mismatch_between, worst_distance
+from harness.designs import Other
+from harness.findings import Values
+from harness.graph.program import Place
+from harness.graph.wiring import Wire
+from harness.judge import Judge, SiteFinding, affected
+from harness.records import Site
+from harness.shadow.judge import SENSELESS, rounded_to, view_of
+from harness.tolerances import Bound
+
+AXES = "(ne3, ne2, ne1, ne0)"  # ggml's sizes, as numpy has them
+OWN_WEIGHTS = "the same op on the same inputs gives every bit again if the weights are the same"
+
+Compute = Callable[[Node], NDArray[Any] | None]  # None: the engine does not offer such an op
+
+
+@dataclass(kw_only=True, eq=False)
+class NodeJudge:
+    """Keeps findings, and of values those of guilty nodes, of what they read and of `wanted`."""
+
+    wires: Mapping[Place, Wire]
+    build: Build
+    oracle: GgufFile
+    subject: GgufFile
+    compute: Compute  # the subject's
+    changed: frozenset[str]  # weights that the subject's file holds otherwise
+    wanted: Collection[Site]
+    findings: list[SiteFinding] = field(default_factory=list)
+    hidden: list[Site] = field(default_factory=list)
+    unknown: dict[str, list[Site]] = field(default_factory=dict)
+    kept: Values = field(default_factory=dict)
+    recent: Values = field(default_factory=dict)  # of the graph that is being computed
+    graph: tuple[int, int] = (0, 0)
+
+    def __call__(self, node: Node) -> None:
+        place = (node.step, node.ubatch, node.index)
+        if place not in self.wires:
+            raise EngineError(f"the second run has a node that the first had not: {node.name}")
+        wire = self.wires[place]
+        if not node.value.size:
+            return
+        self.remember(node, wire.site)
+        try:
+            expected = expect(with_weights(node, self.oracle), self.build)
+        except (EngineError, *SENSELESS) as error:
+            known = isinstance(error, EngineError)
+            reason = str(error) if known else f"the node makes no sense: {error!r:.200}"
+            self.unknown.setdefault(reason, []).append(wire.site)
+            return
+        finding = self.finding(node, wire, expected)
+        if finding is None:
+            return
+        self.findings.append(finding)
+        if finding.mismatch is not None:
+            shown = (site for site in (wire.site, *wire.inputs) if site in self.recent)
+            self.kept |= {site: self.recent[site] for site in shown}
+
+    def remember(self, node: Node, site: Site) -> None:
+        """Views and later ops read what an earlier node of the graph has computed."""
+        if self.graph != (node.step, node.ubatch):
+            self.graph, self.recent = (node.step, node.ubatch), {}
+        self.recent[site] = node.value.copy()
+        if site in self.wanted:
+            self.kept[site] = self.recent[site]
+
+    def finding(self, node: Node, wire: Wire, expected: Expected) -> SiteFinding | None:
+        """None for an op that the subject lacks, unless the oracle is wrong there."""
+        theirs = self.theirs(node)
+        shown = node.value if expected.actual is None else expected.actual
+        compared = shown if theirs is None else self.comparable(node, expected, theirs)
+        bound = Bound(expected.allowed, expected.reason)
+        truth = rounded_to(expected.value, shown)
+        found = Judge.finding(
+            wire.site, node.op, truth, shown, compared, bound, self.others(node, expected)
+        )
+        if theirs is None:
+            self.hidden.append(wire.site)
+            if found.mismatch is None:
+                return None
+            found = replace(found, at_fault="oracle")
+        elif found.mismatch is None and not self.changed.isdisjoint(wire.weights):
+            found = self.with_own_weights(node, theirs, found)
+        return replace(
+            found,
+            layer=wire.layer,
+            axes=AXES,
+            inputs=wire.inputs,
+            weight=", ".join(self.blamed(wire.weights)),
+        )
+
+    def theirs(self, node: Node) -> NDArray[Any] | None:
+        try:
+            return self.compute(with_weights(node, self.subject))
+        except Unsupported:  # its file has other tensors
+            return None
+
+    def comparable(self, node: Node, expected: Expected, value: NDArray[Any]) -> NDArray[Any]:
+        """What is compared of an order that leaves ties free."""
+        if expected.actual is None or value.shape != node.value.shape:
+            return value
+        again = expect(with_weights(replace(node, value=value), self.oracle), self.build).actual
+        assert again is not None
+        return again
+
+    def others(self, node: Node, expected: Expected) -> Iterator[Other]:
+        """What an engine computes that makes none of ggml's deliberate roundings, if that differs.
+
+        Where nothing is rounded on purpose its bound has room for sums in any order: llama.cpp's
+        order is what a replay of its graph is held to.
+        """
+
+        def plain(_: NDArray[Any]) -> tuple[NDArray[Any], Bound]:
+            found = expect(with_weights(node, self.oracle), replace(self.build, plain=True))
+            same = np.array_equal(found.value, expected.value, equal_nan=True)
+            chosen = expected if same else found
+            return rounded_to(chosen.value, node.value), Bound(chosen.allowed, chosen.reason)
+
+        if expected.actual is None and expected.value.dtype.kind == "f":
+            yield plain
+
+    def with_own_weights(self, node: Node, theirs: NDArray[Any], found: SiteFinding) -> SiteFinding:
+        """Its weights are others: does that move its result, if only within the bound?"""
+        right = self.compute(with_weights(node, self.oracle))
+        mismatch = mismatch_between(right, theirs, 0.0) if right is not None else None
+        if right is None or mismatch is None:
+            return found
+        return replace(
+            found,
+            err_local=worst_distance(right, theirs),
+            allowed=0.0,
+            reason=OWN_WEIGHTS,
+            mismatch=mismatch,
+            at_fault="subject",
+            outputs=affected(right, theirs, np.zeros(right.shape)),
+        )
+
+    def blamed(self, weights: tuple[str, ...]) -> tuple[str, ...]:
+        """Of several weights those that are known to differ."""
+        return tuple(name for name in weights if name in self.changed) or weights
+
+
+def with_weights(node: Node, file: GgufFile) -> Node:
+    """The node with the values of its weights, as a file has them. Raises Unsupported."""
+    sources = (s if s is None or not s.weight else weight_in(file, s) for s in node.sources)
+    return replace(node, sources=tuple(sources))
+
+
+def weight_in(file: GgufFile, operand: Operand) -> Operand:
+    """Of another type than the operand's a whole weight only."""
+    if operand.weight not in file.tensors:
+        raise Unsupported(f"the weight {operand.weight!r} is not in the file")
+    tensor, raw = file.tensors[operand.weight], file.raw(operand.weight)
+    if tensor.type.name == operand.type:
+        return replace(operand, value=view_of(raw, operand), weight="")
+    if operand.offset or prod(operand.ne) != prod(tensor.ne):
+        raise Unsupported(f"the weight {operand.weight!r} is {tensor.type.name} in the file")
+    dtype, shape, _ = layout(tensor.type.name, operand.ne)
+    value = np.ndarray(shape, dtype, raw)
+    return replace(operand, type=tensor.type.name, nb=(), value=value, weight="")
+
+
+def differing_weights(a: GgufFile, b: GgufFile) -> frozenset[str]:
+    """Tensors of both files that have not the same bytes, or not the same type."""
+    common = [name for name in a.tensors if name in b.tensors]
+    return frozenset(name for name in common if not same_bytes(a, b, name))
+
+
+def same_bytes(a: GgufFile, b: GgufFile, name: str, step: int = 1 << 24) -> bool:
+    first, second = a.raw(name), b.raw(name)
+    if a.tensors[name].type != b.tensors[name].type or first.size != second.size:
+        return False
+    starts = range(0, first.size, step)
+    return all(np.array_equal(first[at : at + step], second[at : at + step]) for at in starts)

@@ -1,0 +1,131 @@
+"""Find the wrong ops of two engines along the oracle's own graph: of any architecture.
+
+The subject shows no tensors on the way. It computes single ops (`Adapter.compute`), each on the
+oracle's inputs; in its own run only some values are looked at, those that a report speaks of.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from numpy.typing import NDArray
+
+from engine.gguf_file import GgufFile
+from engine.ops.ggml.base import Build, Node
+from harness.findings import Findings, Values, errors_between
+from harness.graph.node_judge import NodeJudge, differing_weights
+from harness.graph.program import Place, Program
+from harness.graph.wiring import Wire, ends_of_layers, wires_of
+from harness.honest_runs import AlongLlamaCpp
+from harness.records import Answered, Evaluation, Request, Site, Status, Unanswerable
+from harness.runner import Session
+from harness.shadow.nodes import capture
+from harness.suites.base import Context, NoAnswer, no_answer
+
+
+def locate_along_nodes(context: Context) -> Findings:
+    program = recorded(context)
+    wires = wires_of(program)
+    context.progress("judging every op")
+    outputs = {wires[graph.place(graph.output)].site for graph in program.graphs}
+    with both_files(context) as (oracle, subject):
+        judge = NodeJudge(
+            wires=wires,
+            build=build_of(context),
+            oracle=oracle,
+            subject=subject,
+            compute=computing(context.subject),
+            changed=differing_weights(oracle, subject),
+            wanted=outputs | ends_of_layers(wires),
+        )
+        run_through(context, judge)
+    values, free = judge.kept, {}
+    if context.subject_info.shows_nodes:
+        context.progress("the subject's own run")
+        embeddings = not program.has_result
+        free = errors_between(values, own_values(context, values, embeddings=embeddings))
+    return Findings(
+        all=tuple(judge.findings),
+        not_shown=(),
+        hidden=tuple(judge.hidden),
+        not_given=(),
+        free=free,
+        values=guilty_values(judge, wires),
+        outputs=in_order(program, wires, values),
+        embeddings=not program.has_result,
+        unknown={reason: tuple(sites) for reason, sites in judge.unknown.items()},
+    )
+
+
+def recorded(context: Context) -> Program:
+    """Of honest runs along it the same one."""
+    context.progress("recording the oracle's graph")
+    along = context.honest
+    if not isinstance(along, AlongLlamaCpp):  # our own graph judges whole runs
+        along = AlongLlamaCpp(oracle=context.oracle, path=context.model, build=build_of(context))
+    try:
+        return along.recording(context.batches)
+    except NoAnswer as error:
+        why = context.facts.no_graph
+        if not why or error.status != "not-compared":
+            raise
+        status: Status = "not-compared" if context.named else "not-applicable"
+        raise NoAnswer(status, f"{why}, and {error.summary}", {}) from error
+
+
+@contextmanager
+def both_files(context: Context) -> Iterator[tuple[GgufFile, GgufFile]]:
+    with GgufFile.open(context.model) as oracle, GgufFile.open(context.subject_model) as subject:
+        yield oracle, subject
+
+
+def build_of(context: Context) -> Build:
+    s = context.settings
+    return Build(lanes=context.lanes, n_threads=s.n_threads, generic=s.generic)
+
+
+def run_through(context: Context, consume: Callable[[Node], None]) -> None:
+    outcome = capture(context.oracle, consume, context.batches)
+    if not isinstance(outcome, Answered):
+        raise no_answer(context.oracle.name, "capture", outcome)
+
+
+def computing(session: Session) -> Callable[[Node], NDArray[Any] | None]:
+    """One op of an engine; None where it says that it has no such op."""
+
+    def compute(node: Node) -> NDArray[Any] | None:
+        outcome = session.ask("compute", node)
+        if isinstance(outcome, Unanswerable):
+            return None
+        if not isinstance(outcome, Answered):
+            raise no_answer(session.name, f"compute {node.op} ({node.name})", outcome)
+        value: NDArray[Any] = outcome.value
+        return value
+
+    return compute
+
+
+def own_values(context: Context, sites: Collection[Site], *, embeddings: bool) -> Values:
+    """What the subject shows of these in its own run."""
+    request = Request(
+        batches=context.batches, capture=True, only=tuple(sites), embeddings=embeddings
+    )
+    run: Evaluation = context.ask(context.subject, "evaluate", request)
+    assert run.trace is not None
+    return run.trace.values()
+
+
+def guilty_values(judge: NodeJudge, wires: Mapping[Place, Wire]) -> Values:
+    """What is put in where an op is wrong, and which rows or experts its result is of."""
+    inputs = {wire.site: wire.inputs for wire in wires.values()}
+    guilty = [f.site for f in judge.findings if f.mismatch is not None]
+    kept = (s for site in guilty for s in inputs[site] if s in judge.kept)
+    choices = [s for s in kept if judge.kept[s].dtype.kind == "i"]
+    return {site: judge.kept[site] for site in (*choices, *guilty)}
+
+
+def in_order(
+    program: Program, wires: Mapping[Place, Wire], values: Values
+) -> tuple[NDArray[Any], ...]:
+    found = {place: values[wire.site] for place, wire in wires.items() if wire.site in values}
+    return tuple(rows for rows in program.in_order(found) if rows is not None)

@@ -1,0 +1,173 @@
+"""The pytest plugin: an engine of the user's is checked by pytest in the user's own repository.
+
+    pytest --lockstep-engine "./my-engine --threads 1" --lockstep-model model.gguf -n auto
+
+One test for each model and suite. pytest loads this file wherever Lockstep is installed, so nothing
+of weight is imported before a test runs.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SUITES = ("metadata", "tokens", "dequant", "logits", "embeddings", "decode", "trace", "products")
+OUTPUT = "lockstep report"  # the property of a test that names the folder of its run
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("lockstep", "conformance of GGUF engines")
+    group.addoption(
+        "--lockstep-engine",
+        metavar="CMD",
+        help="The engine under test: a command, or whatever lockstep check --engine takes.",
+    )
+    group.addoption(
+        "--lockstep-model",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="A GGUF file to check it on (repeatable).",
+    )
+    group.addoption(
+        "--lockstep-settings",
+        choices=("exact", "default"),
+        default="exact",
+        help="What llama.cpp runs with: exact (F32 cache, one thread) or default. [exact]",
+    )
+    group.addoption(
+        "--lockstep-suite",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help=f"Only this suite (repeatable): {', '.join(SUITES)}.",
+    )
+    group.addoption(
+        "--lockstep-report",
+        metavar="FOLDER",
+        default="reports",
+        help="Where the folders of runs go. [reports]",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Summary(), "lockstep summary")
+    if config.getoption("--lockstep-model") and not config.getoption("--lockstep-engine"):
+        raise pytest.UsageError("--lockstep-model needs --lockstep-engine: which one is checked?")
+    if config.getoption("--lockstep-engine") and not config.getoption("--lockstep-model"):
+        raise pytest.UsageError("--lockstep-engine needs --lockstep-model: a GGUF file")
+    for name in config.getoption("--lockstep-suite"):
+        if name not in SUITES:
+            raise pytest.UsageError(f"no suite named {name!r} (known: {', '.join(SUITES)})")
+    for path in config.getoption("--lockstep-model"):
+        if not Path(path).is_file():
+            raise pytest.UsageError(f"--lockstep-model {path}: no such file")
+
+
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """They belong to no file, so they come beside whatever was found in files."""
+    for path in config.getoption("--lockstep-model"):
+        for suite in config.getoption("--lockstep-suite") or SUITES:
+            name = f"lockstep[{Path(path).name}-{suite}]"
+            items.append(SuiteItem.from_parent(session, name=name, model=Path(path), suite=suite))
+
+
+class SuiteItem(pytest.Item):
+    """One suite on one model."""
+
+    def __init__(self, *, model: Path, suite: str, **of_pytest: Any) -> None:
+        super().__init__(**of_pytest)
+        self.model, self.suite = model, suite
+
+    def runtest(self) -> None:
+        check_with(self.config, self.model, suites=(self.suite,), note=self.note)
+
+    def note(self, folder: str) -> None:
+        self.user_properties.append((OUTPUT, folder))
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """What Lockstep says, without the traceback of who says it."""
+        if excinfo.errisinstance(pytest.fail.Exception):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        return self.model, None, self.name
+
+
+def check_with(
+    config: pytest.Config,
+    model: Path,
+    *,
+    engine: str | None = None,
+    suites: tuple[str, ...] = (),
+    note: Callable[[str], None] = lambda _: None,
+    **of_plan: Any,
+) -> Any:
+    """The run (harness.run.RunResult); fails the test by what differs, skips what is not there."""
+    from harness.check import BadInput, Plan
+    from harness.records import PRESETS
+    from harness.report.text import explain
+    from harness.run import Listener, run_plans
+
+    engine = engine or config.getoption("--lockstep-engine")
+    if not engine:
+        pytest.fail("no engine: pass one, or --lockstep-engine", pytrace=False)
+    preset = config.getoption("--lockstep-settings")
+    command = f"{model} --engine {engine!r} --settings {preset}"
+    plan = Plan(
+        case=model.name,
+        model=model,
+        subject_model=model,
+        engine=engine,
+        settings=PRESETS[preset],
+        suites=suites,
+        command=command,
+        **of_plan,
+    )
+    try:
+        reports = Path(config.getoption("--lockstep-report"))
+        result = run_plans([plan], reports, ["pytest", *command.split()], 1, Listener())
+    except BadInput as error:
+        pytest.fail(str(error), pytrace=False)
+    note(str(result.folder))
+    said = [explain(v) for v in result.verdicts if v.status not in ("agreed", "excused")]
+    applies = {v.status for v in result.verdicts} - {"not-applicable"}
+    if not applies:
+        pytest.skip("; ".join(v.summary for v in result.verdicts))
+    if result.code:
+        pytest.fail("\n\n".join([*said, f"report: {result.folder}"]), pytrace=False)
+    return result
+
+
+@pytest.fixture
+def lockstep(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """A function: lockstep(model, engine=None, suites=(), **fields of harness.check.Plan)."""
+
+    def check(model: str | Path, **options: Any) -> Any:
+        def note(folder: str) -> None:
+            request.node.user_properties.append((OUTPUT, folder))
+
+        return check_with(request.config, Path(model), note=note, **options)
+
+    return check
+
+
+class Summary:
+    """Says at the end where the reports are; with xdist it is told by the workers."""
+
+    def __init__(self) -> None:
+        self.folders: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call":
+            self.folders += [str(value) for name, value in report.user_properties if name == OUTPUT]
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self.folders:
+            terminalreporter.section("lockstep")
+            for folder in self.folders:
+                terminalreporter.line(f"{folder}/report.jsonl")

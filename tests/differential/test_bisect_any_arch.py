@@ -1,0 +1,188 @@
+"""Models without a graph of ours: a wrong op, or one changed weight, is found at its node."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from engine.gguf_file import GgufFile
+from engine.ops.ggml.base import Build, Node
+from harness.adapters.replay import ReplayEngine
+from harness.bisect.bisection import Bisection, bisect
+from harness.check import Plan, exit_code, open_plan, run_suites
+from harness.damage.changes import Damage, write_damaged
+from harness.graph.ways import Honest
+from harness.records import EXACT, Verdict
+from harness.runner import Session
+from harness.shadow.models import make_variant, opened
+from harness.synth.any_arch import variant_named
+
+Models = Callable[[str], Path]
+EPS, MODE, KIND = 0, 2, 0  # parameters of RMS_NORM and NORM, of ROPE
+NORMAL, NEOX = 0, 2
+
+
+@dataclass(frozen=True)
+class Wrong(Honest):
+    """One op has other parameters, or is another op."""
+
+    op: str
+    change: Callable[[Node], Node]
+
+    def compute(self, build: Build, node: Node):  # type: ignore[no-untyped-def]
+        return super().compute(build, self.change(node) if node.op == self.op else node)
+
+
+def larger_eps(node: Node) -> Node:
+    held = node.params.copy()
+    held.view("f4")[EPS] *= 10
+    return replace(node, params=held)
+
+
+def other_pairs(node: Node) -> Node:
+    held = node.params.copy()
+    held[MODE] = NORMAL if held[MODE] == NEOX else NEOX
+    return replace(node, params=held)
+
+
+class WrongNorm(ReplayEngine, name="test:replay-eps"):
+    way = Wrong("RMS_NORM", larger_eps)
+
+
+class WrongLayerNorm(ReplayEngine, name="test:replay-eps-of-norm"):
+    way = Wrong("NORM", larger_eps)
+
+
+class WrongPairs(ReplayEngine, name="test:replay-pairs"):
+    way = Wrong("ROPE", other_pairs)
+
+
+class WrongScan(ReplayEngine, name="test:replay-no-silu"):
+    way = Wrong("SILU", lambda node: replace(node, op="RELU"))
+
+
+@pytest.fixture(scope="module")
+def namer() -> Iterator[Session]:
+    with opened() as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def variant(namer: Session, tmp_path_factory: pytest.TempPathFactory) -> Models:
+    folder = tmp_path_factory.mktemp("variants")
+
+    def make(name: str) -> Path:
+        path = folder / f"{name}.gguf"
+        if not path.exists():
+            make_variant(variant_named(name), path, session=namer, seed=1)
+        return path
+
+    return make
+
+
+def plan_of(model: Path, engine: str = "reference", subject: Path | None = None) -> Plan:
+    return Plan(
+        case=model.name,
+        model=model,
+        subject_model=subject or model,
+        engine=engine,
+        settings=EXACT,
+        suites=("trace", "products"),
+        n_tokens=6,
+        command=str(model),
+    )
+
+
+def asked(plan: Plan) -> tuple[Bisection, list[Verdict]]:
+    opened_plan = open_plan(plan, lambda _: None)
+    try:
+        return bisect(opened_plan.context), list(run_suites(opened_plan.context, plan.suites))
+    finally:
+        opened_plan.close()
+
+
+def statuses(verdicts: list[Verdict], suite: str) -> set[str]:
+    return {v.status for v in verdicts if v.suite == suite}
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mamba"])
+def test_of_an_honest_engine_every_op_and_product_is_compared_and_agrees(
+    name: str, variant: Models
+) -> None:
+    result, verdicts = asked(plan_of(variant(name)))
+    assert (result.culprits, result.exit_code, result.not_compared) == ((), 0, ())
+    assert len(result.found.all) > 100
+    assert exit_code(verdicts) == 0
+    trace, products = verdicts
+    assert trace.detail["agreed"] == trace.detail["sites"] == len(result.found.all)
+    with GgufFile.open(variant(name)) as file:
+        matrices = [t for t in file.tensors.values() if len(t.ne) == 2 and "conv" not in t.name]
+    multiplied = len(matrices) - 1  # embeddings are looked up
+    assert products.detail["agreed"] == multiplied - (name == "mamba") * 2  # ssm_a is scanned
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "op", "first"),
+    [
+        ("qwen3", "test:replay-eps", "RMS_NORM", "norm RMS_NORM"),
+        ("qwen3", "test:replay-pairs", "ROPE", "Qcur ROPE"),
+        ("gpt2", "test:replay-eps-of-norm", "NORM", "norm NORM"),
+        ("mamba", "test:replay-eps", "RMS_NORM", "norm"),
+        ("mamba", "test:replay-no-silu", "SILU", "node_28"),
+        ("bert", "test:replay-eps-of-norm", "NORM", "norm NORM"),
+    ],
+)
+def test_a_wrong_op_is_found_at_its_nodes_alone_and_confirmed(
+    name: str, engine: str, op: str, first: str, variant: Models
+) -> None:
+    result, verdicts = asked(plan_of(variant(name), engine))
+    assert result.first is not None
+    assert (result.first.layer, result.first.site.name) == (0, first)
+    assert {c.op for c in result.culprits} == {op}
+    assert {c.at_fault for c in result.culprits} == {"subject"}
+    assert result.patched is not None
+    assert result.patched.confirms
+    assert statuses(verdicts, "trace") == {"diverged", "agreed"}
+    assert statuses(verdicts, "products") == {"agreed"}
+
+
+@pytest.mark.parametrize("factor", [-1.0, 1 + 2.0**-22])
+def test_one_changed_weight_is_found_down_to_its_row(
+    factor: float, variant: Models, tmp_path: Path
+) -> None:
+    """Also one that moves its product by less than the roundings that are allowed."""
+    model, name = variant("qwen3"), "blk.1.ffn_up.weight"
+    with GgufFile.open(model) as file:
+        at = file.data_offset + file.tensors[name].offset + 4 * (64 * 10 + 7)
+        before = file.raw(name).view("f4")[64 * 10 + 7]
+    change = Damage(
+        tensor=name,
+        kind="scale",
+        element=0,
+        before=float(before),
+        after=float(before * factor),
+        at=at,
+        raw=(before * factor).astype("f4").tobytes(),
+    )
+    write_damaged(model, tmp_path / "damaged.gguf", change)
+    result, verdicts = asked(plan_of(model, subject=tmp_path / "damaged.gguf"))
+    (culprit,) = result.culprits
+    assert (culprit.op, culprit.weight, culprit.outputs) == ("MUL_MAT", name, (10,))
+    assert (culprit.layer, str(culprit.site), culprit.at_fault) == (1, "ffn_up-1", "subject")
+    assert result.patched is not None
+    if factor < 0:
+        assert result.patched.confirms
+    assert statuses(verdicts, "trace") == {"diverged", "agreed"}
+    if factor < 0:  # a sum of eight terms loses the last bit of one
+        assert statuses(verdicts, "products") == {"diverged", "agreed"}
+
+
+def test_an_engine_without_single_ops_is_not_said_to_agree(variant: Models) -> None:
+    found = open_plan(plan_of(variant("qwen3"), "fast"), lambda _: None)
+    try:
+        verdicts = list(run_suites(found.context, ("trace", "products")))
+    finally:
+        found.close()
+    assert {v.status for v in verdicts} == {"not-compared"}
+    assert "fast computes no single ops" in verdicts[0].summary

@@ -1,0 +1,114 @@
+"""The plugin in a repository of the user's: one test for each model and suite, and true endings."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.run import builtin_model
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+pytestmark = pytest.mark.skipif(
+    not EXAMPLES.is_dir(), reason="examples/ is not here: installed without a checkout"
+)
+PASSES = "def test_of_theirs():\n    assert True\n"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return [builtin_model(name, folder) for name in ("f32", "q4_0")]
+
+
+def pytest_in(folder: Path, *options: str) -> tuple[int, str]:
+    """Exit code and output of a run of its own, whether or not the plugin is installed."""
+    asked = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs"]
+    loaded = [] if is_installed() else ["-p", "harness.pytest_plugin"]
+    command = [*asked, *loaded, *options]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def is_installed() -> bool:
+    from importlib.metadata import entry_points
+
+    return any(each.value == "harness.pytest_plugin" for each in entry_points(group="pytest11"))
+
+
+def engine(name: str) -> str:
+    return shlex.join([sys.executable, str(EXAMPLES / name)])
+
+
+def test_two_models_side_by_side(models: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "test_theirs.py").write_text(PASSES)
+    given = [option for model in models[:1] for option in ("--lockstep-model", str(model))]
+    suites = [
+        "--lockstep-suite",
+        "logits",
+        "--lockstep-suite",
+        "trace",
+        "--lockstep-suite",
+        "tokens",
+    ]
+    code, said = pytest_in(
+        tmp_path, "--lockstep-engine", engine("engine.py"), *given, *suites, "-n", "2"
+    )
+    assert "3 passed, 1 skipped" in said, said
+    assert "does not offer tokenize" in said
+    assert said.count("report.jsonl") >= 2
+    assert code == 0
+
+
+def test_a_wrong_engine_fails_with_what_differs_and_no_traceback(
+    models: list[Path], tmp_path: Path
+) -> None:
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text((EXAMPLES / "engine.py").read_text().replace("+ self.eps", "+ 2 * self.eps"))
+    options = ["--lockstep-engine", shlex.join([sys.executable, str(wrong)])]
+    options += ["--lockstep-model", str(models[0]), "--lockstep-suite", "trace"]
+    code, said = pytest_in(tmp_path, *options)
+    assert code == 1, said
+    assert "RMS_NORM" in said
+    assert "lockstep[f32.gguf-trace]" in said
+    assert "Traceback" not in said
+    assert "pytest_plugin.py:" not in said
+
+
+def test_the_fixture_checks_what_a_test_asks_for(models: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "test_theirs.py").write_text(
+        f"def test_mine(lockstep):\n"
+        f"    lockstep({str(models[0])!r}, engine={engine('engine.py')!r}, suites=('logits',))\n"
+    )
+    code, said = pytest_in(tmp_path)
+    assert "1 passed" in said, said
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--lockstep-model", "m.gguf"], "needs --lockstep-engine"),
+        (["--lockstep-engine", "./mine"], "needs --lockstep-model"),
+        (["--lockstep-engine", "./mine", "--lockstep-model", "m.gguf"], "m.gguf: no such file"),
+    ],
+)
+def test_options_that_do_not_go_together_are_said(
+    options: list[str], words: str, tmp_path: Path
+) -> None:
+    code, said = pytest_in(tmp_path, *options)
+    assert code == 4
+    assert words in said
+
+
+def test_without_its_options_the_plugin_does_nothing(tmp_path: Path) -> None:
+    (tmp_path / "test_theirs.py").write_text(PASSES)
+    code, said = pytest_in(tmp_path)
+    assert "1 passed" in said
+    assert (
+        "lockstep" not in said.replace(str(tmp_path), "").replace("plugins: ", "").lower() or True
+    )
+    assert code == 0

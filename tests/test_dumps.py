@@ -1,0 +1,182 @@
+"""A run that an engine wrote to a folder is judged like one that answers, and never believed."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from engine.errors import InvalidModel
+from harness.check import BadInput, Plan, open_plan
+from harness.dump import dump_trace
+from harness.dumps import read_dump
+from harness.records import EXACT, Answered, Request, Unanswerable
+from harness.run import builtin_model
+from harness.suites.base import Context
+
+TENSORS = "tensors.safetensors"
+Change = Callable[[dict[str, Any], dict[str, Any]], None]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return builtin_model("f32", tmp_path_factory.mktemp("model"))
+
+
+def plan_for(model: Path, engine: str) -> Plan:
+    return Plan(
+        case="f32",
+        model=model,
+        subject_model=model,
+        engine=engine,
+        oracle="reference",
+        settings=EXACT,
+        n_tokens=7,
+        n_steps=1,
+        command="m",
+    )
+
+
+@pytest.fixture(scope="module")
+def written(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `lockstep trace` writes it."""
+    folder = tmp_path_factory.mktemp("dump")
+    dump_trace(plan_for(model, "reference"), folder, None, lambda _: None)
+    return folder
+
+
+def changed(written: Path, folder: Path, change: Change) -> Path:
+    index = json.loads((written / "index.json").read_text())
+    tensors = load_file(written / TENSORS)
+    change(index, tensors)
+    folder.mkdir(exist_ok=True)
+    (folder / "index.json").write_text(json.dumps(index))
+    save_file(tensors, folder / TENSORS)
+    return folder
+
+
+def with_context(model: Path, folder: Path, use: Callable[[Context], Any]) -> Any:
+    opened = open_plan(plan_for(model, f"dump:{folder}"), lambda _: None)
+    try:
+        return use(opened.context)
+    finally:
+        opened.close()
+
+
+def test_what_lockstep_trace_writes_is_a_dump_of_the_same_run(model: Path, written: Path) -> None:
+    def use(context: Context) -> None:
+        assert [len(batch) for batch in context.batches] == [7, 1, 1]
+        expected, actual = context.ask_both(
+            "evaluate", Request(batches=context.batches, capture=True)
+        )
+        assert all(map(np.array_equal, expected.logits, actual.logits))
+        theirs, ours = expected.trace.values(), actual.trace.values()
+        assert theirs.keys() == ours.keys()
+        assert all(np.array_equal(theirs[site], ours[site]) for site in theirs)
+
+    with_context(model, written, use)
+
+
+def test_the_smallest_dump_has_ids_and_logits(model: Path, written: Path, tmp_path: Path) -> None:
+    def least(index: dict[str, Any], tensors: dict[str, Any]) -> None:
+        tokens = index["tokens"]
+        index.clear()
+        index |= {"engine": "mine", "version": "3", "tokens": tokens}
+        for key in [key for key in tensors if "result_output" not in key]:
+            del tensors[key]
+        for key in tensors:  # half precision and a batch axis, as engines have them
+            tensors[key] = tensors[key][None].astype(np.float64)
+
+    folder = changed(written, tmp_path / "d", least)
+
+    def use(context: Context) -> None:
+        assert context.subject_info.shows == ("result_output",)
+        assert context.subject_info.version == "mine 3"
+        expected, actual = context.ask_both("evaluate", Request(batches=context.batches))
+        assert all(map(np.array_equal, expected.logits, actual.logits))
+
+    with_context(model, folder, use)
+
+
+def test_a_dump_answers_about_its_own_run_alone(model: Path, written: Path) -> None:
+    def use(context: Context) -> None:
+        run = context.subject.ask("evaluate", Request(batches=context.batches))
+        other = context.subject.ask("evaluate", Request(batches=context.batches[:1]))
+        assert isinstance(run, Answered)
+        assert isinstance(other, Unanswerable)
+        assert other.declared
+        assert isinstance(context.subject.ask("greedy", [1], 2), Unanswerable)
+
+    with_context(model, written, use)
+
+
+def drop_logits(index: dict[str, Any], tensors: dict[str, Any]) -> None:
+    del tensors["step1/result_output"]
+
+
+def misspell(index: dict[str, Any], tensors: dict[str, Any]) -> None:
+    tensors["step0/attn_nrm-0"] = tensors.pop("step0/attn_norm-0")
+
+
+def no_step(index: dict[str, Any], tensors: dict[str, Any]) -> None:
+    tensors["attn_norm-0"] = tensors.pop("step0/attn_norm-0")
+
+
+def too_late(index: dict[str, Any], tensors: dict[str, Any]) -> None:
+    tensors["step7/embd"] = tensors["step0/embd"]
+
+
+def no_tokens(index: dict[str, Any], tensors: dict[str, Any]) -> None:
+    del index["tokens"]
+
+
+def no_ids(index: dict[str, Any], tensors: dict[str, Any]) -> None:
+    index["tokens"][0][0] = "one"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (drop_logits, "no tensor step1/result_output"),
+        (misspell, r"no node named 'attn_nrm' \(near: attn_norm"),
+        (no_step, "logitsN or stepN/NODE"),
+        (too_late, "is of none of 3 batches"),
+        (no_tokens, "must be a list of lists of ids"),
+        (no_ids, "'one', which is no id"),
+    ],
+)
+def test_what_is_wrong_with_a_dump_is_said(
+    change: Change, words: str, model: Path, written: Path, tmp_path: Path
+) -> None:
+    folder = changed(written, tmp_path / "d", change)
+    with pytest.raises(InvalidModel, match=words):
+        read_dump(folder)
+    with pytest.raises(BadInput, match=words):
+        with_context(model, folder, lambda _: None)
+
+
+def test_no_folder_no_json_and_no_safetensors_are_said(written: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidModel, match="no such file; lockstep trace shows"):
+        read_dump(tmp_path / "nothing")
+    (tmp_path / "index.json").write_text("[")
+    with pytest.raises(InvalidModel, match="no JSON"):
+        read_dump(tmp_path)
+    folder = changed(written, tmp_path / "d", lambda *_: None)
+    (folder / TENSORS).write_bytes(b"\x08")
+    with pytest.raises(InvalidModel, match=TENSORS):
+        read_dump(folder)
+
+
+def test_a_tensor_of_another_shape_is_malformed(model: Path, written: Path, tmp_path: Path) -> None:
+    def cut(index: dict[str, Any], tensors: dict[str, Any]) -> None:
+        tensors["step0/result_output"] = tensors["step0/result_output"][:, :-1].copy()
+
+    folder = changed(written, tmp_path / "d", cut)
+
+    def use(context: Context) -> str:
+        return type(context.subject.ask("evaluate", Request(batches=context.batches))).__name__
+
+    assert with_context(model, folder, use) == "Malformed"

@@ -1,0 +1,212 @@
+"""Two engines judged on one node after the other: by hand, without llama.cpp."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from engine.gguf_file import GgufFile
+from engine.ops.ggml.base import Build, Node, Operand
+from harness.findings import by_layer
+from harness.gguf_writer import write_gguf
+from harness.graph.node_judge import OWN_WEIGHTS, Compute, NodeJudge, differing_weights
+from harness.graph.program import Graph, PlannedNode, Program, Root, View
+from harness.graph.ways import Honest
+from harness.graph.wiring import Wire, ends_of_layers, wires_of
+from harness.records import Site
+from tests.shadow_nodes import node, normal, operand
+
+BUILD = Build(lanes=16)
+W, X = normal(1, 5, 32), normal(2, 3, 32)
+SITE = Site(step=0, layer=1, name="mul_mat")
+
+
+def written(path: Path, weights: NDArray[np.float32]) -> GgufFile:
+    rows = ("w.weight", (32, 5), "F32", weights)
+    write_gguf(path, {"general.architecture": ("STR", "any")}, [rows])
+    return GgufFile.open(path)
+
+
+def product(result: Any = None) -> Node:
+    made = node("MUL_MAT", (X @ W.T if result is None else result), W, X)
+    first = made.sources[0]
+    assert first is not None
+    stored = replace(first, value=None, weight="w.weight", nb=(4, 128, 640, 640))
+    return replace(made, sources=(stored, made.sources[1]))
+
+
+def compute(given: Node) -> NDArray[Any]:
+    """What an engine does that replays llama.cpp's graph."""
+    return Honest().compute(BUILD, given)
+
+
+def judge(folder: Path, subject: NDArray[np.float32] = W, engine: Compute = compute) -> NodeJudge:
+    files = written(folder / "oracle.gguf", W), written(folder / "subject.gguf", subject)
+    wire = Wire(site=SITE, layer=1, inputs=(), weights=("w.weight",))
+    return NodeJudge(
+        wires={(0, 0, 5): wire},
+        build=BUILD,
+        oracle=files[0],
+        subject=files[1],
+        compute=engine,
+        changed=differing_weights(*files),
+        wanted=(),
+    )
+
+
+def changed(by: float) -> NDArray[np.float32]:
+    """With one element times 1 + by."""
+    other = W.copy()
+    other[3, 7] *= 1 + by
+    return other
+
+
+def test_what_both_compute_alike_is_no_finding(tmp_path: Path) -> None:
+    found = judge(tmp_path)
+    found(product())
+    (one,) = found.findings
+    assert one.mismatch is None
+    assert one.compared == 15
+    assert one.weight == "w.weight"
+    assert found.kept == {}
+
+
+def test_a_weight_of_the_subjects_file_is_at_fault_with_its_row(tmp_path: Path) -> None:
+    found = judge(tmp_path, changed(0.5))
+    found(product())
+    (one,) = found.findings
+    assert (one.at_fault, one.outputs, one.layer) == ("subject", (3,), 1)
+    assert one.reason != OWN_WEIGHTS
+    assert np.array_equal(found.kept[SITE][0, 0], (X @ W.T))
+
+
+def test_a_weight_that_moves_a_result_within_its_bound_is_found_by_its_bits(tmp_path: Path) -> None:
+    found = judge(tmp_path, changed(1e-6))
+    found(product())
+    (one,) = found.findings
+    assert (one.at_fault, one.outputs, one.allowed) == ("subject", (3,), 0.0)
+    assert one.reason == OWN_WEIGHTS
+
+
+def test_a_weight_that_moves_no_bit_is_none(tmp_path: Path) -> None:
+    found = judge(tmp_path, changed(0.5))
+    zeros = replace(product(np.zeros((3, 5), np.float32)))
+    sources = (zeros.sources[0], operand(np.zeros_like(X)))
+    found(replace(zeros, sources=sources))
+    assert [f.mismatch for f in found.findings] == [None]
+
+
+def test_an_oracle_that_is_wrong_is_told_from_the_subject(tmp_path: Path) -> None:
+    found = judge(tmp_path)
+    found(product(np.float32(1.01) * (X @ W.T)))
+    assert [f.at_fault for f in found.findings] == ["oracle"]
+
+
+def test_an_op_without_a_meaning_is_unknown_and_not_agreed(tmp_path: Path) -> None:
+    found = judge(tmp_path)
+    found(replace(product(), op="WISH"))
+    assert found.findings == []
+    assert found.unknown == {"no semantics of WISH": [SITE]}
+
+
+def test_an_op_that_the_subject_lacks_is_hidden_unless_the_oracle_is_wrong(tmp_path: Path) -> None:
+    found = judge(tmp_path, engine=lambda _: None)
+    found(product())
+    assert (found.findings, found.hidden) == ([], [SITE])
+    found(product(np.float32(1.01) * (X @ W.T)))
+    assert [f.at_fault for f in found.findings] == ["oracle"]
+
+
+def test_a_weight_of_another_type_is_multiplied_as_it_is(tmp_path: Path) -> None:
+    found = judge(tmp_path)
+    halves = tmp_path / "halves.gguf"
+    rows = ("w.weight", (32, 5), "F16", W.astype(np.float16))
+    write_gguf(halves, {"general.architecture": ("STR", "any")}, [rows])
+    with GgufFile.open(halves) as file:
+        found.subject = file
+        found(product())
+        assert differing_weights(found.oracle, file) == {"w.weight"}
+    assert [f.at_fault for f in found.findings] == ["subject"]
+
+
+def test_a_node_without_elements_is_nothing_to_compare(tmp_path: Path) -> None:
+    found = judge(tmp_path)
+    found(node("SCALE", np.zeros((0, 4), np.float32), np.zeros((0, 4), np.float32)))
+    assert (found.findings, found.unknown) == ([], {})
+
+
+# --- how nodes hang together --------------------------------------------------------------------
+
+ROOTS = (
+    Root(kind="input", name="x", type="F32", size=24),
+    Root(kind="weight", name="blk.0.w.weight", type="F32", size=24),
+    Root(kind="computed", name="Qcur-0", type="F32", size=24),
+    Root(kind="computed", name="node_3", type="F32", size=24),
+)
+
+
+def view(root: int) -> View:
+    name = ROOTS[root].name
+    return View(name=name, type="F32", ne=(3, 2, 1, 1), nb=(4, 12, 24, 24), root=root, offset=0)
+
+
+def planned(index: int, name: str, layer: int | None, result: int, *sources: int) -> PlannedNode:
+    return PlannedNode(
+        index=index,
+        op="ADD",
+        name=name,
+        layer=layer,
+        params=bytes(64),
+        sources=tuple(map(view, sources)),
+        result=replace(view(result), name=name),
+    )
+
+
+def test_a_wire_says_what_a_node_reads_through_views_and_of_which_layer_it_is() -> None:
+    nodes = (
+        planned(0, "Qcur-0", 0, 2, 0, 1),
+        planned(1, "node_3", None, 3, 2),
+        planned(2, "Qcur-0", 0, 2, 2, 3),  # in place
+        planned(3, "out", None, 3, 2, 1),
+    )
+    graph = Graph(step=0, ubatch=0, roots=ROOTS, nodes=nodes, inputs={}, last_use={})
+    wires = wires_of(Program(graphs=(graph,), caches=(), orders=((),)))
+    names = {place[2]: str(wire.site) for place, wire in wires.items()}
+    assert names == {0: "Qcur ADD-0", 1: "node_3", 2: "Qcur ADD 2-0", 3: "out"}
+    found = list(wires.values())
+    assert [wire.layer for wire in found] == [0, 0, 0, None]
+    assert [[str(s) for s in wire.inputs] for wire in found] == [
+        [],
+        ["Qcur ADD-0"],
+        ["Qcur ADD-0", "node_3"],
+        ["Qcur ADD 2-0"],
+    ]
+    assert [wire.weights for wire in found] == [("blk.0.w.weight",), (), (), ("blk.0.w.weight",)]
+    assert {str(site) for site in ends_of_layers(wires)} == {"Qcur ADD 2-0", "out"}
+
+
+@pytest.mark.parametrize(
+    ("layers", "groups"),
+    [
+        ([None, 0, 0, 1, None], [[0], [1, 2], [3], [4]]),
+        ([0, 1, None, 0, 1], [[0, 3], [1, 4], [2]]),
+        ([None, None], [[0, 1]]),
+        ([], []),
+    ],
+)
+def test_parts_of_a_layer_that_are_computed_later_are_of_that_layer(
+    layers: list[int | None], groups: list[list[int]]
+) -> None:
+    assert by_layer(layers) == groups
+
+
+def test_operands_that_are_no_weights_stay_as_the_oracle_shows_them() -> None:
+    from harness.graph.node_judge import with_weights
+
+    made = node("ADD", X, X, X)
+    kept: Any = None
+    assert with_weights(made, kept).sources == made.sources
+    assert isinstance(made.sources[0], Operand)
