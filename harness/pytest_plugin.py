@@ -44,6 +44,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help=f"Only this suite (repeatable): {', '.join(SUITES)}.",
     )
     group.addoption(
+        "--lockstep-known",
+        metavar="FILE",
+        help="Divergences listed there pass (lockstep check --write-known FILE lists them).",
+    )
+    group.addoption(
         "--lockstep-report",
         metavar="FOLDER",
         default="reports",
@@ -108,7 +113,9 @@ def check_with(
     **of_plan: Any,
 ) -> Any:
     """The run (harness.run.RunResult); fails the test by what differs, skips what is not there."""
+    from engine.errors import EngineError
     from harness.check import BadInput, Plan
+    from harness.known_failures import read_known
     from harness.records import PRESETS
     from harness.report.text import explain
     from harness.run import Listener, run_plans
@@ -130,8 +137,10 @@ def check_with(
     )
     try:
         reports = Path(config.getoption("--lockstep-report"))
-        result = run_plans([plan], reports, ["pytest", *command.split()], 1, Listener())
-    except BadInput as error:
+        listed = config.getoption("--lockstep-known")
+        known = read_known(Path(listed)) if listed else None
+        result = run_plans([plan], reports, ["pytest", *command.split()], 1, Listener(), known)
+    except (BadInput, EngineError) as error:
         pytest.fail(str(error), pytrace=False)
     note(str(result.folder))
     said = [explain(v) for v in result.verdicts if v.status not in ("agreed", "excused")]

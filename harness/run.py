@@ -25,6 +25,7 @@ from harness.check import (
 )
 from harness.children import Died, Done, Event, Failed, Refused, Said, Say, side_by_side
 from harness.file_state import FileState
+from harness.known_failures import KnownFailures
 from harness.records import EngineInfo, Status, Verdict
 from harness.report.header import header
 from harness.report.jsonl import ReportWriter
@@ -73,14 +74,21 @@ def run_folder(reports: Path, what: str) -> Path:
 
 
 def run_plans(
-    plans: Sequence[Plan], reports: Path, command: Sequence[str], jobs: int, listener: Listener
+    plans: Sequence[Plan],
+    reports: Path,
+    command: Sequence[str],
+    jobs: int,
+    listener: Listener,
+    known: KnownFailures | None = None,
 ) -> RunResult:
     """Check every plan, each in a process of its own; each verdict is on disk before the next one.
+
+    known: divergences that are excused, and errors if they are none.
 
     Raises BadInput if what was asked for cannot be done, before there is a report.
     """
     import_what_checks_need(plans)
-    run = CheckRun(plans, reports, shlex.join(command), listener)
+    run = CheckRun(plans, reports, shlex.join(command), listener, known or KnownFailures())
     for number, event in side_by_side([partial(check_one, plan) for plan in plans], jobs):
         run.take(number, event)
     return run.finish()
@@ -98,8 +106,14 @@ class CheckRun:
     """Takes what the processes say, as it comes, and writes the report."""
 
     def __init__(
-        self, plans: Sequence[Plan], reports: Path, command: str, listener: Listener
+        self,
+        plans: Sequence[Plan],
+        reports: Path,
+        command: str,
+        listener: Listener,
+        known: KnownFailures,
     ) -> None:
+        self.known = known
         self.started = time.perf_counter()
         self.plans, self.reports, self.command, self.listener = plans, reports, command, listener
         self.suite = ["the start"] * len(plans)  # what each is at, in case that it dies
@@ -149,6 +163,7 @@ class CheckRun:
         return False
 
     def write(self, verdict: Verdict) -> None:
+        verdict = self.known.excused(verdict)
         self.writer = self.writer or self.open(())
         self.verdicts.append(verdict)
         self.writer.verdict(verdict)
@@ -156,6 +171,8 @@ class CheckRun:
 
     def finish(self) -> RunResult:
         self.writer = self.writer or self.open(())
+        for verdict in list(self.known.gone(self.verdicts)):
+            self.write(verdict)
         code = exit_code_of_run(self.verdicts)
         seconds = time.perf_counter() - self.started
         self.writer.footer(code, seconds)

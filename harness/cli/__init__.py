@@ -118,6 +118,13 @@ def check(
         str | None, typer.Option(help='What decode goes on from. Default: "Once upon a time".')
     ] = None,
     seed: SeedOpt = 0,
+    known: Annotated[
+        Path | None,
+        typer.Option(help="Divergences listed there are excused; one that is gone is an error."),
+    ] = None,
+    write_known: Annotated[
+        Path | None, typer.Option(help="Write such a list of what diverges now; reasons stay.")
+    ] = None,
     report: ReportOpt = Path("reports"),
     as_json: JsonOpt = False,
     jobs: Annotated[int, typer.Option("-j", help="Models checked side by side.", min=1)] = 1,
@@ -135,8 +142,12 @@ def check(
       lockstep check model.gguf --engine mutant:rope-half-split --suite trace
       lockstep check --arch qwen3
       lockstep check --arch all -j 2 --quiet
+      lockstep check model.gguf --engine ./my-engine --write-known known.json
+      lockstep check model.gguf --engine ./my-engine --known known.json
     """
     from harness.cli.variants import variant_files
+    from harness.known_failures import KnownFailures, read_known
+    from harness.known_failures import write_known as write_failures
     from harness.run import Listener, run_plans
 
     if arch is not None and (model is not None or subject_model is not None):
@@ -153,8 +164,12 @@ def check(
             for name, path in files
         ]
         listener = Listener(progress=out.progress, verdict=out.verdict)
-        result = run_plans(plans, report, ["lockstep", *sys.argv[1:]], jobs, listener)
+        listed = read_known(known) if known else KnownFailures()
+        result = run_plans(plans, report, ["lockstep", *sys.argv[1:]], jobs, listener, listed)
         out.summary(result)
+        if write_known:
+            n = write_failures(write_known, result.verdicts, listed)
+            out.remark(f"{n} divergences in {write_known}: write down why, and pass it as --known")
     raise typer.Exit(result.code)
 
 

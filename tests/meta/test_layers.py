@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "harness.downloads",
         "harness.known",
         "harness.limits",
+        "harness.known_failures",
     ),
     ("harness.designs", "harness.engine_process"),
     ("harness.rope_designs",),

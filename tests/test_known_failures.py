@@ -1,0 +1,126 @@
+"""What a user lists as known is excused, what is not listed fails, and what is gone is an error."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.errors import InvalidModel
+from harness.check import Plan, exit_code
+from harness.known_failures import UNKNOWN, KnownFailures, read_known, write_known
+from harness.records import EXACT, Status, Verdict
+from harness.run import Listener, RunResult, builtin_model, run_plans
+
+
+def verdict(key: str, status: Status = "diverged", suite: str = "trace") -> Verdict:
+    return Verdict(
+        suite=suite, case="m", status=status, summary=f"{key} is off", key=key, repro="again"
+    )
+
+
+def known(*keys: str) -> KnownFailures:
+    return KnownFailures(reasons={("m", "trace", key): "issue 12" for key in keys})
+
+
+def test_a_listed_divergence_is_excused_with_its_reason_and_another_is_not() -> None:
+    listed = known("rope")
+    first, second = (listed.excused(verdict(key)) for key in ("rope", "norm"))
+    assert (first.status, second.status) == ("excused", "diverged")
+    assert first.summary == "known (issue 12): rope is off"
+    assert first.detail["known"] == "issue 12"
+    other_suite = listed.excused(verdict("rope", suite="products"))
+    assert other_suite.status == "diverged"
+
+
+def test_only_divergences_are_excused() -> None:
+    crashed = known("rope").excused(verdict("rope", "crashed"))
+    assert crashed.status == "crashed"
+
+
+def test_one_that_differs_no_more_is_an_error() -> None:
+    listed = known("rope", "norm")
+    seen = [listed.excused(verdict("rope")), verdict("", "agreed")]
+    (gone,) = listed.gone(seen)
+    assert gone.status == "diverged"
+    assert "norm is listed as known (issue 12) and differs no more: take it out" in gone.summary
+    assert exit_code([*seen, gone]) == 1
+
+
+@pytest.mark.parametrize("status", ["crashed", "timed-out", "malformed", "not-compared"])
+def test_nothing_is_said_to_be_gone_where_the_suite_did_not_end_well(status: Status) -> None:
+    assert list(known("norm").gone([verdict("", status)])) == []
+
+
+def test_nothing_is_said_to_be_gone_of_suites_and_models_that_were_not_run() -> None:
+    assert list(known("norm").gone([verdict("", "agreed", suite="logits")])) == []
+
+
+def test_a_list_is_written_and_read_again_and_reasons_stay(tmp_path: Path) -> None:
+    path = tmp_path / "known.json"
+    assert (
+        write_known(path, [verdict("rope"), verdict("rope"), verdict("", "agreed")], known()) == 1
+    )
+    assert read_known(path).reasons == {("m", "trace", "rope"): UNKNOWN}
+    listed = known("rope")
+    seen = [listed.excused(verdict("rope")), verdict("norm")]
+    assert write_known(path, seen, listed) == 2
+    assert read_known(path).reasons == {
+        ("m", "trace", "norm"): UNKNOWN,
+        ("m", "trace", "rope"): "issue 12",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[", "no JSON"),
+        ("[]", 'expected {"known"'),
+        ('{"known": [{}]}', "entry 0: expected the texts case, suite, key, reason"),
+        ('{"known": [{"case": "m", "suite": "s", "key": "k", "reason": ""}]}', "entry 0: expected"),
+    ],
+)
+def test_a_list_that_is_none_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "known.json"
+    path.write_text(text)
+    with pytest.raises(InvalidModel) as error:
+        read_known(path)
+    assert words in str(error.value)
+
+
+def test_an_entry_is_listed_once(tmp_path: Path) -> None:
+    path = tmp_path / "known.json"
+    row = {"case": "m", "suite": "s", "key": "k", "reason": "r"}
+    path.write_text(json.dumps({"known": [row, row]}))
+    with pytest.raises(InvalidModel, match="k is listed twice"):
+        read_known(path)
+
+
+def run(folder: Path, engine: str, listed: KnownFailures) -> RunResult:
+    model = builtin_model("f32", folder)
+    plan = Plan(
+        case="f32",
+        model=model,
+        subject_model=model,
+        engine=engine,
+        oracle="reference",
+        settings=EXACT,
+        suites=("trace",),
+        n_tokens=4,
+        command="m",
+    )
+    return run_plans([plan], folder / "reports", ["lockstep"], 1, Listener(), listed)
+
+
+def test_a_run_with_its_own_list_ends_well_and_the_list_of_a_mended_engine_does_not(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "known.json"
+    wrong = run(tmp_path, "mutant:wrong-eps", KnownFailures())
+    assert wrong.code == 1
+    assert write_known(path, wrong.verdicts, KnownFailures()) >= 1
+    again = run(tmp_path, "mutant:wrong-eps", read_known(path))
+    assert again.code == 0
+    assert {v.status for v in again.verdicts} == {"excused", "agreed"}
+    mended = run(tmp_path, "reference", read_known(path))
+    assert mended.code == 1
+    assert any("differs no more" in v.summary for v in mended.verdicts)
