@@ -15,7 +15,8 @@ from engine.ops.ggml.base import Build, Node
 from harness.findings import Findings, Values, errors_between
 from harness.graph.node_judge import NodeJudge, differing_weights
 from harness.graph.program import Place, Program
-from harness.graph.wiring import Wire, ends_of_layers, wires_of
+from harness.graph.record import record
+from harness.graph.wiring import Wire, ends_of_layers, sites_of, wires_of
 from harness.honest_runs import AlongLlamaCpp
 from harness.records import Answered, Evaluation, Request, Site, Status, Unanswerable
 from harness.runner import Session
@@ -39,17 +40,18 @@ def locate_along_nodes(context: Context) -> Findings:
             wanted=outputs | ends_of_layers(wires),
         )
         run_through(context, judge)
-    values, free = judge.kept, {}
+    values = judge.kept
+    context.progress("the subject's own run")
     if context.subject_info.shows_nodes:
-        context.progress("the subject's own run")
-        embeddings = not program.has_result
-        free = errors_between(values, own_values(context, values, embeddings=embeddings))
+        own = own_values(context, values, embeddings=not program.has_result)
+    else:
+        own = captured_values(context, values)
     return Findings(
         all=tuple(judge.findings),
         not_shown=(),
         hidden=tuple(judge.hidden),
         not_given=(),
-        free=free,
+        free=errors_between(values, own),
         values=guilty_values(judge, wires),
         outputs=in_order(program, wires, values),
         embeddings=not program.has_result,
@@ -113,6 +115,22 @@ def own_values(context: Context, sites: Collection[Site], *, embeddings: bool) -
     run: Evaluation = context.ask(context.subject, "evaluate", request)
     assert run.trace is not None
     return run.trace.values()
+
+
+def captured_values(context: Context, sites: Collection[Site]) -> Values:
+    """Of a subject that shows its own graph, where nodes of it have these names."""
+    found = record(context.subject, context.batches)
+    if not isinstance(found, Program):
+        return {}
+    places = {place: site for place, site in sites_of(found).items() if site in sites}
+    kept: Values = {}
+
+    def keep(node: Node) -> None:
+        if site := places.get((node.step, node.ubatch, node.index)):
+            kept[site] = node.value.copy()
+
+    outcome = capture(context.subject, keep, context.batches)
+    return kept if isinstance(outcome, Answered) else {}
 
 
 def guilty_values(judge: NodeJudge, wires: Mapping[Place, Wire]) -> Values:

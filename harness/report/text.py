@@ -1,6 +1,7 @@
 """What a person reads: sites, findings and verdicts in words."""
 
 from collections.abc import Sequence
+from math import isfinite
 
 from harness.judge import SiteFinding
 from harness.records import Site, Verdict
@@ -51,10 +52,11 @@ def explain(verdict: Verdict) -> str:
     if "reason" in d:
         lines.append(f"  allowed because: {d['reason']}")
     if "err_local" in d:
-        lines.append(
-            f"  on the oracle's inputs it is {d['err_local']:.2g} off; in its own run "
-            f"{d['err_in']:.1e} comes in and {d['err_out']:.1e} goes out (of the largest value)"
-        )
+        line = f"  on {d.get('basis', 'its inputs')} it is {d['err_local']:.2g} off"
+        if isfinite(d["err_out"]):  # of what is shown
+            line += f"; in its own run {d['err_in']:.1e} comes in and {d['err_out']:.1e} goes out"
+            line += " (of the largest value)"
+        lines.append(line)
     if d.get("rest"):
         lines.append(f"  {d['rest']}")
     for line in last_words(d.get("log", [])):
