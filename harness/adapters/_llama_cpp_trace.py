@@ -34,8 +34,7 @@ ENDS = ("embd", "result_norm", "result_output")
 class AttentionKind:
     """Counts the attention nodes of either kind, and logits, in a graph of any architecture.
 
-    A softmax of attention has a mask, the choice of experts has none. Where a bias is added before
-    it, as in T5, flash attention is not possible, and either kind is right.
+    A softmax of attention has a mask, the choice of experts has none.
 
     Not every architecture names its logits, but their rows are as long as the vocabulary.
     """
@@ -49,8 +48,7 @@ class AttentionKind:
     def wants(self, address: int) -> bool:
         node = Node.at(self.ggml, address)
         self.flash += node.op == "FLASH_ATTN_EXT"
-        masked = node.op == "SOFT_MAX" and bool(node.tensor.src[1])
-        self.plain += masked and node.source(0).op != "ADD"
+        self.plain += node.op == "SOFT_MAX" and bool(node.tensor.src[1])
         self.logits += node.tensor.ne[0] == self.n_vocab
         return False
 

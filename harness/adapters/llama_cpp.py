@@ -256,8 +256,9 @@ class LlamaCpp(Adapter, name="llama.cpp"):
         return self._watched
 
     def _looked_at(self) -> AttentionKind:
-        """llama.cpp decides by itself whether flash attention is possible: see what it did. Nor
-        does it say that a model has no logits, such as a BERT: it hands out zeros.
+        """llama.cpp decides by itself whether flash attention is possible: see what it did, where
+        we map its graph onto ours. Of others (T5 and Grok have layers without) the graph says it.
+        Nor does it say that a model has no logits, such as a BERT: it hands out zeros.
 
         One token is enough, because the choice is made when a context is made.
         """
@@ -270,7 +271,8 @@ class LlamaCpp(Adapter, name="llama.cpp"):
         for batch in encoded_first([one], context.model.has_both):
             context.run(batch)
         wrong = kind.plain if self.settings.flash_attn else kind.flash
-        if wrong:
+        mapped = context.model.metadata("general.architecture") in ARCHITECTURES
+        if wrong and mapped:
             asked = "on" if self.settings.flash_attn else "off"
             raise EngineError(f"flash attention should be {asked}, but {wrong} layers differ")
         self._attention = kind

@@ -161,3 +161,12 @@ def test_wrong_pooling_is_found_and_at_fault(
     assert exit_code(found) == 1
     assert found[0].detail["at_fault"] == "subject"
     assert "embeddings differ" in found[0].summary
+
+
+@pytest.mark.parametrize("name", ["grok", "glm5-next"])
+def test_layers_without_flash_attention_are_no_refusal_where_the_graph_is_llama_cpps(
+    name: str, made: MadeOf
+) -> None:
+    with Runner().open("llama.cpp", made(name), DEFAULT) as session:
+        run = session.ask("evaluate", Request(batches=(Batch.of([1, 2, 3]),)))
+    assert isinstance(run, Answered), run
