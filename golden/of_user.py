@@ -62,8 +62,8 @@ def of_user(
     note: Callable[[str], None],
 ) -> Iterator[Made]:
     try:
-        facts = facts_of_model(path)
         row = model_row(name_of(old, path), path, None)
+        facts = facts_of_model(path)
     except EngineError as error:
         raise BrokenGolden(f"{path}: {error}") from error
     except OSError as error:

@@ -16,6 +16,7 @@ from harness.dumps import folder_of, is_outside, read_dump
 from harness.environments import provide
 from harness.facts import ModelFacts, facts_of_model, too_long
 from harness.honest_runs import AlongLlamaCpp, AlongOurGraph
+from harness.known.runs import excused_if_known
 from harness.records import BOTH, Answered, EngineInfo, Settings, Verdict
 from harness.runner import Runner, Session
 from harness.shadow.known import known_crash
@@ -252,7 +253,8 @@ def run_suites(context: Context, names: Sequence[str]) -> Iterator[Verdict]:
         context.progress(f"suite {suite.name}")
         about = context.oracle.name if suite.of_oracle_alone else BOTH
         for verdict in verdicts_of(suite, context):
-            yield replace(verdict, about=about)
+            known = excused_if_known(verdict, context.facts.architecture, context.oracle.name)
+            yield replace(known, about=about)
 
 
 def verdicts_of(suite: type[Suite], context: Context) -> Iterator[Verdict]:

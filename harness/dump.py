@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from engine.batch import Batch
 from engine.trace import SITES
-from harness.check import Plan, open_plan
+from harness.check import BadInput, Plan, open_plan
 from harness.children import Say
 from harness.quick import answer
 from harness.records import Evaluation, Request, Site
@@ -22,6 +22,8 @@ def dump_trace(plan: Plan, folder: Path, prompt: str | None, say: Say) -> None:
     opened = open_plan(plan, say)
     try:
         context = opened.context
+        if context.facts.no_run:
+            raise BadInput(f"{plan.model}: {context.facts.no_run}, so there is nothing to run")
         batches = context.batches
         if prompt is not None:
             raw = prompt.encode("utf-8", "surrogateescape")

@@ -11,7 +11,7 @@ from engine.model import architecture_of
 from engine.registry import import_members
 from harness.answers.base import facts_in
 
-TOKENS = "tokenizer.ggml.tokens"
+VOCABULARY, TOKENS = "tokenizer.ggml.model", "tokenizer.ggml.tokens"
 POSITIONS = "position_embd.weight"
 # values of tokenizer.ggml.model; the last is of models that llama.cpp makes to test itself
 NO_VOCABULARY = ("", "none", "no_vocab", "test")
@@ -30,37 +30,41 @@ class ModelFacts:
 
     @property
     def no_run(self) -> str:
-        """Why no engine can run it; "" if llama.cpp may."""
-        if not self.architecture:
-            return "the file has no general.architecture: it is no model"
-        if self.kind != "model":
-            return f"the file is of type {self.kind!r}, no model"
-        return "" if self.n_tensors else "the file holds no tensors"
+        return why_no_run(self.architecture, self.kind, self.n_tensors)
 
 
 def facts_of_model(path: Path) -> ModelFacts:
     """Raises EngineError or OSError for what is no GGUF file, or a broken model of ours."""
     with GgufFile.open(path) as file:
-        architecture, kind, vocabulary = (
-            str(file.metadata[key].data) if key in file.metadata else default
-            for key, default in (
-                ("general.architecture", ""),
-                ("general.type", "model"),
-                ("tokenizer.ggml.model", ""),
-            )
-        )
+        architecture, kind = what_it_is(file)
         return ModelFacts(
             architecture=architecture,
             kind=kind,
             n_tensors=len(file.tensors),
             n_vocab=size_of_vocabulary(file),
-            # tokens of no kind are a broken vocabulary, which is refused by its key
-            has_vocabulary=vocabulary not in NO_VOCABULARY
-            or ("tokenizer.ggml.model" not in file.metadata and TOKENS in file.metadata),
+            has_vocabulary=vocabulary_of(file),
             n_positions=size_of_positions(file),
             no_graph=why_no_graph(file, architecture, kind),
             decoder_start=decoder_start(file, architecture),
         )
+
+
+def what_it_is(file: GgufFile) -> tuple[str, str]:
+    """The architecture, which may be missing, and the type."""
+    architecture, kind = (
+        str(file.metadata[key].data) if key in file.metadata else default
+        for key, default in (("general.architecture", ""), ("general.type", "model"))
+    )
+    return architecture, kind
+
+
+def why_no_run(architecture: str, kind: str, n_tensors: int) -> str:
+    """Why no engine can run such a file; "" if llama.cpp may."""
+    if not architecture:
+        return "the file has no general.architecture: it is no model"
+    if kind != "model":
+        return f"the file is of type {kind!r}, no model"
+    return "" if n_tensors else "the file holds no tensors"
 
 
 def decoder_start(file: GgufFile, architecture: str) -> int | None:
@@ -77,6 +81,13 @@ def decoder_start(file: GgufFile, architecture: str) -> int | None:
 def has_both(tensors: Collection[str]) -> bool:
     """An encoder and a decoder, by the names that llama.cpp gives their tensors."""
     return all(any(name.startswith(part) for name in tensors) for part in ("enc.", "dec."))
+
+
+def vocabulary_of(file: GgufFile) -> bool:
+    """Whether there is one. Tokens of no kind are a broken one, which is refused by its key."""
+    if VOCABULARY not in file.metadata:
+        return TOKENS in file.metadata
+    return str(file.metadata[VOCABULARY].data) not in NO_VOCABULARY
 
 
 def size_of_vocabulary(file: GgufFile) -> int:

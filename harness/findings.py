@@ -28,6 +28,8 @@ class Findings:
     free: Mapping[Site, float]  # subject's own run against the oracle, relative to the largest
     values: Values  # the oracle's, at the guilty sites and what belongs to them
     outputs: tuple[NDArray[Any], ...]  # the oracle's own, of each batch
+    skipped: Mapping[str, tuple[Site, ...]] = field(default_factory=dict)  # reason: shown in vain
+    own_inputs: bool = False  # what is judged works on these, not on the oracle's
     embeddings: bool = False  # these are: the model has no logits
     unknown: Mapping[str, tuple[Site, ...]] = field(default_factory=dict)  # reason: no truth of it
 
@@ -63,7 +65,12 @@ class Findings:
     def rest(self) -> str:
         """What is not wrong, in words."""
         fine = sum(f.mismatch is None and f.compared > 0 for f in self.all)
-        return f"on the oracle's inputs {fine} of {len(self.all)} ops agree"
+        what = "segments" if self.own_inputs else "ops"
+        return f"on {self.basis} {fine} of {len(self.all)} {what} agree"
+
+    @property
+    def basis(self) -> str:
+        return "its own inputs" if self.own_inputs else "the oracle's inputs"
 
 
 def errors_between(oracle: Values, subject: Values) -> dict[Site, float]:

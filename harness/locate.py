@@ -18,6 +18,7 @@ from harness.designs import PER_EXPERT
 from harness.findings import Findings, Values, all_outputs, errors_between
 from harness.judge import Judge, SiteFinding
 from harness.locate_nodes import locate_along_nodes
+from harness.locate_segments import locate_segments, shows_only
 from harness.records import Evaluation, Request, Site, Status, Trace
 from harness.suites.base import Context, NoAnswer
 from harness.tolerances import Bound, whole_run
@@ -42,6 +43,8 @@ def locate(context: Context) -> Findings:
 
     Raises NoAnswer where an engine does not show what that takes.
     """
+    if shows_only(context) and not context.facts.no_run:
+        return locate_segments(context)
     if along_nodes(context):
         return locate_along_nodes(context)
     oracle = trace_of(context.oracle_run).values()

@@ -6,12 +6,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from harness.check import BadInput
+from engine.errors import EngineError
+from engine.gguf_file import GgufFile
+from harness.check import REFERENCE, REPLAY, BadInput
+from harness.facts import ModelFacts, facts_of_model, vocabulary_of
 from harness.inputs import check_file
 from harness.records import PRESETS, Answered, Rejected, Settings, Unanswerable
 from harness.runner import Runner, Session
 from harness.suites.base import no_answer
 from harness.ties import LOOKED_AT, close_choices
+
+USUAL, ELSE = "fast", "llama.cpp"  # who runs a model, and who where our engine has no graph of it
+NO_VOCABULARY = "the file has no vocabulary (tokenizer.ggml.model), so it knows no text"
 
 
 def answer(session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
@@ -28,39 +34,87 @@ def opened(path: Path, engine: str, settings: Settings) -> Session:
     return Runner().open(engine, check_file(path), settings)
 
 
+def facts_to_run(path: Path) -> ModelFacts:
+    """Raises BadInput for a file that nobody can run, by its name."""
+    try:
+        facts = facts_of_model(check_file(path))
+    except EngineError as error:
+        raise BadInput(f"{path}: {error}") from error
+    if facts.no_run:
+        raise BadInput(f"{path}: {facts.no_run}, so there is nothing to run")
+    return facts
+
+
+def who_runs(engine: str | None, facts: ModelFacts) -> tuple[str, str]:
+    """The engine, and why it is not the usual one; "" if it is."""
+    if not facts.no_graph:
+        return engine or USUAL, ""
+    if engine is None:
+        return ELSE, f"{facts.no_graph}, so {ELSE} runs it"
+    if engine == USUAL:
+        raise BadInput(f"{USUAL}: {facts.no_graph}; --engine {ELSE} or {REPLAY} runs any")
+    if engine == REFERENCE:
+        return REPLAY, f"{facts.no_graph}, so it follows llama.cpp's ({REPLAY})"
+    return engine, ""
+
+
 def generate(
-    path: Path, engine: str, preset: str, prompt: str, n: int, progress: Callable[[str], None]
+    path: Path,
+    engine: str | None,
+    preset: str,
+    prompt: str | Sequence[int],
+    n: int,
+    progress: Callable[[str], None],
 ) -> dict[str, Any]:
+    """prompt: a text, or ids: a model without a vocabulary goes on with ids all the same."""
+    facts = facts_to_run(path)
+    name, why = who_runs(engine, facts)
+    raw = prompt.encode("utf-8", "surrogateescape") if isinstance(prompt, str) else b""
+    if isinstance(prompt, str) and not facts.has_vocabulary:
+        raise BadInput(f"{path}: {NO_VOCABULARY}; give its prompt as ids: --ids '[1, 2, 3]'")
     settings = PRESETS[preset]
-    raw = prompt.encode("utf-8", "surrogateescape")
-    room = len(raw) + 2 + n  # a token is at least a byte, but for BOS and the space before
+    # a token is at least a byte, but for BOS and the space before
+    room = max(len(raw) + 2, len(prompt)) + n
     settings = replace(settings, n_ctx=max(settings.n_ctx, -(-room // 256) * 256))
-    with opened(path, engine, settings) as session:
+    with opened(path, name, settings) as session:
         progress("tokenising")
-        ids = answer(session, "tokenize", [raw])[0]
+        ids = answer(session, "tokenize", [raw])[0] if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise BadInput("the prompt is empty and the model adds no BOS: nothing to go on from")
         progress(f"generating {n} tokens")
         new = answer(session, "greedy", ids, n)
-        text = answer(
-            session, "detokenize", [ids + new], remove_special=True, unparse_special=False
-        )[0]
+        text = None
+        if facts.has_vocabulary:
+            flags = {"remove_special": True, "unparse_special": False}
+            text = answer(session, "detokenize", [ids + new], **flags)[0].decode("utf-8", "replace")
         progress("looking for ties")
-        ties = close_choices(session, ids, new)
+        ties = close_choices(session, ids, new, facts.decoder_start)
     return {
-        "engine": engine,
+        "engine": name,
+        "why": why,
         "settings": preset,
         "prompt_ids": ids,
         "ids": new,
-        "text": text.decode("utf-8", "replace"),
+        "text": text,
         "ties": None if ties is None else [asdict(tie) for tie in ties],
         "ties_looked_for_in": 0 if ties is None else min(len(new), LOOKED_AT),
     }
 
 
+def check_vocabulary(path: Path) -> None:
+    """Raises BadInput for a file without one. A file that our reader refuses is the engine's."""
+    try:
+        with GgufFile.open(check_file(path)) as file:
+            if not vocabulary_of(file):
+                raise BadInput(f"{path}: {NO_VOCABULARY}")
+    except EngineError:
+        return
+
+
 def encode_texts(
     path: Path, engine: str, inputs: Sequence[bytes], special: bool, parse_special: bool
 ) -> Iterator[str]:
+    check_vocabulary(path)
     with opened(path, engine, PRESETS["exact"]) as session:
         flags = {"add_special": special, "parse_special": parse_special}
         for ids in answer(session, "tokenize", inputs, **flags):
@@ -72,6 +126,7 @@ def decode_ids(
 ) -> Iterator[str]:
     """The inputs are JSON lists of ids. Bytes that are no UTF-8 come out as \\xNN."""
     rows = [ids_of(raw) for raw in inputs]
+    check_vocabulary(path)
     with opened(path, engine, PRESETS["exact"]) as session:
         flags = {"remove_special": special, "unparse_special": parse_special}
         for text in answer(session, "detokenize", rows, **flags):

@@ -29,16 +29,22 @@ class Tie:
     noise: float  # by which the engine's logits are off from themselves there
 
 
-def close_choices(session: Session, prompt: Sequence[int], ids: Sequence[int]) -> list[Tie] | None:
+def close_choices(
+    session: Session, prompt: Sequence[int], ids: Sequence[int], decoder_start: int | None = None
+) -> list[Tie] | None:
     """Of the first LOOKED_AT tokens; None if the engine shows no logits."""
     ids = ids[:LOOKED_AT]
+    encoded: tuple[Batch, ...] = ()
+    if decoder_start is not None:
+        encoded, prompt = (Batch.to_encode(Batch.of(prompt)),), [decoder_start]
     start = len(prompt)
     steps = [Batch.of([t], start=start + i) for i, t in enumerate(ids[:-1])]
     first = Batch.of(prompt)
     first.outputs[:-1] = False
     whole = Batch.of([*prompt, *ids[:-1]])
     whole.outputs[: start - 1] = False
-    found = [logits_of(session, batches) for batches in ((first, *steps), (whole,))]
+    ways = (*encoded, first, *steps), (*encoded, whole)
+    found = [logits_of(session, batches) for batches in ways]
     if (
         found[0] is None
         or found[1] is None

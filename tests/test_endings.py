@@ -48,3 +48,23 @@ def test_the_processes_of_a_campaign_leave_nothing_behind_either(tmp_path: Path)
     code, words = ended_by(signal.SIGTERM, args, tmp_path, "*/lockstep-*/*.gguf")
     assert code == 128 + signal.SIGTERM
     assert "Traceback" not in words
+
+
+ASKED_WHILE_A_CLASS_IS_MADE = """
+import harness.cli
+
+def app(**_):
+    exec("import os, signal; os.kill(os.getpid(), signal.SIGTERM); [0 for _ in range(9)]")
+
+harness.cli.app = app
+harness.cli.main()
+"""
+
+
+def test_who_is_asked_to_end_in_the_middle_of_an_import_ends_with_that_code(tmp_path: Path) -> None:
+    """Dataclasses are made by exec(), and Python once ended by SIGINT after an interrupt in it."""
+    (tmp_path / "asked.py").write_text(ASKED_WHILE_A_CLASS_IS_MADE)
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))}
+    command = [sys.executable, "-m", "asked"]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "lockstep: interrupted\n")

@@ -17,7 +17,7 @@ from engine.errors import EngineError, InvalidModel, NotInModel, Unsupported
 from engine.ops.ggml.base import Build, Node
 from engine.quants.base import F32
 from harness.adapters.reference import Reference
-from harness.check import lanes_of
+from harness.check import Plan, lanes_of
 from harness.facts import decoder_start
 from harness.graph.program import Graph, Place, PlannedNode, Program
 from harness.graph.record import record
@@ -40,6 +40,7 @@ from harness.runner import Runner, Session
 from harness.suites.base import no_answer
 
 SHOWS_GRAPHS = "llama.cpp"
+MEMORY = Plan.memory_limit  # each context may want gigabytes of addresses (glm5-next), and is kept
 
 
 class ReplayEngine(Reference, name="replay"):
@@ -125,7 +126,7 @@ class ReplayEngine(Reference, name="replay"):
         if self.model is None:
             raise InvalidModel(f"{self.name} was opened without a model file")
         if self.session is None:
-            self.session = Runner().open(SHOWS_GRAPHS, self.model, self.settings)
+            self.session = Runner(memory_limit=MEMORY).open(SHOWS_GRAPHS, self.model, self.settings)
         return self.session
 
     def program_of(self, batches: Sequence[Batch], *, embeddings: bool = False) -> Program:
@@ -186,7 +187,8 @@ def answered(outcome: Outcome, question: str) -> Any:
             raise NotInModel(message) if of_model else Unsupported(message)
         case Rejected(message=message):
             raise EngineError(message)
-    raise EngineError(no_answer(SHOWS_GRAPHS, question, outcome).summary.splitlines()[0])
+    # not a refusal: nobody has looked at what was asked
+    raise RuntimeError(no_answer(SHOWS_GRAPHS, question, outcome).summary.splitlines()[0])
 
 
 def replaced(sites: Mapping[Place, Site], request: Request) -> dict[Place, NDArray[Any]]:

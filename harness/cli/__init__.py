@@ -220,25 +220,39 @@ def trace(
 @app.command()
 def run(
     model: ModelArg,
-    prompt: Annotated[str, typer.Option(help="The text to go on from.")],
+    prompt: Annotated[str | None, typer.Option(help="The text to go on from.")] = None,
+    ids: Annotated[
+        str | None, typer.Option(help="Or its ids, a JSON list: for models without a vocabulary.")
+    ] = None,
     n: Annotated[int, typer.Option("-n", help="Tokens to generate.", min=1, max=100_000)] = 64,
-    engine: EngineOpt = "fast",
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="As of check. Default: fast, or llama.cpp for an architecture that our engine "
+            "has no graph of."
+        ),
+    ] = None,
     settings: SettingsOpt = Preset.exact,
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
     """Greedy text from any engine: the quick look."""
-    from harness.quick import generate
+    from harness.quick import generate, ids_of
 
     with screen(quiet, as_json) as out, model_folder() as folder:
+        if (prompt is None) is (ids is None):
+            raise usage("give --prompt or --ids, and not both")
         name, path = next(iter(models_of(model, folder)))
+        given = prompt if prompt is not None else ids_of(str(ids).encode())
         answer = generate(
-            path, engine, settings.value, prompt, n, lambda text: out.progress(name, text)
+            path, engine, settings.value, given, n, lambda text: out.progress(name, text)
         )
         if as_json:
             out.json(answer)
         else:
-            out.line(answer["text"])
+            if answer["why"]:
+                out.remark(answer["why"])
+            out.line(str(answer["ids"]) if answer["text"] is None else answer["text"])
             for tie in answer["ties"] or ():
                 out.remark(
                     f"token {tie['token']} is {tie['chosen']}, and {tie['other']} is as likely: "
@@ -374,6 +388,11 @@ def plan_of(
     )
 
 
+class AskedToEnd(KeyboardInterrupt):
+    """A KeyboardInterrupt itself, once it has passed through exec() (a dataclass being made), lets
+    Python end by SIGINT, whoever caught it and with whatever exit code."""
+
+
 def main() -> None:
     """Ends the process with the exit code; what click says of wrong options stays click's.
 
@@ -389,7 +408,7 @@ def main() -> None:
     def end(number: int, _: object) -> None:
         if not came:  # who asks twice does not stop the cleaning up
             came.append(number)
-            raise KeyboardInterrupt
+            raise AskedToEnd
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup

@@ -54,7 +54,7 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
         )
         lines.append(
             f"    error in {found.err_in(culprit):.1e}, out {found.err_out(culprit):.1e} (of the "
-            f"largest value); on the oracle's inputs {culprit.err_local:.2g} absolute"
+            f"largest value); on {found.basis} {culprit.err_local:.2g} absolute"
         )
         lines.append(f"    allowed because: {culprit.reason}")
         if culprit.at_fault != "subject":

@@ -52,8 +52,10 @@ def regen(
     with screen(quiet) as screen_:
         say = progress(screen_)
         models, root = model or [], vectors or DEFAULT_ROOT
+        if out and not models:
+            raise BadInput("name the models whose vectors --out is for")
         shipped = bool(vectors) or (out is None and all(is_ours(path) for path in models))
-        if shipped and (node or (out and vectors)):
+        if shipped and (node or out):
             raise BadInput("--node and --out are for your own models, without --vectors")
         if shipped:
             changed = regenerate(root, models, say)

@@ -15,7 +15,7 @@ from engine.errors import EngineError
 from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import Build
 from harness.check import CELLS, BadInput, exit_code, lanes_of
-from harness.facts import size_of_positions, too_long
+from harness.facts import size_of_positions, too_long, what_it_is, why_no_run
 from harness.processes import processes
 from harness.records import Answered, EngineInfo, Rejected, Settings, Status, Unanswerable, Verdict
 from harness.report.header import header, model_row
@@ -130,6 +130,9 @@ def build_of(plan: ShadowPlan, engine: EngineInfo) -> Build:
 
 def verdicts_for(plan: ShadowPlan, path: Path, session: Session, build: Build) -> Iterator[Verdict]:
     with GgufFile.open(path) as file:
+        if reason := why_no_run(*what_it_is(file), len(file.tensors)):
+            yield verdict_of(plan, "not-applicable", reason)
+            return
         if reason := too_long(size_of_positions(file), sum(plan.work.lengths)):
             yield verdict_of(plan, "not-compared", f"{reason}; take fewer --tokens")
             return

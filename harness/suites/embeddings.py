@@ -7,8 +7,8 @@ import numpy as np
 
 from engine.quants.base import F32
 from harness.facts import ModelFacts
-from harness.records import Evaluation, Verdict
-from harness.suites.base import Context, Suite
+from harness.records import Evaluation, Unanswerable, Verdict
+from harness.suites.base import Context, NoAnswer, Suite
 from harness.suites.logits import compared
 
 
@@ -24,6 +24,9 @@ class Embeddings(Suite, name="embeddings"):
         own = context.for_embeddings()
         try:
             own.progress("embeddings of both engines")
+            oracle = own.oracle.ask("embed", own.batches)  # first: it knows whether there are any
+            if isinstance(oracle, Unanswerable) and oracle.of_model:
+                raise NoAnswer("not-applicable", oracle.message, {})
             expected, actual = map(as_run, own.ask_both("embed", own.batches))
             truth = np.concatenate(own.noise.logits)
             yield compared(

@@ -39,8 +39,8 @@ class Trace(Suite, name="trace"):
         yield context.verdict(
             "trace",
             "agreed",
-            f"{len(fine)} of {len(found.all)} ops agree on the oracle's inputs; closest to its "
-            f"limit: {site_name(tightest.site)} at {share(tightest):.0%}",
+            f"{found.rest}; closest to its limit: {site_name(tightest.site)} at "
+            f"{share(tightest):.0%}",
             {"sites": len(found.all), "agreed": len(fine)},
         )
 
@@ -54,6 +54,7 @@ def left_out(context: Context, suite: str, found: Findings) -> Iterator[Verdict]
         ("not-compared", found.not_shown, f"{oracle} does not show these, or what they read:"),
         ("not-compared", empty, "every element is NaN on both sides, or beyond float32's range:"),
         *(("not-compared", sites, f"{why}:") for why, sites in found.unknown.items()),
+        *(("not-applicable", sites, f"{why}:") for why, sites in found.skipped.items()),
         ("not-applicable", found.hidden, f"{who} does not show"),
         ("not-applicable", found.not_given, f"the oracle's values cannot be put in before {who}'s"),
     )
@@ -96,4 +97,5 @@ def detail_of(found: Findings, finding: Any) -> dict[str, Any]:
         },
         "reason": finding.reason,
         "rest": found.rest,
+        "basis": found.basis,
     }

@@ -1,14 +1,19 @@
 """llama.cpp names the tensors of every architecture, and loads what is made of them."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engine.batch import Batch
 from engine.errors import EngineError
-from harness.records import EXACT, Answered, Rejected, Request
+from harness.cli import app
+from harness.known.runs import excused_if_known
+from harness.records import EXACT, Answered, Rejected, Request, Verdict
+from harness.report.jsonl import read_report
 from harness.runner import Runner
-from harness.shadow.models import make_variant, opened
+from harness.shadow.models import make_variant, make_variants, opened
 from harness.synth.any_arch import Variant, metadata_bytes, variant_named, variants
 from tests.test_any_arch import TENSORS
 
@@ -45,3 +50,41 @@ def test_metadata_that_llama_cpp_refuses_is_its_refusal(tmp_path: Path) -> None:
         assert "GGUF" in bad.message
         with pytest.raises(EngineError, match="gptj"):
             make_variant(Variant(arch="gptj", moe=False), tmp_path / "x.gguf", session=session)
+
+
+def test_check_makes_the_model_of_an_architecture_and_every_suite_that_applies_compares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        app(["check", "--arch", "qwen3moe", "--tokens", "4", "--steps", "2", "--json"])
+    said = json.loads(capfd.readouterr().out)
+    assert not end.value.code
+    (_, *rows, _) = read_report(Path(said["report"]))
+    assert {row["case"] for row in rows} == {"synth:qwen3moe"}
+    ends = {row["suite"]: row["status"] for row in rows}
+    assert set(ends.values()) == {"agreed", "not-applicable"}
+    assert {"metadata", "dequant", "logits", "decode", "shadow"} <= {
+        suite for suite, status in ends.items() if status == "agreed"
+    }
+
+
+def test_cogvlm_hands_out_the_logits_of_the_first_token_for_those_of_the_last(
+    tmp_path: Path,
+) -> None:
+    (path,) = make_variants(["cogvlm"], tmp_path)
+    prompt = [50, 5, 82, 2]
+    with Runner().open("llama.cpp", path, EXACT) as engine:
+        text = engine.ask("greedy", prompt, 1)
+        run = engine.ask("evaluate", Request(batches=(Batch.of(prompt),)))
+    assert isinstance(text, Answered)
+    assert isinstance(run, Answered)
+    first, *_, last = run.value.logits[0].argmax(axis=1).tolist()
+    assert text.value == [first] != [last]
+    detail = {"at_fault": "oracle", "step": 0}
+    wrong = Verdict(suite="decode", case="c", status="diverged", summary="", detail=detail)
+    assert excused_if_known(wrong, "cogvlm", "llama.cpp").status == "excused"
+    assert excused_if_known(wrong, "qwen3", "llama.cpp") is wrong
+    assert excused_if_known(wrong, "cogvlm", "llama.cpp@0.3.8") is wrong
+    both = replace(wrong, detail={**detail, "at_fault": "both"})
+    assert excused_if_known(both, "cogvlm", "llama.cpp") is both

@@ -51,6 +51,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("harness.graph",),
     ("harness.honest_runs",),
     ("harness.locate_nodes",),
+    ("harness.locate_segments",),
     ("harness.locate",),
     ("harness.suites",),
     ("harness.bisect",),

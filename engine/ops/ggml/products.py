@@ -70,7 +70,7 @@ def by_chunks(left: F64, weight: Weight, build: Build) -> tuple[F64, F64]:
     for rows, chunk in weight.chunks():
         right = chunk.astype(np.float64).T
         value[:, rows] = build.multiply(left, right)
-        size[:, rows] = build.multiply(magnitudes, np.abs(right))
+        size[:, rows] = build.multiply(magnitudes, np.abs(right, out=right))
     return value, size
 
 

@@ -1,0 +1,45 @@
+"""The names by which an engine may show a node: llama.cpp's own, and those of engine.trace."""
+
+from collections.abc import Mapping
+
+from engine.choices import choices
+from engine.errors import Unsupported
+from harness.adapters._llama_cpp_graph import heads, rows
+from harness.adapters._llama_cpp_sites import BY_NAME, PRODUCTS, WEIGHT, split_name
+from harness.graph.program import Place, PlannedNode, Program
+from harness.graph.wiring import Wire
+from harness.records import Site
+
+LAYOUTS = (rows, heads)  # in which ggml's order is the order that sites have
+
+
+def places_by_site(program: Program, wires: Mapping[Place, Wire]) -> dict[Site, Place]:
+    """Every name of every node. Where ubatches are several, engine.trace's name the first."""
+    found = {wire.site: place for place, wire in wires.items()}
+    for graph in program.graphs:
+        for node in graph.nodes if graph.ubatch == 0 else ():
+            place = graph.place(node)
+            for name, layer in other_names(node, wires[place]):
+                found.setdefault(Site(step=graph.step, layer=layer, name=name), place)
+    return found
+
+
+def other_names(node: PlannedNode, wire: Wire) -> list[tuple[str, int | None]]:
+    base, layer = split_name(node.name)
+    known = BY_NAME.get((base, node.op))
+    names = [(known[0], layer)] if known and known[1] in LAYOUTS else []
+    if node.op in ("MUL_MAT", "MUL_MAT_ID") and wire.weights:
+        weight = WEIGHT.fullmatch(wire.weights[0])
+        what = "output" if node.name == "result_output" else weight["base"] if weight else ""
+        if what in PRODUCTS:
+            inside = weight["layer"] if weight else None
+            names.append((PRODUCTS[what], None if inside is None else int(inside)))
+    return names
+
+
+def place_named(places: Mapping[Site, Place], site: Site) -> Place:
+    """Raises Unsupported, with the nearest names."""
+    if site not in places:
+        near = choices(str(site), sorted({str(known) for known in places}))
+        raise Unsupported(f"llama.cpp's graph has no node {str(site)!r} in step {site.step} {near}")
+    return places[site]

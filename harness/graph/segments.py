@@ -1,0 +1,267 @@
+"""Judges an engine by the tensors that it shows, with nothing put into it: of any architecture.
+
+Whatever two shown tensors enclose is a segment of llama.cpp's graph. Each is computed by our ops
+from what the engine itself shows before it, and held against what it shows behind it, so a fault
+lies in the segment where it appears, and several show at once. What one op alone may be off is its
+bound; of a longer segment it is measured, by computing it with random honest errors.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import Unsupported
+from engine.gguf_file import GgufFile
+from engine.ops.ggml.base import Build, Expected, Node
+from harness.compare import largest, mismatch_between, worst_distance
+from harness.designs import where_limited
+from harness.graph.node_judge import AXES
+from harness.graph.program import Place, Program
+from harness.graph.replay import replay
+from harness.graph.ways import Honest, Noisy, Wide
+from harness.graph.wiring import Wire
+from harness.judge import SiteFinding, affected, elements_compared
+from harness.records import Site
+from harness.synth.draws import stream
+
+RUNS, MORE = 3, 9  # with random errors; before anybody is blamed
+LONGEST = 6  # ops of a segment that are named
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Seen:
+    """One node of a run of ours."""
+
+    value: NDArray[Any]  # in the type of its tensor
+    truth: NDArray[Any]  # before it is rounded to that
+    allowed: Any  # what the op alone may be off
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched(Honest):
+    """Another way, some of whose nodes are kept."""
+
+    way: Honest
+    wide: bool
+    wanted: Collection[Place]
+    seen: dict[Place, Seen] = field(default_factory=dict)
+
+    def build(self, build: Build, node: Node) -> Build:
+        return self.way.build(build, node)
+
+    def result(self, node: Node, found: Expected) -> NDArray[Any]:
+        value = self.way.result(node, found)
+        place = node.step, node.ubatch, node.index
+        if place in self.wanted:
+            truth = found.value if found.answer is None else found.answer
+            self.seen[place] = Seen(
+                value=np.array(value).reshape(node.value.shape),
+                truth=np.array(truth).reshape(node.value.shape),
+                allowed=found.allowed,
+                reason=found.reason,
+            )
+        return value
+
+
+Run = Mapping[Place, Seen]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Segment:
+    """What leads from shown tensors to a shown one."""
+
+    wire: Wire
+    place: Place
+    op: str  # at its end
+    starts: tuple[Site, ...]  # shown, that it is computed from; none: from the tokens
+    inside: tuple[Site, ...]  # computed between, in order
+
+    @property
+    def middle(self) -> Site | None:
+        """What to show next: it halves the segment."""
+        return self.inside[len(self.inside) // 2] if self.inside else None
+
+
+@dataclass(kw_only=True, eq=False)
+class SegmentJudge:
+    program: Program
+    wires: Mapping[Place, Wire]
+    file: GgufFile  # the oracle's: what the model says
+    build: Build
+    shown: Mapping[Place, NDArray[Any]]  # by the subject, in its own run
+    seed: int = 0
+
+    def findings(self) -> Iterator[SiteFinding]:
+        """Of every shown tensor of numbers, in the order of execution. Raises Unsupported if a
+        node cannot be computed."""
+        honest = self.run(Honest())
+        noise = self.noise(honest, range(RUNS))
+        numbers = (s for s in self.segments() if self.shown[s.place].dtype.kind == "f")
+        found = [(s, self.finding(s, honest, noise)) for s in numbers]
+        if any(finding.mismatch for _, finding in found):
+            more = self.noise(honest, range(RUNS, RUNS + MORE))
+            noise = {place: max(noise[place], more[place]) for place in noise}
+            plain = self.run(Wide(), replace(self.build, plain=True))
+            wider = self.noise(honest, range(RUNS), jitter=True)
+            found = [(s, self.again(s, one, (honest, plain), (noise, wider))) for s, one in found]
+        yield from (finding for _, finding in found)
+
+    # --- runs -----------------------------------------------------------------------------------
+
+    def run(
+        self, way: Honest, build: Build | None = None, values: Mapping[Place, Any] | None = None
+    ) -> Run:
+        """What our ops make of each shown node, from what is shown before it."""
+        watched = Watched(way=way, wide=way.wide, wanted=self.shown.keys())
+        values = self.shown if values is None else values
+        done = replay(self.program, self.file, build or self.build, watched, values=values)
+        if done.missing:
+            raise Unsupported(f"not computed: {done.missing[0]}")
+        return watched.seen
+
+    def noise(self, honest: Run, seeds: range, *, jitter: bool = False) -> dict[Place, float]:
+        """The worst error of any element of each node, of runs with random honest errors.
+
+        jitter: the engine went on with wider numbers than those that it shows.
+        """
+        worst = dict.fromkeys(honest, 0.0)
+        for i in seeds:
+            moved = self.run(Noisy(self.seed + i), values=self.jittered(i) if jitter else None)
+            for place, seen in honest.items():
+                worst[place] = max(worst[place], worst_distance(seen.value, moved[place].value))
+        return worst
+
+    def jittered(self, number: int) -> dict[Place, NDArray[Any]]:
+        """What is shown, each number a step larger, a step smaller or as it is."""
+        found: dict[Place, NDArray[Any]] = {}
+        for place, value in self.shown.items():
+            raw = stream(self.seed + number, f"shown {place}").random_raw(value.size)
+            steps = (raw % np.uint64(3)).astype(np.float64).reshape(value.shape) - 1
+            numbers = value.dtype.kind == "f"
+            found[place] = value + steps * step_of(value) if numbers else value
+        return found
+
+    # --- segments -------------------------------------------------------------------------------
+
+    def segments(self) -> Iterator[Segment]:
+        for graph in self.program.graphs:
+            at = {self.wires[graph.place(node)].site: graph.place(node) for node in graph.nodes}
+            for node in graph.nodes:
+                place = graph.place(node)
+                if place in self.shown:
+                    starts, inside = self.before(place, at)
+                    yield Segment(
+                        wire=self.wires[place],
+                        place=place,
+                        op=node.op,
+                        starts=starts,
+                        inside=inside,
+                    )
+
+    def before(
+        self, place: Place, at: Mapping[Site, Place]
+    ) -> tuple[tuple[Site, ...], tuple[Site, ...]]:
+        """What is shown, and what is not, up to there."""
+        starts: set[Place] = set()
+        inside: set[Place] = set()
+        waiting = [place]
+        while waiting:
+            for site in self.wires[waiting.pop()].inputs:
+                before = at[site]
+                if before in self.shown:
+                    starts.add(before)
+                elif before not in inside:
+                    inside.add(before)
+                    waiting.append(before)
+        shown, between = (
+            tuple(self.wires[p].site for p in sorted(each)) for each in (starts, inside)
+        )
+        return shown, between
+
+    # --- verdicts -------------------------------------------------------------------------------
+
+    def finding(
+        self, segment: Segment, run: Run, noise: Mapping[Place, float], *, alone: bool = False
+    ) -> SiteFinding:
+        """alone: noise is for single ops as well."""
+        seen, shown = run[segment.place], self.shown[segment.place]
+        noisy = bool(segment.inside) or alone
+        truth, more = seen.truth, 2 * noise[segment.place] if noisy else 0.0
+        shown = shown.reshape(truth.shape) if shown.size == truth.size else shown
+        allowed = np.broadcast_to(np.asarray(seen.allowed, np.float64), truth.shape)
+        if noisy:  # a little before the last rounding may be a step behind it
+            allowed = allowed + more + step_of(truth)
+        if shown.shape == truth.shape:
+            shown = where_limited(truth, shown, allowed)
+        mismatch = mismatch_between(truth, shown, allowed)
+        return SiteFinding(
+            site=segment.wire.site,
+            op=self.ops_of(segment),
+            err_local=worst_distance(truth, shown),
+            err_oracle=worst_distance(truth, shown),  # there is no other value
+            allowed=float(allowed.max(initial=0.0, where=np.isfinite(allowed))),
+            reason=self.reason(segment, seen.reason, more),
+            size=largest(truth),
+            mismatch=mismatch,
+            at_fault="subject" if mismatch else "",
+            outputs=affected(truth, shown, allowed) if mismatch else (),
+            compared=elements_compared(truth, shown, allowed),
+            layer=segment.wire.layer,
+            inputs=segment.starts,
+            axes=AXES,
+            weight=", ".join(self.weights_of(segment)),
+        )
+
+    def again(
+        self,
+        segment: Segment,
+        first: SiteFinding,
+        runs: tuple[Run, Run],
+        noises: tuple[Mapping[Place, float], Mapping[Place, float]],
+    ) -> SiteFinding:
+        """Is it what an engine of another design would show? With noise that is better known,
+        without ggml's roundings, or with wider numbers from op to op."""
+        if first.mismatch is None:
+            return first
+        noise, wider = noises
+        tried = [self.finding(segment, run, noise) for run in runs]
+        tried += [self.finding(segment, run, wider, alone=True) for run in runs]
+        return next((one for one in tried if one.mismatch is None), tried[0])
+
+    def ops_of(self, segment: Segment) -> str:
+        if not segment.inside:
+            return segment.op
+        ops = [self.op_of[site] for site in segment.inside]
+        shown = " ".join(ops[:LONGEST]) + (" ..." if len(ops) > LONGEST else "")
+        return f"{len(ops) + 1} ops: {shown} {segment.op}"
+
+    @cached_property
+    def op_of(self) -> dict[Site, str]:
+        nodes = ((g.place(node), node.op) for g in self.program.graphs for node in g.nodes)
+        return {self.wires[place].site: op for place, op in nodes}
+
+    def weights_of(self, segment: Segment) -> tuple[str, ...]:
+        """Of one op; of several any could be meant."""
+        return () if segment.inside else segment.wire.weights
+
+    def reason(self, segment: Segment, own: str, more: float) -> str:
+        if not segment.inside:
+            return f"one op on the engine's own inputs: {own}"
+        text = (
+            f"{len(segment.inside) + 1} ops from the engine's own inputs: twice the worst error of "
+            f"honest runs ({more / 2:.1e}), and the last op's own bound"
+        )
+        return f"{text}; show {segment.middle} to halve it"
+
+
+def step_of(value: NDArray[Any]) -> NDArray[np.float64]:
+    """From one float32 to the next, zero where there is none."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        steps = np.spacing(np.abs(value).astype(np.float32)).astype(np.float64)
+    finite: NDArray[np.float64] = np.nan_to_num(steps, nan=0.0, posinf=0.0)
+    return finite

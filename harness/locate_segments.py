@@ -1,0 +1,78 @@
+"""Find the wrong segments of an engine that shows tensors, and into which nothing can be put.
+
+It is judged from its own inputs, along the oracle's graph (harness.graph.segments).
+"""
+
+from dataclasses import replace
+
+from engine.gguf_file import GgufFile
+from engine.trace import SITES
+from harness.compare import largest, worst_distance
+from harness.findings import Findings, Values
+from harness.graph.aliases import places_by_site
+from harness.graph.program import Place
+from harness.graph.segments import SegmentJudge
+from harness.graph.ways import Honest
+from harness.graph.wiring import wires_of
+from harness.locate_nodes import build_of, recorded
+from harness.records import Evaluation, Request, Site
+from harness.suites.base import Context
+
+LOGITS = "result_output"
+STORED_OTHERWISE = "llama.cpp keeps these in another order of axes, so they are not held against it"
+
+
+def shows_only(context: Context) -> bool:
+    """Whether it shows tensors besides its logits, and none of them can be replaced."""
+    info = context.subject_info
+    shown = {*SITES} if info.shows is None else {*info.shows}
+    return bool(shown - {LOGITS}) and shown <= {*info.fixed}
+
+
+def locate_segments(context: Context) -> Findings:
+    program = recorded(context)
+    wires = wires_of(program)
+    context.progress("the subject's own run")
+    run: Evaluation = context.ask(
+        context.subject, "evaluate", Request(batches=context.batches, capture=True)
+    )
+    assert run.trace is not None
+    places = places_by_site(program, wires)
+    values = run.trace.values()
+    shown = {places[site]: value for site, value in values.items() if site in places}
+    context.progress(f"judging what {len(shown)} shown tensors enclose")
+    with GgufFile.open(context.model) as file:
+        judge = SegmentJudge(
+            program=program,
+            wires=wires,
+            file=file,
+            build=build_of(context),
+            shown=shown,
+            seed=context.seed,
+        )
+        named = {wires[places[site]].site: site for site in values if site in places}
+        findings = tuple(replace(f, site=named[f.site]) for f in judge.findings())
+        free = errors_of(judge, {place: named[wires[place].site] for place in shown})
+    otherwise = tuple(site for site in values if site not in places)
+    oracle: Evaluation = context.ask(context.oracle, "evaluate", Request(batches=context.batches))
+    return Findings(
+        all=findings,
+        not_shown=(),
+        hidden=(),
+        not_given=(),
+        free=free,
+        values=Values(),
+        outputs=oracle.logits,
+        skipped={STORED_OTHERWISE: otherwise} if otherwise else {},
+        own_inputs=True,
+    )
+
+
+def errors_of(judge: SegmentJudge, sites: dict[Place, Site]) -> dict[Site, float]:
+    """Of the subject's own run, where they pile up: against a whole run of ours."""
+    ours = judge.run(Honest(), values={})
+    return {
+        site: worst_distance(ours[place].value, judge.shown[place].reshape(ours[place].value.shape))
+        / (largest(ours[place].value) or 1.0)
+        for place, site in sites.items()
+    }

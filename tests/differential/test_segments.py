@@ -1,0 +1,203 @@
+"""Engines that show tensors, and take none, are judged from their own inputs."""
+
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from engine.batch import Batch
+from engine.errors import Unsupported
+from engine.gguf_file import GgufFile
+from engine.ops.ggml.base import Build, Expected, Node
+from harness.bisect.bisection import Bisection, bisect
+from harness.check import Plan, lanes_of, open_plan
+from harness.graph.aliases import place_named, places_by_site
+from harness.graph.program import Program
+from harness.graph.record import record
+from harness.graph.replay import replay
+from harness.graph.segments import SegmentJudge
+from harness.graph.ways import Honest, Wide
+from harness.graph.wiring import Wire, wires_of
+from harness.judge import SiteFinding
+from harness.records import EXACT, Answered, Site
+from harness.run import builtin_model
+from harness.runner import Runner
+from harness.shadow.models import make_variant, opened
+from harness.synth.any_arch import variant_named
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TAKES = '"trace", "replace"'
+BATCHES = (Batch.of([5, 42, 79, 16, 53]), Batch.of([90], start=5))
+
+
+# --- along a recorded graph: a model of an architecture that is not ours --------------------------
+
+
+@dataclass(frozen=True)
+class OneOpWrong(Honest):
+    """The rows of one product are one off: the wrong engine that this is for."""
+
+    name: str = ""
+
+    def result(self, node: Node, found: Expected) -> NDArray[Any]:
+        value = super().result(node, found)
+        return np.roll(value, 1, axis=-1) if node.name == self.name else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    program: Program
+    wires: dict[Any, Wire]
+    file: GgufFile
+    build: Build
+
+    def run(self, way: Honest, *, plain: bool = False) -> dict[Any, NDArray[Any]]:
+        """What an engine shows of its own run."""
+        found = {}
+
+        def see(graph: Any, node: Any, value: NDArray[Any]) -> None:
+            kind = np.float32 if value.dtype.kind == "f" else value.dtype
+            found[graph.place(node)] = value.astype(kind)
+
+        assert not replay(
+            self.program, self.file, replace(self.build, plain=plain), way, trace=see
+        ).missing
+        return found
+
+    def accused(
+        self, values: dict[Any, NDArray[Any]], only: tuple[str, ...] = ()
+    ) -> list[SiteFinding]:
+        shown = {
+            place: value
+            for place, value in values.items()
+            if not only or self.wires[place].site.name in only
+        }
+        judge = SegmentJudge(
+            program=self.program, wires=self.wires, file=self.file, build=self.build, shown=shown
+        )
+        return [f for f in judge.findings() if f.mismatch is not None]
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    path = tmp_path_factory.mktemp("models") / "qwen3.gguf"
+    with opened() as namer:
+        make_variant(variant_named("qwen3"), path, session=namer)
+    with GgufFile.open(path) as file, Runner().open("llama.cpp", path, EXACT) as session:
+        info = session.ask("describe")
+        assert isinstance(info, Answered)
+        program = record(session, BATCHES)
+        assert isinstance(program, Program)
+        yield Recorded(
+            program=program,
+            wires=wires_of(program),
+            file=file,
+            build=Build(lanes=lanes_of(info.value.build), generic=info.value.generic),
+        )
+
+
+LAYERS = ("l_out", "result_norm", "result_output")
+
+
+def test_a_wrong_product_is_found_at_its_op_and_nowhere_else(qwen3: Recorded) -> None:
+    found = qwen3.accused(qwen3.run(OneOpWrong(name="ffn_up-1")))
+    assert {str(f.site) for f in found} == {"ffn_up-1"}
+    assert {(f.op, f.at_fault, f.weight) for f in found} == {
+        ("MUL_MAT", "subject", "blk.1.ffn_up.weight")
+    }
+
+
+def test_where_layers_are_shown_the_layer_is_found_and_what_to_show_next(qwen3: Recorded) -> None:
+    found = qwen3.accused(qwen3.run(OneOpWrong(name="ffn_up-1")), LAYERS)
+    assert {str(f.site) for f in found} == {"l_out-1"}
+    assert "MUL_MAT" in found[0].op
+    assert "to halve it" in found[0].reason
+    assert [str(site) for site in found[0].inputs] == ["l_out-0"]
+
+
+def test_two_faults_show_at_once(qwen3: Recorded) -> None:
+    values = qwen3.run(OneOpWrong(name="ffn_up-1"))
+    other = next(p for p, w in qwen3.wires.items() if str(w.site) == "ffn_gate-0")
+    values[other] = np.roll(values[other], 1, axis=-1)
+    sites = {str(f.site) for f in qwen3.accused(values)}
+    assert {"ffn_gate-0", "ffn_up-1"} <= sites
+
+
+@pytest.mark.parametrize("only", [(), LAYERS])
+@pytest.mark.parametrize(
+    ("way", "plain"), [(Honest(), False), (Honest(), True), (Wide(), False), (Wide(), True)]
+)
+def test_honest_engines_of_other_designs_are_not_accused(
+    way: Honest, plain: bool, only: tuple[str, ...], qwen3: Recorded
+) -> None:
+    assert qwen3.accused(qwen3.run(way, plain=plain), only) == []
+
+
+def test_a_tensor_of_nothing_but_nan_is_found(qwen3: Recorded) -> None:
+    values = qwen3.run(Honest())
+    place = next(p for p, w in qwen3.wires.items() if str(w.site) == "ffn_up-1")
+    values[place] = np.full_like(values[place], np.nan)
+    assert "ffn_up-1" in {str(f.site) for f in qwen3.accused(values)}
+
+
+def test_nodes_have_the_names_of_our_sites_as_well(qwen3: Recorded) -> None:
+    places = places_by_site(qwen3.program, qwen3.wires)
+    for name in ("attn_norm", "Qcur", "ffn_swiglu", "l_out"):
+        assert Site(step=0, layer=1, name=name) in places
+    with pytest.raises(Unsupported, match=r"no node 'l_oot-1' in step 0 \(near: .*l_out-1"):
+        place_named(places, Site(step=0, layer=1, name="l_oot"))
+
+
+# --- a program that shows tensors and takes none --------------------------------------------------
+
+
+def bisected(script: Path, model: Path) -> Bisection:
+    plan = Plan(
+        case=model.name,
+        model=model,
+        subject_model=model,
+        engine=shlex.join([sys.executable, str(script)]),
+        settings=EXACT,
+        n_tokens=9,
+        command="m",
+    )
+    opened_plan = open_plan(plan, lambda _: None)
+    try:
+        return bisect(opened_plan.context)
+    finally:
+        opened_plan.close()
+
+
+@pytest.mark.skipif(not EXAMPLES.is_dir(), reason="examples/ is not here: no checkout")
+@pytest.mark.parametrize(
+    ("right", "wrong", "first"),
+    [
+        ("", "", None),
+        ("x[..., 0::2], x[..., 1::2]", "*np.split(x, 2, -1)", ("ROPE", "Qcur_rope-0")),
+        ("gate / (1", "up / (1", ("SWIGLU", "ffn_swiglu-0")),
+    ],
+)
+def test_a_program_into_which_nothing_can_be_put_is_bisected(
+    right: str, wrong: str, first: tuple[str, str] | None, tmp_path: Path
+) -> None:
+    text = (EXAMPLES / "engine.py").read_text()
+    assert TAKES in text
+    assert right in text
+    script = tmp_path / "engine.py"
+    text = text.replace(TAKES, '"trace"')
+    script.write_text(text.replace(right, wrong) if right else text)
+    found = bisected(script, builtin_model("f32", tmp_path))
+    assert found.found.own_inputs
+    if first is None:
+        assert (found.exit_code, found.first) == (0, None)
+        return
+    assert found.exit_code == 1
+    assert found.first is not None
+    assert (found.first.op, str(found.first.site)) == first
+    assert found.first.at_fault == "subject"

@@ -1,0 +1,100 @@
+"""`golden regen` and `golden verify` on the command line: whose folder, and what exit code."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from golden import generate, of_user
+from golden.store import DEFAULT_ROOT
+from harness.cli import app
+from harness.synth.llama import LlamaRecipe, write_llama
+from tests.golden.folders import STORIES, copied, needs_stories
+
+Written = list[tuple[str, Path]]
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Written:
+    """What would be written, by whom and where; the command runs in an empty folder."""
+    found: Written = []
+
+    def ours(root: Path, *_: Any, **__: Any) -> list[Path]:
+        found.append(("ours", root))
+        return []
+
+    def users(root: Path, *_: Any, **__: Any) -> list[Path]:
+        found.append(("a user's", root))
+        return []
+
+    monkeypatch.setattr(generate, "regenerate", ours)
+    monkeypatch.setattr(of_user, "regenerate_user", users)
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+def called(*args: object) -> int:
+    with pytest.raises(SystemExit) as end:
+        app(["golden", *map(str, args), "-q"])
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+def mine(folder: Path) -> Path:
+    path = folder / "mine.gguf"
+    write_llama(LlamaRecipe(seed=3, n_layer=1), path)
+    return path
+
+
+def test_vectors_of_a_users_model_lie_in_the_users_folder(written: Written, tmp_path: Path) -> None:
+    assert called("regen", mine(tmp_path)) == 0
+    assert called("regen", mine(tmp_path), "--out", "there", "--node", "l_out-0") == 0
+    assert written == [("a user's", Path("goldens")), ("a user's", Path("there"))]
+
+
+def test_what_ships_is_written_where_it_is(written: Written) -> None:
+    assert called("regen") == 0
+    assert written == [("ours", DEFAULT_ROOT)]
+
+
+@needs_stories
+def test_a_model_whose_vectors_ship_is_refreshed_there_unless_a_folder_is_named(
+    written: Written,
+) -> None:
+    assert called("regen", STORIES) == 0
+    assert called("regen", STORIES, "--out", "there") == 0
+    assert written == [("ours", DEFAULT_ROOT), ("a user's", Path("there"))]
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("regen", "--node", "l_out-0"), "--node and --out are for your own models"),
+        (("regen", "--out", "there"), "name the models"),
+        (("regen", "mnie.gguf"), "mnie.gguf: no such file (known: mine.gguf)"),
+        (("verify", "nowhere"), "manifest.json cannot be read"),
+    ],
+)
+def test_what_cannot_be_done_is_told_and_nothing_is_written(
+    args: tuple[str, ...],
+    says: str,
+    written: Written,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    mine(tmp_path)
+    assert called(*args) != 0
+    ending = capfd.readouterr()
+    assert says in ending.out + ending.err
+    assert written == []
+
+
+def test_a_misspelt_engine_or_vector_is_a_usage_error_with_the_nearest_names(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = copied(tmp_path)
+    assert called("verify", root, "--engine", "refernce", "--only", "dequant/q8_0") == 2
+    assert "(near: reference" in capfd.readouterr().err
+    assert called("verify", root, "--engine", "reference", "--only", "dequant/q80") == 2
+    assert "dequant/q8_0" in capfd.readouterr().err
+    assert called("verify", root, "--engine", "reference", "--only", "dequant/q8_0") == 0
