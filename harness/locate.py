@@ -69,7 +69,7 @@ def along_nodes(context: Context) -> bool:
     who = context.subject.name
     text = context.facts.no_graph or f"{who} does not show tensors"
     if context.facts.no_graph:
-        text += f", and {who} computes no single ops of llama.cpp's"
+        text += f", and {who} cannot be asked for single ops of llama.cpp's graph"
     status: Status = "not-compared" if context.named else "not-applicable"
     raise NoAnswer(status, text, {})
 

@@ -296,20 +296,6 @@ def test_a_file_without_tensors_is_compared_in_what_it_holds(tmp_path: Path) -> 
     assert exit_code(found) == 0
 
 
-def test_a_model_without_a_graph_of_ours_is_not_refused(tmp_path: Path) -> None:
-    path = with_metadata(tmp_path / "other.gguf", LlamaRecipe(), general__architecture=("STR", "x"))
-    facts = preflight(plan_for(path))
-    assert facts.no_graph == "our engine has no graph of 'x' (it has: llama)"
-    assert facts.no_run == ""
-    plan = plan_for(path, engine="fast", suites=("metadata", "tokens", "dequant", "trace"))
-    found = verdicts_of(plan)
-    left_out = [(v.suite, v.status) for v in found if v.status != "agreed"]
-    assert left_out == [("trace", "not-compared")]  # it was asked for by name
-    assert exit_code(found) == 3
-    everything = [v for v in verdicts_of(replace(plan, suites=())) if v.suite == "trace"]
-    assert [v.status for v in everything] == ["not-applicable"]
-
-
 def test_an_adapter_is_no_model(tmp_path: Path) -> None:
     path = with_metadata(tmp_path / "lora.gguf", LlamaRecipe(), general__type=("STR", "adapter"))
     assert preflight(plan_for(path)).no_run == "the file is of type 'adapter', no model"

@@ -1,12 +1,13 @@
 """What an engine refuses or cannot do, or a model lacks: whom that accuses, and what it spoils."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engine.errors import InvalidModel, NotInModel
 from harness.adapters.reference import Reference
-from harness.check import exit_code
+from harness.check import exit_code, preflight
 from harness.records import Evaluation, Request, Status
 from harness.synth.llama import LlamaRecipe
 from tests.models import builtin, with_metadata, written
@@ -16,6 +17,20 @@ from tests.test_check import plan_for, verdicts_of
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     return builtin("f32", tmp_path)
+
+
+def test_a_model_without_a_graph_of_ours_is_not_refused(tmp_path: Path) -> None:
+    path = with_metadata(tmp_path / "other.gguf", LlamaRecipe(), general__architecture=("STR", "x"))
+    facts = preflight(plan_for(path))
+    assert facts.no_graph == "our engine has no graph of 'x' (it has: llama)"
+    assert facts.no_run == ""
+    plan = plan_for(path, engine="fast", suites=("metadata", "tokens", "dequant", "trace"))
+    found = verdicts_of(plan)
+    left_out = [(v.suite, v.status) for v in found if v.status != "agreed"]
+    assert left_out == [("trace", "not-compared")]  # it was asked for by name
+    assert exit_code(found) == 3
+    everything = [v for v in verdicts_of(replace(plan, suites=())) if v.suite == "trace"]
+    assert [v.status for v in everything] == ["not-applicable"]
 
 
 class Refuses(Reference, name="test:refuses"):

@@ -118,8 +118,10 @@ def test_honest_runs_that_overflow_give_no_limit(model: Path, tmp_path: Path) ->
     assert exit_code(found) == 3
 
 
-class OnlyLogits(RopeHalfSplit, name="test:only-logits"):
+class OnlyLogits(Reference, name="test:only-logits"):
     """Wrong in rotations, and shows embeddings alone."""
+
+    ops = RopeHalfSplit.ops
 
     def describe(self) -> EngineInfo:
         return replace(super().describe(), shows=("embd",))

@@ -13,6 +13,7 @@ from engine.ops.ggml.base import PLAIN, Node, Operand
 from harness.adapters._llama_cpp_lib import I64, GgmlTensor, InitParams, Library, P
 from harness.adapters._llama_cpp_product import compute as compute_graph
 
+WRITTEN_FOR = "0.3.36"  # of llama-cpp-python: what ops and parameters mean changes
 ROOM = 1 << 20  # for the graph and the objects; tensors and work come on top
 IN_PLACE = {"SET_ROWS": 2, "CPY": 1}  # op -> the source that is its result as well
 BYTES = 24  # GGML_TYPE_I8
@@ -78,7 +79,7 @@ def op_number(lib: Library, node: Node) -> tuple[int, int]:
             place = members.index(node.op)
             named = getattr(lib.ggml, function)(place).decode()
             if named != node.op:
-                raise RuntimeError(f"this build calls {family} number {place} {named}")
+                raise Unsupported(f"this build calls {family} number {place} {named}")
             return names.index(family), place
     if node.op not in names:
         raise Unsupported(f"ggml has no op {node.op!r}")
@@ -87,8 +88,13 @@ def op_number(lib: Library, node: Node) -> tuple[int, int]:
 
 def op_count(lib: Library) -> int:
     """Up to the last name that there is: GGML_OP_COUNT is not exported."""
+    try:
+        lib.ggml.ggml_glu_op_name(0)
+        last = b"GLU"
+    except Unsupported:  # of versions before it came
+        last = b"OPT_STEP_ADAMW"
     count = 0
-    while lib.ggml.ggml_op_name(count) != b"GLU":
+    while lib.ggml.ggml_op_name(count) != last:
         count += 1
     return count + 1
 

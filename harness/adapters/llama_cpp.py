@@ -78,7 +78,7 @@ class LlamaCpp(Adapter, name="llama.cpp"):
             generic=generic_formats(self.lib),
             settings=self.settings,
             fixed=CACHES,  # storage; what is stored there can be replaced before
-            computes_nodes=True,
+            computes_nodes=self.lib.number == single_op.WRITTEN_FOR,
         )
 
     def metadata(self) -> FileSummary:

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.errors import EngineError
@@ -18,10 +19,11 @@ from harness.fuzzers._batch_judge import Difference, Judge
 from harness.fuzzers._sbatch_schedules import SPLITS
 from harness.fuzzers._schedule import schedule_from
 from harness.fuzzers.base import FuzzPlan, run_campaign
-from harness.records import EXACT, Verdict
+from harness.records import EXACT, Answered, Unanswerable, Verdict
 from harness.runner import Runner
 from harness.synth.small import N_VOCAB, SMALL
 from tests.differential.conftest import Checked
+from tests.shadow_nodes import node, normal
 from tests.wrong_splitters import WRONG, caught
 
 OLD = "llama.cpp@0.3.8"
@@ -132,3 +134,16 @@ def test_a_rule_that_the_older_version_lacks_is_told(tmp_path: Path) -> None:
     found, _ = between_versions(GAP, tmp_path)
     assert found is not None
     assert (found.symptom, found.step, found.text) == ("code", 1, "code 0, expected -1")
+
+
+def test_a_single_op_of_an_older_version_ends_in_an_answer() -> None:
+    """It has no GLU, which ends the list of names in newer ones: looking on was a crash."""
+    x = normal(1, 2, 8)
+    with Runner().open(OLD, None, EXACT) as session:
+        found = session.ask("compute", node("ADD", x + x, x, x))
+        assert isinstance(found, Answered)
+        assert np.array_equal(found.value[0, 0], x + x)
+        assert isinstance(session.ask("compute", node("WISH", x, x)), Unanswerable)
+        info = session.ask("describe")
+        assert isinstance(info, Answered)
+        assert not info.value.computes_nodes  # parameters of its ops may mean something else
