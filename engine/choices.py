@@ -5,7 +5,7 @@ from difflib import get_close_matches
 
 ALL = 12  # so many names are told at once, of more the nearest
 NEAREST = 5
-ALIKE = 0.4  # of difflib's ratio: a letter left out of a short name is still near
+ALIKE = 0.3  # of difflib's ratio: a letter left out of a short name is still near
 
 
 def choices(name: str, known: Iterable[str]) -> str:

@@ -69,6 +69,24 @@ def generate(
     """prompt: a text, or ids: a model without a vocabulary goes on with ids all the same."""
     facts = facts_to_run(path)
     name, why = who_runs(engine, facts)
+    try:
+        return generated(path, facts, (name, why), preset, prompt, n, progress)
+    except BadInput as error:
+        if not why:
+            raise
+        raise BadInput(f"{error}; {why}") from error
+
+
+def generated(
+    path: Path,
+    facts: ModelFacts,
+    runner: tuple[str, str],
+    preset: str,
+    prompt: str | Sequence[int],
+    n: int,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    name, why = runner
     raw = prompt.encode("utf-8", "surrogateescape") if isinstance(prompt, str) else b""
     if isinstance(prompt, str) and not facts.has_vocabulary:
         raise BadInput(f"{path}: {NO_VOCABULARY}; give its prompt as ids: --ids '[1, 2, 3]'")

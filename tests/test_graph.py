@@ -215,7 +215,7 @@ def test_every_node_has_a_name_of_its_own_and_a_wrong_one_gets_the_nearest() -> 
     names = ["Qcur-0 MUL_MAT", "Qcur-0 ROPE", "Qcur-0 ROPE 2", "l_out-0"]
     assert list(made.names.values()) == names * 2
     assert made.places_of("l_out-0") == [(0, 0, 3), (1, 0, 3)]
-    with pytest.raises(Unsupported, match=r"no node named 'l_ou-0' \(near: l_out-0"):
+    with pytest.raises(Unsupported, match=r"no node named 'l_ou-0' \(known: .*l_out-0"):
         made.places_of("l_ou-0")
 
 

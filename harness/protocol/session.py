@@ -52,6 +52,8 @@ def command_of(engine: str) -> list[str] | None:
     try:
         words = shlex.split(engine)
     except ValueError as error:
+        if "/" not in engine.split(" ")[0]:
+            return None
         raise Unsupported(f"{engine!r} is no command: {error}") from error
     if not words or not ("/" in words[0] or (len(words) > 1 and shutil.which(words[0]))):
         return None
