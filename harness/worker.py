@@ -78,6 +78,10 @@ def deliver(channel: Channel, answer: Mapping[str, Any]) -> None:
         channel.send(failure(error))
 
 
+class Crash(Exception):
+    """What an engine relies on has crashed; a sentence that says how."""
+
+
 def failure(error: Exception) -> dict[str, Any]:
     """What an exception says about the engine that raised it."""
     if isinstance(error, Unsupported):
@@ -87,6 +91,8 @@ def failure(error: Exception) -> dict[str, Any]:
         return {"kind": "malformed", "message": str(error)}
     if isinstance(error, EngineError):
         return {"kind": "rejected", "message": f"{type(error).__name__}: {error}"}
+    if isinstance(error, Crash):
+        return {"kind": "crashed", "message": str(error)}
     if isinstance(error, MemoryError):
         return {"kind": "crashed", "message": f"out of memory: {error}".rstrip(": ")}
     lines = traceback.format_exception(error)

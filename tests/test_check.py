@@ -308,7 +308,7 @@ def test_the_subjects_file_is_looked_at_too(model: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("role", ["engine", "oracle"])
 def test_an_unknown_engine_lists_the_known_ones(role: str, model: Path) -> None:
-    with pytest.raises(BadInput, match=r"no Adapter named 'rust'.*llama\.cpp.*reference"):
+    with pytest.raises(BadInput, match=r"no engine named 'rust'.*reference.*llama\.cpp.*\./rust"):
         open_plan(plan_for(model, **{role: "rust"}), lambda _: None)
 
 

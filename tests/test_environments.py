@@ -167,7 +167,7 @@ def test_engines_that_have_one_version_say_so(name: str) -> None:
 
 
 def test_an_engine_that_does_not_exist_is_refused_with_its_version() -> None:
-    with pytest.raises(Unsupported, match=r"no Adapter named 'lama\.cpp'"):
+    with pytest.raises(Unsupported, match=r"no engine named 'lama\.cpp'"):
         provide("lama.cpp@0.3.8")
 
 

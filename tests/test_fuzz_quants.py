@@ -286,7 +286,7 @@ def test_targets_are_all_formats_in_ggmls_order() -> None:
         (FuzzPlan(targets=("Q9",)), r"knows no 'Q9' \(near: .*Q8_0"),
         (FuzzPlan(given=(b"12",)), "give one --type"),
         (FuzzPlan(targets=("Q4_0",), given=(b"12",)), "has 18 bytes, the one given 2"),
-        (FuzzPlan(targets=("Q4_0",), engine="nobody"), "no Adapter named 'nobody'"),
+        (FuzzPlan(targets=("Q4_0",), engine="nobody"), "no engine named 'nobody'"),
     ],
 )
 def test_a_plan_that_makes_no_sense_is_refused_before_anything_runs(

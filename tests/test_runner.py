@@ -205,7 +205,7 @@ def test_a_question_that_does_not_exist_is_a_mistake_of_the_caller(session: Sess
 
 
 def test_an_engine_that_does_not_exist_is_refused_with_the_choices() -> None:
-    with pytest.raises(Unsupported, match=r"no Adapter named 'faker' \(known: .*fake"):
+    with pytest.raises(Unsupported, match=r"no engine named 'faker' .*fake"):
         PATIENT.open("faker", None, EXACT)
 
 

@@ -4,9 +4,12 @@ import importlib
 import importlib.util
 import re
 
+from engine.choices import choices
+from engine.errors import Unsupported
 from engine.registry import import_members
 from harness.adapters.base import Adapter
 
+NAMES = "there are reference, fast, replay, llama.cpp, llama.cpp@VERSION, mutant:NAME, honest:NAME"
 LAST_WITH_SBATCH = (0, 3, 9)  # of llama-cpp-python
 
 
@@ -36,4 +39,7 @@ def adapter_class(name: str) -> type[Adapter]:
     for package in (__name__, "harness.mutants", "harness.honest"):
         if name not in Adapter.family:
             import_members(package)
+    if name not in Adapter.family:
+        known = choices(name, sorted(Adapter.family))
+        raise Unsupported(f"no engine named {name!r} {known}; {NAMES}, or a program: ./{name}")
     return Adapter.named(name)

@@ -38,6 +38,7 @@ from harness.records import (
 )
 from harness.runner import Runner, Session
 from harness.suites.base import no_answer
+from harness.worker import Crash
 
 SHOWS_GRAPHS = "llama.cpp"
 MEMORY = Plan.memory_limit  # each context may want gigabytes of addresses (glm5-next), and is kept
@@ -188,7 +189,7 @@ def answered(outcome: Outcome, question: str) -> Any:
         case Rejected(message=message):
             raise EngineError(message)
     # not a refusal: nobody has looked at what was asked
-    raise RuntimeError(no_answer(SHOWS_GRAPHS, question, outcome).summary.splitlines()[0])
+    raise Crash(no_answer(SHOWS_GRAPHS, question, outcome).summary.splitlines()[0])
 
 
 def replaced(sites: Mapping[Place, Site], request: Request) -> dict[Place, NDArray[Any]]:

@@ -267,7 +267,7 @@ def test_an_edited_golden_is_not_replayed(tmp_path: Path) -> None:
 def test_unknown_names_are_refused_with_the_choices() -> None:
     with pytest.raises(BrokenGolden, match=r"no golden 'logits/f31' \(near: .*logits/f32"):
         list(replay(only=["logits/f31"]))
-    with pytest.raises(Unsupported, match="no Adapter named 'nobody'"):
+    with pytest.raises(Unsupported, match="no engine named 'nobody'"):
         list(replay(engine="nobody", only=["dequant/q8_0"]))
 
 

@@ -180,7 +180,7 @@ def test_a_misspelt_name_is_answered_with_the_nearest(
         list(replay(root, only=["run/gtp2"]))
     with pytest.raises(BrokenGolden, match=r"gtp2.gguf: no such file.*gpt2.gguf"):
         regenerate_user(tmp_path / "v", [models / "gtp2.gguf"])
-    with pytest.raises(Unsupported, match=r"no Adapter named 'referense' \(near: reference"):
+    with pytest.raises(Unsupported, match=r"no engine named 'referense' \(near: reference"):
         held(root, models, "referense", LLAMA, "weights")
     assert not (tmp_path / "v").exists()
 
