@@ -278,6 +278,7 @@ class Suite(Registered):
     """Asks both engines the same and compares the answers. `order` is the order of a run."""
 
     order: ClassVar[int]
+    expected: ClassVar[bool] = True  # False: where it does not apply nobody misses it
     of_oracle_alone: ClassVar[bool] = False  # the subject is not asked, and nothing said of it
 
     def inapplicable(self, facts: ModelFacts) -> str:

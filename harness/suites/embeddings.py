@@ -14,6 +14,7 @@ from harness.suites.logits import compared
 
 class Embeddings(Suite, name="embeddings"):
     order = 45
+    expected = False  # of what has logits
 
     def inapplicable(self, facts: ModelFacts) -> str:
         if facts.no_run or facts.no_graph:

@@ -26,9 +26,8 @@ def test_a_built_in_model_conforms_and_nothing_is_left_out(
     name: str, preset: str, models: Callable[[str], Path], plan_for: PlanFor, checked: Checked
 ) -> None:
     found = checked(plan_for(models(name), settings=PRESETS[preset]))
-    left_out = [v.suite for v in found if v.status not in ("agreed", "excused")]
-    assert left_out == ["embeddings"]  # a llama has logits
-    assert {v.suite for v in found} == {suite.name for suite in suites_named(())}
+    assert [v.summary for v in found if v.status not in ("agreed", "excused")] == []
+    assert {v.suite for v in found} == {suite.name for suite in suites_named(()) if suite.expected}
     assert exit_code(found) == 0
 
 
@@ -36,8 +35,7 @@ def test_a_built_in_model_conforms_and_nothing_is_left_out(
 def test_stories_conforms(preset: str, stories: Path, plan_for: PlanFor, checked: Checked) -> None:
     found = checked(plan_for(stories, settings=PRESETS[preset]))
     assert exit_code(found) == 0
-    left_out = [v.suite for v in found if v.status not in ("agreed", "excused")]
-    assert left_out == ["embeddings"]
+    assert {v.status for v in found} <= {"agreed", "excused"}
 
 
 def value(session: Session, question: str, *args: object, **kwargs: object) -> object:
