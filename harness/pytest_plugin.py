@@ -6,6 +6,7 @@ One test for each model and suite. pytest loads this file wherever Lockstep is i
 of weight is imported before a test runs.
 """
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,7 @@ def check_with(
     if not engine:
         pytest.fail("no engine: pass one, or --lockstep-engine", pytrace=False)
     preset = config.getoption("--lockstep-settings")
-    command = f"{model} --engine {engine!r} --settings {preset}"
+    command = shlex.join([str(model), "--engine", engine, "--settings", preset])
     plan = Plan(
         case=model.name,
         model=model,
@@ -139,7 +140,7 @@ def check_with(
         reports = Path(config.getoption("--lockstep-report"))
         listed = config.getoption("--lockstep-known")
         known = read_known(Path(listed)) if listed else None
-        result = run_plans([plan], reports, ["pytest", *command.split()], 1, Listener(), known)
+        result = run_plans([plan], reports, ["pytest", *shlex.split(command)], 1, Listener(), known)
     except (BadInput, EngineError) as error:
         pytest.fail(str(error), pytrace=False)
     note(str(result.folder))

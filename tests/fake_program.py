@@ -25,6 +25,8 @@ def introduction():
 
 def answer(question):
     """The head without its id, and raw bytes."""
+    if question["ask"] == "start" and WAY == "cannot load":
+        return {"failed": "this model has a kind of tensor that is not implemented: Q4_K"}, b""
     if question["ask"] == "start":
         return {"answer": introduction()}, b""
     if question["ask"] == "greedy":

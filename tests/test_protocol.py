@@ -114,6 +114,12 @@ def test_death_is_a_crash_with_the_last_words_and_the_next_question_is_answered(
     assert "was killed by SIGKILL" in getattr(ids("is killed"), "message", "")
 
 
+def test_an_engine_that_cannot_start_says_why_in_its_own_words() -> None:
+    outcome = ids("cannot load")
+    assert isinstance(outcome, Crashed)
+    assert outcome.message.endswith("a kind of tensor that is not implemented: Q4_K")
+
+
 def test_silence_is_a_time_out_and_the_next_question_is_answered() -> None:
     with fake("hangs", seconds=0.5) as session:
         outcome = session.ask("tokenize", list(TEXT))

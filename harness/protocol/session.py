@@ -74,6 +74,14 @@ def name_of(command: Sequence[str]) -> str:
     return Path((files or command)[0]).name
 
 
+class NotStarted(Exception):
+    """The engine's own word when it was started, instead of an introduction."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
 class ProgramSession(Session):
     """Started when it is first asked, and anew for the next question when it has died."""
 
@@ -121,6 +129,9 @@ class ProgramSession(Session):
         except Closed:
             death = self.program.death() if self.program else "did not start"
             return Crashed(message=f"{self.name} {death} during {question}", log=self.end())
+        except NotStarted as error:
+            self.end()
+            return error.outcome
         except (WireError, MalformedAnswer) as error:
             self.end()
             return Malformed(message=printable(str(error)))
@@ -177,8 +188,7 @@ class ProgramSession(Session):
             model = None if self.model is None else str(self.model.resolve())
             answer = self.program.exchange(start(model, self.settings), deadline)
             if outcome := self.no_answer(answer):
-                message = getattr(outcome, "message", "")
-                raise MalformedAnswer("the start", "an introduction", message)
+                raise NotStarted(outcome)
             self.said = introduction(self.name, self.settings, answer)
         return self.program
 
