@@ -1,17 +1,24 @@
 """The example engines of `examples/` are honest, and a wrong one of them is found at its op."""
 
+import json
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import jsonschema
 import pytest
 
+from engine.batch import Batch
+from harness import protocol
 from harness.bisect.bisection import bisect
 from harness.check import Plan, open_plan
+from harness.protocol.messages import QUESTIONS, start
+from harness.protocol.session import Program
 from harness.protocol.smoke import smoke
-from harness.records import EXACT
+from harness.records import EXACT, Request
 from harness.run import Listener, RunResult, builtin_model, run_plans
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -129,3 +136,22 @@ def test_smoke_says_what_the_c_example_can_do(models: Path, engine_in_c: Path) -
 def test_examples_are_short() -> None:
     for path in sorted(EXAMPLES.glob("engine.*")):
         assert len(path.read_text().splitlines()) <= 150, path.name
+
+
+@pytest.mark.parametrize("command", [["node", "engine.mjs"], [sys.executable, "engine.py"]])
+def test_what_an_example_answers_is_as_the_schema_says(command: list[str], models: Path) -> None:
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed: its answers were not held against the schema")
+    schema = json.loads((Path(protocol.__file__).parents[1] / "schemas/protocol.json").read_text())
+    model = str(builtin_model("f32", models))
+    program = Program([command[0], str(EXAMPLES / command[1])], None)
+    try:
+        introduction = program.exchange(start(model, EXACT), time.monotonic() + 60).head
+        request = Request(batches=(Batch.of([1, 2]),))
+        run = program.exchange(QUESTIONS["evaluate"].send(request), time.monotonic() + 60).head
+    finally:
+        program.kill()
+    for ask, head in (("start", introduction), ("logits", run)):
+        jsonschema.validate(head, schema)
+        own = {"$ref": f"#/$defs/answer-{ask}", "$defs": schema["$defs"]}
+        jsonschema.validate(head["answer"], own)
