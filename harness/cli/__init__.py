@@ -403,6 +403,11 @@ def plan_of(
     )
 
 
+# What click says of wrong options. Newer versions of typer carry a click of their own, which is not
+# the one that `import click` finds: the class is asked for by its child, which both export.
+CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
+
+
 class AskedToEnd(KeyboardInterrupt):
     """A KeyboardInterrupt itself, once it has passed through exec() (a dataclass being made), lets
     Python end by SIGINT, whoever caught it and with whatever exit code."""
@@ -413,8 +418,6 @@ def main() -> None:
 
     Asked to end (kill, a closed terminal), a command cleans up as after Ctrl-C.
     """
-    import click
-
     from engine.errors import EngineError
     from harness.allocator import keep_freed_memory
 
@@ -439,13 +442,13 @@ def main() -> None:
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
         code = app(standalone_mode=False)
-    except click.ClickException as error:
+    except CLICK_ERROR as error:
         error.show()
         code = error.exit_code
     except EngineError as error:  # kernels cannot be compiled: noticed as soon as they are imported
         sys.stderr.write(f"lockstep: {error}\n")
         code = 2
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("lockstep: interrupted\n")
         code = 130
     sys.exit(128 + came[0] if came else code)

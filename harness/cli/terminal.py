@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import click
 import typer
 from rich.status import Status
 from rich.text import Text
@@ -76,7 +75,7 @@ class Terminal:
             for line in last_words(error.detail.get("log", [])):
                 self.err.print(f"  | {printable(line)}")
             raise typer.Exit(1 if error.status == "diverged" else 3) from error
-        if isinstance(error, Exception) and not isinstance(error, OF_CLICK):
+        if isinstance(error, Exception) and not isinstance(error, OF_TYPER):
             self.err.print(printable(f"lockstep: {defect(what_and_where(error))}"))
             if os.environ.get("LOCKSTEP_TRACEBACK"):
                 traceback.print_exception(error)
@@ -172,7 +171,8 @@ class Terminal:
         return 0 if all(ok for _, _, ok in rows) else 2
 
 
-OF_CLICK = (typer.Exit, typer.Abort, click.ClickException)
+# The last is click's ClickException, in typer's own copy of click or in click.
+OF_TYPER = (typer.Exit, typer.Abort, typer.BadParameter.__mro__[2])
 
 
 def what_and_where(error: Exception) -> str:
