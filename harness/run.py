@@ -120,7 +120,7 @@ class CheckRun:
         self.changed: set[Path] = set()
         paths = {path for plan in plans for path in (plan.model, plan.subject_model)}
         self.files = {path: FileState.of(path) for path in paths if path.is_file()}
-        self.engines: tuple[EngineInfo, ...] = ()
+        self.engines: dict[str, tuple[EngineInfo, ...]] = {}  # by case: a replay for some
         self.writer: ReportWriter | None = None
         self.verdicts: list[Verdict] = []
 
@@ -134,6 +134,7 @@ class CheckRun:
                 if verdict.status == "agreed" or not self.says_of_changes(plan):
                     self.write(verdict)
             case Said(engines):
+                self.engines[plan.case] = engines
                 self.writer = self.writer or self.open(engines)
             case Done():
                 self.says_of_changes(plan)
@@ -145,7 +146,6 @@ class CheckRun:
 
     def open(self, engines: tuple[EngineInfo, ...]) -> ReportWriter:
         """The report, once there is something to report."""
-        self.engines = engines
         self.files = {path: state.hashed(path) for path, state in self.files.items()}
         rows = [row for plan in self.plans for row in model_rows(plan, self.files)]
         head = header(self.command, self.plans[0].seed, rows, engines)
@@ -175,12 +175,14 @@ class CheckRun:
             self.write(verdict)
         code = exit_code_of_run(self.verdicts)
         seconds = time.perf_counter() - self.started
-        self.writer.footer(code, seconds)
+        engines = [engine for found in self.engines.values() for engine in found]
+        names = {case: [e.engine for e in found] for case, found in self.engines.items()}
+        self.writer.footer(code, seconds, engines=names)
         return RunResult(
             code=code,
             folder=self.writer.path.parent,
             verdicts=self.verdicts,
-            engines=self.engines,
+            engines=tuple(e for n, e in enumerate(engines) if e not in engines[:n]),
             seconds=seconds,
         )
 

@@ -6,7 +6,6 @@ Exit codes: 0 conform, 1 divergence, 2 usage, configuration or adapter error, 3 
 import os
 import signal
 import sys
-from enum import StrEnum
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
@@ -22,6 +21,7 @@ from harness.cli import (
     files,
     fuzz,
     golden,
+    matrix,
     oracle,
     real_models,
     selftest,
@@ -31,7 +31,7 @@ from harness.cli import (
     tokens,
     twin,
 )
-from harness.cli.options import JsonOpt, OracleOpt, QuietOpt, ReportOpt, SeedOpt
+from harness.cli.options import JsonOpt, OracleOpt, Preset, QuietOpt, ReportOpt, SeedOpt
 from harness.inputs import read_text
 
 if TYPE_CHECKING:  # everything of weight is imported by the command that needs it
@@ -60,13 +60,9 @@ app.command("synth")(synth.synth)
 app.command("shadow")(shadow.shadow)
 app.command("selftest")(selftest.selftest)
 app.command("smoke")(smoke.smoke)
+app.command("matrix")(matrix.matrix)
 app.command("fetch")(real_models.fetch)
 app.command("twin")(twin.twin)
-
-
-class Preset(StrEnum):
-    exact = "exact"
-    default = "default"
 
 
 ModelArg = Annotated[Path, typer.Argument(help="A GGUF file, or builtin:NAME.", metavar="MODEL")]
