@@ -191,7 +191,7 @@ def bisect(
     from harness.adapters import adapter_class
     from harness.children import result_of
     from harness.dumps import is_outside
-    from harness.run import bisect_one
+    from harness.run import bisect_one, provide_engines
 
     with screen(quiet, as_json) as out, model_folder() as folder:
         cls = None if is_outside(engine) else adapter_class(engine)
@@ -200,6 +200,7 @@ def bisect(
         plan = plan_of(
             name, path, engine, oracle, settings, subject_model, tokens, 1, seed, ["trace"]
         )
+        provide_engines([plan], out.progress)
         work = partial(bisect_one, plan)
         code = out.bisection(plan, result_of(work, partial(out.progress, plan.case)))
     raise typer.Exit(code)
@@ -219,10 +220,12 @@ def trace(
     """Write every named tensor of a run: tensors.safetensors and index.json."""
     from harness.children import result_of
     from harness.dump import dump_trace
+    from harness.run import provide_engines
 
     with screen(quiet) as out, model_folder() as folder:
         name, path = next(iter(models_of(model, folder)))
         plan = plan_of(name, path, engine, engine, settings, None, tokens, 1, seed, ["trace"])
+        provide_engines([plan], out.progress)
         work = partial(dump_trace, plan, output, prompt)
         n = result_of(work, partial(out.progress, name))
         out.line(f"{n} tensors of {engine} in {output}")
