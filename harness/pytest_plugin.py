@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
-SUITES = ("metadata", "tokens", "dequant", "logits", "embeddings", "decode", "trace", "products")
+SUITES = (
+    *("metadata", "tokens", "dequant", "logits", "logprobs", "embeddings", "decode", "text"),
+    *("trace", "products"),
+)
 OUTPUT = "lockstep report"  # the property of a test that names the folder of its run
 
 

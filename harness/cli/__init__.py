@@ -132,7 +132,8 @@ def check(
 ) -> None:
     """Run every suite that applies.
 
-    In order: metadata, tokens, dequant, logits, embeddings, decode, trace, products, shadow.
+    In order: metadata, tokens, dequant, logits, logprobs, embeddings, decode, text, trace,
+    products, shadow. logprobs and text are for engines that show no logits.
 
     Without MODEL it checks the built-in seeded models. Examples:
 

@@ -96,6 +96,8 @@ def asked(level: str) -> tuple[str, tuple[Any, ...], Mapping[str, Any]]:
         "operate": ("operate", ("weighted_rms_norm", norm, {"eps": 1e-5}), {}),
         "embed": ("embed", (batches[:1],), {}),
         "greedy": ("greedy", (PROMPT, N_GREEDY), {}),
+        "generate": ("generate", (TEXTS[0], N_GREEDY), {}),
+        "logprobs": ("logprobs", ([PROMPT, PROMPT[:1]], N_GREEDY), {}),
         "logits": ("evaluate", (Request(batches=batches),), {}),
         "trace": ("evaluate", (Request(batches=batches, capture=True),), {}),
     }

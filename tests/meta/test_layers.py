@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "harness.limits",
         "harness.known_failures",
     ),
-    ("harness.designs", "harness.engine_process"),
+    ("harness.designs", "harness.engine_process", "harness.candidates"),
     ("harness.rope_designs",),
     ("harness.synth", "harness.adapters", "harness.judge", "harness.report"),
     ("harness.real_models", "harness.twin"),
