@@ -45,7 +45,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("harness.session", "harness.facts", "harness.findings"),
     ("harness.protocol",),
-    ("harness.dumps",),
+    ("harness.dumps", "harness.http"),
     ("harness.runner",),
     ("harness.suites.base",),
     ("harness.shadow",),
