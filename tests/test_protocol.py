@@ -207,10 +207,10 @@ def test_a_runner_opens_programs_by_their_command(tmp_path: Path) -> None:
 
 def test_smoke_asks_every_level_and_names_what_is_wrong(tmp_path: Path) -> None:
     model = builtin_model("f32", tmp_path)
-    steps = {
-        step.level: step.status
-        for step in smoke([*FAKE, "fails"], model, EXACT, time_limit=60, start_limit=60)
-    }
+    with ProgramSession(
+        [*FAKE, "fails"], model, EXACT, time_limit=60, memory_limit=None
+    ) as session:
+        steps = {step.level: step.status for step in smoke(session)}
     assert list(steps) == ["start", *LEVELS]
     assert steps["greedy"] == steps["dequantize"] == "works"
     assert steps["tokenize"] == steps["logits"] == "wrong"
