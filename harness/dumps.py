@@ -25,7 +25,6 @@ from engine.regular_file import read_regular
 from engine.trace import SITES
 from harness.answers import MalformedAnswer
 from harness.protocol.messages import printable, site_of
-from harness.protocol.session import command_of
 from harness.records import (
     Answered,
     EngineInfo,
@@ -63,11 +62,6 @@ class Dump:
 def folder_of(engine: str) -> Path | None:
     """If that is what names the engine."""
     return Path(engine.removeprefix(PREFIX)) if engine.startswith(PREFIX) else None
-
-
-def is_outside(engine: str) -> bool:
-    """Whether it is named by where it is: a dump, or a command."""
-    return folder_of(engine) is not None or command_of(engine) is not None
 
 
 def read_dump(folder: Path) -> Dump:

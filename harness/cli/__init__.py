@@ -79,10 +79,11 @@ EngineOpt = Annotated[
     ),
 ]
 SettingsOpt = Annotated[
-    Preset,
+    Preset | None,
     typer.Option(
         help="exact: F32 cache, no flash attention, one thread. default: what users of llama.cpp "
-        "run (F16 cache, flash attention)."
+        "run (F16 cache, flash attention). Default: exact; of a server, which says nothing of "
+        "its settings, default."
     ),
 ]
 SubjectOpt = Annotated[
@@ -101,7 +102,7 @@ def check(
     model: OptModelArg = None,
     engine: EngineOpt = "reference",
     oracle: OracleOpt = "llama.cpp",
-    settings: SettingsOpt = Preset.exact,
+    settings: SettingsOpt = None,
     suite: Annotated[list[str] | None, typer.Option(help="Only this suite (repeatable).")] = None,
     arch: ArchOpt = None,
     subject_model: SubjectOpt = None,
@@ -128,7 +129,8 @@ def check(
 ) -> None:
     """Run every suite that applies.
 
-    In order: metadata, tokens, dequant, logits, embeddings, decode, trace, products, shadow.
+    In order: metadata, tokens, dequant, logits, logprobs, embeddings, decode, text, trace,
+    products, shadow. logprobs and text are for engines that show no logits.
 
     Without MODEL it checks the built-in seeded models. Examples:
 
@@ -174,7 +176,7 @@ def bisect(
     model: OptModelArg = None,
     engine: EngineOpt = "reference",
     oracle: OracleOpt = "llama.cpp",
-    settings: SettingsOpt = Preset.exact,
+    settings: SettingsOpt = None,
     subject_model: SubjectOpt = None,
     tokens: TokensOpt = 32,
     seed: SeedOpt = 0,
@@ -190,8 +192,8 @@ def bisect(
     """
     from harness.adapters import adapter_class
     from harness.children import result_of
-    from harness.dumps import is_outside
     from harness.run import bisect_one, provide_engines
+    from harness.runner import is_outside
 
     with screen(quiet, as_json) as out, model_folder() as folder:
         cls = None if is_outside(engine) else adapter_class(engine)
@@ -211,7 +213,7 @@ def trace(
     model: ModelArg,
     output: Annotated[Path, typer.Option("-o", "--output", help="A folder for the tensors.")],
     engine: EngineOpt = "reference",
-    settings: SettingsOpt = Preset.exact,
+    settings: SettingsOpt = None,
     prompt: Annotated[str | None, typer.Option(help="Text instead of seeded tokens.")] = None,
     tokens: TokensOpt = 32,
     seed: SeedOpt = 0,
@@ -246,7 +248,7 @@ def run(
             "has no graph of."
         ),
     ] = None,
-    settings: SettingsOpt = Preset.exact,
+    settings: SettingsOpt = None,
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
@@ -259,7 +261,12 @@ def run(
         name, path = next(iter(models_of(model, folder)))
         given = prompt if prompt is not None else ids_of(str(ids).encode())
         answer = generate(
-            path, engine, settings.value, given, n, lambda text: out.progress(name, text)
+            path,
+            engine,
+            preset_of(engine or "", settings),
+            given,
+            n,
+            lambda text: out.progress(name, text),
         )
         if as_json:
             out.json(answer)
@@ -356,12 +363,18 @@ def models_of(model: Path | None, folder: str) -> list[tuple[str, Path]]:
     return [(f"{BUILTIN_PREFIX}{name}", builtin_model(name, Path(folder))) for name in names]
 
 
+def preset_of(engine: str, settings: Preset | None) -> str:
+    from harness.http.session import preset_for
+
+    return settings.value if settings else preset_for(engine)
+
+
 def plan_of(
     name: str,
     path: Path,
     engine: str,
     oracle: str,
-    settings: Preset,
+    settings: Preset | None,
     subject_model: Path | None,
     tokens: int,
     steps: int,
@@ -381,7 +394,8 @@ def plan_of(
     model = [name if name.startswith(BUILTIN_PREFIX) else str(path)]
     if name.startswith(VARIANT_PREFIX):
         model = ["--arch", name.removeprefix(VARIANT_PREFIX)]
-    options = [*model, "--engine", engine, "--settings", settings.value]
+    preset = preset_of(engine, settings)
+    options = [*model, "--engine", engine, "--settings", preset]
     options += ["--oracle", oracle] if oracle != "llama.cpp" else []
     options += ["--subject-model", str(subject_model)] if subject_model else []
     options += ["--tokens", str(tokens), "--steps", str(steps), "--seed", str(seed)]
@@ -392,7 +406,7 @@ def plan_of(
         subject_model=subject_model or path,
         engine=engine,
         oracle=oracle,
-        settings=PRESETS[settings.value],
+        settings=PRESETS[preset],
         suites=tuple(suites or ()),
         n_tokens=tokens,
         n_steps=steps,

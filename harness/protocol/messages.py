@@ -38,7 +38,7 @@ VERSION = 1
 # what an engine may say that it can do, from the least to the most
 LEVELS = (
     *("parse", "tokenize", "detokenize", "dequantize", "multiply", "operate"),
-    *("embed", "greedy", "logits", "trace", "replace"),
+    *("embed", "generate", "greedy", "logprobs", "logits", "trace", "replace"),
 )
 SETTINGS = tuple(f.name for f in fields(Settings) if f.name not in ("generic", "repack"))
 INFINITIES = {"inf": math.inf, "-inf": -math.inf}
@@ -89,6 +89,7 @@ def introduction(name: str, asked: Settings, answer: Message) -> Introduction:
         settings=settings_of(asked, said.get("settings", {})),
         shows=None if shows == tuple(SITES) else shows,
         fixed=tuple(site for site in SITES if site not in replaces),
+        levels=can,
     )
     return Introduction(info=info, can=frozenset(can))
 
@@ -189,10 +190,14 @@ def send_detokenize(
 
 
 def read_detokenize(answer: Message) -> list[bytes]:
+    return [decoded(text, '"texts"') for text in answer.head["answer"]["texts"]]
+
+
+def decoded(text: str, where: str) -> bytes:
     try:
-        return [base64.b64decode(text, validate=True) for text in answer.head["answer"]["texts"]]
+        return base64.b64decode(text, validate=True)
     except binascii.Error as error:
-        raise MalformedAnswer('"texts"', "base64", str(error)) from error
+        raise MalformedAnswer(where, "base64", str(error)) from error
 
 
 def send_greedy(prompt: Sequence[int], n: int) -> Message:
@@ -201,6 +206,42 @@ def send_greedy(prompt: Sequence[int], n: int) -> Message:
 
 def read_ids(answer: Message) -> Any:
     return answer.head["answer"]["ids"]
+
+
+def send_generate(prompt: bytes, n: int) -> Message:
+    return Message(head={"ask": "generate", "prompt": base64.b64encode(prompt).decode(), "n": n})
+
+
+def read_generate(answer: Message) -> bytes:
+    return decoded(answer.head["answer"]["text"], '"text"')
+
+
+def send_logprobs(prefixes: Sequence[Sequence[int] | bytes], k: int) -> Message:
+    rows = [list(map(int, prefix)) for prefix in prefixes]
+    return Message(head={"ask": "logprobs", "prefixes": rows, "k": k})
+
+
+def read_logprobs(answer: Message) -> list[list[tuple[Any, float]]]:
+    """Tokens are ids, or texts as base64."""
+    said = answer.head["answer"]
+    tokens = said["ids"] if "ids" in said else texts_in(said["texts"])
+    return [
+        [*zip(row, map(number_of, values), strict=True)]
+        for row, values in zip(tokens, said["logprobs"], strict=True)
+    ]
+
+
+def texts_in(rows: Any) -> list[list[bytes]]:
+    return [[decoded(text, '"texts"') for text in row] for row in rows]
+
+
+def number_of(said: Any) -> float:
+    """JSON has neither NaN nor infinities: they are texts."""
+    if type(said) is str and said in (*INFINITIES, "nan"):
+        return float(said)
+    if type(said) not in (int, float):
+        raise MalformedAnswer('"logprobs"', 'numbers, "nan", "inf" or "-inf"', said)
+    return float(said)
 
 
 # --- single computations ----------------------------------------------------------------------
@@ -301,5 +342,7 @@ QUESTIONS: dict[str, Question] = {
     "operate": Question("operate", send_operate, lambda answer: dict(answer.arrays)),
     "embed": Question("embed", send_embed, read_embed),
     "greedy": Question("greedy", send_greedy, read_ids),
+    "generate": Question("generate", send_generate, read_generate),
+    "logprobs": Question("logprobs", send_logprobs, read_logprobs),
     "evaluate": Question("logits", send_logits, read_logits),
 }

@@ -60,7 +60,11 @@ class Tokens(Suite, name="tokens"):
         for add, parse in itertools.product((True, False), repeat=2):
             flags = {"add_special": add, "parse_special": parse}
             yield self.encoded(context, flags, known)
-        yield self.beyond(context)
+        if context.subject_info.utf8_only:
+            text = "texts that are no UTF-8 cannot be sent to a server"
+            yield context.verdict("tokens", "not-applicable", text)
+        else:
+            yield self.beyond(context)
         oracle_ids = context.ask(context.oracle, "tokenize", TEXTS)
         n_vocab = context.facts.n_vocab
         rows = [*oracle_ids, *([token] for token in some_tokens(n_vocab))]
@@ -73,6 +77,8 @@ class Tokens(Suite, name="tokens"):
     ) -> Verdict:
         """Texts on which llama.cpp is known to differ from the original are asked as well."""
         texts = [*TEXTS, *MORE_TEXTS, *(each.text for each in known)]
+        if context.subject_info.utf8_only:
+            texts = [text for text in texts if is_utf8(text)]
         expected, actual = context.ask_both("tokenize", texts, **flags)
         return judged(context, "encode", flags, texts, expected, actual, known)
 
@@ -102,6 +108,10 @@ class Tokens(Suite, name="tokens"):
     ) -> Verdict:
         expected, actual = context.ask_both("detokenize", rows, **flags)
         return judged(context, "decode", flags, rows, expected, actual)
+
+
+def is_utf8(text: bytes) -> bool:
+    return "\ufffd" not in text.decode("utf-8", "replace")
 
 
 def judged(
