@@ -96,6 +96,7 @@ class EngineInfo:
     shows_nodes: bool = False  # its traces have llama.cpp's names of nodes
     fixed: tuple[str, ...] = ()  # names of sites whose value it cannot replace
     partial: bool = False  # of the sites that it shows any may be missing in a trace
+    unicode: bool = False  # texts are those of a language that has no other bytes than UTF-8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +119,7 @@ class FileSummary:
     data_offset: int
     metadata: Mapping[str, tuple[str, Any]]  # key -> (type such as "U32" or "ARR[STR]", value)
     tensors: tuple[TensorSummary, ...]
+    unknown: tuple[str, ...] = ()  # of version, alignment, data_offset, tensors, types: not shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

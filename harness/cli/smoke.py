@@ -35,18 +35,19 @@ def smoke(
     \b
       lockstep smoke -- ./my-engine --threads 1
       lockstep smoke --model model.gguf -- python my_engine.py
+      lockstep smoke -- tinygrad
     """
     from dataclasses import asdict
 
     from harness.cli.terminal import Terminal
     from harness.inputs import check_file
     from harness.protocol import smoke as work
-    from harness.protocol.session import found_command
+    from harness.protocol.session import command_of, found_command
     from harness.records import EXACT
     from harness.run import builtin_model
 
     with Terminal(quiet=quiet, as_json=as_json) as out, TemporaryDirectory() as folder:
-        words = found_command(command)
+        words = (command_of(command[0]) if len(command) == 1 else None) or found_command(command)
         path = check_file(model) if model else builtin_model("f32", Path(folder))
         steps = []
         for step in work.smoke(words, path, EXACT, time_limit=seconds, start_limit=start_seconds):
@@ -58,5 +59,5 @@ def smoke(
         if as_json:
             out.json({"command": words, "levels": [asdict(step) for step in steps]})
         elif offered and not wrong:
-            out.line(f"go on: lockstep check {model or 'MODEL'} --engine {join([join(words)])}")
+            out.line(f"go on: lockstep check {model or 'MODEL'} --engine {join([join(command)])}")
     raise typer.Exit(1 if wrong else 0 if offered else 3)

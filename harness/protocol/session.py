@@ -16,6 +16,7 @@ from engine.errors import Unsupported
 from harness import limits
 from harness.answers import MalformedAnswer
 from harness.engine_process import EngineProcess, keep_tail
+from harness.foreign import building
 from harness.protocol.frames import PIECE, Message, Pipe, head_of, wait_for
 from harness.protocol.messages import (
     QUESTIONS,
@@ -45,10 +46,13 @@ ENDINGS = ("answer", "refused", "unsupported", "failed")
 
 
 def command_of(engine: str) -> list[str] | None:
-    """The words of a command, if that is what names the engine: a path, or words with arguments.
+    """The words of a command, if that is what names the engine: a path, or words with arguments,
+    or an engine of harness.foreign.
 
     Raises Unsupported if there is no such program. No shell looks at it.
     """
+    if command := building.command_of(engine):
+        return command
     try:
         words = shlex.split(engine)
     except ValueError as error:
@@ -94,8 +98,9 @@ class ProgramSession(Session):
         time_limit: float,
         memory_limit: int | None,
         start_limit: float = START_SECONDS,
+        name: str = "",
     ) -> None:
-        self.name, self.command = name_of(command), tuple(command)
+        self.name, self.command = name or name_of(command), tuple(command)
         self.model, self.settings = model, settings
         self.time_limit, self.start_limit = time_limit, start_limit
         self.memory_limit = memory_limit
