@@ -38,6 +38,7 @@ def smoke(
       lockstep smoke -- tinygrad
     """
     from dataclasses import asdict
+    from functools import partial
 
     from harness.cli.terminal import Terminal
     from harness.inputs import check_file
@@ -47,10 +48,13 @@ def smoke(
     from harness.run import builtin_model
 
     with Terminal(quiet=quiet, as_json=as_json) as out, TemporaryDirectory() as folder:
-        words = (command_of(command[0]) if len(command) == 1 else None) or found_command(command)
+        known = command_of(command[0]) if len(command) == 1 else None  # an engine of ours to add
+        words = known or found_command(command)
         path = check_file(model) if model else builtin_model("f32", Path(folder))
         steps = []
-        for step in work.smoke(words, path, EXACT, time_limit=seconds, start_limit=start_seconds):
+        name = command[0] if known else ""
+        ask = partial(work.smoke, time_limit=seconds, start_limit=start_seconds, name=name)
+        for step in ask(words, path, EXACT):
             steps.append(step)
             if not as_json:
                 out.line(f"{step.level:<12}{MARKS[step.status]:<8} {step.words}".rstrip())

@@ -87,7 +87,7 @@ def make_python(engine: Foreign, new: Path, progress: Progress) -> None:
             *("--retries", "1", *engine.packages),
         ],
         f"pip could not install {engine.name}",
-        lambda seconds: progress(f"building: pip installs {engine.packages[0]}{after(seconds)}"),
+        lambda seconds: progress(f"pip installs {engine.packages[0]}{after(seconds)}"),
     )
     checked(
         [str(interpreter(new)), "-I", "-c", f"import {engine.module}"],
@@ -112,7 +112,7 @@ def make_node(engine: Foreign, new: Path, progress: Progress) -> None:
             *("--no-fund", "--loglevel", "error", *engine.packages),
         ],
         f"npm could not install {engine.name}",
-        lambda seconds: progress(f"building: npm installs {engine.packages[0]}{after(seconds)}"),
+        lambda seconds: progress(f"npm installs {engine.packages[0]}{after(seconds)}"),
     )
     checked(
         ["node", str(new / ENTRY)],

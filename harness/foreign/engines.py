@@ -74,6 +74,24 @@ ENGINES: dict[str, Foreign] = {
             size="40 MB",
         ),
         Foreign(
+            name="xllamacpp",
+            kind="python",
+            packages=("xllamacpp==2026.10.11549", "numpy>=1.26"),
+            module="xllamacpp",
+            program="xllamacpp_engine.py",
+            can="text, greedy tokens; llama.cpp's server in a Python process",
+            size="50 MB",
+        ),
+        Foreign(
+            name="mistralrs",
+            kind="python",
+            packages=("mistralrs==0.9.5", "numpy>=1.26"),
+            module="mistralrs",
+            program="mistralrs_engine.py",
+            can="text",
+            size="45 MB",
+        ),
+        Foreign(
             name="huggingface-gguf",
             kind="node",
             packages=("@huggingface/gguf@0.4.6",),
@@ -104,7 +122,12 @@ ENGINES: dict[str, Foreign] = {
 }
 
 # tried, and what happened: `engine add` says so instead of building it
-NOT_RUNNING: dict[str, str] = {}
+NOT_RUNNING: dict[str, str] = {
+    "gpt4all": (
+        "2.8.2 takes text and answers text: no ids go in, and neither logits nor a tokenizer can "
+        "be reached, so no level of the protocol fits"
+    ),
+}
 
 
 def named(name: str) -> Foreign:

@@ -13,22 +13,24 @@ def write_case(finding: Finding, path: Path) -> None:
     """The same bytes everywhere."""
     recipe = LlamaRecipe(**finding.recipe)
     check(recipe)
-    more = {key: (kind, value) for key, (kind, value) in finding.keys.items()}
-    write_gguf(path, metadata(recipe) | more, tensors(recipe))
+    keys = metadata(recipe) | {key: (kind, value) for key, (kind, value) in finding.keys.items()}
+    kept = {key: value for key, value in keys.items() if key not in finding.without}
+    write_gguf(path, kept, tensors(recipe))
 
 
 def commands(finding: Finding) -> tuple[str, ...]:
+    suites = " ".join(f"--suite {suite}" for suite in finding.suites)
     return (
         f"lockstep engine add {finding.engine}",
         f"lockstep finding {finding.id} -o {FILE}",
-        f"lockstep check {FILE} --engine {finding.engine} --suite {finding.suite}",
+        f"lockstep check {FILE} --engine {finding.engine} {suites}",
     )
 
 
 def text_of(finding: Finding) -> str:
     """As it could be filed."""
-    lines = [f"# {finding.sentence}", ""]
-    lines += [f"Seen in {finding.engine} {finding.version}, by the suite `{finding.suite}`.", ""]
+    seen = f"{finding.engine} {finding.version}, by `lockstep check`: {', '.join(finding.suites)}"
+    lines = [f"# {finding.sentence}", "", f"Seen in {seen}.", ""]
     lines += [f"Cause: {finding.cause}", "", "To see it:", ""]
     lines += [f"    {line}" for line in commands(finding)]
     lines += ["", f"Status: {finding.status}"]

@@ -21,8 +21,8 @@ class Finding:
     id: str
     engine: str
     version: str
-    suite: str
-    says: str  # a pattern for the whole of each thing that the verdict says to differ
+    suites: tuple[str, ...]
+    says: str  # a pattern for each thing that the verdict says to differ
     sentence: str
     cause: str  # where in the engine's source, or what is known of it
     status: str
@@ -32,6 +32,7 @@ class Finding:
     kind: str = ""  # ... or a tensor of that type
     recipe: Mapping[str, Any] = field(default_factory=dict)  # of a seeded llama: the case
     keys: Mapping[str, tuple[str, Any]] = field(default_factory=dict)  # more, or others, of it
+    without: tuple[str, ...] = ()  # keys that it does not have
 
     def applies(self, file: GgufFile) -> bool:
         """Whether the file has what the finding is about."""
@@ -52,7 +53,11 @@ class Finding:
 
 @cache
 def foreign_findings() -> tuple[Finding, ...]:
-    return tuple(Finding(**row) for row in entries("foreign"))
+    return tuple(Finding(**{**row, **lists(row)}) for row in entries("foreign"))
+
+
+def lists(row: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    return {name: tuple(row.get(name, ())) for name in ("suites", "without")}
 
 
 def finding_named(name: str) -> Finding:
@@ -72,7 +77,7 @@ def excused_if_foreign(verdict: Verdict, engine: str, version: str, model: Path)
     if verdict.status not in ("diverged", "crashed", "not-compared"):
         return verdict
     for each in foreign_findings():
-        same = (each.engine, each.suite) == (engine, verdict.suite)
+        same = each.engine == engine and verdict.suite in each.suites
         if same and version.endswith(f" {each.version}") and each.explains(verdict):
             with GgufFile.open(model) as file:
                 if not each.applies(file):

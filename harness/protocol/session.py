@@ -284,10 +284,10 @@ class Program(EngineProcess):
         raise Closed("the engine closed its output")
 
     def log_output(self) -> None:
-        """Standard output is a second log."""
+        """Standard output is a second log, read to its end, which comes after our end is closed."""
         os.set_blocking(self.output.fileno(), True)
-        log = threading.Thread(target=keep_tail, args=(self.output, self.tail), daemon=True)
-        log.start()
+        output = os.fdopen(os.dup(self.output.fileno()), "rb")
+        threading.Thread(target=keep_tail, args=(output, self.tail), daemon=True).start()
 
     def pipe_of(self, from_engine: int) -> Pipe:
         assert self.process.stdin

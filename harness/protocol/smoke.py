@@ -26,7 +26,8 @@ from harness.records import (
 
 PROMPT, NEXT = (1, 5, 9, 13), (2,)  # ids that every model here has
 N_GREEDY = 4
-TEXTS = (b"Once upon a time", b"", "\u00e4\u2713\U0001f600".encode(), b"\xff no UTF-8")
+TEXTS = (b"Once upon a time", b"", "\u00e4\u2713\U0001f600".encode())
+NO_UTF8 = b"\xff no UTF-8"
 Q8_0 = np.arange(2 * 34, dtype=np.uint8)  # two blocks: a scale in half precision, 32 weights
 START = "start"
 
@@ -49,6 +50,7 @@ def smoke(
     time_limit: float,
     start_limit: float,
     memory_limit: int | None = 8 << 30,
+    name: str = "",
 ) -> Iterator[Step]:
     """One step for the start and for each level, as they come; nothing after a failed start."""
     session = ProgramSession(
@@ -58,6 +60,7 @@ def smoke(
         time_limit=time_limit,
         start_limit=start_limit,
         memory_limit=memory_limit,
+        name=name,
     )
     with session:
         outcome = session.ask("describe")
@@ -71,21 +74,21 @@ def smoke(
             if level == "replace":
                 yield replaced(session, shown)
                 continue
-            question, args, kwargs = asked(level)
+            question, args, kwargs = asked(level, unicode=info.unicode)
             outcome = session.ask(question, *args, **kwargs)
             yield step_of(level, outcome)
             if level == "trace" and isinstance(outcome, Answered):
                 shown = outcome.value.trace.values()
 
 
-def asked(level: str) -> tuple[str, tuple[Any, ...], Mapping[str, Any]]:
-    """The question that shows whether an engine has the level."""
+def asked(level: str, *, unicode: bool = False) -> tuple[str, tuple[Any, ...], Mapping[str, Any]]:
+    """The question that shows whether an engine has the level. unicode: it has no other texts."""
     batches = Batch.of(PROMPT), Batch.of(NEXT, start=len(PROMPT))
     ones = np.ones((1, Q8_0.size // 34 * 32), np.float32)
     norm = {"x": np.ones((1, 8), np.float32), "weight": np.ones(8, np.float32)}
     questions: dict[str, tuple[str, tuple[Any, ...], Mapping[str, Any]]] = {
         "parse": ("metadata", (), {}),
-        "tokenize": ("tokenize", (TEXTS,), {}),
+        "tokenize": ("tokenize", (TEXTS if unicode else (*TEXTS, NO_UTF8),), {}),
         "detokenize": (
             "detokenize",
             ([PROMPT, ()],),

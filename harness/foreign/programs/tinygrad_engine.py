@@ -54,7 +54,7 @@ IDS = {  # of ggml's types
 }
 BLOCKS = {0: (1, 4), 1: (1, 2), 30: (1, 2)}  # (weights, bytes) of those that are no blocks
 SHOWS = [
-    *("embd", "attn_norm", "attn_out", "ffn_inp", "ffn_norm", "ffn_out", "l_out"),
+    *("embd", "attn_norm", "attn_out", "ffn_inp", "ffn_norm", "ffn_out", "ffn_moe_out", "l_out"),
     *("result_norm", "result_output"),
 ]
 
@@ -74,7 +74,8 @@ class Model:
             show(f"attn_out-{i}", out := block._attention(normed, start).realize())
             show(f"ffn_inp-{i}", x := (x + out).realize())
             show(f"ffn_norm-{i}", normed := block.ffn_norm(x).realize())
-            show(f"ffn_out-{i}", out := block._feed_forward(normed).realize())
+            name = "ffn_moe_out" if hasattr(block, "ffn_gate_exps") else "ffn_out"
+            show(f"{name}-{i}", out := block._feed_forward(normed).realize())
             show(f"l_out-{i}", x := (x + out).realize())
         show("result_norm", x := model.output_norm(x).realize())
         show("result_output", x := model.output(x).realize())
