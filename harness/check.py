@@ -17,6 +17,7 @@ from harness.environments import provide
 from harness.facts import ModelFacts, facts_of_model, too_long
 from harness.honest_runs import AlongLlamaCpp, AlongOurGraph
 from harness.http.session import is_address
+from harness.known.foreign import excused_if_foreign
 from harness.known.runs import excused_if_known
 from harness.records import BOTH, Answered, EngineInfo, Settings, Unanswerable, Verdict
 from harness.runner import Runner, Session, is_outside
@@ -257,6 +258,8 @@ def run_suites(context: Context, names: Sequence[str]) -> Iterator[Verdict]:
         about = context.oracle.name if suite.of_oracle_alone else BOTH
         for verdict in verdicts_of(suite, context):
             known = excused_if_known(verdict, context.facts.architecture, context.oracle.name)
+            who, version = context.subject.name, context.subject_info.version
+            known = excused_if_foreign(known, who, version, context.subject_model)
             yield replace(known, about=about)
 
 

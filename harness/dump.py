@@ -72,18 +72,17 @@ def traced(session: Session, batches: Sequence[Batch], no_graph: str) -> Trace:
     if lacks(outcome):
         request = replace(request, embeddings=True)
     elif no_graph and isinstance(outcome, Unanswerable):
-        return captured(session, batches)
+        found = record(session, batches)
+        if isinstance(found, Program):
+            return captured(session, batches, found)
     run: Evaluation = answer(session, "evaluate", request)
     assert run.trace is not None
     return run.trace
 
 
-def captured(session: Session, batches: Sequence[Batch]) -> Trace:
+def captured(session: Session, batches: Sequence[Batch], program: Program) -> Trace:
     """Under the names that a replay gives them."""
-    found = record(session, batches)
-    if not isinstance(found, Program):
-        raise no_answer(session.name, "capture", found)
-    sites, records = sites_of(found), []
+    sites, records = sites_of(program), []
 
     def keep(node: Node) -> None:
         site = sites[node.step, node.ubatch, node.index]

@@ -17,7 +17,7 @@ from harness.records import Evaluation, Request, Site
 from harness.suites.base import Context
 
 LOGITS = "result_output"
-STORED_OTHERWISE = "llama.cpp keeps these in another order of axes, so they are not held against it"
+NO_SUCH_NODE = "llama.cpp's graph has no such node, or keeps it in another order of axes"
 
 
 def shows_only(context: Context) -> bool:
@@ -61,7 +61,7 @@ def locate_segments(context: Context) -> Findings:
         free=free,
         values=Values(),
         outputs=oracle.logits,
-        skipped={STORED_OTHERWISE: otherwise} if otherwise else {},
+        skipped={NO_SUCH_NODE: otherwise} if otherwise else {},
         own_inputs=True,
     )
 

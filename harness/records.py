@@ -123,6 +123,7 @@ class FileSummary:
     data_offset: int
     metadata: Mapping[str, tuple[str, Any]]  # key -> (type such as "U32" or "ARR[STR]", value)
     tensors: tuple[TensorSummary, ...]
+    unknown: tuple[str, ...] = ()  # of version, alignment, data_offset, tensors, types: not shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

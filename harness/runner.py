@@ -20,6 +20,7 @@ from harness.adapters import adapter_class
 from harness.dumps import DumpSession, folder_of
 from harness.engine_process import LOG_LINES, EngineProcess, has_ended
 from harness.environments import python_of, variables
+from harness.foreign.engines import ENGINES
 from harness.http.session import HttpSession, is_address
 from harness.protocol.session import ProgramSession, command_of
 from harness.records import Crashed, Malformed, Outcome, Settings, TimedOut
@@ -51,8 +52,9 @@ class Runner:
     def open(self, adapter: str, model: Path | None, settings: Settings) -> Session:
         """Raises Unsupported for an adapter that does not exist; the engine is not asked yet.
 
-        A path or a command with arguments is any program (harness.protocol), dump:FOLDER the run
-        that is written there (harness.dumps), an address a server (harness.http).
+        A path, a command with arguments or the name of an engine of harness.foreign is a program
+        (harness.protocol), dump:FOLDER the run that is written there (harness.dumps), an address a
+        server (harness.http).
         `NAME@VERSION` needs its environment (harness.environments), or NotBuilt is raised.
         """
         for module in self.modules:
@@ -68,6 +70,7 @@ class Runner:
                 settings,
                 time_limit=self.time_limit,
                 memory_limit=self.memory_limit,
+                name=adapter if adapter in ENGINES else "",
             )
         cls = adapter_class(adapter)
         if not cls.isolated and "@" not in adapter:

@@ -64,13 +64,8 @@ def made(name: str, base: type[Adapter] = Quiet, **changes: Any) -> str:
 
 
 def wrong(name: str, mutant: type[Reference]) -> str:
-    """As the mutant computes."""
-    type(
-        "Made",
-        (mutant, Quiet),
-        {"describe": Quiet.describe, "make_ops": Reference.make_ops},
-        name=name,
-    )
+    """As the mutant computes; no Mutant itself, or selftest would list it."""
+    type("Made", (Quiet,), {"ops": mutant.ops, "make_ops": Reference.make_ops}, name=name)
     return name
 
 

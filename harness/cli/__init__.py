@@ -18,7 +18,9 @@ from harness.cli import (
     answers,
     batch,
     bench,
+    engines,
     files,
+    findings,
     fuzz,
     golden,
     matrix,
@@ -52,6 +54,7 @@ app.add_typer(golden.app, name="golden")
 app.add_typer(fuzz.app, name="fuzz")
 app.add_typer(bench.app, name="bench")
 app.add_typer(oracle.app, name="oracle")
+app.add_typer(engines.app, name="engine")
 fuzz.app.command("batch")(batch.fuzz_batch)
 golden.app.command("fetch")(tokens.fetch)
 golden.app.command("ops")(answers.ops)
@@ -62,6 +65,7 @@ app.command("selftest")(selftest.selftest)
 app.command("smoke")(smoke.smoke)
 app.command("matrix")(matrix.matrix)
 app.command("fetch")(real_models.fetch)
+app.command("finding")(findings.finding)
 app.command("twin")(twin.twin)
 
 
@@ -74,8 +78,8 @@ EngineOpt = Annotated[
     str,
     typer.Option(
         help="The engine under test: a command that starts yours (./my-engine --fast; lockstep "
-        "smoke says how far it gets), or reference, fast, replay, llama.cpp, llama.cpp@VERSION, "
-        "mutant:NAME, honest:NAME."
+        "smoke says how far it gets), one of lockstep engine list, or reference, fast, replay, "
+        "llama.cpp, llama.cpp@VERSION, mutant:NAME, honest:NAME."
     ),
 ]
 SettingsOpt = Annotated[

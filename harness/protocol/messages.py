@@ -90,8 +90,16 @@ def introduction(name: str, asked: Settings, answer: Message) -> Introduction:
         shows=None if shows == tuple(SITES) else shows,
         fixed=tuple(site for site in SITES if site not in replaces),
         levels=can,
+        utf8_only=unicode_of(said),
     )
     return Introduction(info=info, can=frozenset(can))
+
+
+def unicode_of(said: Mapping[str, Any]) -> bool:
+    """Whether its texts are UTF-8 alone, because its language has no others."""
+    if said.get("text", "bytes") not in ("bytes", "utf8"):
+        raise MalformedAnswer('"text"', '"bytes" or "utf8"', said["text"])
+    return said.get("text") == "utf8"
 
 
 def settings_of(asked: Settings, said: Any) -> Settings:
@@ -129,20 +137,31 @@ def printable(text: str) -> str:
 
 
 def read_parse(answer: Message) -> FileSummary:
+    """What a reader does not show it leaves out; types: all of them or none."""
     said = answer.head["answer"]
+    unknown = [
+        name for name in ("version", "alignment", "data_offset", "tensors") if name not in said
+    ]
+    keys = said["metadata"]
+    if keys and all(kind is None for kind, _ in keys.values()):
+        unknown.append("types")
     return FileSummary(
-        version=said["version"],
-        alignment=said["alignment"],
-        data_offset=said["data_offset"],
+        version=said.get("version", 0),
+        alignment=said.get("alignment", 0),
+        data_offset=said.get("data_offset", 0),
         metadata={
-            key: (kind, value_of(kind, value)) for key, (kind, value) in said["metadata"].items()
+            key: (kind or "", value_of(kind or "F64", value)) for key, (kind, value) in keys.items()
         },
-        tensors=tuple(tensor_of(row) for row in said["tensors"]),
+        tensors=tuple(tensor_of(row) for row in said.get("tensors", ())),
+        unknown=tuple(unknown),
     )
 
 
 def value_of(kind: str, said: Any) -> Any:
-    """JSON has neither NaN nor infinities: they are texts, and NaN is one in our records too."""
+    """JSON has neither NaN nor infinities: they are texts, and NaN is one in our records too.
+
+    Where the types are not shown every such text is taken for one.
+    """
     if not kind.removeprefix("ARR[").startswith(("F32", "F64")):
         return said
     if type(said) is list:
