@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from engine.batch import Batch
-from engine.choices import choices
 from engine.errors import EngineError, InvalidModel
 from engine.regular_file import read_regular
 from engine.trace import SITES
@@ -113,9 +112,6 @@ def sites_in(folder: Path, steps: int) -> dict[Site, tuple[Path, str]]:
                 site = site_of(key)
             except MalformedAnswer as error:
                 raise InvalidModel(f"{path}: {error}") from error
-            if site.name not in SITES:
-                known = choices(site.name, SITES)
-                raise InvalidModel(f"{path}: no node named {site.name!r} {known}")
             if site.step >= steps or site in found:
                 why = "is there twice" if site in found else f"is of none of {steps} batches"
                 raise InvalidModel(f"{path}: {key} {why}")
@@ -130,8 +126,8 @@ def value_of(path: Path, key: str) -> NDArray[Any]:
     """As the engine computed it: floats in single precision, without leading axes of one."""
     with safe_open(path, framework="numpy") as file:
         value: NDArray[Any] = file.get_tensor(key)
-    axes = len(SITES[site_of(key).name].shape.split(","))
-    while value.ndim > axes and value.shape[0] == 1:
+    info = SITES.get(site_of(key).name)  # none of a node that llama.cpp alone has a name for
+    while info and value.ndim > len(info.shape.split(",")) and value.shape[0] == 1:
         value = value[0]
     return value.astype(np.float32) if value.dtype.kind == "f" else value
 
@@ -169,8 +165,8 @@ class DumpSession(Session):
             engine=self.name,
             version=f"{dump.engine} {dump.version}",
             settings=self.settings,
-            shows=tuple(name for name in SITES if name in names),
-            fixed=tuple(SITES),
+            shows=tuple(sorted(names)),
+            fixed=tuple({*SITES, *names}),
             partial=True,
         )
 

@@ -21,10 +21,11 @@ NO_SUCH_NODE = "llama.cpp's graph has no such node, or keeps it in another order
 
 
 def shows_only(context: Context) -> bool:
-    """Whether it shows tensors besides its logits, and none of them can be replaced."""
+    """Whether it shows tensors besides its logits, and none of them can be replaced: of a model
+    that our engine has no graph for none can, since nobody knows what they are read by."""
     info = context.subject_info
     shown = {*SITES} if info.shows is None else {*info.shows}
-    return bool(shown - {LOGITS}) and shown <= {*info.fixed}
+    return bool(shown - {LOGITS}) and (shown <= {*info.fixed} or bool(context.facts.no_graph))
 
 
 def locate_segments(context: Context) -> Findings:

@@ -23,7 +23,7 @@ def introduction():
         "of another version": {"protocol": 2},
         "can more than there is": {"can": ["telepathy"]},
         "nameless": {"engine": ""},
-        "shows what nobody knows": {"can": ["logits", "trace"], "shows": ["aura"]},
+        "shows a node without a name": {"can": ["logits", "trace"], "shows": ["embd", ""]},
         "follows no settings": {"settings": {"type_k": "F16", "type_v": "F16"}},
         "has strange settings": {"settings": {"n_ctx": "many"}},
         "steers the terminal": {"engine": "fake\x1b[2J"},

@@ -99,7 +99,7 @@ def test_what_an_engine_does_not_say_that_it_can_is_not_asked() -> None:
         ("of another version", '"protocol": expected 1, got 2'),
         ("can more than there is", "telepathy"),
         ("nameless", '"engine": expected a text'),
-        ("shows what nobody knows", "aura"),
+        ("shows a node without a name", "names of nodes"),
         ("has strange settings", '"settings", n_ctx'),
     ],
 )

@@ -43,6 +43,7 @@ LEVELS = (
 SETTINGS = tuple(f.name for f in fields(Settings) if f.name not in ("generic", "repack"))
 INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 LONGEST_TEXT = 2000  # of an engine's own words
+LONGEST_NAME, MOST_NAMES = 64, 4096  # of nodes: GGML_MAX_NAME in ggml.h
 
 Read = Callable[..., Any]
 
@@ -76,8 +77,8 @@ def introduction(name: str, asked: Settings, answer: Message) -> Introduction:
     if said.get("protocol") != VERSION:
         raise MalformedAnswer('"protocol"', str(VERSION), said.get("protocol"))
     can = texts_of(said, "can", LEVELS)
-    shows = texts_of(said, "shows", SITES) if "shows" in said else tuple(SITES)
-    replaces = texts_of(said, "replaces", SITES) if "replaces" in said else shows
+    shows = names_of(said, "shows") if "shows" in said else tuple(SITES)
+    replaces = names_of(said, "replaces") if "replaces" in said else shows
     if "trace" not in can:
         shows = ()
     if "replace" not in can:
@@ -88,7 +89,7 @@ def introduction(name: str, asked: Settings, answer: Message) -> Introduction:
         build=text_of(said, "build") if "build" in said else "",
         settings=settings_of(asked, said.get("settings", {})),
         shows=None if shows == tuple(SITES) else shows,
-        fixed=tuple(site for site in SITES if site not in replaces),
+        fixed=tuple(name for name in dict.fromkeys((*SITES, *shows)) if name not in replaces),
         levels=can,
         utf8_only=unicode_of(said),
     )
@@ -126,6 +127,17 @@ def texts_of(said: Mapping[str, Any], key: str, known: Collection[str]) -> tuple
         if name not in known:
             raise MalformedAnswer(f'"{key}"', f"some of {', '.join(known)}", name)
     return tuple(name for name in known if name in found)
+
+
+def names_of(said: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """Of nodes: any that llama.cpp's graph of a model may have, those of engine.trace in order."""
+    found = said.get(key)
+    if type(found) is not list or len(found) > MOST_NAMES:
+        raise MalformedAnswer(f'"{key}"', f"a list of up to {MOST_NAMES} names", found)
+    for name in found:
+        if type(name) is not str or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+            raise MalformedAnswer(f'"{key}"', "names of nodes", name)
+    return tuple(dict.fromkeys([*(name for name in SITES if name in found), *found]))
 
 
 def printable(text: str) -> str:
