@@ -35,7 +35,7 @@ from harness.suites.base import lacks, no_answer
 
 
 def dump_trace(plan: Plan, folder: Path, prompt: str | None, say: Say) -> None:
-    """Says the number of tensors in the end. A prompt's text replaces the seeded tokens."""
+    """Says how many tensors and whose in the end. A prompt's text replaces the seeded tokens."""
     opened = open_plan(plan, say)
     try:
         context = opened.context
@@ -61,7 +61,7 @@ def dump_trace(plan: Plan, folder: Path, prompt: str | None, say: Say) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "tensors.safetensors")
     (folder / "index.json").write_text(json.dumps(index, indent=1) + "\n")
-    say(len(tensors))
+    say((len(tensors), opened.engines[1].engine))  # a replay in reference's place, say
 
 
 def traced(session: Session, batches: Sequence[Batch], no_graph: str) -> Trace:

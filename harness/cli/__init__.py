@@ -233,8 +233,8 @@ def trace(
         plan = plan_of(name, path, engine, engine, settings, None, tokens, 1, seed, ["trace"])
         provide_engines([plan], out.progress)
         work = partial(dump_trace, plan, output, prompt)
-        n = result_of(work, partial(out.progress, name))
-        out.line(f"{n} tensors of {engine} in {output}")
+        n, who = result_of(work, partial(out.progress, name))
+        out.line(f"{n} tensors of {who} in {output}")
 
 
 @app.command()
