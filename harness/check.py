@@ -12,7 +12,7 @@ from engine.ops.ggml.base import Build
 from engine.registry import import_members
 from engine.tokenizers.base import tokenizer_of
 from harness.adapters import split_version
-from harness.dumps import folder_of, is_outside, read_dump
+from harness.dumps import check_model, folder_of, is_outside, read_dump
 from harness.environments import provide
 from harness.facts import ModelFacts, facts_of_model, too_long
 from harness.honest_runs import AlongLlamaCpp, AlongOurGraph
@@ -142,6 +142,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
     given = batches_given(plan)
     plan = replace(plan, n_tokens=sum(map(len, given)) or plan.n_tokens)
     facts = preflight(plan)
+    check_ids(plan, given, facts.n_vocab)
     engine = stand_in(plan.engine, facts)
     runner = Runner(time_limit=plan.time_limit, memory_limit=plan.memory_limit)
     settings = settings_for(plan)
@@ -193,10 +194,24 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
 def batches_given(plan: Plan) -> tuple[Batch, ...]:
     """Those of the run that the subject holds, if it holds one. Raises BadInput."""
     folder = folder_of(plan.engine)
+    if folder is None:
+        return ()
     try:
-        return read_dump(folder).batches if folder else ()
+        dump = read_dump(folder)
+        check_model(dump, plan.subject_model)
     except EngineError as error:
         raise BadInput(str(error)) from error
+    except OSError as error:  # of the model
+        raise BadInput(f"{plan.subject_model}: {error.strerror or error}") from error
+    return dump.batches
+
+
+def check_ids(plan: Plan, given: Sequence[Batch], n_vocab: int) -> None:
+    """Raises BadInput: whoever is asked for such a run would be blamed for refusing it."""
+    largest = max((int(batch.tokens.max()) for batch in given), default=-1)
+    if n_vocab and largest >= n_vocab:
+        text = f"the run has token {largest}, and {plan.model} a vocabulary of {n_vocab}"
+        raise BadInput(f"{plan.engine}: {text}")
 
 
 def stand_in(engine: str, facts: ModelFacts) -> str:
