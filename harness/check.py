@@ -46,6 +46,7 @@ class Plan:
     oracle: str = "llama.cpp"
     settings: Settings
     suites: tuple[str, ...] = ()  # empty: all
+    by_name: bool = True  # somebody asked for just these, so none may be left out
     n_tokens: int = 32
     n_steps: int = 64
     prompt: bytes = PROMPT  # what `decode` goes on from, if the model has a vocabulary
@@ -178,7 +179,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
             n_steps=plan.n_steps,
             prompt=plan.prompt,
             seed=plan.seed,
-            named=bool(plan.suites),
+            named=plan.by_name and bool(plan.suites),
             facts=facts,
             make_honest=honest_runs,
             make_honest_embeddings=along_llama_cpp(embeddings=True),
@@ -322,11 +323,17 @@ def exit_code(verdicts: Sequence[Verdict]) -> int:
     oracle is right by itself, unless nothing else was asked.
     """
     found = {v.status for v in verdicts}
-    of_subject = {v.status for v in verdicts if v.about == BOTH} or found
+    of_subject = [v for v in verdicts if v.about == BOTH] or verdicts
     if "diverged" in found:
         return 1
     if "internal" in found:
         return 2
-    if found & {"crashed", "timed-out", "malformed", "not-compared"} or "agreed" not in of_subject:
+    if found & {"crashed", "timed-out", "malformed", "not-compared"}:
         return 3
-    return 0
+    return 0 if any(map(is_compared, of_subject)) else 3
+
+
+def is_compared(verdict: Verdict) -> bool:
+    """Whether it says something: what the user lists as known was compared, a tie tells nothing."""
+    listed = verdict.status == "excused" and "listed" in verdict.detail
+    return listed or verdict.status == "agreed"
