@@ -35,6 +35,9 @@ CELLS = 256  # llama.cpp's granule of the cache
 PROMPT_TOKENS = 64  # room for the prompt of `decode`, unless a longer one is given
 
 
+UNQUANTISED = ("F32", "F16", "BF16")  # values that llama.cpp attends to without flash attention
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What was asked for."""
@@ -154,6 +157,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
             # it may not be able to set everything, and the oracle can
             progress(f"starting {program.name}")
             settings = described(program).settings or settings
+            check_followed(program, settings)
         for name in (plan.oracle, engine):
             provide(name, progress)
         oracle = runner.open(plan.oracle, plan.model, settings)
@@ -190,6 +194,17 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
         ),
         engines=(build, subject_info),
     )
+
+
+def check_followed(program: Session, settings: Settings) -> None:
+    """Raises BadInput where llama.cpp cannot be run with the settings of a program: it would be
+    blamed for refusing them."""
+    if settings.type_v not in UNQUANTISED and not settings.flash_attn:
+        program.close()
+        raise BadInput(
+            f"{program.name} keeps values in a {settings.type_v} cache without flash attention, "
+            "which llama.cpp cannot; let it take another type, or flash attention"
+        )
 
 
 def batches_given(plan: Plan) -> tuple[Batch, ...]:

@@ -21,6 +21,7 @@ def introduction():
         "stores keys in nothing": {"settings": {"type_k": "banana"}},
         "has no threads": {"settings": {"n_threads": 0}},
         "names its settings": {"settings": {"name": "exact", "type_k": "Q8_0"}},
+        "stores values as llama.cpp cannot": {"settings": {"type_v": "Q8_0"}},
         "steers the terminal": {"engine": "fake\x1b[2J"},
     }
     return said | changed.get(WAY, {})
