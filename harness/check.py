@@ -12,13 +12,15 @@ from engine.ops.ggml.base import Build
 from engine.registry import import_members
 from engine.tokenizers.base import tokenizer_of
 from harness.adapters import split_version
-from harness.dumps import check_model, folder_of, is_outside, read_dump
+from harness.dumps import check_model, folder_of, read_dump
 from harness.environments import provide
 from harness.facts import ModelFacts, facts_of_model, too_long
 from harness.honest_runs import AlongLlamaCpp, AlongOurGraph
+from harness.http.session import is_address
+from harness.known.foreign import excused_if_foreign
 from harness.known.runs import excused_if_known
-from harness.records import BOTH, Answered, EngineInfo, Settings, Verdict
-from harness.runner import Runner, Session
+from harness.records import BOTH, Answered, EngineInfo, Settings, Unanswerable, Verdict
+from harness.runner import Runner, Session, is_outside
 from harness.shadow.known import known_crash
 from harness.suites.base import (
     STEPS_TRACED,
@@ -265,6 +267,8 @@ def is_compiled(ops: str, *, flash_attn: bool) -> bool:
 
 def described(session: Session) -> EngineInfo:
     outcome = session.ask("describe")
+    if isinstance(outcome, Unanswerable) and is_address(session.name):
+        raise BadInput(f"{session.name}: {outcome.message}")
     if not isinstance(outcome, Answered):
         why = str(no_answer(session.name, "describe", outcome)).splitlines()[-1]
         raise BadInput(f"{session.name} cannot be started: {why}; see lockstep doctor")
@@ -285,6 +289,8 @@ def run_suites(context: Context, names: Sequence[str]) -> Iterator[Verdict]:
         about = context.oracle.name if suite.of_oracle_alone else BOTH
         for verdict in verdicts_of(suite, context):
             known = excused_if_known(verdict, context.facts.architecture, context.oracle.name)
+            who, version = context.subject.name, context.subject_info.version
+            known = excused_if_foreign(known, who, version, context.subject_model)
             yield replace(known, about=about)
 
 

@@ -21,13 +21,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from engine.batch import Batch
-from engine.choices import choices
 from engine.errors import EngineError, InvalidModel
 from engine.regular_file import check_regular, read_regular
 from engine.trace import SITES
 from harness.answers import MalformedAnswer
 from harness.protocol.messages import printable, settings_of, site_of
-from harness.protocol.session import command_of
 from harness.records import (
     EXACT,
     Answered,
@@ -70,11 +68,6 @@ class Dump:
 def folder_of(engine: str) -> Path | None:
     """If that is what names the engine."""
     return Path(engine.removeprefix(PREFIX)) if engine.startswith(PREFIX) else None
-
-
-def is_outside(engine: str) -> bool:
-    """Whether it is named by where it is: a dump, or a command."""
-    return folder_of(engine) is not None or command_of(engine) is not None
 
 
 def read_dump(folder: Path) -> Dump:
@@ -158,9 +151,6 @@ def sites_in(folder: Path, steps: int) -> dict[Site, tuple[Path, str]]:
                 site = site_of(key)
             except MalformedAnswer as error:
                 raise InvalidModel(f"{path}: {error}") from error
-            if site.name not in SITES:
-                known = choices(site.name, SITES)
-                raise InvalidModel(f"{path}: no node named {site.name!r} {known}")
             if site.step >= steps or site in found:
                 why = "is there twice" if site in found else f"is of none of {steps} batches"
                 raise InvalidModel(f"{path}: {key} {why}")
@@ -175,8 +165,8 @@ def value_of(path: Path, key: str) -> NDArray[Any]:
     """As the engine computed it: floats in single precision, without leading axes of one."""
     with safe_open(path, framework="numpy") as file:
         value: NDArray[Any] = file.get_tensor(key)
-    axes = len(SITES[site_of(key).name].shape.split(","))
-    while value.ndim > axes and value.shape[0] == 1:
+    info = SITES.get(site_of(key).name)  # none of a node that llama.cpp alone has a name for
+    while info and value.ndim > len(info.shape.split(",")) and value.shape[0] == 1:
         value = value[0]
     return value.astype(np.float32) if value.dtype.kind == "f" else value
 
@@ -214,8 +204,8 @@ class DumpSession(Session):
             engine=self.name,
             version=f"{dump.engine} {dump.version}",
             settings=replace(self.settings, **dump.settings),
-            shows=tuple(name for name in SITES if name in names),
-            fixed=tuple(SITES),
+            shows=tuple(sorted(names)),
+            fixed=tuple({*SITES, *names}),
             partial=True,
         )
 

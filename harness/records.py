@@ -99,6 +99,11 @@ class EngineInfo:
     shows_nodes: bool = False  # its traces have llama.cpp's names of nodes
     fixed: tuple[str, ...] = ()  # names of sites whose value it cannot replace
     partial: bool = False  # of the sites that it shows any may be missing in a trace
+    # the levels of harness.protocol that it says it has; None: it does not say, and is asked for
+    # all but lists of candidates and text alone, which are for engines that show no logits
+    levels: tuple[str, ...] | None = None
+    utf8_only: bool = False  # no other text can be sent to it
+    text_only: bool = False  # a prompt is a text: it takes no ids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +126,7 @@ class FileSummary:
     data_offset: int
     metadata: Mapping[str, tuple[str, Any]]  # key -> (type such as "U32" or "ARR[STR]", value)
     tensors: tuple[TensorSummary, ...]
+    unknown: tuple[str, ...] = ()  # of version, alignment, data_offset, tensors, types: not shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

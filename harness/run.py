@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engine.errors import EngineError
+from engine.errors import EngineError, Unsupported
 from harness.adapters import adapter_class
 from harness.bisect.bisection import bisect
 from harness.check import (
@@ -24,6 +24,7 @@ from harness.check import (
     suites_named,
 )
 from harness.children import Died, Done, Event, Failed, Refused, Said, Say, side_by_side
+from harness.environments import provide
 from harness.file_state import FileState
 from harness.known_failures import KnownFailures
 from harness.records import EngineInfo, Status, Verdict
@@ -87,11 +88,23 @@ def run_plans(
 
     Raises BadInput if what was asked for cannot be done, before there is a report.
     """
+    provide_engines(plans, listener.progress)
     import_what_checks_need(plans)
     run = CheckRun(plans, reports, shlex.join(command), listener, known or KnownFailures())
     for number, event in side_by_side([partial(check_one, plan) for plan in plans], jobs):
         run.take(number, event)
     return run.finish()
+
+
+def provide_engines(plans: Sequence[Plan], progress: Callable[[str, str], None]) -> None:
+    """Build other versions of an engine before there are children: these are killed when a run is
+    interrupted, and a build would go on without them. Raises BadInput."""
+    for plan in plans:
+        for name in (plan.oracle, plan.engine):
+            try:
+                provide(name, partial(progress, plan.case))
+            except Unsupported as error:
+                raise BadInput(str(error)) from error
 
 
 def import_what_checks_need(plans: Sequence[Plan]) -> None:

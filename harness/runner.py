@@ -20,6 +20,8 @@ from harness.adapters import adapter_class
 from harness.dumps import DumpSession, folder_of
 from harness.engine_process import LOG_LINES, EngineProcess, has_ended
 from harness.environments import python_of, variables
+from harness.foreign.engines import ENGINES
+from harness.http.session import HttpSession, is_address
 from harness.protocol.session import ProgramSession, command_of
 from harness.records import Crashed, Malformed, Outcome, Settings, TimedOut
 from harness.session import LocalSession, Session, outcome_of
@@ -50,14 +52,17 @@ class Runner:
     def open(self, adapter: str, model: Path | None, settings: Settings) -> Session:
         """Raises Unsupported for an adapter that does not exist; the engine is not asked yet.
 
-        A path or a command with arguments is any program (harness.protocol), dump:FOLDER the run
-        that is written there (harness.dumps).
+        A path, a command with arguments or the name of an engine of harness.foreign is a program
+        (harness.protocol), dump:FOLDER the run that is written there (harness.dumps), an address a
+        server (harness.http).
         `NAME@VERSION` needs its environment (harness.environments), or NotBuilt is raised.
         """
         for module in self.modules:
             importlib.import_module(module)
         if folder := folder_of(adapter):
             return DumpSession(folder, model, settings)
+        if is_address(adapter):
+            return HttpSession(adapter, model, settings, time_limit=self.time_limit)
         if command := command_of(adapter):
             return ProgramSession(
                 command,
@@ -65,6 +70,7 @@ class Runner:
                 settings,
                 time_limit=self.time_limit,
                 memory_limit=self.memory_limit,
+                name=adapter if adapter in ENGINES else "",
             )
         cls = adapter_class(adapter)
         if not cls.isolated and "@" not in adapter:
@@ -78,6 +84,13 @@ class Runner:
         }
         python = python_of(adapter) if "@" in adapter else None
         return IsolatedSession(opening, self.time_limit, python)
+
+
+def is_outside(engine: str) -> bool:
+    """Whether it is named by where it is: a dump, a server, or a command."""
+    if folder_of(engine) is not None or is_address(engine):
+        return True
+    return command_of(engine) is not None
 
 
 class IsolatedSession(Session):

@@ -24,7 +24,7 @@ from harness.wire import Channel, Closed, WireError
 
 QUESTIONS = (
     *("describe", "metadata", "parse", "tokenize", "detokenize", "evaluate", "greedy"),
-    "embed",
+    *("embed", "logprobs", "generate"),
     *("dequantize", "multiply", "time_dequantize", "name_tensors", "capture", "compute"),
     *("operate", "schedule", "time_capture"),
 )

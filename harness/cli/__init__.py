@@ -18,7 +18,9 @@ from harness.cli import (
     answers,
     batch,
     bench,
+    engines,
     files,
+    findings,
     fuzz,
     golden,
     matrix,
@@ -52,6 +54,7 @@ app.add_typer(golden.app, name="golden")
 app.add_typer(fuzz.app, name="fuzz")
 app.add_typer(bench.app, name="bench")
 app.add_typer(oracle.app, name="oracle")
+app.add_typer(engines.app, name="engine")
 fuzz.app.command("batch")(batch.fuzz_batch)
 golden.app.command("fetch")(tokens.fetch)
 golden.app.command("ops")(answers.ops)
@@ -62,6 +65,7 @@ app.command("selftest")(selftest.selftest)
 app.command("smoke")(smoke.smoke)
 app.command("matrix")(matrix.matrix)
 app.command("fetch")(real_models.fetch)
+app.command("finding")(findings.finding)
 app.command("twin")(twin.twin)
 
 
@@ -74,15 +78,16 @@ EngineOpt = Annotated[
     str,
     typer.Option(
         help="The engine under test: a command that starts yours (./my-engine --fast; lockstep "
-        "smoke says how far it gets), or reference, fast, replay, llama.cpp, llama.cpp@VERSION, "
-        "mutant:NAME, honest:NAME."
+        "smoke says how far it gets), one of lockstep engine list, or reference, fast, replay, "
+        "llama.cpp, llama.cpp@VERSION, mutant:NAME, honest:NAME."
     ),
 ]
 SettingsOpt = Annotated[
-    Preset,
+    Preset | None,
     typer.Option(
         help="exact: F32 cache, no flash attention, one thread. default: what users of llama.cpp "
-        "run (F16 cache, flash attention)."
+        "run (F16 cache, flash attention). Default: exact; of a server, which says nothing of "
+        "its settings, default."
     ),
 ]
 SubjectOpt = Annotated[
@@ -101,7 +106,7 @@ def check(
     model: OptModelArg = None,
     engine: EngineOpt = "reference",
     oracle: OracleOpt = "llama.cpp",
-    settings: SettingsOpt = Preset.exact,
+    settings: SettingsOpt = None,
     suite: Annotated[list[str] | None, typer.Option(help="Only this suite (repeatable).")] = None,
     arch: ArchOpt = None,
     subject_model: SubjectOpt = None,
@@ -128,7 +133,8 @@ def check(
 ) -> None:
     """Run every suite that applies.
 
-    In order: metadata, tokens, dequant, logits, embeddings, decode, trace, products, shadow.
+    In order: metadata, tokens, dequant, logits, logprobs, embeddings, decode, text, trace,
+    products, shadow. logprobs and text are for engines that show no logits.
 
     Without MODEL it checks the built-in seeded models. Examples:
 
@@ -174,7 +180,7 @@ def bisect(
     model: OptModelArg = None,
     engine: EngineOpt = "reference",
     oracle: OracleOpt = "llama.cpp",
-    settings: SettingsOpt = Preset.exact,
+    settings: SettingsOpt = None,
     subject_model: SubjectOpt = None,
     tokens: TokensOpt = 32,
     seed: SeedOpt = 0,
@@ -190,8 +196,8 @@ def bisect(
     """
     from harness.adapters import adapter_class
     from harness.children import result_of
-    from harness.dumps import is_outside
-    from harness.run import bisect_one
+    from harness.run import bisect_one, provide_engines
+    from harness.runner import is_outside
 
     with screen(quiet, as_json) as out, model_folder() as folder:
         cls = None if is_outside(engine) else adapter_class(engine)
@@ -200,6 +206,7 @@ def bisect(
         plan = plan_of(
             name, path, engine, oracle, settings, subject_model, tokens, 1, seed, ["trace"]
         )
+        provide_engines([plan], out.progress)
         work = partial(bisect_one, plan)
         code = out.bisection(plan, result_of(work, partial(out.progress, plan.case)))
     raise typer.Exit(code)
@@ -210,7 +217,7 @@ def trace(
     model: ModelArg,
     output: Annotated[Path, typer.Option("-o", "--output", help="A folder for the tensors.")],
     engine: EngineOpt = "reference",
-    settings: SettingsOpt = Preset.exact,
+    settings: SettingsOpt = None,
     prompt: Annotated[str | None, typer.Option(help="Text instead of seeded tokens.")] = None,
     tokens: TokensOpt = 32,
     seed: SeedOpt = 0,
@@ -219,10 +226,12 @@ def trace(
     """Write every named tensor of a run: tensors.safetensors and index.json."""
     from harness.children import result_of
     from harness.dump import dump_trace
+    from harness.run import provide_engines
 
     with screen(quiet) as out, model_folder() as folder:
         name, path = next(iter(models_of(model, folder)))
         plan = plan_of(name, path, engine, engine, settings, None, tokens, 1, seed, ["trace"])
+        provide_engines([plan], out.progress)
         work = partial(dump_trace, plan, output, prompt)
         n = result_of(work, partial(out.progress, name))
         out.line(f"{n} tensors of {engine} in {output}")
@@ -243,7 +252,7 @@ def run(
             "has no graph of."
         ),
     ] = None,
-    settings: SettingsOpt = Preset.exact,
+    settings: SettingsOpt = None,
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
@@ -256,7 +265,12 @@ def run(
         name, path = next(iter(models_of(model, folder)))
         given = prompt if prompt is not None else ids_of(str(ids).encode())
         answer = generate(
-            path, engine, settings.value, given, n, lambda text: out.progress(name, text)
+            path,
+            engine,
+            preset_of(engine or "", settings),
+            given,
+            n,
+            lambda text: out.progress(name, text),
         )
         if as_json:
             out.json(answer)
@@ -353,12 +367,18 @@ def models_of(model: Path | None, folder: str) -> list[tuple[str, Path]]:
     return [(f"{BUILTIN_PREFIX}{name}", builtin_model(name, Path(folder))) for name in names]
 
 
+def preset_of(engine: str, settings: Preset | None) -> str:
+    from harness.http.session import preset_for
+
+    return settings.value if settings else preset_for(engine)
+
+
 def plan_of(
     name: str,
     path: Path,
     engine: str,
     oracle: str,
-    settings: Preset,
+    settings: Preset | None,
     subject_model: Path | None,
     tokens: int,
     steps: int,
@@ -378,7 +398,8 @@ def plan_of(
     model = [name if name.startswith(BUILTIN_PREFIX) else str(path)]
     if name.startswith(VARIANT_PREFIX):
         model = ["--arch", name.removeprefix(VARIANT_PREFIX)]
-    options = [*model, "--engine", engine, "--settings", settings.value]
+    preset = preset_of(engine, settings)
+    options = [*model, "--engine", engine, "--settings", preset]
     options += ["--oracle", oracle] if oracle != "llama.cpp" else []
     options += ["--subject-model", str(subject_model)] if subject_model else []
     options += ["--tokens", str(tokens), "--steps", str(steps), "--seed", str(seed)]
@@ -389,7 +410,7 @@ def plan_of(
         subject_model=subject_model or path,
         engine=engine,
         oracle=oracle,
-        settings=PRESETS[settings.value],
+        settings=PRESETS[preset],
         suites=tuple(suites or ()),
         n_tokens=tokens,
         n_steps=steps,

@@ -104,6 +104,14 @@ def who_is_wrong(context: Context, batches: Sequence[Batch], runs: tuple[F32, F3
     return "both" if len(wrong) == 2 else "".join(wrong)
 
 
+def is_oracle_wrong(context: Context, batches: Sequence[Batch], logits: F32, truth: F32) -> bool:
+    """Whether its logits are none to hold others against. Both: (outputs, vocabulary)."""
+    bound = whole_run(context.noise.relative, largest(logits))
+    if mismatch_between(truth, logits, bound.allowed) is None:
+        return False
+    return bool(who_is_wrong(context, batches, (logits, logits)))
+
+
 def agreement(detail: dict[str, Any], what: str) -> str:
     text = (
         f"{detail['tokens']} positions: worst {detail['worst_relative_to_largest_logit']:.1e} of "
