@@ -5,11 +5,13 @@
 
 The tokens are those of each batch, one sequence from position 0 on. `lockstep trace` writes the
 same form, and so which ids to run. Any node may be missing, but not result_output: the logits.
+What the index says beside that of the cache ("settings": {"type_k": "F16", ...}) and of the model
+("models": [{"sha256": ...}]) holds: llama.cpp is run with the same, and no other file is compared.
 """
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,12 @@ from safetensors import SafetensorError, safe_open
 
 from engine.batch import Batch
 from engine.errors import EngineError, InvalidModel
-from engine.regular_file import read_regular
+from engine.regular_file import check_regular, read_regular
 from engine.trace import SITES
 from harness.answers import MalformedAnswer
-from harness.protocol.messages import printable, site_of
+from harness.protocol.messages import printable, settings_of, site_of
 from harness.records import (
+    EXACT,
     Answered,
     EngineInfo,
     Evaluation,
@@ -38,6 +41,7 @@ from harness.records import (
     Trace,
     Unanswerable,
 )
+from harness.report.header import sha256_of
 from harness.session import Session
 
 PREFIX = "dump:"
@@ -45,6 +49,7 @@ INDEX = "index.json"
 LARGEST_INDEX = 64 << 20
 MOST_TOKENS = 1 << 20
 LOGITS = "result_output"
+NUMERIC = ("type_k", "type_v", "flash_attn", "n_threads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +61,8 @@ class Dump:
     version: str
     batches: tuple[Batch, ...]
     files: Mapping[Site, tuple[Path, str]]
+    settings: Mapping[str, Any]  # those that are known
+    models: tuple[str, ...]  # hashes of the file that was run, if they are known
 
 
 def folder_of(engine: str) -> Path | None:
@@ -78,13 +85,44 @@ def read_dump(folder: Path) -> Dump:
     batches = batches_of(path, index.get("tokens"))
     said = index.get("engines") or [index]  # of one that lockstep wrote
     who = said[0] if type(said) is list and type(said[0]) is dict else {}
+    settings = recorded_settings(path, who.get("settings", {}))
     return Dump(
         folder=folder,
         engine=printable(str(who.get("engine", folder.name))),
         version=printable(str(who.get("version", "unknown"))),
         batches=batches,
         files=sites_in(folder, len(batches)),
+        settings=settings,
+        models=hashes_in(index.get("models")),
     )
+
+
+def recorded_settings(path: Path, said: Any) -> dict[str, Any]:
+    """Those that numbers depend on."""
+    known = {key: said[key] for key in NUMERIC if key in said} if type(said) is dict else said
+    try:
+        settings_of(EXACT, known)
+    except MalformedAnswer as error:
+        raise InvalidModel(f"{path}: {error}") from error
+    return dict(known)
+
+
+def hashes_in(models: Any) -> tuple[str, ...]:
+    rows = models if type(models) is list else []
+    rows = [row for row in rows if type(row) is dict and row.get("role") in ("both", "subject")]
+    return tuple(row["sha256"] for row in rows if type(row.get("sha256")) is str)
+
+
+def check_model(dump: Dump, path: Path) -> None:
+    """Raises InvalidModel if the run was of another file."""
+    if not dump.models:
+        return
+    found = sha256_of(path)
+    if found not in dump.models:
+        raise InvalidModel(
+            f"{dump.folder / INDEX}: the run was of a model with sha256 "
+            f"{printable(dump.models[0][:64])}, and {path} has {found}: check the dump with its own"
+        )
 
 
 def batches_of(path: Path, tokens: Any) -> tuple[Batch, ...]:
@@ -103,10 +141,11 @@ def sites_in(folder: Path, steps: int) -> dict[Site, tuple[Path, str]]:
     found: dict[Site, tuple[Path, str]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         try:
+            check_regular(path)
             with safe_open(path, framework="numpy") as file:
                 keys = list(file.keys())
         except (SafetensorError, OSError) as error:
-            raise InvalidModel(f"{path}: {error}") from error
+            raise InvalidModel(f"{path}: {getattr(error, 'strerror', None) or error}") from error
         for key in keys:
             try:
                 site = site_of(key)
@@ -164,7 +203,7 @@ class DumpSession(Session):
         return EngineInfo(
             engine=self.name,
             version=f"{dump.engine} {dump.version}",
-            settings=self.settings,
+            settings=replace(self.settings, **dump.settings),
             shows=tuple(sorted(names)),
             fixed=tuple({*SITES, *names}),
             partial=True,

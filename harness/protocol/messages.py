@@ -23,6 +23,7 @@ from harness.adapters._file_summary import shape
 from harness.answers import MalformedAnswer
 from harness.protocol.frames import Message
 from harness.records import (
+    CACHE_TYPES,
     EngineInfo,
     Evaluation,
     FileSummary,
@@ -42,6 +43,7 @@ LEVELS = (
 )
 SETTINGS = tuple(f.name for f in fields(Settings) if f.name not in ("generic", "repack"))
 INFINITIES = {"inf": math.inf, "-inf": -math.inf}
+MOST_SETTING = 1 << 20  # of threads, cells, tokens
 LONGEST_TEXT = 2000  # of an engine's own words
 LONGEST_NAME, MOST_NAMES = 64, 4096  # of nodes: GGML_MAX_NAME in ggml.h
 
@@ -110,6 +112,11 @@ def settings_of(asked: Settings, said: Any) -> Settings:
     for name, value in said.items():
         if type(value) is not type(getattr(asked, name)):
             raise MalformedAnswer(f'"settings", {name}', f"such as {getattr(asked, name)!r}", value)
+        # llama.cpp is run with the same, and its refusal would be told of llama.cpp
+        if name in ("type_k", "type_v") and value not in CACHE_TYPES:
+            raise MalformedAnswer(f'"settings", {name}', f"one of {', '.join(CACHE_TYPES)}", value)
+        if type(value) is int and not 1 <= value <= MOST_SETTING:
+            raise MalformedAnswer(f'"settings", {name}', f"1 to {MOST_SETTING}", value)
     return replace(asked, **said)
 
 

@@ -17,7 +17,6 @@ LONGER = {  # file -> why it is one thought all the same
     "harness/cli/__init__.py": "one function for each command, most of it the text of --help",
     "tests/test_gguf_file.py": "one table of every rule of the format and the bytes that break it",
     "tests/test_tokenizer_llama.py": "one table of texts and the ids that llama.cpp gives them",
-    "tests/test_honest_designs.py": "one table of honest designs, and what none may hide",
     "tests/test_tokenizer_t5.py": "one table of vocabularies, normalisation maps and their ids",
     "tests/differential/test_llama_cpp_adapter.py": "every question that can be asked of llama.cpp",
 }
