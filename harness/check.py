@@ -12,6 +12,7 @@ from engine.ops.ggml.base import Build
 from engine.registry import import_members
 from engine.tokenizers.base import tokenizer_of
 from harness.adapters import split_version
+from harness.adapters._users import is_users
 from harness.dumps import folder_of, read_dump
 from harness.environments import provide
 from harness.facts import ModelFacts, facts_of_model, too_long
@@ -235,7 +236,7 @@ def is_compiled(ops: str, *, flash_attn: bool) -> bool:
 
 def described(session: Session) -> EngineInfo:
     outcome = session.ask("describe")
-    if isinstance(outcome, Unanswerable) and is_address(session.name):
+    if isinstance(outcome, Unanswerable) and (is_address(session.name) or is_users(session.name)):
         raise BadInput(f"{session.name}: {outcome.message}")
     if not isinstance(outcome, Answered):
         why = str(no_answer(session.name, "describe", outcome)).splitlines()[-1]
