@@ -13,7 +13,7 @@ from engine.registry import import_members
 from engine.tokenizers.base import tokenizer_of
 from harness.adapters import split_version
 from harness.adapters._users import is_users
-from harness.dumps import folder_of, read_dump
+from harness.dumps import folder_of, map_of, read_dump
 from harness.environments import provide
 from harness.facts import ModelFacts, facts_of_model, too_long
 from harness.honest_runs import AlongLlamaCpp, AlongOurGraph
@@ -196,7 +196,7 @@ def batches_given(plan: Plan) -> tuple[Batch, ...]:
     """Those of the run that the subject holds, if it holds one. Raises BadInput."""
     folder = folder_of(plan.engine)
     try:
-        return read_dump(folder).batches if folder else ()
+        return read_dump(folder, map_of(plan.engine)).batches if folder else ()
     except EngineError as error:
         raise BadInput(str(error)) from error
 

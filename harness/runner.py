@@ -18,7 +18,7 @@ from typing import Any
 
 from harness.adapters import adapter_class, split_version
 from harness.adapters._users import is_users
-from harness.dumps import DumpSession, folder_of
+from harness.dumps import DumpSession, folder_of, map_of
 from harness.engine_process import LOG_LINES, EngineProcess, has_ended
 from harness.environments import python_of, variables
 from harness.http.session import HttpSession, is_address
@@ -60,7 +60,7 @@ class Runner:
         for module in self.modules:
             importlib.import_module(module)
         if folder := folder_of(adapter):
-            return DumpSession(folder, model, settings)
+            return DumpSession(folder, model, settings, map_of(adapter))
         if is_address(adapter):
             return HttpSession(adapter, model, settings, time_limit=self.time_limit)
         users = is_users(adapter)

@@ -106,6 +106,14 @@ ArchOpt = Annotated[
     str | None,
     typer.Option(help="Make a model of this architecture, as synth does; all: of every one."),
 ]
+MapOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--map",
+        help="Translates the names of a dump's tensors: transformers, llama.cpp, or a file of "
+        "yours (harness/node_maps says what is in one).",
+    ),
+]
 STEPS_OF_VARIANTS = 16
 REFERENCE = "reference"
 TokensOpt = Annotated[int, typer.Option(help="Length of the prompt.", min=1, max=4096)]
@@ -116,6 +124,7 @@ def check(
     model: OptModelArg = None,
     engine: EngineOpt = REFERENCE,
     adapter: AdapterOpt = None,
+    node_map: MapOpt = None,
     oracle: OracleOpt = "llama.cpp",
     settings: SettingsOpt = None,
     suite: Annotated[list[str] | None, typer.Option(help="Only this suite (repeatable).")] = None,
@@ -157,6 +166,7 @@ def check(
       lockstep check --arch all -j 2 --quiet
       lockstep check model.gguf --engine http://localhost:8080
       lockstep check model.gguf --adapter my_engine.py
+      lockstep check model.gguf --engine dump:FOLDER --map transformers
       lockstep check model.gguf --engine ./my-engine --write-known known.json
       lockstep check model.gguf --engine ./my-engine --known known.json
     """
@@ -165,7 +175,7 @@ def check(
     from harness.known_failures import write_known as write_failures
     from harness.run import Listener, run_plans
 
-    engine = engine_of(engine, adapter)
+    engine = engine_of(engine, adapter, node_map)
     if arch is not None and (model is not None or subject_model is not None):
         raise typer.BadParameter("--arch makes the model: give no MODEL, no --subject-model")
     n = steps or (64 if arch is None else STEPS_OF_VARIANTS)
@@ -194,6 +204,7 @@ def bisect(
     model: OptModelArg = None,
     engine: EngineOpt = REFERENCE,
     adapter: AdapterOpt = None,
+    node_map: MapOpt = None,
     oracle: OracleOpt = "llama.cpp",
     settings: SettingsOpt = None,
     subject_model: SubjectOpt = None,
@@ -214,7 +225,7 @@ def bisect(
     from harness.run import bisect_one
     from harness.runner import is_outside
 
-    engine = engine_of(engine, adapter)
+    engine = engine_of(engine, adapter, node_map)
     with screen(quiet, as_json) as out, model_folder() as folder:
         cls = None if is_outside(engine) else adapter_class(engine)
         default = getattr(cls, "shows_on", "f32")
@@ -380,9 +391,14 @@ def models_of(model: Path | None, folder: str) -> list[tuple[str, Path]]:
     return [(f"{BUILTIN_PREFIX}{name}", builtin_model(name, Path(folder))) for name in names]
 
 
-def engine_of(engine: str, adapter: str | None) -> str:
+def engine_of(engine: str, adapter: str | None, node_map: str | None) -> str:
     from harness.adapters._users import PREFIX
+    from harness.dumps import MAP, folder_of
 
+    if node_map is not None:
+        if folder_of(engine) is None:
+            raise typer.BadParameter("--map translates the names of a dump: --engine dump:FOLDER")
+        return engine + MAP + node_map
     if adapter is None:
         return engine
     if engine != REFERENCE:
