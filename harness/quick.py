@@ -26,7 +26,7 @@ def answer(session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
     if isinstance(outcome, Answered):
         return outcome.value
     if isinstance(outcome, Rejected | Unanswerable):
-        raise BadInput(f"{session.name}: {outcome.message}")
+        raise BadInput(f"{session.model}: {session.name}: {outcome.message}")
     raise BadInput(no_answer(session.name, question, outcome).summary)
 
 

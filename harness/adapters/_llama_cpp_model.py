@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.batch import Batch
-from engine.errors import EngineError
+from engine.errors import EngineError, Unsupported
 from engine.ggml_types import type_by_name
 from harness.adapters._llama_cpp_lib import Library
 from harness.adapters._llama_cpp_versions import put
@@ -23,6 +23,7 @@ VOCABULARY_NONE = 0  # llama_vocab_type
 TOKEN_NULL = -1
 POOLING_NONE, POOLING_RANK = 0, 4  # llama_pooling_type
 NO_CELL, INVALID_BATCH = 1, -1  # what llama_decode returns for input that it refuses
+UNKNOWN = "unknown model architecture"  # to this version: no verdict about the file
 NO_FIELDS: Mapping[str, Any] = {}
 
 
@@ -54,7 +55,8 @@ class Model:
         with lib.refusals(f"llama.cpp does not load {path.name}"):
             self.pointer = llama.llama_model_load_from_file(bytes(path), params)
             if not self.pointer:
-                raise EngineError("llama_model_load_from_file failed")
+                kind = Unsupported if lib.complained_of(UNKNOWN) else EngineError
+                raise kind("llama_model_load_from_file failed")
         self.vocabulary = llama.llama_model_get_vocab(self.pointer)
         self.n_vocab: int = llama.llama_vocab_n_tokens(self.vocabulary)
         self.n_layer: int = llama.llama_model_n_layer(self.pointer)

@@ -6,7 +6,6 @@ Exit codes: 0 conform, 1 divergence, 2 usage, configuration or adapter error, 3 
 import os
 import signal
 import sys
-from enum import StrEnum
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
@@ -22,6 +21,7 @@ from harness.cli import (
     files,
     fuzz,
     golden,
+    matrix,
     oracle,
     real_models,
     selftest,
@@ -31,7 +31,7 @@ from harness.cli import (
     tokens,
     twin,
 )
-from harness.cli.options import JsonOpt, OracleOpt, QuietOpt, ReportOpt, SeedOpt
+from harness.cli.options import JsonOpt, OracleOpt, Preset, QuietOpt, ReportOpt, SeedOpt
 from harness.inputs import read_text
 
 if TYPE_CHECKING:  # everything of weight is imported by the command that needs it
@@ -60,13 +60,9 @@ app.command("synth")(synth.synth)
 app.command("shadow")(shadow.shadow)
 app.command("selftest")(selftest.selftest)
 app.command("smoke")(smoke.smoke)
+app.command("matrix")(matrix.matrix)
 app.command("fetch")(real_models.fetch)
 app.command("twin")(twin.twin)
-
-
-class Preset(StrEnum):
-    exact = "exact"
-    default = "default"
 
 
 ModelArg = Annotated[Path, typer.Argument(help="A GGUF file, or builtin:NAME.", metavar="MODEL")]
@@ -222,7 +218,7 @@ def bisect(
     """
     from harness.adapters import adapter_class
     from harness.children import result_of
-    from harness.run import bisect_one
+    from harness.run import bisect_one, provide_engines
     from harness.runner import is_outside
 
     engine = engine_of(engine, adapter, node_map)
@@ -233,6 +229,7 @@ def bisect(
         plan = plan_of(
             name, path, engine, oracle, settings, subject_model, tokens, 1, seed, ["trace"]
         )
+        provide_engines([plan], out.progress)
         work = partial(bisect_one, plan)
         code = out.bisection(plan, result_of(work, partial(out.progress, plan.case)))
     raise typer.Exit(code)
@@ -252,10 +249,12 @@ def trace(
     """Write every named tensor of a run: tensors.safetensors and index.json."""
     from harness.children import result_of
     from harness.dump import dump_trace
+    from harness.run import provide_engines
 
     with screen(quiet) as out, model_folder() as folder:
         name, path = next(iter(models_of(model, folder)))
         plan = plan_of(name, path, engine, engine, settings, None, tokens, 1, seed, ["trace"])
+        provide_engines([plan], out.progress)
         work = partial(dump_trace, plan, output, prompt)
         n = result_of(work, partial(out.progress, name))
         out.line(f"{n} tensors of {engine} in {output}")

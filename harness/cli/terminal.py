@@ -204,10 +204,12 @@ def not_judged(result: "RunResult") -> list[str]:
 
 
 def reach_of(result: "RunResult") -> str:
-    """Of a run that conforms: whom that leaves out."""
+    """Of a run that conforms, or is incomplete: whom that leaves out."""
     left_out = not_judged(result)
-    if result.code != 0 or not left_out:
+    if result.code not in (0, 3) or not left_out:
         return ""
+    if result.code == 3:
+        return f"; nothing was compared about {', '.join(left_out)};"
     who = ", ".join(dict.fromkeys(v.about for v in result.verdicts if v.status == "agreed"))
     return f", all of it about {who}: nothing was compared about {', '.join(left_out)};"
 

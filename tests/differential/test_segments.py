@@ -1,5 +1,6 @@
 """Engines that show tensors, and take none, are judged from their own inputs."""
 
+import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -12,12 +13,13 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.batch import Batch
-from engine.errors import Unsupported
+from engine.errors import EngineError, Unsupported
 from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import Build, Expected, Node
+from engine.trace import SITES
 from harness.bisect.bisection import Bisection, bisect
 from harness.check import Plan, lanes_of, open_plan
-from harness.graph.aliases import place_named, places_by_site
+from harness.graph.aliases import place_named, places_by_site, renamed
 from harness.graph.program import Program
 from harness.graph.record import record
 from harness.graph.replay import replay
@@ -144,6 +146,41 @@ def test_a_tensor_of_nothing_but_nan_is_found(qwen3: Recorded) -> None:
     place = next(p for p, w in qwen3.wires.items() if str(w.site) == "ffn_up-1")
     values[place] = np.full_like(values[place], np.nan)
     assert "ffn_up-1" in {str(f.site) for f in qwen3.accused(values)}
+
+
+def in_use(recorded: Recorded, values: dict[Any, NDArray[Any]]) -> dict[Any, NDArray[Any]]:
+    """As an engine has them that knows nothing of llama.cpp's empty cells."""
+    cells = np.cumsum([len(batch) for batch in BATCHES])
+    return {
+        place: value[0, :, :, : cells[place[0]]]
+        if recorded.wires[place].site.name in ("kq", "kq_soft_max")
+        else value
+        for place, value in values.items()
+    }
+
+
+def test_attention_may_be_shown_over_the_cells_in_use(qwen3: Recorded) -> None:
+    assert qwen3.accused(in_use(qwen3, qwen3.run(Honest()))) == []
+    values = in_use(qwen3, qwen3.run(OneOpWrong(name="kq-1")))
+    assert values[next(p for p, w in qwen3.wires.items() if w.site.name == "kq")].ndim == 3
+    assert {str(f.site) for f in qwen3.accused(values)} == {"kq-1"}
+
+
+def test_attention_over_other_cells_than_those_is_no_answer(qwen3: Recorded) -> None:
+    values = in_use(qwen3, qwen3.run(Honest()))
+    place = next(p for p, w in qwen3.wires.items() if w.site.name == "kq")
+    values[place] = values[place][:, :-1]
+    with pytest.raises(EngineError, match="is put in at kq-0"):
+        qwen3.accused(values)
+
+
+def test_what_to_show_next_has_a_name_that_traces_have(qwen3: Recorded) -> None:
+    names = renamed(qwen3.wires, places_by_site(qwen3.program, qwen3.wires))
+    known = replace(qwen3, wires=names)
+    found, *_ = known.accused(known.run(OneOpWrong(name="Qcur-0")), ("kqv_out",))
+    assert (next_one := re.search(r"show (\w+)-0 to halve it", found.reason))
+    assert next_one[1] in SITES
+    assert found.axes == "(tokens, heads * head_dim)"
 
 
 def test_nodes_have_the_names_of_our_sites_as_well(qwen3: Recorded) -> None:

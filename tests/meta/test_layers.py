@@ -60,8 +60,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("harness.inputs", "harness.children", "harness.file_state"),
     ("harness.adapters.replay",),
     ("harness.run", "harness.quick", "harness.doctor"),
-    ("harness.pytest_plugin",),
-    ("harness.dump", "harness.shadow.run", "harness.fuzzers", "harness.bench", "harness.damage"),
+    ("harness.pytest_plugin", "harness.matrix"),
+    (
+        "harness.dump",
+        "harness.matrix",
+        "harness.shadow.run",
+        "harness.fuzzers",
+        "harness.bench",
+        "harness.damage",
+    ),
     ("harness.selftest_tokens",),
     ("harness.selftest",),
     ("golden",),  # its commands are the command line's, so it comes before
