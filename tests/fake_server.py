@@ -52,14 +52,17 @@ class Honest:
         return self.engine.tokenize([prompt.encode()])[0] if isinstance(prompt, str) else prompt
 
     def completion(self, body: Any, v1: bool) -> tuple[int, Any]:
-        """An end of text ends it, as there; here that is any token without a text."""
+        """An end of text ends it, as there; here that is any token without a text. There are no
+        lists beside it and beside a character that is not whole; a bias does not change them."""
         ids = self.ids_of(body["prompt"])
         new = self.engine.greedy(ids, body["n_predict"])
+        for token, _ in body.get("logit_bias", ()):
+            new = [token] * len(new)
         pieces = [self.engine.tokenizer.piece(token, special=False) for token in new]
         n = next((i for i, piece in enumerate(pieces) if not piece), len(pieces))
         text = b"".join(pieces[:n]).decode("utf-8", "replace")
         said: dict[str, Any] = {"content": text, "tokens": new[:n]}
-        if k := body.get("n_probs"):
+        if (k := body.get("n_probs")) and pieces[0].isascii() and pieces[0]:
             said["completion_probabilities"] = [{"top_logprobs": self.listed(ids, k)}]
         return 200, said
 
