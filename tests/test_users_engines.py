@@ -91,6 +91,14 @@ def test_a_module_is_looked_for_where_the_command_is_given(
     assert "mine_as_module" not in sys.modules  # the worker alone has imported it
 
 
+def test_a_file_named_as_our_own_package_does_not_take_its_place(
+    model: Path, tmp_path: Path
+) -> None:
+    for name in ("engine.py", "harness.py"):
+        (found,) = checked(model, f"adapter:{written(tmp_path, HONEST, name)}", "logits")
+        assert found.status == "agreed"
+
+
 def test_a_file_may_import_its_neighbours(model: Path, tmp_path: Path) -> None:
     written(tmp_path, HONEST, "neighbour.py")
     path = written(tmp_path, "from neighbour import Mine\n")
@@ -116,7 +124,10 @@ def test_of_several_classes_one_is_named(tmp_path: Path) -> None:
         ("def f(:\n", "SyntaxError"),
         ("\n\n1 / 0\n", r"ZeroDivisionError: division by zero (mine.py, line 3)"),
         ("import sys\nsys.exit('no licence')\n", "SystemExit: no licence"),
-        (EMPTY.format("A", "x") + EMPTY.format("B", "x"), "TypeError: 'x' is already mine"),
+        (
+            EMPTY.format("A", "x") + EMPTY.format("B", "x"),
+            "TypeError: 'x' is already lockstep_user_mine",
+        ),
     ],
 )
 def test_what_cannot_be_imported_is_one_sentence(source: str, words: str, tmp_path: Path) -> None:
