@@ -85,9 +85,11 @@ def test_a_suite_asked_for_by_name_says_what_a_server_does_not_offer(model: Path
     assert {v.status for v in found} == {"not-applicable"}, found
 
 
-@pytest.mark.parametrize("takes_ids", [True, False])
-def test_an_openai_server_is_compared_by_text_and_lists(takes_ids: bool, model: Path) -> None:
-    with serving(model, pages=OPENAI, takes_ids=takes_ids) as url:
+@pytest.mark.parametrize(("takes_ids", "strict"), [(True, True), (False, True), (False, False)])
+def test_an_openai_server_is_compared_by_text_and_lists(
+    takes_ids: bool, strict: bool, model: Path
+) -> None:
+    with serving(model, pages=OPENAI, takes_ids=takes_ids, strict=strict) as url:
         found = checked(model, url, "logprobs", "text")
         again = checked(model, f"openai:{url}/v1", "logprobs")
     assert {v.suite: v.status for v in found} == {"logprobs": "agreed", "text": "agreed"}, found
