@@ -7,7 +7,7 @@ them, and accuses none as long as one fits.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isnan, log
 from typing import Literal
@@ -60,17 +60,21 @@ def read_list(
     return Listed(candidates=known, unknown=len(found) - len(known))
 
 
-def names_of(pieces: Iterable[bytes], texts: Iterable[bytes]) -> dict[bytes, tuple[int, ...]]:
+def names_of(
+    pieces: Iterable[bytes], texts: Iterable[bytes], hidden: Container[int] = ()
+) -> dict[bytes, tuple[int, ...]]:
     """Each way in which engines write a token, and whose it is.
 
-    pieces: the bytes that each token stands for; texts: as the vocabulary has it.
+    pieces: the bytes that each token stands for; texts: as the vocabulary has it; hidden: control
+    tokens, which many do not show.
     """
     found: dict[bytes, list[int]] = defaultdict(list)
     for token, (piece, text) in enumerate(zip(pieces, texts, strict=True)):
         escaped = b"bytes:" + b"".join(b"\\x%02x" % byte for byte in piece)
-        shown = piece.decode("utf-8", "replace").encode()
+        shown, kept = (piece.decode("utf-8", way).encode() for way in ("replace", "ignore"))
         # some decode a token alone, and lose the space that it begins with
-        for name in {piece, text, escaped, shown, shown.removeprefix(b" ")}:
+        names = {piece, text, escaped, shown, kept, shown.removeprefix(b" ")}
+        for name in names | ({b""} if token in hidden else set()):
             found[name].append(token)
     return {name: tuple(ids) for name, ids in found.items()}
 

@@ -70,7 +70,8 @@ def along_nodes(context: Context) -> bool:
     text = context.facts.no_graph or f"{who} does not show tensors"
     if context.facts.no_graph:
         text += f", and {who} cannot be asked for single ops of llama.cpp's graph"
-    status: Status = "not-compared" if context.named else "not-applicable"
+    declared = context.subject_info.levels is not None  # and said so when it was started
+    status: Status = "not-compared" if context.named and not declared else "not-applicable"
     raise NoAnswer(status, text, {})
 
 

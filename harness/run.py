@@ -30,6 +30,7 @@ from harness.known_failures import KnownFailures
 from harness.records import EngineInfo, Status, Verdict
 from harness.report.header import header
 from harness.report.jsonl import ReportWriter
+from harness.runner import is_outside
 from harness.synth.builtin import BUILTIN
 from harness.synth.llama import write_llama
 
@@ -112,7 +113,8 @@ def import_what_checks_need(plans: Sequence[Plan]) -> None:
     suites_named(())
     for name in {REPLAY, *(name for plan in plans for name in (plan.engine, plan.oracle))}:
         with suppress(EngineError):
-            adapter_class(name)
+            if not is_outside(name):
+                adapter_class(name)
 
 
 class CheckRun:

@@ -150,8 +150,13 @@ def outcome_of(answer: Any) -> Outcome:
             return Answered(value=value, seconds=seconds)
         case {"kind": "rejected", "message": str(message)}:
             return Rejected(message=message)
-        case {"kind": "unanswerable", "message": str(message), "of_model": bool(of_model)}:
-            return Unanswerable(message=message, of_model=of_model)
+        case {
+            "kind": "unanswerable",
+            "message": str(message),
+            "of_model": bool(of_model),
+            "declared": bool(declared),
+        }:
+            return Unanswerable(message=message, of_model=of_model, declared=declared)
         case {"kind": "crashed", "message": str(message)}:
             return Crashed(message=message)
         case {"kind": "malformed", "message": str(message)}:

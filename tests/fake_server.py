@@ -21,7 +21,10 @@ Change = Callable[[str, Any], Any]  # path, answer -> answer
 class Honest:
     """llama-server and an OpenAI-compatible server on one engine of ours."""
 
-    def __init__(self, model: Path, change: Change, pages: frozenset[str], takes_ids: bool) -> None:
+    def __init__(
+        self, model: Path, change: Change, pages: frozenset[str], takes_ids: bool, strict: bool
+    ) -> None:
+        self.strict = strict
         self.engine = FastEngine(model, EXACT)
         self.change, self.pages, self.takes_ids = change, pages, takes_ids
         self.lock = threading.Lock()
@@ -52,14 +55,17 @@ class Honest:
         return self.engine.tokenize([prompt.encode()])[0] if isinstance(prompt, str) else prompt
 
     def completion(self, body: Any, v1: bool) -> tuple[int, Any]:
-        """An end of text ends it, as there; here that is any token without a text."""
+        """An end of text ends it, as there; here that is any token without a text. There are no
+        lists beside it and beside a character that is not whole; a bias does not change them."""
         ids = self.ids_of(body["prompt"])
         new = self.engine.greedy(ids, body["n_predict"])
+        for token, _ in body.get("logit_bias", ()):
+            new = [token] * len(new)
         pieces = [self.engine.tokenizer.piece(token, special=False) for token in new]
         n = next((i for i, piece in enumerate(pieces) if not piece), len(pieces))
         text = b"".join(pieces[:n]).decode("utf-8", "replace")
         said: dict[str, Any] = {"content": text, "tokens": new[:n]}
-        if k := body.get("n_probs"):
+        if (k := body.get("n_probs")) and pieces[0].isascii() and pieces[0]:
             said["completion_probabilities"] = [{"top_logprobs": self.listed(ids, k)}]
         return 200, said
 
@@ -75,10 +81,14 @@ class Honest:
     def completions(self, body: Any, v1: bool) -> tuple[int, Any]:
         if not self.takes_ids and not isinstance(body["prompt"], str):
             return 422, {"detail": "prompt: expected a string"}
+        if self.strict and "repeat_penalty" in body:
+            return 422, {"detail": "repeat_penalty: no such parameter"}
         if body.get("logprobs", 0) > 20:
             return 400, {"error": {"message": "logprobs must be at most 20"}}
         ids = self.ids_of(body["prompt"])
         _, said = self.completion({"prompt": ids, "n_predict": body["max_tokens"]}, v1)
+        if not self.strict and body.get("repeat_penalty", 1.1) != 1:
+            said["content"] = said["content"][::-1]  # what comes of a penalty is another text
         choice = {"text": said["content"], "index": 0}
         if k := body.get("logprobs"):
             rows = self.listed(ids, k)
@@ -97,9 +107,11 @@ def serving(
     pages: frozenset[str] = NATIVE,
     *,
     takes_ids: bool = True,
+    strict: bool = False,
 ) -> Iterator[str]:
-    """Its address."""
-    honest = Honest(model, change, pages, takes_ids)
+    """Its address. strict: it refuses what OpenAI's does not have; else it punishes repetition
+    where it is not told not to."""
+    honest = Honest(model, change, pages, takes_ids, strict)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -79,9 +79,17 @@ def test_llama_server_is_compared_in_all_that_it_offers(model: Path) -> None:
     assert {v.suite for v in found if v.status == "not-applicable"} > {"logits", "trace"}
 
 
-@pytest.mark.parametrize("takes_ids", [True, False])
-def test_an_openai_server_is_compared_by_text_and_lists(takes_ids: bool, model: Path) -> None:
-    with serving(model, pages=OPENAI, takes_ids=takes_ids) as url:
+def test_a_suite_asked_for_by_name_says_what_a_server_does_not_offer(model: Path) -> None:
+    with serving(model) as url:
+        found = checked(model, url, "metadata", "logits", "trace", "products", "dequant")
+    assert {v.status for v in found} == {"not-applicable"}, found
+
+
+@pytest.mark.parametrize(("takes_ids", "strict"), [(True, True), (False, True), (False, False)])
+def test_an_openai_server_is_compared_by_text_and_lists(
+    takes_ids: bool, strict: bool, model: Path
+) -> None:
+    with serving(model, pages=OPENAI, takes_ids=takes_ids, strict=strict) as url:
         found = checked(model, url, "logprobs", "text")
         again = checked(model, f"openai:{url}/v1", "logprobs")
     assert {v.suite: v.status for v in found} == {"logprobs": "agreed", "text": "agreed"}, found

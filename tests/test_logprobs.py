@@ -66,6 +66,11 @@ def test_a_text_that_is_no_characters_accuses_nobody() -> None:
     assert NAMES[b"bytes:\\xff"] == (3,)
 
 
+def test_a_control_token_may_be_shown_as_nothing_and_bytes_may_be_dropped() -> None:
+    names = names_of([b"<s>", b"\xff", b"a"], [b"<s>", b"<0xFF>", b"a"], {0})
+    assert (names[b""], names[b"<s>"]) == ((0, 1), (0,))
+
+
 def test_an_unknown_text_may_be_what_is_missing() -> None:
     assert kind((0, 4.1234567), (b"?", 3.1), (2, 2.6234567)) == ""
 

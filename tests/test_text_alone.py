@@ -194,6 +194,22 @@ def test_without_a_limit_nothing_is_said_of_ties() -> None:
     assert [v.status for v in nan] == ["not-compared"]
 
 
+def test_a_text_as_json_has_it_is_compared_in_its_characters(folder: Path) -> None:
+    """Random models write many bytes that are no characters."""
+    made("text: in JSON", TextAlone, write=lambda _, p: in_json(p))
+    made("text: in JSON, wrong", TextAlone, write=lambda _, p: in_json([*p[:2], b"~~", *p[3:]]))
+    for name in ("q4_0", "bf16"):
+        right = verdicts(builtin(name, folder), "text: in JSON", "text", n_steps=16)
+        assert [v.status for v in right] == ["agreed"], right
+        assert "but for bytes that are no characters" in right[0].summary
+    wrong_ = verdicts(builtin("q4_0", folder), "text: in JSON, wrong", "text", n_steps=16)
+    assert "diverged" in {v.status for v in wrong_}, wrong_
+
+
+def in_json(pieces: Sequence[bytes]) -> bytes:
+    return b"".join(pieces).decode("utf-8", "replace").encode()
+
+
 def test_what_stands_for_bytes_that_are_no_characters_is_recognised() -> None:
     replaced = "\ufffd".encode()
     assert is_replaced(replaced + b"x", b"\xffabc")

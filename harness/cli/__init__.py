@@ -78,8 +78,18 @@ EngineOpt = Annotated[
     str,
     typer.Option(
         help="The engine under test: a command that starts yours (./my-engine --fast; lockstep "
-        "smoke says how far it gets), one of lockstep engine list, or reference, fast, replay, "
-        "llama.cpp, llama.cpp@VERSION, mutant:NAME, honest:NAME."
+        "smoke says how far it gets), one of lockstep engine list, a server's address "
+        "(http://localhost:8080, openai:ADDRESS), "
+        "dump:FOLDER, adapter:MODULE, a name that an installed package registers, or reference, "
+        "fast, replay, llama.cpp, llama.cpp@VERSION, mutant:NAME, honest:NAME."
+    ),
+]
+AdapterOpt = Annotated[
+    str | None,
+    typer.Option(
+        help="The engine under test as a Python class of yours: MODULE or path/to/file.py, with "
+        ":CLASS behind it if there are several. The same as --engine adapter:MODULE.",
+        metavar="MODULE",
     ),
 ]
 SettingsOpt = Annotated[
@@ -97,14 +107,25 @@ ArchOpt = Annotated[
     str | None,
     typer.Option(help="Make a model of this architecture, as synth does; all: of every one."),
 ]
+MapOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--map",
+        help="Translates the names of a dump's tensors: transformers, llama.cpp, or a file of "
+        "yours (harness/node_maps says what is in one).",
+    ),
+]
 STEPS_OF_VARIANTS = 16
+REFERENCE = "reference"
 TokensOpt = Annotated[int, typer.Option(help="Length of the prompt.", min=1, max=4096)]
 
 
 @app.command()
 def check(
     model: OptModelArg = None,
-    engine: EngineOpt = "reference",
+    engine: EngineOpt = REFERENCE,
+    adapter: AdapterOpt = None,
+    node_map: MapOpt = None,
     oracle: OracleOpt = "llama.cpp",
     settings: SettingsOpt = None,
     suite: Annotated[list[str] | None, typer.Option(help="Only this suite (repeatable).")] = None,
@@ -144,6 +165,9 @@ def check(
       lockstep check model.gguf --engine mutant:rope-half-split --suite trace
       lockstep check --arch qwen3
       lockstep check --arch all -j 2 --quiet
+      lockstep check model.gguf --engine http://localhost:8080
+      lockstep check model.gguf --adapter my_engine.py
+      lockstep check model.gguf --engine dump:FOLDER --map transformers
       lockstep check model.gguf --engine ./my-engine --write-known known.json
       lockstep check model.gguf --engine ./my-engine --known known.json
     """
@@ -152,6 +176,7 @@ def check(
     from harness.known_failures import write_known as write_failures
     from harness.run import Listener, run_plans
 
+    engine = engine_of(engine, adapter, node_map)
     if arch is not None and (model is not None or subject_model is not None):
         raise typer.BadParameter("--arch makes the model: give no MODEL, no --subject-model")
     n = steps or (64 if arch is None else STEPS_OF_VARIANTS)
@@ -178,7 +203,9 @@ def check(
 @app.command()
 def bisect(
     model: OptModelArg = None,
-    engine: EngineOpt = "reference",
+    engine: EngineOpt = REFERENCE,
+    adapter: AdapterOpt = None,
+    node_map: MapOpt = None,
     oracle: OracleOpt = "llama.cpp",
     settings: SettingsOpt = None,
     subject_model: SubjectOpt = None,
@@ -199,6 +226,7 @@ def bisect(
     from harness.run import bisect_one, provide_engines
     from harness.runner import is_outside
 
+    engine = engine_of(engine, adapter, node_map)
     with screen(quiet, as_json) as out, model_folder() as folder:
         cls = None if is_outside(engine) else adapter_class(engine)
         default = getattr(cls, "shows_on", "f32")
@@ -365,6 +393,21 @@ def models_of(model: Path | None, folder: str) -> list[tuple[str, Path]]:
         if name not in BUILTIN:
             raise usage(f"no built-in model {name!r} {choices(name, BUILTIN)}")
     return [(f"{BUILTIN_PREFIX}{name}", builtin_model(name, Path(folder))) for name in names]
+
+
+def engine_of(engine: str, adapter: str | None, node_map: str | None) -> str:
+    from harness.adapters._users import PREFIX
+    from harness.dumps import MAP, folder_of
+
+    if node_map is not None:
+        if folder_of(engine) is None:
+            raise typer.BadParameter("--map translates the names of a dump: --engine dump:FOLDER")
+        return engine + MAP + node_map
+    if adapter is None:
+        return engine
+    if engine != REFERENCE:
+        raise typer.BadParameter("--adapter names the engine under test, and so does --engine")
+    return PREFIX + adapter
 
 
 def preset_of(engine: str, settings: Preset | None) -> str:

@@ -28,7 +28,7 @@ def matrix(
     model: Annotated[list[Path] | None, typer.Option(help="A GGUF file more (repeatable).")] = None,
     only: Annotated[bool, typer.Option("--only", help="The files of --model alone.")] = False,
     oracle: OracleOpt = "llama.cpp",
-    settings: Annotated[Preset, typer.Option(help="As of check.")] = Preset.exact,
+    settings: Annotated[Preset | None, typer.Option(help="As of check.")] = None,
     tokens: Annotated[int, typer.Option(help="Length of the prompt.", min=1, max=4096)] = 16,
     steps: Annotated[int, typer.Option(help="Tokens to generate.", min=1, max=4096)] = 16,
     seed: SeedOpt = 0,

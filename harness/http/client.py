@@ -20,7 +20,9 @@ from engine.errors import Unsupported
 from harness.wire import Closed, WireError
 
 KEY = "LOCKSTEP_API_KEY"  # the variable whose value servers that want a key are sent
-LARGEST = 64 << 20  # bytes of an answer: a thousand candidates are some hundred kilobytes
+# bytes of an answer: a thousand candidates are some hundred kilobytes, and as JSON of nothing but
+# brackets it comes to twenty times as much memory
+LARGEST = 8 << 20
 LARGEST_ERROR = 1 << 16  # of a refusal, which is a sentence
 PIECE = 1 << 20
 

@@ -24,6 +24,7 @@ from harness.http.client import Refused
 from harness.protocol.messages import printable
 
 LEVELS = ("tokenize", "generate", "greedy", "logprobs")
+SURELY = 10_000  # added to a logit, which makes it the largest of any model's
 OF_MODEL = ("n_vocab", "n_embd", "n_params")
 # the likeliest token whatever options the server was started with
 GREEDY = {
@@ -39,6 +40,7 @@ GREEDY = {
 @dataclass(kw_only=True)
 class LlamaServer:
     n_ctx: int = 0  # cells of a slot; 0: it does not say
+    plain: int | None = None  # see `letter`
 
     def about(self, ask: Ask) -> About:
         props = ask("GET", "/props")
@@ -100,12 +102,23 @@ class LlamaServer:
         return [self.listed(ask, prefix, k) for prefix in prefixes]
 
     def listed(self, ask: Ask, prefix: Sequence[int], k: int) -> list[tuple[int | bytes, float]]:
-        """Of the raw logits, whatever the sampler does with them; `ignore_eos` has the server give
-        a token, and thereby its list, where it would end."""
-        body = {"prompt": list(map(int, prefix)), "n_predict": 1, "n_probs": k, "ignore_eos": True}
+        """Of the raw logits, whatever the sampler does with them. The server sends no list with a
+        token that ends the text or begins a character, so that it is made to choose a letter."""
+        letter = self.letter(ask)
+        body = {"prompt": list(map(int, prefix)), "n_predict": 1, "n_probs": k}
+        body |= {"logit_bias": [[letter, SURELY]]}
         said = ask("POST", "/completion", {**GREEDY, **body, "post_sampling_probs": False})
         rows = member(said, "completion_probabilities", 0, "top_logprobs")
         return one_way(candidates(rows))
+
+    def letter(self, ask: Ask) -> int:
+        """A token that is a whole text."""
+        if self.plain is None:
+            ids = self.tokenize(ask, [b"a"], add_special=False)[0]
+            if not ids:
+                raise Unsupported("the model has no token for the letter a")
+            self.plain = ids[-1]  # some put a space before
+        return self.plain
 
     def check_room(self, n: int) -> None:
         if 0 < self.n_ctx < n:

@@ -4,8 +4,8 @@ Prompts are ids where the server takes them, which the number of prompt tokens t
 shows; else they are texts, which it tokenises itself.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from engine.errors import Unsupported
@@ -25,7 +25,8 @@ from harness.protocol.messages import printable
 
 PROBE = [1, 2, 3, 4, 5]  # ids that every model has
 SIZES = (1024, 100, 20, 10, 5, 1)  # servers have limits of their own
-ALL = 1024
+# not of OpenAI's making, but some servers punish repetition unless they are told not to
+PLAIN = {"repeat_penalty": 1.0, "repetition_penalty": 1.0}
 
 
 @dataclass(kw_only=True)
@@ -35,10 +36,12 @@ class OpenAi:
     name: str = ""
     most: int = 0  # candidates that it lists
     takes_ids: bool = False
+    plain: Mapping[str, float] = field(default_factory=dict)  # of PLAIN, if it is not refused
 
     def about(self, ask: Ask) -> About:
         self.name = self.name or only_model(ask)
         self.takes_ids = self.counts(ask, PROBE, len(PROBE))
+        self.plain = PLAIN if self.takes_plain(ask) else {}
         self.most = next((k for k in SIZES if self.lists(ask, k)), 0)
         return About(
             version=printable(f"OpenAI-compatible server of {self.name}"),
@@ -61,7 +64,8 @@ class OpenAi:
 
     def complete(self, ask: Ask, prompt: Any, n: int, **more: Any) -> Any:
         """The only choice of the answer."""
-        body = {"model": self.name, "prompt": prompt, "max_tokens": n, "temperature": 0, **more}
+        body = {"model": self.name, "prompt": prompt, "max_tokens": n, "temperature": 0}
+        body |= {**self.plain, **more}
         return member(ask("POST", "/completions", body), "choices", 0)
 
     def counts(self, ask: Ask, prompt: Any, n: int) -> bool:
@@ -77,11 +81,21 @@ class OpenAi:
         one = type(said.get("choices")) is list and len(said["choices"]) == 1 if usage else False
         return one and type(usage) is dict and usage.get("prompt_tokens") == n
 
+    def takes_plain(self, ask: Ask) -> bool:
+        try:
+            self.complete(ask, self.probe, 1, **PLAIN)
+        except Refused:
+            return False
+        return True
+
+    @property
+    def probe(self) -> list[int] | str:
+        return PROBE if self.takes_ids else "Once"
+
     def lists(self, ask: Ask, k: int) -> bool:
         """Whether it answers with a list where k candidates are asked for."""
-        prompt = PROBE if self.takes_ids else "Once"
         try:
-            return bool(listed(self.complete(ask, prompt, 1, logprobs=k)))
+            return bool(listed(self.complete(ask, self.probe, 1, logprobs=k)))
         except Refused:
             return False
 

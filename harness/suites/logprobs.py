@@ -11,6 +11,7 @@ from engine.batch import Batch
 from engine.errors import EngineError
 from engine.quants.base import F32
 from engine.tokenizers.base import tokenizer_of
+from engine.tokenizers.vocabulary import Attr
 from harness.candidates import Listed, Off, names_of, off_from, read_list, spread
 from harness.compare import largest
 from harness.facts import ModelFacts
@@ -101,7 +102,9 @@ def names(context: Context, lists: Sequence[Sequence[tuple[Any, float]]]) -> dic
     except EngineError as error:
         text = f"candidates are texts, and our own reader cannot tell whose: {error}"
         raise NoAnswer("not-compared", text, {}) from error
-    return names_of(tokenizer.pieces, tokenizer.vocabulary.texts)
+    attrs = enumerate(tokenizer.vocabulary.attrs)
+    hidden = {token for token, attr in attrs if attr & Attr.HIDDEN}
+    return names_of(tokenizer.pieces, tokenizer.vocabulary.texts, hidden)
 
 
 def compared(context: Context, asked: Asked, logits: F32, listed: Sequence[Listed]) -> Verdict:

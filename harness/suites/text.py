@@ -4,8 +4,9 @@ A text does not say where its tokens end, and the same bytes may be several toke
 accused unless no token that fits the text is within the noise of the oracle's largest logit.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -97,26 +98,32 @@ class Reading:
 
 
 def readings(said: bytes, free: Sequence[int], pieces: Pieces) -> Iterator[Reading]:
-    """The text as it is; with the space that some engines take from its beginning; and without the
-    spaces that llama.cpp takes out where the vocabulary says so."""
+    """The text as it is; with the space that some engines take from its beginning; without the
+    spaces that llama.cpp takes out where the vocabulary says so; as JSON has it."""
     yield reading(said, free, pieces, bytes)
     if pieces[free[0]].startswith(b" ") and not said.startswith(b" "):
-        found = reading(b" " + said, free, pieces, bytes)
-        yield Reading(end=found.end, rest=found.rest, note="but for the space that it begins with")
+        note = "but for the space that it begins with"
+        yield replace(reading(b" " + said, free, pieces, bytes), note=note)
     if pieces.cleans:
         yield reading(cleaned(said), free, pieces, cleaned)
+    if REPLACED in said:
+        note = "but for bytes that are no characters"
+        yield replace(reading(in_characters(said), free, pieces, in_characters), note=note)
+
+
+def in_characters(text: bytes) -> bytes:
+    """How many U+FFFD stand for bytes that are no characters is everybody's own choice."""
+    return re.sub("\ufffd+", "\ufffd", text.decode("utf-8", "replace")).encode()
 
 
 def reading(
     said: bytes, free: Sequence[int], pieces: Pieces, write: Callable[[bytes], bytes]
 ) -> Reading:
-    text, fits = b"", 0
+    text, before, fits = b"", b"", 0
     for end, token in enumerate(free, 1):
         text += pieces[token]
-        if not said.startswith(write(text)):
-            break
-        fits = end
-    before = write(b"".join(pieces[token] for token in free[:fits]))
+        if said.startswith(written := write(text)):  # inside of a character it may not
+            before, fits = written, end
     return Reading(end=fits, rest=said[len(before) :])
 
 
@@ -215,6 +222,8 @@ def first_tie(
 
 def fits(piece: bytes, rest: bytes, pieces: Pieces) -> bool:
     """Whether a text may begin with that token, or end inside of it."""
+    if REPLACED in rest and REPLACED in piece.decode("utf-8", "replace").encode():
+        return True  # nobody can tell
     if pieces.cleans:  # a space before may be gone
         piece, rest = piece.lstrip(b" "), rest.lstrip(b" ")
     return rest.startswith(piece) or piece.startswith(rest)

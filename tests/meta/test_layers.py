@@ -44,7 +44,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "harness.answers",
     ),
     ("harness.session", "harness.facts", "harness.findings", "harness.foreign"),
-    ("harness.protocol",),
+    ("harness.protocol", "harness.node_maps"),
     ("harness.dumps", "harness.http"),
     ("harness.runner",),
     ("harness.suites.base",),
