@@ -35,7 +35,7 @@ from harness.suites.base import lacks, no_answer
 
 
 def dump_trace(plan: Plan, folder: Path, prompt: str | None, say: Say) -> None:
-    """Says the number of tensors in the end. A prompt's text replaces the seeded tokens."""
+    """Says how many tensors and whose in the end. A prompt's text replaces the seeded tokens."""
     opened = open_plan(plan, say)
     try:
         context = opened.context
@@ -61,7 +61,7 @@ def dump_trace(plan: Plan, folder: Path, prompt: str | None, say: Say) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "tensors.safetensors")
     (folder / "index.json").write_text(json.dumps(index, indent=1) + "\n")
-    say(len(tensors))
+    say((len(tensors), opened.engines[1].engine))  # a replay in reference's place, say
 
 
 def traced(session: Session, batches: Sequence[Batch], no_graph: str) -> Trace:
@@ -72,18 +72,17 @@ def traced(session: Session, batches: Sequence[Batch], no_graph: str) -> Trace:
     if lacks(outcome):
         request = replace(request, embeddings=True)
     elif no_graph and isinstance(outcome, Unanswerable):
-        return captured(session, batches)
+        found = record(session, batches)
+        if isinstance(found, Program):
+            return captured(session, batches, found)
     run: Evaluation = answer(session, "evaluate", request)
     assert run.trace is not None
     return run.trace
 
 
-def captured(session: Session, batches: Sequence[Batch]) -> Trace:
+def captured(session: Session, batches: Sequence[Batch], program: Program) -> Trace:
     """Under the names that a replay gives them."""
-    found = record(session, batches)
-    if not isinstance(found, Program):
-        raise no_answer(session.name, "capture", found)
-    sites, records = sites_of(found), []
+    sites, records = sites_of(program), []
 
     def keep(node: Node) -> None:
         site = sites[node.step, node.ubatch, node.index]

@@ -5,14 +5,16 @@
 
 The tokens are those of each batch, one sequence from position 0 on. `lockstep trace` writes the
 same form, and so which ids to run. Any node may be missing, but not result_output: the logits.
+What the index says beside that of the cache ("settings": {"type_k": "F16", ...}) and of the model
+("models": [{"sha256": ...}]) holds: llama.cpp is run with the same, and no other file is compared.
 Other names are translated by a map (harness.node_maps): `"map": "transformers"` in the index, a
-path from the folder, or `dump:FOLDER#map=MAP`. Without `stepN/` a tensor is of step 0.
+path from the folder, or `dump:FOLDER#map=MAP`. Without `stepN/` a tensor is then of step 0.
 """
 
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -22,14 +24,14 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from engine.batch import Batch
-from engine.choices import choices
 from engine.errors import EngineError, InvalidModel
-from engine.regular_file import read_regular
+from engine.regular_file import check_regular, read_regular
 from engine.trace import SITES
 from harness.answers import MalformedAnswer
 from harness.node_maps import NodeMap, Rule, not_found, read_map, ready
-from harness.protocol.messages import printable, site_of
+from harness.protocol.messages import printable, settings_of, site_of
 from harness.records import (
+    EXACT,
     Answered,
     EngineInfo,
     Evaluation,
@@ -43,6 +45,7 @@ from harness.records import (
     Trace,
     Unanswerable,
 )
+from harness.report.header import sha256_of
 from harness.session import Session
 
 PREFIX, MAP = "dump:", "#map="
@@ -50,7 +53,9 @@ INDEX = "index.json"
 LARGEST_INDEX = 64 << 20
 MOST_TOKENS = 1 << 20
 LOGITS = "result_output"
+ELSE = f"--map translates other names: {', '.join(ready())}, or a file of yours"
 STEP = re.compile(r"step[0-9]{1,6}/")
+NUMERIC = ("type_k", "type_v", "flash_attn", "n_threads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +67,8 @@ class Dump:
     version: str
     batches: tuple[Batch, ...]
     files: Mapping[Site, "Held"]
+    settings: Mapping[str, Any]  # those that are known
+    models: tuple[str, ...]  # hashes of the file that was run, if they are known
     strangers: tuple[str, ...] = ()  # names that no pattern of the map fits
 
 
@@ -104,6 +111,7 @@ def read_dump(folder: Path, map_name: str = "") -> Dump:
     batches = batches_of(path, index.get("tokens"))
     said = index.get("engines") or [index]  # of one that lockstep wrote
     who = said[0] if type(said) is list and type(said[0]) is dict else {}
+    settings = recorded_settings(path, who.get("settings", {}))
     files, strangers = sites_in(folder, len(batches), map_in(path, index, map_name))
     return Dump(
         folder=folder,
@@ -111,6 +119,8 @@ def read_dump(folder: Path, map_name: str = "") -> Dump:
         version=printable(str(who.get("version", "unknown"))),
         batches=batches,
         files=files,
+        settings=settings,
+        models=hashes_in(index.get("models")),
         strangers=strangers,
     )
 
@@ -122,6 +132,34 @@ def map_in(path: Path, index: Mapping[str, Any], name: str) -> NodeMap | None:
     if said is not None and type(said) is not str:
         raise InvalidModel(f'{path}: "map" must be the name of a map, or a file')
     return read_map(said, path.parent) if said else None
+
+
+def recorded_settings(path: Path, said: Any) -> dict[str, Any]:
+    """Those that numbers depend on."""
+    known = {key: said[key] for key in NUMERIC if key in said} if type(said) is dict else said
+    try:
+        settings_of(EXACT, known)
+    except MalformedAnswer as error:
+        raise InvalidModel(f"{path}: {error}") from error
+    return dict(known)
+
+
+def hashes_in(models: Any) -> tuple[str, ...]:
+    rows = models if type(models) is list else []
+    rows = [row for row in rows if type(row) is dict and row.get("role") in ("both", "subject")]
+    return tuple(row["sha256"] for row in rows if type(row.get("sha256")) is str)
+
+
+def check_model(dump: Dump, path: Path) -> None:
+    """Raises InvalidModel if the run was of another file."""
+    if not dump.models:
+        return
+    found = sha256_of(path)
+    if found not in dump.models:
+        raise InvalidModel(
+            f"{dump.folder / INDEX}: the run was of a model with sha256 "
+            f"{printable(dump.models[0][:64])}, and {path} has {found}: check the dump with its own"
+        )
 
 
 def batches_of(path: Path, tokens: Any) -> tuple[Batch, ...]:
@@ -148,24 +186,26 @@ def sites_in(
             if held is None:
                 strangers.append(key)
                 continue
-            site = site_in(path, *held)
+            site = site_in(path, held[0])
             if site.step >= steps or site in found:
                 why = "is there twice" if site in found else f"is of none of {steps} batches"
                 raise InvalidModel(f"{path}: {key} {why}")
             found[site] = held[1]
     for step in range(steps):
         if Site(step=step, layer=None, name=LOGITS) not in found:
-            of = f" ({not_found(strangers)}: no pattern of {names.name} fits)" if names else ""
-            raise InvalidModel(f"{folder}: no tensor step{step}/{LOGITS} in any *.safetensors{of}")
+            why = f"{not_found(strangers)}: no pattern of {names.name} fits" if names else ELSE
+            text = f"no tensor step{step}/{LOGITS} in any *.safetensors ({why})"
+            raise InvalidModel(f"{folder}: {text}")
     return found, tuple(strangers)
 
 
 def keys_of(path: Path) -> list[str]:
     try:
+        check_regular(path)
         with safe_open(path, framework="numpy") as file:
             return list(file.keys())
     except (SafetensorError, OSError) as error:
-        raise InvalidModel(f"{path}: {error}") from error
+        raise InvalidModel(f"{path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def translated(path: Path, key: str, names: NodeMap | None) -> tuple[str, Held] | None:
@@ -178,26 +218,19 @@ def translated(path: Path, key: str, names: NodeMap | None) -> tuple[str, Held] 
     return (step + found[0], Held(path=path, key=key, rule=found[1])) if found else None
 
 
-def site_in(path: Path, name: str, held: Held) -> Site:
+def site_in(path: Path, name: str) -> Site:
     try:
-        site = site_of(name)
+        return site_of(name)
     except MalformedAnswer as error:
-        raise InvalidModel(f"{path}: {error}") from error
-    if site.name not in SITES:
-        known = choices(site.name, SITES)
-        maps = ", ".join(ready())
-        raise InvalidModel(
-            f"{path}: no node named {site.name!r} {known}; --map translates other names ({maps})"
-        )
-    return site
+        raise InvalidModel(f"{path}: {error}; {ELSE}") from error
 
 
 def value_of(site: Site, held: Held, sizes: Mapping[str, int]) -> NDArray[Any]:
     """As the engine computed it: floats in single precision, without leading axes of one."""
     with safe_open(held.path, framework="numpy") as file:
         value: NDArray[Any] = file.get_tensor(held.key)
-    axes = len(SITES[site.name].shape.split(","))
-    while value.ndim > axes and value.shape[0] == 1:
+    info = SITES.get(site.name)  # none of a node that llama.cpp alone has a name for
+    while info and value.ndim > len(info.shape.split(",")) and value.shape[0] == 1:
         value = value[0]
     if held.rule is not None:
         try:
@@ -242,9 +275,9 @@ class DumpSession(Session):
             engine=self.name,
             version=f"{dump.engine} {dump.version}",
             build=f"not mapped: {not_found(dump.strangers)}" if dump.strangers else "",
-            settings=self.settings,
-            shows=tuple(name for name in SITES if name in names),
-            fixed=tuple(SITES),
+            settings=replace(self.settings, **dump.settings),
+            shows=tuple(sorted(names)),
+            fixed=tuple({*SITES, *names}),
             partial=True,
         )
 

@@ -38,7 +38,7 @@ class KnownFailures:
             return verdict
         self.met.add(name)
         reason = self.reasons[name]
-        detail = {**verdict.detail, "known": reason}
+        detail = {**verdict.detail, "known": reason, "listed": True}
         return replace(
             verdict, status="excused", detail=detail, summary=f"known ({reason}): {verdict.summary}"
         )

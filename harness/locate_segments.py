@@ -17,14 +17,15 @@ from harness.records import Evaluation, Request, Site
 from harness.suites.base import Context
 
 LOGITS = "result_output"
-STORED_OTHERWISE = "llama.cpp keeps these in another order of axes, so they are not held against it"
+NO_SUCH_NODE = "llama.cpp's graph has no such node, or keeps it in another order of axes"
 
 
 def shows_only(context: Context) -> bool:
-    """Whether it shows tensors besides its logits, and none of them can be replaced."""
+    """Whether it shows tensors besides its logits, and none of them can be replaced: of a model
+    that our engine has no graph for none can, since nobody knows what they are read by."""
     info = context.subject_info
     shown = {*SITES} if info.shows is None else {*info.shows}
-    return bool(shown - {LOGITS}) and shown <= {*info.fixed}
+    return bool(shown - {LOGITS}) and (shown <= {*info.fixed} or bool(context.facts.no_graph))
 
 
 def locate_segments(context: Context) -> Findings:
@@ -61,7 +62,7 @@ def locate_segments(context: Context) -> Findings:
         free=free,
         values=Values(),
         outputs=oracle.logits,
-        skipped={STORED_OTHERWISE: otherwise} if otherwise else {},
+        skipped={NO_SUCH_NODE: otherwise} if otherwise else {},
         own_inputs=True,
     )
 

@@ -92,7 +92,8 @@ class SuiteItem(pytest.Item):
         self.model, self.suite = model, suite
 
     def runtest(self) -> None:
-        check_with(self.config, self.model, suites=(self.suite,), note=self.note)
+        asked = bool(self.config.getoption("--lockstep-suite"))
+        check_with(self.config, self.model, suites=(self.suite,), note=self.note, by_name=asked)
 
     def note(self, folder: str) -> None:
         self.user_properties.append((OUTPUT, folder))
@@ -151,7 +152,7 @@ def check_with(
     said = [explain(v) for v in result.verdicts if v.status not in ("agreed", "excused")]
     applies = {v.status for v in result.verdicts} - {"not-applicable"}
     if not applies:
-        pytest.skip("; ".join(v.summary for v in result.verdicts))
+        pytest.skip("; ".join(v.summary for v in result.verdicts) or "it does not apply")
     if result.code:
         pytest.fail("\n\n".join([*said, f"report: {result.folder}"]), pytrace=False)
     return result

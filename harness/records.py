@@ -9,13 +9,16 @@ from numpy.typing import NDArray
 
 from engine.batch import Batch
 
+# what llama.cpp stores a KV cache in
+CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """The numeric knobs of a run. They are part of a trace's identity."""
 
     name: str
-    type_k: str = "F32"  # storage of the KV cache: F32 or F16
+    type_k: str = "F32"  # storage of the KV cache, one of CACHE_TYPES
     type_v: str = "F32"
     flash_attn: bool = False
     repack: bool = False  # llama.cpp's extra buffer types, which lay weights out anew
@@ -123,6 +126,7 @@ class FileSummary:
     data_offset: int
     metadata: Mapping[str, tuple[str, Any]]  # key -> (type such as "U32" or "ARR[STR]", value)
     tensors: tuple[TensorSummary, ...]
+    unknown: tuple[str, ...] = ()  # of version, alignment, data_offset, tensors, types: not shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,6 +21,7 @@ from harness.adapters._users import is_users
 from harness.dumps import DumpSession, folder_of, map_of
 from harness.engine_process import LOG_LINES, EngineProcess, has_ended
 from harness.environments import python_of, variables
+from harness.foreign.engines import ENGINES
 from harness.http.session import HttpSession, is_address
 from harness.protocol.messages import printable
 from harness.protocol.session import ProgramSession, command_of
@@ -53,8 +54,9 @@ class Runner:
     def open(self, adapter: str, model: Path | None, settings: Settings) -> Session:
         """Raises Unsupported for an adapter that does not exist; the engine is not asked yet.
 
-        A path or a command with arguments is any program (harness.protocol), dump:FOLDER the run
-        that is written there (harness.dumps), an address a server (harness.http).
+        A path, a command with arguments or the name of an engine of harness.foreign is a program
+        (harness.protocol), dump:FOLDER the run that is written there (harness.dumps), an address a
+        server (harness.http).
         `NAME@VERSION` needs its environment (harness.environments), or NotBuilt is raised.
         """
         for module in self.modules:
@@ -63,7 +65,7 @@ class Runner:
             return DumpSession(folder, model, settings, map_of(adapter))
         if is_address(adapter):
             return HttpSession(adapter, model, settings, time_limit=self.time_limit)
-        users = is_users(adapter)
+        users = adapter not in ENGINES and is_users(adapter)
         if not users and (command := command_of(adapter)):
             return ProgramSession(
                 command,
@@ -71,6 +73,7 @@ class Runner:
                 settings,
                 time_limit=self.time_limit,
                 memory_limit=self.memory_limit,
+                name=adapter if adapter in ENGINES else "",
             )
         if not users:
             cls = adapter_class(adapter)

@@ -33,7 +33,8 @@ class Session:
     @cached_property
     def facts(self) -> Facts:
         """What answers are held against; our own reader looks once, when the first comes."""
-        return replace(facts_of(self.model), own_sites=self.own_sites)
+        found = facts_of(self.model)
+        return replace(found, own_sites=self.own_sites or found.own_sites)
 
     @property
     def pid(self) -> int | None:

@@ -23,9 +23,13 @@ def introduction():
         "of another version": {"protocol": 2},
         "can more than there is": {"can": ["telepathy"]},
         "nameless": {"engine": ""},
-        "shows what nobody knows": {"can": ["logits", "trace"], "shows": ["aura"]},
+        "shows a node without a name": {"can": ["logits", "trace"], "shows": ["embd", ""]},
         "follows no settings": {"settings": {"type_k": "F16", "type_v": "F16"}},
         "has strange settings": {"settings": {"n_ctx": "many"}},
+        "stores keys in nothing": {"settings": {"type_k": "banana"}},
+        "has no threads": {"settings": {"n_threads": 0}},
+        "names its settings": {"settings": {"name": "exact", "type_k": "Q8_0"}},
+        "stores values as llama.cpp cannot": {"settings": {"type_v": "Q8_0"}},
         "steers the terminal": {"engine": "fake\x1b[2J"},
     }
     return said | changed.get(WAY, {})

@@ -3,7 +3,6 @@
 The prompt begins at position 290, where angles of another design are several bounds apart.
 """
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from engine.batch import Batch
 from engine.gguf_file import GgufFile
 from engine.ops.mirror import Mirror
 from engine.ops.reference import F64, I32, RopeParams
-from engine.ops.reference import Reference as ReferenceOps
 from engine.quants.base import F32
 from engine.registry import import_members
 from harness.adapters import adapter_class
@@ -238,41 +236,6 @@ def test_a_softmax_may_add_its_powers_up_in_float32(cells: int) -> None:
     scaled = OneByOne().soft_max(x, 0.125 * (1 + 1e-4), None)
     for wrong in (far, one, scaled):
         assert not conforms(wrong, truth, ops.bound, ops.others)
-
-
-def test_what_meets_an_f16_cache_may_stay_in_float32() -> None:
-    """llama.cpp converts queries and weights to the cache's type first."""
-    q, k, p = normal(6, 5, 4, 64), normal(7, 9, 2, 64), np.abs(normal(8, 4, 5, 9)) / 9
-    cache = k.astype(np.float16)
-    for op, x in (("kq", q), ("kqv", p)):
-        ops, plain = judge(), ReferenceOps()
-        truth, shown = getattr(ops, op)(x, cache), getattr(plain, op)(x, cache)
-        assert not conforms(shown, truth, ops.bound, ())
-        assert conforms(shown, truth, ops.bound, ops.others)
-        nudged = x * np.float32(1 + 2e-5)
-        for wrong in (getattr(plain, op)(nudged, cache), getattr(plain, op)(x, k), shown[::-1]):
-            assert not conforms(wrong, truth, ops.bound, ops.others)
-
-
-def test_a_wide_engine_on_an_f16_cache_is_not_accused(folder: Path) -> None:
-    settings = replace(EXACT, type_k="F16", type_v="F16")
-    assert not settings.flash_attn
-    path = builtin("f32", folder)
-    assert guilty(path, with_ops(WideOnCache), settings) == []
-    assert names(guilty(path, with_ops(ScaledOnCache), settings)) == {"kq"}
-
-
-class WideOnCache(Mirror):
-    def kq(self, q: F32, k: NDArray[Any]) -> F32:
-        return ReferenceOps().kq(q, k)
-
-    def kqv(self, p: F32, v: NDArray[Any]) -> F32:
-        return ReferenceOps().kqv(p, v)
-
-
-class ScaledOnCache(WideOnCache):
-    def kq(self, q: F32, k: NDArray[Any]) -> F32:
-        return super().kq(q, k) * np.float32(1 + 1e-5)
 
 
 @pytest.mark.parametrize("way", [ByTanh, ByExp2])

@@ -32,6 +32,14 @@ def test_a_listed_divergence_is_excused_with_its_reason_and_another_is_not() -> 
     assert other_suite.status == "diverged"
 
 
+def test_where_all_that_differs_is_listed_the_run_conforms() -> None:
+    listed = known("rope").excused(verdict("rope"))
+    assert exit_code([listed]) == 0
+    assert exit_code([listed, verdict("", "not-applicable")]) == 0
+    assert exit_code([listed, verdict("", "not-compared")]) == 3
+    assert exit_code([verdict("", "excused")]) == 3  # a tie: nothing was learnt
+
+
 def test_only_divergences_are_excused() -> None:
     crashed = known("rope").excused(verdict("rope", "crashed"))
     assert crashed.status == "crashed"

@@ -99,8 +99,10 @@ def test_what_an_engine_does_not_say_that_it_can_is_not_asked() -> None:
         ("of another version", '"protocol": expected 1, got 2'),
         ("can more than there is", "telepathy"),
         ("nameless", '"engine": expected a text'),
-        ("shows what nobody knows", "aura"),
+        ("shows a node without a name", "names of nodes"),
         ("has strange settings", '"settings", n_ctx'),
+        ("stores keys in nothing", '"settings", type_k: expected one of F32, F16'),
+        ("has no threads", '"settings", n_threads: expected 1 to'),
     ],
 )
 def test_nonsense_is_malformed_and_says_what_was_expected(way: str, words: str) -> None:
@@ -179,6 +181,10 @@ def test_settings_are_those_that_the_engine_really_uses() -> None:
     assert isinstance(outcome, Answered)
     assert outcome.value.settings.type_k == outcome.value.settings.type_v == "F16"
     assert outcome.value.version == "fake 7"
+    with fake("names its settings") as session:
+        outcome = session.ask("describe")
+    assert isinstance(outcome, Answered)
+    assert outcome.value.settings.type_k == "Q8_0"
 
 
 def test_words_of_an_engine_do_not_steer_a_terminal() -> None:

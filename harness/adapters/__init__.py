@@ -46,5 +46,6 @@ def adapter_class(name: str) -> type[Adapter]:
             import_members(package)
     if name not in Adapter.family:
         known = choices(name, sorted({*Adapter.family, *registered_names()}))
-        raise Unsupported(f"no engine named {name!r} {known}; {NAMES}, or a program: ./{name}")
+        more = f"{NAMES}, those of lockstep engine list, or a program: ./{name}"
+        raise Unsupported(f"no engine named {name!r} {known}; {more}")
     return Adapter.named(name)

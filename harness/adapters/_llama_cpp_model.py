@@ -13,10 +13,9 @@ from engine.errors import EngineError, Unsupported
 from engine.ggml_types import type_by_name
 from harness.adapters._llama_cpp_lib import Library
 from harness.adapters._llama_cpp_versions import put
-from harness.records import Settings
+from harness.records import CACHE_TYPES, Settings
 
 MAX_SEQUENCES = 8
-CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")
 MAPPED = 1  # llama_load_mode
 FLASH_AUTO, FLASH_OFF = -1, 0  # llama_flash_attn_type
 VOCABULARY_NONE = 0  # llama_vocab_type

@@ -23,6 +23,7 @@ from harness.answers.base import (
 from harness.records import EngineInfo, FileSummary, TensorSummary
 
 MOST_DIMENSIONS = 4  # GGML_MAX_DIMS
+MAY_BE_UNKNOWN = ("version", "alignment", "data_offset", "tensors", "types")
 KINDS = {*VALUE_TYPES, *map(array_type, VALUE_TYPES)}
 
 
@@ -35,8 +36,11 @@ def check_metadata(value: Any, facts: Facts) -> None:
     expect_record(value, FileSummary, "the summary of the file")
     for name in ("version", "alignment", "data_offset"):
         expect_size(getattr(value, name), name)
+    for name in value.unknown:
+        if name not in MAY_BE_UNKNOWN:
+            raise MalformedAnswer("what is not shown", f"of {', '.join(MAY_BE_UNKNOWN)}", name)
     for key, (kind, held) in value.metadata.items():
-        if kind not in KINDS:
+        if kind not in KINDS and not (kind == "" and "types" in value.unknown):
             raise MalformedAnswer(f"the type of key {key[:80]!r}", "one of GGUF's", kind)
         expect_plain(held, f"the value of key {key[:80]!r}")
     check_tensors(value.tensors)

@@ -18,7 +18,9 @@ from harness.cli import (
     answers,
     batch,
     bench,
+    engines,
     files,
+    findings,
     fuzz,
     golden,
     matrix,
@@ -52,6 +54,7 @@ app.add_typer(golden.app, name="golden")
 app.add_typer(fuzz.app, name="fuzz")
 app.add_typer(bench.app, name="bench")
 app.add_typer(oracle.app, name="oracle")
+app.add_typer(engines.app, name="engine")
 fuzz.app.command("batch")(batch.fuzz_batch)
 golden.app.command("fetch")(tokens.fetch)
 golden.app.command("ops")(answers.ops)
@@ -62,6 +65,7 @@ app.command("selftest")(selftest.selftest)
 app.command("smoke")(smoke.smoke)
 app.command("matrix")(matrix.matrix)
 app.command("fetch")(real_models.fetch)
+app.command("finding")(findings.finding)
 app.command("twin")(twin.twin)
 
 
@@ -75,8 +79,9 @@ EngineOpt = Annotated[
     typer.Option(
         help="The engine under test: a command that starts yours (./my-engine --fast; lockstep "
         "smoke says how far it gets), a server's address (http://localhost:8080, openai:ADDRESS), "
-        "dump:FOLDER, adapter:MODULE, a name that an installed package registers, or reference, "
-        "fast, replay, llama.cpp, llama.cpp@VERSION, mutant:NAME, honest:NAME."
+        "dump:FOLDER, adapter:MODULE, one of lockstep engine list, a name that a package of yours "
+        "registers, or reference, fast, replay, llama.cpp, llama.cpp@VERSION, mutant:NAME, "
+        "honest:NAME."
     ),
 ]
 AdapterOpt = Annotated[
@@ -256,8 +261,8 @@ def trace(
         plan = plan_of(name, path, engine, engine, settings, None, tokens, 1, seed, ["trace"])
         provide_engines([plan], out.progress)
         work = partial(dump_trace, plan, output, prompt)
-        n = result_of(work, partial(out.progress, name))
-        out.line(f"{n} tensors of {engine} in {output}")
+        n, who = result_of(work, partial(out.progress, name))
+        out.line(f"{n} tensors of {who} in {output}")
 
 
 @app.command()

@@ -40,6 +40,7 @@ def smoke(
       lockstep smoke -- ./my-engine --threads 1
       lockstep smoke --model model.gguf -- python my_engine.py
       lockstep smoke --model model.gguf http://localhost:8080
+      lockstep smoke -- tinygrad
     """
     from dataclasses import asdict
 
@@ -47,7 +48,7 @@ def smoke(
     from harness.http.session import HttpSession, is_address
     from harness.inputs import check_file
     from harness.protocol import smoke as work
-    from harness.protocol.session import ProgramSession, found_command
+    from harness.protocol.session import ProgramSession, command_of, found_command
     from harness.records import EXACT
     from harness.run import builtin_model
     from harness.session import Session
@@ -63,12 +64,14 @@ def smoke(
                 start_limit=start_seconds,
             )
         else:
-            words = found_command(command)
+            known = command_of(command[0]) if len(command) == 1 else None  # an engine to add
+            words = known or found_command(command)
             session = ProgramSession(
                 *(words, path, EXACT),
                 time_limit=seconds,
                 start_limit=start_seconds,
                 memory_limit=MEMORY,
+                name=command[0] if known else "",
             )
         steps = []
         with session:
@@ -81,5 +84,5 @@ def smoke(
         if as_json:
             out.json({"command": words, "levels": [asdict(step) for step in steps]})
         elif offered and not wrong:
-            out.line(f"go on: lockstep check {model or 'MODEL'} --engine {join([join(words)])}")
+            out.line(f"go on: lockstep check {model or 'MODEL'} --engine {join([join(command)])}")
     raise typer.Exit(1 if wrong else 0 if offered else 3)

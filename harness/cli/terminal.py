@@ -16,7 +16,7 @@ from rich.status import Status
 from rich.text import Text
 
 from engine.errors import EngineError
-from harness.check import BadInput, Plan, defect
+from harness.check import BadInput, Plan, defect, is_compared
 from harness.cli.consoles import Screen
 from harness.cli.tables import table_of
 from harness.records import BOTH, Site, Verdict
@@ -198,7 +198,7 @@ ENDINGS = {
 
 def not_judged(result: "RunResult") -> list[str]:
     """Engines of the run about which nothing was compared."""
-    about = {v.about for v in result.verdicts if v.status in ("agreed", "diverged")}
+    about = {v.about for v in result.verdicts if v.status == "diverged" or is_compared(v)}
     names = dict.fromkeys(engine.engine for engine in result.engines)
     return [name for name in names if not about & {BOTH, name}]
 

@@ -23,6 +23,7 @@ from harness.adapters._file_summary import shape
 from harness.answers import MalformedAnswer
 from harness.protocol.frames import Message
 from harness.records import (
+    CACHE_TYPES,
     EngineInfo,
     Evaluation,
     FileSummary,
@@ -42,7 +43,9 @@ LEVELS = (
 )
 SETTINGS = tuple(f.name for f in fields(Settings) if f.name not in ("generic", "repack"))
 INFINITIES = {"inf": math.inf, "-inf": -math.inf}
+MOST_SETTING = 1 << 20  # of threads, cells, tokens
 LONGEST_TEXT = 2000  # of an engine's own words
+LONGEST_NAME, MOST_NAMES = 64, 4096  # of nodes: GGML_MAX_NAME in ggml.h
 
 Read = Callable[..., Any]
 
@@ -76,8 +79,8 @@ def introduction(name: str, asked: Settings, answer: Message) -> Introduction:
     if said.get("protocol") != VERSION:
         raise MalformedAnswer('"protocol"', str(VERSION), said.get("protocol"))
     can = texts_of(said, "can", LEVELS)
-    shows = texts_of(said, "shows", SITES) if "shows" in said else tuple(SITES)
-    replaces = texts_of(said, "replaces", SITES) if "replaces" in said else shows
+    shows = names_of(said, "shows") if "shows" in said else tuple(SITES)
+    replaces = names_of(said, "replaces") if "replaces" in said else shows
     if "trace" not in can:
         shows = ()
     if "replace" not in can:
@@ -88,10 +91,18 @@ def introduction(name: str, asked: Settings, answer: Message) -> Introduction:
         build=text_of(said, "build") if "build" in said else "",
         settings=settings_of(asked, said.get("settings", {})),
         shows=None if shows == tuple(SITES) else shows,
-        fixed=tuple(site for site in SITES if site not in replaces),
+        fixed=tuple(name for name in dict.fromkeys((*SITES, *shows)) if name not in replaces),
         levels=can,
+        utf8_only=unicode_of(said),
     )
     return Introduction(info=info, can=frozenset(can))
+
+
+def unicode_of(said: Mapping[str, Any]) -> bool:
+    """Whether its texts are UTF-8 alone, because its language has no others."""
+    if said.get("text", "bytes") not in ("bytes", "utf8"):
+        raise MalformedAnswer('"text"', '"bytes" or "utf8"', said["text"])
+    return said.get("text") == "utf8"
 
 
 def settings_of(asked: Settings, said: Any) -> Settings:
@@ -101,6 +112,11 @@ def settings_of(asked: Settings, said: Any) -> Settings:
     for name, value in said.items():
         if type(value) is not type(getattr(asked, name)):
             raise MalformedAnswer(f'"settings", {name}', f"such as {getattr(asked, name)!r}", value)
+        # llama.cpp is run with the same, and its refusal would be told of llama.cpp
+        if name in ("type_k", "type_v") and value not in CACHE_TYPES:
+            raise MalformedAnswer(f'"settings", {name}', f"one of {', '.join(CACHE_TYPES)}", value)
+        if type(value) is int and not 1 <= value <= MOST_SETTING:
+            raise MalformedAnswer(f'"settings", {name}', f"1 to {MOST_SETTING}", value)
     return replace(asked, **said)
 
 
@@ -120,6 +136,17 @@ def texts_of(said: Mapping[str, Any], key: str, known: Collection[str]) -> tuple
     return tuple(name for name in known if name in found)
 
 
+def names_of(said: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """Of nodes: any that llama.cpp's graph of a model may have, those of engine.trace in order."""
+    found = said.get(key)
+    if type(found) is not list or len(found) > MOST_NAMES:
+        raise MalformedAnswer(f'"{key}"', f"a list of up to {MOST_NAMES} names", found)
+    for name in found:
+        if type(name) is not str or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+            raise MalformedAnswer(f'"{key}"', "names of nodes", name)
+    return tuple(dict.fromkeys([*(name for name in SITES if name in found), *found]))
+
+
 def printable(text: str) -> str:
     """An engine's words in one line, without what a terminal would take for commands."""
     return "".join(c if c.isprintable() else " " for c in text[:LONGEST_TEXT]).strip()
@@ -129,20 +156,31 @@ def printable(text: str) -> str:
 
 
 def read_parse(answer: Message) -> FileSummary:
+    """What a reader does not show it leaves out; types: all of them or none."""
     said = answer.head["answer"]
+    unknown = [
+        name for name in ("version", "alignment", "data_offset", "tensors") if name not in said
+    ]
+    keys = said["metadata"]
+    if keys and all(kind is None for kind, _ in keys.values()):
+        unknown.append("types")
     return FileSummary(
-        version=said["version"],
-        alignment=said["alignment"],
-        data_offset=said["data_offset"],
+        version=said.get("version", 0),
+        alignment=said.get("alignment", 0),
+        data_offset=said.get("data_offset", 0),
         metadata={
-            key: (kind, value_of(kind, value)) for key, (kind, value) in said["metadata"].items()
+            key: (kind or "", value_of(kind or "F64", value)) for key, (kind, value) in keys.items()
         },
-        tensors=tuple(tensor_of(row) for row in said["tensors"]),
+        tensors=tuple(tensor_of(row) for row in said.get("tensors", ())),
+        unknown=tuple(unknown),
     )
 
 
 def value_of(kind: str, said: Any) -> Any:
-    """JSON has neither NaN nor infinities: they are texts, and NaN is one in our records too."""
+    """JSON has neither NaN nor infinities: they are texts, and NaN is one in our records too.
+
+    Where the types are not shown every such text is taken for one.
+    """
     if not kind.removeprefix("ARR[").startswith(("F32", "F64")):
         return said
     if type(said) is list:

@@ -16,6 +16,7 @@ from engine.errors import Unsupported
 from harness import limits
 from harness.answers import MalformedAnswer
 from harness.engine_process import EngineProcess, keep_tail
+from harness.foreign import building
 from harness.protocol.frames import PIECE, Message, Pipe, head_of, wait_for
 from harness.protocol.messages import (
     QUESTIONS,
@@ -45,10 +46,13 @@ ENDINGS = ("answer", "refused", "unsupported", "failed")
 
 
 def command_of(engine: str) -> list[str] | None:
-    """The words of a command, if that is what names the engine: a path, or words with arguments.
+    """The words of a command, if that is what names the engine: a path, or words with arguments,
+    or an engine of harness.foreign.
 
     Raises Unsupported if there is no such program. No shell looks at it.
     """
+    if command := building.command_of(engine):
+        return command
     try:
         words = shlex.split(engine)
     except ValueError as error:
@@ -94,8 +98,9 @@ class ProgramSession(Session):
         time_limit: float,
         memory_limit: int | None,
         start_limit: float = START_SECONDS,
+        name: str = "",
     ) -> None:
-        self.name, self.command = name_of(command), tuple(command)
+        self.name, self.command = name or name_of(command), tuple(command)
         self.model, self.settings = model, settings
         self.time_limit, self.start_limit = time_limit, start_limit
         self.memory_limit = memory_limit
@@ -279,10 +284,10 @@ class Program(EngineProcess):
         raise Closed("the engine closed its output")
 
     def log_output(self) -> None:
-        """Standard output is a second log."""
+        """Standard output is a second log, read to its end, which comes after our end is closed."""
         os.set_blocking(self.output.fileno(), True)
-        log = threading.Thread(target=keep_tail, args=(self.output, self.tail), daemon=True)
-        log.start()
+        output = os.fdopen(os.dup(self.output.fileno()), "rb")
+        threading.Thread(target=keep_tail, args=(output, self.tail), daemon=True).start()
 
     def pipe_of(self, from_engine: int) -> Pipe:
         assert self.process.stdin

@@ -25,7 +25,8 @@ from harness.session import Session
 
 PROMPT, NEXT = (1, 5, 9, 13), (2,)  # ids that every model here has
 N_GREEDY = 4
-TEXTS = (b"Once upon a time", b"", "\u00e4\u2713\U0001f600".encode(), b"\xff no UTF-8")
+TEXTS = (b"Once upon a time", b"", "\u00e4\u2713\U0001f600".encode())
+NO_UTF8 = b"\xff no UTF-8"
 Q8_0 = np.arange(2 * 34, dtype=np.uint8)  # two blocks: a scale in half precision, 32 weights
 START = "start"
 
@@ -67,7 +68,7 @@ def asked(
     batches = Batch.of(PROMPT), Batch.of(NEXT, start=len(PROMPT))
     ones = np.ones((1, Q8_0.size // 34 * 32), np.float32)
     norm = {"x": np.ones((1, 8), np.float32), "weight": np.ones(8, np.float32)}
-    texts = TEXTS[:-1] if info and info.utf8_only else TEXTS
+    texts = TEXTS if info and info.utf8_only else (*TEXTS, NO_UTF8)
     prefixes = [TEXTS[0], TEXTS[0][:4]] if info and info.text_only else [PROMPT, PROMPT[:1]]
     questions: dict[str, tuple[str, tuple[Any, ...], Mapping[str, Any]]] = {
         "parse": ("metadata", (), {}),

@@ -66,6 +66,8 @@ class Side:
         # an engine that decodes and does not show how it reads a file is given what we read
         given = isinstance(outcome, Unanswerable) and outcome.declared
         said: FileSummary = ours if given else context.answer(session, "metadata", outcome)
+        if {"tensors", "data_offset"} & {*said.unknown}:
+            said = ours
         return cls(
             session=session,
             path=path,

@@ -12,6 +12,7 @@ from harness.runner import Runner
 from harness.suites.base import Context, Suite
 
 AT_MOST = 20  # differences in one verdict
+ABSENT = ("absent", None)  # beside a key's type and value
 # gguf-py learns of a tensor type some releases after llama.cpp: 0.19 has no Q2_0
 NO_SUCH_TYPE = re.compile(
     r": ValueError: (?:np\.uint32\()?(\d+)\)? is not a valid GGMLQuantizationType$"
@@ -45,9 +46,12 @@ def type_that_it_lacks(outcome: Outcome, oracle: FileSummary) -> str:
 
 def compared(context: Context, reader: str, oracle: FileSummary, other: FileSummary) -> Verdict:
     found = differences(oracle, other)
-    n = f"{len(oracle.metadata)} keys and {len(oracle.tensors)} tensors"
+    n = f"{len(oracle.metadata)} keys"
+    n += f" and {len(oracle.tensors)} tensors" if "tensors" not in other.unknown else ""
     if not found:
-        return context.verdict("metadata", "agreed", f"{reader} and the oracle agree on {n}")
+        text = f"{reader} and the oracle agree on {n}"
+        text += f"; it does not show {', '.join(other.unknown)}" if other.unknown else ""
+        return context.verdict("metadata", "agreed", text)
     detail: dict[str, Any] = {"reader": reader, "total": len(found)}
     detail["differences"] = found[:AT_MOST]
     text = f"{reader} and the oracle read the file differently: {found[0]['text']}"
@@ -68,18 +72,21 @@ def known_differences(reader: str) -> dict[str, str]:
 
 def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]:
     """Each as what (a short kind), text (a sentence), both values as text, and its kind in the
-    words of harness/known, if it has one there."""
+    words of harness/known, if it has one there. What the other does not show is left out."""
     found = []
     # without tensors there is no data, and where it would begin is nobody's to say
     data = ("data_offset",) if oracle.tensors or other.tensors else ()
     for name in ("version", "alignment", *data):
         a, b = getattr(oracle, name), getattr(other, name)
-        if a != b:
+        if a != b and name not in other.unknown:
             found.append(entry(name, name, a, b))
     for key in {**oracle.metadata, **other.metadata}:
-        a, b = oracle.metadata.get(key, "absent"), other.metadata.get(key, "absent")
-        if a != b:
-            found.append(entry("key", f"key {key!r}", a, b))
+        a, b = oracle.metadata.get(key, ABSENT), other.metadata.get(key, ABSENT)
+        values_alone = "types" in other.unknown and ABSENT not in (a, b)
+        if a[1:] != b[1:] if values_alone else a != b:
+            found.append(entry("key", *where_they_part(key, a, b)))
+    if "tensors" in other.unknown:
+        return found
     ours = {t.name: t for t in other.tensors}
     theirs = {t.name: t for t in oracle.tensors}
     for name in {**theirs, **ours}:
@@ -93,7 +100,17 @@ def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]
     return found
 
 
+def where_they_part(key: str, a: tuple[str, Any], b: tuple[str, Any]) -> tuple[str, Any, Any]:
+    """The first element that differs, of arrays that are as long."""
+    pair = a[1], b[1]
+    lists = all(type(value) is list for value in pair) and len(pair[0]) == len(pair[1])
+    if not lists or pair[0] == pair[1]:
+        return f"key {key!r}", a, b
+    at = next(i for i, (x, y) in enumerate(zip(*pair, strict=True)) if x != y)
+    return f"key {key!r}, element {at}", pair[0][at], pair[1][at]
+
+
 def entry(what: str, where: str, expected: Any, actual: Any, kind: str = "") -> dict[str, Any]:
-    a, b = (repr(value)[:200] for value in (expected, actual))
+    a, b = ("absent" if value is ABSENT else repr(value)[:200] for value in (expected, actual))
     text = f"{where}: expected {a}, got {b}"
     return {"what": what, "text": text, "expected": a, "actual": b, "kind": kind}

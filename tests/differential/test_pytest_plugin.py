@@ -1,5 +1,6 @@
 """The plugin in a repository of the user's: one test for each model and suite, and true endings."""
 
+import json
 import shlex
 import subprocess
 import sys
@@ -84,6 +85,40 @@ def test_the_fixture_checks_what_a_test_asks_for(models: list[Path], tmp_path: P
         f"    lockstep({str(models[0])!r}, engine={engine('engine.py')!r}, suites=('logits',))\n"
     )
     code, said = pytest_in(tmp_path)
+    assert "1 passed" in said, said
+    assert code == 0
+
+
+def test_what_an_engine_does_not_offer_is_skipped_unless_its_suite_is_named(
+    models: list[Path], tmp_path: Path
+) -> None:
+    text = (EXAMPLES / "engine.py").read_text()
+    (tmp_path / "mine.py").write_text(text.replace('"logits", "trace", "replace"', '"logits"'))
+    mine = shlex.join([sys.executable, str(tmp_path / "mine.py")])
+    given = ["--lockstep-engine", mine, "--lockstep-model", str(models[0])]
+    code, said = pytest_in(tmp_path, *given, "-n", "2")
+    assert "1 passed, 7 skipped" in said, said
+    assert "mine.py does not show tensors" in said
+    assert code == 0
+    code, said = pytest_in(tmp_path, *given, "--lockstep-suite", "trace")
+    assert "1 failed" in said, said
+    assert code == 1
+
+
+def test_a_divergence_that_is_listed_passes_with_nothing_beside_it(
+    models: list[Path], tmp_path: Path
+) -> None:
+    text = (EXAMPLES / "engine.py").read_text()
+    right = "x[..., 0::2], x[..., 1::2]"
+    assert right in text
+    (tmp_path / "mine.py").write_text(text.replace(right, "*np.split(x, 2, -1)"))
+    key = {"case": models[0].name, "suite": "logits", "key": "logits/value/subject"}
+    listed = tmp_path / "known.json"
+    listed.write_text(json.dumps({"known": [key | {"reason": "issue 12"}]}))
+    mine = shlex.join([sys.executable, str(tmp_path / "mine.py")])
+    given = ["--lockstep-engine", mine, "--lockstep-model", str(models[0])]
+    only = ["--lockstep-suite", "logits", "--lockstep-known", str(listed)]
+    code, said = pytest_in(tmp_path, *given, *only)
     assert "1 passed" in said, said
     assert code == 0
 

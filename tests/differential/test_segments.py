@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
 
 from engine.batch import Batch
 from engine.errors import EngineError, Unsupported
@@ -19,6 +21,7 @@ from engine.ops.ggml.base import Build, Expected, Node
 from engine.trace import SITES
 from harness.bisect.bisection import Bisection, bisect
 from harness.check import Plan, lanes_of, open_plan
+from harness.dump import dump_trace
 from harness.graph.aliases import place_named, places_by_site, renamed
 from harness.graph.program import Program
 from harness.graph.record import record
@@ -191,20 +194,49 @@ def test_nodes_have_the_names_of_our_sites_as_well(qwen3: Recorded) -> None:
         place_named(places, Site(step=0, layer=1, name="l_oot"))
 
 
+# --- a dump of a model that our engine has no graph for -------------------------------------------
+
+CHANGED = "step0/Kcur_normed-1"  # llama.cpp's own name, which no site of ours has
+
+
+def test_a_dump_may_show_any_node_of_llama_cpps_graph(tmp_path: Path) -> None:
+    """Here llama.cpp wrote it; then one number of one node is another."""
+    path, right, wrong = tmp_path / "qwen3.gguf", tmp_path / "right", tmp_path / "wrong"
+    with opened() as namer:
+        make_variant(variant_named("qwen3"), path, session=namer)
+    dump_trace(plan_for(path, "llama.cpp"), right, None, lambda _: None)
+    tensors = load_file(right / "tensors.safetensors")
+    assert CHANGED in tensors
+    found = bisected(path, f"dump:{right}")
+    assert (found.exit_code, found.first) == (0, None)
+    assert CHANGED.partition("/")[2] in {str(f.site) for f in found.found.all}
+    shutil.copytree(right, wrong)
+    tensors[CHANGED].flat[7] += np.float32(0.25)
+    save_file(tensors, wrong / "tensors.safetensors")
+    found = bisected(path, f"dump:{wrong}")
+    assert found.exit_code == 1
+    assert found.first is not None
+    assert str(found.first.site) == CHANGED.partition("/")[2]
+    assert found.first.op == "MUL"  # by the norm's weight
+
+
 # --- a program that shows tensors and takes none --------------------------------------------------
 
 
-def bisected(script: Path, model: Path) -> Bisection:
-    plan = Plan(
+def plan_for(model: Path, engine: str) -> Plan:
+    return Plan(
         case=model.name,
         model=model,
         subject_model=model,
-        engine=shlex.join([sys.executable, str(script)]),
+        engine=engine,
         settings=EXACT,
         n_tokens=9,
         command="m",
     )
-    opened_plan = open_plan(plan, lambda _: None)
+
+
+def bisected(model: Path, engine: str) -> Bisection:
+    opened_plan = open_plan(plan_for(model, engine), lambda _: None)
     try:
         return bisect(opened_plan.context)
     finally:
@@ -229,7 +261,8 @@ def test_a_program_into_which_nothing_can_be_put_is_bisected(
     script = tmp_path / "engine.py"
     text = text.replace(TAKES, '"trace"')
     script.write_text(text.replace(right, wrong) if right else text)
-    found = bisected(script, builtin_model("f32", tmp_path))
+    command = shlex.join([sys.executable, str(script)])
+    found = bisected(builtin_model("f32", tmp_path), command)
     assert found.found.own_inputs
     if first is None:
         assert (found.exit_code, found.first) == (0, None)

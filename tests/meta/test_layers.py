@@ -43,7 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "harness.environments",
         "harness.answers",
     ),
-    ("harness.session", "harness.facts", "harness.findings"),
+    ("harness.session", "harness.facts", "harness.findings", "harness.foreign"),
     ("harness.protocol", "harness.node_maps"),
     ("harness.dumps", "harness.http"),
     ("harness.runner",),

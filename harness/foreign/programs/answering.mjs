@@ -1,0 +1,81 @@
+// What all engines of JavaScript here share: the frames of PROTOCOL.md.
+//
+// Answers go to the descriptor that Lockstep offers: the engines' libraries print.
+import { readSync, writeSync } from "node:fs";
+
+const NEWLINE = 10;
+const OUT = Number(process.env.LOCKSTEP_ANSWERS);
+let ahead = Buffer.alloc(0);
+
+// The engine itself comes from the environment that `lockstep engine add` made.
+export const engine = async () => (await import(`file://${process.argv[2]}`)).engine;
+
+export class Unsupported extends Error {}
+
+// start(model, settings) -> [what the engine says of itself, {ask: function}]; a function is given
+// the question and show(name, shape, Float32Array) for arrays, and returns the answer.
+export async function serve(start) {
+  let answers = {};
+  for (let question; (question = next()); ) {
+    const said = { id: question.id };
+    const arrays = [];
+    const show = (name, shape, values) => arrays.push([name, shape, values]);
+    try {
+      if (question.ask === "start") {
+        const [introduction, functions] = await start(question.model, question.settings);
+        answers = functions;
+        said.answer = { protocol: 1, can: Object.keys(answers), ...introduction };
+      } else said.answer = await answers[question.ask](question, show);
+      said.arrays = arrays.map(([name, shape]) => [name, "f32", shape]);
+    } catch (error) {
+      console.error(error);
+      said[error instanceof Unsupported ? "unsupported" : "failed"] = `${error}`;
+    }
+    write(Buffer.from(`${text(said)}\n`));
+    if (said.answer) for (const [, , values] of arrays) write(new Uint8Array(values.buffer));
+  }
+  process.exit(0);
+}
+
+function next() {
+  for (;;) {
+    const end = ahead.indexOf(NEWLINE);
+    if (end >= 0) {
+      const question = JSON.parse(ahead.subarray(0, end).toString());
+      ahead = ahead.subarray(end + 1);
+      while (ahead.length < question.bytes) if (!more()) return null;
+      ahead = ahead.subarray(question.bytes); // nothing that is asked here reads arrays
+      return question;
+    }
+    if (!more()) return null;
+  }
+}
+
+function more() {
+  const piece = Buffer.alloc(1 << 16);
+  const n = readSync(0, piece);
+  ahead = Buffer.concat([ahead, piece.subarray(0, n)]);
+  return n > 0;
+}
+
+function write(bytes) {
+  let rest = bytes;
+  while (rest.length) rest = rest.subarray(writeSync(OUT, rest));
+}
+
+// JSON knows integers of any size, JSON.stringify does not.
+function text(value) {
+  const mark = crypto.randomUUID();
+  const plain = (_, v) => (typeof v === "bigint" ? `${mark}${v}` : v);
+  return JSON.stringify(value, plain).replaceAll(new RegExp(`"${mark}(-?\\d+)"`, "g"), "$1");
+}
+
+// A value of the metadata as PROTOCOL.md has it: JSON has neither NaN nor infinities.
+export function json(value) {
+  if (Array.isArray(value)) return value.map(json);
+  if (typeof value !== "number" || Number.isFinite(value)) return value;
+  return Number.isNaN(value) ? "nan" : value > 0 ? "inf" : "-inf";
+}
+
+export const fromBase64 = (texts) => texts.map((each) => Buffer.from(each, "base64").toString());
+export const toBase64 = (texts) => texts.map((each) => Buffer.from(each).toString("base64"));

@@ -1,0 +1,137 @@
+"""What all engines of Python here share: the frames of PROTOCOL.md, and what one sequence is.
+
+It runs in the engine's own environment, where there is the standard library and numpy, and nothing
+of Lockstep. Answers go to the descriptor that Lockstep offers: the engines' libraries print.
+"""
+
+import base64
+import json
+import os
+import sys
+import traceback
+
+import numpy as np
+
+TYPES = {"f32": "<f4", "f64": "<f8", "f16": "<f2", "i32": "<i4", "i64": "<i8", "u8": "u1"}
+NAMES = {np.dtype(code): name for name, code in TYPES.items()}
+
+
+class Unsupported(Exception):
+    """The engine has no such thing: what was asked for is not compared."""
+
+
+class Refused(Exception):
+    """The engine does not accept this input: compared with what the other one does."""
+
+
+def serve(start):
+    """start(model, settings) -> what the engine says of itself, and {ask: function}.
+
+    A function is given the question and its arrays, and returns the answer and its arrays.
+    """
+    asked = sys.stdin.buffer
+    answers = {}
+    with os.fdopen(int(os.environ["LOCKSTEP_ANSWERS"]), "wb") as out:
+        while line := asked.readline():
+            question = json.loads(line)
+            given = {name: read(asked, kind, shape) for name, kind, shape in question["arrays"]}
+            ending, arrays = "answer", {}
+            try:
+                if question["ask"] == "start":
+                    said, answers = start(question["model"], question["settings"])
+                    answer = {"protocol": 1, "can": list(answers), **said}
+                else:
+                    answer, arrays = answers[question["ask"]](question, given)
+            except Unsupported as error:
+                ending, answer = "unsupported", str(error)
+            except Refused as error:
+                ending, answer = "refused", str(error)
+            except Exception as error:
+                traceback.print_exc()  # into the log
+                ending, answer = "failed", f"{type(error).__name__}: {error}"
+            write(out, {"id": question["id"], ending: answer}, arrays)
+
+
+def later(load, *names):
+    """The answers that methods of a model give, which is loaded when the first of them is asked:
+    what it does not accept is the answer to that question."""
+    loaded = []
+
+    def answer(name):
+        def ask(question, given):
+            loaded[:] = loaded or [load()]
+            return getattr(loaded[0], name)(question, given)
+
+        return ask
+
+    return {name: answer(name) for name in names}
+
+
+def read(file, kind, shape):
+    dtype = np.dtype(TYPES[kind])
+    raw = file.read(dtype.itemsize * int(np.prod(shape)))
+    return np.frombuffer(raw, dtype).reshape(shape)
+
+
+def write(out, head, arrays):
+    arrays = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
+    head["arrays"] = [[name, NAMES[a.dtype], list(a.shape)] for name, a in arrays.items()]
+    out.write(json.dumps(head).encode() + b"\n")
+    for value in arrays.values():
+        out.write(value.tobytes())
+    out.flush()
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+def steps(batches):
+    """(ids, position of the first, which rows are wanted) of each, for one sequence alone."""
+    done = 0
+    for batch in batches:
+        if batch["encoder"] or len({*batch["sequences"]}) > 1:
+            raise Unsupported("an encoder, or several sequences")
+        if batch["positions"] != list(range(done, done + len(batch["tokens"]))):
+            raise Unsupported("positions that do not follow one another")
+        yield batch["tokens"], done, np.array(batch["outputs"], bool)
+        done += len(batch["tokens"])
+
+
+def rows_of(decode, question):
+    """What `logits` is answered with by an engine without a trace.
+
+    decode(ids, start) -> (tokens, vocabulary); start 0 begins with an empty cache.
+    """
+    rows = [decode(ids, at)[wanted] for ids, at, wanted in steps(question["batches"])]
+    return {}, {f"logits{i}": np.asarray(r, np.float32) for i, r in enumerate(rows)}
+
+
+def greedy_ids(decode, question):
+    """What `greedy` is: the argmax of each row of logits, the first of those that are as large."""
+    row = decode(question["prompt"], 0)[-1]
+    ids, at = [int(np.argmax(row))], len(question["prompt"])
+    while len(ids) < question["n"]:
+        row = decode(ids[-1:], at)[-1]
+        ids.append(int(np.argmax(row)))
+        at += 1
+    return {"ids": ids}, {}
+
+
+def wanted_rows(node, value, wanted, last_layer):
+    """llama.cpp drops what has no output behind the attention of the last layer."""
+    name, _, layer = node.rpartition("-")
+    behind = name.startswith(("ffn_", "l_out")) and layer == str(last_layer)
+    return value[wanted] if behind or node.startswith("result_") else value
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
+def texts(question):
+    return [base64.b64decode(text).decode() for text in question["texts"]]
+
+
+def encoded(pieces):
+    """The answer to `detokenize`, of texts or of bytes."""
+    raw = (piece.encode() if isinstance(piece, str) else piece for piece in pieces)
+    return {"texts": [base64.b64encode(piece).decode() for piece in raw]}, {}

@@ -1,0 +1,55 @@
+"""ctransformers: a binding of a ggml of 2023, for llama alone: ids, text, logits."""
+
+import importlib.metadata
+
+import numpy as np
+from answering import Unsupported, encoded, greedy_ids, later, rows_of, serve, texts
+from ctransformers import LLM, Config
+
+LIBRARY = "basic"  # of the three in the wheel the one that runs on every CPU
+
+
+class Model:
+    def __init__(self, path, settings):
+        config = Config(context_length=settings["n_ctx"], threads=settings["n_threads"])
+        self.llm = LLM(path, model_type="llama", config=config, lib=LIBRARY)
+
+    def decode(self, ids, start):
+        """It keeps the logits of the last token alone: so one by one."""
+        if start == 0:
+            self.llm.reset()
+        rows = []
+        for token in ids:
+            self.llm.eval([token])
+            rows.append(
+                np.ctypeslib.as_array(self.llm.logits._data, (len(self.llm.logits),)).copy()
+            )
+        return np.stack(rows)
+
+    def greedy(self, question, _):
+        return greedy_ids(self.decode, question)
+
+    def logits(self, question, _):
+        return rows_of(self.decode, question)
+
+    def tokenize(self, question, _):
+        if question["parse_special"]:
+            raise Unsupported("it never reads the text of a special token as that token")
+        add = question["add_special"]
+        return {"ids": [self.llm.tokenize(text, add) for text in texts(question)]}, {}
+
+    def detokenize(self, question, _):
+        if question["remove_special"] or not question["unparse_special"]:
+            raise Unsupported("special tokens are shown as their text, always")
+        return encoded(self.llm.detokenize(ids, decode=False) for ids in question["ids"])
+
+
+def start(path, settings):
+    said = {"engine": "ctransformers", "version": importlib.metadata.version("ctransformers")}
+    cache = {"type_k": "F16", "type_v": "F16", "flash_attn": False}  # always
+    asked = ("tokenize", "detokenize", "greedy", "logits") if path else ()
+    answers = later(lambda: Model(path, settings), *asked)
+    return {**said, "text": "utf8", "settings": cache}, answers
+
+
+serve(start)

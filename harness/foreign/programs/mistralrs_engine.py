@@ -1,0 +1,40 @@
+"""mistralrs (Rust, candle): text to ids and back. Logits it keeps to itself."""
+
+import importlib.metadata
+from pathlib import Path
+
+import mistralrs
+from answering import Unsupported, encoded, later, serve, texts
+
+
+class Model:
+    def __init__(self, path):
+        place = Path(path)
+        which = mistralrs.Which.GGUF(
+            quantized_model_id=str(place.parent),
+            quantized_filename=place.name,
+            dtype=mistralrs.ModelDType.F32,
+        )
+        options = {"no_paged_attn": True, "prefix_cache_n": 0, "token_source": "none"}
+        self.runner = mistralrs.Runner(which=which, **options)
+
+    def tokenize(self, question, _):
+        if not question["parse_special"]:
+            raise Unsupported("it always reads the text of a special token as that token")
+        add = question["add_special"]
+        return {"ids": [self.runner.tokenize_text(t, add, None) for t in texts(question)]}, {}
+
+    def detokenize(self, question, _):
+        if question["remove_special"] is question["unparse_special"]:
+            raise Unsupported("special tokens are all left out or all shown")
+        skip = question["remove_special"]
+        return encoded(self.runner.detokenize_text(ids, skip) for ids in question["ids"])
+
+
+def start(path, settings):
+    said = {"engine": "mistralrs", "version": importlib.metadata.version("mistralrs")}
+    asked = ("tokenize", "detokenize") if path else ()
+    return {**said, "text": "utf8"}, later(lambda: Model(path), *asked)
+
+
+serve(start)

@@ -1,0 +1,159 @@
+"""transformers with torch: a GGUF loaded by from_pretrained, and tensors by hooks on modules."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import importlib.metadata
+from pathlib import Path
+
+import numpy as np
+import torch
+from answering import Unsupported, encoded, greedy_ids, later, serve, steps, texts, wanted_rows
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers.integrations.gguf import dequant
+
+PERMUTED = ("llama", "mistral")  # whose loader lays rows of Q and K out anew
+# what a module gives, by its place in a layer; a name in brackets is what it is given
+OF_LAYER = {
+    "": ("l_out",),
+    "input_layernorm": ("attn_norm",),
+    "self_attn.q_proj": ("Qcur",),
+    "self_attn.k_proj": ("Kcur",),
+    "self_attn.v_proj": ("Vcur",),
+    "self_attn.o_proj": ("attn_out", "kqv_out"),
+    "post_attention_layernorm": ("ffn_norm", "ffn_inp"),
+    "mlp.gate_proj": ("ffn_gate",),
+    "mlp.up_proj": ("ffn_up",),
+    "mlp.down_proj": ("ffn_out", "ffn_swiglu"),
+}
+OUTSIDE = {"model.embed_tokens": "embd", "model.norm": "result_norm", "lm_head": "result_output"}
+SHOWS = [*OUTSIDE.values(), *(name for names in OF_LAYER.values() for name in names)]
+
+
+class Model:
+    def __init__(self, path):
+        place = {"pretrained_model_name_or_path": Path(path).parent, "gguf_file": Path(path).name}
+        options = {"dtype": torch.float32, "attn_implementation": "eager"}
+        self.model = AutoModelForCausalLM.from_pretrained(**place, **options).eval()
+        self.config = self.model.config
+        self.shown = None
+        for name, module in self.model.named_modules():
+            self.watch(name, module)
+
+    # --- tensors ----------------------------------------------------------------------------------
+
+    def watch(self, name, module):
+        if name in OUTSIDE:
+            module.register_forward_hook(lambda *seen: self.show(OUTSIDE[name], seen[-1]))
+        elif name.startswith("model.layers."):
+            layer, _, place = name.removeprefix("model.layers.").partition(".")
+            own = self.places(int(layer))
+            if place in own and getattr(module, "bias", None) is None:
+                given, *before = own[place]
+                module.register_forward_hook(
+                    lambda _, args, out: self.see(f"-{layer}", (given, out), (before, args))
+                )
+
+    def places(self, layer):
+        """Where there are norms behind attention as well, that before the network has a name."""
+        if not hasattr(self.model.model.layers[layer], "pre_feedforward_layernorm"):
+            return OF_LAYER
+        before = "pre_feedforward_layernorm"
+        return {before if "post_" in place else place: n for place, n in OF_LAYER.items()}
+
+    def see(self, layer, given, before):
+        name, value = given
+        for earlier in before[0]:
+            self.show(earlier + layer, before[1][0])
+        self.show(name + layer, value)
+
+    def show(self, node, value):
+        if self.shown is None:
+            return
+        value = value[0] if isinstance(value, tuple) else value
+        self.shown[node] = self.as_in_the_file(node, value[0].numpy().copy())
+
+    def as_in_the_file(self, node, value):
+        """Rows of Q and K where the file has them: pairs that are turned lie side by side."""
+        if not node.startswith(("Qcur", "Kcur")) or self.config.model_type not in PERMUTED:
+            return value
+        halves = value.reshape(
+            len(value), -1, 2, self.model.model.layers[0].self_attn.head_dim // 2
+        )
+        return halves.swapaxes(2, 3).reshape(value.shape)
+
+    # --- runs -------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def decode(self, ids, start):
+        if start == 0:
+            self.cache = DynamicCache(config=self.config)
+        ids = torch.tensor([ids])
+        return self.model(ids, past_key_values=self.cache, use_cache=True).logits[0].numpy()
+
+    def greedy(self, question, _):
+        return greedy_ids(self.decode, question)
+
+    def logits(self, question, _):
+        arrays = {}
+        last = self.config.num_hidden_layers - 1
+        for i, (ids, start, wanted) in enumerate(steps(question["batches"])):
+            self.shown = {} if question["trace"] else None
+            arrays[f"logits{i}"] = self.decode(ids, start)[wanted].astype(np.float32)
+            for node, value in (self.shown or {}).items():
+                arrays[f"step{i}/{node}"] = wanted_rows(node, value, wanted, last)
+        self.shown = None
+        return {}, arrays
+
+
+class Tokenizer:
+    def __init__(self, path):
+        place = Path(path)
+        self.tokenizer = AutoTokenizer.from_pretrained(place.parent, gguf_file=place.name)
+
+    def tokenize(self, question, _):
+        add, split = question["add_special"], not question["parse_special"]
+        made = [
+            self.tokenizer(text, add_special_tokens=add, split_special_tokens=split)["input_ids"]
+            for text in texts(question)
+        ]
+        return {"ids": made}, {}
+
+    def detokenize(self, question, _):
+        """Special tokens are left out, all of them, or shown, all of them."""
+        if question["remove_special"] is question["unparse_special"]:
+            raise Unsupported("special tokens are all left out or all shown")
+        skip = question["remove_special"]
+        return encoded(
+            self.tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+            for ids in question["ids"]
+        )
+
+
+def dequantize(question, arrays):
+    """Of the loader that 5.23 has for some architectures; for others gguf-py decodes."""
+    ids = {name: number for number, name in dequant.GGML_NAME.items()}
+    if question["type"] not in ids:
+        raise Unsupported(f"its own decoder has no {question['type']}")
+    raw = torch.from_numpy(arrays["raw"].copy())
+    return {}, {"weights": dequant.dequantize(raw, ids[question["type"]]).numpy()}
+
+
+def start(path, settings):
+    torch.set_num_threads(settings["n_threads"])
+    said = {"engine": "transformers", "version": importlib.metadata.version("transformers")}
+    said["build"] = f"torch {torch.__version__}"
+    if path is None:
+        return said, {"dequantize": dequantize}
+    answers = {
+        **later(lambda: Tokenizer(path), "tokenize", "detokenize"),
+        **later(lambda: Model(path), "greedy", "logits"),
+        "dequantize": dequantize,
+    }
+    cache = {"type_k": "F32", "type_v": "F32", "flash_attn": False}
+    can = [*answers, "trace"]
+    return {**said, "can": can, "shows": SHOWS, "settings": cache, "text": "utf8"}, answers
+
+
+serve(start)

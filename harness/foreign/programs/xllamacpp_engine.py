@@ -1,0 +1,47 @@
+"""xllamacpp: llama.cpp's server inside of a Python process, asked without HTTP."""
+
+import importlib.metadata
+
+import xllamacpp
+from answering import Unsupported, encoded, later, serve, texts
+
+
+class Model:
+    def __init__(self, path, settings):
+        p = xllamacpp.CommonParams()
+        p.model.path = path
+        p.n_ctx, p.n_batch, p.n_ubatch = settings["n_ctx"], settings["n_ctx"], settings["n_ubatch"]
+        p.n_parallel, p.n_gpu_layers, p.warmup, p.port = 1, 0, False, 0
+        p.cpuparams.n_threads = settings["n_threads"]
+        kinds = xllamacpp.ggml_type
+        p.cache_type_k = getattr(kinds, f"GGML_TYPE_{settings['type_k']}")
+        p.cache_type_v = getattr(kinds, f"GGML_TYPE_{settings['type_v']}")
+        attention = xllamacpp.llama_flash_attn_type
+        on = "ENABLED" if settings["flash_attn"] else "DISABLED"
+        p.flash_attn_type = getattr(attention, f"LLAMA_FLASH_ATTN_TYPE_{on}")
+        self.server = xllamacpp.Server(p)
+
+    def tokenize(self, question, _):
+        flags = {name: question[name] for name in ("add_special", "parse_special")}
+        asked = ({"content": text, **flags} for text in texts(question))
+        return {"ids": [self.server.handle_tokenize(each)["tokens"] for each in asked]}, {}
+
+    def detokenize(self, question, _):
+        if question["remove_special"] or not question["unparse_special"]:
+            raise Unsupported("special tokens are shown as their text, always")
+        answers = (self.server.handle_detokenize({"tokens": ids}) for ids in question["ids"])
+        return encoded(answer["content"] for answer in answers)
+
+    def greedy(self, question, _):
+        options = {"temperature": 0, "ignore_eos": True, "cache_prompt": False}
+        asked = {"prompt": question["prompt"], "n_predict": question["n"], "return_tokens": True}
+        return {"ids": self.server.handle_completions({**asked, **options})["tokens"]}, {}
+
+
+def start(path, settings):
+    said = {"engine": "xllamacpp", "version": importlib.metadata.version("xllamacpp")}
+    asked = ("tokenize", "detokenize", "greedy") if path else ()
+    return {**said, "text": "utf8"}, later(lambda: Model(path, settings), *asked)
+
+
+serve(start)
