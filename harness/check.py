@@ -11,9 +11,14 @@ from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import Build
 from engine.registry import import_members
 from engine.tokenizers.base import tokenizer_of
+from engine.trace import SITES
 from harness.adapters import split_version
 from harness.adapters._users import is_users
+<<<<<<< HEAD
 from harness.dumps import check_model, folder_of, map_of, read_dump
+=======
+from harness.dumps import Dump, check_model, folder_of, map_of, read_dump, unknown
+>>>>>>> main
 from harness.environments import provide
 from harness.facts import ModelFacts, facts_of_model, too_long
 from harness.honest_runs import AlongLlamaCpp, AlongOurGraph
@@ -146,10 +151,13 @@ class Opened:
 
 
 def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
-    given = batches_given(plan)
+    dump = dump_given(plan)
+    given = dump.batches if dump else ()
     plan = replace(plan, n_tokens=sum(map(len, given)) or plan.n_tokens)
     facts = preflight(plan)
     check_ids(plan, given, facts.n_vocab)
+    if dump and not facts.no_graph:
+        check_nodes(dump)
     engine = stand_in(plan.engine, facts)
     runner = Runner(time_limit=plan.time_limit, memory_limit=plan.memory_limit)
     settings = settings_for(plan)
@@ -210,11 +218,11 @@ def check_followed(program: Session, settings: Settings) -> None:
         )
 
 
-def batches_given(plan: Plan) -> tuple[Batch, ...]:
-    """Those of the run that the subject holds, if it holds one. Raises BadInput."""
+def dump_given(plan: Plan) -> Dump | None:
+    """The run that the subject holds, if it holds one. Raises BadInput."""
     folder = folder_of(plan.engine)
     if folder is None:
-        return ()
+        return None
     try:
         dump = read_dump(folder, map_of(plan.engine))
         check_model(dump, plan.subject_model)
@@ -222,7 +230,15 @@ def batches_given(plan: Plan) -> tuple[Batch, ...]:
         raise BadInput(str(error)) from error
     except OSError as error:  # of the model
         raise BadInput(f"{plan.subject_model}: {error.strerror or error}") from error
-    return dump.batches
+    return dump
+
+
+def check_nodes(dump: Dump) -> None:
+    """Of a model that our engine has a graph for a dump has our names, which are llama.cpp's;
+    llama.cpp's graph of another is not known yet. Raises BadInput."""
+    for site, held in dump.files.items():
+        if site.name not in SITES:
+            raise BadInput(f"{held.path}: {unknown(site)}")
 
 
 def check_ids(plan: Plan, given: Sequence[Batch], n_vocab: int) -> None:

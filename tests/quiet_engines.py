@@ -13,6 +13,7 @@ from engine.batch import Batch
 from harness.adapters.base import Adapter
 from harness.adapters.fast import FastEngine
 from harness.adapters.reference import Reference
+from harness.mutants.base import Mutant
 from harness.mutants.kv_head_modulo import KvHeadModulo
 from harness.mutants.missing_scale import MissingScale
 from harness.mutants.rope_half_split import RopeHalfSplit
@@ -63,7 +64,7 @@ def made(name: str, base: type[Adapter] = Quiet, **changes: Any) -> str:
     return name
 
 
-def wrong(name: str, mutant: type[Reference]) -> str:
+def wrong(name: str, mutant: type[Mutant]) -> str:
     """As the mutant computes; no Mutant itself, or selftest would list it."""
     type("Made", (Quiet,), {"ops": mutant.ops, "make_ops": Reference.make_ops}, name=name)
     return name

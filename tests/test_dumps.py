@@ -14,7 +14,7 @@ from engine.errors import InvalidModel
 from harness.check import BadInput, Plan, open_plan
 from harness.dump import dump_trace
 from harness.dumps import read_dump
-from harness.records import EXACT, Answered, Malformed, Request, Unanswerable
+from harness.records import EXACT, Answered, Request, Unanswerable
 from harness.run import builtin_model
 from harness.suites.base import Context
 
@@ -202,19 +202,12 @@ def test_a_pipe_among_the_files_is_not_waited_for(written: Path, tmp_path: Path)
         read_dump(folder)
 
 
-def test_a_misspelt_node_of_a_graph_of_ours_is_malformed(
+def test_a_misspelt_node_of_a_graph_of_ours_is_said(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
     folder = changed(written, tmp_path / "d", misspell)
-
-    def use(context: Context) -> Any:
-        request = Request(batches=context.batches, capture=True)
-        return context.subject.ask("evaluate", request)
-
-    outcome = with_context(model, folder, use)
-    assert isinstance(outcome, Malformed)
-    assert "(near: attn_norm" in outcome.message
-    assert "'attn_nrm'" in outcome.message
+    with pytest.raises(BadInput, match=r"no node named 'attn_nrm' \(near: attn_norm"):
+        with_context(model, folder, lambda _: None)
 
 
 def test_no_folder_no_json_and_no_safetensors_are_said(written: Path, tmp_path: Path) -> None:
