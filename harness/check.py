@@ -14,11 +14,7 @@ from engine.tokenizers.base import tokenizer_of
 from engine.trace import SITES
 from harness.adapters import split_version
 from harness.adapters._users import is_users
-<<<<<<< HEAD
-from harness.dumps import check_model, folder_of, map_of, read_dump
-=======
 from harness.dumps import Dump, check_model, folder_of, map_of, read_dump, unknown
->>>>>>> main
 from harness.environments import provide
 from harness.facts import ModelFacts, facts_of_model, too_long
 from harness.honest_runs import AlongLlamaCpp, AlongOurGraph

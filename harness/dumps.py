@@ -8,11 +8,7 @@ same form, and so which ids to run. Any node may be missing, but not result_outp
 What the index says beside that of the cache ("settings": {"type_k": "F16", ...}) and of the model
 ("models": [{"sha256": ...}]) holds: llama.cpp is run with the same, and no other file is compared.
 Other names are translated by a map (harness.node_maps): `"map": "transformers"` in the index, a
-<<<<<<< HEAD
-path from the folder, or `dump:FOLDER#map=MAP`. Without `stepN/` a tensor is then of step 0.
-=======
 path from the folder, or `dump:FOLDER#map=MAP`. Without `stepN/` a tensor is of step 0.
->>>>>>> main
 """
 
 import json
@@ -58,14 +54,8 @@ INDEX = "index.json"
 LARGEST_INDEX = 64 << 20
 MOST_TOKENS = 1 << 20
 LOGITS = "result_output"
-<<<<<<< HEAD
-ELSE = f"--map translates other names: {', '.join(ready())}, or a file of yours"
-STEP = re.compile(r"step[0-9]{1,6}/")
-NUMERIC = ("type_k", "type_v", "flash_attn", "n_threads")
-=======
 NUMERIC = ("type_k", "type_v", "flash_attn", "n_threads")
 STEP = re.compile(r"step[0-9]{1,6}/")
->>>>>>> main
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,18 +123,6 @@ def read_dump(folder: Path, map_name: str = "") -> Dump:
         models=hashes_in(index.get("models")),
         strangers=strangers,
     )
-<<<<<<< HEAD
-
-
-def map_in(path: Path, index: Mapping[str, Any], name: str) -> NodeMap | None:
-    if name:
-        return read_map(name)
-    said = index.get("map")
-    if said is not None and type(said) is not str:
-        raise InvalidModel(f'{path}: "map" must be the name of a map, or a file')
-    return read_map(said, path.parent) if said else None
-=======
->>>>>>> main
 
 
 def recorded_settings(path: Path, said: Any) -> dict[str, Any]:
@@ -173,8 +151,6 @@ def check_model(dump: Dump, path: Path) -> None:
             f"{dump.folder / INDEX}: the run was of a model with sha256 "
             f"{printable(dump.models[0][:64])}, and {path} has {found}: check the dump with its own"
         )
-<<<<<<< HEAD
-=======
 
 
 def map_in(path: Path, index: Mapping[str, Any], name: str) -> NodeMap | None:
@@ -184,7 +160,6 @@ def map_in(path: Path, index: Mapping[str, Any], name: str) -> NodeMap | None:
     if said is not None and type(said) is not str:
         raise InvalidModel(f'{path}: "map" must be the name of a map, or a file')
     return read_map(said, path.parent) if said else None
->>>>>>> main
 
 
 def batches_of(path: Path, tokens: Any) -> tuple[Batch, ...]:
@@ -211,26 +186,16 @@ def sites_in(
             if held is None:
                 strangers.append(key)
                 continue
-<<<<<<< HEAD
-            site = site_in(path, held[0])
-=======
             site = site_in(path, *held)
->>>>>>> main
             if site.step >= steps or site in found:
                 why = "is there twice" if site in found else f"is of none of {steps} batches"
                 raise InvalidModel(f"{path}: {key} {why}")
             found[site] = held[1]
     for step in range(steps):
         if Site(step=step, layer=None, name=LOGITS) not in found:
-<<<<<<< HEAD
-            why = f"{not_found(strangers)}: no pattern of {names.name} fits" if names else ELSE
-            text = f"no tensor step{step}/{LOGITS} in any *.safetensors ({why})"
-            raise InvalidModel(f"{folder}: {text}")
-=======
             of = f" ({not_found(strangers)}: no pattern of {names.name} fits)" if names else ""
             of = of or next((f"; {unknown(each)}" for each in found if each.name not in SITES), "")
             raise InvalidModel(f"{folder}: no tensor step{step}/{LOGITS} in any *.safetensors{of}")
->>>>>>> main
     return found, tuple(strangers)
 
 
@@ -259,16 +224,12 @@ def translated(path: Path, key: str, names: NodeMap | None) -> tuple[str, Held] 
     return (step + found[0], Held(path=path, key=key, rule=found[1])) if found else None
 
 
-def site_in(path: Path, name: str) -> Site:
+def site_in(path: Path, name: str, held: Held) -> Site:
     try:
-        return site_of(name)
+        site = site_of(name)
     except MalformedAnswer as error:
-<<<<<<< HEAD
-        raise InvalidModel(f"{path}: {error}; {ELSE}") from error
-=======
         raise InvalidModel(f"{path}: {error}") from error
     return site
->>>>>>> main
 
 
 def value_of(site: Site, held: Held, sizes: Mapping[str, int]) -> NDArray[Any]:

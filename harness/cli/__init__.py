@@ -78,17 +78,10 @@ EngineOpt = Annotated[
     str,
     typer.Option(
         help="The engine under test: a command that starts yours (./my-engine --fast; lockstep "
-<<<<<<< HEAD
-        "smoke says how far it gets), a server's address (http://localhost:8080, openai:ADDRESS), "
-        "dump:FOLDER, adapter:MODULE, one of lockstep engine list, a name that a package of yours "
-        "registers, or reference, fast, replay, llama.cpp, llama.cpp@VERSION, mutant:NAME, "
-        "honest:NAME."
-=======
         "smoke says how far it gets), one of lockstep engine list, a server's address "
         "(http://localhost:8080, openai:ADDRESS), "
         "dump:FOLDER, adapter:MODULE, a name that an installed package registers, or reference, "
         "fast, replay, llama.cpp, llama.cpp@VERSION, mutant:NAME, honest:NAME."
->>>>>>> main
     ),
 ]
 AdapterOpt = Annotated[
