@@ -195,6 +195,14 @@ def test_a_context_that_is_too_small_is_no_difference(model: Path) -> None:
     assert "has 8 cells, 10 are needed" in found.summary
 
 
+def test_a_server_that_any_question_would_end_is_asked_none(model: Path) -> None:
+    change = spoilt("/v1/models", "data", 0, "meta", value={"vocab_type": 0})
+    with serving(model, change) as url:
+        found = checked(model, url, "logprobs", "text", "decode")
+    assert {v.status for v in found} == {"not-applicable"}
+    assert exit_code(found) == 3
+
+
 def test_several_models_want_a_name(model: Path) -> None:
     def two(path: str, said: Any) -> Any:
         return {"data": [{"id": "a"}, {"id": "b"}]} if path == "/v1/models" else said

@@ -25,7 +25,8 @@ from harness.protocol.messages import printable
 
 LEVELS = ("tokenize", "generate", "greedy", "logprobs")
 SURELY = 10_000  # added to a logit, which makes it the largest of any model's
-OF_MODEL = ("n_vocab", "n_embd", "n_params")
+OF_MODEL = ("n_vocab", "n_embd", "n_params", "vocab_type")
+NO_VOCABULARY = 0  # of vocab_type; llama_token_to_piece asserts that there is one
 # the likeliest token whatever options the server was started with
 GREEDY = {
     "temperature": 0,
@@ -49,11 +50,13 @@ class LlamaServer:
         n_ctx = defaults.get("n_ctx") if type(defaults) is dict else None
         self.n_ctx = n_ctx if type(n_ctx) is int else 0
         path = props.get("model_path")
+        facts = model_facts(ask)
+        mute = dict(facts).get("vocab_type") == NO_VOCABULARY
         return About(
             version=printable(f"llama-server {build if type(build) is str else 'unknown'}"),
-            build="",
-            levels=LEVELS,
-            facts=model_facts(ask),
+            build="a model without a vocabulary: any question would end the server" if mute else "",
+            levels=() if mute else LEVELS,
+            facts=facts,
             path=printable(path) if type(path) is str else "",
         )
 
