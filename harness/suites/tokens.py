@@ -11,6 +11,7 @@ from harness.records import Answered, Crashed, Rejected, Verdict
 from harness.suites._originals import Original, originals_of
 from harness.suites.base import Context, NoAnswer, Suite, no_answer
 
+AT_MOST, LONGEST = 30, 500  # differences in one verdict, characters of one
 BEYOND = b"\xf5\x80\x80\x80 too far"  # asked by itself: see Tokens.beyond
 TEXTS: tuple[bytes, ...] = (
     b"",
@@ -169,12 +170,17 @@ def judged(
             summary += f"; {len(known)} of them: llama.cpp differs from the original"
             detail = {"differs_from_the_original": [each.row() for each in known]}
         return context.verdict("tokens", "agreed", summary, detail)
-    _, given, want, got = min(wrong, key=lambda row: row[0])  # the shortest says it best
+    wrong.sort(key=lambda row: row[0])  # the shortest says it best
+    texts = [f"{given} gives {got!r}, expected {want!r}" for _, given, want, got in wrong]
+    _, given, want, got = wrong[0]
+    said: dict[str, Any] = {"way": way, "flags": flags, "input": given, "expected": repr(want)}
+    said |= {"actual": repr(got), "total": len(wrong)}
+    said["differences"] = [{"text": text[:LONGEST]} for text in texts[:AT_MOST]]
     return context.verdict(
         "tokens",
         "diverged",
         f"{way} ({on}): {len(wrong)} of {len(inputs)} inputs differ; {given[:80]} gives "
         f"{repr(got)[:80]}, expected {repr(want)[:80]}",
-        {"way": way, "flags": flags, "input": given, "expected": repr(want), "actual": repr(got)},
+        said,
         key=("tokens", way, on),
     )
