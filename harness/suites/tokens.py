@@ -11,7 +11,7 @@ from harness.records import Answered, Crashed, Rejected, Verdict
 from harness.suites._originals import Original, originals_of
 from harness.suites.base import Context, NoAnswer, Suite, no_answer
 
-AT_MOST, LONGEST = 30, 500  # differences in one verdict, characters of one
+AT_MOST, LONGEST = 30, 200  # differences in one verdict, characters of an input or an answer
 BEYOND = b"\xf5\x80\x80\x80 too far"  # asked by itself: see Tokens.beyond
 TEXTS: tuple[bytes, ...] = (
     b"",
@@ -171,11 +171,12 @@ def judged(
             detail = {"differs_from_the_original": [each.row() for each in known]}
         return context.verdict("tokens", "agreed", summary, detail)
     wrong.sort(key=lambda row: row[0])  # the shortest says it best
-    texts = [f"{given} gives {got!r}, expected {want!r}" for _, given, want, got in wrong]
+    rows = [[text[:LONGEST] for text in (row[1], repr(row[3]), repr(row[2]))] for row in wrong]
+    texts = [f"{given} gives {got}, expected {want}" for given, got, want in rows]
     _, given, want, got = wrong[0]
     said: dict[str, Any] = {"way": way, "flags": flags, "input": given, "expected": repr(want)}
     said |= {"actual": repr(got), "total": len(wrong)}
-    said["differences"] = [{"text": text[:LONGEST]} for text in texts[:AT_MOST]]
+    said["differences"] = [{"text": text} for text in texts[:AT_MOST]]
     return context.verdict(
         "tokens",
         "diverged",
