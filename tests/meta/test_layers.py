@@ -62,6 +62,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("harness.run", "harness.quick", "harness.doctor"),
     ("harness.pytest_plugin",),
     ("harness.dump", "harness.shadow.run", "harness.fuzzers", "harness.bench", "harness.damage"),
+    ("harness.foreign.findings",),
     ("harness.selftest_tokens",),
     ("harness.selftest",),
     ("golden",),  # its commands are the command line's, so it comes before
