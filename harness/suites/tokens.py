@@ -64,7 +64,7 @@ class Tokens(Suite, name="tokens"):
             flags = {"add_special": add, "parse_special": parse}
             yield asked(context, "encode", flags, partial(self.encoded, known=known))
         if not context.subject_info.unicode:
-            yield self.beyond(context)
+            yield asked(context, "encode", {"add_special": True}, self.beyond)
         oracle_ids = context.ask(context.oracle, "tokenize", TEXTS)
         n_vocab = context.facts.n_vocab
         rows = [*oracle_ids, *([token] for token in some_tokens(n_vocab))]
@@ -83,16 +83,16 @@ class Tokens(Suite, name="tokens"):
         verdict = judged(context, "encode", flags, texts, expected, actual, known)
         return with_left_out(verdict, len(every) - len(texts))
 
-    def beyond(self, context: Context) -> Verdict:
+    def beyond(self, context: Context, flags: dict[str, bool]) -> Verdict:
         """A text that ends the process of llama.cpp under most kinds of vocabulary."""
-        outcome = context.oracle.ask("tokenize", [BEYOND])
+        outcome = context.oracle.ask("tokenize", [BEYOND], **flags)
         if isinstance(outcome, Answered):
-            actual = context.ask(context.subject, "tokenize", [BEYOND])
+            actual = context.ask(context.subject, "tokenize", [BEYOND], **flags)
             return judged(context, "encode", {}, [BEYOND], outcome.value, actual)
         error = no_answer(context.oracle.name, "tokenize", outcome)
         if not isinstance(outcome, Crashed | Rejected):
             raise error
-        reply = context.subject.ask("tokenize", [BEYOND])
+        reply = context.subject.ask("tokenize", [BEYOND], **flags)
         if not isinstance(reply, Answered | Rejected | Crashed):
             raise no_answer(context.subject.name, "tokenize", reply)
         words = reply.message if isinstance(reply, Rejected | Crashed) else "answers"
