@@ -126,3 +126,29 @@ def test_one_difference_is_found_from_either_side(other: FileSummary, what: str)
     assert differences(SUMMARY, SUMMARY) == []
     assert [found["what"] for found in differences(SUMMARY, other)] == [what]
     assert [found["what"] for found in differences(other, SUMMARY)] == [what]
+
+
+def test_what_a_reader_does_not_show_is_not_held_against_it() -> None:
+    bare = replace(
+        SUMMARY,
+        version=0,
+        alignment=0,
+        data_offset=0,
+        metadata={"k": ("", 7)},
+        tensors=(),
+        unknown=("version", "alignment", "data_offset", "tensors", "types"),
+    )
+    assert differences(SUMMARY, bare) == []
+    (wrong,) = differences(SUMMARY, replace(bare, metadata={"k": ("", 8)}))
+    assert wrong["text"] == "key 'k': expected ('U32', 7), got ('', 8)"
+    (absent,) = differences(SUMMARY, replace(bare, metadata={}))
+    assert absent["text"] == "key 'k': expected ('U32', 7), got absent"
+    shown = replace(bare, unknown=("alignment", "data_offset", "tensors", "types"))
+    assert [row["what"] for row in differences(SUMMARY, shown)] == ["version"]
+
+
+def test_of_arrays_the_first_element_that_differs_is_named() -> None:
+    ours = replace(SUMMARY, metadata={"k": ("ARR[U32]", [1, 2, 3])})
+    theirs = replace(SUMMARY, metadata={"k": ("ARR[U32]", [1, 2, 4])})
+    (found,) = differences(ours, theirs)
+    assert found["text"] == "key 'k', element 2: expected 3, got 4"

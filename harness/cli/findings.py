@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from harness.cli.options import QuietOpt
+
 
 def finding(
     name: Annotated[
@@ -13,28 +15,41 @@ def finding(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the smallest file that shows it.")
     ] = None,
+    run: Annotated[bool, typer.Option("--run", help="See whether it is still true.")] = False,
+    quiet: QuietOpt = False,
 ) -> None:
     """What engines of `lockstep engine` were found to do otherwise than llama.cpp.
 
-    With an ID: a text that can be filed as it is, with the commands that show it. Example:
+    With an ID: a text that can be filed as it is, with the commands that show it. Exit codes of
+    --run: 0 it is, 1 the engine does so no more. Example:
 
     \b
       lockstep finding
       lockstep finding hyllama-latin-1
       lockstep finding hyllama-latin-1 -o case.gguf
+      lockstep finding hyllama-latin-1 --run
     """
     from harness.cli.terminal import Terminal
-    from harness.foreign.findings import text_of, write_case
+    from harness.foreign.findings import is_seen_in, text_of, verdicts_on_case, write_case
     from harness.known.foreign import finding_named, foreign_findings
 
-    with Terminal(quiet=True) as out:
+    seen = True
+    with Terminal(quiet=quiet) as out:
         if name is None:
             for each in foreign_findings():
                 out.line(f"{each.id:<34}{each.engine} {each.version}: {each.sentence}")
             return
         found = finding_named(name)
-        if output is None:
+        if output is not None:
+            write_case(found, output)
+            out.line(f"wrote {output}")
+        if run:
+            verdicts = verdicts_on_case(found, lambda text: out.progress(name, text))
+            shown = [verdict for verdict in verdicts if is_seen_in(found, verdict)]
+            for verdict in shown:
+                out.line(f"{verdict.suite}: {verdict.summary}")
+            seen = bool(shown)
+            out.line(f"{name}: {'still true' if seen else 'seen no more: take it out'}")
+        elif output is None:
             out.line(text_of(found))
-            return
-        write_case(found, output)
-        out.line(f"wrote {output}")
+    raise typer.Exit(0 if seen else 1)

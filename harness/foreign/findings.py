@@ -1,12 +1,17 @@
 """A finding about a foreign engine as somebody else can see it: its smallest file, and its text."""
 
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from harness.check import Plan, open_plan, run_suites
 from harness.gguf_writer import write_gguf
 from harness.known.foreign import Finding
+from harness.records import EXACT, Verdict
 from harness.synth.llama import LlamaRecipe, check, metadata, tensors
 
 FILE = "case.gguf"
+N_TOKENS, N_STEPS = 8, 4  # enough for every finding; some engines compile anew for each step
 
 
 def write_case(finding: Finding, path: Path) -> None:
@@ -18,11 +23,39 @@ def write_case(finding: Finding, path: Path) -> None:
     write_gguf(path, kept, tensors(recipe))
 
 
+def verdicts_on_case(finding: Finding, progress: Callable[[str], None]) -> list[Verdict]:
+    """What the finding's suites say of its file. Raises BadInput if the engine is not there."""
+    with TemporaryDirectory(prefix="lockstep-") as folder:
+        path = Path(folder) / FILE
+        write_case(finding, path)
+        plan = Plan(
+            case=finding.id,
+            model=path,
+            subject_model=path,
+            engine=finding.engine,
+            settings=EXACT,
+            suites=finding.suites,
+            n_tokens=N_TOKENS,
+            n_steps=N_STEPS,
+        )
+        opened = open_plan(plan, progress)
+        try:
+            return list(run_suites(opened.context, finding.suites))
+        finally:
+            opened.close()
+
+
+def is_seen_in(finding: Finding, verdict: Verdict) -> bool:
+    return f"{finding.id}: " in verdict.detail.get("known", "")
+
+
 def commands(finding: Finding) -> tuple[str, ...]:
     suites = " ".join(f"--suite {suite}" for suite in finding.suites)
     return (
         f"lockstep engine add {finding.engine}",
-        f"lockstep finding {finding.id} -o {FILE}",
+        f"lockstep finding {finding.id} --run",
+        "",
+        f"lockstep finding {finding.id} -o {FILE}    # or by hand",
         f"lockstep check {FILE} --engine {finding.engine} {suites}",
     )
 
@@ -32,6 +65,6 @@ def text_of(finding: Finding) -> str:
     seen = f"{finding.engine} {finding.version}, by `lockstep check`: {', '.join(finding.suites)}"
     lines = [f"# {finding.sentence}", "", f"Seen in {seen}.", ""]
     lines += [f"Cause: {finding.cause}", "", "To see it:", ""]
-    lines += [f"    {line}" for line in commands(finding)]
+    lines += [f"    {line}".rstrip() for line in commands(finding)]
     lines += ["", f"Status: {finding.status}"]
     return "\n".join([*lines, *([finding.link] if finding.link else [])])

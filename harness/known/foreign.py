@@ -30,9 +30,14 @@ class Finding:
     tensor: str = ""  # excused only where the file has a tensor of that name
     key: str = ""  # ... or this key
     kind: str = ""  # ... or a tensor of that type
+    within: float = 0.0  # at most so much off at the worst place, relative; 0: anything
     recipe: Mapping[str, Any] = field(default_factory=dict)  # of a seeded llama: the case
     keys: Mapping[str, tuple[str, Any]] = field(default_factory=dict)  # more, or others, of it
     without: tuple[str, ...] = ()  # keys that it does not have
+
+    def is_about(self, engine: str, version: str, suite: str) -> bool:
+        same = self.engine == engine and version.endswith(f" {self.version}")
+        return same and suite in self.suites
 
     def applies(self, file: GgufFile) -> bool:
         """Whether the file has what the finding is about."""
@@ -42,13 +47,21 @@ class Finding:
             and (not self.kind or any(t.type.name == self.kind for t in file.tensors.values()))
         )
 
-    def explains(self, verdict: Verdict) -> bool:
-        """Every difference of the verdict, or it hides others."""
-        said = verdict.detail.get("differences")
-        texts = [row["text"] for row in said] if said else [verdict.summary]
-        whole = not said or len(said) == verdict.detail.get("total", len(said))
-        pattern = re.compile(self.says, re.DOTALL)
-        return whole and all(pattern.search(text) for text in texts)
+    def explains(self, text: str, verdict: Verdict) -> bool:
+        """One thing that the verdict says to differ."""
+        return bool(re.search(self.says, text, re.DOTALL)) and self.is_near(verdict)
+
+    def is_near(self, verdict: Verdict) -> bool:
+        """Of a whole run as its suite measures it, relative to the largest; else of the worst
+        element."""
+        if not self.within:
+            return True
+        if (error := verdict.detail.get("worst_relative_to_largest_logit")) is not None:
+            return bool(error <= self.within)
+        expected, actual = (verdict.detail.get(name) for name in ("expected", "actual"))
+        if type(expected) is not float or type(actual) is not float:
+            return False
+        return abs(actual - expected) <= self.within * abs(expected)
 
 
 @cache
@@ -69,24 +82,38 @@ def finding_named(name: str) -> Finding:
 
 
 def excused_if_foreign(verdict: Verdict, engine: str, version: str, model: Path) -> Verdict:
-    """The same verdict, unless it accuses this version of that engine of what is known.
+    """The same verdict, unless all that it accuses this version of that engine of is known.
 
     What ended a question stays what it is, and says that it is known: other questions of the suite
     were not asked.
     """
-    if verdict.status not in ("diverged", "crashed", "not-compared"):
+    suspects = [
+        each for each in foreign_findings() if each.is_about(engine, version, verdict.suite)
+    ]
+    if not suspects or verdict.status not in ("diverged", "crashed", "not-compared"):
         return verdict
-    for each in foreign_findings():
-        same = each.engine == engine and verdict.suite in each.suites
-        if same and version.endswith(f" {each.version}") and each.explains(verdict):
-            with GgufFile.open(model) as file:
-                if not each.applies(file):
-                    continue
-            known = f"{each.id}: {each.sentence}"
-            return replace(
-                verdict,
-                status="excused" if verdict.status == "diverged" else verdict.status,
-                summary=f"{verdict.summary} (known: {known})",
-                detail={**verdict.detail, "known": known},
-            )
-    return verdict
+    with GgufFile.open(model) as file:
+        suspects = [each for each in suspects if each.applies(file)]
+    found: dict[str, str] = {}
+    for text in differences_of(verdict):
+        known = next((each for each in suspects if each.explains(text, verdict)), None)
+        if known is None:
+            return verdict
+        found[known.id] = f"{known.id}: {known.sentence}"
+    said = "; ".join(found.values())
+    return replace(
+        verdict,
+        status="excused" if verdict.status == "diverged" else verdict.status,
+        summary=f"{verdict.summary} (known: {said})",
+        detail={**verdict.detail, "known": said},
+    )
+
+
+def differences_of(verdict: Verdict) -> list[str]:
+    """Each in words; what it does not tell is known to nobody."""
+    said = verdict.detail.get("differences")
+    if not said:
+        return [verdict.summary]
+    if len(said) < verdict.detail.get("total", len(said)):
+        return [*(row["text"] for row in said), "and others"]
+    return [row["text"] for row in said]

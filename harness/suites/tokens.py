@@ -11,6 +11,7 @@ from harness.records import Answered, Crashed, Rejected, Verdict
 from harness.suites._originals import Original, originals_of
 from harness.suites.base import Context, NoAnswer, Suite, no_answer
 
+AT_MOST, LONGEST = 30, 200  # differences in one verdict, characters of an input or an answer
 BEYOND = b"\xf5\x80\x80\x80 too far"  # asked by itself: see Tokens.beyond
 TEXTS: tuple[bytes, ...] = (
     b"",
@@ -63,7 +64,7 @@ class Tokens(Suite, name="tokens"):
         flags = [{"add_special": add, "parse_special": parse} for add, parse in both]
         yield from asked(context, "encode", flags, partial(self.encoded, known=known))
         if not context.subject_info.utf8_only:
-            yield self.beyond(context)
+            yield from asked(context, "encode", [{"add_special": True}], self.beyond)
         oracle_ids = context.ask(context.oracle, "tokenize", TEXTS)
         n_vocab = context.facts.n_vocab
         rows = [*oracle_ids, *([token] for token in some_tokens(n_vocab))]
@@ -82,16 +83,16 @@ class Tokens(Suite, name="tokens"):
         verdict = judged(context, "encode", flags, texts, expected, actual, known)
         return with_left_out(verdict, len(every) - len(texts))
 
-    def beyond(self, context: Context) -> Verdict:
+    def beyond(self, context: Context, flags: dict[str, bool]) -> Verdict:
         """A text that ends the process of llama.cpp under most kinds of vocabulary."""
-        outcome = context.oracle.ask("tokenize", [BEYOND])
+        outcome = context.oracle.ask("tokenize", [BEYOND], **flags)
         if isinstance(outcome, Answered):
-            actual = context.ask(context.subject, "tokenize", [BEYOND])
+            actual = context.ask(context.subject, "tokenize", [BEYOND], **flags)
             return judged(context, "encode", {}, [BEYOND], outcome.value, actual)
         error = no_answer(context.oracle.name, "tokenize", outcome)
         if not isinstance(outcome, Crashed | Rejected):
             raise error
-        reply = context.subject.ask("tokenize", [BEYOND])
+        reply = context.subject.ask("tokenize", [BEYOND], **flags)
         if not isinstance(reply, Answered | Rejected | Crashed):
             raise no_answer(context.subject.name, "tokenize", reply)
         words = reply.message if isinstance(reply, Rejected | Crashed) else "answers"
@@ -130,7 +131,7 @@ def asked(
             missing.append(error)
             text = f"{way} ({named(each)}): {error.summary}"
             found.append(context.verdict("tokens", error.status, text, error.detail))
-    if len(missing) == len(flags):
+    if len(missing) == len(flags) > 1:
         raise missing[0]
     yield from found
 
@@ -178,12 +179,18 @@ def judged(
             summary += f"; {len(known)} of them: llama.cpp differs from the original"
             detail = {"differs_from_the_original": [each.row() for each in known]}
         return context.verdict("tokens", "agreed", summary, detail)
-    _, given, want, got = min(wrong, key=lambda row: row[0])  # the shortest says it best
+    wrong.sort(key=lambda row: row[0])  # the shortest says it best
+    rows = [[text[:LONGEST] for text in (row[1], repr(row[3]), repr(row[2]))] for row in wrong]
+    texts = [f"{given} gives {got}, expected {want}" for given, got, want in rows]
+    _, given, want, got = wrong[0]
+    said: dict[str, Any] = {"way": way, "flags": flags, "input": given, "expected": repr(want)}
+    said |= {"actual": repr(got), "total": len(wrong)}
+    said["differences"] = [{"text": text} for text in texts[:AT_MOST]]
     return context.verdict(
         "tokens",
         "diverged",
         f"{way} ({on}): {len(wrong)} of {len(inputs)} inputs differ; {given[:80]} gives "
         f"{repr(got)[:80]}, expected {repr(want)[:80]}",
-        {"way": way, "flags": flags, "input": given, "expected": repr(want), "actual": repr(got)},
+        said,
         key=("tokens", way, on),
     )

@@ -62,14 +62,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("harness.adapters.replay",),
     ("harness.run", "harness.quick", "harness.doctor"),
     ("harness.pytest_plugin", "harness.matrix"),
-    (
-        "harness.dump",
-        "harness.matrix",
-        "harness.shadow.run",
-        "harness.fuzzers",
-        "harness.bench",
-        "harness.damage",
-    ),
+    ("harness.dump", "harness.shadow.run", "harness.fuzzers", "harness.bench", "harness.damage"),
+    ("harness.foreign.findings",),
     ("harness.selftest_tokens",),
     ("harness.selftest",),
     ("golden",),  # its commands are the command line's, so it comes before

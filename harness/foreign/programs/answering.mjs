@@ -1,10 +1,11 @@
 // What all engines of JavaScript here share: the frames of PROTOCOL.md.
 //
 // Answers go to the descriptor that Lockstep offers: the engines' libraries print.
-import { readSync, writeSync } from "node:fs";
+import { writeSync } from "node:fs";
 
 const NEWLINE = 10;
 const OUT = Number(process.env.LOCKSTEP_ANSWERS);
+const input = process.stdin[Symbol.asyncIterator]();
 let ahead = Buffer.alloc(0);
 
 // The engine itself comes from the environment that `lockstep engine add` made.
@@ -16,7 +17,7 @@ export class Unsupported extends Error {}
 // the question and show(name, shape, Float32Array) for arrays, and returns the answer.
 export async function serve(start) {
   let answers = {};
-  for (let question; (question = next()); ) {
+  for (let question; (question = await next()); ) {
     const said = { id: question.id };
     const arrays = [];
     const show = (name, shape, values) => arrays.push([name, shape, values]);
@@ -29,7 +30,8 @@ export async function serve(start) {
       said.arrays = arrays.map(([name, shape]) => [name, "f32", shape]);
     } catch (error) {
       console.error(error);
-      said[error instanceof Unsupported ? "unsupported" : "failed"] = `${error}`;
+      if (error instanceof Unsupported) said.unsupported = error.message;
+      else said.failed = `${error}`;
     }
     write(Buffer.from(`${text(said)}\n`));
     if (said.answer) for (const [, , values] of arrays) write(new Uint8Array(values.buffer));
@@ -37,25 +39,25 @@ export async function serve(start) {
   process.exit(0);
 }
 
-function next() {
+async function next() {
   for (;;) {
     const end = ahead.indexOf(NEWLINE);
     if (end >= 0) {
       const question = JSON.parse(ahead.subarray(0, end).toString());
       ahead = ahead.subarray(end + 1);
-      while (ahead.length < question.bytes) if (!more()) return null;
+      while (ahead.length < question.bytes) if (!(await more())) return null;
       ahead = ahead.subarray(question.bytes); // nothing that is asked here reads arrays
       return question;
     }
-    if (!more()) return null;
+    if (!(await more())) return null;
   }
 }
 
-function more() {
-  const piece = Buffer.alloc(1 << 16);
-  const n = readSync(0, piece);
-  ahead = Buffer.concat([ahead, piece.subarray(0, n)]);
-  return n > 0;
+async function more() {
+  const piece = await input.next();
+  if (piece.done) return false;
+  ahead = Buffer.concat([ahead, piece.value]);
+  return true;
 }
 
 function write(bytes) {

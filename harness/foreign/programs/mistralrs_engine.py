@@ -25,10 +25,9 @@ class Model:
         return {"ids": [self.runner.tokenize_text(t, add, None) for t in texts(question)]}, {}
 
     def detokenize(self, question, _):
-        if question["remove_special"] is question["unparse_special"]:
+        if question["remove_special"] or not question["unparse_special"]:
             raise Unsupported("special tokens are all left out or all shown")
-        skip = question["remove_special"]
-        return encoded(self.runner.detokenize_text(ids, skip) for ids in question["ids"])
+        return encoded(self.runner.detokenize_text(ids, False) for ids in question["ids"])
 
 
 def start(path, settings):

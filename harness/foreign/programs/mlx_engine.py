@@ -52,15 +52,14 @@ TYPES = {  # ggml's number of each, weights and bytes of a block
 
 class Model:
     def __init__(self, path):
-        tensors, keys = mx.load(path, return_metadata=True)
+        tensors, keys = load(path)
         self.name = plain(keys["general.architecture"])
         if self.name not in ROPE_OF_NEIGHBOURS:
             raise Unsupported(f"nothing here fills a model of mlx-lm for {self.name}")
         module = importlib.import_module(f"mlx_lm.models.{self.name}")
         weights = weights_of(tensors)
         self.model = module.Model(module.ModelArgs.from_dict(self.arguments(keys, weights)))
-        named = [(module_of(name), value) for name, value in weights.items()]
-        self.model.load_weights([(name, value) for name, value in named if name])
+        self.model.load_weights([(module_of(name), value) for name, value in weights.items()])
 
     def arguments(self, keys, weights):
         key = lambda name, default=None: plain(keys.get(f"{self.name}.{name}", default))
@@ -124,30 +123,49 @@ def scaling(key):
 
 
 def module_of(name):
+    """The parameter of mlx-lm. What has no place there is not left out: that would be our doing."""
     parts = name.split(".")
-    if parts[0] != "blk":
-        return f"{MODULES[parts[0]]}.{parts[1]}" if parts[0] in MODULES else None
-    return f"model.layers.{parts[1]}.{MODULES[parts[2]]}.{parts[3]}"
+    layer, (stem, kind) = (
+        (f"model.layers.{parts[1]}.", parts[2:]) if len(parts) > 2 else ("", parts)
+    )
+    if stem not in MODULES or kind not in ("weight", "bias"):
+        raise Unsupported(f"mlx-lm's model has no place for {name}")
+    return f"{layer}{MODULES[stem]}.{kind}"
 
 
 def weights_of(tensors):
-    """Those that mx.load keeps in blocks, as mx.dequantize decodes them; all in float32."""
+    """Those that mx.load keeps in blocks, as mx.dequantize decodes them; all in float32.
+
+    With scales of half precision, as they come, its values would be of that precision too.
+    """
     found = {}
     for name, value in tensors.items():
         stem = name.removesuffix(".weight")
         if name.endswith((".scales", ".biases")):
             continue
         if f"{stem}.scales" in tensors:
-            scales, biases = tensors[f"{stem}.scales"], tensors[f"{stem}.biases"]
+            scales, biases = (
+                tensors[f"{stem}.{name}"].astype(mx.float32) for name in ("scales", "biases")
+            )
             bits = value.shape[-1] * 32 // (scales.shape[-1] * 32)
             value = mx.dequantize(value, scales, biases, group_size=32, bits=bits)
         found[name] = value.astype(mx.float32)
     return found
 
 
+def load(path):
+    """A type that its reader lacks is no fault of the file or of the reader."""
+    try:
+        return mx.load(str(path), return_metadata=True)
+    except RuntimeError as error:
+        if "gguf_tensor_to_f16 failed" in str(error):
+            raise Unsupported(f"a type of tensor that it does not read: {error}") from error
+        raise
+
+
 def parse(path):
     """Its reader keeps values alone: no types, and of the tensors what it made of them."""
-    _, keys = mx.load(path, return_metadata=True)
+    _, keys = load(path)
     return {"metadata": {key: [None, plain(value)] for key, value in keys.items()}}, {}
 
 
@@ -165,14 +183,14 @@ def dequantize(question, arrays):
         raise Unsupported(f"a file with {question['type']} was not tried")
     kind, weights, size = TYPES[question["type"]]
     raw = arrays["raw"].tobytes()
-    n = len(raw) // size * weights
+    rows = len(raw) // size  # of one block each
     name = b"a.weight"
     head = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q", len(name)) + name
-    head += struct.pack("<IQIQ", 1, n, kind, 0)
+    head += struct.pack("<IQQIQ", 2, weights, rows, kind, 0)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "one.gguf"
         path.write_bytes(head + bytes(-len(head) % 32) + raw)
-        tensors = mx.load(str(path))
+        tensors, _ = load(path)
     if "a.weight" not in tensors:
         raise Unsupported(f"a tensor of {question['type']} is missing in what mx.load returns")
     return {}, {"weights": np.array(weights_of(tensors)["a.weight"]).reshape(-1)}

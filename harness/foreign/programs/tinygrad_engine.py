@@ -61,7 +61,8 @@ SHOWS = [
 
 class Model:
     def __init__(self, path, n_ctx):
-        self.model, _ = tinygrad.llm.model.Transformer.from_gguf(path, max_context=n_ctx)
+        made = load(tinygrad.llm.model.Transformer.from_gguf, path, max_context=n_ctx)
+        self.model = made[0]
 
     def decode(self, ids, start, show=lambda node, value: None):
         """Transformer.forward, with a look at what FFNBlock.__call__ computes on the way."""
@@ -97,9 +98,19 @@ class Model:
         return {}, arrays
 
 
+def load(work, *given, **options):
+    """A type that it lacks is no fault of the file or of what it does with others."""
+    try:
+        return work(*given, **options)
+    except ValueError as error:
+        if "GGML type" in str(error):
+            raise Unsupported(str(error)) from error
+        raise
+
+
 def parse(path):
     """Its reader keeps values alone: no types, and of the tensors what it made of them."""
-    keys, _ = gguf_load(path)
+    keys, _ = load(gguf_load, path)
     return {"metadata": {key: [None, plain(value)] for key, value in keys.items()}}, {}
 
 

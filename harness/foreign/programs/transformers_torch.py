@@ -121,14 +121,10 @@ class Tokenizer:
         return {"ids": made}, {}
 
     def detokenize(self, question, _):
-        """Special tokens are left out, all of them, or shown, all of them."""
-        if question["remove_special"] is question["unparse_special"]:
+        if question["remove_special"] or not question["unparse_special"]:
             raise Unsupported("special tokens are all left out or all shown")
-        skip = question["remove_special"]
-        return encoded(
-            self.tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
-            for ids in question["ids"]
-        )
+        options = {"clean_up_tokenization_spaces": False}
+        return encoded(self.tokenizer.decode(ids, **options) for ids in question["ids"])
 
 
 def dequantize(question, arrays):

@@ -1,9 +1,15 @@
-"""xllamacpp: llama.cpp's server inside of a Python process, asked without HTTP."""
+"""xllamacpp: llama.cpp's server inside of a Python process.
+
+Its /detokenize keeps the space in front of a text that llama_detokenize takes away, by intention:
+that is not asked for.
+"""
 
 import importlib.metadata
+import json
+import urllib.request
 
 import xllamacpp
-from answering import Unsupported, encoded, later, serve, texts
+from answering import later, serve, texts
 
 
 class Model:
@@ -21,26 +27,30 @@ class Model:
         p.flash_attn_type = getattr(attention, f"LLAMA_FLASH_ATTN_TYPE_{on}")
         self.server = xllamacpp.Server(p)
 
+    def ask(self, path, body):
+        """Of its own endpoints, on this machine; what it offers in Python is OpenAI's alone."""
+        asked = urllib.request.Request(
+            self.server.listening_address + path,
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(asked) as reply:
+            return json.load(reply)
+
     def tokenize(self, question, _):
         flags = {name: question[name] for name in ("add_special", "parse_special")}
         asked = ({"content": text, **flags} for text in texts(question))
-        return {"ids": [self.server.handle_tokenize(each)["tokens"] for each in asked]}, {}
-
-    def detokenize(self, question, _):
-        if question["remove_special"] or not question["unparse_special"]:
-            raise Unsupported("special tokens are shown as their text, always")
-        answers = (self.server.handle_detokenize({"tokens": ids}) for ids in question["ids"])
-        return encoded(answer["content"] for answer in answers)
+        return {"ids": [self.ask("/tokenize", each)["tokens"] for each in asked]}, {}
 
     def greedy(self, question, _):
         options = {"temperature": 0, "ignore_eos": True, "cache_prompt": False}
         asked = {"prompt": question["prompt"], "n_predict": question["n"], "return_tokens": True}
-        return {"ids": self.server.handle_completions({**asked, **options})["tokens"]}, {}
+        return {"ids": self.ask("/completion", {**asked, **options})["tokens"]}, {}
 
 
 def start(path, settings):
     said = {"engine": "xllamacpp", "version": importlib.metadata.version("xllamacpp")}
-    asked = ("tokenize", "detokenize", "greedy") if path else ()
+    asked = ("tokenize", "greedy") if path else ()
     return {**said, "text": "utf8"}, later(lambda: Model(path, settings), *asked)
 
 

@@ -1,0 +1,68 @@
+"""Engines of `lockstep engine`, where they have been added: they agree but for what is known."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.check import Plan, open_plan, run_suites
+from harness.foreign.building import command_of, is_added
+from harness.foreign.engines import ENGINES
+from harness.foreign.findings import is_seen_in, verdicts_on_case
+from harness.known.foreign import Finding, foreign_findings
+from harness.protocol.smoke import smoke
+from harness.records import EXACT
+from harness.run import builtin_model
+
+SLOW = ("tinygrad",)  # it compiles every step anew: minutes, for findings by `lockstep finding`
+
+
+def need(name: str) -> None:
+    if not is_added(ENGINES[name]):
+        pytest.skip(f"{name} is not added (lockstep engine add {name}): it was not asked")
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_all_that_an_engine_offers_is_answered_in_form(name: str, tmp_path: Path) -> None:
+    need(name)
+    command = command_of(name)
+    assert command is not None
+    model = builtin_model("f32", tmp_path)
+    steps = list(smoke(command, model, EXACT, time_limit=120.0, start_limit=300.0, name=name))
+    wrong = {step.level for step in steps if step.status == "wrong"}
+    assert wrong == ({"tokenize"} if name == "ctransformers" else set())  # a known crash
+    assert [step.level for step in steps if step.status == "works"][1:]
+
+
+@pytest.mark.parametrize("name", [name for name in ENGINES if name not in SLOW])
+def test_an_engine_agrees_on_a_seeded_model_but_for_what_is_known(
+    name: str, tmp_path: Path
+) -> None:
+    need(name)
+    model = builtin_model("f32", tmp_path)
+    plan = Plan(
+        case="f32",
+        model=model,
+        subject_model=model,
+        engine=name,
+        settings=EXACT,
+        n_tokens=8,
+        n_steps=4,
+    )
+    opened = open_plan(plan, lambda _: None)
+    try:
+        verdicts = list(run_suites(opened.context, ()))
+    finally:
+        opened.close()
+    assert [v.summary for v in verdicts if v.status == "diverged"] == []
+    crashed = [v for v in verdicts if v.status in ("crashed", "malformed", "timed-out")]
+    assert all(v.detail.get("known") for v in crashed)
+
+
+@pytest.mark.parametrize("finding", foreign_findings(), ids=lambda finding: finding.id)
+def test_a_finding_is_still_true(finding: Finding) -> None:
+    need(finding.engine)
+    if finding.engine in SLOW and finding.suites != ("metadata",):
+        pytest.skip(f"it takes minutes: lockstep finding {finding.id} --run was not tried")
+    verdicts = verdicts_on_case(finding, lambda _: None)
+    assert any(is_seen_in(finding, verdict) for verdict in verdicts)
+    assert [v.summary for v in verdicts if v.status == "diverged"] == []
