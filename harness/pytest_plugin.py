@@ -152,7 +152,8 @@ def check_with(
     said = [explain(v) for v in result.verdicts if v.status not in ("agreed", "excused")]
     applies = {v.status for v in result.verdicts} - {"not-applicable"}
     if not applies:
-        pytest.skip("; ".join(v.summary for v in result.verdicts) or "it does not apply")
+        why = "; ".join(v.summary for v in result.verdicts) or "it does not apply"
+        pytest.skip(why)
     if result.code:
         pytest.fail("\n\n".join([*said, f"report: {result.folder}"]), pytrace=False)
     return result
