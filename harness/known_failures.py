@@ -91,6 +91,13 @@ def check_row(row: Any, where: str) -> None:
         raise InvalidModel(f"{where}: expected the texts {', '.join(FIELDS)}, got {row!r:.200}")
 
 
+def check_writable(path: Path) -> None:
+    """Before a run that takes a while. Raises InvalidModel."""
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        why = "is a folder" if path.is_dir() else f"{path.absolute().parent} is no folder"
+        raise InvalidModel(f"{path}: cannot be written: {why}")
+
+
 def write_known(path: Path, verdicts: Sequence[Verdict], old: KnownFailures) -> int:
     """What differs now, with the reasons that were written down before; how many."""
     differ = [v for v in verdicts if v.status == "diverged" and not v.key.startswith("known/")]

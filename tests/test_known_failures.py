@@ -7,6 +7,7 @@ import pytest
 
 from engine.errors import InvalidModel
 from harness.check import Plan, exit_code
+from harness.cli import app
 from harness.known_failures import UNKNOWN, KnownFailures, read_known, write_known
 from harness.records import EXACT, Status, Verdict
 from harness.run import Listener, RunResult, builtin_model, run_plans
@@ -132,3 +133,14 @@ def test_a_run_with_its_own_list_ends_well_and_the_list_of_a_mended_engine_does_
     mended = run(tmp_path, "reference", read_known(path))
     assert mended.code == 1
     assert any("differs no more" in v.summary for v in mended.verdicts)
+
+
+def test_a_list_that_cannot_be_written_is_said_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path, words in ((tmp_path, "is a folder"), (tmp_path / "no" / "k.json", "is no folder")):
+        with pytest.raises(SystemExit) as end:
+            app(["check", "builtin:f32", "--write-known", str(path), "--report", str(tmp_path)])
+        assert end.value.code == 2
+        assert words in capsys.readouterr().err
+    assert not list(tmp_path.glob("*-check"))

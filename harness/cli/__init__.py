@@ -172,7 +172,7 @@ def check(
       lockstep check model.gguf --engine ./my-engine --known known.json
     """
     from harness.cli.variants import variant_files
-    from harness.known_failures import KnownFailures, read_known
+    from harness.known_failures import KnownFailures, check_writable, read_known
     from harness.known_failures import write_known as write_failures
     from harness.run import Listener, run_plans
 
@@ -181,6 +181,8 @@ def check(
         raise typer.BadParameter("--arch makes the model: give no MODEL, no --subject-model")
     n = steps or (64 if arch is None else STEPS_OF_VARIANTS)
     with screen(quiet, as_json) as out, model_folder() as folder:
+        if write_known:
+            check_writable(write_known)
         out.progress("models", "making them")
         files = models_of(model, folder) if arch is None else variant_files(arch, folder, seed)
         plans = [

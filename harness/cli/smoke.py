@@ -34,7 +34,7 @@ def smoke(
     It is what `check --engine COMMAND` asks, once each and on a tiny model; whether the numbers are
     right is for `check`. The protocol is in harness/protocol/PROTOCOL.md, examples in C, JavaScript
     and Python in examples/. Exit codes: 0 all that is offered works, 1 something is answered
-    wrongly, 3 nothing is offered. Examples:
+    wrongly, 3 nothing works. Examples:
 
     \b
       lockstep smoke -- ./my-engine --threads 1
@@ -79,7 +79,7 @@ def smoke(
                 steps.append(step)
                 if not as_json:
                     out.line(f"{step.level:<12}{MARKS[step.status]:<8} {step.words}".rstrip())
-        offered = [s for s in steps if s.status != "not offered" and s.level != work.START]
+        offered = [s for s in steps if s.status == "works" and s.level != work.START]
         wrong = any(step.status == "wrong" for step in steps)
         if as_json:
             out.json({"command": words, "levels": [asdict(step) for step in steps]})

@@ -59,17 +59,17 @@ class Tokens(Suite, name="tokens"):
 
     def run(self, context: Context) -> Iterator[Verdict]:
         known = originals_of(context.file.metadata)
-        for add, parse in itertools.product((True, False), repeat=2):
-            flags = {"add_special": add, "parse_special": parse}
-            yield asked(context, "encode", flags, partial(self.encoded, known=known))
+        both = itertools.product((True, False), repeat=2)
+        flags = [{"add_special": add, "parse_special": parse} for add, parse in both]
+        yield from asked(context, "encode", flags, partial(self.encoded, known=known))
         if not context.subject_info.utf8_only:
             yield self.beyond(context)
         oracle_ids = context.ask(context.oracle, "tokenize", TEXTS)
         n_vocab = context.facts.n_vocab
         rows = [*oracle_ids, *([token] for token in some_tokens(n_vocab))]
-        for remove, unparse in itertools.product((True, False), repeat=2):
-            flags = {"remove_special": remove, "unparse_special": unparse}
-            yield asked(context, "decode", flags, partial(self.decoded, rows=rows))
+        both = itertools.product((True, False), repeat=2)
+        flags = [{"remove_special": remove, "unparse_special": unparse} for remove, unparse in both]
+        yield from asked(context, "decode", flags, partial(self.decoded, rows=rows))
 
     def encoded(
         self, context: Context, flags: dict[str, bool], known: Sequence[Original]
@@ -114,16 +114,25 @@ class Tokens(Suite, name="tokens"):
 
 
 def asked(
-    context: Context, way: str, flags: dict[str, bool], question: Callable[..., Verdict]
-) -> Verdict:
-    """Flags that an engine does not have cost what is asked with them alone."""
-    try:
-        return question(context, flags=flags)
-    except NoAnswer as error:
-        if error.status != "not-compared":
-            raise
-        text = f"{way} ({named(flags)}): {error.summary}"
-        return context.verdict("tokens", error.status, text, error.detail)
+    context: Context, way: str, flags: Sequence[dict[str, bool]], question: Callable[..., Verdict]
+) -> Iterator[Verdict]:
+    """Flags that an engine does not have cost what is asked with them alone; if it has none of
+    them, it does not have the question."""
+    found: list[Verdict] = []
+    missing: list[NoAnswer] = []
+    for each in flags:
+        try:
+            found.append(question(context, flags=each))
+        except NoAnswer as error:
+            if error.status != "not-compared":
+                yield from found
+                raise
+            missing.append(error)
+            text = f"{way} ({named(each)}): {error.summary}"
+            found.append(context.verdict("tokens", error.status, text, error.detail))
+    if len(missing) == len(flags):
+        raise missing[0]
+    yield from found
 
 
 def may_be_asked(context: Context, text: bytes) -> bool:

@@ -48,6 +48,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("harness.dumps", "harness.http"),
     ("harness.runner",),
     ("harness.suites.base",),
+    ("harness.relations",),
     ("harness.shadow",),
     ("harness.graph",),
     ("harness.honest_runs",),
