@@ -70,8 +70,7 @@ def along_nodes(context: Context) -> bool:
     text = context.facts.no_graph or f"{who} does not show tensors"
     if context.facts.no_graph:
         text += f", and {who} cannot be asked for single ops of llama.cpp's graph"
-    declared = context.subject_info.levels is not None  # and said so when it was started
-    status: Status = "not-compared" if context.named and not declared else "not-applicable"
+    status: Status = "not-compared" if context.named else "not-applicable"
     raise NoAnswer(status, text, {})
 
 

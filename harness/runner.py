@@ -65,7 +65,7 @@ class Runner:
             return DumpSession(folder, model, settings, map_of(adapter))
         if is_address(adapter):
             return HttpSession(adapter, model, settings, time_limit=self.time_limit)
-        users = is_users(adapter)
+        users = adapter not in ENGINES and is_users(adapter)
         if not users and (command := command_of(adapter)):
             return ProgramSession(
                 command,

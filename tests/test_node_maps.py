@@ -131,13 +131,23 @@ def test_what_no_pattern_fits_is_named_where_the_logits_are_missing(
         checked(model, f"dump:{folder}", "logits")
 
 
+def test_a_node_that_the_model_does_not_have_is_named_with_those_that_are_near(
+    model: Path, written: Path, tmp_path: Path
+) -> None:
+    folder = renamed(written, tmp_path / "d", lambda tensors: tensors, map="own.toml")
+    nodes = '"result_output" = "result_output"\n"embd" = "embdd"\n'
+    (folder / "own.toml").write_text(f"[nodes]\n{nodes}")
+    with pytest.raises(BadInput, match=r"no node named 'embdd' \(near: embd"):
+        checked(model, f"dump:{folder}", "logits")
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("[", "no TOML"),
         ("[nodes]\n", "expected one table"),
         ("[other]\na = 1\n", "expected one table"),
-        ('[nodes]\na = "attn_nrm"\n', r"no node named 'attn_nrm' \(near: attn_norm"),
+        ('[nodes]\na = "attn norm"\n', "expected a node such as attn_norm-"),
         ("[nodes]\na = 7\n", "expected a node, or a table"),
         ('[nodes]\na = { node = "embd", scale = 2 }\n', "expected a node, or a table"),
         ('[nodes]\n"a.{layer}" = "embd"\n', "must be in both"),

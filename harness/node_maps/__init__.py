@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from engine.choices import choices
 from engine.errors import InvalidModel
 from engine.regular_file import read_regular
-from engine.trace import SITES
 
 LARGEST = 1 << 20  # bytes of a map file
 MOST_STARS = 2  # each makes matching slower by the length of a name
 LONGEST_NAME = 500
 LAYER = "{layer}"
+NODE = re.compile(r"[\w.]{1,64}(-\{layer\})?")  # which there are, a model's graph says
 HEADS = {"Qcur": "heads", "Kcur": "kv_heads", "Qcur_rope": "heads", "Kcur_rope": "kv_heads"}
 
 
@@ -128,9 +128,8 @@ def base_of(node: str) -> str:
 
 
 def check_node(where: str, pattern: str, node: Any) -> None:
-    if type(node) is not str or base_of(node) not in SITES:
-        known = choices(base_of(str(node)), SITES)
-        raise InvalidModel(f"{where}: no node named {node!r:.80} {known}")
+    if type(node) is not str or not NODE.fullmatch(node):
+        raise InvalidModel(f"{where}: expected a node such as attn_norm-{LAYER}, got {node!r:.80}")
     if (LAYER in node) is not (LAYER in pattern):
         raise InvalidModel(f"{where}: {LAYER} must be in both the name and the node, or in none")
 
