@@ -173,17 +173,29 @@ def lockstep(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 
 class Summary:
-    """Says at the end where the reports are; with xdist it is told by the workers."""
+    """Says at the end where the reports are; with xdist it is told by the workers.
+
+    Where each of our tests was skipped nothing was compared, and that is no success.
+    """
 
     def __init__(self) -> None:
         self.folders: list[str] = []
+        self.outcomes: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call":
-            self.folders += [str(value) for name, value in report.user_properties if name == OUTPUT]
+            ours = [str(value) for name, value in report.user_properties if name == OUTPUT]
+            self.folders += ours
+            self.outcomes |= {report.outcome} if ours else set()
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.outcomes == {"skipped"} and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.folders:
             terminalreporter.section("lockstep")
             for folder in self.folders:
                 terminalreporter.line(f"{folder}/report.jsonl")
+        if self.outcomes == {"skipped"}:
+            terminalreporter.line("every test was skipped: nothing was compared")

@@ -89,7 +89,7 @@ def test_the_fixture_checks_what_a_test_asks_for(models: list[Path], tmp_path: P
     assert code == 0
 
 
-def test_what_an_engine_does_not_offer_is_skipped_unless_its_suite_is_named(
+def test_what_an_engine_does_not_offer_is_skipped_and_nothing_else_is_no_success(
     models: list[Path], tmp_path: Path
 ) -> None:
     text = (EXAMPLES / "engine.py").read_text()
@@ -103,6 +103,10 @@ def test_what_an_engine_does_not_offer_is_skipped_unless_its_suite_is_named(
     code, said = pytest_in(tmp_path, *given, "--lockstep-suite", "trace")
     assert "1 failed" in said, said
     assert code == 1
+    code, said = pytest_in(tmp_path, *given, "--lockstep-suite", "tokens")
+    assert "1 skipped" in said, said
+    assert "nothing was compared" in said
+    assert code == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
 def test_a_divergence_that_is_listed_passes_with_nothing_beside_it(
