@@ -11,15 +11,18 @@ from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import Build
 from engine.registry import import_members
 from engine.tokenizers.base import tokenizer_of
+from engine.trace import SITES
 from harness.adapters import split_version
-from harness.dumps import folder_of, is_outside, read_dump
+from harness.adapters._users import is_users
+from harness.dumps import Dump, check_model, folder_of, map_of, read_dump, unknown
 from harness.environments import provide
 from harness.facts import ModelFacts, facts_of_model, too_long
 from harness.honest_runs import AlongLlamaCpp, AlongOurGraph
+from harness.http.session import is_address
 from harness.known.foreign import excused_if_foreign
 from harness.known.runs import excused_if_known
-from harness.records import BOTH, Answered, EngineInfo, Settings, Verdict
-from harness.runner import Runner, Session
+from harness.records import BOTH, Answered, EngineInfo, Settings, Unanswerable, Verdict
+from harness.runner import Runner, Session, is_outside
 from harness.shadow.known import known_crash
 from harness.suites.base import (
     STEPS_TRACED,
@@ -36,6 +39,9 @@ CELLS = 256  # llama.cpp's granule of the cache
 PROMPT_TOKENS = 64  # room for the prompt of `decode`, unless a longer one is given
 
 
+UNQUANTISED = ("F32", "F16", "BF16")  # values that llama.cpp attends to without flash attention
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What was asked for."""
@@ -47,6 +53,7 @@ class Plan:
     oracle: str = "llama.cpp"
     settings: Settings
     suites: tuple[str, ...] = ()  # empty: all
+    by_name: bool = True  # somebody asked for just these, so none may be left out
     n_tokens: int = 32
     n_steps: int = 64
     prompt: bytes = PROMPT  # what `decode` goes on from, if the model has a vocabulary
@@ -140,9 +147,13 @@ class Opened:
 
 
 def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
-    given = batches_given(plan)
+    dump = dump_given(plan)
+    given = dump.batches if dump else ()
     plan = replace(plan, n_tokens=sum(map(len, given)) or plan.n_tokens)
     facts = preflight(plan)
+    check_ids(plan, given, facts.n_vocab)
+    if dump and not facts.no_graph:
+        check_nodes(dump)
     engine = stand_in(plan.engine, facts)
     runner = Runner(time_limit=plan.time_limit, memory_limit=plan.memory_limit)
     settings = settings_for(plan)
@@ -153,6 +164,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
             # it may not be able to set everything, and the oracle can
             progress(f"starting {program.name}")
             settings = described(program).settings or settings
+            check_followed(program, settings)
         for name in (plan.oracle, engine):
             provide(name, progress)
         oracle = runner.open(plan.oracle, plan.model, settings)
@@ -178,7 +190,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
             n_steps=plan.n_steps,
             prompt=plan.prompt,
             seed=plan.seed,
-            named=bool(plan.suites),
+            named=plan.by_name and bool(plan.suites),
             facts=facts,
             make_honest=honest_runs,
             make_honest_embeddings=along_llama_cpp(embeddings=True),
@@ -191,13 +203,46 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
     )
 
 
-def batches_given(plan: Plan) -> tuple[Batch, ...]:
-    """Those of the run that the subject holds, if it holds one. Raises BadInput."""
+def check_followed(program: Session, settings: Settings) -> None:
+    """Raises BadInput where llama.cpp cannot be run with the settings of a program: it would be
+    blamed for refusing them."""
+    if settings.type_v not in UNQUANTISED and not settings.flash_attn:
+        program.close()
+        raise BadInput(
+            f"{program.name} keeps values in a {settings.type_v} cache without flash attention, "
+            "which llama.cpp cannot; let it take another type, or flash attention"
+        )
+
+
+def dump_given(plan: Plan) -> Dump | None:
+    """The run that the subject holds, if it holds one. Raises BadInput."""
     folder = folder_of(plan.engine)
+    if folder is None:
+        return None
     try:
-        return read_dump(folder).batches if folder else ()
+        dump = read_dump(folder, map_of(plan.engine))
+        check_model(dump, plan.subject_model)
     except EngineError as error:
         raise BadInput(str(error)) from error
+    except OSError as error:  # of the model
+        raise BadInput(f"{plan.subject_model}: {error.strerror or error}") from error
+    return dump
+
+
+def check_nodes(dump: Dump) -> None:
+    """Of a model that our engine has a graph for a dump has our names, which are llama.cpp's;
+    llama.cpp's graph of another is not known yet. Raises BadInput."""
+    for site, held in dump.files.items():
+        if site.name not in SITES:
+            raise BadInput(f"{held.path}: {unknown(site)}")
+
+
+def check_ids(plan: Plan, given: Sequence[Batch], n_vocab: int) -> None:
+    """Raises BadInput: whoever is asked for such a run would be blamed for refusing it."""
+    largest = max((int(batch.tokens.max()) for batch in given), default=-1)
+    if n_vocab and largest >= n_vocab:
+        text = f"the run has token {largest}, and {plan.model} a vocabulary of {n_vocab}"
+        raise BadInput(f"{plan.engine}: {text}")
 
 
 def stand_in(engine: str, facts: ModelFacts) -> str:
@@ -235,6 +280,8 @@ def is_compiled(ops: str, *, flash_attn: bool) -> bool:
 
 def described(session: Session) -> EngineInfo:
     outcome = session.ask("describe")
+    if isinstance(outcome, Unanswerable) and (is_address(session.name) or is_users(session.name)):
+        raise BadInput(f"{session.name}: {outcome.message}")
     if not isinstance(outcome, Answered):
         why = str(no_answer(session.name, "describe", outcome)).splitlines()[-1]
         raise BadInput(f"{session.name} cannot be started: {why}; see lockstep doctor")
@@ -306,13 +353,21 @@ def exit_code_of_run(verdicts: Sequence[Verdict]) -> int:
 def exit_code(verdicts: Sequence[Verdict]) -> int:
     """0 conform, 1 divergence, 2 a defect of Lockstep, 3 incomplete.
 
-    Nothing compared is incomplete, never conform.
+    Nothing compared is incomplete, never conform; nor does it help the engine under test that the
+    oracle is right by itself, unless nothing else was asked.
     """
     found = {v.status for v in verdicts}
+    of_subject = [v for v in verdicts if v.about == BOTH] or verdicts
     if "diverged" in found:
         return 1
     if "internal" in found:
         return 2
-    if found & {"crashed", "timed-out", "malformed", "not-compared"} or "agreed" not in found:
+    if found & {"crashed", "timed-out", "malformed", "not-compared"}:
         return 3
-    return 0
+    return 0 if any(map(is_compared, of_subject)) else 3
+
+
+def is_compared(verdict: Verdict) -> bool:
+    """Whether it says something: what the user lists as known was compared, a tie tells nothing."""
+    listed = verdict.status == "excused" and "listed" in verdict.detail
+    return listed or verdict.status == "agreed"

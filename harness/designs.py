@@ -53,6 +53,33 @@ def wide_attention(
     return wide.out, tolerances.flash_attn(wide.out, wide.radius)
 
 
+def wide_scores(q: F32, k: NDArray[Any]) -> tuple[F32, Bound]:
+    """Queries in float32 on keys of any type, and the bound of a scalar loop."""
+    out = Reference().kq(q, k)
+    return out, scores_bound(q, k, out, 1)
+
+
+def wide_mixture(p: F32, v: NDArray[Any]) -> tuple[F32, Bound]:
+    """Weights of attention in float32 on values of any type."""
+    out = Reference().kqv(p, v)
+    return out, mixture_bound(p, v, out, 1)
+
+
+def scores_bound(q: F32, k: NDArray[Any], out: F32, lanes: int) -> Bound:
+    size = np.abs(q, dtype=np.float64).transpose(1, 0, 2)
+    size = size @ np.abs(Reference().spread(k, q.shape[1])).transpose(0, 2, 1)
+    return tolerances.product(size, out, q.shape[-1], lanes, 1)
+
+
+def mixture_bound(p: F32, v: NDArray[Any], out: F32, lanes: int) -> Bound:
+    weights, values = p.astype(np.float64), np.abs(Reference().spread(v, p.shape[0]))
+    size = weights @ values
+    if not np.isfinite(values).all():  # of a hidden cell: who leaves it out has no 0 * NaN
+        size[((weights == 0) @ ~np.isfinite(values)) > 0] = np.inf
+    size = size.transpose(1, 0, 2).reshape(out.shape)
+    return tolerances.product(size, out, p.shape[-1], lanes, 1)
+
+
 def plain_product(x: NDArray[np.float64], weight: Weight) -> tuple[F32, Bound]:
     """x: (tokens, inputs) times the decoded weights, and the bound of a scalar loop."""
     out = np.empty((len(x), weight.shape[0]), np.float32)

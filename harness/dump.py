@@ -1,6 +1,8 @@
 """`lockstep trace`: the named tensors of a run as safetensors, with an index."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +11,31 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from engine.batch import Batch
+from engine.ops.ggml.base import Node
 from engine.trace import SITES
 from harness.check import BadInput, Plan, open_plan
 from harness.children import Say
+from harness.graph.program import Program
+from harness.graph.record import record
+from harness.graph.wiring import sites_of
 from harness.quick import answer
-from harness.records import Evaluation, Request, Site
+from harness.records import (
+    Answered,
+    Evaluation,
+    Request,
+    Site,
+    TensorRecord,
+    Trace,
+    Unanswerable,
+)
 from harness.report.header import header, model_row
+from harness.session import Session
+from harness.shadow.nodes import capture
+from harness.suites.base import lacks, no_answer
 
 
 def dump_trace(plan: Plan, folder: Path, prompt: str | None, say: Say) -> None:
-    """Says the number of tensors in the end. A prompt's text replaces the seeded tokens."""
+    """Says how many tensors and whose in the end. A prompt's text replaces the seeded tokens."""
     opened = open_plan(plan, say)
     try:
         context = opened.context
@@ -29,14 +46,11 @@ def dump_trace(plan: Plan, folder: Path, prompt: str | None, say: Say) -> None:
             raw = prompt.encode("utf-8", "surrogateescape")
             batches = (Batch.of(answer(context.subject, "tokenize", [raw])[0]),)
         say("running")
-        run: Evaluation = answer(
-            context.subject, "evaluate", Request(batches=batches, capture=True)
-        )
+        trace = traced(context.subject, batches, context.facts.no_graph)
     finally:
         opened.close()
-    assert run.trace is not None
-    tensors = {key_of(r.site): np.ascontiguousarray(r.value) for r in run.trace.records}
-    rows = [row_of(r.site, r.value) for r in run.trace.records]
+    tensors = {key_of(r.site): np.ascontiguousarray(r.value) for r in trace.records}
+    rows = [row_of(r.site, r.value) for r in trace.records]
     tokens = [batch.tokens.tolist() for batch in batches]
     index = header(
         f"lockstep trace {plan.command}",
@@ -47,7 +61,37 @@ def dump_trace(plan: Plan, folder: Path, prompt: str | None, say: Say) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "tensors.safetensors")
     (folder / "index.json").write_text(json.dumps(index, indent=1) + "\n")
-    say(len(tensors))
+    say((len(tensors), opened.engines[1].engine))  # a replay in reference's place, say
+
+
+def traced(session: Session, batches: Sequence[Batch], no_graph: str) -> Trace:
+    """Of a model without logits the run that comes to embeddings; of llama.cpp, where our engine
+    has no graph of the model, every node of its own."""
+    request = Request(batches=tuple(batches), capture=True)
+    outcome = session.ask("evaluate", request)
+    if lacks(outcome):
+        request = replace(request, embeddings=True)
+    elif no_graph and isinstance(outcome, Unanswerable):
+        found = record(session, batches)
+        if isinstance(found, Program):
+            return captured(session, batches, found)
+    run: Evaluation = answer(session, "evaluate", request)
+    assert run.trace is not None
+    return run.trace
+
+
+def captured(session: Session, batches: Sequence[Batch], program: Program) -> Trace:
+    """Under the names that a replay gives them."""
+    sites, records = sites_of(program), []
+
+    def keep(node: Node) -> None:
+        site = sites[node.step, node.ubatch, node.index]
+        records.append(TensorRecord(site=site, value=node.value.copy()))
+
+    outcome = capture(session, keep, batches)
+    if not isinstance(outcome, Answered):
+        raise no_answer(session.name, "capture", outcome)
+    return Trace(engine=session.name, records=tuple(records))
 
 
 def key_of(site: Site) -> str:

@@ -5,11 +5,16 @@
 
 The tokens are those of each batch, one sequence from position 0 on. `lockstep trace` writes the
 same form, and so which ids to run. Any node may be missing, but not result_output: the logits.
+What the index says beside that of the cache ("settings": {"type_k": "F16", ...}) and of the model
+("models": [{"sha256": ...}]) holds: llama.cpp is run with the same, and no other file is compared.
+Other names are translated by a map (harness.node_maps): `"map": "transformers"` in the index, a
+path from the folder, or `dump:FOLDER#map=MAP`. Without `stepN/` a tensor is of step 0.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -21,12 +26,13 @@ from safetensors import SafetensorError, safe_open
 from engine.batch import Batch
 from engine.choices import choices
 from engine.errors import EngineError, InvalidModel
-from engine.regular_file import read_regular
+from engine.regular_file import check_regular, read_regular
 from engine.trace import SITES
 from harness.answers import MalformedAnswer
-from harness.protocol.messages import printable, site_of
-from harness.protocol.session import command_of
+from harness.node_maps import NodeMap, Rule, not_found, read_map, ready
+from harness.protocol.messages import printable, settings_of, site_of
 from harness.records import (
+    EXACT,
     Answered,
     EngineInfo,
     Evaluation,
@@ -40,13 +46,16 @@ from harness.records import (
     Trace,
     Unanswerable,
 )
+from harness.report.header import sha256_of
 from harness.session import Session
 
-PREFIX = "dump:"
+PREFIX, MAP = "dump:", "#map="
 INDEX = "index.json"
 LARGEST_INDEX = 64 << 20
 MOST_TOKENS = 1 << 20
 LOGITS = "result_output"
+NUMERIC = ("type_k", "type_v", "flash_attn", "n_threads")
+STEP = re.compile(r"step[0-9]{1,6}/")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,21 +66,38 @@ class Dump:
     engine: str
     version: str
     batches: tuple[Batch, ...]
-    files: Mapping[Site, tuple[Path, str]]
+    files: Mapping[Site, "Held"]
+    settings: Mapping[str, Any]  # those that are known
+    models: tuple[str, ...]  # hashes of the file that was run, if they are known
+    strangers: tuple[str, ...] = ()  # names that no pattern of the map fits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A tensor in a file. rule: of the map, if there is one."""
+
+    path: Path
+    key: str
+    rule: Rule | None = None
 
 
 def folder_of(engine: str) -> Path | None:
     """If that is what names the engine."""
-    return Path(engine.removeprefix(PREFIX)) if engine.startswith(PREFIX) else None
+    place = engine.removeprefix(PREFIX).rpartition(MAP)
+    return Path(place[0] or place[2]) if engine.startswith(PREFIX) else None
 
 
-def is_outside(engine: str) -> bool:
-    """Whether it is named by where it is: a dump, or a command."""
-    return folder_of(engine) is not None or command_of(engine) is not None
+def map_of(engine: str) -> str:
+    """What its tensors' names are translated by; "": what the index says."""
+    folder, _, name = engine.removeprefix(PREFIX).rpartition(MAP)
+    return name if folder else ""
 
 
-def read_dump(folder: Path) -> Dump:
-    """Raises EngineError: what is missing or wrong in which file."""
+def read_dump(folder: Path, map_name: str = "") -> Dump:
+    """map_name: a ready one, or a file from here; else what the index says, from the folder.
+
+    Raises EngineError: what is missing or wrong in which file.
+    """
     path = folder / INDEX
     try:
         index = json.loads(read_regular(path, LARGEST_INDEX))
@@ -85,13 +111,55 @@ def read_dump(folder: Path) -> Dump:
     batches = batches_of(path, index.get("tokens"))
     said = index.get("engines") or [index]  # of one that lockstep wrote
     who = said[0] if type(said) is list and type(said[0]) is dict else {}
+    settings = recorded_settings(path, who.get("settings", {}))
+    files, strangers = sites_in(folder, len(batches), map_in(path, index, map_name))
     return Dump(
         folder=folder,
         engine=printable(str(who.get("engine", folder.name))),
         version=printable(str(who.get("version", "unknown"))),
         batches=batches,
-        files=sites_in(folder, len(batches)),
+        files=files,
+        settings=settings,
+        models=hashes_in(index.get("models")),
+        strangers=strangers,
     )
+
+
+def recorded_settings(path: Path, said: Any) -> dict[str, Any]:
+    """Those that numbers depend on."""
+    known = {key: said[key] for key in NUMERIC if key in said} if type(said) is dict else said
+    try:
+        settings_of(EXACT, known)
+    except MalformedAnswer as error:
+        raise InvalidModel(f"{path}: {error}") from error
+    return dict(known)
+
+
+def hashes_in(models: Any) -> tuple[str, ...]:
+    rows = models if type(models) is list else []
+    rows = [row for row in rows if type(row) is dict and row.get("role") in ("both", "subject")]
+    return tuple(row["sha256"] for row in rows if type(row.get("sha256")) is str)
+
+
+def check_model(dump: Dump, path: Path) -> None:
+    """Raises InvalidModel if the run was of another file."""
+    if not dump.models:
+        return
+    found = sha256_of(path)
+    if found not in dump.models:
+        raise InvalidModel(
+            f"{dump.folder / INDEX}: the run was of a model with sha256 "
+            f"{printable(dump.models[0][:64])}, and {path} has {found}: check the dump with its own"
+        )
+
+
+def map_in(path: Path, index: Mapping[str, Any], name: str) -> NodeMap | None:
+    if name:
+        return read_map(name)
+    said = index.get("map")
+    if said is not None and type(said) is not str:
+        raise InvalidModel(f'{path}: "map" must be the name of a map, or a file')
+    return read_map(said, path.parent) if said else None
 
 
 def batches_of(path: Path, tokens: Any) -> tuple[Batch, ...]:
@@ -106,47 +174,86 @@ def batches_of(path: Path, tokens: Any) -> tuple[Batch, ...]:
     return tuple(Batch.of(row, start=at) for row, at in zip(tokens, starts, strict=False))
 
 
-def sites_in(folder: Path, steps: int) -> dict[Site, tuple[Path, str]]:
-    found: dict[Site, tuple[Path, str]] = {}
+def sites_in(
+    folder: Path, steps: int, names: NodeMap | None
+) -> tuple[dict[Site, Held], tuple[str, ...]]:
+    """Where each tensor lies, and the names that the map has nothing for."""
+    found: dict[Site, Held] = {}
+    strangers: list[str] = []
     for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="numpy") as file:
-                keys = list(file.keys())
-        except (SafetensorError, OSError) as error:
-            raise InvalidModel(f"{path}: {error}") from error
-        for key in keys:
-            try:
-                site = site_of(key)
-            except MalformedAnswer as error:
-                raise InvalidModel(f"{path}: {error}") from error
-            if site.name not in SITES:
-                known = choices(site.name, SITES)
-                raise InvalidModel(f"{path}: no node named {site.name!r} {known}")
+        for key in keys_of(path):
+            held = translated(path, key, names)
+            if held is None:
+                strangers.append(key)
+                continue
+            site = site_in(path, *held)
             if site.step >= steps or site in found:
                 why = "is there twice" if site in found else f"is of none of {steps} batches"
                 raise InvalidModel(f"{path}: {key} {why}")
-            found[site] = path, key
+            found[site] = held[1]
     for step in range(steps):
         if Site(step=step, layer=None, name=LOGITS) not in found:
-            raise InvalidModel(f"{folder}: no tensor step{step}/{LOGITS} in any *.safetensors")
-    return found
+            of = f" ({not_found(strangers)}: no pattern of {names.name} fits)" if names else ""
+            of = of or next((f"; {unknown(each)}" for each in found if each.name not in SITES), "")
+            raise InvalidModel(f"{folder}: no tensor step{step}/{LOGITS} in any *.safetensors{of}")
+    return found, tuple(strangers)
 
 
-def value_of(path: Path, key: str) -> NDArray[Any]:
+def unknown(site: Site) -> str:
+    maps = ", ".join(ready())
+    known = choices(site.name, SITES)
+    return f"no node named {site.name!r} {known}; --map translates other names ({maps})"
+
+
+def keys_of(path: Path) -> list[str]:
+    try:
+        check_regular(path)
+        with safe_open(path, framework="numpy") as file:
+            return list(file.keys())
+    except (SafetensorError, OSError) as error:
+        raise InvalidModel(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def translated(path: Path, key: str, names: NodeMap | None) -> tuple[str, Held] | None:
+    """Its name as `stepN/NODE`; None: the map has none for it."""
+    if names is None:
+        return key, Held(path=path, key=key)
+    match = STEP.match(key)
+    step = match[0] if match else "step0/"
+    found = names.find(key.removeprefix(step))
+    return (step + found[0], Held(path=path, key=key, rule=found[1])) if found else None
+
+
+def site_in(path: Path, name: str, held: Held) -> Site:
+    try:
+        site = site_of(name)
+    except MalformedAnswer as error:
+        raise InvalidModel(f"{path}: {error}") from error
+    return site
+
+
+def value_of(site: Site, held: Held, sizes: Mapping[str, int]) -> NDArray[Any]:
     """As the engine computed it: floats in single precision, without leading axes of one."""
-    with safe_open(path, framework="numpy") as file:
-        value: NDArray[Any] = file.get_tensor(key)
-    axes = len(SITES[site_of(key).name].shape.split(","))
-    while value.ndim > axes and value.shape[0] == 1:
+    with safe_open(held.path, framework="numpy") as file:
+        value: NDArray[Any] = file.get_tensor(held.key)
+    info = SITES.get(site.name)  # none of a node that llama.cpp alone has a name for
+    while info and value.ndim > len(info.shape.split(",")) and value.shape[0] == 1:
         value = value[0]
+    if held.rule is not None:
+        try:
+            value = held.rule.apply(value, sizes)
+        except ValueError as error:
+            raise ValueError(f"{held.key}: {error}") from error
     return value.astype(np.float32) if value.dtype.kind == "f" else value
 
 
 class DumpSession(Session):
     """It answers about the run that it holds, and about nothing else."""
 
-    def __init__(self, folder: Path, model: Path | None, settings: Settings) -> None:
-        self.name = folder.name or str(folder)
+    def __init__(
+        self, folder: Path, model: Path | None, settings: Settings, map_name: str = ""
+    ) -> None:
+        self.name, self.map_name = folder.name or str(folder), map_name
         self.folder, self.model, self.settings = folder, model, settings
         self.dump: Dump | None = None
 
@@ -158,7 +265,7 @@ class DumpSession(Session):
         consume: Callable[[Any], None] | None = None,
     ) -> Outcome:
         try:
-            self.dump = self.dump or read_dump(self.folder)
+            self.dump = self.dump or read_dump(self.folder, self.map_name)
             if question == "describe":
                 return Answered(value=self.info(self.dump), seconds=0.0)
             if question != "evaluate":
@@ -174,9 +281,10 @@ class DumpSession(Session):
         return EngineInfo(
             engine=self.name,
             version=f"{dump.engine} {dump.version}",
-            settings=self.settings,
-            shows=tuple(name for name in SITES if name in names),
-            fixed=tuple(SITES),
+            build=f"not mapped: {not_found(dump.strangers)}" if dump.strangers else "",
+            settings=replace(self.settings, **dump.settings),
+            shows=tuple(sorted(names)),
+            fixed=tuple({*SITES, *names}),
             partial=True,
         )
 
@@ -186,7 +294,8 @@ class DumpSession(Session):
             return Unanswerable(message=text, declared=True)
         if request.replace:
             return Unanswerable(message="nothing can be put into a dump", declared=True)
-        values = {site: value_of(*place) for site, place in dump.files.items()}
+        sizes = self.facts.axes
+        values = {site: value_of(site, held, sizes) for site, held in dump.files.items()}
         logits = tuple(
             values[Site(step=i, layer=None, name=LOGITS)] for i in range(len(dump.batches))
         )

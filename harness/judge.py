@@ -31,14 +31,18 @@ from harness.designs import (
     experts_in_any_order,
     filled,
     gathered,
+    mixture_bound,
     norms_of_float32_sums,
     order_of,
     plain_product,
     reordered,
+    scores_bound,
     softmax_of_float32_sum,
     swiglu_ways,
     where_limited,
     wide_attention,
+    wide_mixture,
+    wide_scores,
 )
 from harness.records import Mismatch, Site
 from harness.rope_designs import rotated, ways_to_turn
@@ -227,9 +231,9 @@ class Judge(Mirror):
 
     def kq(self, q: F32, k: NDArray[Any]) -> F32:
         out = super().kq(q, k)
-        size = np.abs(like(q, k), dtype=np.float64).transpose(1, 0, 2)
-        size = size @ np.abs(self.spread(k, q.shape[1])).transpose(0, 2, 1)
-        self.bound = tolerances.product(size, out, q.shape[-1], self.lanes, 1)
+        self.bound = scores_bound(like(q, k), k, out, self.lanes)
+        if like(q, k) is not q:  # an engine need not convert its queries to the cache's type
+            self.others = [lambda _: wide_scores(q, k)]
         return out
 
     def soft_max(self, x: F32, scale: float, visible: Bools | None) -> F32:
@@ -240,12 +244,9 @@ class Judge(Mirror):
 
     def kqv(self, p: F32, v: NDArray[Any]) -> F32:
         out = super().kqv(p, v)
-        weights, values = like(p, v).astype(np.float64), np.abs(self.spread(v, p.shape[0]))
-        size = weights @ values
-        if not np.isfinite(values).all():  # of a hidden cell: who leaves it out has no 0 * NaN
-            size[((weights == 0) @ ~np.isfinite(values)) > 0] = np.inf
-        size = size.transpose(1, 0, 2).reshape(out.shape)
-        self.bound = tolerances.product(size, out, p.shape[-1], self.lanes, 1)
+        self.bound = mixture_bound(like(p, v), v, out, self.lanes)
+        if like(p, v) is not p:  # nor its weights
+            self.others = [lambda _: wide_mixture(p, v)]
         return out
 
     def flash_attn(

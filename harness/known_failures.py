@@ -38,7 +38,7 @@ class KnownFailures:
             return verdict
         self.met.add(name)
         reason = self.reasons[name]
-        detail = {**verdict.detail, "known": reason}
+        detail = {**verdict.detail, "known": reason, "listed": True}
         return replace(
             verdict, status="excused", detail=detail, summary=f"known ({reason}): {verdict.summary}"
         )
@@ -89,6 +89,13 @@ def check_row(row: Any, where: str) -> None:
     good = type(row) is dict and set(row) == set(FIELDS)
     if not good or not all(type(value) is str and value for value in row.values()):
         raise InvalidModel(f"{where}: expected the texts {', '.join(FIELDS)}, got {row!r:.200}")
+
+
+def check_writable(path: Path) -> None:
+    """Before a run that takes a while. Raises InvalidModel."""
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        why = "is a folder" if path.is_dir() else f"{path.absolute().parent} is no folder"
+        raise InvalidModel(f"{path}: cannot be written: {why}")
 
 
 def write_known(path: Path, verdicts: Sequence[Verdict], old: KnownFailures) -> int:

@@ -136,7 +136,8 @@ def captured_values(context: Context, sites: Collection[Site]) -> Values:
 def guilty_values(judge: NodeJudge, wires: Mapping[Place, Wire]) -> Values:
     """What is put in where an op is wrong, and which rows or experts its result is of."""
     inputs = {wire.site: wire.inputs for wire in wires.values()}
-    guilty = [f.site for f in judge.findings if f.mismatch is not None]
+    found = (f.site for f in judge.findings if f.mismatch is not None)
+    guilty = [site for site in found if site in judge.kept]
     kept = (s for site in guilty for s in inputs[site] if s in judge.kept)
     choices = [s for s in kept if judge.kept[s].dtype.kind == "i"]
     return {site: judge.kept[site] for site in (*choices, *guilty)}

@@ -3,13 +3,11 @@
 It is judged from its own inputs, along the oracle's graph (harness.graph.segments).
 """
 
-from dataclasses import replace
-
 from engine.gguf_file import GgufFile
 from engine.trace import SITES
 from harness.compare import largest, worst_distance
 from harness.findings import Findings, Values
-from harness.graph.aliases import places_by_site
+from harness.graph.aliases import places_by_site, renamed
 from harness.graph.program import Place
 from harness.graph.segments import SegmentJudge
 from harness.graph.ways import Honest
@@ -23,22 +21,24 @@ NO_SUCH_NODE = "llama.cpp's graph has no such node, or keeps it in another order
 
 
 def shows_only(context: Context) -> bool:
-    """Whether it shows tensors besides its logits, and none of them can be replaced."""
+    """Whether it shows tensors besides its logits, and none of them can be replaced: of a model
+    that our engine has no graph for none can, since nobody knows what they are read by."""
     info = context.subject_info
     shown = {*SITES} if info.shows is None else {*info.shows}
-    return bool(shown - {LOGITS}) and shown <= {*info.fixed}
+    return bool(shown - {LOGITS}) and (shown <= {*info.fixed} or bool(context.facts.no_graph))
 
 
 def locate_segments(context: Context) -> Findings:
     program = recorded(context)
     wires = wires_of(program)
+    places = places_by_site(program, wires)
     context.progress("the subject's own run")
     run: Evaluation = context.ask(
         context.subject, "evaluate", Request(batches=context.batches, capture=True)
     )
     assert run.trace is not None
-    places = places_by_site(program, wires)
     values = run.trace.values()
+    wires = renamed(wires, places)
     shown = {places[site]: value for site, value in values.items() if site in places}
     context.progress(f"judging what {len(shown)} shown tensors enclose")
     with GgufFile.open(context.model) as file:
@@ -50,9 +50,8 @@ def locate_segments(context: Context) -> Findings:
             shown=shown,
             seed=context.seed,
         )
-        named = {wires[places[site]].site: site for site in values if site in places}
-        findings = tuple(replace(f, site=named[f.site]) for f in judge.findings())
-        free = errors_of(judge, {place: named[wires[place].site] for place in shown})
+        findings = tuple(judge.findings())
+        free = errors_of(judge, {place: wires[place].site for place in shown})
     otherwise = tuple(site for site in values if site not in places)
     oracle: Evaluation = context.ask(context.oracle, "evaluate", Request(batches=context.batches))
     return Findings(
@@ -72,7 +71,7 @@ def errors_of(judge: SegmentJudge, sites: dict[Place, Site]) -> dict[Site, float
     """Of the subject's own run, where they pile up: against a whole run of ours."""
     ours = judge.run(Honest(), values={})
     return {
-        site: worst_distance(ours[place].value, judge.shown[place].reshape(ours[place].value.shape))
+        site: worst_distance(ours[place].value, judge.shown[place])
         / (largest(ours[place].value) or 1.0)
         for place, site in sites.items()
     }

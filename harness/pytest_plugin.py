@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
-SUITES = ("metadata", "tokens", "dequant", "logits", "embeddings", "decode", "trace", "products")
+SUITES = (
+    *("metadata", "tokens", "dequant", "logits", "logprobs", "embeddings", "decode", "text"),
+    *("trace", "products"),
+)
 OUTPUT = "lockstep report"  # the property of a test that names the folder of its run
 
 
@@ -34,8 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--lockstep-settings",
         choices=("exact", "default"),
-        default="exact",
-        help="What llama.cpp runs with: exact (F32 cache, one thread) or default. [exact]",
+        help="What llama.cpp runs with: exact (F32 cache, one thread) or default. [exact; of a "
+        "server default]",
     )
     group.addoption(
         "--lockstep-suite",
@@ -89,7 +92,8 @@ class SuiteItem(pytest.Item):
         self.model, self.suite = model, suite
 
     def runtest(self) -> None:
-        check_with(self.config, self.model, suites=(self.suite,), note=self.note)
+        asked = bool(self.config.getoption("--lockstep-suite"))
+        check_with(self.config, self.model, suites=(self.suite,), note=self.note, by_name=asked)
 
     def note(self, folder: str) -> None:
         self.user_properties.append((OUTPUT, folder))
@@ -116,6 +120,7 @@ def check_with(
     """The run (harness.run.RunResult); fails the test by what differs, skips what is not there."""
     from engine.errors import EngineError
     from harness.check import BadInput, Plan
+    from harness.http.session import preset_for
     from harness.known_failures import read_known
     from harness.records import PRESETS
     from harness.report.text import explain
@@ -124,7 +129,7 @@ def check_with(
     engine = engine or config.getoption("--lockstep-engine")
     if not engine:
         pytest.fail("no engine: pass one, or --lockstep-engine", pytrace=False)
-    preset = config.getoption("--lockstep-settings")
+    preset = config.getoption("--lockstep-settings") or preset_for(engine)
     command = shlex.join([str(model), "--engine", engine, "--settings", preset])
     plan = Plan(
         case=model.name,
@@ -147,7 +152,8 @@ def check_with(
     said = [explain(v) for v in result.verdicts if v.status not in ("agreed", "excused")]
     applies = {v.status for v in result.verdicts} - {"not-applicable"}
     if not applies:
-        pytest.skip("; ".join(v.summary for v in result.verdicts))
+        why = "; ".join(v.summary for v in result.verdicts) or "it does not apply"
+        pytest.skip(why)
     if result.code:
         pytest.fail("\n\n".join([*said, f"report: {result.folder}"]), pytrace=False)
     return result

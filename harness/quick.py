@@ -11,7 +11,7 @@ from engine.gguf_file import GgufFile
 from harness.check import REFERENCE, REPLAY, BadInput
 from harness.facts import ModelFacts, facts_of_model, vocabulary_of
 from harness.inputs import check_file
-from harness.records import PRESETS, Answered, Rejected, Settings, Unanswerable
+from harness.records import PRESETS, Answered, Outcome, Rejected, Settings, Unanswerable
 from harness.runner import Runner, Session
 from harness.suites.base import no_answer
 from harness.ties import LOOKED_AT, close_choices
@@ -22,11 +22,14 @@ NO_VOCABULARY = "the file has no vocabulary (tokenizer.ggml.model), so it knows 
 
 def answer(session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
     """The value, or one sentence saying why there is none."""
-    outcome = session.ask(question, *args, **kwargs)
+    return value_of(session, question, session.ask(question, *args, **kwargs))
+
+
+def value_of(session: Session, question: str, outcome: Outcome) -> Any:
     if isinstance(outcome, Answered):
         return outcome.value
     if isinstance(outcome, Rejected | Unanswerable):
-        raise BadInput(f"{session.name}: {outcome.message}")
+        raise BadInput(f"{session.model}: {session.name}: {outcome.message}")
     raise BadInput(no_answer(session.name, question, outcome).summary)
 
 
@@ -104,7 +107,9 @@ def generated(
         text = None
         if facts.has_vocabulary:
             flags = {"remove_special": True, "unparse_special": False}
-            text = answer(session, "detokenize", [ids + new], **flags)[0].decode("utf-8", "replace")
+            said = session.ask("detokenize", [ids + new], **flags)
+            if not (isinstance(said, Unanswerable) and said.declared):
+                text = value_of(session, "detokenize", said)[0].decode("utf-8", "replace")
         progress("looking for ties")
         ties = close_choices(session, ids, new, facts.decoder_start)
     return {

@@ -9,13 +9,16 @@ from numpy.typing import NDArray
 
 from engine.batch import Batch
 
+# what llama.cpp stores a KV cache in
+CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """The numeric knobs of a run. They are part of a trace's identity."""
 
     name: str
-    type_k: str = "F32"  # storage of the KV cache: F32 or F16
+    type_k: str = "F32"  # storage of the KV cache, one of CACHE_TYPES
     type_v: str = "F32"
     flash_attn: bool = False
     repack: bool = False  # llama.cpp's extra buffer types, which lay weights out anew
@@ -96,7 +99,11 @@ class EngineInfo:
     shows_nodes: bool = False  # its traces have llama.cpp's names of nodes
     fixed: tuple[str, ...] = ()  # names of sites whose value it cannot replace
     partial: bool = False  # of the sites that it shows any may be missing in a trace
-    unicode: bool = False  # texts are those of a language that has no other bytes than UTF-8
+    # the levels of harness.protocol that it says it has; None: it does not say, and is asked for
+    # all but lists of candidates and text alone, which are for engines that show no logits
+    levels: tuple[str, ...] | None = None
+    utf8_only: bool = False  # no other text can be sent to it
+    text_only: bool = False  # a prompt is a text: it takes no ids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

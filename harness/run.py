@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engine.errors import EngineError
+from engine.errors import EngineError, Unsupported
 from harness.adapters import adapter_class
 from harness.bisect.bisection import bisect
 from harness.check import (
@@ -24,11 +24,13 @@ from harness.check import (
     suites_named,
 )
 from harness.children import Died, Done, Event, Failed, Refused, Said, Say, side_by_side
+from harness.environments import provide
 from harness.file_state import FileState
 from harness.known_failures import KnownFailures
 from harness.records import EngineInfo, Status, Verdict
 from harness.report.header import header
 from harness.report.jsonl import ReportWriter
+from harness.runner import is_outside
 from harness.synth.builtin import BUILTIN
 from harness.synth.llama import write_llama
 
@@ -87,6 +89,7 @@ def run_plans(
 
     Raises BadInput if what was asked for cannot be done, before there is a report.
     """
+    provide_engines(plans, listener.progress)
     import_what_checks_need(plans)
     run = CheckRun(plans, reports, shlex.join(command), listener, known or KnownFailures())
     for number, event in side_by_side([partial(check_one, plan) for plan in plans], jobs):
@@ -94,12 +97,24 @@ def run_plans(
     return run.finish()
 
 
+def provide_engines(plans: Sequence[Plan], progress: Callable[[str, str], None]) -> None:
+    """Build other versions of an engine before there are children: these are killed when a run is
+    interrupted, and a build would go on without them. Raises BadInput."""
+    for plan in plans:
+        for name in (plan.oracle, plan.engine):
+            try:
+                provide(name, partial(progress, plan.case))
+            except Unsupported as error:
+                raise BadInput(str(error)) from error
+
+
 def import_what_checks_need(plans: Sequence[Plan]) -> None:
     """Once, for all the forks. A name that nobody has is refused where it is opened."""
     suites_named(())
     for name in {REPLAY, *(name for plan in plans for name in (plan.engine, plan.oracle))}:
         with suppress(EngineError):
-            adapter_class(name)
+            if not is_outside(name):
+                adapter_class(name)
 
 
 class CheckRun:
@@ -120,7 +135,7 @@ class CheckRun:
         self.changed: set[Path] = set()
         paths = {path for plan in plans for path in (plan.model, plan.subject_model)}
         self.files = {path: FileState.of(path) for path in paths if path.is_file()}
-        self.engines: tuple[EngineInfo, ...] = ()
+        self.engines: dict[str, tuple[EngineInfo, ...]] = {}  # by case: a replay for some
         self.writer: ReportWriter | None = None
         self.verdicts: list[Verdict] = []
 
@@ -134,6 +149,7 @@ class CheckRun:
                 if verdict.status == "agreed" or not self.says_of_changes(plan):
                     self.write(verdict)
             case Said(engines):
+                self.engines[plan.case] = engines
                 self.writer = self.writer or self.open(engines)
             case Done():
                 self.says_of_changes(plan)
@@ -145,7 +161,6 @@ class CheckRun:
 
     def open(self, engines: tuple[EngineInfo, ...]) -> ReportWriter:
         """The report, once there is something to report."""
-        self.engines = engines
         self.files = {path: state.hashed(path) for path, state in self.files.items()}
         rows = [row for plan in self.plans for row in model_rows(plan, self.files)]
         head = header(self.command, self.plans[0].seed, rows, engines)
@@ -175,12 +190,14 @@ class CheckRun:
             self.write(verdict)
         code = exit_code_of_run(self.verdicts)
         seconds = time.perf_counter() - self.started
-        self.writer.footer(code, seconds)
+        engines = [engine for found in self.engines.values() for engine in found]
+        names = {case: [e.engine for e in found] for case, found in self.engines.items()}
+        self.writer.footer(code, seconds, engines=names)
         return RunResult(
             code=code,
             folder=self.writer.path.parent,
             verdicts=self.verdicts,
-            engines=self.engines,
+            engines=tuple(e for n, e in enumerate(engines) if e not in engines[:n]),
             seconds=seconds,
         )
 

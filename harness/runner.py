@@ -16,13 +16,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.adapters import adapter_class
-from harness.dumps import DumpSession, folder_of
+from harness.adapters import adapter_class, split_version
+from harness.adapters._users import is_users
+from harness.dumps import DumpSession, folder_of, map_of
 from harness.engine_process import LOG_LINES, EngineProcess, has_ended
 from harness.environments import python_of, variables
 from harness.foreign.engines import ENGINES
+from harness.http.session import HttpSession, is_address
+from harness.protocol.messages import printable
 from harness.protocol.session import ProgramSession, command_of
-from harness.records import Crashed, Malformed, Outcome, Settings, TimedOut
+from harness.records import Crashed, Malformed, Outcome, Settings, TimedOut, Unanswerable
 from harness.session import LocalSession, Session, outcome_of
 from harness.wire import Channel, Closed, WireError, WrongField, pack
 
@@ -52,14 +55,18 @@ class Runner:
         """Raises Unsupported for an adapter that does not exist; the engine is not asked yet.
 
         A path, a command with arguments or the name of an engine of harness.foreign is a program
-        (harness.protocol), dump:FOLDER the run that is written there (harness.dumps).
+        (harness.protocol), dump:FOLDER the run that is written there (harness.dumps), an address a
+        server (harness.http).
         `NAME@VERSION` needs its environment (harness.environments), or NotBuilt is raised.
         """
         for module in self.modules:
             importlib.import_module(module)
         if folder := folder_of(adapter):
-            return DumpSession(folder, model, settings)
-        if command := command_of(adapter):
+            return DumpSession(folder, model, settings, map_of(adapter))
+        if is_address(adapter):
+            return HttpSession(adapter, model, settings, time_limit=self.time_limit)
+        users = adapter not in ENGINES and is_users(adapter)
+        if not users and (command := command_of(adapter)):
             return ProgramSession(
                 command,
                 model,
@@ -68,9 +75,10 @@ class Runner:
                 memory_limit=self.memory_limit,
                 name=adapter if adapter in ENGINES else "",
             )
-        cls = adapter_class(adapter)
-        if not cls.isolated and "@" not in adapter:
-            return LocalSession(cls, model, settings)
+        if not users:
+            cls = adapter_class(adapter)
+            if not cls.isolated and "@" not in adapter:
+                return LocalSession(cls, model, settings)
         opening = {
             "adapter": adapter,
             "modules": list(self.modules),
@@ -78,8 +86,19 @@ class Runner:
             "settings": settings,
             "memory_limit": self.memory_limit,
         }
-        python = python_of(adapter) if "@" in adapter else None
+        python = python_of(adapter) if split_version(adapter)[1] else None
         return IsolatedSession(opening, self.time_limit, python)
+
+
+def is_outside(engine: str) -> bool:
+    """Whether it is named by where it is: a dump, a server, a class of the user's, a command."""
+    if folder_of(engine) is not None or is_address(engine) or is_users(engine):
+        return True
+    return command_of(engine) is not None
+
+
+class Unable(Exception):
+    """A worker has no such engine; a sentence that says why."""
 
 
 class IsolatedSession(Session):
@@ -124,6 +143,9 @@ class IsolatedSession(Session):
             outcome = outcome_of(answer)
         except TimeoutError:
             return TimedOut(seconds=limit, log=self._end())
+        except Unable as error:
+            self._end()
+            return Unanswerable(message=printable(str(error)))
         except Closed:
             death = self.worker.death() if self.worker else "did not start"
             return Crashed(message=f"{who} {death} during {question}", log=self._end())
@@ -151,8 +173,13 @@ class IsolatedSession(Session):
             self.worker = Worker(self.python)
             deadline = time.monotonic() + START_SECONDS
             self.worker.channel.send(self.opening, deadline)
-            if self.worker.channel.receive(deadline) != {"kind": "ready"}:
-                raise WireError("the first message must be 'ready'")
+            match self.worker.channel.receive(deadline):
+                case {"kind": "ready"}:
+                    pass
+                case {"kind": "unable", "message": str(message)}:
+                    raise Unable(message)
+                case _:
+                    raise WireError("the first message must be 'ready'")
         return self.worker
 
     def _end(self) -> tuple[str, ...]:

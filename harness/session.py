@@ -33,7 +33,8 @@ class Session:
     @cached_property
     def facts(self) -> Facts:
         """What answers are held against; our own reader looks once, when the first comes."""
-        return replace(facts_of(self.model), own_sites=self.own_sites)
+        found = facts_of(self.model)
+        return replace(found, own_sites=self.own_sites or found.own_sites)
 
     @property
     def pid(self) -> int | None:
@@ -149,8 +150,13 @@ def outcome_of(answer: Any) -> Outcome:
             return Answered(value=value, seconds=seconds)
         case {"kind": "rejected", "message": str(message)}:
             return Rejected(message=message)
-        case {"kind": "unanswerable", "message": str(message), "of_model": bool(of_model)}:
-            return Unanswerable(message=message, of_model=of_model)
+        case {
+            "kind": "unanswerable",
+            "message": str(message),
+            "of_model": bool(of_model),
+            "declared": bool(declared),
+        }:
+            return Unanswerable(message=message, of_model=of_model, declared=declared)
         case {"kind": "crashed", "message": str(message)}:
             return Crashed(message=message)
         case {"kind": "malformed", "message": str(message)}:

@@ -181,3 +181,12 @@ def whole_run(noise: float, size: float) -> Bound:
         f"two honest runs, each within {noise:.1e} of the largest logit: measured by runs whose "
         "every op is off by a random share of its derived bound",
     )
+
+
+def log_softmax_roundings(value: float, distance: float) -> float:
+    """Of the logarithm of a softmax in float32, but for the constant that a list may be off by.
+
+    distance: of the logit from the largest, whose subtraction is rounded; exp is off by two units,
+    the division by one more, and log by one of its result, which is rounded once more.
+    """
+    return U * (distance + 3 + 2 * abs(value))

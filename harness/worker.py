@@ -18,13 +18,14 @@ from typing import Any
 
 from engine.errors import EngineError, NotInModel, Unsupported
 from harness.adapters import adapter_class
+from harness.adapters._users import described, is_users, lacks
 from harness.adapters.base import Adapter
 from harness.limits import die_with, limit_memory
 from harness.wire import Channel, Closed, WireError
 
 QUESTIONS = (
     *("describe", "metadata", "parse", "tokenize", "detokenize", "evaluate", "greedy"),
-    "embed",
+    *("embed", "logprobs", "generate"),
     *("dequantize", "multiply", "time_dequantize", "name_tensors", "capture", "compute"),
     *("operate", "schedule", "time_capture"),
 )
@@ -43,7 +44,14 @@ def serve(channel: Channel) -> None:
     opening = channel.receive()
     for module in opening["modules"]:
         importlib.import_module(module)
-    cls = adapter_class(opening["adapter"])
+    users = is_users(opening["adapter"])
+    if users:
+        limit_memory(opening["memory_limit"])  # before anything of theirs is run
+    try:
+        cls = adapter_class(opening["adapter"])
+    except EngineError as error:
+        channel.send({"kind": "unable", "message": str(error)})
+        return
     limit_memory(opening["memory_limit"])
     channel.send({"kind": "ready"})
     model = None if opening["model"] is None else Path(opening["model"])
@@ -52,11 +60,16 @@ def serve(channel: Channel) -> None:
         while True:
             call = channel.receive()
             started = time.perf_counter()
+            if users and lacks(cls, call["question"]):
+                deliver(channel, not_offered(cls, call["question"]))
+                continue
             try:
                 adapter = adapter or cls(model, opening["settings"])
                 extra = {"emit": piece_by_piece(channel)} if call["question"] in STREAMS else {}
                 value = getattr(adapter, call["question"])(*call["args"], **call["kwargs"], **extra)
                 seconds = time.perf_counter() - started
+                if users and call["question"] == "describe":
+                    value = described(cls, value)
                 answer = {"kind": "value", "value": value, "seconds": seconds}
             except Exception as error:
                 answer = failure(error)
@@ -64,6 +77,11 @@ def serve(channel: Channel) -> None:
     finally:
         if adapter is not None:
             adapter.close()
+
+
+def not_offered(cls: type[Adapter], question: str) -> dict[str, Any]:
+    text = f"{cls.name} does not offer {question}"
+    return {"kind": "unanswerable", "message": text, "of_model": False, "declared": True}
 
 
 def piece_by_piece(channel: Channel) -> Callable[[Any], None]:
@@ -86,7 +104,8 @@ def failure(error: Exception) -> dict[str, Any]:
     """What an exception says about the engine that raised it."""
     if isinstance(error, Unsupported):
         of_model = isinstance(error, NotInModel)
-        return {"kind": "unanswerable", "message": str(error), "of_model": of_model}
+        said = {"message": str(error), "of_model": of_model, "declared": False}
+        return {"kind": "unanswerable", **said}
     if isinstance(error, WireError):
         return {"kind": "malformed", "message": str(error)}
     if isinstance(error, EngineError):

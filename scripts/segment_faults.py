@@ -148,7 +148,10 @@ def of_model(name: str, path: Path, faults: range, honest: range, score: Counter
                 score[f"fault, {kind}, {said}"] += 1
                 if said != "located":
                     names = [str(f.site) for f in found][:3]
-                    sys.stdout.write(f"{name} {node.op} {wire.site}: {kind}: {said} {names}\n")
+                    far = moved(shown_by(program, file, build, Honest()), values, wires)
+                    sys.stdout.write(
+                        f"{name} {node.op} {wire.site}: {kind}: {said} {names}; {far}\n"
+                    )
         for seed in honest:
             ways = (
                 (build, InAnyOrder(1000 + seed)),
@@ -167,6 +170,16 @@ def of_model(name: str, path: Path, faults: range, honest: range, score: Counter
                         f"{name} honest {seed} {kind}: {f.site} {f.op} {m} {f.reason}\n"
                     )
         sys.stdout.flush()
+
+
+def moved(
+    right: Mapping[Place, Any], wrong: Mapping[Place, Any], wires: Mapping[Place, Wire]
+) -> str:
+    """How far the fault moves the logits, in steps from one float32 to the next of the largest."""
+    logits = [place for place in right if KINDS["logits"](wires[place])]
+    step = max(np.spacing(np.abs(right[place]).max()) for place in logits)
+    far = max(np.abs(right[place] - wrong[place]).max() for place in logits)
+    return f"moves the logits by {far / step:.0f} steps of the largest"
 
 
 def ending(kind: str, wire: Wire, found: list[Any]) -> str:

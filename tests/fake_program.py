@@ -6,7 +6,15 @@ import sys
 import time
 
 WAY = sys.argv[1]
-CAN = ["tokenize", "greedy", "logits", "dequantize"]
+CAN = ["tokenize", "greedy", "generate", "logprobs", "logits", "dequantize"]
+LISTS = {
+    "lists texts": {"texts": [["YQ=="]], "logprobs": [["-inf"]]},
+    "lists a value less": {"ids": [[1, 2]], "logprobs": [[-1]]},
+    "lists words": {"ids": [[1]], "logprobs": [["much"]]},
+    "lists no base64": {"texts": [["a!"]], "logprobs": [[-1]]},
+    "lists a token twice": {"ids": [[1, 1]], "logprobs": [[-1, -1]]},
+    "lists for nobody": {"ids": [], "logprobs": []},
+}
 
 
 def introduction():
@@ -15,9 +23,13 @@ def introduction():
         "of another version": {"protocol": 2},
         "can more than there is": {"can": ["telepathy"]},
         "nameless": {"engine": ""},
-        "shows what nobody knows": {"can": ["logits", "trace"], "shows": ["aura"]},
+        "shows a node without a name": {"can": ["logits", "trace"], "shows": ["embd", ""]},
         "follows no settings": {"settings": {"type_k": "F16", "type_v": "F16"}},
         "has strange settings": {"settings": {"n_ctx": "many"}},
+        "stores keys in nothing": {"settings": {"type_k": "banana"}},
+        "has no threads": {"settings": {"n_threads": 0}},
+        "names its settings": {"settings": {"name": "exact", "type_k": "Q8_0"}},
+        "stores values as llama.cpp cannot": {"settings": {"type_v": "Q8_0"}},
         "steers the terminal": {"engine": "fake\x1b[2J"},
     }
     return said | changed.get(WAY, {})
@@ -31,6 +43,12 @@ def answer(question):
         return {"answer": introduction()}, b""
     if question["ask"] == "greedy":
         return {"answer": {"ids": [1] * question["n"]}}, b""
+    if question["ask"] == "generate":
+        return {"answer": {"text": question["prompt"]}}, b""
+    if question["ask"] == "logprobs":
+        honest = {"ids": [[5, 1]] * len(question["prefixes"])}
+        honest["logprobs"] = [[-0.5, -2]] * len(question["prefixes"])
+        return {"answer": LISTS.get(WAY, honest)}, b""
     if question["ask"] == "dequantize":
         n = question["bytes"] // 34 * 32
         shape = [n, 1] if WAY == "has another shape" else [n]

@@ -124,6 +124,21 @@ ASKED: dict[str, tuple[tuple[Any, ...], Any, list[Any]]] = {  # arguments, an an
         np.zeros((1, 1, 2, 3), np.float32),
         [np.zeros((2, 3), np.float32), np.zeros((1, 1, 2, 3)), np.zeros((1, 1, 3, 2), np.float32)],
     ),
+    "logprobs": (
+        ([[1, 2], b"text"], 3),
+        [[(1, -0.5), (7, float("-inf"))], [(b"a", -1.0), (b"a", -2.0)]],
+        [
+            [[(1, -0.5)]],
+            [[(1, -0.5), (1, -0.6)], []],
+            [[(1, -1)], []],
+            [[(1, 2, -1.0)], []],
+            [[(b"a", -1.0), (1, -2.0)], []],
+            [[(-1, -1.0)], []],
+            [[("a", -1.0)], []],
+            None,
+        ],
+    ),
+    "generate": ((b"prompt", 2), b"text", ["text", None, bytes(1 << 20)]),
     "operate": (
         ("rms_norm", {}, {}),
         {"result": np.zeros(3, np.float32)},

@@ -1,5 +1,7 @@
 """A check: what is refused at the start, which suites run, and what their verdicts add up to."""
 
+import shlex
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +44,7 @@ from harness.suites.decode import Decode, choices
 from harness.synth.llama import LlamaRecipe, metadata
 from tests.models import builtin, with_changed_weight, with_metadata, written
 
+FAKE_PROGRAM = Path(__file__).parent / "fake_program.py"
 SUITES = ("metadata", "tokens", "dequant", "logits", "decode", "trace", "products")
 NOT_OF_LLAMA = "embeddings"  # not applicable, and said only where it is asked for by name
 
@@ -216,10 +219,10 @@ def test_a_question_without_an_answer_is_a_verdict_and_the_other_suites_run(
     with Failing(plan_for(model), "tokenize", outcome) as session:
         context: Context = replace(pair.context, **{role: session})  # type: ignore[arg-type]
         found = list(run_suites(context, ("metadata", "tokens", "dequant", "logits", "trace")))
-    assert [(v.suite, v.status) for v in found if v.status != "agreed"] == [("tokens", status)]
+    assert {(v.suite, v.status) for v in found if v.status != "agreed"} == {("tokens", status)}
     assert {v.suite for v in found} == {"metadata", "tokens", "dequant", "logits", "trace"}
     assert exit_code(found) == code
-    (wrong,) = (v for v in found if v.status == status)
+    wrong = next(v for v in found if v.status == status)
     assert "reference" in wrong.summary
     if status in ("crashed", "timed-out"):
         assert wrong.detail["log"] == ["last words"]
@@ -247,7 +250,8 @@ def test_other_ids_are_a_divergence(pair: Opened, model: Path) -> None:
 
 
 def test_without_names_all_suites_run_in_their_order() -> None:
-    every = [*SUITES[:4], NOT_OF_LLAMA, *SUITES[4:], "shadow"]
+    every = ["metadata", "tokens", "dequant", "logits", "logprobs", "embeddings"]
+    every += ["decode", "text", "trace", "products", "shadow"]
     assert [suite.name for suite in suites_named(())] == every
 
 
@@ -387,3 +391,9 @@ def test_an_engine_that_cannot_be_started_is_one_line_that_says_why(tmp_path: Pa
         open_plan(plan_for(builtin("f32", tmp_path), oracle="fake-absent"), lambda _: None)
     assert "\n" not in str(refused.value)
     assert "fake-absent cannot be started" in str(refused.value)
+
+
+def test_llama_cpp_is_not_blamed_for_a_cache_that_it_cannot_have(tmp_path: Path) -> None:
+    command = shlex.join([sys.executable, str(FAKE_PROGRAM), "stores values as llama.cpp cannot"])
+    with pytest.raises(BadInput, match=r"a Q8_0 cache without flash attention, which llama\.cpp"):
+        open_plan(plan_for(builtin("f32", tmp_path), engine=command), lambda _: None)

@@ -1,6 +1,7 @@
 """A run that an engine wrote to a folder is judged like one that answers, and never believed."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,6 @@ def no_ids(index: dict[str, Any], tensors: dict[str, Any]) -> None:
     ("change", "words"),
     [
         (drop_logits, "no tensor step1/result_output"),
-        (misspell, r"no node named 'attn_nrm' \(near: attn_norm"),
         (no_step, "logitsN or stepN/NODE"),
         (too_late, "is of none of 3 batches"),
         (no_tokens, "must be a list of lists of ids"),
@@ -155,6 +155,58 @@ def test_what_is_wrong_with_a_dump_is_said(
     with pytest.raises(InvalidModel, match=words):
         read_dump(folder)
     with pytest.raises(BadInput, match=words):
+        with_context(model, folder, lambda _: None)
+
+
+def odd_cache(index: dict[str, Any], tensors: dict[str, Any]) -> None:
+    index["engines"][0]["settings"]["type_k"] = "banana"
+
+
+def of_another_model(index: dict[str, Any], tensors: dict[str, Any]) -> None:
+    index["models"][0]["sha256"] = "0" * 64
+
+
+def foreign_token(index: dict[str, Any], tensors: dict[str, Any]) -> None:
+    index["tokens"][0][1] = 100_000
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (odd_cache, "type_k: expected one of F32, F16"),
+        (of_another_model, "the run was of a model with sha256 0000"),
+        (foreign_token, "the run has token 100000, and .* a vocabulary of 384"),
+    ],
+)
+def test_a_dump_of_what_cannot_be_run_with_the_model_is_refused(
+    change: Change, words: str, model: Path, written: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput, match=words):
+        with_context(model, changed(written, tmp_path / "d", change), lambda _: None)
+
+
+def test_both_engines_run_with_the_settings_of_the_dump(
+    model: Path, written: Path, tmp_path: Path
+) -> None:
+    def f16(index: dict[str, Any], tensors: dict[str, Any]) -> None:
+        index["engines"][0]["settings"] |= {"type_k": "F16", "type_v": "F16"}
+
+    found = with_context(model, changed(written, tmp_path / "d", f16), lambda c: c.settings)
+    assert (found.type_k, found.type_v, found.flash_attn) == ("F16", "F16", False)
+
+
+def test_a_pipe_among_the_files_is_not_waited_for(written: Path, tmp_path: Path) -> None:
+    folder = changed(written, tmp_path / "d", lambda *_: None)
+    os.mkfifo(folder / "x.safetensors")
+    with pytest.raises(InvalidModel, match=r"x\.safetensors: a pipe; expected a regular file"):
+        read_dump(folder)
+
+
+def test_a_misspelt_node_of_a_graph_of_ours_is_said(
+    model: Path, written: Path, tmp_path: Path
+) -> None:
+    folder = changed(written, tmp_path / "d", misspell)
+    with pytest.raises(BadInput, match=r"no node named 'attn_nrm' \(near: attn_norm"):
         with_context(model, folder, lambda _: None)
 
 

@@ -1,11 +1,13 @@
 """What is said at the end of a run: whom it is about, and who was not asked."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.check import exit_code
 from harness.cli.terminal import Terminal
 from harness.records import EngineInfo, Verdict
 from harness.run import RunResult
@@ -46,6 +48,19 @@ def test_a_run_that_compared_nothing_of_the_subject_says_so(
     assert "agrees, all of it about llama.cpp: nothing was compared about mine" in text
     assert "about mine" not in said(capfd, SHADOW, verdict("logits"))
     assert "about mine" not in said(capfd, SHADOW, verdict("shadow", about="mine"))
+
+
+def test_nothing_about_the_subject_is_incomplete_however_right_the_oracle_is(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    lacking = [verdict(suite, status="not-applicable") for suite in ("logits", "trace")]
+    assert exit_code([*lacking, SHADOW]) == 3
+    assert exit_code([*lacking, SHADOW, verdict("metadata")]) == 0
+    assert exit_code([SHADOW]) == 0  # --suite shadow: nobody asked for more
+    assert exit_code([*lacking, replace(SHADOW, status="diverged")]) == 1
+    text = said(capfd, *lacking, SHADOW, code=3)
+    assert "INCOMPLETE" in text
+    assert "; nothing was compared about mine; in" in text
 
 
 def test_json_says_whom_verdicts_are_about(capfd: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ class OfText(Reference, name="test:of-text"):
     """It dies of other bytes, and has U+FFFD for what is no text."""
 
     def describe(self) -> EngineInfo:
-        return replace(super().describe(), unicode=True)
+        return replace(super().describe(), utf8_only=True)
 
     def tokenize(
         self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False

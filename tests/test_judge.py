@@ -12,6 +12,7 @@ from harness.adapters.reference import Reference as ReferenceEngine
 from harness.judge import Judge, SiteFinding, conforms, smallest_scale_error
 from harness.mutants.silu_without_gate import SiluWithoutGate
 from harness.records import DEFAULT, PRESETS, Site
+from harness.report.text import explain_finding
 from harness.synth.builtin import BUILTIN
 from tests.models import Values, builtin, changed, judged, traced
 
@@ -218,6 +219,7 @@ def test_a_site_that_the_subject_does_not_show_is_a_divergence(model: Path, hone
     assert found.site == site
     assert found.mismatch is not None
     assert found.mismatch.kind == "missing"
+    assert explain_finding(found).endswith("missing, though the engine says that it shows it")
 
 
 def test_an_oracle_of_another_shape_is_at_fault_and_the_rest_is_judged(

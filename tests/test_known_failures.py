@@ -7,6 +7,7 @@ import pytest
 
 from engine.errors import InvalidModel
 from harness.check import Plan, exit_code
+from harness.cli import app
 from harness.known_failures import UNKNOWN, KnownFailures, read_known, write_known
 from harness.records import EXACT, Status, Verdict
 from harness.run import Listener, RunResult, builtin_model, run_plans
@@ -30,6 +31,14 @@ def test_a_listed_divergence_is_excused_with_its_reason_and_another_is_not() -> 
     assert first.detail["known"] == "issue 12"
     other_suite = listed.excused(verdict("rope", suite="products"))
     assert other_suite.status == "diverged"
+
+
+def test_where_all_that_differs_is_listed_the_run_conforms() -> None:
+    listed = known("rope").excused(verdict("rope"))
+    assert exit_code([listed]) == 0
+    assert exit_code([listed, verdict("", "not-applicable")]) == 0
+    assert exit_code([listed, verdict("", "not-compared")]) == 3
+    assert exit_code([verdict("", "excused")]) == 3  # a tie: nothing was learnt
 
 
 def test_only_divergences_are_excused() -> None:
@@ -124,3 +133,14 @@ def test_a_run_with_its_own_list_ends_well_and_the_list_of_a_mended_engine_does_
     mended = run(tmp_path, "reference", read_known(path))
     assert mended.code == 1
     assert any("differs no more" in v.summary for v in mended.verdicts)
+
+
+def test_a_list_that_cannot_be_written_is_said_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path, words in ((tmp_path, "is a folder"), (tmp_path / "no" / "k.json", "is no folder")):
+        with pytest.raises(SystemExit) as end:
+            app(["check", "builtin:f32", "--write-known", str(path), "--report", str(tmp_path)])
+        assert end.value.code == 2
+        assert words in capsys.readouterr().err
+    assert not list(tmp_path.glob("*-check"))

@@ -210,3 +210,32 @@ def test_operands_that_are_no_weights_stay_as_the_oracle_shows_them() -> None:
     kept: Any = None
     assert with_weights(made, kept).sources == made.sources
     assert isinstance(made.sources[0], Operand)
+
+
+def chain(folder: Path, *, right: bool, limit: int = 1 << 20) -> NodeJudge:
+    """Three products, each of which reads the one before, by an engine that is right or is not."""
+    names = [replace(SITE, name=name) for name in ("a", "b", "c")]
+    reads: list[tuple[Site, ...]] = [(), (names[0],), (names[1],)]
+    made = judge(folder, engine=compute if right else lambda node: compute(node) + 1)
+    wires = {
+        (0, 0, i): Wire(site=site, layer=1, inputs=inputs, weights=())
+        for i, (site, inputs) in enumerate(zip(names, reads, strict=True))
+    }
+    return replace(made, wires=wires, limit=limit)
+
+
+def test_a_value_is_forgotten_after_its_last_reader(tmp_path: Path) -> None:
+    found = chain(tmp_path, right=True)
+    for i, held in enumerate((["a"], ["b"], [])):
+        found(replace(product(), index=i))
+        assert [site.name for site in found.recent] == held
+    assert found.kept == {}
+
+
+def test_no_more_of_guilty_values_is_kept_than_the_limit_and_all_are_found(tmp_path: Path) -> None:
+    one = product().value.nbytes
+    found = chain(tmp_path, right=False, limit=2 * one)
+    for i in range(3):
+        found(replace(product(), index=i))
+    assert [f.mismatch is not None for f in found.findings] == [True, True, True]
+    assert [site.name for site in found.kept] == ["a", "b"]

@@ -41,6 +41,11 @@ def fake(way: str, *, seconds: float = 60.0, memory: int | None = 1 << 30) -> Pr
     return ProgramSession([*FAKE, way], None, EXACT, time_limit=seconds, memory_limit=memory)
 
 
+def value_of(outcome: Outcome) -> object:
+    assert isinstance(outcome, Answered), outcome
+    return outcome.value
+
+
 def ids(way: str, **limits: float) -> Outcome:
     with fake(way, **limits) as session:  # type: ignore[arg-type]
         return session.ask("tokenize", list(TEXT))
@@ -94,12 +99,39 @@ def test_what_an_engine_does_not_say_that_it_can_is_not_asked() -> None:
         ("of another version", '"protocol": expected 1, got 2'),
         ("can more than there is", "telepathy"),
         ("nameless", '"engine": expected a text'),
-        ("shows what nobody knows", "aura"),
+        ("shows a node without a name", "names of nodes"),
         ("has strange settings", '"settings", n_ctx'),
+        ("stores keys in nothing", '"settings", type_k: expected one of F32, F16'),
+        ("has no threads", '"settings", n_threads: expected 1 to'),
     ],
 )
 def test_nonsense_is_malformed_and_says_what_was_expected(way: str, words: str) -> None:
     outcome = ids(way)
+    assert isinstance(outcome, Malformed), outcome
+    assert words in outcome.message
+
+
+def test_lists_of_candidates_are_ids_or_texts_with_numbers() -> None:
+    with fake("answers") as ids_, fake("lists texts") as texts:
+        lists = value_of(ids_.ask("logprobs", [[3], [4]], 2))
+        assert lists == [[(5, -0.5), (1, -2.0)]] * 2
+        assert value_of(texts.ask("logprobs", [[3]], 1)) == [[(b"a", float("-inf"))]]
+        assert value_of(ids_.ask("generate", b"text", 4)) == b"text"
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("lists a value less", "zip"),
+        ("lists words", 'expected numbers, "nan", "inf" or "-inf"'),
+        ("lists no base64", "expected base64"),
+        ("lists a token twice", "each token once"),
+        ("lists for nobody", "a list of 1 lists of candidates"),
+    ],
+)
+def test_a_list_that_is_none_is_malformed(way: str, words: str) -> None:
+    with fake(way) as session:
+        outcome = session.ask("logprobs", [[3]], 1)
     assert isinstance(outcome, Malformed), outcome
     assert words in outcome.message
 
@@ -149,6 +181,10 @@ def test_settings_are_those_that_the_engine_really_uses() -> None:
     assert isinstance(outcome, Answered)
     assert outcome.value.settings.type_k == outcome.value.settings.type_v == "F16"
     assert outcome.value.version == "fake 7"
+    with fake("names its settings") as session:
+        outcome = session.ask("describe")
+    assert isinstance(outcome, Answered)
+    assert outcome.value.settings.type_k == "Q8_0"
 
 
 def test_words_of_an_engine_do_not_steer_a_terminal() -> None:
@@ -177,10 +213,10 @@ def test_a_runner_opens_programs_by_their_command(tmp_path: Path) -> None:
 
 def test_smoke_asks_every_level_and_names_what_is_wrong(tmp_path: Path) -> None:
     model = builtin_model("f32", tmp_path)
-    steps = {
-        step.level: step.status
-        for step in smoke([*FAKE, "fails"], model, EXACT, time_limit=60, start_limit=60)
-    }
+    with ProgramSession(
+        [*FAKE, "fails"], model, EXACT, time_limit=60, memory_limit=None
+    ) as session:
+        steps = {step.level: step.status for step in smoke(session)}
     assert list(steps) == ["start", *LEVELS]
     assert steps["greedy"] == steps["dequantize"] == "works"
     assert steps["tokenize"] == steps["logits"] == "wrong"

@@ -163,6 +163,10 @@ class Library:
         except EngineError as error:
             raise type(error)(f"{what}: {error}{self._complaint()}") from error
 
+    def complained_of(self, words: str) -> bool:
+        """Whether llama.cpp logged these words since `refusals` was entered."""
+        return any(words in line for _, line in self.lines)
+
     def _complaint(self) -> str:
         for level in (ERROR, WARN):
             said = [line for at, line in self.lines if at == level]

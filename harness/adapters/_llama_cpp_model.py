@@ -9,20 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.batch import Batch
-from engine.errors import EngineError
+from engine.errors import EngineError, Unsupported
 from engine.ggml_types import type_by_name
 from harness.adapters._llama_cpp_lib import Library
 from harness.adapters._llama_cpp_versions import put
-from harness.records import Settings
+from harness.records import CACHE_TYPES, Settings
 
 MAX_SEQUENCES = 8
-CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")
 MAPPED = 1  # llama_load_mode
 FLASH_AUTO, FLASH_OFF = -1, 0  # llama_flash_attn_type
 VOCABULARY_NONE = 0  # llama_vocab_type
 TOKEN_NULL = -1
 POOLING_NONE, POOLING_RANK = 0, 4  # llama_pooling_type
 NO_CELL, INVALID_BATCH = 1, -1  # what llama_decode returns for input that it refuses
+UNKNOWN = "unknown model architecture"  # to this version: no verdict about the file
 NO_FIELDS: Mapping[str, Any] = {}
 
 
@@ -54,7 +54,8 @@ class Model:
         with lib.refusals(f"llama.cpp does not load {path.name}"):
             self.pointer = llama.llama_model_load_from_file(bytes(path), params)
             if not self.pointer:
-                raise EngineError("llama_model_load_from_file failed")
+                kind = Unsupported if lib.complained_of(UNKNOWN) else EngineError
+                raise kind("llama_model_load_from_file failed")
         self.vocabulary = llama.llama_model_get_vocab(self.pointer)
         self.n_vocab: int = llama.llama_vocab_n_tokens(self.vocabulary)
         self.n_layer: int = llama.llama_model_n_layer(self.pointer)

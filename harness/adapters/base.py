@@ -136,6 +136,21 @@ class Adapter(Registered):
         """
         raise Unsupported(f"{self.name} does not generate")
 
+    def logprobs(
+        self, prefixes: Sequence[Sequence[int] | bytes], k: int
+    ) -> list[list[tuple[int | bytes, float]]]:
+        """Of each prefix the k likeliest next tokens with their log-probabilities, likeliest first.
+
+        A prefix is its ids, or of an engine that says `text_only` its text. A token is its id, or
+        its text where the engine knows no ids. Fewer than k will do, and so will any constant
+        that all values of a prefix are off by.
+        """
+        raise Unsupported(f"{self.name} does not list candidates")
+
+    def generate(self, prompt: bytes, n: int) -> bytes:
+        """The text of `n` greedy tokens after the prompt. It may end with an end-of-text token."""
+        raise Unsupported(f"{self.name} does not generate text")
+
     def schedule(self, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
         """What each step of a schedule did, in a context of its own.
 

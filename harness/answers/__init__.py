@@ -20,6 +20,8 @@ FORMS: dict[str, Callable[..., None]] = {
     "tokenize": texts.check_tokenize,
     "detokenize": texts.check_detokenize,
     "greedy": texts.check_greedy,
+    "logprobs": texts.check_logprobs,
+    "generate": texts.check_generate,
     "evaluate": runs.check_evaluate,
     "embed": runs.check_embed,
     "capture": runs.check_capture,

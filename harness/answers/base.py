@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from engine.architectures.base import Architecture
 from engine.errors import EngineError
 from engine.gguf_file import GgufFile
+from engine.registry import import_members
 from harness.wire import DTYPES, HINTS, PLAIN, fits
 
 MOST = (1 << 63) - 1  # int64
@@ -46,7 +48,7 @@ class Facts:
     n_bytes: int | None = None  # of the file
     n_vocab: int | None = None
     n_layer: int | None = None
-    own_sites: bool = False  # traces have names of the engine's own
+    own_sites: bool = False  # traces have other names than engine.trace's, or other shapes
     axes: Mapping[str, int] = field(default_factory=dict)  # of sites, as engine.trace names them
 
 
@@ -86,10 +88,12 @@ def facts_in(file: GgufFile, n_bytes: int) -> Facts:
         "used": number("expert_used_count"),
         "vocabulary": n_vocab if listed in (None, n_vocab) else None,  # two sizes are none
     }
+    import_members("engine.architectures")
     return Facts(
         n_bytes=n_bytes,
         n_vocab=axes["vocabulary"],
         n_layer=number("block_count"),
+        own_sites=arch is None or arch.data not in Architecture.family,
         axes={name: size for name, size in axes.items() if size is not None},
     )
 

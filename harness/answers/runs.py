@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from engine.batch import Batch
+from engine.choices import choices
 from engine.trace import SITES
 from harness.answers.base import (
     Facts,
@@ -104,7 +105,8 @@ def check_step(site: Any, steps: int) -> None:
 def check_site(site: Any, facts: Facts, steps: int) -> None:
     expect_record(site, Site, "a site of the trace")
     if site.name not in SITES:
-        raise MalformedAnswer("the trace", "sites of engine.trace", site.name)
+        known = f"names of llama.cpp's nodes {choices(site.name, SITES)}"
+        raise MalformedAnswer("the trace", known, site.name)
     check_step(site, steps)
     where = f"the layer of {site.name} in step {site.step}"
     if (site.layer is None) is not (site.name in OUTSIDE):

@@ -6,7 +6,6 @@ Exit codes: 0 conform, 1 divergence, 2 usage, configuration or adapter error, 3 
 import os
 import signal
 import sys
-from enum import StrEnum
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
@@ -24,6 +23,7 @@ from harness.cli import (
     findings,
     fuzz,
     golden,
+    matrix,
     oracle,
     real_models,
     selftest,
@@ -33,7 +33,7 @@ from harness.cli import (
     tokens,
     twin,
 )
-from harness.cli.options import JsonOpt, OracleOpt, QuietOpt, ReportOpt, SeedOpt
+from harness.cli.options import JsonOpt, OracleOpt, Preset, QuietOpt, ReportOpt, SeedOpt
 from harness.inputs import read_text
 
 if TYPE_CHECKING:  # everything of weight is imported by the command that needs it
@@ -63,14 +63,10 @@ app.command("synth")(synth.synth)
 app.command("shadow")(shadow.shadow)
 app.command("selftest")(selftest.selftest)
 app.command("smoke")(smoke.smoke)
+app.command("matrix")(matrix.matrix)
 app.command("fetch")(real_models.fetch)
 app.command("finding")(findings.finding)
 app.command("twin")(twin.twin)
-
-
-class Preset(StrEnum):
-    exact = "exact"
-    default = "default"
 
 
 ModelArg = Annotated[Path, typer.Argument(help="A GGUF file, or builtin:NAME.", metavar="MODEL")]
@@ -82,15 +78,26 @@ EngineOpt = Annotated[
     str,
     typer.Option(
         help="The engine under test: a command that starts yours (./my-engine --fast; lockstep "
-        "smoke says how far it gets), one of lockstep engine list, or reference, fast, replay, "
-        "llama.cpp, llama.cpp@VERSION, mutant:NAME, honest:NAME."
+        "smoke says how far it gets), one of lockstep engine list, a server's address "
+        "(http://localhost:8080, openai:ADDRESS), "
+        "dump:FOLDER, adapter:MODULE, a name that an installed package registers, or reference, "
+        "fast, replay, llama.cpp, llama.cpp@VERSION, mutant:NAME, honest:NAME."
+    ),
+]
+AdapterOpt = Annotated[
+    str | None,
+    typer.Option(
+        help="The engine under test as a Python class of yours: MODULE or path/to/file.py, with "
+        ":CLASS behind it if there are several. The same as --engine adapter:MODULE.",
+        metavar="MODULE",
     ),
 ]
 SettingsOpt = Annotated[
-    Preset,
+    Preset | None,
     typer.Option(
         help="exact: F32 cache, no flash attention, one thread. default: what users of llama.cpp "
-        "run (F16 cache, flash attention)."
+        "run (F16 cache, flash attention). Default: exact; of a server, which says nothing of "
+        "its settings, default."
     ),
 ]
 SubjectOpt = Annotated[
@@ -100,16 +107,27 @@ ArchOpt = Annotated[
     str | None,
     typer.Option(help="Make a model of this architecture, as synth does; all: of every one."),
 ]
+MapOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--map",
+        help="Translates the names of a dump's tensors: transformers, llama.cpp, or a file of "
+        "yours (harness/node_maps says what is in one).",
+    ),
+]
 STEPS_OF_VARIANTS = 16
+REFERENCE = "reference"
 TokensOpt = Annotated[int, typer.Option(help="Length of the prompt.", min=1, max=4096)]
 
 
 @app.command()
 def check(
     model: OptModelArg = None,
-    engine: EngineOpt = "reference",
+    engine: EngineOpt = REFERENCE,
+    adapter: AdapterOpt = None,
+    node_map: MapOpt = None,
     oracle: OracleOpt = "llama.cpp",
-    settings: SettingsOpt = Preset.exact,
+    settings: SettingsOpt = None,
     suite: Annotated[list[str] | None, typer.Option(help="Only this suite (repeatable).")] = None,
     arch: ArchOpt = None,
     subject_model: SubjectOpt = None,
@@ -136,7 +154,8 @@ def check(
 ) -> None:
     """Run every suite that applies.
 
-    In order: metadata, tokens, dequant, logits, embeddings, decode, trace, products, shadow.
+    In order: metadata, tokens, dequant, logits, logprobs, embeddings, decode, text, trace,
+    products, shadow. logprobs and text are for engines that show no logits.
 
     Without MODEL it checks the built-in seeded models. Examples:
 
@@ -146,18 +165,24 @@ def check(
       lockstep check model.gguf --engine mutant:rope-half-split --suite trace
       lockstep check --arch qwen3
       lockstep check --arch all -j 2 --quiet
+      lockstep check model.gguf --engine http://localhost:8080
+      lockstep check model.gguf --adapter my_engine.py
+      lockstep check model.gguf --engine dump:FOLDER --map transformers
       lockstep check model.gguf --engine ./my-engine --write-known known.json
       lockstep check model.gguf --engine ./my-engine --known known.json
     """
     from harness.cli.variants import variant_files
-    from harness.known_failures import KnownFailures, read_known
+    from harness.known_failures import KnownFailures, check_writable, read_known
     from harness.known_failures import write_known as write_failures
     from harness.run import Listener, run_plans
 
+    engine = engine_of(engine, adapter, node_map)
     if arch is not None and (model is not None or subject_model is not None):
         raise typer.BadParameter("--arch makes the model: give no MODEL, no --subject-model")
     n = steps or (64 if arch is None else STEPS_OF_VARIANTS)
     with screen(quiet, as_json) as out, model_folder() as folder:
+        if write_known:
+            check_writable(write_known)
         out.progress("models", "making them")
         files = models_of(model, folder) if arch is None else variant_files(arch, folder, seed)
         plans = [
@@ -180,9 +205,11 @@ def check(
 @app.command()
 def bisect(
     model: OptModelArg = None,
-    engine: EngineOpt = "reference",
+    engine: EngineOpt = REFERENCE,
+    adapter: AdapterOpt = None,
+    node_map: MapOpt = None,
     oracle: OracleOpt = "llama.cpp",
-    settings: SettingsOpt = Preset.exact,
+    settings: SettingsOpt = None,
     subject_model: SubjectOpt = None,
     tokens: TokensOpt = 32,
     seed: SeedOpt = 0,
@@ -198,9 +225,10 @@ def bisect(
     """
     from harness.adapters import adapter_class
     from harness.children import result_of
-    from harness.dumps import is_outside
-    from harness.run import bisect_one
+    from harness.run import bisect_one, provide_engines
+    from harness.runner import is_outside
 
+    engine = engine_of(engine, adapter, node_map)
     with screen(quiet, as_json) as out, model_folder() as folder:
         cls = None if is_outside(engine) else adapter_class(engine)
         default = getattr(cls, "shows_on", "f32")
@@ -208,6 +236,7 @@ def bisect(
         plan = plan_of(
             name, path, engine, oracle, settings, subject_model, tokens, 1, seed, ["trace"]
         )
+        provide_engines([plan], out.progress)
         work = partial(bisect_one, plan)
         code = out.bisection(plan, result_of(work, partial(out.progress, plan.case)))
     raise typer.Exit(code)
@@ -218,7 +247,7 @@ def trace(
     model: ModelArg,
     output: Annotated[Path, typer.Option("-o", "--output", help="A folder for the tensors.")],
     engine: EngineOpt = "reference",
-    settings: SettingsOpt = Preset.exact,
+    settings: SettingsOpt = None,
     prompt: Annotated[str | None, typer.Option(help="Text instead of seeded tokens.")] = None,
     tokens: TokensOpt = 32,
     seed: SeedOpt = 0,
@@ -227,13 +256,15 @@ def trace(
     """Write every named tensor of a run: tensors.safetensors and index.json."""
     from harness.children import result_of
     from harness.dump import dump_trace
+    from harness.run import provide_engines
 
     with screen(quiet) as out, model_folder() as folder:
         name, path = next(iter(models_of(model, folder)))
         plan = plan_of(name, path, engine, engine, settings, None, tokens, 1, seed, ["trace"])
+        provide_engines([plan], out.progress)
         work = partial(dump_trace, plan, output, prompt)
-        n = result_of(work, partial(out.progress, name))
-        out.line(f"{n} tensors of {engine} in {output}")
+        n, who = result_of(work, partial(out.progress, name))
+        out.line(f"{n} tensors of {who} in {output}")
 
 
 @app.command()
@@ -251,7 +282,7 @@ def run(
             "has no graph of."
         ),
     ] = None,
-    settings: SettingsOpt = Preset.exact,
+    settings: SettingsOpt = None,
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
@@ -264,7 +295,12 @@ def run(
         name, path = next(iter(models_of(model, folder)))
         given = prompt if prompt is not None else ids_of(str(ids).encode())
         answer = generate(
-            path, engine, settings.value, given, n, lambda text: out.progress(name, text)
+            path,
+            engine,
+            preset_of(engine or "", settings),
+            given,
+            n,
+            lambda text: out.progress(name, text),
         )
         if as_json:
             out.json(answer)
@@ -361,12 +397,33 @@ def models_of(model: Path | None, folder: str) -> list[tuple[str, Path]]:
     return [(f"{BUILTIN_PREFIX}{name}", builtin_model(name, Path(folder))) for name in names]
 
 
+def engine_of(engine: str, adapter: str | None, node_map: str | None) -> str:
+    from harness.adapters._users import PREFIX
+    from harness.dumps import MAP, folder_of
+
+    if node_map is not None:
+        if folder_of(engine) is None:
+            raise typer.BadParameter("--map translates the names of a dump: --engine dump:FOLDER")
+        return engine + MAP + node_map
+    if adapter is None:
+        return engine
+    if engine != REFERENCE:
+        raise typer.BadParameter("--adapter names the engine under test, and so does --engine")
+    return PREFIX + adapter
+
+
+def preset_of(engine: str, settings: Preset | None) -> str:
+    from harness.http.session import preset_for
+
+    return settings.value if settings else preset_for(engine)
+
+
 def plan_of(
     name: str,
     path: Path,
     engine: str,
     oracle: str,
-    settings: Preset,
+    settings: Preset | None,
     subject_model: Path | None,
     tokens: int,
     steps: int,
@@ -386,7 +443,8 @@ def plan_of(
     model = [name if name.startswith(BUILTIN_PREFIX) else str(path)]
     if name.startswith(VARIANT_PREFIX):
         model = ["--arch", name.removeprefix(VARIANT_PREFIX)]
-    options = [*model, "--engine", engine, "--settings", settings.value]
+    preset = preset_of(engine, settings)
+    options = [*model, "--engine", engine, "--settings", preset]
     options += ["--oracle", oracle] if oracle != "llama.cpp" else []
     options += ["--subject-model", str(subject_model)] if subject_model else []
     options += ["--tokens", str(tokens), "--steps", str(steps), "--seed", str(seed)]
@@ -397,7 +455,7 @@ def plan_of(
         subject_model=subject_model or path,
         engine=engine,
         oracle=oracle,
-        settings=PRESETS[settings.value],
+        settings=PRESETS[preset],
         suites=tuple(suites or ()),
         n_tokens=tokens,
         n_steps=steps,

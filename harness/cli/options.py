@@ -1,9 +1,18 @@
 """Options that several commands have, worded once."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+
+class Preset(StrEnum):
+    """harness.records.PRESETS has their settings."""
+
+    exact = "exact"
+    default = "default"
+
 
 SeedOpt = Annotated[int, typer.Option(help="Seed of everything random.", min=0, max=2**63 - 1)]
 OracleOpt = Annotated[

@@ -1,23 +1,17 @@
 """`lockstep selftest`: are wrong engines caught, and damaged models located?"""
 
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.options import QuietOpt, ReportOpt, SeedOpt
+from harness.cli.options import Preset, QuietOpt, ReportOpt, SeedOpt
 
 if TYPE_CHECKING:
     from harness.damage.trials import DamagePlan
 
 ALL = "all"
-
-
-class Preset(StrEnum):
-    exact = "exact"
-    default = "default"
 
 
 def selftest(

@@ -2,13 +2,12 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.options import JsonOpt, QuietOpt, ReportOpt, SeedOpt
+from harness.cli.options import JsonOpt, Preset, QuietOpt, ReportOpt, SeedOpt
 from harness.inputs import check_file
 
 if TYPE_CHECKING:
@@ -24,11 +23,6 @@ found/injected for each kind of fault; located: found at its node and nowhere el
 those injected, in bounds (of more than 2 none may be missed). Drawn again: same: no bit changed;
 small: at most 2 bounds; fatal: llama.cpp ended of it; unjudged: the node is not compared.
 """
-
-
-class Preset(StrEnum):
-    exact = "exact"
-    default = "default"
 
 
 def shadow(

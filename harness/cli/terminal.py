@@ -16,7 +16,7 @@ from rich.status import Status
 from rich.text import Text
 
 from engine.errors import EngineError
-from harness.check import BadInput, Plan, defect
+from harness.check import BadInput, Plan, defect, is_compared
 from harness.cli.consoles import Screen
 from harness.cli.tables import table_of
 from harness.records import BOTH, Site, Verdict
@@ -198,16 +198,18 @@ ENDINGS = {
 
 def not_judged(result: "RunResult") -> list[str]:
     """Engines of the run about which nothing was compared."""
-    about = {v.about for v in result.verdicts if v.status in ("agreed", "diverged")}
+    about = {v.about for v in result.verdicts if v.status == "diverged" or is_compared(v)}
     names = dict.fromkeys(engine.engine for engine in result.engines)
     return [name for name in names if not about & {BOTH, name}]
 
 
 def reach_of(result: "RunResult") -> str:
-    """Of a run that conforms: whom that leaves out."""
+    """Of a run that conforms, or is incomplete: whom that leaves out."""
     left_out = not_judged(result)
-    if result.code != 0 or not left_out:
+    if result.code not in (0, 3) or not left_out:
         return ""
+    if result.code == 3:
+        return f"; nothing was compared about {', '.join(left_out)};"
     who = ", ".join(dict.fromkeys(v.about for v in result.verdicts if v.status == "agreed"))
     return f", all of it about {who}: nothing was compared about {', '.join(left_out)};"
 

@@ -1,9 +1,11 @@
 """The names by which an engine may show a node: llama.cpp's own, and those of engine.trace."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from engine.choices import choices
 from engine.errors import Unsupported
+from engine.trace import SITES
 from harness.adapters._llama_cpp_graph import heads, rows
 from harness.adapters._llama_cpp_sites import BY_NAME, PRODUCTS, WEIGHT, split_name
 from harness.graph.program import Place, PlannedNode, Program
@@ -22,6 +24,19 @@ def places_by_site(program: Program, wires: Mapping[Place, Wire]) -> dict[Site, 
             for name, layer in other_names(node, wires[place]):
                 found.setdefault(Site(step=graph.step, layer=layer, name=name), place)
     return found
+
+
+def renamed(wires: Mapping[Place, Wire], names: Mapping[Site, Place]) -> dict[Place, Wire]:
+    """With the names that traces have, where a node has one."""
+    called = {wires[place].site: site for site, place in names.items() if site.name in SITES}
+    return {
+        place: replace(
+            wire,
+            site=called.get(wire.site, wire.site),
+            inputs=tuple(called.get(site, site) for site in wire.inputs),
+        )
+        for place, wire in wires.items()
+    }
 
 
 def other_names(node: PlannedNode, wire: Wire) -> list[tuple[str, int | None]]:

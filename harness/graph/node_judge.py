@@ -4,7 +4,7 @@ Nodes come as the oracle shows them and are forgotten. The subject computes the 
 inputs, with the weights of its own file. A fault lies where it appears, and several show at once.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -26,6 +26,7 @@ from harness.shadow.judge import SENSELESS, rounded_to, view_of
 from harness.tolerances import Bound
 
 AXES = "(ne3, ne2, ne1, ne0)"  # ggml's sizes, as numpy has them
+KEPT_BYTES = 1 << 30  # of guilty values: more of them make no run that is worth putting right
 OWN_WEIGHTS = "the same op on the same inputs gives every bit again if the weights are the same"
 
 Compute = Callable[[Node], NDArray[Any] | None]  # None: the engine does not offer such an op
@@ -33,7 +34,11 @@ Compute = Callable[[Node], NDArray[Any] | None]  # None: the engine does not off
 
 @dataclass(kw_only=True, eq=False)
 class NodeJudge:
-    """Keeps findings, and of values those of guilty nodes, of what they read and of `wanted`."""
+    """Keeps findings, and of values those of guilty nodes, of what they read and of `wanted`.
+
+    Any other value is forgotten after its last reader, and of guilty ones no more is kept than
+    `limit` bytes: what comes then is found all the same, and not put right.
+    """
 
     wires: Mapping[Place, Wire]
     build: Build
@@ -46,11 +51,26 @@ class NodeJudge:
     hidden: list[Site] = field(default_factory=list)
     unknown: dict[str, list[Site]] = field(default_factory=dict)
     kept: Values = field(default_factory=dict)
-    recent: Values = field(default_factory=dict)  # of the graph that is being computed
-    graph: tuple[int, int] = (0, 0)
+    recent: Values = field(default_factory=dict)  # that a later node of the graph reads
+    limit: int = KEPT_BYTES
+    last_read: dict[Place, list[Site]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        readers: dict[Site, Place] = {}
+        for place, wire in self.wires.items():
+            readers |= dict.fromkeys((wire.site, *wire.inputs), place)
+        self.last_read = {}
+        for site, place in readers.items():
+            self.last_read.setdefault(place, []).append(site)
 
     def __call__(self, node: Node) -> None:
+        """Judge the node, and forget what nobody reads any more."""
         place = (node.step, node.ubatch, node.index)
+        self.judge(node, place)
+        for site in self.last_read.get(place, ()):
+            self.recent.pop(site, None)
+
+    def judge(self, node: Node, place: Place) -> None:
         if place not in self.wires:
             raise EngineError(f"the second run has a node that the first had not: {node.name}")
         wire = self.wires[place]
@@ -69,13 +89,16 @@ class NodeJudge:
             return
         self.findings.append(finding)
         if finding.mismatch is not None:
-            shown = (site for site in (wire.site, *wire.inputs) if site in self.recent)
-            self.kept |= {site: self.recent[site] for site in shown}
+            self.keep(site for site in (wire.site, *wire.inputs) if site in self.recent)
+
+    def keep(self, sites: Iterable[Site]) -> None:
+        more = {site: self.recent[site] for site in sites if site not in self.kept}
+        self.limit -= sum(value.nbytes for value in more.values())
+        if self.limit >= 0:
+            self.kept |= more
 
     def remember(self, node: Node, site: Site) -> None:
         """Views and later ops read what an earlier node of the graph has computed."""
-        if self.graph != (node.step, node.ubatch):
-            self.graph, self.recent = (node.step, node.ubatch), {}
         self.recent[site] = node.value.copy()
         if site in self.wanted:
             self.kept[site] = self.recent[site]

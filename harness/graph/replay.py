@@ -16,6 +16,7 @@ from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import Build, Node, layout
 from harness.graph.memory import WIDER, Memory, Unknown
 from harness.graph.program import Graph, Place, PlannedNode, Program
+from harness.graph.shown import part_shown
 from harness.graph.ways import Honest
 from harness.shadow.judge import SENSELESS
 
@@ -125,13 +126,7 @@ class Run:
         self.nodes += 1
         if place not in self.values:
             return value
-        given = np.asarray(self.values[place], value.dtype)
-        if given.size != value.size:
-            raise EngineError(
-                f"a value of shape {given.shape} is put in at {planned.name}, which has "
-                f"{value.shape}"
-            )
-        return given.reshape(value.shape)
+        return put_in(value, np.asarray(self.values[place], value.dtype), planned.name)
 
     def compute(self, graph: Graph, planned: PlannedNode) -> NDArray[Any]:
         """What the node holds, in the type and shape of its tensor here."""
@@ -188,6 +183,18 @@ class Run:
             )
         )
         return shown
+
+
+def put_in(value: NDArray[Any], given: NDArray[Any], name: str) -> NDArray[Any]:
+    """A node's value with what is given in its place; cells that nobody uses stay as they are."""
+    new = np.array(value, order="C")
+    part = part_shown(new, given.shape, name)
+    if part is None:
+        raise EngineError(
+            f"a value of shape {given.shape} is put in at {name}, which has {value.shape}"
+        )
+    part[...] = given
+    return new
 
 
 def ends_of(graph: Graph) -> dict[int, list[int]]:

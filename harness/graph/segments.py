@@ -6,7 +6,7 @@ lies in the segment where it appears, and several show at once. What one op alon
 bound; of a longer segment it is measured, by computing it with random honest errors.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from engine.errors import Unsupported
 from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import Build, Expected, Node
+from engine.trace import SITES
 from harness.compare import largest, mismatch_between, worst_distance
 from harness.designs import where_limited
 from harness.graph.node_judge import AXES
 from harness.graph.program import Place, Program
 from harness.graph.replay import replay
+from harness.graph.shown import part_shown
 from harness.graph.ways import Honest, Noisy, Wide
 from harness.graph.wiring import Wire
 from harness.judge import SiteFinding, affected, elements_compared
@@ -38,7 +40,7 @@ class Seen:
 
     value: NDArray[Any]  # in the type of its tensor
     truth: NDArray[Any]  # before it is rounded to that
-    allowed: Any  # what the op alone may be off
+    allowed: NDArray[np.float64]  # what the op alone may be off
     reason: str
 
 
@@ -48,7 +50,7 @@ class Watched(Honest):
 
     way: Honest
     wide: bool
-    wanted: Collection[Place]
+    wanted: Mapping[Place, tuple[int, ...]]  # in the shapes that are shown
     seen: dict[Place, Seen] = field(default_factory=dict)
 
     def build(self, build: Build, node: Node) -> Build:
@@ -59,13 +61,20 @@ class Watched(Honest):
         place = node.step, node.ubatch, node.index
         if place in self.wanted:
             truth = found.value if found.answer is None else found.answer
+            allowed = np.broadcast_to(np.asarray(found.allowed, np.float64), np.shape(truth))
             self.seen[place] = Seen(
-                value=np.array(value).reshape(node.value.shape),
-                truth=np.array(truth).reshape(node.value.shape),
-                allowed=found.allowed,
+                value=self.shown_of(node, value),
+                truth=self.shown_of(node, truth),
+                allowed=self.shown_of(node, allowed),
                 reason=found.reason,
             )
         return value
+
+    def shown_of(self, node: Node, value: NDArray[Any]) -> NDArray[Any]:
+        """A copy of the part of a node that is shown."""
+        whole = np.array(value).reshape(node.value.shape)
+        part = part_shown(whole, self.wanted[node.step, node.ubatch, node.index], node.name)
+        return whole if part is None else np.array(part)
 
 
 Run = Mapping[Place, Seen]
@@ -83,8 +92,9 @@ class Segment:
 
     @property
     def middle(self) -> Site | None:
-        """What to show next: it halves the segment."""
-        return self.inside[len(self.inside) // 2] if self.inside else None
+        """What to show next: it halves the segment. One of the names that traces have, if any."""
+        named = [s for s in self.inside if s.name in SITES] or self.inside
+        return named[len(named) // 2] if named else None
 
 
 @dataclass(kw_only=True, eq=False)
@@ -117,7 +127,8 @@ class SegmentJudge:
         self, way: Honest, build: Build | None = None, values: Mapping[Place, Any] | None = None
     ) -> Run:
         """What our ops make of each shown node, from what is shown before it."""
-        watched = Watched(way=way, wide=way.wide, wanted=self.shown.keys())
+        wanted = {place: value.shape for place, value in self.shown.items()}
+        watched = Watched(way=way, wide=way.wide, wanted=wanted)
         values = self.shown if values is None else values
         done = replay(self.program, self.file, build or self.build, watched, values=values)
         if done.missing:
@@ -190,17 +201,17 @@ class SegmentJudge:
     ) -> SiteFinding:
         """alone: noise is for single ops as well."""
         seen, shown = run[segment.place], self.shown[segment.place]
+        site = segment.wire.site
         noisy = bool(segment.inside) or alone
         truth, more = seen.truth, 2 * noise[segment.place] if noisy else 0.0
-        shown = shown.reshape(truth.shape) if shown.size == truth.size else shown
-        allowed = np.broadcast_to(np.asarray(seen.allowed, np.float64), truth.shape)
+        allowed = seen.allowed
         if noisy:  # a little before the last rounding may be a step behind it
             allowed = allowed + more + step_of(truth)
         if shown.shape == truth.shape:
             shown = where_limited(truth, shown, allowed)
         mismatch = mismatch_between(truth, shown, allowed)
         return SiteFinding(
-            site=segment.wire.site,
+            site=site,
             op=self.ops_of(segment),
             err_local=worst_distance(truth, shown),
             err_oracle=worst_distance(truth, shown),  # there is no other value
@@ -213,7 +224,7 @@ class SegmentJudge:
             compared=elements_compared(truth, shown, allowed),
             layer=segment.wire.layer,
             inputs=segment.starts,
-            axes=AXES,
+            axes=SITES[site.name].shape if site.name in SITES else AXES,
             weight=", ".join(self.weights_of(segment)),
         )
 

@@ -23,6 +23,7 @@ from harness.adapters._file_summary import shape
 from harness.answers import MalformedAnswer
 from harness.protocol.frames import Message
 from harness.records import (
+    CACHE_TYPES,
     EngineInfo,
     Evaluation,
     FileSummary,
@@ -38,11 +39,13 @@ VERSION = 1
 # what an engine may say that it can do, from the least to the most
 LEVELS = (
     *("parse", "tokenize", "detokenize", "dequantize", "multiply", "operate"),
-    *("embed", "greedy", "logits", "trace", "replace"),
+    *("embed", "generate", "greedy", "logprobs", "logits", "trace", "replace"),
 )
 SETTINGS = tuple(f.name for f in fields(Settings) if f.name not in ("generic", "repack"))
 INFINITIES = {"inf": math.inf, "-inf": -math.inf}
+MOST_SETTING = 1 << 20  # of threads, cells, tokens
 LONGEST_TEXT = 2000  # of an engine's own words
+LONGEST_NAME, MOST_NAMES = 64, 4096  # of nodes: GGML_MAX_NAME in ggml.h
 
 Read = Callable[..., Any]
 
@@ -76,8 +79,8 @@ def introduction(name: str, asked: Settings, answer: Message) -> Introduction:
     if said.get("protocol") != VERSION:
         raise MalformedAnswer('"protocol"', str(VERSION), said.get("protocol"))
     can = texts_of(said, "can", LEVELS)
-    shows = texts_of(said, "shows", SITES) if "shows" in said else tuple(SITES)
-    replaces = texts_of(said, "replaces", SITES) if "replaces" in said else shows
+    shows = names_of(said, "shows") if "shows" in said else tuple(SITES)
+    replaces = names_of(said, "replaces") if "replaces" in said else shows
     if "trace" not in can:
         shows = ()
     if "replace" not in can:
@@ -88,8 +91,9 @@ def introduction(name: str, asked: Settings, answer: Message) -> Introduction:
         build=text_of(said, "build") if "build" in said else "",
         settings=settings_of(asked, said.get("settings", {})),
         shows=None if shows == tuple(SITES) else shows,
-        fixed=tuple(site for site in SITES if site not in replaces),
-        unicode=unicode_of(said),
+        fixed=tuple(name for name in dict.fromkeys((*SITES, *shows)) if name not in replaces),
+        levels=can,
+        utf8_only=unicode_of(said),
     )
     return Introduction(info=info, can=frozenset(can))
 
@@ -108,6 +112,11 @@ def settings_of(asked: Settings, said: Any) -> Settings:
     for name, value in said.items():
         if type(value) is not type(getattr(asked, name)):
             raise MalformedAnswer(f'"settings", {name}', f"such as {getattr(asked, name)!r}", value)
+        # llama.cpp is run with the same, and its refusal would be told of llama.cpp
+        if name in ("type_k", "type_v") and value not in CACHE_TYPES:
+            raise MalformedAnswer(f'"settings", {name}', f"one of {', '.join(CACHE_TYPES)}", value)
+        if type(value) is int and not 1 <= value <= MOST_SETTING:
+            raise MalformedAnswer(f'"settings", {name}', f"1 to {MOST_SETTING}", value)
     return replace(asked, **said)
 
 
@@ -125,6 +134,17 @@ def texts_of(said: Mapping[str, Any], key: str, known: Collection[str]) -> tuple
         if name not in known:
             raise MalformedAnswer(f'"{key}"', f"some of {', '.join(known)}", name)
     return tuple(name for name in known if name in found)
+
+
+def names_of(said: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """Of nodes: any that llama.cpp's graph of a model may have, those of engine.trace in order."""
+    found = said.get(key)
+    if type(found) is not list or len(found) > MOST_NAMES:
+        raise MalformedAnswer(f'"{key}"', f"a list of up to {MOST_NAMES} names", found)
+    for name in found:
+        if type(name) is not str or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+            raise MalformedAnswer(f'"{key}"', "names of nodes", name)
+    return tuple(dict.fromkeys([*(name for name in SITES if name in found), *found]))
 
 
 def printable(text: str) -> str:
@@ -208,10 +228,14 @@ def send_detokenize(
 
 
 def read_detokenize(answer: Message) -> list[bytes]:
+    return [decoded(text, '"texts"') for text in answer.head["answer"]["texts"]]
+
+
+def decoded(text: str, where: str) -> bytes:
     try:
-        return [base64.b64decode(text, validate=True) for text in answer.head["answer"]["texts"]]
+        return base64.b64decode(text, validate=True)
     except binascii.Error as error:
-        raise MalformedAnswer('"texts"', "base64", str(error)) from error
+        raise MalformedAnswer(where, "base64", str(error)) from error
 
 
 def send_greedy(prompt: Sequence[int], n: int) -> Message:
@@ -220,6 +244,42 @@ def send_greedy(prompt: Sequence[int], n: int) -> Message:
 
 def read_ids(answer: Message) -> Any:
     return answer.head["answer"]["ids"]
+
+
+def send_generate(prompt: bytes, n: int) -> Message:
+    return Message(head={"ask": "generate", "prompt": base64.b64encode(prompt).decode(), "n": n})
+
+
+def read_generate(answer: Message) -> bytes:
+    return decoded(answer.head["answer"]["text"], '"text"')
+
+
+def send_logprobs(prefixes: Sequence[Sequence[int] | bytes], k: int) -> Message:
+    rows = [list(map(int, prefix)) for prefix in prefixes]
+    return Message(head={"ask": "logprobs", "prefixes": rows, "k": k})
+
+
+def read_logprobs(answer: Message) -> list[list[tuple[Any, float]]]:
+    """Tokens are ids, or texts as base64."""
+    said = answer.head["answer"]
+    tokens = said["ids"] if "ids" in said else texts_in(said["texts"])
+    return [
+        [*zip(row, map(number_of, values), strict=True)]
+        for row, values in zip(tokens, said["logprobs"], strict=True)
+    ]
+
+
+def texts_in(rows: Any) -> list[list[bytes]]:
+    return [[decoded(text, '"texts"') for text in row] for row in rows]
+
+
+def number_of(said: Any) -> float:
+    """JSON has neither NaN nor infinities: they are texts."""
+    if type(said) is str and said in (*INFINITIES, "nan"):
+        return float(said)
+    if type(said) not in (int, float):
+        raise MalformedAnswer('"logprobs"', 'numbers, "nan", "inf" or "-inf"', said)
+    return float(said)
 
 
 # --- single computations ----------------------------------------------------------------------
@@ -320,5 +380,7 @@ QUESTIONS: dict[str, Question] = {
     "operate": Question("operate", send_operate, lambda answer: dict(answer.arrays)),
     "embed": Question("embed", send_embed, read_embed),
     "greedy": Question("greedy", send_greedy, read_ids),
+    "generate": Question("generate", send_generate, read_generate),
+    "logprobs": Question("logprobs", send_logprobs, read_logprobs),
     "evaluate": Question("logits", send_logits, read_logits),
 }

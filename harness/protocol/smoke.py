@@ -1,28 +1,27 @@
-"""`lockstep smoke`: what a program says that it can do is asked once, level by level."""
+"""`lockstep smoke`: what an engine says that it can do is asked once, level by level."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from engine.batch import Batch
 from harness.protocol.messages import LEVELS
-from harness.protocol.session import ProgramSession
 from harness.records import (
     Answered,
     Crashed,
+    EngineInfo,
     Evaluation,
     Malformed,
     Outcome,
     Rejected,
     Request,
-    Settings,
     Site,
     TimedOut,
     Unanswerable,
 )
+from harness.session import Session
 
 PROMPT, NEXT = (1, 5, 9, 13), (2,)  # ids that every model here has
 N_GREEDY = 4
@@ -42,53 +41,38 @@ class Step:
     seconds: float = 0.0
 
 
-def smoke(
-    command: Sequence[str],
-    model: Path,
-    settings: Settings,
-    *,
-    time_limit: float,
-    start_limit: float,
-    memory_limit: int | None = 8 << 30,
-    name: str = "",
-) -> Iterator[Step]:
+def smoke(session: Session) -> Iterator[Step]:
     """One step for the start and for each level, as they come; nothing after a failed start."""
-    session = ProgramSession(
-        command,
-        model,
-        settings,
-        time_limit=time_limit,
-        start_limit=start_limit,
-        memory_limit=memory_limit,
-        name=name,
-    )
-    with session:
-        outcome = session.ask("describe")
-        if not isinstance(outcome, Answered):
-            yield step_of(START, outcome)
-            return
-        info = outcome.value
-        yield Step(level=START, status="works", words=info.version)
-        shown: dict[Site, Any] = {}
-        for level in LEVELS:
-            if level == "replace":
-                yield replaced(session, shown)
-                continue
-            question, args, kwargs = asked(level, unicode=info.unicode)
-            outcome = session.ask(question, *args, **kwargs)
-            yield step_of(level, outcome)
-            if level == "trace" and isinstance(outcome, Answered):
-                shown = outcome.value.trace.values()
+    outcome = session.ask("describe")
+    if not isinstance(outcome, Answered):
+        yield step_of(START, outcome)
+        return
+    info: EngineInfo = outcome.value
+    yield Step(level=START, status="works", words=info.version)
+    shown: dict[Site, Any] = {}
+    for level in LEVELS:
+        if level == "replace":
+            yield replaced(session, shown)
+            continue
+        question, args, kwargs = asked(level, info)
+        outcome = session.ask(question, *args, **kwargs)
+        yield step_of(level, outcome)
+        if level == "trace" and isinstance(outcome, Answered):
+            shown = outcome.value.trace.values()
 
 
-def asked(level: str, *, unicode: bool = False) -> tuple[str, tuple[Any, ...], Mapping[str, Any]]:
-    """The question that shows whether an engine has the level. unicode: it has no other texts."""
+def asked(
+    level: str, info: EngineInfo | None = None
+) -> tuple[str, tuple[Any, ...], Mapping[str, Any]]:
+    """The question that shows whether an engine has the level."""
     batches = Batch.of(PROMPT), Batch.of(NEXT, start=len(PROMPT))
     ones = np.ones((1, Q8_0.size // 34 * 32), np.float32)
     norm = {"x": np.ones((1, 8), np.float32), "weight": np.ones(8, np.float32)}
+    texts = TEXTS if info and info.utf8_only else (*TEXTS, NO_UTF8)
+    prefixes = [TEXTS[0], TEXTS[0][:4]] if info and info.text_only else [PROMPT, PROMPT[:1]]
     questions: dict[str, tuple[str, tuple[Any, ...], Mapping[str, Any]]] = {
         "parse": ("metadata", (), {}),
-        "tokenize": ("tokenize", (TEXTS if unicode else (*TEXTS, NO_UTF8),), {}),
+        "tokenize": ("tokenize", (texts,), {}),
         "detokenize": (
             "detokenize",
             ([PROMPT, ()],),
@@ -98,7 +82,9 @@ def asked(level: str, *, unicode: bool = False) -> tuple[str, tuple[Any, ...], M
         "multiply": ("multiply", ("Q8_0", Q8_0, ones), {}),
         "operate": ("operate", ("weighted_rms_norm", norm, {"eps": 1e-5}), {}),
         "embed": ("embed", (batches[:1],), {}),
+        "generate": ("generate", (TEXTS[0], N_GREEDY), {}),
         "greedy": ("greedy", (PROMPT, N_GREEDY), {}),
+        "logprobs": ("logprobs", (prefixes, N_GREEDY), {}),
         "logits": ("evaluate", (Request(batches=batches),), {}),
         "trace": ("evaluate", (Request(batches=batches, capture=True),), {}),
     }
@@ -123,7 +109,7 @@ def step_of(level: str, outcome: Outcome) -> Step:
             return Step(level=level, status="wrong", words=message)
 
 
-def replaced(session: ProgramSession, shown: Mapping[Site, Any]) -> Step:
+def replaced(session: Session, shown: Mapping[Site, Any]) -> Step:
     """With zeros put in at one node, the logits must be others than without."""
     info: Any = session.ask("describe")
     fixed = info.value.fixed if isinstance(info, Answered) else ()

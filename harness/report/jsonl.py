@@ -45,11 +45,12 @@ class ReportWriter:
         writer.file = path.open("a", encoding="utf-8")
         return writer
 
-    def footer(self, exit_code: int, seconds: float) -> None:
+    def footer(self, exit_code: int, seconds: float, **more: Any) -> None:
+        """more: of a check the engines by model; the header knows those of the first alone."""
         counts = dict(sorted(self.counts.items()))
         self.write(
             {"kind": "footer", "exit_code": exit_code, "seconds": round(seconds, 3)}
-            | {"verdicts": sum(counts.values()), "counts": counts}
+            | {"verdicts": sum(counts.values()), "counts": counts, **more}
         )
         self.file.close()
 

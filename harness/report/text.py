@@ -36,6 +36,8 @@ def explain_finding(finding: SiteFinding) -> str:
     if m is None:
         return f"{site_name(finding.site)} agrees"
     where = f"{site_name(finding.site)} = {finding.op}"
+    if m.kind == "missing":
+        return f"{where}: missing, though the engine says that it shows it"
     if m.kind != "value":
         return f"{where}: {m.detail or m.kind}"
     return (

@@ -248,6 +248,17 @@ class Context:
                 self.__dict__[name].close()
 
 
+def not_offered(context: Context, level: str, suite: str) -> list[Verdict] | None:
+    """What is said of a level that engines with logits need not have; None: the engine has it."""
+    levels = context.subject_info.levels
+    if levels is not None and level in levels:
+        return None
+    if not context.named and (levels is None or "logits" in levels):
+        return []  # its logits say more
+    text = f"{context.subject.name} does not offer {level}"
+    return [context.verdict(suite, "not-applicable", text)]
+
+
 def lacks(outcome: Outcome) -> bool:
     """Whether an engine says that the model has no such thing, whoever is asked."""
     return isinstance(outcome, Unanswerable) and outcome.of_model

@@ -11,10 +11,12 @@ from harness.compare import largest
 from harness.facts import ModelFacts
 from harness.records import Request, Verdict
 from harness.suites.base import Context, Suite
-from harness.suites.logits import compared
+from harness.suites.logits import compared, is_oracle_wrong
 from harness.tolerances import whole_run
 
 PROMPT = b"Once upon a time"
+WRONG_ORACLE = "greedy tokens are held against the oracle's logits, and these are wrong"
+MOST_TIES = 8  # behind which an engine is asked to go on, each time from the oracle's text
 
 
 class Decode(Suite, name="decode"):
@@ -28,14 +30,16 @@ class Decode(Suite, name="decode"):
         context.progress(f"generating {context.n_steps} tokens")
         free, subject = context.ask_both("greedy", prompt, context.n_steps)
         request = Request(batches=steps_of(prompt, free, context.facts.decoder_start))
+        if shows_no_logits(context):
+            yield from greedy_alone(context, prompt, request.batches, free, subject)
+            return
         context.progress(f"decoding {len(request.batches)} batches in both engines")
         expected, actual = context.ask_both("evaluate", request)
         truth = whole_truth(context, request.batches)
         whole = compared(context, "decode", request.batches, expected, actual, truth)
         yield whole
         if whole.detail.get("at_fault") in ("oracle", "both"):
-            text = "greedy tokens are held against the oracle's logits, and these are wrong"
-            yield context.verdict("decode", "not-compared", text)
+            yield context.verdict("decode", "not-compared", WRONG_ORACLE)
             return
         before, own = (np.concatenate(e.logits)[-len(free) :] for e in (expected, actual))
         yield judged(context, request.batches, before, own, free, subject)
@@ -45,6 +49,45 @@ class Decode(Suite, name="decode"):
             return context.tokens[:4]
         ids: list[int] = context.ask(context.oracle, "tokenize", [context.prompt])[0]
         return ids or context.tokens[:4]  # a vocabulary may have no token for any of it
+
+
+def shows_no_logits(context: Context) -> bool:
+    levels = context.subject_info.levels
+    return levels is not None and "logits" not in levels
+
+
+def greedy_alone(
+    context: Context,
+    prompt: Sequence[int],
+    batches: Sequence[Batch],
+    oracle: Sequence[int],
+    subject: Sequence[int],
+) -> Iterator[Verdict]:
+    """Of an engine that has nothing but greedy tokens. Behind a tie it goes on in the oracle's
+    text, so that what comes later is compared as well."""
+    logits = oracles_logits(context, batches)
+    if logits is None:
+        yield context.verdict("decode", "not-compared", WRONG_ORACLE)
+        return
+    logits, start = logits[-len(oracle) :], 0
+    for _ in range(MOST_TIES):
+        rest = slice(start, None)
+        found = judged(context, batches, logits[rest], None, oracle[rest], subject, start)
+        yield found
+        if found.status != "excused" or (start := found.detail["step"] + 1) == len(oracle):
+            return
+        ids = [*prompt, *oracle[:start]]
+        subject = context.ask(context.subject, "greedy", ids, len(oracle) - start)
+    text = f"the {len(oracle) - start} tokens behind {MOST_TIES} ties were not compared"
+    yield context.verdict("decode", "not-compared", text)
+
+
+def oracles_logits(context: Context, batches: Sequence[Batch]) -> F32 | None:
+    """Of each output; None if they are wrong."""
+    run = context.ask(context.oracle, "evaluate", Request(batches=tuple(batches)))
+    logits: F32 = np.concatenate(run.logits)
+    wrong = is_oracle_wrong(context, batches, logits, whole_truth(context, batches))
+    return None if wrong else logits
 
 
 def whole_truth(context: Context, batches: Sequence[Batch]) -> F32:
@@ -60,11 +103,13 @@ def judged(
     context: Context,
     batches: Sequence[Batch],
     logits: F32,
-    subjects: F32,
+    subjects: F32 | None,
     oracle: Sequence[int],
     subject: Sequence[int],
+    start: int = 0,
 ) -> Verdict:
     """logits, subjects: both engines' before each of the oracle's tokens, (steps, vocabulary).
+    start: the number of the first of them.
 
     Its own token must be the largest of them too, or the oracle's greedy choice is wrong. Behind a
     tie the texts are two; what the subject would choose in the oracle's is counted.
@@ -77,27 +122,30 @@ def judged(
     first = int(np.flatnonzero(behind)[0]) if behind.any() else len(oracle)
     first = next((i for i in range(first) if oracle[i] != subject[i]), first)
     if first == len(oracle):
-        return context.verdict("decode", "agreed", f"{len(oracle)} greedy tokens are the same")
+        text = f"{len(oracle)} greedy tokens are the same"
+        return context.verdict(
+            "decode", "agreed", f"{text} from token {start} on" if start else text
+        )
     a, b = oracle[first], subject[first]
     margins = logits[first].max() - logits[first, [a, b]]
     size = largest(logits[first])
     allowed = float(whole_run(context.noise.relative, size).allowed)
     if margins.max() > 2 * allowed:
         allowed = float(whole_run(context.noise_on(batches), size).allowed)
-    detail: dict[str, Any] = {"step": first, "expected": a, "actual": b, "allowed": allowed}
+    detail: dict[str, Any] = {"step": start + first, "expected": a, "actual": b, "allowed": allowed}
     detail |= {"margin": float(margins[1]), "margin_of_oracle": float(margins[0])}
     text = (
-        f"greedy token {first} is {b}, the oracle's {a}; they are {margins[1]:.2g} and "
+        f"greedy token {start + first} is {b}, the oracle's {a}; they are {margins[1]:.2g} and "
         f"{margins[0]:.2g} below the oracle's largest logit"
     )
     if not np.isfinite(allowed):
         return context.verdict("decode", "not-compared", f"{text}; no limit can be given", detail)
     if margins.max() <= 2 * allowed:
-        detail |= choices(oracle, subjects)
-        text = (
-            f"{text}, a tie within the noise; in the oracle's text {detail['same_choices']} of "
-            f"{len(oracle)} choices are the same"
-        )
+        text = f"{text}, a tie within the noise"
+        if subjects is not None:
+            detail |= choices(oracle, subjects)
+            text += f"; in the oracle's text {detail['same_choices']} of {len(oracle)} choices are "
+            text += "the same"
         return context.verdict("decode", "excused", text, detail)
     wrong = [r for r, m in zip(("oracle", "subject"), margins, strict=True) if m > 2 * allowed]
     detail["at_fault"] = "both" if len(wrong) == 2 else wrong[0]

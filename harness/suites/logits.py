@@ -1,6 +1,7 @@
 """Do both engines give the same logits at every position of a prompt, and the right ones?"""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ from engine.quants.base import F32
 from harness.compare import largest, mismatch_between, worst_distance
 from harness.facts import ModelFacts
 from harness.records import Evaluation, Mismatch, Request, Verdict
-from harness.suites.base import Context, Suite
+from harness.relations import asked_otherwise
+from harness.suites.base import Context, NoAnswer, Suite
 from harness.tolerances import Bound, whole_run
 
 
@@ -25,7 +27,27 @@ class Logits(Suite, name="logits"):
         context.progress("logits of both engines")
         expected, actual = context.ask_both("evaluate", request)
         truth = np.concatenate(context.noise.logits)
-        yield compared(context, "logits", context.batches, expected, actual, truth)
+        verdict = compared(context, "logits", context.batches, expected, actual, truth)
+        if context.subject_info.shows_nodes or context.subject_info.partial:
+            yield verdict  # llama.cpp's own way of asking, replayed; or a run that is over
+            return
+        try:
+            same, unanswered, wrong = asked_otherwise(context, actual)
+        except NoAnswer:
+            yield verdict
+            raise
+        yield with_ways(verdict, same, unanswered)
+        yield from wrong
+
+
+def with_ways(verdict: Verdict, same: Sequence[str], unanswered: Sequence[str]) -> Verdict:
+    text = verdict.summary
+    if verdict.status == "agreed" and same:
+        text += f"; the same {', '.join(same)}"
+    if unanswered:
+        text += f"; not compared {'; '.join(unanswered)}"
+    detail = {**verdict.detail, "same": list(same), "not_answered": list(unanswered)}
+    return replace(verdict, summary=text, detail=detail)
 
 
 def compared(
@@ -102,6 +124,14 @@ def who_is_wrong(context: Context, batches: Sequence[Batch], runs: tuple[F32, F3
         if all(mismatch_between(truth, logits, bound.allowed) for truth, bound in honest)
     ]
     return "both" if len(wrong) == 2 else "".join(wrong)
+
+
+def is_oracle_wrong(context: Context, batches: Sequence[Batch], logits: F32, truth: F32) -> bool:
+    """Whether its logits are none to hold others against. Both: (outputs, vocabulary)."""
+    bound = whole_run(context.noise.relative, largest(logits))
+    if mismatch_between(truth, logits, bound.allowed) is None:
+        return False
+    return bool(who_is_wrong(context, batches, (logits, logits)))
 
 
 def agreement(detail: dict[str, Any], what: str) -> str:

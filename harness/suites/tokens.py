@@ -60,17 +60,17 @@ class Tokens(Suite, name="tokens"):
 
     def run(self, context: Context) -> Iterator[Verdict]:
         known = originals_of(context.file.metadata)
-        for add, parse in itertools.product((True, False), repeat=2):
-            flags = {"add_special": add, "parse_special": parse}
-            yield asked(context, "encode", flags, partial(self.encoded, known=known))
-        if not context.subject_info.unicode:
-            yield asked(context, "encode", {"add_special": True}, self.beyond)
+        both = itertools.product((True, False), repeat=2)
+        flags = [{"add_special": add, "parse_special": parse} for add, parse in both]
+        yield from asked(context, "encode", flags, partial(self.encoded, known=known))
+        if not context.subject_info.utf8_only:
+            yield from asked(context, "encode", [{"add_special": True}], self.beyond)
         oracle_ids = context.ask(context.oracle, "tokenize", TEXTS)
         n_vocab = context.facts.n_vocab
         rows = [*oracle_ids, *([token] for token in some_tokens(n_vocab))]
-        for remove, unparse in itertools.product((True, False), repeat=2):
-            flags = {"remove_special": remove, "unparse_special": unparse}
-            yield asked(context, "decode", flags, partial(self.decoded, rows=rows))
+        both = itertools.product((True, False), repeat=2)
+        flags = [{"remove_special": remove, "unparse_special": unparse} for remove, unparse in both]
+        yield from asked(context, "decode", flags, partial(self.decoded, rows=rows))
 
     def encoded(
         self, context: Context, flags: dict[str, bool], known: Sequence[Original]
@@ -115,21 +115,30 @@ class Tokens(Suite, name="tokens"):
 
 
 def asked(
-    context: Context, way: str, flags: dict[str, bool], question: Callable[..., Verdict]
-) -> Verdict:
-    """Flags that an engine does not have cost what is asked with them alone."""
-    try:
-        return question(context, flags=flags)
-    except NoAnswer as error:
-        if error.status != "not-compared":
-            raise
-        text = f"{way} ({named(flags)}): {error.summary}"
-        return context.verdict("tokens", error.status, text, error.detail)
+    context: Context, way: str, flags: Sequence[dict[str, bool]], question: Callable[..., Verdict]
+) -> Iterator[Verdict]:
+    """Flags that an engine does not have cost what is asked with them alone; if it has none of
+    them, it does not have the question."""
+    found: list[Verdict] = []
+    missing: list[NoAnswer] = []
+    for each in flags:
+        try:
+            found.append(question(context, flags=each))
+        except NoAnswer as error:
+            if error.status != "not-compared":
+                yield from found
+                raise
+            missing.append(error)
+            text = f"{way} ({named(each)}): {error.summary}"
+            found.append(context.verdict("tokens", error.status, text, error.detail))
+    if len(missing) == len(flags) > 1:
+        raise missing[0]
+    yield from found
 
 
 def may_be_asked(context: Context, text: bytes) -> bool:
     """Many languages have no texts but those of UTF-8."""
-    return not context.subject_info.unicode or is_utf8(text)
+    return not context.subject_info.utf8_only or is_utf8(text)
 
 
 def is_utf8(text: bytes) -> bool:

@@ -16,7 +16,7 @@ from harness import protocol
 from harness.bisect.bisection import bisect
 from harness.check import Plan, open_plan
 from harness.protocol.messages import QUESTIONS, start
-from harness.protocol.session import Program
+from harness.protocol.session import Program, ProgramSession
 from harness.protocol.smoke import smoke
 from harness.records import EXACT, Request
 from harness.run import Listener, RunResult, builtin_model, run_plans
@@ -128,7 +128,9 @@ def test_the_c_example_decodes_every_weight_alike(
 @needs("cc")
 def test_smoke_says_what_the_c_example_can_do(models: Path, engine_in_c: Path) -> None:
     model = builtin_model("f32", models)
-    steps = list(smoke([str(engine_in_c)], model, EXACT, time_limit=60, start_limit=60))
+    command = [str(engine_in_c)]
+    with ProgramSession(command, model, EXACT, time_limit=60, memory_limit=None) as session:
+        steps = list(smoke(session))
     assert [s.level for s in steps if s.status == "works"] == ["start", "dequantize", "multiply"]
     assert {s.status for s in steps} == {"works", "not offered"}
 

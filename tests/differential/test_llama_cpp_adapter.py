@@ -30,7 +30,8 @@ from harness.runner import Runner, Session
 from harness.shadow.models import make_variant, opened
 from harness.synth.any_arch import variant_named
 from harness.synth.builtin import BUILTIN
-from harness.synth.llama import write_llama
+from harness.synth.llama import LlamaRecipe, write_llama
+from tests.models import with_metadata
 
 pytest.importorskip("llama_cpp", reason="llama_cpp is missing: llama.cpp's adapter was not run")
 
@@ -452,3 +453,15 @@ def test_a_model_without_logits_has_no_next_token(tmp_path: Path) -> None:
             outcome = session.ask(question, *args)
             assert isinstance(outcome, Unanswerable)
             assert "the model (bert) has no logits" in outcome.message
+
+
+def test_an_architecture_that_llama_cpp_does_not_know_is_no_refusal_of_the_file(
+    tmp_path: Path,
+) -> None:
+    """Else an older version, held against one that knows it, would be a divergence."""
+    arch = ("STR", "transistor")
+    path = with_metadata(tmp_path / "arch.gguf", LlamaRecipe(), general__architecture=arch)
+    with RUNNER.open("llama.cpp", path, EXACT) as session:
+        outcome = session.ask("greedy", [1, 2], 2)
+    assert isinstance(outcome, Unanswerable)
+    assert "unknown model architecture: 'transistor'" in outcome.message

@@ -1,5 +1,6 @@
 """The plugin in a repository of the user's: one test for each model and suite, and true endings."""
 
+import json
 import shlex
 import subprocess
 import sys
@@ -88,6 +89,40 @@ def test_the_fixture_checks_what_a_test_asks_for(models: list[Path], tmp_path: P
     assert code == 0
 
 
+def test_what_an_engine_does_not_offer_is_skipped_unless_its_suite_is_named(
+    models: list[Path], tmp_path: Path
+) -> None:
+    text = (EXAMPLES / "engine.py").read_text()
+    (tmp_path / "mine.py").write_text(text.replace('"logits", "trace", "replace"', '"logits"'))
+    mine = shlex.join([sys.executable, str(tmp_path / "mine.py")])
+    given = ["--lockstep-engine", mine, "--lockstep-model", str(models[0])]
+    code, said = pytest_in(tmp_path, *given, "-n", "2")
+    assert "1 passed, 9 skipped" in said, said
+    assert "mine.py does not show tensors" in said
+    assert code == 0
+    code, said = pytest_in(tmp_path, *given, "--lockstep-suite", "trace")
+    assert "1 failed" in said, said
+    assert code == 1
+
+
+def test_a_divergence_that_is_listed_passes_with_nothing_beside_it(
+    models: list[Path], tmp_path: Path
+) -> None:
+    text = (EXAMPLES / "engine.py").read_text()
+    right = "x[..., 0::2], x[..., 1::2]"
+    assert right in text
+    (tmp_path / "mine.py").write_text(text.replace(right, "*np.split(x, 2, -1)"))
+    key = {"case": models[0].name, "suite": "logits", "key": "logits/value/subject"}
+    listed = tmp_path / "known.json"
+    listed.write_text(json.dumps({"known": [key | {"reason": "issue 12"}]}))
+    mine = shlex.join([sys.executable, str(tmp_path / "mine.py")])
+    given = ["--lockstep-engine", mine, "--lockstep-model", str(models[0])]
+    only = ["--lockstep-suite", "logits", "--lockstep-known", str(listed)]
+    code, said = pytest_in(tmp_path, *given, *only)
+    assert "1 passed" in said, said
+    assert code == 0
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -108,7 +143,7 @@ def test_without_its_options_the_plugin_does_nothing(tmp_path: Path) -> None:
     (tmp_path / "test_theirs.py").write_text(PASSES)
     code, said = pytest_in(tmp_path)
     assert "1 passed" in said
-    assert (
-        "lockstep" not in said.replace(str(tmp_path), "").replace("plugins: ", "").lower() or True
-    )
+    assert "report.jsonl" not in said
+    assert "lockstep[" not in said
+    assert not list(tmp_path.glob("**/report.jsonl"))
     assert code == 0

@@ -1,6 +1,8 @@
 """Engines that show tensors, and take none, are judged from their own inputs."""
 
+import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -10,14 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
 
 from engine.batch import Batch
-from engine.errors import Unsupported
+from engine.errors import EngineError, Unsupported
 from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import Build, Expected, Node
+from engine.trace import SITES
 from harness.bisect.bisection import Bisection, bisect
 from harness.check import Plan, lanes_of, open_plan
-from harness.graph.aliases import place_named, places_by_site
+from harness.dump import dump_trace
+from harness.graph.aliases import place_named, places_by_site, renamed
 from harness.graph.program import Program
 from harness.graph.record import record
 from harness.graph.replay import replay
@@ -146,6 +151,41 @@ def test_a_tensor_of_nothing_but_nan_is_found(qwen3: Recorded) -> None:
     assert "ffn_up-1" in {str(f.site) for f in qwen3.accused(values)}
 
 
+def in_use(recorded: Recorded, values: dict[Any, NDArray[Any]]) -> dict[Any, NDArray[Any]]:
+    """As an engine has them that knows nothing of llama.cpp's empty cells."""
+    cells = np.cumsum([len(batch) for batch in BATCHES])
+    return {
+        place: value[0, :, :, : cells[place[0]]]
+        if recorded.wires[place].site.name in ("kq", "kq_soft_max")
+        else value
+        for place, value in values.items()
+    }
+
+
+def test_attention_may_be_shown_over_the_cells_in_use(qwen3: Recorded) -> None:
+    assert qwen3.accused(in_use(qwen3, qwen3.run(Honest()))) == []
+    values = in_use(qwen3, qwen3.run(OneOpWrong(name="kq-1")))
+    assert values[next(p for p, w in qwen3.wires.items() if w.site.name == "kq")].ndim == 3
+    assert {str(f.site) for f in qwen3.accused(values)} == {"kq-1"}
+
+
+def test_attention_over_other_cells_than_those_is_no_answer(qwen3: Recorded) -> None:
+    values = in_use(qwen3, qwen3.run(Honest()))
+    place = next(p for p, w in qwen3.wires.items() if w.site.name == "kq")
+    values[place] = values[place][:, :-1]
+    with pytest.raises(EngineError, match="is put in at kq-0"):
+        qwen3.accused(values)
+
+
+def test_what_to_show_next_has_a_name_that_traces_have(qwen3: Recorded) -> None:
+    names = renamed(qwen3.wires, places_by_site(qwen3.program, qwen3.wires))
+    known = replace(qwen3, wires=names)
+    found, *_ = known.accused(known.run(OneOpWrong(name="Qcur-0")), ("kqv_out",))
+    assert (next_one := re.search(r"show (\w+)-0 to halve it", found.reason))
+    assert next_one[1] in SITES
+    assert found.axes == "(tokens, heads * head_dim)"
+
+
 def test_nodes_have_the_names_of_our_sites_as_well(qwen3: Recorded) -> None:
     places = places_by_site(qwen3.program, qwen3.wires)
     for name in ("attn_norm", "Qcur", "ffn_swiglu", "l_out"):
@@ -154,20 +194,49 @@ def test_nodes_have_the_names_of_our_sites_as_well(qwen3: Recorded) -> None:
         place_named(places, Site(step=0, layer=1, name="l_oot"))
 
 
+# --- a dump of a model that our engine has no graph for -------------------------------------------
+
+CHANGED = "step0/Kcur_normed-1"  # llama.cpp's own name, which no site of ours has
+
+
+def test_a_dump_may_show_any_node_of_llama_cpps_graph(tmp_path: Path) -> None:
+    """Here llama.cpp wrote it; then one number of one node is another."""
+    path, right, wrong = tmp_path / "qwen3.gguf", tmp_path / "right", tmp_path / "wrong"
+    with opened() as namer:
+        make_variant(variant_named("qwen3"), path, session=namer)
+    dump_trace(plan_for(path, "llama.cpp"), right, None, lambda _: None)
+    tensors = load_file(right / "tensors.safetensors")
+    assert CHANGED in tensors
+    found = bisected(path, f"dump:{right}")
+    assert (found.exit_code, found.first) == (0, None)
+    assert CHANGED.partition("/")[2] in {str(f.site) for f in found.found.all}
+    shutil.copytree(right, wrong)
+    tensors[CHANGED].flat[7] += np.float32(0.25)
+    save_file(tensors, wrong / "tensors.safetensors")
+    found = bisected(path, f"dump:{wrong}")
+    assert found.exit_code == 1
+    assert found.first is not None
+    assert str(found.first.site) == CHANGED.partition("/")[2]
+    assert found.first.op == "MUL"  # by the norm's weight
+
+
 # --- a program that shows tensors and takes none --------------------------------------------------
 
 
-def bisected(script: Path, model: Path) -> Bisection:
-    plan = Plan(
+def plan_for(model: Path, engine: str) -> Plan:
+    return Plan(
         case=model.name,
         model=model,
         subject_model=model,
-        engine=shlex.join([sys.executable, str(script)]),
+        engine=engine,
         settings=EXACT,
         n_tokens=9,
         command="m",
     )
-    opened_plan = open_plan(plan, lambda _: None)
+
+
+def bisected(model: Path, engine: str) -> Bisection:
+    opened_plan = open_plan(plan_for(model, engine), lambda _: None)
     try:
         return bisect(opened_plan.context)
     finally:
@@ -192,7 +261,8 @@ def test_a_program_into_which_nothing_can_be_put_is_bisected(
     script = tmp_path / "engine.py"
     text = text.replace(TAKES, '"trace"')
     script.write_text(text.replace(right, wrong) if right else text)
-    found = bisected(script, builtin_model("f32", tmp_path))
+    command = shlex.join([sys.executable, str(script)])
+    found = bisected(builtin_model("f32", tmp_path), command)
     assert found.found.own_inputs
     if first is None:
         assert (found.exit_code, found.first) == (0, None)

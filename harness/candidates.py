@@ -1,0 +1,212 @@
+"""Lists of a few likely tokens with log-probabilities, held against whole logits.
+
+One constant may take all values of a list to logits: they may be normalised over the vocabulary,
+over the list alone, or not at all. So what is compared is how far values stand from each other, and
+that nothing is missing above the end of the list. A text that several tokens are shown as is any of
+them, and accuses none as long as one fits.
+"""
+
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isnan, log
+from typing import Literal
+
+import numpy as np
+
+from engine.quants.base import F32
+from harness.tolerances import SMALLEST, log_softmax_roundings
+
+FLOOR = log(SMALLEST)  # a float32 probability below it is subnormal or zero
+COARSE = 6  # decimals: who writes more has not rounded for reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    ids: tuple[int, ...]  # which tokens it may be
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """One list. unknown: of so many candidates nobody knows which tokens they are."""
+
+    candidates: tuple[Candidate, ...]
+    unknown: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Off:
+    """The worst candidate. expected: with the list's own constant; of one that is missing, by how
+    much its logit is above that of the last of the list."""
+
+    kind: Literal["value", "not finite", "missing"]
+    token: int
+    expected: float
+    actual: float
+    allowed: float
+    wrong: int
+
+
+def read_list(
+    said: Sequence[tuple[int | bytes, float]], names: Mapping[bytes, tuple[int, ...]]
+) -> Listed:
+    """names: which tokens a text may stand for; not looked at where tokens are ids."""
+    found = [
+        ((token,) if isinstance(token, int) else names.get(token, ()), value)
+        for token, value in said
+    ]
+    known = tuple(Candidate(ids=ids, value=value) for ids, value in found if ids)
+    return Listed(candidates=known, unknown=len(found) - len(known))
+
+
+def names_of(
+    pieces: Iterable[bytes], texts: Iterable[bytes], hidden: Container[int] = ()
+) -> dict[bytes, tuple[int, ...]]:
+    """Each way in which engines write a token, and whose it is.
+
+    pieces: the bytes that each token stands for; texts: as the vocabulary has it; hidden: control
+    tokens, which many do not show.
+    """
+    found: dict[bytes, list[int]] = defaultdict(list)
+    for token, (piece, text) in enumerate(zip(pieces, texts, strict=True)):
+        escaped = b"bytes:" + b"".join(b"\\x%02x" % byte for byte in piece)
+        shown, kept = (piece.decode("utf-8", way).encode() for way in ("replace", "ignore"))
+        # some decode a token alone, and lose the space that it begins with
+        names = {piece, text, escaped, shown, kept, shown.removeprefix(b" ")}
+        for name in names | ({b""} if token in hidden else set()):
+            found[name].append(token)
+    return {name: tuple(ids) for name, ids in found.items()}
+
+
+def off_from(listed: Listed, logits: F32, allowed: float) -> Off | None:
+    """What in the list no run can say whose logits are within `allowed` of these; None: nothing."""
+    return (
+        not_finite(listed, logits)
+        or off_in_value(listed, logits, allowed)
+        or missing(listed, logits, allowed)
+    )
+
+
+def not_finite(listed: Listed, logits: F32) -> Off | None:
+    """NaN is right where the logit is NaN too; infinite nothing can be but an impossibility."""
+    wrong = [
+        c
+        for c in listed.candidates
+        if (isnan(c.value) or c.value == inf) and not np.isnan(logits[list(c.ids)]).any()
+    ]
+    return off("not finite", wrong[0], logits, 0.0, len(wrong)) if wrong else None
+
+
+def off_in_value(listed: Listed, logits: F32, allowed: float) -> Off | None:
+    sure, rest, impossible = sorted_out(listed, logits)
+    largest = float(np.nanmax(logits))
+    room = allowed + half_a_decimal([c.value for c in listed.candidates])
+    limit = np.array([tolerance(c, logits, largest, room) for c in sure])
+    apart = np.array([c.value - float(logits[c.ids[0]]) for c in sure])
+    low, high = (apart - limit).max(initial=-inf), (apart + limit).min(initial=inf)
+    middle = float(np.median(apart)) if sure else 0.0
+    if low > high:
+        excess = np.abs(apart - middle) - limit
+        worst = int(excess.argmax())
+        n = max(1, int((excess > 0).sum()))
+        return off("value", sure[worst], logits, float(limit[worst]), n, middle)
+    for candidate in rest if sure else ():
+        own = tolerance(candidate, logits, largest, room)
+        ways = [candidate.value - float(logits[token]) for token in candidate.ids]
+        if not any(low - own <= way <= high + own for way in ways):
+            return off("value", candidate, logits, own, 1, middle)
+    # the probability of the likeliest is at least one share of all
+    most = largest + FLOOR + log(len(logits)) + 2 * allowed
+    for candidate in impossible:
+        if float(np.nanmin(logits[list(candidate.ids)])) > most:
+            return off("value", candidate, logits, allowed, 1, middle)
+    return None
+
+
+def sorted_out(
+    listed: Listed, logits: F32
+) -> tuple[list[Candidate], list[Candidate], list[Candidate]]:
+    """Those of one token each, those of several, and those of no probability that float32 has."""
+    finite = np.isfinite(logits)
+    sure: list[Candidate] = []
+    rest: list[Candidate] = []
+    impossible: list[Candidate] = []
+    for c in listed.candidates:
+        if isnan(c.value) or c.value == inf:
+            continue
+        if c.value <= FLOOR:
+            impossible.append(c)
+        elif finite[list(c.ids)].all():
+            (sure if len(c.ids) == 1 else rest).append(c)
+    return sure, rest, impossible
+
+
+def missing(listed: Listed, logits: F32, allowed: float) -> Off | None:
+    """An unlisted token is no likelier than any that is listed, but for two runs' noise."""
+    sure, rest, _ = sorted_out(listed, logits)
+    if not sure and not rest:
+        return None
+    end = min(max(float(logits[token]) for token in c.ids) for c in (*sure, *rest))
+    above = np.flatnonzero(logits > end + 2 * allowed)
+    shown = {token for c in listed.candidates for token in c.ids}
+    left = sorted((int(t) for t in above if int(t) not in shown), key=lambda t: -logits[t])
+    if len(left) <= listed.unknown:
+        return None
+    first = left[0]
+    return Off(
+        kind="missing",
+        token=first,
+        expected=float(logits[first]) - end,
+        actual=0.0,
+        allowed=2 * allowed,
+        wrong=len(left),
+    )
+
+
+def off(
+    kind: Literal["value", "not finite"],
+    candidate: Candidate,
+    logits: F32,
+    allowed: float,
+    wrong: int,
+    constant: float = 0.0,
+) -> Off:
+    token = min(candidate.ids, key=lambda t: abs(float(logits[t]) + constant - candidate.value))
+    return Off(
+        kind=kind,
+        token=token,
+        expected=float(logits[token]) + constant,
+        actual=candidate.value,
+        allowed=allowed,
+        wrong=wrong,
+    )
+
+
+def tolerance(candidate: Candidate, logits: F32, largest: float, room: float) -> float:
+    distance = largest - min(float(logits[token]) for token in candidate.ids)
+    return room + log_softmax_roundings(candidate.value, distance)
+
+
+def half_a_decimal(values: Sequence[float]) -> float:
+    """Of values that were rounded for reading: half a unit of the last place that any of them has.
+
+    A value that comes from float32 without rounding has more than six decimals, nearly always.
+    """
+    places = 0
+    for value in values:
+        text = repr(value)
+        if "e" in text or "n" in text:  # an exponent, nan, inf
+            places = COARSE + 1 if "e-" in text else places
+            continue
+        places = max(places, len(text.partition(".")[2]))
+        if places > COARSE:
+            return 0.0
+    return 0.5 * 10.0**-places if places <= COARSE else 0.0
+
+
+def spread(listed: Listed, logits: F32) -> tuple[int, float]:
+    """How many values were compared with each other, and half of how far they are off."""
+    sure, _, _ = sorted_out(listed, logits)
+    apart = [c.value - float(logits[c.ids[0]]) for c in sure]
+    return (len(apart), (max(apart) - min(apart)) / 2) if len(apart) > 1 else (0, 0.0)

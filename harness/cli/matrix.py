@@ -1,0 +1,104 @@
+"""`lockstep matrix`: many engines on the same cases."""
+
+import shlex
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.options import JsonOpt, OracleOpt, Preset, QuietOpt, ReportOpt, SeedOpt
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from harness.matrix import Row
+
+# One of each thing that engines get wrong: plain, grouped heads, quantised, tied, experts.
+BUILTINS = ("f32", "bf16", "q8_0", "q4_0", "moe")
+ARCHITECTURES = ("qwen3", "gemma3", "gpt2")
+
+
+def matrix(
+    engines: Annotated[
+        list[str],
+        typer.Argument(help="As --engine of check, each in quotes.", metavar="ENGINE..."),
+    ],
+    model: Annotated[list[Path] | None, typer.Option(help="A GGUF file more (repeatable).")] = None,
+    only: Annotated[bool, typer.Option("--only", help="The files of --model alone.")] = False,
+    oracle: OracleOpt = "llama.cpp",
+    settings: Annotated[Preset | None, typer.Option(help="As of check.")] = None,
+    tokens: Annotated[int, typer.Option(help="Length of the prompt.", min=1, max=4096)] = 16,
+    steps: Annotated[int, typer.Option(help="Tokens to generate.", min=1, max=4096)] = 16,
+    seed: SeedOpt = 0,
+    report: ReportOpt = Path("reports"),
+    as_json: JsonOpt = False,
+    jobs: Annotated[int, typer.Option("-j", help="Models checked side by side.", min=1)] = 1,
+    quiet: QuietOpt = False,
+) -> None:
+    """What each of many engines can do, and where it stands: one table, one JSON.
+
+    The cases are the same for all: five built-in llama models (plain, bf16, Q8_0, Q4_0, experts),
+    one each of qwen3, gemma3 and gpt2, and those of --model. A cell counts the cases that agree, of
+    those that the engine offers an answer to. Each engine has a report of its own beside it. The
+    exit code is the worst of all. Examples:
+
+    \b
+      lockstep matrix reference llama.cpp@0.3.8 ./my-engine
+      lockstep matrix "./my-engine --threads 1" --model model.gguf --only
+    """
+    from harness.cli import plan_of, screen
+    from harness.matrix import exit_code_of_matrix, row_of, run_matrix, write_matrix
+
+    if only and not model:
+        raise typer.BadParameter("--only runs the files of --model: give one")
+    with screen(quiet, as_json) as out, TemporaryDirectory(prefix="lockstep-") as folder:
+        out.progress("models", "making them")
+        cases = [(path.name, path) for path in model or []]
+        cases = cases if only else [*cases_made(folder, seed), *cases]
+        plans = {
+            engine: [
+                plan_of(case, path, engine, oracle, settings, None, tokens, steps, seed, None)
+                for case, path in cases
+            ]
+            for engine in dict.fromkeys(engines)
+        }
+        command = ["lockstep", *sys.argv[1:]]
+        rows = list(run_matrix(plans, report, command, jobs, out.progress))
+        paths = write_matrix(rows, next(iter(plans.values())), report, shlex.join(command))
+        if as_json:
+            out.json([row_of(row) for row in rows])
+        else:
+            out.quieten()
+            out.out.print(table_of(rows))
+            for row in rows:
+                if row.error:
+                    out.line(f"\n{row.engine} was not asked: {row.error}")
+            out.line(f"\nwritten: {paths[0]}, {paths[1].name}")
+    raise typer.Exit(exit_code_of_matrix(rows))
+
+
+def cases_made(folder: str, seed: int) -> list[tuple[str, Path]]:
+    from harness.cli.variants import VARIANT_PREFIX
+    from harness.run import BUILTIN_PREFIX, builtin_model
+    from harness.shadow.models import make_variants
+
+    made = [(f"{BUILTIN_PREFIX}{name}", builtin_model(name, Path(folder))) for name in BUILTINS]
+    paths = make_variants(ARCHITECTURES, Path(folder), seed=seed)
+    names = [f"{VARIANT_PREFIX}{name}" for name in ARCHITECTURES]
+    return [*made, *zip(names, paths, strict=True)]
+
+
+def table_of(rows: "list[Row]") -> "Table":
+    from rich.table import Table
+
+    from harness.matrix import columns, texts_of
+
+    suites = columns(rows)
+    table = Table(box=None, pad_edge=False)
+    for name in ("engine", *suites):
+        table.add_column(name)
+    for row in rows:
+        table.add_row(*texts_of(row, suites))
+    return table

@@ -1,0 +1,1 @@
+"""Servers under test: llama-server by its own endpoints, others by OpenAI's completions."""

@@ -1,0 +1,254 @@
+"""Of an engine that shows nothing but text: could greedy tokens of the oracle's model have made it?
+
+A text does not say where its tokens end, and the same bytes may be several tokens. So nothing is
+accused unless no token that fits the text is within the noise of the oracle's largest logit.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from engine.batch import Batch, steps_of
+from engine.errors import EngineError
+from engine.quants.base import F32
+from engine.tokenizers.base import Tokenizer, cleaned, tokenizer_of
+from harness.compare import largest
+from harness.facts import ModelFacts
+from harness.records import Verdict
+from harness.suites.base import Context, NoAnswer, Suite, not_offered
+from harness.suites.decode import WRONG_ORACLE, oracles_logits
+from harness.tolerances import whole_run
+
+REPLACED = "\ufffd".encode()  # what bytes that are no UTF-8 are shown as
+
+
+class Text(Suite, name="text"):
+    order = 52
+    expected = False  # of an engine that shows more
+
+    def inapplicable(self, facts: ModelFacts) -> str:
+        return facts.no_run or ("" if facts.has_vocabulary else "the file has no vocabulary")
+
+    def run(self, context: Context) -> Iterator[Verdict]:
+        if (said := not_offered(context, "generate", self.name)) is not None:
+            yield from said
+            return
+        ids = context.ask(context.oracle, "tokenize", [context.prompt])[0]
+        if not ids:
+            text = "the prompt has no tokens, so there is nothing to go on from"
+            raise NoAnswer("not-compared", text, {})
+        context.progress(f"the text of {context.n_steps} tokens")
+        free = context.ask(context.oracle, "greedy", ids, context.n_steps)
+        said_text = context.ask(context.subject, "generate", context.prompt, context.n_steps)
+        batches = steps_of(ids, free, context.facts.decoder_start)
+        logits = oracles_logits(context, batches)
+        if logits is None:
+            yield context.verdict("text", "not-compared", WRONG_ORACLE)
+            return
+        pieces = Pieces.of(context)
+        free = free[: pieces.shown(free)]
+        if not free:
+            text = "the oracle begins with a token of no text, and engines may end there"
+            raise NoAnswer("not-compared", text, {})
+        yield from judged(context, batches, logits[-context.n_steps :], free, said_text, pieces)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pieces:
+    """The bytes of each token, by our own reader."""
+
+    tokenizer: Tokenizer
+
+    @classmethod
+    def of(cls, context: Context) -> "Pieces":
+        try:
+            return cls(tokenizer=tokenizer_of(context.file.metadata))
+        except EngineError as error:
+            text = f"our own reader cannot tell the texts of tokens: {error}"
+            raise NoAnswer("not-compared", text, {}) from error
+
+    def __getitem__(self, token: int) -> bytes:
+        """Of control tokens none: most engines do not show them."""
+        if token >= self.tokenizer.vocabulary.n_vocab:
+            return b""  # a model may have more logits than tokens
+        return self.tokenizer.piece(token, special=False)
+
+    def shown(self, ids: Sequence[int]) -> int:
+        """So many come before the first without a text: there engines may end, or show a name."""
+        return next((i for i, token in enumerate(ids) if not self[token]), len(ids))
+
+    @property
+    def cleans(self) -> bool:
+        return self.tokenizer.vocabulary.clean_spaces
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """The subject's text and the ends of the oracle's tokens, in one honest way to write both.
+
+    end: so many of the oracle's tokens fit; rest: of the subject's text behind them.
+    """
+
+    end: int
+    rest: bytes
+    note: str = ""
+
+
+def readings(said: bytes, free: Sequence[int], pieces: Pieces) -> Iterator[Reading]:
+    """The text as it is; with the space that some engines take from its beginning; without the
+    spaces that llama.cpp takes out where the vocabulary says so; as JSON has it."""
+    yield reading(said, free, pieces, bytes)
+    if pieces[free[0]].startswith(b" ") and not said.startswith(b" "):
+        note = "but for the space that it begins with"
+        yield replace(reading(b" " + said, free, pieces, bytes), note=note)
+    if pieces.cleans:
+        yield reading(cleaned(said), free, pieces, cleaned)
+    if REPLACED in said:
+        note = "but for bytes that are no characters"
+        yield replace(reading(in_characters(said), free, pieces, in_characters), note=note)
+
+
+def in_characters(text: bytes) -> bytes:
+    """How many U+FFFD stand for bytes that are no characters is everybody's own choice."""
+    return re.sub("\ufffd+", "\ufffd", text.decode("utf-8", "replace")).encode()
+
+
+def reading(
+    said: bytes, free: Sequence[int], pieces: Pieces, write: Callable[[bytes], bytes]
+) -> Reading:
+    text, before, fits = b"", b"", 0
+    for end, token in enumerate(free, 1):
+        text += pieces[token]
+        if said.startswith(written := write(text)):  # inside of a character it may not
+            before, fits = written, end
+    return Reading(end=fits, rest=said[len(before) :])
+
+
+def judged(
+    context: Context,
+    batches: Sequence[Batch],
+    logits: F32,
+    free: Sequence[int],
+    said: bytes,
+    pieces: Pieces,
+) -> Iterator[Verdict]:
+    """logits: the oracle's before each of its tokens; free: those of them that have a text."""
+    if not np.isfinite(logits).all():
+        text = "logits are NaN or infinite, so that greedy text is not determined"
+        yield context.verdict("text", "not-compared", text)
+        return
+    best = max(readings(said, free, pieces), key=lambda r: r.end)
+    if best.end == len(free):
+        more = "" if len(free) == len(logits) else "; there the oracle's has an end of text"
+        yield context.verdict("text", "agreed", f"{same(best)}{more}")
+        return
+    reason = why_not_compared(best, free, pieces)
+    if reason:
+        if best.end:
+            yield context.verdict("text", "agreed", same(best))
+        if best.end < len(free) - 1 or not best.end:
+            yield context.verdict("text", "not-compared", reason)
+        return
+    if not np.isfinite(context.noise_on(batches)):
+        text = "honest runs of this model overflow, so that no limit can be given for its ties"
+        yield context.verdict("text", "not-compared", text)
+        return
+    tie = first_tie(context, batches, logits, free, best, pieces)
+    if tie is None:
+        yield divergence(context, logits, free, best, pieces)
+        return
+    step, detail = tie
+    if step:
+        yield context.verdict("text", "agreed", same(Reading(end=step, rest=b"", note=best.note)))
+    text = (
+        f"token {step} may be {detail['actual']}, the oracle's is {detail['expected']}: a tie "
+        f"within the noise ({detail['margin']:.2g} apart, allowed {detail['allowed']:.2g}); what "
+        f"follows is another text"
+    )
+    yield context.verdict("text", "excused", text, detail)
+
+
+def same(found: Reading) -> str:
+    note = f", {found.note}" if found.note else ""
+    return f"the text of {found.end} greedy tokens is the same{note}"
+
+
+def why_not_compared(best: Reading, free: Sequence[int], pieces: Pieces) -> str:
+    """Where the subject's text ends, or is no text any more; "": it goes on, and otherwise."""
+    of = f"of the {len(free)} tokens of the oracle's text"
+    piece = pieces[free[best.end]]
+    if piece.startswith(best.rest):
+        return f"its text ends after {best.end} {of}: what is behind them was not compared"
+    if is_replaced(best.rest, piece):
+        return f"behind {best.end} {of} bytes that are no characters are shown as U+FFFD"
+    return ""
+
+
+def is_replaced(rest: bytes, piece: bytes) -> bool:
+    pairs = enumerate(zip(rest, piece, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), min(len(rest), len(piece)))
+    while at and at < len(rest) and rest[at] & 0xC0 == 0x80:  # inside of a character
+        at -= 1
+    return rest[at:].startswith(REPLACED)
+
+
+def first_tie(
+    context: Context,
+    batches: Sequence[Batch],
+    logits: F32,
+    free: Sequence[int],
+    best: Reading,
+    pieces: Pieces,
+) -> tuple[int, dict[str, Any]] | None:
+    """The first token that another honest engine may choose otherwise, and with this very text."""
+    rest = b"".join(pieces[token] for token in free[: best.end]) + best.rest
+    noise = context.noise_on(batches)
+    for step in range(best.end + 1):
+        row, chosen = logits[step], free[step]
+        allowed = 2 * float(whole_run(noise, largest(row)).allowed)
+        margins = row.max() - row
+        for token in np.argsort(margins, kind="stable"):
+            if margins[token] > allowed:
+                break
+            if token != chosen and fits(pieces[int(token)], rest, pieces):
+                detail = {"step": step, "expected": chosen, "actual": int(token)}
+                return step, detail | {"margin": float(margins[token]), "allowed": allowed}
+        rest = rest[len(pieces[chosen]) :]
+    return None
+
+
+def fits(piece: bytes, rest: bytes, pieces: Pieces) -> bool:
+    """Whether a text may begin with that token, or end inside of it."""
+    if REPLACED in rest and REPLACED in piece.decode("utf-8", "replace").encode():
+        return True  # nobody can tell
+    if pieces.cleans:  # a space before may be gone
+        piece, rest = piece.lstrip(b" "), rest.lstrip(b" ")
+    return rest.startswith(piece) or piece.startswith(rest)
+
+
+def divergence(
+    context: Context, logits: F32, free: Sequence[int], best: Reading, pieces: Pieces
+) -> Verdict:
+    """Of all tokens that fit the text there, the likeliest is named."""
+    row, chosen = logits[best.end], free[best.end]
+    order = np.argsort(-row, kind="stable").tolist()
+    fitting = (t for t in order if pieces[t] and fits(pieces[t], best.rest, pieces))
+    actual = next(fitting, None)
+    margin = None if actual is None else float(row.max() - row[actual])
+    detail = {"step": best.end, "expected": chosen, "actual": actual, "margin": margin}
+    detail |= {"at_fault": "subject", "expected_text": repr(pieces[chosen])}
+    detail |= {"actual_text": repr(best.rest[:40])}
+    below = (
+        "no token fits it"
+        if margin is None
+        else f"the likeliest that fits, {actual}, is "
+        + (f"{margin:.2g} below the oracle's largest logit")
+    )
+    text = (
+        f"behind {best.end} greedy tokens the text goes on with {best.rest[:40]!r}, the oracle's "
+        f"with {pieces[chosen]!r}; {below}; at fault: subject"
+    )
+    return context.verdict("text", "diverged", text, detail, key=("text", "token"))

@@ -1,0 +1,179 @@
+"""Servers for tests: one that answers as llama-server or as OpenAI's do, honestly or with a change,
+and one that sends bytes."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from engine.batch import Batch
+from harness.adapters.fast import FastEngine
+from harness.records import EXACT, Request
+from tests.quiet_engines import log_softmax
+
+Change = Callable[[str, Any], Any]  # path, answer -> answer
+
+
+class Honest:
+    """llama-server and an OpenAI-compatible server on one engine of ours."""
+
+    def __init__(
+        self, model: Path, change: Change, pages: frozenset[str], takes_ids: bool, strict: bool
+    ) -> None:
+        self.strict = strict
+        self.engine = FastEngine(model, EXACT)
+        self.change, self.pages, self.takes_ids = change, pages, takes_ids
+        self.lock = threading.Lock()
+
+    def answer(self, path: str, body: Any) -> tuple[int, Any]:
+        method = getattr(self, path.removeprefix("/v1").strip("/").replace("/", "_"), None)
+        if path not in self.pages or method is None:
+            return 404, {"error": {"message": "File Not Found", "code": 404}}
+        with self.lock:
+            status, said = method(body, path.startswith("/v1"))
+        return status, self.change(path, said) if status == 200 else said
+
+    def props(self, body: Any, v1: bool) -> tuple[int, Any]:
+        settings = {"n_ctx": 512}
+        return 200, {"default_generation_settings": settings, "build_info": "b1-fake"}
+
+    def models(self, body: Any, v1: bool) -> tuple[int, Any]:
+        file = self.engine.file
+        width = file.metadata["llama.embedding_length"].data
+        meta = {"n_vocab": len(self.engine.tokenizer.pieces), "n_embd": width}
+        return 200, {"data": [{"id": "fake", "meta": meta}]}
+
+    def tokenize(self, body: Any, v1: bool) -> tuple[int, Any]:
+        flags = {key: body[key] for key in ("add_special", "parse_special")}
+        return 200, {"tokens": self.engine.tokenize([body["content"].encode()], **flags)[0]}
+
+    def ids_of(self, prompt: Any) -> list[int]:
+        return self.engine.tokenize([prompt.encode()])[0] if isinstance(prompt, str) else prompt
+
+    def completion(self, body: Any, v1: bool) -> tuple[int, Any]:
+        """An end of text ends it, as there; here that is any token without a text. There are no
+        lists beside it and beside a character that is not whole; a bias does not change them."""
+        ids = self.ids_of(body["prompt"])
+        new = self.engine.greedy(ids, body["n_predict"])
+        for token, _ in body.get("logit_bias", ()):
+            new = [token] * len(new)
+        pieces = [self.engine.tokenizer.piece(token, special=False) for token in new]
+        n = next((i for i, piece in enumerate(pieces) if not piece), len(pieces))
+        text = b"".join(pieces[:n]).decode("utf-8", "replace")
+        said: dict[str, Any] = {"content": text, "tokens": new[:n]}
+        if (k := body.get("n_probs")) and pieces[0].isascii() and pieces[0]:
+            said["completion_probabilities"] = [{"top_logprobs": self.listed(ids, k)}]
+        return 200, said
+
+    def listed(self, ids: list[int], k: int) -> list[dict[str, Any]]:
+        values = log_softmax(self.engine.evaluate(Request(batches=(Batch.of(ids),))).logits[0][-1])
+        rows = []
+        for token in (-values).argsort(kind="stable")[:k].tolist():
+            piece = self.engine.tokenizer.piece(token, special=True)
+            named = {"id": token, "token": piece.decode("utf-8", "replace"), "bytes": [*piece]}
+            rows.append({**named, "logprob": float(values[token])})
+        return rows
+
+    def completions(self, body: Any, v1: bool) -> tuple[int, Any]:
+        if not self.takes_ids and not isinstance(body["prompt"], str):
+            return 422, {"detail": "prompt: expected a string"}
+        if self.strict and "repeat_penalty" in body:
+            return 422, {"detail": "repeat_penalty: no such parameter"}
+        if body.get("logprobs", 0) > 20:
+            return 400, {"error": {"message": "logprobs must be at most 20"}}
+        ids = self.ids_of(body["prompt"])
+        _, said = self.completion({"prompt": ids, "n_predict": body["max_tokens"]}, v1)
+        if not self.strict and body.get("repeat_penalty", 1.1) != 1:
+            said["content"] = said["content"][::-1]  # what comes of a penalty is another text
+        choice = {"text": said["content"], "index": 0}
+        if k := body.get("logprobs"):
+            rows = self.listed(ids, k)
+            choice["logprobs"] = {"top_logprobs": [{r["token"]: r["logprob"] for r in rows}]}
+        return 200, {"choices": [choice], "usage": {"prompt_tokens": len(ids)}}
+
+
+NATIVE = frozenset({"/props", "/v1/models", "/tokenize", "/completion"})
+OPENAI = frozenset({"/v1/models", "/v1/completions"})
+
+
+@contextmanager
+def serving(
+    model: Path,
+    change: Change = lambda path, said: said,
+    pages: frozenset[str] = NATIVE,
+    *,
+    takes_ids: bool = True,
+    strict: bool = False,
+) -> Iterator[str]:
+    """Its address. strict: it refuses what OpenAI's does not have; else it punishes repetition
+    where it is not told not to."""
+    honest = Honest(model, change, pages, takes_ids, strict)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.reply(None)
+
+        def do_POST(self) -> None:
+            self.reply(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+        def reply(self, body: Any) -> None:
+            status, said = honest.answer(self.path, body)
+            raw = said if isinstance(said, bytes) else json.dumps(said).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(raw)))
+            self.end_headers()
+            self.wfile.write(raw)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        honest.engine.close()
+
+
+@contextmanager
+def sending(*pieces: bytes, forever: bytes = b"", hang: bool = False) -> Iterator[str]:
+    """Whatever it is asked, it sends these bytes, then others for ever, or nothing any more."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    over = threading.Event()
+
+    def send(client: socket.socket) -> None:
+        with client:
+            try:
+                client.recv(1 << 16)
+                for piece in pieces:
+                    client.sendall(piece)
+                while forever and not over.is_set():
+                    client.sendall(forever)
+                if hang:
+                    over.wait(60)
+            except OSError:
+                return
+
+    def serve() -> None:
+        while not over.is_set():
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=send, args=(client,), daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        over.set()
+        with suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)  # who waits in accept() keeps it open otherwise
+        listener.close()

@@ -1,0 +1,133 @@
+"""Engines that show no logits: lists of candidates, greedy tokens or text alone, honest and wrong.
+
+Each is an engine of ours underneath, and says of itself that it has no more than these levels.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from engine.batch import Batch
+from harness.adapters.base import Adapter
+from harness.adapters.fast import FastEngine
+from harness.adapters.reference import Reference
+from harness.mutants.base import Mutant
+from harness.mutants.kv_head_modulo import KvHeadModulo
+from harness.mutants.missing_scale import MissingScale
+from harness.mutants.rope_half_split import RopeHalfSplit
+from harness.records import EngineInfo, Request
+
+Row = list[tuple[Any, float]]
+Change = Callable[[Any, Row], Row]
+
+
+def log_softmax(logits: Any) -> Any:
+    x = logits - logits.max()
+    return (x - np.log(np.exp(x, dtype=np.float32).sum(dtype=np.float32))).astype(np.float32)
+
+
+class Quiet(FastEngine, name="quiet"):
+    """Honest. Subclasses change one thing."""
+
+    levels: tuple[str, ...] = ("logprobs", "greedy", "generate", "tokenize")
+    text_only = False
+
+    def describe(self) -> EngineInfo:
+        return replace(super().describe(), levels=self.levels, text_only=self.text_only)
+
+    def logprobs(self, prefixes: Sequence[Any], k: int) -> list[Row]:
+        ids = [self.tokenize([p])[0] if isinstance(p, bytes) else p for p in prefixes]
+        return [self.change(self.listed(prefix, k)) for prefix in ids]
+
+    def listed(self, prefix: Sequence[int], k: int) -> Row:
+        logits = self.evaluate(Request(batches=(Batch.of(prefix),))).logits[0][-1]
+        values = log_softmax(logits)
+        order = np.argsort(-values, kind="stable")[:k]
+        return [(int(token), float(values[token])) for token in order]
+
+    def change(self, row: Row) -> Row:
+        return row
+
+    def generate(self, prompt: bytes, n: int) -> bytes:
+        ids = self.greedy(self.tokenize([prompt])[0], n)
+        return self.write([self.tokenizer.piece(token, special=False) for token in ids])
+
+    def write(self, pieces: list[bytes]) -> bytes:
+        return b"".join(pieces)
+
+
+def made(name: str, base: type[Adapter] = Quiet, **changes: Any) -> str:
+    """An engine of that name, with methods and attributes put in."""
+    type("Made", (base,), changes, name=name)
+    return name
+
+
+def wrong(name: str, mutant: type[Mutant]) -> str:
+    """As the mutant computes; no Mutant itself, or selftest would list it."""
+    type("Made", (Quiet,), {"ops": mutant.ops, "make_ops": Reference.make_ops}, name=name)
+    return name
+
+
+def changed(change: Change) -> dict[str, Change]:
+    return {"change": change}
+
+
+def shown(engine: Any, token: int) -> bytes:
+    """As a server prints a token: what is no UTF-8 becomes U+FFFD."""
+    piece: bytes = engine.tokenizer.piece(token, special=True)
+    return piece.decode("utf-8", "replace").encode()
+
+
+def as_dictionary(engine: Any, row: Row) -> Row:
+    """Texts, each once: the last of those that look alike."""
+    return list({shown(engine, token): value for token, value in row}.items())
+
+
+def swap(_: Any, row: Row) -> Row:
+    (a, x), (b, y), *rest = row
+    return [(b, x), (a, y), *rest]
+
+
+def moved(by: float, at: int = 3) -> Change:
+    return lambda _, row: [(t, v + by if i == at else v) for i, (t, v) in enumerate(row)]
+
+
+def over_itself(_: Any, row: Row) -> Row:
+    """Normalised over the list."""
+    total = float(np.log(sum(np.exp(v) for _, v in row)))
+    return [(token, value - total) for token, value in row]
+
+
+HONEST_LISTS = [
+    "quiet",
+    made("lists: unnormalised", **changed(lambda _, row: [(t, v + 17.25) for t, v in row])),
+    made("lists: of five", **changed(lambda _, row: row[:5])),
+    made("lists: normalised over five", **changed(lambda e, row: over_itself(e, row[:5]))),
+    made("lists: four decimals", **changed(lambda _, row: [(t, round(v, 4)) for t, v in row])),
+    made("lists: texts", **changed(lambda e, row: [(shown(e, t), v) for t, v in row])),
+    made("lists: a dictionary of texts", **changed(as_dictionary)),
+    made("lists: five texts", **changed(lambda e, row: as_dictionary(e, row[:5]))),
+    made("lists: of text prompts", text_only=True),
+]
+WRONG_LISTS = {
+    wrong("lists: wrong rope", RopeHalfSplit): "value",
+    wrong("lists: heads modulo", KvHeadModulo): "value",
+    wrong("lists: no scale", MissingScale): "value",
+    made("lists: two swapped", **changed(swap)): "value",
+    made("lists: one moved", **changed(moved(0.01))): "value",
+    made("lists: warm", **changed(lambda _, row: [(t, v * 1.01) for t, v in row])): "value",
+    made("lists: the second missing", **changed(lambda _, r: [r[0], *r[2:9]])): "missing",
+    made("lists: the likeliest missing", **changed(lambda _, r: r[1:])): "missing",
+    made("lists: NaN", **changed(lambda _, r: [(r[0][0], float("nan")), *r[1:]])): "not finite",
+    made("lists: impossible", **changed(moved(float("-inf"), 0))): "value",
+    made(
+        "lists: texts, one moved",
+        **changed(lambda e, row: as_dictionary(e, moved(0.01, 0)(e, row))),
+    ): "value",
+    made(
+        "lists: texts, one missing",
+        **changed(lambda e, row: as_dictionary(e, [row[0], *row[2:9]])),
+    ): "missing",
+}

@@ -1,0 +1,106 @@
+"""The matrix: each engine's worst verdict of each suite and case, as a table and as JSON."""
+
+import json
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from harness.check import Plan
+from harness.cli import app
+from harness.matrix import (
+    NOTHING,
+    SCHEMA,
+    Cell,
+    Row,
+    cells_of,
+    columns,
+    exit_code_of_matrix,
+    markdown,
+)
+from harness.records import EXACT, Status, Verdict
+from harness.synth.llama import LlamaRecipe, write_llama
+
+
+def verdict(suite: str, case: str, status: Status, summary: str = "") -> Verdict:
+    return Verdict(suite=suite, case=case, status=status, summary=summary, repro="lockstep check m")
+
+
+def test_the_worst_verdict_of_a_case_stands_for_it() -> None:
+    found = cells_of(
+        [
+            verdict("dequant", "a", "agreed"),
+            verdict("dequant", "a", "diverged", "Q4_K"),
+            verdict("dequant", "a", "not-compared"),
+            verdict("dequant", "b", "excused"),
+        ],
+        ["a", "b"],
+    )
+    assert found["dequant"].cases["a"].summary == "Q4_K"
+    assert found["dequant"].text == "1/2, 1 diverged, 1 excused"
+
+
+def test_what_an_engine_does_not_offer_counts_neither_way() -> None:
+    cell = Cell(cases={"a": verdict("trace", "a", "not-applicable")})
+    assert cell.text == NOTHING
+    both = Cell(cases={**cell.cases, "b": verdict("trace", "b", "agreed")})
+    assert both.text == "1/1"
+
+
+def test_what_says_nothing_of_the_subject_has_no_column() -> None:
+    assert cells_of([verdict("shadow", "a", "diverged")], ["a"]) == {}
+
+
+def test_a_column_in_which_nobody_was_asked_is_left_out() -> None:
+    asked = {"logits": Cell(cases={"a": verdict("logits", "a", "agreed")})}
+    silent = {"trace": Cell(cases={"a": verdict("trace", "a", "not-applicable")})}
+    assert columns([Row(engine="x", cells=asked), Row(engine="y", cells=silent)]) == ["logits"]
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"), [((0, 0), 0), ((0, 3), 3), ((3, 1), 1), ((2, 3), 2), ((2, 1), 1)]
+)
+def test_the_exit_code_is_that_of_the_worst_engine(codes: tuple[int, ...], code: int) -> None:
+    assert exit_code_of_matrix([Row(engine="x", code=c) for c in codes]) == code
+
+
+def test_an_engines_words_are_no_markup() -> None:
+    bad = "<img src=x onerror=y> | [a](b) \x1b[2J"
+    cells = {"logits": Cell(cases={"a": verdict("logits", "a", "diverged", bad)})}
+    rows = [Row(engine="x", cells=cells, code=1), Row(engine="y", error=bad)]
+    plan = Plan(case="a", model=Path("m"), subject_model=Path("m"), settings=EXACT)
+    page = "\n".join(markdown(rows, [plan]))
+    assert "<img" not in page
+    assert "](b)" not in page
+    assert "\x1b" not in page
+    assert page.count("onerror") == 2  # it is there all the same
+
+
+def test_engines_are_asked_the_same_and_one_that_cannot_start_costs_only_its_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("llama_cpp", reason="llama_cpp is missing: no engine was asked")
+    model = tmp_path / "tiny.gguf"
+    write_llama(LlamaRecipe(n_layer=1), model)
+    missing = str(tmp_path / "no-such-engine")
+    options = ["--only", "--model", str(model), "--steps", "4", "--report", str(tmp_path), "-q"]
+    with pytest.raises(SystemExit) as end:
+        app(["matrix", "reference", "mutant:rope-half-split", missing, *options])
+    assert end.value.code == 1
+    (path,) = tmp_path.glob("*-matrix/matrix.json")
+    document = json.loads(path.read_text())
+    Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
+    reference, wrong, gone = document["engines"]
+    assert {row["status"] for cases in reference["suites"].values() for row in cases.values()} <= {
+        "agreed",
+        "not-applicable",
+    }
+    assert wrong["suites"]["dequant"]["tiny.gguf"]["status"] == "agreed"
+    assert wrong["suites"]["trace"]["tiny.gguf"]["status"] == "diverged"
+    assert "--engine mutant:rope-half-split" in wrong["suites"]["trace"]["tiny.gguf"]["repro"]
+    assert "no-such-engine" in gone["error"]
+    assert gone["suites"] == {}
+    said = capsys.readouterr().out
+    assert "1/1" in said
+    assert "no-such-engine was not asked" in said
+    assert "| reference" in path.with_name("matrix.md").read_text()
