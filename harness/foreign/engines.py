@@ -74,6 +74,15 @@ ENGINES: dict[str, Foreign] = {
             size="40 MB",
         ),
         Foreign(
+            name="ik-llama-cpp",
+            kind="python",
+            packages=("ik-llama-cpp-python==0.1.5", "numpy>=1.26"),
+            module="ik_llama_cpp",
+            program="ik_llama_cpp_engine.py",
+            can="text, greedy tokens, logits; a fork of llama.cpp",
+            size="40 MB",
+        ),
+        Foreign(
             name="xllamacpp",
             kind="python",
             packages=("xllamacpp==2026.10.11549", "numpy>=1.26"),
