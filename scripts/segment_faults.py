@@ -35,8 +35,10 @@ from harness.runner import Runner
 from harness.shadow.models import make_variant, opened
 from harness.synth.any_arch import variant_named
 
+# Not mamba: what its synthesised layers add moves a logit by 34 steps of float32 at most, which is
+# less than honest runs of it differ by, so no fault of them can be seen in its logits.
 ARCHITECTURES = (
-    *("llama", "gemma2", "gemma3", "mamba", "deepseek2", "phi3", "qwen3moe", "gpt-oss", "olmo2"),
+    *("llama", "gemma2", "gemma3", "mamba2", "deepseek2", "phi3", "qwen3moe", "gpt-oss", "olmo2"),
     "jamba",
 )
 WRONG = {  # op: what it gives instead, as engines have had it
@@ -92,16 +94,19 @@ def shown_by(program: Program, file: GgufFile, build: Build, way: Honest) -> dic
     return found
 
 
-def accused(
+def judge_of(
     program: Program,
     wires: Mapping[Place, Wire],
     file: GgufFile,
     build: Build,
     values: Mapping[Place, Any],
     kind: str,
-) -> list[Any]:
+) -> SegmentJudge:
     shown = {place: value for place, value in values.items() if KINDS[kind](wires[place])}
-    judge = SegmentJudge(program=program, wires=wires, file=file, build=build, shown=shown)
+    return SegmentJudge(program=program, wires=wires, file=file, build=build, shown=shown)
+
+
+def accused(judge: SegmentJudge) -> list[Any]:
     return [finding for finding in judge.findings() if finding.mismatch is not None]
 
 
@@ -143,8 +148,9 @@ def of_model(name: str, path: Path, faults: range, honest: range, score: Counter
             wire = wires[first.place(node)]
             values = shown_by(program, file, build, Faulty(node.index))
             for kind in KINDS:
-                found = accused(program, wires, file, build, values, kind)
-                said = ending(kind, wire, found)
+                judge = judge_of(program, wires, file, build, values, kind)
+                found = accused(judge)
+                said = ending(kind, wire, found, judge)
                 score[f"fault, {kind}, {said}"] += 1
                 if said != "located":
                     names = [str(f.site) for f in found][:3]
@@ -162,7 +168,7 @@ def of_model(name: str, path: Path, faults: range, honest: range, score: Counter
             which = seed // 10 % 5
             values = shown if which == 4 else shown_by(program, file, *ways[which])
             for kind in KINDS:
-                found = accused(program, wires, file, build, values, kind)
+                found = accused(judge_of(program, wires, file, build, values, kind))
                 score[f"honest, {kind}, {'accused' if found else 'agrees'}"] += 1
                 for f in found[:1]:
                     m = f.mismatch
@@ -182,7 +188,7 @@ def moved(
     return f"moves the logits by {far / step:.0f} steps of the largest"
 
 
-def ending(kind: str, wire: Wire, found: list[Any]) -> str:
+def ending(kind: str, wire: Wire, found: list[Any], judge: SegmentJudge) -> str:
     """Whether the fault, and nothing else, is where it was put."""
     if not found:
         return "below the noise"
@@ -190,8 +196,10 @@ def ending(kind: str, wire: Wire, found: list[Any]) -> str:
         return "located"
     if kind == "every op":
         return "located" if [f.site for f in found] == [wire.site] else "elsewhere"
+    holds = {s.wire.site for s in judge.segments() if wire.site in (s.wire.site, *s.inside)}
     # what is in the cache is shown by nobody: later steps of the layer read it
-    return "located" if {f.layer for f in found} == {wire.layer} else "elsewhere"
+    there = all(f.site in holds or f.layer == wire.layer for f in found)
+    return "located" if there else "elsewhere"
 
 
 main()
