@@ -41,6 +41,7 @@ class Cell:
     """One suite on all cases: the worst verdict of each."""
 
     cases: Mapping[str, Verdict]
+    partly: frozenset[str] = frozenset()  # cases that agree in what could be compared
 
     @property
     def counts(self) -> Counter[Status]:
@@ -49,12 +50,14 @@ class Cell:
     @property
     def text(self) -> str:
         """As `5/7, 2 diverged`: of those that have it, and what is wrong with the rest."""
-        counts = self.counts
+        counts, partly = self.counts, len(self.partly)
         asked = len(self.cases) - counts["not-applicable"]
         if not asked:
             return NOTHING
-        words = [f"{sum(counts[status] for status in WELL)}/{asked}"]
-        rest = [s for s in WORST_FIRST if counts[s] and s not in ("agreed", "not-applicable")]
+        words = [f"{sum(counts[status] for status in WELL) + partly}/{asked}"]
+        words += [f"{partly} partly"] if partly else []
+        counts["not-compared"] -= partly
+        rest = [s for s in WORST_FIRST if counts[s] > 0 and s not in ("agreed", "not-applicable")]
         words += [f"{counts[status]} {MARKS[status].lower()}" for status in rest]
         return ", ".join(words)
 
@@ -92,16 +95,21 @@ def cells_of(verdicts: Iterable[Verdict], cases: Sequence[str]) -> dict[str, Cel
     order = {suite.name: suite.order for suite in suites_named(())}
     apart = {suite.name for suite in suites_named(()) if suite.of_oracle_alone}
     worst: dict[str, dict[str, Verdict]] = {}
+    agreed = set()
     for verdict in verdicts:
         if verdict.suite in apart:
             continue
+        if verdict.status == "agreed":
+            agreed.add((verdict.suite, verdict.case))
         of_suite = worst.setdefault(verdict.suite, {})
         if verdict.case not in of_suite or rank(verdict) < rank(of_suite[verdict.case]):
             of_suite[verdict.case] = verdict
-    return {
-        suite: Cell(cases={case: worst[suite][case] for case in cases if case in worst[suite]})
-        for suite in sorted(worst, key=lambda name: order.get(name, len(order)))
-    }
+    found = {}
+    for suite in sorted(worst, key=lambda name: order.get(name, len(order))):
+        same = {case: worst[suite][case] for case in cases if case in worst[suite]}
+        part = {c for c, v in same.items() if v.status == "not-compared" and (suite, c) in agreed}
+        found[suite] = Cell(cases=same, partly=frozenset(part))
+    return found
 
 
 def rank(verdict: Verdict) -> int:
@@ -165,7 +173,10 @@ def columns(rows: Sequence[Row]) -> list[str]:
 
 def texts_of(row: Row, suites: Sequence[str]) -> list[str]:
     """The row of a table: the engine, then a cell for each suite."""
-    name = f"{row.info.engine} {row.info.version}" if row.info else row.engine
+    name = row.engine
+    if row.info:  # a program says its own name before its version
+        known = row.info.version.startswith(row.info.engine)
+        name = row.info.version if known else f"{row.info.engine} {row.info.version}"
     cells = [row.cells[suite].text if suite in row.cells else NOTHING for suite in suites]
     return [printable(name), *cells]
 
@@ -195,7 +206,7 @@ def notes_of(row: Row) -> Iterator[str]:
             if verdict.status not in ("agreed", "not-applicable"):
                 what = f"{suite}, {safe(case)}: {MARKS[verdict.status].lower()}"
                 yield f"- **{safe(row.engine)}** {what}: {safe(verdict.summary)[:500]}"
-                yield f"  `{safe(verdict.repro)}`"
+                yield f"  `{printable(verdict.repro).replace('`', '?')}`"
 
 
 def safe(text: str) -> str:

@@ -47,6 +47,18 @@ def test_what_an_engine_does_not_offer_counts_neither_way() -> None:
     assert both.text == "1/1"
 
 
+def test_a_case_that_agrees_in_what_could_be_compared_counts_and_says_so() -> None:
+    found = cells_of(
+        [
+            verdict("tokens", "a", "agreed"),
+            verdict("tokens", "a", "not-compared"),
+            verdict("tokens", "b", "not-compared"),
+        ],
+        ["a", "b"],
+    )
+    assert found["tokens"].text == "1/2, 1 partly, 1 not compared"
+
+
 def test_what_says_nothing_of_the_subject_has_no_column() -> None:
     assert cells_of([verdict("shadow", "a", "diverged")], ["a"]) == {}
 
