@@ -126,3 +126,8 @@ def test_one_difference_is_found_from_either_side(other: FileSummary, what: str)
     assert differences(SUMMARY, SUMMARY) == []
     assert [found["what"] for found in differences(SUMMARY, other)] == [what]
     assert [found["what"] for found in differences(other, SUMMARY)] == [what]
+
+
+def test_a_key_is_named_before_the_offset_that_it_moves() -> None:
+    other = replace(SUMMARY, metadata={**SUMMARY.metadata, "more": ("U32", 1)}, data_offset=96)
+    assert [found["what"] for found in differences(SUMMARY, other)] == ["key", "data_offset"]
