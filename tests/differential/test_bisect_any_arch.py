@@ -205,6 +205,16 @@ def test_another_epsilon_of_the_subjects_file_is_found_at_the_norms(
     assert statuses(verdicts, "trace") == {"diverged", "agreed"}
 
 
+def test_of_two_llama_cpps_each_is_asked_for_single_ops(variant: Models, tmp_path: Path) -> None:
+    key, raw = "qwen3.attention.layer_norm_rms_epsilon", np.float32(1e-3).tobytes()
+    other = with_key(variant("qwen3"), key, raw, tmp_path / "other.gguf")
+    model = variant("qwen3")
+    assert asked(plan_of(model, engine="llama.cpp"))[0].exit_code == 0
+    result, verdicts = asked(plan_of(model, engine="llama.cpp", subject=other))
+    assert {c.op for c in result.culprits} == {"RMS_NORM"}
+    assert statuses(verdicts, "trace") == {"diverged", "agreed"}
+
+
 def test_one_more_expert_used_is_another_graph(variant: Models, tmp_path: Path) -> None:
     key, raw = "qwen3moe.expert_used_count", (3).to_bytes(4, "little")
     other = with_key(variant("qwen3moe"), key, raw, tmp_path / "other.gguf")
@@ -222,4 +232,4 @@ def test_an_engine_without_single_ops_is_not_said_to_agree(variant: Models) -> N
     finally:
         found.close()
     assert {v.status for v in verdicts} == {"not-compared"}
-    assert "fast cannot be asked" in verdicts[0].summary
+    assert "fast cannot be asked for single ops" in verdicts[0].summary
