@@ -130,7 +130,8 @@ def one(
     if row is not None and path is None:
         yield verdict(
             "not-compared",
-            f"the model {row['name']} was not given: it is the file with sha256 {row['sha256']}",
+            f"the model {row['name']} was not given: --model names it, the file with sha256 "
+            f"{row['sha256']}",
         )
         return
     if path is not None:

@@ -28,7 +28,7 @@ def verify(root: Path = DEFAULT_ROOT) -> list[Problem]:
     try:
         entries = read_manifest(root)
     except BrokenGolden as error:
-        text = f"{error}; restore the folder, or delete it and run `lockstep golden regen`"
+        text = f"{error}; restore the folder, or write it anew with `lockstep golden regen`"
         return [Problem(path=NAME, text=text)]
     too_large = whole(entries) if root == DEFAULT_ROOT else ()
     return [*files(root, entries), *orphans(root, entries), *too_large]

@@ -71,6 +71,7 @@ class SiteFinding:
     axes: str = ""  # of the tensor, in words
     inputs: tuple[Site, ...] = ()  # what the op reads of what was computed before
     weight: str = ""  # the tensor of the file that it reads, or several
+    parameters: str = ""  # in words, where the subject's file gives the op others
 
 
 class Judge(Mirror):

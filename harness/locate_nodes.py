@@ -8,25 +8,31 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from engine.gguf_fields import Value
 from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import Build, Node
 from harness.findings import Findings, Values, errors_between
 from harness.graph.node_judge import NodeJudge, differing_weights
+from harness.graph.other_file import first_other_node, other_parameters
 from harness.graph.program import Place, Program
 from harness.graph.record import record
 from harness.graph.wiring import Wire, ends_of_layers, sites_of, wires_of
 from harness.honest_runs import AlongLlamaCpp
 from harness.records import Answered, Evaluation, Request, Site, Status, Unanswerable
-from harness.runner import Session
+from harness.runner import Runner, Session
 from harness.shadow.nodes import capture
 from harness.suites.base import Context, NoAnswer, no_answer
+
+MEMORY = 8 << 30  # as of the engines in a plan: a context may want gigabytes of addresses
 
 
 def locate_along_nodes(context: Context) -> Findings:
     program = recorded(context)
     wires = wires_of(program)
+    theirs = graph_of_subject(context) or program
     context.progress("judging every op")
     outputs = {wires[graph.place(graph.output)].site for graph in program.graphs}
     with both_files(context) as (oracle, subject):
@@ -38,8 +44,10 @@ def locate_along_nodes(context: Context) -> Findings:
             compute=computing(context.subject),
             changed=differing_weights(oracle, subject),
             wanted=outputs | ends_of_layers(wires),
+            parameters=other_parameters(program, theirs),
         )
         run_through(context, judge)
+        keys = differing_keys(oracle, subject)
     values = judge.kept
     context.progress("the subject's own run")
     if context.subject_info.shows_nodes:
@@ -56,6 +64,8 @@ def locate_along_nodes(context: Context) -> Findings:
         outputs=in_order(program, wires, values),
         embeddings=not program.has_result,
         unknown={reason: tuple(sites) for reason, sites in judge.unknown.items()},
+        other_graph=first_other_node(program, theirs),
+        other_keys=keys,
     )
 
 
@@ -75,10 +85,46 @@ def recorded(context: Context) -> Program:
         raise NoAnswer(status, f"{why}, and {error.summary}", {}) from error
 
 
+def graph_of_subject(context: Context) -> Program | None:
+    """Of a subject that computes what llama.cpp makes of its own file, where that is another.
+
+    Its parameters come from there: on the oracle's it would agree, whatever its file says.
+    """
+    if context.subject_model == context.model:
+        return None
+    context.progress("recording the graph of the subject's file")
+    found = record(context.subject, context.batches)
+    if not isinstance(found, Program) and context.subject_info.shows_nodes:
+        with Runner(memory_limit=MEMORY).open(
+            "llama.cpp", context.subject_model, context.settings
+        ) as session:
+            found = record(session, context.batches)
+    return found if isinstance(found, Program) else None
+
+
 @contextmanager
 def both_files(context: Context) -> Iterator[tuple[GgufFile, GgufFile]]:
     with GgufFile.open(context.model) as oracle, GgufFile.open(context.subject_model) as subject:
         yield oracle, subject
+
+
+def differing_keys(oracle: GgufFile, subject: GgufFile) -> tuple[str, ...]:
+    """Of those that llama.cpp makes its graph from."""
+    a, b = oracle.metadata, subject.metadata
+    named = (key for key in {**a, **b} if not key.startswith(("general.", "tokenizer.")))
+    return tuple(sorted(key for key in named if stated(a.get(key)) != stated(b.get(key))))
+
+
+def stated(value: Value | None) -> Any:
+    """What can be compared of a value; None: there is none."""
+    if value is None:
+        return None
+    data = value.data
+    if isinstance(data, np.ndarray):
+        data = data.tolist()
+    elif isinstance(data, list):
+        data = [stated(each) if isinstance(each, Value) else each for each in data]
+    return value.type, value.element, data
 
 
 def build_of(context: Context) -> Build:

@@ -152,3 +152,8 @@ def test_of_arrays_the_first_element_that_differs_is_named() -> None:
     theirs = replace(SUMMARY, metadata={"k": ("ARR[U32]", [1, 2, 4])})
     (found,) = differences(ours, theirs)
     assert found["text"] == "key 'k', element 2: expected 3, got 4"
+
+
+def test_a_key_is_named_before_the_offset_that_it_moves() -> None:
+    other = replace(SUMMARY, metadata={**SUMMARY.metadata, "more": ("U32", 1)}, data_offset=96)
+    assert [found["what"] for found in differences(SUMMARY, other)] == ["key", "data_offset"]

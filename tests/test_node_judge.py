@@ -12,7 +12,14 @@ from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import Build, Node, Operand
 from harness.findings import by_layer
 from harness.gguf_writer import write_gguf
-from harness.graph.node_judge import OWN_WEIGHTS, Compute, NodeJudge, differing_weights
+from harness.graph.node_judge import (
+    OWN_PARAMETERS,
+    OWN_WEIGHTS,
+    Compute,
+    NodeJudge,
+    differing_weights,
+)
+from harness.graph.other_file import first_other_node, other_parameters
 from harness.graph.program import Graph, PlannedNode, Program, Root, View
 from harness.graph.ways import Honest
 from harness.graph.wiring import Wire, ends_of_layers, wires_of
@@ -132,6 +139,51 @@ def test_a_weight_of_another_type_is_multiplied_as_it_is(tmp_path: Path) -> None
     assert [f.at_fault for f in found.findings] == ["subject"]
 
 
+def normed(eps: float) -> Node:
+    made = node("RMS_NORM", X / np.sqrt((X**2).mean(-1, keepdims=True) + np.float32(1e-5)), X)
+    return replace(made, params=parameters(eps))
+
+
+def parameters(eps: float) -> NDArray[np.int32]:
+    return np.array([eps] + [0.0] * 15, np.float32).view(np.int32)
+
+
+def test_parameters_of_the_subjects_file_are_the_subjects(tmp_path: Path) -> None:
+    """On the oracle's every engine would agree that replays a graph."""
+    found = judge(tmp_path)
+    found(normed(1e-5))
+    found.parameters = {(0, 0, 5): parameters(1e-2)}
+    found(normed(1e-5))
+    agreed, other = found.findings
+    assert (agreed.mismatch, agreed.parameters) == (None, "")
+    assert (other.at_fault, other.mismatch is not None) == ("subject", True)
+    assert other.parameters.endswith("number 0 is 0.00999999978, expected 9.99999975e-06")
+
+
+def test_parameters_that_move_a_result_within_its_bound_are_found_by_its_bits(
+    tmp_path: Path,
+) -> None:
+    found = judge(tmp_path)
+    found.parameters = {(0, 0, 5): parameters(1.02e-5)}
+    found(normed(1e-5))
+    (one,) = found.findings
+    assert (one.at_fault, one.reason, one.allowed) == ("subject", OWN_PARAMETERS, 0.0)
+
+
+def test_a_weight_of_another_width_is_not_compared_and_said_to_be(tmp_path: Path) -> None:
+    found = judge(tmp_path)
+    narrow = tmp_path / "narrow.gguf"
+    rows = ("w.weight", (32, 4), "F32", W[:4])
+    write_gguf(narrow, {"general.architecture": ("STR", "any")}, [rows])
+    with GgufFile.open(narrow) as file:
+        found.subject = file
+        found(product())
+    assert found.findings == []
+    assert found.unknown == {
+        "w.weight is (32, 4) in the subject's file, (32, 5) in the oracle's": [SITE]
+    }
+
+
 def test_a_node_without_elements_is_nothing_to_compare(tmp_path: Path) -> None:
     found = judge(tmp_path)
     found(node("SCALE", np.zeros((0, 4), np.float32), np.zeros((0, 4), np.float32)))
@@ -239,3 +291,31 @@ def test_no_more_of_guilty_values_is_kept_than_the_limit_and_all_are_found(tmp_p
         found(replace(product(), index=i))
     assert [f.mismatch is not None for f in found.findings] == [True, True, True]
     assert [site.name for site in found.kept] == ["a", "b"]
+
+
+# --- graphs of two files ------------------------------------------------------------------------
+
+
+def program(*nodes: PlannedNode) -> Program:
+    graph = Graph(step=0, ubatch=0, roots=ROOTS, nodes=nodes, inputs={}, last_use={})
+    return Program(graphs=(graph,), caches=(), orders=((),))
+
+
+def test_graphs_of_two_files_part_in_parameters_of_the_nodes_of_one_name() -> None:
+    before, one = planned(0, "inserted", 0, 3, 0), planned(0, "Qcur-0", 0, 2, 0)
+    other = replace(one, index=1, params=parameters(1e-3).tobytes())
+    found = other_parameters(program(one), program(before, other))
+    assert {place: list(words) for place, words in found.items()} == {
+        (0, 0, 0): list(parameters(1e-3))
+    }
+    assert other_parameters(program(one), program(one)) == {}
+
+
+def test_graphs_of_two_files_part_at_a_node_that_one_lacks_or_has_in_another_size() -> None:
+    one, two = planned(0, "Qcur-0", 0, 2, 0), planned(1, "cap-0", 0, 3, 2)
+    wide = replace(one, result=replace(one.result, ne=(4, 2, 1, 1)))
+    assert first_other_node(program(one, two), program(one, two)) == ""
+    assert first_other_node(program(one, two), program(one)) == "'cap-0' (ADD) is not in it"
+    more = first_other_node(program(one), program(one, two))
+    assert more == "'cap-0' (ADD) is not in the oracle's"
+    assert "F32 [4, 2, 1, 1] (ne0 first), expected" in first_other_node(program(one), program(wide))

@@ -26,6 +26,8 @@ def bisection_of(plan: Plan, result: Bisection) -> Mapping[str, Any]:
         "worst_before_patch": None if patched is None else patched.before,
         "worst_after_patch": None if patched is None else patched.worst,
         "logits": None if result.logits is None else result.logits.summary,
+        "other_graph": result.found.other_graph,
+        "other_keys": list(result.found.other_keys),
         "not_shown": [str(site) for site in result.found.not_shown],
         "not_compared": [str(site) for site in result.not_compared],
     }
@@ -52,6 +54,8 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
             + f"affected output rows: {rows}"
             + (f" and {more} more" if more > 0 else "")
         )
+        if culprit.parameters:
+            lines.append(f"    {culprit.parameters}")
         lines.append(
             f"    error in {found.err_in(culprit):.1e}, out {found.err_out(culprit):.1e} (of the "
             f"largest value); on {found.basis} {culprit.err_local:.2g} absolute"
@@ -63,7 +67,7 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
         names = ", ".join(site_name(c.site) for c in result.culprits[SHOWN : SHOWN + 12])
         rest = len(result.culprits) - SHOWN - 12
         lines.append(f"  also: {names}" + (f" and {rest} more" if rest > 0 else ""))
-    lines.append(found.rest)
+    lines += [found.rest, *other_graph(result)]
     if result.patched is not None:
         lines.append(confirmation(result.patched))
     return lines
@@ -72,14 +76,25 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
 def lines_without_culprit(plan: Plan, result: Bisection) -> list[str]:
     """What agrees, what nobody looked at, and whether the outputs say that there is more."""
     left_out = result.not_compared
-    well = result.exit_code == 0 and not left_out
+    well = result.exit_code == 0 and not left_out and not result.found.other_graph
     lines = [f"{plan.case}: {result.found.rest}" + ("; nothing to find" if well else "")]
     if left_out:
         names = ", ".join(dict.fromkeys(site.name for site in left_out))
         lines.append(f"  not compared: {len(left_out)} ops: {names}")
+    lines += [f"  {line}" for line in other_graph(result)]
     if result.logits is not None:
         own = f"{result.logits.status}: {result.logits.summary}"
         lines.append(f"  {result.found.what}s of its own run: {own}")
+    return lines
+
+
+def other_graph(result: Bisection) -> list[str]:
+    """What no op judged alone can show, and where it comes from."""
+    where, keys = result.found.other_graph, result.found.other_keys
+    lines = [f"llama.cpp makes another graph of the subject's file: {where}"] if where else []
+    if keys:
+        more = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
+        lines.append(f"keys that the subject's file has otherwise: {', '.join(keys[:SHOWN])}{more}")
     return lines
 
 

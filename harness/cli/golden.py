@@ -95,15 +95,18 @@ def verify(
 
     What an engine does not answer is not compared, by name, and the exit code is 3.
     """
+    from golden.manifest import NAME
     from golden.replay import replay
     from golden.store import DEFAULT_ROOT
     from golden.verify import holds
     from golden.verify import verify as verify_files
-    from harness.check import exit_code
+    from harness.check import BadInput, exit_code
     from harness.cli import screen
 
     with screen(quiet) as out:
         root = folder or vectors or DEFAULT_ROOT
+        if not (root / NAME).exists() and next(root.glob("*/*.safetensors"), None) is None:
+            raise BadInput(f"{root} holds no golden vectors; `lockstep golden regen` writes them")
         problems = verify_files(root)
         for problem in problems:
             out.line(str(problem))

@@ -18,6 +18,7 @@ from engine.ops.ggml.base import Build, Expected, Node, Operand, expect, layout
 from harness.compare import mismatch_between, worst_distance
 from harness.designs import Other
 from harness.findings import Values
+from harness.graph.other_file import Parameters, parameters_in_words
 from harness.graph.program import Place
 from harness.graph.wiring import Wire
 from harness.judge import Judge, SiteFinding, affected
@@ -28,6 +29,7 @@ from harness.tolerances import Bound
 AXES = "(ne3, ne2, ne1, ne0)"  # ggml's sizes, as numpy has them
 KEPT_BYTES = 1 << 30  # of guilty values: more of them make no run that is worth putting right
 OWN_WEIGHTS = "the same op on the same inputs gives every bit again if the weights are the same"
+OWN_PARAMETERS = OWN_WEIGHTS.replace("weights", "parameters")
 
 Compute = Callable[[Node], NDArray[Any] | None]  # None: the engine does not offer such an op
 
@@ -53,6 +55,7 @@ class NodeJudge:
     kept: Values = field(default_factory=dict)
     recent: Values = field(default_factory=dict)  # that a later node of the graph reads
     limit: int = KEPT_BYTES
+    parameters: Parameters = field(default_factory=dict)  # that the subject's file gives otherwise
     last_read: dict[Place, list[Site]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,6 +80,9 @@ class NodeJudge:
         if not node.value.size:
             return
         self.remember(node, wire.site)
+        if other := self.other_form(wire):
+            self.unknown.setdefault(other, []).append(wire.site)
+            return
         try:
             expected = expect(with_weights(node, self.oracle), self.build)
         except (EngineError, *SENSELESS) as error:
@@ -105,7 +111,8 @@ class NodeJudge:
 
     def finding(self, node: Node, wire: Wire, expected: Expected) -> SiteFinding | None:
         """None for an op that the subject lacks, unless the oracle is wrong there."""
-        theirs = self.theirs(node)
+        own = self.parameters.get((node.step, node.ubatch, node.index))
+        theirs = self.theirs(node if own is None else replace(node, params=own))
         shown = node.value if expected.actual is None else expected.actual
         compared = shown if theirs is None else self.comparable(node, expected, theirs)
         bound = Bound(expected.allowed, expected.reason)
@@ -118,15 +125,28 @@ class NodeJudge:
             if found.mismatch is None:
                 return None
             found = replace(found, at_fault="oracle")
+        elif found.mismatch is None and own is not None:
+            found = self.with_own(node, theirs, found, OWN_PARAMETERS)
         elif found.mismatch is None and not self.changed.isdisjoint(wire.weights):
-            found = self.with_own_weights(node, theirs, found)
+            found = self.with_own(node, theirs, found, OWN_WEIGHTS)
         return replace(
             found,
             layer=wire.layer,
             axes=AXES,
             inputs=wire.inputs,
             weight=", ".join(self.blamed(wire.weights)),
+            parameters="" if own is None else parameters_in_words(node.params, own),
         )
+
+    def other_form(self, wire: Wire) -> str:
+        """Of which weight the subject's file has none that the node can be computed with."""
+        for name in self.oracle.tensors.keys() & set(wire.weights):
+            ours, theirs = self.oracle.tensors[name], self.subject.tensors.get(name)
+            if theirs is None:
+                return f"the subject's file has no {name}"
+            if theirs.ne != ours.ne:
+                return f"{name} is {theirs.ne} in the subject's file, {ours.ne} in the oracle's"
+        return ""
 
     def theirs(self, node: Node) -> NDArray[Any] | None:
         try:
@@ -158,8 +178,11 @@ class NodeJudge:
         if expected.actual is None and expected.value.dtype.kind == "f":
             yield plain
 
-    def with_own_weights(self, node: Node, theirs: NDArray[Any], found: SiteFinding) -> SiteFinding:
-        """Its weights are others: does that move its result, if only within the bound?"""
+    def with_own(
+        self, node: Node, theirs: NDArray[Any], found: SiteFinding, reason: str
+    ) -> SiteFinding:
+        """Its weights or parameters are others: does that move its result, if only within the
+        bound?"""
         right = self.compute(with_weights(node, self.oracle))
         mismatch = mismatch_between(right, theirs, 0.0) if right is not None else None
         if right is None or mismatch is None:
@@ -168,7 +191,7 @@ class NodeJudge:
             found,
             err_local=worst_distance(right, theirs),
             allowed=0.0,
-            reason=OWN_WEIGHTS,
+            reason=reason,
             mismatch=mismatch,
             at_fault="subject",
             outputs=affected(right, theirs, np.zeros(right.shape)),

@@ -59,6 +59,8 @@ def explain(verdict: Verdict) -> str:
             line += f"; in its own run {d['err_in']:.1e} comes in and {d['err_out']:.1e} goes out"
             line += " (of the largest value)"
         lines.append(line)
+    if d.get("parameters"):
+        lines.append(f"  {d['parameters']}")
     if d.get("rest"):
         lines.append(f"  {d['rest']}")
     for line in last_words(d.get("log", [])):

@@ -1,7 +1,7 @@
 """Do our reader, gguf-py and llama.cpp read the same keys, values and tensor table?"""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -73,18 +73,16 @@ def known_differences(reader: str) -> dict[str, str]:
 def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]:
     """Each as what (a short kind), text (a sentence), both values as text, and its kind in the
     words of harness/known, if it has one there. What the other does not show is left out."""
-    found = []
-    # without tensors there is no data, and where it would begin is nobody's to say
-    data = ("data_offset",) if oracle.tensors or other.tensors else ()
-    for name in ("version", "alignment", *data):
-        a, b = getattr(oracle, name), getattr(other, name)
-        if a != b and name not in other.unknown:
-            found.append(entry(name, name, a, b))
+    found = fields(("version", "alignment"), oracle, other)
     for key in {**oracle.metadata, **other.metadata}:
         a, b = oracle.metadata.get(key, ABSENT), other.metadata.get(key, ABSENT)
         values_alone = "types" in other.unknown and ABSENT not in (a, b)
         if a[1:] != b[1:] if values_alone else a != b:
             found.append(entry("key", *where_they_part(key, a, b)))
+    # behind the keys, whose sizes move it; without tensors there is no data, and where it would
+    # begin is nobody's to say
+    if oracle.tensors or other.tensors:
+        found += fields(("data_offset",), oracle, other)
     if "tensors" in other.unknown:
         return found
     ours = {t.name: t for t in other.tensors}
@@ -98,6 +96,11 @@ def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]
     if not found and list(ours) != list(theirs):
         found.append(entry("order", "order of the tensors", list(theirs)[:3], list(ours)[:3]))
     return found
+
+
+def fields(names: Sequence[str], oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]:
+    pairs = ((name, getattr(oracle, name), getattr(other, name)) for name in names)
+    return [entry(name, name, a, b) for name, a, b in pairs if a != b and name not in other.unknown]
 
 
 def where_they_part(key: str, a: tuple[str, Any], b: tuple[str, Any]) -> tuple[str, Any, Any]:

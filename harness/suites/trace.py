@@ -31,6 +31,11 @@ class Trace(Suite, name="trace"):
                 detail_of(found, finding),
                 key=("trace", finding.at_fault, finding.op, finding.site.name),
             )
+        if found.other_graph:
+            text = f"llama.cpp makes another graph of {context.subject.name}'s file"
+            text += f": {found.other_graph}"
+            key = ("trace", "other graph", found.other_graph)
+            yield context.verdict("trace", "diverged", text, {"rest": found.rest}, key=key)
         yield from left_out(context, "trace", found)
         fine = [f for f in found.all if f.mismatch is None and f.compared]
         if not fine:
@@ -78,6 +83,7 @@ def detail_of(found: Findings, finding: Any) -> dict[str, Any]:
         "site": finding.site.name,
         "op": finding.op,
         "weight": finding.weight,
+        "parameters": finding.parameters,
         "at_fault": finding.at_fault,
         "err_in": found.err_in(finding),
         "err_out": found.err_out(finding),

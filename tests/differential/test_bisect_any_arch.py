@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from engine.gguf_file import GgufFile
@@ -176,6 +177,52 @@ def test_one_changed_weight_is_found_down_to_its_row(
     assert statuses(verdicts, "trace") == {"diverged", "agreed"}
     if factor < 0:  # a sum of eight terms loses the last bit of one
         assert statuses(verdicts, "products") == {"diverged", "agreed"}
+
+
+def with_key(model: Path, key: str, raw: bytes, to: Path) -> Path:
+    """A copy with another number of four bytes."""
+    held = bytearray(model.read_bytes())
+    at = held.index(key.encode()) + len(key) + 4  # behind the value's type
+    held[at : at + 4] = raw
+    to.write_bytes(held)
+    return to
+
+
+def test_another_epsilon_of_the_subjects_file_is_found_at_the_norms(
+    variant: Models, tmp_path: Path
+) -> None:
+    """No weight differs, and on the oracle's parameters every op would agree."""
+    key = "qwen3.attention.layer_norm_rms_epsilon"
+    raw = np.float32(1e-3).tobytes()
+    other = with_key(variant("qwen3"), key, raw, tmp_path / "other.gguf")
+    result, verdicts = asked(plan_of(variant("qwen3"), subject=other))
+    assert {c.op for c in result.culprits} == {"RMS_NORM"}
+    assert {c.at_fault for c in result.culprits} == {"subject"}
+    assert result.culprits[0].parameters.endswith("expected 9.99999975e-06")
+    assert (result.found.other_graph, result.found.other_keys) == ("", (key,))
+    assert result.patched is not None
+    assert result.patched.confirms
+    assert statuses(verdicts, "trace") == {"diverged", "agreed"}
+
+
+def test_of_two_llama_cpps_each_is_asked_for_single_ops(variant: Models, tmp_path: Path) -> None:
+    key, raw = "qwen3.attention.layer_norm_rms_epsilon", np.float32(1e-3).tobytes()
+    other = with_key(variant("qwen3"), key, raw, tmp_path / "other.gguf")
+    model = variant("qwen3")
+    assert asked(plan_of(model, engine="llama.cpp"))[0].exit_code == 0
+    result, verdicts = asked(plan_of(model, engine="llama.cpp", subject=other))
+    assert {c.op for c in result.culprits} == {"RMS_NORM"}
+    assert statuses(verdicts, "trace") == {"diverged", "agreed"}
+
+
+def test_one_more_expert_used_is_another_graph(variant: Models, tmp_path: Path) -> None:
+    key, raw = "qwen3moe.expert_used_count", (3).to_bytes(4, "little")
+    other = with_key(variant("qwen3moe"), key, raw, tmp_path / "other.gguf")
+    result, verdicts = asked(plan_of(variant("qwen3moe"), subject=other))
+    assert (result.culprits, result.exit_code) == ((), 1)
+    assert "'ffn_moe_weights-0' is GET_ROWS of F32 [1, 3, 6, 1]" in result.found.other_graph
+    assert result.found.other_keys == (key,)
+    assert statuses(verdicts, "trace") == {"diverged", "agreed"}
 
 
 def test_an_engine_without_single_ops_is_not_said_to_agree(variant: Models) -> None:
