@@ -159,17 +159,18 @@ def test_a_name_that_is_none_names_those_there_are() -> None:
     assert command_of("hylama") is None
 
 
-@pytest.mark.parametrize("name", NOT_RUNNING)
-def test_an_engine_that_cannot_be_asked_says_what_happened(name: str) -> None:
-    said = CliRunner().invoke(app, ["engine", "add", name])
+def test_an_engine_that_cannot_be_asked_says_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NOT_RUNNING, "tried", "its wheel is for another machine")
+    said = CliRunner().invoke(app, ["engine", "add", "tried"])
     assert said.exit_code == 2
-    assert NOT_RUNNING[name] in said.stderr
+    assert NOT_RUNNING["tried"] in said.stderr
+    assert NOT_RUNNING["tried"] in CliRunner().invoke(app, ["engine", "list"]).stdout
 
 
-def test_the_list_names_every_engine_and_those_that_were_tried() -> None:
+def test_the_list_names_every_engine() -> None:
     said = CliRunner().invoke(app, ["engine", "list"])
     assert said.exit_code == 0
-    for name in (*ENGINES, *NOT_RUNNING):
+    for name in ENGINES:
         assert re.search(rf"^{re.escape(name)} ", said.stdout, re.MULTILINE)
 
 

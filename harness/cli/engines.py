@@ -50,9 +50,9 @@ def list_(as_json: JsonOpt = False) -> None:
             return
         for engine, folder in engines:
             state = "added" if folder else "-"
-            out.line(f"{engine.name:<18}{engine.version:<10}{state:<7}{engine.can}")
+            out.line(f"{engine.name:<18}{engine.version:<17}{state:<7}{engine.can}")
         for name, why in NOT_RUNNING.items():
-            out.line(f"{name:<18}{'':<10}{'cannot':<7}{why}")
+            out.line(f"{name:<18}{'':<17}{'cannot':<7}{why}")
 
 
 @app.command()

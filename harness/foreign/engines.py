@@ -83,6 +83,15 @@ ENGINES: dict[str, Foreign] = {
             size="40 MB",
         ),
         Foreign(
+            name="gpt4all",
+            kind="python",
+            packages=("gpt4all==2.8.2", "numpy>=1.26"),
+            module="gpt4all",
+            program="gpt4all_engine.py",
+            can="what text follows a text",
+            size="130 MB",
+        ),
+        Foreign(
             name="xllamacpp",
             kind="python",
             packages=("xllamacpp==2026.10.11549", "numpy>=1.26"),
@@ -131,12 +140,7 @@ ENGINES: dict[str, Foreign] = {
 }
 
 # tried, and what happened: `engine add` says so instead of building it
-NOT_RUNNING: dict[str, str] = {
-    "gpt4all": (
-        "2.8.2 takes text and answers text: no ids go in, and neither logits nor a tokenizer can "
-        "be reached, so no level of the protocol fits"
-    ),
-}
+NOT_RUNNING: dict[str, str] = {}
 
 
 def named(name: str) -> Foreign:

@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 
 from harness.check import Plan, open_plan, run_suites
-from harness.foreign.building import command_of, is_added
+from harness.foreign.building import is_added
 from harness.foreign.engines import ENGINES
 from harness.foreign.findings import is_seen_in, verdicts_on_case
 from harness.known.foreign import Finding, foreign_findings
 from harness.protocol.smoke import smoke
 from harness.records import EXACT
 from harness.run import builtin_model
+from harness.runner import Runner
 
 SLOW = ("tinygrad",)  # it compiles every step anew: minutes, for findings by `lockstep finding`
 
@@ -24,10 +25,9 @@ def need(name: str) -> None:
 @pytest.mark.parametrize("name", ENGINES)
 def test_all_that_an_engine_offers_is_answered_in_form(name: str, tmp_path: Path) -> None:
     need(name)
-    command = command_of(name)
-    assert command is not None
     model = builtin_model("f32", tmp_path)
-    steps = list(smoke(command, model, EXACT, time_limit=120.0, start_limit=300.0, name=name))
+    with Runner(time_limit=300.0, memory_limit=8 << 30).open(name, model, EXACT) as session:
+        steps = list(smoke(session))
     wrong = {step.level for step in steps if step.status == "wrong"}
     assert wrong == ({"tokenize"} if name == "ctransformers" else set())  # a known crash
     assert [step.level for step in steps if step.status == "works"][1:]
