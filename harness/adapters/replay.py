@@ -187,7 +187,7 @@ def answered(outcome: Outcome, question: str) -> Any:
         case Unanswerable(message=message, of_model=of_model):
             raise NotInModel(message) if of_model else Unsupported(message)
         case Rejected(message=message):
-            raise EngineError(message)
+            raise EngineError(message.removeprefix("EngineError: "))  # it is said once
     # not a refusal: nobody has looked at what was asked
     raise Crash(no_answer(SHOWS_GRAPHS, question, outcome).summary.splitlines()[0])
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.run import builtin_model
+from harness.synth.llama import LlamaRecipe, write_llama
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.skipif(
@@ -20,7 +21,8 @@ PASSES = "def test_of_theirs():\n    assert True\n"
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("models")
-    return [builtin_model(name, folder) for name in ("f32", "q4_0")]
+    write_llama(LlamaRecipe(seed=11, n_layer=1), folder / "second.gguf")
+    return [builtin_model("f32", folder), folder / "second.gguf"]
 
 
 def pytest_in(folder: Path, *options: str) -> tuple[int, str]:
@@ -46,21 +48,14 @@ def engine(name: str) -> str:
 
 def test_two_models_side_by_side(models: list[Path], tmp_path: Path) -> None:
     (tmp_path / "test_theirs.py").write_text(PASSES)
-    given = [option for model in models[:1] for option in ("--lockstep-model", str(model))]
-    suites = [
-        "--lockstep-suite",
-        "logits",
-        "--lockstep-suite",
-        "trace",
-        "--lockstep-suite",
-        "tokens",
-    ]
+    given = [option for model in models for option in ("--lockstep-model", str(model))]
+    suites = [f"--lockstep-suite={name}" for name in ("logits", "trace", "tokens")]
     code, said = pytest_in(
         tmp_path, "--lockstep-engine", engine("engine.py"), *given, *suites, "-n", "2"
     )
-    assert "3 passed, 1 skipped" in said, said
+    assert "5 passed, 2 skipped" in said, said
     assert "does not offer tokenize" in said
-    assert said.count("report.jsonl") >= 2
+    assert said.count("report.jsonl") >= 4
     assert code == 0
 
 
