@@ -22,10 +22,8 @@ def has_sbatch(version: str) -> bool:
 
 def split_version(name: str) -> tuple[str, str]:
     """Engine and version of `NAME@VERSION`; the installed version has none, and no path has."""
-    if "/" in name or name.startswith(PREFIX):
-        return name, ""
     engine, _, version = name.partition("@")
-    return engine, version
+    return (name, "") if "/" in engine or name.startswith(PREFIX) else (engine, version)
 
 
 def adapter_class(name: str) -> type[Adapter]:
