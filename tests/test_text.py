@@ -145,7 +145,10 @@ def test_a_divergence_says_where_how_far_why_and_how_to_see_it_again() -> None:
     ("mismatch", "text"),
     [
         (None, "ffn_out-3 (step 1) agrees"),
-        (Mismatch(kind="missing"), "ffn_out-3 (step 1) = MUL_MAT: missing"),
+        (
+            Mismatch(kind="missing"),
+            "ffn_out-3 (step 1) = MUL_MAT: missing, though the engine says that it shows it",
+        ),
         (Mismatch(kind="shape", detail="got (1,)"), "ffn_out-3 (step 1) = MUL_MAT: got (1,)"),
     ],
 )
