@@ -29,6 +29,7 @@ BUILD_SECONDS = 3600.0
 SAY_SECONDS = 1.0  # between two words of progress; the terminal shows as many as it wants
 LAST_LINES = 6
 Progress = Callable[[str], None]
+LOCK, UNFINISHED = "build.lock", ".building-"
 
 
 class NotBuilt(EngineError):
@@ -87,58 +88,67 @@ def provide(name: str, progress: Progress = lambda _: None) -> Path | None:
     folder = folder_of(name)
     if folder.is_dir():  # before the lock, which a build of another version may hold for minutes
         return folder
+    return built_once(folder, lambda new: build(name, new, progress))
+
+
+def built_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """Made beside the final place, then renamed: a folder of that name is whole. Raises NotBuilt,
+    and then nothing is left behind."""
     try:
-        with locked(environments() / "build.lock"):
-            for old in environments().glob(".building-*"):  # of a process that was killed
+        with locked(environments() / LOCK):
+            for old in environments().glob(f"{UNFINISHED}*"):  # of a process that was killed
                 shutil.rmtree(old, ignore_errors=True)
             if not folder.is_dir():
-                build(name, folder, progress)
+                with tempfile.TemporaryDirectory(dir=folder.parent, prefix=UNFINISHED) as work:
+                    new = Path(work) / "environment"
+                    make(new)
+                    new.rename(folder)
     except OSError as error:
         raise NotBuilt(f"{error.filename or folder}: {error.strerror or error}") from error
     return folder
 
 
-def build(name: str, folder: Path, progress: Progress) -> None:
-    """Beside the final place, then renamed: a folder of that name is whole."""
+def take_away(folder: Path) -> None:
+    with locked(environments() / LOCK):
+        gone = Path(tempfile.mkdtemp(dir=folder.parent, prefix=UNFINISHED))
+        folder.rename(gone / "environment")
+        shutil.rmtree(gone)
+
+
+def build(name: str, new: Path, progress: Progress) -> None:
     distribution, module, version = package_of(name)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as work:
-        new = Path(work) / "environment"
-        progress(f"building {distribution} {version} from source, once: minutes on two cores")
-        checked(
-            [sys.executable, "-m", "venv", "--without-pip", str(new)],
-            f"no environment {name}",
-            lambda seconds: progress(f"making an environment{after(seconds)}"),
-        )
-        checked(
-            [
-                *(sys.executable, "-m", "pip", "--python", str(interpreter(new)), "install"),
-                *("--disable-pip-version-check", "--no-input", "--progress-bar", "off"),
-                *("--retries", "1", "--no-binary", distribution),
-                *(f"{distribution}=={version}", *WORKER_NEEDS),
-            ],
-            f"pip could not install {distribution} {version}",
-            lambda seconds: progress(f"building {distribution} {version} by pip{after(seconds)}"),
-        )
-        found = checked(
-            [
-                *(str(interpreter(new)), "-I", "-c"),
-                f"import {module}, importlib.metadata as m; print(m.version({distribution!r}))",
-            ],
-            f"{distribution} {version} was built and does not load",
-            lambda seconds: progress(f"loading {distribution} {version}{after(seconds)}"),
-        )
-        if found.strip() != version:
-            raise NotBuilt(f"pip installed {distribution} {found.strip()[:40]}, not {version}")
-        new.rename(folder)
+    progress(f"building {distribution} {version} from source, once: minutes on two cores")
+    checked(
+        [sys.executable, "-m", "venv", "--without-pip", str(new)],
+        f"no environment {name}",
+        lambda seconds: progress(f"making an environment{after(seconds)}"),
+    )
+    checked(
+        [
+            *(sys.executable, "-m", "pip", "--python", str(interpreter(new)), "install"),
+            *("--disable-pip-version-check", "--no-input", "--progress-bar", "off"),
+            *("--retries", "1", "--no-binary", distribution),
+            *(f"{distribution}=={version}", *WORKER_NEEDS),
+        ],
+        f"pip could not install {distribution} {version}",
+        lambda seconds: progress(f"building {distribution} {version} by pip{after(seconds)}"),
+    )
+    found = checked(
+        [
+            *(str(interpreter(new)), "-I", "-c"),
+            f"import {module}, importlib.metadata as m; print(m.version({distribution!r}))",
+        ],
+        f"{distribution} {version} was built and does not load",
+        lambda seconds: progress(f"loading {distribution} {version}{after(seconds)}"),
+    )
+    if found.strip() != version:
+        raise NotBuilt(f"pip installed {distribution} {found.strip()[:40]}, not {version}")
 
 
 def remove(name: str) -> Path:
     """Raises NotBuilt if there is no such environment."""
     folder = python_of(name).parents[1]
-    with locked(environments() / "build.lock"):
-        gone = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building-"))
-        folder.rename(gone / "environment")
-        shutil.rmtree(gone)
+    take_away(folder)
     return folder
 
 

@@ -2,23 +2,22 @@
 
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from engine.errors import Unsupported
-from harness.downloads import locked
 from harness.environments import (
     NotBuilt,
     Progress,
     after,
+    built_once,
     checked,
     environments,
     interpreter,
+    take_away,
 )
 from harness.foreign.engines import ENGINES, PROGRAMS, Foreign, named
 
-LOCK = "build.lock"
 ENTRY = "entry.mjs"  # of a node environment: imports the engine from where it lies
 
 
@@ -52,26 +51,12 @@ def command_of(name: str) -> list[str] | None:
 def add(name: str, progress: Progress = lambda _: None) -> Path:
     """Build the environment if it is not there. Raises NotBuilt, and then nothing is left."""
     engine = named(name)
-    folder = folder_of(engine)
-    try:
-        with locked(environments() / LOCK):
-            for old in environments().glob(".building-*"):  # of a process that was killed
-                shutil.rmtree(old, ignore_errors=True)
-            if not folder.is_dir():
-                build(engine, folder, progress)
-    except OSError as error:
-        raise NotBuilt(f"{error.filename or folder}: {error.strerror or error}") from error
-    return folder
 
+    def make(new: Path) -> None:
+        progress(f"building the environment of {name} {engine.version}: {engine.size}")
+        (make_python if engine.kind == "python" else make_node)(engine, new, progress)
 
-def build(engine: Foreign, folder: Path, progress: Progress) -> None:
-    """Beside the final place, then renamed: a folder of that name is whole."""
-    progress(f"building the environment of {engine.name} {engine.version}: {engine.size}")
-    make = make_python if engine.kind == "python" else make_node
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as work:
-        new = Path(work) / "environment"
-        make(engine, new, progress)
-        new.rename(folder)
+    return built_once(folder_of(engine), make)
 
 
 def make_python(engine: Foreign, new: Path, progress: Progress) -> None:
@@ -127,10 +112,7 @@ def remove(name: str) -> Path:
     folder = folder_of(engine)
     if not folder.is_dir():
         raise Unsupported(f"{name} is not added, so there is nothing to remove")
-    with locked(environments() / LOCK):
-        gone = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building-"))
-        folder.rename(gone / "environment")
-        shutil.rmtree(gone)
+    take_away(folder)
     return folder
 
 
