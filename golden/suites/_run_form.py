@@ -33,8 +33,12 @@ def body_of(
     ways: Mapping[str, Matrices],
     floors: Mapping[str, Floor],
     seed: int,
+    about: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[dict[str, Any], Tensors]:
-    """The part of the document that comes of the runs, and the tensors."""
+    """The part of the document that comes of the runs, and the tensors.
+
+    about: of a node, by name, what else is written down.
+    """
     tensors: Tensors = {}
     for name in floors:
         tensors |= tensors_of(name, seed, {way: ways[way][name] for way in WAYS})
@@ -47,7 +51,10 @@ def body_of(
         "rows": ROWS,
         "block": BLOCK,
         "rule": RULE,
-        "shown": [row_of(name, ways["ggml"][name], floor) for name, floor in floors.items()],
+        "shown": [
+            {**row_of(name, ways["ggml"][name], floor), **(about or {}).get(name, {})}
+            for name, floor in floors.items()
+        ],
     }
     return body, tensors
 

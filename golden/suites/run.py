@@ -1,12 +1,15 @@
 """A run of any model: logits and chosen nodes, kept compactly, with the bound to allow."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from engine.batch import Batch
 from engine.gguf_file import GgufFile
 from golden.compact import Floor
+from golden.early import early_nodes
 from golden.honest import (
     EMBEDDINGS,
     LOGITS,
@@ -17,7 +20,7 @@ from golden.honest import (
     recorded,
     unlucky,
 )
-from golden.shown import answered, nodes_of
+from golden.shown import Wanted, answered, names_in_traces, nodes_of
 from golden.store import BrokenGolden
 from golden.suites._run_compare import compared, same_ids
 from golden.suites._run_form import batches_of, batches_of_document, body_of, margins, names_of
@@ -25,7 +28,7 @@ from golden.suites.base import Asked, Golden, Source, Vectors, Verdicts, each
 from golden.witnesses import other_runs
 from harness.facts import ModelFacts, facts_of_model
 from harness.noise import MORE_RUNS
-from harness.records import Verdict
+from harness.records import Status, Verdict
 from harness.suites.base import NoAnswer
 from harness.synth.generator import integers, stream
 
@@ -44,12 +47,14 @@ class Run(Golden, name="run"):
         greedy = first_guess(source, prompt)
         with GgufFile.open(source.path) as file:
             source.progress(f"{what}: recording llama.cpp's graph")
+            result = LOGITS if greedy else EMBEDDINGS
+            source, about = with_early_nodes(source, batches_of(prompt, greedy, start), result)
             found, ggml, greedy = truth(source, file, prompt, greedy, start)
             source.progress(f"{what}: the same without conversions of activations")
             ways = {"ggml": ggml, "plain": as_plain(found, file, source.settings)}
             floors = measured(source, found, file, ggml)
         row = {"model": source.model, "architecture": facts.architecture}
-        body, tensors = body_of(prompt, greedy, start, ways, floors, source.seed)
+        body, tensors = body_of(prompt, greedy, start, ways, floors, source.seed, about)
         made = Vectors(document={**source.head("run"), **row, **body}, tensors=tensors)
         batches = batches_of(prompt, greedy, start)
         for who, matrices in other_runs(source, facts, batches, found):
@@ -85,7 +90,8 @@ class Run(Golden, name="run"):
         """What an engine does not answer is not compared, by name; the rest is."""
         document = vectors.document
         batches = batches_of_document(document)
-        result, *wanted = (row["name"] for row in document["shown"])
+        result, *_ = (row["name"] for row in document["shown"])
+        wanted = [Wanted.of(row) for row in document["shown"][1:]]
 
         def rows() -> Iterator[Verdict]:
             got = np.concatenate(answered(ask, result, batches))
@@ -96,15 +102,31 @@ class Run(Golden, name="run"):
             yield same_ids(vectors, ids, verdict)
 
         def nodes() -> Iterator[Verdict]:
-            found = nodes_of(ask.session, batches, result, wanted)
-            for name in wanted:
-                if name in found:
-                    yield compared(vectors, name, found[name], verdict)
+            found = shown_of(ask, batches, result, wanted)
+            for node in wanted:
+                if node.name in found:
+                    yield compared(vectors, node.name, found[node.name], verdict)
                 else:
-                    yield verdict("not-compared", f"{ask.engine} shows no node {name}")
+                    missing: Status = "not-compared" if node.asked else "not-applicable"
+                    yield verdict(missing, f"{ask.engine} shows no node {node.name}")
 
         questions = [rows, greedy] if result == LOGITS else [rows]
         yield from each(verdict, *questions, *([nodes] if wanted else []))
+
+
+def shown_of(
+    ask: Asked, batches: Sequence[Batch], result: str, wanted: Sequence[Wanted]
+) -> Matrices:
+    """Of the nodes wanted those that the engine shows.
+
+    Raises NoAnswer if it shows none, and somebody asked for one.
+    """
+    try:
+        return nodes_of(ask.session, batches, result, wanted)
+    except NoAnswer as error:
+        if error.status != "not-compared" or any(node.asked for node in wanted):
+            raise
+        return {}
 
 
 # --- making -------------------------------------------------------------------------------------
@@ -131,6 +153,18 @@ def first_guess(source: Source, prompt: Sequence[int]) -> list[int]:
             raise
         source.progress(error.summary)
         return []
+
+
+def with_early_nodes(
+    source: Source, batches: Sequence[Batch], result: str
+) -> tuple[Source, dict[str, dict[str, Any]]]:
+    """The source that keeps them as well, and of each node what else the document says of it."""
+    program = recorded(source.ask.session, batches, result).program
+    early = [name for name in early_nodes(program) if name not in source.nodes]
+    nodes = (*source.nodes, *early)
+    also = names_in_traces(program)
+    about = {name: {"asked": name not in early, "also": also.get(name, [])} for name in nodes}
+    return replace(source, nodes=nodes), about
 
 
 def truth(

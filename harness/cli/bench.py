@@ -114,7 +114,10 @@ def figures(bench: "Bench", rows: "Sequence[Row]", promises: "Sequence[Promise]"
         "processors": os.cpu_count(),
         "rows": [
             {"target": row.target}
-            | {f"{name} x{threads}": round(rate) for (name, threads), rate in row.rates.items()}
+            | {
+                f"{name} x{threads}": float(f"{rate:.4g}")
+                for (name, threads), rate in row.rates.items()
+            }
             for row in rows
         ],
         "promises": [

@@ -1,6 +1,7 @@
 """A golden run holds every kind of engine: honest, wrong, and one that answers only some of it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -110,6 +111,24 @@ def test_an_engine_without_logits_is_still_held_to_the_greedy_ids_of_our_own_vec
         ask = Asked(engine="greedy", session=session)
         found = list(Golden.named("logits")().replay(vectors, ask, VERDICT))
     assert [v.status for v in found] == ["not-compared", "agreed"]
+
+
+def unasked() -> Vectors:
+    """Of a node that nobody asked for."""
+    vectors = small_run(**{NODE: HIDDEN})
+    logits, node = vectors.document["shown"]
+    document = {**vectors.document, "shown": [logits, {**node, "asked": False}]}
+    return replace(vectors, document=document)
+
+
+@pytest.mark.parametrize(
+    ("engine", "status"),
+    [(Engine, "agreed"), (OnlyLogits, "not-applicable"), (WrongHidden, "diverged")],
+)
+def test_a_node_that_nobody_asked_for_is_held_where_it_is_shown(
+    engine: type[Engine], status: str
+) -> None:
+    assert replayed(engine, unasked())[-1].status == status
 
 
 def test_a_node_that_an_engine_does_not_have_is_named() -> None:

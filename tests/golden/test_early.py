@@ -1,0 +1,56 @@
+"""Nodes near the beginning of a run show what noise hides in the logits of a quantised model."""
+
+from pathlib import Path
+
+import pytest
+
+from golden.of_user import regenerate_user
+from golden.replay import replay
+from harness.records import Verdict
+from harness.synth.llama import LlamaRecipe, write_llama
+from tests.golden.folders import needs_oracle
+
+pytestmark = needs_oracle
+NORM, ROTATIONS, RESULT = "attn_norm-0", {"Qcur-0 ROPE", "Kcur-0 ROPE"}, "l_out-0"
+
+
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The vectors and the model."""
+    folder = tmp_path_factory.mktemp("early")
+    model = folder / "quantised.gguf"
+    write_llama(LlamaRecipe(seed=3, n_layer=3, quant="Q4_0"), model)
+    regenerate_user(folder / "vectors", [model])
+    return folder / "vectors", model
+
+
+def held(engine: str, quantised: tuple[Path, Path]) -> dict[str, Verdict]:
+    """The verdicts on each matrix of the run, by its name."""
+    root, model = quantised
+    found = replay(root, engine, [model], only=["run/quantised"])
+    return {v.summary.split(":")[0]: v for v in found}
+
+
+def diverged(found: dict[str, Verdict]) -> set[str]:
+    return {name for name, v in found.items() if v.status == "diverged"}
+
+
+@pytest.mark.parametrize("engine", ["reference", "llama.cpp"])
+def test_an_honest_engine_agrees_with_them(engine: str, quantised: tuple[Path, Path]) -> None:
+    found = held(engine, quantised)
+    assert {v.status for v in found.values()} == {"agreed"}
+    assert {NORM, RESULT, *ROTATIONS} < found.keys()
+
+
+def test_a_wrong_epsilon_that_logits_hide_is_seen_at_the_first_norm(
+    quantised: tuple[Path, Path],
+) -> None:
+    found = held("mutant:wrong-eps", quantised)
+    assert NORM in diverged(found)
+    assert found["logits"].status == "agreed"
+
+
+def test_positions_that_are_off_by_one_move_no_logit_and_turn_the_rotations(
+    quantised: tuple[Path, Path],
+) -> None:
+    assert diverged(held("mutant:rope-position-off-by-one", quantised)) == ROTATIONS
