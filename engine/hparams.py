@@ -35,6 +35,37 @@ class Hparams:
     n_expert: int
     n_expert_used: int
 
+    @property
+    def n_embd_q(self) -> int:
+        return self.n_head * self.n_embd_head
+
+    @property
+    def n_embd_kv(self) -> int:
+        return self.n_head_kv * self.n_embd_head
+
+    @property
+    def n_pairs(self) -> int:
+        """What is rotated of a head, in pairs."""
+        return self.n_embd_head // 2
+
+    def check(self, arch: str) -> None:
+        """Refuse what no graph can compute."""
+        if self.n_head % self.n_head_kv:
+            raise InvalidModel(
+                f"{arch}.attention.head_count ({self.n_head}) is no multiple of head_count_kv "
+                f"({self.n_head_kv})"
+            )
+        if self.n_embd_head % 2:
+            raise InvalidModel(f"a head of {self.n_embd_head} elements cannot be rotated in pairs")
+        if not self.f_norm_rms_eps >= 0:
+            raise InvalidModel(
+                f"{arch}.attention.layer_norm_rms_epsilon is {self.f_norm_rms_eps}; "
+                f"expected 0 or more"
+            )
+        used, of = self.n_expert_used, self.n_expert
+        if not 0 <= used <= of or bool(of) != bool(used):
+            raise InvalidModel(f"{arch}.expert_used_count is {used} of {arch}.expert_count {of}")
+
 
 class Keys:
     """Reads `<arch>.<key>` values of one kind each, and knows which keys nobody read."""
@@ -68,6 +99,26 @@ class Keys:
         if value <= 0:
             raise InvalidModel(f"{self.arch}.{key} must be positive, got {value}")
         return value
+
+    def same(self, key: str, expected: int, what: str) -> None:
+        """A key that may be there, and may say nothing else."""
+        found = self.positive(key, expected)
+        if found != expected:
+            raise InvalidModel(f"{self.arch}.{key} is {found}; expected {expected}, {what}")
+
+    def vocabulary_size(self) -> int:
+        """From `<arch>.vocab_size`, or else the number of the tokenizer's tokens."""
+        tokens = self.metadata.get("tokenizer.ggml.tokens")
+        return self.positive("vocab_size", len(tokens.data) if tokens is not None else None)
+
+    def rope_scale(self) -> float:
+        """The inverse of the linear factor, which has an old and a new key."""
+        kind = self.get("rope.scaling.type", str, "linear")
+        if kind not in ("none", "linear"):
+            raise Unsupported(f"{self.arch}.rope.scaling.type is {kind!r}; known: linear, none")
+        old: float = self.get("rope.scale_linear", float, 0.0)
+        factor: float = self.get("rope.scaling.factor", float, old)
+        return 1.0 if factor == 0.0 or kind == "none" else 1.0 / factor
 
     def refuse_unread(self, ignored: frozenset[str]) -> None:
         """A key under `<arch>.` that changes the graph must not go unnoticed."""

@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.architectures.base import Architecture
+from engine.architectures.step import Step
 from engine.batch import Batch
-from engine.errors import InvalidModel, Unsupported
+from engine.errors import InvalidModel
 from engine.gguf_file import GgufFile
 from engine.hparams import architecture_name
 from engine.kv_cache import KvCache
@@ -70,8 +71,7 @@ class Model:
         ops = ops or self.ops
         with np.errstate(all="ignore"):  # numbers that overflow are the model's own, and an answer
             logits = [
-                self.graph.decode(ubatch, cache, ops, flash_attn=self.flash_attn, probe=probe)
-                for ubatch in batch.split_simple(self.n_ubatch)
+                self.step(ubatch, cache, ops, probe) for ubatch in batch.split_simple(self.n_ubatch)
             ]
         if self.file.size > LARGE:
             self.file.release()  # or every open model would count the whole file as its memory
@@ -80,14 +80,17 @@ class Model:
     def compute(self, ubatch: Batch, cache: KvCache) -> F32:
         """One ubatch whose cells are already given: (outputs, vocabulary)."""
         with np.errstate(all="ignore"):
-            return self.graph.decode(ubatch, cache, self.ops, flash_attn=self.flash_attn)
+            return self.step(ubatch, cache, self.ops, silent)
+
+    def step(self, ubatch: Batch, cache: KvCache, ops: Reference, probe: Probe) -> F32:
+        return self.graph.forward(Step.of(ubatch, cache, ops, probe, flash_attn=self.flash_attn))
 
     def rotate(self, keys: F32, deltas: NDArray[np.int32]) -> F32:
         """Keys as they lie in a cache, moved by so many positions: (cells, kv_heads, dim)."""
-        params = getattr(self.graph, "rope_params", None)
-        if params is None:
-            raise Unsupported(f"keys of {self.graph.name} cannot be moved")
-        return self.ops.rope(keys.astype(np.float32), deltas, params())
+        params = self.graph.rope_params()
+        if params is None:  # keys without a rotation are the same at every position
+            return keys
+        return self.ops.rope(keys.astype(np.float32), deltas, params)
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         """`n` tokens after the prompt; an end-of-text token does not stop it."""

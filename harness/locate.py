@@ -174,7 +174,7 @@ def weight_of(context: Context, site: Site) -> str:
     weight, layer = SITES[site.name].weight, site.layer
     if weight is None:
         return ""
-    if weight == "output" and "output.weight" not in context.reading.graph.weights:
+    if weight == "output" and "output.weight" not in context.reading.graph.tensors.weights:
         weight = "token_embd"  # the output head is the embedding matrix
     return f"{weight}.weight" if layer is None else f"blk.{layer}.{weight}.weight"
 

@@ -170,9 +170,9 @@ def test_a_prompt_longer_than_the_cache_is_refused(opened: Open) -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_head_is_its_own_matrix_or_the_embeddings(opened: Open, tied: bool) -> None:
     model = opened(replace(TINY, tied=tied))
-    assert ("output.weight" in model.graph.weights) is not tied
+    assert ("output.weight" in model.graph.tensors.weights) is not tied
     seen = values_of(model, Batch.of(IDS))
-    embeddings = model.graph.weights.tensor("token_embd.weight", (320, 64))
+    embeddings = model.graph.tensors.weights.tensor("token_embd.weight", (320, 64))
     assert np.array_equal(seen["embd", None], embeddings.values()[IDS])
     by_embeddings = model.ops.linear(seen["result_norm", None], embeddings)
     assert np.array_equal(seen["result_output", None], by_embeddings) is tied
@@ -243,7 +243,7 @@ def test_the_likeliest_experts_are_picked_and_mixed_by_their_share(opened: Open)
 
 
 def tensor(model: Model, layer: int, key: str) -> NDArray[np.float64]:
-    weight = model.graph.layer_tensor(layer, key)  # type: ignore[attr-defined]
+    weight = model.graph.tensors.in_layer(layer, f"{key}.weight")
     values: NDArray[np.float64] = weight.values().astype(np.float64)
     return values
 

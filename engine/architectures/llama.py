@@ -5,34 +5,48 @@ Dense or with a mixture of experts. Follows src/models/llama.cpp of llama.cpp (l
 """
 
 import math
-import re
-
-import numpy as np
 
 from engine.architectures.base import Architecture
-from engine.batch import Batch
-from engine.errors import InvalidModel, Unsupported
-from engine.hparams import Hparams, Keys, Metadata
-from engine.kv_cache import KvCache
-from engine.ops.reference import Bools, Reference, RopeParams
+from engine.architectures.step import Step
+from engine.architectures.tensors import Table, table
+from engine.hparams import Hparams, Keys
+from engine.ops.reference import RopeParams
 from engine.quants.base import F32
-from engine.trace import Probe, silent
-from engine.weights import Weight
 
-# keys that say something about the model but nothing about its graph
-IGNORED = frozenset({"rope.scaling.original_context_length", "rope.scaling.finetuned"})
+TENSORS = table("""
+    token_embd.weight         n_vocab   n_embd
+    blk.*.attn_norm.weight    n_embd
+    blk.*.attn_q.weight       n_embd_q  n_embd
+    blk.*.attn_k.weight       n_embd_kv n_embd
+    blk.*.attn_v.weight       n_embd_kv n_embd
+    blk.*.attn_output.weight  n_embd    n_embd_q
+    blk.*.ffn_norm.weight     n_embd
+    output_norm.weight        n_embd
+    output.weight?            n_vocab   n_embd
+    rope_freqs.weight?        n_pairs
+""")
+DENSE = table("""
+    blk.*.ffn_gate.weight  n_ff    n_embd
+    blk.*.ffn_up.weight    n_ff    n_embd
+    blk.*.ffn_down.weight  n_embd  n_ff
+""")
+EXPERTS = table("""
+    blk.*.ffn_gate_inp.weight   n_expert  n_embd
+    blk.*.ffn_gate_exps.weight  n_expert  n_ff    n_embd
+    blk.*.ffn_up_exps.weight    n_expert  n_ff    n_embd
+    blk.*.ffn_down_exps.weight  n_expert  n_embd  n_ff
+""")
 
 
 class Llama(Architecture, name="llama"):
     @classmethod
-    def read_hparams(cls, metadata: Metadata) -> Hparams:
-        keys = Keys(metadata, "llama")
+    def hparams_of(cls, keys: Keys) -> Hparams:
         n_embd, n_head = keys.positive("embedding_length"), keys.positive("attention.head_count")
         n_embd_head = keys.positive("attention.key_length", n_embd // n_head)
-        same_size(keys, "attention.value_length", n_embd_head)
-        same_size(keys, "rope.dimension_count", n_embd_head)
-        hparams = Hparams(
-            n_vocab=vocabulary_size(keys),
+        keys.same("attention.value_length", n_embd_head, "the size of a head")
+        keys.same("rope.dimension_count", n_embd_head, "the size of a head")
+        return Hparams(
+            n_vocab=keys.vocabulary_size(),
             n_ctx_train=keys.positive("context_length"),
             n_embd=n_embd,
             n_layer=keys.positive("block_count"),
@@ -42,160 +56,80 @@ class Llama(Architecture, name="llama"):
             n_embd_head=n_embd_head,
             f_norm_rms_eps=keys.get("attention.layer_norm_rms_epsilon", float),
             rope_freq_base=keys.get("rope.freq_base", float, 10000.0),
-            rope_freq_scale=rope_scale(keys),
+            rope_freq_scale=keys.rope_scale(),
             n_expert=keys.get("expert_count", int, 0),
             n_expert_used=keys.get("expert_used_count", int, 0),
         )
-        keys.refuse_unread(IGNORED)
-        check(hparams)
-        return hparams
 
-    def check_tensors(self) -> None:
-        """In steps of the tensors that are there: the number of layers may be anything."""
-        hp = self.hparams
-        ffn = MOE if hp.n_expert else DENSE
-        for name in self.weights.file.tensors:
-            if name not in OUTSIDE and not is_of_a_layer(name, hp.n_layer, (*ATTENTION, *ffn)):
-                raise Unsupported(f"tensor {name!r} is not known to this engine's llama")
-        self.matrix("token_embd", hp.n_embd, hp.n_vocab)
-        for layer in range(hp.n_layer):
-            for key in (*ATTENTION, *ffn):
-                self.layer_tensor(layer, key)
-        self.weights.vector("output_norm.weight", hp.n_embd)
-        self.output_matrix()
-        self.rope_params()
-
-    # --- tensors --------------------------------------------------------------------------
-
-    def matrix(self, name: str, inputs: int, outputs: int) -> Weight:
-        return self.weights.tensor(f"{name}.weight", (outputs, inputs))
-
-    def layer_tensor(self, layer: int, key: str) -> Weight:
-        """A tensor of a block, with the shape that the hyperparameters give it."""
-        hp = self.hparams
-        q, kv = hp.n_head * hp.n_embd_head, hp.n_head_kv * hp.n_embd_head
-        shapes: dict[str, tuple[int, ...]] = {
-            "attn_norm": (hp.n_embd,),
-            "attn_q": (q, hp.n_embd),
-            "attn_k": (kv, hp.n_embd),
-            "attn_v": (kv, hp.n_embd),
-            "attn_output": (hp.n_embd, q),
-            "ffn_norm": (hp.n_embd,),
-            "ffn_gate": (hp.n_ff, hp.n_embd),
-            "ffn_up": (hp.n_ff, hp.n_embd),
-            "ffn_down": (hp.n_embd, hp.n_ff),
-            "ffn_gate_inp": (hp.n_expert, hp.n_embd),
-            "ffn_gate_exps": (hp.n_expert, hp.n_ff, hp.n_embd),
-            "ffn_up_exps": (hp.n_expert, hp.n_ff, hp.n_embd),
-            "ffn_down_exps": (hp.n_expert, hp.n_embd, hp.n_ff),
-        }
-        return self.weights.tensor(f"blk.{layer}.{key}.weight", shapes[key])
-
-    def output_matrix(self) -> Weight:
-        """The head of its own, or the embeddings once more."""
-        name = "output" if "output.weight" in self.weights else "token_embd"
-        return self.matrix(name, self.hparams.n_embd, self.hparams.n_vocab)
+    @classmethod
+    def table(cls, hparams: Hparams) -> Table:
+        return {**TENSORS, **(EXPERTS if hparams.n_expert else DENSE)}
 
     def rope_params(self) -> RopeParams:
         hp, factors = self.hparams, None
-        if "rope_freqs.weight" in self.weights:
-            factors = self.weights.vector("rope_freqs.weight", hp.n_embd_head // 2)
+        if "rope_freqs.weight" in self.tensors:
+            factors = self.tensors["rope_freqs.weight"].values()
         return RopeParams(hp.n_embd_head, hp.rope_freq_base, hp.rope_freq_scale, factors)
 
-    # --- the graph ------------------------------------------------------------------------
-
-    def decode(
-        self,
-        batch: Batch,
-        cache: KvCache,
-        ops: Reference,
-        *,
-        flash_attn: bool,
-        probe: Probe = silent,
-    ) -> F32:
-        hp = self.hparams
-        cells = cache.reserve(batch)
-        visible = cache.visible(batch)
-        embeddings = self.matrix("token_embd", hp.n_embd, hp.n_vocab)
-        x = probe("embd", None, ops.get_rows(embeddings, batch.tokens))  # (tokens, width)
+    def forward(self, step: Step) -> F32:
+        hp, ops, probe, w = self.hparams, step.ops, step.probe, self.tensors
+        x = probe("embd", None, ops.get_rows(w["token_embd.weight"], step.batch.tokens))
         for layer in range(hp.n_layer):
-            h = self.norm(layer, "attn_norm", x, ops, probe)
-            h = self.attention(layer, h, batch, cells, visible, cache, ops, flash_attn, probe)
+            h = self.norm(step, layer, "attn_norm", x)  # (tokens, width)
+            h = self.attention(step, layer, h)
             if layer == hp.n_layer - 1:  # from here on only rows with outputs matter
-                h, x = h[batch.outputs], x[batch.outputs]
+                h, x = h[step.batch.outputs], x[step.batch.outputs]
             x = probe("ffn_inp", layer, ops.add(h, x))
-            h = self.norm(layer, "ffn_norm", x, ops, probe)
-            h = (self.experts if hp.n_expert else self.feed_forward)(layer, h, ops, probe)
+            h = self.norm(step, layer, "ffn_norm", x)
+            h = (self.experts if hp.n_expert else self.feed_forward)(step, layer, h)
             x = probe("l_out", layer, ops.add(h, x))
-        norm = self.weights.vector("output_norm.weight", hp.n_embd)
+        norm = w["output_norm.weight"].values()
         x = probe("result_norm", None, ops.rms_norm(x, norm, hp.f_norm_rms_eps))
-        logits: F32 = probe("result_output", None, ops.linear(x, self.output_matrix()))
+        head = w["output.weight" if "output.weight" in w else "token_embd.weight"]
+        logits: F32 = probe("result_output", None, ops.linear(x, head))
         return logits
 
-    def norm(self, layer: int, key: str, x: F32, ops: Reference, probe: Probe) -> F32:
-        weight = self.layer_tensor(layer, key).values()
-        out: F32 = probe(key, layer, ops.rms_norm(x, weight, self.hparams.f_norm_rms_eps))
-        return out
-
-    def attention(
-        self,
-        layer: int,
-        x: F32,
-        batch: Batch,
-        cells: slice,
-        visible: Bools,
-        cache: KvCache,
-        ops: Reference,
-        flash_attn: bool,
-        probe: Probe,
-    ) -> F32:
-        hp, n = self.hparams, len(x)
-        q = probe("Qcur", layer, ops.linear(x, self.layer_tensor(layer, "attn_q")))
-        k = probe("Kcur", layer, ops.linear(x, self.layer_tensor(layer, "attn_k")))
-        v = probe("Vcur", layer, ops.linear(x, self.layer_tensor(layer, "attn_v")))
-        q = q.reshape(n, hp.n_head, hp.n_embd_head)
-        k, v = (t.reshape(n, hp.n_head_kv, hp.n_embd_head) for t in (k, v))
-
-        rope = self.rope_params()
-        q = probe("Qcur_rope", layer, ops.rope(q, batch.positions, rope))
-        k = probe("Kcur_rope", layer, ops.rope(k, batch.positions, rope))
-
-        cache.store(layer, cells, k, v)
-        keys, values = cache.read(layer)  # (cells, kv_heads, head_dim)
-        keys = probe("k_cache", layer, keys.astype(np.float32)).astype(keys.dtype)
-        values = probe("v_cache", layer, values.astype(np.float32)).astype(values.dtype)
-
-        scale = 1 / math.sqrt(hp.n_embd_head)
-        if flash_attn:
-            out = probe("fattn", layer, ops.flash_attn(q, keys, values, scale, visible))
-        else:
-            kq = probe("kq", layer, ops.kq(q, keys))  # (heads, tokens, cells)
-            kq = probe("kq_soft_max", layer, ops.soft_max(kq, scale, visible))
-            out = probe("kqv_out", layer, ops.kqv(kq, values))
-        attn_out: F32 = probe(
-            "attn_out", layer, ops.linear(out, self.layer_tensor(layer, "attn_output"))
+    def norm(self, step: Step, layer: int, name: str, x: F32) -> F32:
+        weight = self.tensors.in_layer(layer, f"{name}.weight").values()
+        out: F32 = step.probe(
+            name, layer, step.ops.rms_norm(x, weight, self.hparams.f_norm_rms_eps)
         )
-        return attn_out
-
-    def feed_forward(self, layer: int, x: F32, ops: Reference, probe: Probe) -> F32:
-        up = probe("ffn_up", layer, ops.linear(x, self.layer_tensor(layer, "ffn_up")))
-        gate = probe("ffn_gate", layer, ops.linear(x, self.layer_tensor(layer, "ffn_gate")))
-        h = probe("ffn_swiglu", layer, ops.swiglu(gate, up))
-        out: F32 = probe("ffn_out", layer, ops.linear(h, self.layer_tensor(layer, "ffn_down")))
         return out
 
-    def experts(self, layer: int, x: F32, ops: Reference, probe: Probe) -> F32:
-        router = self.layer_tensor(layer, "ffn_gate_inp")
-        logits = probe("ffn_moe_logits", layer, ops.linear(x, router))  # (tokens, experts)
+    def linear(self, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
+        weight = self.tensors.in_layer(layer, f"{name}.weight")
+        out: F32 = step.probe(site, layer, step.ops.linear(x, weight))
+        return out
+
+    def attention(self, step: Step, layer: int, x: F32) -> F32:
+        hp, at = self.hparams, step.batch.positions
+        q = self.linear(step, layer, "Qcur", x, "attn_q").reshape(len(x), hp.n_head, -1)
+        k = self.linear(step, layer, "Kcur", x, "attn_k").reshape(len(x), hp.n_head_kv, -1)
+        v = self.linear(step, layer, "Vcur", x, "attn_v").reshape(len(x), hp.n_head_kv, -1)
+        rope = self.rope_params()
+        q = step.probe("Qcur_rope", layer, step.ops.rope(q, at, rope))
+        k = step.probe("Kcur_rope", layer, step.ops.rope(k, at, rope))
+        out = step.attend(layer, q, k, v, 1 / math.sqrt(hp.n_embd_head))
+        return self.linear(step, layer, "attn_out", out, "attn_output")
+
+    def feed_forward(self, step: Step, layer: int, x: F32) -> F32:
+        up = self.linear(step, layer, "ffn_up", x, "ffn_up")
+        gate = self.linear(step, layer, "ffn_gate", x, "ffn_gate")
+        h = step.probe("ffn_swiglu", layer, step.ops.swiglu(gate, up))
+        return self.linear(step, layer, "ffn_out", h, "ffn_down")
+
+    def experts(self, step: Step, layer: int, x: F32) -> F32:
+        ops, probe = step.ops, step.probe
+        logits = self.linear(step, layer, "ffn_moe_logits", x, "ffn_gate_inp")  # (tokens, experts)
         probs = probe("ffn_moe_probs", layer, ops.soft_max(logits, 1.0, None))
         ids = probe("ffn_moe_topk", layer, ops.top_k(probs, self.hparams.n_expert_used))
         weights = probe("ffn_moe_weights", layer, ops.pick(probs, ids))  # (tokens, used)
         weights = probe("ffn_moe_weights_norm", layer, ops.normalise(weights))
 
-        x = x[:, None, :]  # the same row for every expert chosen
         w_up, w_gate, w_down = (
-            self.layer_tensor(layer, f"ffn_{k}_exps") for k in ("up", "gate", "down")
+            self.tensors.in_layer(layer, f"ffn_{k}_exps.weight") for k in ("up", "gate", "down")
         )
+        x = x[:, None, :]  # the same row for every expert chosen
         up = probe("ffn_moe_up", layer, ops.linear_id(x, w_up, ids))  # (tokens, used, n_ff)
         gate = probe("ffn_moe_gate", layer, ops.linear_id(x, w_gate, ids))
         h = probe("ffn_moe_swiglu", layer, ops.swiglu(gate, up))
@@ -203,55 +137,3 @@ class Llama(Architecture, name="llama"):
         h = probe("ffn_moe_weighted", layer, ops.mul(h, weights[..., None]))
         out: F32 = probe("ffn_moe_out", layer, ops.sum_experts(h))
         return out
-
-
-def same_size(keys: Keys, key: str, expected: int) -> None:
-    """llama.cpp's llama demands one head size for keys, values and rotation."""
-    found = keys.positive(key, expected)
-    if found != expected:
-        raise InvalidModel(f"llama.{key} is {found}; expected {expected}, the size of a head")
-
-
-def vocabulary_size(keys: Keys) -> int:
-    """From `llama.vocab_size`, or else the number of the tokenizer's tokens."""
-    tokens = keys.metadata.get("tokenizer.ggml.tokens")
-    return keys.positive("vocab_size", len(tokens.data) if tokens is not None else None)
-
-
-def rope_scale(keys: Keys) -> float:
-    """The inverse of the linear factor, which has an old and a new key."""
-    kind = keys.get("rope.scaling.type", str, "linear")
-    if kind not in ("none", "linear"):
-        raise Unsupported(f"llama.rope.scaling.type is {kind!r}; known: linear, none")
-    old: float = keys.get("rope.scale_linear", float, 0.0)
-    factor: float = keys.get("rope.scaling.factor", float, old)
-    return 1.0 if factor == 0.0 or kind == "none" else 1.0 / factor
-
-
-def check(hp: Hparams) -> None:
-    if hp.n_head % hp.n_head_kv:
-        raise InvalidModel(
-            f"llama.attention.head_count ({hp.n_head}) is no multiple of head_count_kv "
-            f"({hp.n_head_kv})"
-        )
-    if hp.n_embd_head % 2:
-        raise InvalidModel(f"a head of {hp.n_embd_head} elements cannot be rotated in pairs")
-    if not hp.f_norm_rms_eps >= 0:
-        raise InvalidModel(
-            f"llama.attention.layer_norm_rms_epsilon is {hp.f_norm_rms_eps}; expected 0 or more"
-        )
-    if not 0 <= hp.n_expert_used <= hp.n_expert or bool(hp.n_expert) != bool(hp.n_expert_used):
-        raise InvalidModel(
-            f"llama.expert_used_count is {hp.n_expert_used} of llama.expert_count {hp.n_expert}"
-        )
-
-
-def is_of_a_layer(name: str, n_layer: int, keys: tuple[str, ...]) -> bool:
-    found = re.fullmatch(r"blk\.(0|[1-9][0-9]*)\.(\w+)\.weight", name)
-    return found is not None and int(found[1]) < n_layer and found[2] in keys
-
-
-OUTSIDE = ("token_embd.weight", "output_norm.weight", "output.weight", "rope_freqs.weight")
-ATTENTION = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm")
-DENSE = ("ffn_gate", "ffn_up", "ffn_down")
-MOE = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")

@@ -30,7 +30,7 @@ class Q8Unsigned(Mutant, name="mutant:q8-0-unsigned"):
 
     def make_model(self) -> Model:
         model = super().make_model()
-        formats: dict[str, Any] = model.graph.weights.formats
+        formats: dict[str, Any] = model.graph.tensors.weights.formats
         for name, kind in formats.items():
             if kind is Q8_0:
                 formats[name] = Unsigned

@@ -38,7 +38,7 @@ class Wrong(Reference, name="test: wrong weights"):
     def make_model(self) -> Model:
         model = super().make_model()
         if self.case in DECODER_CASES:
-            formats = model.graph.weights.formats
+            formats = model.graph.tensors.weights.formats
             for name, kind in formats.items():
                 if kind.name == self.case[0]:
                     formats[name] = wrong_format(*self.case)

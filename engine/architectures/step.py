@@ -1,0 +1,54 @@
+"""What the graph of one ubatch reads and calls, as one value."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.batch import Batch
+from engine.kv_cache import KvCache
+from engine.ops.reference import Bools, Reference
+from engine.quants.base import F32
+from engine.trace import Probe
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    batch: Batch
+    cache: KvCache
+    cells: Any  # where the cache puts the batch's keys and values
+    visible: Bools  # (tokens, cells)
+    ops: Reference
+    probe: Probe
+    flash_attn: bool
+
+    @classmethod
+    def of(
+        cls, batch: Batch, cache: KvCache, ops: Reference, probe: Probe, *, flash_attn: bool
+    ) -> "Step":
+        """Takes cells of the cache for the batch."""
+        cells = cache.reserve(batch)
+        return cls(batch, cache, cells, cache.visible(batch), ops, probe, flash_attn)
+
+    def attend(self, layer: int, q: F32, k: F32, v: F32, scale: float) -> F32:
+        """q: (tokens, heads, dim); k, v: (tokens, kv_heads, dim) -> (tokens, heads * dim)."""
+        ops, probe = self.ops, self.probe
+        self.cache.store(layer, self.cells, k, v)
+        keys, values = self.cache.read(layer)  # (cells, kv_heads, dim)
+        keys = shown(probe, "k_cache", layer, keys)
+        values = shown(probe, "v_cache", layer, values)
+        out: F32
+        if self.flash_attn:
+            out = probe("fattn", layer, ops.flash_attn(q, keys, values, scale, self.visible))
+            return out
+        kq = probe("kq", layer, ops.kq(q, keys))  # (heads, tokens, cells)
+        kq = probe("kq_soft_max", layer, ops.soft_max(kq, scale, self.visible))
+        out = probe("kqv_out", layer, ops.kqv(kq, values))
+        return out
+
+
+def shown(probe: Probe, name: str, layer: int, kept: NDArray[Any]) -> NDArray[Any]:
+    """What a cache holds, shown as float32 and given back in the cache's own type."""
+    out: NDArray[Any] = probe(name, layer, kept.astype(np.float32)).astype(kept.dtype)
+    return out
