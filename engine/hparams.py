@@ -29,11 +29,11 @@ class Hparams:
     n_head: int
     n_head_kv: int
     n_embd_head: int  # elements of one head
-    f_norm_rms_eps: float
-    rope_freq_base: float
-    rope_freq_scale: float  # 1 / the linear scaling factor
-    n_expert: int
-    n_expert_used: int
+    f_norm_rms_eps: float = 0.0
+    rope_freq_base: float = 0.0  # 0: nothing is rotated
+    rope_freq_scale: float = 1.0  # 1 / the linear scaling factor
+    n_expert: int = 0
+    n_expert_used: int = 0
 
     @property
     def n_embd_q(self) -> int:
@@ -42,6 +42,11 @@ class Hparams:
     @property
     def n_embd_kv(self) -> int:
         return self.n_head_kv * self.n_embd_head
+
+    @property
+    def n_embd_qkv(self) -> int:
+        """Of a matrix that holds all three."""
+        return self.n_embd_q + 2 * self.n_embd_kv
 
     @property
     def n_pairs(self) -> int:
@@ -55,7 +60,7 @@ class Hparams:
                 f"{arch}.attention.head_count ({self.n_head}) is no multiple of head_count_kv "
                 f"({self.n_head_kv})"
             )
-        if self.n_embd_head % 2:
+        if self.rope_freq_base and self.n_embd_head % 2:
             raise InvalidModel(f"a head of {self.n_embd_head} elements cannot be rotated in pairs")
         if not self.f_norm_rms_eps >= 0:
             raise InvalidModel(
@@ -105,6 +110,18 @@ class Keys:
         found = self.positive(key, expected)
         if found != expected:
             raise InvalidModel(f"{self.arch}.{key} is {found}; expected {expected}, {what}")
+
+    def windows(self, n_layer: int, every: int) -> tuple[bool, ...]:
+        """Which layers have a window: said for each, or all but every so many-th."""
+        key = f"{self.arch}.attention.sliding_window_pattern"
+        self.read.add(key)
+        said = self.metadata[key].data if key in self.metadata else every
+        if isinstance(said, int) and not isinstance(said, bool):
+            return tuple(said == 0 or layer % said < said - 1 for layer in range(n_layer))
+        found = tuple(bool(each) for each in said)
+        if len(found) < n_layer:
+            raise InvalidModel(f"{key} has {len(found)} values; expected {n_layer}, one a layer")
+        return found[:n_layer]
 
     def vocabulary_size(self) -> int:
         """From `<arch>.vocab_size`, or else the number of the tokenizer's tokens."""

@@ -67,3 +67,9 @@ class KvCache:
         past = self.positions[None, : self.used] <= batch.positions[:, None]
         both: NDArray[np.bool_] = same & past  # (tokens, cells)
         return both
+
+    def within(self, batch: Batch, window: int) -> NDArray[np.bool_]:
+        """Which cells are fewer positions before each token than the window is wide."""
+        far = batch.positions[:, None] - self.positions[None, : self.used]
+        near: NDArray[np.bool_] = far < window
+        return near

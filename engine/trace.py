@@ -110,6 +110,9 @@ SITES: dict[str, SiteInfo] = {
 }
 
 
+LISTED = ("llama",)  # the architectures whose every result is a site
+
+
 class Probe(Protocol):
     """Called with every site's value, in execution order; what it returns flows on.
 

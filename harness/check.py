@@ -247,7 +247,7 @@ def check_ids(plan: Plan, given: Sequence[Batch], n_vocab: int) -> None:
 
 def stand_in(engine: str, facts: ModelFacts) -> str:
     """Our reference engine along llama.cpp's graph, of a model that it has no graph for."""
-    replayed = engine == REFERENCE and facts.no_graph and not facts.no_run
+    replayed = engine == REFERENCE and facts.not_ours and not facts.no_run
     return REPLAY if replayed else engine
 
 

@@ -9,6 +9,7 @@ from engine.errors import InvalidModel, Unsupported
 from engine.gguf_file import GgufFile
 from engine.model import architecture_of
 from engine.registry import import_members
+from engine.trace import LISTED
 from harness.answers.base import facts_in
 
 VOCABULARY, TOKENS = "tokenizer.ggml.model", "tokenizer.ggml.tokens"
@@ -25,7 +26,8 @@ class ModelFacts:
     n_vocab: int  # 0: not known
     has_vocabulary: bool
     n_positions: int  # rows of a table of positions; 0: it has none, and any position will do
-    no_graph: str  # why our own engine cannot run it; "" if it can
+    not_ours: str  # why our own engine cannot run it; "" if it can
+    no_graph: str  # why our own graph does not judge single ops of it; "" if it does
     decoder_start: int | None  # the token that follows an encoder; None: not both are there
 
     @property
@@ -37,6 +39,7 @@ def facts_of_model(path: Path) -> ModelFacts:
     """Raises EngineError or OSError for what is no GGUF file, or a broken model of ours."""
     with GgufFile.open(path) as file:
         architecture, kind = what_it_is(file)
+        not_ours = why_not_ours(file, architecture, kind)
         return ModelFacts(
             architecture=architecture,
             kind=kind,
@@ -44,7 +47,8 @@ def facts_of_model(path: Path) -> ModelFacts:
             n_vocab=size_of_vocabulary(file),
             has_vocabulary=vocabulary_of(file),
             n_positions=size_of_positions(file),
-            no_graph=why_no_graph(file, architecture, kind),
+            not_ours=not_ours,
+            no_graph=not_ours or why_no_sites(architecture),
             decoder_start=decoder_start(file, architecture),
         )
 
@@ -112,7 +116,7 @@ def too_long(n_positions: int, needed: int) -> str:
     )
 
 
-def why_no_graph(file: GgufFile, arch: str, kind: str) -> str:
+def why_not_ours(file: GgufFile, arch: str, kind: str) -> str:
     """Raises InvalidModel for a broken model of an architecture that is ours."""
     import_members("engine.architectures")
     if arch not in Architecture.family:
@@ -126,3 +130,8 @@ def why_no_graph(file: GgufFile, arch: str, kind: str) -> str:
             raise
         return str(error)
     return ""
+
+
+def why_no_sites(arch: str) -> str:
+    """Results of other graphs of ours have llama.cpp's names, and are judged along its graph."""
+    return "" if arch in LISTED else f"results of {arch!r} are judged along llama.cpp's graph"

@@ -24,7 +24,8 @@ def shows_only(context: Context) -> bool:
     """Whether it shows tensors besides its logits, and none of them can be replaced: of a model
     that our engine has no graph for none can, since nobody knows what they are read by."""
     info = context.subject_info
-    ours_alone = info.shows is None and not info.levels  # a program may show llama.cpp's nodes
+    # a program may show llama.cpp's nodes
+    ours_alone = info.shows is None and not info.levels and not info.shows_nodes
     if context.facts.no_graph and (info.computes_nodes or ours_alone):
         return False
     shown = {*SITES} if info.shows is None else {*info.shows}

@@ -50,14 +50,14 @@ def facts_to_run(path: Path) -> ModelFacts:
 
 def who_runs(engine: str | None, facts: ModelFacts) -> tuple[str, str]:
     """The engine, and why it is not the usual one; "" if it is."""
-    if not facts.no_graph:
+    if not facts.not_ours:
         return engine or USUAL, ""
     if engine is None:
-        return ELSE, f"{facts.no_graph}, so {ELSE} runs it"
+        return ELSE, f"{facts.not_ours}, so {ELSE} runs it"
     if engine == USUAL:
-        raise BadInput(f"{USUAL}: {facts.no_graph}; --engine {ELSE} or {REPLAY} runs any")
+        raise BadInput(f"{USUAL}: {facts.not_ours}; --engine {ELSE} or {REPLAY} runs any")
     if engine == REFERENCE:
-        return REPLAY, f"{facts.no_graph}, so it follows llama.cpp's ({REPLAY})"
+        return REPLAY, f"{facts.not_ours}, so it follows llama.cpp's ({REPLAY})"
     return engine, ""
 
 

@@ -8,6 +8,7 @@ from engine.kv_cache import KvCache
 from engine.ops.reference import RopeParams
 from engine.quants.base import F32
 from engine.registry import Registered
+from engine.weights import Weight
 
 
 class Architecture(Registered):
@@ -40,13 +41,39 @@ class Architecture(Registered):
     def table(cls, hparams: Hparams) -> Table:
         raise NotImplementedError
 
-    def rope_params(self) -> RopeParams | None:
+    def rope_params(self, layer: int = 0) -> RopeParams | None:
         """How keys are rotated; None if they are not."""
         raise NotImplementedError
 
     def forward(self, step: Step) -> F32:
         """-> (outputs, vocabulary); the batch's keys and values go into the cache."""
         raise NotImplementedError
+
+    # --- what most graphs are made of, each shown under its name -----------------------------
+
+    def linear(self, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
+        """x: (tokens, inputs) -> (tokens, outputs)"""
+        weight = self.tensors.in_layer(layer, f"{name}.weight")
+        out: F32 = step.probe(site, layer, step.ops.linear(x, weight))
+        return out
+
+    def biased(self, step: Step, layer: int, site: str, x: F32, name: str, summed: str) -> F32:
+        """As `linear`, and plus a bias; `summed` is the name of that, "" where there is none."""
+        h = self.linear(step, layer, site, x, name)
+        out = step.ops.add(h, self.tensors.in_layer(layer, f"{name}.bias").values())
+        return step.probe(summed, layer, out) if summed else out
+
+    def norm(self, step: Step, layer: int, site: str, x: F32, name: str = "") -> F32:
+        """RMS norm over the last axis."""
+        weight = self.tensors.in_layer(layer, f"{name or site}.weight").values()
+        h = step.ops.rms_norm(x, weight, self.hparams.f_norm_rms_eps)
+        out: F32 = step.probe(site, layer, h)
+        return out
+
+    def head(self) -> Weight:
+        """The output matrix, or the embeddings once more."""
+        w = self.tensors
+        return w["output.weight" if "output.weight" in w else "token_embd.weight"]
 
     def new_cache(self, *, n_ctx: int, type_k: str, type_v: str) -> KvCache:
         hp = self.hparams

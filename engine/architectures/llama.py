@@ -39,6 +39,8 @@ EXPERTS = table("""
 
 
 class Llama(Architecture, name="llama"):
+    halves = False  # which pairs of a head rotate together
+
     @classmethod
     def hparams_of(cls, keys: Keys) -> Hparams:
         n_embd, n_head = keys.positive("embedding_length"), keys.positive("attention.head_count")
@@ -50,7 +52,7 @@ class Llama(Architecture, name="llama"):
             n_ctx_train=keys.positive("context_length"),
             n_embd=n_embd,
             n_layer=keys.positive("block_count"),
-            n_ff=keys.positive("feed_forward_length"),
+            n_ff=cls.n_ff(keys),
             n_head=n_head,
             n_head_kv=keys.positive("attention.head_count_kv", n_head),
             n_embd_head=n_embd_head,
@@ -62,14 +64,20 @@ class Llama(Architecture, name="llama"):
         )
 
     @classmethod
+    def n_ff(cls, keys: Keys) -> int:
+        return keys.positive("feed_forward_length")
+
+    @classmethod
     def table(cls, hparams: Hparams) -> Table:
         return {**TENSORS, **(EXPERTS if hparams.n_expert else DENSE)}
 
-    def rope_params(self) -> RopeParams:
+    def rope_params(self, layer: int = 0) -> RopeParams:
         hp, factors = self.hparams, None
         if "rope_freqs.weight" in self.tensors:
             factors = self.tensors["rope_freqs.weight"].values()
-        return RopeParams(hp.n_embd_head, hp.rope_freq_base, hp.rope_freq_scale, factors)
+        return RopeParams(
+            hp.n_embd_head, hp.rope_freq_base, hp.rope_freq_scale, factors, self.halves
+        )
 
     def forward(self, step: Step) -> F32:
         hp, ops, probe, w = self.hparams, step.ops, step.probe, self.tensors
@@ -85,32 +93,24 @@ class Llama(Architecture, name="llama"):
             x = probe("l_out", layer, ops.add(h, x))
         norm = w["output_norm.weight"].values()
         x = probe("result_norm", None, ops.rms_norm(x, norm, hp.f_norm_rms_eps))
-        head = w["output.weight" if "output.weight" in w else "token_embd.weight"]
-        logits: F32 = probe("result_output", None, ops.linear(x, head))
+        logits: F32 = probe("result_output", None, ops.linear(x, self.head()))
         return logits
 
-    def norm(self, step: Step, layer: int, name: str, x: F32) -> F32:
-        weight = self.tensors.in_layer(layer, f"{name}.weight").values()
-        out: F32 = step.probe(
-            name, layer, step.ops.rms_norm(x, weight, self.hparams.f_norm_rms_eps)
-        )
-        return out
-
-    def linear(self, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
-        weight = self.tensors.in_layer(layer, f"{name}.weight")
-        out: F32 = step.probe(site, layer, step.ops.linear(x, weight))
-        return out
-
     def attention(self, step: Step, layer: int, x: F32) -> F32:
-        hp, at = self.hparams, step.batch.positions
+        at, rope = step.batch.positions, self.rope_params(layer)
+        q, k, v = self.heads(step, layer, x)
+        q = step.probe("Qcur_rope", layer, step.ops.rope(q, at, rope))
+        k = step.probe("Kcur_rope", layer, step.ops.rope(k, at, rope))
+        out = step.attend(layer, q, k, v, 1 / math.sqrt(self.hparams.n_embd_head))
+        return self.linear(step, layer, "attn_out", out, "attn_output")
+
+    def heads(self, step: Step, layer: int, x: F32) -> tuple[F32, F32, F32]:
+        """Queries, keys and values before they are rotated: (tokens, heads, dim) each."""
+        hp = self.hparams
         q = self.linear(step, layer, "Qcur", x, "attn_q").reshape(len(x), hp.n_head, -1)
         k = self.linear(step, layer, "Kcur", x, "attn_k").reshape(len(x), hp.n_head_kv, -1)
         v = self.linear(step, layer, "Vcur", x, "attn_v").reshape(len(x), hp.n_head_kv, -1)
-        rope = self.rope_params()
-        q = step.probe("Qcur_rope", layer, step.ops.rope(q, at, rope))
-        k = step.probe("Kcur_rope", layer, step.ops.rope(k, at, rope))
-        out = step.attend(layer, q, k, v, 1 / math.sqrt(hp.n_embd_head))
-        return self.linear(step, layer, "attn_out", out, "attn_output")
+        return q, k, v
 
     def feed_forward(self, step: Step, layer: int, x: F32) -> F32:
         up = self.linear(step, layer, "ffn_up", x, "ffn_up")

@@ -31,19 +31,25 @@ class Step:
         cells = cache.reserve(batch)
         return cls(batch, cache, cells, cache.visible(batch), ops, probe, flash_attn)
 
-    def attend(self, layer: int, q: F32, k: F32, v: F32, scale: float) -> F32:
-        """q: (tokens, heads, dim); k, v: (tokens, kv_heads, dim) -> (tokens, heads * dim)."""
+    def attend(self, layer: int, q: F32, k: F32, v: F32, scale: float, window: int = 0) -> F32:
+        """q: (tokens, heads, dim); k, v: (tokens, kv_heads, dim) -> (tokens, heads * dim).
+
+        window: how many tokens each sees, itself counted; 0: all before it.
+        """
         ops, probe = self.ops, self.probe
+        visible = self.visible
+        if window:
+            visible = visible & self.cache.within(self.batch, window)
         self.cache.store(layer, self.cells, k, v)
         keys, values = self.cache.read(layer)  # (cells, kv_heads, dim)
         keys = shown(probe, "k_cache", layer, keys)
         values = shown(probe, "v_cache", layer, values)
         out: F32
         if self.flash_attn:
-            out = probe("fattn", layer, ops.flash_attn(q, keys, values, scale, self.visible))
+            out = probe("fattn", layer, ops.flash_attn(q, keys, values, scale, visible))
             return out
         kq = probe("kq", layer, ops.kq(q, keys))  # (heads, tokens, cells)
-        kq = probe("kq_soft_max", layer, ops.soft_max(kq, scale, self.visible))
+        kq = probe("kq_soft_max", layer, ops.soft_max(kq, scale, visible))
         out = probe("kqv_out", layer, ops.kqv(kq, values))
         return out
 

@@ -65,11 +65,14 @@ class Fast(Mirror):
     # --- row by row -----------------------------------------------------------------------
 
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
-        out = np.empty(x.shape, np.float32)
-        self.share(kernels.rms_norm, len(x), x.size, plain(x), plain(weight), np.float32(eps), out)
-        return out
+        rows = plain(x).reshape(-1, x.shape[-1])  # of each head, where x is cut into heads
+        out = np.empty(rows.shape, np.float32)
+        self.share(kernels.rms_norm, len(rows), x.size, rows, plain(weight), np.float32(eps), out)
+        return out.reshape(x.shape)
 
     def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
+        if params.halves or params.n_rot < x.shape[-1]:
+            return super().rope(x, positions, params)
         cos, sin = (plain(t) for t in self.rotations(positions, params))
         out = np.empty(x.shape, np.float32)
         self.share(kernels.rope, len(x), x.size, plain(x), cos, sin, out)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from engine.activations.base import Converted
 from engine.kernels import compiled
 from engine.ops.flash_mirror import FlashMirror
+from engine.ops.ggml import gated
 from engine.ops.products import convert, product
 from engine.ops.reference import F64, I32, Bools, Reference, RopeParams, rounded
 from engine.quants.base import F32
@@ -70,6 +71,16 @@ class Mirror(Reference):
 
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
         return super().rms_norm(x, weight, float(np.float32(eps)))
+
+    def layer_norm(self, x: F32, weight: F32, bias: F32, eps: float) -> F32:
+        return super().layer_norm(x, weight, bias, float(np.float32(eps)))
+
+    def gelu(self, x: F32) -> F32:
+        """Out of ggml's table of halves."""
+        return rounded(gated.gelu_table(x.astype(np.float64)).v)
+
+    def geglu(self, gate: F32, up: F32) -> F32:
+        return rounded(gated.gelu_table(gate.astype(np.float64)).v * up)
 
     def sum_experts(self, x: F32) -> F32:
         """One float32 addition after the other, in the order of choice."""

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.ops import functions
+from engine.ops.ggml import gated
 from engine.quants.base import F32
 from engine.weights import Weight
 
@@ -28,6 +30,13 @@ class RopeParams:
     base: float
     scale: float
     factors: F32 | None  # (n_rot / 2,)
+    halves: bool = False  # pairs lie half a rotation apart, not side by side
+
+    def pairs(self) -> tuple[slice, slice]:
+        """Where in a head the first element of every pair lies, and where the second."""
+        if self.halves:
+            return slice(0, self.n_rot // 2), slice(self.n_rot // 2, self.n_rot)
+        return slice(0, self.n_rot, 2), slice(1, self.n_rot, 2)
 
 
 class Reference:
@@ -44,6 +53,13 @@ class Reference:
         wide = x.astype(np.float64)
         scale = 1 / np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + eps)
         return rounded(wide * scale * weight)
+
+    def layer_norm(self, x: F32, weight: F32, bias: F32, eps: float) -> F32:
+        """x: (tokens, width), each row with mean zero and variance one; times weight, plus bias."""
+        wide = x.astype(np.float64)
+        off = wide - wide.mean(axis=-1, keepdims=True)
+        scale = 1 / np.sqrt(np.mean(off * off, axis=-1, keepdims=True) + eps)
+        return rounded(off * scale * weight + bias)
 
     # --- products with weights ------------------------------------------------------------
 
@@ -82,12 +98,14 @@ class Reference:
         return np.cos(angles), np.sin(angles)
 
     def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
-        """Rotate the adjacent pairs (0, 1), (2, 3), ... of each head; x: (tokens, heads, dim)."""
+        """Rotate pairs of each head; x: (tokens, heads, dim). The first `n_rot` elements turn:
+        (0, 1), (2, 3), ..., or (0, n_rot / 2), (1, n_rot / 2 + 1), ..."""
         cos, sin = (t[:, None, :] for t in self.rotations(positions, params))
-        even, odd = x[..., 0::2].astype(np.float64), x[..., 1::2].astype(np.float64)
-        out = np.empty(x.shape, np.float32)
-        out[..., 0::2] = rounded(even * cos - odd * sin)
-        out[..., 1::2] = rounded(even * sin + odd * cos)
+        out = x.copy()
+        one, other = params.pairs()
+        a, b = x[..., one].astype(np.float64), x[..., other].astype(np.float64)
+        out[..., one] = rounded(a * cos - b * sin)
+        out[..., other] = rounded(a * sin + b * cos)
         return out
 
     # --- attention ------------------------------------------------------------------------
@@ -146,6 +164,21 @@ class Reference:
         wide = gate.astype(np.float64)
         with np.errstate(over="ignore"):  # exp(-x) may be infinite: silu is zero then
             return rounded(wide / (1 + np.exp(-wide)) * up)
+
+    def scale(self, x: F32, factor: float) -> F32:
+        return x * np.float32(factor)
+
+    def gelu(self, x: F32) -> F32:
+        """By the formula with tanh, as ggml's GELU is."""
+        return rounded(gated.gelu(x.astype(np.float64)))
+
+    def geglu(self, gate: F32, up: F32) -> F32:
+        """gelu(gate) * up"""
+        return rounded(gated.gelu(gate.astype(np.float64)) * up)
+
+    def soft_cap(self, x: F32, cap: float) -> F32:
+        """tanh(x / cap) * cap: nothing is larger."""
+        return rounded(functions.tanh(x.astype(np.float64) / cap) * cap)
 
     # --- mixture of experts ---------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Our own engine, with ggml's deliberate roundings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.cell_cache import CellCache
-from engine.errors import InvalidModel, Unsupported
+from engine.errors import EngineError, InvalidModel, Unsupported
 from engine.gguf_file import GgufFile, Value
+from engine.hparams import architecture_name
 from engine.memory import Attention, Memory
 from engine.model import Model
 from engine.ops.fused.base import Call, operate
@@ -20,6 +21,7 @@ from engine.quants.base import WeightFormat
 from engine.sbatch_schedule import SbatchSchedule
 from engine.schedule import Schedule, memory_shape
 from engine.tokenizers.base import Tokenizer, tokenizer_of
+from engine.trace import LISTED
 from engine.weights import Weight
 from harness.adapters import _file_summary as summary
 from harness.adapters._reference_parse import parse
@@ -37,6 +39,9 @@ from harness.records import (
     Trace,
 )
 
+# what llama.cpp keeps in another order of axes, and may be shown of a site alone
+NO_NODES = ("k_cache", "v_cache", "ffn_moe_topk")
+
 
 class Reference(Adapter, name="reference"):
     """A wrong engine names other `ops`, or overrides `make_model`, and is right in all else."""
@@ -44,7 +49,19 @@ class Reference(Adapter, name="reference"):
     ops: ClassVar[type[Mirror]] = Mirror
 
     def describe(self) -> EngineInfo:
-        return EngineInfo(engine=self.name, version="0.1.0", settings=self.settings)
+        return EngineInfo(
+            engine=self.name,
+            version="0.1.0",
+            settings=self.settings,
+            shows_nodes=self.shows_nodes(),
+        )
+
+    def shows_nodes(self) -> bool:
+        """Of an architecture whose results are no sites. Another file is for later to refuse."""
+        try:
+            return self.model is not None and architecture_name(self.file.metadata) not in LISTED
+        except (EngineError, OSError):
+            return False
 
     def make_ops(self) -> Ops:
         return self.ops(self.settings.n_threads, self.settings.n_ctx, self.settings.generic)
@@ -132,7 +149,7 @@ class Reference(Adapter, name="reference"):
         return seconds_each(lambda piece: kind.dequantize_into(*piece), pieces, seconds)
 
     def evaluate(self, request: Request) -> Evaluation:
-        recorder = Recorder(request)
+        recorder = Recorder(request, NO_NODES if self.shows_nodes() else ())
         cache = self.loaded.new_cache()
         logits = []
         for step, batch in enumerate(request.batches):
@@ -234,13 +251,13 @@ def plain(value: Value) -> Any:
 class Recorder:
     """The probe that records what the request wants to see and puts in what it wants replaced."""
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
+    def __init__(self, request: Request, hidden: Collection[str] = ()) -> None:
+        self.request, self.hidden = request, hidden
         self.step = 0
         self.records: list[TensorRecord] = []
 
     def __call__(self, name: str, layer: int | None, value: NDArray[Any]) -> NDArray[Any]:
         site = Site(step=self.step, layer=layer, name=name)
-        if self.request.capture:
+        if self.request.capture and name not in self.hidden:
             self.records.append(TensorRecord(site=site, value=value.copy()))
         return self.request.replace.get(site, value)

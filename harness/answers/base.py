@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.architectures.base import Architecture
 from engine.errors import EngineError
 from engine.gguf_file import GgufFile
-from engine.registry import import_members
+from engine.trace import LISTED
 from harness.wire import DTYPES, HINTS, PLAIN, fits
 
 MOST = (1 << 63) - 1  # int64
@@ -88,12 +87,11 @@ def facts_in(file: GgufFile, n_bytes: int) -> Facts:
         "used": number("expert_used_count"),
         "vocabulary": n_vocab if listed in (None, n_vocab) else None,  # two sizes are none
     }
-    import_members("engine.architectures")
     return Facts(
         n_bytes=n_bytes,
         n_vocab=axes["vocabulary"],
         n_layer=number("block_count"),
-        own_sites=arch is None or arch.data not in Architecture.family,
+        own_sites=arch is None or arch.data not in LISTED,
         axes={name: size for name, size in axes.items() if size is not None},
     )
 

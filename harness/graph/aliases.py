@@ -43,6 +43,8 @@ def other_names(node: PlannedNode, wire: Wire) -> list[tuple[str, int | None]]:
     base, layer = split_name(node.name)
     known = BY_NAME.get((base, node.op))
     names = [(known[0], layer)] if known and known[1] in LAYOUTS else []
+    if node.op == "FLASH_ATTN_EXT":
+        names.append(("fattn", wire.layer))
     if node.op in ("MUL_MAT", "MUL_MAT_ID") and wire.weights:
         weight = WEIGHT.fullmatch(wire.weights[0])
         what = "output" if node.name == "result_output" else weight["base"] if weight else ""

@@ -1,6 +1,6 @@
-"""Rotates elements i and i + n/2 (neox) where llama rotates adjacent ones."""
+"""Rotates elements i and i + n/2 (neox) where llama rotates adjacent ones, and the other way."""
 
-import numpy as np
+from dataclasses import replace
 
 from engine.ops.mirror import Mirror
 from engine.ops.reference import I32, RopeParams
@@ -10,10 +10,7 @@ from harness.mutants.base import Mutant
 
 class HalfSplit(Mirror):
     def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
-        cos, sin = (t[:, None, :] for t in self.rotations(positions, params))
-        first, second = np.split(x.astype(np.float64), 2, axis=-1)
-        out = np.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
-        return out.astype(np.float32)
+        return super().rope(x, positions, replace(params, halves=not params.halves))
 
 
 class RopeHalfSplit(Mutant, name="mutant:rope-half-split"):

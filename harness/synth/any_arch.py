@@ -23,7 +23,7 @@ from harness.gguf_writer import gguf_bytes, write_gguf
 from harness.records import TensorSummary
 from harness.synth.generator import around_one, stream, tensor_bytes, uniform
 from harness.synth.llama import Lazy, TensorRow
-from harness.synth.variant_extras import BOTH, DENSE_ONLY, EXTRAS, LEFT_OUT, MOE_ONLY, SIZES
+from harness.synth.variant_extras import BOTH, DENSE_ONLY, EXTRAS, LEFT_OUT, MOE_ONLY, READ, SIZES
 from harness.synth.variants import Keys, Sizes, common, experts
 
 MOE = "-moe"  # ends the name of the form with experts, where there are both
@@ -85,6 +85,8 @@ def metadata(variant: Variant) -> Keys:
         keys.update(experts(sizes))
     if variant.arch in EXTRAS:
         keys.update(EXTRAS[variant.arch](sizes))
+    if variant.arch in READ and not variant.complete:
+        keys = {key: keys[key] for key in READ[variant.arch]}
     keys["general.architecture"] = ("STR", variant.arch)
     keys["tokenizer.ggml.model"] = ("STR", "no_vocab")
     keys.update({key: ("U32", value) for key, value in variant.changed})

@@ -254,7 +254,30 @@ EXTRAS: Mapping[str, Callable[[Sizes], Keys]] = MappingProxyType(
 )
 
 # Tensors that llama.cpp would read and real files lack; it crashes on some (harness/known)
-LEFT_OUT: Mapping[str, str] = MappingProxyType({"rwkv6qwen2": r"\.time_mix_first\."})
+LEFT_OUT: Mapping[str, str] = MappingProxyType(
+    {
+        "rwkv6qwen2": r"\.time_mix_first\.",
+        **dict.fromkeys(("qwen3", "qwen3moe", "gemma3"), r"scale$|attn_[qkv]\.bias|^cls\."),
+        "qwen2": r"scale$|^output\.bias",
+        "gpt2": r"scale$",
+    }
+)
+# Of architectures that our engine has a graph of: the keys that mean something to them. It refuses
+# a file with others, since it cannot know what they would change.
+_SIZES = (
+    *(".vocab_size", ".context_length", ".embedding_length", ".block_count"),
+    *(".feed_forward_length", ".attention.head_count", ".attention.head_count_kv"),
+)
+_RMS = (*_SIZES, ".attention.layer_norm_rms_epsilon")
+READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "qwen2": _RMS,
+        "qwen3": _RMS,
+        "qwen3moe": (*_RMS, ".expert_count", ".expert_used_count", ".expert_feed_forward_length"),
+        "gemma3": (*_RMS, ".attention.sliding_window", ".attention.sliding_window_pattern"),
+        "gpt2": (*_SIZES, ".attention.layer_norm_epsilon"),
+    }
+)
 
 # The forms of each architecture: without experts, with them, or either
 _DENSE_ONLY = (
