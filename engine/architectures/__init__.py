@@ -1,1 +1,1 @@
-"""Architectures, one file each, found by `general.architecture`. To add one: copy `llama.py`."""
+"""Architectures, one file each, found by `general.architecture`. To add one: copy `qwen3.py`."""

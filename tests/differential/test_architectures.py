@@ -1,0 +1,143 @@
+"""Graphs of our own against llama.cpp: a right one agrees, a wrong one is found where it is."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.architectures.gemma3 import Gemma3
+from engine.architectures.gpt2 import Gpt2
+from engine.architectures.llama import Llama
+from engine.architectures.qwen2 import Qwen2
+from engine.architectures.qwen3 import Qwen3
+from engine.architectures.qwen3moe import Qwen3Moe
+from engine.batch import Batch
+from engine.model import Model
+from engine.ops.reference import Reference
+from engine.trace import LISTED
+from harness.check import Plan
+from harness.records import EXACT, PRESETS, Answered, Request, Settings, Verdict
+from harness.runner import Runner
+from harness.shadow.models import make_variant, opened
+from harness.synth.any_arch import variant_named
+from tests.differential.conftest import Checked
+
+OURS = ("gemma3", "gpt2", "qwen2", "qwen3", "qwen3moe")
+TOKENS = 24  # more than the window of 16 that made models of gemma3 have
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """Models of architectures in types of weights, each written once."""
+    folder = tmp_path_factory.mktemp("architectures")
+
+    def make(arch: str, quant: str) -> Path:
+        path = folder / f"{arch}-{quant}.gguf"
+        if not path.exists():
+            with opened() as session:
+                make_variant(variant_named(arch), path, quant=quant, session=session)
+        return path
+
+    return make
+
+
+def run_of(path: Path, settings: Settings = EXACT) -> Plan:
+    return Plan(
+        case=path.name,
+        model=path,
+        subject_model=path,
+        settings=settings,
+        n_tokens=TOKENS,
+        n_steps=8,
+        suites=("logits", "trace"),
+        command=str(path),
+    )
+
+
+def ends(verdicts: list[Verdict]) -> set[tuple[str, str]]:
+    return {(v.suite, v.status) for v in verdicts}
+
+
+@pytest.mark.parametrize("arch", OURS)
+@pytest.mark.parametrize(("quant", "preset"), [("F32", "exact"), ("Q8_0", "default")])
+def test_a_graph_of_ours_agrees_with_llama_cpp_in_logits_and_every_shown_op(
+    arch: str, quant: str, preset: str, made: Callable[..., Path], checked: Checked
+) -> None:
+    verdicts = checked(run_of(made(arch, quant), PRESETS[preset]))
+    assert ends(verdicts) == {("logits", "agreed"), ("trace", "agreed")}
+    assert all("not compared" not in v.summary for v in verdicts)
+
+
+@pytest.mark.parametrize("arch", OURS)
+def test_our_graph_and_the_replay_of_llama_cpps_agree(arch: str, made: Callable[..., Path]) -> None:
+    batches = (Batch.of([5, 42, 79, 16, 53]), Batch.of([90], start=5))
+    found = []
+    for engine in ("reference", "replay"):
+        with Runner().open(engine, made(arch, "F32"), EXACT) as session:
+            outcome = session.ask("evaluate", Request(batches=batches))
+            assert isinstance(outcome, Answered), outcome
+            found.append(np.concatenate(outcome.value.logits))
+    ours, replayed = found
+    assert np.abs(ours - replayed).max() < 2e-6 * np.abs(replayed).max()
+
+
+def without_a_bias(self: Any, step: Any, layer: int, site: str, x: Any, *names: str) -> Any:
+    return self.linear(step, layer, site, x, names[0])
+
+
+def without_norms(self: Any, step: Any, layer: int, x: Any) -> Any:
+    return Llama.heads(self, step, layer, x)
+
+
+def one_base(self: Gemma3, layer: int = 0) -> Any:
+    """Not the other one, of layers with a window."""
+    return replace(RIGHT_BASES(self, layer), base=self.hparams.rope_freq_base * 2)
+
+
+RIGHT_BASES = Gemma3.rope_params
+RIGHT_SHARES = Reference.normalise
+WRONG: dict[str, tuple[type[Any], str, Any, str]] = {  # where it is, what it does, where it shows
+    "qwen2 without biases": (Qwen2, "biased", without_a_bias, "Vcur"),
+    "qwen3 without norms of heads": (Qwen3, "heads", without_norms, "Qcur_rope"),
+    "qwen3 with adjacent pairs": (Qwen3, "halves", False, "Qcur_rope"),
+    "qwen3moe with adjacent pairs": (Qwen3Moe, "halves", False, "Qcur_rope"),
+    "gemma3 with another rope base": (Gemma3, "rope_params", one_base, "Qcur_rope"),
+    "gpt2 without biases": (Gpt2, "biased", without_a_bias, "attn_out"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_graph_is_found_where_it_is_wrong(
+    what: str, made: Callable[..., Path], checked: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cls, name, wrong, site = WRONG[what]
+    monkeypatch.setattr(cls, name, wrong)
+    verdicts = checked(run_of(made(what.split()[0], "F32")))
+    assert ("trace", "diverged") in ends(verdicts)
+    found = [v for v in verdicts if v.suite == "trace" and v.status == "diverged"]
+    assert any(site in v.summary for v in found), [v.summary for v in found]
+
+
+def test_a_window_hides_what_lies_further_back(made: Callable[..., Path]) -> None:
+    """Layers of a made gemma3 see 16 tokens, every other one all: one layer alone forgets."""
+    model = Model(made("gemma3", "F32"), Reference())
+    try:
+        hp = model.graph.hparams
+        assert (hp.n_swa, hp.windowed) == (16, (True, False))  # type: ignore[attr-defined]
+        cache = model.new_cache()
+        cache.reserve(Batch.of(range(20)))
+        seen = cache.within(Batch.of([1], start=20), 16)
+        assert seen[0].tolist() == [False] * 5 + [True] * 15
+    finally:
+        model.close()
+
+
+def test_every_architecture_of_ours_is_in_this_table() -> None:
+    from engine.architectures.base import Architecture
+    from engine.registry import import_members
+
+    import_members("engine.architectures")
+    assert sorted(Architecture.family) == sorted({*OURS, *LISTED})
