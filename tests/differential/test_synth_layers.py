@@ -49,7 +49,7 @@ def outputs(program: Program, build: Build, path: Path) -> tuple[NDArray[Any], .
 
 
 def moved(path: Path) -> Iterator[tuple[str, float]]:
-    """How far the outputs move, relative to the largest, if a layer's mixer or network adds zero."""
+    """How far the outputs move, relative to the largest, if a mixer or a network adds zero."""
     with Runner().open("llama.cpp", path, EXACT) as session:
         info = session.ask("describe")
         assert isinstance(info, Answered)
@@ -67,7 +67,7 @@ def moved(path: Path) -> Iterator[tuple[str, float]]:
         without = outputs(
             program, build, changed(path, path.with_suffix(".0"), names, np.zeros_like)
         )
-        far = max(map(worst_distance, honest, without))
+        far = max(map(worst_distance, honest, outputs(program, build, without)))
         yield part, far / max(map(largest, honest))
 
 
