@@ -1,9 +1,11 @@
 """Models of any architecture: the table of variants, and what is made of llama.cpp's tensors."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from engine.errors import Unsupported
 from engine.gguf_file import GgufFile
@@ -33,7 +35,7 @@ TENSORS = (
 )
 
 
-def values(path: Path, name: str) -> np.ndarray:  # type: ignore[type-arg]
+def values(path: Path, name: str) -> NDArray[Any]:
     with GgufFile.open(path) as file:
         return np.array(file.raw(name).view("<f4"))
 
@@ -88,7 +90,7 @@ def test_a_state_decays_and_a_norm_is_around_one(tmp_path: Path) -> None:
     assert norm.std() > 0
 
 
-def drawn(tmp_path: Path, name: str, *ne: int, arch: str = "mamba2") -> np.ndarray:  # type: ignore[type-arg]
+def drawn(tmp_path: Path, name: str, *ne: int, arch: str = "mamba2") -> NDArray[Any]:
     path = tmp_path / "m.gguf"
     write_variant(variant_named(arch), (tensor(name, *ne),), path)
     return values(path, name)

@@ -64,9 +64,7 @@ def moved(path: Path) -> Iterator[tuple[str, float]]:
     assert parts
     honest = outputs(program, build, path)
     for part, names in parts.items():
-        without = outputs(
-            program, build, changed(path, path.with_suffix(".0"), names, np.zeros_like)
-        )
+        without = changed(path, path.with_suffix(".without"), names, np.zeros_like)
         far = max(map(worst_distance, honest, outputs(program, build, without)))
         yield part, far / max(map(largest, honest))
 
@@ -77,12 +75,11 @@ def test_what_any_layer_adds_moves_what_the_model_gives(name: str, tmp_path: Pat
     assert {part: far for part, far in moved(path) if far < SEEN} == {}
 
 
-@pytest.mark.parametrize("name", ["llama", "mamba"])
-def test_factors_near_zero_make_layers_that_nobody_would_see(name: str, tmp_path: Path) -> None:
+def test_factors_near_zero_make_layers_that_nobody_would_see(tmp_path: Path) -> None:
     """As they were drawn once, like the elements of a matrix."""
-    (path,) = make_variants([name], tmp_path)
+    (path,) = make_variants(["llama"], tmp_path)
     with GgufFile.open(path) as file:
-        factors = [tensor for tensor in file.tensors if tensor.endswith((".scale", ".ssm_d"))]
+        factors = [tensor for tensor in file.tensors if tensor.endswith(".scale")]
     assert factors
     dim = changed(path, tmp_path / "dim.gguf", factors, lambda values: values * 0.1)
     assert any(far < SEEN for _, far in moved(dim))
