@@ -1,9 +1,11 @@
 """Models of any architecture: the table of variants, and what is made of llama.cpp's tensors."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from engine.errors import Unsupported
 from engine.gguf_file import GgufFile
@@ -33,7 +35,7 @@ TENSORS = (
 )
 
 
-def values(path: Path, name: str) -> np.ndarray:  # type: ignore[type-arg]
+def values(path: Path, name: str) -> NDArray[Any]:
     with GgufFile.open(path) as file:
         return np.array(file.raw(name).view("<f4"))
 
@@ -83,10 +85,59 @@ def test_a_state_decays_and_a_norm_is_around_one(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_variant(variant_named("mamba"), TENSORS, path)
     decay, norm = values(path, "blk.0.ssm_a"), values(path, "blk.0.attn_norm.weight")
-    assert (decay < 0).all()
-    assert decay.min() > -2
+    assert np.allclose(decay.reshape(128, 16), -np.arange(1, 17), rtol=0.2)
     assert (np.abs(norm - 1) < 0.2).all()
     assert norm.std() > 0
+
+
+def drawn(tmp_path: Path, name: str, *ne: int, arch: str = "mamba2") -> NDArray[Any]:
+    path = tmp_path / "m.gguf"
+    write_variant(variant_named(arch), (tensor(name, *ne),), path)
+    return values(path, name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "blk.0.attn_q.scale",
+        "blk.0.ffn_down_exps.scale",
+        "blk.0.ssm_in.input_scale",
+        "blk.0.ssm_d",
+        "blk.0.ffn.act.scales",
+        "blk.0.post_attention_norm",
+        "blk.0.post_attention_norm.weight",
+    ],
+)
+def test_a_factor_is_around_one_or_it_would_hide_what_it_multiplies(
+    name: str, tmp_path: Path
+) -> None:
+    assert (np.abs(drawn(tmp_path, name, 400) - 1) < 0.2).all()
+
+
+@pytest.mark.parametrize(
+    "name", ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"]
+)
+def test_a_divisor_of_frequencies_makes_no_angle_larger(name: str, tmp_path: Path) -> None:
+    assert drawn(tmp_path, name, 400).min() >= 1
+
+
+def test_a_recurrent_layer_begins_as_it_is_published(tmp_path: Path) -> None:
+    """Mamba 2: one decay a head from -16 to -1, steps in time from 0.001 to 0.1."""
+    heads = drawn(tmp_path, "blk.0.ssm_a", 1, 400)
+    assert heads.min() >= -16
+    assert heads.max() <= -1
+    assert heads.std() > 4
+    steps = np.log1p(np.exp(drawn(tmp_path, "blk.0.ssm_dt.bias", 400)))
+    assert 0.0009 < steps.min() < 0.002
+    assert 0.05 < steps.max() < 0.11
+
+
+def test_where_a_sigmoid_takes_the_decay_it_is_open(tmp_path: Path) -> None:
+    """A gate that is shut for every token lets no fault before it through."""
+    factor = drawn(tmp_path, "blk.0.ssm_a", 1, 400, arch="bailingmoe3")
+    bias = drawn(tmp_path, "blk.0.ssm_dt.bias", 400, arch="bailingmoe3")
+    assert (np.abs(factor * bias) < 1).all()
+    assert factor.min() > 0
 
 
 @pytest.mark.parametrize(

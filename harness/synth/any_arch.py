@@ -13,7 +13,6 @@ from math import prod
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
 from numpy.random import Philox
 
 from engine.choices import choices
@@ -21,8 +20,9 @@ from engine.errors import Unsupported
 from engine.ggml_types import type_by_name
 from harness.gguf_writer import gguf_bytes, write_gguf
 from harness.records import TensorSummary
-from harness.synth.generator import around_one, stream, tensor_bytes, uniform
+from harness.synth.generator import stream, tensor_bytes
 from harness.synth.llama import Lazy, TensorRow
+from harness.synth.published import Draw, published
 from harness.synth.variant_extras import BOTH, DENSE_ONLY, EXTRAS, LEFT_OUT, MOE_ONLY, READ, SIZES
 from harness.synth.variants import Keys, Sizes, common, experts
 
@@ -114,14 +114,14 @@ def write_variant(
     }
     lacks = None if variant.complete else LEFT_OUT.get(variant.arch)
     kept = [t for t in tensors if lacks is None or not re.search(lacks, t.name)]
-    rows = {tensor.name: row(tensor, seed, quant) for tensor in kept}
+    rows = {tensor.name: row(tensor, variant.arch, seed, quant) for tensor in kept}
     write_gguf(path, keys, rows.values())
 
 
-def row(tensor: TensorSummary, seed: int, quant: str) -> TensorRow:
-    kind = type_of(tensor, quant)
+def row(tensor: TensorSummary, arch: str, seed: int, quant: str) -> TensorRow:
+    kind, draw = type_of(tensor, quant), published(tensor.name, arch)
     bits = partial(stream, seed, tensor.name)
-    return tensor.name, tensor.ne, kind, Lazy(lambda: weights(tensor, kind, bits()))
+    return tensor.name, tensor.ne, kind, Lazy(lambda: weights(tensor, kind, bits(), draw))
 
 
 def type_of(tensor: TensorSummary, quant: str) -> str:
@@ -132,15 +132,11 @@ def type_of(tensor: TensorSummary, quant: str) -> str:
     return quant if tensor.ne[0] % type_by_name(quant).block == 0 else "F32"
 
 
-def weights(tensor: TensorSummary, kind: str, bits: Philox) -> Iterator[bytes]:
-    """Of a size that keeps activations near one; what decays a state is in its legal range."""
+def weights(tensor: TensorSummary, kind: str, bits: Philox, draw: Draw | None) -> Iterator[bytes]:
+    """Of a size that keeps activations near one; what has a range of its own is drawn from it."""
     n, name = prod(tensor.ne), tensor.name
-    if re.search(r"ssm_a\b", name):  # -exp(A_log): a state never grows
-        yield (-np.abs(uniform(bits, n, 1.0)) - np.float32(0.01)).astype("<f4").tobytes()
-    elif "norm" in name and name.endswith("weight"):
-        yield around_one(bits, n).astype("<f4").tobytes()
-    elif "rope_freqs" in name:
-        yield (np.float32(1) + np.abs(uniform(bits, n, 1.0))).astype("<f4").tobytes()
+    if draw is not None:
+        yield draw(bits, n, tensor.ne[0]).astype("<f4").tobytes()
     else:
         fan = tensor.ne[0] if len(tensor.ne) > 1 else 1 / SIGMA**2
         sigma = 1.0 if name.startswith("token_embd.") else fan**-0.5

@@ -100,12 +100,12 @@ def one_base(self: Gemma3, layer: int = 0) -> Any:
 RIGHT_BASES = Gemma3.rope_params
 RIGHT_SHARES = Reference.normalise
 WRONG: dict[str, tuple[type[Any], str, Any, str]] = {  # where it is, what it does, where it shows
-    "qwen2 without biases": (Qwen2, "biased", without_a_bias, "Vcur"),
+    "qwen2 without biases": (Qwen2, "biased", without_a_bias, "Qcur_rope"),
     "qwen3 without norms of heads": (Qwen3, "heads", without_norms, "Qcur_rope"),
     "qwen3 with adjacent pairs": (Qwen3, "halves", False, "Qcur_rope"),
     "qwen3moe with adjacent pairs": (Qwen3Moe, "halves", False, "Qcur_rope"),
     "gemma3 with another rope base": (Gemma3, "rope_params", one_base, "Qcur_rope"),
-    "gpt2 without biases": (Gpt2, "biased", without_a_bias, "attn_out"),
+    "gpt2 without biases": (Gpt2, "biased", without_a_bias, "kq"),
 }
 
 
