@@ -35,7 +35,8 @@ START_SECONDS = 120.0  # a cold start compiles; not charged to the first questio
 
 
 class Runner:
-    """Opens sessions. `time_limit` is seconds per question, `memory_limit` bytes per worker.
+    """Opens sessions. `time_limit` is seconds per question, and
+    for the start of a program or a server that loads its model; `memory_limit` bytes per worker.
 
     `modules` register further adapters; workers import them too.
     """
@@ -64,7 +65,8 @@ class Runner:
         if folder := folder_of(adapter):
             return DumpSession(folder, model, settings, map_of(adapter))
         if is_address(adapter):
-            return HttpSession(adapter, model, settings, time_limit=self.time_limit)
+            limits = {"time_limit": self.time_limit, "start_limit": self.time_limit}
+            return HttpSession(adapter, model, settings, **limits)
         users = adapter not in ENGINES and is_users(adapter)
         if not users and (command := command_of(adapter)):
             return ProgramSession(
@@ -72,6 +74,7 @@ class Runner:
                 model,
                 settings,
                 time_limit=self.time_limit,
+                start_limit=self.time_limit,
                 memory_limit=self.memory_limit,
                 name=adapter if adapter in ENGINES else "",
             )

@@ -10,6 +10,7 @@ CAN = ["tokenize", "greedy", "generate", "logprobs", "logits", "dequantize"]
 LISTS = {
     "lists texts": {"texts": [["YQ=="]], "logprobs": [["-inf"]]},
     "lists a value less": {"ids": [[1, 2]], "logprobs": [[-1]]},
+    "lists an endless number": {"ids": [[1]], "logprobs": [[10**400]]},
     "lists words": {"ids": [[1]], "logprobs": [["much"]]},
     "lists no base64": {"texts": [["a!"]], "logprobs": [[-1]]},
     "lists a token twice": {"ids": [[1, 1]], "logprobs": [[-1, -1]]},
@@ -58,6 +59,8 @@ def answer(question):
         "does not support": {"unsupported": "not yet"},
         "fails": {"failed": "an exception\nin two lines"},
         "lacks the ids": {"answer": {}},
+        "answers with a list": {"answer": []},
+        "has null for ids": {"answer": {"ids": None}},
         "has texts for ids": {"answer": {"ids": [["a"]]}},
         "has fewer answers": {"answer": {"ids": []}},
         "says both": {"answer": {"ids": [[1]]}, "failed": "no"},
@@ -83,6 +86,8 @@ def main():
         head, raw = answer(question)
         if question["ask"] == "tokenize":
             misbehave(out)
+        if WAY == "sends NaN at first":
+            out.write(b'{"id":1,"answer":{"protocol":NaN}}\n')
         number = 99 if WAY == "miscounts" and question["ask"] == "tokenize" else question["id"]
         out.write(json.dumps({"id": number, **head}).encode() + b"\n" + raw)
         out.flush()
@@ -106,6 +111,10 @@ def misbehave(out):
         out.write(b"[1]\n")
     if WAY == "sends NaN":
         out.write(b'{"id":2,"answer":{"ids":[[NaN]]}}\n')
+    if WAY == "says a key twice":
+        out.write(b'{"id":2,"answer":{"ids":[[1]]},"answer":{"ids":[[1]]}}\n')
+    if WAY == "has a text for its id":
+        out.write(b'{"id":"2","answer":{"ids":[[1]]}}\n')
     if WAY == "nests":
         out.write(b"[" * 100_000 + b"\n")
 

@@ -264,7 +264,13 @@ def lacks(outcome: Outcome) -> bool:
     return isinstance(outcome, Unanswerable) and outcome.of_model
 
 
+# questions that have another name where users meet them: in the protocol and in the commands
+IN_WORDS = {"describe": "start", "metadata": "parse", "evaluate": "logits", "capture": "its graph"}
+
+
 def no_answer(engine: str, question: str, outcome: Outcome) -> NoAnswer:
+    name, _, rest = question.partition(" ")
+    question = f"{IN_WORDS.get(name, name)} {rest}".strip()
     if isinstance(outcome, Crashed):
         log = {"log": list(outcome.log)}
         return NoAnswer("crashed", f"{engine} crashed in {question}: {outcome.message}", log)
