@@ -18,6 +18,16 @@ LISTS = {
 }
 
 
+LINES = {
+    "sends no JSON": b"Segmentation fault (core dumped)\n",
+    "sends a list": b"[1]\n",
+    "sends NaN": b'{"id":2,"answer":{"ids":[[NaN]]}}\n',
+    "says a key twice": b'{"id":2,"answer":{"ids":[[1]]},"answer":{"ids":[[1]]}}\n',
+    "has a text for its id": b'{"id":"2","answer":{"ids":[[1]]}}\n',
+    "nests": b"[" * 100_000 + b"\n",
+}
+
+
 def introduction():
     said = {"protocol": 1, "engine": "fake", "version": "7", "can": CAN}
     changed = {
@@ -38,6 +48,10 @@ def introduction():
 
 def answer(question):
     """The head without its id, and raw bytes."""
+    if question["ask"] == "start" and WAY == "is silent":
+        time.sleep(1000)
+    if question["ask"] == "start" and WAY == "wants another model":
+        return {"unsupported": "no model of this kind"}, b""
     if question["ask"] == "start" and WAY == "cannot load":
         return {"failed": "this model has a kind of tensor that is not implemented: Q4_K"}, b""
     if question["ask"] == "start":
@@ -60,7 +74,7 @@ def answer(question):
         "fails": {"failed": "an exception\nin two lines"},
         "lacks the ids": {"answer": {}},
         "answers with a list": {"answer": []},
-        "has null for ids": {"answer": {"ids": None}},
+        "has a number for ids": {"answer": {"ids": 7}},
         "has texts for ids": {"answer": {"ids": [["a"]]}},
         "has fewer answers": {"answer": {"ids": []}},
         "says both": {"answer": {"ids": [[1]]}, "failed": "no"},
@@ -105,18 +119,7 @@ def misbehave(out):
         held[::4096] = b"x" * len(held[::4096])
     while WAY == "writes on and on":
         out.write(b"x" * (1 << 20))
-    if WAY == "sends no JSON":
-        out.write(b"Segmentation fault (core dumped)\n")
-    if WAY == "sends a list":
-        out.write(b"[1]\n")
-    if WAY == "sends NaN":
-        out.write(b'{"id":2,"answer":{"ids":[[NaN]]}}\n')
-    if WAY == "says a key twice":
-        out.write(b'{"id":2,"answer":{"ids":[[1]]},"answer":{"ids":[[1]]}}\n')
-    if WAY == "has a text for its id":
-        out.write(b'{"id":"2","answer":{"ids":[[1]]}}\n')
-    if WAY == "nests":
-        out.write(b"[" * 100_000 + b"\n")
+    out.write(LINES.get(WAY, b""))
 
 
 main()

@@ -276,7 +276,7 @@ def no_answer(engine: str, question: str, outcome: Outcome) -> NoAnswer:
         return NoAnswer("crashed", f"{engine} crashed in {question}: {outcome.message}", log)
     if isinstance(outcome, TimedOut):
         log = {"log": list(outcome.log)}
-        text = f"{engine} did not answer {question} within {outcome.seconds:.0f} s"
+        text = f"{engine} did not answer {question} within {outcome.seconds:g} s"
         return NoAnswer("timed-out", text, log)
     if isinstance(outcome, Malformed):
         text = f"{engine} gave no proper answer to {question}: {outcome.message}"
