@@ -43,6 +43,7 @@ from harness.suites.base import (
     NoAnswer,
     Suite,
     no_answer,
+    patient,
 )
 from harness.suites.decode import PROMPT
 
@@ -298,8 +299,7 @@ def described(session: Session, *, under_test: bool = False) -> EngineInfo:
         raise BadInput(f"{session.name}: {outcome.message}")
     if under_test and isinstance(outcome, Crashed | TimedOut | Malformed):
         raise no_answer(session.name, "describe", outcome)
-    refused = isinstance(outcome, Rejected | Unanswerable)
-    if refused and isinstance(session, ProgramSession):
+    if isinstance(outcome, Rejected | Unanswerable) and isinstance(session, ProgramSession):
         text = f"{session.name} does not take the model: {outcome.message}"
         raise NoAnswer("not-compared", text, {})
     if not isinstance(outcome, Answered):
@@ -355,14 +355,6 @@ def unanswered(suite: str, context: Context, error: NoAnswer) -> Verdict:
     if known:
         text, detail = f"{text} (known: {known})", {**detail, "known": known}
     return context.verdict(suite, error.status, text, detail, key)
-
-
-def patient(error: NoAnswer) -> NoAnswer:
-    """The same; who waited in vain is told how to wait otherwise."""
-    if error.status != "timed-out":
-        return error
-    text = f"{error.summary} (--timeout SECONDS: how long is waited for an answer)"
-    return NoAnswer(error.status, text, error.detail)
 
 
 def defect(what: str) -> str:

@@ -21,7 +21,6 @@ from harness.check import (
     defect,
     exit_code_of_run,
     open_plan,
-    patient,
     run_suites,
     suites_named,
 )
@@ -43,7 +42,7 @@ from harness.records import EngineInfo, Status, Verdict
 from harness.report.header import header
 from harness.report.jsonl import ReportWriter
 from harness.runner import is_outside
-from harness.suites.base import NoAnswer
+from harness.suites.base import NoAnswer, patient
 from harness.synth.builtin import BUILTIN
 from harness.synth.llama import write_llama
 

@@ -55,6 +55,15 @@ def test_a_start_that_fails_is_a_verdict_of_each_model(
     assert all(v.repro for v in found)
 
 
+def test_a_module_that_never_ends_is_waited_for_no_longer(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "slow.py"
+    path.write_text("import time\ntime.sleep(1000)\n")
+    plan = plan_for(model, engine=f"adapter:{path}", suites=("tokens",), time_limit=1.0)
+    result = run_plans([plan], tmp_path, ["lockstep"], 1, Listener())
+    assert (result.code, [v.status for v in result.verdicts]) == (3, ["timed-out"])
+    assert "did not answer start within 1 s" in result.verdicts[0].summary
+
+
 def test_the_option_is_in_the_command_that_repeats_a_run(model: Path, tmp_path: Path) -> None:
     options = ["--engine", engine("hangs"), "--suite", "tokens", "--timeout", "0.5", "--json"]
     said = CliRunner().invoke(app, ["check", str(model), *options, "--report", str(tmp_path)])

@@ -38,7 +38,7 @@ from harness.records import (
     TimedOut,
     Unanswerable,
 )
-from harness.session import Session
+from harness.session import Session, in_words
 from harness.wire import Closed, WireError
 
 DESCRIPTOR = "LOCKSTEP_ANSWERS"  # names one that answers may be written to, see PROTOCOL.md
@@ -134,7 +134,7 @@ class ProgramSession(Session):
             return TimedOut(seconds=limit, log=self.end())
         except Closed:
             death = self.program.death() if self.program else "did not start"
-            at = QUESTIONS[question].level if question in QUESTIONS and self.said else "start"
+            at = in_words(question) if self.said else "start"
             return Crashed(message=f"{self.name} {death} during {at}", log=self.end())
         except NotStarted as error:
             self.end()

@@ -36,6 +36,7 @@ from harness.records import (
     Verdict,
 )
 from harness.runner import Session
+from harness.session import in_words
 
 STEPS_TRACED = 2  # single tokens decoded after the prompt, so that the cache is read as well
 
@@ -264,13 +265,8 @@ def lacks(outcome: Outcome) -> bool:
     return isinstance(outcome, Unanswerable) and outcome.of_model
 
 
-# questions that have another name where users meet them: in the protocol and in the commands
-IN_WORDS = {"describe": "start", "metadata": "parse", "evaluate": "logits", "capture": "its graph"}
-
-
 def no_answer(engine: str, question: str, outcome: Outcome) -> NoAnswer:
-    name, _, rest = question.partition(" ")
-    question = f"{IN_WORDS.get(name, name)} {rest}".strip()
+    question = in_words(question)
     if isinstance(outcome, Crashed):
         log = {"log": list(outcome.log)}
         return NoAnswer("crashed", f"{engine} crashed in {question}: {outcome.message}", log)
@@ -289,6 +285,14 @@ def no_answer(engine: str, question: str, outcome: Outcome) -> NoAnswer:
         text = f"{engine} refuses what the other engine accepts: {outcome.message}"
         return NoAnswer("diverged", text, {"engine": engine, "question": question})
     raise TypeError(f"{outcome!r} is an answer")
+
+
+def patient(error: NoAnswer) -> NoAnswer:
+    """The same; who waited in vain is told how to wait otherwise."""
+    if error.status != "timed-out":
+        return error
+    text = f"{error.summary} (--timeout SECONDS: how long is waited for an answer)"
+    return NoAnswer(error.status, text, error.detail)
 
 
 class Suite(Registered):
