@@ -1,15 +1,16 @@
 """Lists of a few likely tokens with log-probabilities, held against whole logits.
 
 One constant may take all values of a list to logits: they may be normalised over the vocabulary,
-over the list alone, or not at all. So what is compared is how far values stand from each other, and
-that nothing is missing above the end of the list. A text that several tokens are shown as is any of
-them, and accuses none as long as one fits.
+over the list alone, or not at all. So what is compared is how far values stand from each other,
+that nothing is missing above the end of the list, and that the likeliest come first. A text that
+several tokens are shown as is any of them, and accuses none as long as one fits.
 """
 
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isnan, log
+from decimal import Decimal
+from math import inf, isfinite, isnan, log
 from typing import Literal
 
 import numpy as np
@@ -18,7 +19,7 @@ from engine.quants.base import F32
 from harness.tolerances import SMALLEST, log_softmax_roundings
 
 FLOOR = log(SMALLEST)  # a float32 probability below it is subnormal or zero
-COARSE = 6  # decimals: who writes more has not rounded for reading
+COARSE = 6  # decimals, or significant digits: who writes more has not rounded for reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +39,10 @@ class Listed:
 @dataclass(frozen=True, kw_only=True)
 class Off:
     """The worst candidate. expected: with the list's own constant; of one that is missing, by how
-    much its logit is above that of the last of the list."""
+    much its logit is above that of the last of the list; of one out of order, the smallest value
+    before it."""
 
-    kind: Literal["value", "not finite", "missing"]
+    kind: Literal["value", "not finite", "missing", "order"]
     token: int
     expected: float
     actual: float
@@ -85,6 +87,7 @@ def off_from(listed: Listed, logits: F32, allowed: float) -> Off | None:
         not_finite(listed, logits)
         or off_in_value(listed, logits, allowed)
         or missing(listed, logits, allowed)
+        or out_of_order(listed, logits, allowed)
     )
 
 
@@ -101,8 +104,14 @@ def not_finite(listed: Listed, logits: F32) -> Off | None:
 def off_in_value(listed: Listed, logits: F32, allowed: float) -> Off | None:
     sure, rest, impossible = sorted_out(listed, logits)
     largest = float(np.nanmax(logits))
-    room = allowed + half_a_decimal([c.value for c in listed.candidates])
-    limit = np.array([tolerance(c, logits, largest, room) for c in sure])
+    halves = half_units(c.value for c in listed.candidates)
+
+    def tolerance(candidate: Candidate) -> float:
+        distance = largest - min(float(logits[token]) for token in candidate.ids)
+        rounded = halves[candidate.value] + log_softmax_roundings(candidate.value, distance)
+        return allowed + rounded
+
+    limit = np.array([tolerance(c) for c in sure])
     apart = np.array([c.value - float(logits[c.ids[0]]) for c in sure])
     low, high = (apart - limit).max(initial=-inf), (apart + limit).min(initial=inf)
     middle = float(np.median(apart)) if sure else 0.0
@@ -112,7 +121,7 @@ def off_in_value(listed: Listed, logits: F32, allowed: float) -> Off | None:
         n = max(1, int((excess > 0).sum()))
         return off("value", sure[worst], logits, float(limit[worst]), n, middle)
     for candidate in rest if sure else ():
-        own = tolerance(candidate, logits, largest, room)
+        own = tolerance(candidate)
         ways = [candidate.value - float(logits[token]) for token in candidate.ids]
         if not any(low - own <= way <= high + own for way in ways):
             return off("value", candidate, logits, own, 1, middle)
@@ -164,6 +173,27 @@ def missing(listed: Listed, logits: F32, allowed: float) -> Off | None:
     )
 
 
+def out_of_order(listed: Listed, logits: F32, allowed: float) -> Off | None:
+    """By the list's own values: none is likelier than one before it, but for two runs' noise, of
+    which one may be what it was sorted by. Texts of several tokens stand where any of them did."""
+    sure, _, _ = sorted_out(listed, logits)
+    values = np.array([c.value for c in sure])
+    before = np.minimum.accumulate(values)
+    above = values - before
+    wrong = int((above > 2 * allowed).sum())
+    if not wrong:
+        return None
+    worst = int(above.argmax())
+    return Off(
+        kind="order",
+        token=sure[worst].ids[0],
+        expected=float(before[worst]),
+        actual=float(values[worst]),
+        allowed=2 * allowed,
+        wrong=wrong,
+    )
+
+
 def off(
     kind: Literal["value", "not finite"],
     candidate: Candidate,
@@ -183,26 +213,23 @@ def off(
     )
 
 
-def tolerance(candidate: Candidate, logits: F32, largest: float, room: float) -> float:
-    distance = largest - min(float(logits[token]) for token in candidate.ids)
-    return room + log_softmax_roundings(candidate.value, distance)
+def half_units(values: Iterable[float]) -> dict[float, float]:
+    """Of values that were rounded for reading: half a unit of the last place that any of them has,
+    or of the last significant digit, by whatever a program writes numbers; else 0.
 
-
-def half_a_decimal(values: Sequence[float]) -> float:
-    """Of values that were rounded for reading: half a unit of the last place that any of them has.
-
-    A value that comes from float32 without rounding has more than six decimals, nearly always.
+    A value that comes from float32 without rounding has more than six of both, nearly always.
+    Fewer than one decimal and three digits nobody rounds to, but a stub answers whole numbers.
     """
-    places = 0
-    for value in values:
-        text = repr(value)
-        if "e" in text or "n" in text:  # an exponent, nan, inf
-            places = COARSE + 1 if "e-" in text else places
-            continue
-        places = max(places, len(text.partition(".")[2]))
-        if places > COARSE:
-            return 0.0
-    return 0.5 * 10.0**-places if places <= COARSE else 0.0
+    written = {value: Decimal(repr(value)).normalize() for value in values if isfinite(value)}
+    places = max((-int(d.as_tuple().exponent) for d in written.values()), default=COARSE + 1)
+    digits = max((len(d.as_tuple().digits) for d in written.values()), default=COARSE + 1)
+    by_place = 0.5 * 10.0 ** -max(places, 1) if places <= COARSE else 0.0
+    if digits > COARSE:
+        return dict.fromkeys(written, by_place)
+    return {
+        value: max(by_place, 0.5 * 10.0 ** (d.adjusted() + 1 - max(digits, 3)) if value else 0.0)
+        for value, d in written.items()
+    }
 
 
 def spread(listed: Listed, logits: F32) -> tuple[int, float]:

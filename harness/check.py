@@ -21,7 +21,19 @@ from harness.honest_runs import AlongLlamaCpp, AlongOurGraph
 from harness.http.session import is_address
 from harness.known.foreign import excused_if_foreign
 from harness.known.runs import excused_if_known
-from harness.records import BOTH, Answered, EngineInfo, Settings, Unanswerable, Verdict
+from harness.protocol.session import ProgramSession
+from harness.records import (
+    BOTH,
+    Answered,
+    Crashed,
+    EngineInfo,
+    Malformed,
+    Rejected,
+    Settings,
+    TimedOut,
+    Unanswerable,
+    Verdict,
+)
 from harness.runner import Runner, Session, is_outside
 from harness.shadow.known import known_crash
 from harness.suites.base import (
@@ -31,14 +43,13 @@ from harness.suites.base import (
     NoAnswer,
     Suite,
     no_answer,
+    patient,
 )
 from harness.suites.decode import PROMPT
 
 REFERENCE, REPLAY = "reference", "replay"  # the second takes the first's place, see stand_in
 CELLS = 256  # llama.cpp's granule of the cache
 PROMPT_TOKENS = 64  # room for the prompt of `decode`, unless a longer one is given
-
-
 UNQUANTISED = ("F32", "F16", "BF16")  # values that llama.cpp attends to without flash attention
 
 
@@ -58,7 +69,7 @@ class Plan:
     n_steps: int = 64
     prompt: bytes = PROMPT  # what `decode` goes on from, if the model has a vocabulary
     seed: int = 0
-    time_limit: float = 300.0
+    time_limit: float = 300.0  # seconds for one answer, and for a start
     memory_limit: int = 8 << 30
     command: str = ""  # the options that make this plan, for the command that repeats it
 
@@ -163,7 +174,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
             program = runner.open(engine, plan.subject_model, settings)
             # it may not be able to set everything, and the oracle can
             progress(f"starting {program.name}")
-            settings = described(program).settings or settings
+            settings = described(program, under_test=True).settings or settings
             check_followed(program, settings)
         for name in (plan.oracle, engine):
             provide(name, progress)
@@ -176,7 +187,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
         raise BadInput(str(error)) from error
     if not is_compiled("mirror", flash_attn=settings.flash_attn):
         progress("compiling kernels, which only the first run does: some seconds")
-    subject_info = described(subject)
+    subject_info = described(subject, under_test=True)
     return Opened(
         context=Context(
             case=plan.case,
@@ -278,10 +289,19 @@ def is_compiled(ops: str, *, flash_attn: bool) -> bool:
     return fast.is_compiled(ops, flash_attn=flash_attn)
 
 
-def described(session: Session) -> EngineInfo:
+def described(session: Session, *, under_test: bool = False) -> EngineInfo:
+    """Raises BadInput where the fault is in what was asked for, and NoAnswer for what the engine
+    under test did when it was started: that is a verdict like others."""
     outcome = session.ask("describe")
-    if isinstance(outcome, Unanswerable) and (is_address(session.name) or is_users(session.name)):
+    if isinstance(outcome, Unanswerable | Rejected) and (
+        is_address(session.name) or is_users(session.name)
+    ):
         raise BadInput(f"{session.name}: {outcome.message}")
+    if under_test and isinstance(outcome, Crashed | TimedOut | Malformed):
+        raise no_answer(session.name, "describe", outcome)
+    if isinstance(outcome, Rejected | Unanswerable) and isinstance(session, ProgramSession):
+        text = f"{session.name} does not take the model: {outcome.message}"
+        raise NoAnswer("not-compared", text, {})
     if not isinstance(outcome, Answered):
         why = str(no_answer(session.name, "describe", outcome)).splitlines()[-1]
         raise BadInput(f"{session.name} cannot be started: {why}; see lockstep doctor")
@@ -329,7 +349,7 @@ def unanswered(suite: str, context: Context, error: NoAnswer) -> Verdict:
     """A crash of llama.cpp that is known is one still, and says so."""
     without_key = ("not-compared", "not-applicable")
     key = () if error.status in without_key else (suite, error.status)
-    text, detail = error.summary, error.detail
+    text, detail = patient(error).summary, error.detail
     crashed = error.status == "crashed" and context.oracle.name == "llama.cpp"
     known = known_crash(context.facts.architecture, context.settings.name) if crashed else ""
     if known:

@@ -53,6 +53,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Divergences listed there pass (lockstep check --write-known FILE lists them).",
     )
     group.addoption(
+        "--lockstep-timeout",
+        metavar="SECONDS",
+        type=float,
+        default=300.0,
+        help="Seconds that the engine has for one answer, and for its start. [300]",
+    )
+    group.addoption(
         "--lockstep-report",
         metavar="FOLDER",
         default="reports",
@@ -130,6 +137,7 @@ def check_with(
     if not engine:
         pytest.fail("no engine: pass one, or --lockstep-engine", pytrace=False)
     preset = config.getoption("--lockstep-settings") or preset_for(engine)
+    of_plan = {"time_limit": config.getoption("--lockstep-timeout")} | of_plan
     command = shlex.join([str(model), "--engine", engine, "--settings", preset])
     plan = Plan(
         case=model.name,

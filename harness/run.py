@@ -16,6 +16,7 @@ from harness.bisect.bisection import bisect
 from harness.check import (
     REPLAY,
     BadInput,
+    Opened,
     Plan,
     defect,
     exit_code_of_run,
@@ -23,7 +24,17 @@ from harness.check import (
     run_suites,
     suites_named,
 )
-from harness.children import Died, Done, Event, Failed, Refused, Said, Say, side_by_side
+from harness.children import (
+    Died,
+    Done,
+    Event,
+    Failed,
+    Refused,
+    Said,
+    Say,
+    Unanswered,
+    side_by_side,
+)
 from harness.environments import provide
 from harness.file_state import FileState
 from harness.known_failures import KnownFailures
@@ -31,6 +42,7 @@ from harness.records import EngineInfo, Status, Verdict
 from harness.report.header import header
 from harness.report.jsonl import ReportWriter
 from harness.runner import is_outside
+from harness.suites.base import NoAnswer, patient
 from harness.synth.builtin import BUILTIN
 from harness.synth.llama import write_llama
 
@@ -204,7 +216,7 @@ class CheckRun:
 
 def check_one(plan: Plan, say: Say) -> None:
     """Says what it does as text, then who the engines are, then each verdict."""
-    opened = open_plan(plan, say)
+    opened = opened_for(plan, say)
     try:
         say(opened.engines)
         for verdict in run_suites(opened.context, plan.suites):
@@ -213,11 +225,20 @@ def check_one(plan: Plan, say: Say) -> None:
         opened.close()
 
 
+def opened_for(plan: Plan, say: Say) -> Opened:
+    try:
+        return open_plan(plan, say)
+    except NoAnswer as error:
+        raise patient(error) from error
+
+
 def bisect_one(plan: Plan, say: Say) -> None:
     """Says what it does as text, and then the Bisection."""
-    opened = open_plan(plan, say)
+    opened = opened_for(plan, say)
     try:
         say(bisect(opened.context))
+    except NoAnswer as error:
+        raise patient(error) from error
     finally:
         opened.close()
 
@@ -240,6 +261,8 @@ def ending(plan: Plan, event: Event, suite: str) -> Verdict:
     match event:
         case Refused(message):
             text = message
+        case Unanswered(how_it_ended, summary, said):
+            status, text, detail = how_it_ended, summary, said
         case Died(how):
             who = f"the process in which {plan.engine} was checked"
             status, text = "crashed", f"{who} {how} during {suite}"

@@ -26,7 +26,7 @@ from harness.http.session import HttpSession, is_address
 from harness.protocol.messages import printable
 from harness.protocol.session import ProgramSession, command_of
 from harness.records import Crashed, Malformed, Outcome, Settings, TimedOut, Unanswerable
-from harness.session import LocalSession, Session, outcome_of
+from harness.session import LocalSession, Session, in_words, outcome_of
 from harness.wire import Channel, Closed, WireError, WrongField, pack
 
 __all__ = ["LOG_LINES", "IsolatedSession", "LocalSession", "Runner", "Session", "environment"]
@@ -35,7 +35,8 @@ START_SECONDS = 120.0  # a cold start compiles; not charged to the first questio
 
 
 class Runner:
-    """Opens sessions. `time_limit` is seconds per question, `memory_limit` bytes per worker.
+    """Opens sessions. `time_limit` is seconds per question, and for the start of what
+    is the user's (a program, a server, a class); `memory_limit` bytes per worker.
 
     `modules` register further adapters; workers import them too.
     """
@@ -64,7 +65,8 @@ class Runner:
         if folder := folder_of(adapter):
             return DumpSession(folder, model, settings, map_of(adapter))
         if is_address(adapter):
-            return HttpSession(adapter, model, settings, time_limit=self.time_limit)
+            limits = {"time_limit": self.time_limit, "start_limit": self.time_limit}
+            return HttpSession(adapter, model, settings, **limits)
         users = adapter not in ENGINES and is_users(adapter)
         if not users and (command := command_of(adapter)):
             return ProgramSession(
@@ -72,6 +74,7 @@ class Runner:
                 model,
                 settings,
                 time_limit=self.time_limit,
+                start_limit=self.time_limit,
                 memory_limit=self.memory_limit,
                 name=adapter if adapter in ENGINES else "",
             )
@@ -87,7 +90,8 @@ class Runner:
             "memory_limit": self.memory_limit,
         }
         python = python_of(adapter) if split_version(adapter)[1] else None
-        return IsolatedSession(opening, self.time_limit, python)
+        start = self.time_limit if users else START_SECONDS
+        return IsolatedSession(opening, self.time_limit, python, start_limit=start)
 
 
 def is_outside(engine: str) -> bool:
@@ -108,9 +112,15 @@ class IsolatedSession(Session):
     """
 
     def __init__(
-        self, opening: Mapping[str, Any], time_limit: float, python: Path | None = None
+        self,
+        opening: Mapping[str, Any],
+        time_limit: float,
+        python: Path | None = None,
+        *,
+        start_limit: float = START_SECONDS,
     ) -> None:
         self.opening = opening
+        self.start_limit = start_limit
         self.python = python
         self.name = str(opening["adapter"])
         self.model = None if opening["model"] is None else Path(opening["model"])
@@ -130,7 +140,7 @@ class IsolatedSession(Session):
     ) -> Outcome:
         frame = pack({"question": question, "args": list(args), "kwargs": kwargs})
         who = f"the worker of {self.opening['adapter']}"
-        limit = START_SECONDS
+        limit = self.start_limit
         try:
             channel = self._ready_worker().channel
             limit = self.time_limit
@@ -148,7 +158,7 @@ class IsolatedSession(Session):
             return Unanswerable(message=printable(str(error)))
         except Closed:
             death = self.worker.death() if self.worker else "did not start"
-            return Crashed(message=f"{who} {death} during {question}", log=self._end())
+            return Crashed(message=f"{who} {death} during {in_words(question)}", log=self._end())
         except WrongField as error:
             self._end()
             return Malformed(message=str(error))
@@ -171,7 +181,7 @@ class IsolatedSession(Session):
             self._end()  # it died while nobody waited for an answer
         if self.worker is None:
             self.worker = Worker(self.python)
-            deadline = time.monotonic() + START_SECONDS
+            deadline = time.monotonic() + self.start_limit
             self.worker.channel.send(self.opening, deadline)
             match self.worker.channel.receive(deadline):
                 case {"kind": "ready"}:

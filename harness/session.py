@@ -22,6 +22,15 @@ from harness.records import (
 from harness.wire import WireError
 from harness.worker import QUESTIONS, STREAMS, failure
 
+# questions that have another name where users meet them: in the protocol and in the commands
+IN_WORDS = {"describe": "start", "metadata": "parse", "evaluate": "logits", "capture": "its graph"}
+
+
+def in_words(question: str) -> str:
+    """What is said of a question, with whatever stands behind its name."""
+    name, _, rest = question.partition(" ")
+    return f"{IN_WORDS.get(name, name)} {rest}".strip()
+
 
 class Session:
     """One engine with one model and one preset; a context manager."""

@@ -10,10 +10,21 @@ CAN = ["tokenize", "greedy", "generate", "logprobs", "logits", "dequantize"]
 LISTS = {
     "lists texts": {"texts": [["YQ=="]], "logprobs": [["-inf"]]},
     "lists a value less": {"ids": [[1, 2]], "logprobs": [[-1]]},
+    "lists an endless number": {"ids": [[1]], "logprobs": [[10**400]]},
     "lists words": {"ids": [[1]], "logprobs": [["much"]]},
     "lists no base64": {"texts": [["a!"]], "logprobs": [[-1]]},
     "lists a token twice": {"ids": [[1, 1]], "logprobs": [[-1, -1]]},
     "lists for nobody": {"ids": [], "logprobs": []},
+}
+
+
+LINES = {
+    "sends no JSON": b"Segmentation fault (core dumped)\n",
+    "sends a list": b"[1]\n",
+    "sends NaN": b'{"id":2,"answer":{"ids":[[NaN]]}}\n',
+    "says a key twice": b'{"id":2,"answer":{"ids":[[1]]},"answer":{"ids":[[1]]}}\n',
+    "has a text for its id": b'{"id":"2","answer":{"ids":[[1]]}}\n',
+    "nests": b"[" * 100_000 + b"\n",
 }
 
 
@@ -37,6 +48,10 @@ def introduction():
 
 def answer(question):
     """The head without its id, and raw bytes."""
+    if question["ask"] == "start" and WAY == "is silent":
+        time.sleep(1000)
+    if question["ask"] == "start" and WAY == "wants another model":
+        return {"unsupported": "no model of this kind"}, b""
     if question["ask"] == "start" and WAY == "cannot load":
         return {"failed": "this model has a kind of tensor that is not implemented: Q4_K"}, b""
     if question["ask"] == "start":
@@ -58,6 +73,8 @@ def answer(question):
         "does not support": {"unsupported": "not yet"},
         "fails": {"failed": "an exception\nin two lines"},
         "lacks the ids": {"answer": {}},
+        "answers with a list": {"answer": []},
+        "has a number for ids": {"answer": {"ids": 7}},
         "has texts for ids": {"answer": {"ids": [["a"]]}},
         "has fewer answers": {"answer": {"ids": []}},
         "says both": {"answer": {"ids": [[1]]}, "failed": "no"},
@@ -83,6 +100,8 @@ def main():
         head, raw = answer(question)
         if question["ask"] == "tokenize":
             misbehave(out)
+        if WAY == "sends NaN at first":
+            out.write(b'{"id":1,"answer":{"protocol":NaN}}\n')
         number = 99 if WAY == "miscounts" and question["ask"] == "tokenize" else question["id"]
         out.write(json.dumps({"id": number, **head}).encode() + b"\n" + raw)
         out.flush()
@@ -100,14 +119,7 @@ def misbehave(out):
         held[::4096] = b"x" * len(held[::4096])
     while WAY == "writes on and on":
         out.write(b"x" * (1 << 20))
-    if WAY == "sends no JSON":
-        out.write(b"Segmentation fault (core dumped)\n")
-    if WAY == "sends a list":
-        out.write(b"[1]\n")
-    if WAY == "sends NaN":
-        out.write(b'{"id":2,"answer":{"ids":[[NaN]]}}\n')
-    if WAY == "nests":
-        out.write(b"[" * 100_000 + b"\n")
+    out.write(LINES.get(WAY, b""))
 
 
 main()

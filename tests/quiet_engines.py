@@ -100,12 +100,23 @@ def over_itself(_: Any, row: Row) -> Row:
     return [(token, value - total) for token, value in row]
 
 
+def in_digits(_: Any, row: Row) -> Row:
+    """As printf's %.4g writes numbers."""
+    return [(token, float(f"{value:.4g}")) for token, value in row]
+
+
+def late(_: Any, row: Row) -> Row:
+    """The likeliest with its own value, at the end."""
+    return [*row[1:], row[0]]
+
+
 HONEST_LISTS = [
     "quiet",
     made("lists: unnormalised", **changed(lambda _, row: [(t, v + 17.25) for t, v in row])),
     made("lists: of five", **changed(lambda _, row: row[:5])),
     made("lists: normalised over five", **changed(lambda e, row: over_itself(e, row[:5]))),
     made("lists: four decimals", **changed(lambda _, row: [(t, round(v, 4)) for t, v in row])),
+    made("lists: four digits", **changed(in_digits)),
     made("lists: texts", **changed(lambda e, row: [(shown(e, t), v) for t, v in row])),
     made("lists: a dictionary of texts", **changed(as_dictionary)),
     made("lists: five texts", **changed(lambda e, row: as_dictionary(e, row[:5]))),
@@ -120,6 +131,11 @@ WRONG_LISTS = {
     made("lists: warm", **changed(lambda _, row: [(t, v * 1.01) for t, v in row])): "value",
     made("lists: the second missing", **changed(lambda _, r: [r[0], *r[2:9]])): "missing",
     made("lists: the likeliest missing", **changed(lambda _, r: r[1:])): "missing",
+    made("lists: unlikeliest first", **changed(lambda _, row: row[::-1])): "order",
+    made("lists: likeliest last", **changed(late)): "order",
+    made(
+        "lists: two digits too few", **changed(lambda _, r: [(t, float(f"{v:.1g}")) for t, v in r])
+    ): "value",
     made("lists: NaN", **changed(lambda _, r: [(r[0][0], float("nan")), *r[1:]])): "not finite",
     made("lists: impossible", **changed(moved(float("-inf"), 0))): "value",
     made(

@@ -211,7 +211,7 @@ def test_several_models_want_a_name(model: Path) -> None:
     with serving(model, two, OPENAI) as url:
         with pytest.raises(BadInput, match=r"behind #, as in .*: a, b"):
             checked(model, url, "text")
-        assert [v.status for v in checked(model, f"{url}/v1#a", "text")] == ["agreed"]
+        assert [v.status for v in checked(model, f"{url}/v1#a", "text")] == ["agreed"] * 2
 
 
 def test_a_key_is_sent_and_never_part_of_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +309,11 @@ def test_a_server_that_goes_away_is_a_crash(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"), [(400, Rejected), (404, Unanswerable), (302, Unanswerable), (500, Crashed)]
+    ("status", "kind"),
+    [
+        *((400, Rejected), (422, Rejected), (404, Unanswerable), (302, Unanswerable)),
+        *((429, Unanswerable), (413, Unanswerable), (500, Crashed)),
+    ],
 )
 def test_a_status_says_what_became_of_a_question(status: int, kind: type, model: Path) -> None:
     words = json.dumps({"error": {"message": "too long"}}).encode()
@@ -323,7 +327,9 @@ def test_a_status_says_what_became_of_a_question(status: int, kind: type, model:
         session.address = address_of(url)
         outcome = session.ask("greedy", [1], 2)
     assert isinstance(outcome, kind), outcome
-    assert f"HTTP {status}: too long" in getattr(outcome, "message", "")
+    message = getattr(outcome, "message", "")
+    assert f"HTTP {status}: too long" in message
+    assert ("give its address: /elsewhere" in message) is (status == 302)
 
 
 def test_a_server_that_loads_its_model_is_waited_for(model: Path) -> None:

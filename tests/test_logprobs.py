@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from harness.candidates import Off, names_of, off_from, read_list
-from harness.check import exit_code
+from harness.check import Plan, exit_code
 from harness.records import DEFAULT, EXACT, Settings, Verdict
 from tests.models import builtin
-from tests.quiet_engines import HONEST_LISTS, WRONG_LISTS, made
+from tests.quiet_engines import HONEST_LISTS, WRONG_LISTS, Quiet, Row, made, shown
 from tests.test_check import plan_for, verdicts_of
 
 LOGITS = np.array([4.0, 3.0, 2.5, 1.0, -2.0, -90.0], np.float32)
@@ -86,6 +87,23 @@ def test_values_that_were_rounded_for_reading_are_off_by_half_a_unit() -> None:
     assert off((0, -0.1200001), (1, -1.13), allowed=1e-9) is not None
 
 
+def test_values_of_few_significant_digits_are_off_by_half_of_the_last() -> None:
+    before = (0, -9.234), (1, -10.23), (2, -10.73), (3, -12.23)
+    assert off(*before, (4, -15.23), allowed=1e-9) is None
+    assert off(*before, (4, -15.25), allowed=1e-9) is not None
+
+
+def test_whole_numbers_are_not_taken_for_rounded_ones() -> None:
+    assert off((0, -1.0), (1, -1.0), (2, -1.0), allowed=1e-9) is not None
+
+
+def test_the_likeliest_come_first_but_for_noise() -> None:
+    found = off((1, 3.1234567), (0, 4.1234567), (2, 2.6234567))
+    assert found is not None
+    assert (found.kind, found.token, found.expected) == ("order", 0, 3.1234567)
+    assert off((1, 3.1234567), (0, 4.1234567), allowed=0.51) is None
+
+
 def test_what_is_not_finite_is_no_value() -> None:
     assert kind((0, float("nan"))) == kind((0, float("inf"))) == "not finite"
 
@@ -99,9 +117,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def listed(folder: Path, engine: str, name: str = "f32", settings: Settings = EXACT) -> Verdict:
-    plan = plan_for(builtin(name, folder), engine=engine, suites=("logprobs",), settings=settings)
-    (found,) = verdicts_of(plan)
+    (found,) = verdicts_of(plan_of(folder, engine, name, settings))
     return found
+
+
+def plan_of(folder: Path, engine: str, name: str = "f32", settings: Settings = EXACT) -> Plan:
+    return plan_for(builtin(name, folder), engine=engine, suites=("logprobs",), settings=settings)
 
 
 @pytest.mark.parametrize("engine", HONEST_LISTS)
@@ -130,6 +151,32 @@ def test_lists_of_nothing_are_not_compared(folder: Path) -> None:
     for engine in ("lists: empty", "lists: strangers"):
         found = listed(folder, engine)
         assert (found.status, exit_code([found])) == ("not-compared", 3)
+
+
+def test_an_empty_list_among_others_is_not_compared(folder: Path) -> None:
+    """Here an engine that answers nothing to all prompts but the shortest."""
+
+    def short(self: Any, prefixes: Sequence[Any], k: int) -> list[Row]:
+        return [Quiet.logprobs(self, [p], k)[0] if len(p) < 2 else [] for p in prefixes]
+
+    made("lists: of one prompt", logprobs=short)
+    agreed, rest = verdicts_of(plan_of(folder, "lists: of one prompt"))
+    assert (agreed.status, rest.status) == ("agreed", "not-compared")
+    assert "5 of 6 lists, which are empty" in rest.summary
+    assert exit_code([agreed, rest]) == 3
+
+
+def test_texts_that_no_token_has_are_not_compared(folder: Path) -> None:
+    """Here a server that writes the space of a token as another vocabulary has it."""
+
+    def written(engine: Any, row: Row) -> Row:
+        named = [(shown(engine, token), value) for token, value in row]
+        return [(text.replace(b" ", "\u0120".encode()), value) for text, value in named]
+
+    made("lists: spaces of another vocabulary", change=written)
+    agreed, rest = verdicts_of(plan_of(folder, "lists: spaces of another vocabulary"))
+    assert (agreed.status, rest.status) == ("agreed", "not-compared")
+    assert "candidates whose texts no token has" in rest.summary
 
 
 def test_lists_of_one_say_that_ranks_alone_were_compared(folder: Path) -> None:

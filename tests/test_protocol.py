@@ -64,6 +64,12 @@ def test_what_libraries_print_is_no_answer(way: str) -> None:
     assert outcome.value == [[1, 2]]
 
 
+def test_a_broken_first_answer_is_malformed_at_once_and_no_log() -> None:
+    outcome = ids("sends NaN at first")
+    assert isinstance(outcome, Malformed), outcome
+    assert "NaN is no JSON" in outcome.message
+
+
 def test_a_refusal_a_lack_and_a_failure_are_told_apart() -> None:
     assert ids("refuses") == Rejected(message="no such words")
     assert ids("does not support") == Unanswerable(message="not yet")
@@ -82,6 +88,10 @@ def test_what_an_engine_does_not_say_that_it_can_is_not_asked() -> None:
     ("way", "words"),
     [
         ("lacks the ids", "no 'ids'"),
+        ("answers with a list", '"answer" to tokenize: expected an object, got a list of 0'),
+        ("has a number for ids", "a list of 1 lists of ids, got 7"),
+        ("says a key twice", "twice the key 'answer'"),
+        ("has a text for its id", "expected \"id\":2, got '2'"),
         ("has texts for ids", "the ids of text 0"),
         ("has fewer answers", "a list of 1 lists of ids"),
         ("says both", "expected one of answer, refused, unsupported, failed"),
@@ -122,7 +132,8 @@ def test_lists_of_candidates_are_ids_or_texts_with_numbers() -> None:
 @pytest.mark.parametrize(
     ("way", "words"),
     [
-        ("lists a value less", "zip"),
+        ("lists a value less", "what PROTOCOL.md says, got"),
+        ("lists an endless number", "what PROTOCOL.md says, got"),
         ("lists words", 'expected numbers, "nan", "inf" or "-inf"'),
         ("lists no base64", "expected base64"),
         ("lists a token twice", "each token once"),

@@ -33,7 +33,15 @@ from harness.cli import (
     tokens,
     twin,
 )
-from harness.cli.options import JsonOpt, OracleOpt, Preset, QuietOpt, ReportOpt, SeedOpt
+from harness.cli.options import (
+    JsonOpt,
+    OracleOpt,
+    Preset,
+    QuietOpt,
+    ReportOpt,
+    SeedOpt,
+    TimeoutOpt,
+)
 from harness.inputs import read_text
 
 if TYPE_CHECKING:  # everything of weight is imported by the command that needs it
@@ -117,6 +125,7 @@ MapOpt = Annotated[
 ]
 STEPS_OF_VARIANTS = 16
 REFERENCE = "reference"
+SECONDS = 300.0  # of a Plan
 TokensOpt = Annotated[int, typer.Option(help="Length of the prompt.", min=1, max=4096)]
 
 
@@ -147,6 +156,7 @@ def check(
     write_known: Annotated[
         Path | None, typer.Option(help="Write such a list of what diverges now; reasons stay.")
     ] = None,
+    timeout: TimeoutOpt = SECONDS,
     report: ReportOpt = Path("reports"),
     as_json: JsonOpt = False,
     jobs: Annotated[int, typer.Option("-j", help="Models checked side by side.", min=1)] = 1,
@@ -189,6 +199,7 @@ def check(
             plan_of(
                 *(name, path, engine, oracle, settings, subject_model, tokens, n, seed, suite),
                 prompt=prompt,
+                timeout=timeout,
             )
             for name, path in files
         ]
@@ -213,6 +224,7 @@ def bisect(
     subject_model: SubjectOpt = None,
     tokens: TokensOpt = 32,
     seed: SeedOpt = 0,
+    timeout: TimeoutOpt = SECONDS,
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
@@ -234,7 +246,8 @@ def bisect(
         default = getattr(cls, "shows_on", "f32")
         name, path = next(iter(models_of(model or Path(f"builtin:{default}"), folder)))
         plan = plan_of(
-            name, path, engine, oracle, settings, subject_model, tokens, 1, seed, ["trace"]
+            *(name, path, engine, oracle, settings, subject_model, tokens, 1, seed, ["trace"]),
+            timeout=timeout,
         )
         provide_engines([plan], out.progress)
         work = partial(bisect_one, plan)
@@ -431,6 +444,7 @@ def plan_of(
     suites: list[str] | None,
     *,
     prompt: str | None = None,
+    timeout: float = SECONDS,
 ) -> "Plan":
     import shlex
 
@@ -449,6 +463,7 @@ def plan_of(
     options += ["--subject-model", str(subject_model)] if subject_model else []
     options += ["--tokens", str(tokens), "--steps", str(steps), "--seed", str(seed)]
     options += ["--prompt", prompt] if prompt is not None else []
+    options += ["--timeout", f"{timeout:g}"] if timeout != SECONDS else []
     return Plan(
         case=name,
         model=path,
@@ -461,6 +476,7 @@ def plan_of(
         n_steps=steps,
         prompt=PROMPT if prompt is None else prompt.encode("utf-8", "surrogateescape"),
         seed=seed,
+        time_limit=timeout,
         command=shlex.join(options),
     )
 

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.options import JsonOpt, OracleOpt, Preset, QuietOpt, ReportOpt, SeedOpt
+from harness.cli.options import (
+    JsonOpt,
+    OracleOpt,
+    Preset,
+    QuietOpt,
+    ReportOpt,
+    SeedOpt,
+    TimeoutOpt,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,6 +40,7 @@ def matrix(
     tokens: Annotated[int, typer.Option(help="Length of the prompt.", min=1, max=4096)] = 16,
     steps: Annotated[int, typer.Option(help="Tokens to generate.", min=1, max=4096)] = 16,
     seed: SeedOpt = 0,
+    timeout: TimeoutOpt = 300.0,
     report: ReportOpt = Path("reports"),
     as_json: JsonOpt = False,
     jobs: Annotated[int, typer.Option("-j", help="Models checked side by side.", min=1)] = 1,
@@ -59,7 +68,10 @@ def matrix(
         cases = cases if only else [*cases_made(folder, seed), *cases]
         plans = {
             engine: [
-                plan_of(case, path, engine, oracle, settings, None, tokens, steps, seed, None)
+                plan_of(
+                    *(case, path, engine, oracle, settings, None, tokens, steps, seed, None),
+                    timeout=timeout,
+                )
                 for case, path in cases
             ]
             for engine in dict.fromkeys(engines)

@@ -19,6 +19,10 @@ OracleOpt = Annotated[
     str, typer.Option(help="The engine it is held against; llama.cpp@0.3.8 is that version.")
 ]
 ReportOpt = Annotated[Path, typer.Option(help="Where run folders go.")]
+TimeoutOpt = Annotated[
+    float,
+    typer.Option(help="Seconds that an engine has for one answer, and for its start.", min=0.1),
+]
 JsonOpt = Annotated[bool, typer.Option("--json", help="A summary as JSON on standard output.")]
 QuietOpt = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 

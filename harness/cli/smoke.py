@@ -24,8 +24,10 @@ def smoke(
     model: Annotated[
         Path | None, typer.Option(help="A GGUF file. Default: a tiny llama model of ours.")
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Time for one answer.", min=0.1)] = 30.0,
-    start_seconds: Annotated[float, typer.Option(help="Time for the start.", min=0.1)] = 120.0,
+    seconds: Annotated[
+        float, typer.Option("--timeout", "--seconds", help="Seconds for one answer.", min=0.1)
+    ] = 30.0,
+    start_seconds: Annotated[float, typer.Option(help="Seconds for the start.", min=0.1)] = 120.0,
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:

@@ -62,7 +62,10 @@ def number(said: Any) -> float:
         return nan
     if type(said) not in (int, float):
         raise MalformedAnswer("a log-probability", "a number", said)
-    return float(said)
+    try:
+        return float(said)
+    except OverflowError:  # an int, of which JSON has any
+        raise MalformedAnswer("a log-probability", "a number of float64", said) from None
 
 
 def candidates(rows: Any) -> list[tuple[int | bytes, float]]:

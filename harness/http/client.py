@@ -86,8 +86,12 @@ def exchange(address: Address, method: str, path: str, body: Any, deadline: floa
         reply = server.getresponse()
         ok = 200 <= reply.status < 300
         said = body_of(reply, LARGEST if ok else LARGEST_ERROR, whole=ok)
+        location = reply.getheader("Location")
     if not ok:
-        raise Refused(reply.status, sentence_of(reply.status, said))
+        text = sentence_of(reply.status, said)
+        if 300 <= reply.status < 400 and location:
+            text += f" (no redirect is followed; give its address: {location[:200]})"
+        raise Refused(reply.status, text)
     return json_of(said)
 
 

@@ -6,6 +6,7 @@ shows; else they are texts, which it tokenises itself.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isnan
 from typing import Any
 
 from engine.errors import Unsupported
@@ -114,7 +115,12 @@ def in_json(prefix: Sequence[int] | bytes) -> list[int] | str:
 
 
 def listed(choice: Any) -> list[tuple[int | bytes, float]]:
-    """Of the first token, in the newer form (`content`) or the older (`top_logprobs`)."""
+    """Of the first token, in the newer form (`content`) or the older (`top_logprobs`). Neither
+    promises an order: members of an object have none, and some put the sampled token last."""
+    return sorted(in_any_order(choice), key=lambda row: (isnan(row[1]), -row[1]))
+
+
+def in_any_order(choice: Any) -> list[tuple[int | bytes, float]]:
     said = choice.get("logprobs") if type(choice) is dict else None
     if type(said) is not dict:
         return []

@@ -37,6 +37,7 @@ AGAIN_SECONDS = 0.5
 LOADING = 503
 LACKING = (404, 405, 501)
 CLOSED_TO_US = (401, 403)
+REFUSALS = (400, 422)  # of what was asked
 
 
 def is_address(engine: str) -> bool:
@@ -121,8 +122,10 @@ class HttpSession(Session):
             return Unanswerable(message=f"{words} (a key? it goes into LOCKSTEP_API_KEY)")
         if error.status in LACKING or 300 <= error.status < 400:
             return Unanswerable(message=words)
-        if error.status < 500:
+        if error.status in REFUSALS:
             return Rejected(message=words)
+        if error.status < 500:  # too many requests, too slow, too large: nothing about the input
+            return Unanswerable(message=words)
         return Crashed(message=f"{self.name} failed: {words}")
 
     # --- the start --------------------------------------------------------------------------------

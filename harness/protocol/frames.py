@@ -142,12 +142,21 @@ def wait_for(
 
 def head_of(line: bytes) -> dict[str, Any]:
     try:
-        head = json.loads(line, parse_constant=no_constant)
+        head = json.loads(line, parse_constant=no_constant, object_pairs_hook=each_once)
     except (ValueError, RecursionError) as error:
         raise WireError(f"expected a line of JSON, got {clip(line)}: {error}") from error
     if type(head) is not dict:
         raise WireError(f"expected a JSON object, got {clip(line)}")
     return head
+
+
+def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Which of two values would be meant nobody knows."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"twice the key {next(k for k in found if keys.count(k) > 1)!r:.80}")
+    return found
 
 
 def no_constant(name: str) -> NoReturn:
@@ -164,7 +173,8 @@ def shapes_of(rows: Any, n_bytes: Any) -> list[tuple[str, np.dtype[Any], tuple[i
         ]
     except (KeyError, TypeError, ValueError) as error:
         known = ", ".join(DTYPES)
-        raise WireError(f'"arrays" is wrong: {error} (types: {known})') from error
+        why = "it must be a list of [name, type, shape]" if type(error) is TypeError else error
+        raise WireError(f'"arrays" is wrong: {why} (types: {known})') from error
     if len({name for name, _, _ in found}) < len(found):
         raise WireError('"arrays" names one array twice')
     declared = sum(dtype.itemsize * size_of(shape) for _, dtype, shape in found)

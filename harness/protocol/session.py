@@ -1,6 +1,7 @@
 """A program under test: started with a command, asked in the protocol, trusted in nothing."""
 
 import contextlib
+import json
 import os
 import shlex
 import shutil
@@ -37,7 +38,7 @@ from harness.records import (
     TimedOut,
     Unanswerable,
 )
-from harness.session import Session
+from harness.session import Session, in_words
 from harness.wire import Closed, WireError
 
 DESCRIPTOR = "LOCKSTEP_ANSWERS"  # names one that answers may be written to, see PROTOCOL.md
@@ -133,7 +134,8 @@ class ProgramSession(Session):
             return TimedOut(seconds=limit, log=self.end())
         except Closed:
             death = self.program.death() if self.program else "did not start"
-            return Crashed(message=f"{self.name} {death} during {question}", log=self.end())
+            at = in_words(question) if self.said else "start"
+            return Crashed(message=f"{self.name} {death} during {at}", log=self.end())
         except NotStarted as error:
             self.end()
             return error.outcome
@@ -148,7 +150,7 @@ class ProgramSession(Session):
         """What a question needs and the engine does not say that it can; "": nothing."""
         assert self.said is not None
         if question not in QUESTIONS:
-            return f"an answer to {question!r}, which the protocol does not have"
+            return f"{question}, for which the protocol has no question"
         needed = [QUESTIONS[question].level]
         if question == "evaluate":
             request: Request = args[0]
@@ -208,12 +210,17 @@ class ProgramSession(Session):
             self.program = None
 
 
+UNFIT = (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
+
+
 def read(question: Question, answer: Message) -> Any:
+    where, said = f'"answer" to {question.level}', answer.head["answer"]
+    if type(said) is not dict:
+        raise MalformedAnswer(where, "an object", said)
     try:
         return question.read(answer)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        missing = f"no {error}" if isinstance(error, KeyError) else str(error)
-        where = f'"answer" to {question.level}'
+    except UNFIT as error:
+        missing = f"no {error}" if isinstance(error, KeyError) else json.dumps(said)
         raise MalformedAnswer(where, "what PROTOCOL.md says", missing) from error
 
 
@@ -254,7 +261,7 @@ class Program(EngineProcess):
         pipe.send(numbered, deadline)
         answer = self.pipe.receive(deadline) if self.pipe else self.first(deadline)
         head = answer.head
-        if head.get("id") != self.asked:
+        if type(head.get("id")) is not int or head["id"] != self.asked:
             raise WireError(f'expected "id":{self.asked}, got {head.get("id")!r:.60}')
         if sum(key in head for key in ENDINGS) != 1:
             raise WireError(f"expected one of {', '.join(ENDINGS)}, got {list(head)!r:.200}")
@@ -295,6 +302,9 @@ class Program(EngineProcess):
 
 
 def is_object(line: bytes) -> bool:
+    """Or meant for one: who answers wrongly is told so at once, and does not wait for us."""
+    if line.lstrip().startswith(b'{"id"'):
+        return True
     with contextlib.suppress(WireError):
         return bool(head_of(line))
     return False

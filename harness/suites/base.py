@@ -36,6 +36,7 @@ from harness.records import (
     Verdict,
 )
 from harness.runner import Session
+from harness.session import in_words
 
 STEPS_TRACED = 2  # single tokens decoded after the prompt, so that the cache is read as well
 
@@ -265,12 +266,13 @@ def lacks(outcome: Outcome) -> bool:
 
 
 def no_answer(engine: str, question: str, outcome: Outcome) -> NoAnswer:
+    question = in_words(question)
     if isinstance(outcome, Crashed):
         log = {"log": list(outcome.log)}
         return NoAnswer("crashed", f"{engine} crashed in {question}: {outcome.message}", log)
     if isinstance(outcome, TimedOut):
         log = {"log": list(outcome.log)}
-        text = f"{engine} did not answer {question} within {outcome.seconds:.0f} s"
+        text = f"{engine} did not answer {question} within {outcome.seconds:g} s"
         return NoAnswer("timed-out", text, log)
     if isinstance(outcome, Malformed):
         text = f"{engine} gave no proper answer to {question}: {outcome.message}"
@@ -283,6 +285,14 @@ def no_answer(engine: str, question: str, outcome: Outcome) -> NoAnswer:
         text = f"{engine} refuses what the other engine accepts: {outcome.message}"
         return NoAnswer("diverged", text, {"engine": engine, "question": question})
     raise TypeError(f"{outcome!r} is an answer")
+
+
+def patient(error: NoAnswer) -> NoAnswer:
+    """The same; who waited in vain is told how to wait otherwise."""
+    if error.status != "timed-out":
+        return error
+    text = f"{error.summary} (--timeout SECONDS: how long is waited for an answer)"
+    return NoAnswer(error.status, text, error.detail)
 
 
 class Suite(Registered):

@@ -16,6 +16,8 @@ from harness.tolerances import whole_run
 
 PROMPT = b"Once upon a time"
 WRONG_ORACLE = "greedy tokens are held against the oracle's logits, and these are wrong"
+NOT_DETERMINED = "logits are NaN or infinite, so that greedy tokens are not determined"
+MOST_BEGINNINGS = 32  # behind each of which an engine is asked for one token
 MOST_TIES = 8  # behind which an engine is asked to go on, each time from the oracle's text
 
 
@@ -31,7 +33,12 @@ class Decode(Suite, name="decode"):
         free, subject = context.ask_both("greedy", prompt, context.n_steps)
         request = Request(batches=steps_of(prompt, free, context.facts.decoder_start))
         if shows_no_logits(context):
-            yield from greedy_alone(context, prompt, request.batches, free, subject)
+            diverged = False
+            for verdict in greedy_alone(context, prompt, request.batches, free, subject):
+                yield verdict
+                diverged |= verdict.status == "diverged"
+            if not diverged:
+                yield from next_tokens(context)
             return
         context.progress(f"decoding {len(request.batches)} batches in both engines")
         expected, actual = context.ask_both("evaluate", request)
@@ -82,6 +89,46 @@ def greedy_alone(
     yield context.verdict("decode", "not-compared", text)
 
 
+def next_tokens(context: Context) -> Iterator[Verdict]:
+    """The next token behind each beginning of the seeded tokens, of an engine that has no list of
+    candidates either: a greedy text alone stays on its way with a good deal wrong."""
+    if context.facts.decoder_start is not None or "logprobs" in (context.subject_info.levels or ()):
+        return
+    ids = context.tokens[: min(context.n_tokens, MOST_BEGINNINGS)]
+    batches = (Batch.of(ids),)
+    logits = oracles_logits(context, batches)
+    if logits is None:
+        yield context.verdict("decode", "not-compared", WRONG_ORACLE)
+        return
+    if not np.isfinite(logits).all():
+        yield context.verdict("decode", "not-compared", NOT_DETERMINED)
+        return
+    context.progress(f"the next token behind {len(ids)} beginnings")
+    ends = range(1, len(ids) + 1)
+    said = [context.ask(context.subject, "greedy", ids[:n], 1)[0] for n in ends]
+    margins = logits.max(axis=1) - logits[np.arange(len(ids)), said]
+    allowed = 2 * float(whole_run(context.noise.relative, largest(logits)).allowed)
+    if margins.max() > allowed:
+        allowed = 2 * float(whole_run(context.noise_on(batches), largest(logits)).allowed)
+    n_same = int((logits.argmax(axis=1) == said).sum())
+    detail: dict[str, Any] = {"beginnings": len(ids), "same": n_same, "allowed": allowed}
+    if not margins.max() > allowed:
+        text = f"the next token behind {n_same} of {len(ids)} seeded beginnings is the same"
+        text += "" if n_same == len(ids) else ", and a tie within the noise behind the others"
+        yield context.verdict("decode", "agreed" if n_same else "excused", text, detail)
+        return
+    first = int(np.flatnonzero(margins > allowed)[0])
+    wrong = int((margins > allowed).sum())
+    detail |= {"step": first, "at_fault": "subject", "margin": float(margins[first])}
+    detail |= {"expected": int(logits[first].argmax()), "actual": said[first]}
+    text = (
+        f"behind the first {first + 1} seeded tokens the next is {said[first]}, the oracle's "
+        f"{detail['expected']}, which it likes better by {margins[first]:.2g} (allowed "
+        f"{allowed:.2g}); wrong behind {wrong} of {len(ids)} beginnings"
+    )
+    yield context.verdict("decode", "diverged", text, detail, key=("decode", "token"))
+
+
 def oracles_logits(context: Context, batches: Sequence[Batch]) -> F32 | None:
     """Of each output; None if they are wrong."""
     run = context.ask(context.oracle, "evaluate", Request(batches=tuple(batches)))
@@ -115,8 +162,7 @@ def judged(
     tie the texts are two; what the subject would choose in the oracle's is counted.
     """
     if not np.isfinite(logits).all():
-        text = "logits are NaN or infinite, so that greedy tokens are not determined"
-        return context.verdict("decode", "not-compared", text)
+        return context.verdict("decode", "not-compared", NOT_DETERMINED)
     rows = np.arange(len(logits))
     behind = logits.max(axis=1) - logits[rows, list(oracle)]
     first = int(np.flatnonzero(behind)[0]) if behind.any() else len(oracle)

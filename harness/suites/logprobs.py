@@ -48,7 +48,10 @@ class LogProbs(Suite, name="logprobs"):
         k = min(MOST, run.logits[0].shape[1])
         lists = context.ask(context.subject, "logprobs", asked.prefixes, k)
         listed = [read_list(row, names(context, lists)) for row in lists]
-        yield compared(context, asked, run.logits[0], listed)
+        verdict = compared(context, asked, run.logits[0], listed)
+        yield verdict
+        if verdict.status == "agreed" and (text := left_open(listed)):
+            yield context.verdict("logprobs", "not-compared", text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,12 +186,17 @@ def agreement(listed: Sequence[Listed], detail: dict[str, Any]) -> str:
     )
     if not detail["values_compared"]:
         text = f"{len(listed)} prefixes: ranks alone, no two values of a list could be compared"
-    for key, words in (
-        ("unknown_texts", "candidates of texts that no token has were not compared"),
-        ("empty_lists", "lists are empty and were not compared"),
-    ):
-        text += f"; {detail[key]} {words}" if detail[key] else ""
     return text
+
+
+def left_open(listed: Sequence[Listed]) -> str:
+    """A list of nothing agrees with anything, and a text that no token has may be one written
+    wrongly; "": there are none."""
+    empty = sum(not each.candidates and not each.unknown for each in listed)
+    unknown = sum(each.unknown for each in listed)
+    found = [f"{empty} of {len(listed)} lists, which are empty"] if empty else []
+    found += [f"{unknown} candidates whose texts no token has"] if unknown else []
+    return f"not compared were {' and '.join(found)}" if found else ""
 
 
 def sentence(off: Off) -> str:
@@ -199,6 +207,11 @@ def sentence(off: Off) -> str:
         )
     if off.kind == "not finite":
         return f"{off.wrong} values are not finite; token {off.token} is {off.actual}"
+    if off.kind == "order":
+        return (
+            f"token {off.token} with {off.actual:.7g} is listed behind one with "
+            f"{off.expected:.7g}, and the likeliest come first (allowed {off.allowed:.2g})"
+        )
     return (
         f"token {off.token} is {off.actual:.7g}, expected {off.expected:.7g} (allowed "
         f"{off.allowed:.2g}); {off.wrong} are off"

@@ -22,6 +22,10 @@ from harness.suites.base import Context, NoAnswer, Suite, not_offered
 from harness.suites.decode import WRONG_ORACLE, oracles_logits
 from harness.tolerances import whole_run
 
+# Behind one prompt a wrong engine may well go on rightly: with BOS put in twice a model of stories
+# does so for 32 tokens behind "Once upon a time", and for 0 to 6 behind these.
+OTHERS = (b"2 + 2 =", b"The cat", b"def f(x):")
+N_OTHERS = 8  # tokens behind each
 REPLACED = "\ufffd".encode()  # what bytes that are no UTF-8 are shown as
 
 
@@ -36,24 +40,58 @@ class Text(Suite, name="text"):
         if (said := not_offered(context, "generate", self.name)) is not None:
             yield from said
             return
-        ids = context.ask(context.oracle, "tokenize", [context.prompt])[0]
-        if not ids:
-            text = "the prompt has no tokens, so there is nothing to go on from"
-            raise NoAnswer("not-compared", text, {})
-        context.progress(f"the text of {context.n_steps} tokens")
-        free = context.ask(context.oracle, "greedy", ids, context.n_steps)
-        said_text = context.ask(context.subject, "generate", context.prompt, context.n_steps)
-        batches = steps_of(ids, free, context.facts.decoder_start)
-        logits = oracles_logits(context, batches)
-        if logits is None:
-            yield context.verdict("text", "not-compared", WRONG_ORACLE)
-            return
-        pieces = Pieces.of(context)
-        free = free[: pieces.shown(free)]
-        if not free:
-            text = "the oracle begins with a token of no text, and engines may end there"
-            raise NoAnswer("not-compared", text, {})
-        yield from judged(context, batches, logits[-context.n_steps :], free, said_text, pieces)
+        found = set()
+        for verdict in behind(context, context.prompt, context.n_steps):
+            yield verdict
+            found.add(verdict.status)
+        if found <= {"agreed", "excused"}:
+            yield from behind_others(context)
+
+
+def behind_others(context: Context) -> Iterator[Verdict]:
+    """Those that agree in one; what the model leaves open there is no gap of the engine's."""
+    same = 0
+    for prompt in OTHERS:
+        try:
+            for verdict in behind(context, prompt, min(N_OTHERS, context.n_steps)):
+                if verdict.status == "agreed":
+                    same += 1
+                    continue
+                yield replace(verdict, summary=f"behind {prompt.decode()!r}: {verdict.summary}")
+                if verdict.status != "excused":
+                    return
+        except NothingToAsk:
+            continue
+    if same:
+        text = f"the texts behind {same} more prompts are the same, of up to {N_OTHERS} tokens each"
+        yield context.verdict("text", "agreed", text)
+
+
+class NothingToAsk(NoAnswer):
+    """The model has nothing to compare behind a prompt."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__("not-compared", why, {})
+
+
+def behind(context: Context, prompt: bytes, n: int) -> Iterator[Verdict]:
+    """Raises NoAnswer."""
+    ids = context.ask(context.oracle, "tokenize", [prompt])[0]
+    if not ids:
+        raise NothingToAsk("the prompt has no tokens, so there is nothing to go on from")
+    context.progress(f"the text of {n} tokens")
+    free = context.ask(context.oracle, "greedy", ids, n)
+    said_text = context.ask(context.subject, "generate", prompt, n)
+    batches = steps_of(ids, free, context.facts.decoder_start)
+    logits = oracles_logits(context, batches)
+    if logits is None:
+        yield context.verdict("text", "not-compared", WRONG_ORACLE)
+        return
+    pieces = Pieces.of(context)
+    free = free[: pieces.shown(free)]
+    if not free:
+        raise NothingToAsk("the oracle begins with a token of no text, and engines may end there")
+    yield from judged(context, batches, logits[-n:], free, said_text, pieces)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,16 +178,19 @@ def judged(
         text = "logits are NaN or infinite, so that greedy text is not determined"
         yield context.verdict("text", "not-compared", text)
         return
-    best = max(readings(said, free, pieces), key=lambda r: r.end)
+    best = max(readings(said, free, pieces), key=lambda r: (r.end, -len(r.rest)))
     if best.end == len(free):
         more = "" if len(free) == len(logits) else "; there the oracle's has an end of text"
         yield context.verdict("text", "agreed", f"{same(best)}{more}")
+        if best.rest.strip() and not more:
+            text = f"its text goes on behind the {len(free)} tokens that were asked for"
+            yield context.verdict("text", "not-compared", f"{text}: {best.rest[:40]!r}")
         return
     reason = why_not_compared(best, free, pieces)
     if reason:
         if best.end:
             yield context.verdict("text", "agreed", same(best))
-        if best.end < len(free) - 1 or not best.end:
+        if best.end < len(free) - 1 or not best.end or lacks_characters(best, free, pieces):
             yield context.verdict("text", "not-compared", reason)
         return
     if not np.isfinite(context.noise_on(batches)):
@@ -185,6 +226,15 @@ def why_not_compared(best: Reading, free: Sequence[int], pieces: Pieces) -> str:
     if is_replaced(best.rest, piece):
         return f"behind {best.end} {of} bytes that are no characters are shown as U+FFFD"
     return ""
+
+
+def lacks_characters(best: Reading, free: Sequence[int], pieces: Pieces) -> bool:
+    """Whether more of that token is not there than what who streams a text keeps back: the
+    beginning of a character; or spaces, which some take from its end."""
+    piece = pieces[free[best.end]]
+    if is_replaced(best.rest, piece):
+        return False
+    return bool(piece[len(best.rest) :].decode("utf-8", "ignore").strip())
 
 
 def is_replaced(rest: bytes, piece: bytes) -> bool:
