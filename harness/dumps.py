@@ -48,6 +48,7 @@ from harness.records import (
 )
 from harness.report.header import sha256_of
 from harness.session import Session
+from harness.stored import KINDS, ROUNDED, bf16_of
 
 PREFIX, MAP = "dump:", "#map="
 INDEX = "index.json"
@@ -78,6 +79,7 @@ class Held:
 
     path: Path
     key: str
+    kind: str  # as safetensors calls its type
     rule: Rule | None = None
 
 
@@ -181,8 +183,8 @@ def sites_in(
     found: dict[Site, Held] = {}
     strangers: list[str] = []
     for path in sorted(folder.glob("*.safetensors")):
-        for key in keys_of(path):
-            held = translated(path, key, names)
+        for key, kind in kinds_in(path).items():
+            held = translated(path, key, kind, names)
             if held is None:
                 strangers.append(key)
                 continue
@@ -205,23 +207,32 @@ def unknown(site: Site) -> str:
     return f"no node named {site.name!r} {known}; --map translates other names ({maps})"
 
 
-def keys_of(path: Path) -> list[str]:
+def kinds_in(path: Path) -> dict[str, str]:
+    """The type of each tensor, by its name."""
     try:
         check_regular(path)
         with safe_open(path, framework="numpy") as file:
-            return list(file.keys())
+            found = {key: str(file.get_slice(key).get_dtype()) for key in file.keys()}
     except (SafetensorError, OSError) as error:
         raise InvalidModel(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    for key, kind in found.items():
+        if kind not in KINDS:
+            raise InvalidModel(f"{path}: {key[:80]!r} is of type {kind}, not {', '.join(KINDS)}")
+    return found
 
 
-def translated(path: Path, key: str, names: NodeMap | None) -> tuple[str, Held] | None:
+def translated(
+    path: Path, key: str, kind: str, names: NodeMap | None
+) -> tuple[str, Held] | None:
     """Its name as `stepN/NODE`; None: the map has none for it."""
     if names is None:
-        return key, Held(path=path, key=key)
+        return key, Held(path=path, key=key, kind=kind)
     match = STEP.match(key)
     step = match[0] if match else "step0/"
     found = names.find(key.removeprefix(step))
-    return (step + found[0], Held(path=path, key=key, rule=found[1])) if found else None
+    if found is None:
+        return None
+    return step + found[0], Held(path=path, key=key, kind=kind, rule=found[1])
 
 
 def site_in(path: Path, name: str, held: Held) -> Site:
@@ -234,8 +245,12 @@ def site_in(path: Path, name: str, held: Held) -> Site:
 
 def value_of(site: Site, held: Held, sizes: Mapping[str, int]) -> NDArray[Any]:
     """As the engine computed it: floats in single precision, without leading axes of one."""
-    with safe_open(held.path, framework="numpy") as file:
-        value: NDArray[Any] = file.get_tensor(held.key)
+    value: NDArray[Any]
+    if held.kind == "BF16":
+        value = bf16_of(held.path, held.key)
+    else:
+        with safe_open(held.path, framework="numpy") as file:
+            value = file.get_tensor(held.key)
     info = SITES.get(site.name)  # none of a node that llama.cpp alone has a name for
     while info and value.ndim > len(info.shape.split(",")) and value.shape[0] == 1:
         value = value[0]
@@ -275,6 +290,11 @@ class DumpSession(Session):
             return Rejected(message=str(error))
         except (SafetensorError, OSError, ValueError, TypeError) as error:
             return Malformed(message=printable(f"{self.folder}: {error}"))
+
+    @property
+    def stored(self) -> Mapping[Site, str]:
+        files = self.dump.files if self.dump else {}
+        return {site: held.kind for site, held in files.items() if held.kind in ROUNDED}
 
     def info(self, dump: Dump) -> EngineInfo:
         names = {site.name for site in dump.files}
