@@ -71,6 +71,7 @@ class Dump:
     settings: Mapping[str, Any]  # those that are known
     models: tuple[str, ...]  # hashes of the file that was run, if they are known
     strangers: tuple[str, ...] = ()  # names that no pattern of the map fits
+    map: NodeMap | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +102,7 @@ def read_dump(folder: Path, map_name: str = "") -> Dump:
     Raises EngineError: what is missing or wrong in which file.
     """
     path = folder / INDEX
+    check_inside(folder, path)
     try:
         index = json.loads(read_regular(path, LARGEST_INDEX))
     except OSError as error:
@@ -114,7 +116,8 @@ def read_dump(folder: Path, map_name: str = "") -> Dump:
     said = index.get("engines") or [index]  # of one that lockstep wrote
     who = said[0] if type(said) is list and type(said[0]) is dict else {}
     settings = recorded_settings(path, who.get("settings", {}))
-    files, strangers = sites_in(folder, len(batches), map_in(path, index, map_name))
+    names = map_in(path, index, map_name)
+    files, strangers = sites_in(folder, len(batches), names)
     return Dump(
         folder=folder,
         engine=printable(str(who.get("engine", folder.name))),
@@ -124,6 +127,7 @@ def read_dump(folder: Path, map_name: str = "") -> Dump:
         settings=settings,
         models=hashes_in(index.get("models")),
         strangers=strangers,
+        map=names,
     )
 
 
@@ -155,13 +159,38 @@ def check_model(dump: Dump, path: Path) -> None:
         )
 
 
+def check_map(dump: Dump, architecture: str) -> None:
+    """Raises InvalidModel if the map is for other models: engines would be accused by its names."""
+    of = dump.map.architectures if dump.map else ()
+    if dump.map and of and architecture not in of:
+        raise InvalidModel(
+            f"the map {dump.map.name} is for files of {', '.join(of)}, and this one is "
+            f"{architecture}; write one of your own: --map FILE"
+        )
+
+
 def map_in(path: Path, index: Mapping[str, Any], name: str) -> NodeMap | None:
     if name:
         return read_map(name)
     said = index.get("map")
     if said is not None and type(said) is not str:
         raise InvalidModel(f'{path}: "map" must be the name of a map, or a file')
+    if said and said not in ready():
+        check_inside(path.parent, path.parent / said)
     return read_map(said, path.parent) if said else None
+
+
+def check_inside(folder: Path, path: Path) -> None:
+    """A dump may come from anywhere: nothing outside of it is read on its word. Raises
+    InvalidModel."""
+    try:
+        inside = path.resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError):  # a loop, a NUL: said where it is opened
+        return
+    if not inside:
+        raise InvalidModel(
+            f"{path} leads out of the dump's folder: copy it there, or give a map by --map"
+        )
 
 
 def batches_of(path: Path, tokens: Any) -> tuple[Batch, ...]:
@@ -183,6 +212,7 @@ def sites_in(
     found: dict[Site, Held] = {}
     strangers: list[str] = []
     for path in sorted(folder.glob("*.safetensors")):
+        check_inside(folder, path)
         for key, kind in kinds_in(path).items():
             held = translated(path, key, kind, names)
             if held is None:
@@ -212,7 +242,8 @@ def kinds_in(path: Path) -> dict[str, str]:
     try:
         check_regular(path)
         with safe_open(path, framework="numpy") as file:
-            found = {key: str(file.get_slice(key).get_dtype()) for key in file.keys()}
+            names = list(file.keys())
+            found = {key: str(file.get_slice(key).get_dtype()) for key in names}
     except (SafetensorError, OSError) as error:
         raise InvalidModel(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     for key, kind in found.items():
@@ -221,9 +252,7 @@ def kinds_in(path: Path) -> dict[str, str]:
     return found
 
 
-def translated(
-    path: Path, key: str, kind: str, names: NodeMap | None
-) -> tuple[str, Held] | None:
+def translated(path: Path, key: str, kind: str, names: NodeMap | None) -> tuple[str, Held] | None:
     """Its name as `stepN/NODE`; None: the map has none for it."""
     if names is None:
         return key, Held(path=path, key=key, kind=kind)

@@ -17,7 +17,6 @@ from harness.stored import half_step
 from harness.suites.base import Context, NoAnswer, Suite
 from harness.tolerances import Bound, whole_run
 
-
 LOGITS = "result_output"
 NOTHING = np.zeros(())
 
