@@ -11,14 +11,17 @@ from safetensors.numpy import load_file, save_file
 
 from engine.errors import InvalidModel
 from harness.check import BadInput
+from harness.dump import dump_trace
 from harness.dumps import read_dump
+from harness.foreign.findings import write_case
+from harness.known.foreign import finding_named
 from harness.node_maps import map_of as parsed
 from harness.node_maps import read_map
 from harness.run import builtin_model
 from harness.stored import bf16_of, half_step
 from tests.stored_dumps import as_bf16, write_bf16
-from tests.test_dumps import TENSORS, changed, with_context
-from tests.test_node_maps import trace_of
+from tests.test_dumps import TENSORS, changed, plan_for, with_context
+from tests.test_node_maps import checked, trace_of
 
 EVERYTHING = '[nodes]\n"*result_output" = "result_output"\n'
 
@@ -181,3 +184,19 @@ def test_both_halves_are_the_same_run_as_the_whole(
     assert set(found.values()) == {"BF16"}
     save_file(load_file(written / TENSORS), folder / TENSORS)
     assert with_context(model, folder, lambda context: dict(context.subject.stored)) == {}
+
+
+def test_a_dump_that_calls_itself_a_known_engine_is_not_excused_for_it(tmp_path: Path) -> None:
+    """Of transformers it is known that it ignores the frequency factors of such a model."""
+    model = tmp_path / "m.gguf"
+    write_case(finding_named("transformers-rope-freqs"), model)
+    folder = tmp_path / "transformers"
+    dump_trace(plan_for(model, "reference"), folder, None, lambda _: None)
+    index = json.loads((folder / "index.json").read_text())
+    named = {"engine": "transformers", "version": "5.23.0", "tokens": index["tokens"]}
+    (folder / "index.json").write_text(json.dumps(named))
+    tensors = load_file(folder / TENSORS)
+    tensors["step0/result_output"] += 1
+    save_file(tensors, folder / TENSORS)
+    found = checked(model, f"dump:{folder}", "logits")
+    assert [(v.suite, v.status) for v in found] == [("logits", "diverged")]

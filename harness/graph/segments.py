@@ -114,7 +114,7 @@ class SegmentJudge:
         honest = self.run(Honest())
         rounded = bool(self.stored)  # then every segment begins with other numbers than were used
         noise = self.noise(honest, range(RUNS), jitter=rounded)
-        numbers = (s for s in self.segments() if self.shown[s.place].dtype.kind == "f")
+        numbers = (s for s in self.segments() if self.is_of_numbers(s.place, honest))
         found = [(s, self.finding(s, honest, noise, alone=rounded)) for s in numbers]
         if any(finding.mismatch for _, finding in found):
             more = self.noise(honest, range(RUNS, RUNS + MORE), jitter=rounded)
@@ -123,6 +123,10 @@ class SegmentJudge:
             wider = self.noise(honest, range(RUNS), jitter=True)
             found = [(s, self.again(s, one, (honest, plain), (noise, wider))) for s, one in found]
         yield from (finding for _, finding in found)
+
+    def is_of_numbers(self, place: Place, honest: Run) -> bool:
+        """Or somebody says so: whole numbers in the place of others are wrong where they are."""
+        return "f" in (self.shown[place].dtype.kind, honest[place].value.dtype.kind)
 
     # --- runs -----------------------------------------------------------------------------------
 
