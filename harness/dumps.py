@@ -48,6 +48,7 @@ from harness.records import (
 )
 from harness.report.header import sha256_of
 from harness.session import Session
+from harness.stored import KINDS, ROUNDED, bf16_of
 
 PREFIX, MAP = "dump:", "#map="
 INDEX = "index.json"
@@ -70,6 +71,7 @@ class Dump:
     settings: Mapping[str, Any]  # those that are known
     models: tuple[str, ...]  # hashes of the file that was run, if they are known
     strangers: tuple[str, ...] = ()  # names that no pattern of the map fits
+    map: NodeMap | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,7 @@ class Held:
 
     path: Path
     key: str
+    kind: str  # as safetensors calls its type
     rule: Rule | None = None
 
 
@@ -99,6 +102,7 @@ def read_dump(folder: Path, map_name: str = "") -> Dump:
     Raises EngineError: what is missing or wrong in which file.
     """
     path = folder / INDEX
+    check_inside(folder, path)
     try:
         index = json.loads(read_regular(path, LARGEST_INDEX))
     except OSError as error:
@@ -112,7 +116,8 @@ def read_dump(folder: Path, map_name: str = "") -> Dump:
     said = index.get("engines") or [index]  # of one that lockstep wrote
     who = said[0] if type(said) is list and type(said[0]) is dict else {}
     settings = recorded_settings(path, who.get("settings", {}))
-    files, strangers = sites_in(folder, len(batches), map_in(path, index, map_name))
+    names = map_in(path, index, map_name)
+    files, strangers = sites_in(folder, len(batches), names)
     return Dump(
         folder=folder,
         engine=printable(str(who.get("engine", folder.name))),
@@ -122,6 +127,7 @@ def read_dump(folder: Path, map_name: str = "") -> Dump:
         settings=settings,
         models=hashes_in(index.get("models")),
         strangers=strangers,
+        map=names,
     )
 
 
@@ -153,13 +159,38 @@ def check_model(dump: Dump, path: Path) -> None:
         )
 
 
+def check_map(dump: Dump, architecture: str) -> None:
+    """Raises InvalidModel if the map is for other models: engines would be accused by its names."""
+    of = dump.map.architectures if dump.map else ()
+    if dump.map and of and architecture not in of:
+        raise InvalidModel(
+            f"the map {dump.map.name} is for files of {', '.join(of)}, and this one is "
+            f"{architecture}; write one of your own: --map FILE"
+        )
+
+
 def map_in(path: Path, index: Mapping[str, Any], name: str) -> NodeMap | None:
     if name:
         return read_map(name)
     said = index.get("map")
     if said is not None and type(said) is not str:
         raise InvalidModel(f'{path}: "map" must be the name of a map, or a file')
+    if said and said not in ready():
+        check_inside(path.parent, path.parent / said)
     return read_map(said, path.parent) if said else None
+
+
+def check_inside(folder: Path, path: Path) -> None:
+    """A dump may come from anywhere: nothing outside of it is read on its word. Raises
+    InvalidModel."""
+    try:
+        inside = path.resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError):  # a loop, a NUL: said where it is opened
+        return
+    if not inside:
+        raise InvalidModel(
+            f"{path} leads out of the dump's folder: copy it there, or give a map by --map"
+        )
 
 
 def batches_of(path: Path, tokens: Any) -> tuple[Batch, ...]:
@@ -181,8 +212,9 @@ def sites_in(
     found: dict[Site, Held] = {}
     strangers: list[str] = []
     for path in sorted(folder.glob("*.safetensors")):
-        for key in keys_of(path):
-            held = translated(path, key, names)
+        check_inside(folder, path)
+        for key, kind in kinds_in(path).items():
+            held = translated(path, key, kind, names)
             if held is None:
                 strangers.append(key)
                 continue
@@ -205,23 +237,31 @@ def unknown(site: Site) -> str:
     return f"no node named {site.name!r} {known}; --map translates other names ({maps})"
 
 
-def keys_of(path: Path) -> list[str]:
+def kinds_in(path: Path) -> dict[str, str]:
+    """The type of each tensor, by its name."""
     try:
         check_regular(path)
         with safe_open(path, framework="numpy") as file:
-            return list(file.keys())
+            names = list(file.keys())
+            found = {key: str(file.get_slice(key).get_dtype()) for key in names}
     except (SafetensorError, OSError) as error:
         raise InvalidModel(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    for key, kind in found.items():
+        if kind not in KINDS:
+            raise InvalidModel(f"{path}: {key[:80]!r} is of type {kind}, not {', '.join(KINDS)}")
+    return found
 
 
-def translated(path: Path, key: str, names: NodeMap | None) -> tuple[str, Held] | None:
+def translated(path: Path, key: str, kind: str, names: NodeMap | None) -> tuple[str, Held] | None:
     """Its name as `stepN/NODE`; None: the map has none for it."""
     if names is None:
-        return key, Held(path=path, key=key)
+        return key, Held(path=path, key=key, kind=kind)
     match = STEP.match(key)
     step = match[0] if match else "step0/"
     found = names.find(key.removeprefix(step))
-    return (step + found[0], Held(path=path, key=key, rule=found[1])) if found else None
+    if found is None:
+        return None
+    return step + found[0], Held(path=path, key=key, kind=kind, rule=found[1])
 
 
 def site_in(path: Path, name: str, held: Held) -> Site:
@@ -234,8 +274,12 @@ def site_in(path: Path, name: str, held: Held) -> Site:
 
 def value_of(site: Site, held: Held, sizes: Mapping[str, int]) -> NDArray[Any]:
     """As the engine computed it: floats in single precision, without leading axes of one."""
-    with safe_open(held.path, framework="numpy") as file:
-        value: NDArray[Any] = file.get_tensor(held.key)
+    value: NDArray[Any]
+    if held.kind == "BF16":
+        value = bf16_of(held.path, held.key)
+    else:
+        with safe_open(held.path, framework="numpy") as file:
+            value = file.get_tensor(held.key)
     info = SITES.get(site.name)  # none of a node that llama.cpp alone has a name for
     while info and value.ndim > len(info.shape.split(",")) and value.shape[0] == 1:
         value = value[0]
@@ -275,6 +319,11 @@ class DumpSession(Session):
             return Rejected(message=str(error))
         except (SafetensorError, OSError, ValueError, TypeError) as error:
             return Malformed(message=printable(f"{self.folder}: {error}"))
+
+    @property
+    def stored(self) -> Mapping[Site, str]:
+        files = self.dump.files if self.dump else {}
+        return {site: held.kind for site, held in files.items() if held.kind in ROUNDED}
 
     def info(self, dump: Dump) -> EngineInfo:
         names = {site.name for site in dump.files}

@@ -43,12 +43,17 @@ class KnownFailures:
             verdict, status="excused", detail=detail, summary=f"known ({reason}): {verdict.summary}"
         )
 
+    def is_gone(self, name: Name, own: Sequence[Verdict]) -> bool:
+        """own: verdicts of its case and suite, which must have been run to their end."""
+        sure = bool(own) and all(v.status in CONCLUSIVE for v in own)
+        return sure and name not in self.met
+
     def gone(self, verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
         """An error for each that is listed and does not differ any more, in what was really run."""
         for name, reason in self.reasons.items():
             case, suite, key = name
             own = [v for v in verdicts if (v.case, v.suite) == (case, suite)]
-            if own and name not in self.met and all(v.status in CONCLUSIVE for v in own):
+            if self.is_gone(name, own):
                 yield Verdict(
                     suite=suite,
                     case=case,
@@ -99,9 +104,18 @@ def check_writable(path: Path) -> None:
 
 
 def write_known(path: Path, verdicts: Sequence[Verdict], old: KnownFailures) -> int:
-    """What differs now, with the reasons that were written down before; how many."""
+    """What differs now, with the reasons that were written down before; how many.
+
+    What was listed and not looked at, because it is of another model or suite, stays listed.
+    """
     differ = [v for v in verdicts if v.status == "diverged" and not v.key.startswith("known/")]
-    names = dict.fromkeys([*old.met, *map(name_of, differ)])
+    of = [v for v in verdicts if not v.key.startswith("known/")]
+    stay = (
+        name
+        for name in old.reasons
+        if not old.is_gone(name, [v for v in of if (v.case, v.suite) == name[:2]])
+    )
+    names = dict.fromkeys([*stay, *map(name_of, differ)])
     rows = [
         dict(zip(FIELDS, (*name, old.reasons.get(name, UNKNOWN)), strict=True))
         for name in sorted(names)

@@ -52,6 +52,7 @@ def locate_segments(context: Context) -> Findings:
             file=file,
             build=build_of(context),
             shown=shown,
+            stored={places[s]: kind for s, kind in context.subject.stored.items() if s in places},
             seed=context.seed,
         )
         findings = tuple(judge.findings())

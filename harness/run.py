@@ -101,12 +101,24 @@ def run_plans(
 
     Raises BadInput if what was asked for cannot be done, before there is a report.
     """
+    check_suites(known or KnownFailures())
     provide_engines(plans, listener.progress)
     import_what_checks_need(plans)
     run = CheckRun(plans, reports, shlex.join(command), listener, known or KnownFailures())
     for number, event in side_by_side([partial(check_one, plan) for plan in plans], jobs):
         run.take(number, event)
     return run.finish()
+
+
+def check_suites(known: KnownFailures) -> None:
+    """An entry of a suite that nobody runs would never be looked at. Raises BadInput."""
+    suites = {suite.name for suite in suites_named(())}
+    for _, suite, key in known.reasons:
+        if suite not in suites:
+            raise BadInput(
+                f"the list of known failures: {key}: no suite {suite!r:.80} ("
+                f"known: {', '.join(sorted(suites))})"
+            )
 
 
 def provide_engines(plans: Sequence[Plan], progress: Callable[[str, str], None]) -> None:

@@ -1,7 +1,7 @@
 """One engine with one model and one preset, and everything that asking it can end in."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from harness.records import (
     Outcome,
     Rejected,
     Settings,
+    Site,
     Unanswerable,
 )
 from harness.wire import WireError
@@ -44,6 +45,11 @@ class Session:
         """What answers are held against; our own reader looks once, when the first comes."""
         found = facts_of(self.model)
         return replace(found, own_sites=self.own_sites or found.own_sites)
+
+    @property
+    def stored(self) -> Mapping[Site, str]:
+        """Of what it shows: in which type it was written down, where that is not as computed."""
+        return {}
 
     @property
     def pid(self) -> int | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import InvalidModel
-from harness.check import Plan, exit_code
+from harness.check import BadInput, Plan, exit_code
 from harness.cli import app
 from harness.known_failures import UNKNOWN, KnownFailures, read_known, write_known
 from harness.records import EXACT, Status, Verdict
@@ -77,6 +77,31 @@ def test_a_list_is_written_and_read_again_and_reasons_stay(tmp_path: Path) -> No
         ("m", "trace", "norm"): UNKNOWN,
         ("m", "trace", "rope"): "issue 12",
     }
+
+
+def test_what_was_not_looked_at_stays_listed_when_the_list_is_written_anew(tmp_path: Path) -> None:
+    """Only one suite was run, or one model, or it did not come to its end."""
+    path = tmp_path / "known.json"
+    listed = KnownFailures(
+        reasons={
+            ("m", "trace", "rope"): "issue 12",
+            ("m", "logits", "off"): "issue 13",
+            ("other", "trace", "rope"): "issue 14",
+            ("m", "decode", "token"): "issue 15",
+        }
+    )
+    seen = [verdict("", "agreed"), verdict("", "crashed", suite="decode")]
+    assert write_known(path, [*seen, *listed.gone(seen)], listed) == 3
+    assert read_known(path).reasons == {
+        name: reason for name, reason in listed.reasons.items() if reason != "issue 12"
+    }
+
+
+def test_an_entry_of_a_suite_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    """It would be neither excused nor gone, ever."""
+    listed = KnownFailures(reasons={("f32", "tarce", "rope"): "issue 12"})
+    with pytest.raises(BadInput, match="rope: no suite 'tarce'"):
+        run(tmp_path, "reference", listed)
 
 
 @pytest.mark.parametrize(

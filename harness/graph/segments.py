@@ -28,6 +28,7 @@ from harness.graph.ways import Honest, Noisy, Wide
 from harness.graph.wiring import Wire
 from harness.judge import SiteFinding, affected, elements_compared
 from harness.records import Site
+from harness.stored import half_step
 from harness.synth.draws import stream
 
 RUNS, MORE = 3, 9  # with random errors; before anybody is blamed
@@ -104,22 +105,28 @@ class SegmentJudge:
     file: GgufFile  # the oracle's: what the model says
     build: Build
     shown: Mapping[Place, NDArray[Any]]  # by the subject, in its own run
+    stored: Mapping[Place, str] = field(default_factory=dict)  # those that were rounded since
     seed: int = 0
 
     def findings(self) -> Iterator[SiteFinding]:
         """Of every shown tensor of numbers, in the order of execution. Raises Unsupported if a
         node cannot be computed."""
         honest = self.run(Honest())
-        noise = self.noise(honest, range(RUNS))
-        numbers = (s for s in self.segments() if self.shown[s.place].dtype.kind == "f")
-        found = [(s, self.finding(s, honest, noise)) for s in numbers]
+        rounded = bool(self.stored)  # then every segment begins with other numbers than were used
+        noise = self.noise(honest, range(RUNS), jitter=rounded)
+        numbers = (s for s in self.segments() if self.is_of_numbers(s.place, honest))
+        found = [(s, self.finding(s, honest, noise, alone=rounded)) for s in numbers]
         if any(finding.mismatch for _, finding in found):
-            more = self.noise(honest, range(RUNS, RUNS + MORE))
+            more = self.noise(honest, range(RUNS, RUNS + MORE), jitter=rounded)
             noise = {place: max(noise[place], more[place]) for place in noise}
             plain = self.run(Wide(), replace(self.build, plain=True))
             wider = self.noise(honest, range(RUNS), jitter=True)
             found = [(s, self.again(s, one, (honest, plain), (noise, wider))) for s, one in found]
         yield from (finding for _, finding in found)
+
+    def is_of_numbers(self, place: Place, honest: Run) -> bool:
+        """Or somebody says so: whole numbers in the place of others are wrong where they are."""
+        return "f" in (self.shown[place].dtype.kind, honest[place].value.dtype.kind)
 
     # --- runs -----------------------------------------------------------------------------------
 
@@ -154,8 +161,14 @@ class SegmentJudge:
             raw = stream(self.seed + number, f"shown {place}").random_raw(value.size)
             steps = (raw % np.uint64(3)).astype(np.float64).reshape(value.shape) - 1
             numbers = value.dtype.kind == "f"
-            found[place] = value + steps * step_of(value) if numbers else value
+            size = self.step_at(place, value) if numbers else 0
+            found[place] = value + steps * size if numbers else value
         return found
+
+    def step_at(self, place: Place, value: NDArray[Any]) -> NDArray[np.float64]:
+        """How far a shown number may lie from that which the engine went on with."""
+        kind = self.stored.get(place)
+        return half_step(value, kind) if kind else step_of(value)
 
     # --- segments -------------------------------------------------------------------------------
 
@@ -208,6 +221,8 @@ class SegmentJudge:
         if noisy:  # a little before the last rounding may be a step behind it
             allowed = allowed + more + step_of(truth)
         if shown.shape == truth.shape:
+            if place_kind := self.stored.get(segment.place):
+                allowed = allowed + half_step(shown, place_kind)
             shown = where_limited(truth, shown, allowed)
         mismatch = mismatch_between(truth, shown, allowed)
         return SiteFinding(
@@ -216,7 +231,7 @@ class SegmentJudge:
             err_local=worst_distance(truth, shown),
             err_oracle=worst_distance(truth, shown),  # there is no other value
             allowed=float(allowed.max(initial=0.0, where=np.isfinite(allowed))),
-            reason=self.reason(segment, seen.reason, more),
+            reason=self.reason(segment, seen.reason, more) + self.stored_as(segment),
             size=largest(truth),
             mismatch=mismatch,
             at_fault="subject" if mismatch else "",
@@ -240,7 +255,8 @@ class SegmentJudge:
         if first.mismatch is None:
             return first
         noise, wider = noises
-        tried = [self.finding(segment, run, noise) for run in runs]
+        rounded = bool(self.stored)
+        tried = [self.finding(segment, run, noise, alone=rounded) for run in runs]
         tried += [self.finding(segment, run, wider, alone=True) for run in runs]
         return next((one for one in tried if one.mismatch is None), tried[0])
 
@@ -268,6 +284,10 @@ class SegmentJudge:
             f"honest runs ({more / 2:.1e}), and the last op's own bound"
         )
         return f"{text}; show {segment.middle} to halve it"
+
+    def stored_as(self, segment: Segment) -> str:
+        kinds = {k for p, k in self.stored.items() if p == segment.place or segment.starts}
+        return f"; stored in {', '.join(sorted(kinds))}" if kinds else ""
 
 
 def step_of(value: NDArray[Any]) -> NDArray[np.float64]:

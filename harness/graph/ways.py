@@ -65,7 +65,8 @@ class Noisy(Honest):
         # beyond 2^24 every float32 is one
         counted = (found.value == np.rint(found.value)) & (np.abs(found.value) < 2**24)
         inexact = ~np.isnan(off) & ~counted
-        return settled(found.value + np.where(inexact, off, 0.0), node.type)
+        with np.errstate(invalid="ignore"):  # of what an engine shows infinite
+            return settled(found.value + np.where(inexact, off, 0.0), node.type)
 
 
 @dataclass(frozen=True, eq=False)

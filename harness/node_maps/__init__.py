@@ -8,13 +8,14 @@
 {layer} stands for a number, * in a name for anything. The first pattern that fits counts, and what
 no pattern fits is not compared. `rows`: "halves" where a head's first half is rotated with its
 second (as Hugging Face has it), and llama.cpp's with its neighbour. `axes`: the order of theirs in
-which they are as llama.cpp's, behind leading axes of one.
+which they are as llama.cpp's, behind leading axes of one. `architectures = ["llama"]` above the
+table: the names mean these nodes in files of these alone.
 """
 
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,11 @@ from engine.errors import InvalidModel
 from engine.regular_file import read_regular
 
 LARGEST = 1 << 20  # bytes of a map file
-MOST_STARS = 2  # each makes matching slower by the length of a name
+MOST_STARS = 2
 LONGEST_NAME = 500
+# names times patterns: a hundred layers with thirty names each are 10^5 with the maps here, and at
+# worst one try takes tens of microseconds, which makes half a minute
+MOST_TRIES = 1_000_000
 LAYER = "{layer}"
 NODE = re.compile(r"[\w.]{1,64}(-\{layer\})?")  # which there are, a model's graph says
 HEADS = {"Qcur": "heads", "Kcur": "kv_heads", "Qcur_rope": "heads", "Kcur_rope": "kv_heads"}
@@ -65,9 +69,24 @@ def neighbours(value: NDArray[Any], n_head: int) -> NDArray[Any]:
 class NodeMap:
     name: str
     rules: tuple[Rule, ...]
+    architectures: tuple[str, ...] = ()  # whose names these are; empty: nobody says
+    known: dict[str, tuple[str, Rule] | None] = field(default_factory=dict, compare=False)
 
     def find(self, name: str) -> tuple[str, Rule] | None:
-        """The node, such as attn_norm-3, and the rule that says so."""
+        """The node, such as attn_norm-3, and the rule that says so.
+
+        Raises InvalidModel if there is too much to try.
+        """
+        if name not in self.known:
+            if (len(self.known) + 1) * len(self.rules) > MOST_TRIES:
+                raise InvalidModel(
+                    f"{self.name}: {len(self.rules)} patterns and more than {len(self.known)} names"
+                    f" to try them on: at most {MOST_TRIES} tries"
+                )
+            self.known[name] = self.looked_up(name)
+        return self.known[name]
+
+    def looked_up(self, name: str) -> tuple[str, Rule] | None:
         for rule in self.rules if len(name) <= LONGEST_NAME else ():
             if match := rule.pattern.fullmatch(name):
                 layer = match.groupdict().get("layer") or ""
@@ -102,10 +121,14 @@ def map_of(name: str, raw: bytes) -> NodeMap:
         said = tomllib.loads(raw.decode())
     except (ValueError, RecursionError) as error:
         raise InvalidModel(f"{name}: no TOML: {error}") from error
-    nodes = said.get("nodes")
-    if said.keys() != {"nodes"} or type(nodes) is not dict or not nodes:
+    nodes, of = said.get("nodes"), said.get("architectures", [])
+    good = {"nodes"} <= said.keys() <= {"nodes", "architectures"}
+    if not good or type(nodes) is not dict or not nodes:
         raise InvalidModel(f'{name}: expected one table [nodes], of "PATTERN" = "NODE"')
-    return NodeMap(name=name, rules=tuple(rule_of(name, *row) for row in nodes.items()))
+    if type(of) is not list or not all(type(each) is str for each in of):
+        raise InvalidModel(f"{name}: architectures must be a list of texts")
+    rules = tuple(rule_of(name, *row) for row in nodes.items())
+    return NodeMap(name=name, rules=rules, architectures=tuple(of))
 
 
 def rule_of(name: str, pattern: str, said: Any) -> Rule:
@@ -137,8 +160,12 @@ def check_node(where: str, pattern: str, node: Any) -> None:
 def regex(where: str, pattern: str) -> re.Pattern[str]:
     if pattern.count("*") > MOST_STARS or pattern.count(LAYER) > 1:
         raise InvalidModel(f"{where}: at most {MOST_STARS} * and one {LAYER}")
-    escaped = re.escape(pattern).replace(re.escape(LAYER), r"(?P<layer>[0-9]{1,6})")
-    return re.compile(escaped.replace(r"\*", ".*"))
+    layer = r"(?<![0-9])(?P<layer>[0-9]{1,6})(?![0-9])"  # never a part of a number
+    first, *parts = re.escape(pattern).replace(re.escape(LAYER), layer).split(r"\*")
+    # what stands between two stars is taken where it comes first and never looked for again, so
+    # that a name is gone through a few times and not once for each of its places
+    between = [f"(?>.*?{part})" for part in parts[:-1]]
+    return re.compile(first + "".join(between) + "".join(f".*{part}" for part in parts[-1:]))
 
 
 def not_found(names: Sequence[str]) -> str:

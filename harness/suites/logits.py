@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.batch import Batch
 from engine.quants.base import F32
@@ -12,8 +13,12 @@ from harness.compare import largest, mismatch_between, worst_distance
 from harness.facts import ModelFacts
 from harness.records import Evaluation, Mismatch, Request, Verdict
 from harness.relations import asked_otherwise
+from harness.stored import half_step
 from harness.suites.base import Context, NoAnswer, Suite
 from harness.tolerances import Bound, whole_run
+
+LOGITS = "result_output"
+NOTHING = np.zeros(())
 
 
 class Logits(Suite, name="logits"):
@@ -68,11 +73,12 @@ def compared(
     if not np.isfinite(expected).any() and not np.isfinite(got).any():
         text = f"none of {expected.size} {what}s is finite in either engine: nothing to compare"
         return context.verdict(suite, "not-compared", text)
+    rounded = rounding(context, subject)
     bound = whole_run(context.noise.relative, largest(expected))
-    off = difference(expected, got, truth, bound)
+    off = difference(expected, got, truth, bound, rounded)
     if off is not None and off.kind == "value":
         bound = whole_run(context.noise_on(batches), largest(expected))
-        off = difference(expected, got, truth, bound)
+        off = difference(expected, got, truth, bound, rounded)
     if not np.isfinite(bound.allowed):
         text = f"honest runs of this model overflow, so that no limit can be given for its {what}s"
         return context.verdict(suite, "not-compared", text, {"reason": bound.reason})
@@ -86,7 +92,7 @@ def compared(
     }
     if off is None:
         return context.verdict(suite, "agreed", agreement(detail, what), detail)
-    at_fault = who_is_wrong(context, batches, (expected, got))
+    at_fault = who_is_wrong(context, batches, (expected, got), rounded)
     if not at_fault:
         text = "each agrees with an honest run, with or without conversions of activations"
         return context.verdict(suite, "agreed", text, detail)
@@ -104,24 +110,40 @@ def compared(
     )
 
 
-def difference(expected: F32, got: F32, truth: F32, bound: Bound) -> Mismatch | None:
+def rounding(context: Context, run: Evaluation) -> NDArray[np.float64]:
+    """How far each of the subject's logits may be from what it was before it was written down."""
+    kinds = {site.step: k for site, k in context.subject.stored.items() if site.name == LOGITS}
+    steps = (half_step(rows, kinds.get(i, "F32")) for i, rows in enumerate(run.logits))
+    return np.concatenate(list(steps)) if kinds else NOTHING
+
+
+def difference(
+    expected: F32, got: F32, truth: F32, bound: Bound, rounded: NDArray[np.float64]
+) -> Mismatch | None:
     """Between the engines, or else between the truth and what they agree on."""
-    between = mismatch_between(expected, got, bound.allowed)
+    between = mismatch_between(expected, got, bound.allowed + rounded)
     return between or mismatch_between(truth, expected, bound.allowed)
 
 
-def who_is_wrong(context: Context, batches: Sequence[Batch], runs: tuple[F32, F32]) -> str:
+def who_is_wrong(
+    context: Context,
+    batches: Sequence[Batch],
+    runs: tuple[F32, F32],
+    rounded: NDArray[np.float64] = NOTHING,
+) -> str:
     """Of oracle and subject: which agrees with no honest run of the oracle's file; "" if neither.
 
     An engine need not convert activations as llama.cpp does, so there are two honest runs. How
-    large logits are they say too: those of a wrong engine may be none at all.
+    large logits are they say too: those of a wrong engine may be none at all. rounded: how far the
+    subject's may be off besides.
     """
     noise = context.noise_on(batches)
     honest = [(run, whole_run(noise, largest(run))) for run in context.honest_runs(batches)]
+    more = (NOTHING, rounded)
     wrong = [
         role
-        for role, logits in zip(("oracle", "subject"), runs, strict=True)
-        if all(mismatch_between(truth, logits, bound.allowed) for truth, bound in honest)
+        for role, logits, off in zip(("oracle", "subject"), runs, more, strict=True)
+        if all(mismatch_between(truth, logits, bound.allowed + off) for truth, bound in honest)
     ]
     return "both" if len(wrong) == 2 else "".join(wrong)
 

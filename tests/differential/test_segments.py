@@ -118,6 +118,13 @@ def test_a_wrong_product_is_found_at_its_op_and_nowhere_else(qwen3: Recorded) ->
     }
 
 
+def test_whole_numbers_in_the_place_of_others_are_found_where_they_are(qwen3: Recorded) -> None:
+    values = qwen3.run(Honest())
+    place = next(p for p in values if str(qwen3.wires[p].site) == "l_out-0")
+    values[place] = np.rint(values[place]).astype(np.int32)
+    assert str(qwen3.accused(values, LAYERS)[0].site) == "l_out-0"
+
+
 def test_where_layers_are_shown_the_layer_is_found_and_what_to_show_next(qwen3: Recorded) -> None:
     found = qwen3.accused(qwen3.run(OneOpWrong(name="ffn_up-1")), LAYERS)
     assert {str(f.site) for f in found} == {"l_out-1"}

@@ -22,6 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "harness.comparable",
         "harness.compare",
+        "harness.stored",
         "harness.tolerances",
         "harness.gguf_writer",
         "harness.wire",

@@ -1,0 +1,38 @@
+"""Numbers that were rounded when they were written down: to F16 or BF16, as dumps often are."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.quants.base import F32
+
+# significant bits behind the first, and the exponent of the smallest number
+ROUNDED = {"F16": (10, -24), "BF16": (7, -133)}
+EXACT = ("F32", "F64", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")
+KINDS = (*EXACT, *ROUNDED)  # of safetensors, that can be read
+
+
+def half_step(value: NDArray[Any], kind: str) -> NDArray[np.float64]:
+    """How far each may lie from what was rounded to it, to the nearest; zero of other kinds."""
+    if kind not in ROUNDED:
+        return np.zeros(value.shape)
+    bits, smallest = ROUNDED[kind]
+    finite = np.isfinite(value)
+    exponents = np.frexp(np.where(finite, value, 0.0).astype(np.float64))[1] - 1
+    steps = np.ldexp(0.5, np.maximum(exponents - bits, smallest))
+    return np.where(finite, steps, 0.0)
+
+
+def bf16_of(path: Path, key: str) -> F32:
+    """numpy has no such type, so the file is read by hand; safetensors has looked at its header."""
+    with path.open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        row = json.loads(file.read(size))[key]
+        start, end = row["data_offsets"]
+        file.seek(8 + size + start)
+        raw = np.frombuffer(file.read(end - start), "<u2")
+    return (raw.astype(np.uint32) << 16).view(np.float32).reshape(row["shape"])

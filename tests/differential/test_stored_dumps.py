@@ -1,0 +1,109 @@
+"""Dumps in half precision: the same honest engine is not accused, and a wrong one still found."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from harness.check import exit_code
+from harness.records import Verdict
+from harness.run import builtin_model
+from tests.stored_dumps import write_bf16
+from tests.test_dumps import TENSORS, changed
+from tests.test_node_maps import checked, trace_of
+
+Tensors = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return builtin_model("f32", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def written(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trace_of(model, tmp_path_factory.mktemp("dump"))
+
+
+def save_f16(path: Path, tensors: Tensors) -> None:
+    save_file({key: value.astype(np.float16) for key, value in tensors.items()}, path)
+
+
+def cut_bf16(path: Path, tensors: Tensors) -> None:
+    write_bf16(path, tensors, cut=True)
+
+
+def verdicts(
+    model: Path,
+    written: Path,
+    folder: Path,
+    save: Callable[[Path, Tensors], None],
+    wrong: Callable[[Tensors], None] = lambda _: None,
+    only: tuple[str, ...] = (),
+) -> list[Verdict]:
+    changed(written, folder, lambda *_: None)
+    tensors = load_file(written / TENSORS)
+    wrong(tensors)
+    kept = {k: v for k, v in tensors.items() if not only or any(name in k for name in only)}
+    save(folder / TENSORS, kept)
+    return checked(model, f"dump:{folder}", "logits", "trace", oracle="llama.cpp")
+
+
+@pytest.mark.parametrize("save", [save_f16, write_bf16])
+@pytest.mark.parametrize("only", [(), ("l_out", "result_output"), ("result_output",)])
+def test_an_honest_run_that_was_written_down_in_half_precision_agrees(
+    save: Callable[[Path, Tensors], None],
+    only: tuple[str, ...],
+    model: Path,
+    written: Path,
+    tmp_path: Path,
+) -> None:
+    found = verdicts(model, written, tmp_path / "d", save, only=only)
+    assert exit_code(found) == 0, found
+    agreed = {v.suite for v in found if v.status == "agreed"}
+    assert agreed == ({"logits"} if only == ("result_output",) else {"logits", "trace"})
+
+
+def test_numbers_that_were_cut_instead_of_rounded_are_a_difference(
+    model: Path, written: Path, tmp_path: Path
+) -> None:
+    found = verdicts(model, written, tmp_path / "d", cut_bf16)
+    assert {v.suite for v in found if v.status == "diverged"} == {"logits", "trace"}
+
+
+def rows_one_token_late(tensors: Tensors) -> None:
+    tensors["step0/ffn_norm-1"] = np.roll(tensors["step0/ffn_norm-1"], 1, axis=0)
+
+
+def layer_0_again(tensors: Tensors) -> None:
+    tensors["step0/l_out-1"] = tensors["step0/l_out-0"]
+
+
+def heads_backwards(tensors: Tensors) -> None:
+    tensors["step0/Qcur_rope-1"] = tensors["step0/Qcur_rope-1"][:, ::-1].copy()
+
+
+@pytest.mark.parametrize("save", [save_f16, write_bf16])
+@pytest.mark.parametrize(
+    ("wrong", "site"),
+    [
+        (rows_one_token_late, "ffn_norm"),
+        (layer_0_again, "l_out"),
+        (heads_backwards, "Qcur_rope"),
+    ],
+)
+def test_a_wrong_run_in_half_precision_is_found_where_it_is_wrong(
+    save: Callable[[Path, Tensors], None],
+    wrong: Callable[[Tensors], None],
+    site: str,
+    model: Path,
+    written: Path,
+    tmp_path: Path,
+) -> None:
+    found = verdicts(model, written, tmp_path / "d", save, wrong)
+    first = next(v for v in found if v.suite == "trace" and v.status == "diverged")
+    assert (first.detail["site"], first.detail["layer"]) == (site, 1)
+    assert "stored in" in first.detail["reason"]
