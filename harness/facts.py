@@ -120,7 +120,8 @@ def why_not_ours(file: GgufFile, arch: str, kind: str) -> str:
     """Raises InvalidModel for a broken model of an architecture that is ours."""
     import_members("engine.architectures")
     if arch not in Architecture.family:
-        return f"our engine has no graph of {arch!r} (it has: {', '.join(Architecture.family)})"
+        ours = ", ".join(sorted(Architecture.family))
+        return f"our engine has no graph of {arch!r} (it has: {ours})"
     try:
         architecture_of(file)(file)
     except Unsupported as error:

@@ -3,17 +3,26 @@
 It is judged from its own inputs, along the oracle's graph (harness.graph.segments).
 """
 
+from collections.abc import Iterator, Mapping
+from math import inf, prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.gguf_file import GgufFile
 from engine.trace import SITES
 from harness.compare import largest, worst_distance
 from harness.findings import Findings, Values
 from harness.graph.aliases import places_by_site, renamed
-from harness.graph.program import Place
+from harness.graph.program import Place, Program
 from harness.graph.segments import SegmentJudge
+from harness.graph.shown import part_shown
 from harness.graph.ways import Honest
-from harness.graph.wiring import wires_of
+from harness.graph.wiring import Wire, wires_of
+from harness.judge import SiteFinding
 from harness.locate_nodes import build_of, recorded
-from harness.records import Evaluation, Request, Site
+from harness.records import Evaluation, Mismatch, Request, Site
 from harness.suites.base import Context
 
 LOGITS = "result_output"
@@ -44,6 +53,8 @@ def locate_segments(context: Context) -> Findings:
     values = run.trace.values()
     wires = renamed(wires, places)
     shown = {places[site]: value for site, value in values.items() if site in places}
+    misshapen = tuple(of_another_shape(program, wires, shown))
+    shown = {place: value for place, value in shown.items() if place not in dict(misshapen)}
     context.progress(f"judging what {len(shown)} shown tensors enclose")
     with GgufFile.open(context.model) as file:
         judge = SegmentJudge(
@@ -55,7 +66,9 @@ def locate_segments(context: Context) -> Findings:
             stored={places[s]: kind for s, kind in context.subject.stored.items() if s in places},
             seed=context.seed,
         )
-        findings = tuple(judge.findings())
+        order = {wire.site: at for at, wire in enumerate(wires.values())}
+        judged = (*judge.findings(), *(finding for _, finding in misshapen))
+        findings = tuple(sorted(judged, key=lambda finding: order[finding.site]))
         free = errors_of(judge, {place: wires[place].site for place in shown})
     otherwise = tuple(site for site in values if site not in places)
     oracle: Evaluation = context.ask(context.oracle, "evaluate", Request(batches=context.batches))
@@ -70,6 +83,35 @@ def locate_segments(context: Context) -> Findings:
         skipped={NO_SUCH_NODE: otherwise} if otherwise else {},
         own_inputs=True,
     )
+
+
+def of_another_shape(
+    program: Program, wires: Mapping[Place, Wire], shown: Mapping[Place, NDArray[Any]]
+) -> Iterator[tuple[Place, SiteFinding]]:
+    """What cannot be the node's value: nothing can be computed from it."""
+    nodes = {graph.place(node): node for graph in program.graphs for node in graph.nodes}
+    for place, value in shown.items():
+        node = nodes[place]
+        expected = tuple(reversed(node.result.ne))
+        if part_shown(np.broadcast_to(np.int8(0), expected), value.shape, node.name) is not None:
+            continue
+        text = f"expected {prod(expected)} elements {expected}, got {value.shape}"
+        yield (
+            place,
+            SiteFinding(
+                site=wires[place].site,
+                op=node.op,
+                err_local=inf,
+                err_oracle=0.0,
+                allowed=0.0,
+                reason="the shape follows from the model and the tokens",
+                size=0.0,
+                mismatch=Mismatch(kind="shape", detail=text),
+                at_fault="subject",
+                layer=wires[place].layer,
+                weight=", ".join(wires[place].weights),
+            ),
+        )
 
 
 def errors_of(judge: SegmentJudge, sites: dict[Place, Site]) -> dict[Site, float]:

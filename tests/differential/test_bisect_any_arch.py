@@ -82,7 +82,7 @@ def variant(namer: Session, tmp_path_factory: pytest.TempPathFactory) -> Models:
     return make
 
 
-def plan_of(model: Path, engine: str = "reference", subject: Path | None = None) -> Plan:
+def plan_of(model: Path, engine: str = "replay", subject: Path | None = None) -> Plan:
     return Plan(
         case=model.name,
         model=model,
@@ -228,8 +228,22 @@ def test_one_more_expert_used_is_another_graph(variant: Models, tmp_path: Path) 
 def test_an_engine_without_single_ops_is_not_said_to_agree(variant: Models) -> None:
     found = open_plan(plan_of(variant("qwen3"), "fast"), lambda _: None)
     try:
-        verdicts = list(run_suites(found.context, ("trace", "products")))
+        trace, products = run_suites(found.context, ("trace", "products"))
     finally:
         found.close()
-    assert {v.status for v in verdicts} == {"not-compared"}
-    assert "fast cannot be asked for single ops" in verdicts[0].summary
+    assert (trace.status, products.status) == ("agreed", "not-compared")  # of its own run
+    assert "fast cannot be asked for single ops" in products.summary
+
+
+def test_another_number_of_experts_in_the_subjects_file_shows_as_another_shape(
+    variant: Models, tmp_path: Path
+) -> None:
+    """In our own graph of it, which runs on the subject's file and shows what it computes."""
+    key, raw = "qwen3moe.expert_used_count", (3).to_bytes(4, "little")
+    other = with_key(variant("qwen3moe"), key, raw, tmp_path / "other.gguf")
+    result, verdicts = asked(plan_of(variant("qwen3moe"), "reference", other))
+    assert result.exit_code == 1
+    assert result.first is not None
+    assert (result.first.site.name, result.first.layer) == ("ffn_moe_weights", 0)
+    assert "shape" in str(result.first.mismatch)
+    assert ("trace", "diverged") in {(v.suite, v.status) for v in verdicts}
