@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.check import BadInput, Plan, exit_code_of_run, suites_named
+from harness.check import BadInput, Plan, suites_named
+from harness.exit_codes import exit_code_of_run
 from harness.records import EngineInfo, Status, Verdict
 from harness.report.header import header
 from harness.report.jsonl import plain

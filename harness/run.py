@@ -19,7 +19,6 @@ from harness.check import (
     Opened,
     Plan,
     defect,
-    exit_code_of_run,
     open_plan,
     run_suites,
     suites_named,
@@ -36,6 +35,7 @@ from harness.children import (
     side_by_side,
 )
 from harness.environments import provide
+from harness.exit_codes import exit_code_of_run
 from harness.file_state import FileState
 from harness.known_failures import KnownFailures
 from harness.records import EngineInfo, Status, Verdict

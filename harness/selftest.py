@@ -14,7 +14,8 @@ from engine.quants.base import NO_PRODUCT, WeightFormat
 from engine.registry import import_members
 from harness.adapters.base import Adapter
 from harness.bisect.bisection import bisect
-from harness.check import Plan, exit_code, open_plan, run_suites
+from harness.check import Plan, open_plan, run_suites
+from harness.exit_codes import exit_code
 from harness.mutants.base import Mutant
 from harness.processes import processes
 from harness.records import DEFAULT, EXACT

@@ -17,7 +17,6 @@ from harness.check import (
     BadInput,
     Opened,
     Plan,
-    exit_code,
     lanes_of,
     open_plan,
     preflight,
@@ -25,6 +24,7 @@ from harness.check import (
     settings_for,
     suites_named,
 )
+from harness.exit_codes import exit_code
 from harness.gguf_writer import gguf_bytes
 from harness.records import (
     DEFAULT,

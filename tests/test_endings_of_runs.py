@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from harness.check import exit_code
 from harness.cli.terminal import Terminal
+from harness.exit_codes import exit_code
 from harness.records import EngineInfo, Verdict
 from harness.run import RunResult
 

@@ -11,8 +11,8 @@ import pytest
 from engine.gguf_file import GgufFile
 from harness.adapters.base import Adapter
 from harness.adapters.reference import Reference
-from harness.check import exit_code
 from harness.cli import app
+from harness.exit_codes import exit_code
 from harness.fuzzers._gguf_grammar import alone
 from harness.fuzzers.base import FuzzPlan, run_campaign
 from harness.mutants._tokenizers import WRONG as TOKENIZERS

@@ -15,8 +15,9 @@ from engine.registry import import_members
 from harness.adapters.base import Adapter
 from harness.adapters.ieee754 import Ieee754
 from harness.adapters.reference import Reference
-from harness.check import BadInput, exit_code
+from harness.check import BadInput
 from harness.cli.fuzz import app
+from harness.exit_codes import exit_code
 from harness.fuzzers._blocks import Cases
 from harness.fuzzers._campaign import SAMPLE, Campaign
 from harness.fuzzers.base import FuzzPlan, fuzzer_named, run_campaign

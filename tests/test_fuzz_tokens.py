@@ -15,7 +15,8 @@ from engine.gguf_file import GgufFile
 from engine.tokenizers.base import Tokenizer, tokenizer_of
 from harness.adapters.base import Adapter
 from harness.adapters.reference import Reference
-from harness.check import BadInput, exit_code
+from harness.check import BadInput
+from harness.exit_codes import exit_code
 from harness.fuzzers._shrink_text import order, shrunk
 from harness.fuzzers._texts import (
     STRATEGIES,

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from engine.errors import Unsupported
-from harness.check import BadInput, exit_code
+from harness.check import BadInput
+from harness.exit_codes import exit_code
 from harness.http import client
 from harness.http.client import KEY, address_of
 from harness.http.session import HttpSession, is_address, preset_for

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from engine.errors import InvalidModel
-from harness.check import BadInput, Plan, exit_code
+from harness.check import BadInput, Plan
 from harness.cli import app
+from harness.exit_codes import exit_code
 from harness.known_failures import UNKNOWN, KnownFailures, read_known, write_known
 from harness.records import EXACT, Status, Verdict
 from harness.run import Listener, RunResult, builtin_model, run_plans

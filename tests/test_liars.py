@@ -10,7 +10,8 @@ from engine.batch import Batch
 from engine.errors import EngineError
 from harness.adapters.gguf_py import GgufPy
 from harness.bisect.bisection import bisect
-from harness.check import BadInput, Plan, exit_code, open_plan
+from harness.check import BadInput, Plan, open_plan
+from harness.exit_codes import exit_code
 from harness.fuzzers._batch_judge import Judge
 from harness.fuzzers._schedule import Schedule
 from harness.fuzzers.base import FuzzPlan

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from harness.candidates import Off, names_of, off_from, read_list
-from harness.check import Plan, exit_code
+from harness.check import Plan
+from harness.exit_codes import exit_code
 from harness.records import DEFAULT, EXACT, Settings, Verdict
 from tests.models import builtin
 from tests.quiet_engines import HONEST_LISTS, WRONG_LISTS, Quiet, Row, made, shown

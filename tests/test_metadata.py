@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from engine.ggml_types import type_by_name
-from harness.check import Plan, exit_code, open_plan, run_suites
+from harness.check import Plan, open_plan, run_suites
+from harness.exit_codes import exit_code
 from harness.gguf_writer import gguf_bytes
 from harness.records import (
     EXACT,

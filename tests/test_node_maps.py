@@ -11,10 +11,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from engine.errors import InvalidModel
-from harness.check import BadInput, exit_code, open_plan, run_suites
+from harness.check import BadInput, open_plan, run_suites
 from harness.cli import app
 from harness.dump import dump_trace
 from harness.dumps import folder_of, map_of
+from harness.exit_codes import exit_code
 from harness.node_maps import map_of as parsed
 from harness.node_maps import neighbours, read_map, ready
 from harness.records import Verdict

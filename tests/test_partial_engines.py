@@ -10,7 +10,8 @@ import pytest
 
 from harness.adapters.reference import Reference
 from harness.bisect.bisection import Bisection, bisect
-from harness.check import exit_code, open_plan, run_suites
+from harness.check import open_plan, run_suites
+from harness.exit_codes import exit_code
 from harness.mutants.rope_half_split import RopeHalfSplit
 from harness.records import EngineInfo, Evaluation, Request, TensorRecord, Trace, Verdict
 from harness.suites.base import NoAnswer

@@ -7,7 +7,8 @@ import pytest
 
 from engine.errors import InvalidModel, NotInModel
 from harness.adapters.reference import Reference
-from harness.check import exit_code, preflight
+from harness.check import preflight
+from harness.exit_codes import exit_code
 from harness.records import Evaluation, Request, Status
 from harness.synth.llama import LlamaRecipe
 from tests.models import builtin, with_metadata, written

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, ValidationError
 
-from harness.check import exit_code
+from harness.exit_codes import exit_code
 from harness.records import EXACT, EngineInfo, Verdict
 from harness.report.header import header, model_row, sha256_of
 from harness.report.jsonl import SCHEMA, BrokenReport, ReportWriter, plain, read_report

@@ -12,7 +12,7 @@ import pytest
 
 from engine.gguf_file import GgufFile
 from harness.adapters.reference import Reference
-from harness.check import exit_code
+from harness.exit_codes import exit_code
 from harness.mutants.rope_half_split import RopeHalfSplit
 from harness.records import Verdict
 from harness.suites.base import Context

@@ -11,7 +11,8 @@ from engine.gguf_file import GgufFile
 from engine.quants.base import WeightFormat
 from engine.registry import import_members
 from harness import twin
-from harness.check import Plan, exit_code, open_plan, run_suites
+from harness.check import Plan, open_plan, run_suites
+from harness.exit_codes import exit_code
 from harness.gguf_writer import write_gguf
 from harness.records import EXACT
 from harness.twin import write_twin

@@ -10,8 +10,9 @@ import pytest
 
 from engine.errors import Unsupported
 from harness.adapters._users import registered, registered_names
-from harness.check import BadInput, exit_code
+from harness.check import BadInput
 from harness.cli import app
+from harness.exit_codes import exit_code
 from harness.records import EXACT, Answered, Crashed, Unanswerable, Verdict
 from harness.runner import IsolatedSession, Runner, is_outside
 from tests.models import builtin

@@ -14,7 +14,8 @@ from engine.gguf_file import GgufFile
 from engine.ops.reference import Reference as Plain
 from harness.adapters.reference import Reference
 from harness.bisect.bisection import bisect
-from harness.check import Opened, exit_code, open_plan, run_suites, settings_for
+from harness.check import Opened, open_plan, run_suites, settings_for
+from harness.exit_codes import exit_code
 from harness.mutants.rope_half_split import RopeHalfSplit
 from harness.records import EngineInfo, Evaluation, Request, Verdict
 from harness.runner import LocalSession

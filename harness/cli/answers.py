@@ -27,8 +27,8 @@ def ops(
     """
     from golden.answers import counted, judge_answers
     from golden.store import DEFAULT_ROOT
-    from harness.check import exit_code
     from harness.cli.terminal import Terminal
+    from harness.exit_codes import exit_code
 
     with Terminal(quiet=quiet) as out:
         root = vectors or DEFAULT_ROOT

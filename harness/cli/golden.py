@@ -100,8 +100,9 @@ def verify(
     from golden.store import DEFAULT_ROOT
     from golden.verify import holds
     from golden.verify import verify as verify_files
-    from harness.check import BadInput, exit_code
+    from harness.check import BadInput
     from harness.cli import screen
+    from harness.exit_codes import exit_code
 
     with screen(quiet) as out:
         root = folder or vectors or DEFAULT_ROOT

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from harness.check import exit_code
+from harness.exit_codes import exit_code
 from harness.records import BOTH, Verdict
 from harness.report.text import MARKS, printable
 

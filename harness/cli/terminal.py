@@ -16,9 +16,10 @@ from rich.status import Status
 from rich.text import Text
 
 from engine.errors import EngineError
-from harness.check import BadInput, Plan, defect, is_compared
+from harness.check import BadInput, Plan, defect
 from harness.cli.consoles import Screen
 from harness.cli.tables import table_of
+from harness.exit_codes import is_compared
 from harness.records import BOTH, Site, Verdict
 from harness.report.jsonl import plain
 from harness.report.text import (

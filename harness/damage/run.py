@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
-from harness.check import exit_code
 from harness.damage.trials import SUITE, DamagePlan, Tried, trials
+from harness.exit_codes import exit_code
 from harness.processes import processes
 from harness.records import Verdict
 from harness.report.header import header

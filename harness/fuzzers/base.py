@@ -16,8 +16,9 @@ from queue import Queue
 from engine.choices import choices
 from engine.errors import Unsupported
 from engine.registry import Registered, import_members
-from harness.check import BadInput, described, exit_code
+from harness.check import BadInput, described
 from harness.environments import provide
+from harness.exit_codes import exit_code
 from harness.processes import processes, shared
 from harness.records import EXACT, EngineInfo, Settings, Verdict
 from harness.report.header import header

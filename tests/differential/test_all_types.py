@@ -10,7 +10,8 @@ from engine.quants.base import WeightFormat
 from engine.registry import import_members
 from harness.adapters._llama_cpp_lib import library
 from harness.adapters.llama_cpp_activations import cpu_traits
-from harness.check import Plan, exit_code, open_plan, run_suites
+from harness.check import Plan, open_plan, run_suites
+from harness.exit_codes import exit_code
 from harness.known import entries
 from harness.records import EXACT, PRESETS, Settings, Verdict
 from tests.all_types import FORMATS, MATRICES, NAMES, WITHOUT_PRODUCT, model_of

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from harness.bisect.bisection import Bisection, bisect
-from harness.check import Plan, exit_code
+from harness.check import Plan
+from harness.exit_codes import exit_code
 from harness.records import DEFAULT, PRESETS
 from tests.differential.conftest import Checked, OpenPlan
 from tests.models import SHARED_STORIES, with_changed_weight, written

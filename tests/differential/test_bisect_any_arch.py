@@ -11,8 +11,9 @@ from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import Build, Node
 from harness.adapters.replay import ReplayEngine
 from harness.bisect.bisection import Bisection, bisect
-from harness.check import Plan, exit_code, open_plan, run_suites
+from harness.check import Plan, open_plan, run_suites
 from harness.damage.changes import Damage, write_damaged
+from harness.exit_codes import exit_code
 from harness.graph.ways import Honest
 from harness.records import EXACT, Verdict
 from harness.runner import Session

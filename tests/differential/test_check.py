@@ -9,8 +9,9 @@ import pytest
 
 from engine.batch import Batch
 from engine.model import Model
-from harness.check import Plan, exit_code, suites_named
+from harness.check import Plan, suites_named
 from harness.compare import largest, worst_distance
+from harness.exit_codes import exit_code
 from harness.records import EXACT, PRESETS, Answered, Evaluation, Request, Settings
 from harness.runner import Runner, Session
 from harness.selftest import try_clean

@@ -10,7 +10,7 @@ import pytest
 from engine.batch import Batch, steps_of
 from engine.quants.base import F32
 from harness.adapters.replay import ReplayEngine
-from harness.check import exit_code
+from harness.exit_codes import exit_code
 from harness.records import DEFAULT, EXACT, Answered, Evaluation, Rejected, Request, Settings
 from harness.runner import Runner, Session
 from harness.shadow.models import make_variant, opened

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.check import Plan, exit_code, open_plan, run_suites
+from harness.check import Plan, open_plan, run_suites
+from harness.exit_codes import exit_code
 from harness.records import EXACT
 from tests.models import written
 

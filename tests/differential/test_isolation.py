@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.check import Plan, exit_code, run_suites, suites_named
+from harness.check import Plan, run_suites, suites_named
+from harness.exit_codes import exit_code
 from harness.records import Answered
 from harness.runner import Session
 from tests.differential.conftest import OpenPlan

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness.check import exit_code
+from harness.exit_codes import exit_code
 from harness.run import builtin_model
 from tests.test_node_maps import as_transformers, checked, renamed, trace_of
 

@@ -7,7 +7,8 @@ import pytest
 
 from harness.adapters.base import Adapter
 from harness.bisect.bisection import bisect
-from harness.check import Plan, exit_code, run_suites
+from harness.check import Plan, run_suites
+from harness.exit_codes import exit_code
 from harness.mutants.base import Mutant
 from harness.report.header import header, model_row
 from harness.report.jsonl import ReportWriter, read_report

@@ -13,7 +13,8 @@ from engine.ops.reference import Reference as Ops
 from engine.quants.base import F32
 from engine.weights import Weight
 from harness.adapters.reference import Reference
-from harness.check import Opened, Plan, exit_code, open_plan, run_suites
+from harness.check import Opened, Plan, open_plan, run_suites
+from harness.exit_codes import exit_code
 from harness.locate import locate, trace_of
 from harness.records import EXACT, PRESETS, Request
 from harness.runner import Runner

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from harness.check import exit_code
+from harness.exit_codes import exit_code
 from harness.records import Verdict
 from harness.run import builtin_model
 from tests.stored_dumps import write_bf16

@@ -15,7 +15,8 @@ from engine.ops.mirror import Mirror
 from engine.ops.reference import Reference as Ops
 from engine.trace import SITES
 from harness.adapters.reference import Reference
-from harness.check import Opened, Plan, exit_code, open_plan, run_suites
+from harness.check import Opened, Plan, open_plan, run_suites
+from harness.exit_codes import exit_code
 from harness.records import EXACT, Verdict
 from harness.runner import Runner
 from tests.all_types import model_of

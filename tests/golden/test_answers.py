@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from golden.answers import counted, judge_answers
 from golden.store import BrokenGolden
-from harness.check import exit_code
 from harness.cli import app
+from harness.exit_codes import exit_code
 from harness.records import Verdict
 from tests.golden.test_ops import right_answers, vectors
 

@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "harness.known",
         "harness.limits",
         "harness.known_failures",
+        "harness.exit_codes",
     ),
     ("harness.designs", "harness.engine_process", "harness.candidates"),
     ("harness.rope_designs",),
