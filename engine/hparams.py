@@ -49,6 +49,11 @@ class Hparams:
         return self.n_embd_q + 2 * self.n_embd_kv
 
     @property
+    def n_gate_up(self) -> int:
+        """Of a matrix that holds both."""
+        return 2 * self.n_ff
+
+    @property
     def n_pairs(self) -> int:
         """What is rotated of a head, in pairs."""
         return self.n_embd_head // 2

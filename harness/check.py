@@ -44,6 +44,7 @@ from harness.records import (
     Verdict,
 )
 from harness.runner import Runner, Session, is_outside
+from harness.session import LocalSession
 from harness.shadow.known import known_crash
 from harness.suites.base import (
     STEPS_TRACED,
@@ -56,6 +57,7 @@ from harness.suites.base import (
 )
 from harness.suites.decode import PROMPT
 
+LLAMA_CPP = "llama.cpp"
 REFERENCE, REPLAY = "reference", "replay"  # the second takes the first's place, see stand_in
 CELLS = 256  # llama.cpp's granule of the cache
 PROMPT_TOKENS = 64  # room for the prompt of `decode`, unless a longer one is given
@@ -197,6 +199,10 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
     if not is_compiled("mirror", flash_attn=settings.flash_attn):
         progress("compiling kernels, which only the first run does: some seconds")
     subject_info = described(subject, under_test=True)
+    if engine == REPLAY and plan.oracle == LLAMA_CPP and plan.subject_model == plan.model:
+        assert isinstance(subject, LocalSession)
+        assert subject.adapter is not None
+        subject.adapter.borrow(oracle)  # one worker shows its graph to whoever wants it
     return Opened(
         context=Context(
             case=plan.case,

@@ -46,6 +46,11 @@ class Session:
         found = facts_of(self.model)
         return replace(found, own_sites=self.own_sites or found.own_sites)
 
+    @cached_property
+    def recorded(self) -> dict[bytes, Any]:
+        """Programs of its graphs, by what was run (harness.graph.record)."""
+        return {}
+
     @property
     def stored(self) -> Mapping[Site, str]:
         """Of what it shows: in which type it was written down, where that is not as computed."""

@@ -168,5 +168,8 @@ class Adapter(Registered):
         """
         raise Unsupported(f"{self.name} does not run schedules")
 
+    def borrow(self, session: Any) -> None:
+        """Ask this open session of llama.cpp, where an engine would open one of its own."""
+
     def close(self) -> None:
         """Give back what the engine holds."""

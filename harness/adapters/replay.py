@@ -50,7 +50,7 @@ class ReplayEngine(Reference, name="replay"):
     own_sites = True
     way = Honest()  # a wrong engine computes in another
     session: Session | None = None
-    recorded: tuple[bytes, Program] | None = None  # of what was asked last
+    borrowed = False  # the session, which another closes
     computed: tuple[Program, tuple[F32, ...]] | None = None  # its outputs, nothing put in
 
     def describe(self) -> EngineInfo:
@@ -112,11 +112,13 @@ class ReplayEngine(Reference, name="replay"):
         raise Unsupported(f"{self.name} does not run schedules")
 
     def close(self) -> None:
-        if self.session is not None:
+        if self.session is not None and not self.borrowed:
             self.session.close()
-            self.session = None
-        self.recorded = self.computed = None
+        self.session = self.computed = None
         super().close()
+
+    def borrow(self, session: Session) -> None:
+        self.session, self.borrowed = session, True
 
     # --- the graph ----------------------------------------------------------------------------
 
@@ -131,22 +133,11 @@ class ReplayEngine(Reference, name="replay"):
         return self.session
 
     def program_of(self, batches: Sequence[Batch], *, embeddings: bool = False) -> Program:
-        key = bytes([embeddings]) + b"".join(
-            part
-            for b in batches
-            for part in (
-                bytes([b.encoder]),
-                *(a.tobytes() for a in (b.tokens, b.positions, b.seq_ids, b.outputs)),
-            )
-        )
-        if self.recorded is None or self.recorded[0] != key:
-            found = record(self.opened(), batches, embeddings=embeddings)
-            if not isinstance(found, Program):
-                answered(found, "capture")
-            else:
-                self.recorded = key, found
-        assert self.recorded is not None
-        return self.recorded[1]
+        found = record(self.opened(), batches, embeddings=embeddings)
+        if not isinstance(found, Program):
+            answered(found, "capture")
+        assert isinstance(found, Program)
+        return found
 
     @cached_property
     def build(self) -> Build:

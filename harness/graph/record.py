@@ -32,6 +32,7 @@ from harness.shadow.judge import view_of
 from harness.shadow.nodes import node_of, rows_of, text
 
 FROM_THE_ENCODER = "cross_embd"  # the input that llama.cpp copies from the encoder's last node
+KEPT_PROGRAMS = 3  # of a session: those of logits, of text, and of products with few inputs
 Watcher = Callable[[Node, Place], None]
 
 
@@ -46,8 +47,14 @@ def record(
     """The program that the session's engine runs for these batches, or why there is none.
 
     watch: sees every node with llama.cpp's values; keep: whose values a replay may borrow;
-    embeddings: come to them, also where there are logits.
+    embeddings: come to them, also where there are logits. Without either, the session remembers:
+    whoever judges it and whoever replays it ask for the same.
     """
+    plain = watch is None and keep is None
+    key = bytes([embeddings]) + b"".join(map(bytes_of, batches))
+    if plain and key in session.recorded:
+        known: Program = session.recorded[key]
+        return known
     result = EMBEDDINGS if embeddings else LOGITS
     recorder = Recorder(watch=watch, keep=keep or has_no_meaning, result=result)
     more = {"embeddings": True} if embeddings else {}
@@ -57,7 +64,17 @@ def record(
     captured: Captured = outcome.value
     if captured.nodes != recorder.seen:
         raise MalformedAnswer("the graph", f"{captured.nodes} nodes", recorder.seen)
-    return recorder.program(batches, captured.outputs)
+    program = recorder.program(batches, captured.outputs)
+    if plain:
+        while len(session.recorded) >= KEPT_PROGRAMS:
+            session.recorded.pop(next(iter(session.recorded)))
+        session.recorded[key] = program
+    return program
+
+
+def bytes_of(batch: Batch) -> bytes:
+    arrays = (batch.tokens, batch.positions, batch.seq_ids, batch.outputs)
+    return b"%d %d " % (len(batch), batch.encoder) + b"".join(a.tobytes() for a in arrays)
 
 
 def has_no_meaning(node: Node) -> bool:

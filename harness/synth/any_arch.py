@@ -7,7 +7,7 @@ on the variant, the seed, the weight type and llama.cpp's list of tensors, and o
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -23,7 +23,16 @@ from harness.records import TensorSummary
 from harness.synth.generator import stream, tensor_bytes
 from harness.synth.llama import Lazy, TensorRow
 from harness.synth.published import Draw, published
-from harness.synth.variant_extras import BOTH, DENSE_ONLY, EXTRAS, LEFT_OUT, MOE_ONLY, READ, SIZES
+from harness.synth.variant_extras import (
+    BOTH,
+    DENSE_ONLY,
+    EXTRAS,
+    FUSED,
+    LEFT_OUT,
+    MOE_ONLY,
+    READ,
+    SIZES,
+)
 from harness.synth.variants import Keys, Sizes, common, experts
 
 MOE = "-moe"  # ends the name of the form with experts, where there are both
@@ -114,8 +123,23 @@ def write_variant(
     }
     lacks = None if variant.complete else LEFT_OUT.get(variant.arch)
     kept = [t for t in tensors if lacks is None or not re.search(lacks, t.name)]
+    if variant.arch in FUSED and not variant.complete:
+        kept = list(fused(kept))
     rows = {tensor.name: row(tensor, variant.arch, seed, quant) for tensor in kept}
     write_gguf(path, keys, rows.values())
+
+
+def fused(tensors: Sequence[TensorSummary]) -> Iterator[TensorSummary]:
+    """One matrix in the place of queries', with the rows of keys' and values'."""
+    by_name = {tensor.name: tensor for tensor in tensors}
+    for tensor in tensors:
+        part = re.fullmatch(r"(blk\.\d+\.attn_)([qkv])(\.weight)", tensor.name)
+        if part is None:
+            yield tensor
+        elif part[2] == "q":
+            parts = [by_name[part[1] + each + part[3]] for each in "qkv"]
+            ne = (tensor.ne[0], sum(each.ne[1] for each in parts))
+            yield replace(tensor, name=f"{part[1]}qkv{part[3]}", ne=ne)
 
 
 def row(tensor: TensorSummary, arch: str, seed: int, quant: str) -> TensorRow:

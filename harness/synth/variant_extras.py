@@ -260,8 +260,11 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("qwen3", "qwen3moe", "gemma3"), r"scale$|attn_[qkv]\.bias|^cls\."),
         "qwen2": r"scale$|^output\.bias",
         "gpt2": r"scale$",
+        "phi3": r"scale$|attn_[qkv]\.bias|^rope_factors",
     }
 )
+# Real files hold queries, keys and values in one matrix, where llama.cpp would take three as well
+FUSED = ("phi3",)
 # Of architectures that our engine has a graph of: the keys that mean something to them. It refuses
 # a file with others, since it cannot know what they would change.
 _SIZES = (
@@ -271,6 +274,7 @@ _SIZES = (
 _RMS = (*_SIZES, ".attention.layer_norm_rms_epsilon")
 READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
+        "phi3": (*_RMS, ".attention.sliding_window"),
         "qwen2": _RMS,
         "qwen3": _RMS,
         "qwen3moe": (*_RMS, ".expert_count", ".expert_used_count", ".expert_feed_forward_length"),

@@ -69,6 +69,22 @@ def test_check_makes_the_model_of_an_architecture_and_every_suite_that_applies_c
     }
 
 
+def test_chameleon_suppresses_image_tokens_in_the_first_row_alone(tmp_path: Path) -> None:
+    (path,) = make_variants(["chameleon"], tmp_path)
+    prompt = [50, 5, 82, 2]
+    with Runner().open("llama.cpp", path, EXACT) as engine:
+        text = engine.ask("greedy", prompt, 1)
+        run = engine.ask("evaluate", Request(batches=(Batch.of(prompt),)))
+    assert isinstance(text, Answered)
+    assert isinstance(run, Answered)
+    image = run.value.logits[0][:, 4:8196]
+    assert (image < -1e38).sum(axis=1).tolist() == [8192, 0, 0, 0]
+    assert 4 <= run.value.logits[0][-1].argmax() < 8196 <= text.value[0]
+    detail = {"at_fault": "oracle", "step": 0}
+    wrong = Verdict(suite="decode", case="c", status="diverged", summary="", detail=detail)
+    assert excused_if_known(wrong, "chameleon", "llama.cpp").status == "excused"
+
+
 def test_cogvlm_hands_out_the_logits_of_the_first_token_for_those_of_the_last(
     tmp_path: Path,
 ) -> None:

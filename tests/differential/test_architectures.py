@@ -25,7 +25,7 @@ from harness.shadow.models import make_variant, opened
 from harness.synth.any_arch import variant_named
 from tests.differential.conftest import Checked
 
-OURS = ("gemma3", "gpt2", "qwen2", "qwen3", "qwen3moe")
+OURS = ("gemma3", "gpt2", "phi3", "qwen2", "qwen3", "qwen3moe")
 TOKENS = 24  # more than the window of 16 that made models of gemma3 have
 
 
