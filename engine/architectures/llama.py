@@ -40,6 +40,7 @@ EXPERTS = table("""
 
 class Llama(Architecture, name="llama"):
     halves = False  # which pairs of a head rotate together
+    names_sum = True  # whether llama.cpp has a name for what goes into the second half of a block
 
     @classmethod
     def hparams_of(cls, keys: Keys) -> Hparams:
@@ -87,7 +88,8 @@ class Llama(Architecture, name="llama"):
             h = self.attention(step, layer, h)
             if layer == hp.n_layer - 1:  # from here on only rows with outputs matter
                 h, x = h[step.batch.outputs], x[step.batch.outputs]
-            x = probe("ffn_inp", layer, ops.add(h, x))
+            x = ops.add(h, x)
+            x = probe("ffn_inp", layer, x) if self.names_sum else x
             h = self.norm(step, layer, "ffn_norm", x)
             h = (self.experts if hp.n_expert else self.feed_forward)(step, layer, h)
             x = probe("l_out", layer, ops.add(h, x))

@@ -29,6 +29,7 @@ TENSORS = table("""
 
 class Phi3(Llama, name="phi3"):
     halves = True
+    names_sum = False
     # llama.cpp reads the window and does without it (its pull request 13676)
     ignored = Llama.ignored | {"attention.sliding_window"}
 
