@@ -118,7 +118,9 @@ class ReplayEngine(Reference, name="replay"):
         super().close()
 
     def borrow(self, session: Session) -> None:
+        """What is asked of it is asked now: single ops are computed while it streams its nodes."""
         self.session, self.borrowed = session, True
+        assert self.build
 
     # --- the graph ----------------------------------------------------------------------------
 
