@@ -116,13 +116,13 @@ class Keys:
         if found != expected:
             raise InvalidModel(f"{self.arch}.{key} is {found}; expected {expected}, {what}")
 
-    def windows(self, n_layer: int, every: int) -> tuple[bool, ...]:
-        """Which layers have a window: said for each, or all but every so many-th."""
+    def windows(self, n_layer: int, every: int) -> int | tuple[bool, ...]:
+        """Which layers have a window: said for each, or all but every so many-th (0: all)."""
         key = f"{self.arch}.attention.sliding_window_pattern"
         self.read.add(key)
         said = self.metadata[key].data if key in self.metadata else every
         if isinstance(said, int) and not isinstance(said, bool):
-            return tuple(said == 0 or layer % said < said - 1 for layer in range(n_layer))
+            return said
         found = tuple(bool(each) for each in said)
         if len(found) < n_layer:
             raise InvalidModel(f"{key} has {len(found)} values; expected {n_layer}, one a layer")

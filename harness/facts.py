@@ -127,8 +127,8 @@ def why_not_ours(file: GgufFile, arch: str, kind: str) -> str:
     except Unsupported as error:
         return f"our graph of {arch!r} lacks something: {error}"
     except InvalidModel as error:
-        if kind == "model" and file.tensors:
-            raise
+        if kind == "model" and file.tensors and arch in LISTED:
+            raise  # of others llama.cpp takes forms that are none of ours, and says what is broken
         return str(error)
     return ""
 

@@ -28,9 +28,16 @@ LARGEST = 62  # layers of the 27B model, which alone scales its scores by the wi
 @dataclass(frozen=True, kw_only=True)
 class Gemma3Hparams(Hparams):
     n_swa: int  # tokens that a layer with a window sees, itself counted; 0: there are none
-    windowed: tuple[bool, ...]  # of each layer
+    windows: int | tuple[bool, ...]  # all but every so many-th layer, or said for each
     rope_freq_base_swa: float
     f_final_logit_softcapping: float  # 0: none
+
+    def has_window(self, layer: int) -> bool:
+        if not self.n_swa:
+            return False
+        if isinstance(self.windows, tuple):
+            return self.windows[layer]
+        return not self.windows or layer % self.windows < self.windows - 1
 
 
 class Gemma3(Architecture, name="gemma3"):
@@ -43,7 +50,7 @@ class Gemma3(Architecture, name="gemma3"):
         return Gemma3Hparams(
             **asdict(plain),
             n_swa=n_swa,
-            windowed=keys.windows(plain.n_layer, every=6) if n_swa else (False,) * plain.n_layer,
+            windows=keys.windows(plain.n_layer, every=6),
             rope_freq_base_swa=keys.get("rope.freq_base_swa", float, 10000.0),
             f_final_logit_softcapping=keys.get("final_logit_softcapping", float, 0.0),
         )
@@ -55,7 +62,7 @@ class Gemma3(Architecture, name="gemma3"):
     def rope_params(self, layer: int = 0) -> RopeParams:
         hp = self.hparams
         base, scale = hp.rope_freq_base, hp.rope_freq_scale
-        if hp.windowed[layer]:  # near tokens alone are seen: nothing is stretched
+        if hp.has_window(layer):  # near tokens alone are seen: nothing is stretched
             base, scale = hp.rope_freq_base_swa, 1.0
         return RopeParams(hp.n_embd_head, base, scale, None, halves=True)
 
@@ -93,7 +100,7 @@ class Gemma3(Architecture, name="gemma3"):
         k = step.probe("Kcur_rope", layer, step.ops.rope(k, at, rope))
         width = hp.n_embd / hp.n_head if hp.n_layer == LARGEST else hp.n_embd_head
         q = step.ops.scale(q, 1 / math.sqrt(width))
-        window = hp.n_swa if hp.windowed[layer] else 0
+        window = hp.n_swa if hp.has_window(layer) else 0
         out = step.attend(layer, q, k, v, 1.0, window)
         return self.linear(step, layer, "attn_out", out, "attn_output")
 
