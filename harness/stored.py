@@ -25,14 +25,16 @@ def half_step(value: NDArray[Any], kind: str) -> NDArray[np.float64]:
     bits, smallest = ROUNDED[kind]
     finite = np.isfinite(value)
     exponents = np.frexp(np.where(finite, value, 0.0).astype(np.float64))[1] - 1
-    steps = np.ldexp(0.5, np.maximum(exponents - bits, smallest))
-    return np.where(finite, steps, 0.0)
+    # frexp gives zero the exponent of a half, and what becomes zero is smaller than all else
+    of_step = np.where(value == 0, smallest, np.maximum(exponents - bits, smallest))
+    return np.where(finite, np.ldexp(0.5, of_step), 0.0)
 
 
 def looks_like(values: Iterable[NDArray[Any]]) -> str:
     """The type that all these numbers were rounded to, whatever they are kept in now; "": none.
 
-    Of numbers that were not rounded one in 2^13 is one of F16, and one in 2^16 of BF16.
+    Of numbers that were not rounded one in 2^13 is one of F16, and one in 2^16 of BF16. Those of
+    BF16 are of F16 too, unless they are very large or small: then it is the coarser.
     """
     kinds, found = list(ROUNDED), False
     for value in values:
@@ -41,7 +43,7 @@ def looks_like(values: Iterable[NDArray[Any]]) -> str:
         kinds = [kind for kind in kinds if are_numbers_of(finite, kind)]
         if not kinds:
             return ""
-    return kinds[0] if found else ""
+    return kinds[-1] if found else ""
 
 
 def are_numbers_of(value: NDArray[np.float64], kind: str) -> bool:

@@ -94,16 +94,16 @@ def test_values_of_few_significant_digits_are_off_by_half_of_the_last() -> None:
     assert off(*before, (4, -15.25), allowed=1e-9) is not None
 
 
-@pytest.mark.parametrize(("kind", "step"), [("F16", 2.0**-8), ("BF16", 2.0**-5)])
+@pytest.mark.parametrize(("first", "step"), [(-4.50390625, 2.0**-8), (-4.5, 2.0**-5)])
 def test_a_list_in_half_precision_is_off_by_half_a_step_and_no_further(
-    kind: str, step: float
+    first: float, step: float
 ) -> None:
-    """Of values from 4 to 8, whose distances are kept by the constant: one step is twice a half."""
-    before = [(0, -4.5), (1, -5.5), (2, -6.0)]
-    below = -7.5 - step  # no number of fewer bits
-    assert off(*before, (3, below), allowed=1e-9) is None, kind
-    assert off(*before, (3, below - step), allowed=1e-9) is not None
-    assert off(*before, (3, below + 1e-7), allowed=1e-9) is not None
+    """Of values from 4 to 8, of F16 where one of them is none of BF16; the constant takes up one
+    half of two."""
+    before = [(0, first), (1, -5.5), (2, -6.0)]
+    assert off(*before, (3, -7.5 - step), allowed=1e-9) is None
+    assert off(*before, (3, -7.5 - 2 * step), allowed=1e-9) is not None
+    assert off(*before, (3, -7.5 - step / 64), allowed=1e-9) is not None  # of more bits
 
 
 def test_whole_numbers_are_not_taken_for_rounded_ones() -> None:
