@@ -8,6 +8,7 @@ import pytest
 
 from engine.batch import Batch
 from engine.errors import EngineError
+from engine.gguf_file import GgufFile
 from harness.cli import app
 from harness.known.runs import excused_if_known
 from harness.records import EXACT, Answered, Rejected, Request, Verdict
@@ -41,6 +42,32 @@ def test_a_variant_runs(name: str, quant: str, tmp_path: Path) -> None:
     assert isinstance(outcome, Answered), outcome
     assert [logits.shape[0] for logits in outcome.value.logits] == [3, 1]
     assert all(abs(logits).max() > 0 for logits in outcome.value.logits)
+
+
+@pytest.mark.parametrize(
+    ("arch", "kind"),
+    [("qwen3", "gpt2"), ("gemma3", "llama"), ("bert", "bert"), ("t5", "t5"), ("mamba", "gpt2")],
+)
+def test_sizes_are_chosen_and_the_vocabulary_is_of_the_usual_kind(
+    arch: str, kind: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.gguf"
+    sizes = ("--width", "256", "--layers", "3", "--heads", "4", "--vocabulary", "400")
+    with pytest.raises(SystemExit) as end:
+        app(["synth", "--arch", arch, "-o", str(path), *sizes, "--quant", "Q4_K"])
+    assert not end.value.code
+    file = GgufFile.open(path)
+    try:
+        keys = {name: field.data for name, field in file.metadata.items()}
+        assert keys[f"{arch}.block_count"] == 3
+        assert keys["tokenizer.ggml.model"] == kind
+        assert len(keys["tokenizer.ggml.tokens"]) == 400
+        embeddings = file.tensors["token_embd.weight"]
+        assert (embeddings.shape, embeddings.type.name) == ((400, 256), "Q4_K")
+    finally:
+        file.close()
+    with Runner().open("llama.cpp", path, EXACT) as engine:
+        assert isinstance(engine.ask("tokenize", [b"to be"]), Answered)
 
 
 def test_metadata_that_llama_cpp_refuses_is_its_refusal(tmp_path: Path) -> None:

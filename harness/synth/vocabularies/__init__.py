@@ -36,6 +36,25 @@ KINDS: Mapping[str, tuple[int, Callable[[int, int], Keys]]] = MappingProxyType(
     }
 )
 
+# architecture -> the kind of vocabulary that its published models have, and their pre-tokenizer
+USUAL: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        **dict.fromkeys(("gemma", "gemma2", "gemma3", "phi3", "minicpm"), ("llama", "")),
+        **dict.fromkeys(("qwen2", "qwen2moe", "qwen3", "qwen3moe"), ("gpt2", "qwen2")),
+        "gpt2": ("gpt2", "gpt-2"),
+        "gpt-oss": ("gpt2", "gpt-4o"),
+        "deepseek2": ("gpt2", "deepseek-llm"),
+        "falcon": ("gpt2", "falcon"),
+        **dict.fromkeys(("starcoder", "starcoder2"), ("gpt2", "starcoder")),
+        **dict.fromkeys(("mamba", "mpt"), ("gpt2", "mpt")),
+        **dict.fromkeys(("bert", "nomic-bert"), ("bert", "")),
+        **dict.fromkeys(("t5", "t5encoder"), ("t5", "")),
+        **dict.fromkeys(("rwkv6", "rwkv7"), ("rwkv", "")),
+        "plamo2": ("plamo2", ""),
+        "gemma4": ("gemma4", ""),
+    }
+)
+
 
 def check_kind(kind: str, n_vocab: int) -> None:
     """Raises Unsupported for a kind that nobody knows, InvalidModel for too few tokens."""
