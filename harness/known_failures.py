@@ -111,8 +111,8 @@ def size_of(detail: Mapping[str, Any]) -> float | None:
     elif "margin" in detail:
         off = detail["margin"]
     else:
-        pair = detail.get("expected"), detail.get("actual")
-        off = abs(pair[1] - pair[0]) if all(isinstance(v, float | int) for v in pair) else None
+        a, b = detail.get("expected"), detail.get("actual")
+        off = abs(b - a) if isinstance(a, float | int) and isinstance(b, float | int) else None
     if limit and off is not None:
         return float(off / limit) if isfinite(off / limit) else None
     n = detail.get("mismatched") or detail.get("total")
