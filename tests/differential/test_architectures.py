@@ -20,8 +20,9 @@ from engine.batch import Batch
 from engine.errors import EngineError
 from engine.gguf_file import GgufFile
 from engine.model import Model
-from engine.ops.reference import Reference
+from engine.ops.reference import Reference as Ops
 from engine.trace import LISTED
+from harness.adapters.reference import Reference
 from harness.check import Plan, stand_in
 from harness.facts import facts_of_model
 from harness.records import EXACT, PRESETS, Answered, Request, Settings, Verdict
@@ -31,6 +32,7 @@ from harness.synth import any_arch
 from harness.synth.any_arch import variant_named
 from tests.differential.conftest import Checked
 from tests.differential.test_bisect_any_arch import with_key
+from tests.test_relations import FirstRows, Leaks
 
 OURS = ("gemma3", "gpt2", "phi3", "qwen2", "qwen3", "qwen3moe")
 TOKENS = 24  # more than the window of 16 that made models of gemma3 have
@@ -129,9 +131,23 @@ def test_a_wrong_graph_is_found_where_it_is_wrong(
     assert any(site in v.summary for v in found), [v.summary for v in found]
 
 
+@pytest.mark.parametrize(
+    ("engine", "way"),
+    [(FirstRows, "with outputs of some tokens only"), (Leaks, "beside another sequence")],
+)
+def test_an_engine_with_a_graph_of_its_own_is_asked_otherwise_as_well(
+    engine: type[Reference], way: str, made: Callable[..., Path], checked: Checked
+) -> None:
+    """Asked once, each is right in every logit and every op."""
+    plan = replace(run_of(made("qwen3", "F32")), engine=engine.name, n_tokens=8)
+    first, *wrong = checked(replace(plan, suites=("logits",)))
+    assert first.status == "agreed"
+    assert [(verdict.status, verdict.detail["asked"]) for verdict in wrong] == [("diverged", way)]
+
+
 def test_a_window_hides_what_lies_further_back(made: Callable[..., Path]) -> None:
     """Layers of a made gemma3 see 16 tokens, every other one all: one layer alone forgets."""
-    model = Model(made("gemma3", "F32"), Reference())
+    model = Model(made("gemma3", "F32"), Ops())
     try:
         hp = model.graph.hparams
         assert isinstance(hp, Gemma3Hparams)
