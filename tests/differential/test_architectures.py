@@ -218,6 +218,20 @@ def test_a_form_that_llama_cpp_takes_and_our_graph_does_not_is_replayed(
     assert stand_in("reference", facts) == "replay"
 
 
+def test_what_llama_cpp_refuses_to_load_is_no_difference_between_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: Checked
+) -> None:
+    """Our engine would not run it either."""
+    lacks = any_arch.LEFT_OUT["qwen3"] + r"|^blk\.1\.attn_q\.weight$"
+    monkeypatch.setattr(any_arch, "LEFT_OUT", {"qwen3": lacks})
+    path = tmp_path / "incomplete.gguf"
+    with opened() as session:
+        make_variant(variant_named("qwen3"), path, session=session)
+    verdicts = checked(run_of(path))
+    assert ends(verdicts) == {("logits", "not-compared"), ("trace", "not-compared")}
+    assert all("'blk.1.attn_q.weight' not found" in v.summary for v in verdicts)
+
+
 def test_every_architecture_of_ours_is_in_this_table() -> None:
     from engine.architectures.base import Architecture
     from engine.registry import import_members
