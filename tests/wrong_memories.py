@@ -4,12 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.cell_cache import CellCache
-from engine.memory import Attention, Placed
-from engine.memory_hybrid import Hybrid
-from engine.memory_window import Window
-from engine.schedule import Schedule
-from engine.ubatch import Entries, Ubatch
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.batch import Batch
+from engine.memory.attention import Attention, Placed
+from engine.memory.base import View
+from engine.memory.hybrid import Hybrid
+from engine.memory.schedule import Schedule
+from engine.memory.store import never
+from engine.memory.ubatch import Entries, Ubatch
+from engine.memory.window import Window
+from engine.quants.base import F32
 from harness.adapters.reference import Reference
 
 
@@ -79,7 +85,20 @@ def mixes_sequences(run: Schedule) -> None:
 
 def reorders_outputs(run: Schedule) -> None:
     """Logits come in the order of computation."""
-    run.in_order = lambda batch, ubatches, rows: rows  # type: ignore[method-assign]
+    right, compute, rows = run.decode, run.compute, []
+    if compute is None:
+        return
+
+    def keep(ubatch: Batch, views: Mapping[int, View]) -> F32:
+        rows.append(compute(ubatch, views))
+        return rows[-1]
+
+    def decode(batch: Entries) -> tuple[int, F32 | None]:
+        rows.clear()
+        code, logits = right(batch)
+        return code, None if logits is None else np.concatenate(rows)
+
+    run.compute, run.decode = keep, decode  # type: ignore[method-assign]
 
 
 def reuses_live_cell(run: Schedule) -> None:
@@ -99,9 +118,7 @@ def reuses_live_cell(run: Schedule) -> None:
 
 def forgets_to_shift(run: Schedule) -> None:
     """Positions move and keys do not."""
-    memory = attention(run)
-    if isinstance(memory, CellCache):
-        memory.rotate = lambda keys, deltas: keys
+    attention(run).store.rotate = never
 
 
 def window_too_long(run: Schedule) -> None:
@@ -110,6 +127,61 @@ def window_too_long(run: Schedule) -> None:
     window = memory.window
     if window:
         memory.hidden = lambda pos, looking: looking - pos > window  # type: ignore[method-assign]
+
+
+def near(run: Schedule) -> Attention:
+    assert isinstance(run.memory, Window)
+    return run.memory.near
+
+
+def lets_go_too_early(run: Schedule) -> None:
+    """A cell is given away while the next token still sees it."""
+    memory = near(run)
+    memory.hidden = lambda pos, looking: looking - pos >= memory.window - 1  # type: ignore[method-assign]
+
+
+@dataclass
+class Sees(View):
+    """As the right view, but for the window."""
+
+    right: View
+    window: Callable[[int], int]
+
+    def store(self, *numbers: F32) -> None:
+        self.right.store(*numbers)
+
+    def read(self) -> tuple[NDArray[Any], ...]:
+        return self.right.read()
+
+    def visible(self, window: int) -> NDArray[np.bool_]:
+        return self.right.visible(self.window(window))
+
+
+def sees(run: Schedule, window: Callable[[int], int]) -> None:
+    right = run.compute
+    assert right is not None
+
+    def compute(ubatch: Batch, views: Mapping[int, View]) -> F32:
+        return right(ubatch, {layer: Sees(view, window) for layer, view in views.items()})
+
+    run.compute = compute
+
+
+def ignores_the_window(run: Schedule) -> None:
+    """Every layer sees whatever is still in its cells."""
+    sees(run, lambda window: 0)
+
+
+def window_without_oneself(run: Schedule) -> None:
+    """The token itself is not counted: a window of n sees n before it."""
+    sees(run, lambda window: window and window + 1)
+
+
+def turns_all_keys_alike(run: Schedule) -> None:
+    """Keys that move are turned by the frequencies of layers that see everything."""
+    memory = near(run)
+    right = memory.store.rotate
+    memory.store.rotate = lambda layer, keys, deltas: right(1, keys, deltas)
 
 
 def forgets_copied_numbers(run: Schedule) -> None:
@@ -164,6 +236,11 @@ WRONG = {
         wrong(reuses_live_cell, "attention", ("pos", "logits"), 2, 2, 2, blind=True),
         wrong(forgets_to_shift, "attention", ("logits",), 3, 3, 3),
         wrong(window_too_long, "window", ("pos", "slots"), 3, 9),
+        wrong(window_too_long, "window", ("pos",), 3, 9, blind=True),
+        wrong(lets_go_too_early, "window", ("pos", "logits"), 4, 12, blind=True),
+        wrong(ignores_the_window, "window", ("logits",), 2, 9, blind=True),
+        wrong(window_without_oneself, "window", ("logits",), 2, 9, blind=True),
+        wrong(turns_all_keys_alike, "window", ("logits",), 4, 5, blind=True),
         wrong(moves_no_state, "hybrid", ("pos",), 2, 1),
         wrong(forgets_copied_numbers, "attention", ("logits",), 3, 3, 3),
     )

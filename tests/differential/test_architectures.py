@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from engine.architectures.gemma3 import Gemma3, Gemma3Hparams
 from engine.architectures.gpt2 import Gpt2
@@ -136,10 +137,17 @@ def test_a_window_hides_what_lies_further_back(made: Callable[..., Path]) -> Non
         hp = model.graph.hparams
         assert isinstance(hp, Gemma3Hparams)
         assert (hp.n_swa, hp.has_window(0), hp.has_window(1)) == (16, True, False)
-        cache = model.new_cache()
-        cache.reserve(Batch.of(range(20)))
-        seen = cache.within(Batch.of([1], start=20), 16)
-        assert seen[0].tolist() == [False] * 5 + [True] * 15
+        seen: list[NDArray[Any]] = []
+
+        def probe(name: str, layer: int | None, value: NDArray[Any]) -> NDArray[Any]:
+            if (name, layer) == ("kq_soft_max", 0):
+                seen.append(value > 0)  # (heads, tokens, cells)
+            return value
+
+        memory = model.new_memory()
+        model.decode(Batch.of(range(20)), memory)
+        model.decode(Batch.of([1], start=20), memory, probe)
+        assert seen[0][0, 0].tolist() == [False] * 5 + [True] * 16
     finally:
         model.close()
 
