@@ -26,7 +26,6 @@ from harness.synth.small import SMALL
 from tests.wrong_memories import REFUSED, WRONG, Wrong, engine, mixes_sequences, reorders_outputs
 
 CASES = 120
-WITH_LOGITS = ("attention", "window")  # of ours: the others have no graph
 FULL = 144  # of seed 3: its cache becomes full
 
 
@@ -116,7 +115,7 @@ def test_our_engine_agrees_with_itself(kind: str) -> None:
     (only,) = fuzzed(kind, engine="reference", cases=16)
     assert only.status == "agreed"
     assert only.detail["steps"] > 100
-    assert (only.detail.get("logits", 0) > 100) == (kind in WITH_LOGITS)
+    assert only.detail["logits"] > 100
 
 
 def test_a_case_depends_on_seed_and_number_alone() -> None:

@@ -11,6 +11,7 @@ from engine.batch import Batch
 from engine.memory.attention import Attention, Placed
 from engine.memory.base import View
 from engine.memory.hybrid import Hybrid
+from engine.memory.recurrent import Recurrent, StateView
 from engine.memory.schedule import Schedule
 from engine.memory.store import never
 from engine.memory.ubatch import Entries, Ubatch
@@ -141,11 +142,10 @@ def lets_go_too_early(run: Schedule) -> None:
 
 
 @dataclass
-class Sees(View):
-    """As the right view, but for the window."""
+class Through(View):
+    """As the right view, unless overridden."""
 
     right: View
-    window: Callable[[int], int]
 
     def store(self, *numbers: F32) -> None:
         self.right.store(*numbers)
@@ -154,27 +154,49 @@ class Sees(View):
         return self.right.read()
 
     def visible(self, window: int) -> NDArray[np.bool_]:
-        return self.right.visible(self.window(window))
+        return self.right.visible(window)
 
 
-def sees(run: Schedule, window: Callable[[int], int]) -> None:
+def seen_as(run: Schedule, wrong: Callable[[View], View]) -> None:
     right = run.compute
     assert right is not None
 
     def compute(ubatch: Batch, views: Mapping[int, View]) -> F32:
-        return right(ubatch, {layer: Sees(view, window) for layer, view in views.items()})
+        return right(ubatch, {layer: wrong(view) for layer, view in views.items()})
 
     run.compute = compute
 
 
+class SeesAll(Through):
+    def visible(self, window: int) -> NDArray[np.bool_]:
+        return self.right.visible(0)
+
+
+class SeesOneMore(Through):
+    def visible(self, window: int) -> NDArray[np.bool_]:
+        return self.right.visible(window and window + 1)
+
+
+class NoTail(Through):
+    def store(self, *numbers: F32) -> None:
+        tail, *states = numbers
+        self.right.store(np.zeros_like(tail), *states)
+
+
+class Crossed(Through):
+    def read(self) -> tuple[NDArray[Any], ...]:
+        numbers = self.right.read()
+        return tuple(n[::-1] for n in numbers) if isinstance(self.right, StateView) else numbers
+
+
 def ignores_the_window(run: Schedule) -> None:
     """Every layer sees whatever is still in its cells."""
-    sees(run, lambda window: 0)
+    seen_as(run, SeesAll)
 
 
 def window_without_oneself(run: Schedule) -> None:
     """The token itself is not counted: a window of n sees n before it."""
-    sees(run, lambda window: window and window + 1)
+    seen_as(run, SeesOneMore)
 
 
 def turns_all_keys_alike(run: Schedule) -> None:
@@ -182,6 +204,49 @@ def turns_all_keys_alike(run: Schedule) -> None:
     memory = near(run)
     right = memory.store.rotate
     memory.store.rotate = lambda layer, keys, deltas: right(1, keys, deltas)
+
+
+def forgets_the_tail(run: Schedule) -> None:
+    """A convolution sees nothing of an ubatch before."""
+    seen_as(run, NoTail)
+
+
+def crosses_states(run: Schedule) -> None:
+    """The sequences of an ubatch go on from each other's states."""
+    seen_as(run, Crossed)
+
+
+def keeps_what_was_removed(run: Schedule) -> None:
+    """A sequence begins with the state of the one that was removed last."""
+    memory = run.memory
+    assert isinstance(memory, Recurrent)
+    right, removed = memory.seq_rm, [memory.empty()]
+
+    def seq_rm(seq: int, p0: int, p1: int) -> bool:
+        before = dict(memory.states)
+        done = right(seq, p0, p1)
+        removed.extend(state for s, state in before.items() if s not in memory.states)
+        return done
+
+    memory.seq_rm = seq_rm  # type: ignore[method-assign]
+    memory.empty = lambda: removed[-1]  # type: ignore[method-assign]
+
+
+def shares_states(run: Schedule) -> None:
+    """A copy of a sequence changes when the original goes on."""
+    memory = run.memory
+    assert isinstance(memory, Recurrent)
+    right = memory.apply
+
+    def apply(batch: Entries, placed: Ubatch) -> None:
+        before = dict(memory.states)
+        right(batch, placed)
+        for seq, state in before.items():
+            for other, old in before.items():
+                if old is state and memory.states[other] is not old and seq != other:
+                    state.numbers = memory.states[other].numbers
+
+    memory.apply = apply  # type: ignore[method-assign]
 
 
 def forgets_copied_numbers(run: Schedule) -> None:
@@ -241,6 +306,10 @@ WRONG = {
         wrong(ignores_the_window, "window", ("logits",), 2, 9, blind=True),
         wrong(window_without_oneself, "window", ("logits",), 2, 9, blind=True),
         wrong(turns_all_keys_alike, "window", ("logits",), 4, 5, blind=True),
+        wrong(forgets_the_tail, "recurrent", ("logits", "splitting"), 2, 3, 3, blind=True),
+        wrong(crosses_states, "hybrid", ("logits", "splitting", "neighbours"), 2, 6, blind=True),
+        wrong(keeps_what_was_removed, "recurrent", ("logits",), 3, 3, blind=True),
+        wrong(shares_states, "recurrent", ("logits",), 4, 5, blind=True),
         wrong(moves_no_state, "hybrid", ("pos",), 2, 1),
         wrong(forgets_copied_numbers, "attention", ("logits",), 3, 3, 3),
     )

@@ -4,25 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.errors import EngineError, InvalidBatch, NoRoom
-from engine.hparams import Metadata, architecture_name
 from engine.memory.base import Memory, Seen
 from engine.memory.decode import Compute, decode
-from engine.memory.hybrid import Hybrid
-from engine.memory.recurrent import Recurrent
 from engine.memory.ubatch import Entries, Entry, Ubatch, outputs_in_order
 from engine.quants.base import F32
 
 INVALID, NO_ROOM = -1, 1  # what llama_decode returns
-RECURRENT = ("mamba", "mamba2", "rwkv6", "rwkv7", "arwkv7", "rwkv6qwen2")
-HYBRID = ("lfm2",)
-
-
-def positions_of(metadata: Metadata, *, size: int, n_seq: int, unified: bool) -> Memory | None:
-    """The memory of a model that we have no graph of, without numbers; None if not known."""
-    arch = architecture_name(metadata)
-    if arch in RECURRENT:
-        return Recurrent(n_seq)
-    return Hybrid(size=size, n_seq=n_seq, unified=unified) if arch in HYBRID else None
 
 
 def padded(n: int) -> int:

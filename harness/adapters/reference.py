@@ -11,7 +11,7 @@ from engine.errors import EngineError, InvalidModel, Unsupported
 from engine.gguf_file import GgufFile, Value
 from engine.hparams import architecture_name
 from engine.memory.sbatch_schedule import SbatchSchedule
-from engine.memory.schedule import Schedule, padded, positions_of
+from engine.memory.schedule import Schedule, padded
 from engine.model import Model
 from engine.ops.fused.base import Call, operate
 from engine.ops.ggml.base import ANY_ENGINE, Node, expect, settled
@@ -180,7 +180,6 @@ class Reference(Adapter, name="reference"):
         return self.loaded.greedy(prompt, n)
 
     def schedule(self, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """With logits where the engine has the architecture."""
         run = self.make_sbatch(plan) if "sbatch" in plan else self.make_schedule(plan)
         return [run.step(step) for step in plan["steps"]]
 
@@ -190,12 +189,8 @@ class Reference(Adapter, name="reference"):
     def make_schedule(self, plan: Mapping[str, Any]) -> Schedule:
         n_seq, unified, n_ubatch = plan["n_seq"], plan["unified"], plan["n_ubatch"]
         size = padded(plan["n_ctx"] if unified else plan["n_ctx"] // n_seq)
-        shape = {"size": size, "n_seq": n_seq, "unified": unified}
-        memory, n_vocab = positions_of(self.file.metadata, **shape), vocabulary_size(self.file)
-        if memory is not None:
-            return Schedule(memory, None, n_vocab, n_ubatch)
-        memory = self.loaded.new_memory(**shape, n_ubatch=n_ubatch)
-        return Schedule(memory, self.loaded.compute, n_vocab, n_ubatch)
+        memory = self.loaded.new_memory(size=size, n_seq=n_seq, unified=unified, n_ubatch=n_ubatch)
+        return Schedule(memory, self.loaded.compute, self.loaded.graph.hparams.n_vocab, n_ubatch)
 
     def close(self) -> None:
         for name in ("loaded", "file"):

@@ -33,7 +33,7 @@ from harness.synth.any_arch import variant_named
 from tests.differential.conftest import Checked
 from tests.differential.test_bisect_any_arch import with_key
 
-OURS = ("gemma3", "gpt2", "phi3", "qwen2", "qwen3", "qwen3moe")
+OURS = ("gemma3", "gpt2", "lfm2", "mamba", "phi3", "qwen2", "qwen3", "qwen3moe")
 TOKENS = 24  # more than the window of 16 that made models of gemma3 have
 
 
