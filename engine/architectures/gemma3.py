@@ -42,6 +42,7 @@ class Gemma3Hparams(Hparams):
 
 class Gemma3(Architecture, name="gemma3"):
     hparams: Gemma3Hparams
+    post_norm = "ffn_post_norm"  # llama.cpp's name of what goes into the last sum of a layer
 
     @classmethod
     def hparams_of(cls, keys: Keys) -> Gemma3Hparams:
@@ -79,7 +80,7 @@ class Gemma3(Architecture, name="gemma3"):
             x = probe("sa_out", layer, ops.add(h, x))
             h = self.norm(step, layer, "ffn_norm", x)
             h = self.feed_forward(step, layer, h)
-            h = self.norm(step, layer, "ffn_post_norm", h, "post_ffw_norm")
+            h = self.norm(step, layer, self.post_norm, h, "post_ffw_norm")
             x = probe("l_out", layer, ops.add(h, x))
         norm = w["output_norm.weight"].values()
         x = probe("result_norm", None, ops.rms_norm(x, norm, hp.f_norm_rms_eps))

@@ -31,10 +31,20 @@ class Step:
         cells = cache.reserve(batch)
         return cls(batch, cache, cells, cache.visible(batch), ops, probe, flash_attn)
 
-    def attend(self, layer: int, q: F32, k: F32, v: F32, scale: float, window: int = 0) -> F32:
+    def attend(
+        self,
+        layer: int,
+        q: F32,
+        k: F32,
+        v: F32,
+        scale: float,
+        window: int = 0,
+        cap: float = 0.0,
+    ) -> F32:
         """q: (tokens, heads, dim); k, v: (tokens, kv_heads, dim) -> (tokens, heads * dim).
 
         window: how many tokens each sees, itself counted; 0: all before it.
+        cap: what no score exceeds (tanh); 0: there is none.
         """
         ops, probe = self.ops, self.probe
         visible = self.visible
@@ -46,9 +56,17 @@ class Step:
         values = shown(probe, "v_cache", layer, values)
         out: F32
         if self.flash_attn:
-            out = probe("fattn", layer, ops.flash_attn(q, keys, values, scale, visible))
+            plain = not cap
+            out = (
+                ops.flash_attn(q, keys, values, scale, visible)
+                if plain
+                else ops.flash_attn_ext(q, keys, values, scale, visible, cap)
+            )
+            out = probe("fattn", layer, out)
             return out
         kq = probe("kq", layer, ops.kq(q, keys))  # (heads, tokens, cells)
+        if cap:
+            kq = probe("kq_scaled_2", layer, ops.soft_cap(kq, cap))
         kq = probe("kq_soft_max", layer, ops.soft_max(kq, scale, visible))
         out = probe("kqv_out", layer, ops.kqv(kq, values))
         return out

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from engine.activations.base import Converted
 from engine.kernels import compiled
 from engine.ops.flash_mirror import FlashMirror
-from engine.ops.ggml import gated
+from engine.ops.ggml import attention, gated
+from engine.ops.ggml.base import Build
 from engine.ops.products import convert, product
 from engine.ops.reference import F64, I32, Bools, Reference, RopeParams, rounded
 from engine.quants.base import F32
@@ -64,6 +65,22 @@ class Mirror(Reference):
         self, q: F32, k: NDArray[Any], v: NDArray[Any], scale: float, visible: Bools
     ) -> F32:
         return self.flash.attend(q, k, v, scale, visible).out
+
+    def flash_attn_ext(
+        self,
+        q: F32,
+        k: NDArray[Any],
+        v: NDArray[Any],
+        scale: float,
+        visible: Bools,
+        cap: float = 0.0,
+        sinks: F32 | None = None,
+    ) -> F32:
+        unused = self.flash.n_kv(len(k)) - len(k)  # cells that ggml has behind those in use
+        k, v = (np.pad(x, ((0, unused), (0, 0), (0, 0))) for x in (k, v))
+        node = attention.call(q, k, v, scale, np.pad(visible, ((0, 0), (0, unused))), cap, sinks)
+        found = attention.flash_attn_ext(node, Build(lanes=1, n_threads=self.flash.n_threads))
+        return rounded(found.value.reshape(len(q), -1))
 
     def soft_max(self, x: F32, scale: float, visible: Bools | None) -> F32:
         """The factor is a float32 in ggml's op_params."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from engine.ops import functions
 from engine.ops.ggml import gated
+from engine.ops.ggml.attention import attended
 from engine.quants.base import F32
 from engine.weights import Weight
 
@@ -150,6 +151,25 @@ class Reference:
         total = powers.sum(axis=-1, keepdims=True)
         out = powers / np.where(total == 0, 1, total) @ self.spread(v, q.shape[1])
         return rounded(out.transpose(1, 0, 2).reshape(len(q), q.shape[1] * v.shape[2]))
+
+    def flash_attn_ext(
+        self,
+        q: F32,
+        k: NDArray[Any],
+        v: NDArray[Any],
+        scale: float,
+        visible: Bools,
+        cap: float = 0.0,
+        sinks: F32 | None = None,
+    ) -> F32:
+        """As `flash_attn`; scores capped, if a cap is given, and a sink for each head. Values may
+        be narrower than keys."""
+        shown = np.where(visible, 0.0, -np.inf)[None]
+        wide = [x.astype(np.float64).transpose(1, 0, 2) for x in (q, k, v)]
+        wide[1:] = (np.repeat(x, q.shape[1] // len(x), axis=0) for x in wide[1:])
+        ends = None if sinks is None else sinks.astype(np.float64)[:, None, None]
+        found = attended(*wide, shown, scale=scale, multiply=np.matmul, softcap=cap, sinks=ends)
+        return rounded(found.v.transpose(1, 0, 2).reshape(len(q), -1))
 
     # --- element by element ---------------------------------------------------------------
 

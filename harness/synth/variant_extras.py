@@ -100,6 +100,16 @@ def bert(s: Sizes) -> Keys:
     }
 
 
+def gemma2(s: Sizes) -> Keys:
+    """Heads that are not a share of the width, as in the 9B model; caps that scores come near."""
+    return {
+        ".attention.key_length": u32(2 * s.head),
+        ".attention.value_length": u32(2 * s.head),
+        ".attn_logit_softcapping": f32(5.0),
+        ".final_logit_softcapping": f32(3.0),
+    }
+
+
 def gemma4(s: Sizes) -> Keys:
     return {
         ".embedding_length_per_layer_input": u32(s.n_embd // 2),
@@ -240,6 +250,7 @@ EXTRAS: Mapping[str, Callable[[Sizes], Keys]] = MappingProxyType(
             ".rope.dimension_count": u32(16),
             ".attention.indexer.head_count": u32(s.n_head),
         },
+        "gemma2": gemma2,
         "gemma4": gemma4,
         "graniteswitch": granite_switch,
         **dict.fromkeys(("rwkv6qwen2", "arwkv7"), lambda s: {".token_shift_count": u32(1)}),
@@ -257,7 +268,9 @@ EXTRAS: Mapping[str, Callable[[Sizes], Keys]] = MappingProxyType(
 LEFT_OUT: Mapping[str, str] = MappingProxyType(
     {
         "rwkv6qwen2": r"\.time_mix_first\.",
-        **dict.fromkeys(("qwen3", "qwen3moe", "gemma3"), r"scale$|attn_[qkv]\.bias|^cls\."),
+        **dict.fromkeys(
+            ("qwen3", "qwen3moe", "gemma2", "gemma3"), r"scale$|attn_[qkv]\.bias|^cls\."
+        ),
         "qwen2": r"scale$|^output\.bias",
         "gpt2": r"scale$",
         "phi3": r"scale$|attn_[qkv]\.bias|^rope_factors",
@@ -272,12 +285,17 @@ _SIZES = (
     *(".feed_forward_length", ".attention.head_count", ".attention.head_count_kv"),
 )
 _RMS = (*_SIZES, ".attention.layer_norm_rms_epsilon")
+_HEADS = (".attention.key_length", ".attention.value_length")
 READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "phi3": (*_RMS, ".attention.sliding_window"),
         "qwen2": _RMS,
         "qwen3": _RMS,
         "qwen3moe": (*_RMS, ".expert_count", ".expert_used_count", ".expert_feed_forward_length"),
+        "gemma2": (
+            *(*_RMS, *_HEADS, ".attention.sliding_window"),
+            *(".attn_logit_softcapping", ".final_logit_softcapping"),
+        ),
         "gemma3": (*_RMS, ".attention.sliding_window", ".attention.sliding_window_pattern"),
         "gpt2": (*_SIZES, ".attention.layer_norm_epsilon"),
     }

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.architectures import gemma2
+from engine.architectures.gemma2 import Gemma2Hparams
 from engine.architectures.gemma3 import Gemma3, Gemma3Hparams
 from engine.architectures.gpt2 import Gpt2
 from engine.architectures.llama import Llama
@@ -16,6 +18,7 @@ from engine.architectures.phi3 import Phi3
 from engine.architectures.qwen2 import Qwen2
 from engine.architectures.qwen3 import Qwen3
 from engine.architectures.qwen3moe import Qwen3Moe
+from engine.architectures.step import Step
 from engine.batch import Batch
 from engine.errors import EngineError
 from engine.gguf_file import GgufFile
@@ -32,7 +35,7 @@ from harness.synth.any_arch import variant_named
 from tests.differential.conftest import Checked
 from tests.differential.test_bisect_any_arch import with_key
 
-OURS = ("gemma3", "gpt2", "phi3", "qwen2", "qwen3", "qwen3moe")
+OURS = ("gemma2", "gemma3", "gpt2", "phi3", "qwen2", "qwen3", "qwen3moe")
 TOKENS = 24  # more than the window of 16 that made models of gemma3 have
 
 
@@ -105,13 +108,30 @@ def one_base(self: Gemma3, layer: int = 0) -> Any:
     return replace(RIGHT_BASES(self, layer), base=self.hparams.rope_freq_base * 2)
 
 
+def other_layers(self: Gemma2Hparams, layer: int) -> bool:
+    return layer % 2 == 1
+
+
+def without_a_cap(self: Step, *args: Any) -> Any:
+    return RIGHT_ATTENTION(self, *args[:6])
+
+
+RIGHT_ATTENTION = Step.attend
 RIGHT_BASES = Gemma3.rope_params
-WRONG: dict[str, tuple[type[Any], str, Any, str]] = {  # where it is, what it does, where it shows
+WRONG: dict[str, tuple[Any, str, Any, str]] = {  # where it is, what it does, where it shows
     "qwen2 without biases": (Qwen2, "biased", without_a_bias, "Qcur_rope"),
     "qwen3 without norms of heads": (Qwen3, "heads", without_norms, "Qcur_rope"),
     "qwen3 with adjacent pairs": (Qwen3, "halves", False, "Qcur_rope"),
     "qwen3moe with adjacent pairs": (Qwen3Moe, "halves", False, "Qcur_rope"),
     "phi3 with adjacent pairs": (Phi3, "halves", False, "Qcur_rope"),
+    "gemma2 with windows in the other layers": (
+        Gemma2Hparams,
+        "has_window",
+        other_layers,
+        "kq_soft_max",
+    ),
+    "gemma2 without a cap of scores": (Step, "attend", without_a_cap, "kq_soft_max"),
+    "gemma2 with another scale of queries": (gemma2, "LARGEST", 2, "kq"),
     "gemma3 with another rope base": (Gemma3, "rope_params", one_base, "Qcur_rope"),
     "gpt2 without biases": (Gpt2, "biased", without_a_bias, "kq"),
 }
