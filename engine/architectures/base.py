@@ -15,9 +15,7 @@ class Architecture(Registered):
     """Turns token ids into logits, showing each named tensor to a probe on the way."""
 
     # keys that say something about the model but nothing about its graph
-    ignored: frozenset[str] = frozenset(
-        {"rope.scaling.original_context_length", "rope.scaling.finetuned"}
-    )
+    ignored: frozenset[str] = frozenset({"rope.scaling.finetuned"})
 
     def __init__(self, file: GgufFile) -> None:
         self.hparams = self.read_hparams(file.metadata)

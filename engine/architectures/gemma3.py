@@ -14,6 +14,7 @@ from engine.architectures.llama import DENSE, TENSORS, Llama
 from engine.architectures.qwen3 import NORMS
 from engine.architectures.step import Step
 from engine.architectures.tensors import Table, table
+from engine.errors import Unsupported
 from engine.hparams import Hparams, Keys
 from engine.ops.reference import RopeParams
 from engine.quants.base import F32
@@ -31,6 +32,11 @@ class Gemma3Hparams(Hparams):
     windows: int | tuple[bool, ...]  # all but every so many-th layer, or said for each
     rope_freq_base_swa: float
     f_final_logit_softcapping: float  # 0: none
+
+    def check(self, arch: str) -> None:
+        super().check(arch)
+        if self.n_ctx_orig_yarn or self.rope_attn_factor != 1:
+            raise Unsupported(f"{arch}.rope.scaling is another than by a factor")
 
     def has_window(self, layer: int) -> bool:
         if not self.n_swa:

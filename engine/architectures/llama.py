@@ -7,6 +7,7 @@ Dense or with a mixture of experts. Follows src/models/llama.cpp of llama.cpp (l
 import math
 
 from engine.architectures.base import Architecture
+from engine.architectures.positions import scaled
 from engine.architectures.step import Step
 from engine.architectures.tensors import Table, table
 from engine.hparams import Hparams, Keys
@@ -48,9 +49,10 @@ class Llama(Architecture, name="llama"):
         n_embd_head = keys.positive("attention.key_length", n_embd // n_head)
         keys.same("attention.value_length", n_embd_head, "the size of a head")
         keys.same("rope.dimension_count", n_embd_head, "the size of a head")
+        n_ctx_train = keys.positive("context_length")
         return Hparams(
             n_vocab=keys.vocabulary_size(),
-            n_ctx_train=keys.positive("context_length"),
+            n_ctx_train=n_ctx_train,
             n_embd=n_embd,
             n_layer=keys.positive("block_count"),
             n_ff=cls.n_ff(keys),
@@ -59,7 +61,7 @@ class Llama(Architecture, name="llama"):
             n_embd_head=n_embd_head,
             f_norm_rms_eps=keys.get("attention.layer_norm_rms_epsilon", float),
             rope_freq_base=keys.get("rope.freq_base", float, 10000.0),
-            rope_freq_scale=keys.rope_scale(),
+            **keys.rope_scaling(n_ctx_train),
             n_expert=keys.get("expert_count", int, 0),
             n_expert_used=keys.get("expert_used_count", int, 0),
         )
@@ -76,9 +78,10 @@ class Llama(Architecture, name="llama"):
         hp, factors = self.hparams, None
         if "rope_freqs.weight" in self.tensors:
             factors = self.tensors["rope_freqs.weight"].values()
-        return RopeParams(
+        plain = RopeParams(
             hp.n_embd_head, hp.rope_freq_base, hp.rope_freq_scale, factors, self.halves
         )
+        return scaled(plain, hp.rope_attn_factor, hp.n_ctx_orig_yarn)
 
     def forward(self, step: Step) -> F32:
         hp, ops, probe, w = self.hparams, step.ops, step.probe, self.tensors

@@ -51,8 +51,10 @@ class Mirror(Reference):
         if factors is None:
             factors = np.ones(params.n_rot // 2, np.float32)
         base, scale = np.float32(params.base), np.float32(params.scale)
-        cos, sin = rope_cache(positions, params.n_rot, base, scale, factors)
-        return cos.astype(np.float64), sin.astype(np.float64)
+        kept = np.zeros(len(factors), np.float32) if params.kept is None else params.kept
+        cos, sin = rope_cache(positions, params.n_rot, base, scale, factors, kept)
+        magnitude = np.float32(params.magnitude)
+        return (cos * magnitude).astype(np.float64), (sin * magnitude).astype(np.float64)
 
     def kq(self, q: F32, k: NDArray[Any]) -> F32:
         """A product with F16 keys takes its queries in F16 as well."""
@@ -117,7 +119,7 @@ def like(x: F32, stored: NDArray[Any]) -> F32:
 
 @compiled
 def rope_cache(
-    positions: I32, n_rot: int, base: np.float32, scale: np.float32, factors: F32
+    positions: I32, n_rot: int, base: np.float32, scale: np.float32, factors: F32, kept: F32
 ) -> tuple[F32, F32]:
     """Cosines and sines, (tokens, n_rot / 2) each, through the C library's float32 functions."""
     cos = np.empty((len(positions), n_rot // 2), np.float32)
@@ -126,7 +128,11 @@ def rope_cache(
     for t in range(len(positions)):
         theta = np.float32(positions[t])
         for i in range(n_rot // 2):
-            angle = np.float32(scale * np.float32(theta / factors[i]))
+            whole = np.float32(theta / factors[i])
+            angle = np.float32(scale * whole)
+            if kept[i] != 0:
+                scaled = np.float32(angle * np.float32(np.float32(1) - kept[i]))
+                angle = np.float32(scaled + np.float32(whole * kept[i]))
             cos[t, i] = np.cos(angle)
             sin[t, i] = np.sin(angle)
             theta = np.float32(theta * step)

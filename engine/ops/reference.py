@@ -25,13 +25,18 @@ MOE_SUM_MIN = 6.103515625e-5
 
 @dataclass(frozen=True, eq=False)
 class RopeParams:
-    """How positions become angles: position * scale * base^(-2i / n_rot) / factors[i]."""
+    """How positions become angles: position * scale * base^(-2i / n_rot) / factors[i].
+
+    With YaRN a share `kept[i]` of each pair is not scaled, and what is turned grows.
+    """
 
     n_rot: int
     base: float
     scale: float
     factors: F32 | None  # (n_rot / 2,)
     halves: bool = False  # pairs lie half a rotation apart, not side by side
+    kept: F32 | None = None  # (n_rot / 2,)
+    magnitude: float = 1.0
 
     def pairs(self) -> tuple[slice, slice]:
         """Where in a head the first element of every pair lies, and where the second."""
@@ -95,8 +100,9 @@ class Reference:
         angles = positions[:, None] * params.base**exponents
         if params.factors is not None:
             angles = angles / params.factors
-        angles = angles * params.scale
-        return np.cos(angles), np.sin(angles)
+        kept = 0.0 if params.kept is None else params.kept.astype(np.float64)
+        angles = angles * (params.scale * (1 - kept) + kept)
+        return np.cos(angles) * params.magnitude, np.sin(angles) * params.magnitude
 
     def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
         """Rotate pairs of each head; x: (tokens, heads, dim). The first `n_rot` elements turn:

@@ -23,8 +23,10 @@ from engine.batch import Batch
 from engine.errors import EngineError
 from engine.gguf_file import GgufFile
 from engine.model import Model
+from engine.ops.mirror import Mirror
 from engine.ops.reference import Reference
 from engine.trace import LISTED
+from harness.adapters.reference import Reference as ReferenceEngine
 from harness.check import Plan, stand_in
 from harness.facts import facts_of_model
 from harness.records import EXACT, PRESETS, Answered, Request, Settings, Verdict
@@ -32,6 +34,7 @@ from harness.runner import Runner
 from harness.shadow.models import make_variant, opened
 from harness.synth import any_arch
 from harness.synth.any_arch import variant_named
+from harness.synth.llama import LlamaRecipe, write_llama
 from tests.differential.conftest import Checked
 from tests.differential.test_bisect_any_arch import with_key
 
@@ -190,6 +193,34 @@ def test_a_form_that_llama_cpp_takes_and_our_graph_does_not_is_replayed(
     facts = facts_of_model(path)
     assert "attn_q.bias' is missing" in facts.not_ours
     assert stand_in("reference", facts) == "replay"
+
+
+@pytest.fixture(scope="session")
+def stretched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trained on 128 tokens, for 512: slow pairs turn four times slower, fast ones as they did."""
+    path = tmp_path_factory.mktemp("yarn") / "llama.gguf"
+    write_llama(LlamaRecipe(rope_yarn_factor=4.0, rope_freqs=True), path)
+    return path
+
+
+@pytest.mark.parametrize("preset", ["exact", "default"])
+def test_positions_stretched_by_yarn_agree(preset: str, stretched: Path, checked: Checked) -> None:
+    verdicts = checked(run_of(stretched, PRESETS[preset]))
+    assert ends(verdicts) == {("logits", "agreed"), ("trace", "agreed")}
+
+
+@pytest.mark.parametrize("wrong", [{"kept": None}, {"magnitude": 1.0}])
+def test_a_yarn_that_lacks_its_ramp_or_its_magnitude_is_found(
+    wrong: dict[str, Any], stretched: Path, checked: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wrong(Mirror):
+        def rotations(self, positions: Any, params: Any) -> Any:
+            return super().rotations(positions, replace(params, **wrong))
+
+    monkeypatch.setattr(ReferenceEngine, "ops", Wrong)
+    found = [v for v in checked(run_of(stretched)) if v.status == "diverged"]
+    assert {v.detail["site"] for v in found if v.suite == "trace"} == {"Qcur_rope", "Kcur_rope"}
+    assert {v.detail["at_fault"] for v in found} == {"subject"}
 
 
 def test_every_architecture_of_ours_is_in_this_table() -> None:
