@@ -51,11 +51,15 @@ class KvCache:
         self.used = stop
         return cells
 
-    def store(self, layer: int, cells: slice, k: F32, v: F32) -> None:
-        """k, v: (tokens, kv_heads, head_dim), rounded to the storage types on the way in."""
+    def store(self, layer: int, cells: slice, k: F32, v: F32 | None) -> None:
+        """k, v: (tokens, kv_heads, head_dim), rounded to the storage types on the way in.
+
+        None: values are part of the keys.
+        """
         with np.errstate(over="ignore"):  # beyond 65504 a half is infinite
             self.keys[layer, cells] = k
-            self.values[layer, cells] = v
+            if v is not None:
+                self.values[layer, cells] = v
 
     def read(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Keys and values of the cells in use, as stored: (cells, kv_heads, head_dim) each."""

@@ -36,15 +36,17 @@ class Step:
         layer: int,
         q: F32,
         k: F32,
-        v: F32,
+        v: F32 | None,
         scale: float,
         window: int = 0,
         cap: float = 0.0,
+        within: int = 0,
     ) -> F32:
         """q: (tokens, heads, dim); k, v: (tokens, kv_heads, dim) -> (tokens, heads * dim).
 
         window: how many tokens each sees, itself counted; 0: all before it.
         cap: what no score exceeds (tanh); 0: there is none.
+        within: without v, the first elements of the keys that are the values.
         """
         ops, probe = self.ops, self.probe
         visible = self.visible
@@ -53,10 +55,10 @@ class Step:
         self.cache.store(layer, self.cells, k, v)
         keys, values = self.cache.read(layer)  # (cells, kv_heads, dim)
         keys = shown(probe, "k_cache", layer, keys)
-        values = shown(probe, "v_cache", layer, values)
+        values = keys[:, :, :within] if v is None else shown(probe, "v_cache", layer, values)
         out: F32
         if self.flash_attn:
-            plain = not cap
+            plain = not cap and v is not None
             out = (
                 ops.flash_attn(q, keys, values, scale, visible)
                 if plain
@@ -68,7 +70,12 @@ class Step:
         if cap:
             kq = probe("kq_scaled_2", layer, ops.soft_cap(kq, cap))
         kq = probe("kq_soft_max", layer, ops.soft_max(kq, scale, visible))
-        out = probe("kqv_out", layer, ops.kqv(kq, values))
+        out = ops.kqv(kq, values)
+        if v is None:  # what llama.cpp names so comes of it behind attention
+            heads = out.reshape(len(q), q.shape[1], within).transpose(1, 0, 2)
+            heads = probe("kqv", layer, heads)  # (heads, tokens, within)
+            return heads.transpose(1, 0, 2).reshape(out.shape)
+        out = probe("kqv_out", layer, out)
         return out
 
 

@@ -202,6 +202,9 @@ class Reference:
         """gelu(gate) * up"""
         return rounded(gated.gelu(gate.astype(np.float64)) * up)
 
+    def sigmoid(self, x: F32) -> F32:
+        return rounded(1 / (1 + functions.exp(-x.astype(np.float64))))
+
     def soft_cap(self, x: F32, cap: float) -> F32:
         """tanh(x / cap) * cap: nothing is larger."""
         return rounded(functions.tanh(x.astype(np.float64) / cap) * cap)

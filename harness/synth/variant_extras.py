@@ -18,6 +18,7 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
         "gemma4": Sizes(n_layer=5),
         "deepseek4": Sizes(n_layer=4, n_embd=128, n_head=4),
         "qwen3": Sizes(n_head=4, n_head_kv=1),
+        "deepseek2": Sizes(n_head=4, n_head_kv=1),
         "muse-glimmer": Sizes(n_head=4, n_head_kv=2),
         "afmoe": Sizes(n_head=4, n_head_kv=2),
         "nemotron_h": Sizes(n_layer=3),
@@ -31,7 +32,7 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
         **{
             name: Sizes(n_head=1)
             for name in (
-                *("deepseek2", "deepseek32", "glm-dsa", "dots3note", "kimi-linear", "bailingmoe3"),
+                *("deepseek32", "glm-dsa", "dots3note", "kimi-linear", "bailingmoe3"),
                 *("kimi-k3", "glm5-next", "mistral4", "hy_v4"),
             )
         },
@@ -223,7 +224,8 @@ def granite_switch(s: Sizes) -> Keys:
 
 EXTRAS: Mapping[str, Callable[[Sizes], Keys]] = MappingProxyType(
     {
-        **dict.fromkeys(("deepseek2", "deepseek32", "glm-dsa", "mistral4"), mla),
+        **dict.fromkeys(("deepseek32", "glm-dsa", "mistral4"), mla),
+        "deepseek2": lambda s: {**mla(s), **scaled_experts(s)},
         **dict.fromkeys(("kimi-linear", "kimi-k3"), lambda s: {**mla(s), **heads_by_layer(s)}),
         **dict.fromkeys(("jamba", "granitehybrid", "lfm2", "lfm2moe"), heads_by_layer),
         **dict.fromkeys(
@@ -272,12 +274,14 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
             ("qwen3", "qwen3moe", "gemma2", "gemma3"), r"scale$|attn_[qkv]\.bias|^cls\."
         ),
         "qwen2": r"scale$|^output\.bias",
-        "gpt2": r"scale$",
+        **dict.fromkeys(("gpt2", "deepseek2"), r"scale$"),
         "phi3": r"scale$|attn_[qkv]\.bias|^rope_factors",
     }
 )
 # Real files hold queries, keys and values in one matrix, where llama.cpp would take three as well
 FUSED = ("phi3",)
+# ... and two stacks of experts, where it would take one
+SPLIT = ("deepseek2",)
 # Of architectures that our engine has a graph of: the keys that mean something to them. It refuses
 # a file with others, since it cannot know what they would change.
 _SIZES = (
@@ -286,12 +290,19 @@ _SIZES = (
 )
 _RMS = (*_SIZES, ".attention.layer_norm_rms_epsilon")
 _HEADS = (".attention.key_length", ".attention.value_length")
+_EXPERTS = (".expert_count", ".expert_used_count", ".expert_feed_forward_length")
 READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "phi3": (*_RMS, ".attention.sliding_window"),
         "qwen2": _RMS,
         "qwen3": _RMS,
-        "qwen3moe": (*_RMS, ".expert_count", ".expert_used_count", ".expert_feed_forward_length"),
+        "qwen3moe": (*_RMS, *_EXPERTS),
+        "deepseek2": (
+            *(*_RMS, *_HEADS, ".attention.key_length_mla", ".attention.value_length_mla"),
+            *(".attention.q_lora_rank", ".attention.kv_lora_rank", ".rope.dimension_count"),
+            *(*_EXPERTS, ".expert_shared_count", ".expert_weights_scale", ".expert_weights_norm"),
+            *(".expert_gating_func", ".leading_dense_block_count"),
+        ),
         "gemma2": (
             *(*_RMS, *_HEADS, ".attention.sliding_window"),
             *(".attn_logit_softcapping", ".final_logit_softcapping"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from engine.architectures import gemma2
+from engine.architectures.deepseek2 import Deepseek2
 from engine.architectures.gemma2 import Gemma2Hparams
 from engine.architectures.gemma3 import Gemma3, Gemma3Hparams
 from engine.architectures.gpt2 import Gpt2
@@ -24,7 +25,7 @@ from engine.errors import EngineError
 from engine.gguf_file import GgufFile
 from engine.model import Model
 from engine.ops.mirror import Mirror
-from engine.ops.reference import Reference
+from engine.ops.reference import Reference, RopeParams
 from engine.trace import LISTED
 from harness.adapters.reference import Reference as ReferenceEngine
 from harness.check import Plan, stand_in
@@ -38,7 +39,7 @@ from harness.synth.llama import LlamaRecipe, write_llama
 from tests.differential.conftest import Checked
 from tests.differential.test_bisect_any_arch import with_key
 
-OURS = ("gemma2", "gemma3", "gpt2", "phi3", "qwen2", "qwen3", "qwen3moe")
+OURS = ("deepseek2", "gemma2", "gemma3", "gpt2", "phi3", "qwen2", "qwen3", "qwen3moe")
 TOKENS = 24  # more than the window of 16 that made models of gemma3 have
 
 
@@ -119,6 +120,14 @@ def without_a_cap(self: Step, *args: Any) -> Any:
     return RIGHT_ATTENTION(self, *args[:6])
 
 
+def without_the_shared(self: Deepseek2, step: Any, layer: int, x: Any) -> Any:
+    return (self.chosen if layer else self.feed_forward)(step, layer, x)
+
+
+def half_a_head_apart(self: Any, layer: int = 0) -> Any:
+    return RopeParams(self.hparams.n_rot, self.hparams.rope_freq_base, 1.0, None, halves=True)
+
+
 RIGHT_ATTENTION = Step.attend
 RIGHT_BASES = Gemma3.rope_params
 WRONG: dict[str, tuple[Any, str, Any, str]] = {  # where it is, what it does, where it shows
@@ -127,6 +136,8 @@ WRONG: dict[str, tuple[Any, str, Any, str]] = {  # where it is, what it does, wh
     "qwen3 with adjacent pairs": (Qwen3, "halves", False, "Qcur_rope"),
     "qwen3moe with adjacent pairs": (Qwen3Moe, "halves", False, "Qcur_rope"),
     "phi3 with adjacent pairs": (Phi3, "halves", False, "Qcur_rope"),
+    "deepseek2 without the shared expert": (Deepseek2, "experts", without_the_shared, "l_out"),
+    "deepseek2 with other pairs": (Deepseek2, "rope_params", half_a_head_apart, "q_pe"),
     "gemma2 with windows in the other layers": (
         Gemma2Hparams,
         "has_window",
