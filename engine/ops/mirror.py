@@ -88,6 +88,9 @@ class Mirror(Reference):
         """The factor is a float32 in ggml's op_params."""
         return super().soft_max(x, float(np.float32(scale)), visible)
 
+    def soft_max_with_sinks(self, x: F32, scale: float, visible: Bools, sinks: F32) -> F32:
+        return super().soft_max_with_sinks(x, float(np.float32(scale)), visible, sinks)
+
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
         return super().rms_norm(x, weight, float(np.float32(eps)))
 

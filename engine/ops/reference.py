@@ -20,6 +20,7 @@ I32 = NDArray[np.int32]
 Bools = NDArray[np.bool_]
 
 # ggml clamps the sum of the chosen experts' weights to the smallest normal half (llama-graph.cpp)
+OAI_ALPHA = float(np.float32(1.702))
 MOE_SUM_MIN = 6.103515625e-5
 
 
@@ -140,6 +141,15 @@ class Reference:
         total = powers.sum(axis=-1, keepdims=True)
         return rounded(powers / np.where(total == 0, 1, total))
 
+    def soft_max_with_sinks(self, x: F32, scale: float, visible: Bools, sinks: F32) -> F32:
+        """As of one entry more in each row, the sink of its head: (heads,). It gives nothing."""
+        wide = np.where(visible, x.astype(np.float64) * scale, -np.inf)
+        ends = np.broadcast_to(sinks.astype(np.float64)[:, None, None], (*wide.shape[:-1], 1))
+        largest = np.maximum(wide.max(axis=-1, keepdims=True), ends)
+        powers = np.exp(wide - largest)
+        total = powers.sum(axis=-1, keepdims=True) + np.exp(ends - largest)
+        return rounded(powers / total)
+
     def kqv(self, p: F32, v: NDArray[Any]) -> F32:
         """p: (heads, tokens, cells), v: (cells, kv_heads, dim) -> (tokens, heads * dim)."""
         out = p.astype(np.float64) @ self.spread(v, p.shape[0])
@@ -190,6 +200,11 @@ class Reference:
         wide = gate.astype(np.float64)
         with np.errstate(over="ignore"):  # exp(-x) may be infinite: silu is zero then
             return rounded(wide / (1 + np.exp(-wide)) * up)
+
+    def swiglu_oai(self, gate: F32, up: F32) -> F32:
+        """gate * sigmoid(1.702 * gate) * (up + 1), both clamped at 7."""
+        x, y = (np.clip(t.astype(np.float64), low, 7) for t, low in ((gate, None), (up, -7)))
+        return rounded(x / (1 + functions.exp(-OAI_ALPHA * x)) * (y + 1))
 
     def scale(self, x: F32, factor: float) -> F32:
         return x * np.float32(factor)

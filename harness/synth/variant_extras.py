@@ -19,6 +19,7 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
         "deepseek4": Sizes(n_layer=4, n_embd=128, n_head=4),
         "qwen3": Sizes(n_head=4, n_head_kv=1),
         "deepseek2": Sizes(n_head=4, n_head_kv=1),
+        "gpt-oss": Sizes(n_head=4, n_head_kv=2),
         "muse-glimmer": Sizes(n_head=4, n_head_kv=2),
         "afmoe": Sizes(n_head=4, n_head_kv=2),
         "nemotron_h": Sizes(n_layer=3),
@@ -108,6 +109,18 @@ def gemma2(s: Sizes) -> Keys:
         ".attention.value_length": u32(2 * s.head),
         ".attn_logit_softcapping": f32(5.0),
         ".final_logit_softcapping": f32(3.0),
+    }
+
+
+def gpt_oss(s: Sizes) -> Keys:
+    """Heads that are not a share of the width; trained on fewer tokens than it may be given."""
+    return {
+        ".attention.key_length": u32(2 * s.head),
+        ".attention.value_length": u32(2 * s.head),
+        ".rope.freq_base": f32(150000.0),
+        ".rope.scaling.type": ("STR", "yarn"),
+        ".rope.scaling.factor": f32(4.0),
+        ".rope.scaling.original_context_length": u32(64),
     }
 
 
@@ -254,6 +267,7 @@ EXTRAS: Mapping[str, Callable[[Sizes], Keys]] = MappingProxyType(
         },
         "gemma2": gemma2,
         "gemma4": gemma4,
+        "gpt-oss": gpt_oss,
         "graniteswitch": granite_switch,
         **dict.fromkeys(("rwkv6qwen2", "arwkv7"), lambda s: {".token_shift_count": u32(1)}),
         "deepseek4": deepseek4,
@@ -274,7 +288,7 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
             ("qwen3", "qwen3moe", "gemma2", "gemma3"), r"scale$|attn_[qkv]\.bias|^cls\."
         ),
         "qwen2": r"scale$|^output\.bias",
-        **dict.fromkeys(("gpt2", "deepseek2"), r"scale$"),
+        **dict.fromkeys(("gpt2", "gpt-oss", "deepseek2"), r"scale$"),
         "phi3": r"scale$|attn_[qkv]\.bias|^rope_factors",
     }
 )
@@ -308,6 +322,11 @@ READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *(".attn_logit_softcapping", ".final_logit_softcapping"),
         ),
         "gemma3": (*_RMS, ".attention.sliding_window", ".attention.sliding_window_pattern"),
+        "gpt-oss": (
+            *(*_RMS, *_HEADS, *_EXPERTS, ".attention.sliding_window", ".rope.freq_base"),
+            *(".rope.scaling.type", ".rope.scaling.factor"),
+            ".rope.scaling.original_context_length",
+        ),
         "gpt2": (*_SIZES, ".attention.layer_norm_epsilon"),
     }
 )

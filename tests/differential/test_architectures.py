@@ -14,6 +14,7 @@ from engine.architectures.deepseek2 import Deepseek2
 from engine.architectures.gemma2 import Gemma2Hparams
 from engine.architectures.gemma3 import Gemma3, Gemma3Hparams
 from engine.architectures.gpt2 import Gpt2
+from engine.architectures.gpt_oss import GptOssHparams
 from engine.architectures.llama import Llama
 from engine.architectures.phi3 import Phi3
 from engine.architectures.qwen2 import Qwen2
@@ -39,7 +40,7 @@ from harness.synth.llama import LlamaRecipe, write_llama
 from tests.differential.conftest import Checked
 from tests.differential.test_bisect_any_arch import with_key
 
-OURS = ("deepseek2", "gemma2", "gemma3", "gpt2", "phi3", "qwen2", "qwen3", "qwen3moe")
+OURS = ("deepseek2", "gemma2", "gemma3", "gpt-oss", "gpt2", "phi3", "qwen2", "qwen3", "qwen3moe")
 TOKENS = 24  # more than the window of 16 that made models of gemma3 have
 
 
@@ -120,6 +121,14 @@ def without_a_cap(self: Step, *args: Any) -> Any:
     return RIGHT_ATTENTION(self, *args[:6])
 
 
+def without_sinks(self: Step, *args: Any, sinks: Any) -> Any:
+    return RIGHT_ATTENTION(self, *args)
+
+
+def window_of_others(self: GptOssHparams, layer: int) -> int:
+    return self.n_swa if layer % 2 else 0
+
+
 def without_the_shared(self: Deepseek2, step: Any, layer: int, x: Any) -> Any:
     return (self.chosen if layer else self.feed_forward)(step, layer, x)
 
@@ -147,6 +156,13 @@ WRONG: dict[str, tuple[Any, str, Any, str]] = {  # where it is, what it does, wh
     "gemma2 without a cap of scores": (Step, "attend", without_a_cap, "kq_soft_max"),
     "gemma2 with another scale of queries": (gemma2, "LARGEST", 2, "kq"),
     "gemma3 with another rope base": (Gemma3, "rope_params", one_base, "Qcur_rope"),
+    "gpt-oss without sinks": (Step, "attend", without_sinks, "kq_soft_max"),
+    "gpt-oss with windows in the other layers": (
+        GptOssHparams,
+        "window",
+        window_of_others,
+        "kq_soft_max",
+    ),
     "gpt2 without biases": (Gpt2, "biased", without_a_bias, "kq"),
 }
 
