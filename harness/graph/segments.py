@@ -26,12 +26,13 @@ from harness.graph.replay import replay
 from harness.graph.shown import part_shown
 from harness.graph.ways import Honest, Noisy, Wide
 from harness.graph.wiring import Wire
-from harness.judge import SiteFinding, affected, elements_compared
+from harness.judge import SiteFinding, affected, elements_compared, smallest_scale_error
 from harness.records import Site
 from harness.stored import half_step
 from harness.synth.draws import stream
 
 RUNS, MORE = 3, 9  # with random errors; before anybody is blamed
+IDS = ("I32", "I64")
 LONGEST = 6  # ops of a segment that are named
 
 
@@ -90,6 +91,7 @@ class Segment:
     op: str  # at its end
     starts: tuple[Site, ...]  # shown, that it is computed from; none: from the tokens
     inside: tuple[Site, ...]  # computed between, in order
+    rounds: bool  # whether one of these is of numbers: ids are exact
 
     @property
     def middle(self) -> Site | None:
@@ -106,6 +108,7 @@ class SegmentJudge:
     build: Build
     shown: Mapping[Place, NDArray[Any]]  # by the subject, in its own run
     stored: Mapping[Place, str] = field(default_factory=dict)  # those that were rounded since
+    given: Mapping[Place, NDArray[Any]] = field(default_factory=dict)  # what it went on with there
     seed: int = 0
 
     def findings(self) -> Iterator[SiteFinding]:
@@ -136,7 +139,7 @@ class SegmentJudge:
         """What our ops make of each shown node, from what is shown before it."""
         wanted = {place: value.shape for place, value in self.shown.items()}
         watched = Watched(way=way, wide=way.wide, wanted=wanted)
-        values = self.shown if values is None else values
+        values = {**(self.shown if values is None else values), **self.given}
         done = replay(self.program, self.file, build or self.build, watched, values=values)
         if done.missing:
             raise Unsupported(f"not computed: {done.missing[0]}")
@@ -174,6 +177,7 @@ class SegmentJudge:
 
     def segments(self) -> Iterator[Segment]:
         for graph in self.program.graphs:
+            exact = {self.wires[graph.place(n)].site for n in graph.nodes if n.result.type in IDS}
             at = {self.wires[graph.place(node)].site: graph.place(node) for node in graph.nodes}
             for node in graph.nodes:
                 place = graph.place(node)
@@ -185,6 +189,7 @@ class SegmentJudge:
                         op=node.op,
                         starts=starts,
                         inside=inside,
+                        rounds=not exact.issuperset(inside),
                     )
 
     def before(
@@ -215,7 +220,7 @@ class SegmentJudge:
         """alone: noise is for single ops as well."""
         seen, shown = run[segment.place], self.shown[segment.place]
         site = segment.wire.site
-        noisy = bool(segment.inside) or alone
+        noisy = segment.rounds or alone
         truth, more = seen.truth, 2 * noise[segment.place] if noisy else 0.0
         allowed = seen.allowed
         if noisy:  # a little before the last rounding may be a step behind it
@@ -237,6 +242,7 @@ class SegmentJudge:
             at_fault="subject" if mismatch else "",
             outputs=affected(truth, shown, allowed) if mismatch else (),
             compared=elements_compared(truth, shown, allowed),
+            sees=smallest_scale_error(truth, allowed),
             layer=segment.wire.layer,
             inputs=segment.starts,
             axes=SITES[site.name].shape if site.name in SITES else AXES,
@@ -257,7 +263,8 @@ class SegmentJudge:
         noise, wider = noises
         rounded = bool(self.stored)
         tried = [self.finding(segment, run, noise, alone=rounded) for run in runs]
-        tried += [self.finding(segment, run, wider, alone=True) for run in runs]
+        if segment.rounds or self.put_in.isdisjoint(segment.starts):  # else these are its inputs
+            tried += [self.finding(segment, run, wider, alone=True) for run in runs]
         return next((one for one in tried if one.mismatch is None), tried[0])
 
     def ops_of(self, segment: Segment) -> str:
@@ -268,16 +275,20 @@ class SegmentJudge:
         return f"{len(ops) + 1} ops: {shown} {segment.op}"
 
     @cached_property
+    def put_in(self) -> set[Site]:
+        return {self.wires[place].site for place in self.given}
+
+    @cached_property
     def op_of(self) -> dict[Site, str]:
         nodes = ((g.place(node), node.op) for g in self.program.graphs for node in g.nodes)
         return {self.wires[place].site: op for place, op in nodes}
 
     def weights_of(self, segment: Segment) -> tuple[str, ...]:
         """Of one op; of several any could be meant."""
-        return () if segment.inside else segment.wire.weights
+        return () if segment.rounds else segment.wire.weights
 
     def reason(self, segment: Segment, own: str, more: float) -> str:
-        if not segment.inside:
+        if not segment.rounds:
             return f"one op on the engine's own inputs: {own}"
         text = (
             f"{len(segment.inside) + 1} ops from the engine's own inputs: twice the worst error of "

@@ -179,6 +179,36 @@ def test_a_wrong_graph_is_found_where_it_is_wrong(
     assert any(site in v.summary for v in found), [v.summary for v in found]
 
 
+@pytest.mark.parametrize("arch", OURS)
+def test_every_product_of_a_graph_of_ours_is_looked_at_on_nearly_empty_inputs(
+    arch: str, made: Callable[..., Path], checked: Checked
+) -> None:
+    path = made(arch, "Q8_0")
+    (verdict,) = checked(replace(run_of(path), suites=("products",)))
+    assert verdict.status == "agreed", verdict.summary
+    with GgufFile.open(path) as file:
+        matrices = sum(len(tensor.ne) > 1 for tensor in file.tensors.values())
+    # positions are looked up, and so are embeddings, unless they are the head as well
+    looked_up = {"gpt2": 2}.get(arch, 1)
+    assert verdict.detail["sites"] == matrices - looked_up
+    assert verdict.detail["sees"] < 1e-4
+
+
+def test_a_scale_that_is_slightly_off_is_found_by_the_product_alone(
+    made: Callable[..., Path], checked: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of experts, who are chosen between the input and the product."""
+    right = Reference.linear_id
+
+    def wrong(self: Reference, x: Any, weight: Any, ids: Any) -> Any:
+        return right(self, x, weight, ids) * np.float32(1 + 2e-4 * ("down" in weight.name))
+
+    monkeypatch.setattr(Reference, "linear_id", wrong)
+    verdicts = checked(replace(run_of(made("qwen3moe", "Q8_0")), suites=("products",)))
+    found = [v.detail["site"] for v in verdicts if v.status == "diverged"]
+    assert found == ["ffn_moe_down", "ffn_moe_down"]
+
+
 def test_a_window_hides_what_lies_further_back(made: Callable[..., Path]) -> None:
     """Layers of a made gemma3 see 16 tokens, every other one all: one layer alone forgets."""
     model = Model(made("gemma3", "F32"), Reference())
