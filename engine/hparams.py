@@ -141,6 +141,14 @@ class Keys:
         tokens = self.metadata.get("tokenizer.ggml.tokens")
         return self.positive("vocab_size", len(tokens.data) if tokens is not None else None)
 
+    def token_types(self) -> int:
+        """A key of the tokenizer's, which llama.cpp demands of bert."""
+        key = "tokenizer.ggml.token_type_count"
+        value = self.metadata[key].data if key in self.metadata else None
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            raise InvalidModel(f"{key} must be a positive int, got {value!r}")
+        return value
+
     def rope_scaling(self, n_ctx_train: int) -> dict[str, Any]:
         """The hyperparameters of scaled positions. The factor has an old and a new key."""
         kind = self.get("rope.scaling.type", str, "linear")

@@ -77,3 +77,16 @@ class KvCache:
         far = batch.positions[:, None] - self.positions[None, : self.used]
         near: NDArray[np.bool_] = far < window
         return near
+
+
+class OneBatch(KvCache):
+    """Of a model whose tokens see all others of their sequence in the same batch: the next one
+    begins anew."""
+
+    def reserve(self, batch: Batch) -> slice:
+        self.used = 0
+        return super().reserve(batch)
+
+    def visible(self, batch: Batch) -> NDArray[np.bool_]:
+        same: NDArray[np.bool_] = self.seq_ids[None, : self.used] == batch.seq_ids[:, None]
+        return same

@@ -61,13 +61,16 @@ class Model:
         *,
         ops: Reference | None = None,
     ) -> list[F32]:
-        """One (outputs, vocabulary) array for each ubatch that the batch is split into.
+        """One (outputs, vocabulary) array for each ubatch that the batch is split into; of
+        embeddings one (tokens or sequences, width).
 
         ops: another way of computing than the model's own, for this batch.
         """
         n_vocab = self.graph.hparams.n_vocab
         if len(batch) and not (batch.tokens.min() >= 0 and batch.tokens.max() < n_vocab):
             raise InvalidModel(f"a token id is outside 0..{n_vocab - 1}: {batch.tokens.tolist()}")
+        if self.graph.embeds and len(batch) > self.n_ubatch:
+            raise InvalidModel(f"{len(batch)} tokens at once, and a ubatch holds {self.n_ubatch}")
         ops = ops or self.ops
         with np.errstate(all="ignore"):  # numbers that overflow are the model's own, and an answer
             logits = [

@@ -17,6 +17,8 @@ class Architecture(Registered):
     # keys that say something about the model but nothing about its graph
     ignored: frozenset[str] = frozenset({"rope.scaling.finetuned"})
 
+    embeds = False  # it comes to embeddings, and has no logits
+
     def __init__(self, file: GgufFile) -> None:
         self.hparams = self.read_hparams(file.metadata)
         self.tensors = Tensors(file, self.hparams, self.table(self.hparams))
@@ -73,12 +75,12 @@ class Architecture(Registered):
         return w["output.weight" if "output.weight" in w else "token_embd.weight"]
 
     def new_cache(self, *, n_ctx: int, type_k: str, type_v: str) -> KvCache:
+        return KvCache(**self.cache_sizes(), n_ctx=n_ctx, type_k=type_k, type_v=type_v)
+
+    def cache_sizes(self) -> dict[str, int]:
         hp = self.hparams
-        return KvCache(
-            n_layer=hp.n_layer,
-            n_head_kv=hp.n_head_kv,
-            n_embd_head=hp.n_embd_head,
-            n_ctx=n_ctx,
-            type_k=type_k,
-            type_v=type_v,
-        )
+        return {
+            "n_layer": hp.n_layer,
+            "n_head_kv": hp.n_head_kv,
+            "n_embd_head": hp.n_embd_head,
+        }

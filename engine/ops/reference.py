@@ -224,6 +224,10 @@ class Reference:
         """tanh(x / cap) * cap: nothing is larger."""
         return rounded(functions.tanh(x.astype(np.float64) / cap) * cap)
 
+    def mean(self, x: F32) -> F32:
+        """(tokens, width) -> (width,)"""
+        return rounded(x.astype(np.float64).mean(axis=0))
+
     # --- mixture of experts ---------------------------------------------------------------
 
     def top_k(self, probs: F32, n: int) -> I32:

@@ -289,6 +289,7 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
         ),
         "qwen2": r"scale$|^output\.bias",
         **dict.fromkeys(("gpt2", "gpt-oss", "deepseek2"), r"scale$"),
+        "bert": r"scale$|^cls\.",
         "phi3": r"scale$|attn_[qkv]\.bias|^rope_factors",
     }
 )
@@ -307,6 +308,10 @@ _HEADS = (".attention.key_length", ".attention.value_length")
 _EXPERTS = (".expert_count", ".expert_used_count", ".expert_feed_forward_length")
 READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
+        "bert": (
+            *(*_SIZES, ".attention.layer_norm_epsilon", ".attention.causal", ".pooling_type"),
+            "tokenizer.ggml.token_type_count",
+        ),
         "phi3": (*_RMS, ".attention.sliding_window"),
         "qwen2": _RMS,
         "qwen3": _RMS,
