@@ -84,10 +84,7 @@ class GptOss(Qwen2, name="gpt-oss"):
         sinks = w.in_layer(layer, "attn_sinks.weight").values()  # (heads,)
         scale = 1 / math.sqrt(hp.n_embd_head)
         out = step.attend(layer, q, k, v, scale, hp.window(layer), sinks=sinks)
-        out = ops.linear(out, w.in_layer(layer, "attn_output.weight"))
-        out = ops.add(out, w.in_layer(layer, "attn_output.bias").values())
-        shown: F32 = step.probe("attn_out", layer, out)
-        return shown
+        return self.biased(step, layer, "attn_out MUL_MAT", out, "attn_output", "attn_out")
 
     def experts(self, step: Step, layer: int, x: F32) -> F32:
         ops, probe = step.ops, step.probe
