@@ -152,3 +152,17 @@ def test_the_command_lists_all_and_refuses_what_is_none() -> None:
     assert [line.split()[0] for line in said.stdout.splitlines()] == [f.id for f in FINDINGS]
     with pytest.raises(Unsupported, match=r"no finding named 'x' \(near"):
         finding_named("x")
+
+
+@pytest.mark.parametrize("options", [["--run"], ["-o", "case.gguf"]])
+def test_what_is_asked_of_no_finding_is_refused_and_no_success(options: list[str]) -> None:
+    assert CliRunner().invoke(app, ["finding", *options]).exit_code == 2
+
+
+def test_a_folder_that_is_not_there_is_named_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        app(["finding", LATIN.id, "-o", str(tmp_path / "no" / "case.gguf")])
+    assert end.value.code == 2
+    assert f"{tmp_path / 'no'} is no folder" in capsys.readouterr().err

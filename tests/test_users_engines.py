@@ -137,6 +137,26 @@ def test_what_cannot_be_imported_is_one_sentence(source: str, words: str, tmp_pa
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize(
+    ("init", "words"),
+    [
+        ("(self): pass", "TypeError: Mine.__init__() takes 1 positional argument but 3 were given"),
+        ("(self, *a): raise KeyError('no licence')", "KeyError: 'no licence'"),
+    ],
+)
+def test_a_class_that_cannot_be_made_is_a_crash_that_shows_its_own_lines_alone(
+    init: str, words: str, tmp_path: Path
+) -> None:
+    source = "from harness.adapters.base import Adapter\nclass Mine(Adapter):\n"
+    path = written(tmp_path, f"{source}    def __init__{init}\n")
+    with Runner(time_limit=60).open(f"adapter:{path}", None, EXACT) as session:
+        outcome = session.ask("describe")
+    assert isinstance(outcome, Crashed)
+    assert outcome.message.endswith(words)
+    assert "worker.py" not in outcome.message
+    assert "Traceback" not in outcome.message
+
+
 def test_no_file_and_no_module_are_said(model: Path) -> None:
     assert why("adapter:./nothing.py") == "./nothing.py: no such file"
     assert "No module named 'nothing_here'" in why("adapter:nothing_here")

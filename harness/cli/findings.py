@@ -31,8 +31,11 @@ def finding(
     """
     from harness.cli.terminal import Terminal
     from harness.foreign.findings import is_seen_in, text_of, verdicts_on_case, write_case
+    from harness.inputs import check_folder_of
     from harness.known.foreign import finding_named, foreign_findings
 
+    if name is None and (run or output is not None):
+        raise typer.BadParameter("--run and -o are about one finding: give its ID")
     seen = True
     with Terminal(quiet=quiet) as out:
         if name is None:
@@ -41,6 +44,7 @@ def finding(
             return
         found = finding_named(name)
         if output is not None:
+            check_folder_of(output)
             write_case(found, output)
             out.line(f"wrote {output}")
         if run:

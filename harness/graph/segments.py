@@ -6,7 +6,7 @@ lies in the segment where it appears, and several show at once. What one op alon
 bound; of a longer segment it is measured, by computing it with random honest errors.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -20,8 +20,9 @@ from engine.ops.ggml.base import Build, Expected, Node
 from engine.trace import SITES
 from harness.compare import largest, mismatch_between, worst_distance
 from harness.designs import where_limited
+from harness.graph.expert_order import in_own_order
 from harness.graph.node_judge import AXES
-from harness.graph.program import Place, Program
+from harness.graph.program import Graph, Place, PlannedNode, Program
 from harness.graph.replay import replay
 from harness.graph.shown import part_shown
 from harness.graph.ways import Honest, Noisy, Wide
@@ -92,12 +93,16 @@ class Segment:
     starts: tuple[Site, ...]  # shown, that it is computed from; none: from the tokens
     inside: tuple[Site, ...]  # computed between, in order
     rounds: bool  # whether one of these is of numbers: ids are exact
+    sorts: tuple[Place, ...] = ()  # of these, those that choose experts
 
     @property
     def middle(self) -> Site | None:
         """What to show next: it halves the segment. One of the names that traces have, if any."""
         named = [s for s in self.inside if s.name in SITES] or self.inside
         return named[len(named) // 2] if named else None
+
+
+Found = tuple[Segment, SiteFinding]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -110,15 +115,22 @@ class SegmentJudge:
     stored: Mapping[Place, str] = field(default_factory=dict)  # those that were rounded since
     given: Mapping[Place, NDArray[Any]] = field(default_factory=dict)  # what it went on with there
     seed: int = 0
+    # of ARGSORT the ids that the engine goes on with, where its experts come in an order of its own
+    orders: dict[Place, NDArray[Any]] = field(default_factory=dict)
 
     def findings(self) -> Iterator[SiteFinding]:
         """Of every shown tensor of numbers, in the order of execution. Raises Unsupported if a
         node cannot be computed."""
-        honest = self.run(Honest())
         rounded = bool(self.stored)  # then every segment begins with other numbers than were used
-        noise = self.noise(honest, range(RUNS), jitter=rounded)
-        numbers = (s for s in self.segments() if self.is_of_numbers(s.place, honest))
-        found = [(s, self.finding(s, honest, noise, alone=rounded)) for s in numbers]
+        honest, noise, found = self.first_look()
+        self.orders = self.orders_seen(honest, found)
+        if self.orders:
+            before = found
+            honest, noise, found = self.first_look()
+            kept = {p: ids for p, ids in self.orders.items() if wrong(found, p) < wrong(before, p)}
+            if len(kept) < len(self.orders):  # the values are wrong, not in another order
+                self.orders = kept
+                honest, noise, found = self.first_look()
         if any(finding.mismatch for _, finding in found):
             more = self.noise(honest, range(RUNS, RUNS + MORE), jitter=rounded)
             noise = {place: max(noise[place], more[place]) for place in noise}
@@ -126,6 +138,48 @@ class SegmentJudge:
             wider = self.noise(honest, range(RUNS), jitter=True)
             found = [(s, self.again(s, one, (honest, plain), (noise, wider))) for s, one in found]
         yield from (finding for _, finding in found)
+
+    def first_look(self) -> tuple[Run, dict[Place, float], list[Found]]:
+        """A run without errors, the noise of some with, and what is wrong by these."""
+        rounded = bool(self.stored)
+        honest = self.run(Honest())
+        noise = self.noise(honest, range(RUNS), jitter=rounded)
+        numbers = (s for s in self.segments() if self.is_of_numbers(s.place, honest))
+        return honest, noise, [(s, self.finding(s, honest, noise, alone=rounded)) for s in numbers]
+
+    def orders_seen(self, honest: Run, found: Sequence[Found]) -> dict[Place, NDArray[Any]]:
+        """Of each ARGSORT whose experts are shown in another order than ours, the ids in that one.
+
+        By the widest of the wrong values behind it: numbers alone may be nearly the same.
+        """
+        suspects: dict[Place, Segment] = {}
+        for segment, finding in found:
+            shown = self.shown[segment.place]
+            same_shape = shown.shape == honest[segment.place].value.shape
+            if finding.mismatch is None or not same_shape or not segment.sorts:
+                continue
+            first = suspects.setdefault(segment.sorts[-1], segment)
+            if self.shown[first.place].size < shown.size:
+                suspects[segment.sorts[-1]] = segment
+        return dict(self.orders_of(suspects, honest)) if suspects else {}
+
+    def orders_of(
+        self, suspects: Mapping[Place, Segment], honest: Run
+    ) -> Iterator[tuple[Place, NDArray[Any]]]:
+        nodes = {graph.place(node): node for graph in self.program.graphs for node in graph.nodes}
+        ids: dict[Place, NDArray[Any]] = {}
+
+        def see(graph: Graph, node: PlannedNode, value: NDArray[Any]) -> None:
+            if graph.place(node) in suspects:
+                ids[graph.place(node)] = np.array(value)
+
+        values = {**self.shown, **self.given}
+        replay(self.program, self.file, self.build, values=values, trace=see)
+        for place, segment in suspects.items():
+            at = segment.place
+            own = in_own_order(ids[place], nodes[at], self.shown[at], honest[at].value)
+            if own is not None:
+                yield place, own
 
     def is_of_numbers(self, place: Place, honest: Run) -> bool:
         """Or somebody says so: whole numbers in the place of others are wrong where they are."""
@@ -139,7 +193,7 @@ class SegmentJudge:
         """What our ops make of each shown node, from what is shown before it."""
         wanted = {place: value.shape for place, value in self.shown.items()}
         watched = Watched(way=way, wide=way.wide, wanted=wanted)
-        values = {**(self.shown if values is None else values), **self.given}
+        values = {**self.orders, **(self.shown if values is None else values), **self.given}
         done = replay(self.program, self.file, build or self.build, watched, values=values)
         if done.missing:
             raise Unsupported(f"not computed: {done.missing[0]}")
@@ -190,6 +244,7 @@ class SegmentJudge:
                         starts=starts,
                         inside=inside,
                         rounds=not exact.issuperset(inside),
+                        sorts=tuple(at[s] for s in inside if self.op_of[s] == "ARGSORT"),
                     )
 
     def before(
@@ -299,6 +354,11 @@ class SegmentJudge:
     def stored_as(self, segment: Segment) -> str:
         kinds = {k for p, k in self.stored.items() if p == segment.place or segment.starts}
         return f"; stored in {', '.join(sorted(kinds))}" if kinds else ""
+
+
+def wrong(found: Sequence[Found], sort: Place) -> int:
+    """How many segments with this ARGSORT."""
+    return sum(finding.mismatch is not None for s, finding in found if sort in s.sorts)
 
 
 def step_of(value: NDArray[Any]) -> NDArray[np.float64]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from engine.architectures import gemma2
+from engine.architectures.bert import Bert
 from engine.architectures.deepseek2 import Deepseek2
 from engine.architectures.gemma2 import Gemma2Hparams
 from engine.architectures.gemma3 import Gemma3, Gemma3Hparams
@@ -24,11 +25,13 @@ from engine.architectures.step import Step
 from engine.batch import Batch
 from engine.errors import EngineError
 from engine.gguf_file import GgufFile
+from engine.kv_cache import KvCache, OneBatch
 from engine.model import Model
 from engine.ops.mirror import Mirror
-from engine.ops.reference import Reference, RopeParams
+from engine.ops.reference import Reference as Ops
+from engine.ops.reference import RopeParams
 from engine.trace import LISTED
-from harness.adapters.reference import Reference as ReferenceEngine
+from harness.adapters.reference import Reference
 from harness.check import Plan, stand_in
 from harness.facts import facts_of_model
 from harness.records import EXACT, PRESETS, Answered, Request, Settings, Verdict
@@ -39,8 +42,20 @@ from harness.synth.any_arch import variant_named
 from harness.synth.llama import LlamaRecipe, write_llama
 from tests.differential.conftest import Checked
 from tests.differential.test_bisect_any_arch import with_key
+from tests.test_relations import FirstRows, Leaks
 
-OURS = ("deepseek2", "gemma2", "gemma3", "gpt-oss", "gpt2", "phi3", "qwen2", "qwen3", "qwen3moe")
+OURS = (
+    "bert",
+    "deepseek2",
+    "gemma2",
+    "gemma3",
+    "gpt-oss",
+    "gpt2",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3moe",
+)
 TOKENS = 24  # more than the window of 16 that made models of gemma3 have
 
 
@@ -67,13 +82,16 @@ def run_of(path: Path, settings: Settings = EXACT) -> Plan:
         settings=settings,
         n_tokens=TOKENS,
         n_steps=8,
-        suites=("logits", "trace"),
+        suites=("logits", "embeddings", "trace"),
+        by_name=False,  # of embeddings and logits the model has one
         command=str(path),
     )
 
 
 def ends(verdicts: list[Verdict]) -> set[tuple[str, str]]:
-    return {(v.suite, v.status) for v in verdicts}
+    """Embeddings as logits: of what a model comes to."""
+    found = {(v.suite, v.status) for v in verdicts if v.status != "not-applicable"}
+    return {("logits" if suite == "embeddings" else suite, status) for suite, status in found}
 
 
 @pytest.mark.parametrize("arch", OURS)
@@ -92,7 +110,8 @@ def test_our_graph_and_the_replay_of_llama_cpps_agree(arch: str, made: Callable[
     found = []
     for engine in ("reference", "replay"):
         with Runner().open(engine, made(arch, "F32"), EXACT) as session:
-            outcome = session.ask("evaluate", Request(batches=batches))
+            request = Request(batches=batches, embeddings=arch == "bert")
+            outcome = session.ask("evaluate", request)
             assert isinstance(outcome, Answered), outcome
             found.append(np.concatenate(outcome.value.logits))
     ours, replayed = found
@@ -133,6 +152,11 @@ def without_the_shared(self: Deepseek2, step: Any, layer: int, x: Any) -> Any:
     return (self.chosen if layer else self.feed_forward)(step, layer, x)
 
 
+def without_means(self: Bert, step: Any, layer: int, name: str, x: Any) -> Any:
+    weight = self.tensors.in_layer(layer, f"{name}.weight").values()
+    return step.ops.rms_norm(x, weight, self.hparams.f_norm_eps)
+
+
 def half_a_head_apart(self: Any, layer: int = 0) -> Any:
     return RopeParams(self.hparams.n_rot, self.hparams.rope_freq_base, 1.0, None, halves=True)
 
@@ -145,6 +169,8 @@ WRONG: dict[str, tuple[Any, str, Any, str]] = {  # where it is, what it does, wh
     "qwen3 with adjacent pairs": (Qwen3, "halves", False, "Qcur_rope"),
     "qwen3moe with adjacent pairs": (Qwen3Moe, "halves", False, "Qcur_rope"),
     "phi3 with adjacent pairs": (Phi3, "halves", False, "Qcur_rope"),
+    "bert that sees no later token": (OneBatch, "visible", KvCache.visible, "kq_soft_max"),
+    "bert with norms around zero": (Bert, "layer_norm", without_means, "ffn_inp"),
     "deepseek2 without the shared expert": (Deepseek2, "experts", without_the_shared, "l_out"),
     "deepseek2 with other pairs": (Deepseek2, "rope_params", half_a_head_apart, "q_pe"),
     "gemma2 with windows in the other layers": (
@@ -179,6 +205,20 @@ def test_a_wrong_graph_is_found_where_it_is_wrong(
     assert any(site in v.summary for v in found), [v.summary for v in found]
 
 
+@pytest.mark.parametrize(
+    ("engine", "way"),
+    [(FirstRows, "with outputs of some tokens only"), (Leaks, "beside another sequence")],
+)
+def test_an_engine_with_a_graph_of_its_own_is_asked_otherwise_as_well(
+    engine: type[Reference], way: str, made: Callable[..., Path], checked: Checked
+) -> None:
+    """Asked once, each is right in every logit and every op."""
+    plan = replace(run_of(made("qwen3", "F32")), engine=engine.name, n_tokens=8)
+    first, *wrong = checked(replace(plan, suites=("logits",)))
+    assert first.status == "agreed"
+    assert [(verdict.status, verdict.detail["asked"]) for verdict in wrong] == [("diverged", way)]
+
+
 @pytest.mark.parametrize("arch", OURS)
 def test_every_product_of_a_graph_of_ours_is_looked_at_on_nearly_empty_inputs(
     arch: str, made: Callable[..., Path], checked: Checked
@@ -188,8 +228,9 @@ def test_every_product_of_a_graph_of_ours_is_looked_at_on_nearly_empty_inputs(
     assert verdict.status == "agreed", verdict.summary
     with GgufFile.open(path) as file:
         matrices = sum(len(tensor.ne) > 1 for tensor in file.tensors.values())
-    # positions are looked up, and so are embeddings, unless they are the head as well
-    looked_up = {"gpt2": 2}.get(arch, 1)
+    # positions are looked up, types of tokens are, and so are embeddings, unless they are the head
+    # as well; biases of experts are added
+    looked_up = {"bert": 3, "gemma2": 0, "gpt-oss": 1 + 2 * 3, "gpt2": 2}.get(arch, 1)
     assert verdict.detail["sites"] == matrices - looked_up
     assert verdict.detail["sees"] < 1e-4
 
@@ -198,12 +239,12 @@ def test_a_scale_that_is_slightly_off_is_found_by_the_product_alone(
     made: Callable[..., Path], checked: Checked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of experts, who are chosen between the input and the product."""
-    right = Reference.linear_id
+    right = Ops.linear_id
 
-    def wrong(self: Reference, x: Any, weight: Any, ids: Any) -> Any:
+    def wrong(self: Ops, x: Any, weight: Any, ids: Any) -> Any:
         return right(self, x, weight, ids) * np.float32(1 + 2e-4 * ("down" in weight.name))
 
-    monkeypatch.setattr(Reference, "linear_id", wrong)
+    monkeypatch.setattr(Ops, "linear_id", wrong)
     verdicts = checked(replace(run_of(made("qwen3moe", "Q8_0")), suites=("products",)))
     found = [v.detail["site"] for v in verdicts if v.status == "diverged"]
     assert found == ["ffn_moe_down", "ffn_moe_down"]
@@ -211,7 +252,7 @@ def test_a_scale_that_is_slightly_off_is_found_by_the_product_alone(
 
 def test_a_window_hides_what_lies_further_back(made: Callable[..., Path]) -> None:
     """Layers of a made gemma3 see 16 tokens, every other one all: one layer alone forgets."""
-    model = Model(made("gemma3", "F32"), Reference())
+    model = Model(made("gemma3", "F32"), Ops())
     try:
         hp = model.graph.hparams
         assert isinstance(hp, Gemma3Hparams)
@@ -274,10 +315,24 @@ def test_a_yarn_that_lacks_its_ramp_or_its_magnitude_is_found(
         def rotations(self, positions: Any, params: Any) -> Any:
             return super().rotations(positions, replace(params, **wrong))
 
-    monkeypatch.setattr(ReferenceEngine, "ops", Wrong)
+    monkeypatch.setattr(Reference, "ops", Wrong)
     found = [v for v in checked(run_of(stretched)) if v.status == "diverged"]
     assert {v.detail["site"] for v in found if v.suite == "trace"} == {"Qcur_rope", "Kcur_rope"}
     assert {v.detail["at_fault"] for v in found} == {"subject"}
+
+
+def test_what_llama_cpp_refuses_to_load_is_no_difference_between_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: Checked
+) -> None:
+    """Our engine would not run it either."""
+    lacks = any_arch.LEFT_OUT["qwen3"] + r"|^blk\.1\.attn_q\.weight$"
+    monkeypatch.setattr(any_arch, "LEFT_OUT", {"qwen3": lacks})
+    path = tmp_path / "incomplete.gguf"
+    with opened() as session:
+        make_variant(variant_named("qwen3"), path, session=session)
+    verdicts = checked(run_of(path))
+    assert ends(verdicts) == {("logits", "not-compared"), ("trace", "not-compared")}
+    assert all("'blk.1.attn_q.weight' not found" in v.summary for v in verdicts)
 
 
 def test_every_architecture_of_ours_is_in_this_table() -> None:
