@@ -90,7 +90,8 @@ def run_of(path: Path, settings: Settings = EXACT) -> Plan:
 
 def ends(verdicts: list[Verdict]) -> set[tuple[str, str]]:
     """Embeddings as logits: of what a model comes to."""
-    found = {(v.suite, v.status) for v in verdicts if v.status != "not-applicable"}
+    asked = [v for v in verdicts if v.suite == "trace" or v.status != "not-applicable"]
+    found = {(v.suite, v.status) for v in asked}
     return {("logits" if suite == "embeddings" else suite, status) for suite, status in found}
 
 
