@@ -45,7 +45,7 @@ from harness.designs import (
     wide_scores,
 )
 from harness.records import Mismatch, Site
-from harness.rope_designs import rotated, ways_to_turn
+from harness.rope_designs import rotated, ways_to_turn, yarn_slack
 from harness.tolerances import EXACT, Bound
 
 RESIDUALS = ("embd", "l_out")  # what the sites' input "residual" stands for
@@ -226,7 +226,8 @@ class Judge(Mirror):
         return out
 
     def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
-        out, self.bound = rotated(x, *self.rotations(positions, params))
+        slack = yarn_slack(positions, params)
+        out, self.bound = rotated(x, *self.rotations(positions, params), slack)
         self.others = ways_to_turn(x, positions, params)
         return out
 

@@ -8,13 +8,14 @@ llama.cpp's recursion, and the bound is the same: no room is made for angles tha
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.ops.reference import F64, I32, RopeParams
+from engine.ops.reference import F64, I32, Reference, RopeParams
 from engine.quants.base import F32
 from harness import tolerances
 from harness.compare import mismatch_between
@@ -27,8 +28,9 @@ AnglesFor = Callable[[F32, NDArray[Any]], NDArray[Any]]
 POW = 2  # in U: glibc's manual gives powf one ulp, which is one or two U of a value
 
 
-def rotated(x: F32, cos: F64, sin: F64) -> tuple[F32, Bound]:
-    """x: (tokens, heads, dim); cos, sin: (tokens, dim / 2)."""
+def rotated(x: F32, cos: F64, sin: F64, slack: F64 | float = 0.0) -> tuple[F32, Bound]:
+    """x: (tokens, heads, dim); cos, sin: (tokens, dim / 2), and how far they may be off."""
+    slack = np.broadcast_to(slack, cos.shape)[:, None, :]
     cos, sin = cos[:, None, :], sin[:, None, :]
     even, odd = x[..., 0::2].astype(np.float64), x[..., 1::2].astype(np.float64)
     out, size = np.empty(x.shape, np.float32), np.empty(x.shape)
@@ -36,15 +38,37 @@ def rotated(x: F32, cos: F64, sin: F64) -> tuple[F32, Bound]:
         out[..., 0::2], out[..., 1::2] = even * cos - odd * sin, even * sin + odd * cos
     even, odd, cos, sin = np.abs(even), np.abs(odd), np.abs(cos), np.abs(sin)
     size[..., 0::2], size[..., 1::2] = even * cos + odd * sin, even * sin + odd * cos
-    return out, tolerances.rope(size)
+    bound = tolerances.rope(size)
+    more = np.repeat((even + odd) * slack, 2, axis=-1)
+    return out, replace(bound, allowed=bound.allowed + more)
 
 
 def ways_to_turn(x: F32, positions: I32, params: RopeParams) -> Iterator[Other]:
     """None where an angle would be no number: there is no other way to compute it."""
     numbers = (params.base, params.scale, *factors_of(params))
-    if params.base > 0 and all(math.isfinite(n) and n != 0 for n in numbers):
+    if params.kept is not None:
+        exact = Reference().rotations(positions, params)
+        yield lambda _: rotated(x, *exact, yarn_slack(positions, params, any_way=True))
+    elif params.base > 0 and all(math.isfinite(n) and n != 0 for n in numbers):
         for angles_for in ways(positions, params):
             yield partial(turned, x, angles_for)
+
+
+def yarn_slack(positions: I32, params: RopeParams, *, any_way: bool = False) -> F64 | float:
+    """How far cosines and sines may be off where ggml mixes two angles, (tokens, pairs).
+
+    A pair between both ends of the ramp: the complement, two products and their sum, the scaled
+    angle before, which a compiler may fuse. The magnitude: two logarithms in float32, a product, a
+    sum, a quotient and two products more. any_way: what frequencies are mixed of besides, a power
+    and the quotients before and after.
+    """
+    if params.kept is None:
+        return 0.0
+    kept = params.kept.astype(np.float64)
+    each = positions.astype(np.float64)[:, None] * exact_frequencies(params) / factors_of(params)
+    mixed = np.where((kept > 0) & (kept < 1) | any_way, 5 + (POW + 4) * any_way, 0)
+    turns: F64 = np.abs(each) * (1 + abs(params.scale)) * mixed * tolerances.U
+    return abs(params.magnitude) * (turns + 10 * tolerances.U)
 
 
 def turned(x: F32, angles_for: AnglesFor, shown: NDArray[Any]) -> tuple[F32, Bound]:

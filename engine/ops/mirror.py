@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from engine.activations.base import Converted
 from engine.kernels import compiled
 from engine.ops.flash_mirror import FlashMirror
-from engine.ops.ggml import gated
+from engine.ops.ggml import attention, gated
+from engine.ops.ggml.base import Build
 from engine.ops.products import convert, product
 from engine.ops.reference import F64, I32, Bools, Reference, RopeParams, rounded
 from engine.quants.base import F32
@@ -50,8 +51,10 @@ class Mirror(Reference):
         if factors is None:
             factors = np.ones(params.n_rot // 2, np.float32)
         base, scale = np.float32(params.base), np.float32(params.scale)
-        cos, sin = rope_cache(positions, params.n_rot, base, scale, factors)
-        return cos.astype(np.float64), sin.astype(np.float64)
+        kept = np.zeros(len(factors), np.float32) if params.kept is None else params.kept
+        cos, sin = rope_cache(positions, params.n_rot, base, scale, factors, kept)
+        magnitude = np.float32(params.magnitude)
+        return (cos * magnitude).astype(np.float64), (sin * magnitude).astype(np.float64)
 
     def kq(self, q: F32, k: NDArray[Any]) -> F32:
         """A product with F16 keys takes its queries in F16 as well."""
@@ -65,9 +68,28 @@ class Mirror(Reference):
     ) -> F32:
         return self.flash.attend(q, k, v, scale, visible).out
 
+    def flash_attn_ext(
+        self,
+        q: F32,
+        k: NDArray[Any],
+        v: NDArray[Any],
+        scale: float,
+        visible: Bools,
+        cap: float = 0.0,
+        sinks: F32 | None = None,
+    ) -> F32:
+        unused = self.flash.n_kv(len(k)) - len(k)  # cells that ggml has behind those in use
+        k, v = (np.pad(x, ((0, unused), (0, 0), (0, 0))) for x in (k, v))
+        node = attention.call(q, k, v, scale, np.pad(visible, ((0, 0), (0, unused))), cap, sinks)
+        found = attention.flash_attn_ext(node, Build(lanes=1, n_threads=self.flash.n_threads))
+        return rounded(found.value.reshape(len(q), -1))
+
     def soft_max(self, x: F32, scale: float, visible: Bools | None) -> F32:
         """The factor is a float32 in ggml's op_params."""
         return super().soft_max(x, float(np.float32(scale)), visible)
+
+    def soft_max_with_sinks(self, x: F32, scale: float, visible: Bools, sinks: F32) -> F32:
+        return super().soft_max_with_sinks(x, float(np.float32(scale)), visible, sinks)
 
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
         return super().rms_norm(x, weight, float(np.float32(eps)))
@@ -100,7 +122,7 @@ def like(x: F32, stored: NDArray[Any]) -> F32:
 
 @compiled
 def rope_cache(
-    positions: I32, n_rot: int, base: np.float32, scale: np.float32, factors: F32
+    positions: I32, n_rot: int, base: np.float32, scale: np.float32, factors: F32, kept: F32
 ) -> tuple[F32, F32]:
     """Cosines and sines, (tokens, n_rot / 2) each, through the C library's float32 functions."""
     cos = np.empty((len(positions), n_rot // 2), np.float32)
@@ -109,7 +131,11 @@ def rope_cache(
     for t in range(len(positions)):
         theta = np.float32(positions[t])
         for i in range(n_rot // 2):
-            angle = np.float32(scale * np.float32(theta / factors[i]))
+            whole = np.float32(theta / factors[i])
+            angle = np.float32(scale * whole)
+            if kept[i] != 0:
+                scaled = np.float32(angle * np.float32(np.float32(1) - kept[i]))
+                angle = np.float32(scaled + np.float32(whole * kept[i]))
             cos[t, i] = np.cos(angle)
             sin[t, i] = np.sin(angle)
             theta = np.float32(theta * step)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from engine.ops import functions
 from engine.ops.ggml import gated
+from engine.ops.ggml.attention import attended
 from engine.quants.base import F32
 from engine.weights import Weight
 
@@ -19,18 +20,24 @@ I32 = NDArray[np.int32]
 Bools = NDArray[np.bool_]
 
 # ggml clamps the sum of the chosen experts' weights to the smallest normal half (llama-graph.cpp)
+OAI_ALPHA = float(np.float32(1.702))
 MOE_SUM_MIN = 6.103515625e-5
 
 
 @dataclass(frozen=True, eq=False)
 class RopeParams:
-    """How positions become angles: position * scale * base^(-2i / n_rot) / factors[i]."""
+    """How positions become angles: position * scale * base^(-2i / n_rot) / factors[i].
+
+    With YaRN a share `kept[i]` of each pair is not scaled, and what is turned grows.
+    """
 
     n_rot: int
     base: float
     scale: float
     factors: F32 | None  # (n_rot / 2,)
     halves: bool = False  # pairs lie half a rotation apart, not side by side
+    kept: F32 | None = None  # (n_rot / 2,)
+    magnitude: float = 1.0
 
     def pairs(self) -> tuple[slice, slice]:
         """Where in a head the first element of every pair lies, and where the second."""
@@ -94,8 +101,9 @@ class Reference:
         angles = positions[:, None] * params.base**exponents
         if params.factors is not None:
             angles = angles / params.factors
-        angles = angles * params.scale
-        return np.cos(angles), np.sin(angles)
+        kept = 0.0 if params.kept is None else params.kept.astype(np.float64)
+        angles = angles * (params.scale * (1 - kept) + kept)
+        return np.cos(angles) * params.magnitude, np.sin(angles) * params.magnitude
 
     def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
         """Rotate pairs of each head; x: (tokens, heads, dim). The first `n_rot` elements turn:
@@ -133,6 +141,15 @@ class Reference:
         total = powers.sum(axis=-1, keepdims=True)
         return rounded(powers / np.where(total == 0, 1, total))
 
+    def soft_max_with_sinks(self, x: F32, scale: float, visible: Bools, sinks: F32) -> F32:
+        """As of one entry more in each row, the sink of its head: (heads,). It gives nothing."""
+        wide = np.where(visible, x.astype(np.float64) * scale, -np.inf)
+        ends = np.broadcast_to(sinks.astype(np.float64)[:, None, None], (*wide.shape[:-1], 1))
+        largest = np.maximum(wide.max(axis=-1, keepdims=True), ends)
+        powers = np.exp(wide - largest)
+        total = powers.sum(axis=-1, keepdims=True) + np.exp(ends - largest)
+        return rounded(powers / total)
+
     def kqv(self, p: F32, v: NDArray[Any]) -> F32:
         """p: (heads, tokens, cells), v: (cells, kv_heads, dim) -> (tokens, heads * dim)."""
         out = p.astype(np.float64) @ self.spread(v, p.shape[0])
@@ -151,6 +168,25 @@ class Reference:
         out = powers / np.where(total == 0, 1, total) @ self.spread(v, q.shape[1])
         return rounded(out.transpose(1, 0, 2).reshape(len(q), q.shape[1] * v.shape[2]))
 
+    def flash_attn_ext(
+        self,
+        q: F32,
+        k: NDArray[Any],
+        v: NDArray[Any],
+        scale: float,
+        visible: Bools,
+        cap: float = 0.0,
+        sinks: F32 | None = None,
+    ) -> F32:
+        """As `flash_attn`; scores capped, if a cap is given, and a sink for each head. Values may
+        be narrower than keys."""
+        shown = np.where(visible, 0.0, -np.inf)[None]
+        wide = [x.astype(np.float64).transpose(1, 0, 2) for x in (q, k, v)]
+        wide[1:] = (np.repeat(x, q.shape[1] // len(x), axis=0) for x in wide[1:])
+        ends = None if sinks is None else sinks.astype(np.float64)[:, None, None]
+        found = attended(*wide, shown, scale=scale, multiply=np.matmul, softcap=cap, sinks=ends)
+        return rounded(found.v.transpose(1, 0, 2).reshape(len(q), -1))
+
     # --- element by element ---------------------------------------------------------------
 
     def add(self, a: F32, b: F32) -> F32:
@@ -165,6 +201,11 @@ class Reference:
         with np.errstate(over="ignore"):  # exp(-x) may be infinite: silu is zero then
             return rounded(wide / (1 + np.exp(-wide)) * up)
 
+    def swiglu_oai(self, gate: F32, up: F32) -> F32:
+        """gate * sigmoid(1.702 * gate) * (up + 1), both clamped at 7."""
+        x, y = (np.clip(t.astype(np.float64), low, 7) for t, low in ((gate, None), (up, -7)))
+        return rounded(x / (1 + functions.exp(-OAI_ALPHA * x)) * (y + 1))
+
     def scale(self, x: F32, factor: float) -> F32:
         return x * np.float32(factor)
 
@@ -176,9 +217,16 @@ class Reference:
         """gelu(gate) * up"""
         return rounded(gated.gelu(gate.astype(np.float64)) * up)
 
+    def sigmoid(self, x: F32) -> F32:
+        return rounded(1 / (1 + functions.exp(-x.astype(np.float64))))
+
     def soft_cap(self, x: F32, cap: float) -> F32:
         """tanh(x / cap) * cap: nothing is larger."""
         return rounded(functions.tanh(x.astype(np.float64) / cap) * cap)
+
+    def mean(self, x: F32) -> F32:
+        """(tokens, width) -> (width,)"""
+        return rounded(x.astype(np.float64).mean(axis=0))
 
     # --- mixture of experts ---------------------------------------------------------------
 

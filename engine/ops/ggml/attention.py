@@ -8,6 +8,7 @@ ggml-cpu/ops.cpp of llama.cpp in llama-cpp-python 0.3.36.
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from engine.errors import Unsupported
 from engine.ops.flash_mirror import LANES_UP, TILE, FlashMirror
 from engine.ops.functions import exp, tanh
-from engine.ops.ggml.base import F64, PLAIN, SMALLEST, Build, Expected, Node, U, meaning
+from engine.ops.ggml.base import F64, PLAIN, SMALLEST, Build, Expected, Node, Operand, U, meaning
 from engine.ops.ggml.near import (
     EXP_ULP,
     LIBM_ULP,
@@ -68,6 +69,42 @@ def flash_attn_ext(node: Node, build: Build) -> Expected:
     else:
         value, allowed = sequential(node, form, build, split=floats)
     return Expected(value, allowed + U * np.abs(value) + SMALLEST, REASON)
+
+
+def call(
+    q: NDArray[Any],
+    k: NDArray[Any],
+    v: NDArray[Any],
+    scale: float,
+    visible: NDArray[np.bool_],
+    cap: float,
+    sinks: NDArray[Any] | None,
+) -> Node:
+    """A node that nobody captured. q: (tokens, heads, dim), k, v: (cells, kv_heads, dim)."""
+    params = np.zeros(16, np.int32)
+    params.view(np.float32)[:3] = scale, 0.0, cap
+    mask = np.where(visible, 0.0, -np.inf).astype(np.float16)[:, None]
+    heads = (as_operand(x.transpose(1, 0, 2)[None]) for x in (q, k, v, mask))
+    ends = None if sinks is None else as_operand(sinks.reshape(1, 1, 1, -1))
+    value = np.zeros((1, len(q), q.shape[1], v.shape[2]), np.float32)
+    return Node(
+        step=0,
+        ubatch=0,
+        index=0,
+        op="FLASH_ATTN_EXT",
+        name="",
+        layer=None,
+        type="F32",
+        ne=value.shape[::-1],
+        params=params,
+        sources=(*heads, ends),
+        value=value,
+    )
+
+
+def as_operand(x: NDArray[Any]) -> Operand:
+    kind = {np.dtype(np.float16): "F16", np.dtype(np.float32): "F32"}[x.dtype]
+    return Operand(name="", type=kind, ne=x.shape[::-1], value=np.ascontiguousarray(x))
 
 
 def in_any_order(node: Node, form: Form, build: Build, rescalings: float | None = None) -> Expected:
