@@ -130,7 +130,8 @@ def test_a_wrong_graph_is_found_where_it_is_wrong(
     assert any(site in v.summary for v in found), [v.summary for v in found]
 
 
-@pytest.mark.parametrize("arch", sorted({*OURS} - {"mamba"}))  # whose products have no names
+# llama.cpp has no names for what most products of these two read
+@pytest.mark.parametrize("arch", sorted({*OURS} - {"mamba", "lfm2"}))
 def test_every_product_of_a_graph_of_ours_is_looked_at_on_nearly_empty_inputs(
     arch: str, made: Callable[..., Path], checked: Checked
 ) -> None:
@@ -139,9 +140,8 @@ def test_every_product_of_a_graph_of_ours_is_looked_at_on_nearly_empty_inputs(
     assert verdict.status == "agreed", verdict.summary
     with GgufFile.open(path) as file:
         matrices = sum(len(tensor.ne) > 1 for tensor in file.tensors.values())
-    # positions are looked up, and so are embeddings, unless they are the head as well; the one
-    # convolution of lfm2 is no product
-    looked_up = {"gpt2": 2, "lfm2": 2}.get(arch, 1)
+    # positions are looked up, and so are embeddings, unless they are the head as well
+    looked_up = {"gpt2": 2}.get(arch, 1)
     assert verdict.detail["sites"] == matrices - looked_up
     assert verdict.detail["sees"] < 1e-4
 
