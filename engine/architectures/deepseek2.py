@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.architectures.llama import Llama
+from engine.architectures.llama import EXPERTS, Llama
 from engine.architectures.positions import scaled
+from engine.architectures.routing import routed
 from engine.architectures.step import Step
 from engine.architectures.tensors import Table, table
-from engine.errors import Unsupported
+from engine.errors import InvalidModel, Unsupported
 from engine.hparams import Hparams, Keys
 from engine.memory.store import KeysValues
 from engine.ops.reference import RopeParams
@@ -34,14 +35,10 @@ TENSORS = table("""
     blk.*.attn_v_b.weight         n_head       n_head_v      n_lora_kv
     blk.*.attn_output.weight      n_embd       n_embd_v
     blk.*.ffn_norm.weight         n_embd
-    blk.*.ffn_gate.weight?        n_ff         n_embd
-    blk.*.ffn_up.weight?          n_ff         n_embd
-    blk.*.ffn_down.weight?        n_embd       n_ff
-    blk.*.ffn_gate_inp.weight?    n_expert     n_embd
+    blk.*.ffn_gate.weight?        n_ff_dense   n_embd
+    blk.*.ffn_up.weight?          n_ff_dense   n_embd
+    blk.*.ffn_down.weight?        n_embd       n_ff_dense
     blk.*.exp_probs_b.bias?       n_expert
-    blk.*.ffn_gate_exps.weight?   n_expert     n_ff_exp      n_embd
-    blk.*.ffn_up_exps.weight?     n_expert     n_ff_exp      n_embd
-    blk.*.ffn_down_exps.weight?   n_expert     n_embd        n_ff_exp
     blk.*.ffn_gate_shexp.weight?  n_ff_shared  n_embd
     blk.*.ffn_up_shexp.weight?    n_ff_shared  n_embd
     blk.*.ffn_down_shexp.weight?  n_embd       n_ff_shared
@@ -56,30 +53,22 @@ class Deepseek2Hparams(Hparams):
     n_lora_q: int  # 0: queries come of one matrix
     n_lora_kv: int
     n_rot: int
-    n_head_k: int  # elements of a head's key, rotated ones counted
     n_head_v: int
+    n_nope: int  # not rotated
+    n_embd_k: int  # of all heads
+    n_embd_v: int
     n_layer_dense: int  # the first layers have no experts
-    n_ff_exp: int
+    n_ff_dense: int  # n_ff is of one expert
     n_ff_shared: int
     gating: int
     norm_weights: bool
     scale_weights: float
     f_mscale: float  # of YaRN, times the logarithm of the factor
 
-    @property
-    def n_nope(self) -> int:
-        return self.n_head_k - self.n_rot
-
-    @property
-    def n_embd_k(self) -> int:
-        return self.n_head * self.n_head_k
-
-    @property
-    def n_embd_v(self) -> int:
-        return self.n_head * self.n_head_v
-
     def check(self, arch: str) -> None:
         super().check(arch)
+        if self.n_nope < 1 or self.n_rot % 2:
+            raise InvalidModel(f"{arch}.rope.dimension_count is {self.n_rot}; expected pairs, few")
         if self.gating not in (SOFTMAX, SIGMOID):
             raise Unsupported(f"{arch}.expert_gating_func is {self.gating}; known: 1, 2")
         if self.rope_attn_factor != 1 or bool(self.n_ctx_orig_yarn) != bool(self.f_mscale):
@@ -91,23 +80,26 @@ class Deepseek2(Llama, name="deepseek2"):
 
     @classmethod
     def hparams_of(cls, keys: Keys) -> Deepseek2Hparams:
+        sizes, n_rot = cls.sizes(keys), keys.positive("rope.dimension_count")
         n_lora_kv = keys.positive("attention.kv_lora_rank")
-        n_rot = keys.positive("rope.dimension_count")
-        n_ff_exp = keys.positive("expert_feed_forward_length")
+        n_head_k = keys.positive("attention.key_length_mla")
+        n_head_v = keys.positive("attention.value_length_mla")
         keys.same("attention.head_count_kv", 1, "as what is kept serves all heads")
         keys.same("attention.key_length", n_lora_kv + n_rot, "what is kept of a token")
         keys.same("attention.value_length", n_lora_kv, "what is kept without its position")
         return Deepseek2Hparams(
-            **cls.sizes(keys),
+            **sizes,
             n_embd_head=n_lora_kv + n_rot,
             n_lora_q=keys.get("attention.q_lora_rank", int, 0),
             n_lora_kv=n_lora_kv,
             n_rot=n_rot,
-            n_head_k=keys.positive("attention.key_length_mla"),
-            n_head_v=keys.positive("attention.value_length_mla"),
+            n_head_v=n_head_v,
+            n_nope=n_head_k - n_rot,
+            n_embd_k=sizes["n_head"] * n_head_k,
+            n_embd_v=sizes["n_head"] * n_head_v,
             n_layer_dense=keys.get("leading_dense_block_count", int, 0),
-            n_ff_exp=n_ff_exp,
-            n_ff_shared=n_ff_exp * keys.positive("expert_shared_count"),
+            n_ff_dense=keys.positive("feed_forward_length"),
+            n_ff_shared=sizes["n_ff"] * keys.positive("expert_shared_count"),
             gating=keys.get("expert_gating_func", int, SOFTMAX),
             norm_weights=keys.get("expert_weights_norm", bool, False),
             scale_weights=keys.get("expert_weights_scale", float, 1.0),
@@ -115,8 +107,12 @@ class Deepseek2(Llama, name="deepseek2"):
         )
 
     @classmethod
+    def n_ff(cls, keys: Keys) -> int:
+        return keys.positive("expert_feed_forward_length")
+
+    @classmethod
     def table(cls, hparams: Hparams) -> Table:
-        return TENSORS
+        return {**TENSORS, **{f"{name}?": shape for name, shape in EXPERTS.items()}}
 
     def rope_params(self, layer: int = 0) -> RopeParams:
         """What YaRN grows is put into the factor of the scores, whole."""
@@ -130,7 +126,7 @@ class Deepseek2(Llama, name="deepseek2"):
 
     def attention(self, step: Step, layer: int, x: F32) -> F32:
         hp, ops, at, rope = self.hparams, step.ops, step.batch.positions, self.rope_params()
-        q = self.queries(step, layer, x).reshape(len(x), hp.n_head, hp.n_head_k)
+        q = self.queries(step, layer, x).reshape(len(x), hp.n_head, -1)
         kept = self.linear(step, layer, "kv_cmpr_pe", x, "attn_kv_a_mqa")
         turned = kept[:, None, hp.n_lora_kv :]  # one key of positions for all heads
         turned = step.probe("k_pe", layer, ops.rope(turned, at, rope))
@@ -140,11 +136,13 @@ class Deepseek2(Llama, name="deepseek2"):
         q_turned = step.probe("q_pe", layer, ops.rope(q[..., hp.n_nope :], at, rope))
         q = step.probe("Qcur", layer, np.concatenate([q_nope, q_turned], axis=-1))
         grown = 1 - hp.f_mscale * math.log(hp.rope_freq_scale)
-        scale = grown**2 / math.sqrt(hp.n_head_k)
+        scale = grown**2 / math.sqrt(hp.n_nope + hp.n_rot)
         out = step.attend(layer, q, k, None, scale, within=hp.n_lora_kv)
         out = out.reshape(len(x), hp.n_head, hp.n_lora_kv)
-        shown = "fattn_mla" if step.flash_attn else "kqv_mla"
-        out = self.by_head(step, layer, shown, out, "attn_v_b").reshape(len(x), -1)
+        flash = "fattn_mla", "fattn_mla (permuted) (cont)"
+        own, joined = flash if step.flash_attn else ("kqv_mla", "kqv_out")
+        out = self.by_head(step, layer, own, out, "attn_v_b").reshape(len(x), -1)
+        out = step.probe(joined, layer, out)
         return self.linear(step, layer, "attn_out", out, "attn_output")
 
     def queries(self, step: Step, layer: int, x: F32) -> F32:
@@ -166,24 +164,13 @@ class Deepseek2(Llama, name="deepseek2"):
         """With one that all tokens share; in the first layers there is nothing to choose."""
         if layer < self.hparams.n_layer_dense:
             return self.feed_forward(step, layer, x)
-        chosen = self.chosen(step, layer, x)
-        shared = self.feed_forward(step, layer, x, "_shexp", "ffn_shexp")
+        hp = self.hparams
+        chosen = routed(
+            *(self, step, layer, x),
+            sigmoid=hp.gating == SIGMOID,
+            normalise=hp.norm_weights,
+            scale=hp.scale_weights,
+        )
+        shared = self.feed_forward(step, layer, x, "_shexp")
         out: F32 = step.probe("ffn_out", layer, step.ops.add(chosen, shared))
         return out
-
-    def chosen(self, step: Step, layer: int, x: F32) -> F32:
-        hp, ops, probe, w = self.hparams, step.ops, step.probe, self.tensors
-        logits = self.linear(step, layer, "ffn_moe_logits", x, "ffn_gate_inp")  # (tokens, experts)
-        probs = ops.sigmoid(logits) if hp.gating == SIGMOID else ops.soft_max(logits, 1.0, None)
-        choice = probs = probe("ffn_moe_probs", layer, probs)
-        if f"blk.{layer}.exp_probs_b.bias" in w:  # weighs in the choice, not in the mixture
-            choice = ops.add(probs, w.in_layer(layer, "exp_probs_b.bias").values())
-            choice = probe("ffn_moe_probs_biased", layer, choice)
-        ids = probe("ffn_moe_topk", layer, ops.top_k(choice, hp.n_expert_used))
-        weights = probe("ffn_moe_weights", layer, ops.pick(probs, ids))  # (tokens, used)
-        if hp.norm_weights:
-            weights = probe("ffn_moe_weights_norm", layer, ops.normalise(weights))
-        if hp.scale_weights not in (0, 1):
-            weights = ops.scale(weights, hp.scale_weights)
-            weights = probe("ffn_moe_weights_scaled", layer, weights)
-        return self.mixture(step, layer, x, ids, weights)

@@ -9,10 +9,11 @@ from typing import Any
 
 from engine.architectures.base import Architecture
 from engine.architectures.positions import scaled
+from engine.architectures.routing import routed
 from engine.architectures.step import Step
 from engine.architectures.tensors import Table, table
 from engine.hparams import Hparams, Keys
-from engine.ops.reference import I32, RopeParams
+from engine.ops.reference import RopeParams
 from engine.quants.base import F32
 
 TENSORS = table("""
@@ -122,34 +123,11 @@ class Llama(Architecture, name="llama"):
         v = self.linear(step, layer, "Vcur", x, "attn_v").reshape(len(x), hp.n_head_kv, -1)
         return q, k, v
 
-    def feed_forward(
-        self, step: Step, layer: int, x: F32, kind: str = "", site: str = "ffn_out"
-    ) -> F32:
+    def feed_forward(self, step: Step, layer: int, x: F32, kind: str = "") -> F32:
         up = self.linear(step, layer, "ffn_up", x, f"ffn_up{kind}")
         gate = self.linear(step, layer, "ffn_gate", x, f"ffn_gate{kind}")
         h = step.probe("ffn_swiglu", layer, step.ops.swiglu(gate, up))
-        return self.linear(step, layer, site, h, f"ffn_down{kind}")
+        return self.linear(step, layer, f"ffn{kind or '_out'}", h, f"ffn_down{kind}")
 
     def experts(self, step: Step, layer: int, x: F32) -> F32:
-        ops, probe = step.ops, step.probe
-        logits = self.linear(step, layer, "ffn_moe_logits", x, "ffn_gate_inp")  # (tokens, experts)
-        probs = probe("ffn_moe_probs", layer, ops.soft_max(logits, 1.0, None))
-        ids = probe("ffn_moe_topk", layer, ops.top_k(probs, self.hparams.n_expert_used))
-        weights = probe("ffn_moe_weights", layer, ops.pick(probs, ids))  # (tokens, used)
-        weights = probe("ffn_moe_weights_norm", layer, ops.normalise(weights))
-        return self.mixture(step, layer, x, ids, weights)
-
-    def mixture(self, step: Step, layer: int, x: F32, ids: I32, weights: F32) -> F32:
-        """ids, weights: (tokens, used), the experts chosen for each token and their shares."""
-        ops, probe = step.ops, step.probe
-        w_up, w_gate, w_down = (
-            self.tensors.in_layer(layer, f"ffn_{k}_exps.weight") for k in ("up", "gate", "down")
-        )
-        x = x[:, None, :]  # the same row for every expert chosen
-        up = probe("ffn_moe_up", layer, ops.linear_id(x, w_up, ids))  # (tokens, used, n_ff)
-        gate = probe("ffn_moe_gate", layer, ops.linear_id(x, w_gate, ids))
-        h = probe("ffn_moe_swiglu", layer, ops.swiglu(gate, up))
-        h = probe("ffn_moe_down", layer, ops.linear_id(h, w_down, ids))  # (tokens, used, width)
-        h = probe("ffn_moe_weighted", layer, ops.mul(h, weights[..., None]))
-        out: F32 = probe("ffn_moe_out", layer, ops.sum_experts(h))
-        return out
+        return routed(self, step, layer, x)

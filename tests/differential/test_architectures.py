@@ -22,6 +22,7 @@ from engine.architectures.phi3 import Phi3
 from engine.architectures.qwen2 import Qwen2
 from engine.architectures.qwen3 import Qwen3
 from engine.architectures.qwen3moe import Qwen3Moe
+from engine.architectures.routing import routed
 from engine.architectures.step import Step
 from engine.batch import Batch
 from engine.errors import EngineError
@@ -153,7 +154,9 @@ def window_of_others(self: GptOssHparams, layer: int) -> int:
 
 
 def without_the_shared(self: Deepseek2, step: Any, layer: int, x: Any) -> Any:
-    return (self.chosen if layer else self.feed_forward)(step, layer, x)
+    if not layer:
+        return self.feed_forward(step, layer, x)
+    return routed(self, step, layer, x, sigmoid=True, scale=self.hparams.scale_weights)
 
 
 def without_means(self: Bert, step: Any, layer: int, name: str, x: Any) -> Any:
