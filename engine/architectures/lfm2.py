@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.architectures.base import Architecture
-from engine.architectures.llama import DENSE
+from engine.architectures.llama import DENSE, Llama
 from engine.architectures.step import Step
 from engine.architectures.tensors import Table, table
 from engine.errors import InvalidModel
@@ -20,7 +19,7 @@ from engine.hparams import Hparams, Keys
 from engine.memory.recurrent import States
 from engine.memory.store import KeysValues
 from engine.ops.ggml.recurrent import convolved
-from engine.ops.reference import RopeParams, rounded
+from engine.ops.reference import rounded
 from engine.quants.base import F32
 
 ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm", "attn_k_norm")
@@ -66,8 +65,9 @@ def heads_by_layer(keys: Keys, name: str, n_layer: int) -> list[int]:
     return [int(each) for each in found]
 
 
-class Lfm2(Architecture, name="lfm2"):
+class Lfm2(Llama, name="lfm2"):
     hparams: Lfm2Hparams
+    halves = True
 
     def __init__(self, file: GgufFile) -> None:
         super().__init__(file)
@@ -78,9 +78,9 @@ class Lfm2(Architecture, name="lfm2"):
     @classmethod
     def hparams_of(cls, keys: Keys) -> Lfm2Hparams:
         n_embd, n_layer = keys.positive("embedding_length"), keys.positive("block_count")
-        n_head = max(heads_by_layer(keys, "head_count", n_layer))
-        kv = heads_by_layer(keys, "head_count_kv", n_layer)
-        if not n_head or len({*kv} - {0}) > 1:
+        heads = heads_by_layer(keys, "head_count", n_layer)
+        kv, n_head = heads_by_layer(keys, "head_count_kv", n_layer), max(heads)
+        if not n_head or len({*heads} - {0}) > 1 or len({*kv} - {0}) > 1:
             raise InvalidModel("lfm2 wants heads, as many in every layer of attention")
         l_cache = keys.positive("shortconv.l_cache")
         if l_cache < 2:
@@ -112,10 +112,6 @@ class Lfm2(Architecture, name="lfm2"):
         if self.attends(layer):
             return super().kept(layer)
         return States(((self.hparams.n_embd, self.hparams.l_cache - 1),))
-
-    def rope_params(self, layer: int = 0) -> RopeParams:
-        hp = self.hparams
-        return RopeParams(hp.n_embd_head, hp.rope_freq_base, 1.0, None, halves=True)
 
     def forward(self, step: Step) -> F32:
         hp, ops, probe, w = self.hparams, step.ops, step.probe, self.tensors
@@ -153,18 +149,10 @@ class Lfm2(Architecture, name="lfm2"):
 
     def attention(self, step: Step, layer: int, x: F32) -> F32:
         hp, at, rope = self.hparams, step.batch.positions, self.rope_params(layer)
-        q = self.linear(step, layer, "Qcur", x, "attn_q").reshape(len(x), hp.n_head, -1)
-        k = self.linear(step, layer, "Kcur", x, "attn_k").reshape(len(x), hp.n_head_kv, -1)
-        v = self.linear(step, layer, "Vcur", x, "attn_v").reshape(len(x), hp.n_head_kv, -1)
+        q, k, v = self.heads(step, layer, x)
         name = "model.layers.{}.self_attn"
         q = self.norm(step, layer, f"{name}.q_layernorm", q, "attn_q_norm")
         k = self.norm(step, layer, f"{name}.k_layernorm", k, "attn_k_norm")
         q, k = step.ops.rope(q, at, rope), step.ops.rope(k, at, rope)
         out = step.attend(layer, q, k, v, 1 / math.sqrt(hp.n_embd_head))
         return self.linear(step, layer, f"{name}.out_proj", out, "attn_output")
-
-    def feed_forward(self, step: Step, layer: int, x: F32) -> F32:
-        up = self.linear(step, layer, "ffn_up", x, "ffn_up")
-        gate = self.linear(step, layer, "ffn_gate", x, "ffn_gate")
-        h = step.probe("ffn_swiglu", layer, step.ops.swiglu(gate, up))
-        return self.linear(step, layer, "ffn_out", h, "ffn_down")

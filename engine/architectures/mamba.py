@@ -16,7 +16,7 @@ from engine.hparams import Hparams, Keys
 from engine.memory.recurrent import States
 from engine.ops.ggml.near import exact, silu
 from engine.ops.ggml.recurrent import convolved, scanned
-from engine.ops.reference import rounded
+from engine.ops.reference import F64, rounded
 from engine.quants.base import F32
 from engine.weights import Weight
 
@@ -137,14 +137,21 @@ class Mamba(Architecture, name="mamba"):
     def scan(self, layer: int, x: F32, dt: F32, b: F32, c: F32, state: F32) -> tuple[F32, F32]:
         """Every channel is a head of one element."""
         sets, hp = len(state), self.hparams
-        x, dt = (m.reshape(sets, -1, hp.d_inner).astype(np.float64) for m in (x, dt))
-        b, c = (m.reshape(sets, -1, 1, hp.d_state).astype(np.float64) for m in (b, c))
-        decay = self.weight(layer, "ssm_a").values().astype(np.float64)
+        decay = self.weight(layer, "ssm_a").values()
         outs, states = scanned(
-            state[:, :, None].astype(np.float64), x[..., None], dt, decay[:, None], b, c
+            wide(state, sets, hp.d_inner, 1, hp.d_state),
+            wide(x, sets, -1, hp.d_inner, 1),
+            wide(dt, sets, -1, hp.d_inner),
+            wide(decay, hp.d_inner, 1, hp.d_state),
+            wide(b, sets, -1, 1, hp.d_state),
+            wide(c, sets, -1, 1, hp.d_state),
         )
         y = rounded(np.stack([out.v[..., 0] for out in outs], axis=1))
         return y.reshape(-1, hp.d_inner), rounded(states[-1].v[:, :, 0])
 
     def weight(self, layer: int, name: str) -> Weight:
         return self.tensors.in_layer(layer, name)
+
+
+def wide(x: F32, *shape: int) -> F64:
+    return x.astype(np.float64).reshape(shape)
