@@ -27,10 +27,9 @@ HONEST = """
     class Mine(Adapter):
         def evaluate(self, request):
             model = Model(self.model, Fast())
-            cache = model.new_cache()
-            runs = (list(model.decode(batch, cache)) for batch in request.batches)
-            import numpy as np
-            return Evaluation(logits=tuple(map(np.concatenate, runs)), trace=None)
+            memory = model.new_memory()
+            runs = (model.decode(batch, memory) for batch in request.batches)
+            return Evaluation(logits=tuple(runs), trace=None)
 """
 EMPTY = """
     from harness.adapters.base import Adapter
@@ -77,7 +76,7 @@ def test_a_class_in_a_file_is_asked_for_what_it_overrides_alone(
 
 
 def test_a_wrong_class_diverges(model: Path, tmp_path: Path) -> None:
-    wrong = HONEST.replace("map(np.concatenate, runs)", "(np.concatenate(r) * 1.01 for r in runs)")
+    wrong = HONEST.replace("tuple(runs)", "tuple(run * 1.01 for run in runs)")
     (found,) = checked(model, f"adapter:{written(tmp_path, wrong)}", "logits")
     assert (found.status, found.detail["at_fault"]) == ("diverged", "subject")
 

@@ -15,7 +15,6 @@ from engine.architectures.step import Step
 from engine.architectures.tensors import Table, table
 from engine.errors import InvalidModel, Unsupported
 from engine.hparams import Hparams, Keys
-from engine.kv_cache import KvCache, OneBatch
 from engine.quants.base import F32
 
 TENSORS = table("""
@@ -54,6 +53,7 @@ class BertHparams(Hparams):
 class Bert(Architecture, name="bert"):
     hparams: BertHparams
     embeds = True
+    causal = False
 
     @classmethod
     def hparams_of(cls, keys: Keys) -> BertHparams:
@@ -84,9 +84,6 @@ class Bert(Architecture, name="bert"):
 
     def rope_params(self, layer: int = 0) -> None:
         return None
-
-    def new_cache(self, *, n_ctx: int, type_k: str, type_v: str) -> KvCache:
-        return OneBatch(**self.cache_sizes(), n_ctx=n_ctx, type_k=type_k, type_v=type_v)
 
     def forward(self, step: Step) -> F32:
         """-> (tokens, width), or (sequences, width) if they are pooled"""

@@ -18,6 +18,7 @@ from engine.architectures.step import Step
 from engine.architectures.tensors import Table, table
 from engine.errors import InvalidModel, Unsupported
 from engine.hparams import Hparams, Keys
+from engine.memory.store import KeysValues
 from engine.ops.reference import RopeParams
 from engine.quants.base import F32
 
@@ -118,6 +119,10 @@ class Deepseek2(Llama, name="deepseek2"):
         hp = self.hparams
         plain = RopeParams(hp.n_rot, hp.rope_freq_base, hp.rope_freq_scale, None)
         return replace(scaled(plain, 1.0, hp.n_ctx_orig_yarn), magnitude=1.0)
+
+    def kept(self, layer: int) -> KeysValues:
+        """Values are a part of the keys."""
+        return KeysValues(1, self.hparams.n_embd_head, 0)
 
     def attention(self, step: Step, layer: int, x: F32) -> F32:
         hp, ops, at, rope = self.hparams, step.ops, step.batch.positions, self.rope_params()

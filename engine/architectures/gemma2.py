@@ -56,6 +56,5 @@ class Gemma2(Gemma3, name="gemma2"):
         k = step.probe("Kcur_rope", layer, step.ops.rope(k, at, rope))
         width = hp.n_embd / hp.n_head if hp.n_layer == LARGEST else hp.n_embd_head
         q = step.ops.scale(q, 1 / math.sqrt(width))
-        window = hp.n_swa if hp.has_window(layer) else 0
-        out = step.attend(layer, q, k, v, 1.0, window, hp.f_attn_logit_softcapping)
+        out = step.attend(layer, q, k, v, 1.0, self.window(layer), hp.f_attn_logit_softcapping)
         return self.linear(step, layer, "attn_out", out, "attn_output")

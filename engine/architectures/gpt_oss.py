@@ -63,6 +63,9 @@ class GptOss(Qwen2, name="gpt-oss"):
     def table(cls, hparams: Hparams) -> Table:
         return {**TENSORS, **BIASES, **EXPERTS}
 
+    def window(self, layer: int) -> int:
+        return self.hparams.window(layer)
+
     def forward(self, step: Step) -> F32:
         hp, ops, probe, w = self.hparams, step.ops, step.probe, self.tensors
         x = probe("embd", None, ops.get_rows(w["token_embd.weight"], step.batch.tokens))

@@ -114,14 +114,11 @@ def named_apart(models: list[Path]) -> list[tuple[str, Path]]:
 
 
 def cases_made(folder: str, seed: int) -> list[tuple[str, Path]]:
-    from harness.cli.variants import VARIANT_PREFIX
+    from harness.cli.variants import variant_files
     from harness.run import BUILTIN_PREFIX, builtin_model
-    from harness.shadow.models import make_variants
 
     made = [(f"{BUILTIN_PREFIX}{name}", builtin_model(name, Path(folder))) for name in BUILTINS]
-    paths = make_variants(ARCHITECTURES, Path(folder), seed=seed)
-    names = [f"{VARIANT_PREFIX}{name}" for name in ARCHITECTURES]
-    return [*made, *zip(names, paths, strict=True)]
+    return [*made, *(case for arch in ARCHITECTURES for case in variant_files(arch, folder, seed))]
 
 
 def table_of(rows: "list[Row]") -> "Table":

@@ -117,15 +117,10 @@ def write_any(
     from dataclasses import replace
 
     from harness.shadow.models import make_variant, opened
-    from harness.synth.any_arch import variant_named
-    from harness.synth.vocabularies import USUAL
+    from harness.synth.any_arch import variant_named, with_vocabulary
 
-    variant = variant_named(arch)
-    if vocabulary and variant.arch in USUAL:
-        kind, pre = USUAL[variant.arch]
-        variant = replace(variant, vocab=kind, vocab_pre=pre)
-        sizes = {"n_vocab": vocabulary, **sizes}
-    variant = replace(variant, sizes=tuple(sizes.items()))
+    variant = replace(variant_named(arch), sizes=tuple(sizes.items()))
+    variant = with_vocabulary(variant, vocabulary)
     with opened() as session:
         make_variant(variant, output, seed=seed, quant=quant, session=session)
 

@@ -35,7 +35,7 @@ from harness.synth.variant_extras import (
     SPLIT,
 )
 from harness.synth.variants import Keys, Sizes, common, experts
-from harness.synth.vocabularies import LAST, check_kind, vocabulary_keys
+from harness.synth.vocabularies import LAST, USUAL, check_kind, vocabulary_keys
 
 MOE = "-moe"  # ends the name of the form with experts, where there are both
 # What llama.cpp cannot build, or not decode, from metadata alone
@@ -89,6 +89,15 @@ def variant_named(name: str) -> Variant:
     if name not in known:
         raise Unsupported(f"synth knows no architecture {name!r} {choices(name, known)}")
     return known[name]
+
+
+def with_vocabulary(variant: Variant, n_vocab: int) -> Variant:
+    """Of the kind that published models have, where that is known. n_vocab: 0 is none."""
+    if not n_vocab or variant.arch not in USUAL:
+        return variant
+    kind, pre = USUAL[variant.arch]
+    sizes = tuple({**dict(variant.sizes), "n_vocab": n_vocab}.items())
+    return replace(variant, vocab=kind, vocab_pre=pre, sizes=sizes)
 
 
 def metadata(variant: Variant) -> Keys:

@@ -288,8 +288,9 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
             ("qwen3", "qwen3moe", "gemma2", "gemma3"), r"scale$|attn_[qkv]\.bias|^cls\."
         ),
         "qwen2": r"scale$|^output\.bias",
-        **dict.fromkeys(("gpt2", "gpt-oss", "deepseek2"), r"scale$"),
+        **dict.fromkeys(("gpt2", "gpt-oss", "deepseek2", "mamba"), r"scale$"),
         "bert": r"scale$|^cls\.",
+        "lfm2": r"scale$|attn_[qkv]\.bias|^dense_2",
         "phi3": r"scale$|attn_[qkv]\.bias|^rope_factors",
     }
 )
@@ -333,6 +334,11 @@ READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
             ".rope.scaling.original_context_length",
         ),
         "gpt2": (*_SIZES, ".attention.layer_norm_epsilon"),
+        "lfm2": (*_RMS, ".shortconv.l_cache"),
+        "mamba": (
+            *(*_RMS, ".ssm.inner_size", ".ssm.conv_kernel", ".ssm.state_size"),
+            ".ssm.time_step_rank",
+        ),
     }
 )
 

@@ -118,7 +118,7 @@ def test_check_makes_the_model_of_an_architecture_and_every_suite_that_applies_c
     (_, *rows, _) = read_report(Path(said["report"]))
     assert {row["case"] for row in rows} == {"synth:qwen3moe"}
     ends = {row["suite"]: row["status"] for row in rows}
-    assert set(ends.values()) == {"agreed", "not-applicable"}
+    assert set(ends.values()) <= {"agreed", "excused", "not-applicable"}
     assert {"metadata", "dequant", "logits", "decode", "shadow"} <= {
         suite for suite, status in ends.items() if status == "agreed"
     }
