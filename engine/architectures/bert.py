@@ -122,7 +122,8 @@ class Bert(Architecture, name="bert"):
         )
         q, k, v = (part.reshape(len(x), hp.n_head, -1) for part in (q, k, v))
         out = step.attend(layer, q, k, v, 1 / math.sqrt(hp.n_embd_head))
-        return self.biased(step, layer, "attn_out", out, "attn_output", "kqv_out ADD")
+        summed = "kqv_out" if step.flash_attn else "kqv_out ADD"  # there are two without
+        return self.biased(step, layer, "attn_out", out, "attn_output", summed)
 
     def pooled(self, step: Step, x: F32) -> F32:
         """Of each sequence the mean, or its first token's row."""

@@ -181,10 +181,12 @@ class Reference:
         """As `flash_attn`; scores capped, if a cap is given, and a sink for each head. Values may
         be narrower than keys."""
         shown = np.where(visible, 0.0, -np.inf)[None]
-        wide = [x.astype(np.float64).transpose(1, 0, 2) for x in (q, k, v)]
-        wide[1:] = (np.repeat(x, q.shape[1] // len(x), axis=0) for x in wide[1:])
+        wide = q.astype(np.float64).transpose(1, 0, 2)
+        keys, values = (self.spread(x, q.shape[1]) for x in (k, v))
         ends = None if sinks is None else sinks.astype(np.float64)[:, None, None]
-        found = attended(*wide, shown, scale=scale, multiply=np.matmul, softcap=cap, sinks=ends)
+        found = attended(
+            wide, keys, values, shown, scale=scale, multiply=np.matmul, softcap=cap, sinks=ends
+        )
         return rounded(found.v.transpose(1, 0, 2).reshape(len(q), -1))
 
     # --- element by element ---------------------------------------------------------------
