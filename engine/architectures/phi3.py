@@ -48,8 +48,8 @@ class Phi3(Llama, name="phi3"):
         out = step.attend(layer, q, k, v, 1.0)
         return self.linear(step, layer, "attn_out", out, "attn_output")
 
-    def feed_forward(self, step: Step, layer: int, x: F32) -> F32:
-        both = self.linear(step, layer, "ffn_up", x, "ffn_up")
+    def feed_forward(self, step: Step, layer: int, x: F32, kind: str = "") -> F32:
+        both = self.linear(step, layer, "ffn_up", x, f"ffn_up{kind}")
         gate, up = np.split(both, 2, axis=1)
         h = step.probe("ffn_swiglu", layer, step.ops.swiglu(gate, up))
-        return self.linear(step, layer, "ffn_out", h, "ffn_down")
+        return self.linear(step, layer, "ffn_out", h, f"ffn_down{kind}")

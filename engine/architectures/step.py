@@ -50,6 +50,8 @@ class Step:
         values = keys[:, :, :within] if v is None else shown(probe, "v_cache", layer, values)
         out: F32
         if self.flash_attn:
+            # llama.cpp casts what is no half yet (build_attn_mha in llama-graph.cpp)
+            keys, values = (x.astype(np.float16, copy=False) for x in (keys, values))
             plain = not cap and v is not None and sinks is None
             out = (
                 ops.flash_attn(q, keys, values, scale, visible)
