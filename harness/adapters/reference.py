@@ -185,7 +185,8 @@ class Reference(Adapter, name="reference"):
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         if self.loaded.graph.embeds:
-            raise NotInModel("the model has no logits, so there is no next token")
+            name = self.loaded.graph.name
+            raise NotInModel(f"the model ({name}) has no logits, so there is no next token")
         return self.loaded.greedy(prompt, n)
 
     def schedule(self, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
