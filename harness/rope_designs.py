@@ -8,18 +8,19 @@ llama.cpp's recursion, and the bound is the same: no room is made for angles tha
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.ops.reference import F64, I32, RopeParams
+from engine.ops.near import F64
+from engine.ops.rotation import I32, RopeParams, rope
 from engine.quants.base import F32
-from harness import tolerances
 from harness.compare import mismatch_between
-from harness.designs import Other
-from harness.tolerances import Bound
+from harness.designs import GGML, Other
+from harness.tolerances import Bound, bounded
 
 AngleOf = Callable[[F32], F32]  # frequencies (pairs,) -> (tokens, pairs)
 # what was turned, and what an engine shows -> its angles, (tokens, pairs)
@@ -27,29 +28,22 @@ AnglesFor = Callable[[F32, NDArray[Any]], NDArray[Any]]
 POW = 2  # in U: glibc's manual gives powf one ulp, which is one or two U of a value
 
 
-def rotated(x: F32, cos: F64, sin: F64) -> tuple[F32, Bound]:
-    """x: (tokens, heads, dim); cos, sin: (tokens, dim / 2)."""
-    cos, sin = cos[:, None, :], sin[:, None, :]
-    even, odd = x[..., 0::2].astype(np.float64), x[..., 1::2].astype(np.float64)
-    out, size = np.empty(x.shape, np.float32), np.empty(x.shape)
-    with np.errstate(over="ignore"):
-        out[..., 0::2], out[..., 1::2] = even * cos - odd * sin, even * sin + odd * cos
-    even, odd, cos, sin = np.abs(even), np.abs(odd), np.abs(cos), np.abs(sin)
-    size[..., 0::2], size[..., 1::2] = even * cos + odd * sin, even * sin + odd * cos
-    return out, tolerances.rope(size)
-
-
-def ways_to_turn(x: F32, positions: I32, params: RopeParams) -> Iterator[Other]:
+def ways_to_turn(x: F32, positions: I32, params: RopeParams, *_: Any) -> Iterator[Other]:
     """None where an angle would be no number: there is no other way to compute it."""
     numbers = (params.base, params.scale, *factors_of(params))
     if params.base > 0 and all(math.isfinite(n) and n != 0 for n in numbers):
         for angles_for in ways(positions, params):
-            yield partial(turned, x, angles_for)
+            yield partial(turned, x, params, angles_for)
 
 
-def turned(x: F32, angles_for: AnglesFor, shown: NDArray[Any]) -> tuple[F32, Bound]:
-    angles = angles_for(x, shown).astype(np.float64)
-    return rotated(x, np.cos(angles), np.sin(angles))
+def turned(
+    x: F32, params: RopeParams, angles_for: AnglesFor, shown: NDArray[Any]
+) -> tuple[F32, Bound]:
+    def rotations(*_: Any) -> tuple[F64, F64]:
+        angles = angles_for(x, shown).astype(np.float64)
+        return np.cos(angles), np.sin(angles)
+
+    return bounded(rope, x, (), params, rotations, build=GGML)
 
 
 def ways(positions: I32, params: RopeParams) -> Iterator[AnglesFor]:
@@ -61,7 +55,7 @@ def ways(positions: I32, params: RopeParams) -> Iterator[AnglesFor]:
         yield partial(given, wide.astype(np.float32))
     for stretch, angle_of in formulas(positions, params):
         for centre, radius in frequencies(params):
-            yield partial(fitted, centre * stretch, radius, angle_of)
+            yield partial(fitted, params, centre * stretch, radius, angle_of)
 
 
 def factors_of(params: RopeParams) -> F64:
@@ -129,16 +123,22 @@ def given(angles: NDArray[Any], x: F32, shown: NDArray[Any]) -> NDArray[Any]:
 
 
 def fitted(
-    centre: F64, radius: NDArray[np.int64], angle_of: AngleOf, x: F32, shown: NDArray[Any]
+    params: RopeParams,
+    centre: F64,
+    radius: NDArray[np.int64],
+    angle_of: AngleOf,
+    x: F32,
+    shown: NDArray[Any],
 ) -> F32:
     """For each pair the angles of the nearest frequency that gives what is shown, if any does."""
     narrow, most = centre.astype(np.float32), int(radius.max())
     nearby = {n: angle_of(moved(narrow, n)) for n in sorted(range(-most, most + 1), key=abs)}
     best = nearby[0].copy()
-    for pair, reach in enumerate(radius):
-        at = slice(2 * pair, 2 * pair + 2)
+    places = np.stack([np.arange(params.n_rot)[part] for part in params.pairs()], axis=-1)
+    alone = replace(params, n_rot=2, halves=False)
+    for at, pair, reach in zip(places, range(len(radius)), radius, strict=True):
         for angles in (nearby[n][:, pair : pair + 1] for n in nearby if abs(n) <= reach):
-            value, bound = turned(x[..., at], partial(given, angles), shown[..., at])
+            value, bound = turned(x[..., at], alone, partial(given, angles), shown[..., at])
             if mismatch_between(value, shown[..., at], bound.allowed) is None:
                 best[:, pair : pair + 1] = angles
                 break
