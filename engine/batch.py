@@ -1,6 +1,6 @@
-"""A batch of tokens, and the ways to split it into the ubatches that are computed together."""
+"""A batch of tokens of sequences, and the batches that a run is made of."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,14 +38,6 @@ class Batch:
         """The same tokens for the encoder, whose result every later batch reads."""
         none = np.zeros(len(batch), np.bool_)
         return cls(batch.tokens, batch.positions, batch.seq_ids, none, encoder=True)
-
-    def split_simple(self, n_ubatch: int) -> Iterator["Batch"]:
-        """Runs of at most `n_ubatch` tokens in the order given."""
-        for at in range(0, len(self), n_ubatch):
-            part = slice(at, at + n_ubatch)
-            yield Batch(
-                self.tokens[part], self.positions[part], self.seq_ids[part], self.outputs[part]
-            )
 
 
 def encoded_first(batches: Sequence[Batch], both: bool) -> tuple[Batch, ...]:

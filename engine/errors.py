@@ -3,6 +3,8 @@
 EngineError
 ├── MalformedFile     the bytes break the GGUF rules
 ├── InvalidModel      the file is legal GGUF, but not a model that makes sense
+├── InvalidBatch      the batch breaks a rule that llama.cpp has for batches
+├── NoRoom            the batch is right, and the memory has no room for it
 └── Unsupported       the file is legal, but we do not implement what it asks for
     └── NotInModel    what was asked for is nothing that this model has, such as logits of a BERT
 """
@@ -30,6 +32,14 @@ class MalformedFile(EngineError):
 
 class InvalidModel(EngineError):
     """The file is legal GGUF, but a key or tensor that the model needs is missing or absurd."""
+
+
+class InvalidBatch(EngineError):
+    """No memory takes such a batch, or none that holds what it holds."""
+
+
+class NoRoom(EngineError):
+    """The memory has no room for the batch, and is as it was before."""
 
 
 class Unsupported(EngineError):

@@ -1,6 +1,6 @@
-"""A model file, opened: its graph, its cache and its tokenizer, behind a handful of calls."""
+"""A model file, opened: its graph, its memory and its tokenizer, behind a handful of calls."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,16 +9,18 @@ from numpy.typing import NDArray
 from engine.architectures.base import Architecture
 from engine.architectures.step import Step
 from engine.batch import Batch
-from engine.errors import InvalidModel
 from engine.gguf_file import GgufFile
 from engine.hparams import architecture_name
-from engine.kv_cache import KvCache
+from engine.memory.base import Memory, View
+from engine.memory.decode import decode, entries_of
+from engine.memory.kinds import memory_of
 from engine.ops.reference import Reference
 from engine.quants.base import F32
 from engine.sampling import greedy
 from engine.tokenizers.base import Tokenizer, tokenizer_of
 from engine.trace import Probe, silent
 
+N_SEQ_MAX = 256  # sequences that a memory may hold: LLAMA_MAX_SEQ of llama-cparams.h, 0.3.36
 LARGE = 1 << 28  # bytes of a file from which its pages are given back after each batch
 
 
@@ -27,7 +29,7 @@ def architecture_of(file: GgufFile) -> type[Architecture]:
 
 
 class Model:
-    """One file with one way of computing (`ops`) and one kind of cache."""
+    """One file with one way of computing (`ops`) and one kind of memory."""
 
     def __init__(
         self,
@@ -50,58 +52,83 @@ class Model:
     def tokenizer(self) -> Tokenizer:
         return tokenizer_of(self.file.metadata)
 
-    def new_cache(self) -> KvCache:
-        return self.graph.new_cache(n_ctx=self.n_ctx, type_k=self.type_k, type_v=self.type_v)
+    def new_memory(
+        self,
+        *,
+        size: int | None = None,
+        n_seq: int = N_SEQ_MAX,
+        unified: bool = True,
+        n_ubatch: int | None = None,
+    ) -> Memory:
+        """Cells that all sequences share, or (not `unified`) a stream of them for each.
+
+        size: of a stream; n_ctx if not given. n_ubatch: a window keeps what such ubatches need.
+        """
+        graph = self.graph
+        return memory_of(
+            [graph.kept(layer) for layer in range(graph.hparams.n_layer)],
+            causal=graph.causal,
+            size=size or self.n_ctx,
+            n_seq=n_seq,
+            unified=unified,
+            n_ubatch=n_ubatch,
+            type_k=self.type_k,
+            type_v=self.type_v,
+            rotate=self.rotate,
+        )
 
     def decode(
         self,
         batch: Batch,
-        cache: KvCache,
+        memory: Memory,
         probe: Probe = silent,
         *,
         ops: Reference | None = None,
-    ) -> list[F32]:
-        """One (outputs, vocabulary) array for each ubatch that the batch is split into.
+    ) -> F32:
+        """(outputs, vocabulary), in the order of the batch, in however many ubatches.
 
         ops: another way of computing than the model's own, for this batch.
         """
-        n_vocab = self.graph.hparams.n_vocab
-        if len(batch) and not (batch.tokens.min() >= 0 and batch.tokens.max() < n_vocab):
-            raise InvalidModel(f"a token id is outside 0..{n_vocab - 1}: {batch.tokens.tolist()}")
-        ops = ops or self.ops
-        with np.errstate(all="ignore"):  # numbers that overflow are the model's own, and an answer
-            logits = [
-                self.step(ubatch, cache, ops, probe) for ubatch in batch.split_simple(self.n_ubatch)
-            ]
+
+        def compute(ubatch: Batch, views: Mapping[int, View]) -> F32:
+            return self.compute(ubatch, views, probe, ops)
+
+        sizes = {"n_vocab": self.graph.hparams.n_vocab, "n_ubatch": self.n_ubatch}
+        logits = decode(entries_of(batch), memory, compute, **sizes)
+        assert logits is not None
         if self.file.size > LARGE:
             self.file.release()  # or every open model would count the whole file as its memory
         return logits
 
-    def compute(self, ubatch: Batch, cache: KvCache) -> F32:
-        """One ubatch whose cells are already given: (outputs, vocabulary)."""
-        with np.errstate(all="ignore"):
-            return self.step(ubatch, cache, self.ops, silent)
+    def compute(
+        self,
+        ubatch: Batch,
+        views: Mapping[int, View],
+        probe: Probe = silent,
+        ops: Reference | None = None,
+    ) -> F32:
+        """One ubatch, which is in the memory that it sees: (outputs, vocabulary)."""
+        step = Step(ubatch, views, ops or self.ops, probe, self.flash_attn)
+        with np.errstate(all="ignore"):  # numbers that overflow are the model's own, and an answer
+            return self.graph.forward(step)
 
-    def step(self, ubatch: Batch, cache: KvCache, ops: Reference, probe: Probe) -> F32:
-        return self.graph.forward(Step.of(ubatch, cache, ops, probe, flash_attn=self.flash_attn))
-
-    def rotate(self, keys: F32, deltas: NDArray[np.int32]) -> F32:
-        """Keys as they lie in a cache, moved by so many positions: (cells, kv_heads, dim)."""
-        params = self.graph.rope_params()
+    def rotate(self, layer: int, keys: F32, deltas: NDArray[np.int32]) -> F32:
+        """Keys as they lie in a memory, moved by so many positions: (cells, kv_heads, dim)."""
+        params = self.graph.rope_params(layer)
         if params is None:  # keys without a rotation are the same at every position
             return keys
         return self.ops.rope(keys.astype(np.float32), deltas, params)
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         """`n` tokens after the prompt; an end-of-text token does not stop it."""
-        cache = self.new_cache()
-        last = self.decode(Batch.of(prompt), cache)[-1][-1]
+        memory = self.new_memory()
+        last = self.decode(Batch.of(prompt), memory)[-1]
         ids: list[int] = []
         while len(ids) < n:
             ids.append(greedy(last))
             if len(ids) < n:
                 at = len(prompt) + len(ids) - 1
-                last = self.decode(Batch.of(ids[-1:], start=at), cache)[-1][-1]
+                last = self.decode(Batch.of(ids[-1:], start=at), memory)[-1]
         return ids
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from engine.ops.near import SMALLEST
 from engine.quants.base import F32
+from harness.stored import half_step, looks_like
 from harness.tolerances import log_softmax_roundings
 
 FLOOR = log(SMALLEST)  # a float32 probability below it is subnormal or zero
@@ -215,13 +216,24 @@ def off(
 
 
 def half_units(values: Iterable[float]) -> dict[float, float]:
+    """How far each may lie from what it was before it was rounded, which a list shows as a whole:
+    for reading, or to half precision; else 0."""
+    finite = [value for value in values if isfinite(value)]
+    decimal = half_units_of_decimals(finite)
+    whole = all(value == round(value) for value in finite)  # as a stub answers
+    kind = "" if whole else looks_like([np.array(finite)])
+    steps = half_step(np.array(finite), kind).tolist()
+    return {value: max(decimal[value], step) for value, step in zip(finite, steps, strict=True)}
+
+
+def half_units_of_decimals(values: Iterable[float]) -> dict[float, float]:
     """Of values that were rounded for reading: half a unit of the last place that any of them has,
     or of the last significant digit, by whatever a program writes numbers; else 0.
 
     A value that comes from float32 without rounding has more than six of both, nearly always.
     Fewer than one decimal and three digits nobody rounds to, but a stub answers whole numbers.
     """
-    written = {value: Decimal(repr(value)).normalize() for value in values if isfinite(value)}
+    written = {value: Decimal(repr(value)).normalize() for value in values}
     places = max((-int(d.as_tuple().exponent) for d in written.values()), default=COARSE + 1)
     digits = max((len(d.as_tuple().digits) for d in written.values()), default=COARSE + 1)
     by_place = 0.5 * 10.0 ** -max(places, 1) if places <= COARSE else 0.0

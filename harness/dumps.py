@@ -48,13 +48,14 @@ from harness.records import (
 )
 from harness.report.header import sha256_of
 from harness.session import Session
-from harness.stored import KINDS, ROUNDED, bf16_of
+from harness.stored import KINDS, ROUNDED, bf16_of, looks_like
 
 PREFIX, MAP = "dump:", "#map="
 INDEX = "index.json"
 LARGEST_INDEX = 64 << 20
 MOST_TOKENS = 1 << 20
 LOGITS = "result_output"
+WIDE = ("F32", "F64")
 NUMERIC = ("type_k", "type_v", "flash_attn", "n_threads")
 STEP = re.compile(r"step[0-9]{1,6}/")
 
@@ -300,6 +301,7 @@ class DumpSession(Session):
         self.name, self.map_name = folder.name or str(folder), map_name
         self.folder, self.model, self.settings = folder, model, settings
         self.dump: Dump | None = None
+        self.rounded = ""  # what floats of more bits were rounded to, all of them, before
 
     def _ask(
         self,
@@ -323,7 +325,8 @@ class DumpSession(Session):
     @property
     def stored(self) -> Mapping[Site, str]:
         files = self.dump.files if self.dump else {}
-        return {site: held.kind for site, held in files.items() if held.kind in ROUNDED}
+        kinds = {k: self.rounded for k in WIDE if self.rounded} | {k: k for k in ROUNDED}
+        return {site: kinds[held.kind] for site, held in files.items() if held.kind in kinds}
 
     def info(self, dump: Dump) -> EngineInfo:
         names = {site.name for site in dump.files}
@@ -345,6 +348,8 @@ class DumpSession(Session):
             return Unanswerable(message="nothing can be put into a dump", declared=True)
         sizes = self.facts.axes
         values = {site: value_of(site, held, sizes) for site, held in dump.files.items()}
+        wide = (site for site, held in dump.files.items() if held.kind in WIDE)
+        self.rounded = looks_like(values[site] for site in wide)
         logits = tuple(
             values[Site(step=i, layer=None, name=LOGITS)] for i in range(len(dump.batches))
         )

@@ -20,7 +20,7 @@ from harness.graph.record import record
 from harness.graph.replay import replay
 from harness.graph.ways import Wide
 from harness.noise import NoiseFloor, noise_floor, run
-from harness.records import Settings
+from harness.records import Rejected, Settings
 from harness.runner import Session
 from harness.suites.base import NoAnswer, no_answer
 
@@ -62,6 +62,9 @@ class AlongLlamaCpp:
     def recording(self, batches: Sequence[Batch]) -> Program:
         if self.recorded is None or self.recorded[0] is not batches:
             found = record(self.oracle, batches, embeddings=self.embeddings)
+            if isinstance(found, Rejected):  # nobody else was asked: no two engines differ by it
+                text = f"{self.oracle.name} refuses the model: {found.message}"
+                raise NoAnswer("not-compared", text, {})
             if not isinstance(found, Program):
                 raise no_answer(self.oracle.name, "capture", found)
             self.recorded = batches, found

@@ -1,4 +1,4 @@
-"""What a user names: files to read, and texts that may come from a pipe."""
+"""What a user names: files to read and to write, and texts that may come from a pipe."""
 
 import sys
 from pathlib import Path
@@ -29,6 +29,14 @@ def check_file(path: Path, otherwise: str = "") -> Path:
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror or error}{otherwise}") from error
     return path
+
+
+def check_folder_of(path: Path) -> None:
+    """Before a file is written. Raises BadInput where its folder is not there."""
+    from harness.check import BadInput
+
+    if not path.absolute().parent.is_dir():
+        raise BadInput(f"{path}: cannot be written: {path.absolute().parent} is no folder")
 
 
 def read_text(path: Path) -> bytes:

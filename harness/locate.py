@@ -133,10 +133,10 @@ def judged(
         generic=settings.generic,
         given=given,
     )
-    cache = context.reading.new_cache()
+    memory = context.reading.new_memory()
     for step, batch in enumerate(batches):
         judge.step = step
-        context.reading.decode(batch, cache, judge, ops=judge)
+        context.reading.decode(batch, memory, judge, ops=judge)
     graph = {*oracle, *judge.missing}
     n_layer = context.reading.graph.hparams.n_layer
     not_given = {

@@ -4,13 +4,14 @@ The subject shows no tensors on the way. It computes single ops (`Adapter.comput
 oracle's inputs; in its own run only some values are looked at, those that a report speaks of.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.batch import Batch
 from engine.gguf_fields import Value
 from engine.gguf_file import GgufFile
 from engine.ops.build import Build
@@ -70,14 +71,14 @@ def locate_along_nodes(context: Context) -> Findings:
     )
 
 
-def recorded(context: Context) -> Program:
-    """Of honest runs along it the same one."""
+def recorded(context: Context, batches: Sequence[Batch] | None = None) -> Program:
+    """Of honest runs along it the same one. batches: others than those of the run."""
     context.progress("recording the oracle's graph")
     along = context.honest
     if not isinstance(along, AlongLlamaCpp):  # our own graph judges whole runs
         along = AlongLlamaCpp(oracle=context.oracle, path=context.model, build=build_of(context))
     try:
-        return along.recording(context.batches)
+        return along.recording(context.batches if batches is None else batches)
     except NoAnswer as error:
         why = context.facts.no_graph
         if not why or error.status != "not-compared":

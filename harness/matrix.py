@@ -172,14 +172,26 @@ def columns(rows: Sequence[Row]) -> list[str]:
     return sorted(found, key=lambda name: order.get(name, len(order)))
 
 
+def names_of(rows: Sequence[Row]) -> list[str]:
+    """Each with its version; what it was asked for by as well, where others have the same name."""
+    names = [printable(name_of(row)) for row in rows]
+    return [
+        name if names.count(name) == 1 else f"{name} ({printable(row.engine)})"
+        for name, row in zip(names, rows, strict=True)
+    ]
+
+
+def name_of(row: Row) -> str:
+    if row.info is None:
+        return row.engine
+    # a program says its own name before its version
+    known = row.info.version.startswith(row.info.engine)
+    return row.info.version if known else f"{row.info.engine} {row.info.version}"
+
+
 def texts_of(row: Row, suites: Sequence[str]) -> list[str]:
-    """The row of a table: the engine, then a cell for each suite."""
-    name = row.engine
-    if row.info:  # a program says its own name before its version
-        known = row.info.version.startswith(row.info.engine)
-        name = row.info.version if known else f"{row.info.engine} {row.info.version}"
-    cells = [row.cells[suite].text if suite in row.cells else NOTHING for suite in suites]
-    return [printable(name), *cells]
+    """A cell for each suite."""
+    return [row.cells[suite].text if suite in row.cells else NOTHING for suite in suites]
 
 
 def markdown(rows: Sequence[Row], plans: Sequence[Plan]) -> Iterator[str]:
@@ -192,8 +204,8 @@ def markdown(rows: Sequence[Row], plans: Sequence[Plan]) -> Iterator[str]:
     yield ""
     yield f"| engine | {' | '.join(suites)} |"
     yield "|---" * (len(suites) + 1) + "|"
-    for row in rows:
-        yield f"| {' | '.join(map(safe, texts_of(row, suites)))} |"
+    for name, row in zip(names_of(rows), rows, strict=True):
+        yield f"| {' | '.join(map(safe, [name, *texts_of(row, suites)]))} |"
     for row in rows:
         yield from ("", *notes_of(row))
 

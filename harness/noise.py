@@ -100,6 +100,6 @@ def noise_floor(
 
 
 def run(model: Model, batches: Sequence[Batch], ops: Ops, probe: Probe = silent) -> tuple[F32, ...]:
-    """The logits of each batch, on an empty cache."""
-    cache = model.new_cache()
-    return tuple(np.concatenate(model.decode(batch, cache, probe, ops=ops)) for batch in batches)
+    """The logits of each batch, on an empty memory."""
+    memory = model.new_memory()
+    return tuple(model.decode(batch, memory, probe, ops=ops) for batch in batches)

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from engine.quants.base import F32
 
 # significant bits behind the first, and the exponent of the smallest number
 ROUNDED = {"F16": (10, -24), "BF16": (7, -133)}
+LARGEST = {"F16": 65504.0, "BF16": float(np.finfo(np.float32).max)}
 EXACT = ("F32", "F64", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")
 KINDS = (*EXACT, *ROUNDED)  # of safetensors, that can be read
 
@@ -23,8 +25,31 @@ def half_step(value: NDArray[Any], kind: str) -> NDArray[np.float64]:
     bits, smallest = ROUNDED[kind]
     finite = np.isfinite(value)
     exponents = np.frexp(np.where(finite, value, 0.0).astype(np.float64))[1] - 1
-    steps = np.ldexp(0.5, np.maximum(exponents - bits, smallest))
-    return np.where(finite, steps, 0.0)
+    # frexp gives zero the exponent of a half, and what becomes zero is smaller than all else
+    of_step = np.where(value == 0, smallest, np.maximum(exponents - bits, smallest))
+    return np.where(finite, np.ldexp(0.5, of_step), 0.0)
+
+
+def looks_like(values: Iterable[NDArray[Any]]) -> str:
+    """The type that all these numbers were rounded to, whatever they are kept in now; "": none.
+
+    Of numbers that were not rounded one in 2^13 is one of F16, and one in 2^16 of BF16. Those of
+    BF16 are of F16 too, unless they are very large or small: then it is the coarser.
+    """
+    kinds, found = list(ROUNDED), False
+    for value in values:
+        finite = value[np.isfinite(value)].astype(np.float64)
+        found |= bool(finite.any())
+        kinds = [kind for kind in kinds if are_numbers_of(finite, kind)]
+        if not kinds:
+            return ""
+    return kinds[-1] if found else ""
+
+
+def are_numbers_of(value: NDArray[np.float64], kind: str) -> bool:
+    """Whether rounding changes none; a float64 divided by a power of two loses nothing."""
+    steps = value / (2 * half_step(value, kind))
+    return bool((np.rint(steps) == steps).all() and (np.abs(value) <= LARGEST[kind]).all())
 
 
 def bf16_of(path: Path, key: str) -> F32:

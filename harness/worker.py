@@ -114,7 +114,8 @@ def failure(error: Exception) -> dict[str, Any]:
         return {"kind": "crashed", "message": str(error)}
     if isinstance(error, MemoryError):
         return {"kind": "crashed", "message": f"out of memory: {error}".rstrip(": ")}
-    lines = traceback.format_exception(error)
+    # the engine's own frames: who reads this wrote them, and not the worker
+    lines = [line for line in traceback.format_exception(error)[1:] if f'"{__file__}"' not in line]
     return {"kind": "crashed", "message": "".join(lines[-3:]).strip()}
 
 

@@ -18,6 +18,10 @@ from tests.quiet_engines import log_softmax
 Change = Callable[[str, Any], Any]  # path, answer -> answer
 
 
+class Busy(dict[str, Any]):
+    """An answer that is not given now."""
+
+
 class Honest:
     """llama-server and an OpenAI-compatible server on one engine of ours."""
 
@@ -35,7 +39,8 @@ class Honest:
             return 404, {"error": {"message": "File Not Found", "code": 404}}
         with self.lock:
             status, said = method(body, path.startswith("/v1"))
-        return status, self.change(path, said) if status == 200 else said
+        said = self.change(path, said) if status == 200 else said
+        return 503 if isinstance(said, Busy) else status, said
 
     def props(self, body: Any, v1: bool) -> tuple[int, Any]:
         settings = {"n_ctx": 512}

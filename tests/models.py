@@ -129,10 +129,10 @@ def judged(
         given=given,
     )
     model = opened(path, settings, judge)
-    cache = model.new_cache()
+    memory = model.new_memory()
     for step, batch in enumerate(batches or some_batches()):
         judge.step = step
-        model.decode(batch, cache, judge)
+        model.decode(batch, memory, judge)
     model.close()
     return judge
 

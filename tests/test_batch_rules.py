@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.batch_rules import refusal
-from engine.ubatch import Entry
+from engine.memory.batch_rules import refusal
+from engine.memory.ubatch import Entry
 
 FULL = {0: (0, 3), 1: (0, 3), 2: (2, 3)}  # sequence -> smallest and largest position in memory
 Rows = Sequence[tuple[int, int, Sequence[int]]]

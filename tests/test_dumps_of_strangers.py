@@ -18,7 +18,7 @@ from harness.known.foreign import finding_named
 from harness.node_maps import map_of as parsed
 from harness.node_maps import read_map
 from harness.run import builtin_model
-from harness.stored import bf16_of, half_step
+from harness.stored import bf16_of, half_step, looks_like
 from tests.stored_dumps import as_bf16, write_bf16
 from tests.test_dumps import TENSORS, changed, plan_for, with_context
 from tests.test_node_maps import checked, trace_of
@@ -173,6 +173,17 @@ def test_half_a_step_holds_every_honest_rounding_and_no_truncation() -> None:
     cut = (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
     assert (np.abs(cut.astype(np.float64) - values) > half_step(cut, "BF16")).any()
     assert not half_step(values, "F32").any()
+    assert half_step(np.zeros(1), "BF16")[0] < half_step(np.zeros(1), "F16")[0] == 2**-25
+
+
+def test_numbers_look_like_the_type_that_all_of_them_were_rounded_to() -> None:
+    values = np.random.default_rng(0).standard_normal(400).astype(np.float32)
+    half, brain = values.astype(np.float16).astype(np.float32), as_bf16(values)
+    simple = np.float32([0, 1, -0.5, np.inf, np.nan])
+    assert [looks_like([simple, each]) for each in (half, brain)] == ["F16", "BF16"]
+    assert looks_like([half, brain]) == "F16"
+    assert looks_like([values]) == looks_like([brain, values[:1]]) == looks_like([]) == ""
+    assert looks_like([np.float32([1e6])]) == "" != looks_like([as_bf16(np.float32([1e6]))])
 
 
 def test_both_halves_are_the_same_run_as_the_whole(

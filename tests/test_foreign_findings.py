@@ -11,7 +11,7 @@ from engine.errors import Unsupported
 from engine.gguf_file import GgufFile
 from harness.cli import app
 from harness.foreign.engines import ENGINES
-from harness.foreign.findings import is_seen_in, text_of, write_case
+from harness.foreign.findings import ending_of, is_seen_in, text_of, write_case
 from harness.known.foreign import (
     Finding,
     excused_if_foreign,
@@ -135,6 +135,20 @@ def test_what_ended_a_question_stays_what_it_is_and_is_named(tmp_path: Path) -> 
     assert is_seen_in(finding, known)
 
 
+def test_an_engine_that_could_not_answer_does_not_show_that_a_finding_is_gone() -> None:
+    agreed = replace(verdict("metadata", "all of it"), status="agreed")
+    crashed = replace(verdict("logits", "tinygrad failed: no usable devices"), status="crashed")
+    left_out = replace(verdict("logits", "it cannot"), status="not-compared")
+    code, words = ending_of(ROPE, [agreed, crashed])
+    assert code == 3
+    assert "no usable devices" in words
+    assert "clang" in words
+    assert ending_of(ROPE, [left_out])[0] == ending_of(ROPE, [])[0] == 3
+    assert ending_of(ROPE, [agreed, left_out])[0] == 1
+    known = replace(verdict("logits", "x"), detail={"known": f"{ROPE.id}: so"})
+    assert ending_of(ROPE, [crashed, known]) == (0, "still true")
+
+
 def test_the_text_of_a_finding_has_the_commands_that_show_it(tmp_path: Path) -> None:
     text = text_of(ROPE)
     assert text.startswith(f"# {ROPE.sentence}")
@@ -152,3 +166,17 @@ def test_the_command_lists_all_and_refuses_what_is_none() -> None:
     assert [line.split()[0] for line in said.stdout.splitlines()] == [f.id for f in FINDINGS]
     with pytest.raises(Unsupported, match=r"no finding named 'x' \(near"):
         finding_named("x")
+
+
+@pytest.mark.parametrize("options", [["--run"], ["-o", "case.gguf"]])
+def test_what_is_asked_of_no_finding_is_refused_and_no_success(options: list[str]) -> None:
+    assert CliRunner().invoke(app, ["finding", *options]).exit_code == 2
+
+
+def test_a_folder_that_is_not_there_is_named_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        app(["finding", LATIN.id, "-o", str(tmp_path / "no" / "case.gguf")])
+    assert end.value.code == 2
+    assert f"{tmp_path / 'no'} is no folder" in capsys.readouterr().err

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.sbatch_schedule import SbatchSchedule
+from engine.memory.sbatch_schedule import SbatchSchedule
 from harness.adapters import has_sbatch
 from harness.adapters.base import Adapter
 from harness.adapters.reference import Reference

@@ -13,7 +13,7 @@ from harness.check import BadInput
 from harness.exit_codes import exit_code
 from harness.http import client
 from harness.http.client import KEY, address_of
-from harness.http.session import HttpSession, is_address, preset_for
+from harness.http.session import HttpSession
 from harness.protocol.smoke import smoke
 from harness.records import (
     EXACT,
@@ -26,8 +26,7 @@ from harness.records import (
     Unanswerable,
     Verdict,
 )
-from harness.runner import Runner, is_outside
-from tests.fake_server import NATIVE, OPENAI, sending, serving
+from tests.fake_server import OPENAI, sending, serving
 from tests.models import builtin
 from tests.test_check import plan_for, verdicts_of
 
@@ -351,28 +350,3 @@ def test_smoke_says_what_a_server_offers(model: Path) -> None:
         works = {level for level, status in steps.items() if status == "works"}
         assert {"generate", "logprobs"} < works, steps
         assert {*steps.values()} == {"works", "not offered"}
-
-
-# --- names ----------------------------------------------------------------------------------------
-
-
-def test_an_address_names_a_server_and_its_preset_is_what_servers_start_with() -> None:
-    assert is_address("http://localhost:8080")
-    assert is_address("openai:https://example.org/v1#m")
-    assert not is_address("./http")
-    assert is_outside("http://localhost:8080")
-    assert (preset_for("http://x:1"), preset_for("reference")) == ("default", "exact")
-    assert str(address_of("http://[::1]:80/a/")) == "http://[::1]:80/a"
-    session = Runner(time_limit=7).open("http://localhost:8080", None, EXACT)
-    assert isinstance(session, HttpSession)
-    assert session.time_limit == 7
-
-
-@pytest.mark.parametrize("url", ["http://", "http://x:port", "http://x:99999", "http://x/?a=b"])
-def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(Unsupported, match="is no address"):
-        address_of(url)
-
-
-def test_pages_of_a_native_server_are_all_that_is_asked_of_it() -> None:
-    assert NATIVE.isdisjoint(OPENAI - {"/v1/models"})

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,15 +10,19 @@ from engine.errors import InvalidModel
 from harness.check import BadInput, Plan
 from harness.cli import app
 from harness.exit_codes import exit_code
-from harness.known_failures import UNKNOWN, KnownFailures, read_known, write_known
+from harness.known_failures import UNKNOWN, Extent, KnownFailures, read_known, write_known
 from harness.records import EXACT, Status, Verdict
 from harness.run import Listener, RunResult, builtin_model, run_plans
 
 
-def verdict(key: str, status: Status = "diverged", suite: str = "trace") -> Verdict:
-    return Verdict(
-        suite=suite, case="m", status=status, summary=f"{key} is off", key=key, repro="again"
-    )
+def verdict(key: str, status: Status = "diverged", suite: str = "trace", **detail: Any) -> Verdict:
+    said = f"{key} is off"
+    named = {"suite": suite, "case": "m", "key": key, "repro": "again"}
+    return Verdict(status=status, summary=said, detail=detail, **named)
+
+
+def off_by(size: float, kind: str = "value") -> Verdict:
+    return verdict("rope", expected=1.0, actual=1.0 + size * 1e-6, allowed=1e-6, kind=kind)
 
 
 def known(*keys: str) -> KnownFailures:
@@ -40,6 +45,65 @@ def test_where_all_that_differs_is_listed_the_run_conforms() -> None:
     assert exit_code([listed, verdict("", "not-applicable")]) == 0
     assert exit_code([listed, verdict("", "not-compared")]) == 3
     assert exit_code([verdict("", "excused")]) == 3  # a tie: nothing was learnt
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (off_by(4.0), ""),
+        (off_by(39.0), ""),
+        (off_by(41.0), "its size is 41, and 4 is listed"),
+        (off_by(4.0, "not finite"), "it is of kind 'not finite', and 'value' is listed"),
+        (off_by(float("nan")), "its size cannot be told"),
+    ],
+)
+def test_a_larger_or_another_fault_at_the_same_node_is_not_excused(
+    found: Verdict, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "known.json"
+    write_known(path, [off_by(3.0), off_by(4.0)], known())
+    (row,) = json.loads(path.read_text())["known"]
+    assert (row["kind"], row["size"]) == ("value", 4.0)
+    listed = read_known(path)
+    seen = listed.excused(found)
+    assert seen.status == ("diverged" if words else "excused")
+    assert words in seen.summary
+    assert list(listed.gone([seen])) == []
+
+
+@pytest.mark.parametrize(
+    ("detail", "size"),
+    [
+        ({"worst_relative_to_largest_logit": 0.5, "allowed_relative": 0.25, "actual": 9.0}, 2.0),
+        ({"expected": 344, "actual": 12, "margin": 0.5, "allowed": 0.125}, 4.0),
+        ({"expected": 1.5, "actual": 1.0, "mismatched": 7}, 7.0),
+        ({"expected": 1.5, "actual": 1.0, "allowed": 0.0, "mismatched": 7}, 7.0),
+        ({"expected": "[1]", "actual": "[2]", "total": 25}, 25.0),
+        ({"margin": None}, None),
+        ({}, None),
+    ],
+)
+def test_what_the_size_of_a_divergence_is(
+    detail: dict[str, Any], size: float | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "known.json"
+    write_known(path, [verdict("rope", **detail)], known())
+    assert read_known(path).extents == {("m", "trace", "rope"): Extent(size=size)}
+
+
+def test_a_list_that_is_written_anew_takes_what_has_grown_and_keeps_what_has_not(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "known.json"
+    write_known(path, [off_by(4.0)], known())
+    for size, then in ((2.0, 4.0), (39.0, 4.0), (41.0, 41.0)):
+        listed = read_known(path)
+        write_known(path, [listed.excused(off_by(size))], listed)
+        assert read_known(path).extents[("m", "trace", "rope")].size == then
+
+
+def test_an_entry_without_kind_and_size_excuses_any() -> None:
+    assert known("rope").excused(off_by(1e9, "shape")).status == "excused"
 
 
 def test_only_divergences_are_excused() -> None:
@@ -105,6 +169,11 @@ def test_an_entry_of_a_suite_that_does_not_exist_is_refused(tmp_path: Path) -> N
         run(tmp_path, "reference", listed)
 
 
+def one(name: str, value: Any) -> str:
+    row = {"case": "m", "suite": "s", "key": "k", "reason": "r", name: value}
+    return json.dumps({"known": [row]})
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -112,6 +181,11 @@ def test_an_entry_of_a_suite_that_does_not_exist_is_refused(tmp_path: Path) -> N
         ("[]", 'expected {"known"'),
         ('{"known": [{}]}', "entry 0: expected the texts case, suite, key, reason"),
         ('{"known": [{"case": "m", "suite": "s", "key": "k", "reason": ""}]}', "entry 0: expected"),
+        (one("more", "x"), "entry 0: expected"),
+        (one("kind", 7), "entry 0: expected"),
+        (one("size", "large"), "entry 0: size: expected a number, got 'large'"),
+        (one("size", -1), "entry 0: size: expected a number, got -1"),
+        (one("size", float("nan")), "entry 0: size: expected a number, got nan"),
     ],
 )
 def test_a_list_that_is_none_is_refused(text: str, words: str, tmp_path: Path) -> None:
@@ -159,6 +233,18 @@ def test_a_run_with_its_own_list_ends_well_and_the_list_of_a_mended_engine_does_
     mended = run(tmp_path, "reference", read_known(path))
     assert mended.code == 1
     assert any("differs no more" in v.summary for v in mended.verdicts)
+
+
+def test_a_list_of_one_engines_faults_does_not_excuse_a_graver_one_at_the_same_nodes(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "known.json"
+    wrong = run(tmp_path, "mutant:wrong-eps", KnownFailures())
+    write_known(path, wrong.verdicts, KnownFailures())
+    other = run(tmp_path, "mutant:stale-norm", read_known(path))
+    assert other.code == 1
+    grown = [v for v in other.verdicts if v.status == "diverged" and "is listed" in v.summary]
+    assert {v.key for v in grown} & {v.key for v in wrong.verdicts}
 
 
 def test_a_list_that_cannot_be_written_is_said_before_the_run(

@@ -94,6 +94,18 @@ def test_values_of_few_significant_digits_are_off_by_half_of_the_last() -> None:
     assert off(*before, (4, -15.25), allowed=1e-9) is not None
 
 
+@pytest.mark.parametrize(("first", "step"), [(-4.50390625, 2.0**-8), (-4.5, 2.0**-5)])
+def test_a_list_in_half_precision_is_off_by_half_a_step_and_no_further(
+    first: float, step: float
+) -> None:
+    """Of values from 4 to 8, of F16 where one of them is none of BF16; the constant takes up one
+    half of two."""
+    before = [(0, first), (1, -5.5), (2, -6.0)]
+    assert off(*before, (3, -7.5 - step), allowed=1e-9) is None
+    assert off(*before, (3, -7.5 - 2 * step), allowed=1e-9) is not None
+    assert off(*before, (3, -7.5 - step / 64), allowed=1e-9) is not None  # of more bits
+
+
 def test_whole_numbers_are_not_taken_for_rounded_ones() -> None:
     assert off((0, -1.0), (1, -1.0), (2, -1.0), allowed=1e-9) is not None
 

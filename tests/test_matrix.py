@@ -1,6 +1,7 @@
 """The matrix: each engine's worst verdict of each suite and case, as a table and as JSON."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from jsonschema import Draft202012Validator
 
 from harness.check import Plan
 from harness.cli import app
+from harness.cli.matrix import named_apart
 from harness.matrix import (
     NOTHING,
     SCHEMA,
@@ -17,8 +19,9 @@ from harness.matrix import (
     columns,
     exit_code_of_matrix,
     markdown,
+    names_of,
 )
-from harness.records import EXACT, Status, Verdict
+from harness.records import EXACT, EngineInfo, Status, Verdict
 from harness.synth.llama import LlamaRecipe, write_llama
 
 
@@ -86,6 +89,59 @@ def test_an_engines_words_are_no_markup() -> None:
     assert "](b)" not in page
     assert "\x1b" not in page
     assert page.count("onerror") == 2  # it is there all the same
+
+
+def test_engines_of_one_name_are_told_apart_by_what_they_were_asked_for_by() -> None:
+    info = EngineInfo(engine="engine.py", version="1", build="")
+    rows = [Row(engine=f"./{f}/engine.py", info=info) for f in "ab"] + [Row(engine="fast")]
+    assert names_of(rows) == [
+        "engine.py 1 (./a/engine.py)",
+        "engine.py 1 (./b/engine.py)",
+        "fast",
+    ]
+
+
+def test_files_of_one_name_are_cases_of_their_own_and_a_file_is_one_case(tmp_path: Path) -> None:
+    a, b, c = tmp_path / "a" / "m.gguf", tmp_path / "b" / "m.gguf", tmp_path / "c.gguf"
+    named = named_apart([a, c, b, tmp_path / "b" / ".." / "a" / "m.gguf"])
+    assert [name for name, _ in named] == [
+        str(tmp_path / "b" / ".." / "a" / "m.gguf"),
+        "c.gguf",
+        str(b),
+    ]
+
+
+def test_a_file_that_is_not_there_is_no_verdict_on_any_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = str(tmp_path / "no.gguf")
+    with pytest.raises(SystemExit) as end:
+        app(
+            ["matrix", "reference", "fast", "--only", "--model", missing, "--report", str(tmp_path)]
+        )
+    assert end.value.code == 2
+    assert "no.gguf: no such file" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_was_found_before_an_interruption_is_written_and_names_who_was_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(plans: dict[str, object], *_: object) -> Iterator[Row]:
+        yield Row(engine=next(iter(plans)), code=0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harness.matrix.run_matrix", interrupted)
+    model = tmp_path / "tiny.gguf"
+    write_llama(LlamaRecipe(n_layer=1), model)
+    options = ["--only", "--model", str(model), "--report", str(tmp_path), "-q"]
+    with pytest.raises(SystemExit) as end:
+        app(["matrix", "reference", "fast", *options])
+    assert end.value.code == 130
+    (path,) = tmp_path.glob("*-matrix/matrix.json")
+    document = json.loads(path.read_text())
+    Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
+    assert [row["error"] for row in document["engines"]] == ["", "the run was interrupted before"]
 
 
 def test_engines_are_asked_the_same_and_one_that_cannot_start_costs_only_its_row(

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from engine.memory import Attention, Memory
-from engine.memory_hybrid import Hybrid
-from engine.memory_recurrent import Recurrent
-from engine.memory_window import Window
-from engine.schedule import Schedule
+from engine.memory.attention import Attention
+from engine.memory.base import Memory
+from engine.memory.hybrid import Hybrid
+from engine.memory.recurrent import Recurrent
+from engine.memory.schedule import Schedule
+from engine.memory.window import Window
 
 SIZE = 8
 

@@ -35,8 +35,8 @@ def floor_of(path: Path, seed: int = 0, lanes: int = LANES) -> NoiseFloor:
 
 def logits_with(path: Path, ops: Mirror) -> F32:
     model = opened(path, ops=ops)
-    cache = model.new_cache()
-    return np.concatenate([part for b in some_batches() for part in model.decode(b, cache)])
+    memory = model.new_memory()
+    return np.concatenate([model.decode(b, memory) for b in some_batches()])
 
 
 def test_a_seed_decides_it(folder: Path) -> None:
@@ -128,8 +128,8 @@ def test_it_covers_an_engine_that_uses_up_its_limits(name: str, seed: int, folde
     truth = np.concatenate(floor.logits)
     ops = Unlucky(seed)
     model = opened(path, ops=ops)
-    cache = model.new_cache()
-    parts = [part for b in some_batches() for part in model.decode(b, cache, ops)]
+    memory = model.new_memory()
+    parts = [model.decode(b, memory, ops) for b in some_batches()]
     model.close()
     bound = whole_run(floor.relative, largest(truth))
     assert mismatch_between(truth, np.concatenate(parts), bound.allowed) is None

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.sbatch import Group, Sbatch, SbatchToken, sbatch_equal, sbatch_seq, sbatch_simple
+from engine.memory.sbatch import Group, Sbatch, SbatchToken, sbatch_equal, sbatch_seq, sbatch_simple
 
 # "Yesterday was Friday" and "Yesterday was Monday" with the two first words shared
 SHARED, FIRST, SECOND = (1, 0), (0,), (1,)

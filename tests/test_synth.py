@@ -83,7 +83,7 @@ def test_a_built_in_model_runs_and_its_logits_are_finite(name: str, tmp_path: Pa
 def assert_runs(path: Path) -> None:
     model = opened(path)
     n_vocab = model.graph.hparams.n_vocab
-    (logits,) = model.decode(Batch.of([1, 5, n_vocab - 1]), model.new_cache())
+    logits = model.decode(Batch.of([1, 5, n_vocab - 1]), model.new_memory())
     model.close()
     assert logits.shape == (3, n_vocab)
     assert np.isfinite(logits).all()

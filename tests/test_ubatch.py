@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.ubatch import (
+from engine.memory.ubatch import (
     Entry,
     Ubatch,
     outputs_in_order,

@@ -27,10 +27,9 @@ HONEST = """
     class Mine(Adapter):
         def evaluate(self, request):
             model = Model(self.model, Fast())
-            cache = model.new_cache()
-            runs = (list(model.decode(batch, cache)) for batch in request.batches)
-            import numpy as np
-            return Evaluation(logits=tuple(map(np.concatenate, runs)), trace=None)
+            memory = model.new_memory()
+            runs = (model.decode(batch, memory) for batch in request.batches)
+            return Evaluation(logits=tuple(runs), trace=None)
 """
 EMPTY = """
     from harness.adapters.base import Adapter
@@ -77,7 +76,7 @@ def test_a_class_in_a_file_is_asked_for_what_it_overrides_alone(
 
 
 def test_a_wrong_class_diverges(model: Path, tmp_path: Path) -> None:
-    wrong = HONEST.replace("map(np.concatenate, runs)", "(np.concatenate(r) * 1.01 for r in runs)")
+    wrong = HONEST.replace("tuple(runs)", "tuple(run * 1.01 for run in runs)")
     (found,) = checked(model, f"adapter:{written(tmp_path, wrong)}", "logits")
     assert (found.status, found.detail["at_fault"]) == ("diverged", "subject")
 
@@ -135,6 +134,26 @@ def test_what_cannot_be_imported_is_one_sentence(source: str, words: str, tmp_pa
     said = why(f"adapter:{written(tmp_path, source)}")
     assert words in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("init", "words"),
+    [
+        ("(self): pass", "TypeError: Mine.__init__() takes 1 positional argument but 3 were given"),
+        ("(self, *a): raise KeyError('no licence')", "KeyError: 'no licence'"),
+    ],
+)
+def test_a_class_that_cannot_be_made_is_a_crash_that_shows_its_own_lines_alone(
+    init: str, words: str, tmp_path: Path
+) -> None:
+    source = "from harness.adapters.base import Adapter\nclass Mine(Adapter):\n"
+    path = written(tmp_path, f"{source}    def __init__{init}\n")
+    with Runner(time_limit=60).open(f"adapter:{path}", None, EXACT) as session:
+        outcome = session.ask("describe")
+    assert isinstance(outcome, Crashed)
+    assert outcome.message.endswith(words)
+    assert "worker.py" not in outcome.message
+    assert "Traceback" not in outcome.message
 
 
 def test_no_file_and_no_module_are_said(model: Path) -> None:

@@ -4,12 +4,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.cell_cache import CellCache
-from engine.memory import Attention, Placed
-from engine.memory_hybrid import Hybrid
-from engine.memory_window import Window
-from engine.schedule import Schedule
-from engine.ubatch import Entries, Ubatch
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.batch import Batch
+from engine.memory.attention import Attention, Placed
+from engine.memory.base import View
+from engine.memory.hybrid import Hybrid
+from engine.memory.recurrent import Recurrent, StateView
+from engine.memory.schedule import Schedule
+from engine.memory.store import never
+from engine.memory.ubatch import Entries, Ubatch
+from engine.memory.window import Window
+from engine.quants.base import F32
 from harness.adapters.reference import Reference
 
 
@@ -79,7 +86,20 @@ def mixes_sequences(run: Schedule) -> None:
 
 def reorders_outputs(run: Schedule) -> None:
     """Logits come in the order of computation."""
-    run.in_order = lambda batch, ubatches, rows: rows  # type: ignore[method-assign]
+    right, compute, rows = run.decode, run.compute, []
+    if compute is None:
+        return
+
+    def keep(ubatch: Batch, views: Mapping[int, View]) -> F32:
+        rows.append(compute(ubatch, views))
+        return rows[-1]
+
+    def decode(batch: Entries) -> tuple[int, F32 | None]:
+        rows.clear()
+        code, logits = right(batch)
+        return code, None if logits is None else np.concatenate(rows)
+
+    run.compute, run.decode = keep, decode  # type: ignore[method-assign]
 
 
 def reuses_live_cell(run: Schedule) -> None:
@@ -99,9 +119,7 @@ def reuses_live_cell(run: Schedule) -> None:
 
 def forgets_to_shift(run: Schedule) -> None:
     """Positions move and keys do not."""
-    memory = attention(run)
-    if isinstance(memory, CellCache):
-        memory.rotate = lambda keys, deltas: keys
+    attention(run).store.rotate = never
 
 
 def window_too_long(run: Schedule) -> None:
@@ -110,6 +128,125 @@ def window_too_long(run: Schedule) -> None:
     window = memory.window
     if window:
         memory.hidden = lambda pos, looking: looking - pos > window  # type: ignore[method-assign]
+
+
+def near(run: Schedule) -> Attention:
+    assert isinstance(run.memory, Window)
+    return run.memory.near
+
+
+def lets_go_too_early(run: Schedule) -> None:
+    """A cell is given away while the next token still sees it."""
+    memory = near(run)
+    memory.hidden = lambda pos, looking: looking - pos >= memory.window - 1  # type: ignore[method-assign]
+
+
+@dataclass
+class Through(View):
+    """As the right view, unless overridden."""
+
+    right: View
+
+    def store(self, *numbers: F32) -> None:
+        self.right.store(*numbers)
+
+    def read(self) -> tuple[NDArray[Any], ...]:
+        return self.right.read()
+
+    def visible(self, window: int) -> NDArray[np.bool_]:
+        return self.right.visible(window)
+
+
+def seen_as(run: Schedule, wrong: Callable[[View], View]) -> None:
+    right = run.compute
+    assert right is not None
+
+    def compute(ubatch: Batch, views: Mapping[int, View]) -> F32:
+        return right(ubatch, {layer: wrong(view) for layer, view in views.items()})
+
+    run.compute = compute
+
+
+class SeesAll(Through):
+    def visible(self, window: int) -> NDArray[np.bool_]:
+        return self.right.visible(0)
+
+
+class SeesOneMore(Through):
+    def visible(self, window: int) -> NDArray[np.bool_]:
+        return self.right.visible(window and window + 1)
+
+
+class NoTail(Through):
+    def store(self, *numbers: F32) -> None:
+        tail, *states = numbers
+        self.right.store(np.zeros_like(tail), *states)
+
+
+class Crossed(Through):
+    def read(self) -> tuple[NDArray[Any], ...]:
+        numbers = self.right.read()
+        return tuple(n[::-1] for n in numbers) if isinstance(self.right, StateView) else numbers
+
+
+def ignores_the_window(run: Schedule) -> None:
+    """Every layer sees whatever is still in its cells."""
+    seen_as(run, SeesAll)
+
+
+def window_without_oneself(run: Schedule) -> None:
+    """The token itself is not counted: a window of n sees n before it."""
+    seen_as(run, SeesOneMore)
+
+
+def turns_all_keys_alike(run: Schedule) -> None:
+    """Keys that move are turned by the frequencies of layers that see everything."""
+    memory = near(run)
+    right = memory.store.rotate
+    memory.store.rotate = lambda layer, keys, deltas: right(1, keys, deltas)
+
+
+def forgets_the_tail(run: Schedule) -> None:
+    """A convolution sees nothing of an ubatch before."""
+    seen_as(run, NoTail)
+
+
+def crosses_states(run: Schedule) -> None:
+    """The sequences of an ubatch go on from each other's states."""
+    seen_as(run, Crossed)
+
+
+def keeps_what_was_removed(run: Schedule) -> None:
+    """A sequence begins with the state of the one that was removed last."""
+    memory = run.memory
+    assert isinstance(memory, Recurrent)
+    right, removed = memory.seq_rm, [memory.empty()]
+
+    def seq_rm(seq: int, p0: int, p1: int) -> bool:
+        before = dict(memory.states)
+        done = right(seq, p0, p1)
+        removed.extend(state for s, state in before.items() if s not in memory.states)
+        return done
+
+    memory.seq_rm = seq_rm  # type: ignore[method-assign]
+    memory.empty = lambda: removed[-1]  # type: ignore[method-assign]
+
+
+def shares_states(run: Schedule) -> None:
+    """A copy of a sequence changes when the original goes on."""
+    memory = run.memory
+    assert isinstance(memory, Recurrent)
+    right = memory.apply
+
+    def apply(batch: Entries, placed: Ubatch) -> None:
+        before = dict(memory.states)
+        right(batch, placed)
+        for seq, state in before.items():
+            for other, old in before.items():
+                if old is state and memory.states[other] is not old and seq != other:
+                    state.numbers = memory.states[other].numbers
+
+    memory.apply = apply  # type: ignore[method-assign]
 
 
 def forgets_copied_numbers(run: Schedule) -> None:
@@ -164,6 +301,15 @@ WRONG = {
         wrong(reuses_live_cell, "attention", ("pos", "logits"), 2, 2, 2, blind=True),
         wrong(forgets_to_shift, "attention", ("logits",), 3, 3, 3),
         wrong(window_too_long, "window", ("pos", "slots"), 3, 9),
+        wrong(window_too_long, "window", ("pos",), 3, 9, blind=True),
+        wrong(lets_go_too_early, "window", ("pos", "logits"), 4, 12, blind=True),
+        wrong(ignores_the_window, "window", ("logits",), 2, 9, blind=True),
+        wrong(window_without_oneself, "window", ("logits",), 2, 9, blind=True),
+        wrong(turns_all_keys_alike, "window", ("logits",), 4, 5, blind=True),
+        wrong(forgets_the_tail, "recurrent", ("logits", "splitting"), 2, 3, 3, blind=True),
+        wrong(crosses_states, "hybrid", ("logits", "splitting", "neighbours"), 2, 6, blind=True),
+        wrong(keeps_what_was_removed, "recurrent", ("logits",), 3, 3, blind=True),
+        wrong(shares_states, "recurrent", ("logits",), 4, 5, blind=True),
         wrong(moves_no_state, "hybrid", ("pos",), 2, 1),
         wrong(forgets_copied_numbers, "attention", ("logits",), 3, 3, 3),
     )

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.sbatch import SbatchToken
-from engine.sbatch_schedule import SbatchSchedule
-from engine.ubatch import Ubatch
+from engine.memory.sbatch import SbatchToken
+from engine.memory.sbatch_schedule import SbatchSchedule
+from engine.memory.ubatch import Ubatch
 from harness.adapters.reference import Reference
 from harness.fuzzers._schedule import Schedule, schedule_from
 from harness.fuzzers.base import FuzzPlan, fuzzer_named

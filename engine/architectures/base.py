@@ -4,7 +4,8 @@ from engine.architectures.step import Step
 from engine.architectures.tensors import Table, Tensors
 from engine.gguf_file import GgufFile
 from engine.hparams import Hparams, Keys, Metadata
-from engine.kv_cache import KvCache
+from engine.memory.recurrent import States
+from engine.memory.store import KeysValues
 from engine.ops.reference import RopeParams
 from engine.quants.base import F32
 from engine.registry import Registered
@@ -18,6 +19,8 @@ class Architecture(Registered):
     ignored: frozenset[str] = frozenset(
         {"rope.scaling.original_context_length", "rope.scaling.finetuned"}
     )
+
+    causal = True  # or tokens see those behind them too, and nothing is remembered
 
     def __init__(self, file: GgufFile) -> None:
         self.hparams = self.read_hparams(file.metadata)
@@ -75,13 +78,13 @@ class Architecture(Registered):
         w = self.tensors
         return w["output.weight" if "output.weight" in w else "token_embd.weight"]
 
-    def new_cache(self, *, n_ctx: int, type_k: str, type_v: str) -> KvCache:
+    # --- what is remembered ------------------------------------------------------------------
+
+    def window(self, layer: int) -> int:
+        """How many tokens a layer sees, itself counted; 0: all before it."""
+        return 0
+
+    def kept(self, layer: int) -> KeysValues | States:
+        """What a layer leaves in the memory."""
         hp = self.hparams
-        return KvCache(
-            n_layer=hp.n_layer,
-            n_head_kv=hp.n_head_kv,
-            n_embd_head=hp.n_embd_head,
-            n_ctx=n_ctx,
-            type_k=type_k,
-            type_v=type_v,
-        )
+        return KeysValues(hp.n_head_kv, hp.n_embd_head, hp.n_embd_head, self.window(layer))

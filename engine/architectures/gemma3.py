@@ -59,6 +59,9 @@ class Gemma3(Architecture, name="gemma3"):
     def table(cls, hparams: Hparams) -> Table:
         return {**TENSORS, **NORMS, **POST_NORMS, **DENSE}
 
+    def window(self, layer: int) -> int:
+        return self.hparams.n_swa if self.hparams.has_window(layer) else 0
+
     def rope_params(self, layer: int = 0) -> RopeParams:
         hp = self.hparams
         base, scale = hp.rope_freq_base, hp.rope_freq_scale
@@ -100,8 +103,7 @@ class Gemma3(Architecture, name="gemma3"):
         k = step.probe("Kcur_rope", layer, step.ops.rope(k, at, rope))
         width = hp.n_embd / hp.n_head if hp.n_layer == LARGEST else hp.n_embd_head
         q = step.ops.scale(q, 1 / math.sqrt(width))
-        window = hp.n_swa if hp.has_window(layer) else 0
-        out = step.attend(layer, q, k, v, 1.0, window)
+        out = step.attend(layer, q, k, v, 1.0, self.window(layer))
         return self.linear(step, layer, "attn_out", out, "attn_output")
 
     def feed_forward(self, step: Step, layer: int, x: F32) -> F32:

@@ -1,5 +1,6 @@
 """What the graph of one ubatch reads and calls, as one value."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.batch import Batch
-from engine.kv_cache import KvCache
-from engine.ops.reference import Bools, Reference
+from engine.memory.base import View
+from engine.ops.reference import Reference
 from engine.quants.base import F32
 from engine.trace import Probe
 
@@ -16,20 +17,10 @@ from engine.trace import Probe
 @dataclass(frozen=True, eq=False)
 class Step:
     batch: Batch
-    cache: KvCache
-    cells: Any  # where the cache puts the batch's keys and values
-    visible: Bools  # (tokens, cells)
+    memory: Mapping[int, View]  # of each layer, what it remembers
     ops: Reference
     probe: Probe
     flash_attn: bool
-
-    @classmethod
-    def of(
-        cls, batch: Batch, cache: KvCache, ops: Reference, probe: Probe, *, flash_attn: bool
-    ) -> "Step":
-        """Takes cells of the cache for the batch."""
-        cells = cache.reserve(batch)
-        return cls(batch, cache, cells, cache.visible(batch), ops, probe, flash_attn)
 
     def attend(self, layer: int, q: F32, k: F32, v: F32, scale: float, window: int = 0) -> F32:
         """q: (tokens, heads, dim); k, v: (tokens, kv_heads, dim) -> (tokens, heads * dim).
@@ -37,11 +28,10 @@ class Step:
         window: how many tokens each sees, itself counted; 0: all before it.
         """
         ops, probe = self.ops, self.probe
-        visible = self.visible
-        if window:
-            visible = visible & self.cache.within(self.batch, window)
-        self.cache.store(layer, self.cells, k, v)
-        keys, values = self.cache.read(layer)  # (cells, kv_heads, dim)
+        memory = self.memory[layer]
+        memory.store(k, v)
+        keys, values = memory.read()  # (cells, kv_heads, dim)
+        visible = memory.visible(window)
         keys = shown(probe, "k_cache", layer, keys)
         values = shown(probe, "v_cache", layer, values)
         out: F32

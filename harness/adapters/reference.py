@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.cell_cache import CellCache
 from engine.errors import EngineError, InvalidModel, Unsupported
 from engine.gguf_file import GgufFile, Value
 from engine.hparams import architecture_name
-from engine.memory import Attention, Memory
+from engine.memory.sbatch_schedule import SbatchSchedule
+from engine.memory.schedule import Schedule, padded
 from engine.model import Model
 from engine.ops.build import ANY_ENGINE
 from engine.ops.fused.base import Call, operate
@@ -19,8 +19,6 @@ from engine.ops.ggml.base import Node, expect, settled
 from engine.ops.mirror import Mirror
 from engine.ops.reference import Reference as Ops
 from engine.quants.base import WeightFormat
-from engine.sbatch_schedule import SbatchSchedule
-from engine.schedule import Schedule, memory_shape
 from engine.tokenizers.base import Tokenizer, tokenizer_of
 from engine.trace import LISTED
 from engine.weights import Weight
@@ -151,11 +149,11 @@ class Reference(Adapter, name="reference"):
 
     def evaluate(self, request: Request) -> Evaluation:
         recorder = Recorder(request, NO_NODES if self.shows_nodes() else ())
-        cache = self.loaded.new_cache()
+        memory = self.loaded.new_memory()
         logits = []
         for step, batch in enumerate(request.batches):
             recorder.step = step
-            logits.append(np.concatenate(self.loaded.decode(batch, cache, recorder)))
+            logits.append(self.loaded.decode(batch, memory, recorder))
         trace = Trace(engine=self.name, records=tuple(recorder.records))
         return Evaluation(logits=tuple(logits), trace=trace if request.capture else None)
 
@@ -183,7 +181,6 @@ class Reference(Adapter, name="reference"):
         return self.loaded.greedy(prompt, n)
 
     def schedule(self, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """With logits where the engine has the architecture."""
         run = self.make_sbatch(plan) if "sbatch" in plan else self.make_schedule(plan)
         return [run.step(step) for step in plan["steps"]]
 
@@ -191,27 +188,16 @@ class Reference(Adapter, name="reference"):
         return SbatchSchedule(plan["sbatch"], vocabulary_size(self.file), plan["n_ubatch"])
 
     def make_schedule(self, plan: Mapping[str, Any]) -> Schedule:
-        kind, shape = memory_shape(self.file.metadata, plan)
-        return schedule_of(self, kind, shape, plan["n_ubatch"])
+        n_seq, unified, n_ubatch = plan["n_seq"], plan["unified"], plan["n_ubatch"]
+        size = padded(plan["n_ctx"] if unified else plan["n_ctx"] // n_seq)
+        memory = self.loaded.new_memory(size=size, n_seq=n_seq, unified=unified, n_ubatch=n_ubatch)
+        return Schedule(memory, self.loaded.compute, self.loaded.graph.hparams.n_vocab, n_ubatch)
 
     def close(self) -> None:
         for name in ("loaded", "file"):
             held = self.__dict__.pop(name, None)
             if held is not None:
                 held.close()
-
-
-def schedule_of(
-    engine: Reference, kind: type[Memory], shape: Mapping[str, Any], n_ubatch: int
-) -> Schedule:
-    """Numbers for plain attention, if there is a graph; else the machine alone."""
-    if kind is not Attention:
-        return Schedule(kind(**shape), None, vocabulary_size(engine.file), n_ubatch)
-    model = engine.loaded
-    n_ctx = shape["size"] * (1 if shape["unified"] else shape["n_seq"])
-    store = model.graph.new_cache(n_ctx=n_ctx, type_k=model.type_k, type_v=model.type_v)
-    memory = CellCache(store, model.rotate, **shape)
-    return Schedule(memory, model.compute, model.graph.hparams.n_vocab, n_ubatch)
 
 
 def vocabulary_size(file: GgufFile) -> int:

@@ -21,7 +21,7 @@ def finding(
     """What engines of `lockstep engine` were found to do otherwise than llama.cpp.
 
     With an ID: a text that can be filed as it is, with the commands that show it. Exit codes of
-    --run: 0 it is, 1 the engine does so no more. Example:
+    --run: 0 it is, 1 the engine does so no more, 3 the engine failed otherwise. Example:
 
     \b
       lockstep finding
@@ -30,10 +30,19 @@ def finding(
       lockstep finding hyllama-latin-1 --run
     """
     from harness.cli.terminal import Terminal
-    from harness.foreign.findings import is_seen_in, text_of, verdicts_on_case, write_case
+    from harness.foreign.findings import (
+        ending_of,
+        is_seen_in,
+        text_of,
+        verdicts_on_case,
+        write_case,
+    )
+    from harness.inputs import check_folder_of
     from harness.known.foreign import finding_named, foreign_findings
 
-    seen = True
+    if name is None and (run or output is not None):
+        raise typer.BadParameter("--run and -o are about one finding: give its ID")
+    code = 0
     with Terminal(quiet=quiet) as out:
         if name is None:
             for each in foreign_findings():
@@ -41,15 +50,16 @@ def finding(
             return
         found = finding_named(name)
         if output is not None:
+            check_folder_of(output)
             write_case(found, output)
             out.line(f"wrote {output}")
         if run:
             verdicts = verdicts_on_case(found, lambda text: out.progress(name, text))
-            shown = [verdict for verdict in verdicts if is_seen_in(found, verdict)]
-            for verdict in shown:
-                out.line(f"{verdict.suite}: {verdict.summary}")
-            seen = bool(shown)
-            out.line(f"{name}: {'still true' if seen else 'seen no more: take it out'}")
+            for verdict in verdicts:
+                if is_seen_in(found, verdict):
+                    out.line(f"{verdict.suite}: {verdict.summary}")
+            code, words = ending_of(found, verdicts)
+            out.line(f"{name}: {words}")
         elif output is None:
             out.line(text_of(found))
-    raise typer.Exit(0 if seen else 1)
+    raise typer.Exit(code)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # One of each thing that engines get wrong: plain, grouped heads, quantised, tied, experts.
 BUILTINS = ("f32", "bf16", "q8_0", "q4_0", "moe")
 ARCHITECTURES = ("qwen3", "gemma3", "gpt2")
+INTERRUPTED = "the run was interrupted before"
 
 
 def matrix(
@@ -57,14 +58,15 @@ def matrix(
       lockstep matrix reference llama.cpp@0.3.8 ./my-engine
       lockstep matrix "./my-engine --threads 1" --model model.gguf --only
     """
+    from harness.check import preflight
     from harness.cli import plan_of, screen
-    from harness.matrix import exit_code_of_matrix, row_of, run_matrix, write_matrix
+    from harness.matrix import Row, exit_code_of_matrix, row_of, run_matrix, write_matrix
 
     if only and not model:
         raise typer.BadParameter("--only runs the files of --model: give one")
     with screen(quiet, as_json) as out, TemporaryDirectory(prefix="lockstep-") as folder:
         out.progress("models", "making them")
-        cases = [(path.name, path) for path in model or []]
+        cases = named_apart(model or [])
         cases = cases if only else [*cases_made(folder, seed), *cases]
         plans = {
             engine: [
@@ -77,8 +79,20 @@ def matrix(
             for engine in dict.fromkeys(engines)
         }
         command = ["lockstep", *sys.argv[1:]]
-        rows = list(run_matrix(plans, report, command, jobs, out.progress))
-        paths = write_matrix(rows, next(iter(plans.values())), report, shlex.join(command))
+        rows: list[Row] = []
+        same = next(iter(plans.values()))
+        for plan in same:
+            preflight(plan)  # a file that cannot be read at all is no verdict on any engine
+        try:
+            for row in run_matrix(plans, report, command, jobs, out.progress):
+                rows.append(row)
+        except KeyboardInterrupt:  # what was found is kept, and nobody is left out in silence
+            left = [Row(engine=engine, error=INTERRUPTED) for engine in [*plans][len(rows) :]]
+            if rows:
+                paths = write_matrix([*rows, *left], same, report, shlex.join(command))
+                out.remark(f"written: {paths[0]}, without {', '.join(e.engine for e in left)}")
+            raise
+        paths = write_matrix(rows, same, report, shlex.join(command))
         if as_json:
             out.json([row_of(row) for row in rows])
         else:
@@ -91,26 +105,31 @@ def matrix(
     raise typer.Exit(exit_code_of_matrix(rows))
 
 
+def named_apart(models: list[Path]) -> list[tuple[str, Path]]:
+    """Each file once, by its name, or by its whole path where two have the same name: verdicts are
+    told apart by it."""
+    paths = list({path.resolve(): path for path in models}.values())
+    names = [path.name for path in paths]
+    return [(p.name if names.count(p.name) == 1 else str(p), p) for p in paths]
+
+
 def cases_made(folder: str, seed: int) -> list[tuple[str, Path]]:
-    from harness.cli.variants import VARIANT_PREFIX
+    from harness.cli.variants import variant_files
     from harness.run import BUILTIN_PREFIX, builtin_model
-    from harness.shadow.models import make_variants
 
     made = [(f"{BUILTIN_PREFIX}{name}", builtin_model(name, Path(folder))) for name in BUILTINS]
-    paths = make_variants(ARCHITECTURES, Path(folder), seed=seed)
-    names = [f"{VARIANT_PREFIX}{name}" for name in ARCHITECTURES]
-    return [*made, *zip(names, paths, strict=True)]
+    return [*made, *(case for arch in ARCHITECTURES for case in variant_files(arch, folder, seed))]
 
 
 def table_of(rows: "list[Row]") -> "Table":
     from rich.table import Table
 
-    from harness.matrix import columns, texts_of
+    from harness.matrix import columns, names_of, texts_of
 
     suites = columns(rows)
     table = Table(box=None, pad_edge=False)
     for name in ("engine", *suites):
         table.add_column(name)
-    for row in rows:
-        table.add_row(*texts_of(row, suites))
+    for name, row in zip(names_of(rows), rows, strict=True):
+        table.add_row(name, *texts_of(row, suites))
     return table

@@ -12,7 +12,18 @@ SYNTH_TYPES = (  # of harness/synth/generator.py, which is too much to import fo
     "F32 F16 BF16 F64 Q1_0 Q2_0 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ1_S IQ1_M "
     "IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ4_NL IQ4_XS TQ1_0 TQ2_0 MXFP4 NVFP4"
 )
-ANY = ("output", "arch", "quant", "seed", "list_only")  # options that go with any architecture
+# options that go with any architecture, and those among them that are sizes, in ggml's names
+ANY = ("output", "arch", "quant", "seed", "list_only", "no_vocab")
+SIZES = {
+    "layers": "n_layer",
+    "width": "n_embd",
+    "heads": "n_head",
+    "kv_heads": "n_head_kv",
+    "ff": "n_ff",
+    "vocabulary": "n_vocab",
+    "experts": "n_expert",
+    "experts_used": "n_expert_used",
+}
 
 
 def synth(
@@ -44,8 +55,12 @@ def synth(
 ) -> None:
     """Write a small seeded model; the same options give the same bytes on every machine.
 
-    The sizes are those of a llama. Models of other architectures are tiny, have no vocabulary, and
-    llama.cpp is asked which tensors they have.
+    The defaults are those of a llama. Of other architectures llama.cpp is asked which tensors they
+    have; their sizes are tiny ones that go together, but for those that are given. They have a
+    vocabulary of the kind that published models have, where that is known. Examples:
+
+        lockstep synth -o tiny.gguf --quant Q4_0
+        lockstep synth -o tiny.gguf --arch qwen3 --width 256 --layers 4 --quant Q4_K
     """
     from harness.cli import screen, usage
     from harness.report.header import sha256_of
@@ -58,8 +73,8 @@ def synth(
         if output is None:
             raise usage("name the file to write: -o FILE")
         if arch != "llama":
-            refuse_sizes(context, arch)
-            write_any(arch, output, seed, quant)
+            sizes = sizes_given(context, arch)
+            write_any(arch, output, seed, quant, sizes, vocabulary=0 if no_vocab else vocabulary)
             out.line(f"{output}: {output.stat().st_size:,} bytes, sha256 {sha256_of(output)}")
             return
         recipe = LlamaRecipe(
@@ -83,22 +98,29 @@ def synth(
         out.line(f"{output}: {output.stat().st_size:,} bytes, sha256 {sha256_of(output)}")
 
 
-def refuse_sizes(context: typer.Context, arch: str) -> None:
-    """Options that only a llama obeys are not dropped in silence."""
+def sizes_given(context: typer.Context, arch: str) -> dict[str, int]:
+    """Those of the command line; what only a llama obeys is not dropped in silence."""
     from harness.cli import usage
 
     sources = {name: context.get_parameter_source(name) for name in context.params}
-    given = [n for n, at in sources.items() if at and at.name == "COMMANDLINE" and n not in ANY]
-    if given:
-        options = ", ".join("--" + name.replace("_", "-") for name in given)
-        raise usage(f"{options}: sizes can be chosen for llama only, not for {arch}")
+    given = [name for name, at in sources.items() if at and at.name == "COMMANDLINE"]
+    if unknown := [name for name in given if name not in SIZES and name not in ANY]:
+        options = ", ".join("--" + name.replace("_", "-") for name in unknown)
+        raise usage(f"{options}: can be chosen for llama only, not for {arch}")
+    return {SIZES[name]: context.params[name] for name in given if name in SIZES}
 
 
-def write_any(arch: str, output: Path, seed: int, quant: str) -> None:
+def write_any(
+    arch: str, output: Path, seed: int, quant: str, sizes: dict[str, int], *, vocabulary: int
+) -> None:
+    """vocabulary: how many tokens, where its usual kind is known; 0: none."""
+    from dataclasses import replace
+
     from harness.shadow.models import make_variant, opened
-    from harness.synth.any_arch import variant_named
+    from harness.synth.any_arch import variant_named, with_vocabulary
 
-    variant = variant_named(arch)
+    variant = replace(variant_named(arch), sizes=tuple(sizes.items()))
+    variant = with_vocabulary(variant, vocabulary)
     with opened() as session:
         make_variant(variant, output, seed=seed, quant=quant, session=session)
 

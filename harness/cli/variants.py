@@ -4,6 +4,7 @@ from pathlib import Path
 
 ALL = "all"
 VARIANT_PREFIX = "synth:"
+VOCABULARY = 384  # tokens, as `lockstep synth` makes by itself
 
 
 def variant_files(arch: str, folder: str, seed: int) -> list[tuple[str, Path]]:
@@ -12,5 +13,5 @@ def variant_files(arch: str, folder: str, seed: int) -> list[tuple[str, Path]]:
     from harness.synth.any_arch import variant_named, variants
 
     names = list(variants()) if arch == ALL else [variant_named(arch).name]
-    paths = make_variants(names, Path(folder), seed=seed)
+    paths = make_variants(names, Path(folder), seed=seed, vocabulary=VOCABULARY)
     return [(VARIANT_PREFIX + name, path) for name, path in zip(names, paths, strict=True)]

@@ -1,16 +1,18 @@
 """A finding about a foreign engine as somebody else can see it: its smallest file, and its text."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from harness.check import Plan, open_plan, run_suites
+from harness.foreign.engines import ENGINES
 from harness.gguf_writer import write_gguf
 from harness.known.foreign import Finding
 from harness.records import EXACT, Verdict
 from harness.synth.llama import LlamaRecipe, check, metadata, tensors
 
 FILE = "case.gguf"
+FAILED = ("crashed", "timed-out", "malformed", "internal")
 N_TOKENS, N_STEPS = 8, 4  # enough for every finding; some engines compile anew for each step
 
 
@@ -47,6 +49,18 @@ def verdicts_on_case(finding: Finding, progress: Callable[[str], None]) -> list[
 
 def is_seen_in(finding: Finding, verdict: Verdict) -> bool:
     return f"{finding.id}: " in verdict.detail.get("known", "")
+
+
+def ending_of(finding: Finding, verdicts: Sequence[Verdict]) -> tuple[int, str]:
+    """Exit code and words. An engine that could not answer shows neither that nor its absence."""
+    if any(is_seen_in(finding, verdict) for verdict in verdicts):
+        return 0, "still true"
+    failed = [verdict.summary for verdict in verdicts if verdict.status in FAILED]
+    if failed or all(v.status not in ("agreed", "diverged", "excused") for v in verdicts):
+        needs = ENGINES[finding.engine].needs
+        hint = f"; {finding.engine} needs {needs}" if needs else ""
+        return 3, f"nothing can be said: {(failed or ['nothing was compared'])[0]}{hint}"
+    return 1, "seen no more: take it out"
 
 
 def commands(finding: Finding) -> tuple[str, ...]:

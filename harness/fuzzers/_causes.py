@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.batch_rules import refusal
-from engine.cells import Cells
-from engine.memory import Attention, Memory
-from engine.memory_hybrid import Hybrid
-from engine.memory_window import Window
-from engine.schedule import INVALID, NO_ROOM
-from engine.ubatch import Entries, Entry, Ubatch
+from engine.memory.attention import Attention
+from engine.memory.base import Memory
+from engine.memory.batch_rules import refusal
+from engine.memory.cells import Cells
+from engine.memory.hybrid import Hybrid
+from engine.memory.schedule import INVALID, NO_ROOM
+from engine.memory.ubatch import Entries, Entry, Ubatch
+from engine.memory.window import Window
 from harness.fuzzers._batch_judge import other_size
 from harness.fuzzers._machines import caches, in_streams, machine_of, states
 from harness.fuzzers._sbatch_schedules import causes_of_sbatch
@@ -225,7 +226,7 @@ def unshifted(watch: Watch, seq: int) -> bool:
 
 def cells_saved(memory: Memory, seq: int) -> Iterator[tuple[Cells, int]]:
     for cache in caches(memory):
-        for rows in cache.save(seq):
+        for rows in cache.save(seq).streams:
             yield from ((cache.streams[stream], i) for _, _, (stream, i) in rows)
 
 
@@ -238,7 +239,7 @@ def nothing(watch: Watch, seq: int, k: int) -> bool:
     """A sequence is restored that had no cells."""
     memory, saved = watch.machine.memory, watch.machine.saved[k]
     rows = saved[0] if isinstance(memory, Window | Hybrid) else saved
-    return bool(caches(memory)) and seq >= 0 and not any(rows)
+    return bool(caches(memory)) and seq >= 0 and not rows
 
 
 def emptied(watch: Watch, seq: int, k: int) -> bool:

@@ -41,11 +41,13 @@ def entry_for(
     found: Difference,
     case: Schedule,
 ) -> KnownSchedule | None:
-    """The entry that a difference is an example of. A crash may have been at any step."""
+    """The entry that a difference is an example of. A crash may have been at any step; logits that
+    are wrong in ubatches of another size alone differ with the size."""
     why = causes(case, kind)
     last = found.step if found.step >= 0 else len(case.steps)
     for one in known:
-        here = one.component in engines and kind in one.kinds and one.symptom == found.symptom
-        if here and why.get(one.cause, last + 1) <= last:
+        here = one.component in engines and kind in one.kinds
+        shows = (one.symptom, "splitting") if one.symptom == "logits" else (one.symptom,)
+        if here and found.symptom in shows and why.get(one.cause, last + 1) <= last:
             return one
     return None

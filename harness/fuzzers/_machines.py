@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from engine.memory import Attention, Memory
-from engine.memory_hybrid import Hybrid
-from engine.memory_recurrent import Recurrent
-from engine.memory_window import Window
-from engine.schedule import Schedule as Machine
+from engine.memory.attention import Attention
+from engine.memory.base import Memory
+from engine.memory.hybrid import Hybrid
+from engine.memory.recurrent import Recurrent
+from engine.memory.schedule import Schedule as Machine
+from engine.memory.window import Window
 from harness.fuzzers._schedule import Schedule
 from harness.synth.small import N_VOCAB, WINDOW
 

@@ -2,8 +2,8 @@
 
 from itertools import pairwise
 
-from engine.memory import Attention
-from engine.schedule import NO_ROOM
+from engine.memory.attention import Attention
+from engine.memory.schedule import NO_ROOM
 from harness.fuzzers._machines import caches, machine_of
 from harness.fuzzers._schedule import Schedule, Step
 

@@ -6,7 +6,7 @@ lies in the segment where it appears, and several show at once. What one op alon
 bound; of a longer segment it is measured, by computing it with random honest errors.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -22,18 +22,20 @@ from engine.ops.near import Expected
 from engine.trace import SITES
 from harness.compare import largest, mismatch_between, worst_distance
 from harness.designs import where_limited
+from harness.graph.expert_order import in_own_order
 from harness.graph.node_judge import AXES
-from harness.graph.program import Place, Program
+from harness.graph.program import Graph, Place, PlannedNode, Program
 from harness.graph.replay import replay
 from harness.graph.shown import part_shown
 from harness.graph.ways import Honest, Noisy, Wide
 from harness.graph.wiring import Wire
-from harness.judge import SiteFinding, affected, elements_compared
+from harness.judge import SiteFinding, affected, elements_compared, smallest_scale_error
 from harness.records import Site
 from harness.stored import half_step
 from harness.synth.draws import stream
 
 RUNS, MORE = 3, 9  # with random errors; before anybody is blamed
+IDS = ("I32", "I64")
 LONGEST = 6  # ops of a segment that are named
 
 
@@ -92,12 +94,17 @@ class Segment:
     op: str  # at its end
     starts: tuple[Site, ...]  # shown, that it is computed from; none: from the tokens
     inside: tuple[Site, ...]  # computed between, in order
+    rounds: bool  # whether one of these is of numbers: ids are exact
+    sorts: tuple[Place, ...] = ()  # of these, those that choose experts
 
     @property
     def middle(self) -> Site | None:
         """What to show next: it halves the segment. One of the names that traces have, if any."""
         named = [s for s in self.inside if s.name in SITES] or self.inside
         return named[len(named) // 2] if named else None
+
+
+Found = tuple[Segment, SiteFinding]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -108,16 +115,24 @@ class SegmentJudge:
     build: Build
     shown: Mapping[Place, NDArray[Any]]  # by the subject, in its own run
     stored: Mapping[Place, str] = field(default_factory=dict)  # those that were rounded since
+    given: Mapping[Place, NDArray[Any]] = field(default_factory=dict)  # what it went on with there
     seed: int = 0
+    # of ARGSORT the ids that the engine goes on with, where its experts come in an order of its own
+    orders: dict[Place, NDArray[Any]] = field(default_factory=dict)
 
     def findings(self) -> Iterator[SiteFinding]:
         """Of every shown tensor of numbers, in the order of execution. Raises Unsupported if a
         node cannot be computed."""
-        honest = self.run(Honest())
         rounded = bool(self.stored)  # then every segment begins with other numbers than were used
-        noise = self.noise(honest, range(RUNS), jitter=rounded)
-        numbers = (s for s in self.segments() if self.is_of_numbers(s.place, honest))
-        found = [(s, self.finding(s, honest, noise, alone=rounded)) for s in numbers]
+        honest, noise, found = self.first_look()
+        self.orders = self.orders_seen(honest, found)
+        if self.orders:
+            before = found
+            honest, noise, found = self.first_look()
+            kept = {p: ids for p, ids in self.orders.items() if wrong(found, p) < wrong(before, p)}
+            if len(kept) < len(self.orders):  # the values are wrong, not in another order
+                self.orders = kept
+                honest, noise, found = self.first_look()
         if any(finding.mismatch for _, finding in found):
             more = self.noise(honest, range(RUNS, RUNS + MORE), jitter=rounded)
             noise = {place: max(noise[place], more[place]) for place in noise}
@@ -125,6 +140,48 @@ class SegmentJudge:
             wider = self.noise(honest, range(RUNS), jitter=True)
             found = [(s, self.again(s, one, (honest, plain), (noise, wider))) for s, one in found]
         yield from (finding for _, finding in found)
+
+    def first_look(self) -> tuple[Run, dict[Place, float], list[Found]]:
+        """A run without errors, the noise of some with, and what is wrong by these."""
+        rounded = bool(self.stored)
+        honest = self.run(Honest())
+        noise = self.noise(honest, range(RUNS), jitter=rounded)
+        numbers = (s for s in self.segments() if self.is_of_numbers(s.place, honest))
+        return honest, noise, [(s, self.finding(s, honest, noise, alone=rounded)) for s in numbers]
+
+    def orders_seen(self, honest: Run, found: Sequence[Found]) -> dict[Place, NDArray[Any]]:
+        """Of each ARGSORT whose experts are shown in another order than ours, the ids in that one.
+
+        By the widest of the wrong values behind it: numbers alone may be nearly the same.
+        """
+        suspects: dict[Place, Segment] = {}
+        for segment, finding in found:
+            shown = self.shown[segment.place]
+            same_shape = shown.shape == honest[segment.place].value.shape
+            if finding.mismatch is None or not same_shape or not segment.sorts:
+                continue
+            first = suspects.setdefault(segment.sorts[-1], segment)
+            if self.shown[first.place].size < shown.size:
+                suspects[segment.sorts[-1]] = segment
+        return dict(self.orders_of(suspects, honest)) if suspects else {}
+
+    def orders_of(
+        self, suspects: Mapping[Place, Segment], honest: Run
+    ) -> Iterator[tuple[Place, NDArray[Any]]]:
+        nodes = {graph.place(node): node for graph in self.program.graphs for node in graph.nodes}
+        ids: dict[Place, NDArray[Any]] = {}
+
+        def see(graph: Graph, node: PlannedNode, value: NDArray[Any]) -> None:
+            if graph.place(node) in suspects:
+                ids[graph.place(node)] = np.array(value)
+
+        values = {**self.shown, **self.given}
+        replay(self.program, self.file, self.build, values=values, trace=see)
+        for place, segment in suspects.items():
+            at = segment.place
+            own = in_own_order(ids[place], nodes[at], self.shown[at], honest[at].value)
+            if own is not None:
+                yield place, own
 
     def is_of_numbers(self, place: Place, honest: Run) -> bool:
         """Or somebody says so: whole numbers in the place of others are wrong where they are."""
@@ -138,7 +195,7 @@ class SegmentJudge:
         """What our ops make of each shown node, from what is shown before it."""
         wanted = {place: value.shape for place, value in self.shown.items()}
         watched = Watched(way=way, wide=way.wide, wanted=wanted)
-        values = self.shown if values is None else values
+        values = {**self.orders, **(self.shown if values is None else values), **self.given}
         done = replay(self.program, self.file, build or self.build, watched, values=values)
         if done.missing:
             raise Unsupported(f"not computed: {done.missing[0]}")
@@ -176,6 +233,7 @@ class SegmentJudge:
 
     def segments(self) -> Iterator[Segment]:
         for graph in self.program.graphs:
+            exact = {self.wires[graph.place(n)].site for n in graph.nodes if n.result.type in IDS}
             at = {self.wires[graph.place(node)].site: graph.place(node) for node in graph.nodes}
             for node in graph.nodes:
                 place = graph.place(node)
@@ -187,6 +245,8 @@ class SegmentJudge:
                         op=node.op,
                         starts=starts,
                         inside=inside,
+                        rounds=not exact.issuperset(inside),
+                        sorts=tuple(at[s] for s in inside if self.op_of[s] == "ARGSORT"),
                     )
 
     def before(
@@ -217,7 +277,7 @@ class SegmentJudge:
         """alone: noise is for single ops as well."""
         seen, shown = run[segment.place], self.shown[segment.place]
         site = segment.wire.site
-        noisy = bool(segment.inside) or alone
+        noisy = segment.rounds or alone
         truth, more = seen.truth, 2 * noise[segment.place] if noisy else 0.0
         allowed = seen.allowed
         if noisy:  # a little before the last rounding may be a step behind it
@@ -239,6 +299,7 @@ class SegmentJudge:
             at_fault="subject" if mismatch else "",
             outputs=affected(truth, shown, allowed) if mismatch else (),
             compared=elements_compared(truth, shown, allowed),
+            sees=smallest_scale_error(truth, allowed),
             layer=segment.wire.layer,
             inputs=segment.starts,
             axes=SITES[site.name].shape if site.name in SITES else AXES,
@@ -259,7 +320,8 @@ class SegmentJudge:
         noise, wider = noises
         rounded = bool(self.stored)
         tried = [self.finding(segment, run, noise, alone=rounded) for run in runs]
-        tried += [self.finding(segment, run, wider, alone=True) for run in runs]
+        if segment.rounds or self.put_in.isdisjoint(segment.starts):  # else these are its inputs
+            tried += [self.finding(segment, run, wider, alone=True) for run in runs]
         return next((one for one in tried if one.mismatch is None), tried[0])
 
     def ops_of(self, segment: Segment) -> str:
@@ -270,16 +332,20 @@ class SegmentJudge:
         return f"{len(ops) + 1} ops: {shown} {segment.op}"
 
     @cached_property
+    def put_in(self) -> set[Site]:
+        return {self.wires[place].site for place in self.given}
+
+    @cached_property
     def op_of(self) -> dict[Site, str]:
         nodes = ((g.place(node), node.op) for g in self.program.graphs for node in g.nodes)
         return {self.wires[place].site: op for place, op in nodes}
 
     def weights_of(self, segment: Segment) -> tuple[str, ...]:
         """Of one op; of several any could be meant."""
-        return () if segment.inside else segment.wire.weights
+        return () if segment.rounds else segment.wire.weights
 
     def reason(self, segment: Segment, own: str, more: float) -> str:
-        if not segment.inside:
+        if not segment.rounds:
             return f"one op on the engine's own inputs: {own}"
         text = (
             f"{len(segment.inside) + 1} ops from the engine's own inputs: twice the worst error of "
@@ -290,6 +356,11 @@ class SegmentJudge:
     def stored_as(self, segment: Segment) -> str:
         kinds = {k for p, k in self.stored.items() if p == segment.place or segment.starts}
         return f"; stored in {', '.join(sorted(kinds))}" if kinds else ""
+
+
+def wrong(found: Sequence[Found], sort: Place) -> int:
+    """How many segments with this ARGSORT."""
+    return sum(finding.mismatch is not None for s, finding in found if sort in s.sorts)
 
 
 def step_of(value: NDArray[Any]) -> NDArray[np.float64]:

@@ -38,10 +38,17 @@ def member(said: Any, *path: str | int) -> Any:
             if type(said) is not list or step >= len(said):
                 raise MalformedAnswer(where, f"a list of more than {step}", said)
         elif type(said) is not dict or step not in said:
-            raise MalformedAnswer(where, f"an object with {step!r}", said)
+            raise MalformedAnswer(where, f"an object with {step!r}", complaint(said))
         said = said[step]
         where = f"{where}[{step!r}]"
     return said
+
+
+def complaint(said: Any) -> Any:
+    """Some servers say what is wrong, and that all is well by the status."""
+    found = said.get("error") if type(said) is dict else None
+    words = found.get("message") if type(found) is dict else found
+    return f"error: {words}" if type(words) is str else said
 
 
 def text(said: Any, *path: str | int) -> str:

@@ -7,6 +7,7 @@ memory is taken; no redirect is followed, because it could lead anywhere.
 import json
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 from engine.errors import Unsupported
 from harness.wire import Closed, WireError
@@ -64,15 +65,16 @@ def address_of(url: str) -> Address:
     return Address(
         secure=secure,
         host=parts.hostname,
-        port=port or (443 if secure else 80),
-        base=parts.path.rstrip("/"),
+        port=(443 if secure else 80) if port is None else port,
+        base=quote(parts.path, safe="/%~:@!$&'()*+,;=").rstrip("/"),
     )
 
 
 def exchange(address: Address, method: str, path: str, body: Any, deadline: float) -> Any:
     """The JSON of the answer. body: None for none.
 
-    Raises Refused; WireError for what is no JSON or too long; Closed; TimeoutError.
+    Raises Refused; WireError for what is no JSON or too long; Closed; TimeoutError; Unsupported for
+    a certificate that is not trusted.
     """
     headers = {"Accept": "application/json", "Connection": "close"}
     if key := os.environ.get(KEY):
@@ -111,6 +113,9 @@ def connection(address: Address, deadline: float) -> Iterator[HTTPConnection]:
         yield server
         if over.is_set():  # cut off, a body of no length that was announced looks whole
             raise TimeoutError("the deadline has passed")
+    except ssl.SSLCertVerificationError as error:  # a ValueError too, and no answer at all
+        text = f"its certificate is not trusted: {error.verify_message}"
+        raise Unsupported(f"{text} (SSL_CERT_FILE names one that is)") from error
     except (HTTPException, OSError, ValueError, WireError) as error:
         if over.is_set() or isinstance(error, TimeoutError):
             raise TimeoutError("the deadline has passed") from error

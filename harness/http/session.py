@@ -34,7 +34,7 @@ from harness.wire import Closed, WireError
 OPENAI = "openai:"
 START_SECONDS = 300.0  # while a server is loading its model
 AGAIN_SECONDS = 0.5
-LOADING = 503
+BUSY = 503  # loading its model, or without a free slot
 LACKING = (404, 405, 501)
 CLOSED_TO_US = (401, 403)
 REFUSALS = (400, 422)  # of what was asked
@@ -42,7 +42,7 @@ REFUSALS = (400, 422)  # of what was asked
 
 def is_address(engine: str) -> bool:
     """Whether that names a server."""
-    return engine.removeprefix(OPENAI).startswith(("http://", "https://"))
+    return engine.removeprefix(OPENAI).lower().startswith(("http://", "https://"))
 
 
 def preset_for(engine: str) -> str:
@@ -108,7 +108,7 @@ class HttpSession(Session):
 
     def asking(self, address: Address, deadline: float) -> Ask:
         def ask(method: str, path: str, body: Any = None) -> Any:
-            return exchange(address, method, path, body, deadline)
+            return waited_for(partial(exchange, address, method, path, body, deadline), deadline)
 
         return ask
 
@@ -121,7 +121,9 @@ class HttpSession(Session):
         if error.status in CLOSED_TO_US:
             return Unanswerable(message=f"{words} (a key? it goes into LOCKSTEP_API_KEY)")
         if error.status in LACKING or 300 <= error.status < 400:
-            return Unanswerable(message=words)
+            lost = error.status == 404 and self.said is None and "/v1" not in self.address.base
+            more = "; to the address of most servers of that kind belongs /v1" if lost else ""
+            return Unanswerable(message=words + more)
         if error.status in REFUSALS:
             return Rejected(message=words)
         if error.status < 500:  # too many requests, too slow, too large: nothing about the input
@@ -142,7 +144,7 @@ class HttpSession(Session):
     def found(self, deadline: float) -> tuple[LlamaServer | OpenAi, About]:
         ask = self.asking(self.address, deadline)
         if not self.only_openai:
-            props = waited_for(partial(ask, "GET", "/props"), deadline)
+            props = page(ask, "/props")
             if type(props) is dict and "default_generation_settings" in props:
                 native = LlamaServer()
                 return native, native.about(ask)
@@ -150,22 +152,29 @@ class HttpSession(Session):
         if not base.endswith("/v1") and not self.name.startswith(OPENAI):
             self.address = address_of(f"{self.address}/v1")
             ask = self.asking(self.address, deadline)
-        waited_for(partial(ask, "GET", "/models"), deadline)
         other = OpenAi(name=self.chosen)
         return other, other.about(ask)
 
 
 def waited_for(get: Callable[[], Any], deadline: float) -> Any:
-    """Its answer, once the server has loaded its model; None where it has no such page."""
+    """Its answer, once the server has loaded its model or has room for a question."""
     while True:
         try:
             return get()
         except Refused as error:
-            if error.status in LACKING:
-                return None
-            if error.status != LOADING or time.monotonic() + AGAIN_SECONDS > deadline:
+            if error.status != BUSY or time.monotonic() + AGAIN_SECONDS > deadline:
                 raise
             time.sleep(AGAIN_SECONDS)
+
+
+def page(ask: Ask, path: str) -> Any:
+    """None where the server has no such page."""
+    try:
+        return ask("GET", path)
+    except Refused as error:
+        if error.status in LACKING:
+            return None
+        raise
 
 
 def other_model(about: About, model: Path | None) -> str:

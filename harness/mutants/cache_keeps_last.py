@@ -1,24 +1,29 @@
 """Writes every token of a prompt into one cell: only the last one's key and value survive."""
 
-from engine.kv_cache import KvCache
+from typing import Any
+
+from engine.memory.attention import Attention
+from engine.memory.base import Memory
+from engine.memory.store import Index, Store
 from engine.model import Model
 from engine.quants.base import F32
 from harness.mutants.base import Mutant
 
 
-class OneCursor(KvCache):
-    def store(self, layer: int, cells: slice, k: F32, v: F32) -> None:
+class OneCursor(Store):
+    def write(self, layer: int, cells: Index, k: F32, v: F32) -> None:
         # the cursor advances after the batch, so all its tokens landed where it stood
-        self.keys[layer, cells] = 0
-        self.values[layer, cells] = 0
-        super().store(layer, slice(cells.start, cells.start + 1), k[-1:], v[-1:])
+        self.keys[layer][cells] = 0
+        self.values[layer][cells] = 0
+        super().write(layer, cells[:1], k[-1:], v[-1:])
 
 
 class LastOnly(Model):
-    def new_cache(self) -> KvCache:
-        cache = super().new_cache()
-        cache.__class__ = OneCursor
-        return cache
+    def new_memory(self, **shape: Any) -> Memory:
+        memory = super().new_memory(**shape)
+        if isinstance(memory, Attention):
+            memory.store.__class__ = OneCursor
+        return memory
 
 
 class CacheKeepsLast(Mutant, name="mutant:cache-keeps-last"):

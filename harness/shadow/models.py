@@ -6,7 +6,13 @@ from pathlib import Path
 from engine.errors import EngineError
 from harness.records import EXACT, Answered
 from harness.runner import Runner, Session
-from harness.synth.any_arch import Variant, metadata_bytes, variant_named, write_variant
+from harness.synth.any_arch import (
+    Variant,
+    metadata_bytes,
+    variant_named,
+    with_vocabulary,
+    write_variant,
+)
 
 NAMES_TENSORS = "llama.cpp"  # the only engine that can
 
@@ -22,13 +28,17 @@ def make_variant(
 
 
 def make_variants(
-    names: Sequence[str], folder: Path, *, seed: int = 0, quant: str = "F32"
+    names: Sequence[str], folder: Path, *, seed: int = 0, quant: str = "F32", vocabulary: int = 0
 ) -> list[Path]:
-    """One engine names the tensors of all variants: to start it takes longer than to ask it."""
+    """One engine names the tensors of all variants: to start it takes longer than to ask it.
+
+    vocabulary: as of `with_vocabulary`.
+    """
     paths = [folder / f"{name}.gguf" for name in names]
     with opened() as session:
         for name, path in zip(names, paths, strict=True):
-            make_variant(variant_named(name), path, seed=seed, quant=quant, session=session)
+            variant = with_vocabulary(variant_named(name), vocabulary)
+            make_variant(variant, path, seed=seed, quant=quant, session=session)
     return paths
 
 

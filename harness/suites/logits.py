@@ -33,7 +33,8 @@ class Logits(Suite, name="logits"):
         expected, actual = context.ask_both("evaluate", request)
         truth = np.concatenate(context.noise.logits)
         verdict = compared(context, "logits", context.batches, expected, actual, truth)
-        if context.subject_info.shows_nodes or context.subject_info.partial:
+        info = context.subject_info
+        if (info.shows_nodes and info.computes_nodes) or info.partial:
             yield verdict  # llama.cpp's own way of asking, replayed; or a run that is over
             return
         try:

@@ -20,6 +20,7 @@ from harness.findings import Findings, Values, errors_between
 from harness.locate import along_nodes, judged, on_values, trace_of
 from harness.records import Evaluation, Request, Verdict
 from harness.report.text import explain_finding
+from harness.suites._shown_products import products_between_nodes, takes_nodes
 from harness.suites._sparse_products import KEPT, products_along_nodes
 from harness.suites.base import Context, Suite
 from harness.suites.trace import detail_of, left_out
@@ -71,12 +72,13 @@ def rest(context: Context, found: Findings) -> Verdict:
 
 def on_sparse_inputs(context: Context) -> Findings:
     """The products of the prompt, each on the sparse inputs that both engines were given."""
+    context.progress("products on nearly empty inputs")
+    if takes_nodes(context):
+        return products_between_nodes(context, kept)
     if along_nodes(context):
-        context.progress("products on nearly empty inputs")
         return products_along_nodes(context)
     batches = context.batches[:1]
     given = sparse(trace_of(context.oracle_run).values(), context.seed)
-    context.progress("products on nearly empty inputs")
     run: Evaluation = context.ask(
         context.oracle, "evaluate", Request(batches=batches, capture=True, replace=given)
     )

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from numpy.random import Philox
 
 from engine.choices import choices
-from engine.errors import Unsupported
+from engine.errors import InvalidModel, Unsupported
 from engine.ggml_types import type_by_name
 from harness.gguf_writer import gguf_bytes, write_gguf
 from harness.records import TensorSummary
@@ -34,6 +34,7 @@ from harness.synth.variant_extras import (
     SIZES,
 )
 from harness.synth.variants import Keys, Sizes, common, experts
+from harness.synth.vocabularies import LAST, USUAL, check_kind, vocabulary_keys
 
 MOE = "-moe"  # ends the name of the form with experts, where there are both
 # What llama.cpp cannot build, or not decode, from metadata alone
@@ -61,6 +62,9 @@ class Variant:
     arch: str
     moe: bool
     changed: tuple[tuple[str, int], ...] = ()  # keys with another U32 than in the table
+    sizes: tuple[tuple[str, int], ...] = ()  # of `Sizes`, with another value than in the table
+    vocab: str = ""  # the kind of its vocabulary, of harness.synth.vocabularies; "": it has none
+    vocab_pre: str = ""  # another pre-tokenizer than the kind's own
     complete: bool = False  # also with the tensors that real files of the architecture lack
 
     @property
@@ -86,9 +90,19 @@ def variant_named(name: str) -> Variant:
     return known[name]
 
 
+def with_vocabulary(variant: Variant, n_vocab: int) -> Variant:
+    """Of the kind that published models have, where that is known. n_vocab: 0 is none."""
+    if not n_vocab or variant.arch not in USUAL:
+        return variant
+    kind, pre = USUAL[variant.arch]
+    sizes = tuple({**dict(variant.sizes), "n_vocab": n_vocab}.items())
+    return replace(variant, vocab=kind, vocab_pre=pre, sizes=sizes)
+
+
 def metadata(variant: Variant) -> Keys:
     """All the keys of the file."""
-    sizes = SIZES.get(variant.arch, Sizes())
+    sizes = replace(SIZES.get(variant.arch, Sizes()), **dict(variant.sizes))
+    check(variant, sizes)
     keys = common(sizes)
     if variant.moe:
         keys.update(experts(sizes))
@@ -101,6 +115,18 @@ def metadata(variant: Variant) -> Keys:
     keys.update({key: ("U32", value) for key, value in variant.changed})
     keys = {variant.arch + k if k.startswith(".") else k: v for k, v in keys.items()}
     return dict(sorted(keys.items(), key=lambda item: item[0] != "general.architecture"))
+
+
+def check(variant: Variant, sizes: Sizes) -> None:
+    """Refuse what llama.cpp would end at. Raises InvalidModel."""
+    if sizes.n_embd % sizes.n_head:
+        raise InvalidModel(f"n_embd is {sizes.n_embd}; expected a multiple of {sizes.n_head} heads")
+    if sizes.n_head % sizes.kv_heads:
+        raise InvalidModel(f"{sizes.n_head} heads do not go with {sizes.kv_heads} KV heads")
+    if sizes.n_expert_used > sizes.n_expert:
+        raise InvalidModel(f"{sizes.n_expert_used} of {sizes.n_expert} experts cannot be used")
+    if variant.vocab:
+        check_kind(variant.vocab, sizes.n_vocab)
 
 
 def metadata_bytes(variant: Variant) -> bytes:
@@ -121,6 +147,10 @@ def write_variant(
         **metadata(variant),
         "general.name": ("STR", f"lockstep synth {variant.name} {quant} seed {seed}"),
     }
+    if variant.vocab:
+        n_vocab = keys[f"{variant.arch}.vocab_size"][1]
+        last = LAST.get(variant.arch, "")
+        keys |= vocabulary_keys(variant.vocab, n_vocab, seed, variant.vocab_pre, last)
     lacks = None if variant.complete else LEFT_OUT.get(variant.arch)
     kept = [t for t in tensors if lacks is None or not re.search(lacks, t.name)]
     if variant.arch in FUSED and not variant.complete:

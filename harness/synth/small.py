@@ -43,36 +43,41 @@ def norm(name: str, size: int = WIDTH) -> Drawn:
 
 
 def write_window(path: Path, seed: int = 1) -> None:
-    """olmo2: a layer that sees the last WINDOW positions, then one that sees all.
-
-    Not a gemma: its GELU rounds to halves, and one that tips over hides what a split does.
-    """
-    arch = "olmo2"
+    """gemma3: a layer that sees the last WINDOW positions, then one that sees all."""
+    arch = "gemma3"
     keys = common(arch) | {
         f"{arch}.feed_forward_length": ("U32", FF),
         f"{arch}.attention.head_count": ("U32", HEADS),
         f"{arch}.attention.head_count_kv": ("U32", 1),
         f"{arch}.attention.sliding_window": ("U32", WINDOW),
         f"{arch}.attention.sliding_window_pattern": ("U32", 2),
-        f"{arch}.rope.freq_base": ("F32", 10000.0),
+        f"{arch}.rope.freq_base": ("F32", 1000000.0),
     }
-    layers = [*olmo2_layer(0), *olmo2_layer(1)]
-    write_gguf(path, keys, (t.row(seed) for t in [*ends(), *layers]))
+    layers = [row for layer in (0, 1) for row in gemma3_layer(seed, layer)]
+    write_gguf(path, keys, [*(t.row(seed) for t in ends()), *layers])
 
 
-def olmo2_layer(layer: int) -> Iterator[Drawn]:
+def gemma3_layer(seed: int, layer: int) -> Iterator[TensorRow]:
     block = f"blk.{layer}."
-    for name, size in (("attn_q_norm", WIDTH), ("attn_k_norm", HEAD)):
-        yield norm(block + name, size)
-    for name in ("post_attention_norm", "post_ffw_norm"):
-        yield norm(block + name)
-    yield matrix(block + "attn_q", WIDTH, HEADS * HEAD)
-    yield matrix(block + "attn_k", WIDTH, HEAD)
-    yield matrix(block + "attn_v", WIDTH, HEAD)
-    yield matrix(block + "attn_output", HEADS * HEAD, WIDTH)
-    yield matrix(block + "ffn_gate", WIDTH, FF)
-    yield matrix(block + "ffn_up", WIDTH, FF)
-    yield matrix(block + "ffn_down", FF, WIDTH)
+    drawn = [
+        norm(block + "attn_norm"),
+        norm(block + "attn_q_norm", HEAD),
+        norm(block + "attn_k_norm", HEAD),
+        norm(block + "post_attention_norm"),
+        norm(block + "ffn_norm"),
+        matrix(block + "attn_q", WIDTH, HEADS * HEAD),
+        matrix(block + "attn_k", WIDTH, HEAD),
+        matrix(block + "attn_v", WIDTH, HEAD),
+        matrix(block + "attn_output", HEADS * HEAD, WIDTH),
+        matrix(block + "ffn_gate", WIDTH, FF),
+        matrix(block + "ffn_up", WIDTH, FF),
+        matrix(block + "ffn_down", FF, WIDTH),
+    ]
+    yield from (t.row(seed) for t in drawn)
+    # GELU comes from a table of halves: an input that tips over moves it by 2^-11 of itself, which
+    # would hide what a split does. A part that is a 1024th of the rest moves logits by 2^-21.
+    small = around_one(stream(seed, block + "post_ffw_norm"), WIDTH) / 1024
+    yield block + "post_ffw_norm.weight", (WIDTH,), "F32", [small.astype("<f4").tobytes()]
 
 
 def write_recurrent(path: Path, seed: int = 1) -> None:

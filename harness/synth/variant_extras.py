@@ -259,7 +259,8 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
         "rwkv6qwen2": r"\.time_mix_first\.",
         **dict.fromkeys(("qwen3", "qwen3moe", "gemma3"), r"scale$|attn_[qkv]\.bias|^cls\."),
         "qwen2": r"scale$|^output\.bias",
-        "gpt2": r"scale$",
+        **dict.fromkeys(("gpt2", "mamba"), r"scale$"),
+        "lfm2": r"scale$|attn_[qkv]\.bias|^dense_2",
         "phi3": r"scale$|attn_[qkv]\.bias|^rope_factors",
     }
 )
@@ -280,6 +281,11 @@ READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "qwen3moe": (*_RMS, ".expert_count", ".expert_used_count", ".expert_feed_forward_length"),
         "gemma3": (*_RMS, ".attention.sliding_window", ".attention.sliding_window_pattern"),
         "gpt2": (*_SIZES, ".attention.layer_norm_epsilon"),
+        "lfm2": (*_RMS, ".shortconv.l_cache"),
+        "mamba": (
+            *(*_RMS, ".ssm.inner_size", ".ssm.conv_kernel", ".ssm.state_size"),
+            ".ssm.time_step_rank",
+        ),
     }
 )
 

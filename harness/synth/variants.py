@@ -40,6 +40,8 @@ class Sizes:
     n_head_kv: int = 0  # 0: as many as heads
     n_ff: int = 96
     n_vocab: int = 128
+    n_expert: int = 4  # of variants with experts
+    n_expert_used: int = 2
 
     @property
     def head(self) -> int:
@@ -154,8 +156,8 @@ def experts(s: Sizes) -> Keys:
         ".moe_latent_size": u32(s.n_embd // 2),
         ".interleave_moe_layer_step": u32(2),
         ".moe_every_n_layers": u32(2),
-        ".expert_count": u32(4),
-        ".expert_used_count": u32(2),
+        ".expert_count": u32(s.n_expert),
+        ".expert_used_count": u32(s.n_expert_used),
         ".expert_shared_count": u32(1),
         ".expert_gating_func": u32(2),
         ".expert_group_scale": f32(1.0),

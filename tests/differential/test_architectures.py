@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from engine.architectures.gemma3 import Gemma3, Gemma3Hparams
 from engine.architectures.gpt2 import Gpt2
@@ -20,8 +21,9 @@ from engine.batch import Batch
 from engine.errors import EngineError
 from engine.gguf_file import GgufFile
 from engine.model import Model
-from engine.ops.reference import Reference
+from engine.ops.reference import Reference as Ops
 from engine.trace import LISTED
+from harness.adapters.reference import Reference
 from harness.check import Plan, stand_in
 from harness.facts import facts_of_model
 from harness.records import EXACT, PRESETS, Answered, Request, Settings, Verdict
@@ -31,8 +33,9 @@ from harness.synth import any_arch
 from harness.synth.any_arch import variant_named
 from tests.differential.conftest import Checked
 from tests.differential.test_bisect_any_arch import with_key
+from tests.test_relations import FirstRows, Leaks
 
-OURS = ("gemma3", "gpt2", "phi3", "qwen2", "qwen3", "qwen3moe")
+OURS = ("gemma3", "gpt2", "lfm2", "mamba", "phi3", "qwen2", "qwen3", "qwen3moe")
 TOKENS = 24  # more than the window of 16 that made models of gemma3 have
 
 
@@ -129,17 +132,69 @@ def test_a_wrong_graph_is_found_where_it_is_wrong(
     assert any(site in v.summary for v in found), [v.summary for v in found]
 
 
+@pytest.mark.parametrize(
+    ("engine", "way"),
+    [(FirstRows, "with outputs of some tokens only"), (Leaks, "beside another sequence")],
+)
+def test_an_engine_with_a_graph_of_its_own_is_asked_otherwise_as_well(
+    engine: type[Reference], way: str, made: Callable[..., Path], checked: Checked
+) -> None:
+    """Asked once, each is right in every logit and every op."""
+    plan = replace(run_of(made("qwen3", "F32")), engine=engine.name, n_tokens=8)
+    first, *wrong = checked(replace(plan, suites=("logits",)))
+    assert first.status == "agreed"
+    assert [(verdict.status, verdict.detail["asked"]) for verdict in wrong] == [("diverged", way)]
+
+
+@pytest.mark.parametrize("arch", sorted({*OURS} - {"mamba"}))  # whose products have no names
+def test_every_product_of_a_graph_of_ours_is_looked_at_on_nearly_empty_inputs(
+    arch: str, made: Callable[..., Path], checked: Checked
+) -> None:
+    path = made(arch, "Q8_0")
+    (verdict,) = checked(replace(run_of(path), suites=("products",)))
+    assert verdict.status == "agreed", verdict.summary
+    with GgufFile.open(path) as file:
+        matrices = sum(len(tensor.ne) > 1 for tensor in file.tensors.values())
+    # positions are looked up, and so are embeddings, unless they are the head as well; the one
+    # convolution of lfm2 is no product
+    looked_up = {"gpt2": 2, "lfm2": 2}.get(arch, 1)
+    assert verdict.detail["sites"] == matrices - looked_up
+    assert verdict.detail["sees"] < 1e-4
+
+
+def test_a_scale_that_is_slightly_off_is_found_by_the_product_alone(
+    made: Callable[..., Path], checked: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of experts, who are chosen between the input and the product."""
+    right = Ops.linear_id
+
+    def wrong(self: Ops, x: Any, weight: Any, ids: Any) -> Any:
+        return right(self, x, weight, ids) * np.float32(1 + 2e-4 * ("down" in weight.name))
+
+    monkeypatch.setattr(Ops, "linear_id", wrong)
+    verdicts = checked(replace(run_of(made("qwen3moe", "Q8_0")), suites=("products",)))
+    found = [v.detail["site"] for v in verdicts if v.status == "diverged"]
+    assert found == ["ffn_moe_down", "ffn_moe_down"]
+
+
 def test_a_window_hides_what_lies_further_back(made: Callable[..., Path]) -> None:
     """Layers of a made gemma3 see 16 tokens, every other one all: one layer alone forgets."""
-    model = Model(made("gemma3", "F32"), Reference())
+    model = Model(made("gemma3", "F32"), Ops())
     try:
         hp = model.graph.hparams
         assert isinstance(hp, Gemma3Hparams)
         assert (hp.n_swa, hp.has_window(0), hp.has_window(1)) == (16, True, False)
-        cache = model.new_cache()
-        cache.reserve(Batch.of(range(20)))
-        seen = cache.within(Batch.of([1], start=20), 16)
-        assert seen[0].tolist() == [False] * 5 + [True] * 15
+        seen: list[NDArray[Any]] = []
+
+        def probe(name: str, layer: int | None, value: NDArray[Any]) -> NDArray[Any]:
+            if (name, layer) == ("kq_soft_max", 0):
+                seen.append(value > 0)  # (heads, tokens, cells)
+            return value
+
+        memory = model.new_memory()
+        model.decode(Batch.of(range(20)), memory)
+        model.decode(Batch.of([1], start=20), memory, probe)
+        assert seen[0][0, 0].tolist() == [False] * 5 + [True] * 16
     finally:
         model.close()
 
@@ -170,6 +225,20 @@ def test_a_form_that_llama_cpp_takes_and_our_graph_does_not_is_replayed(
     facts = facts_of_model(path)
     assert "attn_q.bias' is missing" in facts.not_ours
     assert stand_in("reference", facts) == "replay"
+
+
+def test_what_llama_cpp_refuses_to_load_is_no_difference_between_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: Checked
+) -> None:
+    """Our engine would not run it either."""
+    lacks = any_arch.LEFT_OUT["qwen3"] + r"|^blk\.1\.attn_q\.weight$"
+    monkeypatch.setattr(any_arch, "LEFT_OUT", {"qwen3": lacks})
+    path = tmp_path / "incomplete.gguf"
+    with opened() as session:
+        make_variant(variant_named("qwen3"), path, session=session)
+    verdicts = checked(run_of(path))
+    assert ends(verdicts) == {("logits", "not-compared"), ("trace", "not-compared")}
+    assert all("'blk.1.attn_q.weight' not found" in v.summary for v in verdicts)
 
 
 def test_every_architecture_of_ours_is_in_this_table() -> None:

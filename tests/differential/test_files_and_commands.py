@@ -14,7 +14,7 @@ from harness.gguf_writer import gguf_bytes, write_gguf
 from harness.shadow.models import make_variants
 from harness.synth.llama import LlamaRecipe, metadata
 
-VARIANTS = ("qwen3", "gemma3", "gpt2", "phi3", "mamba", "bert", "t5")
+VARIANTS = ("qwen3", "gemma3", "gpt2", "phi3", "mamba2", "bert", "t5")
 GIVEN = {
     "check": ("--tokens", "4", "--steps", "2"),
     "run": ("--ids", "[1, 2, 3]", "-n", "2"),
@@ -32,7 +32,7 @@ CUT = "the file ends inside the data of tensor"
 
 # file, command, exit code, what is said
 TABLE = [
-    *((name, "run", 0, OTHER_GRAPH.format(name)) for name in ("mamba", "t5")),
+    *((name, "run", 0, OTHER_GRAPH.format(name)) for name in ("mamba2", "t5")),
     *((name, "run", 0, "[") for name in OURS),
     *((name, "check", 0, "products not applicable: results of") for name in OURS),
     *((name, "bisect", 0, "nothing to find") for name in OURS),
@@ -51,8 +51,8 @@ TABLE = [
     ("adapter", "check", 0, f"shadow not applicable: {NO_MODEL}"),
     ("damaged", "check", 2, CUT),
     ("bert", "trace", 0, "tensors of replay in OUT"),
-    ("mamba", "trace", 0, "tensors of replay in OUT"),
-    ("mamba", "bisect", 0, "ops agree; nothing to find"),
+    ("mamba2", "trace", 0, "tensors of replay in OUT"),
+    ("mamba2", "bisect", 0, "ops agree; nothing to find"),
     ("bert", "bisect", 0, "ops agree; nothing to find"),
     ("t5", "shadow", 0, "shadow (llama.cpp)"),
     ("vocabulary", "trace", 2, f"{NO_TENSORS}, so there is nothing to run"),

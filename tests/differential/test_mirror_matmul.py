@@ -154,10 +154,10 @@ class Scaled(Mirror):
 def guilty(path: Path, expected: Values, actual: Values) -> set[str]:
     judge = Judge(expected, actual, lanes=LANES, n_threads=1, n_ctx=EXACT.n_ctx)
     model: Model = opened(path, EXACT, judge)
-    cache = model.new_cache()
+    memory = model.new_memory()
     for step, batch in enumerate(rows_of_each_path()):
         judge.step = step
-        model.decode(batch, cache, judge)
+        model.decode(batch, memory, judge)
     model.close()
     return {finding.site.name for finding in judge.findings if finding.mismatch is not None}
 

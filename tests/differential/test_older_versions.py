@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.errors import EngineError
-from engine.sbatch_schedule import SbatchSchedule
+from engine.memory.sbatch_schedule import SbatchSchedule
 from harness.adapters.base import Adapter
 from harness.adapters.reference import Reference
 from harness.check import Plan, open_plan

@@ -5,6 +5,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,11 +92,11 @@ class Recorded:
         return [f for f in judge.findings() if f.mismatch is not None]
 
 
-@pytest.fixture(scope="module")
-def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
-    path = tmp_path_factory.mktemp("models") / "qwen3.gguf"
+@contextmanager
+def recorded(arch: str, folder: Path) -> Iterator[Recorded]:
+    path = folder / f"{arch}.gguf"
     with opened() as namer:
-        make_variant(variant_named("qwen3"), path, session=namer)
+        make_variant(variant_named(arch), path, session=namer)
     with GgufFile.open(path) as file, Runner().open("llama.cpp", path, EXACT) as session:
         info = session.ask("describe")
         assert isinstance(info, Answered)
@@ -107,6 +108,18 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
             file=file,
             build=Build(lanes=lanes_of(info.value.build), generic=info.value.generic),
         )
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    with recorded("qwen3", tmp_path_factory.mktemp("models")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    with recorded("qwen3moe", tmp_path_factory.mktemp("models")) as found:
+        yield found
 
 
 LAYERS = ("l_out", "result_norm", "result_output")
@@ -151,6 +164,64 @@ def test_honest_engines_of_other_designs_are_not_accused(
     way: Honest, plain: bool, only: tuple[str, ...], qwen3: Recorded
 ) -> None:
     assert qwen3.accused(qwen3.run(way, plain=plain), only) == []
+
+
+@dataclass(frozen=True)
+class ById(Honest):
+    """Goes through the chosen experts by their ids: two of them."""
+
+    def result(self, node: Node, found: Expected) -> NDArray[Any]:
+        value = np.array(super().result(node, found))
+        if node.op == "ARGSORT":
+            value[..., :2] = np.sort(value[..., :2])
+        return value
+
+
+@dataclass(frozen=True)
+class OthersShares(ById):
+    """And gives each of the two the other's share: a wrong engine."""
+
+    def result(self, node: Node, found: Expected) -> NDArray[Any]:
+        value = super().result(node, found)
+        return value[:, :, ::-1] if node.name == "ffn_moe_weights-1" else value
+
+
+@dataclass(frozen=True)
+class SwappedShares(Honest):
+    """The same, with the experts in llama.cpp's order."""
+
+    def result(self, node: Node, found: Expected) -> NDArray[Any]:
+        value = super().result(node, found)
+        return value[:, :, ::-1] if node.name == "ffn_moe_weights-1" else value
+
+
+def without_choices(recorded: Recorded, way: Honest) -> dict[Any, NDArray[Any]]:
+    return {p: v for p, v in recorded.run(way).items() if v.dtype.kind == "f"}
+
+
+def test_experts_may_come_in_any_order_which_need_not_be_shown(experts: Recorded) -> None:
+    honest, by_id = (without_choices(experts, way) for way in (Honest(), ById()))
+    assert any(not np.array_equal(honest[place], by_id[place]) for place in honest)
+    assert experts.accused(by_id) == []
+    assert experts.accused(by_id, ("ffn_moe_weights_norm", "ffn_moe_down", *LAYERS)) == []
+
+
+@pytest.mark.parametrize("way", [OthersShares(), SwappedShares()])
+def test_shares_of_other_experts_are_found_whatever_their_order(
+    way: Honest, experts: Recorded
+) -> None:
+    found = experts.accused(without_choices(experts, way))
+    assert {str(f.site) for f in found} == {"ffn_moe_weights-1"}
+
+
+@pytest.mark.parametrize("way", [Honest(), ById()])
+def test_a_wrong_product_of_experts_is_not_taken_for_another_order(
+    way: Honest, experts: Recorded
+) -> None:
+    values = without_choices(experts, way)
+    place = next(p for p, w in experts.wires.items() if str(w.site) == "ffn_moe_up-0")
+    values[place] = np.roll(values[place], 1, axis=-1)
+    assert str(experts.accused(values)[0].site) == "ffn_moe_up-0"
 
 
 def test_a_tensor_of_nothing_but_nan_is_found(qwen3: Recorded) -> None:

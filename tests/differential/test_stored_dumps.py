@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from harness.exit_codes import exit_code
 from harness.records import Verdict
 from harness.run import builtin_model
-from tests.stored_dumps import write_bf16
+from tests.stored_dumps import as_bf16, write_bf16
 from tests.test_dumps import TENSORS, changed
 from tests.test_node_maps import checked, trace_of
 
@@ -30,6 +30,20 @@ def written(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def save_f16(path: Path, tensors: Tensors) -> None:
     save_file({key: value.astype(np.float16) for key, value in tensors.items()}, path)
+
+
+def save_f16_as_f32(path: Path, tensors: Tensors) -> None:
+    """As `tensor.float()` writes what was computed or kept in half precision."""
+    save_file({k: v.astype(np.float16).astype(np.float32) for k, v in tensors.items()}, path)
+
+
+def save_bf16_as_f32(path: Path, tensors: Tensors) -> None:
+    save_file({key: as_bf16(value) for key, value in tensors.items()}, path)
+
+
+def save_one_as_it_is(path: Path, tensors: Tensors) -> None:
+    kept = {key: as_bf16(value) for key, value in tensors.items()}
+    save_file(kept | {"step0/attn_norm-0": tensors["step0/attn_norm-0"]}, path)
 
 
 def cut_bf16(path: Path, tensors: Tensors) -> None:
@@ -52,7 +66,10 @@ def verdicts(
     return checked(model, f"dump:{folder}", "logits", "trace", oracle="llama.cpp")
 
 
-@pytest.mark.parametrize("save", [save_f16, write_bf16])
+HALVES = [save_f16, write_bf16, save_f16_as_f32, save_bf16_as_f32]
+
+
+@pytest.mark.parametrize("save", HALVES)
 @pytest.mark.parametrize("only", [(), ("l_out", "result_output"), ("result_output",)])
 def test_an_honest_run_that_was_written_down_in_half_precision_agrees(
     save: Callable[[Path, Tensors], None],
@@ -86,7 +103,14 @@ def heads_backwards(tensors: Tensors) -> None:
     tensors["step0/Qcur_rope-1"] = tensors["step0/Qcur_rope-1"][:, ::-1].copy()
 
 
-@pytest.mark.parametrize("save", [save_f16, write_bf16])
+def test_a_dump_with_numbers_that_were_not_rounded_is_none_of_half_precision(
+    model: Path, written: Path, tmp_path: Path
+) -> None:
+    found = verdicts(model, written, tmp_path / "d", save_one_as_it_is)
+    assert {v.suite for v in found if v.status == "diverged"} == {"logits", "trace"}
+
+
+@pytest.mark.parametrize("save", HALVES)
 @pytest.mark.parametrize(
     ("wrong", "site"),
     [

@@ -2,18 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from engine.errors import Unsupported
 from engine.quants.base import F32
+from golden.suites import run as of_runs
 from golden.suites._run_compare import compared, same_ids
 from golden.suites.base import Asked, Golden, Vectors, Verdicts
 from golden.suites.run import Run
 from harness.adapters.reference import Reference
 from harness.records import EXACT, Evaluation, Request, Site, TensorRecord, Trace, Verdict
-from harness.runner import LocalSession
+from harness.runner import LocalSession, Runner
 from tests.golden.small_runs import CHANGES, DRAWN, GREEDY, NOISE, PROMPT, ROWS, changed, small_run
 
 VERDICT = Verdicts(suite="golden-run", case="none", repro="again")
@@ -190,3 +192,16 @@ def test_a_document_that_contradicts_its_tensors_is_refused(
     vectors = small_run()
     edited = Vectors(document={**vectors.document, key: value}, tensors=vectors.tensors)
     assert any(says in text for text in Run().inconsistencies(edited))
+
+
+def test_an_engine_with_another_graph_is_held_to_its_outputs_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a wrong file in the model's place a node may be missing: no reason to stop."""
+
+    def lacks(*_: Any) -> Any:
+        raise Unsupported("no node named 'Qcur-0 ROPE'")
+
+    monkeypatch.setattr(of_runs, "nodes_of", lacks)
+    ask = Asked(engine="mine", session=Runner().open("reference", None, EXACT))
+    assert of_runs.shown_of(ask, (), "logits", ()) == {}

@@ -40,40 +40,56 @@ def latest(states: list[Near], node: Node) -> list[Near]:
     return states[::-1][:keep]
 
 
+def convolved(x: F64, kernel: F64) -> Near:
+    """Sliding windows times a kernel. x: (sequences, channels, width), kernel: (channels, d_conv)
+    -> (sequences, channels, width - d_conv + 1)"""
+    d_conv = kernel.shape[-1]
+    windows = np.lib.stride_tricks.sliding_window_view(x, d_conv, axis=-1)
+    return total(exact(windows) * exact(kernel[None, :, None, :]), d_conv, keep=False)
+
+
 @meaning("SSM_CONV")
 def ssm_conv(node: Node, _: Build) -> Expected:
-    """Sliding windows times a kernel: (sequences, tokens, channels)."""
-    x, kernel = node.wide(0)[0], node.wide(1)[0, 0]  # (seqs, channels, width), (channels, d_conv)
-    width = kernel.shape[-1]
-    windows = np.lib.stride_tricks.sliding_window_view(x, width, axis=-1)
-    terms = exact(windows) * exact(kernel[None, :, None, :])
-    near = total(terms, width, keep=False)
-    out = near.expected(f"{width} products summed")
+    """(sequences, tokens, channels)"""
+    kernel = node.wide(1)[0, 0]
+    near = convolved(node.wide(0)[0], kernel)
+    out = near.expected(f"{kernel.shape[-1]} products summed")
     allowed = np.asarray(out.allowed).transpose(0, 2, 1).reshape(node.value.shape)
     return Expected(out.value.transpose(0, 2, 1).reshape(node.value.shape), allowed, out.reason)
 
 
+def scanned(
+    state: F64, x: F64, dt: F64, decay: F64, b: F64, c: F64
+) -> tuple[list[Near], list[Near]]:
+    """state = state * exp(dt * A) + B * x * dt; y = state . C. The step dt is a softplus.
+
+    state: (sequences, heads, dim, d_state); x: (sequences, tokens, heads, dim); dt: (sequences,
+    tokens, heads); decay: A, (heads, 1, d_state or 1); b, c: (sequences, tokens, heads, d_state).
+    -> y of each token: (sequences, heads, dim); the state after each.
+    """
+    near, outs, states = exact(state), [], []
+    for t in range(x.shape[1]):
+        step = softplus(exact(dt[:, t]))  # (sequences, heads)
+        step = Near(step.v[..., None, None], np.asarray(step.r)[..., None, None])
+        xdt = exact(x[:, t][..., None]) * step
+        kept = near * (step * exact(decay)).exp()
+        near = kept + exact(b[:, t][:, :, None, :]) * xdt
+        states.append(near)
+        outs.append(total(near * exact(c[:, t][:, :, None, :]), near.v.shape[-1], keep=False))
+    return outs, states
+
+
 @meaning("SSM_SCAN")
 def ssm_scan(node: Node, _: Build) -> Expected:
-    """state = state * exp(dt * A) + B * x * dt; y = state . C. Mamba-1 decays by state."""
+    """Mamba-1 decays by state. Heads in groups share their B and C."""
     s, x, dt, a, b, c = (node.wide(i) for i in range(6))
     ids = node.source(6).value
     assert ids is not None
     heads, groups = x.shape[2], b.shape[2]
     group = np.arange(heads) // (heads // groups)
-    state = exact(s[ids.reshape(-1)])  # (seqs, heads, dim, d_state)
-    decay = a[0, 0][:, None, :]  # (heads, 1, d_state or 1)
-    outs, states = [], []
-    for t in range(x.shape[1]):
-        step = softplus(exact(dt[0, :, t]))  # (seqs, heads)
-        step = Near(step.v[..., None, None], np.asarray(step.r)[..., None, None])
-        xdt = exact(x[:, t][..., None]) * step
-        kept = state * (step * exact(decay)).exp()
-        state = kept + exact(b[:, t][:, group][:, :, None, :]) * xdt
-        states.append(state)
-        outs.append(
-            total(state * exact(c[:, t][:, group][:, :, None, :]), state.v.shape[-1], keep=False)
-        )
+    outs, states = scanned(
+        s[ids.reshape(-1)], x, dt[0], a[0, 0][:, None, :], b[:, :, group], c[:, :, group]
+    )
     return shaped(joined(stacked(outs, 1), *latest(states, node)), node)
 
 

@@ -12,6 +12,7 @@ from engine.choices import choices
 from engine.errors import InvalidModel, Unsupported
 from harness.synth import vocabulary as llama
 from harness.synth.vocabularies import bert, gemma4, gpt2, llama_ties, plamo2, rwkv, t5
+from harness.synth.vocabularies._glue import CONTROL
 
 Keys = Mapping[str, tuple[str, Any]]
 
@@ -36,6 +37,28 @@ KINDS: Mapping[str, tuple[int, Callable[[int, int], Keys]]] = MappingProxyType(
     }
 )
 
+# llama.cpp loads no model with phi3 in its name that lacks this token (harness/known)
+LAST: Mapping[str, str] = MappingProxyType({"phi3": "<|endoftext|>"})
+# architecture -> the kind of vocabulary that its published models have, and their pre-tokenizer
+USUAL: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        **dict.fromkeys(("gemma", "gemma2", "gemma3", "minicpm"), ("llama", "")),
+        "phi3": ("llama", "default"),
+        **dict.fromkeys(("qwen2", "qwen2moe", "qwen3", "qwen3moe"), ("gpt2", "qwen2")),
+        "gpt2": ("gpt2", "gpt-2"),
+        "gpt-oss": ("gpt2", "gpt-4o"),
+        "deepseek2": ("gpt2", "deepseek-llm"),
+        "falcon": ("gpt2", "falcon"),
+        **dict.fromkeys(("starcoder", "starcoder2"), ("gpt2", "starcoder")),
+        **dict.fromkeys(("mamba", "mpt"), ("gpt2", "mpt")),
+        **dict.fromkeys(("bert", "nomic-bert"), ("bert", "")),
+        **dict.fromkeys(("t5", "t5encoder"), ("t5", "")),
+        **dict.fromkeys(("rwkv6", "rwkv7"), ("rwkv", "")),
+        "plamo2": ("plamo2", ""),
+        "gemma4": ("gemma4", ""),
+    }
+)
+
 
 def check_kind(kind: str, n_vocab: int) -> None:
     """Raises Unsupported for a kind that nobody knows, InvalidModel for too few tokens."""
@@ -47,8 +70,14 @@ def check_kind(kind: str, n_vocab: int) -> None:
         raise InvalidModel(f"n_vocab is {n_vocab}; {what} needs at least {smallest}")
 
 
-def vocabulary_keys(kind: str, n_vocab: int, seed: int, pre: str = "") -> Keys:
-    """The `tokenizer.ggml.*` keys of a vocabulary; `pre` is another pre-tokenizer than its own."""
+def vocabulary_keys(kind: str, n_vocab: int, seed: int, pre: str = "", last: str = "") -> Keys:
+    """The `tokenizer.ggml.*` keys of a vocabulary; `pre` is another pre-tokenizer than its own,
+    `last` a control token in the place of the last one."""
     check_kind(kind, n_vocab)
-    made = KINDS[kind][1](n_vocab, seed)
-    return {**made, "tokenizer.ggml.pre": ("STR", pre)} if pre else made
+    made = dict(KINDS[kind][1](n_vocab, seed))
+    if pre:
+        made["tokenizer.ggml.pre"] = ("STR", pre)
+    if last:
+        made["tokenizer.ggml.tokens"][1][-1] = last
+        made["tokenizer.ggml.token_type"][1][-1] = CONTROL
+    return made

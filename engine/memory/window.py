@@ -3,21 +3,40 @@
 Source: llama-kv-cache-iswa.cpp of llama-cpp-python 0.3.36.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from engine.memory import Attention, Pair, Placed, Saved
-from engine.ubatch import Entries, Ubatch, split_equal, split_simple
+from engine.memory.attention import Attention, Placed, SavedCells
+from engine.memory.base import Pair, View
+from engine.memory.store import NONE, Numbers
+from engine.memory.ubatch import Entries, Ubatch, split_equal, split_simple
 
 
 class Window(Pair):
-    """Two caches side by side: layers that see everything, and layers that see a window."""
+    """Two caches side by side: layers that see everything, and layers that see a window.
 
-    def __init__(self, *, size: int, n_seq: int, unified: bool, window: int, n_ubatch: int) -> None:
+    n_ubatch: None for a second cache that is as large as the first (`swa_full`).
+    """
+
+    def __init__(
+        self,
+        *,
+        size: int,
+        n_seq: int,
+        unified: bool,
+        window: int,
+        n_ubatch: int | None,
+        numbers: Numbers = NONE,
+    ) -> None:
         super().__init__(n_seq)
-        small = padded(min(size, window * (n_seq if unified else 1) + n_ubatch))
+        small = size
+        if n_ubatch is not None:
+            small = padded(min(size, window * (n_seq if unified else 1) + n_ubatch))
         self.unified = unified
-        self.full = Attention(size=size, n_seq=n_seq, unified=unified)
-        self.near = Attention(size=small, n_seq=n_seq, unified=unified, window=window)
+        layers = numbers.layers.items()
+        full = numbers.of({layer: kept for layer, kept in layers if not kept.window})
+        near = numbers.of({layer: kept for layer, kept in layers if kept.window})
+        self.full = Attention(size=size, n_seq=n_seq, unified=unified, numbers=full)
+        self.near = Attention(size=small, n_seq=n_seq, unified=unified, window=window, numbers=near)
 
     @property
     def both(self) -> tuple[Attention, Attention]:
@@ -50,10 +69,14 @@ class Window(Pair):
         for part, one in zip(self.both, placed, strict=True):
             part.apply(batch, one)
 
+    def views(self, batch: Entries, placed: tuple[Placed, Placed]) -> Mapping[int, View]:
+        full, near = (part.views(batch, one) for part, one in zip(self.both, placed, strict=True))
+        return {**full, **near}
+
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
         return all([part.seq_rm(seq, p0, p1) for part in self.both])
 
-    def load(self, seq: int, saved: tuple[list[Saved], list[Saved]]) -> bool:
+    def load(self, seq: int, saved: tuple[SavedCells, SavedCells]) -> bool:
         for part in self.both:
             part.seen = self.seen
         return all(part.load(seq, one) for part, one in zip(self.both, saved, strict=True))

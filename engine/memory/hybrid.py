@@ -4,20 +4,32 @@ Source: llama-memory-hybrid.cpp of llama-cpp-python 0.3.36, for contexts without
 (`n_rs_seq` 0). Where its answers break the promises of llama.h, this keeps them.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
-from engine.memory import Attention, Pair, Placed
-from engine.memory_recurrent import Recurrent
-from engine.ubatch import Entries, split_equal
+from engine.memory.attention import Attention, Placed
+from engine.memory.base import Pair, View
+from engine.memory.recurrent import Recurrent, States
+from engine.memory.store import NONE, Numbers
+from engine.memory.ubatch import Entries, split_equal
 
 
 class Hybrid(Pair):
     """A sequence has the positions that both parts have, or none."""
 
-    def __init__(self, *, size: int, n_seq: int, unified: bool) -> None:
+    def __init__(
+        self,
+        *,
+        size: int,
+        n_seq: int,
+        unified: bool,
+        numbers: Numbers = NONE,
+        layers: Mapping[int, States] | None = None,
+    ) -> None:
+        """numbers, layers: what is kept by layers of attention, and by recurrent ones."""
         super().__init__(n_seq)
-        self.attention = Attention(size=size, n_seq=n_seq, unified=unified)
-        self.states = Recurrent(n_seq)
+        self.attention = Attention(size=size, n_seq=n_seq, unified=unified, numbers=numbers)
+        self.states = Recurrent(n_seq, layers)
 
     @property
     def both(self) -> tuple[Attention, Recurrent]:
@@ -44,6 +56,10 @@ class Hybrid(Pair):
     def apply(self, batch: Entries, placed: Placed) -> None:
         self.attention.apply(batch, placed)
         self.states.apply(batch, placed.ubatch)
+
+    def views(self, batch: Entries, placed: Placed) -> Mapping[int, View]:
+        cells = self.attention.views(batch, placed)
+        return {**cells, **self.states.views(batch, placed.ubatch)}
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
         """Nothing, if the state cannot forget it."""

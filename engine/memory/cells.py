@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from engine.ubatch import SeqSet
+from engine.memory.ubatch import SeqSet
 
 END = 2**31 - 1  # of a range of positions that is open
 EMPTY = -1

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.errors import Unsupported
-from engine.sbatch import SbatchToken, sbatch_equal, sbatch_seq, sbatch_simple
-from engine.schedule import INVALID, shown
-from engine.ubatch import Entry, Ubatch, outputs_in_order
+from engine.memory.sbatch import SbatchToken, sbatch_equal, sbatch_seq, sbatch_simple
+from engine.memory.schedule import INVALID, shown
+from engine.memory.ubatch import Entry, Ubatch, outputs_in_order
 
 # simple: attention. equal: recurrent models. seq: recurrent models whose embeddings are pooled
 SPLITS = {"simple": sbatch_simple, "equal": sbatch_equal, "seq": sbatch_seq}

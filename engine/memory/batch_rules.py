@@ -6,7 +6,7 @@ do not check and should, we refuse all the same, and say so: `UNCHECKED`.
 
 from collections.abc import Callable
 
-from engine.ubatch import Entries
+from engine.memory.ubatch import Entries
 
 SeqPos = Callable[[int], int]  # the smallest or largest position of a sequence; -1: none
 UNCHECKED = ("no sequence", "negative position")  # rules of ours that llama.cpp lacks

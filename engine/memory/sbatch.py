@@ -10,7 +10,7 @@ order, which is what its worked examples show.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.ubatch import Ubatch, split
+from engine.memory.ubatch import Ubatch, split
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,22 @@
-"""What a context remembers, as a machine of positions: cells, streams, and what changes them.
+"""The memory of attention: cells that tokens are placed in, shared, moved, copied, restored.
 
-Numbers live elsewhere (`engine.cell_cache`): this says where they go. It follows llama.cpp
-(llama-kv-cache.cpp of llama-cpp-python 0.3.36) except where that breaks the promises of llama.h.
+Source: llama-kv-cache.cpp of llama-cpp-python 0.3.36.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from engine.cells import Cells
-from engine.ubatch import Entries, Entry, Ubatch, split_equal, split_simple
+import numpy as np
+from numpy.typing import NDArray
 
-Slot = list[list[int]]  # the cells of an ubatch, stream by stream
-Saved = list[tuple[int, frozenset[int], tuple[int, int]]]  # position, sequences, (stream, cell)
+from engine.memory.base import Memory, View
+from engine.memory.cells import Cells
+from engine.memory.store import NONE, Index, Kept, Numbers, Store
+from engine.memory.ubatch import Entries, Entry, Ubatch, split_equal, split_simple
+from engine.quants.base import F32
+
+Row = tuple[int, frozenset[int], tuple[int, int]]  # position, sequences, (stream, cell)
 
 
 @dataclass(frozen=True)
@@ -21,103 +25,18 @@ class Placed:
 
     ubatch: Ubatch
     streams: list[int]
-    cells: Slot
+    cells: list[list[int]]
 
 
-@dataclass
-class Seen:
-    """What can be observed of one call: every ubatch formed, the cells looked at."""
+@dataclass(frozen=True)
+class SavedCells:
+    """Rows stream by stream, and what lay in their cells."""
 
-    ubatches: list[Ubatch] = field(default_factory=list)
-    slots: list[list[Any]] = field(default_factory=list)
+    streams: list[list[Row]]
+    numbers: Kept
 
-
-class Memory:
-    """The contract. Positions are -1 for a sequence that has none."""
-
-    def __init__(self, n_seq: int) -> None:
-        self.n_seq = n_seq
-        self.seen = Seen()
-
-    def pos_min(self, seq: int) -> int:
-        raise NotImplementedError
-
-    def pos_max(self, seq: int) -> int:
-        raise NotImplementedError
-
-    def settle(self) -> None:
-        """What operations have put off is done before a batch is placed."""
-
-    def place(self, batch: Entries, n_ubatch: int) -> list[Any] | None:
-        """Ubatches with their places, to be applied one after the other; None: there is no room."""
-        raise NotImplementedError
-
-    def apply(self, batch: Entries, placed: Any) -> None:
-        """The tokens of an ubatch are in memory from now on."""
-        raise NotImplementedError
-
-    def clear(self) -> None:
-        raise NotImplementedError
-
-    def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
-        """False if a part of a sequence cannot be removed; whole ones always can."""
-        raise NotImplementedError
-
-    def seq_cp(self, source: int, to: int, p0: int, p1: int) -> None:
-        raise NotImplementedError
-
-    def seq_keep(self, seq: int) -> None:
-        raise NotImplementedError
-
-    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
-        raise NotImplementedError
-
-    def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
-        raise NotImplementedError
-
-    def save(self, seq: int) -> Any:
-        """What `load` needs; -1 is everything."""
-        raise NotImplementedError
-
-    def load(self, seq: int, saved: Any) -> bool:
-        """The sequence, or everything, becomes what was saved. False, and empty: no room."""
-        raise NotImplementedError
-
-
-class Pair(Memory):
-    """Two memories in step: what they do to a sequence in the same way."""
-
-    @property
-    def both(self) -> tuple[Memory, Memory]:
-        raise NotImplementedError
-
-    def settle(self) -> None:
-        for part in self.both:
-            part.settle()
-
-    def clear(self) -> None:
-        for part in self.both:
-            part.clear()
-
-    def seq_cp(self, source: int, to: int, p0: int, p1: int) -> None:
-        for part in self.both:
-            part.seq_cp(source, to, p0, p1)
-
-    def seq_keep(self, seq: int) -> None:
-        for part in self.both:
-            part.seq_keep(seq)
-
-    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
-        for part in self.both:
-            part.seq_add(seq, p0, p1, delta)
-
-    def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
-        for part in self.both:
-            part.seq_div(seq, p0, p1, d)
-
-    def save(self, seq: int) -> tuple[Any, Any]:
-        first, second = self.both
-        return first.save(seq), second.save(seq)
+    def __bool__(self) -> bool:
+        return any(self.streams)
 
 
 class Attention(Memory):
@@ -126,10 +45,20 @@ class Attention(Memory):
     `window`: how many positions back a token sees; 0: all of them.
     """
 
-    def __init__(self, *, size: int, n_seq: int, unified: bool, window: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        size: int,
+        n_seq: int,
+        unified: bool,
+        window: int = 0,
+        numbers: Numbers = NONE,
+    ) -> None:
         super().__init__(n_seq)
         self.unified, self.window = unified or n_seq == 1, window
+        self.size = size
         self.streams = [Cells(size) for _ in range(1 if self.unified else n_seq)]
+        self.store = Store(numbers, size * len(self.streams))  # numbered through all streams
         self.purged = 0  # cells that a sequence lost to an overwritten one behind them
         self.purges_ahead = False  # has happened while places were sought for a later ubatch
         self.tried: list[Placed] = []  # the ubatches of the last batch that found room
@@ -153,8 +82,16 @@ class Attention(Memory):
     # --- decoding -----------------------------------------------------------------------------
 
     def settle(self) -> None:
-        for cells in self.streams:
+        """Keys are stored rotated: those of cells that have moved are rotated further."""
+        for stream, cells in enumerate(self.streams):
+            moved = [i for i in cells.used() if cells.shift[i]]
+            if moved:
+                deltas = np.array([cells.shift[i] for i in moved], np.int32)
+                self.store.turn(self.numbered(stream, moved), deltas)
             cells.shift = [0] * cells.size
+
+    def numbered(self, stream: int, cells: Sequence[int]) -> Index:
+        return np.array(cells, np.intp) + stream * self.size
 
     def split(self, batch: Entries, n_ubatch: int) -> list[Ubatch] | None:
         if self.unified:
@@ -244,7 +181,9 @@ class Attention(Memory):
         self.copied(source, to)
 
     def copied(self, source: int, to: int) -> None:
-        """A stream's numbers have to follow."""
+        """A stream's numbers follow."""
+        at, into = (self.numbered(stream, range(self.size)) for stream in (source, to))
+        self.store.put(into, self.store.get(at, np.zeros(self.size, np.int32)))
 
     def seq_keep(self, seq: int) -> None:
         for cells in self.streams:
@@ -258,11 +197,15 @@ class Attention(Memory):
 
     # --- state --------------------------------------------------------------------------------
 
-    def save(self, seq: int) -> list[Saved]:
+    def save(self, seq: int) -> SavedCells:
         """Stream by stream, the cells of a sequence that its next token could see, or all."""
-        return [self.saved(stream, seq) for stream in range(len(self.streams))]
+        streams = [self.rows(stream, seq) for stream in range(len(self.streams))]
+        places = [place for rows in streams for _, _, place in rows]
+        at = np.array([stream * self.size + i for stream, i in places], np.intp)
+        moved = np.array([self.streams[stream].shift[i] for stream, i in places], np.int32)
+        return SavedCells(streams, self.store.get(at, moved))
 
-    def saved(self, stream: int, seq: int) -> Saved:
+    def rows(self, stream: int, seq: int) -> list[Row]:
         cells = self.streams[stream]
         if seq < 0:
             return [(cells.pos[i], cells.seqs[i], (stream, i)) for i in cells.used()]
@@ -270,11 +213,11 @@ class Attention(Memory):
         kept = [i for i in cells.of(seq) if not self.hidden(cells.pos[i], last)]
         return [(cells.pos[i], one, (stream, i)) for i in kept]
 
-    def load(self, seq: int, saved: list[Saved]) -> bool:
+    def load(self, seq: int, saved: SavedCells) -> bool:
         if seq < 0:
             return self.load_all(saved)
         self.cells(seq).seq_rm(seq, -1, -1)
-        rows = [row for stream in saved for row in stream]
+        rows = [row for stream in saved.streams for row in stream]
         if not rows:
             return True
         stream = self.stream(seq)
@@ -286,16 +229,56 @@ class Attention(Memory):
         entries = [Entry(0, pos, frozenset({seq})) for pos, _, _ in rows]
         ubatch = Ubatch(tuple(range(len(rows))), 1, equal=True)
         self.apply(entries, Placed(ubatch, [stream], [found]))
-        self.restored(stream, found, [place for _, _, place in rows])
+        self.store.put(self.numbered(stream, found), saved.numbers)
         return True
 
-    def load_all(self, saved: list[Saved]) -> bool:
+    def load_all(self, saved: SavedCells) -> bool:
         self.clear()
-        for stream, rows in enumerate(saved):
+        at = []
+        for stream, rows in enumerate(saved.streams):
             for i, (pos, seqs, _) in enumerate(rows):
                 self.streams[stream].put(i, pos, seqs)
-            self.restored(stream, list(range(len(rows))), [place for _, _, place in rows])
+            at.append(self.numbered(stream, range(len(rows))))
+        self.store.put(np.concatenate(at), saved.numbers)
         return True
 
-    def restored(self, stream: int, found: list[int], places: list[tuple[int, int]]) -> None:
-        """The numbers that were saved go into these cells."""
+    # --- numbers ------------------------------------------------------------------------------
+
+    def views(self, batch: Entries, placed: Placed) -> Mapping[int, View]:
+        look = Look(self, batch, placed)
+        return {layer: CellView(look, self.store, layer) for layer in self.store.keys}
+
+
+class Look:
+    """Where the tokens of an ubatch are, and which of the cells up to the last in use they see."""
+
+    def __init__(self, memory: Attention, batch: Entries, placed: Placed) -> None:
+        rows = zip(placed.streams, placed.cells, strict=True)
+        self.at = np.concatenate([memory.numbered(stream, cells) for stream, cells in rows])
+        ends = [(s, max(memory.streams[s].live) + 1) for s in placed.streams]
+        self.cells = np.concatenate([memory.numbered(s, range(end)) for s, end in ends])
+        held = [one for s, end in ends for one in memory.streams[s].seqs[:end]]
+        pos = np.array([p for s, end in ends for p in memory.streams[s].pos[:end]], np.int32)
+        entries = [batch[at] for at in placed.ubatch.order]
+        first = [min(e.seqs) for e in entries]  # several sequences of a token see the same
+        mine = {seq: np.array([seq in one for one in held]) for seq in set(first)}
+        self.ahead = np.array([e.pos for e in entries], np.int32)[:, None] - pos  # (tokens, cells)
+        self.past = np.array([mine[seq] for seq in first]) & (self.ahead >= 0)
+
+
+class CellView(View):
+    def __init__(self, look: Look, store: Store, layer: int) -> None:
+        self.look, self.numbers, self.layer = look, store, layer
+
+    def store(self, *numbers: F32) -> None:
+        """Keys and values: (tokens, kv_heads, dim) each."""
+        k, v = numbers
+        self.numbers.write(self.layer, self.look.at, k, v)
+
+    def read(self) -> tuple[NDArray[Any], ...]:
+        """Keys and values as stored: (cells, kv_heads, dim) each."""
+        return self.numbers.read(self.layer, self.look.cells)
+
+    def visible(self, window: int) -> NDArray[np.bool_]:
+        """Cells of its own sequence, up to its own position."""
+        return self.look.past & (self.look.ahead < window) if window else self.look.past

@@ -1,0 +1,81 @@
+"""The products of an engine with a graph of its own, on nearly empty inputs put into its run.
+
+Its results have llama.cpp's names, so what lies between an input and the next shown node is a
+segment of llama.cpp's graph.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from engine.gguf_file import GgufFile
+from harness.findings import Findings, Values
+from harness.graph.aliases import places_by_site, renamed
+from harness.graph.program import Place, Program
+from harness.graph.segments import SegmentJudge
+from harness.graph.wiring import Wire, wires_of
+from harness.locate_nodes import build_of, recorded
+from harness.records import Evaluation, Request, Site
+from harness.suites._sparse_products import product_with
+from harness.suites.base import Context
+
+Keep = Callable[[Any, int], Any]  # a value and a seed -> the value with few of its numbers
+
+
+def takes_nodes(context: Context) -> bool:
+    """Whether nodes of llama.cpp's can be put into its runs."""
+    info = context.subject_info
+    return info.shows_nodes and not info.computes_nodes and not info.levels and not info.fixed
+
+
+def products_between_nodes(context: Context, keep: Keep) -> Findings:
+    batches = context.batches[:1]
+    program = recorded(context, batches)
+    wires = wires_of(program)
+    places = places_by_site(program, wires)
+    wires = renamed(wires, places)
+    products = products_of(program, wires)
+    read = {site for wire in products.values() for site in wire.inputs}
+    values = shown_by(context, Request(batches=batches, capture=True))
+    given = {
+        site: keep(value, context.seed)
+        for site, value in values.items()
+        if site in places and wires[places[site]].site in read and value.dtype.kind == "f"
+    }
+    sparse = shown_by(context, Request(batches=batches, capture=True, replace=given))
+    with GgufFile.open(context.model) as file:
+        judge = SegmentJudge(
+            program=program,
+            wires=wires,
+            file=file,
+            build=build_of(context),
+            shown={places[site]: value for site, value in sparse.items() if site in places},
+            given={places[site]: value for site, value in given.items()},
+            seed=context.seed,
+        )
+        starts = {wires[place].site for place in judge.given}
+        ends = {wire.site for wire in products.values() if not starts.isdisjoint(wire.inputs)}
+        found = tuple(f for f in judge.findings() if f.site in ends)
+    judged = {finding.site for finding in found}
+    return Findings(
+        all=found,
+        not_shown=(),
+        hidden=(),
+        not_given=tuple(w.site for w in products.values() if w.site not in judged),
+        free={f.site: f.err_local / (f.size or 1.0) for f in found},
+        values={},
+        outputs=(),
+        own_inputs=True,
+    )
+
+
+def products_of(program: Program, wires: dict[Place, Wire]) -> dict[Place, Wire]:
+    """Those with a weight of the file."""
+    nodes = ((graph, node) for graph in program.graphs for node in graph.nodes)
+    return {g.place(node): wires[g.place(node)] for g, node in nodes if product_with(g, node)}
+
+
+def shown_by(context: Context, request: Request) -> Values:
+    run: Evaluation = context.ask(context.subject, "evaluate", request)
+    assert run.trace is not None
+    found: dict[Site, Any] = run.trace.values()
+    return found
