@@ -15,6 +15,12 @@ class HasData(Protocol):
 
 
 Metadata = Mapping[str, HasData]
+YARN_KEYS = {
+    "yarn_ext_factor": 1.0,
+    "yarn_attn_factor": 1.0,
+    "yarn_beta_fast": 32.0,
+    "yarn_beta_slow": 1.0,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +37,9 @@ class Hparams:
     n_embd_head: int  # elements of one head
     f_norm_rms_eps: float = 0.0
     rope_freq_base: float = 0.0  # 0: nothing is rotated
-    rope_freq_scale: float = 1.0  # 1 / the linear scaling factor
+    rope_freq_scale: float = 1.0  # 1 / the scaling factor
+    rope_attn_factor: float = 1.0  # what is turned is multiplied by it
+    n_ctx_orig_yarn: int = 0  # tokens that it was trained on before YaRN; 0: not scaled so
     n_expert: int = 0
     n_expert_used: int = 0
 
@@ -133,14 +141,36 @@ class Keys:
         tokens = self.metadata.get("tokenizer.ggml.tokens")
         return self.positive("vocab_size", len(tokens.data) if tokens is not None else None)
 
-    def rope_scale(self) -> float:
-        """The inverse of the linear factor, which has an old and a new key."""
+    def token_types(self) -> int:
+        """A key of the tokenizer's, which llama.cpp demands of bert."""
+        key = "tokenizer.ggml.token_type_count"
+        value = self.metadata[key].data if key in self.metadata else None
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            raise InvalidModel(f"{key} must be a positive int, got {value!r}")
+        return value
+
+    def rope_scaling(self, n_ctx_train: int) -> dict[str, Any]:
+        """The hyperparameters of scaled positions. The factor has an old and a new key."""
         kind = self.get("rope.scaling.type", str, "linear")
-        if kind not in ("none", "linear"):
-            raise Unsupported(f"{self.arch}.rope.scaling.type is {kind!r}; known: linear, none")
+        if kind not in ("none", "linear", "yarn"):
+            raise Unsupported(
+                f"{self.arch}.rope.scaling.type is {kind!r}; known: linear, none, yarn"
+            )
         old: float = self.get("rope.scale_linear", float, 0.0)
         factor: float = self.get("rope.scaling.factor", float, old)
-        return 1.0 if factor == 0.0 or kind == "none" else 1.0 / factor
+        if factor == 0.0 or kind == "none":
+            factor = 1.0
+        n_ctx = self.get("rope.scaling.original_context_length", int, 0)
+        # llama.cpp reads these for a few architectures only, so other values than YaRN's own are
+        # a matter of which engine runs the file
+        for key, usual in YARN_KEYS.items():
+            if (said := self.get(f"rope.scaling.{key}", float, usual)) != usual:
+                raise Unsupported(f"{self.arch}.rope.scaling.{key} is {said}; known: {usual}")
+        return {
+            "rope_freq_scale": 1.0 / factor,
+            "rope_attn_factor": self.get("rope.scaling.attn_factor", float, 1.0),
+            "n_ctx_orig_yarn": (n_ctx or n_ctx_train) if kind == "yarn" else 0,
+        }
 
     def refuse_unread(self, ignored: frozenset[str]) -> None:
         """A key under `<arch>.` that changes the graph must not go unnoticed."""

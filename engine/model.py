@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from engine.architectures.base import Architecture
 from engine.architectures.step import Step
 from engine.batch import Batch
+from engine.errors import InvalidModel
 from engine.gguf_file import GgufFile
 from engine.hparams import architecture_name
 from engine.memory.base import Memory, View
@@ -85,7 +86,8 @@ class Model:
         *,
         ops: Reference | None = None,
     ) -> F32:
-        """(outputs, vocabulary), in the order of the batch, in however many ubatches.
+        """(outputs, vocabulary), in the order of the batch, in however many ubatches; of embeddings
+        (tokens or sequences, width).
 
         ops: another way of computing than the model's own, for this batch.
         """
@@ -93,6 +95,8 @@ class Model:
         def compute(ubatch: Batch, views: Mapping[int, View]) -> F32:
             return self.compute(ubatch, views, probe, ops)
 
+        if self.graph.embeds and len(batch) > self.n_ubatch:
+            raise InvalidModel(f"{len(batch)} tokens at once, and a ubatch holds {self.n_ubatch}")
         sizes = {"n_vocab": self.graph.hparams.n_vocab, "n_ubatch": self.n_ubatch}
         logits = decode(entries_of(batch), memory, compute, **sizes)
         assert logits is not None

@@ -46,9 +46,9 @@ def locate_segments(context: Context) -> Findings:
     wires = wires_of(program)
     places = places_by_site(program, wires)
     context.progress("the subject's own run")
-    run: Evaluation = context.ask(
-        context.subject, "evaluate", Request(batches=context.batches, capture=True)
-    )
+    embeddings = not program.has_result
+    request = Request(batches=context.batches, capture=True, embeddings=embeddings)
+    run: Evaluation = context.ask(context.subject, "evaluate", request)
     assert run.trace is not None
     values = run.trace.values()
     wires = renamed(wires, places)
@@ -71,7 +71,11 @@ def locate_segments(context: Context) -> Findings:
         findings = tuple(sorted(judged, key=lambda finding: order[finding.site]))
         free = errors_of(judge, {place: wires[place].site for place in shown})
     otherwise = tuple(site for site in values if site not in places)
-    oracle: Evaluation = context.ask(context.oracle, "evaluate", Request(batches=context.batches))
+    if embeddings:
+        outputs = context.ask(context.oracle, "embed", context.batches)
+    else:
+        plain = Request(batches=context.batches)
+        outputs = context.ask(context.oracle, "evaluate", plain).logits
     return Findings(
         all=findings,
         not_shown=(),
@@ -79,7 +83,8 @@ def locate_segments(context: Context) -> Findings:
         not_given=(),
         free=free,
         values=Values(),
-        outputs=oracle.logits,
+        outputs=outputs,
+        embeddings=embeddings,
         skipped={NO_SUCH_NODE: otherwise} if otherwise else {},
         own_inputs=True,
     )

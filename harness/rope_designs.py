@@ -15,23 +15,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.ops.near import F64
-from engine.ops.rotation import I32, RopeParams, rope
+from engine.ops.near import F64, near
+from engine.ops.rotation import I32, POW, RopeParams, from_library, from_powers, rope
+from engine.ops.rotation import turned as turned_pairs
 from engine.quants.base import F32
 from harness.compare import mismatch_between
 from harness.designs import GGML, Other
-from harness.tolerances import Bound, bounded
+from harness.tolerances import Bound, bounded, limited
 
 AngleOf = Callable[[F32], F32]  # frequencies (pairs,) -> (tokens, pairs)
 # what was turned, and what an engine shows -> its angles, (tokens, pairs)
 AnglesFor = Callable[[F32, NDArray[Any]], NDArray[Any]]
-POW = 2  # in U: glibc's manual gives powf one ulp, which is one or two U of a value
 
 
 def ways_to_turn(x: F32, positions: I32, params: RopeParams, *_: Any) -> Iterator[Other]:
     """None where an angle would be no number: there is no other way to compute it."""
     numbers = (params.base, params.scale, *factors_of(params))
-    if params.base > 0 and all(math.isfinite(n) and n != 0 for n in numbers):
+    if params.kept is not None:
+        yield partial(mixed, x, positions, params)
+    elif params.base > 0 and all(math.isfinite(n) and n != 0 for n in numbers):
         for angles_for in ways(positions, params):
             yield partial(turned, x, params, angles_for)
 
@@ -41,9 +43,16 @@ def turned(
 ) -> tuple[F32, Bound]:
     def rotations(*_: Any) -> tuple[F64, F64]:
         angles = angles_for(x, shown).astype(np.float64)
-        return np.cos(angles), np.sin(angles)
+        return np.cos(angles) * params.magnitude, np.sin(angles) * params.magnitude
 
     return bounded(rope, x, (), params, rotations, build=GGML)
+
+
+def mixed(x: F32, positions: I32, params: RopeParams, shown: NDArray[Any]) -> tuple[F32, Bound]:
+    """YaRN's angles in float64."""
+    found = (t[:, None, :] for t in from_powers(positions, params))
+    cos, sin = (from_library(t, positions, params, any_way=True) for t in found)
+    return limited(near(turned_pairs(GGML.number(x), cos, sin, *params.pairs())))
 
 
 def ways(positions: I32, params: RopeParams) -> Iterator[AnglesFor]:

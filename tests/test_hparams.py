@@ -32,6 +32,8 @@ READ: dict[str, Any] = {
     "f_norm_rms_eps": 1e-5,
     "rope_freq_base": 10000.0,
     "rope_freq_scale": 1.0,
+    "rope_attn_factor": 1.0,
+    "n_ctx_orig_yarn": 0,
     "n_expert": 0,
     "n_expert_used": 0,
 }
@@ -69,6 +71,15 @@ GIVEN: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"rope__scaling__factor": 0.0}, {}),
     ({"rope__scaling__type": "none", "rope__scaling__factor": 4.0}, {}),
     ({"rope__scaling__original_context_length": 4096, "rope__scaling__finetuned": True}, {}),
+    (
+        {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0},
+        {"rope_freq_scale": 0.25, "n_ctx_orig_yarn": 512},
+    ),
+    (
+        {"rope__scaling__type": "yarn", "rope__scaling__original_context_length": 64},
+        {"n_ctx_orig_yarn": 64},
+    ),
+    ({"rope__scaling__attn_factor": 1.5}, {"rope_attn_factor": 1.5}),
     ({"expert_count": 8, "expert_used_count": 2}, {"n_expert": 8, "n_expert_used": 2}),
     ({"expert_count": 2, "expert_used_count": 2}, {"n_expert": 2, "n_expert_used": 2}),
     ({"vocab_size": None, "tokenizer__ggml__tokens": ["a", "b"]}, {"n_vocab": 2}),
@@ -115,14 +126,14 @@ WRONG: list[tuple[str, Any, type[EngineError], str]] = [
     ("rope.scaling.factor", 2, InvalidModel, "must be a float, got 2"),
     ("rope.scale_linear", True, InvalidModel, "must be of type float, got True"),
     ("rope.scaling.type", 1, InvalidModel, "must be of type str, got 1"),
-    ("rope.scaling.type", "yarn", Unsupported, "is 'yarn'; known: linear, none"),
+    ("rope.scaling.type", "longrope", Unsupported, "is 'longrope'; known: linear, none, yarn"),
+    ("rope.scaling.yarn_beta_fast", 8.0, Unsupported, "is 8.0; known: 32.0"),
     ("attention.value_length", 8, InvalidModel, "is 8; expected 16, the size of a head"),
     ("rope.dimension_count", 8, InvalidModel, "is 8; expected 16, the size of a head"),
     ("attention.head_count_kv", 3, InvalidModel, "no multiple"),
     ("expert_count", 4, InvalidModel, "expert_used_count is 0"),
     ("expert_used_count", 2, InvalidModel, "expert_count 0"),
     ("attention.sliding_window", 4096, Unsupported, "is not known to this engine"),
-    ("rope.scaling.attn_factor", 1.0, Unsupported, "is not known to this engine"),
 ]
 
 

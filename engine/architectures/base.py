@@ -16,9 +16,9 @@ class Architecture(Registered):
     """Turns token ids into logits, showing each named tensor to a probe on the way."""
 
     # keys that say something about the model but nothing about its graph
-    ignored: frozenset[str] = frozenset(
-        {"rope.scaling.original_context_length", "rope.scaling.finetuned"}
-    )
+    ignored: frozenset[str] = frozenset({"rope.scaling.finetuned"})
+
+    embeds = False  # it comes to embeddings, and has no logits
 
     causal = True  # or tokens see those behind them too, and nothing is remembered
 
@@ -67,11 +67,10 @@ class Architecture(Registered):
         return step.probe(summed, layer, out) if summed else out
 
     def norm(self, step: Step, layer: int, site: str, x: F32, name: str = "") -> F32:
-        """RMS norm over the last axis."""
+        """RMS norm over the last axis; a site without a name is not shown."""
         weight = self.tensors.in_layer(layer, f"{name or site}.weight").values()
-        h = step.ops.rms_norm(x, weight, self.hparams.f_norm_rms_eps)
-        out: F32 = step.probe(site, layer, h)
-        return out
+        out: F32 = step.ops.rms_norm(x, weight, self.hparams.f_norm_rms_eps)
+        return step.probe(site, layer, out) if site else out
 
     def head(self) -> Weight:
         """The output matrix, or the embeddings once more."""

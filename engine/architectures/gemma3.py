@@ -14,6 +14,7 @@ from engine.architectures.llama import DENSE, TENSORS, Llama
 from engine.architectures.qwen3 import NORMS
 from engine.architectures.step import Step
 from engine.architectures.tensors import Table, table
+from engine.errors import Unsupported
 from engine.hparams import Hparams, Keys
 from engine.ops.reference import RopeParams
 from engine.quants.base import F32
@@ -32,6 +33,11 @@ class Gemma3Hparams(Hparams):
     rope_freq_base_swa: float
     f_final_logit_softcapping: float  # 0: none
 
+    def check(self, arch: str) -> None:
+        super().check(arch)
+        if self.n_ctx_orig_yarn or self.rope_attn_factor != 1:
+            raise Unsupported(f"{arch}.rope.scaling is another than by a factor")
+
     def has_window(self, layer: int) -> bool:
         if not self.n_swa:
             return False
@@ -42,6 +48,7 @@ class Gemma3Hparams(Hparams):
 
 class Gemma3(Architecture, name="gemma3"):
     hparams: Gemma3Hparams
+    post_norm = "ffn_post_norm"  # llama.cpp's name of what goes into the last sum of a layer
 
     @classmethod
     def hparams_of(cls, keys: Keys) -> Gemma3Hparams:
@@ -82,7 +89,7 @@ class Gemma3(Architecture, name="gemma3"):
             x = probe("sa_out", layer, ops.add(h, x))
             h = self.norm(step, layer, "ffn_norm", x)
             h = self.feed_forward(step, layer, h)
-            h = self.norm(step, layer, "ffn_post_norm", h, "post_ffw_norm")
+            h = self.norm(step, layer, self.post_norm, h, "post_ffw_norm")
             x = probe("l_out", layer, ops.add(h, x))
         norm = w["output_norm.weight"].values()
         x = probe("result_norm", None, ops.rms_norm(x, norm, hp.f_norm_rms_eps))

@@ -5,12 +5,14 @@ Dense or with a mixture of experts. Follows src/models/llama.cpp of llama.cpp (l
 """
 
 import math
+from typing import Any
 
 from engine.architectures.base import Architecture
+from engine.architectures.positions import scaled
 from engine.architectures.step import Step
 from engine.architectures.tensors import Table, table
 from engine.hparams import Hparams, Keys
-from engine.ops.reference import RopeParams
+from engine.ops.reference import I32, RopeParams
 from engine.quants.base import F32
 
 TENSORS = table("""
@@ -48,21 +50,26 @@ class Llama(Architecture, name="llama"):
         n_embd_head = keys.positive("attention.key_length", n_embd // n_head)
         keys.same("attention.value_length", n_embd_head, "the size of a head")
         keys.same("rope.dimension_count", n_embd_head, "the size of a head")
-        return Hparams(
-            n_vocab=keys.vocabulary_size(),
-            n_ctx_train=keys.positive("context_length"),
-            n_embd=n_embd,
-            n_layer=keys.positive("block_count"),
-            n_ff=cls.n_ff(keys),
-            n_head=n_head,
-            n_head_kv=keys.positive("attention.head_count_kv", n_head),
-            n_embd_head=n_embd_head,
-            f_norm_rms_eps=keys.get("attention.layer_norm_rms_epsilon", float),
-            rope_freq_base=keys.get("rope.freq_base", float, 10000.0),
-            rope_freq_scale=keys.rope_scale(),
-            n_expert=keys.get("expert_count", int, 0),
-            n_expert_used=keys.get("expert_used_count", int, 0),
-        )
+        return Hparams(**cls.sizes(keys), n_embd_head=n_embd_head)
+
+    @classmethod
+    def sizes(cls, keys: Keys) -> dict[str, Any]:
+        """All hyperparameters but the size of a head."""
+        n_head, n_ctx_train = keys.positive("attention.head_count"), keys.positive("context_length")
+        return {
+            "n_vocab": keys.vocabulary_size(),
+            "n_ctx_train": n_ctx_train,
+            "n_embd": keys.positive("embedding_length"),
+            "n_layer": keys.positive("block_count"),
+            "n_ff": cls.n_ff(keys),
+            "n_head": n_head,
+            "n_head_kv": keys.positive("attention.head_count_kv", n_head),
+            "f_norm_rms_eps": keys.get("attention.layer_norm_rms_epsilon", float),
+            "rope_freq_base": keys.get("rope.freq_base", float, 10000.0),
+            **keys.rope_scaling(n_ctx_train),
+            "n_expert": keys.get("expert_count", int, 0),
+            "n_expert_used": keys.get("expert_used_count", int, 0),
+        }
 
     @classmethod
     def n_ff(cls, keys: Keys) -> int:
@@ -76,9 +83,10 @@ class Llama(Architecture, name="llama"):
         hp, factors = self.hparams, None
         if "rope_freqs.weight" in self.tensors:
             factors = self.tensors["rope_freqs.weight"].values()
-        return RopeParams(
+        plain = RopeParams(
             hp.n_embd_head, hp.rope_freq_base, hp.rope_freq_scale, factors, self.halves
         )
+        return scaled(plain, hp.rope_attn_factor, hp.n_ctx_orig_yarn)
 
     def forward(self, step: Step) -> F32:
         hp, ops, probe, w = self.hparams, step.ops, step.probe, self.tensors
@@ -114,11 +122,13 @@ class Llama(Architecture, name="llama"):
         v = self.linear(step, layer, "Vcur", x, "attn_v").reshape(len(x), hp.n_head_kv, -1)
         return q, k, v
 
-    def feed_forward(self, step: Step, layer: int, x: F32) -> F32:
-        up = self.linear(step, layer, "ffn_up", x, "ffn_up")
-        gate = self.linear(step, layer, "ffn_gate", x, "ffn_gate")
+    def feed_forward(
+        self, step: Step, layer: int, x: F32, kind: str = "", site: str = "ffn_out"
+    ) -> F32:
+        up = self.linear(step, layer, "ffn_up", x, f"ffn_up{kind}")
+        gate = self.linear(step, layer, "ffn_gate", x, f"ffn_gate{kind}")
         h = step.probe("ffn_swiglu", layer, step.ops.swiglu(gate, up))
-        return self.linear(step, layer, "ffn_out", h, "ffn_down")
+        return self.linear(step, layer, site, h, f"ffn_down{kind}")
 
     def experts(self, step: Step, layer: int, x: F32) -> F32:
         ops, probe = step.ops, step.probe
@@ -127,7 +137,11 @@ class Llama(Architecture, name="llama"):
         ids = probe("ffn_moe_topk", layer, ops.top_k(probs, self.hparams.n_expert_used))
         weights = probe("ffn_moe_weights", layer, ops.pick(probs, ids))  # (tokens, used)
         weights = probe("ffn_moe_weights_norm", layer, ops.normalise(weights))
+        return self.mixture(step, layer, x, ids, weights)
 
+    def mixture(self, step: Step, layer: int, x: F32, ids: I32, weights: F32) -> F32:
+        """ids, weights: (tokens, used), the experts chosen for each token and their shares."""
+        ops, probe = step.ops, step.probe
         w_up, w_gate, w_down = (
             self.tensors.in_layer(layer, f"ffn_{k}_exps.weight") for k in ("up", "gate", "down")
         )

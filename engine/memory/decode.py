@@ -42,8 +42,11 @@ def decode(
             rows.append(compute(part(batch, ubatch), memory.views(batch, placed)))
     if compute is None:
         return None
-    order = outputs_in_order(batch, memory.seen.ubatches[-len(places) :])
-    return np.concatenate(rows)[np.argsort(order, kind="stable")]
+    found = np.concatenate(rows)
+    order = np.array(outputs_in_order(batch, memory.seen.ubatches[-len(places) :]))
+    if (np.diff(order) > 0).all():  # also where rows are no tokens: embeddings, pooled
+        return found
+    return found[np.argsort(order, kind="stable")]
 
 
 def entries_of(batch: Batch) -> list[Entry]:

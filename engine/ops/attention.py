@@ -77,11 +77,27 @@ def flash_attn(
 ) -> Number:
     """The three ops in one, without roundings between them, or as ggml does it: `flash`."""
     if flash is None:
-        heads = q.shape[1]
-        added = np.where(visible, 0.0, -np.inf)
-        wide = q.astype(np.float64).transpose(1, 0, 2)
-        return tokens_first(attended(wide, spread(k, heads), spread(v, heads), added, scale, build))
+        return flash_attn_ext(q, k, v, scale, visible, 0.0, None, spread, build)
     return flash.attend(q, k, v, scale, visible).near()
+
+
+def flash_attn_ext(
+    q: F32,
+    k: NDArray[Any],
+    v: NDArray[Any],
+    scale: float,
+    visible: Bools,
+    cap: float,
+    sinks: F32 | None,
+    spread: Spread,
+    build: Build,
+) -> Number:
+    """As `flash_attn` without ggml's roundings; cap: of scores; sinks: (heads,)."""
+    heads, ends = q.shape[1], None if sinks is None else sinks.astype(np.float64)[:, None, None]
+    added = np.where(visible, 0.0, -np.inf)
+    wide = q.astype(np.float64).transpose(1, 0, 2)
+    k, v = spread(k, heads), spread(v, heads)
+    return tokens_first(attended(wide, k, v, added, scale, build, softcap=cap, sinks=ends))
 
 
 def attended(

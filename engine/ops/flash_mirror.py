@@ -70,9 +70,13 @@ class FlashMirror:
         shape = len(q), q.shape[1] * q.shape[2]
         return Attention(out.reshape(shape), radius.reshape(shape))
 
+    def n_kv(self, n_cells: int) -> int:
+        """Cells that are looked at, padded to 256 (get_n_kv in llama-kv-cache.cpp)."""
+        return min(self.n_ctx, max(256, -(-n_cells // 256) * 256))
+
     def pieces(self, n_tokens: int, n_cells: int) -> NDArray[np.int64]:
-        """Where the cache is cut: n_kv is padded to 256 (get_n_kv in llama-kv-cache.cpp)."""
-        n_kv = min(self.n_ctx, max(256, -(-n_cells // 256) * 256))
+        """Where the cache is cut."""
+        n_kv = self.n_kv(n_cells)
         if n_tokens > 1 or n_kv < SPLIT_KV:
             return np.array([0, n_cells])
         size = -(-n_kv // self.n_threads)

@@ -31,6 +31,7 @@ from engine.quants.base import F32
 
 GELU_A, ROOT = 0.044715, sqrt(2 / pi)
 QUICK = -1.702
+OAI_ALPHA, OAI_LIMIT = float(np.float32(1.702)), np.float32(7)
 TABLE_ROUNDINGS = 8  # tanh or exp to 1 ulp, and the six operations around it
 CLOSED = -10.0  # a gate from which down GEGLU is zero in ggml
 
@@ -39,6 +40,20 @@ def swiglu(gate: F32, up: F32, build: Build) -> Number:
     """silu(gate) * up"""
     out = silu(build.number(gate)) * build.number(up)
     return because(out, "exp to 2 ulp, sum, division, product")
+
+
+def swiglu_oai(gate: F32, up: F32, build: Build) -> Number:
+    """gate * sigmoid(1.702 * gate) * (up + 1), both clamped at 7."""
+    x = build.number(np.minimum(gate, OAI_LIMIT))
+    y = build.number(np.clip(up, -OAI_LIMIT, OAI_LIMIT))
+    return because(swish(x, OAI_ALPHA * x) * (y + 1.0), "clamped, alpha in the exponent")
+
+
+def sigmoid(x: F32, build: Build) -> Number:
+    out = 1.0 / (1.0 + exp(-build.number(x)))
+    if isinstance(out, Near):  # where the exponential overflows
+        out = Near(out.v, np.where(np.isfinite(out.r), out.r, 0.0))
+    return because(out, "exp to 2 ulp, sum, quotient")
 
 
 def gelu(x: F32, build: Build) -> Number:

@@ -5,12 +5,17 @@ Follows ggml-cpu of llama.cpp in llama-cpp-python 0.3.36.
 """
 
 from collections.abc import Collection
+from typing import Any
+
+from numpy.typing import NDArray
 
 from engine.ops.build import Build
 from engine.ops.flash_mirror import FlashMirror
+from engine.ops.ggml.attention import as_node
 from engine.ops.near import F64
-from engine.ops.reference import I32, Reference, RopeParams
+from engine.ops.reference import I32, Bools, Reference, RopeParams
 from engine.ops.rotation import by_recursion
+from engine.quants.base import F32
 
 
 class Mirror(Reference):
@@ -37,3 +42,16 @@ class Mirror(Reference):
 
     def rotations(self, positions: I32, params: RopeParams) -> tuple[F64, F64]:
         return by_recursion(positions, params)
+
+    def flash_attn_ext(
+        self,
+        q: F32,
+        k: NDArray[Any],
+        v: NDArray[Any],
+        scale: float,
+        visible: Bools,
+        cap: float = 0.0,
+        sinks: F32 | None = None,
+    ) -> F32:
+        assert self.flash is not None
+        return self.run(as_node, q, k, v, scale, visible, cap, sinks, self.flash)

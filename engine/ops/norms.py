@@ -44,6 +44,12 @@ def centred(x: Number, eps: float, build: Build) -> Number:
     return in_range(off * (1.0 / sqrt(sums / n + eps)), sums, build)
 
 
+def mean(x: F32, build: Build) -> Number:
+    """(tokens, width) -> (width,)"""
+    out = summed(build.number(x), len(x), axis=0, keep=False) / len(x)
+    return because(out, "a sum in float32, in any order, and a quotient")
+
+
 def sum_of(x: Number, build: Build) -> Number:
     """The sum of a row, rounded once from double, or in float32."""
     n = x.shape[-1]

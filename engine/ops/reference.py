@@ -102,6 +102,10 @@ class Reference:
         """
         return self.run(softmax.soft_max, x, scale, visible)
 
+    def soft_max_with_sinks(self, x: F32, scale: float, visible: Bools, sinks: F32) -> F32:
+        """As of one entry more in each row, the sink of its head: (heads,). It gives nothing."""
+        return self.run(softmax.soft_max_with_sinks, x, scale, visible, sinks)
+
     def kqv(self, p: F32, v: NDArray[Any]) -> F32:
         """p: (heads, tokens, cells), v: (cells, kv_heads, dim) -> (tokens, heads * dim)."""
         return self.run(attention.kqv, p, v, self.spread)
@@ -111,6 +115,20 @@ class Reference:
     ) -> F32:
         """The three ops above in one, without roundings between them -> (tokens, heads * dim)."""
         return self.run(attention.flash_attn, q, k, v, scale, visible, self.spread, self.flash)
+
+    def flash_attn_ext(
+        self,
+        q: F32,
+        k: NDArray[Any],
+        v: NDArray[Any],
+        scale: float,
+        visible: Bools,
+        cap: float = 0.0,
+        sinks: F32 | None = None,
+    ) -> F32:
+        """As `flash_attn`; scores capped, if a cap is given, and a sink for each head. Values may
+        be narrower than keys."""
+        return self.run(attention.flash_attn_ext, q, k, v, scale, visible, cap, sinks, self.spread)
 
     # --- element by element ---------------------------------------------------------------
 
@@ -127,6 +145,10 @@ class Reference:
         """silu(gate) * up"""
         return self.run(gates.swiglu, gate, up)
 
+    def swiglu_oai(self, gate: F32, up: F32) -> F32:
+        """gate * sigmoid(1.702 * gate) * (up + 1), both clamped at 7."""
+        return self.run(gates.swiglu_oai, gate, up)
+
     def gelu(self, x: F32) -> F32:
         """By the formula with tanh, as ggml's GELU is."""
         return self.run(gates.gelu, x)
@@ -135,9 +157,16 @@ class Reference:
         """gelu(gate) * up"""
         return self.run(gates.geglu, gate, up)
 
+    def sigmoid(self, x: F32) -> F32:
+        return self.run(gates.sigmoid, x)
+
     def soft_cap(self, x: F32, cap: float) -> F32:
         """tanh(x / cap) * cap: nothing is larger."""
         return self.run(gates.soft_cap, x, cap)
+
+    def mean(self, x: F32) -> F32:
+        """(tokens, width) -> (width,)"""
+        return self.run(norms.mean, x)
 
     # --- mixture of experts ---------------------------------------------------------------
 

@@ -13,22 +13,28 @@ from numpy.typing import NDArray
 from engine.kernels import compiled
 from engine.ops import functions
 from engine.ops.build import Build
-from engine.ops.near import F64, LIBM_ULP, ULP, Near, Number, because, value_of
+from engine.ops.near import F64, LIBM_ULP, ULP, Near, Number, U, because, value_of
 from engine.quants.base import F32
 
 I32 = NDArray[np.int32]
+POW = 2  # in U: glibc's manual gives powf one ulp, which is one or two U of a value
 REASON = "cosine, sine, two products and their sum (the angle's own float32 recursion is mirrored)"
 
 
 @dataclass(frozen=True, eq=False)
 class RopeParams:
-    """How positions become angles: position * scale * base^(-2i / n_rot) / factors[i]."""
+    """How positions become angles: position * scale * base^(-2i / n_rot) / factors[i].
+
+    With YaRN a share `kept[i]` of each pair is not scaled, and what is turned grows.
+    """
 
     n_rot: int
     base: float
     scale: float
     factors: F32 | None  # (n_rot / 2,)
     halves: bool = False  # pairs lie half a rotation apart, not side by side
+    kept: F32 | None = None  # (n_rot / 2,)
+    magnitude: float = 1.0
 
     def pairs(self) -> tuple[slice, slice]:
         """Where in a head the first element of every pair lies, and where the second."""
@@ -42,13 +48,32 @@ Rotations = Callable[[I32, RopeParams], tuple[F64, F64]]  # cosines and sines: (
 
 def rope(x: F32, positions: I32, params: RopeParams, rotations: Rotations, build: Build) -> Number:
     """x: (tokens, heads, dim), the first `n_rot` elements of each head are turned."""
-    cos, sin = (from_library(t[:, None, :], build) for t in rotations(positions, params))
+    found = (t[:, None, :] for t in rotations(positions, params))
+    cos, sin = (from_library(t, positions, params) if build.bounds else t for t in found)
     return because(turned(build.number(x), cos, sin, *params.pairs()), REASON)
 
 
-def from_library(v: F64, build: Build) -> Number:
-    """What a function of the C library gives."""
-    return Near(v, LIBM_ULP * ULP * np.abs(v)) if build.bounds else v
+def from_library(v: F64, positions: I32, params: RopeParams, *, any_way: bool = False) -> Near:
+    """What a function of the C library gives, times the magnitude; v: (tokens, 1, pairs)."""
+    ulps = LIBM_ULP * ULP + (U if params.magnitude != 1 else 0.0)
+    return Near(v, ulps * np.abs(v) + yarn_slack(positions, params, any_way=any_way))
+
+
+def yarn_slack(positions: I32, params: RopeParams, *, any_way: bool) -> F64 | float:
+    """How far cosines and sines may be off where ggml mixes two angles, (tokens, 1, pairs).
+
+    A pair between both ends of the ramp: the complement, two products and their sum, the scaled
+    angle before, which a compiler may fuse. The magnitude: two logarithms in float32, a product, a
+    sum, a quotient and two products more. any_way: what frequencies are mixed of besides, a power
+    and the quotients before and after.
+    """
+    if params.kept is None:
+        return 0.0
+    kept = params.kept.astype(np.float64)
+    each = positions.astype(np.float64)[:, None] * frequencies(params)
+    mixed = np.where((kept > 0) & (kept < 1) | any_way, 5 + (POW + 4) * any_way, 0)
+    turns: F64 = np.abs(each) * (1 + abs(params.scale)) * mixed * U
+    return (abs(params.magnitude) * (turns + 10 * U))[:, None, :]
 
 
 def turned(x: Number, cos: Number, sin: Number, first: Any, second: Any) -> Number:
@@ -70,24 +95,31 @@ def turned(x: Number, cos: Number, sin: Number, first: Any, second: Any) -> Numb
 # --- angles -------------------------------------------------------------------------------------
 
 
+def frequencies(params: RopeParams) -> F64:
+    """(n_rot / 2,), not scaled."""
+    exponents = -np.arange(0, params.n_rot, 2) / params.n_rot
+    found: F64 = params.base**exponents
+    return found if params.factors is None else found / params.factors
+
+
 def from_powers(positions: I32, params: RopeParams) -> tuple[F64, F64]:
     """By the definition of `RopeParams`, in float64."""
-    exponents = -np.arange(0, params.n_rot, 2) / params.n_rot
-    angles = positions[:, None] * params.base**exponents
-    if params.factors is not None:
-        angles = angles / params.factors
-    angles = angles * params.scale
-    return np.cos(angles), np.sin(angles)
+    kept = 0.0 if params.kept is None else params.kept.astype(np.float64)
+    angles = positions[:, None] * frequencies(params) * (params.scale * (1 - kept) + kept)
+    return np.cos(angles) * params.magnitude, np.sin(angles) * params.magnitude
 
 
 def by_recursion(positions: I32, params: RopeParams) -> tuple[F64, F64]:
     """ggml multiplies the angle up pair by pair in float32, and scales it then."""
     base, scale = np.float32(params.base), np.float32(params.scale)
-    angles = recursion(positions.astype(np.float32), params.n_rot, base, params.n_rot // 2)
-    if params.factors is not None:
-        angles = angles / params.factors
-    angles = (angles * scale).astype(np.float64)
-    return functions.cos(angles), functions.sin(angles)
+    whole = recursion(positions.astype(np.float32), params.n_rot, base, params.n_rot // 2)
+    whole = whole if params.factors is None else whole / params.factors
+    angles = whole * scale
+    if params.kept is not None:
+        mixed = angles * (np.float32(1) - params.kept) + whole * params.kept
+        angles = np.where(params.kept != 0, mixed, angles)
+    wide, magnitude = angles.astype(np.float64), float(np.float32(params.magnitude))
+    return functions.cos(wide) * magnitude, functions.sin(wide) * magnitude
 
 
 @compiled

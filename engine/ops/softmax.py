@@ -18,12 +18,22 @@ def soft_max(x: F32, scale: float, visible: NDArray[np.bool_] | None, build: Bui
 
     A row that sees nothing is all zeros.
     """
+    return of_scores(scaled(x, scale, visible, build), build, empty=0.0)
+
+
+def soft_max_with_sinks(
+    x: F32, scale: float, visible: NDArray[np.bool_], sinks: F32, build: Build
+) -> Number:
+    """As of one entry more in each row, the sink of its head: (heads,). It gives nothing."""
+    ends = sinks.astype(np.float64)[:, None, None]
+    return of_scores(scaled(x, scale, visible, build), build, ends)
+
+
+def scaled(x: F32, scale: float, visible: NDArray[np.bool_] | None, build: Build) -> Number:
     s, scale = build.number(x), build.parameter(scale)
     if scale != 1.0:
         s = s * scale
-    if visible is not None:
-        s = chosen(visible, s, -np.inf)
-    return of_scores(s, build, empty=0.0)
+    return s if visible is None else chosen(visible, s, -np.inf)
 
 
 def of_scores(s: Number, build: Build, sinks: F64 | None = None, empty: float = np.nan) -> Number:

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import EngineError, InvalidModel, Unsupported
+from engine.batch import Batch
+from engine.errors import EngineError, InvalidModel, NotInModel, Unsupported
 from engine.gguf_file import GgufFile, Value
 from engine.hparams import architecture_name
 from engine.memory.sbatch_schedule import SbatchSchedule
@@ -18,7 +19,7 @@ from engine.ops.fused.base import Call, operate
 from engine.ops.ggml.base import Node, expect, settled
 from engine.ops.mirror import Mirror
 from engine.ops.reference import Reference as Ops
-from engine.quants.base import WeightFormat
+from engine.quants.base import F32, WeightFormat
 from engine.tokenizers.base import Tokenizer, tokenizer_of
 from engine.trace import LISTED
 from engine.weights import Weight
@@ -148,6 +149,9 @@ class Reference(Adapter, name="reference"):
         return seconds_each(lambda piece: kind.dequantize_into(*piece), pieces, seconds)
 
     def evaluate(self, request: Request) -> Evaluation:
+        if self.loaded.graph.embeds != request.embeddings:
+            lacks, has = ("embeddings", "logits")[:: 1 if request.embeddings else -1]
+            raise NotInModel(f"our graph of the model has no {lacks}, but {has}")
         recorder = Recorder(request, NO_NODES if self.shows_nodes() else ())
         memory = self.loaded.new_memory()
         logits = []
@@ -156,6 +160,9 @@ class Reference(Adapter, name="reference"):
             logits.append(self.loaded.decode(batch, memory, recorder))
         trace = Trace(engine=self.name, records=tuple(recorder.records))
         return Evaluation(logits=tuple(logits), trace=trace if request.capture else None)
+
+    def embed(self, batches: Sequence[Batch]) -> tuple[F32, ...]:
+        return self.evaluate(Request(batches=tuple(batches), embeddings=True)).logits
 
     def compute(self, node: Node) -> NDArray[Any]:
         """The formula: a single op has no build whose roundings could be mirrored."""
@@ -178,6 +185,8 @@ class Reference(Adapter, name="reference"):
         }
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        if self.loaded.graph.embeds:
+            raise NotInModel("the model has no logits, so there is no next token")
         return self.loaded.greedy(prompt, n)
 
     def schedule(self, plan: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -50,7 +50,9 @@ def other_names(node: PlannedNode, wire: Wire) -> list[tuple[str, int | None]]:
         what = "output" if node.name == "result_output" else weight["base"] if weight else ""
         if what in PRODUCTS:
             inside = weight["layer"] if weight else None
-            names.append((PRODUCTS[what], None if inside is None else int(inside)))
+            at = None if inside is None else int(inside)
+            # the second, where the sum with a bias has the first
+            names += [(PRODUCTS[what], at), (f"{PRODUCTS[what]} {node.op}", at)]
     return names
 
 

@@ -5,6 +5,7 @@ segment of llama.cpp's graph.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from engine.gguf_file import GgufFile
@@ -35,13 +36,14 @@ def products_between_nodes(context: Context, keep: Keep) -> Findings:
     wires = renamed(wires, places)
     products = products_of(program, wires)
     read = {site for wire in products.values() for site in wire.inputs}
-    values = shown_by(context, Request(batches=batches, capture=True))
+    request = Request(batches=batches, capture=True, embeddings=not program.has_result)
+    values = shown_by(context, request)
     given = {
         site: keep(value, context.seed)
         for site, value in values.items()
         if site in places and wires[places[site]].site in read and value.dtype.kind == "f"
     }
-    sparse = shown_by(context, Request(batches=batches, capture=True, replace=given))
+    sparse = shown_by(context, replace(request, replace=given))
     with GgufFile.open(context.model) as file:
         judge = SegmentJudge(
             program=program,

@@ -32,6 +32,7 @@ from harness.synth.variant_extras import (
     MOE_ONLY,
     READ,
     SIZES,
+    SPLIT,
 )
 from harness.synth.variants import Keys, Sizes, common, experts
 from harness.synth.vocabularies import LAST, USUAL, check_kind, vocabulary_keys
@@ -155,6 +156,8 @@ def write_variant(
     kept = [t for t in tensors if lacks is None or not re.search(lacks, t.name)]
     if variant.arch in FUSED and not variant.complete:
         kept = list(fused(kept))
+    if variant.arch in SPLIT and not variant.complete:
+        kept = [part for tensor in kept for part in halves(tensor)]
     rows = {tensor.name: row(tensor, variant.arch, seed, quant) for tensor in kept}
     write_gguf(path, keys, rows.values())
 
@@ -170,6 +173,17 @@ def fused(tensors: Sequence[TensorSummary]) -> Iterator[TensorSummary]:
             parts = [by_name[part[1] + each + part[3]] for each in "qkv"]
             ne = (tensor.ne[0], sum(each.ne[1] for each in parts))
             yield replace(tensor, name=f"{part[1]}qkv{part[3]}", ne=ne)
+
+
+def halves(tensor: TensorSummary) -> Iterator[TensorSummary]:
+    """Gates and what they let through apart, where llama.cpp would take one tensor."""
+    if "gate_up_exps" not in tensor.name:
+        yield tensor
+        return
+    columns, rows, *rest = tensor.ne
+    for name in ("gate_exps", "up_exps"):
+        ne = (columns, rows // 2, *rest)
+        yield replace(tensor, name=tensor.name.replace("gate_up_exps", name), ne=ne)
 
 
 def row(tensor: TensorSummary, arch: str, seed: int, quant: str) -> TensorRow:

@@ -33,6 +33,7 @@ class LlamaRecipe:
     tied: bool = False  # the output head is the embedding matrix
     rope_freq_base: float = 10000.0
     rope_linear_factor: float = 0.0  # 0: no scaling
+    rope_yarn_factor: float = 0.0  # of YaRN, from a quarter of the context; 0: none
     rope_freqs: bool = False
     f_norm_rms_eps: float = 1e-5
     vocabulary: bool = True
@@ -95,6 +96,10 @@ def metadata(r: LlamaRecipe) -> dict[str, tuple[str, Any]]:
     if r.rope_linear_factor:
         keys["llama.rope.scaling.type"] = ("STR", "linear")
         keys["llama.rope.scaling.factor"] = ("F32", r.rope_linear_factor)
+    if r.rope_yarn_factor:
+        keys["llama.rope.scaling.type"] = ("STR", "yarn")
+        keys["llama.rope.scaling.factor"] = ("F32", r.rope_yarn_factor)
+        keys["llama.rope.scaling.original_context_length"] = ("U32", r.n_ctx_train // 4)
     if r.n_expert:
         keys["llama.expert_count"] = ("U32", r.n_expert)
         keys["llama.expert_used_count"] = ("U32", r.n_expert_used)

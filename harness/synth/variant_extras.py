@@ -18,6 +18,8 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
         "gemma4": Sizes(n_layer=5),
         "deepseek4": Sizes(n_layer=4, n_embd=128, n_head=4),
         "qwen3": Sizes(n_head=4, n_head_kv=1),
+        "deepseek2": Sizes(n_head=4, n_head_kv=1),
+        "gpt-oss": Sizes(n_head=4, n_head_kv=2),
         "muse-glimmer": Sizes(n_head=4, n_head_kv=2),
         "afmoe": Sizes(n_head=4, n_head_kv=2),
         "nemotron_h": Sizes(n_layer=3),
@@ -31,7 +33,7 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
         **{
             name: Sizes(n_head=1)
             for name in (
-                *("deepseek2", "deepseek32", "glm-dsa", "dots3note", "kimi-linear", "bailingmoe3"),
+                *("deepseek32", "glm-dsa", "dots3note", "kimi-linear", "bailingmoe3"),
                 *("kimi-k3", "glm5-next", "mistral4", "hy_v4"),
             )
         },
@@ -97,6 +99,28 @@ def bert(s: Sizes) -> Keys:
         "tokenizer.ggml.token_type_count": u32(2),
         ".attention.causal": yes(False),
         ".pooling_type": u32(0),
+    }
+
+
+def gemma2(s: Sizes) -> Keys:
+    """Heads that are not a share of the width, as in the 9B model; caps that scores come near."""
+    return {
+        ".attention.key_length": u32(2 * s.head),
+        ".attention.value_length": u32(2 * s.head),
+        ".attn_logit_softcapping": f32(5.0),
+        ".final_logit_softcapping": f32(3.0),
+    }
+
+
+def gpt_oss(s: Sizes) -> Keys:
+    """Heads that are not a share of the width; trained on fewer tokens than it may be given."""
+    return {
+        ".attention.key_length": u32(2 * s.head),
+        ".attention.value_length": u32(2 * s.head),
+        ".rope.freq_base": f32(150000.0),
+        ".rope.scaling.type": ("STR", "yarn"),
+        ".rope.scaling.factor": f32(4.0),
+        ".rope.scaling.original_context_length": u32(64),
     }
 
 
@@ -213,7 +237,8 @@ def granite_switch(s: Sizes) -> Keys:
 
 EXTRAS: Mapping[str, Callable[[Sizes], Keys]] = MappingProxyType(
     {
-        **dict.fromkeys(("deepseek2", "deepseek32", "glm-dsa", "mistral4"), mla),
+        **dict.fromkeys(("deepseek32", "glm-dsa", "mistral4"), mla),
+        "deepseek2": lambda s: {**mla(s), **scaled_experts(s)},
         **dict.fromkeys(("kimi-linear", "kimi-k3"), lambda s: {**mla(s), **heads_by_layer(s)}),
         **dict.fromkeys(("jamba", "granitehybrid", "lfm2", "lfm2moe"), heads_by_layer),
         **dict.fromkeys(
@@ -240,7 +265,9 @@ EXTRAS: Mapping[str, Callable[[Sizes], Keys]] = MappingProxyType(
             ".rope.dimension_count": u32(16),
             ".attention.indexer.head_count": u32(s.n_head),
         },
+        "gemma2": gemma2,
         "gemma4": gemma4,
+        "gpt-oss": gpt_oss,
         "graniteswitch": granite_switch,
         **dict.fromkeys(("rwkv6qwen2", "arwkv7"), lambda s: {".token_shift_count": u32(1)}),
         "deepseek4": deepseek4,
@@ -257,15 +284,20 @@ EXTRAS: Mapping[str, Callable[[Sizes], Keys]] = MappingProxyType(
 LEFT_OUT: Mapping[str, str] = MappingProxyType(
     {
         "rwkv6qwen2": r"\.time_mix_first\.",
-        **dict.fromkeys(("qwen3", "qwen3moe", "gemma3"), r"scale$|attn_[qkv]\.bias|^cls\."),
+        **dict.fromkeys(
+            ("qwen3", "qwen3moe", "gemma2", "gemma3"), r"scale$|attn_[qkv]\.bias|^cls\."
+        ),
         "qwen2": r"scale$|^output\.bias",
-        **dict.fromkeys(("gpt2", "mamba"), r"scale$"),
+        **dict.fromkeys(("gpt2", "gpt-oss", "deepseek2", "mamba"), r"scale$"),
+        "bert": r"scale$|^cls\.",
         "lfm2": r"scale$|attn_[qkv]\.bias|^dense_2",
         "phi3": r"scale$|attn_[qkv]\.bias|^rope_factors",
     }
 )
 # Real files hold queries, keys and values in one matrix, where llama.cpp would take three as well
 FUSED = ("phi3",)
+# ... and two stacks of experts, where it would take one
+SPLIT = ("deepseek2",)
 # Of architectures that our engine has a graph of: the keys that mean something to them. It refuses
 # a file with others, since it cannot know what they would change.
 _SIZES = (
@@ -273,13 +305,34 @@ _SIZES = (
     *(".feed_forward_length", ".attention.head_count", ".attention.head_count_kv"),
 )
 _RMS = (*_SIZES, ".attention.layer_norm_rms_epsilon")
+_HEADS = (".attention.key_length", ".attention.value_length")
+_EXPERTS = (".expert_count", ".expert_used_count", ".expert_feed_forward_length")
 READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
+        "bert": (
+            *(*_SIZES, ".attention.layer_norm_epsilon", ".attention.causal", ".pooling_type"),
+            "tokenizer.ggml.token_type_count",
+        ),
         "phi3": (*_RMS, ".attention.sliding_window"),
         "qwen2": _RMS,
         "qwen3": _RMS,
-        "qwen3moe": (*_RMS, ".expert_count", ".expert_used_count", ".expert_feed_forward_length"),
+        "qwen3moe": (*_RMS, *_EXPERTS),
+        "deepseek2": (
+            *(*_RMS, *_HEADS, ".attention.key_length_mla", ".attention.value_length_mla"),
+            *(".attention.q_lora_rank", ".attention.kv_lora_rank", ".rope.dimension_count"),
+            *(*_EXPERTS, ".expert_shared_count", ".expert_weights_scale", ".expert_weights_norm"),
+            *(".expert_gating_func", ".leading_dense_block_count"),
+        ),
+        "gemma2": (
+            *(*_RMS, *_HEADS, ".attention.sliding_window"),
+            *(".attn_logit_softcapping", ".final_logit_softcapping"),
+        ),
         "gemma3": (*_RMS, ".attention.sliding_window", ".attention.sliding_window_pattern"),
+        "gpt-oss": (
+            *(*_RMS, *_HEADS, *_EXPERTS, ".attention.sliding_window", ".rope.freq_base"),
+            *(".rope.scaling.type", ".rope.scaling.factor"),
+            ".rope.scaling.original_context_length",
+        ),
         "gpt2": (*_SIZES, ".attention.layer_norm_epsilon"),
         "lfm2": (*_RMS, ".shortconv.l_cache"),
         "mamba": (

@@ -8,20 +8,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine.kv_cache import KvCache, OneBatch
 from numpy.typing import NDArray
 
+from engine.architectures import gemma2
+from engine.architectures.bert import Bert
+from engine.architectures.deepseek2 import Deepseek2
+from engine.architectures.gemma2 import Gemma2Hparams
 from engine.architectures.gemma3 import Gemma3, Gemma3Hparams
 from engine.architectures.gpt2 import Gpt2
+from engine.architectures.gpt_oss import GptOssHparams
 from engine.architectures.llama import Llama
 from engine.architectures.phi3 import Phi3
 from engine.architectures.qwen2 import Qwen2
 from engine.architectures.qwen3 import Qwen3
 from engine.architectures.qwen3moe import Qwen3Moe
+from engine.architectures.step import Step
 from engine.batch import Batch
 from engine.errors import EngineError
 from engine.gguf_file import GgufFile
 from engine.model import Model
+from engine.ops.mirror import Mirror
 from engine.ops.reference import Reference as Ops
+from engine.ops.reference import RopeParams
 from engine.trace import LISTED
 from harness.adapters.reference import Reference
 from harness.check import Plan, stand_in
@@ -31,11 +40,25 @@ from harness.runner import Runner
 from harness.shadow.models import make_variant, opened
 from harness.synth import any_arch
 from harness.synth.any_arch import variant_named
+from harness.synth.llama import LlamaRecipe, write_llama
 from tests.differential.conftest import Checked
 from tests.differential.test_bisect_any_arch import with_key
 from tests.test_relations import FirstRows, Leaks
 
-OURS = ("gemma3", "gpt2", "lfm2", "mamba", "phi3", "qwen2", "qwen3", "qwen3moe")
+OURS = (
+    "bert",
+    "deepseek2",
+    "gemma2",
+    "gemma3",
+    "gpt-oss",
+    "gpt2",
+    "lfm2",
+    "mamba",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3moe",
+)
 TOKENS = 24  # more than the window of 16 that made models of gemma3 have
 
 
@@ -62,13 +85,17 @@ def run_of(path: Path, settings: Settings = EXACT) -> Plan:
         settings=settings,
         n_tokens=TOKENS,
         n_steps=8,
-        suites=("logits", "trace"),
+        suites=("logits", "embeddings", "trace"),
+        by_name=False,  # of embeddings and logits the model has one
         command=str(path),
     )
 
 
 def ends(verdicts: list[Verdict]) -> set[tuple[str, str]]:
-    return {(v.suite, v.status) for v in verdicts}
+    """Embeddings as logits: of what a model comes to."""
+    asked = [v for v in verdicts if v.suite == "trace" or v.status != "not-applicable"]
+    found = {(v.suite, v.status) for v in asked}
+    return {("logits" if suite == "embeddings" else suite, status) for suite, status in found}
 
 
 @pytest.mark.parametrize("arch", OURS)
@@ -87,7 +114,8 @@ def test_our_graph_and_the_replay_of_llama_cpps_agree(arch: str, made: Callable[
     found = []
     for engine in ("reference", "replay"):
         with Runner().open(engine, made(arch, "F32"), EXACT) as session:
-            outcome = session.ask("evaluate", Request(batches=batches))
+            request = Request(batches=batches, embeddings=arch == "bert")
+            outcome = session.ask("evaluate", request)
             assert isinstance(outcome, Answered), outcome
             found.append(np.concatenate(outcome.value.logits))
     ours, replayed = found
@@ -108,14 +136,63 @@ def one_base(self: Gemma3, layer: int = 0) -> Any:
     return replace(RIGHT_BASES(self, layer), base=self.hparams.rope_freq_base * 2)
 
 
+def other_layers(self: Gemma2Hparams, layer: int) -> bool:
+    return layer % 2 == 1
+
+
+def without_a_cap(self: Step, *args: Any) -> Any:
+    return RIGHT_ATTENTION(self, *args[:6])
+
+
+def without_sinks(self: Step, *args: Any, sinks: Any) -> Any:
+    return RIGHT_ATTENTION(self, *args)
+
+
+def window_of_others(self: GptOssHparams, layer: int) -> int:
+    return self.n_swa if layer % 2 else 0
+
+
+def without_the_shared(self: Deepseek2, step: Any, layer: int, x: Any) -> Any:
+    return (self.chosen if layer else self.feed_forward)(step, layer, x)
+
+
+def without_means(self: Bert, step: Any, layer: int, name: str, x: Any) -> Any:
+    weight = self.tensors.in_layer(layer, f"{name}.weight").values()
+    return step.ops.rms_norm(x, weight, self.hparams.f_norm_eps)
+
+
+def half_a_head_apart(self: Any, layer: int = 0) -> Any:
+    return RopeParams(self.hparams.n_rot, self.hparams.rope_freq_base, 1.0, None, halves=True)
+
+
+RIGHT_ATTENTION = Step.attend
 RIGHT_BASES = Gemma3.rope_params
-WRONG: dict[str, tuple[type[Any], str, Any, str]] = {  # where it is, what it does, where it shows
+WRONG: dict[str, tuple[Any, str, Any, str]] = {  # where it is, what it does, where it shows
     "qwen2 without biases": (Qwen2, "biased", without_a_bias, "Qcur_rope"),
     "qwen3 without norms of heads": (Qwen3, "heads", without_norms, "Qcur_rope"),
     "qwen3 with adjacent pairs": (Qwen3, "halves", False, "Qcur_rope"),
     "qwen3moe with adjacent pairs": (Qwen3Moe, "halves", False, "Qcur_rope"),
     "phi3 with adjacent pairs": (Phi3, "halves", False, "Qcur_rope"),
+    "bert that sees no later token": (OneBatch, "visible", KvCache.visible, "kq_soft_max"),
+    "bert with norms around zero": (Bert, "layer_norm", without_means, "ffn_inp"),
+    "deepseek2 without the shared expert": (Deepseek2, "experts", without_the_shared, "l_out"),
+    "deepseek2 with other pairs": (Deepseek2, "rope_params", half_a_head_apart, "q_pe"),
+    "gemma2 with windows in the other layers": (
+        Gemma2Hparams,
+        "has_window",
+        other_layers,
+        "kq_soft_max",
+    ),
+    "gemma2 without a cap of scores": (Step, "attend", without_a_cap, "kq_soft_max"),
+    "gemma2 with another scale of queries": (gemma2, "LARGEST", 2, "kq"),
     "gemma3 with another rope base": (Gemma3, "rope_params", one_base, "Qcur_rope"),
+    "gpt-oss without sinks": (Step, "attend", without_sinks, "kq_soft_max"),
+    "gpt-oss with windows in the other layers": (
+        GptOssHparams,
+        "window",
+        window_of_others,
+        "kq_soft_max",
+    ),
     "gpt2 without biases": (Gpt2, "biased", without_a_bias, "kq"),
 }
 
@@ -155,10 +232,10 @@ def test_every_product_of_a_graph_of_ours_is_looked_at_on_nearly_empty_inputs(
     assert verdict.status == "agreed", verdict.summary
     with GgufFile.open(path) as file:
         matrices = sum(len(tensor.ne) > 1 for tensor in file.tensors.values())
-    # positions are looked up, and so are embeddings, unless they are the head as well; the one
-    # convolution of lfm2 is no product
-    looked_up = {"gpt2": 2, "lfm2": 2}.get(arch, 1)
-    assert verdict.detail["sites"] == matrices - looked_up
+    # positions are looked up, types of tokens are, and so are embeddings, unless they are the head
+    # as well; biases of experts are added, and the one convolution of lfm2 is no product
+    others = {"bert": 3, "gemma2": 0, "gpt-oss": 1 + 2 * 3, "gpt2": 2, "lfm2": 2}.get(arch, 1)
+    assert verdict.detail["sites"] == matrices - others
     assert verdict.detail["sees"] < 1e-4
 
 
@@ -225,6 +302,34 @@ def test_a_form_that_llama_cpp_takes_and_our_graph_does_not_is_replayed(
     facts = facts_of_model(path)
     assert "attn_q.bias' is missing" in facts.not_ours
     assert stand_in("reference", facts) == "replay"
+
+
+@pytest.fixture(scope="session")
+def stretched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trained on 128 tokens, for 512: slow pairs turn four times slower, fast ones as they did."""
+    path = tmp_path_factory.mktemp("yarn") / "llama.gguf"
+    write_llama(LlamaRecipe(rope_yarn_factor=4.0, rope_freqs=True), path)
+    return path
+
+
+@pytest.mark.parametrize("preset", ["exact", "default"])
+def test_positions_stretched_by_yarn_agree(preset: str, stretched: Path, checked: Checked) -> None:
+    verdicts = checked(run_of(stretched, PRESETS[preset]))
+    assert ends(verdicts) == {("logits", "agreed"), ("trace", "agreed")}
+
+
+@pytest.mark.parametrize("wrong", [{"kept": None}, {"magnitude": 1.0}])
+def test_a_yarn_that_lacks_its_ramp_or_its_magnitude_is_found(
+    wrong: dict[str, Any], stretched: Path, checked: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wrong(Mirror):
+        def rotations(self, positions: Any, params: Any) -> Any:
+            return super().rotations(positions, replace(params, **wrong))
+
+    monkeypatch.setattr(Reference, "ops", Wrong)
+    found = [v for v in checked(run_of(stretched)) if v.status == "diverged"]
+    assert {v.detail["site"] for v in found if v.suite == "trace"} == {"Qcur_rope", "Kcur_rope"}
+    assert {v.detail["at_fault"] for v in found} == {"subject"}
 
 
 def test_what_llama_cpp_refuses_to_load_is_no_difference_between_engines(

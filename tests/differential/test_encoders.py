@@ -39,7 +39,9 @@ def made(namer: Session, tmp_path_factory: pytest.TempPathFactory) -> MadeOf:
         path = folder / f"{name}-{pooling}.gguf"
         if not path.exists():
             changed = ((".pooling_type", pooling),) if pooling else ()
-            make_variant(replace(variant_named(name), changed=changed), path, session=namer)
+            ranks = pooling == RANK  # by tensors that other models of the architecture lack
+            variant = replace(variant_named(name), changed=changed, complete=ranks)
+            make_variant(variant, path, session=namer)
         return path
 
     return make

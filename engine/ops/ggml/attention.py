@@ -7,6 +7,7 @@ ggml-cpu/ops.cpp of llama.cpp in llama-cpp-python 0.3.36.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from engine.ops.attention import attended
 from engine.ops.build import Build
 from engine.ops.flash_mirror import LANES_UP, NO_SINK, TILE, FlashMirror, one_by_one
 from engine.ops.functions import tanh
-from engine.ops.ggml.base import PLAIN, Node, meaning
+from engine.ops.ggml.base import PLAIN, Node, Operand, meaning
 from engine.ops.ggml.products import matrix, multiplied
 from engine.ops.ggml.soft_max import slopes
 from engine.ops.near import (
@@ -67,6 +68,62 @@ def flash_attn_ext(node: Node, build: Build) -> Expected:
     else:
         value, allowed = sequential(node, form, build, split=floats)
     return Expected(value, allowed + U * np.abs(value) + SMALLEST, REASON)
+
+
+def call(
+    q: NDArray[Any],
+    k: NDArray[Any],
+    v: NDArray[Any],
+    scale: float,
+    visible: NDArray[np.bool_],
+    cap: float,
+    sinks: NDArray[Any] | None,
+) -> Node:
+    """A node that nobody captured. q: (tokens, heads, dim), k, v: (cells, kv_heads, dim)."""
+    params = np.zeros(16, np.int32)
+    params.view(np.float32)[:3] = scale, 0.0, cap
+    mask = np.where(visible, 0.0, -np.inf).astype(np.float16)[:, None]
+    heads = (as_operand(x.transpose(1, 0, 2)[None]) for x in (q, k, v, mask))
+    ends = None if sinks is None else as_operand(sinks.reshape(1, 1, 1, -1))
+    value = np.zeros((1, len(q), q.shape[1], v.shape[2]), np.float32)
+    return Node(
+        step=0,
+        ubatch=0,
+        index=0,
+        op="FLASH_ATTN_EXT",
+        name="",
+        layer=None,
+        type="F32",
+        ne=value.shape[::-1],
+        params=params,
+        sources=(*heads, ends),
+        value=value,
+    )
+
+
+def as_node(
+    q: NDArray[Any],
+    k: NDArray[Any],
+    v: NDArray[Any],
+    scale: float,
+    visible: NDArray[np.bool_],
+    cap: float,
+    sinks: NDArray[Any] | None,
+    flash: FlashMirror,
+    build: Build,
+) -> Near:
+    """What a node gives that nobody captured: (tokens, heads * dim of values)."""
+    unused = flash.n_kv(len(k)) - len(k)  # cells that ggml has behind those in use
+    k, v = (np.pad(x, ((0, unused), (0, 0), (0, 0))) for x in (k, v))
+    node = call(q, k, v, scale, np.pad(visible, ((0, 0), (0, unused))), cap, sinks)
+    found = flash_attn_ext(node, build)
+    shape = len(q), q.shape[1] * v.shape[2]
+    return Near(found.value.reshape(shape), np.reshape(found.allowed, shape), found.reason)
+
+
+def as_operand(x: NDArray[Any]) -> Operand:
+    kind = {np.dtype(np.float16): "F16", np.dtype(np.float32): "F32"}[x.dtype]
+    return Operand(name="", type=kind, ne=x.shape[::-1], value=np.ascontiguousarray(x))
 
 
 def in_any_order(node: Node, form: Form, build: Build, rescalings: float | None = None) -> Expected:

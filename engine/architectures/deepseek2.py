@@ -1,0 +1,189 @@
+"""deepseek2: one narrow vector a token is kept for all heads; experts shared and chosen.
+
+From the published definition (DeepSeek-V2 and V3 technical reports; DeepseekV3Attention, -MoE and
+-TopkRouter of transformers). As the first report says of running it, the matrix that makes keys of
+what is kept goes into the queries, and the one that makes values behind attention, so a file holds
+them apart (attn_k_b, attn_v_b). Groups of experts are not covered.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from engine.architectures.llama import Llama
+from engine.architectures.positions import scaled
+from engine.architectures.step import Step
+from engine.architectures.tensors import Table, table
+from engine.errors import Unsupported
+from engine.hparams import Hparams, Keys
+from engine.memory.store import KeysValues
+from engine.ops.reference import RopeParams
+from engine.quants.base import F32
+
+TENSORS = table("""
+    token_embd.weight             n_vocab      n_embd
+    blk.*.attn_norm.weight        n_embd
+    blk.*.attn_q_a.weight?        n_lora_q     n_embd
+    blk.*.attn_q_a_norm.weight?   n_lora_q
+    blk.*.attn_q_b.weight?        n_embd_k     n_lora_q
+    blk.*.attn_q.weight?          n_embd_k     n_embd
+    blk.*.attn_kv_a_mqa.weight    n_embd_head  n_embd
+    blk.*.attn_kv_a_norm.weight   n_lora_kv
+    blk.*.attn_k_b.weight         n_head       n_lora_kv     n_nope
+    blk.*.attn_v_b.weight         n_head       n_head_v      n_lora_kv
+    blk.*.attn_output.weight      n_embd       n_embd_v
+    blk.*.ffn_norm.weight         n_embd
+    blk.*.ffn_gate.weight?        n_ff         n_embd
+    blk.*.ffn_up.weight?          n_ff         n_embd
+    blk.*.ffn_down.weight?        n_embd       n_ff
+    blk.*.ffn_gate_inp.weight?    n_expert     n_embd
+    blk.*.exp_probs_b.bias?       n_expert
+    blk.*.ffn_gate_exps.weight?   n_expert     n_ff_exp      n_embd
+    blk.*.ffn_up_exps.weight?     n_expert     n_ff_exp      n_embd
+    blk.*.ffn_down_exps.weight?   n_expert     n_embd        n_ff_exp
+    blk.*.ffn_gate_shexp.weight?  n_ff_shared  n_embd
+    blk.*.ffn_up_shexp.weight?    n_ff_shared  n_embd
+    blk.*.ffn_down_shexp.weight?  n_embd       n_ff_shared
+    output_norm.weight            n_embd
+    output.weight?                n_vocab      n_embd
+""")
+SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deepseek2Hparams(Hparams):
+    n_lora_q: int  # 0: queries come of one matrix
+    n_lora_kv: int
+    n_rot: int
+    n_head_k: int  # elements of a head's key, rotated ones counted
+    n_head_v: int
+    n_layer_dense: int  # the first layers have no experts
+    n_ff_exp: int
+    n_ff_shared: int
+    gating: int
+    norm_weights: bool
+    scale_weights: float
+    f_mscale: float  # of YaRN, times the logarithm of the factor
+
+    @property
+    def n_nope(self) -> int:
+        return self.n_head_k - self.n_rot
+
+    @property
+    def n_embd_k(self) -> int:
+        return self.n_head * self.n_head_k
+
+    @property
+    def n_embd_v(self) -> int:
+        return self.n_head * self.n_head_v
+
+    def check(self, arch: str) -> None:
+        super().check(arch)
+        if self.gating not in (SOFTMAX, SIGMOID):
+            raise Unsupported(f"{arch}.expert_gating_func is {self.gating}; known: 1, 2")
+        if self.rope_attn_factor != 1 or bool(self.n_ctx_orig_yarn) != bool(self.f_mscale):
+            raise Unsupported(f"{arch}.rope.scaling is no YaRN with a yarn_log_multiplier")
+
+
+class Deepseek2(Llama, name="deepseek2"):
+    hparams: Deepseek2Hparams
+
+    @classmethod
+    def hparams_of(cls, keys: Keys) -> Deepseek2Hparams:
+        n_lora_kv = keys.positive("attention.kv_lora_rank")
+        n_rot = keys.positive("rope.dimension_count")
+        n_ff_exp = keys.positive("expert_feed_forward_length")
+        keys.same("attention.head_count_kv", 1, "as what is kept serves all heads")
+        keys.same("attention.key_length", n_lora_kv + n_rot, "what is kept of a token")
+        keys.same("attention.value_length", n_lora_kv, "what is kept without its position")
+        return Deepseek2Hparams(
+            **cls.sizes(keys),
+            n_embd_head=n_lora_kv + n_rot,
+            n_lora_q=keys.get("attention.q_lora_rank", int, 0),
+            n_lora_kv=n_lora_kv,
+            n_rot=n_rot,
+            n_head_k=keys.positive("attention.key_length_mla"),
+            n_head_v=keys.positive("attention.value_length_mla"),
+            n_layer_dense=keys.get("leading_dense_block_count", int, 0),
+            n_ff_exp=n_ff_exp,
+            n_ff_shared=n_ff_exp * keys.positive("expert_shared_count"),
+            gating=keys.get("expert_gating_func", int, SOFTMAX),
+            norm_weights=keys.get("expert_weights_norm", bool, False),
+            scale_weights=keys.get("expert_weights_scale", float, 1.0),
+            f_mscale=keys.get("rope.scaling.yarn_log_multiplier", float, 0.0),
+        )
+
+    @classmethod
+    def table(cls, hparams: Hparams) -> Table:
+        return TENSORS
+
+    def rope_params(self, layer: int = 0) -> RopeParams:
+        """What YaRN grows is put into the factor of the scores, whole."""
+        hp = self.hparams
+        plain = RopeParams(hp.n_rot, hp.rope_freq_base, hp.rope_freq_scale, None)
+        return replace(scaled(plain, 1.0, hp.n_ctx_orig_yarn), magnitude=1.0)
+
+    def kept(self, layer: int) -> KeysValues:
+        """Values are a part of the keys."""
+        return KeysValues(1, self.hparams.n_embd_head, 0)
+
+    def attention(self, step: Step, layer: int, x: F32) -> F32:
+        hp, ops, at, rope = self.hparams, step.ops, step.batch.positions, self.rope_params()
+        q = self.queries(step, layer, x).reshape(len(x), hp.n_head, hp.n_head_k)
+        kept = self.linear(step, layer, "kv_cmpr_pe", x, "attn_kv_a_mqa")
+        turned = kept[:, None, hp.n_lora_kv :]  # one key of positions for all heads
+        turned = step.probe("k_pe", layer, ops.rope(turned, at, rope))
+        kept = self.norm(step, layer, "kv_cmpr", kept[:, : hp.n_lora_kv], "attn_kv_a_norm")
+        k = step.probe("Kcur", layer, np.concatenate([kept[:, None], turned], axis=-1))
+        q_nope = self.by_head(step, layer, "q_nope_absorbed", q[..., : hp.n_nope], "attn_k_b")
+        q_turned = step.probe("q_pe", layer, ops.rope(q[..., hp.n_nope :], at, rope))
+        q = step.probe("Qcur", layer, np.concatenate([q_nope, q_turned], axis=-1))
+        grown = 1 - hp.f_mscale * math.log(hp.rope_freq_scale)
+        scale = grown**2 / math.sqrt(hp.n_head_k)
+        out = step.attend(layer, q, k, None, scale, within=hp.n_lora_kv)
+        out = out.reshape(len(x), hp.n_head, hp.n_lora_kv)
+        shown = "fattn_mla" if step.flash_attn else "kqv_mla"
+        out = self.by_head(step, layer, shown, out, "attn_v_b").reshape(len(x), -1)
+        return self.linear(step, layer, "attn_out", out, "attn_output")
+
+    def queries(self, step: Step, layer: int, x: F32) -> F32:
+        if not self.hparams.n_lora_q:
+            return self.linear(step, layer, "q", x, "attn_q")
+        q = self.linear(step, layer, "q MUL_MAT", x, "attn_q_a")
+        q = self.norm(step, layer, "q MUL", q, "attn_q_a_norm")
+        return self.linear(step, layer, "q MUL_MAT 2", q, "attn_q_b")
+
+    def by_head(self, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
+        """x: (tokens, heads, inputs), each by its own matrix -> (tokens, heads, outputs)"""
+        weight = self.tensors.in_layer(layer, f"{name}.weight")
+        heads = np.broadcast_to(np.arange(x.shape[1], dtype=np.int32), x.shape[:2])
+        out = step.ops.linear_id(x, weight, heads).transpose(1, 0, 2)
+        shown: F32 = step.probe(site, layer, out)  # (heads, tokens, outputs)
+        return shown.transpose(1, 0, 2)
+
+    def experts(self, step: Step, layer: int, x: F32) -> F32:
+        """With one that all tokens share; in the first layers there is nothing to choose."""
+        if layer < self.hparams.n_layer_dense:
+            return self.feed_forward(step, layer, x)
+        chosen = self.chosen(step, layer, x)
+        shared = self.feed_forward(step, layer, x, "_shexp", "ffn_shexp")
+        out: F32 = step.probe("ffn_out", layer, step.ops.add(chosen, shared))
+        return out
+
+    def chosen(self, step: Step, layer: int, x: F32) -> F32:
+        hp, ops, probe, w = self.hparams, step.ops, step.probe, self.tensors
+        logits = self.linear(step, layer, "ffn_moe_logits", x, "ffn_gate_inp")  # (tokens, experts)
+        probs = ops.sigmoid(logits) if hp.gating == SIGMOID else ops.soft_max(logits, 1.0, None)
+        choice = probs = probe("ffn_moe_probs", layer, probs)
+        if f"blk.{layer}.exp_probs_b.bias" in w:  # weighs in the choice, not in the mixture
+            choice = ops.add(probs, w.in_layer(layer, "exp_probs_b.bias").values())
+            choice = probe("ffn_moe_probs_biased", layer, choice)
+        ids = probe("ffn_moe_topk", layer, ops.top_k(choice, hp.n_expert_used))
+        weights = probe("ffn_moe_weights", layer, ops.pick(probs, ids))  # (tokens, used)
+        if hp.norm_weights:
+            weights = probe("ffn_moe_weights_norm", layer, ops.normalise(weights))
+        if hp.scale_weights not in (0, 1):
+            weights = ops.scale(weights, hp.scale_weights)
+            weights = probe("ffn_moe_weights_scaled", layer, weights)
+        return self.mixture(step, layer, x, ids, weights)
