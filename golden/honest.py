@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from engine.batch import Batch
 from engine.errors import Unsupported
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import Build, Node
+from engine.ops.build import Build
+from engine.ops.ggml.base import Node
 from engine.ops.sums import in_order
 from engine.quants.base import F32
 from harness.graph.floor import whole
@@ -88,7 +89,9 @@ def run(
     found: Recorded, file: GgufFile, settings: Settings, way: Honest, *, plain: bool = False
 ) -> Matrices:
     """The result, and the nodes. Raises Unsupported for what has no formula."""
-    build = Build(lanes=LANES, n_threads=settings.n_threads, plain=plain, multiply=in_order)
+    build = Build(
+        lanes=LANES, n_threads=settings.n_threads, plain=plain, multiply=in_order, zeros=True
+    )
     seen = Seen()
 
     def see(graph: Graph, node: PlannedNode, value: NDArray[Any]) -> None:

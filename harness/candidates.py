@@ -15,9 +15,10 @@ from typing import Literal
 
 import numpy as np
 
+from engine.ops.near import SMALLEST
 from engine.quants.base import F32
 from harness.stored import half_step, looks_like
-from harness.tolerances import SMALLEST, log_softmax_roundings
+from harness.tolerances import log_softmax_roundings
 
 FLOOR = log(SMALLEST)  # a float32 probability below it is subnormal or zero
 COARSE = 6  # decimals, or significant digits: who writes more has not rounded for reading

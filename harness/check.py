@@ -8,7 +8,7 @@ from pathlib import Path
 from engine.batch import Batch
 from engine.errors import EngineError, Unsupported
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import Build
+from engine.ops.build import Build
 from engine.registry import import_members
 from engine.tokenizers.base import tokenizer_of
 from engine.trace import SITES

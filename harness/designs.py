@@ -11,14 +11,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.ops.attention import like
+from engine.ops.build import Build
+from engine.ops.experts import sum_experts
 from engine.ops.flash_mirror import attend_wide
-from engine.ops.reference import I32, Bools, Reference
+from engine.ops.near import Near, Number, U, because, near, swish, tanh
+from engine.ops.norms import of_squares
+from engine.ops.products import linear
+from engine.ops.reference import I32, Bools, Formula, Reference
+from engine.ops.softmax import soft_max
 from engine.quants.base import F32
 from engine.trace import SITES
 from engine.weights import Weight
-from harness import tolerances
 from harness.compare import mismatch_between
-from harness.tolerances import Bound
+from harness.tolerances import Bound, bounded, limited
+
+GGML = Build(lanes=1)  # for ops in which the number of lanes does not matter
+PLAIN = Build(lanes=1, plain=True)
 
 # sites with a value for each expert that was chosen for a token
 PER_EXPERT = {name for name, info in SITES.items() if info.shape.startswith("(tokens, used")}
@@ -46,57 +55,30 @@ def where_limited(truth: NDArray[Any], value: Any, allowed: NDArray[np.float64])
 
 
 def wide_attention(
-    q: F32, k: NDArray[Any], v: NDArray[Any], scale: float, visible: Bools
-) -> tuple[F32, Bound]:
-    """Flash attention with float32 accumulators."""
-    wide = attend_wide(q, k, v, scale, visible)
-    return wide.out, tolerances.flash_attn(wide.out, wide.radius)
+    q: F32, k: NDArray[Any], v: NDArray[Any], scale: float, visible: Bools, *_: Any
+) -> list[Other]:
+    """Flash attention with float32 accumulators; queries converted to the cache's type or not."""
+    return [
+        lambda _: limited(attend_wide(q, k, v, scale, visible).near()),
+        lambda _: limited(attend_wide(like(q, k), k, v, scale, visible).near()),
+    ]
 
 
-def wide_scores(q: F32, k: NDArray[Any]) -> tuple[F32, Bound]:
-    """Queries in float32 on keys of any type, and the bound of a scalar loop."""
-    out = Reference().kq(q, k)
-    return out, scores_bound(q, k, out, 1)
+def without_halves(
+    formula: Formula, x: F32, stored: NDArray[Any], spread: Callable[..., Any]
+) -> list[Other]:
+    """Queries and weights of attention in float32, whatever the type of the cache."""
+    if like(x, stored) is x:
+        return []
+    return [lambda _: bounded(formula, x, stored, spread, build=PLAIN)]
 
 
-def wide_mixture(p: F32, v: NDArray[Any]) -> tuple[F32, Bound]:
-    """Weights of attention in float32 on values of any type."""
-    out = Reference().kqv(p, v)
-    return out, mixture_bound(p, v, out, 1)
-
-
-def scores_bound(q: F32, k: NDArray[Any], out: F32, lanes: int) -> Bound:
-    size = np.abs(q, dtype=np.float64).transpose(1, 0, 2)
-    size = size @ np.abs(Reference().spread(k, q.shape[1])).transpose(0, 2, 1)
-    return tolerances.product(size, out, q.shape[-1], lanes, 1)
-
-
-def mixture_bound(p: F32, v: NDArray[Any], out: F32, lanes: int) -> Bound:
-    weights, values = p.astype(np.float64), np.abs(Reference().spread(v, p.shape[0]))
-    size = weights @ values
-    if not np.isfinite(values).all():  # of a hidden cell: who leaves it out has no 0 * NaN
-        size[((weights == 0) @ ~np.isfinite(values)) > 0] = np.inf
-    size = size.transpose(1, 0, 2).reshape(out.shape)
-    return tolerances.product(size, out, p.shape[-1], lanes, 1)
-
-
-def plain_product(x: NDArray[np.float64], weight: Weight) -> tuple[F32, Bound]:
-    """x: (tokens, inputs) times the decoded weights, and the bound of a scalar loop."""
-    out = np.empty((len(x), weight.shape[0]), np.float32)
-    size = np.empty(out.shape)
-    magnitudes = np.abs(x)
-    for rows, chunk in weight.chunks():
-        wide = chunk.astype(np.float64)
-        out[:, rows] = x @ wide.T
-        size[:, rows] = magnitudes @ np.abs(wide, out=wide).T
-    return out, tolerances.product(size, out, weight.shape[-1], 1, 1, filled(x, 1))
-
-
-def filled(acts: NDArray[np.float64], run: int) -> NDArray[Any]:
-    """(tokens, inputs) -> (tokens, 1): how many runs of inputs are not all zeros."""
-    runs = acts.reshape(len(acts), acts.shape[-1] // run, run)
-    counts: NDArray[Any] = runs.any(axis=-1).sum(axis=-1, keepdims=True)
-    return counts
+def plain_products(x: F32, weight: Weight, activations: Any, _: Any) -> list[Other]:
+    """Float products in any order: a scalar loop over decoded weights is honest too."""
+    if np.array_equal(activations(x, weight), x):
+        return []
+    plain = Reference()
+    return [lambda _: bounded(linear, x, weight, plain.activations, plain.sums, build=PLAIN)]
 
 
 def gathered(
@@ -113,11 +95,9 @@ def gathered(
 # --- experts ------------------------------------------------------------------------------------
 
 
-def experts_in_any_order(x: F32) -> tuple[F32, Bound]:
+def experts_in_any_order(x: F32) -> list[Other]:
     """x: (tokens, used, width), summed in float32 in any order, or in float64."""
-    out = Reference().sum_experts(x)
-    size = np.abs(x, dtype=np.float64).sum(axis=1)
-    return out, tolerances.sum_experts(size, out, x.shape[1])
+    return [lambda _: bounded(sum_experts, x, build=PLAIN)]
 
 
 def chosen(probs: F32, truth: I32, shown: NDArray[Any]) -> NDArray[Any]:
@@ -162,19 +142,23 @@ def reordered(value: NDArray[Any], order: NDArray[np.int64]) -> NDArray[Any]:
 # --- softmax, norms and SwiGLU ----------------------------------------------------------------
 
 
-def softmax_of_float32_sum(
-    truth: F32, bound: Bound, shown: NDArray[Any]
-) -> tuple[NDArray[np.float64], Bound]:
+def softmax_of_float32_sum(x: F32, scale: float, visible: Bools | None) -> list[Other]:
     """The powers added up in float32, in any order, which ggml does in double.
 
     A sum of n of them is off by n roundings at most, and that is one factor for the whole row: it
     is what the row adds up to. Beside it each weight is held to llama.cpp's bound.
     """
-    wide = truth.astype(np.float64)
-    factor = shown.sum(axis=-1, keepdims=True, dtype=np.float64) / wide.sum(axis=-1, keepdims=True)
-    most = np.count_nonzero(truth, axis=-1, keepdims=True) * tolerances.U
-    off = np.clip(factor - 1, -most, most)
-    return wide * (1 + np.where(np.isfinite(off), off, 0.0)), bound
+
+    def of_sum(shown: NDArray[Any]) -> tuple[NDArray[np.float64], Bound]:
+        truth, bound = bounded(soft_max, x, scale, visible, build=GGML)
+        wide = truth.astype(np.float64)
+        found = shown.sum(axis=-1, keepdims=True, dtype=np.float64)
+        factor = found / wide.sum(axis=-1, keepdims=True)
+        most = np.count_nonzero(truth, axis=-1, keepdims=True) * U
+        off = np.clip(factor - 1, -most, most)
+        return wide * (1 + np.where(np.isfinite(off), off, 0.0)), bound
+
+    return [of_sum]
 
 
 def norms_of_float32_sums(x: F32, weight: F32, eps: float) -> Iterator[Other]:
@@ -191,10 +175,10 @@ def norms_of_float32_sums(x: F32, weight: F32, eps: float) -> Iterator[Other]:
 def norm_of_sum(
     x: F32, weight: F32, eps: float, lanes: int, fused: bool, shown: NDArray[Any]
 ) -> tuple[F32, Bound]:
-    wide = x.astype(np.float64)
-    mean = sums_of_squares(x, lanes, fused)[:, None] / x.shape[-1]
-    out = (wide / np.sqrt(mean + eps) * weight).astype(np.float32)
-    return out, tolerances.rms_norm(x, out)
+    sums = sums_of_squares(x, lanes, fused)[:, None].astype(np.float64)
+    squared = Near(sums, 2 * U * sums)  # as far off as a sum in double may be
+    wide, factor = GGML.number(x), GGML.number(weight)
+    return limited(near(of_squares(wide, squared, factor, GGML.parameter(eps), GGML)))
 
 
 def sums_of_squares(x: F32, lanes: int, fused: bool) -> F32:
@@ -212,9 +196,32 @@ def sums_of_squares(x: F32, lanes: int, fused: bool) -> F32:
     return total[:, 0]
 
 
-def swiglu_ways(gate: F32, up: F32, out: F32) -> list[Other]:
+def swiglu_ways(gate: F32, up: F32) -> list[Other]:
     """Formulas that lose more than a share of the result where the gate is large and negative."""
     return [
-        lambda _: (out, tolerances.swiglu_by_tanh(gate, up, out)),
-        lambda _: (out, tolerances.swiglu_by_exp2(gate, up, out)),
+        lambda _: bounded(swiglu_by_tanh, gate, up, build=PLAIN),
+        lambda _: bounded(swiglu_by_exp2, gate, up, build=PLAIN),
     ]
+
+
+def swiglu_by_tanh(gate: F32, up: F32, build: Build) -> Number:
+    """The sigmoid is 1/2 + tanh(gate / 2) / 2, a sum that cancels where the gate is negative."""
+    x = build.number(gate)
+    turn = tanh(build.number(gate / 2))
+    out = x * (0.5 + in_half(turn)) * build.number(up)
+    return because(out, "tanh to 2 ulp beside 1; sum, two products")
+
+
+def in_half(x: Number) -> Number:
+    """An exact operation."""
+    return Near(x.v / 2, x.r / 2) if isinstance(x, Near) else x / 2
+
+
+def swiglu_by_exp2(gate: F32, up: F32, build: Build) -> Number:
+    """exp(-gate) is 2^(-gate * log2(e)): constant and product are rounded, and an absolute error
+    of the exponent is a relative one of the power."""
+    x = near(build.number(gate))
+    out = swish(x, Near(x.v, 2 * U * np.abs(x.v))) * build.number(up)
+    return because(
+        out, "exp by way of exp2, whose exponent is rounded twice; sum, division, product"
+    )

@@ -10,7 +10,7 @@ import numpy as np
 from engine.batch import Batch
 from engine.gguf_file import GgufFile
 from engine.model import Model
-from engine.ops.ggml.base import Build
+from engine.ops.build import Build
 from engine.ops.mirror import Mirror
 from engine.ops.reference import Reference
 from engine.quants.base import F32

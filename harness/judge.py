@@ -6,46 +6,19 @@ subject's, who was made to work on the oracle's inputs too. Then it hands the or
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.ops.mirror import Mirror, like
-from engine.ops.products import product_and_size, run_of
-from engine.ops.reference import I32, Bools, RopeParams
-from engine.quants.base import F32
 from engine.trace import SITES
-from engine.weights import Weight
-from harness import tolerances
+from harness.bounded import BoundedOps, carried
 from harness.comparable import incomparable
 from harness.compare import mismatch_between, worst_distance
-from harness.designs import (
-    PER_EXPERT,
-    Other,
-    agrees,
-    chosen,
-    experts_in_any_order,
-    filled,
-    gathered,
-    mixture_bound,
-    norms_of_float32_sums,
-    order_of,
-    plain_product,
-    reordered,
-    scores_bound,
-    softmax_of_float32_sum,
-    swiglu_ways,
-    where_limited,
-    wide_attention,
-    wide_mixture,
-    wide_scores,
-)
+from harness.designs import PER_EXPERT, Other, agrees, order_of, reordered, where_limited
 from harness.records import Mismatch, Site
-from harness.rope_designs import rotated, ways_to_turn, yarn_slack
 from harness.tolerances import EXACT, Bound
 
 RESIDUALS = ("embd", "l_out")  # what the sites' input "residual" stands for
@@ -74,8 +47,9 @@ class SiteFinding:
     parameters: str = ""  # in words, where the subject's file gives the op others
 
 
-class Judge(Mirror):
-    """Ops that remember the bound of what they computed last, and a probe that uses it."""
+class Judge(BoundedOps):
+    """Runs the graph on the oracle's values: ops whose results carry bounds, and the probe that
+    holds what two engines show against each."""
 
     def __init__(
         self,
@@ -89,25 +63,19 @@ class Judge(Mirror):
         given: Mapping[Site, NDArray[Any]] | None = None,
     ) -> None:
         """given: what both were made to go on with at some sites, whatever they had computed."""
-        super().__init__(n_threads, n_ctx, generic)
+        super().__init__(n_threads, n_ctx, generic, lanes=lanes)
         self.oracle, self.subject, self.given = oracle, subject, given or {}
-        self.lanes = lanes
         self.step = 0
-        self.bound = EXACT
-        self.others: Iterable[Other] = ()  # what other honest engines compute here, on demand
-        self.choose: Callable[[NDArray[Any]], NDArray[Any]] | None = None  # see `top_k`
         self.order: NDArray[np.int64] | None = None  # of the subject's experts in this layer
         self.findings: list[SiteFinding] = []
         self.missing: list[Site] = []  # not judged: the oracle shows not them, or not their inputs
         self.hidden: set[Site] = set()  # what the oracle does not show
         self.residual: Site | None = None  # what the next layer begins with
 
-    # --- the probe ------------------------------------------------------------------------
-
     def __call__(self, name: str, layer: int | None, value: NDArray[Any]) -> NDArray[Any]:
         site = Site(step=self.step, layer=layer, name=name)
-        bound, others, choose = self.bound, self.others, self.choose
-        self.bound, self.others, self.choose = EXACT, (), None
+        found = carried(value)
+        value, bound, others, choose = np.asarray(value), found.bound, found.others(), found.meant
         if site in self.given:
             return self.given[site]
         hidden_input = self.reads_hidden(site)
@@ -127,8 +95,8 @@ class Judge(Mirror):
         elif name in PER_EXPERT:
             subject = self.in_order(oracle, subject, bound)
         info = SITES[name]
-        found = self.finding(site, info.op, value, oracle, subject, bound, others)
-        self.findings.append(replace(found, layer=layer, axes=info.shape))
+        finding = self.finding(site, info.op, value, oracle, subject, bound, others)
+        self.findings.append(replace(finding, layer=layer, axes=info.shape))
         return oracle if oracle.shape == value.shape else value
 
     def reads_hidden(self, site: Site) -> bool:
@@ -190,99 +158,6 @@ class Judge(Mirror):
             sees=smallest_scale_error(truth, allowed),
             compared=elements_compared(truth, oracle, allowed),
         )
-
-    # --- the ops, each with its bound --------------------------------------------------------
-
-    def linear(self, x: F32, weight: Weight) -> F32:
-        acts = self.activations(x, weight)
-        out, size = product_and_size(acts, self.sums(x, weight), weight)
-        run = run_of(weight.format)
-        self.bound = tolerances.product(
-            size, out, weight.shape[-1], self.lanes, run, filled(acts, run)
-        )
-        if not np.array_equal(acts, x):
-            # float products in any order: a scalar loop over decoded weights is honest too
-            self.others = [lambda _: plain_product(x.astype(np.float64), weight)]
-        return out
-
-    def linear_id(self, x: F32, weight: Weight, ids: I32) -> F32:
-        out = np.empty((*ids.shape, weight.shape[1]), np.float32)
-        allowed = np.empty(out.shape)
-        plains: list[tuple[Bools, Other]] = []
-        rows = np.broadcast_to(x, (*ids.shape, x.shape[-1]))
-        for expert in np.unique(ids):
-            chosen = ids == expert
-            out[chosen] = self.linear(rows[chosen], weight.part(int(expert)))
-            allowed[chosen] = self.bound.allowed
-            plains += [(chosen, other) for other in self.others]
-        self.bound = Bound(allowed, self.bound.reason)
-        self.others = [lambda shown: gathered(out.shape, plains, shown)] if plains else []
-        return out
-
-    def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
-        out = super().rms_norm(x, weight, eps)
-        self.bound = tolerances.rms_norm(x, out)
-        self.others = norms_of_float32_sums(x, weight, eps)
-        return out
-
-    def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
-        slack = yarn_slack(positions, params)
-        out, self.bound = rotated(x, *self.rotations(positions, params), slack)
-        self.others = ways_to_turn(x, positions, params)
-        return out
-
-    def kq(self, q: F32, k: NDArray[Any]) -> F32:
-        out = super().kq(q, k)
-        self.bound = scores_bound(like(q, k), k, out, self.lanes)
-        if like(q, k) is not q:  # an engine need not convert its queries to the cache's type
-            self.others = [lambda _: wide_scores(q, k)]
-        return out
-
-    def soft_max(self, x: F32, scale: float, visible: Bools | None) -> F32:
-        out = super().soft_max(x, scale, visible)
-        self.bound = bound = tolerances.soft_max(x, out, scale, visible)
-        self.others = [partial(softmax_of_float32_sum, out, bound)]
-        return out
-
-    def kqv(self, p: F32, v: NDArray[Any]) -> F32:
-        out = super().kqv(p, v)
-        self.bound = mixture_bound(like(p, v), v, out, self.lanes)
-        if like(p, v) is not p:  # nor its weights
-            self.others = [lambda _: wide_mixture(p, v)]
-        return out
-
-    def flash_attn(
-        self, q: F32, k: NDArray[Any], v: NDArray[Any], scale: float, visible: Bools
-    ) -> F32:
-        result = self.flash.attend(q, k, v, scale, visible)
-        self.bound = tolerances.flash_attn(result.out, result.radius)
-        # an engine need not accumulate in F16, nor convert its queries to it
-        self.others = [
-            lambda _: wide_attention(q, k, v, scale, visible),
-            lambda _: wide_attention(like(q, k), k, v, scale, visible),
-        ]
-        return result.out
-
-    def swiglu(self, gate: F32, up: F32) -> F32:
-        out = super().swiglu(gate, up)
-        self.bound = tolerances.swiglu(out, up)
-        self.others = swiglu_ways(gate, up, out)
-        return out
-
-    def top_k(self, probs: F32, n: int) -> I32:
-        """Which of several right answers is meant only shows in what an engine shows."""
-        out = super().top_k(probs, n)
-        self.choose = lambda shown: chosen(probs, out, shown)
-        return out
-
-    def normalise(self, weights: F32) -> F32:
-        out = super().normalise(weights)
-        self.bound = tolerances.normalise(out)
-        return out
-
-    def sum_experts(self, x: F32) -> F32:
-        self.others = [lambda _: experts_in_any_order(x)]
-        return super().sum_experts(x)
 
 
 def conforms(

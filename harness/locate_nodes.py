@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from engine.batch import Batch
 from engine.gguf_fields import Value
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import Build, Node
+from engine.ops.build import Build
+from engine.ops.ggml.base import Node
 from harness.findings import Findings, Values, errors_between
 from harness.graph.node_judge import NodeJudge, differing_weights
 from harness.graph.other_file import first_other_node, other_parameters

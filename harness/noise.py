@@ -18,15 +18,14 @@ from numpy.typing import NDArray
 from engine.batch import Batch
 from engine.model import Model
 from engine.ops.mirror import Mirror
-from engine.ops.reference import F64
+from engine.ops.near import F64
 from engine.ops.reference import Reference as Ops
 from engine.quants.base import F32
 from engine.trace import Probe, silent
 from engine.weights import Weight
+from harness.bounded import BoundedOps, carried
 from harness.compare import largest, worst_distance
-from harness.judge import Judge
 from harness.records import Settings
-from harness.tolerances import EXACT
 
 RUNS = 3
 MORE_RUNS = 12  # before a whole run is called divergent
@@ -40,18 +39,21 @@ class NoiseFloor:
     relative: float
 
 
-class Noisy(Judge):
+def tipped(x: NDArray[Any], converted: F64, row: int, column: int) -> F64:
+    """One of the activations is moved by one step of its conversion."""
+    flat = converted.reshape(-1, converted.shape[-1]).copy()
+    exact = x.reshape(flat.shape)
+    # a conversion is off by half a step at most: twice the largest error is one step
+    step = 2 * float(np.abs(flat[row] - exact[row]).max())
+    flat[row, column] += step if flat[row, column] < exact[row, column] else -step
+    return flat.reshape(converted.shape)
+
+
+class Noisy(BoundedOps):
     """Ops and probe of an engine that is honest and unlucky."""
 
     def __init__(self, seed: int, settings: Settings, lanes: int) -> None:
-        super().__init__(
-            {},
-            {},
-            lanes=lanes,
-            n_threads=settings.n_threads,
-            n_ctx=settings.n_ctx,
-            generic=settings.generic,
-        )
+        super().__init__(settings.n_threads, settings.n_ctx, settings.generic, lanes=lanes)
         self.bits = Philox(key=seed)
 
     def uniform(self, n: int) -> NDArray[np.float64]:
@@ -64,16 +66,10 @@ class Noisy(Judge):
         converted = super().activations(x, weight)
         if np.array_equal(converted, x):
             return converted
-        flat = converted.reshape(-1, converted.shape[-1]).copy()
-        row, column = (self.below(n) for n in flat.shape)
-        exact = x.reshape(flat.shape)
-        # a conversion is off by half a step at most: twice the largest error is one step
-        step = 2 * float(np.abs(flat[row] - exact[row]).max())
-        flat[row, column] += step if flat[row, column] < exact[row, column] else -step
-        return flat.reshape(converted.shape)
+        return tipped(x, converted, *(self.below(n) for n in (x.size // x.shape[-1], x.shape[-1])))
 
     def __call__(self, name: str, layer: int | None, value: NDArray[Any]) -> NDArray[Any]:
-        bound, self.bound = np.asarray(self.bound.allowed), EXACT
+        bound, value = np.asarray(carried(value).bound.allowed), np.asarray(value)
         if not bound.any():
             return value
         moved: F32 = (value + self.uniform(value.size).reshape(value.shape) * bound).astype(

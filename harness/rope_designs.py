@@ -15,65 +15,44 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.ops.reference import F64, I32, Reference, RopeParams
+from engine.ops.near import F64, near
+from engine.ops.rotation import I32, POW, RopeParams, from_library, from_powers, rope
+from engine.ops.rotation import turned as turned_pairs
 from engine.quants.base import F32
-from harness import tolerances
 from harness.compare import mismatch_between
-from harness.designs import Other
-from harness.tolerances import Bound
+from harness.designs import GGML, Other
+from harness.tolerances import Bound, bounded, limited
 
 AngleOf = Callable[[F32], F32]  # frequencies (pairs,) -> (tokens, pairs)
 # what was turned, and what an engine shows -> its angles, (tokens, pairs)
 AnglesFor = Callable[[F32, NDArray[Any]], NDArray[Any]]
-POW = 2  # in U: glibc's manual gives powf one ulp, which is one or two U of a value
 
 
-def rotated(x: F32, cos: F64, sin: F64, slack: F64 | float = 0.0) -> tuple[F32, Bound]:
-    """x: (tokens, heads, dim); cos, sin: (tokens, dim / 2), and how far they may be off."""
-    slack = np.broadcast_to(slack, cos.shape)[:, None, :]
-    cos, sin = cos[:, None, :], sin[:, None, :]
-    even, odd = x[..., 0::2].astype(np.float64), x[..., 1::2].astype(np.float64)
-    out, size = np.empty(x.shape, np.float32), np.empty(x.shape)
-    with np.errstate(over="ignore"):
-        out[..., 0::2], out[..., 1::2] = even * cos - odd * sin, even * sin + odd * cos
-    even, odd, cos, sin = np.abs(even), np.abs(odd), np.abs(cos), np.abs(sin)
-    size[..., 0::2], size[..., 1::2] = even * cos + odd * sin, even * sin + odd * cos
-    bound = tolerances.rope(size)
-    more = np.repeat((even + odd) * slack, 2, axis=-1)
-    return out, replace(bound, allowed=bound.allowed + more)
-
-
-def ways_to_turn(x: F32, positions: I32, params: RopeParams) -> Iterator[Other]:
+def ways_to_turn(x: F32, positions: I32, params: RopeParams, *_: Any) -> Iterator[Other]:
     """None where an angle would be no number: there is no other way to compute it."""
     numbers = (params.base, params.scale, *factors_of(params))
     if params.kept is not None:
-        exact = Reference().rotations(positions, params)
-        yield lambda _: rotated(x, *exact, yarn_slack(positions, params, any_way=True))
+        yield partial(mixed, x, positions, params)
     elif params.base > 0 and all(math.isfinite(n) and n != 0 for n in numbers):
         for angles_for in ways(positions, params):
-            yield partial(turned, x, angles_for)
+            yield partial(turned, x, params, angles_for)
 
 
-def yarn_slack(positions: I32, params: RopeParams, *, any_way: bool = False) -> F64 | float:
-    """How far cosines and sines may be off where ggml mixes two angles, (tokens, pairs).
+def turned(
+    x: F32, params: RopeParams, angles_for: AnglesFor, shown: NDArray[Any]
+) -> tuple[F32, Bound]:
+    def rotations(*_: Any) -> tuple[F64, F64]:
+        angles = angles_for(x, shown).astype(np.float64)
+        return np.cos(angles) * params.magnitude, np.sin(angles) * params.magnitude
 
-    A pair between both ends of the ramp: the complement, two products and their sum, the scaled
-    angle before, which a compiler may fuse. The magnitude: two logarithms in float32, a product, a
-    sum, a quotient and two products more. any_way: what frequencies are mixed of besides, a power
-    and the quotients before and after.
-    """
-    if params.kept is None:
-        return 0.0
-    kept = params.kept.astype(np.float64)
-    each = positions.astype(np.float64)[:, None] * exact_frequencies(params) / factors_of(params)
-    mixed = np.where((kept > 0) & (kept < 1) | any_way, 5 + (POW + 4) * any_way, 0)
-    turns: F64 = np.abs(each) * (1 + abs(params.scale)) * mixed * tolerances.U
-    return abs(params.magnitude) * (turns + 10 * tolerances.U)
+    return bounded(rope, x, (), params, rotations, build=GGML)
 
 
-def turned(x: F32, angles_for: AnglesFor, shown: NDArray[Any]) -> tuple[F32, Bound]:
-    angles = angles_for(x, shown).astype(np.float64)
-    return rotated(x, np.cos(angles), np.sin(angles))
+def mixed(x: F32, positions: I32, params: RopeParams, shown: NDArray[Any]) -> tuple[F32, Bound]:
+    """YaRN's angles in float64."""
+    found = (t[:, None, :] for t in from_powers(positions, params))
+    cos, sin = (from_library(t, positions, params, any_way=True) for t in found)
+    return limited(near(turned_pairs(GGML.number(x), cos, sin, *params.pairs())))
 
 
 def ways(positions: I32, params: RopeParams) -> Iterator[AnglesFor]:
@@ -85,7 +64,7 @@ def ways(positions: I32, params: RopeParams) -> Iterator[AnglesFor]:
         yield partial(given, wide.astype(np.float32))
     for stretch, angle_of in formulas(positions, params):
         for centre, radius in frequencies(params):
-            yield partial(fitted, centre * stretch, radius, angle_of)
+            yield partial(fitted, params, centre * stretch, radius, angle_of)
 
 
 def factors_of(params: RopeParams) -> F64:
@@ -153,16 +132,22 @@ def given(angles: NDArray[Any], x: F32, shown: NDArray[Any]) -> NDArray[Any]:
 
 
 def fitted(
-    centre: F64, radius: NDArray[np.int64], angle_of: AngleOf, x: F32, shown: NDArray[Any]
+    params: RopeParams,
+    centre: F64,
+    radius: NDArray[np.int64],
+    angle_of: AngleOf,
+    x: F32,
+    shown: NDArray[Any],
 ) -> F32:
     """For each pair the angles of the nearest frequency that gives what is shown, if any does."""
     narrow, most = centre.astype(np.float32), int(radius.max())
     nearby = {n: angle_of(moved(narrow, n)) for n in sorted(range(-most, most + 1), key=abs)}
     best = nearby[0].copy()
-    for pair, reach in enumerate(radius):
-        at = slice(2 * pair, 2 * pair + 2)
+    places = np.stack([np.arange(params.n_rot)[part] for part in params.pairs()], axis=-1)
+    alone = replace(params, n_rot=2, halves=False)
+    for at, pair, reach in zip(places, range(len(radius)), radius, strict=True):
         for angles in (nearby[n][:, pair : pair + 1] for n in nearby if abs(n) <= reach):
-            value, bound = turned(x[..., at], partial(given, angles), shown[..., at])
+            value, bound = turned(x[..., at], alone, partial(given, angles), shown[..., at])
             if mismatch_between(value, shown[..., at], bound.allowed) is None:
                 best[:, pair : pair + 1] = angles
                 break

@@ -16,7 +16,8 @@ from tempfile import TemporaryDirectory
 
 from engine.errors import EngineError
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import Build, Node
+from engine.ops.build import Build
+from engine.ops.ggml.base import Node
 from harness.check import lanes_of
 from harness.compare import largest, worst_distance
 from harness.graph.floor import replay_floor, whole

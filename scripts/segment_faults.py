@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 
 from engine.batch import Batch
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import Build, Expected, Node
+from engine.ops.build import Build
+from engine.ops.ggml.base import Node
+from engine.ops.near import Expected
 from harness.check import lanes_of
 from harness.graph.program import Place, Program
 from harness.graph.record import record

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.ops.ggml.base import Build, Expected, Node, Operand, expect
+from engine.ops.build import Build
+from engine.ops.ggml.base import Node, Operand, expect
+from engine.ops.near import Expected
 from harness.records import ANY_KIND, COMPUTE, Nodes
 
 BUILD = Build(lanes=16)

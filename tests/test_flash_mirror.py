@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from engine.ops.flash_mirror import (
+    NO_SINK,
     TILE,
     Attention,
     FlashMirror,
+    all_scores,
     one_by_one,
     settle,
     tiled,
@@ -183,7 +185,10 @@ def direct(ops: FlashMirror, q: F32, k: Any, v: Any, visible: Bools) -> F32:
     else:
         edges = ops.pieces(len(q), len(k))
         narrow = k.dtype == np.float16
-        out = one_by_one(q, keys, values, np.float32(SCALE), visible, edges, narrow)[0]
+        s, r_s = all_scores(q, keys, np.float32(SCALE), visible)
+        on = np.repeat(visible[:, None], q.shape[1], axis=1)
+        wide = one_by_one(s, r_s, on, values, edges, narrow, NO_SINK)[0]
+        out = wide.astype(np.float32)
     found: F32 = out.reshape(len(q), -1)
     return found
 

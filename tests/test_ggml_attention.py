@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.ops.ggml.base import Build, Expected, expect
+from engine.ops.build import Build
+from engine.ops.ggml.base import expect
+from engine.ops.near import Expected
 from tests.shadow_nodes import node, normal, params
 
 SCALE, HEADS, DIM = 0.3, 4, 16

@@ -8,8 +8,9 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.errors import Unsupported
-from engine.ops.ggml import near
-from engine.ops.ggml.base import MEANINGS, Expected, expect
+from engine.ops import near
+from engine.ops.ggml.base import MEANINGS, expect
+from engine.ops.near import Expected
 from harness.compare import mismatch_between
 from harness.shadow.judge import rounded_to
 from tests.shadow_nodes import BUILD, expected, node, normal, params

@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 
 from engine.errors import Unsupported
 from engine.ggml_types import type_by_name
-from engine.ops.ggml.base import Expected, Operand, expect
+from engine.ops.ggml.base import Operand, expect
 from engine.ops.ggml.stored import codes
+from engine.ops.near import Expected
 from harness.compare import mismatch_between
 from tests.shadow_nodes import BUILD, node, normal, params
 

@@ -9,7 +9,7 @@ import pytest
 
 from engine.errors import EngineError, Unsupported
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import Build
+from engine.ops.build import Build
 from harness.gguf_writer import gguf_bytes
 from harness.graph.floor import replay_floor
 from harness.graph.memory import Memory

@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from engine.batch import Batch
 from engine.gguf_file import GgufFile
 from engine.ops.mirror import Mirror
-from engine.ops.reference import F64, I32, RopeParams
+from engine.ops.near import F64, U
+from engine.ops.reference import I32, RopeParams
 from engine.quants.base import F32
 from engine.registry import import_members
 from harness.adapters import adapter_class
 from harness.adapters.base import Adapter
 from harness.adapters.reference import Reference
+from harness.bounded import carried
 from harness.designs import chosen, order_of
 from harness.honest.base import Honest
 from harness.honest.experts_by_id import ById, ExpertsById
@@ -32,7 +34,6 @@ from harness.honest.sums_one_by_one import OneByOne
 from harness.judge import Judge, SiteFinding, conforms
 from harness.records import EXACT, PRESETS, Settings, Site
 from harness.rope_designs import ways_to_turn
-from harness.tolerances import U
 from tests.models import LANES, Values, builtin, judged, traced
 
 import_members("harness.honest")
@@ -174,8 +175,8 @@ ropes = pytest.mark.parametrize(
 
 def turns_well(shown: F32, x: F32, params: RopeParams) -> bool:
     ops = judge()
-    truth = ops.rope(x, POSITIONS, params)
-    return conforms(shown, truth, ops.bound, ops.others)
+    truth = carried(ops.rope(x, POSITIONS, params))
+    return conforms(shown, truth, truth.bound, truth.others())
 
 
 def rotated_with(ops: Mirror, x: F32, params: RopeParams, positions: I32 = POSITIONS) -> F32:
@@ -190,8 +191,8 @@ def test_angles_in_any_way_are_honest_up_to_tens_of_thousands(
     x = normal(1, len(POSITIONS), 4, params.n_rot)
     shown = rotated_with(way(), x, params)
     ops = judge()
-    truth = ops.rope(x, POSITIONS, params)
-    assert not conforms(shown, truth, ops.bound, ())  # it is not llama.cpp's recursion
+    truth = carried(ops.rope(x, POSITIONS, params))
+    assert not conforms(shown, truth, truth.bound, ())  # it is not llama.cpp's recursion
     assert turns_well(shown, x, params)
 
 
@@ -217,11 +218,11 @@ def test_a_norm_may_add_its_squares_up_in_float32(width: int) -> None:
     x, weight = normal(2, 20, width), normal(3, width)
     x[:10] = np.linspace(0.5, 4, 10)[:, None]  # rows of one value, where every rounding adds up
     shown, ops = OneByOne().rms_norm(x, weight, 1e-5), judge()
-    truth = ops.rms_norm(x, weight, 1e-5)
-    assert conforms(shown, truth, ops.bound, ops.others)
+    truth = carried(ops.rms_norm(x, weight, 1e-5))
+    assert conforms(shown, truth, truth.bound, truth.others())
     for wrong in (shown * np.float32(1 + 2e-6), OneByOne().rms_norm(x, weight, 3e-6)):
-        truth = ops.rms_norm(x, weight, 1e-5)
-        assert not conforms(wrong, truth, ops.bound, ops.others)
+        truth = carried(ops.rms_norm(x, weight, 1e-5))
+        assert not conforms(wrong, truth, truth.bound, truth.others())
 
 
 @pytest.mark.parametrize("cells", [300, 4096, 30000])
@@ -229,13 +230,13 @@ def test_a_softmax_may_add_its_powers_up_in_float32(cells: int) -> None:
     x, ops = normal(2, 2, 6, cells), judge()
     x[:, 3:] /= 100  # next to even: every addition rounds the same way
     shown = OneByOne().soft_max(x, 0.125, None)
-    truth = ops.soft_max(x, 0.125, None)
-    assert conforms(shown, truth, ops.bound, ops.others)
+    truth = carried(ops.soft_max(x, 0.125, None))
+    assert conforms(shown, truth, truth.bound, truth.others())
     far, one = shown * np.float32(1 + 2 * cells * U), shown.copy()
     one[1, 2, 7] *= np.float32(1 + 1e-5)
     scaled = OneByOne().soft_max(x, 0.125 * (1 + 1e-4), None)
     for wrong in (far, one, scaled):
-        assert not conforms(wrong, truth, ops.bound, ops.others)
+        assert not conforms(wrong, truth, truth.bound, truth.others())
 
 
 @pytest.mark.parametrize("way", [ByTanh, ByExp2])
@@ -243,10 +244,10 @@ def test_a_softmax_may_add_its_powers_up_in_float32(cells: int) -> None:
 def test_a_gate_may_be_computed_by_another_formula(way: type[Mirror], size: int) -> None:
     gate, up = normal(4, 100, 64) * np.float32(size), normal(5, 100, 64)
     shown, ops = way().swiglu(gate, up), judge()
-    truth = ops.swiglu(gate, up)
-    assert conforms(shown, truth, ops.bound, ops.others)
+    truth = carried(ops.swiglu(gate, up))
+    assert conforms(shown, truth, truth.bound, truth.others())
     for wrong in (shown * np.float32(1 + 1e-5), way().swiglu(gate * np.float32(1 + 1e-5), up)):
-        assert not conforms(wrong, truth, ops.bound, ops.others)
+        assert not conforms(wrong, truth, truth.bound, truth.others())
 
 
 # --- wrong, beside honest ones ----------------------------------------------------------------

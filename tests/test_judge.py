@@ -9,6 +9,7 @@ import pytest
 from engine.quants.base import F32
 from engine.weights import Weight
 from harness.adapters.reference import Reference as ReferenceEngine
+from harness.bounded import carried
 from harness.judge import Judge, SiteFinding, conforms, smallest_scale_error
 from harness.mutants.silu_without_gate import SiluWithoutGate
 from harness.records import DEFAULT, PRESETS, Site
@@ -134,27 +135,26 @@ TWOS = np.full(4, 2.0, np.float32)
 def test_what_is_computed_with_a_nan_is_nan_and_what_may_overflow_has_no_limit(
     compute: Any, shown: float
 ) -> None:
-    ops = judge_alone()
-    truth = compute(ops)
+    truth = compute(judge_alone())
     wrong = truth.copy()
     wrong[..., 1, 0] = shown
-    assert conforms(wrong, truth, ops.bound, ())
+    assert conforms(wrong, truth, truth.bound, ())
     wrong = truth.copy()
     wrong[..., 0, 0] = shown
     assert np.isnan(truth[..., 0, 0])
-    assert not conforms(wrong, truth, ops.bound, ())
+    assert not conforms(wrong, truth, truth.bound, ())
 
 
 def test_a_nan_in_a_hidden_cell_may_or_may_not_reach_the_sum() -> None:
     """llama.cpp multiplies it by a weight of zero; who leaves the cell out has a number."""
     ops, p = judge_alone(), np.array([[[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]], np.float32)
     v = np.array([[[1.0]], [[2.0]], [[np.nan]]], np.float32)
-    truth = ops.kqv(p, v)
+    truth = carried(ops.kqv(p, v))
     assert np.isnan(truth).all()
     left_out = np.array([[1.5], [np.nan]], np.float32)
-    assert conforms(left_out, truth, ops.bound, ())
+    assert conforms(left_out, truth, truth.bound, ())
     left_out[1] = 1.0
-    assert not conforms(left_out, truth, ops.bound, ())
+    assert not conforms(left_out, truth, truth.bound, ())
 
 
 def test_the_oracle_is_blamed_if_it_is_the_one_that_is_wrong(model: Path, honest: Values) -> None:

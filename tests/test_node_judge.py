@@ -9,7 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import Build, Node, Operand
+from engine.ops.build import Build
+from engine.ops.ggml.base import Node, Operand
 from harness.findings import by_layer
 from harness.gguf_writer import write_gguf
 from harness.graph.node_judge import (

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.ops.mirror import Mirror, like
+from engine.ops.attention import like
+from engine.ops.mirror import Mirror
 from engine.ops.reference import Bools
 from engine.quants.base import F32
 from engine.weights import Weight
-from harness import tolerances
+from harness.bounded import BoundedOps, carried
 from harness.compare import largest, mismatch_between
-from harness.judge import Judge
 from harness.noise import NoiseFloor, noise_floor
 from harness.records import EXACT
 from harness.tolerances import whole_run
@@ -95,15 +95,15 @@ class Float32(Mirror):
         return gate / (np.float32(1) + np.exp(-gate)) * up
 
 
-class Unlucky(Judge):
+class Unlucky(BoundedOps):
     """Each op errs by a random share of what it may, and each conversion tips one rounding."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__({}, {}, lanes=LANES, n_threads=EXACT.n_threads, n_ctx=EXACT.n_ctx)
+        super().__init__(EXACT.n_threads, EXACT.n_ctx, lanes=LANES)
         self.draw = np.random.default_rng(seed)
 
     def __call__(self, name: str, layer: int | None, value: NDArray[Any]) -> NDArray[Any]:
-        bound, self.bound = np.asarray(self.bound.allowed), tolerances.EXACT
+        bound, value = np.asarray(carried(value).bound.allowed), np.asarray(value)
         if not bound.any():
             return value
         off: F32 = (value + self.draw.uniform(-1, 1, value.shape) * bound).astype(np.float32)

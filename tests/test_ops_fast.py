@@ -9,24 +9,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from engine.kernels import is_kept
 from engine.model import Model
 from engine.ops import fast, fast_kernels, ops_named
 from engine.ops.fast import Fast, is_compiled
-from engine.ops.flash_mirror import tiled
 from engine.ops.mirror import Mirror
 from engine.ops.reference import Reference, RopeParams
 from engine.quants.base import WeightFormat
 from engine.quants.q4_0 import Q4_0
 from engine.weights import Weight
 from harness.adapters import adapter_class
+from harness.bounded import BoundedOps, carried
 from harness.compare import mismatch_between
-from harness.judge import Judge
+from harness.designs import wide_attention
 from harness.records import EXACT, Mismatch
 from harness.synth.llama import LlamaRecipe, write_llama
-from harness.tolerances import flash_attn
 from tests.test_ops_reference import floats, weight_of
 
 FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
@@ -38,9 +36,8 @@ sizes = st.sampled_from([1e-30, 1e-3, 1.0, 100.0])
 
 def mismatch(op: str, *args: Any, ops: Reference = FAST) -> Mismatch | None:
     """Of the op against mirror's, with the bound that the judge gives a scalar engine."""
-    judge = Judge({}, {}, lanes=1, n_threads=1, n_ctx=512)
-    truth: NDArray[Any] = getattr(judge, op)(*args)
-    return mismatch_between(truth, getattr(ops, op)(*args), judge.bound.allowed)
+    truth = carried(getattr(BoundedOps(), op)(*args))
+    return mismatch_between(truth, getattr(ops, op)(*args), truth.bound.allowed)
 
 
 # --- products -----------------------------------------------------------------------------------
@@ -209,10 +206,9 @@ def test_attention_is_within_bound(
     assert mismatch("soft_max", scores, 0.3, visible) is None
     assert mismatch("kqv", FAST.soft_max(scores, 0.3, visible), v) is None
     out = FAST.flash_attn(q, k, v, 0.3, visible)
-    truth = Reference().flash_attn(q, k, v, 0.3, visible)
-    wide = (t.astype(np.float32) for t in (k, v))
-    radius = tiled(q, *wide, np.float32(0.3), visible)[1].reshape(out.shape)
-    assert mismatch_between(truth, out, flash_attn(truth, radius).allowed) is None
+    wide, _ = wide_attention(q, k, v, 0.3, visible)
+    truth, bound = wide(out)
+    assert mismatch_between(truth, out, bound.allowed) is None
 
 
 def test_a_row_that_sees_nothing_is_zeros_and_experts_have_no_mask() -> None:
@@ -225,10 +221,9 @@ def test_a_row_that_sees_nothing_is_zeros_and_experts_have_no_mask() -> None:
 
 def test_a_mask_that_is_one_cell_off_is_out_of_bound() -> None:
     x = floats(9, 2, 4, 6)
-    judge = Judge({}, {}, lanes=1, n_threads=1, n_ctx=512)
-    truth = judge.soft_max(x, 0.3, np.tri(4, 6, 2, dtype=bool))
+    truth = carried(BoundedOps().soft_max(x, 0.3, np.tri(4, 6, 2, dtype=bool)))
     wrong = FAST.soft_max(x, 0.3, np.tri(4, 6, 1, dtype=bool))
-    assert mismatch_between(truth, wrong, judge.bound.allowed) is not None
+    assert mismatch_between(truth, wrong, truth.bound.allowed) is not None
 
 
 READ_ONLY: dict[str, Callable[[Reference, Any], Any]] = {

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.ops.mirror import Mirror, like
+from engine.ops.attention import like
+from engine.ops.mirror import Mirror
 from engine.ops.products import activation_format
 from engine.ops.reference import Reference, RopeParams
 from tests.test_ops_reference import floats, weight_of

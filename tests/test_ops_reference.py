@@ -10,7 +10,8 @@ import pytest
 from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 
-from engine.ops.reference import MOE_SUM_MIN, Reference, RopeParams
+from engine.ops.experts import MOE_SUM_MIN
+from engine.ops.reference import Reference, RopeParams
 from engine.quants.base import F32, WeightFormat
 from engine.registry import import_members
 from engine.weights import Weight

@@ -10,7 +10,8 @@ import pytest
 
 from engine.batch import Batch
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import Expected, Node
+from engine.ops.ggml.base import Node
+from engine.ops.near import Expected
 from harness.gguf_writer import write_gguf
 from harness.records import EXACT, Answered, Captured, Crashed, Fault, Outcome, Verdict
 from harness.runner import Session

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import Expected, Node, Operand
+from engine.ops.ggml.base import Node, Operand
+from engine.ops.near import Expected
 from harness.gguf_writer import write_gguf
 from harness.records import Verdict
 from harness.shadow.judge import ShadowJudge

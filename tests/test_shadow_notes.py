@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import Expected, Node
+from engine.ops.ggml.base import Node
+from engine.ops.near import Expected
 from harness.gguf_writer import write_gguf
 from harness.shadow.judge import ShadowJudge, Tally, reach_of
 from harness.shadow.notes import ELEMENTS, note_of

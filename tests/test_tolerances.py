@@ -5,6 +5,8 @@ An honest way is simulated in float32, in several orders of addition. "Small" is
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from engine.ops import experts, gates, norms, products, rotation, softmax
+from engine.ops.build import Build
+from engine.ops.mirror import Mirror
+from engine.ops.near import U
 from engine.ops.products import additions
 from engine.ops.reference import Reference
-from harness import tolerances
+from harness import designs, tolerances
 from harness.compare import mismatch_between
-from harness.tolerances import Bound, U
+from harness.tolerances import Bound, bounded, limited
 
 F32 = NDArray[np.float32]
 Order = Callable[[F32, int], F32]  # (..., terms), lanes -> (...)
@@ -28,6 +34,23 @@ slice_of_cases = settings(derandomize=True, max_examples=40)
 
 def normal(seed: int, *shape: int) -> F32:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+GGML, ANY_ORDER = Build(lanes=16), Build(lanes=1, plain=True)
+
+
+def product(
+    size: NDArray[np.float64],
+    out: NDArray[Any],
+    terms: int,
+    lanes: int,
+    run: int,
+    nonzero: NDArray[Any] | None = None,
+) -> Bound:
+    """Of a sum of so many products."""
+    wide = out.astype(np.float64)
+    build = Build(lanes=lanes)
+    return limited(products.summed_products(wide, size, terms, build, run, nonzero))[1]
 
 
 def covers(bound: Bound, truth: NDArray[np.float64], honest: F32) -> bool:
@@ -90,7 +113,7 @@ def test_a_product_covers_float32_sums(order: Order, lanes: int, seed: int, term
     a, b = normal(seed, 6, terms), normal(seed + 1, 6, terms)
     wide = a.astype(np.float64) * b
     truth, honest = wide.sum(axis=-1), order(a * b, lanes)
-    bound = tolerances.product(np.abs(wide).sum(axis=-1), truth.astype(np.float32), terms, lanes, 1)
+    bound = product(np.abs(wide).sum(axis=-1), truth.astype(np.float32), terms, lanes, 1)
     assert covers(bound, truth, honest)
 
 
@@ -107,7 +130,7 @@ def test_of_a_sum_with_zeros_only_the_other_terms_are_rounded(
     wide = a.astype(np.float64) * b
     size, truth = np.abs(wide).sum(axis=-1), wide.sum(axis=-1)
     filled = np.count_nonzero(a, axis=-1)
-    bound = tolerances.product(size, truth.astype(np.float32), 4096, lanes, 1, filled)
+    bound = product(size, truth.astype(np.float32), 4096, lanes, 1, filled)
     assert covers(bound, truth, order(a * b, lanes))
     if n == 8:  # a share of 1e-5 cannot be the order of a sum
         assert not covers(bound, truth, scaled(truth))
@@ -120,7 +143,7 @@ def test_a_product_of_64_terms_does_not_cover_a_small_fault(lanes: int, seed: in
     a, b = normal(seed, 512, 64), normal(seed + 1, 512, 64)
     wide = a.astype(np.float64) * b
     truth = wide.sum(axis=-1)
-    bound = tolerances.product(np.abs(wide).sum(axis=-1), truth.astype(np.float32), 64, lanes, 1)
+    bound = product(np.abs(wide).sum(axis=-1), truth.astype(np.float32), 64, lanes, 1)
     assert not covers(bound, truth, scaled(truth))
 
 
@@ -140,7 +163,7 @@ def test_a_product_of_blocks_covers_float32_sums_over_blocks(lanes: int, seed: i
     size = (np.abs(whole).sum(axis=-1) * scale.astype(np.float64)).sum(axis=-1)
     by_lane = whole.reshape(6, n, lanes, -1).sum(axis=-1).astype(np.float32) * scale[..., None]
     honest = pairwise(np.cumsum(by_lane, axis=1, dtype=np.float32)[:, -1], lanes)
-    bound = tolerances.product(size, truth.astype(np.float32), 32 * n, lanes, 32)
+    bound = product(size, truth.astype(np.float32), 32 * n, lanes, 32)
     assert covers(bound, truth, honest)
 
 
@@ -150,7 +173,7 @@ def test_a_product_of_blocks_does_not_cover_a_small_fault(seed: int) -> None:
     whole, scale = blocks_of_integers(seed, 2)
     truth = (whole.sum(axis=-1) * scale.astype(np.float64)).sum(axis=-1)
     size = (np.abs(whole).sum(axis=-1) * scale.astype(np.float64)).sum(axis=-1)
-    bound = tolerances.product(size, truth.astype(np.float32), 64, 16, 32)
+    bound = product(size, truth.astype(np.float32), 64, 16, 32)
     assert not covers(bound, truth, scaled(truth))
 
 
@@ -168,35 +191,45 @@ def test_roundings_are_counted_along_the_longest_path() -> None:
 @given(SEEDS, SIZES)
 def test_rms_norm_covers_float32_and_no_small_fault(seed: int, width: int) -> None:
     x, weight, eps = normal(seed, 8, width), normal(seed + 1, width), 1e-5
-    ops = Reference()
-    out = ops.rms_norm(x, weight, eps)
+    out, bound = bounded(norms.rms_norm, x, weight, eps, build=GGML)
     mean = (x * x).astype(np.float64).mean(axis=-1, keepdims=True).astype(np.float32)
     honest = x * (np.float32(1) / np.sqrt(mean + np.float32(eps))) * weight
-    truth, bound = out.astype(np.float64), tolerances.rms_norm(x, out)
+    truth = out.astype(np.float64)
     assert covers(bound, truth, honest)
     assert not covers(bound, truth, scaled(truth))
     small = (x * np.float32(1e-2)).astype(np.float32)
-    truth = ops.rms_norm(small, weight, 1e-5).astype(np.float64)
-    other_eps = ops.rms_norm(small, weight, 1e-6)
-    assert not covers(tolerances.rms_norm(small, truth.astype(np.float32)), truth, other_eps)
+    out, bound = bounded(norms.rms_norm, small, weight, 1e-5, build=GGML)
+    other_eps = Reference().rms_norm(small, weight, 1e-6)
+    assert not covers(bound, out.astype(np.float64), other_eps)
 
 
 @slice_of_cases
 @given(SEEDS, st.integers(0, 500))
 def test_rope_covers_float32_and_no_small_fault(seed: int, position: int) -> None:
-    x = normal(seed, 16, 32)
+    x = normal(seed, 1, 16, 32)
     angle = (position * 10000.0 ** (-np.arange(16) / 16)).astype(np.float32)
-    cos, sin = np.cos(angle.astype(np.float64)), np.sin(angle.astype(np.float64))
-    even, odd = x[:, 0::2].astype(np.float64), x[:, 1::2].astype(np.float64)
-    truth = even * cos - odd * sin
-    honest = x[:, 0::2] * np.cos(angle) - x[:, 1::2] * np.sin(angle)
-    bound = tolerances.rope(np.abs(even * cos) + np.abs(odd * sin))
+
+    def turned(angles: NDArray[np.float64]) -> tuple[F32, Bound]:
+        cos, sin = np.cos(angles)[None], np.sin(angles)[None]
+        params = rotation.RopeParams(32, 10000.0, 1.0, None)
+        return bounded(rotation.rope, x, (), params, lambda *_: (cos, sin), build=GGML)
+
+    out, bound = turned(angle.astype(np.float64))
+    truth = out.astype(np.float64)
+    honest = np.empty_like(x)
+    honest[..., 0::2] = x[..., 0::2] * np.cos(angle) - x[..., 1::2] * np.sin(angle)
+    honest[..., 1::2] = x[..., 0::2] * np.sin(angle) + x[..., 1::2] * np.cos(angle)
     assert covers(bound, truth, honest)
     assert not covers(bound, truth, scaled(truth))
-    turned = angle.astype(np.float64) + FAULT
-    assert not covers(
-        bound, truth, (even * np.cos(turned) - odd * np.sin(turned)).astype(np.float32)
-    )
+    assert not covers(bound, truth, turned(angle.astype(np.float64) + FAULT)[0])
+
+
+def test_what_is_not_rotated_may_not_move_by_one_bit() -> None:
+    x, positions = normal(1, 3, 2, 8), np.arange(3, dtype=np.int32)
+    params = rotation.RopeParams(4, 100.0, 1.0, None, halves=True)
+    _, bound = bounded(rotation.rope, x, positions, params, rotation.by_recursion, build=GGML)
+    assert (np.asarray(bound.allowed)[..., :4] > 0).all()
+    assert not np.asarray(bound.allowed)[..., 4:].any()
 
 
 @pytest.mark.parametrize("order", [one_by_one, pairwise, in_vectors])
@@ -209,11 +242,11 @@ def test_soft_max_covers_float32_and_no_small_fault(
     visible = np.tril(np.ones((6, n), bool), k=n - 6)
     visible[:, 0] = True
     factor = float(np.float32(scale))
-    out = Reference().soft_max(x, factor, visible)
+    out, bound = bounded(softmax.soft_max, x, factor, visible, build=GGML)
     scores = np.where(visible, x * np.float32(scale), np.float32(-np.inf))
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
     honest = powers * (np.float32(1) / order(powers, 4)[..., None])
-    truth, bound = out.astype(np.float64), tolerances.soft_max(x, out, factor, visible)
+    truth = out.astype(np.float64)
     assert covers(bound, truth, honest)
     assert not covers(bound, truth, scaled(truth))
     assert not covers(bound, truth, Reference().soft_max(x, factor, None))
@@ -223,9 +256,9 @@ def test_soft_max_covers_float32_and_no_small_fault(
 @given(SEEDS)
 def test_swiglu_covers_float32_and_no_small_fault(seed: int) -> None:
     gate, up = normal(seed, 8, 64) * np.float32(8), normal(seed + 1, 8, 64)
-    out = Reference().swiglu(gate, up)
+    out, bound = bounded(gates.swiglu, gate, up, build=GGML)
     honest = gate / (np.float32(1) + np.exp(-gate)) * up
-    truth, bound = out.astype(np.float64), tolerances.swiglu(out, up)
+    truth = out.astype(np.float64)
     assert covers(bound, truth, honest)
     assert not covers(bound, truth, scaled(truth))
 
@@ -235,8 +268,8 @@ def test_swiglu_covers_float32_and_no_small_fault(seed: int) -> None:
 @given(SEEDS, st.integers(2, 8))
 def test_normalise_covers_float32_and_no_small_fault(order: Order, seed: int, n: int) -> None:
     weights = np.random.default_rng(seed).uniform(0.01, 1, (16, n)).astype(np.float32)
-    out = Reference().normalise(weights)
-    truth, bound = out.astype(np.float64), tolerances.normalise(out)
+    out, bound = bounded(experts.normalise, weights, build=GGML)
+    truth = out.astype(np.float64)
     assert covers(bound, truth, weights / order(weights, 1)[..., None])
     assert not covers(bound, truth, scaled(truth))
 
@@ -248,8 +281,8 @@ def test_a_sum_of_experts_covers_any_order_and_no_small_fault(
     order: Order, seed: int, n: int
 ) -> None:
     x = normal(seed, 8, n, 64)
-    out, size = Reference().sum_experts(x), np.abs(x, dtype=np.float64).sum(axis=1)
-    truth, bound = out.astype(np.float64), tolerances.sum_experts(size, out, n)
+    out, bound = bounded(experts.sum_experts, x, build=ANY_ORDER)
+    truth = out.astype(np.float64)
     assert covers(bound, truth, order(x.transpose(0, 2, 1), 1))
     assert not covers(bound, truth, scaled(truth))
     assert not covers(bound, truth, Reference().sum_experts(x[:, 1:]))
@@ -261,13 +294,13 @@ def test_swiglu_by_other_formulas_covers_float32_and_no_small_fault(
     seed: int, spread: float
 ) -> None:
     gate, up = normal(seed, 8, 64) * np.float32(spread), normal(seed + 1, 8, 64)
-    out, half = Reference().swiglu(gate, up), np.float32(0.5)
-    truth = out.astype(np.float64)
+    half = np.float32(0.5)
     by_tanh = gate * (half + half * np.tanh(half * gate)) * up
     with np.errstate(over="ignore"):
         by_exp2 = gate / (1 + np.exp2(-gate * np.float32(np.log2(np.e)))) * up
-    bounds = tolerances.swiglu_by_tanh(gate, up, out), tolerances.swiglu_by_exp2(gate, up, out)
-    for bound, honest in zip(bounds, (by_tanh, by_exp2), strict=True):
+    for way, honest in ((designs.swiglu_by_tanh, by_tanh), (designs.swiglu_by_exp2, by_exp2)):
+        out, bound = bounded(way, gate, up, build=ANY_ORDER)
+        truth = out.astype(np.float64)
         assert covers(bound, truth, honest)
         assert not covers(bound, truth, scaled(truth))
 
@@ -283,25 +316,43 @@ def test_a_whole_run_gets_two_noise_floors_and_no_more() -> None:
     assert "3.0e-06" in bound.reason
 
 
-@pytest.mark.parametrize(
-    "bound",
-    [
-        tolerances.EXACT,
-        tolerances.product(np.ones(2), np.ones(2, np.float32), 64, 16, 1),
-        tolerances.product(np.ones(2), np.ones(2, np.float32), 64, 16, 32),
-        tolerances.rms_norm(np.ones(2, np.float32), np.ones(2, np.float32)),
-        tolerances.rope(np.ones(2)),
-        tolerances.soft_max(np.ones((1, 2), np.float32), np.ones((1, 2), np.float32), 1.0, None),
-        tolerances.swiglu(np.ones(2, np.float32), np.ones(2, np.float32)),
-        tolerances.swiglu_by_tanh(*[np.ones(2, np.float32)] * 3),
-        tolerances.swiglu_by_exp2(*[np.ones(2, np.float32)] * 3),
-        tolerances.sum_experts(np.ones(2), np.ones(2, np.float32), 8),
-        tolerances.normalise(np.ones(2, np.float32)),
-        tolerances.flash_attn(np.ones(2, np.float32), np.zeros(2)),
-        tolerances.whole_run(1e-6, 1.0),
-    ],
-    ids=lambda bound: bound.reason[:40],
-)
-def test_every_limit_has_a_reason_and_is_within_a_thousand_roundings(bound: Bound) -> None:
-    assert len(bound.reason) > 20
-    assert float(np.max(bound.allowed)) <= 1000 * U
+ONES = np.ones((1, 2), np.float32)
+OF_ONES: dict[str, Bound] = {
+    "a copy": tolerances.EXACT,
+    "a product": product(np.ones(2), np.ones(2), 64, 16, 1),
+    "a product of blocks": product(np.ones(2), np.ones(2), 64, 16, 32),
+    "rms_norm": bounded(norms.rms_norm, ONES, ONES[0], 1e-5, build=GGML)[1],
+    "layer_norm": bounded(norms.layer_norm, ONES, ONES[0], ONES[0], 1e-5, build=GGML)[1],
+    "soft_max": bounded(softmax.soft_max, ONES, 1.0, None, build=GGML)[1],
+    "swiglu": bounded(gates.swiglu, ONES, ONES, build=GGML)[1],
+    "soft_cap": bounded(gates.soft_cap, ONES, 30.0, build=GGML)[1],
+    "swiglu_by_tanh": bounded(designs.swiglu_by_tanh, ONES, ONES, build=ANY_ORDER)[1],
+    "swiglu_by_exp2": bounded(designs.swiglu_by_exp2, ONES, ONES, build=ANY_ORDER)[1],
+    "sum_experts": bounded(experts.sum_experts, ONES[None], build=ANY_ORDER)[1],
+    "normalise": bounded(experts.normalise, ONES, build=GGML)[1],
+    "a whole run": tolerances.whole_run(1e-6, 1.0),
+}
+
+
+@pytest.mark.parametrize("op", OF_ONES)
+def test_every_limit_has_a_reason_and_is_within_a_thousand_roundings(op: str) -> None:
+    assert len(OF_ONES[op].reason) > 20
+    assert float(np.max(OF_ONES[op].allowed)) <= 1000 * U
+
+
+@pytest.mark.parametrize("op", ["rms_norm", "layer_norm", "soft_max", "gelu", "geglu", "swiglu"])
+@pytest.mark.parametrize("ops", [Reference, Mirror])
+def test_a_formula_gives_the_same_numbers_with_a_bound_and_without(
+    op: str, ops: type[Reference]
+) -> None:
+    x, up, factor = normal(1, 7, 30) * np.float32(4), normal(2, 7, 30), normal(3, 30)
+    formula, args = {
+        "rms_norm": (norms.rms_norm, (x, factor, 1e-5)),
+        "layer_norm": (norms.layer_norm, (x, factor, factor, 1e-5)),
+        "soft_max": (softmax.soft_max, (x, 0.3, x > -2)),
+        "gelu": (gates.gelu, (x,)),
+        "geglu": (gates.geglu, (x, up)),
+        "swiglu": (gates.swiglu, (x, up)),
+    }[op]
+    value, _ = bounded(formula, *args, build=replace(ops().build, bounds=True))
+    assert value.tobytes() == getattr(ops(), op)(*args).tobytes()

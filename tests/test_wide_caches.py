@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from engine.ops.mirror import Mirror
 from engine.ops.reference import Reference as ReferenceOps
 from engine.quants.base import F32
+from harness.bounded import carried
 from harness.judge import conforms
 from harness.records import EXACT
 from tests.models import builtin
@@ -37,12 +38,12 @@ def test_what_meets_an_f16_cache_may_stay_in_float32() -> None:
     cache = k.astype(np.float16)
     for op, x in (("kq", q), ("kqv", p)):
         ops, plain = judge(), ReferenceOps()
-        truth, shown = getattr(ops, op)(x, cache), getattr(plain, op)(x, cache)
-        assert not conforms(shown, truth, ops.bound, ())
-        assert conforms(shown, truth, ops.bound, ops.others)
+        truth, shown = carried(getattr(ops, op)(x, cache)), getattr(plain, op)(x, cache)
+        assert not conforms(shown, truth, truth.bound, ())
+        assert conforms(shown, truth, truth.bound, truth.others())
         nudged = x * np.float32(1 + 2e-5)
         for wrong in (getattr(plain, op)(nudged, cache), getattr(plain, op)(x, k), shown[::-1]):
-            assert not conforms(wrong, truth, ops.bound, ops.others)
+            assert not conforms(wrong, truth, truth.bound, truth.others())
 
 
 def test_a_wide_engine_on_an_f16_cache_is_not_accused(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from engine.ops.mirror import Mirror
+from engine.ops.near import F64
 from engine.ops.products import activation_format, minimum_of
-from engine.ops.reference import F64
 from engine.quants.base import F32, NO_PRODUCT, Bytes, WeightFormat
 from engine.weights import Weight
 from tests.all_types import FORMATS

@@ -14,9 +14,9 @@ from engine.architectures.tensors import Table, table
 from engine.errors import InvalidModel
 from engine.hparams import Hparams, Keys
 from engine.memory.recurrent import States
-from engine.ops.ggml.near import exact, silu
 from engine.ops.ggml.recurrent import convolved, scanned
-from engine.ops.reference import F64, rounded
+from engine.ops.near import F64, exact, near, silu
+from engine.ops.reference import rounded
 from engine.quants.base import F32
 from engine.weights import Weight
 
@@ -132,7 +132,7 @@ class Mamba(Architecture, name="mamba"):
         out = rounded(convolved(rows.astype(np.float64), kernel).v)
         out = out.transpose(0, 2, 1).reshape(len(x), hp.d_inner)
         out = out + self.weight(layer, "ssm_conv1d.bias").values()
-        return rounded(silu(exact(out.astype(np.float64))).v), rows[..., n:]
+        return rounded(near(silu(exact(out.astype(np.float64)))).v), rows[..., n:]
 
     def scan(self, layer: int, x: F32, dt: F32, b: F32, c: F32, state: F32) -> tuple[F32, F32]:
         """Every channel is a head of one element."""

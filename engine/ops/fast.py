@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 
 from engine.kernels import is_kept
 from engine.ops import fast_kernels as kernels
+from engine.ops.attention import like
 from engine.ops.flash_mirror import one_by_one
-from engine.ops.mirror import Mirror, like, rope_cache
+from engine.ops.mirror import Mirror
 from engine.ops.products import activation_format
 from engine.ops.reference import I32, Bools, RopeParams
+from engine.ops.rotation import recursion
 from engine.quants import f32
 from engine.quants.base import F32, WeightFormat
 from engine.quants.bf16 import BF16
@@ -192,7 +194,7 @@ def is_compiled(ops: str, *, flash_attn: bool = False) -> bool:
     """
     needed = {
         "reference": [],
-        "mirror": [rope_cache, one_by_one] if flash_attn else [rope_cache],
-        "fast": [rope_cache, kernels.rms_norm, kernels.soft_max, kernels.kqv],
+        "mirror": [recursion, one_by_one] if flash_attn else [recursion],
+        "fast": [recursion, kernels.rms_norm, kernels.soft_max, kernels.kqv],
     }
     return all(is_kept(kernel) for kernel in needed[ops])

@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 
 from engine.kernels import compiled
 from engine.ops.functions import STAMP, one_exp
+from engine.ops.near import Near
 from engine.quants.base import F32
 
 kernel = partial(compiled, stamp=STAMP)  # `one_exp` is compiled in
 TILE = 64  # GGML_FA_TILE_Q and GGML_FA_TILE_KV
 SPLIT_KV = 512  # cells from which one token's attention is split over threads
 U = np.float64(2.0**-24)  # unit roundoff of float32
+NO_SINK = np.full(1, np.nan)
 LANES_UP = 7  # rounds of the tree that adds the partial sums; at least four are kept
 
 
@@ -32,6 +34,10 @@ LANES_UP = 7  # rounds of the tree that adds the partial sums; at least four are
 class Attention:
     out: F32  # (tokens, heads * dim)
     radius: NDArray[np.float64]  # same shape: how far an honest float32 run may be from `out`
+
+    def near(self) -> Near:
+        reason = "running bound through the mirrored online softmax (engine/ops/flash_mirror.py)"
+        return Near(self.out.astype(np.float64), self.radius, reason)
 
 
 @dataclass(frozen=True)
@@ -57,9 +63,10 @@ class FlashMirror:
             with np.errstate(over="ignore"):
                 queries = q.astype(np.float16).astype(np.float32) if narrow else q
             edges = self.pieces(len(q), len(k))
-            out, radius = one_by_one(
-                queries, keys, values, np.float32(scale), visible, edges, narrow
-            )
+            s, r_s = all_scores(queries, keys, np.float32(scale), visible)
+            on = np.repeat(visible[:, None], q.shape[1], axis=1)
+            wide, radius = one_by_one(s, r_s, on, values, edges, narrow, NO_SINK)
+            out = wide.astype(np.float32)
         shape = len(q), q.shape[1] * q.shape[2]
         return Attention(out.reshape(shape), radius.reshape(shape))
 
@@ -83,7 +90,8 @@ def attend_wide(
     """The tiled path for any number of tokens: what an engine with float32 sums computes."""
     keys, values = k.astype(np.float32), v.astype(np.float32)
     out, radius = tiled(q, keys, values, np.float32(scale), visible)
-    return Attention(out.reshape(len(q), -1), radius.reshape(len(q), -1))
+    shape = len(q), q.shape[1] * q.shape[2]
+    return Attention(out.reshape(shape), radius.reshape(shape))
 
 
 @kernel
@@ -129,19 +137,44 @@ def score(q: NDArray[Any], k: NDArray[Any], scale: float, roundings: float) -> t
 
 
 @kernel
-def one_by_one(
-    q: NDArray[Any],
-    k: NDArray[Any],
-    v: NDArray[Any],
-    scale: float,
-    visible: NDArray[Any],
-    edges: NDArray[Any],
-    narrow: bool,
+def all_scores(
+    q: NDArray[Any], k: NDArray[Any], scale: float, visible: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The sequential paths; `edges` cuts the cells into pieces that are merged at the end."""
+    """(tokens, heads, cells): what is visible, and the radius."""
     n, heads, dim = q.shape
     group = heads // k.shape[1]
-    out = np.zeros((n, heads, dim), np.float32)
+    s = np.zeros((n, heads, len(k)))
+    r_s = np.zeros(s.shape)
+    for t in range(n):
+        for h in range(heads):
+            for c in range(len(k)):
+                if visible[t, c]:
+                    s[t, h, c], r_s[t, h, c] = score(
+                        q[t, h], k[c, h // group], scale, dim // 4 + LANES_UP
+                    )
+    return s, r_s
+
+
+@kernel
+def one_by_one(
+    s: NDArray[Any],
+    r_s: NDArray[Any],
+    on: NDArray[Any],
+    v: NDArray[Any],
+    edges: NDArray[Any],
+    narrow: bool,
+    sinks: NDArray[Any],
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The sequential paths: (tokens, heads, dim of values) and the radius.
+
+    s, r_s, on: (tokens, heads, cells), the scores, how far each may be off, and which are not
+    hidden; v: (cells, kv_heads, dim); `edges` cuts the cells into pieces that are merged at the
+    end; sinks: a score without a value for each head, or one NaN.
+    """
+    n, heads, _ = s.shape
+    dim = v.shape[2]
+    group = heads // v.shape[1]
+    out = np.zeros((n, heads, dim), np.float64)
     radius = np.zeros((n, heads, dim), np.float64)
     for t in range(n):
         for h in range(heads):
@@ -149,9 +182,10 @@ def one_by_one(
             acc = np.zeros(dim)
             r_acc = np.zeros(dim)
             for piece in range(len(edges) - 1):
+                sink = sinks[h % len(sinks)] if piece == 0 else np.nan
                 y, r, s_sum, r_sum, m, r_m = piece_of(
-                    q[t, h], k[:, h // group], v[:, h // group], scale, visible[t],
-                    edges[piece], edges[piece + 1], narrow,
+                    s[t, h], r_s[t, h], on[t, h], v[:, h // group],
+                    edges[piece], edges[piece + 1], narrow, sink,
                 )  # fmt: skip
                 if s_sum == 0.0:
                     continue
@@ -183,42 +217,47 @@ def one_by_one(
 
 @kernel
 def piece_of(
-    q: NDArray[Any],
-    k: NDArray[Any],
+    s: NDArray[Any],
+    r_s: NDArray[Any],
+    on: NDArray[Any],
     v: NDArray[Any],
-    scale: float,
-    visible: NDArray[Any],
     start: int,
     stop: int,
     narrow: bool,
+    sink: float,
 ) -> tuple[NDArray[Any], NDArray[Any], float, float, float, float]:
     """Unnormalised sum of values and its radius, so of weights, largest score and its radius."""
-    dim = len(q)
+    dim = v.shape[1]
     y = np.zeros(dim)
     r = np.zeros(dim)
     s_sum, r_sum, top, r_top = 0.0, 0.0, -np.inf, 0.0
-    for c in range(start, stop):
-        if not visible[c]:
+    for c in range(start, stop + 1):
+        sinks = c == stop  # after the keys and in float32; it may be the new maximum
+        if np.isnan(sink) if sinks else not on[c]:
             continue
-        s, r_s = score(q, k[c], scale, dim // 4 + LANES_UP)
+        here, r_here = (sink, 0.0) if sinks else (s[c], r_s[c])
+        half = narrow and not sinks
         vs, r_vs = 1.0, 0.0
-        if s > top:
-            ms, r_ms = power_of(s - top, r_s + r_top)
-            top, r_top = s, r_s
+        if here > top:
+            ms, r_ms = power_of(here - top, r_here + r_top)
+            top, r_top = here, r_here
             for d in range(dim):
                 z = y[d] * ms
                 wide = r[d] * ms + abs(y[d]) * r_ms + U * abs(z)
-                y[d], r[d] = settle(z, wide) if narrow else (z, wide)
+                y[d], r[d] = settle(z, wide) if half else (z, wide)
             r_sum = r_sum * ms + s_sum * r_ms
             s_sum = s_sum * ms
             r_sum += U * s_sum
         else:
-            vs, r_vs = power_of(top - s, r_s + r_top)
-        for d in range(dim):
-            term = np.float64(v[c, d]) * vs
+            vs, r_vs = power_of(top - here, r_here + r_top)
+        for d in range(0 if sinks else dim):
+            value = np.float64(v[c, d])
+            term = value * vs
             z = y[d] + term
-            wide = r[d] + abs(np.float64(v[c, d])) * r_vs + U * (abs(term) + abs(z))
-            y[d], r[d] = settle(z, wide) if narrow else (z, wide)
+            wide = r[d] + abs(value) * r_vs
+            if term != 0.0:
+                wide += U * (abs(term) + abs(z))
+            y[d], r[d] = settle(z, wide) if half else (z, wide)
         s_sum += vs
         r_sum += r_vs + U * s_sum
     return y, r, s_sum, r_sum, top, r_top

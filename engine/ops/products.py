@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from engine.activations.base import F64, GENERIC, X86, ActivationFormat, Converted
 from engine.errors import Unsupported
+from engine.ops.build import Build, Multiply
+from engine.ops.near import LARGEST, SMALLEST, Near, Number, U
 from engine.quants.base import F32, NO_PRODUCT, WeightFormat
 from engine.weights import CHUNK, Weight
 
 IntOrInts = TypeVar("IntOrInts", int, NDArray[Any])
-Multiply = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]  # of matrices, or stacks of them
 Factors = tuple[F64, F32]  # (tokens, k) and (rows, k): to be multiplied and added up over k
 
-U = 2.0**-24  # the unit roundoff of float32
 MINIMA = ("m", "dmin")  # ggml's names for the scale of a block's minima
 # ggml may multiply grid and shift of these apart; of |grid + shift| that is 9 to 7 at most
 APART = {"IQ1_S": 9 / 7, "IQ1_M": 9 / 7}
@@ -80,22 +80,26 @@ def block_roundings(runs: IntOrInts, lanes: int) -> IntOrInts:
     return runs + 2 + (8 if lanes == 1 else math.ceil(math.log2(lanes))) + 1
 
 
-def product_roundings(terms: int, lanes: int, block: int) -> int:
-    """Roundings of a product of so many terms, of which `block` in a row are integers."""
-    if block > 1:
-        return block_roundings(terms // block, lanes)
-    return min(additions(terms, lanes), terms + 1)
+def product_roundings(
+    terms: int, lanes: int, run: int, nonzero: NDArray[Any] | int | None = None
+) -> NDArray[Any]:
+    """Roundings of a product of so many terms, of which `run` in a row are integers; nonzero: how
+    many such runs are not all zeros."""
+    most = np.asarray(terms // run if nonzero is None else nonzero)
+    if run > 1:
+        return np.asarray(block_roundings(most, lanes))
+    return np.asarray(np.minimum(additions(terms, lanes), most + 1))
 
 
 def factors(
-    acts: F64, sums: F64 | None, weight: Weight
+    acts: F64, sums: F64 | None, weight: Weight, *, apart: bool = True
 ) -> Iterator[tuple[slice, tuple[Factors, ...]]]:
     """For runs of rows, the pairs whose products make up the result, decoded a chunk at a time.
 
     acts: (tokens, columns) as converted; sums: what the activation format carries, None if that is
-    no more than the sums of the values.
+    no more than the sums of the values; apart: steps and minima, as ggml has them.
     """
-    minimum = minimum_of(weight.format)
+    minimum = minimum_of(weight.format) if apart else None
     if minimum is None:
         for rows, chunk in weight.chunks():
             yield rows, ((acts, chunk),)
@@ -126,36 +130,106 @@ def multiplied(pairs: Iterable[Factors], multiply: Multiply = np.matmul) -> F64:
         return reduce(np.add, (multiply(a, w.astype(np.float64).T) for a, w in pairs))
 
 
-def product(acts: F64, sums: F64 | None, weight: Weight) -> F32:
-    """(tokens, columns) -> (tokens, rows), added up in float64 and rounded once."""
-    out = np.empty((len(acts), weight.shape[0]), np.float32)
-    for rows, pairs in factors(acts, sums, weight):
-        with np.errstate(over="ignore"):
-            out[:, rows] = multiplied(pairs)
-    return out
-
-
-def product_and_size(
-    acts: F64,
-    sums: F64 | None,
+def linear(
+    x: F32,
     weight: Weight,
-    kind: type[Any] | np.dtype[Any] = np.float32,
-    multiply: Multiply = np.matmul,
-) -> tuple[NDArray[Any], F64]:
-    """The product, and the sum of the magnitudes of all that is added up for it, or a bit more.
+    activations: Callable[[F32, Weight], F64],
+    sums: Callable[[F32, Weight], F64 | None],
+    build: Build,
+) -> Number | F32:
+    """x: (tokens, columns), weight: (rows, columns) -> (tokens, rows), rounded to float32.
 
-    kind: what the product is rounded to.
+    activations, sums: x as the product sees it, and its carried sums.
     """
-    out = np.empty((len(acts), weight.shape[0]), kind)
-    size = np.empty(out.shape)
+    acts, carried = activations(x, weight), sums(x, weight)
+    if build.bounds:
+        return bounded_product(acts, carried, weight, build)
+    return added_up(acts, carried, weight, build)[0]
+
+
+def converted(x: F32 | F64, weight: Weight, build: Build) -> Converted:
+    """Activations as the weight's `vec_dot_type` wants them, and their sums if it carries those."""
+    kind = weight.format
+    if build.plain:
+        return Converted(x.astype(np.float64))
+    found = convert(np.asarray(x, np.float32), kind, build.generic)
+    values = found.values if build.tip is None else build.tip(x, found.values)
+    return Converted(values, found.sums if kind.vec_dot_type == "Q8_1" else None)
+
+
+def bounded_product(
+    acts: F64, sums: F64 | None, weight: Weight, build: Build, dtype: Any = np.float32
+) -> Near:
+    """acts: (tokens, columns) as converted -> (tokens, rows); dtype: what products are kept in.
+
+    A zero times anything and a sum with zero are exact in any order, so that only terms (runs of
+    integers) that are not zero are counted.
+    """
+    value, size = added_up(acts, sums, weight, build, dtype)
+    run = 1 if build.plain else run_of(weight.format)
+    nonzero = None if build.zeros else filled(acts, run)
+    wide = value.astype(np.float64, copy=False)
+    return summed_products(wide, size, weight.shape[-1], build, run, nonzero)
+
+
+def of_floats(a: F64, b: F64, build: Build) -> Number:
+    """(.., m, k) and (.., k, n) -> (.., m, n), multiplied and added up in float32."""
+    value = build.multiply(a, b)
+    if not build.bounds:
+        return value
+    size = build.multiply(np.abs(a), np.abs(b))
+    return summed_products(value, size, a.shape[-1], build)
+
+
+def summed_products(
+    value: F64,
+    size: F64,
+    terms: int,
+    build: Build,
+    run: int = 1,
+    nonzero: NDArray[Any] | None = None,
+) -> Near:
+    """value: so many terms added up; size: the sum of their magnitudes; run: how many in a row are
+    multiplied as integers; nonzero: how many runs are not zero, in a shape that broadcasts."""
+    most = np.asarray(terms // run if nonzero is None else nonzero)
+    roundings = product_roundings(terms, build.lanes, run, most)
+    # a partial sum may overflow where another order of addition stays within float32
+    r = np.where(size > LARGEST, np.inf, roundings * U * size + (terms - 1) * SMALLEST)
+    what = "integer products" if run > 1 else "products"
+    lanes = "" if run > 1 else f" in {build.lanes} lanes"
+    reason = f"{most.max(initial=0)} {what} summed in float32{lanes}"
+    return Near(value, r, f"{reason}, {roundings.max(initial=0)} roundings")
+
+
+def filled(acts: F64, run: int) -> NDArray[Any]:
+    """(tokens, inputs) -> (tokens, 1): how many runs of inputs are not all zeros."""
+    runs = acts.reshape(len(acts), acts.shape[-1] // run, run)
+    counts: NDArray[Any] = runs.any(axis=-1).sum(axis=-1, keepdims=True)
+    return counts
+
+
+def added_up(
+    acts: F64, sums: F64 | None, weight: Weight, build: Build, dtype: Any = np.float32
+) -> tuple[NDArray[Any], F64]:
+    """(tokens, rows): the product, added up in float64, and, if a bound is asked for, the sum of
+    the magnitudes of all that is added up for it, or a bit more."""
+    shape = len(acts), weight.shape[0]
+    floats = build.plain or weight.format.name in ("F32", "F16")
+    out = np.empty(shape, np.float64 if floats and build.bounds else dtype)
+    size = np.empty(shape if build.bounds else 0)
     left: list[F32] = []
-    for rows, pairs in factors(acts, sums, weight):
+    for rows, pairs in factors(acts, sums, weight, apart=not build.plain):
         with np.errstate(over="ignore"):
-            out[:, rows] = multiplied(pairs, multiply)
+            out[:, rows] = multiplied(pairs, build.multiply)
+        if build.bounds and floats:
+            sizes = [(np.abs(a), np.abs(w)) for a, w in pairs]
+            size[:, rows] = multiplied(sizes, build.multiply)
+        elif build.bounds:
             added = (*pairs, *offsets(acts, weight, rows))
-            left = left or [np.abs(a).astype(np.float32) for a, _ in added]  # of all chunks
-        size[:, rows] = magnitude(left, added, multiply)
-    return out, size * APART.get(weight.format.name, 1.0)
+            with np.errstate(over="ignore"):
+                left = left or [np.abs(a).astype(np.float32) for a, _ in added]  # of all chunks
+            size[:, rows] = magnitude(left, added, build.multiply)
+    return out, size if floats else size * APART.get(weight.format.name, 1.0)
 
 
 def offsets(acts: F64, weight: Weight, rows: slice) -> tuple[Factors, ...]:

@@ -6,15 +6,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.ops.build import ANY_ENGINE, Build
 from engine.ops.fused.base import Call, operate
-from engine.ops.ggml.base import ANY_ENGINE, PLAIN, Build, Expected, expect, has_meaning
+from engine.ops.ggml.base import PLAIN, expect, has_meaning
+from engine.ops.near import Expected
 from engine.ops.sums import in_order
 from engine.registry import import_members
 from golden.ops.form import CASES, NUMPY_TYPES, Array, Blocks, Case, Draw, node_of
 from golden.store import BrokenGolden, Tensors
 
 # one lane: the bound of one sum in sequence holds for all other orders
-GGML = Build(lanes=1, multiply=in_order)
+GGML = Build(lanes=1, multiply=in_order, zeros=True)
 RESULT = "y"  # the one result of an op of ggml
 Ways = Mapping[str, Expected]
 # outputs that are places in a row: (rule, what they choose from or how many count)

@@ -6,26 +6,32 @@ from typing import Any
 import numpy as np
 
 from engine.activations.base import F64, VARIANTS
+from engine.ops.build import ANY_ENGINE  # one lane: its bound holds for any other order
 from engine.ops.mirror import Mirror
-from engine.ops.products import APART, activation_format, factors, offsets, run_of
+from engine.ops.products import (
+    APART,
+    activation_format,
+    factors,
+    offsets,
+    run_of,
+    summed_products,
+)
 from engine.ops.sums import in_order
 from engine.quants.base import F32, NO_PRODUCT, WeightFormat
 from engine.registry import import_members
 from engine.weights import Weight
 from golden.store import BrokenGolden
 from golden.suites.base import Asked, Case, Golden, Source, Vectors, Verdicts, difference
-from harness import tolerances
 from harness.compare import mismatch_between
 from harness.records import Mismatch, Verdict
 from harness.synth.draws import stream, uniform
 from harness.synth.generator import tensor_bytes
-from harness.tolerances import Bound
+from harness.tolerances import Bound, limited
 
 ROWS, COLUMNS = 6, 512
 FEW_COLUMNS = 32  # of floats, whose sums round at every term: the bound is to show a conversion
 TOKENS = ("even", "sizes", "outliers", "zeros")  # what the rows of activations are like
 SIGMA = 0.25  # of the weights
-ANY_ORDER = 1  # lanes: the bound of one sum, one term after the other, holds for any other order
 TRIES = 100
 COMPARE = (
     "no element of a product further than `allowed` from `expected`; an engine that does not "
@@ -193,9 +199,9 @@ def multiplied(acts: F64, sums: F64 | None, weight: Weight, *, blocks: bool) -> 
         for a, w in (*pairs, *(offsets(acts, weight, rows) if blocks else ())):
             size[:, rows] += in_order(np.abs(a), np.abs(w.astype(np.float64)).T)
     size *= APART.get(weight.format.name, 1.0)
-    rounded = out.astype(np.float32)
+    out = out.astype(np.float32).astype(np.float64)
     run = run_of(weight.format) if blocks else 1
-    return rounded, tolerances.product(size, rounded, weight.shape[-1], ANY_ORDER, run)
+    return limited(summed_products(out, size, weight.shape[-1], ANY_ENGINE, run))
 
 
 def rounded_up(bound: Bound) -> F32:

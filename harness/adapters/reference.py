@@ -14,8 +14,9 @@ from engine.hparams import architecture_name
 from engine.memory.sbatch_schedule import SbatchSchedule
 from engine.memory.schedule import Schedule, padded
 from engine.model import Model
+from engine.ops.build import ANY_ENGINE
 from engine.ops.fused.base import Call, operate
-from engine.ops.ggml.base import ANY_ENGINE, Node, expect, settled
+from engine.ops.ggml.base import Node, expect, settled
 from engine.ops.mirror import Mirror
 from engine.ops.reference import Reference as Ops
 from engine.quants.base import F32, WeightFormat

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from engine.batch import Batch, steps_of
 from engine.choices import choices
 from engine.errors import EngineError, InvalidModel, NotInModel, Unsupported
-from engine.ops.ggml.base import Build, Node
+from engine.ops.build import Build
+from engine.ops.ggml.base import Node
 from engine.quants.base import F32
 from harness.adapters.reference import Reference
 from harness.check import Plan, lanes_of

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from engine.errors import Unsupported
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import Build
+from engine.ops.build import Build
 from harness.compare import largest, worst_distance
 from harness.graph.program import Program
 from harness.graph.replay import Replayed, replay

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from engine.errors import EngineError, Unsupported
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import Build, Expected, Node, Operand, expect, layout
+from engine.ops.build import Build
+from engine.ops.ggml.base import Node, Operand, expect, layout
+from engine.ops.near import Expected
 from harness.compare import mismatch_between, worst_distance
 from harness.designs import Other
 from harness.findings import Values

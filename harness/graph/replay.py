@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from engine.errors import EngineError
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import Build, Node, layout
+from engine.ops.build import Build
+from engine.ops.ggml.base import Node, layout
 from harness.graph.memory import WIDER, Memory, Unknown
 from harness.graph.program import Graph, Place, PlannedNode, Program
 from harness.graph.shown import part_shown

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from engine.errors import Unsupported
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import Build, Expected, Node
+from engine.ops.build import Build
+from engine.ops.ggml.base import Node
+from engine.ops.near import Expected
 from engine.trace import SITES
 from harness.compare import largest, mismatch_between, worst_distance
 from harness.designs import where_limited

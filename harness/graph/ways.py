@@ -7,7 +7,10 @@ import numpy as np
 from numpy.random import Philox
 from numpy.typing import NDArray
 
-from engine.ops.ggml.base import F64, PLAIN, Build, Expected, Node, expect, settled
+from engine.ops.build import Build
+from engine.ops.ggml.base import PLAIN, Node, expect, settled
+from engine.ops.near import F64, Expected
+from harness.noise import tipped
 from harness.synth.draws import stream
 
 
@@ -78,11 +81,5 @@ class Tip:
     def __call__(self, x: NDArray[Any], converted: F64) -> F64:
         if np.array_equal(converted, x):
             return converted
-        flat = converted.reshape(-1, converted.shape[-1]).copy()
         row, column = (int(r >> np.uint64(33)) for r in self.bits.random_raw(2))
-        row, column = row % flat.shape[0], column % flat.shape[1]
-        exact = x.reshape(flat.shape)
-        # a conversion is off by half a step at most: twice the largest error is one step
-        step = 2 * float(np.abs(flat[row] - exact[row]).max())
-        flat[row, column] += step if flat[row, column] < exact[row, column] else -step
-        return flat.reshape(converted.shape)
+        return tipped(x, converted, row % (x.size // x.shape[-1]), column % x.shape[-1])

@@ -3,13 +3,15 @@
 import numpy as np
 
 from engine.ops.mirror import Mirror
-from engine.ops.reference import F64, I32, Reference, RopeParams
+from engine.ops.near import F64
+from engine.ops.reference import I32, RopeParams
+from engine.ops.rotation import from_powers
 from harness.honest.base import Honest
 
 
 class WideAngles(Mirror):
     def rotations(self, positions: I32, params: RopeParams) -> tuple[F64, F64]:
-        cos, sin = (t.astype(np.float32) for t in Reference.rotations(self, positions, params))
+        cos, sin = (t.astype(np.float32) for t in from_powers(positions, params))
         return cos.astype(np.float64), sin.astype(np.float64)
 
 

@@ -3,7 +3,8 @@
 import numpy as np
 
 from engine.ops.mirror import Mirror
-from engine.ops.reference import F64, I32, RopeParams
+from engine.ops.near import F64
+from engine.ops.reference import I32, RopeParams
 from harness.honest.base import Honest
 
 

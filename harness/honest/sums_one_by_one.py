@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.ops.mirror import Mirror, like
+from engine.ops.attention import like
+from engine.ops.mirror import Mirror
 from engine.ops.reference import Bools
 from engine.quants.base import F32
 from engine.weights import Weight

@@ -10,17 +10,9 @@ from numpy.typing import NDArray
 
 from engine.errors import EngineError, Unsupported
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import (
-    F64,
-    SMALLEST,
-    Build,
-    Expected,
-    Node,
-    Operand,
-    expect,
-    layout,
-    rounding_of,
-)
+from engine.ops.build import Build
+from engine.ops.ggml.base import Node, Operand, expect, layout, rounding_of
+from engine.ops.near import F64, SMALLEST, Expected
 from harness.comparable import incomparable
 from harness.compare import mismatch_between
 from harness.records import Mismatch

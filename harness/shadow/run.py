@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.errors import EngineError
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import Build
+from engine.ops.build import Build
 from harness.check import CELLS, BadInput, lanes_of
 from harness.exit_codes import exit_code
 from harness.facts import size_of_positions, too_long, what_it_is, why_no_run

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import Build
+from engine.ops.build import Build
 from harness.facts import ModelFacts
 from harness.records import Rejected, Unanswerable, Verdict
 from harness.shadow.judge import ShadowJudge

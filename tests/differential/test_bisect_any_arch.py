@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import Build, Node
+from engine.ops.build import Build
+from engine.ops.ggml.base import Node
 from harness.adapters.replay import ReplayEngine
 from harness.bisect.bisection import Bisection, bisect
 from harness.check import Plan, open_plan, run_suites

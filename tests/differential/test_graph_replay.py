@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from engine.batch import Batch
 from engine.gguf_file import GgufFile
+from engine.ops.build import Build
 from engine.ops.ggml import base
-from engine.ops.ggml.base import Build, Node
+from engine.ops.ggml.base import Node
 from harness.check import lanes_of
 from harness.compare import largest, worst_distance
 from harness.graph.floor import replay_floor

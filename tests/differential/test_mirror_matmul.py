@@ -12,8 +12,8 @@ import pytest
 
 from engine.model import Model
 from engine.ops.mirror import Mirror
+from engine.ops.near import F64
 from engine.ops.products import UNSIGNED
-from engine.ops.reference import F64
 from engine.quants.base import F32, WeightFormat
 from engine.trace import SITES
 from engine.weights import Weight

@@ -18,7 +18,9 @@ from safetensors.numpy import load_file, save_file
 from engine.batch import Batch
 from engine.errors import EngineError, Unsupported
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import Build, Expected, Node
+from engine.ops.build import Build
+from engine.ops.ggml.base import Node
+from engine.ops.near import Expected
 from engine.trace import SITES
 from harness.bisect.bisection import Bisection, bisect
 from harness.check import Plan, lanes_of, open_plan

@@ -9,7 +9,8 @@ import pytest
 
 from engine.batch import Batch
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import MEANINGS, Build, Node
+from engine.ops.build import Build
+from engine.ops.ggml.base import MEANINGS, Node
 from harness.adapters.llama_cpp import LlamaCpp
 from harness.check import lanes_of
 from harness.records import (

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.ops.ggml.base import Build
+from engine.ops.build import Build
 from harness.check import lanes_of
 from harness.gguf_writer import write_gguf
 from harness.records import EXACT, Answered, Unanswerable

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import Build, meaning_of
+from engine.ops.build import Build
+from engine.ops.ggml.base import meaning_of
 from harness.check import BadInput, Plan, lanes_of, preflight
 from harness.known import entries
 from harness.records import PRESETS, Answered, Crashed

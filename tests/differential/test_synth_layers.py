@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from engine.batch import Batch
 from engine.gguf_file import GgufFile
-from engine.ops.ggml.base import Build
+from engine.ops.build import Build
 from harness.check import lanes_of
 from harness.compare import largest, worst_distance
 from harness.graph.floor import whole

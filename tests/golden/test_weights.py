@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from engine.activations.base import VARIANTS
 from engine.ops.mirror import Mirror
+from engine.ops.near import F64
 from engine.ops.products import activation_format
-from engine.ops.reference import F64
 from engine.ops.reference import Reference as PlainOps
 from engine.quants.base import F32, WeightFormat
 from engine.quants.codebooks import codebook

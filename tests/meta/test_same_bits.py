@@ -19,10 +19,13 @@ FUNCTIONS = (
     *("sin", "cos", "tan", "sinh", "cosh", "tanh", "arctan", "arctan2", "hypot", "cbrt"),
     *("erf", "erfc", "pow", "gamma", "lgamma", "atan", "atan2", "vectorize"),
 )
-PLACES = ("engine/ops/ggml", "engine/ops/fused", "engine/ops/flash_mirror.py", "golden")
+FORMULAS = "attention build experts flash_mirror gates near norms softmax"
+PLACES = (
+    *("engine/ops/ggml", "engine/ops/fused", "golden"),
+    *(f"engine/ops/{name}.py" for name in FORMULAS.split()),
+)
 EXCEPTIONS = {
-    "engine/ops/ggml/base.py: np.matmul": "what judges graphs; vectors are written with `in_order`",
-    "engine/ops/ggml/rope.py: **": "ggml calls powf as well, and every angle follows from its bits",
+    "engine/ops/build.py: np.matmul": "what judges graphs; vectors are written with `in_order`",
     "engine/ops/flash_mirror.py: np.log2": "corrected where it falls short of a power of two",
     "engine/ops/flash_mirror.py: **": "of two, to a whole number: exact",
 }

@@ -2,11 +2,10 @@
 
 import numpy as np
 
+from engine.ops.attention import attended
+from engine.ops.build import ANY_ENGINE
 from engine.ops.fused.base import Call, Result, operation
-from engine.ops.ggml.attention import attended
-from engine.ops.ggml.base import F64, Expected
-from engine.ops.ggml.near import Near
-from engine.ops.sums import in_order
+from engine.ops.near import F64, Expected, Near, near
 
 REASON = "scores, a softmax and its sums in any order"
 
@@ -18,8 +17,8 @@ def causal(tokens: int, cells: int, offset: int, window: int) -> F64:
     return np.where(seen, 0.0, -np.inf)
 
 
-def expected(near: Near) -> Expected:
-    return near.expected(REASON)
+def expected(found: Near) -> Expected:
+    return found.expected(REASON)
 
 
 def stacked(found: list[Near]) -> Near:
@@ -44,7 +43,7 @@ def flash_attention(call: Call) -> dict[str, Result]:
 def seen(q: F64, k: F64, v: F64, added: F64, scale: float) -> Near:
     """q: (heads, tokens, dim), k and v: (kv_heads, cells, dim)."""
     k, v = (np.repeat(x, len(q) // len(x), axis=0) for x in (k, v))
-    return attended(q, k, v, added, scale=scale, multiply=in_order)
+    return near(attended(q, k, v, added, scale, ANY_ENGINE))
 
 
 @operation("paged_decode_attention")
@@ -62,8 +61,8 @@ def paged_decode_attention(call: Call) -> dict[str, Result]:
         tokens = q.shape[2]
         added = causal(tokens, int(length), int(length) - tokens, 0)
         found.append(seen(q[i], k, v, added, call.real("scale")))
-    near = stacked(found)
-    return {"y": expected(near[:, :, 0] if single else near[0])}
+    all_of_them = stacked(found)
+    return {"y": expected(all_of_them[:, :, 0] if single else all_of_them[0])}
 
 
 def cells_of(call: Call, pool: str, sequence: int, length: int) -> F64:

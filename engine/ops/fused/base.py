@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from engine.choices import choices
 from engine.errors import Unsupported
-from engine.ops.ggml.base import EXACT, F64, Expected, U
-from engine.ops.ggml.near import Near, exact
-from engine.ops.sums import in_order
+from engine.ops.build import ANY_ENGINE
+from engine.ops.ggml.base import EXACT
+from engine.ops.near import F64, Expected, Near, exact, near
+from engine.ops.products import of_floats
 from engine.registry import import_members
 
 Result = Expected | Mapping[str, Expected]  # several: there is more than one right way, by name
@@ -72,8 +73,7 @@ def operate(name: str, call: Call) -> dict[str, dict[str, Expected]]:
 
 def product(a: F64, b: F64) -> Near:
     """(.., m, k) and (.., k, n) -> (.., m, n), summed in float32 in any order."""
-    size = in_order(np.abs(a), np.abs(b))
-    return Near(in_order(a, b), (a.shape[-1] + 1) * U * size)
+    return near(of_floats(a, b, ANY_ENGINE))
 
 
 def copied(value: NDArray[Any]) -> Expected:

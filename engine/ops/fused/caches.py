@@ -6,7 +6,7 @@ import numpy as np
 
 from engine.ops.fused.base import Call, Result, copied, operation
 from engine.ops.fused.heads import split_and_prepared
-from engine.ops.ggml.base import F64, Expected
+from engine.ops.near import F64, Expected
 
 Write = Callable[[F64, F64], None]  # into a whole cache: the new rows (heads, tokens, dim)
 

@@ -7,8 +7,7 @@ import numpy as np
 
 from engine.errors import Unsupported
 from engine.ops.fused.base import Call, Result, copied, operation
-from engine.ops.ggml.base import Expected
-from engine.ops.ggml.near import constant, exact, total
+from engine.ops.near import Expected, constant, exact, total
 
 EXACT_ONES = {"max": np.max, "min": np.min}
 

@@ -4,8 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.ops.fused.base import Call, Result, copied, operation, product
-from engine.ops.ggml.base import Expected
-from engine.ops.ggml.near import Near, constant, exact, total
+from engine.ops.near import Expected, Near, constant, exact, total
 
 F32 = np.float32
 

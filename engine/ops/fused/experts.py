@@ -4,8 +4,7 @@ import numpy as np
 
 from engine.ops.fused.base import Call, Result, copied, operation, product
 from engine.ops.fused.norms import rms_normed
-from engine.ops.ggml.base import F64
-from engine.ops.ggml.near import Near, exact, silu, total
+from engine.ops.near import F64, Near, arranged, exact, near, silu, total
 
 REASON = "products summed in any order"
 
@@ -21,8 +20,7 @@ def route_topk_softmax(call: Call) -> dict[str, Result]:
     top = logits.max(axis=-1, keepdims=True)
     powers = (exact(logits) - exact(top)).exp()
     shares = powers / total(powers, logits.shape[-1])
-    r = np.broadcast_to(np.asarray(shares.r), shares.v.shape)
-    chosen = Near(*(np.take_along_axis(x, ids.astype(np.int64), axis=-1) for x in (shares.v, r)))
+    chosen = near(arranged(shares, lambda x: np.take_along_axis(x, ids.astype(np.int64), axis=-1)))
     if call.number("norm_topk_prob"):
         chosen = chosen / total(chosen, k)
     return {"ids": copied(ids), "weights": chosen.expected("powers summed in any order")}
@@ -103,4 +101,4 @@ def moe_gate_up_silu(call: Call) -> dict[str, Result]:
     x, ids = call["x"], call.inputs["ids"]
     both = [product(call[name][ids], x[:, None, :, None]) for name in ("gate", "up")]
     gate, up = (Near(n.v[..., 0], np.asarray(n.r)[..., 0]) for n in both)
-    return {"y": (silu(gate) * up).expected(REASON)}
+    return {"y": near(silu(gate) * up).expected(REASON)}

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.ops.fused.base import Call, Result, operation, product
-from engine.ops.ggml.base import F64, U
-from engine.ops.ggml.near import Near
+from engine.ops.near import F64, Near, U
 from engine.ops.sums import in_order
 
 

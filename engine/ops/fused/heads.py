@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from engine.errors import Unsupported
 from engine.ops.fused.base import Call, Result, copied, operation
 from engine.ops.fused.norms import rms_normed
-from engine.ops.ggml.near import Near, exact
+from engine.ops.near import Near, exact, near
+from engine.ops.rotation import turned
 
 TRANSPOSE, NORM_AND_ROTATE, ROTATE = 0, 1, 2  # modes of qk_norm_rope
 PAIRS: dict[str, Callable[[int], tuple[slice, slice]]] = {
@@ -26,13 +27,7 @@ def rotated(x: Near, cos: Near, sin: Near, pairs: str) -> Near:
     """x: (tokens, heads, dim); cos, sin: (tokens, 1, dim / 2)."""
     if pairs not in PAIRS:
         raise Unsupported(f"pairs {pairs!r} (known: {', '.join(PAIRS)})")
-    first, second = PAIRS[pairs](x.v.shape[-1])
-    a, b = x[..., first], x[..., second]
-    out = Near(x.v.copy(), np.zeros(x.v.shape))
-    for at, near in ((first, a * cos - b * sin), (second, a * sin + b * cos)):
-        out.v[..., at] = near.v
-        np.asarray(out.r)[..., at] = near.r
-    return out
+    return near(turned(x, cos, sin, *PAIRS[pairs](x.v.shape[-1])))
 
 
 def tables(call: Call, tokens: int) -> tuple[Near, Near]:
@@ -62,8 +57,8 @@ def prepared(call: Call, x: Near, weight: str, mode: int) -> Near:
 def apply_rotary_emb(call: Call) -> dict[str, Result]:
     """x: (tokens, heads, dim) -> the same."""
     x = call.exact("x")
-    near = rotated(x, *tables(call, len(x.v)), str(call.params["pairs"]))
-    return {"y": near.expected("two products and their sum")}
+    found = rotated(x, *tables(call, len(x.v)), str(call.params["pairs"]))
+    return {"y": found.expected("two products and their sum")}
 
 
 @operation("qk_norm_rope")
@@ -71,8 +66,8 @@ def qk_norm_rope(call: Call) -> dict[str, Result]:
     mode = call.number("mode")
     if mode == TRANSPOSE:
         return {"y": copied(call.inputs["x"].transpose(1, 0, 2))}
-    near = prepared(call, call.exact("x"), "weight", mode)
-    return {"y": near.expected("a norm and a rotation")}
+    found = prepared(call, call.exact("x"), "weight", mode)
+    return {"y": found.expected("a norm and a rotation")}
 
 
 def parts(call: Call) -> dict[str, NDArray[np.float32]]:
@@ -93,8 +88,8 @@ def split_and_prepared(call: Call) -> dict[str, Result]:
     found, mode = parts(call), call.number("qk_mode")
     out: dict[str, Result] = {"v": copied(found["v"].transpose(1, 0, 2))}
     for name in "qk":
-        near = prepared(call, exact(found[name].astype(np.float64)), f"{name}_weight", mode)
-        out[name] = near.expected("a norm and a rotation")
+        turned_heads = prepared(call, exact(found[name].astype(np.float64)), f"{name}_weight", mode)
+        out[name] = turned_heads.expected("a norm and a rotation")
     return out
 
 

@@ -14,17 +14,11 @@ from numpy.typing import NDArray
 
 from engine.errors import Unsupported
 from engine.ggml_types import type_by_name
-from engine.ops.products import Multiply
-from engine.ops.sums import in_order
+from engine.ops.build import Build
+from engine.ops.near import F64, SMALLEST, U16, Expected, U
 from engine.quants.base import WeightFormat
 from engine.registry import import_members
 
-F64 = NDArray[np.float64]
-
-U = 2.0**-24  # unit roundoff of float32
-U16 = 2.0**-11  # of float16
-SMALLEST = 2.0**-126  # below it vector code may flush to zero
-LARGEST = float(np.finfo(np.float32).max)
 PLAIN = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I32": np.int32, "I64": np.int64}
 
 
@@ -74,45 +68,6 @@ class Node:
     def wide(self, i: int) -> F64:
         """Source i in float64."""
         return wide(self.source(i))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Build:
-    """What a build and its settings decide about roundings.
-
-    plain: of no build of ggml, but of any engine that computes in float32: nothing is looked up in
-    halves or converted on purpose, and a sum rounds at every term, in whatever order.
-    multiply: how the truth is multiplied: by BLAS, fast, whose last bit depends on the CPU; or
-    `in_order`, where it is written down.
-    tip: what becomes of a product's activations and of what they were converted to; ties: so many
-    numbers by which equal values are put in order. None: nothing is disturbed.
-    """
-
-    lanes: int  # float32 values in a vector register
-    n_threads: int = 1
-    generic: tuple[str, ...] = ()  # activation formats that it rounds as generic C does
-    plain: bool = False
-    multiply: Multiply = np.matmul
-    tip: "Callable[[NDArray[Any], F64], F64] | None" = None
-    ties: "Callable[[int], NDArray[Any]] | None" = None
-
-
-ANY_ENGINE = Build(lanes=1, plain=True, multiply=in_order)
-
-
-@dataclass(frozen=True, eq=False)
-class Expected:
-    """The result, and how far from it each element may be.
-
-    `actual` is what is compared where the node's own value is not: orders that leave ties free.
-    `answer` is then one of the right results.
-    """
-
-    value: NDArray[Any]
-    allowed: F64 | float
-    reason: str
-    actual: NDArray[Any] | None = None
-    answer: NDArray[np.int32] | None = None
 
 
 Meaning = Callable[[Node, Build], Expected]

@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import Unsupported
-from engine.ops.ggml.base import EXACT, PLAIN, Build, Expected, Node, Operand, meaning, wide
+from engine.ops.build import Build
+from engine.ops.ggml.base import EXACT, PLAIN, Node, Operand, meaning, wide
 from engine.ops.ggml.stored import stored
+from engine.ops.near import Expected
 from engine.quants.base import WeightFormat
 
 

@@ -8,31 +8,24 @@ from collections.abc import Callable
 import numpy as np
 
 from engine.ops import functions
-from engine.ops.ggml.base import (
-    EXACT,
+from engine.ops.build import Build
+from engine.ops.ggml.base import EXACT, Node, like, meaning, relative, settled, single
+from engine.ops.near import (
     F64,
-    SMALLEST,
-    Build,
-    Expected,
-    Node,
-    U,
-    like,
-    meaning,
-    relative,
-    settled,
-    single,
-)
-from engine.ops.ggml.near import (
     LIBM_ULP,
+    SMALLEST,
     TANH_ULP,
+    Expected,
     Near,
+    U,
+    chosen,
     constant,
     exact,
     finite,
+    near,
     sigmoid,
     silu,
     softplus,
-    where,
 )
 
 BINARY: dict[str, Callable[[F64, F64], F64]] = {
@@ -126,7 +119,7 @@ def sigmoid_of(node: Node, _: Build) -> Expected:
 
 @meaning("SILU")
 def silu_of(node: Node, _: Build) -> Expected:
-    return silu(exact(node.wide(0))).expected("x / (1 + exp(-x))")
+    return near(silu(exact(node.wide(0)))).expected("x / (1 + exp(-x))")
 
 
 @meaning("SOFTPLUS")
@@ -142,7 +135,7 @@ def xielu(node: Node, _: Build) -> Expected:
     above = constant(alpha_p) * x * x + constant(beta) * x
     v = functions.expm1(np.minimum(x.v, eps))
     below = (Near(v, 2 * LIBM_ULP * U * np.abs(v)) - x) * constant(alpha_n) + constant(beta) * x
-    return where(x.v > 0, above, below).expected("xIELU by its two branches")
+    return near(chosen(x.v > 0, above, below)).expected("xIELU by its two branches")
 
 
 @meaning("FILL")

@@ -5,8 +5,9 @@ Source: ggml_compute_forward_dsv4_hc_* in ggml-cpu/ops.cpp of llama-cpp-python 0
 
 import numpy as np
 
-from engine.ops.ggml.base import Build, Expected, Node, meaning
-from engine.ops.ggml.near import Near, constant, exact, sigmoid, total
+from engine.ops.build import Build
+from engine.ops.ggml.base import Node, meaning
+from engine.ops.near import Expected, Near, constant, exact, sigmoid, total
 
 HC = 4  # streams; ggml has no other number
 

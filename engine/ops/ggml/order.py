@@ -6,7 +6,9 @@ Source: ggml-cpu/ops.cpp of llama.cpp in llama-cpp-python 0.3.36.
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.ops.ggml.base import F64, Build, Expected, Node, meaning
+from engine.ops.build import Build
+from engine.ops.ggml.base import Node, meaning
+from engine.ops.near import F64, Expected
 
 DESCENDING = 1  # ggml_sort_order
 

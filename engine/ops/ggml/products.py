@@ -7,21 +7,10 @@ ggml_compute_forward_lightning_indexer in ops.cpp, of llama.cpp in llama-cpp-pyt
 import numpy as np
 
 from engine.errors import Unsupported
-from engine.ops.ggml.base import (
-    F64,
-    LARGEST,
-    PLAIN,
-    SMALLEST,
-    Build,
-    Expected,
-    Node,
-    Operand,
-    U,
-    meaning,
-    single,
-)
-from engine.ops.ggml.near import Near, exact, finite, total
-from engine.ops.products import convert, product_and_size, product_roundings, run_of
+from engine.ops import products
+from engine.ops.build import Build
+from engine.ops.ggml.base import Node, Operand, meaning, single
+from engine.ops.near import F64, Expected, Near, U, exact, finite, near, total
 from engine.quants.base import F32, WeightFormat
 from engine.weights import Weight
 
@@ -34,44 +23,20 @@ def matrix(operand: Operand, i3: int, i2: int) -> Weight:
     return Weight(operand.name, WeightFormat.named(operand.type), shape, raw)
 
 
-def multiplied(x: F32 | F64, weight: Weight, build: Build) -> tuple[F64, F64, int]:
-    """x: (tokens, columns) -> the product, the allowed error, and the roundings counted."""
-    kind = weight.format
-    terms = weight.shape[-1]
-    run = 1 if build.plain or kind.name == "F64" else run_of(kind)
-    if build.plain or kind.name in ("F32", "F64"):
-        value, size = by_chunks(x.astype(np.float64), weight, build)
-    elif kind.name in PLAIN and kind.vec_dot_type == "F16":
-        acts = tipped(x, x.astype(np.float16).astype(np.float64), build)
-        value, size = by_chunks(acts, weight, build)
-    else:
-        converted = convert(np.asarray(x, np.float32), kind, build.generic)
-        sums = converted.sums if kind.vec_dot_type == "Q8_1" else None
-        acts = tipped(x, converted.values, build)
-        out, size = product_and_size(acts, sums, weight, x.dtype, build.multiply)
-        value = out.astype(np.float64)
-    roundings = product_roundings(terms, build.lanes, run)
-    allowed = roundings * U * size + U * np.abs(value) + terms * SMALLEST
-    # a partial sum may overflow where another order of addition stays within float32
-    return value, np.where(size > LARGEST, np.inf, allowed), roundings
-
-
-def tipped(x: F32 | F64, converted: F64, build: Build) -> F64:
-    return converted if build.tip is None else build.tip(x, converted)
-
-
-def by_chunks(left: F64, weight: Weight, build: Build) -> tuple[F64, F64]:
-    """The product and the sum of magnitudes, a few rows of the matrix at a time."""
-    value, size = np.empty((len(left), weight.shape[0])), np.empty((len(left), weight.shape[0]))
-    magnitudes = np.abs(left)
+def multiplied(x: F32 | F64, weight: Weight, build: Build) -> Near:
+    """x: (tokens, columns) -> (tokens, rows)"""
     if weight.format.name == "F64":  # decoding would round to float32
         right = weight.raw.view(np.float64).reshape(weight.shape).T
-        return build.multiply(left, right), build.multiply(magnitudes, np.abs(right))
-    for rows, chunk in weight.chunks():
-        right = chunk.astype(np.float64).T
-        value[:, rows] = build.multiply(left, right)
-        size[:, rows] = build.multiply(magnitudes, np.abs(right, out=right))
-    return value, size
+        return near(products.of_floats(x.astype(np.float64), right, build))
+    acts = products.converted(x, weight, build)
+    return products.bounded_product(acts.values, acts.sums, weight, build, x.dtype)
+
+
+def reason_of(operand: Operand, build: Build) -> str:
+    kind = WeightFormat.named(operand.type)
+    run = 1 if build.plain or kind.name == "F64" else products.run_of(kind)
+    roundings = products.product_roundings(operand.ne[0], build.lanes, run)
+    return f"{operand.ne[0]} products summed in float32, {roundings} roundings"
 
 
 def factor(operand: Operand) -> F32 | F64:
@@ -86,14 +51,13 @@ def mul_mat(node: Node, build: Build) -> Expected:
     a, b = node.source(0), factor(node.source(1))
     value, allowed = np.empty(node.value.shape), np.empty(node.value.shape)
     per3, per2 = b.shape[0] // a.ne[3], b.shape[1] // a.ne[2]
-    roundings = 0
     for i3, i2 in np.ndindex(a.ne[3], a.ne[2]):
         part = slice(i3 * per3, (i3 + 1) * per3), slice(i2 * per2, (i2 + 1) * per2)
         rows = b[part]
-        out, off, roundings = multiplied(rows.reshape(-1, rows.shape[-1]), matrix(a, i3, i2), build)
-        value[part] = out.reshape(value[part].shape)
-        allowed[part] = off.reshape(value[part].shape)
-    return Expected(value, allowed, f"{a.ne[0]} products summed in float32, {roundings} roundings")
+        found = multiplied(rows.reshape(-1, rows.shape[-1]), matrix(a, i3, i2), build).settled()
+        value[part] = found.value.reshape(value[part].shape)
+        allowed[part] = np.reshape(found.allowed, value[part].shape)
+    return Expected(value, allowed, reason_of(a, build))
 
 
 @meaning("MUL_MAT_ID")
@@ -106,13 +70,12 @@ def mul_mat_id(node: Node, build: Build) -> Expected:
     x = np.broadcast_to(b, (*chosen.shape, b.shape[-1]))
     value = np.empty((*chosen.shape, experts.ne[1]))
     allowed = np.empty(value.shape)
-    roundings = 0
     for expert in np.unique(chosen):
         at = chosen == expert
         weight = matrix(experts, 0, int(expert))
-        value[at], allowed[at], roundings = multiplied(x[at], weight, build)
-    reason = f"{experts.ne[0]} products summed in float32, {roundings} roundings"
-    return Expected(value[None], allowed[None], reason)
+        found = multiplied(x[at], weight, build).settled()
+        value[at], allowed[at] = found.value, found.allowed
+    return Expected(value[None], allowed[None], reason_of(experts, build))
 
 
 @meaning("LIGHTNING_INDEXER")
@@ -124,7 +87,7 @@ def lightning_indexer(node: Node, build: Build) -> Expected:
     dots = build.multiply(q, right).swapaxes(-1, -2)  # (streams, tokens, cells, heads)
     size = build.multiply(np.abs(q), np.abs(right)).swapaxes(-1, -2)
     shown = np.maximum(dots, 0)
-    off = product_roundings(terms, build.lanes, 1) * U * size + U * np.abs(dots)
+    off = products.product_roundings(terms, build.lanes, 1) * U * size + U * np.abs(dots)
     scores = total(Near(shown, off) * exact(w[:, 0][:, :, None, :]), heads + 1, keep=False)
     per = np.repeat(mask[:, 0], len(q) // len(mask), axis=0)
     out = finite(scores + exact(per))[:, None]

@@ -7,8 +7,9 @@ float32. Source: ggml-cpu/ops.cpp of llama.cpp in llama-cpp-python 0.3.36.
 import numpy as np
 
 from engine.errors import Unsupported
-from engine.ops.ggml.base import F64, SMALLEST, Build, Expected, Node, U, meaning
-from engine.ops.ggml.near import Near, constant, exact, softplus, total
+from engine.ops.build import Build
+from engine.ops.ggml.base import Node, meaning
+from engine.ops.near import F64, SMALLEST, Expected, Near, U, constant, exact, softplus, total
 
 REASON = "a running bound through the recursion: every operation rounded once, exp to 2 ulp"
 

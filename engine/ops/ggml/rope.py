@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from engine.errors import Unsupported
 from engine.ops import functions
-from engine.ops.ggml.base import F64, SMALLEST, Build, Expected, Node, U, meaning
-from engine.ops.ggml.near import LIBM_ULP, Near, exact
+from engine.ops.build import Build
+from engine.ops.ggml.base import Node, meaning
+from engine.ops.near import F64, LIBM_ULP, Expected, Near, U, exact, near
+from engine.ops.rotation import recursion, turned
 
 NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40  # GGML_ROPE_TYPE_*
 one = np.float32
@@ -60,12 +62,8 @@ def angles(node: Node, pairs: int) -> NDArray[np.float32]:
     ids = node.source(1).value
     assert ids is not None
     positions = ids.reshape(-1, node.ne[2]).astype(np.float32)  # (1 or 4, tokens)
-    step = base ** one(one(-2.0) / one(n_dims))  # powf of the C library, as ggml calls it
-    theta = np.empty((len(positions), node.ne[2], pairs), np.float32)
-    now = positions
-    for pair in range(pairs):
-        theta[:, :, pair] = now
-        now = now * step
+    flat: NDArray[np.float32] = recursion(positions.reshape(-1), n_dims, base, pairs)
+    theta = flat.reshape(len(positions), -1, pairs)
     which, at = bases(node, pairs)
     return theta[which, :, at].T
 
@@ -138,9 +136,6 @@ def rope(node: Node, build: Build) -> Expected:
     cos, sin = rotations(node, len(first), build)
     if node.op == "ROPE_BACK":
         sin = Near(-sin.v, sin.r)
-    a, b = exact(x[..., first]), exact(x[..., second])
-    value, allowed = x.copy(), np.zeros(x.shape)
-    for at, near in ((first, a * cos - b * sin), (second, a * sin + b * cos)):
-        value[..., at], allowed[..., at] = near.v, near.r + U * np.abs(near.v) + SMALLEST
+    found = near(turned(exact(x), cos, sin, first, second))
     angle = "in any way" if build.plain else "by ggml's recursion"
-    return Expected(value, allowed, f"cosine, sine, two products and their sum; the angle {angle}")
+    return found.settled(f"cosine, sine, two products and their sum; the angle {angle}")

@@ -7,11 +7,10 @@ import math
 
 import numpy as np
 
-from engine.ops import functions
-from engine.ops.ggml.base import F64, Build, Expected, Node, like, meaning
-from engine.ops.ggml.near import Near, constant, exact, finite, rounded, total
-
-TREE = 6  # roundings of the lanes of one vector, added as a tree; vectors are added in double
+from engine.ops import functions, softmax
+from engine.ops.build import Build
+from engine.ops.ggml.base import Node, like, meaning
+from engine.ops.near import F64, Expected, Near, constant, exact, finite, near
 
 
 def slopes(n_head: int, max_bias: float) -> F64:
@@ -47,18 +46,6 @@ def scores(node: Node) -> Near:
 
 @meaning("SOFT_MAX")
 def soft_max(node: Node, build: Build) -> Expected:
-    s = scores(node)
-    top = s.v.max(axis=-1, keepdims=True)
-    top_r = np.broadcast_to(s.r, s.v.shape).max(axis=-1, keepdims=True)
-    sinks = node.optional(2)
-    if sinks is not None:
-        sink = node.wide(2).reshape(1, -1, 1, 1)
-        top = np.maximum(top, sink)
-    powers = (s - Near(top, top_r)).exp()
-    powers = Near(powers.v, np.where(powers.v == 0, 0.0, powers.r))
-    sums = total(powers, powers.v.shape[-1] if build.plain else TREE)
-    if sinks is not None:
-        sums = sums + (exact(sink) - Near(top, top_r)).exp()
-    near = powers * (constant(1.0) / rounded(sums.v, sums.r))
-    over = "in float32" if build.plain else "over the lanes of a vector"
-    return near.expected(f"scores, their largest, and the sum {over}")
+    sinks = None if node.optional(2) is None else node.wide(2).reshape(1, -1, 1, 1)
+    found = near(softmax.of_scores(scores(node), build, sinks))
+    return found.expected(found.reason)

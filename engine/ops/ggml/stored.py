@@ -9,7 +9,8 @@ import numpy as np
 
 from engine.activations.base import GENERIC, X86
 from engine.errors import Unsupported
-from engine.ops.ggml.base import F64, Build
+from engine.ops.build import Build
+from engine.ops.near import F64
 from engine.ops.products import activation_format
 from engine.quants.base import F32, WeightFormat
 
