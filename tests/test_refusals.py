@@ -20,7 +20,10 @@ def model(tmp_path: Path) -> Path:
     return builtin("f32", tmp_path)
 
 
-OURS = "bert, deepseek2, gemma2, gemma3, gpt-oss, gpt2, lfm2, llama, mamba, phi3, qwen2, qwen3, qwen3moe"
+OURS = (
+    "bert, deepseek2, gemma2, gemma3, gpt-oss, gpt2, lfm2, llama, mamba, phi3, qwen2, qwen3, "
+    "qwen3moe"
+)
 
 
 def test_a_model_without_a_graph_of_ours_is_not_refused(tmp_path: Path) -> None:
