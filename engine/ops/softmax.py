@@ -3,11 +3,13 @@
 Source: ggml_compute_forward_soft_max_f32 in ggml-cpu/ops.cpp of llama-cpp-python 0.3.36.
 """
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.ops.build import Build
-from engine.ops.near import F64, Near, Number, because, chosen, exp, summed, value_of
+from engine.ops.near import F64, LARGEST, Near, Number, because, chosen, exp, summed, value_of
 from engine.quants.base import F32
 
 TREE = 4  # roundings of the 16 lanes of one vector, added as a tree; vectors are added in double
@@ -18,7 +20,17 @@ def soft_max(x: F32, scale: float, visible: NDArray[np.bool_] | None, build: Bui
 
     A row that sees nothing is all zeros.
     """
-    return of_scores(scaled(x, scale, visible, build), build, empty=0.0)
+    out = of_scores(scaled(x, scale, visible, build), build, empty=0.0)
+    return in_range(out, np.abs(x.astype(np.float64) * scale), visible)
+
+
+def in_range(out: Number, size: F64, visible: NDArray[np.bool_] | None) -> Number:
+    """Without a limit where a score is beyond float32: honest engines part there."""
+    if not isinstance(out, Near):
+        return out
+    shown = size if visible is None else np.where(visible, size, 0.0)
+    beyond = shown.max(axis=-1, keepdims=True) > LARGEST
+    return replace(out, r=np.where(beyond, np.inf, out.r))
 
 
 def soft_max_with_sinks(

@@ -25,7 +25,7 @@ from tests.models import with_changed_weight
 
 pytestmark = needs_oracle
 NODE = "l_out-0"
-LLAMA, FOREIGN, EMBEDS, BOTH = "little", "gpt2", "bert", "t5"
+LLAMA, FOREIGN, EMBEDS, BOTH = "little", "gpt2", "nomic-bert", "t5"
 
 
 @pytest.fixture(scope="module")
