@@ -18,6 +18,7 @@ from engine.memory.kinds import memory_of
 from engine.ops.reference import Reference
 from engine.quants.base import F32
 from engine.sampling import greedy
+from engine.split_files import open_model
 from engine.tokenizers.base import Tokenizer, tokenizer_of
 from engine.trace import Probe, silent
 
@@ -43,7 +44,7 @@ class Model:
         n_ctx: int = 512,
         n_ubatch: int = 512,
     ) -> None:
-        self.file = GgufFile.open(path)
+        self.file = open_model(path)
         self.graph = architecture_of(self.file)(self.file)
         self.ops = ops
         self.type_k, self.type_v = type_k, type_v

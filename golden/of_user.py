@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from engine.errors import EngineError
+from engine.split_files import parts_of
 from golden.manifest import NAME, Entry, read_manifest
 from golden.models import hash_of, model_row
 from golden.store import DEFAULT_ROOT, BrokenGolden
@@ -64,10 +65,13 @@ def of_user(
     try:
         row = model_row(name_of(old, path), path, None)
         facts = facts_of_model(path)
+        n_parts = len(parts_of(path))
     except EngineError as error:
         raise BrokenGolden(f"{path}: {error}") from error
     except OSError as error:
         raise BrokenGolden(f"{path}: {error.strerror or error}") from error
+    if n_parts > 1:
+        raise BrokenGolden(f"{path} is split into {n_parts} files, and goldens are of one, by hash")
     runner = Runner(memory_limit=MEMORY)
     with runner.open(oracle, path, EXACT) as session:
         ask = Asked(engine=oracle, session=session, path=path)

@@ -9,6 +9,7 @@ from engine.errors import InvalidModel, Unsupported
 from engine.gguf_file import GgufFile
 from engine.model import architecture_of
 from engine.registry import import_members
+from engine.split_files import open_model
 from engine.trace import LISTED
 from harness.answers.base import facts_in
 
@@ -37,7 +38,7 @@ class ModelFacts:
 
 def facts_of_model(path: Path) -> ModelFacts:
     """Raises EngineError or OSError for what is no GGUF file, or a broken model of ours."""
-    with GgufFile.open(path) as file:
+    with open_model(path) as file:
         architecture, kind = what_it_is(file)
         not_ours = why_not_ours(file, architecture, kind)
         return ModelFacts(

@@ -14,6 +14,7 @@ from engine.ops.build import Build
 from engine.ops.mirror import Mirror
 from engine.ops.reference import Reference
 from engine.quants.base import F32
+from engine.split_files import open_model
 from harness.graph.floor import replay_floor, whole
 from harness.graph.program import Program
 from harness.graph.record import record
@@ -57,7 +58,7 @@ class AlongLlamaCpp:
 
     @cached_property
     def file(self) -> GgufFile:
-        return GgufFile.open(self.path)
+        return open_model(self.path)
 
     def recording(self, batches: Sequence[Batch]) -> Program:
         if self.recorded is None or self.recorded[0] is not batches:

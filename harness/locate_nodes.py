@@ -16,6 +16,7 @@ from engine.gguf_fields import Value
 from engine.gguf_file import GgufFile
 from engine.ops.build import Build
 from engine.ops.ggml.base import Node
+from engine.split_files import open_model
 from harness.findings import Findings, Values, errors_between
 from harness.graph.node_judge import NodeJudge, differing_weights
 from harness.graph.other_file import first_other_node, other_parameters
@@ -106,7 +107,7 @@ def graph_of_subject(context: Context) -> Program | None:
 
 @contextmanager
 def both_files(context: Context) -> Iterator[tuple[GgufFile, GgufFile]]:
-    with GgufFile.open(context.model) as oracle, GgufFile.open(context.subject_model) as subject:
+    with open_model(context.model) as oracle, open_model(context.subject_model) as subject:
         yield oracle, subject
 
 

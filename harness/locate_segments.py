@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.gguf_file import GgufFile
+from engine.split_files import open_model
 from engine.trace import SITES
 from harness.compare import largest, worst_distance
 from harness.findings import Findings, Values
@@ -56,7 +56,7 @@ def locate_segments(context: Context) -> Findings:
     misshapen = tuple(of_another_shape(program, wires, shown))
     shown = {place: value for place, value in shown.items() if place not in dict(misshapen)}
     context.progress(f"judging what {len(shown)} shown tensors enclose")
-    with GgufFile.open(context.model) as file:
+    with open_model(context.model) as file:
         judge = SegmentJudge(
             program=program,
             wires=wires,

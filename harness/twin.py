@@ -14,10 +14,12 @@ from pathlib import Path
 from engine.errors import InvalidModel
 from engine.gguf_file import GgufFile, TensorInfo, Value
 from engine.quants.base import WeightFormat
+from engine.split_files import COUNT, N_TENSORS, NUMBER, open_model
 from harness.gguf_writer import Tensor, Typed, write_gguf
 
 CHUNK = 1 << 20  # weights decoded at a time
 FILE_TYPE = "general.file_type"
+SPLIT = (COUNT, NUMBER, N_TENSORS)
 ALL_F32 = 0  # enum llama_ftype in include/llama.h
 KEPT = ("F32", "F64", "I8", "I16", "I32", "I64")  # no product converts anything for these
 Progress = Callable[[str], None]
@@ -28,7 +30,7 @@ def write_twin(model: Path, output: Path, progress: Progress = lambda _: None) -
 
     Memory is bounded: a chunk of a tensor at a time, and the header.
     """
-    with GgufFile.open(model) as file:
+    with open_model(model) as file:
         if output.exists() and output.samefile(model):
             raise InvalidModel(f"{output} is the model itself; name another file for its twin")
         formats = {
@@ -49,7 +51,10 @@ def write_twin(model: Path, output: Path, progress: Progress = lambda _: None) -
 
 
 def metadata_of(file: GgufFile) -> Mapping[str, Typed | Value]:
-    pairs: dict[str, Typed | Value] = dict(file.metadata)
+    """Of a model in one file, also where the source is split."""
+    pairs: dict[str, Typed | Value] = {
+        key: value for key, value in file.metadata.items() if key not in SPLIT
+    }
     if FILE_TYPE in pairs:
         pairs[FILE_TYPE] = (file.metadata[FILE_TYPE].type, ALL_F32)
     return pairs

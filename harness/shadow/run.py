@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from engine.errors import EngineError
-from engine.gguf_file import GgufFile
 from engine.ops.build import Build
+from engine.split_files import open_model
 from harness.check import CELLS, BadInput, lanes_of
 from harness.exit_codes import exit_code
 from harness.facts import size_of_positions, too_long, what_it_is, why_no_run
@@ -130,7 +130,7 @@ def build_of(plan: ShadowPlan, engine: EngineInfo) -> Build:
 
 
 def verdicts_for(plan: ShadowPlan, path: Path, session: Session, build: Build) -> Iterator[Verdict]:
-    with GgufFile.open(path) as file:
+    with open_model(path) as file:
         if reason := why_no_run(*what_it_is(file), len(file.tensors)):
             yield verdict_of(plan, "not-applicable", reason)
             return
@@ -156,7 +156,7 @@ def verdicts_for(plan: ShadowPlan, path: Path, session: Session, build: Build) -
 
 def faults_found(plan: ShadowPlan, path: Path, session: Session, build: Build) -> Iterator[Verdict]:
     """One verdict a fault: it must be found, at its node and nowhere else."""
-    with GgufFile.open(path) as file:
+    with open_model(path) as file:
         trials = Trials(
             session=session,
             batches=batches_of(plan.work, plan.seed, file)[:2],
@@ -231,7 +231,7 @@ def refuse_broken(plans: Sequence[ShadowPlan]) -> None:
         if plan.model is None:
             continue
         try:
-            GgufFile.open(plan.model).close()
+            open_model(plan.model).close()
         except EngineError as error:
             raise BadInput(f"{plan.model}: {error}") from error
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from engine.gguf_file import GgufFile
+from engine.split_files import open_model
 from harness.findings import Findings, Values
 from harness.graph.aliases import places_by_site, renamed
 from harness.graph.program import Place, Program
@@ -44,7 +44,7 @@ def products_between_nodes(context: Context, keep: Keep) -> Findings:
         if site in places and wires[places[site]].site in read and value.dtype.kind == "f"
     }
     sparse = shown_by(context, replace(request, replace=given))
-    with GgufFile.open(context.model) as file:
+    with open_model(context.model) as file:
         judge = SegmentJudge(
             program=program,
             wires=wires,

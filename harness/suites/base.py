@@ -17,6 +17,7 @@ from engine.model import Model
 from engine.ops.mirror import Mirror
 from engine.quants.base import F32
 from engine.registry import Registered
+from engine.split_files import open_model
 from engine.tokenizers.base import tokenizer_of
 from harness.facts import ModelFacts
 from harness.noise import MORE_RUNS, RUNS, NoiseFloor
@@ -87,7 +88,7 @@ class Context:
     @cached_property
     def file(self) -> GgufFile:
         """The oracle's."""
-        return GgufFile.open(self.model)
+        return open_model(self.model)
 
     @cached_property
     def reading(self) -> Model:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from engine.ggml_types import type_by_name
 from engine.gguf_file import GgufFile
+from engine.split_files import parts_of
 from harness.adapters.reference import summary_of
 from harness.compare import mismatch_between
 from harness.facts import ModelFacts
@@ -53,27 +54,30 @@ class Side:
     """One engine with its file: what it lists, and what our own reader finds there."""
 
     session: Session
-    path: Path
-    data_offset: int  # as the engine says
+    places: Mapping[str, tuple[Path, int]]  # of a tensor: its file, and where that one's data begin
     listed: Mapping[str, TensorSummary]
     held: Mapping[str, TensorSummary]
 
     @classmethod
     def of(cls, context: Context, session: Session, path: Path) -> "Side":
-        with GgufFile.open(path) as file:
-            ours = summary_of(file)
+        first, *others = (summary_at(part) for part in parts_of(path))
         outcome = session.ask("metadata")
         # an engine that decodes and does not show how it reads a file is given what we read
         given = isinstance(outcome, Unanswerable) and outcome.declared
-        said: FileSummary = ours if given else context.answer(session, "metadata", outcome)
+        said: FileSummary = first if given else context.answer(session, "metadata", outcome)
         if {"tensors", "data_offset"} & {*said.unknown}:
-            said = ours
+            said = first
+        # engines list the first part of a split model; of the others they are given what we read
+        listed = dict(zip(parts_of(path), (said, *others), strict=True))
         return cls(
             session=session,
-            path=path,
-            data_offset=said.data_offset,
-            listed={t.name: t for t in said.tensors},
-            held={t.name: t for t in ours.tensors},
+            places={
+                t.name: (part, summary.data_offset)
+                for part, summary in listed.items()
+                for t in summary.tensors
+            },
+            listed={t.name: t for summary in listed.values() for t in summary.tensors},
+            held={t.name: t for summary in (first, *others) for t in summary.tensors},
         )
 
     def lacks(self, name: str) -> str:
@@ -82,6 +86,11 @@ class Side:
             return f"{self.session.name} does not list it"
         said, held = form(self.listed[name]), form(self.held[name])
         return "" if said == held else f"{self.session.name} lists {said}, the file holds {held}"
+
+
+def summary_at(path: Path) -> FileSummary:
+    with GgufFile.open(path) as file:
+        return summary_of(file)
 
 
 def kinds(expected: TensorSummary, actual: TensorSummary) -> str:
@@ -142,8 +151,8 @@ def decoded(context: Context, side: Side, name: str, start: int, stop: int) -> N
     tensor = side.listed[name]
     kind = type_by_name(tensor.type)
     at, end = (weight // kind.block * kind.bytes for weight in (start, stop))
-    offset = side.data_offset + tensor.offset + at
-    raw = np.fromfile(side.path, np.uint8, count=end - at, offset=offset)
+    path, data_offset = side.places[name]
+    raw = np.fromfile(path, np.uint8, count=end - at, offset=data_offset + tensor.offset + at)
     values: NDArray[np.float32] = context.ask(side.session, "dequantize", tensor.type, raw)
     return values
 

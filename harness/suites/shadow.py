@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from engine.gguf_file import GgufFile
 from engine.ops.build import Build
+from engine.split_files import open_model
 from harness.facts import ModelFacts
 from harness.records import Rejected, Unanswerable, Verdict
 from harness.shadow.judge import ShadowJudge
@@ -23,7 +23,7 @@ class Shadow(Suite, name=SUITE):
         """It judges the oracle, so an oracle that shows no graph leaves nothing to do."""
         settings = context.settings
         build = Build(lanes=context.lanes, n_threads=settings.n_threads, generic=settings.generic)
-        with GgufFile.open(context.model) as file:
+        with open_model(context.model) as file:
             judge = ShadowJudge(file, build)
             outcome = capture(context.oracle, judge, context.batches)
             if isinstance(outcome, Unanswerable):
