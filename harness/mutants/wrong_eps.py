@@ -1,16 +1,16 @@
-"""Normalises with eps 1e-6 where the model says 1e-5."""
+"""Normalises with the other of the two usual eps: 1e-6 where the model says 1e-5, and the reverse."""
 
 from engine.ops.mirror import Mirror
 from engine.quants.base import F32
 from harness.mutants.base import Mutant
 
 
-class SmallEps(Mirror):
+class OtherEps(Mirror):
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
-        return super().rms_norm(x, weight, 1e-6)
+        return super().rms_norm(x, weight, 1e-6 if eps > 3e-6 else 1e-5)
 
 
 class WrongEps(Mutant, name="mutant:wrong-eps"):
-    ops = SmallEps
-    mistake = "eps 1e-6 for 1e-5"
+    ops = OtherEps
+    mistake = "eps 1e-6 for 1e-5, or the reverse"
     site = "attn_norm"
