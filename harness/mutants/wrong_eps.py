@@ -1,4 +1,4 @@
-"""Normalises with the other of the two usual eps: 1e-6 where the model says 1e-5, and the reverse."""
+"""Normalises with the other of the usual eps: 1e-6 where the model says 1e-5, or the reverse."""
 
 from engine.ops.mirror import Mirror
 from engine.quants.base import F32

@@ -28,6 +28,7 @@ from engine.ops.near import (
     Expected,
     Near,
     U,
+    arranged,
     near,
 )
 
@@ -118,7 +119,8 @@ def as_node(
     node = call(q, k, v, scale, np.pad(visible, ((0, 0), (0, unused))), cap, sinks)
     found = flash_attn_ext(node, build)
     shape = len(q), q.shape[1] * v.shape[2]
-    return Near(found.value.reshape(shape), np.reshape(found.allowed, shape), found.reason)
+    allowed = np.broadcast_to(found.allowed, found.value.shape)
+    return Near(found.value.reshape(shape), allowed.reshape(shape), found.reason)
 
 
 def as_operand(x: NDArray[Any]) -> Operand:
@@ -147,8 +149,7 @@ def in_any_order(node: Node, form: Form, build: Build, rescalings: float | None 
             rescalings=rescalings,
         )
     )
-    radius = np.asarray(found.r).transpose(1, 0, 2)[None]
-    tokens_first = Near(found.v.transpose(1, 0, 2)[None], radius)
+    tokens_first = near(arranged(found, lambda x: x.transpose(1, 0, 2)[None]))
     return tokens_first.expected("attention in float32, in any order")
 
 
