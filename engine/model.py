@@ -1,6 +1,7 @@
 """A model file, opened: its graph, its memory and its tokenizer, behind a handful of calls."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -122,7 +123,11 @@ class Model:
         params = self.graph.rope_params(layer)
         if params is None:  # keys without a rotation are the same at every position
             return keys
-        return self.ops.rope(keys.astype(np.float32), deltas, params)
+        moved = keys.astype(np.float32)
+        part = moved[..., self.graph.turned()]
+        # what YaRN makes larger has been made so once
+        part[...] = self.ops.rope(part, deltas, replace(params, magnitude=1.0))
+        return moved
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         """`n` tokens after the prompt; an end-of-text token does not stop it."""

@@ -31,6 +31,7 @@ NEAR = {  # cause: the kind of memory, and a schedule with the steps of the know
     "crowded": ("attention", made(STREAMS, ["decode", [[1, 0, [0], True], [2, 0, [1], True]]])),
     "kept": ("attention", made(STREAMS, text(0), ["keep", 0])),
     "divided": ("attention", made(UNIFIED, text(0), ["div", 0, -1, -1, 2], text(0, 1))),
+    "grown": ("yarn", made(UNIFIED, text(0), ["add", 0, 0, -1, 0], text(0, 1))),
     "emptied": ("attention", made(UNIFIED, ["save", 0], text(1), ["load", 0, 0])),
     "nothing": ("attention", made(UNIFIED, text(0), ["save", 0], ["load", 0, 0])),
     "unshifted": (

@@ -83,6 +83,10 @@ class Architecture(Registered):
         """How many tokens a layer sees, itself counted; 0: all before it."""
         return 0
 
+    def turned(self) -> slice:
+        """Which part of a key, as it is kept, is rotated."""
+        return slice(None)
+
     def kept(self, layer: int) -> KeysValues | States:
         """What a layer leaves in the memory."""
         hp = self.hparams

@@ -124,6 +124,9 @@ class Deepseek2(Llama, name="deepseek2"):
         """Values are a part of the keys."""
         return KeysValues(1, self.hparams.n_embd_head, 0)
 
+    def turned(self) -> slice:
+        return slice(self.hparams.n_lora_kv, None)
+
     def attention(self, step: Step, layer: int, x: F32) -> F32:
         hp, ops, at, rope = self.hparams, step.ops, step.batch.positions, self.rope_params()
         q = self.queries(step, layer, x).reshape(len(x), hp.n_head, -1)

@@ -24,8 +24,9 @@ def fuzz_batch(
         list[str] | None,
         typer.Option(
             "--type",
-            help="Only this memory: attention, window, recurrent, hybrid; with llama.cpp@0.3.9 or "
-            "older: attention, recurrent, pooled (repeatable).",
+            help="Only this memory: attention, window, recurrent, hybrid, or yarn (attention, "
+            "keys stretched); with llama.cpp@0.3.9 or older: attention, recurrent, pooled "
+            "(repeatable).",
         ),
     ] = None,
     cases: Annotated[int, typer.Option(help="Schedules for each kind of memory.", min=1)] = 1000,

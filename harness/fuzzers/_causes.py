@@ -45,6 +45,7 @@ class Watch:
     """A machine of ours, and what it was seen to do."""
 
     def __init__(self, shape: Schedule, kind: str) -> None:
+        self.kind = kind
         self.machine = machine_of(kind, shape)
         self.causes: set[str] = set()
         self.queued: set[int] = set()  # streams between which llama.cpp has yet to copy numbers
@@ -210,6 +211,16 @@ def divided(watch: Watch, seq: int, p0: int, p1: int, d: int) -> bool:
     return False
 
 
+def grown(watch: Watch, seq: int, p0: int, p1: int, delta: int) -> bool:
+    """A key that YaRN has made larger is to be turned."""
+    if watch.kind != "yarn":
+        return False
+    (cache,) = caches(watch.machine.memory)
+    cells = cache.cells(seq).copy()
+    cells.seq_add(seq, p0, p1, delta)
+    return cells.pos != cache.cells(seq).pos
+
+
 def part_of_a_stream(watch: Watch, source: int, to: int, p0: int, p1: int) -> bool:
     """A part is copied into a stream of its own."""
     memory = watch.machine.memory
@@ -279,7 +290,7 @@ BEFORE: dict[str, dict[str, Callable[..., bool]]] = {
     "rm": {"any sequence": any_sequence, "before the last": before_the_last},
     "cp": {"part of a stream": part_of_a_stream},
     "keep": {"kept": kept},
-    "add": {"below zero": below_zero},
+    "add": {"below zero": below_zero, "grown": grown},
     "div": {"divided": divided},
     "save": {"unshifted": unshifted, "uncopied": uncopied},
     "load": {

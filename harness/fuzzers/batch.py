@@ -39,6 +39,7 @@ COUNTED = {
     "neighbours": "beside other neighbours",
     "splitting": "split anew",
 }
+ASKED_FOR = ["yarn"]  # kinds that a campaign without --type leaves out
 UNANSWERED = ("rejected", "unanswerable")
 
 
@@ -67,6 +68,7 @@ class Batch(Fuzzer, name="batch"):
 
     def check(self, plan: FuzzPlan) -> None:
         known = kinds_for(plan.oracle, plan.engine)
+        known += [] if any_sbatch(plan.oracle, plan.engine) else ASKED_FOR
         unknown = [kind for kind in plan.targets if kind not in known]
         if unknown:
             raise BadInput(

@@ -1,4 +1,4 @@
-"""The smallest models of each memory: full attention, sliding window, recurrent state, hybrid.
+"""The smallest models of each memory: full attention (also with YaRN), window, states, hybrid.
 
 For questions about batches and caches, where the numbers only have to tell histories apart.
 """
@@ -185,7 +185,7 @@ def ends(norm_name: str = "output_norm") -> list[Drawn]:
     ]
 
 
-def write_attention(path: Path, seed: int = 1) -> None:
+def write_attention(path: Path, seed: int = 1, yarn_factor: float = 0.0) -> None:
     """llama: two layers of full attention."""
     recipe = LlamaRecipe(
         seed=seed,
@@ -194,9 +194,15 @@ def write_attention(path: Path, seed: int = 1) -> None:
         n_head=HEADS,
         n_head_kv=1,
         n_ff=FF,
+        rope_yarn_factor=yarn_factor,
         vocabulary=False,
     )
     write_gguf(path, metadata(recipe) | vocabulary(), tensors(recipe))
+
+
+def write_yarn(path: Path, seed: int = 1) -> None:
+    """As `write_attention`, stretched by YaRN: keys are turned and grow by a factor."""
+    write_attention(path, seed, yarn_factor=4.0)
 
 
 SMALL = {
@@ -204,4 +210,5 @@ SMALL = {
     "window": write_window,
     "recurrent": write_recurrent,
     "hybrid": write_hybrid,
+    "yarn": write_yarn,
 }

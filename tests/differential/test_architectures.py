@@ -371,3 +371,25 @@ def test_every_architecture_of_ours_is_in_this_table() -> None:
 
     import_members("engine.architectures")
     assert sorted(Architecture.family) == sorted({*OURS, *LISTED})
+
+
+@pytest.mark.parametrize(
+    "arch", ["deepseek2", "gemma2", "gpt-oss", "lfm2", "phi3", "qwen3", "yarn"]
+)
+def test_a_sequence_that_moves_as_a_whole_is_computed_as_before(
+    arch: str, made: Callable[..., Path], stretched: Path
+) -> None:
+    """What was rotated is rotated further, that part of a key alone and by an angle alone.
+
+    llama.cpp's keys grow by YaRN's factor each time (llama-cpp-yarn-keys-grow-with-each-shift).
+    """
+    path = stretched if arch == "yarn" else made(arch, "F32")
+    found = []
+    for delta in (0, 7):
+        model = Model(path, Ops())
+        memory = model.new_memory()
+        model.decode(Batch.of(range(1, 21)), memory)
+        memory.seq_add(0, 0, -1, delta)
+        found.append(model.decode(Batch.of([42], start=20 + delta), memory))
+    still, moved = found
+    assert np.abs(still - moved).max() < 2e-6 * np.abs(still).max()
