@@ -9,9 +9,9 @@ import pytest
 
 from engine.batch import Batch
 from engine.errors import EngineError
+from harness.clean_cases import random_recipe
 from harness.cli.synth import SYNTH_TYPES
 from harness.report.header import sha256_of
-from harness.selftest import random_recipe
 from harness.synth.builtin import BUILTIN
 from harness.synth.generator import MAKERS, integers, stream, uniform
 from harness.synth.llama import LlamaRecipe, check, write_llama

@@ -16,7 +16,9 @@ ALL = "all"
 
 def selftest(
     list_only: Annotated[bool, typer.Option("--list", help="Only name the wrong engines.")] = False,
-    clean: Annotated[int, typer.Option(help="Clean random cases to try as well.", min=0)] = 0,
+    clean: Annotated[
+        int, typer.Option(help="Clean random cases, of all own graphs, to try as well.", min=0)
+    ] = 0,
     arch: Annotated[
         str | None,
         typer.Option(help="Damage models of this architecture instead; all: of every one."),
