@@ -1,4 +1,4 @@
-"""Files of architectures with a graph of ours, in forms that are rarer than those that synth has."""
+"""Files of architectures with a graph of ours, in forms rarer than those that synth writes."""
 
 from dataclasses import replace
 from pathlib import Path
