@@ -119,6 +119,15 @@ class Keys:
             raise InvalidModel(f"{self.arch}.{key} must be positive, got {value}")
         return value
 
+    def epsilon(self) -> float:
+        """Of layer norms; ggml aborts at one below 0."""
+        value: float = self.get("attention.layer_norm_epsilon", float)
+        if not value >= 0:
+            raise InvalidModel(
+                f"{self.arch}.attention.layer_norm_epsilon is {value}; expected 0 or more"
+            )
+        return value
+
     def same(self, key: str, expected: int, what: str) -> None:
         """A key that may be there, and may say nothing else."""
         found = self.positive(key, expected)

@@ -67,6 +67,11 @@ WRONG: list[tuple[str, dict[str, Any], type[EngineError], str]] = [
         for which in ("attn", "final")
         for cap in (0.0, -1.0, float("nan"))
     ),
+    *(
+        (arch, {"attention.layer_norm_epsilon": eps}, InvalidModel, "expected 0 or more")
+        for arch in ("bert", "gpt2")
+        for eps in (-1.0, float("nan"))
+    ),
     ("gemma2", {"attention.sliding_window": 0}, InvalidModel, "must be positive, got 0"),
     *(
         ("gemma2", {"attention.sliding_window_pattern": said}, InvalidModel, "a flag for each")
