@@ -1,5 +1,6 @@
 """Metadata -> frozen hyperparameters. What is unknown or missing is an error, never a guess."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -118,19 +119,41 @@ class Keys:
             raise InvalidModel(f"{self.arch}.{key} must be positive, got {value}")
         return value
 
+    def epsilon(self) -> float:
+        """Of layer norms; ggml aborts at one below 0."""
+        value: float = self.get("attention.layer_norm_epsilon", float)
+        if not value >= 0:
+            raise InvalidModel(
+                f"{self.arch}.attention.layer_norm_epsilon is {value}; expected 0 or more"
+            )
+        return value
+
     def same(self, key: str, expected: int, what: str) -> None:
         """A key that may be there, and may say nothing else."""
         found = self.positive(key, expected)
         if found != expected:
             raise InvalidModel(f"{self.arch}.{key} is {found}; expected {expected}, {what}")
 
+    def without(self, key: str, kind: type, *said: Any) -> None:
+        """A key that may be there if it says one of these, which change nothing."""
+        if (found := self.get(key, kind, said[0])) not in said:
+            raise Unsupported(f"{self.arch}.{key} is {found}; known: {said[0]}")
+
+    def same_scale_in_windows(self) -> None:
+        """llama.cpp takes the factor in layers with a window also where the type is "none"."""
+        if self.get("rope.scaling.type", str, "linear") == "none":
+            for key in ("rope.scaling.factor", "rope.scale_linear"):
+                self.without(key, float, 0.0, 1.0)
+
     def windows(self, n_layer: int, every: int) -> int | tuple[bool, ...]:
         """Which layers have a window: said for each, or all but every so many-th (0: all)."""
         key = f"{self.arch}.attention.sliding_window_pattern"
         self.read.add(key)
-        said = self.metadata[key].data if key in self.metadata else every
-        if isinstance(said, int) and not isinstance(said, bool):
-            return said
+        said = np.asarray(self.metadata[key].data if key in self.metadata else every)
+        if said.dtype.kind not in ("iu" if said.ndim == 0 else "iub") or said.min(initial=0) < 0:
+            raise InvalidModel(f"{key} must be a number of layers, or a flag for each")
+        if said.ndim == 0:
+            return int(said)
         found = tuple(bool(each) for each in said)
         if len(found) < n_layer:
             raise InvalidModel(f"{key} has {len(found)} values; expected {n_layer}, one a layer")
@@ -160,12 +183,13 @@ class Keys:
         factor: float = self.get("rope.scaling.factor", float, old)
         if factor == 0.0 or kind == "none":
             factor = 1.0
+        if not 0 < factor < math.inf:
+            raise Unsupported(f"{self.arch}.rope.scaling.factor is {factor}; known: above 0")
         n_ctx = self.get("rope.scaling.original_context_length", int, 0)
         # llama.cpp reads these for a few architectures only, so other values than YaRN's own are
         # a matter of which engine runs the file
         for key, usual in YARN_KEYS.items():
-            if (said := self.get(f"rope.scaling.{key}", float, usual)) != usual:
-                raise Unsupported(f"{self.arch}.rope.scaling.{key} is {said}; known: {usual}")
+            self.without(f"rope.scaling.{key}", float, usual)
         return {
             "rope_freq_scale": 1.0 / factor,
             "rope_attn_factor": self.get("rope.scaling.attn_factor", float, 1.0),

@@ -26,6 +26,8 @@ from harness.records import Evaluation, Mismatch, Request, Site
 from harness.suites.base import Context
 
 LOGITS = "result_output"
+# an honest number beyond 65504 is infinite in F16, and what is computed from that is none
+TOO_LARGE = "infinite where they were stored in F16, so nothing can be computed from these"
 NO_SUCH_NODE = "llama.cpp's graph has no such node, or keeps it in another order of axes"
 
 
@@ -55,6 +57,9 @@ def locate_segments(context: Context) -> Findings:
     shown = {places[site]: value for site, value in values.items() if site in places}
     misshapen = tuple(of_another_shape(program, wires, shown))
     shown = {place: value for place, value in shown.items() if place not in dict(misshapen)}
+    stored = {places[s]: kind for s, kind in context.subject.stored.items() if s in places}
+    lost = [p for p, value in shown.items() if stored.get(p) == "F16" and np.isinf(value).any()]
+    shown = {place: value for place, value in shown.items() if place not in lost}
     context.progress(f"judging what {len(shown)} shown tensors enclose")
     with open_model(context.model) as file:
         judge = SegmentJudge(
@@ -63,7 +68,7 @@ def locate_segments(context: Context) -> Findings:
             file=file,
             build=build_of(context),
             shown=shown,
-            stored={places[s]: kind for s, kind in context.subject.stored.items() if s in places},
+            stored=stored,
             seed=context.seed,
         )
         order = {wire.site: at for at, wire in enumerate(wires.values())}
@@ -86,6 +91,7 @@ def locate_segments(context: Context) -> Findings:
         outputs=outputs,
         embeddings=embeddings,
         skipped={NO_SUCH_NODE: otherwise} if otherwise else {},
+        unknown={TOO_LARGE: tuple(wires[place].site for place in lost)} if lost else {},
         own_inputs=True,
     )
 

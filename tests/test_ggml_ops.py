@@ -105,6 +105,15 @@ def test_one_part_in_ten_thousand_of_one_element_does_not_fit(op: str) -> None:
     assert not agrees(expected(op, honest.reshape(shape), *sources, held=held), wrong)
 
 
+def test_scores_beyond_float32_have_no_limit_and_those_of_other_rows_have() -> None:
+    """Honest engines part where one overflows: each element of that row may be anything."""
+    x = X.copy()
+    x[1, 0] = 3e38
+    found = expected("SOFT_MAX", x, x, None, held=params(2.0))
+    allowed = np.broadcast_to(np.asarray(found.allowed), found.value.shape).reshape(x.shape)
+    assert np.isinf(allowed).all(axis=-1).tolist() == [row == 1 for row in range(len(x))]
+
+
 def test_a_product_with_halves_takes_halves() -> None:
     weights = Y.astype(np.float16)
     found = expected("MUL_MAT", X @ Y.T, weights, X)

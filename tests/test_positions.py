@@ -7,7 +7,11 @@ import pytest
 
 from engine.architectures.positions import scaled
 from engine.errors import InvalidModel
+from engine.ops.mirror import Mirror
 from engine.ops.reference import Reference, RopeParams
+from harness.honest.rope_float64 import WideAngles
+from harness.honest.rope_inverse_frequency import InverseFrequency
+from harness.honest.rope_power import Power
 
 AT = np.array([0, 1, 77, 4095], np.int32)
 
@@ -49,3 +53,13 @@ def test_without_yarn_nothing_is_kept() -> None:
 def test_a_base_without_a_logarithm_is_refused(base: float, n_ctx: int) -> None:
     with pytest.raises(InvalidModel, match="no YaRN"):
         scaled(RopeParams(16, base, 0.25, None), 1.0, n_ctx)
+
+
+@pytest.mark.parametrize("ops", [Mirror, InverseFrequency, Power, WideAngles])
+def test_honest_engines_know_yarn(ops: type[Mirror]) -> None:
+    plain = RopeParams(64, 10000.0, 0.25, None)
+    at = np.arange(40, dtype=np.int32)
+    for params in (scaled(plain, 1.0, 128), scaled(plain, 1.5, 0)):
+        found, exact = (np.stack(o.rotations(at, params)) for o in (ops(), Reference()))
+        assert np.abs(found - exact).max() < 1e-4
+        assert np.abs(found - np.stack(ops().rotations(at, plain))).max() > 0.1

@@ -74,7 +74,7 @@ class Bert(Architecture, name="bert"):
             n_head_kv=n_head,
             n_embd_head=n_embd // n_head,
             n_types=keys.token_types(),
-            f_norm_eps=keys.get("attention.layer_norm_epsilon", float),
+            f_norm_eps=keys.epsilon(),
             pooling=pooling,
         )
 

@@ -17,6 +17,7 @@ from engine.architectures.routing import routed
 from engine.architectures.step import Step
 from engine.architectures.tensors import Table, table
 from engine.errors import InvalidModel, Unsupported
+from engine.gguf_file import GgufFile
 from engine.hparams import Hparams, Keys
 from engine.memory.store import KeysValues
 from engine.ops.reference import RopeParams
@@ -46,6 +47,11 @@ TENSORS = table("""
     output.weight?                n_vocab      n_embd
 """)
 SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
+GLM_FLASH = ((47, 154880), (48, 154880))  # layers and tokens
+NARROW = ("attn_q_a", "attn_q_a_norm", "attn_q_b")  # queries by way of few numbers
+CHOSEN = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+SHARED = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
+ALONE = ("ffn_gate", "ffn_up", "ffn_down")  # of a layer without experts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +73,32 @@ class Deepseek2Hparams(Hparams):
 
     def check(self, arch: str) -> None:
         super().check(arch)
+        if not self.n_expert and self.n_layer_dense < self.n_layer:
+            raise InvalidModel(f"{arch}.expert_count is 0, and not all layers are dense")
         if self.n_nope < 1 or self.n_rot % 2:
             raise InvalidModel(f"{arch}.rope.dimension_count is {self.n_rot}; expected pairs, few")
         if self.gating not in (SOFTMAX, SIGMOID):
             raise Unsupported(f"{arch}.expert_gating_func is {self.gating}; known: 1, 2")
-        if self.rope_attn_factor != 1 or bool(self.n_ctx_orig_yarn) != bool(self.f_mscale):
+        # llama.cpp scales scores by the factor whatever the kind, which is right for YaRN alone
+        kinds = {self.rope_freq_scale != 1, self.n_ctx_orig_yarn > 0, self.f_mscale != 0}
+        if self.rope_attn_factor != 1 or len(kinds) > 1:
             raise Unsupported(f"{arch}.rope.scaling is no YaRN with a yarn_log_multiplier")
 
 
 class Deepseek2(Llama, name="deepseek2"):
     hparams: Deepseek2Hparams
+
+    def __init__(self, file: GgufFile) -> None:
+        super().__init__(file)
+        for layer in range(self.hparams.n_layer):
+            queries = NARROW if self.is_narrow(layer) else ("attn_q",)
+            dense = layer < self.hparams.n_layer_dense
+            for name in (*queries, *(ALONE if dense else (*CHOSEN, *SHARED))):
+                self.tensors.in_layer(layer, f"{name}.weight")  # a layer of this kind must have it
+
+    def is_narrow(self, layer: int) -> bool:
+        """llama.cpp takes one matrix in models of some sizes, whatever rank they state."""
+        return self.hparams.n_lora_q > 0 and f"blk.{layer}.attn_q.weight" not in self.tensors
 
     @classmethod
     def hparams_of(cls, keys: Keys) -> Deepseek2Hparams:
@@ -87,6 +109,10 @@ class Deepseek2(Llama, name="deepseek2"):
         keys.same("attention.head_count_kv", 1, "as what is kept serves all heads")
         keys.same("attention.key_length", n_lora_kv + n_rot, "what is kept of a token")
         keys.same("attention.value_length", n_lora_kv, "what is kept without its position")
+        for key in ("expert_group_count", "expert_group_used_count"):
+            keys.without(key, int, 0, 1)
+        # of GLM 4.7 Flash, whose first files did not say so
+        unsaid = SIGMOID if (sizes["n_layer"], sizes["n_vocab"]) in GLM_FLASH else SOFTMAX
         return Deepseek2Hparams(
             **sizes,
             n_embd_head=n_lora_kv + n_rot,
@@ -100,7 +126,7 @@ class Deepseek2(Llama, name="deepseek2"):
             n_layer_dense=keys.get("leading_dense_block_count", int, 0),
             n_ff_dense=keys.positive("feed_forward_length"),
             n_ff_shared=sizes["n_ff"] * keys.positive("expert_shared_count"),
-            gating=keys.get("expert_gating_func", int, SOFTMAX),
+            gating=keys.get("expert_gating_func", int, unsaid),
             norm_weights=keys.get("expert_weights_norm", bool, False),
             scale_weights=keys.get("expert_weights_scale", float, 1.0),
             f_mscale=keys.get("rope.scaling.yarn_log_multiplier", float, 0.0),
@@ -139,7 +165,7 @@ class Deepseek2(Llama, name="deepseek2"):
         q_turned = step.probe("q_pe", layer, ops.rope(q[..., hp.n_nope :], at, rope))
         q = step.probe("Qcur", layer, np.concatenate([q_nope, q_turned], axis=-1))
         grown = 1 - hp.f_mscale * math.log(hp.rope_freq_scale)
-        scale = grown**2 / math.sqrt(hp.n_nope + hp.n_rot)
+        scale = grown * grown / math.sqrt(hp.n_nope + hp.n_rot)
         out = step.attend(layer, q, k, None, scale, within=hp.n_lora_kv)
         out = out.reshape(len(x), hp.n_head, hp.n_lora_kv)
         flash = "fattn_mla", "fattn_mla (permuted) (cont)"
@@ -149,7 +175,7 @@ class Deepseek2(Llama, name="deepseek2"):
         return self.linear(step, layer, "attn_out", out, "attn_output")
 
     def queries(self, step: Step, layer: int, x: F32) -> F32:
-        if not self.hparams.n_lora_q:
+        if not self.is_narrow(layer):
             return self.linear(step, layer, "q", x, "attn_q")
         q = self.linear(step, layer, "q MUL_MAT", x, "attn_q_a")
         q = self.norm(step, layer, "q MUL", q, "attn_q_a_norm")

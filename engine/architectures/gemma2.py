@@ -11,6 +11,7 @@ from engine.architectures.gemma3 import POST_NORMS, Gemma3, Gemma3Hparams
 from engine.architectures.llama import DENSE, TENSORS, Llama
 from engine.architectures.step import Step
 from engine.architectures.tensors import Table
+from engine.errors import Unsupported
 from engine.hparams import Hparams, Keys
 from engine.ops.reference import RopeParams
 from engine.quants.base import F32
@@ -22,6 +23,11 @@ LARGEST = 46  # layers of the 27B model, which alone scales its scores by the wi
 class Gemma2Hparams(Gemma3Hparams):
     f_attn_logit_softcapping: float
 
+    def check(self, arch: str) -> None:
+        super().check(arch)
+        if not (self.f_attn_logit_softcapping > 0 and self.f_final_logit_softcapping > 0):
+            raise Unsupported(f"{arch}: a cap of logits is 0 or less, which divides by it")
+
 
 class Gemma2(Gemma3, name="gemma2"):
     hparams: Gemma2Hparams
@@ -30,9 +36,10 @@ class Gemma2(Gemma3, name="gemma2"):
     @classmethod
     def hparams_of(cls, keys: Keys) -> Gemma2Hparams:
         plain = Llama.hparams_of(keys)
+        keys.same_scale_in_windows()
         return Gemma2Hparams(
             **asdict(plain),
-            n_swa=keys.get("attention.sliding_window", int, 4096),
+            n_swa=keys.positive("attention.sliding_window", 4096),
             windows=keys.windows(plain.n_layer, every=2),
             rope_freq_base_swa=plain.rope_freq_base,
             f_attn_logit_softcapping=keys.get("attn_logit_softcapping", float, 50.0),
@@ -54,7 +61,7 @@ class Gemma2(Gemma3, name="gemma2"):
         v = self.linear(step, layer, "Vcur", x, "attn_v").reshape(len(x), hp.n_head_kv, -1)
         q = step.probe("Qcur_rope", layer, step.ops.rope(q, at, rope))
         k = step.probe("Kcur_rope", layer, step.ops.rope(k, at, rope))
-        width = hp.n_embd / hp.n_head if hp.n_layer == LARGEST else hp.n_embd_head
+        width = hp.n_embd // hp.n_head if hp.n_layer == LARGEST else hp.n_embd_head
         q = step.ops.scale(q, 1 / math.sqrt(width))
         out = step.attend(layer, q, k, v, 1.0, self.window(layer), hp.f_attn_logit_softcapping)
         return self.linear(step, layer, "attn_out", out, "attn_output")

@@ -108,7 +108,7 @@ class Gemma3(Architecture, name="gemma3"):
         k = self.norm(step, layer, "Kcur_normed", k, "attn_k_norm")
         q = step.probe("Qcur_rope", layer, step.ops.rope(q, at, rope))
         k = step.probe("Kcur_rope", layer, step.ops.rope(k, at, rope))
-        width = hp.n_embd / hp.n_head if hp.n_layer == LARGEST else hp.n_embd_head
+        width = hp.n_embd // hp.n_head if hp.n_layer == LARGEST else hp.n_embd_head
         q = step.ops.scale(q, 1 / math.sqrt(width))
         out = step.attend(layer, q, k, v, 1.0, self.window(layer))
         return self.linear(step, layer, "attn_out", out, "attn_output")

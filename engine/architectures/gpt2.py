@@ -55,7 +55,7 @@ class Gpt2(Architecture, name="gpt2"):
             n_head=n_head,
             n_head_kv=n_head,
             n_embd_head=n_embd // n_head,
-            f_norm_eps=keys.get("attention.layer_norm_epsilon", float),
+            f_norm_eps=keys.epsilon(),
         )
 
     @classmethod

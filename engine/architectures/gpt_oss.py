@@ -49,6 +49,7 @@ class GptOss(Qwen2, name="gpt-oss"):
     @classmethod
     def hparams_of(cls, keys: Keys) -> GptOssHparams:
         plain = super().hparams_of(keys)
+        keys.same_scale_in_windows()
         n_swa = keys.positive("attention.sliding_window")
         return GptOssHparams(**asdict(plain), n_swa=n_swa)
 

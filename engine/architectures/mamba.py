@@ -66,6 +66,7 @@ class Mamba(Architecture, name="mamba"):
         n_embd, d_inner = keys.positive("embedding_length"), keys.positive("ssm.inner_size")
         if d_inner != 2 * n_embd:  # llama.cpp takes no other
             raise InvalidModel(f"mamba.ssm.inner_size is {d_inner}; expected {2 * n_embd}")
+        keys.without("ssm.dt_b_c_rms", bool, False)  # true: of FalconMamba, which has more norms
         return MambaHparams(
             n_vocab=keys.vocabulary_size(),
             n_ctx_train=keys.positive("context_length"),

@@ -22,6 +22,7 @@ from engine.ops.near import Expected
 from engine.trace import SITES
 from harness.compare import largest, mismatch_between, worst_distance
 from harness.designs import where_limited
+from harness.graph.expert_choice import CHOOSE, chosen, legal, scores_of, used_of
 from harness.graph.expert_order import in_own_order
 from harness.graph.node_judge import AXES
 from harness.graph.program import Graph, Place, PlannedNode, Program
@@ -47,6 +48,11 @@ class Seen:
     truth: NDArray[Any]  # before it is rounded to that
     allowed: NDArray[np.float64]  # what the op alone may be off
     reason: str
+    scores: NDArray[np.float64] | None = None  # of ids: what they choose from
+
+    @property
+    def numbers(self) -> NDArray[Any]:
+        return self.value if self.scores is None else self.scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +78,7 @@ class Watched(Honest):
                 truth=self.shown_of(node, truth),
                 allowed=self.shown_of(node, allowed),
                 reason=found.reason,
+                scores=scores_of(node),
             )
         return value
 
@@ -168,24 +175,33 @@ class SegmentJudge:
     def orders_of(
         self, suspects: Mapping[Place, Segment], honest: Run
     ) -> Iterator[tuple[Place, NDArray[Any]]]:
-        nodes = {graph.place(node): node for graph in self.program.graphs for node in graph.nodes}
         ids: dict[Place, NDArray[Any]] = {}
 
         def see(graph: Graph, node: PlannedNode, value: NDArray[Any]) -> None:
             if graph.place(node) in suspects:
                 ids[graph.place(node)] = np.array(value)
 
-        values = {**self.shown, **self.given}
+        values = {**self.usable, **self.given}
         replay(self.program, self.file, self.build, values=values, trace=see)
         for place, segment in suspects.items():
             at = segment.place
-            own = in_own_order(ids[place], nodes[at], self.shown[at], honest[at].value)
+            own = in_own_order(ids[place], self.nodes[at][1], self.shown[at], honest[at].value)
             if own is not None:
                 yield place, own
 
     def is_of_numbers(self, place: Place, honest: Run) -> bool:
         """Or somebody says so: whole numbers in the place of others are wrong where they are."""
-        return "f" in (self.shown[place].dtype.kind, honest[place].value.dtype.kind)
+        return "f" in (self.shown[place].dtype.kind, honest[place].numbers.dtype.kind)
+
+    @cached_property
+    def nodes(self) -> dict[Place, tuple[Graph, PlannedNode]]:
+        return {g.place(node): (g, node) for g in self.program.graphs for node in g.nodes}
+
+    @cached_property
+    def usable(self) -> dict[Place, NDArray[Any]]:
+        """What is shown, to be gone on with."""
+        nodes = ((place, value, self.nodes[place][1]) for place, value in self.shown.items())
+        return {p: legal(value, node) if node.op in CHOOSE else value for p, value, node in nodes}
 
     # --- runs -----------------------------------------------------------------------------------
 
@@ -195,7 +211,7 @@ class SegmentJudge:
         """What our ops make of each shown node, from what is shown before it."""
         wanted = {place: value.shape for place, value in self.shown.items()}
         watched = Watched(way=way, wide=way.wide, wanted=wanted)
-        values = {**self.orders, **(self.shown if values is None else values), **self.given}
+        values = {**self.orders, **(self.usable if values is None else values), **self.given}
         done = replay(self.program, self.file, build or self.build, watched, values=values)
         if done.missing:
             raise Unsupported(f"not computed: {done.missing[0]}")
@@ -210,13 +226,13 @@ class SegmentJudge:
         for i in seeds:
             moved = self.run(Noisy(self.seed + i), values=self.jittered(i) if jitter else None)
             for place, seen in honest.items():
-                worst[place] = max(worst[place], worst_distance(seen.value, moved[place].value))
+                worst[place] = max(worst[place], worst_distance(seen.numbers, moved[place].numbers))
         return worst
 
     def jittered(self, number: int) -> dict[Place, NDArray[Any]]:
         """What is shown, each number a step larger, a step smaller or as it is."""
         found: dict[Place, NDArray[Any]] = {}
-        for place, value in self.shown.items():
+        for place, value in self.usable.items():
             raw = stream(self.seed + number, f"shown {place}").random_raw(value.size)
             steps = (raw % np.uint64(3)).astype(np.float64).reshape(value.shape) - 1
             numbers = value.dtype.kind == "f"
@@ -278,8 +294,10 @@ class SegmentJudge:
         seen, shown = run[segment.place], self.shown[segment.place]
         site = segment.wire.site
         noisy = segment.rounds or alone
-        truth, more = seen.truth, 2 * noise[segment.place] if noisy else 0.0
-        allowed = seen.allowed
+        more = 2 * noise[segment.place] if noisy else 0.0
+        if seen.scores is not None:
+            seen, shown = self.of_choice(segment.place, seen, shown, more)
+        truth, allowed = seen.truth, seen.allowed
         if noisy:  # a little before the last rounding may be a step behind it
             allowed = allowed + more + step_of(truth)
         if shown.shape == truth.shape:
@@ -305,6 +323,15 @@ class SegmentJudge:
             axes=SITES[site.name].shape if site.name in SITES else AXES,
             weight=", ".join(self.weights_of(segment)),
         )
+
+    def of_choice(
+        self, place: Place, seen: Seen, ids: NDArray[Any], more: float
+    ) -> tuple[Seen, NDArray[Any]]:
+        """Scores in the place of ids. Of two that change places each may be off by so much."""
+        assert seen.scores is not None
+        used = used_of(*self.nodes[place])
+        truth, shown = (chosen(seen.scores, each, used) for each in (seen.truth, ids))
+        return replace(seen, truth=truth, allowed=np.full(truth.shape, more)), shown
 
     def again(
         self,
@@ -337,8 +364,7 @@ class SegmentJudge:
 
     @cached_property
     def op_of(self) -> dict[Site, str]:
-        nodes = ((g.place(node), node.op) for g in self.program.graphs for node in g.nodes)
-        return {self.wires[place].site: op for place, op in nodes}
+        return {self.wires[place].site: node.op for place, (_, node) in self.nodes.items()}
 
     def weights_of(self, segment: Segment) -> tuple[str, ...]:
         """Of one op; of several any could be meant."""

@@ -14,11 +14,14 @@ class InverseFrequency(Mirror):
     def rotations(self, positions: I32, params: RopeParams) -> tuple[F64, F64]:
         exponents = np.arange(0, params.n_rot, 2, dtype=np.float32) / np.float32(params.n_rot)
         frequencies = ONE / np.float32(params.base) ** exponents
-        frequencies *= np.float32(params.scale)
+        scale = np.float32(params.scale)
+        frequencies *= scale if params.kept is None else scale * (ONE - params.kept) + params.kept
         if params.factors is not None:
             frequencies /= params.factors
         angles = positions.astype(np.float32)[:, None] * frequencies
-        return np.cos(angles).astype(np.float64), np.sin(angles).astype(np.float64)
+        magnitude = np.float32(params.magnitude)
+        cos, sin = np.cos(angles) * magnitude, np.sin(angles) * magnitude
+        return cos.astype(np.float64), sin.astype(np.float64)
 
 
 class RopeInverseFrequency(Honest, name="honest:rope-inverse-frequency"):

@@ -15,8 +15,12 @@ class Power(Mirror):
         angles = positions.astype(np.float32)[:, None] * powers
         if params.factors is not None:
             angles /= params.factors
-        angles *= np.float32(params.scale)
-        return np.cos(angles).astype(np.float64), np.sin(angles).astype(np.float64)
+        scaled = angles * np.float32(params.scale)
+        if params.kept is not None:  # YaRN
+            scaled = scaled * (np.float32(1) - params.kept) + angles * params.kept
+        magnitude = np.float32(params.magnitude)
+        cos, sin = np.cos(scaled) * magnitude, np.sin(scaled) * magnitude
+        return cos.astype(np.float64), sin.astype(np.float64)
 
 
 class RopePower(Honest, name="honest:rope-power"):

@@ -214,6 +214,41 @@ def test_shares_of_other_experts_are_found_whatever_their_order(
     assert {str(f.site) for f in found} == {"ffn_moe_weights-1"}
 
 
+@dataclass(frozen=True)
+class TheWorst(Honest):
+    """Chooses the experts with the smallest scores in one layer, and is right in all else."""
+
+    def result(self, node: Node, found: Expected) -> NDArray[Any]:
+        value = super().result(node, found)
+        return value[..., ::-1] if node.name == "ffn_moe_argsort-1" else value
+
+
+@pytest.mark.parametrize("only", [(), ("ffn_moe_argsort", *LAYERS)])
+def test_experts_that_no_scores_choose_are_found_where_they_are_shown(
+    only: tuple[str, ...], experts: Recorded
+) -> None:
+    """What comes behind is right for them."""
+    found = experts.accused(experts.run(TheWorst()), only)
+    assert {(str(f.site), f.layer) for f in found} == {("ffn_moe_argsort-1", 1)}
+
+
+@pytest.mark.parametrize("only", [(), ("ffn_moe_argsort", *LAYERS)])
+@pytest.mark.parametrize("way", [Honest(), Wide(), ById()])
+def test_experts_that_are_shown_in_any_order_are_right(
+    way: Honest, only: tuple[str, ...], experts: Recorded
+) -> None:
+    assert experts.accused(experts.run(way), only) == []
+
+
+@pytest.mark.parametrize("wrong", [-1, 4, 1 << 20])
+def test_ids_of_no_expert_are_found_and_end_nothing(wrong: int, experts: Recorded) -> None:
+    values = experts.run(Honest())
+    place = next(p for p, w in experts.wires.items() if str(w.site) == "ffn_moe_argsort-0")
+    values[place] = values[place].copy()
+    values[place][..., 0, 0] = wrong
+    assert str(experts.accused(values)[0].site) == "ffn_moe_argsort-0"
+
+
 @pytest.mark.parametrize("way", [Honest(), ById()])
 def test_a_wrong_product_of_experts_is_not_taken_for_another_order(
     way: Honest, experts: Recorded

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from engine.gguf_file import GgufFile
 from harness.exit_codes import exit_code
+from harness.gguf_writer import write_gguf
 from harness.records import Verdict
 from harness.run import builtin_model
 from tests.stored_dumps import as_bf16, write_bf16
@@ -16,6 +18,7 @@ from tests.test_dumps import TENSORS, changed
 from tests.test_node_maps import checked, trace_of
 
 Tensors = dict[str, Any]
+EMBEDDINGS = "token_embd.weight"
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +32,8 @@ def written(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def save_f16(path: Path, tensors: Tensors) -> None:
-    save_file({key: value.astype(np.float16) for key, value in tensors.items()}, path)
+    with np.errstate(over="ignore"):
+        save_file({key: value.astype(np.float16) for key, value in tensors.items()}, path)
 
 
 def save_f16_as_f32(path: Path, tensors: Tensors) -> None:
@@ -131,3 +135,40 @@ def test_a_wrong_run_in_half_precision_is_found_where_it_is_wrong(
     first = next(v for v in found if v.suite == "trace" and v.status == "diverged")
     assert (first.detail["site"], first.detail["layer"]) == (site, 1)
     assert "stored in" in first.detail["reason"]
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose residuals are beyond what half precision holds, as those of some are."""
+    folder = tmp_path_factory.mktemp("large")
+    with GgufFile.open(builtin_model("f32", folder)) as file:
+        rows = []
+        for t in file.tensors.values():
+            values = file.raw(t.name).view(np.float32) * (1e5 if t.name == EMBEDDINGS else 1.0)
+            rows.append((t.name, t.ne, "F32", values.astype(np.float32).tobytes()))
+        write_gguf(folder / "large.gguf", dict(file.metadata), rows)
+    return folder / "large.gguf"
+
+
+def test_numbers_beyond_half_precision_are_not_compared_and_accuse_nobody(
+    large: Path, tmp_path: Path
+) -> None:
+    dumped = trace_of(large, tmp_path / "dump")
+    found = verdicts(large, dumped, tmp_path / "d", save_f16)
+    assert {(v.suite, v.status) for v in found if v.status != "not-applicable"} == {
+        *(("logits", "agreed"), ("trace", "agreed")),
+        ("trace", "not-compared"),
+    }
+    assert any("infinite where they were stored in F16" in v.summary for v in found)
+
+
+def test_an_engine_that_is_infinite_itself_is_found_behind_that(
+    large: Path, tmp_path: Path
+) -> None:
+    def overflows(tensors: Tensors) -> None:
+        tensors["step0/ffn_swiglu-1"][:] = np.inf
+        tensors["step0/ffn_out-1"][:] = np.nan
+
+    dumped = trace_of(large, tmp_path / "dump")
+    found = verdicts(large, dumped, tmp_path / "d", save_f16, overflows)
+    assert "ffn_out" in {v.detail["site"] for v in found if v.status == "diverged"}

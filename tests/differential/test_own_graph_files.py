@@ -1,0 +1,73 @@
+"""Files of architectures with a graph of ours, in forms rarer than those that synth writes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from engine.batch import Batch
+from engine.gguf_file import GgufFile
+from engine.model import Model
+from engine.ops.mirror import Mirror
+from harness.facts import facts_of_model
+from harness.gguf_writer import write_gguf
+from harness.shadow.models import make_variant, opened
+from harness.synth.any_arch import variant_named
+
+
+def logits_of(path: Path) -> NDArray[np.float32]:
+    model = Model(path, Mirror())
+    try:
+        return model.decode(Batch.of([5, 42, 79]), model.new_memory())
+    finally:
+        model.close()
+
+
+@pytest.fixture(scope="module")
+def one_matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A deepseek2 whose queries come of one matrix."""
+    path = tmp_path_factory.mktemp("deepseek2") / "model.gguf"
+    variant = variant_named("deepseek2")
+    with opened() as session:
+        make_variant(
+            replace(variant, changed=(("deepseek2.attention.q_lora_rank", 0),)),
+            path,
+            session=session,
+        )
+    return path
+
+
+def rewritten(path: Path, to: Path, without: str = "", **keys: tuple[str, int]) -> Path:
+    """With other keys, under `deepseek2.`, and without a tensor."""
+    with GgufFile.open(path) as file:
+        changed = {f"deepseek2.{key.replace('__', '.')}": value for key, value in keys.items()}
+        rows = [
+            (t.name, t.ne, t.type.name, file.raw(t.name).tobytes())
+            for t in file.tensors.values()
+            if t.name != without
+        ]
+        write_gguf(to, {**file.metadata, **changed}, rows)
+    return to
+
+
+def test_a_rank_of_queries_that_the_file_does_not_use_means_nothing(
+    one_matrix: Path, tmp_path: Path
+) -> None:
+    """As llama.cpp reads models of 27 layers, whatever rank they state."""
+    said = rewritten(one_matrix, tmp_path / "said.gguf", attention__q_lora_rank=("U32", 32))
+    assert np.array_equal(logits_of(said), logits_of(one_matrix))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["blk.0.attn_q.weight", "blk.0.ffn_up.weight", "blk.1.ffn_gate_inp.weight"],
+)
+def test_a_layer_that_lacks_what_its_kind_wants_is_refused_when_the_file_is_opened(
+    name: str, one_matrix: Path, tmp_path: Path
+) -> None:
+    """And not in the middle of a run."""
+    broken = rewritten(one_matrix, tmp_path / "broken.gguf", without=name)
+    assert f"tensor {name!r} is missing" in facts_of_model(broken).not_ours
+    assert facts_of_model(one_matrix).not_ours == ""
