@@ -1,6 +1,7 @@
 """A finding about a foreign engine as somebody else can see it: its smallest file, and its text."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -9,20 +10,36 @@ from harness.foreign.engines import ENGINES
 from harness.gguf_writer import write_gguf
 from harness.known.foreign import Finding
 from harness.records import EXACT, Verdict
+from harness.shadow.models import make_variant, opened
+from harness.synth.any_arch import variant_named, with_vocabulary
 from harness.synth.llama import LlamaRecipe, check, metadata, tensors
 
 FILE = "case.gguf"
 FAILED = ("crashed", "timed-out", "malformed", "internal")
+N_VOCAB = 384
 N_TOKENS, N_STEPS = 8, 4  # enough for every finding; some engines compile anew for each step
 
 
 def write_case(finding: Finding, path: Path) -> None:
     """The same bytes everywhere."""
+    if finding.arch:
+        changed = {key: value for key, (_, value) in finding.keys.items()}
+        write_any(finding.arch, path, sizes=finding.recipe, changed=changed)
+        return
     recipe = LlamaRecipe(**finding.recipe)
     check(recipe)
     keys = metadata(recipe) | {key: (kind, value) for key, (kind, value) in finding.keys.items()}
     kept = {key: value for key, value in keys.items() if key not in finding.without}
     write_gguf(path, kept, tensors(recipe))
+
+
+def write_any(
+    arch: str, path: Path, *, sizes: Mapping[str, int], changed: Mapping[str, int]
+) -> None:
+    """changed: keys, which begin with a dot, that are another number."""
+    found = replace(variant_named(arch), sizes=tuple(sizes.items()), changed=tuple(changed.items()))
+    with opened() as session:
+        make_variant(with_vocabulary(found, N_VOCAB), path, session=session)
 
 
 def verdicts_on_case(finding: Finding, progress: Callable[[str], None]) -> list[Verdict]:

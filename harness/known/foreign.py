@@ -10,6 +10,7 @@ from typing import Any
 from engine.choices import choices
 from engine.errors import Unsupported
 from engine.gguf_file import GgufFile
+from engine.hparams import architecture_name
 from harness.known import entries
 from harness.records import Verdict
 
@@ -31,7 +32,8 @@ class Finding:
     key: str = ""  # ... or this key
     kind: str = ""  # ... or a tensor of that type
     within: float = 0.0  # at most so much off at the worst place, relative; 0: anything
-    recipe: Mapping[str, Any] = field(default_factory=dict)  # of a seeded llama: the case
+    arch: str = ""  # ... or is of this architecture
+    recipe: Mapping[str, Any] = field(default_factory=dict)  # of a seeded model: the case
     keys: Mapping[str, tuple[str, Any]] = field(default_factory=dict)  # more, or others, of it
     without: tuple[str, ...] = ()  # keys that it does not have
 
@@ -44,6 +46,7 @@ class Finding:
         return (
             (not self.tensor or self.tensor in file.tensors)
             and (not self.key or self.key in file.metadata)
+            and (not self.arch or self.arch == architecture_name(file.metadata))
             and (not self.kind or any(t.type.name == self.kind for t in file.tensors.values()))
         )
 

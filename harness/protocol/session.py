@@ -237,7 +237,7 @@ class Program(EngineProcess):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 pass_fds=(answers,),
-                env=os.environ | {DESCRIPTOR: str(answers)},
+                env=os.environ | {"GGML_NO_BACKTRACE": "1", DESCRIPTOR: str(answers)},
                 start_new_session=True,
             )
         except BaseException:

@@ -35,7 +35,7 @@ from harness.synth.variant_extras import (
     SPLIT,
 )
 from harness.synth.variants import Keys, Sizes, common, experts
-from harness.synth.vocabularies import LAST, USUAL, check_kind, vocabulary_keys
+from harness.synth.vocabularies import LAST, NO_SPACE_BEFORE, USUAL, check_kind, vocabulary_keys
 
 MOE = "-moe"  # ends the name of the form with experts, where there are both
 # What llama.cpp cannot build, or not decode, from metadata alone
@@ -152,6 +152,8 @@ def write_variant(
         n_vocab = keys[f"{variant.arch}.vocab_size"][1]
         last = LAST.get(variant.arch, "")
         keys |= vocabulary_keys(variant.vocab, n_vocab, seed, variant.vocab_pre, last)
+        if variant.arch in NO_SPACE_BEFORE:
+            keys["tokenizer.ggml.add_space_prefix"] = ("BOOL", False)
     lacks = None if variant.complete else LEFT_OUT.get(variant.arch)
     kept = [t for t in tensors if lacks is None or not re.search(lacks, t.name)]
     if variant.arch in FUSED and not variant.complete:

@@ -17,7 +17,11 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
         "gemma3n": Sizes(n_layer=22, n_embd=32, n_head=1, n_ff=48),  # layers from 20 on share keys
         "gemma4": Sizes(n_layer=5),
         "deepseek4": Sizes(n_layer=4, n_embd=128, n_head=4),
-        "qwen3": Sizes(n_head=4, n_head_kv=1),
+        # other engines do not ask: heads of 128, one layer in six without a window, and an FFN of
+        # four times the width
+        "qwen3": Sizes(n_embd=256, n_head=2, n_head_kv=1),
+        "gemma3": Sizes(n_layer=6),
+        "gpt2": Sizes(n_ff=256),
         "deepseek2": Sizes(n_head=4, n_head_kv=1),
         "gpt-oss": Sizes(n_head=4, n_head_kv=2),
         "muse-glimmer": Sizes(n_head=4, n_head_kv=2),
@@ -99,6 +103,15 @@ def bert(s: Sizes) -> Keys:
         "tokenizer.ggml.token_type_count": u32(2),
         ".attention.causal": yes(False),
         ".pooling_type": u32(0),
+    }
+
+
+def heads(s: Sizes) -> Keys:
+    """As real files have it: engines otherwise assume heads of 128 or 256, and no base."""
+    return {
+        ".attention.key_length": u32(s.head),
+        ".attention.value_length": u32(s.head),
+        ".rope.freq_base": f32(1000000.0),
     }
 
 
@@ -265,6 +278,10 @@ EXTRAS: Mapping[str, Callable[[Sizes], Keys]] = MappingProxyType(
             ".rope.dimension_count": u32(16),
             ".attention.indexer.head_count": u32(s.n_head),
         },
+        **dict.fromkeys(("qwen3", "qwen3moe"), heads),
+        "gemma3": lambda s: {**heads(s), ".attention.sliding_window_pattern": u32(6)},
+        "gpt2": lambda s: {".context_length": u32(1024)},
+        "qwen2": lambda s: {".rope.freq_base": f32(1000000.0)},
         "gemma2": gemma2,
         "gemma4": gemma4,
         "gpt-oss": gpt_oss,
@@ -314,9 +331,9 @@ READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "tokenizer.ggml.token_type_count",
         ),
         "phi3": (*_RMS, ".attention.sliding_window"),
-        "qwen2": _RMS,
-        "qwen3": _RMS,
-        "qwen3moe": (*_RMS, *_EXPERTS),
+        "qwen2": (*_RMS, ".rope.freq_base"),
+        "qwen3": (*_RMS, *_HEADS, ".rope.freq_base"),
+        "qwen3moe": (*_RMS, *_HEADS, *_EXPERTS, ".rope.freq_base"),
         "deepseek2": (
             *(*_RMS, *_HEADS, ".attention.key_length_mla", ".attention.value_length_mla"),
             *(".attention.q_lora_rank", ".attention.kv_lora_rank", ".rope.dimension_count"),
@@ -327,7 +344,10 @@ READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *(*_RMS, *_HEADS, ".attention.sliding_window"),
             *(".attn_logit_softcapping", ".final_logit_softcapping"),
         ),
-        "gemma3": (*_RMS, ".attention.sliding_window", ".attention.sliding_window_pattern"),
+        "gemma3": (
+            *(*_RMS, *_HEADS, ".attention.sliding_window", ".attention.sliding_window_pattern"),
+            ".rope.freq_base",
+        ),
         "gpt-oss": (
             *(*_RMS, *_HEADS, *_EXPERTS, ".attention.sliding_window", ".rope.freq_base"),
             *(".rope.scaling.type", ".rope.scaling.factor"),

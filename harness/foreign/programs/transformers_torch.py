@@ -27,8 +27,18 @@ OF_LAYER = {
     "mlp.up_proj": ("ffn_up",),
     "mlp.down_proj": ("ffn_out", "ffn_swiglu"),
 }
+# as above where there are norms behind attention and the network as well, as in gemma
+OF_NORMED = {
+    **OF_LAYER,
+    "post_attention_layernorm": ("attn_post_norm",),
+    "pre_feedforward_layernorm": ("ffn_norm", "sa_out"),
+    "mlp.down_proj": ("ffn_out", "ffn_geglu"),
+    "post_feedforward_layernorm": ("ffn_post_norm",),
+}
 OUTSIDE = {"model.embed_tokens": "embd", "model.norm": "result_norm", "lm_head": "result_output"}
-SHOWS = [*OUTSIDE.values(), *(name for names in OF_LAYER.values() for name in names)]
+SCALED = "inp_scaled"  # what an embedding gives that multiplies by a factor
+SHOWS = [SCALED, *OUTSIDE.values()]
+SHOWS += dict.fromkeys(n for own in (OF_LAYER, OF_NORMED) for names in own.values() for n in names)
 
 
 class Model:
@@ -45,7 +55,8 @@ class Model:
 
     def watch(self, name, module):
         if name in OUTSIDE:
-            module.register_forward_hook(lambda *seen: self.show(OUTSIDE[name], seen[-1]))
+            node = SCALED if hasattr(module, "embed_scale") else OUTSIDE[name]
+            module.register_forward_hook(lambda *seen: self.show(node, seen[-1]))
         elif name.startswith("model.layers."):
             layer, _, place = name.removeprefix("model.layers.").partition(".")
             own = self.places(int(layer))
@@ -56,11 +67,8 @@ class Model:
                 )
 
     def places(self, layer):
-        """Where there are norms behind attention as well, that before the network has a name."""
-        if not hasattr(self.model.model.layers[layer], "pre_feedforward_layernorm"):
-            return OF_LAYER
-        before = "pre_feedforward_layernorm"
-        return {before if "post_" in place else place: n for place, n in OF_LAYER.items()}
+        normed = hasattr(self.model.model.layers[layer], "pre_feedforward_layernorm")
+        return OF_NORMED if normed else OF_LAYER
 
     def see(self, layer, given, before):
         name, value = given

@@ -39,6 +39,8 @@ KINDS: Mapping[str, tuple[int, Callable[[int, int], Keys]]] = MappingProxyType(
 
 # llama.cpp loads no model with phi3 in its name that lacks this token (harness/known)
 LAST: Mapping[str, str] = MappingProxyType({"phi3": "<|endoftext|>"})
+# whose texts begin without the space that SentencePiece puts before them
+NO_SPACE_BEFORE = ("gemma", "gemma2", "gemma3")
 # architecture -> the kind of vocabulary that its published models have, and their pre-tokenizer
 USUAL: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
