@@ -25,7 +25,7 @@ class Architecture(Registered):
     def __init__(self, file: GgufFile) -> None:
         self.hparams = self.read_hparams(file.metadata)
         self.tensors = Tensors(file, self.hparams, self.table(self.hparams))
-        self.tensors.check(self.name)
+        self.tensors.check(self.name, self.kinds)
         self.rope_params()
 
     @classmethod
@@ -43,6 +43,10 @@ class Architecture(Registered):
     @classmethod
     def table(cls, hparams: Hparams) -> Table:
         raise NotImplementedError
+
+    def kinds(self, layer: int) -> tuple[str, ...]:
+        """Of a layer, as the table of tensors names them."""
+        return ()
 
     def rope_params(self, layer: int = 0) -> RopeParams | None:
         """How keys are rotated; None if they are not."""

@@ -17,41 +17,36 @@ from engine.architectures.routing import routed
 from engine.architectures.step import Step
 from engine.architectures.tensors import Table, table
 from engine.errors import InvalidModel, Unsupported
-from engine.gguf_file import GgufFile
 from engine.hparams import Hparams, Keys
 from engine.memory.store import KeysValues
 from engine.ops.reference import RopeParams
 from engine.quants.base import F32
 
 TENSORS = table("""
-    token_embd.weight             n_vocab      n_embd
-    blk.*.attn_norm.weight        n_embd
-    blk.*.attn_q_a.weight?        n_lora_q     n_embd
-    blk.*.attn_q_a_norm.weight?   n_lora_q
-    blk.*.attn_q_b.weight?        n_embd_k     n_lora_q
-    blk.*.attn_q.weight?          n_embd_k     n_embd
-    blk.*.attn_kv_a_mqa.weight    n_embd_head  n_embd
-    blk.*.attn_kv_a_norm.weight   n_lora_kv
-    blk.*.attn_k_b.weight         n_head       n_lora_kv     n_nope
-    blk.*.attn_v_b.weight         n_head       n_head_v      n_lora_kv
-    blk.*.attn_output.weight      n_embd       n_embd_v
-    blk.*.ffn_norm.weight         n_embd
-    blk.*.ffn_gate.weight?        n_ff_dense   n_embd
-    blk.*.ffn_up.weight?          n_ff_dense   n_embd
-    blk.*.ffn_down.weight?        n_embd       n_ff_dense
-    blk.*.exp_probs_b.bias?       n_expert
-    blk.*.ffn_gate_shexp.weight?  n_ff_shared  n_embd
-    blk.*.ffn_up_shexp.weight?    n_ff_shared  n_embd
-    blk.*.ffn_down_shexp.weight?  n_embd       n_ff_shared
-    output_norm.weight            n_embd
-    output.weight?                n_vocab      n_embd
+    token_embd.weight                    n_vocab      n_embd
+    blk.*.attn_norm.weight               n_embd
+    blk.*.attn_q_a.weight?narrow         n_lora_q     n_embd
+    blk.*.attn_q_a_norm.weight?narrow    n_lora_q
+    blk.*.attn_q_b.weight?narrow         n_embd_k     n_lora_q
+    blk.*.attn_q.weight?wide             n_embd_k     n_embd
+    blk.*.attn_kv_a_mqa.weight           n_embd_head  n_embd
+    blk.*.attn_kv_a_norm.weight          n_lora_kv
+    blk.*.attn_k_b.weight                n_head       n_lora_kv    n_nope
+    blk.*.attn_v_b.weight                n_head       n_head_v     n_lora_kv
+    blk.*.attn_output.weight             n_embd       n_embd_v
+    blk.*.ffn_norm.weight                n_embd
+    blk.*.ffn_gate.weight?dense          n_ff_dense   n_embd
+    blk.*.ffn_up.weight?dense            n_ff_dense   n_embd
+    blk.*.ffn_down.weight?dense          n_embd       n_ff_dense
+    blk.*.exp_probs_b.bias?              n_expert
+    blk.*.ffn_gate_shexp.weight?experts  n_ff_shared  n_embd
+    blk.*.ffn_up_shexp.weight?experts    n_ff_shared  n_embd
+    blk.*.ffn_down_shexp.weight?experts  n_embd       n_ff_shared
+    output_norm.weight                   n_embd
+    output.weight?                       n_vocab      n_embd
 """)
 SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
 GLM_FLASH = ((47, 154880), (48, 154880))  # layers and tokens
-NARROW = ("attn_q_a", "attn_q_a_norm", "attn_q_b")  # queries by way of few numbers
-CHOSEN = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
-SHARED = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
-ALONE = ("ffn_gate", "ffn_up", "ffn_down")  # of a layer without experts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,17 +83,11 @@ class Deepseek2Hparams(Hparams):
 class Deepseek2(Llama, name="deepseek2"):
     hparams: Deepseek2Hparams
 
-    def __init__(self, file: GgufFile) -> None:
-        super().__init__(file)
-        for layer in range(self.hparams.n_layer):
-            queries = NARROW if self.is_narrow(layer) else ("attn_q",)
-            dense = layer < self.hparams.n_layer_dense
-            for name in (*queries, *(ALONE if dense else (*CHOSEN, *SHARED))):
-                self.tensors.in_layer(layer, f"{name}.weight")  # a layer of this kind must have it
-
-    def is_narrow(self, layer: int) -> bool:
-        """llama.cpp takes one matrix in models of some sizes, whatever rank they state."""
-        return self.hparams.n_lora_q > 0 and f"blk.{layer}.attn_q.weight" not in self.tensors
+    def kinds(self, layer: int) -> tuple[str, ...]:
+        """llama.cpp takes one matrix of queries where it is there, whatever rank is stated."""
+        wide = not self.hparams.n_lora_q or f"blk.{layer}.attn_q.weight" in self.tensors
+        dense = layer < self.hparams.n_layer_dense
+        return "wide" if wide else "narrow", "dense" if dense else "experts"
 
     @classmethod
     def hparams_of(cls, keys: Keys) -> Deepseek2Hparams:
@@ -138,7 +127,7 @@ class Deepseek2(Llama, name="deepseek2"):
 
     @classmethod
     def table(cls, hparams: Hparams) -> Table:
-        return {**TENSORS, **{f"{name}?": shape for name, shape in EXPERTS.items()}}
+        return {**TENSORS, **{f"{name}?experts": shape for name, shape in EXPERTS.items()}}
 
     def rope_params(self, layer: int = 0) -> RopeParams:
         """What YaRN grows is put into the factor of the scores, whole."""
@@ -175,7 +164,7 @@ class Deepseek2(Llama, name="deepseek2"):
         return self.linear(step, layer, "attn_out", out, "attn_output")
 
     def queries(self, step: Step, layer: int, x: F32) -> F32:
-        if not self.is_narrow(layer):
+        if "wide" in self.kinds(layer):
             return self.linear(step, layer, "q", x, "attn_q")
         q = self.linear(step, layer, "q MUL_MAT", x, "attn_q_a")
         q = self.norm(step, layer, "q MUL", q, "attn_q_a_norm")
@@ -191,7 +180,7 @@ class Deepseek2(Llama, name="deepseek2"):
 
     def experts(self, step: Step, layer: int, x: F32) -> F32:
         """With one that all tokens share; in the first layers there is nothing to choose."""
-        if layer < self.hparams.n_layer_dense:
+        if "dense" in self.kinds(layer):
             return self.feed_forward(step, layer, x)
         hp = self.hparams
         chosen = routed(

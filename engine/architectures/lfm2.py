@@ -14,7 +14,6 @@ from engine.architectures.llama import DENSE, Llama
 from engine.architectures.step import Step
 from engine.architectures.tensors import Table, table
 from engine.errors import InvalidModel
-from engine.gguf_file import GgufFile
 from engine.hparams import Hparams, Keys
 from engine.memory.recurrent import States
 from engine.memory.store import KeysValues
@@ -22,23 +21,21 @@ from engine.ops.ggml.recurrent import convolved
 from engine.ops.reference import rounded
 from engine.quants.base import F32
 
-ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm", "attn_k_norm")
-CONVOLUTION = ("shortconv.in_proj", "shortconv.conv", "shortconv.out_proj")
 TENSORS = table("""
-    token_embd.weight                n_vocab    n_embd
-    blk.*.attn_norm.weight           n_embd
-    blk.*.attn_q.weight?             n_embd_q   n_embd
-    blk.*.attn_k.weight?             n_embd_kv  n_embd
-    blk.*.attn_v.weight?             n_embd_kv  n_embd
-    blk.*.attn_q_norm.weight?        n_embd_head
-    blk.*.attn_k_norm.weight?        n_embd_head
-    blk.*.attn_output.weight?        n_embd     n_embd_q
-    blk.*.shortconv.in_proj.weight?  n_bcx      n_embd
-    blk.*.shortconv.conv.weight?     n_embd     l_cache
-    blk.*.shortconv.out_proj.weight? n_embd     n_embd
-    blk.*.ffn_norm.weight            n_embd
-    token_embd_norm.weight           n_embd
-    output.weight?                   n_vocab    n_embd
+    token_embd.weight                            n_vocab      n_embd
+    blk.*.attn_norm.weight                       n_embd
+    blk.*.attn_q.weight?attention                n_embd_q     n_embd
+    blk.*.attn_k.weight?attention                n_embd_kv    n_embd
+    blk.*.attn_v.weight?attention                n_embd_kv    n_embd
+    blk.*.attn_q_norm.weight?attention           n_embd_head
+    blk.*.attn_k_norm.weight?attention           n_embd_head
+    blk.*.attn_output.weight?attention           n_embd       n_embd_q
+    blk.*.shortconv.in_proj.weight?convolution   n_bcx        n_embd
+    blk.*.shortconv.conv.weight?convolution      n_embd       l_cache
+    blk.*.shortconv.out_proj.weight?convolution  n_embd       n_embd
+    blk.*.ffn_norm.weight                        n_embd
+    token_embd_norm.weight                       n_embd
+    output.weight?                               n_vocab      n_embd
 """)
 
 
@@ -69,12 +66,6 @@ class Lfm2(Llama, name="lfm2"):
     hparams: Lfm2Hparams
     halves = True
 
-    def __init__(self, file: GgufFile) -> None:
-        super().__init__(file)
-        for layer in range(self.hparams.n_layer):
-            for name in ATTENTION if self.attends(layer) else CONVOLUTION:
-                self.tensors.in_layer(layer, f"{name}.weight")  # a layer of this kind must have it
-
     @classmethod
     def hparams_of(cls, keys: Keys) -> Lfm2Hparams:
         n_embd, n_layer = keys.positive("embedding_length"), keys.positive("block_count")
@@ -103,6 +94,9 @@ class Lfm2(Llama, name="lfm2"):
     @classmethod
     def table(cls, hparams: Hparams) -> Table:
         return {**TENSORS, **DENSE}
+
+    def kinds(self, layer: int) -> tuple[str, ...]:
+        return ("attention" if self.attends(layer) else "convolution",)
 
     def attends(self, layer: int) -> bool:
         return self.hparams.attends[layer % len(self.hparams.attends)]

@@ -1,7 +1,7 @@
 """A table of tensors with symbolic shapes, held against a file when it is opened."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from engine.errors import Unsupported
 from engine.gguf_file import GgufFile
@@ -13,8 +13,9 @@ Table = Mapping[str, tuple[str, ...]]
 
 
 def table(text: str) -> Table:
-    """One tensor a line: its name, `blk.*.` for every layer, `?` behind it if it may be absent;
-    then its shape, slowest first, in names of hyperparameters."""
+    """One tensor a line: its name, `blk.*.` for every layer, `?` behind it if it may be absent, or
+    `?kind` if it may be in layers of another kind; then its shape, slowest first, in names of
+    hyperparameters."""
     lines = (line.split() for line in text.strip().splitlines())
     return {name: tuple(shape) for name, *shape in lines}
 
@@ -24,11 +25,13 @@ class Tensors:
 
     def __init__(self, file: GgufFile, hparams: Hparams, shapes: Table) -> None:
         self.weights, self.hparams = Weights(file), hparams
-        self.optional = {name[:-1] for name in shapes if name.endswith("?")}
-        self.shapes = {name.removesuffix("?"): shape for name, shape in shapes.items()}
+        self.shapes = {name.partition("?")[0]: shape for name, shape in shapes.items()}
+        # of those that may be absent, in layers of which kind they may not
+        parts = (name.partition("?") for name in shapes)
+        self.optional = {name: kind for name, mark, kind in parts if mark}
 
-    def check(self, arch: str) -> None:
-        """Refuse a file that lacks a tensor, or has one that would go unused.
+    def check(self, arch: str, kinds: Callable[[int], Collection[str]]) -> None:
+        """Refuse a file that lacks a tensor, or has one that would go unused. kinds: of a layer.
 
         In steps of the tensors that are there: the number of layers may be anything.
         """
@@ -42,9 +45,10 @@ class Tensors:
             if name in self.weights or name not in self.optional:
                 self.get(name, name)
         for layer in range(self.hparams.n_layer):
+            always = {None, *kinds(layer)}
             for name in self.names("blk.*."):
-                of_layer = f"blk.{layer}.{name}"
-                if of_layer in self.weights or f"blk.*.{name}" not in self.optional:
+                kind = self.optional.get(f"blk.*.{name}")
+                if f"blk.{layer}.{name}" in self.weights or kind in always:
                     self.in_layer(layer, name)
 
     def names(self, prefix: str = "") -> Iterator[str]:
