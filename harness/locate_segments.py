@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.ops.ggml.base import Node
 from engine.split_files import open_model
 from engine.trace import SITES
 from harness.compare import largest, worst_distance
@@ -21,7 +22,7 @@ from harness.graph.shown import part_shown
 from harness.graph.ways import Honest
 from harness.graph.wiring import Wire, wires_of
 from harness.judge import SiteFinding
-from harness.locate_nodes import build_of, recorded
+from harness.locate_nodes import build_of, recorded, run_through
 from harness.records import Evaluation, Mismatch, Request, Site
 from harness.suites.base import Context
 
@@ -70,6 +71,12 @@ def locate_segments(context: Context) -> Findings:
         judged = (*judge.findings(), *(finding for _, finding in misshapen))
         findings = tuple(sorted(judged, key=lambda finding: order[finding.site]))
         free = errors_of(judge, {place: wires[place].site for place in shown})
+    guilty = {f.site for f in findings if f.mismatch is not None}
+    fixed = context.subject_info.fixed
+    names = {places[s]: s for s in values if s in places and s.name not in fixed}
+    if judge.orders:  # its experts come in another order than the oracle's
+        names = {}
+    put_in = {p: s for p, s in names.items() if p in shown and wires[p].site in guilty}
     otherwise = tuple(site for site in values if site not in places)
     if embeddings:
         outputs = context.ask(context.oracle, "embed", context.batches)
@@ -82,12 +89,31 @@ def locate_segments(context: Context) -> Findings:
         hidden=(),
         not_given=(),
         free=free,
-        values=Values(),
+        values=oracle_values(context, put_in, shown),
         outputs=outputs,
         embeddings=embeddings,
         skipped={NO_SUCH_NODE: otherwise} if otherwise else {},
         own_inputs=True,
     )
+
+
+def oracle_values(
+    context: Context, names: Mapping[Place, Site], shown: Mapping[Place, NDArray[Any]]
+) -> Values:
+    """What the oracle has at these places, in the shapes and by the names that the subject has."""
+    found = Values()
+
+    def keep(node: Node) -> None:
+        place = node.step, node.ubatch, node.index
+        if place in names:
+            part = part_shown(node.value, shown[place].shape, node.name)
+            if part is not None:
+                found[names[place]] = part.astype(shown[place].dtype)
+
+    if names:
+        context.progress(f"the oracle's values at {len(names)} sites")
+        run_through(context, keep)
+    return found
 
 
 def of_another_shape(

@@ -34,6 +34,7 @@ from engine.ops.reference import Reference as Ops
 from engine.ops.reference import RopeParams
 from engine.trace import LISTED
 from harness.adapters.reference import Reference
+from harness.bisect.bisection import bisect
 from harness.check import Plan, stand_in
 from harness.facts import facts_of_model
 from harness.records import EXACT, PRESETS, Answered, Request, Settings, Verdict
@@ -42,7 +43,7 @@ from harness.shadow.models import make_variant, opened
 from harness.synth import any_arch
 from harness.synth.any_arch import variant_named
 from harness.synth.llama import LlamaRecipe, write_llama
-from tests.differential.conftest import Checked
+from tests.differential.conftest import Checked, OpenPlan
 from tests.differential.test_bisect_any_arch import with_key
 from tests.test_relations import FirstRows, Leaks
 
@@ -222,6 +223,17 @@ def test_a_wrong_graph_is_found_where_it_is_wrong(
     assert ("trace", "diverged") in ends(verdicts)
     found = [v for v in verdicts if v.suite == "trace" and v.status == "diverged"]
     assert any(site in v.summary for v in found), [v.summary for v in found]
+
+
+def test_a_wrong_graph_is_confirmed_by_putting_the_oracles_tensors_in(
+    made: Callable[..., Path], open_for: OpenPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Qwen3, "halves", False)
+    with open_for(run_of(made("qwen3", "F32"))) as asked:
+        found = bisect(asked.context)
+    assert {str(c.site) for c in found.culprits} >= {"Qcur_rope-0", "Kcur_rope-1"}
+    assert found.patched is not None
+    assert (found.patched.sites, found.patched.confirms) == (len(found.found.guilty), True)
 
 
 @pytest.mark.parametrize(
