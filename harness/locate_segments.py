@@ -3,7 +3,7 @@
 It is judged from its own inputs, along the oracle's graph (harness.graph.segments).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf, prod
 from typing import Any
 
@@ -27,6 +27,7 @@ from harness.records import Evaluation, Mismatch, Request, Site
 from harness.suites.base import Context
 
 LOGITS = "result_output"
+CACHES = ("k_cache", "v_cache")
 NO_SUCH_NODE = "llama.cpp's graph has no such node, or keeps it in another order of axes"
 
 
@@ -71,12 +72,12 @@ def locate_segments(context: Context) -> Findings:
         judged = (*judge.findings(), *(finding for _, finding in misshapen))
         findings = tuple(sorted(judged, key=lambda finding: order[finding.site]))
         free = errors_of(judge, {place: wires[place].site for place in shown})
-    guilty = {f.site for f in findings if f.mismatch is not None}
     fixed = context.subject_info.fixed
-    names = {places[s]: s for s in values if s in places and s.name not in fixed}
+    names = {places[s]: s for s in values if places.get(s) in shown and s.name not in fixed}
     if judge.orders:  # its experts come in another order than the oracle's
         names = {}
-    put_in = {p: s for p, s in names.items() if p in shown and wires[p].site in guilty}
+    guilty = {wires[p].site: p for p in shown}
+    put_in = healed([guilty[f.site] for f in findings if f.mismatch and f.site in guilty], names)
     otherwise = tuple(site for site in values if site not in places)
     if embeddings:
         outputs = context.ask(context.oracle, "embed", context.batches)
@@ -95,6 +96,18 @@ def locate_segments(context: Context) -> Findings:
         skipped={NO_SUCH_NODE: otherwise} if otherwise else {},
         own_inputs=True,
     )
+
+
+def healed(guilty: Sequence[Place], names: Mapping[Place, Site]) -> dict[Place, Site]:
+    """Where the oracle's values are put in. A wrong cache is so until its last step: what is put in
+    is read, and not kept."""
+    first = {(names[p].layer, names[p].name): p[0] for p in reversed(guilty) if p in names}
+    return {
+        place: site
+        for place, site in names.items()
+        if place in guilty
+        or (site.name in CACHES and place[0] > first.get((site.layer, site.name), inf))
+    }
 
 
 def oracle_values(

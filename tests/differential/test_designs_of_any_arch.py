@@ -19,7 +19,8 @@ from engine.ops.mirror import Mirror
 from engine.ops.near import F64
 from engine.ops.reference import I32, RopeParams
 from engine.quants.base import F32
-from harness.adapters import adapter_class
+from harness.adapters import adapter_class, reference
+from harness.bisect.bisection import bisect
 from harness.check import lanes_of
 from harness.graph.aliases import places_by_site, renamed
 from harness.graph.program import Program
@@ -32,10 +33,12 @@ from harness.honest.rope_inverse_frequency import InverseFrequency
 from harness.honest.silu_tanh import ByTanh
 from harness.honest.sums_one_by_one import OneByOne
 from harness.judge import SiteFinding
+from harness.mutants.cache_keeps_last import CacheKeepsLast
 from harness.records import PRESETS, Answered, Request, Settings
 from harness.runner import Runner
 from harness.shadow.models import make_variant, opened
 from harness.synth.any_arch import variant_named
+from tests.differential.conftest import OpenPlan
 from tests.test_honest_designs import DESIGNS, START, TOKENS, with_ops
 
 LAYERS = ("l_out", "result_output")
@@ -189,3 +192,39 @@ def test_a_wrong_engine_near_an_honest_one_is_found_at_its_op(
     arch: str, ops: type[Mirror], sites: set[str], recorded: Any
 ) -> None:
     assert {f.site.name for f in recorded(arch).accused(with_ops(ops))} == sites
+
+
+# --- caches, which our engine shows along llama.cpp's graph if it is told to ----------------------
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_cache_is_shown_by_its_cells_in_use(
+    preset: str, recorded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference, "NO_NODES", ())
+    assert recorded("qwen3", preset).accused(reference.Reference) == []
+    assert recorded("qwen3", preset).accused(adapter_class("honest:float64")) == []
+    found = recorded("qwen3", preset).accused(CacheKeepsLast)
+    assert {(f.site.name, f.op) for f in found} == {
+        ("k_cache", "SET_ROWS"),
+        ("v_cache", "SET_ROWS"),
+    }
+
+
+def test_a_wrong_cache_is_confirmed_by_patching(
+    recorded: Any, open_for: OpenPlan, plan_for: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference, "NO_NODES", ())
+    plan = plan_for(recorded("qwen3").path, engine=CacheKeepsLast.name, n_tokens=9, n_steps=3)
+    with open_for(plan) as asked:
+        found = bisect(asked.context)
+    assert found.first is not None
+    assert str(found.first.site) == "k_cache-0"
+    assert found.patched is not None
+    assert found.patched.confirms
+
+
+def test_of_layers_with_windows_no_cell_is_one_of_llama_cpps(recorded: Any) -> None:
+    program = recorded("gemma3").program
+    names = {site.name for site in places_by_site(program, wires_of(program))}
+    assert not names & {"k_cache", "v_cache"}
