@@ -149,19 +149,22 @@ def softmax_of_float32_sum(x: F32, scale: float, visible: Bools | None) -> list[
     is what the row adds up to. Beside it each weight is held to llama.cpp's bound.
     """
 
-    def of_sum(shown: NDArray[Any]) -> tuple[NDArray[np.float64], Bound]:
-        truth, bound = bounded(soft_max, x, scale, visible, build=GGML)
-        wide = truth.astype(np.float64)
-        found = shown.sum(axis=-1, keepdims=True, dtype=np.float64)
-        factor = found / wide.sum(axis=-1, keepdims=True)
-        most = np.count_nonzero(truth, axis=-1, keepdims=True) * U
-        off = np.clip(factor - 1, -most, most)
-        return wide * (1 + np.where(np.isfinite(off), off, 0.0)), bound
-
-    return [of_sum]
+    return [lambda shown: of_sum_shown(*bounded(soft_max, x, scale, visible, build=GGML), shown)]
 
 
-def norms_of_float32_sums(x: F32, weight: F32, eps: float) -> Iterator[Other]:
+def of_sum_shown(
+    truth: NDArray[Any], bound: Bound, shown: NDArray[Any]
+) -> tuple[NDArray[np.float64], Bound]:
+    """The softmax with the sum that what is shown has, or the nearest honest one."""
+    wide = truth.astype(np.float64)
+    found = shown.sum(axis=-1, keepdims=True, dtype=np.float64)
+    factor = found / wide.sum(axis=-1, keepdims=True)
+    most = np.count_nonzero(truth, axis=-1, keepdims=True) * U
+    off = np.clip(factor - 1, -most, most)
+    return wide * (1 + np.where(np.isfinite(off), off, 0.0)), bound
+
+
+def norms_of_float32_sums(x: F32, weight: F32 | None, eps: float) -> Iterator[Other]:
     """The squares added up in float32, which ggml does in double.
 
     Of thousands of additions a bound could not tell much. But they are the same on every machine,
@@ -173,11 +176,12 @@ def norms_of_float32_sums(x: F32, weight: F32, eps: float) -> Iterator[Other]:
 
 
 def norm_of_sum(
-    x: F32, weight: F32, eps: float, lanes: int, fused: bool, shown: NDArray[Any]
+    x: F32, weight: F32 | None, eps: float, lanes: int, fused: bool, shown: NDArray[Any]
 ) -> tuple[F32, Bound]:
-    sums = sums_of_squares(x, lanes, fused)[:, None].astype(np.float64)
+    rows = x.reshape(-1, x.shape[-1])
+    sums = sums_of_squares(rows, lanes, fused).reshape(*x.shape[:-1], 1).astype(np.float64)
     squared = Near(sums, 2 * U * sums)  # as far off as a sum in double may be
-    wide, factor = GGML.number(x), GGML.number(weight)
+    wide, factor = GGML.number(x), None if weight is None else GGML.number(weight)
     return limited(near(of_squares(wide, squared, factor, GGML.parameter(eps), GGML)))
 
 
@@ -196,19 +200,20 @@ def sums_of_squares(x: F32, lanes: int, fused: bool) -> F32:
     return total[:, 0]
 
 
-def swiglu_ways(gate: F32, up: F32) -> list[Other]:
-    """Formulas that lose more than a share of the result where the gate is large and negative."""
+def swiglu_ways(gate: NDArray[Any], up: NDArray[Any] | None = None) -> list[Other]:
+    """Formulas that lose more than a share of the result where the gate is large and negative;
+    without the other factor, of SiLU alone."""
     return [
         lambda _: bounded(swiglu_by_tanh, gate, up, build=PLAIN),
         lambda _: bounded(swiglu_by_exp2, gate, up, build=PLAIN),
     ]
 
 
-def swiglu_by_tanh(gate: F32, up: F32, build: Build) -> Number:
+def swiglu_by_tanh(gate: NDArray[Any], up: NDArray[Any] | None, build: Build) -> Number:
     """The sigmoid is 1/2 + tanh(gate / 2) / 2, a sum that cancels where the gate is negative."""
     x = build.number(gate)
     turn = tanh(build.number(gate / 2))
-    out = x * (0.5 + in_half(turn)) * build.number(up)
+    out = times(x * (0.5 + in_half(turn)), up, build)
     return because(out, "tanh to 2 ulp beside 1; sum, two products")
 
 
@@ -217,11 +222,16 @@ def in_half(x: Number) -> Number:
     return Near(x.v / 2, x.r / 2) if isinstance(x, Near) else x / 2
 
 
-def swiglu_by_exp2(gate: F32, up: F32, build: Build) -> Number:
+def times(x: Number, factor: NDArray[Any] | None, build: Build) -> Number:
+    return x if factor is None else x * build.number(factor)
+
+
+def swiglu_by_exp2(gate: NDArray[Any], up: NDArray[Any] | None, build: Build) -> Number:
     """exp(-gate) is 2^(-gate * log2(e)): constant and product are rounded, and an absolute error
     of the exponent is a relative one of the power."""
     x = near(build.number(gate))
-    out = swish(x, Near(x.v, 2 * U * np.abs(x.v))) * build.number(up)
+    out = swish(x, Near(x.v, 2 * U * np.abs(x.v)))
     return because(
-        out, "exp by way of exp2, whose exponent is rounded twice; sum, division, product"
+        times(out, up, build),
+        "exp by way of exp2, whose exponent is rounded twice; sum, division, product",
     )

@@ -227,7 +227,7 @@ class Patched:
 
 def patch(context: Context, found: Findings) -> Patched:
     """If the guilty ops are all there are, putting them right puts the outputs right."""
-    replace = {} if found.own_inputs else replaceable(context, found.values)
+    replace = found.values if found.own_inputs else replaceable(context, found.values)
     context.progress(f"putting the oracle's tensor in at {len(replace)} sites")
     own, healed = (
         all_outputs(context.ask(context.subject, "evaluate", request).logits)

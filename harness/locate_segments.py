@@ -3,13 +3,14 @@
 It is judged from its own inputs, along the oracle's graph (harness.graph.segments).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf, prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.ops.ggml.base import Node
 from engine.split_files import open_model
 from engine.trace import SITES
 from harness.compare import largest, worst_distance
@@ -21,13 +22,14 @@ from harness.graph.shown import part_shown
 from harness.graph.ways import Honest
 from harness.graph.wiring import Wire, wires_of
 from harness.judge import SiteFinding
-from harness.locate_nodes import build_of, recorded
+from harness.locate_nodes import build_of, recorded, run_through
 from harness.records import Evaluation, Mismatch, Request, Site
 from harness.suites.base import Context
 
 LOGITS = "result_output"
 # an honest number beyond 65504 is infinite in F16, and what is computed from that is none
 TOO_LARGE = "infinite where they were stored in F16, so nothing can be computed from these"
+CACHES = ("k_cache", "v_cache")
 NO_SUCH_NODE = "llama.cpp's graph has no such node, or keeps it in another order of axes"
 
 
@@ -75,6 +77,12 @@ def locate_segments(context: Context) -> Findings:
         judged = (*judge.findings(), *(finding for _, finding in misshapen))
         findings = tuple(sorted(judged, key=lambda finding: order[finding.site]))
         free = errors_of(judge, {place: wires[place].site for place in shown})
+    fixed = context.subject_info.fixed
+    names = {places[s]: s for s in values if places.get(s) in shown and s.name not in fixed}
+    if judge.orders:  # its experts come in another order than the oracle's
+        names = {}
+    guilty = {wires[p].site: p for p in shown}
+    put_in = healed([guilty[f.site] for f in findings if f.mismatch and f.site in guilty], names)
     otherwise = tuple(site for site in values if site not in places)
     if embeddings:
         outputs = context.ask(context.oracle, "embed", context.batches)
@@ -87,13 +95,44 @@ def locate_segments(context: Context) -> Findings:
         hidden=(),
         not_given=(),
         free=free,
-        values=Values(),
+        values=oracle_values(context, put_in, shown),
         outputs=outputs,
         embeddings=embeddings,
         skipped={NO_SUCH_NODE: otherwise} if otherwise else {},
         unknown={TOO_LARGE: tuple(wires[place].site for place in lost)} if lost else {},
         own_inputs=True,
     )
+
+
+def healed(guilty: Sequence[Place], names: Mapping[Place, Site]) -> dict[Place, Site]:
+    """Where the oracle's values are put in. A wrong cache is so until its last step: what is put in
+    is read, and not kept."""
+    first = {(names[p].layer, names[p].name): p[0] for p in reversed(guilty) if p in names}
+    return {
+        place: site
+        for place, site in names.items()
+        if place in guilty
+        or (site.name in CACHES and place[0] > first.get((site.layer, site.name), inf))
+    }
+
+
+def oracle_values(
+    context: Context, names: Mapping[Place, Site], shown: Mapping[Place, NDArray[Any]]
+) -> Values:
+    """What the oracle has at these places, in the shapes and by the names that the subject has."""
+    found = Values()
+
+    def keep(node: Node) -> None:
+        place = node.step, node.ubatch, node.index
+        if place in names:
+            part = part_shown(node.value, shown[place].shape, node.name)
+            if part is not None:
+                found[names[place]] = part.astype(shown[place].dtype)
+
+    if names:
+        context.progress(f"the oracle's values at {len(names)} sites")
+        run_through(context, keep)
+    return found
 
 
 def of_another_shape(

@@ -30,6 +30,14 @@ def half_step(value: NDArray[Any], kind: str) -> NDArray[np.float64]:
     return np.where(finite, np.ldexp(0.5, of_step), 0.0)
 
 
+def step_of(value: NDArray[Any]) -> NDArray[np.float64]:
+    """From one float32 to the next, zero where there is none."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        steps = np.spacing(np.abs(value).astype(np.float32)).astype(np.float64)
+    finite: NDArray[np.float64] = np.nan_to_num(steps, nan=0.0, posinf=0.0)
+    return finite
+
+
 def looks_like(values: Iterable[NDArray[Any]]) -> str:
     """The type that all these numbers were rounded to, whatever they are kept in now; "": none.
 

@@ -9,9 +9,11 @@ from engine.trace import SITES
 from harness.adapters._llama_cpp_graph import heads, rows
 from harness.adapters._llama_cpp_sites import BY_NAME, PRODUCTS, WEIGHT, split_name
 from harness.graph.program import Place, PlannedNode, Program
+from harness.graph.shown import CACHE
 from harness.graph.wiring import Wire
 from harness.records import Site
 
+CELLS = "attn_inp_k_idxs"  # llama.cpp's name of the cells that keys are stored in, of each cache
 LAYOUTS = (rows, heads)  # in which ggml's order is the order that sites have
 
 
@@ -19,9 +21,12 @@ def places_by_site(program: Program, wires: Mapping[Place, Wire]) -> dict[Site, 
     """Every name of every node. Where ubatches are several, engine.trace's name the first."""
     found = {wire.site: place for place, wire in wires.items()}
     for graph in program.graphs:
+        # where some layers have windows there are two; engines keep those in rings of their own
+        windows = sum(root.name == CELLS for root in graph.roots) > 1
         for node in graph.nodes if graph.ubatch == 0 else ():
             place = graph.place(node)
-            for name, layer in other_names(node, wires[place]):
+            names = cache_names(node) if not windows else []
+            for name, layer in names + other_names(node, wires[place]):
                 found.setdefault(Site(step=graph.step, layer=layer, name=name), place)
     return found
 
@@ -37,6 +42,12 @@ def renamed(wires: Mapping[Place, Wire], names: Mapping[Site, Place]) -> dict[Pl
         )
         for place, wire in wires.items()
     }
+
+
+def cache_names(node: PlannedNode) -> list[tuple[str, int | None]]:
+    """Of the rows that are stored: what attention reads is all that was stored so far."""
+    found = CACHE.fullmatch(node.name) if node.op == "SET_ROWS" else None
+    return [(f"{found['kind']}_cache", int(found["layer"]))] if found else []
 
 
 def other_names(node: PlannedNode, wire: Wire) -> list[tuple[str, int | None]]:

@@ -20,6 +20,7 @@ from engine.ops.near import Expected
 from harness.compare import mismatch_between, worst_distance
 from harness.designs import Other
 from harness.findings import Values
+from harness.graph.node_designs import Computed, designs_of
 from harness.graph.other_file import Parameters, parameters_in_words
 from harness.graph.program import Place
 from harness.graph.wiring import Wire
@@ -165,7 +166,8 @@ class NodeJudge:
         return again
 
     def others(self, node: Node, expected: Expected) -> Iterator[Other]:
-        """What an engine computes that makes none of ggml's deliberate roundings, if that differs.
+        """The designs of its op, or what an engine computes that makes none of ggml's deliberate
+        roundings, if that differs.
 
         Where nothing is rounded on purpose its bound has room for sums in any order: llama.cpp's
         order is what a replay of its graph is held to.
@@ -177,8 +179,10 @@ class NodeJudge:
             chosen = expected if same else found
             return rounded_to(chosen.value, node.value), Bound(chosen.allowed, chosen.reason)
 
-        if expected.actual is None and expected.value.dtype.kind == "f":
-            yield plain
+        if expected.actual is not None or expected.value.dtype.kind != "f":
+            return
+        known = designs_of(Computed([with_weights(node, self.oracle)], expected, self.build))
+        yield from [plain] if known is None else known
 
     def with_own(
         self, node: Node, theirs: NDArray[Any], found: SiteFinding, reason: str

@@ -85,10 +85,12 @@ class Run:
         self.nodes = self.unknown = 0
         self.wanted: set[Place] = set()  # what graphs come to
         self.found: dict[Place, NDArray[Any]] = {}
+        self.writers: dict[int, int] = {}  # of each root of a graph, the node that wrote there last
 
     def run(self) -> Replayed:
         for graph in self.program.graphs:
             self.memory.begin(graph)
+            self.writers = {}
             self.wanted.add(graph.place(graph.output))
             ends = ends_of(graph)
             for node in graph.nodes:
@@ -105,6 +107,7 @@ class Run:
     def step(self, graph: Graph, planned: PlannedNode) -> None:
         place = graph.place(planned)
         value = self.value_of(graph, planned)
+        self.writers[planned.result.root] = planned.index
         if value is None:
             self.memory.spoil(planned.result)
             return
@@ -151,7 +154,7 @@ class Run:
             if view is None
             else replace(seen, value=blank)
             if view == own and not self.memory.has(own)
-            else self.memory.read(view)
+            else replace(self.memory.read(view), producer=self.writers.get(view.root, -1))
             for view in planned.sources
         )
         return Node(

@@ -6,9 +6,10 @@ lies in the segment where it appears, and several show at once. What one op alon
 bound; of a longer segment it is measured, by computing it with random honest errors.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,72 +22,25 @@ from engine.ops.ggml.base import Node
 from engine.ops.near import Expected
 from engine.trace import SITES
 from harness.compare import largest, mismatch_between, worst_distance
-from harness.designs import where_limited
-from harness.graph.expert_choice import CHOOSE, chosen, legal, scores_of, used_of
+from harness.designs import Other, where_limited
+from harness.graph.expert_choice import CHOOSE, chosen, legal, used_of
 from harness.graph.expert_order import in_own_order
+from harness.graph.node_designs import Computed, designs_of, has_designs
 from harness.graph.node_judge import AXES
 from harness.graph.program import Graph, Place, PlannedNode, Program
 from harness.graph.replay import replay
 from harness.graph.shown import part_shown
+from harness.graph.watched import Look, Seen, Watched
 from harness.graph.ways import Honest, Noisy, Wide
 from harness.graph.wiring import Wire
 from harness.judge import SiteFinding, affected, elements_compared, smallest_scale_error
 from harness.records import Site
-from harness.stored import half_step
+from harness.stored import half_step, step_of
 from harness.synth.draws import stream
 
 RUNS, MORE = 3, 9  # with random errors; before anybody is blamed
 IDS = ("I32", "I64")
 LONGEST = 6  # ops of a segment that are named
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Seen:
-    """One node of a run of ours."""
-
-    value: NDArray[Any]  # in the type of its tensor
-    truth: NDArray[Any]  # before it is rounded to that
-    allowed: NDArray[np.float64]  # what the op alone may be off
-    reason: str
-    scores: NDArray[np.float64] | None = None  # of ids: what they choose from
-
-    @property
-    def numbers(self) -> NDArray[Any]:
-        return self.value if self.scores is None else self.scores
-
-
-@dataclass(frozen=True, kw_only=True)
-class Watched(Honest):
-    """Another way, some of whose nodes are kept."""
-
-    way: Honest
-    wide: bool
-    wanted: Mapping[Place, tuple[int, ...]]  # in the shapes that are shown
-    seen: dict[Place, Seen] = field(default_factory=dict)
-
-    def build(self, build: Build, node: Node) -> Build:
-        return self.way.build(build, node)
-
-    def result(self, node: Node, found: Expected) -> NDArray[Any]:
-        value = self.way.result(node, found)
-        place = node.step, node.ubatch, node.index
-        if place in self.wanted:
-            truth = found.value if found.answer is None else found.answer
-            allowed = np.broadcast_to(np.asarray(found.allowed, np.float64), np.shape(truth))
-            self.seen[place] = Seen(
-                value=self.shown_of(node, value),
-                truth=self.shown_of(node, truth),
-                allowed=self.shown_of(node, allowed),
-                reason=found.reason,
-                scores=scores_of(node),
-            )
-        return value
-
-    def shown_of(self, node: Node, value: NDArray[Any]) -> NDArray[Any]:
-        """A copy of the part of a node that is shown."""
-        whole = np.array(value).reshape(node.value.shape)
-        part = part_shown(whole, self.wanted[node.step, node.ubatch, node.index], node.name)
-        return whole if part is None else np.array(part)
 
 
 Run = Mapping[Place, Seen]
@@ -103,6 +57,7 @@ class Segment:
     inside: tuple[Site, ...]  # computed between, in order
     rounds: bool  # whether one of these is of numbers: ids are exact
     sorts: tuple[Place, ...] = ()  # of these, those that choose experts
+    formula: tuple[Place, ...] = ()  # all its nodes, where designs are of all of them together
 
     @property
     def middle(self) -> Site | None:
@@ -112,6 +67,7 @@ class Segment:
 
 
 Found = tuple[Segment, SiteFinding]
+Noises = tuple[Mapping[Place, float], Mapping[Place, float]]  # the second of wider inputs
 
 
 @dataclass(kw_only=True, eq=False)
@@ -145,7 +101,14 @@ class SegmentJudge:
             noise = {place: max(noise[place], more[place]) for place in noise}
             plain = self.run(Wide(), replace(self.build, plain=True))
             wider = self.noise(honest, range(RUNS), jitter=True)
-            found = [(s, self.again(s, one, (honest, plain), (noise, wider))) for s, one in found]
+            noises = noise, wider
+            suspects = [segment for segment, finding in found if finding.mismatch]
+            # of rounded numbers none can tell which design they are of
+            known = {} if rounded else self.by_designs(suspects, honest, noises)
+            for s in suspects:
+                if s.place not in known:
+                    known[s.place] = self.again(s, (honest[s.place], plain[s.place]), noises)
+            found = [(segment, known.get(segment.place, one)) for segment, one in found]
         yield from (finding for _, finding in found)
 
     def first_look(self) -> tuple[Run, dict[Place, float], list[Found]]:
@@ -154,7 +117,8 @@ class SegmentJudge:
         honest = self.run(Honest())
         noise = self.noise(honest, range(RUNS), jitter=rounded)
         numbers = (s for s in self.segments() if self.is_of_numbers(s.place, honest))
-        return honest, noise, [(s, self.finding(s, honest, noise, alone=rounded)) for s in numbers]
+        first = [(s, self.finding(s, honest[s.place], noise, alone=rounded)) for s in numbers]
+        return honest, noise, first
 
     def orders_seen(self, honest: Run, found: Sequence[Found]) -> dict[Place, NDArray[Any]]:
         """Of each ARGSORT whose experts are shown in another order than ours, the ids in that one.
@@ -206,11 +170,15 @@ class SegmentJudge:
     # --- runs -----------------------------------------------------------------------------------
 
     def run(
-        self, way: Honest, build: Build | None = None, values: Mapping[Place, Any] | None = None
+        self,
+        way: Honest,
+        build: Build | None = None,
+        values: Mapping[Place, Any] | None = None,
+        look: Look | None = None,
     ) -> Run:
         """What our ops make of each shown node, from what is shown before it."""
         wanted = {place: value.shape for place, value in self.shown.items()}
-        watched = Watched(way=way, wide=way.wide, wanted=wanted)
+        watched = Watched(way=way, wide=way.wide, wanted=wanted, look=look)
         values = {**self.orders, **(self.usable if values is None else values), **self.given}
         done = replay(self.program, self.file, build or self.build, watched, values=values)
         if done.missing:
@@ -255,6 +223,8 @@ class SegmentJudge:
                 place = graph.place(node)
                 if place in self.shown:
                     starts, inside = self.before(place, at)
+                    ops = (*(self.op_of[site] for site in inside), node.op)
+                    nodes = (*(at[site] for site in inside), place)
                     yield Segment(
                         wire=self.wires[place],
                         place=place,
@@ -263,6 +233,7 @@ class SegmentJudge:
                         inside=inside,
                         rounds=not exact.issuperset(inside),
                         sorts=tuple(at[s] for s in inside if self.op_of[s] == "ARGSORT"),
+                        formula=nodes if len(nodes) == 1 or has_designs(ops) else (),
                     )
 
     def before(
@@ -288,10 +259,10 @@ class SegmentJudge:
     # --- verdicts -------------------------------------------------------------------------------
 
     def finding(
-        self, segment: Segment, run: Run, noise: Mapping[Place, float], *, alone: bool = False
+        self, segment: Segment, seen: Seen, noise: Mapping[Place, float], *, alone: bool = False
     ) -> SiteFinding:
         """alone: noise is for single ops as well."""
-        seen, shown = run[segment.place], self.shown[segment.place]
+        shown = self.shown[segment.place]
         site = segment.wire.site
         noisy = segment.rounds or alone
         more = 2 * noise[segment.place] if noisy else 0.0
@@ -333,23 +304,63 @@ class SegmentJudge:
         truth, shown = (chosen(seen.scores, each, used) for each in (seen.truth, ids))
         return replace(seen, truth=truth, allowed=np.full(truth.shape, more)), shown
 
-    def again(
-        self,
-        segment: Segment,
-        first: SiteFinding,
-        runs: tuple[Run, Run],
-        noises: tuple[Mapping[Place, float], Mapping[Place, float]],
-    ) -> SiteFinding:
+    def by_designs(
+        self, suspects: Sequence[Segment], honest: Run, noises: Noises
+    ) -> dict[Place, SiteFinding]:
+        """Of segments whose op has known designs: in agreement with one, or still wrong."""
+        ends = {place: segment for segment in suspects for place in segment.formula}
+        read: dict[Place, list[Node]] = {}
+        found: dict[Place, SiteFinding] = {}
+
+        def look(node: Node, expected: Expected) -> None:
+            if segment := ends.get((node.step, node.ubatch, node.index)):
+                nodes = read.setdefault(segment.place, [])
+                nodes.append(node)
+                if len(nodes) == len(segment.formula):
+                    designs = designs_of(Computed(read.pop(segment.place), expected, self.build))
+                    if designs is not None:
+                        ways = (self.seen_by(segment, node, design) for design in designs)
+                        seen = honest[segment.place]
+                        found[segment.place] = self.again(segment, chain([seen], ways), noises)
+
+        if suspects:
+            self.run(Honest(), look=look)
+        return found
+
+    def seen_by(self, segment: Segment, node: Node, design: Other) -> Seen:
+        """What a design gives that takes its choices from what is shown."""
+        shown = self.shown[segment.place]
+
+        def part(value: Any) -> NDArray[Any]:
+            whole = np.array(np.broadcast_to(np.asarray(value), node.value.shape))
+            found = part_shown(whole, shown.shape, node.name)
+            return whole if found is None else found
+
+        whole = np.zeros(node.value.shape, np.float32)
+        inside = part_shown(whole, shown.shape, node.name)
+        if inside is not None:
+            inside[...] = shown
+        with np.errstate(all="ignore"):  # the numbers of a degenerate model are judged as well
+            value, bound = design(whole)
+        truth = part(value)
+        return Seen(value=truth, truth=truth, allowed=part(bound.allowed), reason=bound.reason)
+
+    def again(self, segment: Segment, ways: Iterable[Seen], noises: Noises) -> SiteFinding:
         """Is it what an engine of another design would show? With noise that is better known,
         without ggml's roundings, or with wider numbers from op to op."""
-        if first.mismatch is None:
-            return first
         noise, wider = noises
-        rounded = bool(self.stored)
-        tried = [self.finding(segment, run, noise, alone=rounded) for run in runs]
-        if segment.rounds or self.put_in.isdisjoint(segment.starts):  # else these are its inputs
-            tried += [self.finding(segment, run, wider, alone=True) for run in runs]
-        return next((one for one in tried if one.mismatch is None), tried[0])
+        first: SiteFinding | None = None
+        for seen in ways:
+            tried = [self.finding(segment, seen, noise, alone=bool(self.stored))]
+            # else what was put in are its inputs
+            if segment.rounds or self.put_in.isdisjoint(segment.starts):
+                tried.append(self.finding(segment, seen, wider, alone=True))
+            for one in tried:
+                if one.mismatch is None:
+                    return one
+            first = first or tried[0]
+        assert first is not None
+        return first
 
     def ops_of(self, segment: Segment) -> str:
         if not segment.inside:
@@ -387,11 +398,3 @@ class SegmentJudge:
 def wrong(found: Sequence[Found], sort: Place) -> int:
     """How many segments with this ARGSORT."""
     return sum(finding.mismatch is not None for s, finding in found if sort in s.sorts)
-
-
-def step_of(value: NDArray[Any]) -> NDArray[np.float64]:
-    """From one float32 to the next, zero where there is none."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        steps = np.spacing(np.abs(value).astype(np.float32)).astype(np.float64)
-    finite: NDArray[np.float64] = np.nan_to_num(steps, nan=0.0, posinf=0.0)
-    return finite

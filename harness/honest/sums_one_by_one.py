@@ -29,7 +29,7 @@ class OneByOne(Mirror):
         return out
 
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
-        mean = summed(x * x)[:, None] / np.float32(x.shape[-1])
+        mean = summed(x * x)[..., None] / np.float32(x.shape[-1])
         out: F32 = ONE / np.sqrt(mean + np.float32(eps)) * x * weight
         return out
 

@@ -34,6 +34,7 @@ from engine.ops.reference import Reference as Ops
 from engine.ops.reference import RopeParams
 from engine.trace import LISTED
 from harness.adapters.reference import Reference
+from harness.bisect.bisection import bisect
 from harness.check import Plan, stand_in
 from harness.facts import facts_of_model
 from harness.records import EXACT, PRESETS, Answered, Request, Settings, Verdict
@@ -42,7 +43,7 @@ from harness.shadow.models import make_variant, opened
 from harness.synth import any_arch
 from harness.synth.any_arch import variant_named
 from harness.synth.llama import LlamaRecipe, write_llama
-from tests.differential.conftest import Checked
+from tests.differential.conftest import Checked, OpenPlan
 from tests.differential.test_bisect_any_arch import with_key
 from tests.test_relations import FirstRows, Leaks
 
@@ -224,6 +225,17 @@ def test_a_wrong_graph_is_found_where_it_is_wrong(
     assert any(site in v.summary for v in found), [v.summary for v in found]
 
 
+def test_a_wrong_graph_is_confirmed_by_putting_the_oracles_tensors_in(
+    made: Callable[..., Path], open_for: OpenPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Qwen3, "halves", False)
+    with open_for(run_of(made("qwen3", "F32"))) as asked:
+        found = bisect(asked.context)
+    assert {str(c.site) for c in found.culprits} >= {"Qcur_rope-0", "Kcur_rope-1"}
+    assert found.patched is not None
+    assert (found.patched.sites, found.patched.confirms) == (len(found.found.guilty), True)
+
+
 @pytest.mark.parametrize(
     ("engine", "way"),
     [(FirstRows, "with outputs of some tokens only"), (Leaks, "beside another sequence")],
@@ -371,25 +383,3 @@ def test_every_architecture_of_ours_is_in_this_table() -> None:
 
     import_members("engine.architectures")
     assert sorted(Architecture.family) == sorted({*OURS, *LISTED})
-
-
-@pytest.mark.parametrize(
-    "arch", ["deepseek2", "gemma2", "gpt-oss", "lfm2", "phi3", "qwen3", "yarn"]
-)
-def test_a_sequence_that_moves_as_a_whole_is_computed_as_before(
-    arch: str, made: Callable[..., Path], stretched: Path
-) -> None:
-    """What was rotated is rotated further, that part of a key alone and by an angle alone.
-
-    llama.cpp's keys grow by YaRN's factor each time (llama-cpp-yarn-keys-grow-with-each-shift).
-    """
-    path = stretched if arch == "yarn" else made(arch, "F32")
-    found = []
-    for delta in (0, 7):
-        model = Model(path, Ops())
-        memory = model.new_memory()
-        model.decode(Batch.of(range(1, 21)), memory)
-        memory.seq_add(0, 0, -1, delta)
-        found.append(model.decode(Batch.of([42], start=20 + delta), memory))
-    still, moved = found
-    assert np.abs(still - moved).max() < 2e-6 * np.abs(still).max()

@@ -82,9 +82,22 @@ def angles_in_any_way(node: Node, pairs: int) -> tuple[F64, F64]:
     return each, np.abs(each) * roundings * U
 
 
+def mixing(node: Node, pairs: int) -> tuple[F64 | None, np.float32]:
+    """Which share of each pair's angle YaRN does not scale, None without it, and the magnitude."""
+    scale, ext, magnitude, fast, slow = (node.floats()[i] for i in (6, 7, 8, 9, 10))
+    if ext == 0:
+        return None, magnitude
+    low, high = corrections(
+        int(node.params[1]), int(node.params[4]), float(node.floats()[5]), fast, slow
+    )
+    ramp = 1 - np.clip((np.arange(pairs) - low) / max(0.001, high - low), 0, 1)
+    return ramp * float(ext), magnitude * one(1 + 0.1 * log(1 / scale))
+
+
 def rotations(node: Node, pairs: int, build: Build) -> tuple[Near, Near]:
     """Cosines and sines: (tokens, 1, pairs) each."""
-    scale, ext, magnitude, fast, slow = (node.floats()[i] for i in (6, 7, 8, 9, 10))
+    scale, ext = node.floats()[6], node.floats()[7]
+    mix, magnitude = mixing(node, pairs)
     theta: NDArray[Any]
     if build.plain:
         theta, wide_theta = angles_in_any_way(node, pairs)
@@ -97,16 +110,10 @@ def rotations(node: Node, pairs: int, build: Build) -> tuple[Near, Near]:
         theta, wide_theta = theta / stretch, wide_theta / np.abs(stretch)
     turned = theta * theta.dtype.type(scale)
     slack = wide_theta * abs(float(scale))
-    if ext != 0:
-        low, high = corrections(
-            int(node.params[1]), int(node.params[4]), float(node.floats()[5]), fast, slow
-        )
-        ramp = 1 - np.clip((np.arange(pairs) - low) / max(0.001, high - low), 0, 1)
-        mix = ramp * float(ext)
+    if mix is not None:
         turned = turned.astype(np.float64) * (1 - mix) + theta.astype(np.float64) * mix
         slack = wide_theta * max(abs(float(scale)), abs(float(ext)), 1.0)
         slack += 6 * U * (np.abs(turned) + np.abs(theta))  # ramp, its complement, products, sum
-        magnitude = magnitude * one(1 + 0.1 * log(1 / scale))
     wide = turned.astype(np.float64)[:, None, :]
     reach = slack[:, None, :]
     size = abs(float(magnitude))

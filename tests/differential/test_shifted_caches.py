@@ -1,0 +1,36 @@
+"""Caches whose positions are shifted: the keys of every architecture of ours."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.batch import Batch
+from engine.model import Model
+from engine.ops.reference import Reference as Ops
+from harness.shadow.models import make_variants
+from harness.synth.llama import LlamaRecipe, write_llama
+
+
+@pytest.mark.parametrize(
+    "arch", ["deepseek2", "gemma2", "gpt-oss", "lfm2", "phi3", "qwen3", "yarn"]
+)
+def test_a_sequence_that_moves_as_a_whole_is_computed_as_before(arch: str, tmp_path: Path) -> None:
+    """What was rotated is rotated further, that part of a key alone and by an angle alone.
+
+    llama.cpp's keys grow by YaRN's factor each time (llama-cpp-yarn-keys-grow-with-each-shift).
+    """
+    path = tmp_path / "model.gguf"
+    if arch == "yarn":
+        write_llama(LlamaRecipe(rope_yarn_factor=4.0, rope_freqs=True), path)
+    else:
+        make_variants([arch], tmp_path)[0].rename(path)
+    found = []
+    for delta in (0, 7):
+        model = Model(path, Ops())
+        memory = model.new_memory()
+        model.decode(Batch.of(range(1, 21)), memory)
+        memory.seq_add(0, 0, -1, delta)
+        found.append(model.decode(Batch.of([42], start=20 + delta), memory))
+    still, moved = found
+    assert np.abs(still - moved).max() < 2e-6 * np.abs(still).max()
