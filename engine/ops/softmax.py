@@ -20,7 +20,9 @@ def soft_max(x: F32, scale: float, visible: NDArray[np.bool_] | None, build: Bui
 
     A row that sees nothing is all zeros.
     """
-    return of_scores(scaled(x, scale, visible, build), build, empty=0.0)
+    out = of_scores(scaled(x, scale, visible, build), build, empty=0.0)
+    size = np.abs(x.astype(np.float64) * scale)  # of a score of minus infinity that is not hidden
+    return in_range(out, size if visible is None else np.where(visible, size, 0.0))
 
 
 def soft_max_with_sinks(
@@ -49,14 +51,15 @@ def of_scores(s: Number, build: Build, sinks: F64 | None = None, empty: float = 
     if not np.isnan(empty):
         out = chosen(value_of(sums) == 0, empty, out)
     over = "in float32" if build.plain else "over the lanes of a vector"
-    return because(in_range(out, s), f"scores, their largest, and the sum {over}")
+    v = value_of(s)
+    out = in_range(out, np.where(np.isneginf(v), 0.0, np.abs(v)))
+    return because(out, f"scores, their largest, and the sum {over}")
 
 
-def in_range(out: Number, s: Number) -> Number:
-    """Without a limit where a score is beyond float32: honest engines part there."""
+def in_range(out: Number, size: F64) -> Number:
+    """Without a limit where the size of a score is beyond float32: honest engines part there."""
     if not isinstance(out, Near):
         return out
-    size = np.where(np.isinf(value_of(s)), 0.0, np.abs(value_of(s)))
     beyond = size.max(axis=-1, keepdims=True) > LARGEST
     return replace(out, r=np.where(beyond, np.inf, out.r))
 

@@ -81,16 +81,16 @@ def test_no_two_entries_have_an_id_in_common() -> None:
 
 def test_a_prompt_beyond_the_table_of_positions_is_refused_by_name(tmp_path: Path) -> None:
     """llama.cpp would abort: positions-beyond-the-table."""
-    path = tmp_path / "gpt2.gguf"
+    path = tmp_path / "starcoder.gguf"
     with opened() as namer:
-        make_variant(variant_named("gpt2"), path, session=namer)
+        make_variant(variant_named("starcoder"), path, session=namer)
     exact = PRESETS["exact"]
-    plan = ShadowPlan(case="gpt2", model=path, settings=exact, work=Work(tokens=300))
+    plan = ShadowPlan(case="starcoder", model=path, settings=exact, work=Work(tokens=300))
     result = run_shadow([plan], tmp_path, ["lockstep", "shadow"], 1, Listener())
     (verdict,) = result.verdicts
     assert (verdict.status, result.code) == ("not-compared", 3)
     assert "256 positions" in verdict.summary
-    check = Plan(case="gpt2", model=path, subject_model=path, settings=exact, n_tokens=255)
+    check = Plan(case="starcoder", model=path, subject_model=path, settings=exact, n_tokens=255)
     with pytest.raises(BadInput, match="take --tokens 254 or fewer"):
         preflight(check)
     preflight(replace(check, n_tokens=254))
