@@ -36,20 +36,30 @@ class AttentionKind:
 
     A softmax of attention has a mask, the choice of experts has none.
 
-    Not every architecture names its logits, but their rows are as long as the vocabulary.
+    Not every architecture names its logits, but their rows are as long as the vocabulary. So are
+    those of embeddings where that is as long as they are wide; these have a name.
     """
 
     def __init__(self, ggml: ctypes.CDLL, n_vocab: int) -> None:
         self.ggml, self.n_vocab = ggml, n_vocab
         self.flash = 0
         self.plain = 0
-        self.logits = 0
+        self.as_long = 0  # nodes with rows as long as the vocabulary
+        self.named = False
+        self.last = ""
+
+    @property
+    def logits(self) -> bool:
+        embeds = self.last.startswith(("result_embd", "result_norm"))
+        return self.named or (self.as_long > 0 and not embeds)
 
     def wants(self, address: int) -> bool:
         node = Node.at(self.ggml, address)
         self.flash += node.op == "FLASH_ATTN_EXT"
         self.plain += node.op == "SOFT_MAX" and bool(node.tensor.src[1])
-        self.logits += node.tensor.ne[0] == self.n_vocab
+        self.as_long += node.tensor.ne[0] == self.n_vocab
+        self.last = node.name
+        self.named |= node.name.startswith("result_output")
         return False
 
     def sees(self, address: int) -> None:

@@ -172,3 +172,15 @@ def test_layers_without_flash_attention_are_no_refusal_where_the_graph_is_llama_
     with Runner().open("llama.cpp", made(name), DEFAULT) as session:
         run = session.ask("evaluate", Request(batches=(Batch.of([1, 2, 3]),)))
     assert isinstance(run, Answered), run
+
+
+def test_embeddings_as_wide_as_the_vocabulary_is_long_are_no_logits(tmp_path: Path) -> None:
+    """Rows of logits are known by their length where they have no name."""
+    path = tmp_path / "bert.gguf"
+    wide = replace(variant_named("bert"), sizes=(("n_embd", 128), ("n_vocab", 128)))
+    with opened() as session:
+        make_variant(wide, path, session=session)
+    with Runner().open("llama.cpp", path, EXACT) as session:
+        outcome = session.ask("embed", (Batch.of([1, 2, 3]),))
+    assert isinstance(outcome, Answered), outcome
+    assert outcome.value[0].shape == (3, 128)
