@@ -6,10 +6,14 @@ from harness.adapters.reference import Reference
 
 
 class Mutant(Reference):
-    """`shows_on` names the built-in model that shows the mistake; `site` and `layer` the place
-    where a bisection under `--settings exact` must find it first."""
+    """`shows_on` names the built-in model that shows the mistake, or `arch:NAME` the one that
+    `synth --arch NAME` makes; `site` and `layer` the place where a bisection under `--settings
+    exact` must find it first."""
 
     mistake: ClassVar[str]
+    family: ClassVar[str] = ""  # reading, formats, products, norms, rope, attention, cache, ...
+    effect: ClassVar[str] = ""  # what a user sees of it, in words
+    source: ClassVar[str] = ""  # a public thread, "llama.cpp #8676", where it really happened
     shows_on: ClassVar[str] = "f32"
     site: ClassVar[str]
     layer: ClassVar[int | None] = 0
