@@ -11,7 +11,7 @@ from golden.honest import LOGITS, Matrices, Recorded
 from golden.shown import answered
 from golden.suites.base import Source
 from harness.facts import ModelFacts
-from harness.honest_runs import AlongOurGraph
+from harness.noise import run
 
 
 def other_runs(
@@ -21,15 +21,13 @@ def other_runs(
     is right in a replay of it."""
     own = {found.result: np.concatenate(answered(source.ask, found.result, batches))}
     yield source.info.engine, {**own, **found.shown}
-    if facts.no_graph or found.result != LOGITS:
+    if facts.not_ours or found.result != LOGITS:
         return
     assert source.path is not None
     s = source.settings
     source.progress("the same along our own graph")
     model = Model(source.path, Mirror(s.n_threads, s.n_ctx), n_ctx=s.n_ctx, n_ubatch=s.n_ubatch)
     try:
-        runs = AlongOurGraph(model=model, settings=s, lanes=1)
-        honest = runs.floor(batches, seed=source.seed, runs=0)
-        yield "our own graph", {LOGITS: np.concatenate(honest.logits)}
+        yield "our own graph", {LOGITS: np.concatenate(run(model, batches, model.ops))}
     finally:
         model.close()

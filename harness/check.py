@@ -11,7 +11,6 @@ from engine.gguf_file import GgufFile
 from engine.ops.build import Build
 from engine.registry import import_members
 from engine.tokenizers.base import tokenizer_of
-from engine.trace import SITES
 from harness.adapters import split_version
 from harness.adapters._users import is_users
 from harness.dumps import (
@@ -22,11 +21,10 @@ from harness.dumps import (
     folder_of,
     map_of,
     read_dump,
-    unknown,
 )
 from harness.environments import provide
 from harness.facts import ModelFacts, facts_of_model, too_long
-from harness.honest_runs import AlongLlamaCpp, AlongOurGraph
+from harness.honest_runs import AlongLlamaCpp
 from harness.http.session import is_address
 from harness.known.foreign import excused_if_foreign
 from harness.known.runs import excused_if_known
@@ -49,7 +47,6 @@ from harness.shadow.known import known_crash
 from harness.suites.base import (
     STEPS_TRACED,
     Context,
-    HonestRuns,
     NoAnswer,
     Suite,
     no_answer,
@@ -166,6 +163,7 @@ class Opened:
         self.context.close()
         self.context.oracle.close()
         self.context.subject.close()
+        self.context.llama_cpp.close()
 
 
 def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
@@ -194,6 +192,8 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
         build = described(oracle)
         settings = replace(settings, generic=build.generic)  # so that both round activations alike
         subject = program or runner.open(engine, plan.subject_model, settings)
+        graph = plan.oracle == LLAMA_CPP
+        llama_cpp = oracle if graph else runner.open(LLAMA_CPP, plan.model, settings)
     except Unsupported as error:
         raise BadInput(str(error)) from error
     if not is_compiled("mirror", flash_attn=settings.flash_attn):
@@ -210,6 +210,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
             subject_model=plan.subject_model,
             oracle=oracle,
             subject=subject,
+            llama_cpp=llama_cpp,
             subject_info=subject_info,
             settings=settings,
             n_tokens=plan.n_tokens,
@@ -218,8 +219,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
             seed=plan.seed,
             named=plan.by_name and bool(plan.suites),
             facts=facts,
-            make_honest=honest_runs,
-            make_honest_embeddings=along_llama_cpp(embeddings=True),
+            make_honest=along_llama_cpp,
             lanes=lanes_of(build.build),
             repro=lambda suite: f"lockstep check {plan.command} --suite {suite}",
             progress=progress,
@@ -256,15 +256,11 @@ def dump_given(plan: Plan) -> Dump | None:
 
 
 def check_names(dump: Dump, facts: ModelFacts) -> None:
-    """Of a model that our engine has a graph for a dump has our names, which are llama.cpp's;
-    llama.cpp's graph of another is not known yet. Raises BadInput."""
+    """Raises BadInput."""
     try:
         check_map(dump, facts.architecture)
     except EngineError as error:
         raise BadInput(str(error)) from error
-    for site, held in dump.files.items():
-        if site.name not in SITES and not facts.no_graph:
-            raise BadInput(f"{held.path}: {unknown(site)}")
 
 
 def check_ids(plan: Plan, given: Sequence[Batch], n_vocab: int) -> None:
@@ -281,24 +277,14 @@ def stand_in(engine: str, facts: ModelFacts) -> str:
     return REPLAY if replayed else engine
 
 
-def honest_runs(context: Context) -> HonestRuns:
+def along_llama_cpp(context: Context) -> AlongLlamaCpp:
     s = context.settings
-    if not context.facts.no_graph:
-        return AlongOurGraph(model=context.reading, settings=s, lanes=context.lanes)
-    return along_llama_cpp(embeddings=False)(context)
-
-
-def along_llama_cpp(*, embeddings: bool) -> Callable[[Context], HonestRuns]:
-    """Embeddings always are: graphs of ours end in logits."""
-
-    def make(context: Context) -> HonestRuns:
-        s = context.settings
-        build = Build(lanes=context.lanes, n_threads=s.n_threads, generic=s.generic)
-        return AlongLlamaCpp(
-            oracle=context.oracle, path=context.model, build=build, embeddings=embeddings
-        )
-
-    return make
+    return AlongLlamaCpp(
+        llama_cpp=context.llama_cpp,
+        path=context.model,
+        build=Build(lanes=context.lanes, n_threads=s.n_threads, generic=s.generic),
+        embeddings=context.embeddings,
+    )
 
 
 def is_compiled(ops: str, *, flash_attn: bool) -> bool:

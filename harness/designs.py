@@ -11,26 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.ops.attention import like
 from engine.ops.build import Build
 from engine.ops.experts import sum_experts
-from engine.ops.flash_mirror import attend_wide
 from engine.ops.near import Near, Number, U, because, near, swish, tanh
 from engine.ops.norms import of_squares
-from engine.ops.products import linear
-from engine.ops.reference import I32, Bools, Formula, Reference
-from engine.ops.softmax import soft_max
 from engine.quants.base import F32
-from engine.trace import SITES
-from engine.weights import Weight
 from harness.compare import mismatch_between
 from harness.tolerances import Bound, bounded, limited
 
 GGML = Build(lanes=1)  # for ops in which the number of lanes does not matter
 PLAIN = Build(lanes=1, plain=True)
-
-# sites with a value for each expert that was chosen for a token
-PER_EXPERT = {name for name, info in SITES.items() if info.shape.startswith("(tokens, used")}
 
 # what a subject shows -> what its design would give (the nearest, if it leaves a choice), and how
 # far an honest run may be from it
@@ -51,47 +41,6 @@ def where_limited(truth: NDArray[Any], value: Any, allowed: NDArray[np.float64])
     return np.where(np.isfinite(allowed), value, truth)
 
 
-# --- products and attention -----------------------------------------------------------------
-
-
-def wide_attention(
-    q: F32, k: NDArray[Any], v: NDArray[Any], scale: float, visible: Bools, *_: Any
-) -> list[Other]:
-    """Flash attention with float32 accumulators; queries converted to the cache's type or not."""
-    return [
-        lambda _: limited(attend_wide(q, k, v, scale, visible).near()),
-        lambda _: limited(attend_wide(like(q, k), k, v, scale, visible).near()),
-    ]
-
-
-def without_halves(
-    formula: Formula, x: F32, stored: NDArray[Any], spread: Callable[..., Any]
-) -> list[Other]:
-    """Queries and weights of attention in float32, whatever the type of the cache."""
-    if like(x, stored) is x:
-        return []
-    return [lambda _: bounded(formula, x, stored, spread, build=PLAIN)]
-
-
-def plain_products(x: F32, weight: Weight, activations: Any, _: Any) -> list[Other]:
-    """Float products in any order: a scalar loop over decoded weights is honest too."""
-    if np.array_equal(activations(x, weight), x):
-        return []
-    plain = Reference()
-    return [lambda _: bounded(linear, x, weight, plain.activations, plain.sums, build=PLAIN)]
-
-
-def gathered(
-    shape: tuple[int, ...], parts: list[tuple[Bools, Other]], shown: NDArray[Any]
-) -> tuple[F32, Bound]:
-    """The plain products of all experts in one tensor."""
-    out, allowed, reason = np.empty(shape, np.float32), np.empty(shape), ""
-    for chosen, other in parts:
-        out[chosen], bound = other(shown[chosen])
-        allowed[chosen], reason = bound.allowed, bound.reason
-    return out, Bound(allowed, reason)
-
-
 # --- experts ------------------------------------------------------------------------------------
 
 
@@ -100,56 +49,7 @@ def experts_in_any_order(x: F32) -> list[Other]:
     return [lambda _: bounded(sum_experts, x, build=PLAIN)]
 
 
-def chosen(probs: F32, truth: I32, shown: NDArray[Any]) -> NDArray[Any]:
-    """(tokens, used): the ids that are shown, where they are as good a choice as `truth`.
-
-    Any order will do, and any of several experts with the same probability.
-    """
-    if shown.shape != truth.shape:
-        return truth
-    with np.errstate(invalid="ignore"):
-        ids = shown.astype(np.int64)
-    good = ((ids == shown) & (ids >= 0) & (ids < probs.shape[-1])).all(axis=-1)
-    ids = np.where(good[:, None], ids, truth)
-    good &= (np.diff(np.sort(ids, axis=-1), axis=-1) > 0).all(axis=-1)
-    best, found = (np.sort(np.take_along_axis(probs, i, axis=-1)) for i in (truth, ids))
-    good &= ((best == found) | (np.isnan(best) & np.isnan(found))).all(axis=-1)
-    return np.where(good[:, None], ids, truth)
-
-
-def order_of(oracle: NDArray[Any], shown: NDArray[Any]) -> NDArray[np.int64] | None:
-    """(tokens, used): where the subject has the expert that the oracle has at each place.
-
-    Experts that only one of them chose take the places that are left. None if both have one order.
-    """
-    if shown.shape != oracle.shape or np.array_equal(shown, oracle):
-        return None
-    same = oracle[:, :, None] == shown[:, None, :]
-    order: NDArray[np.int64] = same.argmax(axis=-1)
-    for row in np.flatnonzero(~same.any(axis=-1).all(axis=-1)):
-        places = (np.flatnonzero(~same[row].any(axis=axis)) for axis in (1, 0))
-        for ours, theirs in zip(*places, strict=False):  # ids that are shown twice leave fewer
-            order[row, ours] = theirs
-    return order
-
-
-def reordered(value: NDArray[Any], order: NDArray[np.int64]) -> NDArray[Any]:
-    """value: (tokens, used, ...) with each token's experts in another order."""
-    wide = order.reshape(*order.shape, *[1] * (value.ndim - order.ndim))
-    return np.take_along_axis(value, wide, axis=1)
-
-
 # --- softmax, norms and SwiGLU ----------------------------------------------------------------
-
-
-def softmax_of_float32_sum(x: F32, scale: float, visible: Bools | None) -> list[Other]:
-    """The powers added up in float32, in any order, which ggml does in double.
-
-    A sum of n of them is off by n roundings at most, and that is one factor for the whole row: it
-    is what the row adds up to. Beside it each weight is held to llama.cpp's bound.
-    """
-
-    return [lambda shown: of_sum_shown(*bounded(soft_max, x, scale, visible, build=GGML), shown)]
 
 
 def of_sum_shown(

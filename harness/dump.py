@@ -12,7 +12,6 @@ from safetensors.numpy import save_file
 
 from engine.batch import Batch
 from engine.ops.ggml.base import Node
-from engine.trace import SITES
 from harness.check import BadInput, Plan, open_plan
 from harness.children import Say
 from harness.graph.program import Program
@@ -31,6 +30,7 @@ from harness.records import (
 from harness.report.header import header, model_row
 from harness.session import Session
 from harness.shadow.nodes import capture
+from harness.sites import SITES
 from harness.suites.base import lacks, no_answer
 
 
@@ -46,7 +46,7 @@ def dump_trace(plan: Plan, folder: Path, prompt: str | None, say: Say) -> None:
             raw = prompt.encode("utf-8", "surrogateescape")
             batches = (Batch.of(answer(context.subject, "tokenize", [raw])[0]),)
         say("running")
-        trace = traced(context.subject, batches, context.facts.no_graph)
+        trace = traced(context.subject, batches)
     finally:
         opened.close()
     tensors = {key_of(r.site): np.ascontiguousarray(r.value) for r in trace.records}
@@ -64,14 +64,14 @@ def dump_trace(plan: Plan, folder: Path, prompt: str | None, say: Say) -> None:
     say((len(tensors), opened.engines[1].engine))  # a replay in reference's place, say
 
 
-def traced(session: Session, batches: Sequence[Batch], no_graph: str) -> Trace:
-    """Of a model without logits the run that comes to embeddings; of llama.cpp, where our engine
-    has no graph of the model, every node of its own."""
+def traced(session: Session, batches: Sequence[Batch]) -> Trace:
+    """Of a model without logits the run that comes to embeddings; of llama.cpp, where
+    harness.sites does not say which node is which, every node of its own."""
     request = Request(batches=tuple(batches), capture=True)
     outcome = session.ask("evaluate", request)
     if lacks(outcome):
         request = replace(request, embeddings=True)
-    elif no_graph and isinstance(outcome, Unanswerable):
+    elif isinstance(outcome, Unanswerable):
         found = record(session, batches)
         if isinstance(found, Program):
             return captured(session, batches, found)

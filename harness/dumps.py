@@ -27,7 +27,6 @@ from engine.batch import Batch
 from engine.choices import choices
 from engine.errors import EngineError, InvalidModel
 from engine.regular_file import check_regular, read_regular
-from engine.trace import SITES
 from harness.answers import MalformedAnswer
 from harness.node_maps import NodeMap, Rule, not_found, read_map, ready
 from harness.protocol.messages import printable, settings_of, site_of
@@ -48,6 +47,7 @@ from harness.records import (
 )
 from harness.report.header import sha256_of
 from harness.session import Session
+from harness.sites import SITES
 from harness.stored import KINDS, ROUNDED, bf16_of, looks_like
 
 PREFIX, MAP = "dump:", "#map="

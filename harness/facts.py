@@ -10,11 +10,13 @@ from engine.gguf_file import GgufFile
 from engine.model import architecture_of
 from engine.registry import import_members
 from engine.split_files import open_model
-from engine.trace import LISTED
 from harness.answers.base import facts_in
 
 VOCABULARY, TOKENS = "tokenizer.ggml.model", "tokenizer.ggml.tokens"
 POSITIONS = "position_embd.weight"
+# what we refuse of these is broken; of others llama.cpp takes forms that are none of ours, and says
+# itself what is broken
+IN_EVERY_FORM = ("llama",)
 # values of tokenizer.ggml.model; the last is of models that llama.cpp makes to test itself
 NO_VOCABULARY = ("", "none", "no_vocab", "test")
 
@@ -28,7 +30,6 @@ class ModelFacts:
     has_vocabulary: bool
     n_positions: int  # rows of a table of positions; 0: it has none, and any position will do
     not_ours: str  # why our own engine cannot run it; "" if it can
-    no_graph: str  # why our own graph does not judge single ops of it; "" if it does
     decoder_start: int | None  # the token that follows an encoder; None: not both are there
 
     @property
@@ -40,7 +41,6 @@ def facts_of_model(path: Path) -> ModelFacts:
     """Raises EngineError or OSError for what is no GGUF file, or a broken model of ours."""
     with open_model(path) as file:
         architecture, kind = what_it_is(file)
-        not_ours = why_not_ours(file, architecture, kind)
         return ModelFacts(
             architecture=architecture,
             kind=kind,
@@ -48,8 +48,7 @@ def facts_of_model(path: Path) -> ModelFacts:
             n_vocab=size_of_vocabulary(file),
             has_vocabulary=vocabulary_of(file),
             n_positions=size_of_positions(file),
-            not_ours=not_ours,
-            no_graph=not_ours or why_no_sites(architecture),
+            not_ours=why_not_ours(file, architecture, kind),
             decoder_start=decoder_start(file, architecture),
         )
 
@@ -128,12 +127,7 @@ def why_not_ours(file: GgufFile, arch: str, kind: str) -> str:
     except Unsupported as error:
         return f"our graph of {arch!r} lacks something: {error}"
     except InvalidModel as error:
-        if kind == "model" and file.tensors and arch in LISTED:
-            raise  # of others llama.cpp takes forms that are none of ours, and says what is broken
+        if kind == "model" and file.tensors and arch in IN_EVERY_FORM:
+            raise
         return str(error)
     return ""
-
-
-def why_no_sites(arch: str) -> str:
-    """Results of other graphs of ours have llama.cpp's names, and are judged along its graph."""
-    return "" if arch in LISTED else f"results of {arch!r} are judged along llama.cpp's graph"

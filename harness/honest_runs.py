@@ -1,4 +1,4 @@
-"""Runs of our own by which whole runs are judged: along our graph, or along llama.cpp's."""
+"""Runs of our own by which whole runs are judged: llama.cpp's graph with our ops."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,10 +9,7 @@ import numpy as np
 
 from engine.batch import Batch
 from engine.gguf_file import GgufFile
-from engine.model import Model
 from engine.ops.build import Build
-from engine.ops.mirror import Mirror
-from engine.ops.reference import Reference
 from engine.quants.base import F32
 from engine.split_files import open_model
 from harness.graph.floor import replay_floor, whole
@@ -20,37 +17,17 @@ from harness.graph.program import Program
 from harness.graph.record import record
 from harness.graph.replay import replay
 from harness.graph.ways import Wide
-from harness.noise import NoiseFloor, noise_floor, run
-from harness.records import Rejected, Settings
+from harness.noise import NoiseFloor
+from harness.records import Rejected
 from harness.runner import Session
 from harness.suites.base import NoAnswer, no_answer
-
-
-@dataclass(kw_only=True)
-class AlongOurGraph:
-    """Of an architecture that our engine has."""
-
-    model: Model
-    settings: Settings
-    lanes: int
-
-    def floor(self, batches: Sequence[Batch], *, seed: int, runs: int) -> NoiseFloor:
-        return noise_floor(
-            self.model, batches, self.settings, lanes=self.lanes, seed=seed, runs=runs
-        )
-
-    def logits(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
-        s = self.settings
-        ways = Mirror(s.n_threads, s.n_ctx, s.generic), Reference()
-        mirror, plain = (np.concatenate(run(self.model, batches, ops)) for ops in ways)
-        return mirror, plain
 
 
 @dataclass(kw_only=True)
 class AlongLlamaCpp:
     """Of any architecture: llama.cpp's graph replayed with our ops; a wrong graph is not seen."""
 
-    oracle: Session
+    llama_cpp: Session
     path: Path
     build: Build
     embeddings: bool = False  # instead of logits
@@ -62,12 +39,12 @@ class AlongLlamaCpp:
 
     def recording(self, batches: Sequence[Batch]) -> Program:
         if self.recorded is None or self.recorded[0] is not batches:
-            found = record(self.oracle, batches, embeddings=self.embeddings)
+            found = record(self.llama_cpp, batches, embeddings=self.embeddings)
             if isinstance(found, Rejected):  # nobody else was asked: no two engines differ by it
-                text = f"{self.oracle.name} refuses the model: {found.message}"
+                text = f"{self.llama_cpp.name} refuses the model: {found.message}"
                 raise NoAnswer("not-compared", text, {})
             if not isinstance(found, Program):
-                raise no_answer(self.oracle.name, "capture", found)
+                raise no_answer(self.llama_cpp.name, "capture", found)
             self.recorded = batches, found
         return self.recorded[1]
 

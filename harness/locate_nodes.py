@@ -24,10 +24,10 @@ from harness.graph.program import Place, Program
 from harness.graph.record import record
 from harness.graph.wiring import Wire, ends_of_layers, sites_of, wires_of
 from harness.honest_runs import AlongLlamaCpp
-from harness.records import Answered, Evaluation, Request, Site, Status, Unanswerable
+from harness.records import Answered, Evaluation, Request, Site, Unanswerable
 from harness.runner import Runner, Session
 from harness.shadow.nodes import capture
-from harness.suites.base import Context, NoAnswer, no_answer
+from harness.suites.base import Context, no_answer
 
 MEMORY = 8 << 30  # as of the engines in a plan: a context may want gigabytes of addresses
 
@@ -74,18 +74,10 @@ def locate_along_nodes(context: Context) -> Findings:
 
 def recorded(context: Context, batches: Sequence[Batch] | None = None) -> Program:
     """Of honest runs along it the same one. batches: others than those of the run."""
-    context.progress("recording the oracle's graph")
+    context.progress("recording the graph")
     along = context.honest
-    if not isinstance(along, AlongLlamaCpp):  # our own graph judges whole runs
-        along = AlongLlamaCpp(oracle=context.oracle, path=context.model, build=build_of(context))
-    try:
-        return along.recording(context.batches if batches is None else batches)
-    except NoAnswer as error:
-        why = context.facts.no_graph
-        if not why or error.status != "not-compared":
-            raise
-        status: Status = "not-compared" if context.named else "not-applicable"
-        raise NoAnswer(status, f"{why}, and {error.summary}", {}) from error
+    assert isinstance(along, AlongLlamaCpp)
+    return along.recording(context.batches if batches is None else batches)
 
 
 def graph_of_subject(context: Context) -> Program | None:
@@ -136,9 +128,9 @@ def build_of(context: Context) -> Build:
 
 
 def run_through(context: Context, consume: Callable[[Node], None]) -> None:
-    outcome = capture(context.oracle, consume, context.batches)
+    outcome = capture(context.llama_cpp, consume, context.batches)
     if not isinstance(outcome, Answered):
-        raise no_answer(context.oracle.name, "capture", outcome)
+        raise no_answer(context.llama_cpp.name, "capture", outcome)
 
 
 def computing(session: Session) -> Callable[[Node], NDArray[Any] | None]:

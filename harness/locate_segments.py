@@ -1,6 +1,5 @@
-"""Find the wrong segments of an engine that shows tensors, and into which nothing can be put.
-
-It is judged from its own inputs, along the oracle's graph (harness.graph.segments).
+"""Find the wrong segments of an engine that shows tensors, judged from its own inputs along
+llama.cpp's graph (harness.graph.segments).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 
 from engine.ops.ggml.base import Node
 from engine.split_files import open_model
-from engine.trace import SITES
 from harness.compare import largest, worst_distance
 from harness.findings import Findings, Values
 from harness.graph.aliases import places_by_site, renamed
@@ -33,16 +31,10 @@ CACHES = ("k_cache", "v_cache")
 NO_SUCH_NODE = "llama.cpp's graph has no such node, or keeps it in another order of axes"
 
 
-def shows_only(context: Context) -> bool:
-    """Whether it shows tensors besides its logits, and none of them can be replaced: of a model
-    that our engine has no graph for none can, since nobody knows what they are read by."""
-    info = context.subject_info
-    # a program may show llama.cpp's nodes
-    ours_alone = info.shows is None and not info.levels and not info.shows_nodes
-    if context.facts.no_graph and (info.computes_nodes or ours_alone):
-        return False
-    shown = {*SITES} if info.shows is None else {*info.shows}
-    return bool(shown - {LOGITS}) and (shown <= {*info.fixed} or bool(context.facts.no_graph))
+def shows_tensors(context: Context) -> bool:
+    """Whether it shows any besides its logits."""
+    shown = context.subject_info.shows
+    return shown is None or bool({*shown} - {LOGITS})
 
 
 def locate_segments(context: Context) -> Findings:

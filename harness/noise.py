@@ -19,13 +19,14 @@ from engine.batch import Batch
 from engine.model import Model
 from engine.ops.mirror import Mirror
 from engine.ops.near import F64
+from engine.ops.reference import I32, Formula
 from engine.ops.reference import Reference as Ops
 from engine.quants.base import F32
 from engine.trace import Probe, silent
 from engine.weights import Weight
-from harness.bounded import BoundedOps, carried
 from harness.compare import largest, worst_distance
 from harness.records import Settings
+from harness.tolerances import EXACT, Bound, bounded
 
 RUNS = 3
 MORE_RUNS = 12  # before a whole run is called divergent
@@ -47,6 +48,45 @@ def tipped(x: NDArray[Any], converted: F64, row: int, column: int) -> F64:
     step = 2 * float(np.abs(flat[row] - exact[row]).max())
     flat[row, column] += step if flat[row, column] < exact[row, column] else -step
     return flat.reshape(converted.shape)
+
+
+class Bounded(np.ndarray[Any, Any]):
+    """What an op gives, on the way to whom it is shown; what is computed from it has no bound."""
+
+    bound: Bound
+
+    def __array_finalize__(self, _: Any) -> None:
+        self.bound = EXACT
+
+    @classmethod
+    def of(cls, value: NDArray[Any], bound: Bound) -> "Bounded":
+        out = value.view(cls)
+        out.bound = bound
+        return out
+
+
+def carried(value: NDArray[Any]) -> Bounded:
+    """With its bound: a copy, or one correctly rounded operation, has none."""
+    return value if isinstance(value, Bounded) else Bounded.of(value, EXACT)
+
+
+class BoundedOps(Mirror):
+    """llama.cpp's ops, whose results carry their bounds."""
+
+    bounds = True
+
+    def run(self, formula: Formula, *args: Any) -> F32:
+        return Bounded.of(*bounded(formula, *args, build=self.build))
+
+    def linear_id(self, x: F32, weight: Weight, ids: I32) -> F32:
+        out = np.empty((*ids.shape, weight.shape[1]), np.float32)
+        allowed, reason = np.empty(out.shape), ""
+        rows = np.broadcast_to(x, (*ids.shape, x.shape[-1]))
+        for expert in np.unique(ids):
+            chosen = ids == expert
+            found = carried(self.linear(rows[chosen], weight.part(int(expert))))
+            out[chosen], allowed[chosen], reason = found, found.bound.allowed, found.bound.reason
+        return Bounded.of(out, Bound(allowed, reason))
 
 
 class Noisy(BoundedOps):

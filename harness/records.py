@@ -41,7 +41,7 @@ class Site:
 
     step: int  # index of the batch in the request: 0 is the prompt; 1, 2, ... are later decodes
     layer: int | None  # None outside the layers
-    name: str  # a key of engine.trace.SITES
+    name: str  # llama.cpp's of a node, or one of harness.sites
 
     def __str__(self) -> str:
         return self.name if self.layer is None else f"{self.name}-{self.layer}"

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -38,13 +37,11 @@ class Session:
 
     name: str  # the adapter's
     model: Path | None = None
-    own_sites = False  # of its adapter
 
     @cached_property
     def facts(self) -> Facts:
         """What answers are held against; our own reader looks once, when the first comes."""
-        found = facts_of(self.model)
-        return replace(found, own_sites=self.own_sites or found.own_sites)
+        return facts_of(self.model)
 
     @cached_property
     def recorded(self) -> dict[bytes, Any]:
@@ -136,7 +133,6 @@ class LocalSession(Session):
     def __init__(self, cls: type[Adapter], model: Path | None, settings: Settings) -> None:
         self.cls = cls
         self.name = cls.name
-        self.own_sites = cls.own_sites
         self.model = model
         self.settings = settings
         self.adapter: Adapter | None = None

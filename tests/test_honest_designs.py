@@ -21,7 +21,6 @@ from engine.registry import import_members
 from harness.adapters import adapter_class
 from harness.adapters.base import Adapter
 from harness.adapters.reference import Reference
-from harness.bounded import carried
 from harness.designs import chosen, order_of
 from harness.honest.base import Honest
 from harness.honest.experts_by_id import ById, ExpertsById
@@ -32,6 +31,7 @@ from harness.honest.silu_exp2 import ByExp2
 from harness.honest.silu_tanh import ByTanh
 from harness.honest.sums_one_by_one import OneByOne
 from harness.judge import Judge, SiteFinding, conforms
+from harness.noise import carried
 from harness.records import EXACT, PRESETS, Settings, Site
 from harness.rope_designs import ways_to_turn
 from tests.models import LANES, Values, builtin, judged, traced

@@ -9,9 +9,9 @@ import pytest
 from engine.quants.base import F32
 from engine.weights import Weight
 from harness.adapters.reference import Reference as ReferenceEngine
-from harness.bounded import carried
 from harness.judge import Judge, SiteFinding, conforms, smallest_scale_error
 from harness.mutants.silu_without_gate import SiluWithoutGate
+from harness.noise import carried
 from harness.records import DEFAULT, PRESETS, Site
 from harness.report.text import explain_finding
 from harness.synth.builtin import BUILTIN

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from engine.errors import EngineError, Unsupported
-from engine.trace import SITES
 from harness.adapters._llama_cpp_graph import Node
 from harness.adapters._llama_cpp_lib import GgmlTensor
 from harness.adapters._llama_cpp_sites import (
@@ -21,6 +20,7 @@ from harness.adapters._llama_cpp_sites import (
 )
 from harness.adapters._llama_cpp_trace import Recorder, reach_beyond
 from harness.records import Site
+from harness.sites import SITES
 from tests.llama_cpp_graphs import GRAPHS, VERSIONS, Recorded, recorded
 
 ENDS = {"embd", "result_norm", "result_output"}

@@ -12,9 +12,8 @@ from engine.ops.mirror import Mirror
 from engine.ops.reference import Bools
 from engine.quants.base import F32
 from engine.weights import Weight
-from harness.bounded import BoundedOps, carried
 from harness.compare import largest, mismatch_between
-from harness.noise import NoiseFloor, noise_floor
+from harness.noise import BoundedOps, NoiseFloor, carried, noise_floor
 from harness.records import EXACT
 from harness.tolerances import whole_run
 from tests.models import LANES, builtin, opened, some_batches

@@ -20,9 +20,9 @@ from engine.quants.base import WeightFormat
 from engine.quants.q4_0 import Q4_0
 from engine.weights import Weight
 from harness.adapters import adapter_class
-from harness.bounded import BoundedOps, carried
 from harness.compare import mismatch_between
 from harness.designs import wide_attention
+from harness.noise import BoundedOps, carried
 from harness.records import EXACT, Mismatch
 from harness.synth.llama import LlamaRecipe, write_llama
 from tests.test_ops_reference import floats, weight_of

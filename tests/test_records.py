@@ -5,9 +5,9 @@ from dataclasses import FrozenInstanceError, fields, is_dataclass
 import numpy as np
 import pytest
 
-from engine.trace import SITES
 from harness import records
 from harness.records import DEFAULT, EXACT, PRESETS, Site, TensorRecord, Trace
+from harness.sites import SITES
 
 DATACLASSES = [v for v in vars(records).values() if is_dataclass(v) and isinstance(v, type)]
 OWN = [cls for cls in DATACLASSES if cls.__module__ == records.__name__]

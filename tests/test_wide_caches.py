@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from engine.ops.mirror import Mirror
 from engine.ops.reference import Reference as ReferenceOps
 from engine.quants.base import F32
-from harness.bounded import carried
 from harness.judge import conforms
+from harness.noise import carried
 from harness.records import EXACT
 from tests.models import builtin
 from tests.test_honest_designs import guilty, judge, names, normal, with_ops

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import Unsupported
-from engine.trace import SITES
 from harness.adapters._llama_cpp_graph import (
     Array,
     Node,
@@ -28,6 +27,7 @@ from harness.adapters._llama_cpp_graph import (
     rows,
     used_cells,
 )
+from harness.sites import SITES
 
 ARCHITECTURES = ("llama",)  # whose graphs the tables below are known to cover
 View = Callable[[Node, int], Array]  # of a node, with so many cells in use

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from engine.choices import choices
 from engine.errors import EngineError, Unsupported
-from engine.trace import SITES
 from harness.adapters._llama_cpp_graph import Node
 from harness.adapters._llama_cpp_sites import (
     caches_read_by,
@@ -24,6 +23,7 @@ from harness.adapters._llama_cpp_sites import (
     stores_keys,
 )
 from harness.records import Site, TensorRecord
+from harness.sites import SITES
 
 CACHES = ("k_cache", "v_cache")
 PLAIN_ATTENTION = ("kq", "kq_soft_max", "kqv_out")

@@ -16,9 +16,9 @@ from types import ModuleType
 from typing import Any
 
 from engine.errors import Unsupported
-from engine.trace import SITES
 from harness.adapters.base import Adapter
 from harness.records import EngineInfo
+from harness.sites import SITES
 
 PREFIX = "adapter:"
 GROUP = "lockstep.engines"  # of entry points: NAME = "package.module:Class"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,6 @@ class Adapter(Registered):
     """
 
     isolated = False  # True: must be asked in a process of its own (harness.runner does)
-    own_sites: ClassVar[bool] = False  # True: its traces have other names than engine.trace
     # distribution and module of which any version can be asked, as NAME@VERSION
     package: tuple[str, str] | None = None
 

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.batch import Batch
-from engine.errors import EngineError, InvalidModel, NotInModel, Unsupported
+from engine.errors import InvalidModel, NotInModel, Unsupported
 from engine.gguf_file import GgufFile, Value
-from engine.hparams import architecture_name
 from engine.memory.sbatch_schedule import SbatchSchedule
 from engine.memory.schedule import Schedule, padded
 from engine.model import Model
@@ -21,7 +20,6 @@ from engine.ops.mirror import Mirror
 from engine.ops.reference import Reference as Ops
 from engine.quants.base import F32, WeightFormat
 from engine.tokenizers.base import Tokenizer, tokenizer_of
-from engine.trace import LISTED
 from engine.weights import Weight
 from harness.adapters import _file_summary as summary
 from harness.adapters._reference_parse import parse
@@ -53,15 +51,8 @@ class Reference(Adapter, name="reference"):
             engine=self.name,
             version="0.1.0",
             settings=self.settings,
-            shows_nodes=self.shows_nodes(),
+            shows_nodes=True,
         )
-
-    def shows_nodes(self) -> bool:
-        """Of an architecture whose results are no sites. Another file is for later to refuse."""
-        try:
-            return self.model is not None and architecture_name(self.file.metadata) not in LISTED
-        except (EngineError, OSError):
-            return False
 
     def make_ops(self) -> Ops:
         return self.ops(self.settings.n_threads, self.settings.n_ctx, self.settings.generic)
@@ -152,7 +143,7 @@ class Reference(Adapter, name="reference"):
         if self.loaded.graph.embeds != request.embeddings:
             lacks, has = ("embeddings", "logits")[:: 1 if request.embeddings else -1]
             raise NotInModel(f"our graph of the model has no {lacks}, but {has}")
-        recorder = Recorder(request, NO_NODES if self.shows_nodes() else ())
+        recorder = Recorder(request, NO_NODES)
         memory = self.loaded.new_memory()
         logits = []
         for step, batch in enumerate(request.batches):

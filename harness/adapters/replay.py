@@ -48,7 +48,6 @@ MEMORY = Plan.memory_limit  # each context may want gigabytes of addresses (glm5
 class ReplayEngine(Reference, name="replay"):
     """Files, tokens, weights and single ops are the reference's."""
 
-    own_sites = True
     way = Honest()  # a wrong engine computes in another
     session: Session | None = None
     borrowed = False  # the session, which another closes
@@ -60,7 +59,7 @@ class ReplayEngine(Reference, name="replay"):
             version=super().describe().version,
             build="it replays llama.cpp's graph, so a wrong graph cannot be found by it",
             settings=self.settings,
-            shows=(),  # of engine.trace's sites: its nodes have llama.cpp's names
+            shows=(),  # in a run; of single ops all
             computes_nodes=True,
             shows_nodes=True,
         )

@@ -9,7 +9,6 @@ import numpy as np
 
 from engine.errors import EngineError
 from engine.gguf_file import GgufFile
-from engine.trace import LISTED
 from harness.wire import DTYPES, HINTS, PLAIN, fits
 
 MOST = (1 << 63) - 1  # int64
@@ -47,8 +46,9 @@ class Facts:
     n_bytes: int | None = None  # of the file
     n_vocab: int | None = None
     n_layer: int | None = None
-    own_sites: bool = False  # traces have other names than engine.trace's, or other shapes
-    axes: Mapping[str, int] = field(default_factory=dict)  # of sites, as engine.trace names them
+    axes: Mapping[str, int] = field(
+        default_factory=dict
+    )  # of tensors, by the words of harness.sites
 
 
 def facts_of(path: Path | None) -> Facts:
@@ -91,7 +91,6 @@ def facts_in(file: GgufFile, n_bytes: int) -> Facts:
         n_bytes=n_bytes,
         n_vocab=axes["vocabulary"],
         n_layer=number("block_count"),
-        own_sites=arch is None or arch.data not in LISTED,
         axes={name: size for name, size in axes.items() if size is not None},
     )
 

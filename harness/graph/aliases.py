@@ -1,24 +1,24 @@
-"""The names by which an engine may show a node: llama.cpp's own, and those of engine.trace."""
+"""The names by which an engine may show a node: llama.cpp's own, and those of harness.sites."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 
 from engine.choices import choices
 from engine.errors import Unsupported
-from engine.trace import SITES
 from harness.adapters._llama_cpp_graph import heads, rows
 from harness.adapters._llama_cpp_sites import BY_NAME, PRODUCTS, WEIGHT, split_name
 from harness.graph.program import Place, PlannedNode, Program
 from harness.graph.shown import CACHE
 from harness.graph.wiring import Wire
 from harness.records import Site
+from harness.sites import SITES
 
 CELLS = "attn_inp_k_idxs"  # llama.cpp's name of the cells that keys are stored in, of each cache
 LAYOUTS = (rows, heads)  # in which ggml's order is the order that sites have
 
 
 def places_by_site(program: Program, wires: Mapping[Place, Wire]) -> dict[Site, Place]:
-    """Every name of every node. Where ubatches are several, engine.trace's name the first."""
+    """Every name of every node. Where ubatches are several, harness.sites's name the first."""
     found = {wire.site: place for place, wire in wires.items()}
     for graph in program.graphs:
         # where some layers have windows there are two; engines keep those in rings of their own

@@ -24,7 +24,7 @@ from harness.graph.node_designs import Computed, designs_of
 from harness.graph.other_file import Parameters, parameters_in_words
 from harness.graph.program import Place
 from harness.graph.wiring import Wire
-from harness.judge import Judge, SiteFinding, affected
+from harness.judge import SiteFinding, affected, finding_of
 from harness.records import Site
 from harness.shadow.judge import SENSELESS, rounded_to, view_of
 from harness.tolerances import Bound
@@ -120,7 +120,7 @@ class NodeJudge:
         compared = shown if theirs is None else self.comparable(node, expected, theirs)
         bound = Bound(expected.allowed, expected.reason)
         truth = rounded_to(expected.value, shown)
-        found = Judge.finding(
+        found = finding_of(
             wire.site, node.op, truth, shown, compared, bound, self.others(node, expected)
         )
         if theirs is None:

@@ -20,7 +20,6 @@ from engine.gguf_file import GgufFile
 from engine.ops.build import Build
 from engine.ops.ggml.base import Node
 from engine.ops.near import Expected
-from engine.trace import SITES
 from harness.compare import largest, mismatch_between, worst_distance
 from harness.designs import Other, where_limited
 from harness.graph.expert_choice import CHOOSE, chosen, legal, used_of
@@ -35,6 +34,7 @@ from harness.graph.ways import Honest, Noisy, Wide
 from harness.graph.wiring import Wire
 from harness.judge import SiteFinding, affected, elements_compared, smallest_scale_error
 from harness.records import Site
+from harness.sites import SITES
 from harness.stored import half_step, step_of
 from harness.synth.draws import stream
 

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from engine.batch import Batch
 from engine.errors import Unsupported
 from engine.ggml_types import type_by_name
-from engine.trace import SITES
 from harness.adapters._file_summary import shape
 from harness.answers import MalformedAnswer
 from harness.protocol.frames import Message
@@ -34,6 +33,7 @@ from harness.records import (
     TensorSummary,
     Trace,
 )
+from harness.sites import SITES
 
 VERSION = 1
 # what an engine may say that it can do, from the least to the most
@@ -137,7 +137,7 @@ def texts_of(said: Mapping[str, Any], key: str, known: Collection[str]) -> tuple
 
 
 def names_of(said: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """Of nodes: any that llama.cpp's graph of a model may have, those of engine.trace in order."""
+    """Of nodes: any that llama.cpp's graph of a model may have, those of harness.sites in order."""
     found = said.get(key)
     if type(found) is not list or len(found) > MOST_NAMES:
         raise MalformedAnswer(f'"{key}"', f"a list of up to {MOST_NAMES} names", found)

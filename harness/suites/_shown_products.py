@@ -1,7 +1,6 @@
-"""The products of an engine with a graph of its own, on nearly empty inputs put into its run.
+"""The products of an engine that shows tensors, on nearly empty inputs put into its run.
 
-Its results have llama.cpp's names, so what lies between an input and the next shown node is a
-segment of llama.cpp's graph.
+What lies between an input and the next shown node is a segment of llama.cpp's graph.
 """
 
 from collections.abc import Callable
@@ -14,18 +13,13 @@ from harness.graph.aliases import places_by_site, renamed
 from harness.graph.program import Place, Program
 from harness.graph.segments import SegmentJudge
 from harness.graph.wiring import Wire, wires_of
+from harness.locate import nothing_shown, replaceable
 from harness.locate_nodes import build_of, recorded
 from harness.records import Evaluation, Request, Site
 from harness.suites._sparse_products import product_with
-from harness.suites.base import Context
+from harness.suites.base import Context, NoAnswer
 
 Keep = Callable[[Any, int], Any]  # a value and a seed -> the value with few of its numbers
-
-
-def takes_nodes(context: Context) -> bool:
-    """Whether nodes of llama.cpp's can be put into its runs."""
-    info = context.subject_info
-    return info.shows_nodes and not info.computes_nodes and not info.levels and not info.fixed
 
 
 def products_between_nodes(context: Context, keep: Keep) -> Findings:
@@ -43,6 +37,10 @@ def products_between_nodes(context: Context, keep: Keep) -> Findings:
         for site, value in values.items()
         if site in places and wires[places[site]].site in read and value.dtype.kind == "f"
     }
+    given = replaceable(context, given)
+    if not given:
+        who = context.subject.name
+        raise NoAnswer(nothing_shown(context), f"nothing can be put into the runs of {who}", {})
     sparse = shown_by(context, replace(request, replace=given))
     with open_model(context.model) as file:
         judge = SegmentJudge(

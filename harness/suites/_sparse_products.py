@@ -26,7 +26,7 @@ KEPT = 8  # neighbours: within one block of every format, so that they share a s
 def products_along_nodes(context: Context) -> Findings:
     program = recorded(context)
     wires = wires_of(program)
-    theirs, not_shown = computing(context.oracle), []
+    theirs, not_shown = computing(context.llama_cpp), []
     with both_files(context) as (oracle, subject):
         judge = NodeJudge(
             wires=wires,

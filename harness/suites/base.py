@@ -13,8 +13,6 @@ from numpy.random import Philox
 from engine.batch import Batch, encoded_first
 from engine.errors import EngineError
 from engine.gguf_file import GgufFile
-from engine.model import Model
-from engine.ops.mirror import Mirror
 from engine.quants.base import F32
 from engine.registry import Registered
 from engine.split_files import open_model
@@ -25,11 +23,9 @@ from harness.records import (
     Answered,
     Crashed,
     EngineInfo,
-    Evaluation,
     Malformed,
     Outcome,
     Rejected,
-    Request,
     Settings,
     Status,
     TimedOut,
@@ -51,7 +47,7 @@ class NoAnswer(Exception):
 
 
 class HonestRuns(Protocol):
-    """Our own runs of the oracle's file: harness.honest_runs has two kinds."""
+    """Our own runs of the oracle's file (harness.honest_runs)."""
 
     def floor(self, batches: Sequence[Batch], *, seed: int, runs: int) -> NoiseFloor:
         """One run without errors, and the worst of so many with."""
@@ -69,6 +65,7 @@ class Context:
     subject_model: Path  # the subject's
     oracle: Session
     subject: Session
+    llama_cpp: Session  # on the oracle's file: its graph is what ops are judged along
     subject_info: EngineInfo  # what the subject says of itself: which sites it shows
     settings: Settings
     n_tokens: int
@@ -78,10 +75,10 @@ class Context:
     named: bool  # the user asked for these very suites, not for all that can be run
     facts: ModelFacts  # of the oracle's file
     make_honest: Callable[["Context"], HonestRuns]
-    make_honest_embeddings: Callable[["Context"], HonestRuns]
     lanes: int  # partial sums in the oracle's vector code
     repro: Callable[[str], str]  # suite -> the command that shows it again
     progress: Callable[[str], None] = field(default=lambda _: None)
+    embeddings: bool = False  # what honest runs come to, instead of logits
     given: tuple[Batch, ...] = ()  # of a subject that holds one run; else they are seeded
     noise_measured: tuple[Sequence[Batch], float] | None = None  # see `noise_on`
 
@@ -89,22 +86,6 @@ class Context:
     def file(self) -> GgufFile:
         """The oracle's."""
         return open_model(self.model)
-
-    @cached_property
-    def reading(self) -> Model:
-        """The oracle's file in our engine. Raises NoAnswer where it has no graph for it."""
-        if self.facts.no_graph:
-            raise NoAnswer("not-applicable", self.facts.no_graph, {})
-        s = self.settings
-        return Model(
-            self.model,
-            Mirror(s.n_threads, s.n_ctx, s.generic),
-            type_k=s.type_k,
-            type_v=s.type_v,
-            flash_attn=s.flash_attn,
-            n_ctx=s.n_ctx,
-            n_ubatch=s.n_ubatch,
-        )
 
     @cached_property
     def honest(self) -> HonestRuns:
@@ -128,14 +109,6 @@ class Context:
         steps = [Batch.of([t], start=self.n_tokens + i) for i, t in enumerate(rest)]
         both = self.facts.decoder_start is not None
         return encoded_first((Batch.of(prompt), *steps), both)
-
-    @cached_property
-    def oracle_run(self) -> Evaluation:
-        self.progress("asking the oracle for every tensor")
-        result: Evaluation = self.ask(
-            self.oracle, "evaluate", Request(batches=self.batches, capture=True)
-        )
-        return result
 
     @cached_property
     def noise(self) -> NoiseFloor:
@@ -164,7 +137,7 @@ class Context:
 
     def for_embeddings(self) -> "Context":
         """The same with honest runs that come to embeddings."""
-        return replace(self, make_honest=self.make_honest_embeddings)
+        return replace(self, embeddings=True)
 
     def ask_both(self, question: str, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """The oracle's answer and the subject's. Where both refuse, nobody is blamed.
@@ -194,11 +167,8 @@ class Context:
         error = no_answer(session.name, question, outcome)
         if isinstance(outcome, Rejected):
             raise self.refusal(session, question, error)
-        if error.status == "not-applicable" and (
-            session is self.subject or not self.facts.no_graph
-        ):
-            # the oracle was asked first, and our own graphs all have logits: it is the engine that
-            # lacks something, not the model
+        if error.status == "not-applicable" and session is self.subject:
+            # the oracle was asked first: it is the engine that lacks something, not the model
             text = f"{session.name} cannot be asked: {error.summary}"
             raise NoAnswer("not-compared", text, error.detail)
         raise error
@@ -224,7 +194,7 @@ class Context:
                 tokenizer_of(self.file.metadata)
         except EngineError:
             return False
-        return not self.facts.no_graph or question not in ("evaluate", "greedy")
+        return not self.facts.not_ours or question not in ("evaluate", "greedy")
 
     def verdict(
         self,
@@ -245,7 +215,7 @@ class Context:
         )
 
     def close(self) -> None:
-        for name in ("reading", "file", "honest"):
+        for name in ("file", "honest"):
             if name in self.__dict__ and hasattr(self.__dict__[name], "close"):
                 self.__dict__[name].close()
 

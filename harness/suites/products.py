@@ -6,7 +6,6 @@ values and the rest is zero. What is zero is exact in any order, and the bound c
 a scale that is off by a few parts in a million shows, however long the rows are.
 """
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -14,23 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.trace import SITES
 from harness.facts import ModelFacts
-from harness.findings import Findings, Values, errors_between
-from harness.locate import along_nodes, judged, on_values, trace_of
-from harness.records import Evaluation, Request, Verdict
+from harness.findings import Findings
+from harness.locate import nothing_shown, shows_tensors
+from harness.records import Verdict
 from harness.report.text import explain_finding
-from harness.suites._shown_products import products_between_nodes, takes_nodes
+from harness.suites._shown_products import products_between_nodes
 from harness.suites._sparse_products import KEPT, products_along_nodes
-from harness.suites.base import Context, Suite
+from harness.suites.base import Context, NoAnswer, Suite
 from harness.suites.trace import detail_of, left_out
-
-PRODUCTS = {
-    name: info
-    for name, info in SITES.items()
-    if info.weight is not None and info.op in ("MUL_MAT", "MUL_MAT_ID")
-}
-INPUTS = {name for info in PRODUCTS.values() for name in info.inputs} - {"ffn_moe_topk"}
 
 
 class Products(Suite, name="products"):
@@ -71,38 +62,15 @@ def rest(context: Context, found: Findings) -> Verdict:
 
 
 def on_sparse_inputs(context: Context) -> Findings:
-    """The products of the prompt, each on the sparse inputs that both engines were given."""
+    """The products of the prompt, each on sparse inputs. Raises NoAnswer where none can be given."""
     context.progress("products on nearly empty inputs")
-    if takes_nodes(context):
-        return products_between_nodes(context, kept)
-    if along_nodes(context):
+    if context.facts.no_run:
+        raise NoAnswer("not-applicable", context.facts.no_run, {})
+    if context.subject_info.computes_nodes:
         return products_along_nodes(context)
-    batches = context.batches[:1]
-    given = sparse(trace_of(context.oracle_run).values(), context.seed)
-    run: Evaluation = context.ask(
-        context.oracle, "evaluate", Request(batches=batches, capture=True, replace=given)
-    )
-    oracle = trace_of(run).values()
-    local, replace = on_values(context, batches, oracle | given)
-    found = judged(
-        context, batches, oracle, local, replace, errors_between(oracle, local), given=given
-    )
-    return dataclasses.replace(
-        found,
-        all=tuple(f for f in found.all if f.site.name in PRODUCTS),
-        not_shown=tuple(s for s in found.not_shown if s.name in PRODUCTS),
-        hidden=tuple(s for s in found.hidden if s.name in PRODUCTS),
-        not_given=tuple(s for s in found.not_given if s.name in PRODUCTS),
-    )
-
-
-def sparse(values: Values, seed: int) -> Values:
-    """What the prompt's products work on, each token with `KEPT` of its values and zeros."""
-    return {
-        site: kept(value, seed)
-        for site, value in values.items()
-        if site.step == 0 and site.name in INPUTS
-    }
+    if shows_tensors(context):
+        return products_between_nodes(context, kept)
+    raise NoAnswer(nothing_shown(context), f"{context.subject.name} does not show tensors", {})
 
 
 def kept(value: NDArray[Any], seed: int) -> NDArray[Any]:

@@ -10,7 +10,6 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.batch import Batch
-from engine.trace import SITES
 from harness.records import (
     DEFAULT,
     EXACT,
@@ -28,6 +27,7 @@ from harness.records import (
 )
 from harness.runner import Runner, Session
 from harness.shadow.models import make_variant, opened
+from harness.sites import SITES
 from harness.synth.any_arch import variant_named
 from harness.synth.builtin import BUILTIN
 from harness.synth.llama import LlamaRecipe, write_llama

@@ -15,12 +15,12 @@ from engine.ops.mirror import Mirror
 from engine.ops.near import F64
 from engine.ops.products import UNSIGNED
 from engine.quants.base import F32, WeightFormat
-from engine.trace import SITES
 from engine.weights import Weight
 from harness.adapters.reference import Reference as ReferenceEngine
 from harness.judge import Judge
 from harness.records import DEFAULT, EXACT, Answered, Request, Settings, Site
 from harness.runner import Runner
+from harness.sites import SITES
 from tests.all_types import EXPERTS, NAMES, ROUNDING, model_of, relative_rms, rows_of_each_path
 from tests.models import LANES, Values, opened
 from tests.wrong_formats import Truncating

@@ -21,7 +21,6 @@ from engine.gguf_file import GgufFile
 from engine.ops.build import Build
 from engine.ops.ggml.base import Node
 from engine.ops.near import Expected
-from engine.trace import SITES
 from harness.bisect.bisection import Bisection, bisect
 from harness.check import Plan, lanes_of, open_plan
 from harness.dump import dump_trace
@@ -37,6 +36,7 @@ from harness.records import EXACT, Answered, Site
 from harness.run import builtin_model
 from harness.runner import Runner
 from harness.shadow.models import make_variant, opened
+from harness.sites import SITES
 from harness.synth.any_arch import variant_named
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

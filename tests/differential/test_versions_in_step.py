@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from engine.errors import EngineError
-from engine.trace import SITES
 from harness.check import Plan
 from harness.environments import python_of
 from harness.records import DEFAULT, EXACT, Settings, Verdict
+from harness.sites import SITES
 from tests.differential.conftest import Checked
 
 PlanFor = Callable[..., Plan]

@@ -17,13 +17,13 @@ from engine.ops.mirror import Mirror
 from engine.quants.base import NO_PRODUCT, WeightFormat
 from engine.registry import Registered, import_members
 from engine.tokenizers.base import Tokenizer
-from engine.trace import SITES
 from engine.weights import Weight
 from harness.adapters.base import Adapter
 from harness.bench.base import Bench
 from harness.fuzzers.base import Fuzzer
 from harness.honest.base import Honest
 from harness.mutants.base import Mutant
+from harness.sites import SITES
 from harness.suites.base import Suite
 from harness.synth.builtin import BUILTIN
 

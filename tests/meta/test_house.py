@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.trace import SITES
+from harness.sites import SITES
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST = 400
