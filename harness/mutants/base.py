@@ -11,7 +11,7 @@ class Mutant(Reference):
     exact` must find it first."""
 
     mistake: ClassVar[str]
-    family: ClassVar[str] = ""  # reading, formats, products, norms, rope, attention, cache, ...
+    group: ClassVar[str] = ""  # reading, formats, norms, rope, ...; `family` is the registry
     effect: ClassVar[str] = ""  # what a user sees of it, in words
     source: ClassVar[str] = ""  # a public thread, "llama.cpp #8676", where it really happened
     shows_on: ClassVar[str] = "f32"
