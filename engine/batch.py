@@ -40,6 +40,16 @@ class Batch:
         return cls(batch.tokens, batch.positions, batch.seq_ids, none, encoder=True)
 
 
+def joined(batches: Sequence[Batch]) -> Batch:
+    """All their tokens in one."""
+    return Batch(
+        tokens=np.concatenate([batch.tokens for batch in batches]),
+        positions=np.concatenate([batch.positions for batch in batches]),
+        seq_ids=np.concatenate([batch.seq_ids for batch in batches]),
+        outputs=np.concatenate([batch.outputs for batch in batches]),
+    )
+
+
 def encoded_first(batches: Sequence[Batch], both: bool) -> tuple[Batch, ...]:
     """Of a model with an encoder and a decoder, the encoder reads the prompt before."""
     return (Batch.to_encode(batches[0]), *batches) if both else tuple(batches)

@@ -284,6 +284,7 @@ def along_llama_cpp(context: Context) -> AlongLlamaCpp:
         path=context.model,
         build=Build(lanes=context.lanes, n_threads=s.n_threads, generic=s.generic),
         embeddings=context.embeddings,
+        flash_attn=s.flash_attn,
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.batch import Batch
+from engine.batch import Batch, joined
 from engine.gguf_file import GgufFile
 from engine.ops.build import Build
 from engine.quants.base import F32
@@ -31,25 +31,26 @@ class AlongLlamaCpp:
     path: Path
     build: Build
     embeddings: bool = False  # instead of logits
-    recorded: tuple[Sequence[Batch], Program] | None = None  # of the batches asked for last
+    flash_attn: bool = False
 
     @cached_property
     def file(self) -> GgufFile:
         return open_model(self.path)
 
     def recording(self, batches: Sequence[Batch]) -> Program:
-        if self.recorded is None or self.recorded[0] is not batches:
-            found = record(self.llama_cpp, batches, embeddings=self.embeddings)
-            if isinstance(found, Rejected):  # nobody else was asked: no two engines differ by it
-                text = f"{self.llama_cpp.name} refuses the model: {found.message}"
-                raise NoAnswer("not-compared", text, {})
-            if not isinstance(found, Program):
-                raise no_answer(self.llama_cpp.name, "capture", found)
-            self.recorded = batches, found
-        return self.recorded[1]
+        found = record(self.llama_cpp, batches, embeddings=self.embeddings)
+        if isinstance(found, Rejected):  # nobody else was asked: no two engines differ by it
+            text = f"{self.llama_cpp.name} refuses the model: {found.message}"
+            raise NoAnswer("not-compared", text, {})
+        if not isinstance(found, Program):
+            raise no_answer(self.llama_cpp.name, "capture", found)
+        return found
 
     def program(self, batches: Sequence[Batch]) -> Program:
-        program = self.recording(batches)
+        """Of all batches at once where each token is computed alike in a batch of any size: sixty
+        graphs of one token cost as much as one of thousands."""
+        alike = not (self.flash_attn or self.embeddings or any(b.encoder for b in batches))
+        program = self.recording((joined(batches),) if alike else batches)
         if not program.has_result:
             raise NoAnswer("not-applicable", "the model has no logits", {})
         return program

@@ -46,9 +46,7 @@ class Facts:
     n_bytes: int | None = None  # of the file
     n_vocab: int | None = None
     n_layer: int | None = None
-    axes: Mapping[str, int] = field(
-        default_factory=dict
-    )  # of tensors, by the words of harness.sites
+    axes: Mapping[str, int] = field(default_factory=dict)  # by the words of harness.sites
 
 
 def facts_of(path: Path | None) -> Facts:

@@ -1,6 +1,8 @@
 """The ways in which a replay computes a node: what becomes of the value that its formula gives."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -54,8 +56,11 @@ class Noisy(Honest):
         return stream(self.seed, f"{what} {node.step} {node.ubatch} {node.index}")
 
     def build(self, build: Build, node: Node) -> Build:
-        ties = self.bits(node, "ties").random_raw
-        return replace(build, tip=Tip(self.bits(node, "tip")), ties=ties)
+        return replace(
+            build,
+            tip=Tip(partial(self.bits, node, "tip")),
+            ties=lambda n: self.bits(node, "ties").random_raw(n),
+        )
 
     def result(self, node: Node, found: Expected) -> NDArray[Any]:
         if found.answer is not None or not np.any(found.allowed):
@@ -76,7 +81,11 @@ class Noisy(Honest):
 class Tip:
     """Moves one of the activations by one step of their conversion."""
 
-    bits: Philox
+    begin: Callable[[], Philox]
+
+    @cached_property
+    def bits(self) -> Philox:
+        return self.begin()  # most nodes convert nothing
 
     def __call__(self, x: NDArray[Any], converted: F64) -> F64:
         if np.array_equal(converted, x):

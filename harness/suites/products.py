@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from harness.facts import ModelFacts
 from harness.findings import Findings
-from harness.locate import nothing_shown, shows_tensors
+from harness.locate import nothing_shown
+from harness.locate_segments import shows_tensors
 from harness.records import Verdict
 from harness.report.text import explain_finding
 from harness.suites._shown_products import products_between_nodes
@@ -62,7 +63,7 @@ def rest(context: Context, found: Findings) -> Verdict:
 
 
 def on_sparse_inputs(context: Context) -> Findings:
-    """The products of the prompt, each on sparse inputs. Raises NoAnswer where none can be given."""
+    """The products of the prompt, each on sparse inputs. Raises NoAnswer."""
     context.progress("products on nearly empty inputs")
     if context.facts.no_run:
         raise NoAnswer("not-applicable", context.facts.no_run, {})
