@@ -12,6 +12,7 @@ from engine.errors import InvalidModel, NotInModel, Unsupported
 from engine.gguf_file import GgufFile, Value
 from engine.memory.sbatch_schedule import SbatchSchedule
 from engine.memory.schedule import Schedule, padded
+from engine.memory.window import Window
 from engine.model import Model
 from engine.ops.build import ANY_ENGINE
 from engine.ops.fused.base import Call, operate
@@ -37,8 +38,7 @@ from harness.records import (
     Trace,
 )
 
-# what llama.cpp keeps in another order of axes, and may be shown of a site alone
-NO_NODES = ("k_cache", "v_cache", "ffn_moe_topk")
+CACHES = ("k_cache", "v_cache")
 
 
 class Reference(Adapter, name="reference"):
@@ -143,8 +143,9 @@ class Reference(Adapter, name="reference"):
         if self.loaded.graph.embeds != request.embeddings:
             lacks, has = ("embeddings", "logits")[:: 1 if request.embeddings else -1]
             raise NotInModel(f"our graph of the model has no {lacks}, but {has}")
-        recorder = Recorder(request, NO_NODES)
         memory = self.loaded.new_memory()
+        # where some layers have windows no engine's two caches need be cut as another's are
+        recorder = Recorder(request, CACHES if isinstance(memory, Window) else ())
         logits = []
         for step, batch in enumerate(request.batches):
             recorder.step = step

@@ -54,6 +54,8 @@ def other_names(node: PlannedNode, wire: Wire) -> list[tuple[str, int | None]]:
     base, layer = split_name(node.name)
     known = BY_NAME.get((base, node.op))
     names = [(known[0], layer)] if known and known[1] in LAYOUTS else []
+    if (base, node.op) == ("ffn_moe_argsort", "ARGSORT"):
+        names.append(("ffn_moe_topk", layer))  # a view of its first columns
     if node.op == "FLASH_ATTN_EXT":
         names.append(("fattn", wire.layer))
     if node.op in ("MUL_MAT", "MUL_MAT_ID") and wire.weights:

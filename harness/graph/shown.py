@@ -1,4 +1,5 @@
-"""Which part of a node's tensor an engine shows: of scores and caches the cells in use.
+"""Which part of a node's tensor an engine shows: of scores and caches the cells in use, of experts
+those that are chosen.
 
 llama.cpp has room for 256 cells at least. What is behind the last one in use is masked, and no
 other engine has it.
@@ -11,6 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 OVER_CELLS = re.compile(r"kq(?!v).*")  # names of nodes whose last axis is that of cells
+EXPERTS = "ffn_moe_argsort-"  # in order: of their ids the first few are read
 # rows of a cache are set; of values that are stored transposed, each number is one
 CACHE = re.compile(r"cache_(?P<kind>[kv])_l(?P<layer>\d+)(?: \(reshaped\))? \(view\)")
 
@@ -21,6 +23,8 @@ def part_shown(value: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArra
         return cells_of(value, shape)
     if value.size == prod(shape):
         return value.reshape(shape)
+    if name.startswith(EXPERTS) and len(shape) == 2 and value.shape[2] == shape[0]:
+        return value[0, 0, :, : shape[1]]  # (tokens, used)
     if not OVER_CELLS.fullmatch(name) or value.ndim != 4 or len(shape) != 3:
         return None
     fits = value.shape[:-1] == (1, *shape[:-1]) and shape[-1] <= value.shape[-1]
