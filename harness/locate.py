@@ -2,6 +2,7 @@
 llama.cpp's graph. Putting the oracle's tensors in where they are wrong proves it.
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 from harness.compare import largest, mismatch_between, worst_distance
@@ -81,3 +82,15 @@ def patch(context: Context, found: Findings) -> Patched:
         agrees=mismatch_between(expected, healed, bound.allowed) is None,
         what=found.what,
     )
+
+
+def locate_more(context: Context, found: Findings, patched: Patched) -> tuple[Findings, Patched]:
+    """What a fault before it has hidden: of a NaN every op makes another one. So the oracle's
+    values are put in where an op is wrong, as long as others show then."""
+    while found.own_inputs and not patched.confirms:
+        more = locate_segments(context, replaceable(context, found.values))
+        if len(more.values) <= len(found.values):
+            break
+        found = dataclasses.replace(more, free=found.free)  # of its own run
+        patched = patch(context, found)
+    return found, patched

@@ -37,13 +37,16 @@ def shows_tensors(context: Context) -> bool:
     return shown is None or bool({*shown} - {LOGITS})
 
 
-def locate_segments(context: Context) -> Findings:
+def locate_segments(context: Context, given: Values | None = None) -> Findings:
+    """given: what the subject is made to go on with at some sites, whatever it computes there."""
     program = recorded(context)
     wires = wires_of(program)
     places = places_by_site(program, wires)
     context.progress("the subject's own run")
     embeddings = not program.has_result
-    request = Request(batches=context.batches, capture=True, embeddings=embeddings)
+    request = Request(
+        batches=context.batches, capture=True, embeddings=embeddings, replace=given or {}
+    )
     run: Evaluation = context.ask(context.subject, "evaluate", request)
     assert run.trace is not None
     values = run.trace.values()
@@ -63,6 +66,7 @@ def locate_segments(context: Context) -> Findings:
             build=build_of(context),
             shown=shown,
             stored=stored,
+            given={places[site]: value for site, value in (given or {}).items()},
             seed=context.seed,
         )
         order = {wire.site: at for at, wire in enumerate(wires.values())}

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from engine.kernels import is_kept
 from engine.model import Model
-from engine.ops import fast, fast_kernels, ops_named
+from engine.ops import attention, fast, fast_kernels, ops_named
+from engine.ops.build import Build
 from engine.ops.fast import Fast, is_compiled
 from engine.ops.mirror import Mirror
 from engine.ops.reference import Reference, RopeParams
@@ -21,10 +22,10 @@ from engine.quants.q4_0 import Q4_0
 from engine.weights import Weight
 from harness.adapters import adapter_class
 from harness.compare import mismatch_between
-from harness.designs import wide_attention
 from harness.noise import BoundedOps, carried
 from harness.records import EXACT, Mismatch
 from harness.synth.llama import LlamaRecipe, write_llama
+from harness.tolerances import bounded
 from tests.test_ops_reference import floats, weight_of
 
 FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
@@ -206,8 +207,10 @@ def test_attention_is_within_bound(
     assert mismatch("soft_max", scores, 0.3, visible) is None
     assert mismatch("kqv", FAST.soft_max(scores, 0.3, visible), v) is None
     out = FAST.flash_attn(q, k, v, 0.3, visible)
-    wide, _ = wide_attention(q, k, v, 0.3, visible)
-    truth, bound = wide(out)
+    spread, build = FAST.spread, Build(lanes=1, plain=True)
+    truth, bound = bounded(
+        attention.flash_attn, q, k, v, 0.3, visible, 0.0, None, spread, build=build
+    )
     assert mismatch_between(truth, out, bound.allowed) is None
 
 

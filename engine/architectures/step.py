@@ -52,12 +52,7 @@ class Step:
         if self.flash_attn:
             # llama.cpp casts what is no half yet (build_attn_mha in llama-graph.cpp)
             keys, values = (x.astype(np.float16, copy=False) for x in (keys, values))
-            plain = not cap and v is not None and sinks is None
-            out = (
-                ops.flash_attn(q, keys, values, scale, visible)
-                if plain
-                else ops.flash_attn_ext(q, keys, values, scale, visible, cap, sinks)
-            )
+            out = ops.flash_attn(q, keys, values, scale, visible, cap, sinks)
             out = probe("fattn", layer, out)
             return out
         kq = probe("kq", layer, ops.kq(q, keys))  # (heads, tokens, cells)

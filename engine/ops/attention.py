@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.ops.build import Build
-from engine.ops.flash_mirror import FlashMirror
 from engine.ops.near import (
     EXP_ULP,
     F64,
@@ -71,28 +70,12 @@ def flash_attn(
     v: NDArray[Any],
     scale: float,
     visible: Bools,
-    spread: Spread,
-    flash: FlashMirror | None,
-    build: Build,
-) -> Number:
-    """The three ops in one, without roundings between them, or as ggml does it: `flash`."""
-    if flash is None:
-        return flash_attn_ext(q, k, v, scale, visible, 0.0, None, spread, build)
-    return flash.attend(q, k, v, scale, visible).near()
-
-
-def flash_attn_ext(
-    q: F32,
-    k: NDArray[Any],
-    v: NDArray[Any],
-    scale: float,
-    visible: Bools,
     cap: float,
     sinks: F32 | None,
     spread: Spread,
     build: Build,
 ) -> Number:
-    """As `flash_attn` without ggml's roundings; cap: of scores; sinks: (heads,)."""
+    """The three ops in one, without roundings between them; cap: of scores; sinks: (heads,)."""
     heads, ends = q.shape[1], None if sinks is None else sinks.astype(np.float64)[:, None, None]
     added = np.where(visible, 0.0, -np.inf)
     wide = q.astype(np.float64).transpose(1, 0, 2)

@@ -115,8 +115,17 @@ class Fast(Mirror):
         return out.reshape(len(out), len(p) * v.shape[2])
 
     def flash_attn(
-        self, q: F32, k: NDArray[Any], v: NDArray[Any], scale: float, visible: Bools
+        self,
+        q: F32,
+        k: NDArray[Any],
+        v: NDArray[Any],
+        scale: float,
+        visible: Bools,
+        cap: float = 0.0,
+        sinks: F32 | None = None,
     ) -> F32:
+        if cap or sinks is not None:
+            return super().flash_attn(q, k, v, scale, visible, cap, sinks)
         return self.weighted(self.soft_max(self.scores(q, k), scale, visible), v)
 
 

@@ -84,16 +84,6 @@ class FlashMirror:
         return np.array([min(cut, n_cells) for cut in cuts])
 
 
-def attend_wide(
-    q: F32, k: NDArray[Any], v: NDArray[Any], scale: float, visible: NDArray[np.bool_]
-) -> Attention:
-    """The tiled path for any number of tokens: what an engine with float32 sums computes."""
-    keys, values = k.astype(np.float32), v.astype(np.float32)
-    out, radius = tiled(q, keys, values, np.float32(scale), visible)
-    shape = len(q), q.shape[1] * q.shape[2]
-    return Attention(out.reshape(shape), radius.reshape(shape))
-
-
 @kernel
 def to_half(x: float) -> float:
     """The nearest half, ties to even; from 65520 on infinity."""

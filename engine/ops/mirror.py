@@ -26,6 +26,7 @@ class Mirror(Reference):
     """
 
     bounds = False  # whether what an op gives comes with one
+    flash: FlashMirror | None  # how attention is rounded on the way; None: not at all
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class Mirror(Reference):
     def rotations(self, positions: I32, params: RopeParams) -> tuple[F64, F64]:
         return by_recursion(positions, params)
 
-    def flash_attn_ext(
+    def flash_attn(
         self,
         q: F32,
         k: NDArray[Any],
@@ -53,5 +54,6 @@ class Mirror(Reference):
         cap: float = 0.0,
         sinks: F32 | None = None,
     ) -> F32:
-        assert self.flash is not None
+        if self.flash is None:
+            return super().flash_attn(q, k, v, scale, visible, cap, sinks)
         return self.run(as_node, q, k, v, scale, visible, cap, sinks, self.flash)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from engine.ops import attention, experts, gates, norms, products, rotation, softmax
 from engine.ops.build import Build
-from engine.ops.flash_mirror import FlashMirror
 from engine.ops.near import F64, Near, Number
 from engine.ops.rotation import I32 as I32
 from engine.ops.rotation import RopeParams as RopeParams
@@ -27,7 +26,6 @@ class Reference:
     """The meaning of every op."""
 
     build = Build(lanes=1, plain=True, bounds=False)
-    flash: FlashMirror | None = None  # how attention is rounded on the way, if it is
 
     def run(self, formula: Formula, *args: Any) -> F32:
         """What the formula gives for this build, rounded once."""
@@ -111,12 +109,6 @@ class Reference:
         return self.run(attention.kqv, p, v, self.spread)
 
     def flash_attn(
-        self, q: F32, k: NDArray[Any], v: NDArray[Any], scale: float, visible: Bools
-    ) -> F32:
-        """The three ops above in one, without roundings between them -> (tokens, heads * dim)."""
-        return self.run(attention.flash_attn, q, k, v, scale, visible, self.spread, self.flash)
-
-    def flash_attn_ext(
         self,
         q: F32,
         k: NDArray[Any],
@@ -126,9 +118,10 @@ class Reference:
         cap: float = 0.0,
         sinks: F32 | None = None,
     ) -> F32:
-        """As `flash_attn`; scores capped, if a cap is given, and a sink for each head. Values may
-        be narrower than keys."""
-        return self.run(attention.flash_attn_ext, q, k, v, scale, visible, cap, sinks, self.spread)
+        """The three ops above in one, without roundings between them -> (tokens, heads * dim of v).
+
+        Scores are capped, if a cap is given, and each head may have a sink."""
+        return self.run(attention.flash_attn, q, k, v, scale, visible, cap, sinks, self.spread)
 
     # --- element by element ---------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from harness.findings import Findings, by_layer
 from harness.judge import SiteFinding
-from harness.locate import Patched, locate, patch
+from harness.locate import Patched, locate, locate_more, patch
 from harness.records import Evaluation, Request, Site, Verdict
 from harness.suites.base import Context
 from harness.suites.logits import compared
@@ -53,6 +53,9 @@ def bisect(context: Context) -> Bisection:
     found = locate(context)
     if found.embeddings:
         context = context.for_embeddings()
+    patched = patch(context, found) if found.guilty else None
+    if patched is not None:
+        found, patched = locate_more(context, found, patched)
     culprits: dict[Place, SiteFinding] = {}
     for finding in found.guilty:
         culprits.setdefault((finding.layer, finding.site.name), finding)
@@ -60,7 +63,7 @@ def bisect(context: Context) -> Bisection:
         found=found,
         layers=layers_of(found),
         culprits=tuple(culprits.values()),
-        patched=patch(context, found) if culprits else None,
+        patched=patched,
         logits=None if culprits else own_logits(context, found),
     )
 

@@ -14,10 +14,8 @@ class Unscaled(Mirror):
     def soft_max(self, x: F32, scale: float, visible: Bools | None) -> F32:
         return super().soft_max(x, 1.0, visible)
 
-    def flash_attn(
-        self, q: F32, k: NDArray[Any], v: NDArray[Any], scale: float, visible: Bools
-    ) -> F32:
-        return super().flash_attn(q, k, v, 1.0, visible)
+    def flash_attn(self, q: F32, k: NDArray[Any], v: NDArray[Any], scale: float, *more: Any) -> F32:
+        return super().flash_attn(q, k, v, 1.0, *more)
 
 
 class MissingScale(Mutant, name="mutant:missing-scale"):
