@@ -29,6 +29,7 @@ from harness.check import lanes_of
 from harness.graph.program import Place, Program
 from harness.graph.record import record
 from harness.graph.replay import replay
+from harness.graph.segment import segments_of
 from harness.graph.segments import SegmentJudge
 from harness.graph.ways import Honest, Noisy, Wide
 from harness.graph.wiring import Wire, wires_of
@@ -196,7 +197,11 @@ def ending(kind: str, wire: Wire, found: list[Any], judge: SegmentJudge) -> str:
         return "located"
     if kind == "every op":
         return "located" if [f.site for f in found] == [wire.site] else "elsewhere"
-    holds = {s.wire.site for s in judge.segments() if wire.site in (s.wire.site, *s.inside)}
+    holds = {
+        s.wire.site
+        for s in segments_of(judge.program, judge.wires, judge.shown)
+        if wire.site in (s.wire.site, *s.inside)
+    }
     # what is in the cache is shown by nobody: later steps of the layer read it
     there = all(f.site in holds or f.layer == wire.layer for f in found)
     return "located" if there else "elsewhere"

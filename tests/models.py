@@ -14,7 +14,6 @@ from engine.ops.mirror import Mirror
 from engine.ops.reference import Reference
 from harness.adapters.reference import Reference as ReferenceEngine
 from harness.gguf_writer import gguf_bytes
-from harness.judge import Judge
 from harness.records import EXACT, Request, Settings, Site
 from harness.synth.builtin import BUILTIN
 from harness.synth.llama import LlamaRecipe, metadata, tensors, write_llama
@@ -110,31 +109,6 @@ def traced(
     engine.close()
     assert trace is not None
     return trace.values()
-
-
-def judged(
-    path: Path,
-    oracle: Values,
-    subject: Values,
-    settings: Settings = EXACT,
-    given: Values | None = None,
-    batches: tuple[Batch, ...] = (),
-) -> Judge:
-    judge = Judge(
-        oracle,
-        subject,
-        lanes=LANES,
-        n_threads=settings.n_threads,
-        n_ctx=settings.n_ctx,
-        given=given,
-    )
-    model = opened(path, settings, judge)
-    memory = model.new_memory()
-    for step, batch in enumerate(batches or some_batches()):
-        judge.step = step
-        model.decode(batch, memory, judge)
-    model.close()
-    return judge
 
 
 def changed(values: Values, site: Site, index: tuple[int, ...], by: float) -> Values:

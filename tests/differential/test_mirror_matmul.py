@@ -10,19 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.model import Model
 from engine.ops.mirror import Mirror
 from engine.ops.near import F64
 from engine.ops.products import UNSIGNED
 from engine.quants.base import F32, WeightFormat
 from engine.weights import Weight
 from harness.adapters.reference import Reference as ReferenceEngine
-from harness.judge import Judge
 from harness.records import DEFAULT, EXACT, Answered, Request, Settings, Site
 from harness.runner import Runner
 from harness.sites import SITES
 from tests.all_types import EXPERTS, NAMES, ROUNDING, model_of, relative_rms, rows_of_each_path
-from tests.models import LANES, Values, opened
+from tests.differential.graphs import Recorded
+from tests.models import Values
 from tests.wrong_formats import Truncating
 
 LIMIT = 1e-6  # relative root mean square
@@ -151,15 +150,9 @@ class Scaled(Mirror):
         return (super().linear(x, weight).astype(np.float64) * (1 + FAULT)).astype(np.float32)
 
 
-def guilty(path: Path, expected: Values, actual: Values) -> set[str]:
-    judge = Judge(expected, actual, lanes=LANES, n_threads=1, n_ctx=EXACT.n_ctx)
-    model: Model = opened(path, EXACT, judge)
-    memory = model.new_memory()
-    for step, batch in enumerate(rows_of_each_path()):
-        judge.step = step
-        model.decode(batch, memory, judge)
-    model.close()
-    return {finding.site.name for finding in judge.findings if finding.mismatch is not None}
+def guilty(along: Recorded, expected: Values, actual: Values) -> set[str]:
+    found = along.findings(actual, given=expected)
+    return {finding.site.name for finding in found if finding.mismatch is not None}
 
 
 @pytest.mark.parametrize("type_name", [name for name in NAMES if name not in UNSIGNED])
@@ -169,8 +162,9 @@ def test_a_scale_that_is_off_by_one_in_100_000_is_seen_where_a_mean_square_gate_
     expected, path = oracle(type_name, "exact"), model_of(type_name, folder, **EXPERTS)
     clean = on_its_inputs(expected, path, EXACT)
     faulty = on_its_inputs(expected, path, EXACT, engine_with(Scaled))
-    assert guilty(path, expected, clean) == set()
+    along = Recorded.of(path, EXACT, rows_of_each_path())
+    assert guilty(along, expected, clean) == set()
     products = {site.name for site in errors(expected, faulty)}
     # a router has three outputs: too few for one that is large enough to show it
-    assert guilty(path, expected, faulty) - {"ffn_moe_logits"} == products
+    assert guilty(along, expected, faulty) - {"ffn_moe_logits"} == products
     assert max(errors(expected, faulty).values()) ** 2 < GATE / 1e6

@@ -1,0 +1,78 @@
+"""llama.cpp's graph of a model, and what an engine's tensors are accused of along it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.batch import Batch
+from engine.gguf_file import GgufFile
+from engine.ops.build import Build
+from harness.check import lanes_of
+from harness.findings import Values
+from harness.graph.aliases import places_by_site, renamed
+from harness.graph.program import Place, Program
+from harness.graph.record import record
+from harness.graph.segments import SegmentJudge
+from harness.graph.wiring import wires_of
+from harness.judge import SiteFinding
+from harness.records import Answered, Request, Settings
+from harness.runner import Runner
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    path: Path
+    settings: Settings
+    batches: tuple[Batch, ...]
+    program: Program
+    build: Build
+
+    @classmethod
+    def of(cls, path: Path, settings: Settings, batches: tuple[Batch, ...]) -> "Recorded":
+        with Runner().open("llama.cpp", path, settings) as session:
+            info = session.ask("describe")
+            assert isinstance(info, Answered)
+            program = record(session, batches)
+            assert isinstance(program, Program)
+        build = Build(
+            lanes=lanes_of(info.value.build),
+            n_threads=settings.n_threads,
+            generic=info.value.generic,
+        )
+        return cls(path, settings, batches, program, build)
+
+    def shown_by(self, make: Any, replace: Values | None = None) -> Values:
+        """Every tensor of an engine's own run, or of one with values put in."""
+        engine = make(self.path, self.settings)
+        request = Request(batches=self.batches, capture=True, replace=replace or {})
+        values: Values = engine.evaluate(request).trace.values()
+        engine.close()
+        return values
+
+    def findings(self, shown: Values, given: Values | None = None) -> list[SiteFinding]:
+        """given: what the engine went on with at some sites, whatever it computed there."""
+        wires = wires_of(self.program)
+        places = places_by_site(self.program, wires)
+
+        def placed(values: Values) -> Mapping[Place, Any]:
+            return {places[site]: v for site, v in values.items() if site in places}
+
+        with GgufFile.open(self.path) as file:
+            judge = SegmentJudge(
+                program=self.program,
+                wires=renamed(wires, places),
+                file=file,
+                build=self.build,
+                shown=placed(shown),
+                given=placed(given or {}),
+            )
+            found = list(judge.findings())
+        assert found
+        return found
+
+    def accused(self, make: Any, only: tuple[str, ...] = ()) -> list[SiteFinding]:
+        """Of what an engine shows of its own run. only: of these names."""
+        values = self.shown_by(make)
+        chosen = {s: v for s, v in values.items() if not only or s.name in only}
+        return [found for found in self.findings(chosen) if found.mismatch is not None]
