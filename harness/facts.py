@@ -30,6 +30,7 @@ class ModelFacts:
     has_vocabulary: bool
     n_positions: int  # rows of a table of positions; 0: it has none, and any position will do
     not_ours: str  # why our own engine cannot run it; "" if it can
+    has_logits: bool  # says our own graph, if there is one
     decoder_start: int | None  # the token that follows an encoder; None: not both are there
 
     @property
@@ -41,6 +42,7 @@ def facts_of_model(path: Path) -> ModelFacts:
     """Raises EngineError or OSError for what is no GGUF file, or a broken model of ours."""
     with open_model(path) as file:
         architecture, kind = what_it_is(file)
+        ours = our_graph(file, architecture, kind)
         return ModelFacts(
             architecture=architecture,
             kind=kind,
@@ -48,7 +50,8 @@ def facts_of_model(path: Path) -> ModelFacts:
             n_vocab=size_of_vocabulary(file),
             has_vocabulary=vocabulary_of(file),
             n_positions=size_of_positions(file),
-            not_ours=why_not_ours(file, architecture, kind),
+            not_ours=ours if isinstance(ours, str) else "",
+            has_logits=not isinstance(ours, str) and not ours.embeds,
             decoder_start=decoder_start(file, architecture),
         )
 
@@ -116,18 +119,18 @@ def too_long(n_positions: int, needed: int) -> str:
     )
 
 
-def why_not_ours(file: GgufFile, arch: str, kind: str) -> str:
-    """Raises InvalidModel for a broken model of an architecture that is ours."""
+def our_graph(file: GgufFile, arch: str, kind: str) -> Architecture | str:
+    """Or why there is none. Raises InvalidModel for a broken model of an architecture that is
+    ours."""
     import_members("engine.architectures")
     if arch not in Architecture.family:
         ours = ", ".join(sorted(Architecture.family))
         return f"our engine has no graph of {arch!r} (it has: {ours})"
     try:
-        architecture_of(file)(file)
+        return architecture_of(file)(file)
     except Unsupported as error:
         return f"our graph of {arch!r} lacks something: {error}"
     except InvalidModel as error:
         if kind == "model" and file.tensors and arch in IN_EVERY_FORM:
             raise
         return str(error)
-    return ""

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from harness.compare import largest, worst_distance
@@ -27,7 +26,6 @@ class Findings:
     not_given: tuple[Site, ...]  # the subject shows them, on inputs that could not be put in
     free: Mapping[Site, float]  # subject's own run against the oracle, relative to the largest
     values: Values  # the oracle's, at the guilty sites and what belongs to them
-    outputs: tuple[NDArray[Any], ...]  # the oracle's own, of each batch
     skipped: Mapping[str, tuple[Site, ...]] = field(default_factory=dict)  # reason: shown in vain
     own_inputs: bool = False  # what is judged works on these, not on the oracle's
     embeddings: bool = False  # these are: the model has no logits
@@ -95,8 +93,3 @@ def by_layer(layers: Sequence[int | None]) -> list[list[int]]:
         groups.setdefault(outside if layer is None else layer, []).append(at)
     after = groups.pop("after", [])
     return [group for group in (*groups.values(), after) if group]
-
-
-def all_outputs(outputs: tuple[NDArray[Any], ...]) -> NDArray[Any]:
-    """Of all batches: (outputs, vocabulary)."""
-    return np.concatenate(outputs)

@@ -4,14 +4,21 @@ llama.cpp's graph. Putting the oracle's tensors in where they are wrong proves i
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from harness.compare import largest, mismatch_between, worst_distance
-from harness.findings import Findings, Values, all_outputs
+from harness.findings import Findings, Values
 from harness.locate_nodes import locate_along_nodes
 from harness.locate_segments import locate_segments, shows_tensors
-from harness.records import Request, Status
+from harness.records import Evaluation, Request, Status
+from harness.runner import Session
 from harness.suites.base import Context, NoAnswer
 from harness.tolerances import Bound, whole_run
+
+Outputs = tuple[NDArray[Any], ...]  # of each batch: (outputs, vocabulary or width)
 
 
 def locate(context: Context) -> Findings:
@@ -59,18 +66,31 @@ class Patched:
         return self.agrees and (self.differed or self.explains)
 
 
+def outputs_of(
+    context: Context, session: Session, found: Findings, values: Values | None = None
+) -> Outputs:
+    """What its run comes to with these values put in."""
+    request = Request(batches=context.batches, embeddings=found.embeddings, replace=values or {})
+    run: Evaluation = context.ask(session, "evaluate", request)
+    return run.logits
+
+
+def oracles_outputs(context: Context, found: Findings) -> Outputs:
+    if not found.embeddings:
+        return outputs_of(context, context.oracle, found)
+    outputs: Outputs = context.ask(context.oracle, "embed", context.batches)
+    return outputs
+
+
 def patch(context: Context, found: Findings) -> Patched:
     """If the guilty ops are all there are, putting them right puts the outputs right."""
     replace = replaceable(context, found.values)
     context.progress(f"putting the oracle's tensor in at {len(replace)} sites")
     own, healed = (
-        all_outputs(context.ask(context.subject, "evaluate", request).logits)
-        for request in (
-            Request(batches=context.batches, embeddings=found.embeddings),
-            Request(batches=context.batches, embeddings=found.embeddings, replace=replace),
-        )
+        np.concatenate(outputs_of(context, context.subject, found, values))
+        for values in (None, replace)
     )
-    expected = all_outputs(found.outputs)
+    expected = np.concatenate(oracles_outputs(context, found))
     size = largest(expected)
     bound = whole_run(context.noise.relative, size)
     return Patched(

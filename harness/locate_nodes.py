@@ -37,7 +37,6 @@ def locate_along_nodes(context: Context) -> Findings:
     wires = wires_of(program)
     theirs = graph_of_subject(context) or program
     context.progress("judging every op")
-    outputs = {wires[graph.place(graph.output)].site for graph in program.graphs}
     with both_files(context) as (oracle, subject):
         judge = NodeJudge(
             wires=wires,
@@ -46,7 +45,7 @@ def locate_along_nodes(context: Context) -> Findings:
             subject=subject,
             compute=computing(context.subject),
             changed=differing_weights(oracle, subject),
-            wanted=outputs | ends_of_layers(wires),
+            wanted=ends_of_layers(wires),
             parameters=other_parameters(program, theirs),
         )
         run_through(context, judge)
@@ -64,7 +63,6 @@ def locate_along_nodes(context: Context) -> Findings:
         not_given=(),
         free=errors_between(values, own),
         values=guilty_values(judge, wires),
-        outputs=in_order(program, wires, values),
         embeddings=not program.has_result,
         unknown={reason: tuple(sites) for reason, sites in judge.unknown.items()},
         other_graph=first_other_node(program, theirs),
@@ -182,10 +180,3 @@ def guilty_values(judge: NodeJudge, wires: Mapping[Place, Wire]) -> Values:
     kept = (s for site in guilty for s in inputs[site] if s in judge.kept)
     choices = [s for s in kept if judge.kept[s].dtype.kind == "i"]
     return {site: judge.kept[site] for site in (*choices, *guilty)}
-
-
-def in_order(
-    program: Program, wires: Mapping[Place, Wire], values: Values
-) -> tuple[NDArray[Any], ...]:
-    found = {place: values[wire.site] for place, wire in wires.items() if wire.site in values}
-    return tuple(rows for rows in program.in_order(found) if rows is not None)

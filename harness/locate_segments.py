@@ -2,13 +2,14 @@
 llama.cpp's graph (harness.graph.segments).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf, prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.choices import choices
 from engine.ops.ggml.base import Node
 from engine.split_files import open_model
 from harness.compare import largest, worst_distance
@@ -22,13 +23,13 @@ from harness.graph.wiring import Wire, wires_of
 from harness.judge import SiteFinding
 from harness.locate_nodes import build_of, recorded, run_through
 from harness.records import Evaluation, Mismatch, Request, Site
+from harness.sites import SITES
 from harness.suites.base import Context
 
 LOGITS = "result_output"
 # an honest number beyond 65504 is infinite in F16, and what is computed from that is none
 TOO_LARGE = "infinite where they were stored in F16, so nothing can be computed from these"
 CACHES = ("k_cache", "v_cache")
-NO_SUCH_NODE = "llama.cpp's graph has no such node, or keeps it in another order of axes"
 
 
 def shows_tensors(context: Context) -> bool:
@@ -40,23 +41,15 @@ def shows_tensors(context: Context) -> bool:
 def locate_segments(context: Context, given: Values | None = None) -> Findings:
     """given: what the subject is made to go on with at some sites, whatever it computes there."""
     program = recorded(context)
-    wires = wires_of(program)
-    places = places_by_site(program, wires)
-    context.progress("the subject's own run")
-    embeddings = not program.has_result
-    request = Request(
-        batches=context.batches, capture=True, embeddings=embeddings, replace=given or {}
-    )
-    run: Evaluation = context.ask(context.subject, "evaluate", request)
-    assert run.trace is not None
-    values = run.trace.values()
-    wires = renamed(wires, places)
+    places = places_by_site(program, wires_of(program))
+    wires = renamed(wires_of(program), places)
+    values = own_run(context, program, given)
+    absent = [places[site] for site in promised(context, places) if site not in values]
     shown = {places[site]: value for site, value in values.items() if site in places}
-    misshapen = tuple(of_another_shape(program, wires, shown))
-    shown = {place: value for place, value in shown.items() if place not in dict(misshapen)}
+    unfit = {**misshapen(program, shown), **dict.fromkeys(absent, Mismatch(kind="missing"))}
     stored = {places[s]: kind for s, kind in context.subject.stored.items() if s in places}
     lost = [p for p, value in shown.items() if stored.get(p) == "F16" and np.isinf(value).any()]
-    shown = {place: value for place, value in shown.items() if place not in lost}
+    shown = {p: value for p, value in shown.items() if p not in unfit and p not in lost}
     context.progress(f"judging what {len(shown)} shown tensors enclose")
     with open_model(context.model) as file:
         judge = SegmentJudge(
@@ -69,35 +62,54 @@ def locate_segments(context: Context, given: Values | None = None) -> Findings:
             given={places[site]: value for site, value in (given or {}).items()},
             seed=context.seed,
         )
-        order = {wire.site: at for at, wire in enumerate(wires.values())}
-        judged = (*judge.findings(), *(finding for _, finding in misshapen))
-        findings = tuple(sorted(judged, key=lambda finding: order[finding.site]))
+        found = {judge.place_of[f.site]: f for f in judge.findings()}
+        found |= {p: unusable(wires[p], judge.op_of[wires[p].site], m) for p, m in unfit.items()}
         free = errors_of(judge, {place: wires[place].site for place in shown})
     fixed = context.subject_info.fixed
     names = {places[s]: s for s in values if places.get(s) in shown and s.name not in fixed}
     if judge.orders:  # its experts come in another order than the oracle's
         names = {}
-    guilty = {wires[p].site: p for p in shown}
-    put_in = healed([guilty[f.site] for f in findings if f.mismatch and f.site in guilty], names)
+    put_in = healed([place for place, f in found.items() if f.mismatch], names)
     otherwise = tuple(site for site in values if site not in places)
-    if embeddings:
-        outputs = context.ask(context.oracle, "embed", context.batches)
-    else:
-        plain = Request(batches=context.batches)
-        outputs = context.ask(context.oracle, "evaluate", plain).logits
     return Findings(
-        all=findings,
+        all=tuple(found[place] for place in sorted(found)),
         not_shown=(),
         hidden=(),
         not_given=(),
         free=free,
         values=oracle_values(context, put_in, shown),
-        outputs=outputs,
-        embeddings=embeddings,
-        skipped={NO_SUCH_NODE: otherwise} if otherwise else {},
+        embeddings=not program.has_result,
+        skipped={no_such_node(otherwise, places): otherwise} if otherwise else {},
         unknown={TOO_LARGE: tuple(wires[place].site for place in lost)} if lost else {},
         own_inputs=True,
     )
+
+
+def own_run(context: Context, program: Program, given: Values | None) -> Values:
+    context.progress("the subject's own run")
+    request = Request(
+        batches=context.batches,
+        capture=True,
+        embeddings=not program.has_result,
+        replace=given or {},
+    )
+    run: Evaluation = context.ask(context.subject, "evaluate", request)
+    assert run.trace is not None
+    return run.trace.values()
+
+
+def promised(context: Context, places: Mapping[Site, Place]) -> list[Site]:
+    """What an engine must show, because it says that it does. Ours does not say what."""
+    info = context.subject_info
+    if info.partial or (info.shows is None and info.shows_nodes):
+        return []
+    names = {*SITES} if info.shows is None else {*info.shows}
+    return [site for site in places if site.name in names]
+
+
+def no_such_node(sites: Sequence[Site], places: Mapping[Site, Place]) -> str:
+    near = choices(sites[0].name, sorted({site.name for site in places}))
+    return f"llama.cpp's graph has no such node, or keeps it in another order of axes {near}"
 
 
 def healed(guilty: Sequence[Place], names: Mapping[Place, Site]) -> dict[Place, Site]:
@@ -131,33 +143,33 @@ def oracle_values(
     return found
 
 
-def of_another_shape(
-    program: Program, wires: Mapping[Place, Wire], shown: Mapping[Place, NDArray[Any]]
-) -> Iterator[tuple[Place, SiteFinding]]:
+def misshapen(program: Program, shown: Mapping[Place, NDArray[Any]]) -> dict[Place, Mismatch]:
     """What cannot be the node's value: nothing can be computed from it."""
     nodes = {graph.place(node): node for graph in program.graphs for node in graph.nodes}
+    found = {}
     for place, value in shown.items():
         node = nodes[place]
         expected = tuple(reversed(node.result.ne))
-        if part_shown(np.broadcast_to(np.int8(0), expected), value.shape, node.name) is not None:
-            continue
-        text = f"expected {prod(expected)} elements {expected}, got {value.shape}"
-        yield (
-            place,
-            SiteFinding(
-                site=wires[place].site,
-                op=node.op,
-                err_local=inf,
-                err_oracle=0.0,
-                allowed=0.0,
-                reason="the shape follows from the model and the tokens",
-                size=0.0,
-                mismatch=Mismatch(kind="shape", detail=text),
-                at_fault="subject",
-                layer=wires[place].layer,
-                weight=", ".join(wires[place].weights),
-            ),
-        )
+        if part_shown(np.broadcast_to(np.int8(0), expected), value.shape, node.name) is None:
+            text = f"expected {prod(expected)} elements {expected}, got {value.shape}"
+            found[place] = Mismatch(kind="shape", detail=text)
+    return found
+
+
+def unusable(wire: Wire, op: str, mismatch: Mismatch) -> SiteFinding:
+    return SiteFinding(
+        site=wire.site,
+        op=op,
+        err_local=inf,
+        err_oracle=0.0,
+        allowed=0.0,
+        reason="the shape follows from the model and the tokens",
+        size=0.0,
+        mismatch=mismatch,
+        at_fault="subject",
+        layer=wire.layer,
+        weight=", ".join(wire.weights),
+    )
 
 
 def errors_of(judge: SegmentJudge, sites: dict[Place, Site]) -> dict[Site, float]:

@@ -381,7 +381,6 @@ def test_both_engines_are_told_how_the_oracles_build_rounds_activations(tmp_path
     try:
         settings = opened.context.settings
         assert settings.generic == opened.engines[1].settings.generic == ("Q8_0", "Q8_1")
-        assert opened.context.reading.ops.build.generic == settings.generic
     finally:
         opened.close()
 

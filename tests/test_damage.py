@@ -77,9 +77,7 @@ def finding(weight: str, reason: str = "a bound") -> SiteFinding:
 
 
 def bisection(*culprits: SiteFinding) -> Bisection:
-    found = Findings(
-        all=culprits, not_shown=(), hidden=(), not_given=(), free={}, values={}, outputs=()
-    )
+    found = Findings(all=culprits, not_shown=(), hidden=(), not_given=(), free={}, values={})
     return Bisection(found=found, layers=(), culprits=culprits, patched=None, logits=None)
 
 

@@ -14,6 +14,8 @@ from engine.errors import InvalidModel
 from harness.check import BadInput, Plan, open_plan
 from harness.dump import dump_trace
 from harness.dumps import read_dump
+from harness.findings import Findings
+from harness.locate import locate
 from harness.records import EXACT, Answered, Request, Unanswerable
 from harness.run import builtin_model
 from harness.suites.base import Context
@@ -202,12 +204,15 @@ def test_a_pipe_among_the_files_is_not_waited_for(written: Path, tmp_path: Path)
         read_dump(folder)
 
 
-def test_a_misspelt_node_of_a_graph_of_ours_is_said(
-    model: Path, written: Path, tmp_path: Path
-) -> None:
+def test_a_misspelt_node_is_said(model: Path, written: Path, tmp_path: Path) -> None:
     folder = changed(written, tmp_path / "d", misspell)
-    with pytest.raises(BadInput, match=r"no node named 'attn_nrm' \(near: attn_norm"):
-        with_context(model, folder, lambda _: None)
+    found: list[Findings] = []
+    with_context(model, folder, lambda context: found.append(locate(context)))
+    ((why, sites),) = found[0].skipped.items()
+    assert "llama.cpp's graph has no such node" in why
+    assert "(near: attn_norm" in why
+    assert [str(site) for site in sites] == ["attn_nrm-0"]
+    assert not found[0].guilty
 
 
 def test_no_folder_no_json_and_no_safetensors_are_said(written: Path, tmp_path: Path) -> None:

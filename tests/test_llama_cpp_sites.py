@@ -51,19 +51,6 @@ def test_every_site_of_a_graph_is_found_once_in_every_version(version: str, kind
     assert set(found.values()) == {1}
 
 
-@pytest.mark.parametrize("kind", GRAPHS)
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_site_is_computed_after_those_that_it_reads(version: str, kind: str) -> None:
-    order: list[str] = []
-    for node in recorded(version, kind):
-        for name, _ in sites_of(node):
-            assert [i for i in SITES[name].inputs if i in set(SITES) - ABSENT[kind] - {*order}] in (
-                [],
-                ["v_cache"],  # shown when it is read, beside the weights that it is read with
-            ), name
-            order.append(name)
-
-
 @pytest.mark.parametrize("version", VERSIONS)
 def test_one_node_of_a_layer_stores_keys_before_they_are_read(version: str) -> None:
     graph = recorded(version, "dense")

@@ -157,17 +157,6 @@ def test_a_greedy_choice_that_is_not_the_largest_logit_is_found_in_either_role(
     assert found[0].detail["at_fault"] == ("both" if len(roles) == 2 else roles[0])
 
 
-def test_a_suite_leaves_nothing_behind_that_changes_the_next(model: Path) -> None:
-    """The ops of another suite once stayed in the model that all of them share."""
-    opened = open_plan(plan_for(model, oracle="mutant:stale-norm"), lambda _: None)
-    try:
-        before = opened.context.reading.ops
-        list(run_suites(opened.context, ("logits", "decode", "trace", "products")))
-        assert opened.context.reading.ops is before
-    finally:
-        opened.close()
-
-
 class NoNumbers(Reference, name="test:no-numbers"):
     """Every logit is NaN."""
 

@@ -78,6 +78,7 @@ def check_sites(trace: Trace, steps: int) -> None:
     for record in trace.records:
         expect_record(record, TensorRecord, "a record of the trace")
         check_step(record.site, steps)
+        expect_array(record.value, None, record.value.shape, f"{record.site}")
         if record.site in seen:
             where = f"{record.site} of step {record.site.step}"
             raise MalformedAnswer(where, "each site once", "it twice")

@@ -6,8 +6,8 @@ import numpy as np
 
 from harness.findings import Findings, by_layer
 from harness.judge import SiteFinding
-from harness.locate import Patched, locate, locate_more, patch
-from harness.records import Evaluation, Request, Site, Verdict
+from harness.locate import Patched, locate, locate_more, oracles_outputs, outputs_of, patch
+from harness.records import Evaluation, Site, Verdict
 from harness.suites.base import Context
 from harness.suites.logits import compared
 
@@ -70,10 +70,11 @@ def bisect(context: Context) -> Bisection:
 
 def own_logits(context: Context, found: Findings) -> Verdict:
     """Whether there is nothing to find: a fault may lie in what is not shown."""
-    request = Request(batches=context.batches, embeddings=found.embeddings)
-    own: Evaluation = context.ask(context.subject, "evaluate", request)
+    oracle, own = (
+        Evaluation(logits=rows, trace=None)
+        for rows in (oracles_outputs(context, found), outputs_of(context, context.subject, found))
+    )
     truth = np.concatenate(context.noise.logits)
-    oracle = Evaluation(logits=found.outputs, trace=None)
     return compared(context, "bisect", context.batches, oracle, own, truth, found.what)
 
 

@@ -341,6 +341,10 @@ class SegmentJudge:
         return {self.wires[place].site for place in self.given}
 
     @cached_property
+    def place_of(self) -> dict[Site, Place]:
+        return {wire.site: place for place, wire in self.wires.items()}
+
+    @cached_property
     def op_of(self) -> dict[Site, str]:
         return {self.wires[place].site: node.op for place, (_, node) in self.nodes.items()}
 

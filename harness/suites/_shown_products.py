@@ -63,7 +63,6 @@ def products_between_nodes(context: Context, keep: Keep) -> Findings:
         not_given=tuple(w.site for w in products.values() if w.site not in judged),
         free={f.site: f.err_local / (f.size or 1.0) for f in found},
         values={},
-        outputs=(),
         own_inputs=True,
     )
 

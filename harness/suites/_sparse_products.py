@@ -51,7 +51,6 @@ def products_along_nodes(context: Context) -> Findings:
         not_given=(),
         free={f.site: f.err_local / (f.size or 1.0) for f in judge.findings},
         values={},
-        outputs=(),
         unknown={reason: tuple(sites) for reason, sites in judge.unknown.items()},
     )
 

@@ -167,8 +167,10 @@ class Context:
         error = no_answer(session.name, question, outcome)
         if isinstance(outcome, Rejected):
             raise self.refusal(session, question, error)
-        if error.status == "not-applicable" and session is self.subject:
-            # the oracle was asked first: it is the engine that lacks something, not the model
+        lacking = session is self.subject or (self.facts.has_logits and not self.embeddings)
+        if error.status == "not-applicable" and lacking:
+            # the oracle was asked first, and a graph of ours has logits: it is the engine that
+            # lacks something, not the model
             text = f"{session.name} cannot be asked: {error.summary}"
             raise NoAnswer("not-compared", text, error.detail)
         raise error

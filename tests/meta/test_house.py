@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.sites import SITES
-
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST = 400
 LONGER = {  # file -> why it is one thought all the same
@@ -114,25 +112,3 @@ def test_the_architecture_can_be_read_in_one_sitting() -> None:
     if not page.exists():
         pytest.skip("no ARCHITECTURE.md: its length was not checked")
     assert len(page.read_text().splitlines()) <= 150
-
-
-@pytest.mark.parametrize("name", SITES)
-def test_what_a_site_reads_is_a_site(name: str) -> None:
-    info = SITES[name]
-    assert set(info.inputs) <= SITES.keys() | {"residual"}
-    assert name not in info.inputs
-    assert info.op.isupper()
-    assert info.shape.startswith("(")
-
-
-def test_every_site_leads_back_to_the_embedding() -> None:
-    """No loop and no dead end: following the inputs of any site ends in `residual` or `embd`."""
-
-    def ends(name: str, seen: tuple[str, ...]) -> set[str]:
-        assert name not in seen, f"{name} depends on itself"
-        if name in ("residual", "embd"):
-            return {name}
-        assert SITES[name].inputs, f"{name} comes from nowhere"
-        return set().union(*(ends(i, (*seen, name)) for i in SITES[name].inputs))
-
-    assert all(ends(name, ()) <= {"residual", "embd"} for name in SITES)

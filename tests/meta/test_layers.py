@@ -32,10 +32,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "harness.limits",
         "harness.known_failures",
         "harness.exit_codes",
+        "harness.sites",
     ),
     ("harness.designs", "harness.engine_process", "harness.candidates"),
     ("harness.rope_designs",),
-    ("harness.bounded",),
     ("harness.synth", "harness.adapters", "harness.judge", "harness.report"),
     ("harness.real_models", "harness.twin"),
     (
@@ -233,7 +233,7 @@ def test_a_violation_is_seen(module: str, source: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("engine.weights", "import mmap\nimport numpy as np\nfrom engine.trace import SITES"),
+        ("engine.weights", "import mmap\nimport numpy as np\nfrom engine.trace import Probe"),
         ("engine.architectures.llama", "from .base import Architecture"),
         ("harness.judge", "from harness import tolerances"),
         ("harness.suites.trace", "from harness.locate import locate"),
