@@ -8,7 +8,7 @@ from harness.findings import Findings, by_layer
 from harness.judge import SiteFinding
 from harness.locate import Patched, locate, locate_more, oracles_outputs, outputs_of, patch
 from harness.records import Evaluation, Site, Verdict
-from harness.suites.base import Context
+from harness.suites.base import Context, NoAnswer
 from harness.suites.logits import compared
 
 Place = tuple[int | None, str]  # layer and site
@@ -29,7 +29,8 @@ class Bisection:
     found: Findings
     layers: tuple[Layer, ...]
     culprits: tuple[SiteFinding, ...]  # one for each place, from the first step that shows it
-    patched: Patched | None  # None: there is nothing to put right
+    patched: Patched | None  # None: there is nothing to put right, or it `failed`
+    failed: str = ""
     logits: Verdict | None  # of the subject's own run; None: there are culprits
 
     @property
@@ -53,9 +54,13 @@ def bisect(context: Context) -> Bisection:
     found = locate(context)
     if found.embeddings:
         context = context.for_embeddings()
-    patched = patch(context, found) if found.guilty else None
-    if patched is not None:
-        found, patched = locate_more(context, found, patched)
+    patched, failed = None, ""
+    if found.guilty:
+        try:
+            patched = patch(context, found)
+            found, patched = locate_more(context, found, patched)
+        except NoAnswer as error:  # what was found is true all the same
+            failed = error.summary
     culprits: dict[Place, SiteFinding] = {}
     for finding in found.guilty:
         culprits.setdefault((finding.layer, finding.site.name), finding)
@@ -64,6 +69,7 @@ def bisect(context: Context) -> Bisection:
         layers=layers_of(found),
         culprits=tuple(culprits.values()),
         patched=patched,
+        failed=failed,
         logits=None if culprits else own_logits(context, found),
     )
 

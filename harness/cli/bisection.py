@@ -70,6 +70,8 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
     lines += [found.rest, *other_graph(result)]
     if result.patched is not None:
         lines.append(confirmation(result.patched))
+    if result.failed:
+        lines.append(f"not confirmed: with the oracle's tensors put in, {result.failed}")
     return lines
 
 
