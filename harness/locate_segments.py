@@ -44,7 +44,7 @@ def locate_segments(context: Context, given: Values | None = None) -> Findings:
     places = places_by_site(program, wires_of(program))
     wires = renamed(wires_of(program), places)
     values = own_run(context, program, given)
-    absent = [places[site] for site in promised(context, places) if site not in values]
+    absent = [places[site] for site in promised(context, places, values)]
     shown = {places[site]: value for site, value in values.items() if site in places}
     unfit = {**misshapen(program, shown), **dict.fromkeys(absent, Mismatch(kind="missing"))}
     stored = {places[s]: kind for s, kind in context.subject.stored.items() if s in places}
@@ -98,13 +98,14 @@ def own_run(context: Context, program: Program, given: Values | None) -> Values:
     return run.trace.values()
 
 
-def promised(context: Context, places: Mapping[Site, Place]) -> list[Site]:
-    """What an engine must show, because it says that it does. Ours does not say what."""
-    info = context.subject_info
+def promised(context: Context, places: Mapping[Site, Place], values: Values) -> list[Site]:
+    """What an engine does not show though it says so. Ours does not say what, and one that shows a
+    name nowhere may have no such tensor in this architecture."""
+    info, there = context.subject_info, {site.name for site in values}
     if info.partial or (info.shows is None and info.shows_nodes):
         return []
-    names = {*SITES} if info.shows is None else {*info.shows}
-    return [site for site in places if site.name in names]
+    names = there & ({*SITES} if info.shows is None else {*info.shows})
+    return [site for site in places if site.name in names and site not in values]
 
 
 def no_such_node(sites: Sequence[Site], places: Mapping[Site, Place]) -> str:
