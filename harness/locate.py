@@ -18,6 +18,7 @@ from harness.runner import Session
 from harness.suites.base import Context, NoAnswer
 from harness.tolerances import Bound, whole_run
 
+WHOLLY_OFF = 1.0  # of the largest value: ops behind work on numbers of another size
 Outputs = tuple[NDArray[Any], ...]  # of each batch: (outputs, vocabulary or width)
 
 
@@ -30,8 +31,21 @@ def locate(context: Context) -> Findings:
     if context.subject_info.computes_nodes:
         return locate_along_nodes(context)
     if shows_tensors(context):
-        return locate_segments(context)
+        return all_segments(context)
     raise NoAnswer(nothing_shown(context), f"{context.subject.name} does not show tensors", {})
+
+
+def all_segments(context: Context) -> Findings:
+    """Also those that a fault before them hides: of a NaN every op makes another one. So the
+    oracle's values are put in where an op is wrong, as long as more are found then."""
+    found = locate_segments(context)
+    hidden = any(not error <= WHOLLY_OFF for error in found.free.values())
+    while hidden and (values := replaceable(context, found.values)):
+        more = locate_segments(context, values)
+        if len(more.values) <= len(found.values):
+            break
+        found = dataclasses.replace(more, free=found.free)  # of its own run
+    return found
 
 
 def nothing_shown(context: Context) -> Status:
@@ -41,7 +55,10 @@ def nothing_shown(context: Context) -> Status:
 
 def replaceable(context: Context, values: Values) -> Values:
     """Of these values those that the subject can go on with instead of its own."""
-    return {s: v for s, v in values.items() if s.name not in context.subject_info.fixed}
+    info = context.subject_info
+    if info.computes_nodes and not info.shows_nodes:
+        return {}  # it has other names for them
+    return {s: v for s, v in values.items() if s.name not in info.fixed}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -102,15 +119,3 @@ def patch(context: Context, found: Findings) -> Patched:
         agrees=mismatch_between(expected, healed, bound.allowed) is None,
         what=found.what,
     )
-
-
-def locate_more(context: Context, found: Findings, patched: Patched) -> tuple[Findings, Patched]:
-    """What a fault before it has hidden: of a NaN every op makes another one. So the oracle's
-    values are put in where an op is wrong, as long as others show then."""
-    while found.own_inputs and not patched.confirms:
-        more = locate_segments(context, replaceable(context, found.values))
-        if len(more.values) <= len(found.values):
-            break
-        found = dataclasses.replace(more, free=found.free)  # of its own run
-        patched = patch(context, found)
-    return found, patched

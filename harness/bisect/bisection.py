@@ -6,7 +6,7 @@ import numpy as np
 
 from harness.findings import Findings, by_layer
 from harness.judge import SiteFinding
-from harness.locate import Patched, locate, locate_more, oracles_outputs, outputs_of, patch
+from harness.locate import Patched, locate, oracles_outputs, outputs_of, patch
 from harness.records import Evaluation, Site, Verdict
 from harness.suites.base import Context, NoAnswer
 from harness.suites.logits import compared
@@ -58,7 +58,6 @@ def bisect(context: Context) -> Bisection:
     if found.guilty:
         try:
             patched = patch(context, found)
-            found, patched = locate_more(context, found, patched)
         except NoAnswer as error:  # what was found is true all the same
             failed = error.summary
     culprits: dict[Place, SiteFinding] = {}

@@ -72,7 +72,7 @@ def test_one_changed_weight_is_found_down_to_its_row(
     assert first is not None
     assert first.at_fault == "subject"
     assert result.found.err_out(first) > 100 * result.found.err_in(first)
-    assert result.found.rest.startswith(f"on the oracle's inputs {len(result.found.all) - 3} of ")
+    assert result.found.rest.startswith(f"on its own inputs {len(result.found.all) - 3} of ")
     assert [layer.layer for layer in result.layers if layer.guilty] == [3]
 
 

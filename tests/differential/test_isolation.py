@@ -41,7 +41,7 @@ def test_a_killed_oracle_is_one_crashed_verdict_and_the_other_suites_complete(
     line = {
         "logits": "logits of both engines",
         "decode": "generating 8 tokens",
-        "trace": "asking the oracle for every tensor",
+        "trace": "recording the graph",
     }[victim]
     with open_for(plan_for(models("f32"))) as opened:
         oracle = opened.context.oracle

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,11 +16,12 @@ from engine.weights import Weight
 from harness.adapters.reference import Reference
 from harness.check import Opened, Plan, open_plan, run_suites
 from harness.exit_codes import exit_code
-from harness.locate import locate, trace_of
+from harness.locate import locate
 from harness.records import EXACT, PRESETS, Request
 from harness.runner import Runner
+from harness.sites import SITES
 from harness.suites.base import Context
-from harness.suites.products import PRODUCTS, on_sparse_inputs
+from harness.suites.products import on_sparse_inputs
 from tests.all_types import relative_rms
 from tests.models import written
 
@@ -28,6 +30,11 @@ GATE = 5e-4  # the normalised mean square error that llama.cpp's own tests let p
 CASES = [(quant, width) for quant in ("Q8_0", "Q4_K") for width in (256, 1024, 4096)]
 LONGEST = pytest.mark.parametrize("opened", [("Q8_0", 4096)], indirect=True)
 LONG = ("Qcur", "Kcur", "Vcur", "ffn_gate", "ffn_up", "result_output")  # rows as long as the width
+PRODUCTS = {
+    name: info
+    for name, info in SITES.items()
+    if info.weight is not None and info.op in ("MUL_MAT", "MUL_MAT_ID")
+}
 EXPERTS = {name for name in PRODUCTS if "moe" in name}
 DENSE = {*PRODUCTS} - EXPERTS
 
@@ -106,9 +113,10 @@ def test_it_shows_at_each_where_a_mean_square_gate_is_blind(
 
 def mean_square_errors(context: Context) -> dict[str, float]:
     """Of the products on the oracle's own inputs, as llama.cpp's tests measure them."""
-    oracle = trace_of(context.oracle_run).values()
-    request = Request(batches=context.batches, capture=True, replace=oracle)
-    local = trace_of(context.ask(context.subject, "evaluate", request)).values()
+    request = Request(batches=context.batches, capture=True)
+    oracle = context.ask(context.oracle, "evaluate", request).trace.values()
+    request = replace(request, replace=oracle)
+    local = context.ask(context.subject, "evaluate", request).trace.values()
     sites = [site for site in oracle if site.step == 0 and site.name in PRODUCTS]
     return {site.name: relative_rms(oracle[site], local[site]) ** 2 for site in sites}
 
