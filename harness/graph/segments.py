@@ -54,16 +54,21 @@ class Noise:
     """Of a node in runs with random honest errors."""
 
     worst: float = 0.0  # the error of any element
-    rows: int = 0  # in which any was beyond what its op alone may be off, in the worst run
+    # of each run: how far each row, along the last axis, is beyond what its op alone may be off
+    rows: tuple[NDArray[np.float64], ...] = ()
 
     def __or__(self, other: "Noise") -> "Noise":
-        return Noise(max(self.worst, other.worst), max(self.rows, other.rows))
+        return Noise(max(self.worst, other.worst), self.rows + other.rows)
 
-    @property
-    def few(self) -> int:
-        """So many rows may have an activation on the other side of a step of its conversion: where
-        that is rare, three runs may have met none."""
-        return 4 * (self.rows + 1)
+    def explains(self, rows: NDArray[np.float64]) -> bool:
+        """Whether as few rows are off, by anything and by much: an activation on the other side of
+        a step of its conversion moves one. Where that is rare, three runs may have met none."""
+        most = max((float(run.max(initial=0.0)) for run in self.rows), default=0.0)
+        return all(
+            (rows > size).sum()
+            <= 4 * (1 + max(((run > size).sum() for run in self.rows), default=0))
+            for size in (0.0, most / 8)
+        )
 
 
 Noises = tuple[Mapping[Place, Noise], Mapping[Place, Noise]]  # the second of wider inputs
@@ -198,7 +203,7 @@ class SegmentJudge:
             moved = self.run(Noisy(self.seed + i), values=self.jittered(i) if jitter else None)
             for place, seen in honest.items():
                 a, b = seen.numbers, moved[place].numbers
-                rows = rows_beyond(seen.truth, b, seen.allowed) if seen.scores is None else 0
+                rows = (beyond(seen.truth, b, seen.allowed),) if seen.scores is None else ()
                 found[place] |= Noise(worst_distance(a, b), rows)
         return found
 
@@ -239,8 +244,8 @@ class SegmentJudge:
             shown = where_limited(truth, shown, allowed)
         mismatch = mismatch_between(truth, shown, allowed)
         one_op = alone and not (segment.rounds or self.stored)
-        few = noise[segment.place].few
-        if mismatch is None and one_op and rows_beyond(truth, shown, seen.allowed) > few:
+        rows = beyond(truth, shown, seen.allowed)
+        if mismatch is None and one_op and not noise[segment.place].explains(rows):
             allowed = seen.allowed
             mismatch = mismatch_between(truth, shown, allowed)
         return SiteFinding(
@@ -366,13 +371,16 @@ class SegmentJudge:
         return f"; stored in {', '.join(sorted(kinds))}" if kinds else ""
 
 
-def rows_beyond(truth: NDArray[Any], shown: NDArray[Any], allowed: NDArray[np.float64]) -> int:
-    """In how many rows, along the last axis, any number is further off than is allowed."""
+def beyond(
+    truth: NDArray[Any], shown: NDArray[Any], allowed: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """How much further than allowed each row is off, along the last axis; flat."""
     if shown.shape != truth.shape or not truth.size:
-        return 0
+        return np.zeros(0)
     with np.errstate(invalid="ignore"):
-        beyond = np.abs(shown.astype(np.float64) - truth) > allowed  # what is no number is not
-    return int(beyond.any(axis=-1).sum())
+        far = np.nan_to_num(np.abs(shown.astype(np.float64) - truth) - allowed, nan=0.0)
+    rows: NDArray[np.float64] = far.max(axis=-1, initial=0.0).reshape(-1)
+    return rows
 
 
 def wrong(found: Sequence[Found], sort: Place) -> int:

@@ -101,11 +101,17 @@ def test_two_faults_in_different_layers_are_both_found(
 def test_a_fault_of_llama_cpp_as_the_subject_is_found(
     five_layers: Path, plan_for: PlanFor, checked: Checked, bisected: Bisect, tmp_path: Path
 ) -> None:
-    """Roles are not classes: here our engine is the oracle."""
+    """Roles are not classes: here our engine is the oracle. llama.cpp computes the ops of its graph
+    one by one; into its runs nothing is put under the names of nodes."""
     wrong = changed(five_layers, tmp_path, ("blk.3.ffn_down.weight", ROW, 0.5))
     plan = plan_for(five_layers, subject_model=wrong, engine="llama.cpp", oracle="reference")
     assert exit_code(checked(plan)) == 1
-    assert_only(bisected(plan), 3, "ffn_out", "blk.3.ffn_down.weight", ROW)
+    result = bisected(plan)
+    (culprit,) = result.culprits
+    assert (str(culprit.site), culprit.weight) == ("ffn_out-3", "blk.3.ffn_down.weight")
+    assert culprit.outputs == (ROW,)
+    assert result.patched is not None
+    assert not result.patched.confirms
 
 
 def test_a_fault_in_the_oracles_file_is_found_too(
