@@ -190,13 +190,16 @@ class Run:
 
 
 def put_in(value: NDArray[Any], given: NDArray[Any], name: str) -> NDArray[Any]:
-    """A node's value with what is given in its place; cells that nobody uses stay as they are."""
+    """A node's value with what is given in its place; cells that nobody uses have no weight, and
+    else stay as they are."""
     new = np.array(value, order="C")
     part = part_shown(new, given.shape, name)
     if part is None:
         raise EngineError(
             f"a value of shape {given.shape} is put in at {name}, which has {value.shape}"
         )
+    if name.startswith("kq_soft_max"):
+        new[...] = 0  # of a row of NaN they are none either
     part[...] = given
     return new
 
