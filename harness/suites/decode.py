@@ -10,6 +10,7 @@ from engine.quants.base import F32
 from harness.compare import largest
 from harness.facts import ModelFacts
 from harness.records import Request, Verdict
+from harness.repeats import asked_again
 from harness.suites.base import Context, Suite
 from harness.suites.logits import compared, is_oracle_wrong
 from harness.tolerances import whole_run
@@ -30,15 +31,18 @@ class Decode(Suite, name="decode"):
     def run(self, context: Context) -> Iterator[Verdict]:
         prompt = self.prompt(context)
         context.progress(f"generating {context.n_steps} tokens")
-        free, subject = context.ask_both("greedy", prompt, context.n_steps)
+        asked = ("greedy", prompt, context.n_steps)
+        free, subject = context.ask_both(*asked)
         request = Request(batches=steps_of(prompt, free, context.facts.decoder_start))
         if shows_no_logits(context):
-            diverged = False
-            for verdict in greedy_alone(context, prompt, request.batches, free, subject):
-                yield verdict
-                diverged |= verdict.status == "diverged"
-            if not diverged:
+            found = list(greedy_alone(context, prompt, request.batches, free, subject))
+            yield from found
+            if all(verdict.status != "diverged" for verdict in found):
                 yield from next_tokens(context)
+            else:
+                yield from asked_again(
+                    context, "decode", subject, "greedy", prompt, context.n_steps
+                )
             return
         context.progress(f"decoding {len(request.batches)} batches in both engines")
         expected, actual = context.ask_both("evaluate", request)
@@ -49,7 +53,10 @@ class Decode(Suite, name="decode"):
             yield context.verdict("decode", "not-compared", WRONG_ORACLE)
             return
         before, own = (np.concatenate(e.logits)[-len(free) :] for e in (expected, actual))
-        yield judged(context, request.batches, before, own, free, subject)
+        verdict = judged(context, request.batches, before, own, free, subject)
+        yield verdict
+        if verdict.status == "diverged":
+            yield from asked_again(context, "decode", subject, *asked)
 
     def prompt(self, context: Context) -> list[int]:
         if not context.facts.has_vocabulary:
