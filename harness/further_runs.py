@@ -17,6 +17,7 @@ PROMPT = 67  # whole tiles of 4, 8, 16, 32 or 64 rows, and some of another
 FEW = (2, 3, 4, 6, 7, 8, 1)  # kernels for few rows are often others than for many
 FILLED = 5  # tokens of the second batch
 CELLS = 300  # at least: llama.cpp's caches grow by 256
+LONGER = (PROMPT, 261)  # tokens of a prefix
 SMALL = 16 << 20  # bytes of weights that every cell is filled with: the work of a second or so
 ROWS = 1 << 20  # logits of a batch that are asked for at every token
 PLACES = (  # (sequence, position) of each token of each batch
@@ -88,6 +89,20 @@ def many_ids(context: Context, n: int) -> list[int]:
     edges = [n_vocab - 1, *(token for token in EDGES if token < n_vocab)]
     ids = list(dict.fromkeys([*edges, *others[:n].tolist()]))
     return [ids[i % len(ids)] for i in range(n)]
+
+
+def longer(context: Context, ids: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The same ids and others behind them, and the lengths of beginnings to ask for besides: of
+    an engine that is asked for one next token at a time."""
+    ends = [n for n in LONGER if len(ids) < n <= n_cells(context)]
+    return [*ids, *many_ids(context, max(ends, default=0))][: max([len(ids), *ends])], ends
+
+
+def with_rows(ids: Sequence[int], ends: Sequence[int]) -> Batch:
+    batch = Batch.of(ids)
+    batch.outputs[:] = False
+    batch.outputs[np.array(ends) - 1] = True
+    return batch
 
 
 def joined(context: Context) -> tuple[Batch, ...]:

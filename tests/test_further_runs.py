@@ -22,8 +22,11 @@ from harness.check import Plan, open_plan, run_suites
 from harness.further_runs import FEW, batch_sizes, further_runs
 from harness.records import EXACT, Evaluation, Request, Settings, Verdict
 from tests.models import written
+from tests.quiet_engines import Quiet, made
+from tests.test_check import plan_for, verdicts_of
 
 Bools = NDArray[np.bool_]
+QUIET = {"logprobs": "logprobs", "greedy": "decode", "generate": "text"}
 N = 330  # cells of which the models are
 LONG, JOINED = f"for {N} tokens in batches of", "with a second sequence that comes later"
 
@@ -140,6 +143,12 @@ WRONG = {
 }
 
 
+def quiet(level: str) -> str:
+    """It shows no more than that, and goes wrong behind 64 rows."""
+    changes = {"levels": (level,), "ops": RowsBehind64, "make_ops": Reference.make_ops}
+    return made(f"further: {level}", Quiet, **changes)
+
+
 class OneBatchOfSeveral(Reference, name="further: one batch of several"):
     """Honest: a prompt, and then single tokens of the same sequence."""
 
@@ -198,6 +207,15 @@ def test_what_an_engine_does_not_answer_is_named_and_accuses_nobody(model: Path)
     for words in (LONG, JOINED):
         assert f"not compared {words}" in verdict.summary or f"; {words}" in verdict.summary
     assert verdict.detail["same"] == ["with tensors shown", "with outputs of some tokens only"]
+
+
+@pytest.mark.parametrize(("level", "suite"), QUIET.items())
+def test_an_engine_without_logits_is_asked_further_as_well(
+    level: str, suite: str, model: Path
+) -> None:
+    *_, wrong = verdicts_of(plan_for(model, engine=quiet(level), suites=(suite,)))
+    assert wrong.status == "diverged", wrong.summary
+    assert wrong.detail["at_fault"] == "subject"
 
 
 def runs_of(model: Path, **changes: Any) -> Iterator[tuple[Batch, ...]]:

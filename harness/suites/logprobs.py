@@ -15,6 +15,7 @@ from engine.tokenizers.vocabulary import Attr
 from harness.candidates import Listed, Off, names_of, off_from, read_list, spread
 from harness.compare import largest
 from harness.facts import ModelFacts
+from harness.further_runs import longer, with_rows
 from harness.records import Request, Verdict
 from harness.suites.base import Context, NoAnswer, Suite, not_offered
 from harness.suites.logits import is_oracle_wrong
@@ -65,6 +66,8 @@ class Asked:
 def by_ids(context: Context) -> Asked:
     ids = context.tokens[: context.n_tokens]
     ends = [n for n in LENGTHS if n < len(ids)] + [len(ids)]
+    ids, more = longer(context, ids)
+    ends += more
     return Asked(prefixes=[ids[:n] for n in ends], batch=with_rows(ids, ends))
 
 
@@ -87,13 +90,6 @@ def by_text(context: Context) -> Asked:
     places = sorted({0, *(n for n in LENGTHS if n < len(fits)), len(fits) - 1})
     ends = [fits[place] for place in places]
     return Asked(prefixes=[texts[n - 1] for n in ends], batch=with_rows(ids[: ends[-1]], ends))
-
-
-def with_rows(ids: Sequence[int], ends: Sequence[int]) -> Batch:
-    batch = Batch.of(ids)
-    batch.outputs[:] = False
-    batch.outputs[np.array(ends) - 1] = True
-    return batch
 
 
 def names(context: Context, lists: Sequence[Sequence[tuple[Any, float]]]) -> dict[bytes, Any]:
