@@ -108,8 +108,8 @@ def names(context: Context, lists: Sequence[Sequence[tuple[Any, float]]]) -> dic
 
 def compared(context: Context, asked: Asked, logits: F32, listed: Sequence[Listed]) -> Verdict:
     batches = (asked.batch,)
-    if not np.isfinite(logits).any():
-        text = "none of the oracle's logits is finite: nothing to compare"
+    if not (np.isfinite(logits) | np.isneginf(logits)).all():
+        text = "logits are NaN or infinite, so that probabilities are not determined"
         return context.verdict("logprobs", "not-compared", text)
     truth = np.concatenate(context.honest.floor(batches, seed=context.seed, runs=0).logits)
     if is_oracle_wrong(context, batches, logits, truth):
