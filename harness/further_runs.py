@@ -17,6 +17,7 @@ PROMPT = 67  # whole tiles of 4, 8, 16, 32 or 64 rows, and some of another
 FEW = (2, 3, 4, 6, 7, 8, 1)  # kernels for few rows are often others than for many
 FILLED = 5  # tokens of the second batch
 CELLS = 300  # at least: llama.cpp's caches grow by 256
+DEPTH = 16  # times the prompt: of one of 32 tokens the whole cache
 LONGER = (PROMPT, 261)  # tokens of a prefix
 SMALL = 16 << 20  # bytes of weights that every cell is filled with: the work of a second or so
 ROWS = 1 << 20  # logits of a batch that are asked for at every token
@@ -49,8 +50,9 @@ def further_runs(context: Context) -> Iterator[FurtherRun]:
 
 
 def n_cells(context: Context) -> int:
-    """As many positions as all engines must have; of a large model no more than say something."""
-    n = context.settings.n_ctx
+    """As many positions as all engines must have; of a large model no more than say something, and
+    not very many behind a prompt that was asked to be short."""
+    n = min(context.settings.n_ctx, DEPTH * context.n_tokens)
     key = f"{context.facts.architecture}.context_length"
     trained = context.file.metadata.get(key)
     limits = [context.facts.n_positions, trained.data if trained else 0]

@@ -213,14 +213,14 @@ def test_what_an_engine_does_not_answer_is_named_and_accuses_nobody(model: Path)
 def test_an_engine_without_logits_is_asked_further_as_well(
     level: str, suite: str, model: Path
 ) -> None:
-    *_, wrong = verdicts_of(plan_for(model, engine=quiet(level), suites=(suite,)))
+    *_, wrong = verdicts_of(plan_for(model, engine=quiet(level), suites=(suite,), n_tokens=32))
     assert wrong.status == "diverged", wrong.summary
     assert wrong.detail["at_fault"] == "subject"
 
 
 def runs_of(model: Path, **changes: Any) -> Iterator[tuple[Batch, ...]]:
     plan = Plan(
-        case="m", model=model, subject_model=model, oracle="reference", settings=EXACT, n_tokens=4
+        case="m", model=model, subject_model=model, oracle="reference", settings=EXACT, n_tokens=32
     )
     opened = open_plan(plan, lambda _: None)
     try:
