@@ -11,6 +11,7 @@ import numpy as np
 from numpy.random import Philox
 
 from engine.batch import Batch, encoded_first
+from harness.records import Rejected, Unanswerable
 from harness.suites.base import Context
 
 PROMPT = 67  # whole tiles of 4, 8, 16, 32 or 64 rows, and some of another
@@ -93,11 +94,20 @@ def many_ids(context: Context, n: int) -> list[int]:
     return [ids[i % len(ids)] for i in range(n)]
 
 
-def longer(context: Context, ids: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The same ids and others behind them, and the lengths of beginnings to ask for besides: of
-    an engine that is asked for one next token at a time."""
-    ends = [n for n in LONGER if len(ids) < n <= n_cells(context)]
-    return [*ids, *many_ids(context, max(ends, default=0))][: max([len(ids), *ends])], ends
+def longer(context: Context, ids: Sequence[int], question: str) -> tuple[list[int], list[int], str]:
+    """Of an engine that is asked for one next token at a time: the same ids and others behind
+    them, the lengths of beginnings to ask for besides, and why it takes no longer ones."""
+    most = n_cells(context)
+    every = [*ids, *many_ids(context, most)]
+    ends, why = [], ""
+    for n in (n for n in LONGER if len(ids) < n <= most):
+        prompt = [every[:n]] if question == "logprobs" else every[:n]
+        outcome = context.subject.ask(question, prompt, 1)
+        if isinstance(outcome, Unanswerable | Rejected):
+            why = f"beginnings of {n} tokens: {outcome.message}"
+            break
+        ends.append(n)
+    return every[: max([len(ids), *ends])], ends, why
 
 
 def with_rows(ids: Sequence[int], ends: Sequence[int]) -> Batch:

@@ -19,6 +19,7 @@ from engine.quants.base import F32
 from engine.weights import Weight
 from harness.adapters.reference import Reference
 from harness.check import Plan, open_plan, run_suites
+from harness.exit_codes import exit_code
 from harness.further_runs import FEW, batch_sizes, further_runs
 from harness.records import EXACT, Evaluation, Request, Settings, Verdict
 from tests.models import written
@@ -216,6 +217,29 @@ def test_an_engine_without_logits_is_asked_further_as_well(
     *_, wrong = verdicts_of(plan_for(model, engine=quiet(level), suites=(suite,), n_tokens=32))
     assert wrong.status == "diverged", wrong.summary
     assert wrong.detail["at_fault"] == "subject"
+
+
+def short_of(question: str) -> Any:
+    """Honest: it has room for 64 tokens, and says so."""
+
+    def ask(self: Any, given: Any, n: int) -> Any:
+        longest = max(map(len, given)) if question == "logprobs" else len(given)
+        if longest > (200 if question == "generate" else 64):
+            raise Unsupported("64 cells")
+        return getattr(Quiet, question)(self, given, n)
+
+    return ask
+
+
+@pytest.mark.parametrize(("level", "suite"), QUIET.items())
+def test_an_engine_with_a_short_context_is_compared_as_far_as_it_goes(
+    level: str, suite: str, model: Path
+) -> None:
+    name = made(f"short: {level}", Quiet, levels=(level,), **{level: short_of(level)})
+    found = verdicts_of(plan_for(model, engine=name, suites=(suite,), n_tokens=32))
+    assert {v.status for v in found} <= {"agreed", "excused", "not-applicable"}
+    assert "64 cells" in next(v.summary for v in found if v.status == "not-applicable")
+    assert exit_code(found) == 0
 
 
 def runs_of(model: Path, **changes: Any) -> Iterator[tuple[Batch, ...]]:

@@ -105,8 +105,10 @@ def next_tokens(context: Context) -> Iterator[Verdict]:
         return
     ids = context.tokens[: min(context.n_tokens, MOST_BEGINNINGS)]
     ends = [*range(1, len(ids) + 1)]
-    ids, more = longer(context, ids)
+    ids, more, why = longer(context, ids, "greedy")
     ends += more
+    if why:
+        yield context.verdict("decode", "not-applicable", why)
     batches = (with_rows(ids, ends),)
     logits = oracles_logits(context, batches)
     if logits is None:

@@ -55,8 +55,11 @@ def asked_more(context: Context, request: Request, first: Evaluation, verdict: V
     wrong = [not_deterministic(context, "logits", shaky)] if shaky else []
     if shaky and shaky.apart > 2 * context.noise.relative:
         return [], ["in other ways: its own runs differ by more"], wrong
-    ways, runs = asked_otherwise(context, first), asked_further(context)
-    return ways[0] + runs[0], ways[1] + runs[1], wrong + ways[2] + runs[2]
+    same, unanswered, differ = asked_otherwise(context, first)
+    if verdict.status != "agreed":  # it would be said of every run again
+        return same, [*unanswered, "further on: this run does not agree"], wrong + differ
+    runs = asked_further(context)
+    return same + runs[0], unanswered + runs[1], wrong + differ + runs[2]
 
 
 def asked_further(context: Context) -> Ways:

@@ -51,6 +51,8 @@ class LogProbs(Suite, name="logprobs"):
         listed = [read_list(row, names(context, lists)) for row in lists]
         verdict = compared(context, asked, run.logits[0], listed)
         yield verdict
+        if asked.left_out:
+            yield context.verdict("logprobs", "not-applicable", asked.left_out)
         if verdict.status == "agreed" and (text := left_open(listed)):
             yield context.verdict("logprobs", "not-compared", text)
 
@@ -61,14 +63,15 @@ class Asked:
 
     prefixes: list[list[int] | bytes]
     batch: Batch
+    left_out: str = ""  # what longer ones are not asked for, and why
 
 
 def by_ids(context: Context) -> Asked:
     ids = context.tokens[: context.n_tokens]
     ends = [n for n in LENGTHS if n < len(ids)] + [len(ids)]
-    ids, more = longer(context, ids)
+    ids, more, why = longer(context, ids, "logprobs")
     ends += more
-    return Asked(prefixes=[ids[:n] for n in ends], batch=with_rows(ids, ends))
+    return Asked(prefixes=[ids[:n] for n in ends], batch=with_rows(ids, ends), left_out=why)
 
 
 def by_text(context: Context) -> Asked:

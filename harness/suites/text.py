@@ -73,6 +73,11 @@ def behind_others(context: Context) -> Iterator[Verdict]:
                     return
         except NothingToAsk:
             continue
+        except NoAnswer as error:
+            if prompt in OTHERS or error.status not in ("not-compared", "diverged"):
+                raise
+            text = f"behind a prompt of {len(prompt)} bytes: {error.summary}"
+            yield context.verdict("text", "not-applicable", text)
     if same:
         text = f"the texts behind {same} more prompts are the same, of up to {N_OTHERS} tokens each"
         yield context.verdict("text", "agreed", text)
