@@ -32,15 +32,17 @@ KEYS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def scaled(tensor: str, factor: float, path: Path, rows: slice = slice(None)) -> None:
-    """Some rows of one tensor of an F32 model times a factor."""
+def scaled(
+    tensor: str, factor: float, path: Path, rows: slice = slice(None), add: float = 0.0
+) -> None:
+    """Some rows of one tensor of an F32 model times a factor, and something added."""
     write_llama(LlamaRecipe(n_layer=2), path)
     with GgufFile.open(path) as file:
         info, at = file.tensors[tensor], file.data_offset + file.tensors[tensor].offset
     raw = bytearray(path.read_bytes())
     values = np.frombuffer(raw, "<f4", int(np.prod(info.ne)), at).reshape(-1, info.ne[0]).copy()
     with np.errstate(all="ignore"):
-        values[rows] = (values[rows] * np.float64(factor)).astype("<f4")
+        values[rows] = (values[rows] * np.float64(factor) + add).astype("<f4")
     raw[at : at + values.nbytes] = values.astype("<f4").tobytes()
     path.write_bytes(raw)
 

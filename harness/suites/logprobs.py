@@ -15,6 +15,7 @@ from engine.tokenizers.vocabulary import Attr
 from harness.candidates import Listed, Off, names_of, off_from, read_list, spread
 from harness.compare import largest
 from harness.facts import ModelFacts
+from harness.further_runs import longer, with_rows
 from harness.records import Request, Verdict
 from harness.suites.base import Context, NoAnswer, Suite, not_offered
 from harness.suites.logits import is_oracle_wrong
@@ -50,6 +51,8 @@ class LogProbs(Suite, name="logprobs"):
         listed = [read_list(row, names(context, lists)) for row in lists]
         verdict = compared(context, asked, run.logits[0], listed)
         yield verdict
+        if asked.left_out:
+            yield context.verdict("logprobs", "not-applicable", asked.left_out)
         if verdict.status == "agreed" and (text := left_open(listed)):
             yield context.verdict("logprobs", "not-compared", text)
 
@@ -60,12 +63,15 @@ class Asked:
 
     prefixes: list[list[int] | bytes]
     batch: Batch
+    left_out: str = ""  # what longer ones are not asked for, and why
 
 
 def by_ids(context: Context) -> Asked:
     ids = context.tokens[: context.n_tokens]
     ends = [n for n in LENGTHS if n < len(ids)] + [len(ids)]
-    return Asked(prefixes=[ids[:n] for n in ends], batch=with_rows(ids, ends))
+    ids, more, why = longer(context, ids, "logprobs")
+    ends += more
+    return Asked(prefixes=[ids[:n] for n in ends], batch=with_rows(ids, ends), left_out=why)
 
 
 def by_text(context: Context) -> Asked:
@@ -89,13 +95,6 @@ def by_text(context: Context) -> Asked:
     return Asked(prefixes=[texts[n - 1] for n in ends], batch=with_rows(ids[: ends[-1]], ends))
 
 
-def with_rows(ids: Sequence[int], ends: Sequence[int]) -> Batch:
-    batch = Batch.of(ids)
-    batch.outputs[:] = False
-    batch.outputs[np.array(ends) - 1] = True
-    return batch
-
-
 def names(context: Context, lists: Sequence[Sequence[tuple[Any, float]]]) -> dict[bytes, Any]:
     """Whose the texts are, if any list has texts. Raises NoAnswer."""
     if not any(type(token) is bytes for row in lists for token, _ in row):
@@ -112,8 +111,8 @@ def names(context: Context, lists: Sequence[Sequence[tuple[Any, float]]]) -> dic
 
 def compared(context: Context, asked: Asked, logits: F32, listed: Sequence[Listed]) -> Verdict:
     batches = (asked.batch,)
-    if not np.isfinite(logits).any():
-        text = "none of the oracle's logits is finite: nothing to compare"
+    if not (np.isfinite(logits) | np.isneginf(logits)).all():
+        text = "logits are NaN or infinite, so that probabilities are not determined"
         return context.verdict("logprobs", "not-compared", text)
     truth = np.concatenate(context.honest.floor(batches, seed=context.seed, runs=0).logits)
     if is_oracle_wrong(context, batches, logits, truth):

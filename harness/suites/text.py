@@ -17,15 +17,23 @@ from engine.quants.base import F32
 from engine.tokenizers.base import Tokenizer, cleaned, tokenizer_of
 from harness.compare import largest
 from harness.facts import ModelFacts
+from harness.further_runs import n_cells
 from harness.records import Verdict
 from harness.suites.base import Context, NoAnswer, Suite, not_offered
-from harness.suites.decode import WRONG_ORACLE, oracles_logits
+from harness.suites.decode import EXACT_TIE, WRONG_ORACLE, oracles_logits
 from harness.tolerances import whole_run
 
 # Behind one prompt a wrong engine may well go on rightly: with BOS put in twice a model of stories
 # does so for 32 tokens behind "Once upon a time", and for 0 to 6 behind these.
 OTHERS = (b"2 + 2 =", b"The cat", b"def f(x):")
 N_OTHERS = 8  # tokens behind each
+LONG = (
+    b"On the first day of spring the old man opened the door of his shop, put 12 chairs before "
+    b"it, and waited. Nobody came. On the second day a girl stopped and asked: 'What do you "
+    b"sell?' He thought for a while. 'Time,' he said, 'but only by the hour, and no more than 3 "
+    b"a day.' She laughed, counted her coins (there were 7), and bought one. They sat down, and "
+    b"he told her about the river that once ran where the street is now, about the boats,"
+)
 REPLACED = "\ufffd".encode()  # what bytes that are no UTF-8 are shown as
 
 
@@ -51,17 +59,25 @@ class Text(Suite, name="text"):
 def behind_others(context: Context) -> Iterator[Verdict]:
     """Those that agree in one; what the model leaves open there is no gap of the engine's."""
     same = 0
-    for prompt in OTHERS:
+    room = n_cells(context) - N_OTHERS - 2  # a token is a byte at least, but for BOS and a space
+    for prompt in (*OTHERS, *([LONG[:room]] if room > 0 else [])):
         try:
             for verdict in behind(context, prompt, min(N_OTHERS, context.n_steps)):
                 if verdict.status == "agreed":
                     same += 1
                     continue
-                yield replace(verdict, summary=f"behind {prompt.decode()!r}: {verdict.summary}")
+                yield replace(
+                    verdict, summary=f"behind {prompt[:20].decode()!r}: {verdict.summary}"
+                )
                 if verdict.status != "excused":
                     return
         except NothingToAsk:
             continue
+        except NoAnswer as error:
+            if prompt in OTHERS or error.status not in ("not-compared", "diverged"):
+                raise
+            text = f"behind a prompt of {len(prompt)} bytes: {error.summary}"
+            yield context.verdict("text", "not-applicable", text)
     if same:
         text = f"the texts behind {same} more prompts are the same, of up to {N_OTHERS} tokens each"
         yield context.verdict("text", "agreed", text)
@@ -202,11 +218,12 @@ def judged(
         yield divergence(context, logits, free, best, pieces)
         return
     step, detail = tie
+    kind = "a tie within the noise" if detail["margin"] else EXACT_TIE
     if step:
         yield context.verdict("text", "agreed", same(Reading(end=step, rest=b"", note=best.note)))
     text = (
-        f"token {step} may be {detail['actual']}, the oracle's is {detail['expected']}: a tie "
-        f"within the noise ({detail['margin']:.2g} apart, allowed {detail['allowed']:.2g}); what "
+        f"token {step} may be {detail['actual']}, the oracle's is {detail['expected']}: {kind} "
+        f"({detail['margin']:.2g} apart, allowed {detail['allowed']:.2g}); what "
         f"follows is another text"
     )
     yield context.verdict("text", "excused", text, detail)

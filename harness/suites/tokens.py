@@ -12,6 +12,7 @@ from harness.suites._originals import Original, originals_of
 from harness.suites.base import Context, NoAnswer, Suite, no_answer
 
 AT_MOST, LONGEST = 30, 200  # differences in one verdict, characters of an input or an answer
+WHOLE = 4000  # characters of the shortest that differs: one text is very long
 BEYOND = b"\xf5\x80\x80\x80 too far"  # asked by itself: see Tokens.beyond
 TEXTS: tuple[bytes, ...] = (
     b"",
@@ -43,7 +44,16 @@ TEXTS: tuple[bytes, ...] = (
 )
 
 # in no vector: TEXTS are kept as they are, with llama.cpp's answers
-MORE_TEXTS = (b"spaces . before , punctuation ; and 'lln 0063",)  # words of other pre-tokenizers
+MORE_TEXTS: tuple[bytes, ...] = (
+    b"spaces . before , punctuation ; and 'lln 0063",  # words of other pre-tokenizers
+    b"abcdefghijklm" * 20 + b" and a text " + b"beyond 255 bytes " * 16,
+    b"a\n" * 33_000,  # beyond 65,535 bytes; nothing to merge, which takes many engines n * n steps
+    "line\u2028paragraph\u2029next\u0085old\vvertical\fform\x1cfile\u3000wide".encode(),
+    b"if x:\n" + b" " * 16 + b"y\n" + b" " * 33 + b"z" + b"\t" * 9 + b"\n" * 9 + b"\r\n" * 3,
+    b"\xed\xa0\x80 high \xed\xb0\x80 low \xed\xa0\xbd\xed\xb8\x80 pair",  # surrogates in WTF-8
+    "DON'T I\u2019ll 1234567 \u0663\u0664 \uff11 \u2167 \u00bd \u0130\u01c5\ufb01\u1e9e".encode(),
+    "ภาษาไทย हिन्दी \u1112\u1161\u11ab \u00ad\u200d\U0010ffff".encode(),
+)
 
 
 def some_tokens(n_vocab: int) -> list[int]:
@@ -65,7 +75,7 @@ class Tokens(Suite, name="tokens"):
         yield from asked(context, "encode", flags, partial(self.encoded, known=known))
         if not context.subject_info.utf8_only:
             yield from asked(context, "encode", [{"add_special": True}], self.beyond)
-        oracle_ids = context.ask(context.oracle, "tokenize", TEXTS)
+        oracle_ids = context.ask(context.oracle, "tokenize", [*TEXTS, *MORE_TEXTS])
         n_vocab = context.facts.n_vocab
         rows = [*oracle_ids, *([token] for token in some_tokens(n_vocab))]
         both = itertools.product((True, False), repeat=2)
@@ -183,8 +193,8 @@ def judged(
     rows = [[text[:LONGEST] for text in (row[1], repr(row[3]), repr(row[2]))] for row in wrong]
     texts = [f"{given} gives {got}, expected {want}" for given, got, want in rows]
     _, given, want, got = wrong[0]
-    said: dict[str, Any] = {"way": way, "flags": flags, "input": given, "expected": repr(want)}
-    said |= {"actual": repr(got), "total": len(wrong)}
+    said: dict[str, Any] = {"way": way, "flags": flags, "input": given[:WHOLE], "total": len(wrong)}
+    said |= {"expected": repr(want)[:WHOLE], "actual": repr(got)[:WHOLE]}
     said["differences"] = [{"text": text} for text in texts[:AT_MOST]]
     return context.verdict(
         "tokens",

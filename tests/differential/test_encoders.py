@@ -18,6 +18,7 @@ from harness.synth.any_arch import variant_named
 from harness.synth.llama import LlamaRecipe
 from tests.differential.conftest import Checked
 from tests.models import with_metadata
+from tests.test_further_runs import Wrong, seen_through
 
 PlanFor = Callable[..., object]
 MadeOf = Callable[..., Path]
@@ -119,6 +120,21 @@ def test_embeddings_are_compared_where_there_are_no_logits(
 ) -> None:
     plan = plan_for(made(name, pooling), settings=preset, suites=("logits", "embeddings"))
     assert statuses(checked, plan) == {"logits": "not-applicable", "embeddings": "agreed"}
+
+
+class AllOneSequence(Wrong, name="test:all-one-sequence"):
+    """Every token of a batch sees every other."""
+
+    model_class = seen_through(lambda visible, _: np.ones_like(visible))
+
+
+def test_sequences_of_one_batch_that_see_each_other_are_found(
+    made: MadeOf, plan_for: PlanFor, checked: Checked
+) -> None:
+    plan = plan_for(made("bert"), engine=AllOneSequence.name, suites=("embeddings",))
+    alone, beside = checked(plan)  # type: ignore[arg-type]
+    assert (alone.status, beside.status) == ("agreed", "diverged")
+    assert beside.detail["at_fault"] == "subject"
 
 
 def test_a_model_with_logits_has_embeddings_if_its_metadata_asks_for_them(

@@ -51,7 +51,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("harness.dumps", "harness.http"),
     ("harness.runner",),
     ("harness.suites.base",),
-    ("harness.relations",),
+    ("harness.relations", "harness.further_runs", "harness.repeats"),
     ("harness.shadow",),
     ("harness.graph",),
     ("harness.honest_runs",),

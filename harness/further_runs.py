@@ -1,0 +1,130 @@
+"""What a prompt and single tokens leave out: more rows than 32 and few at once, batches of several
+tokens on a filled cache, its last cell, ids from all over, another sequence that comes later.
+
+Both engines are asked for these runs as well, and held against each other and an honest one.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Philox
+
+from engine.batch import Batch, encoded_first
+from harness.records import Rejected, Unanswerable
+from harness.suites.base import Context
+
+PROMPT = 67  # whole tiles of 4, 8, 16, 32 or 64 rows, and some of another
+FEW = (2, 3, 4, 6, 7, 8, 1)  # kernels for few rows are often others than for many
+FILLED = 5  # tokens of the second batch
+CELLS = 300  # at least: llama.cpp's caches grow by 256
+DEPTH = 16  # times the prompt: of one of 32 tokens the whole cache
+LONGER = (PROMPT, 261)  # tokens of a prefix
+SMALL = 16 << 20  # bytes of weights that every cell is filled with: the work of a second or so
+ROWS = 1 << 20  # logits of a batch that are asked for at every token
+PLACES = (  # (sequence, position) of each token of each batch
+    [(0, i) for i in range(9)],
+    [(0, 9), (0, 10), (0, 11), *((1, i) for i in range(5))],
+    [(1, 5), (0, 12), (1, 6), (0, 13)],
+    [(1, 7), (1, 8)],
+)
+EDGES = (0, 127, 128, 255, 256, 32767, 32768, 65535, 65536)  # ids where narrow integers end
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FurtherRun:
+    words: str
+    batches: tuple[Batch, ...]
+
+
+def further_runs(context: Context) -> Iterator[FurtherRun]:
+    both = context.facts.decoder_start is not None
+    n = n_cells(context)
+    if n > sum(FEW) + FILLED:
+        sizes = batch_sizes(n)
+        batches = encoded_first(filling(context, sizes), both)
+        yield FurtherRun(
+            words=f"for {n} tokens in batches of {', '.join(map(str, sizes))}", batches=batches
+        )
+    if not both and sum(map(len, PLACES)) <= context.settings.n_ctx:
+        yield FurtherRun(words="with a second sequence that comes later", batches=joined(context))
+
+
+def n_cells(context: Context) -> int:
+    """As many positions as all engines must have; of a large model no more than say something, and
+    not very many behind a prompt that was asked to be short."""
+    n = min(context.settings.n_ctx, DEPTH * context.n_tokens)
+    key = f"{context.facts.architecture}.context_length"
+    trained = context.file.metadata.get(key)
+    limits = [context.facts.n_positions, trained.data if trained else 0]
+    n = min([n, *(int(limit) for limit in limits if limit)])
+    weights = sum(tensor.n_bytes for tensor in context.file.tensors.values())
+    return n if weights <= SMALL else min(n, CELLS)
+
+
+def batch_sizes(n: int) -> list[int]:
+    """A prompt, a few tokens on it, all the rest but for small batches, which end in cell n."""
+    prompt = min(PROMPT, n - sum(FEW) - FILLED)
+    rest = n - sum(FEW) - FILLED - prompt
+    return [size for size in (prompt, FILLED, rest, *FEW) if size]
+
+
+def filling(context: Context, sizes: Sequence[int]) -> tuple[Batch, ...]:
+    """Of the second batch outputs of two tokens that are neither the first nor the last; of large
+    vocabularies those of long batches at their last."""
+    ids, at, batches = many_ids(context, sum(sizes)), 0, []
+    for number, size in enumerate(sizes):
+        batch = Batch.of(ids[at : at + size], start=at)
+        if number == 1:
+            batch.outputs[[0, 2, 4]] = False
+        elif size > max(FEW) and size * context.facts.n_vocab > ROWS:
+            batch.outputs[:-1] = False
+        batches.append(batch)
+        at += size
+    return tuple(batches)
+
+
+def many_ids(context: Context, n: int) -> list[int]:
+    """The last and the first, those where narrow integers end, then the others in a seeded order:
+    a small vocabulary is met whole."""
+    n_vocab = len(context.tokens) and context.facts.n_vocab  # raises where it is not known
+    others = np.argsort(Philox(key=[context.seed, n_vocab]).random_raw(n_vocab), kind="stable")
+    edges = [n_vocab - 1, *(token for token in EDGES if token < n_vocab)]
+    ids = list(dict.fromkeys([*edges, *others[:n].tolist()]))
+    return [ids[i % len(ids)] for i in range(n)]
+
+
+def longer(context: Context, ids: Sequence[int], question: str) -> tuple[list[int], list[int], str]:
+    """Of an engine that is asked for one next token at a time: the same ids and others behind
+    them, the lengths of beginnings to ask for besides, and why it takes no longer ones."""
+    most = n_cells(context)
+    every = [*ids, *many_ids(context, most)]
+    ends, why = [], ""
+    for n in (n for n in LONGER if len(ids) < n <= most):
+        prompt = [every[:n]] if question == "logprobs" else every[:n]
+        outcome = context.subject.ask(question, prompt, 1)
+        if isinstance(outcome, Unanswerable | Rejected):
+            why = f"beginnings of {n} tokens: {outcome.message}"
+            break
+        ends.append(n)
+    return every[: max([len(ids), *ends])], ends, why
+
+
+def with_rows(ids: Sequence[int], ends: Sequence[int]) -> Batch:
+    batch = Batch.of(ids)
+    batch.outputs[:] = False
+    batch.outputs[np.array(ends) - 1] = True
+    return batch
+
+
+def joined(context: Context) -> tuple[Batch, ...]:
+    """The second sequence begins beside the end of the first, takes turns with it, and is alone."""
+    ids = many_ids(context, 64)[:31:-1]
+    batches = []
+    for places in PLACES:
+        sequences, positions = zip(*places, strict=True)
+        batch = Batch.of([ids.pop() for _ in places])
+        batch.seq_ids[:], batch.positions[:] = sequences, positions
+        batches.append(batch)
+    batches[1].outputs[[0, 3]] = False
+    return tuple(batches)
