@@ -18,6 +18,7 @@ from harness.cli import (
     answers,
     batch,
     bench,
+    blackbox,
     engines,
     files,
     findings,
@@ -225,6 +226,14 @@ def bisect(
     tokens: TokensOpt = 32,
     seed: SeedOpt = 0,
     timeout: TimeoutOpt = SECONDS,
+    black_box: Annotated[
+        bool,
+        typer.Option(
+            "--black-box",
+            help="Of an engine that shows no tensors: it is given models made of MODEL, a layer "
+            "each, with parts made neutral, and such whose logits are decoded weights.",
+        ),
+    ] = False,
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
@@ -250,6 +259,8 @@ def bisect(
             timeout=timeout,
         )
         provide_engines([plan], out.progress)
+        if black_box:
+            raise typer.Exit(blackbox.bisect(plan, folder, out))
         work = partial(bisect_one, plan)
         code = out.bisection(plan, result_of(work, partial(out.progress, plan.case)))
     raise typer.Exit(code)

@@ -63,7 +63,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("harness.check", "harness.ties"),
     ("harness.inputs", "harness.children", "harness.file_state"),
     ("harness.adapters.replay",),
-    ("harness.run", "harness.quick", "harness.doctor"),
+    ("harness.run", "harness.quick", "harness.doctor", "harness.blackbox"),
     ("harness.pytest_plugin", "harness.matrix"),
     ("harness.dump", "harness.shadow.run", "harness.fuzzers", "harness.bench", "harness.damage"),
     ("harness.foreign.findings",),

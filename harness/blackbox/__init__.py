@@ -1,0 +1,1 @@
+"""Engines that show no tensors: the question is put into the model's file instead."""

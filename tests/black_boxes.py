@@ -1,0 +1,74 @@
+"""Bisections of engines that show logits, and files that are wrong in one place."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.gguf_file import GgufFile
+from engine.quants.base import WeightFormat
+from harness.blackbox.asking import Asker
+from harness.blackbox.bisection import BlackBox, bisect_black_box
+from harness.check import Plan
+from tests.test_check import plan_for
+
+Wrong = Callable[[NDArray[np.uint8], type[WeightFormat]], None]  # changes a tensor's bytes
+
+
+def asker_of(path: Path, folder: Path, **changes: Any) -> Asker:
+    plan: Plan = plan_for(path, n_tokens=8, suites=("logits",), **changes)
+    folder.mkdir(exist_ok=True)
+    return Asker(plan=plan, folder=folder, progress=lambda _: None)
+
+
+def bisected(path: Path, folder: Path, **changes: Any) -> BlackBox:
+    asker = asker_of(path, folder, **changes)
+    try:
+        return bisect_black_box(asker)
+    finally:
+        asker.close()
+
+
+def faults(found: BlackBox) -> dict[int | None, list[str]]:
+    """The names of what is at fault, by layer."""
+    return {row.layer: [part.name for part in row.parts] for row in found.guilty}
+
+
+def wrong_tensors(found: BlackBox) -> set[str]:
+    return {name for look in found.lenses for name in look.tensors}
+
+
+def copy_with(model: Path, copy: Path, tensor: str, wrong: Wrong) -> Path:
+    """A copy in which the bytes of one tensor are others."""
+    shutil.copy(model, copy)
+    with GgufFile.open(model) as file:
+        info, raw = file.tensors[tensor], file.raw(tensor).copy()
+        at, format = file.data_offset + info.offset, WeightFormat.named(info.type.name)
+        before = format.dequantize(raw).tobytes()
+    wrong(raw, format)
+    assert format.dequantize(raw).tobytes() != before
+    with copy.open("r+b") as out:
+        out.seek(at)
+        out.write(raw.tobytes())
+    return copy
+
+
+def one_nibble(raw: NDArray[np.uint8], format: type[WeightFormat]) -> None:
+    """Of the last block: of its codes, wherever the type keeps them."""
+    before = format.dequantize(raw).tobytes()
+    for byte in range(1, format.layout.itemsize):
+        raw[-byte] ^= 0x10
+        after = format.dequantize(raw)
+        if after.tobytes() != before and np.isfinite(after).all():
+            return
+        raw[-byte] ^= 0x10
+
+
+def scaled(raw: NDArray[np.uint8], format: type[WeightFormat]) -> None:
+    """All of a tensor, by about a thousandth: scales are halves, and are rounded."""
+    blocks = raw.view(format.layout)
+    for name in {"d", "m", "dmin"} & set(format.layout.names or ()):
+        blocks[name] = (blocks[name].astype(np.float32) * np.float32(1.001)).astype(np.float16)
