@@ -27,7 +27,7 @@ from harness.mutants._tokenizers import WRONG
 from harness.mutants.base import Mutant
 from harness.processes import processes
 
-AT_ONCE = 6  # engines of one model, for which its oracle is started once
+AT_ONCE = 16  # engines of one model, for which its oracle is started once
 
 
 class Output(Protocol):

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from harness.catalogue.fixed_limits import LIMITS
-from harness.catalogue.trial import Trial
+from harness.catalogue.trial import Seen, Trial
 from harness.catalogue.views import VIEWS
 
 HEAD = ("family", "engines", *(view.name for view in VIEWS), "layer", "op", "seconds")
@@ -31,10 +31,16 @@ def row(cells: Sequence[str]) -> str:
 
 
 def counted(family: str, same: Sequence[Trial]) -> list[str]:
-    seen = [sum(trial.views[view.name].caught for trial in same) for view in VIEWS]
+    seen = [share([trial.views[view.name] for trial in same]) for view in VIEWS]
     placed = sum(trial.layer_right for trial in same), sum(trial.op_right for trial in same)
     seconds = f"{sum(trial.seconds for trial in same):.0f}"
     return [family, *map(str, (len(same), *seen, *placed)), seconds]
+
+
+def share(seen: Sequence[Seen]) -> str:
+    """As 7/8: of those of which anything can be seen so."""
+    asked = [one for one in seen if one.compared]
+    return f"{sum(one.caught for one in asked)}/{len(asked)}"
 
 
 def by_suite(wrong: Sequence[Trial]) -> Iterator[str]:
@@ -61,7 +67,7 @@ def honest(found: Sequence[Trial]) -> Iterator[str]:
 
 def not_found(wrong: Sequence[Trial]) -> Iterator[str]:
     for trial in wrong:
-        missed = [name for name, seen in trial.views.items() if not seen.caught]
+        missed = [name for name, seen in trial.views.items() if seen.compared and not seen.caught]
         words = [f"missed by {', '.join(missed)}"] if missed else []
         if not trial.op_right:
             words.append(f"found at {trial.found}, expected at {trial.expected}")

@@ -33,6 +33,7 @@ class Seen:
     """What came of one view."""
 
     caught: bool
+    compared: bool = True  # else nothing of the model can be seen so: embeddings are no text
     suite: str = ""  # the first that found something
     said: str = ""
     seconds: float = 0.0
@@ -141,6 +142,7 @@ def look(bench: Bench, cls: type[Reference], view: View) -> Seen:
     first = verdict if blames(verdict) else None
     return Seen(
         caught=first is not None,
+        compared=any(blames(v) or v.status in ("agreed", "excused") for v in verdicts),
         suite=first.suite if first else "",
         said=(first.summary if first else unfinished(verdicts))[:300],
         seconds=round(time.perf_counter() - started, 2),

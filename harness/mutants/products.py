@@ -123,7 +123,8 @@ class BlockSumsInHalf(Mutant, name="mutant:block-sums-in-half"):
             acts, rows = product(self, x, weight)
             cut = acts.reshape(len(acts), -1, 32), rows.reshape(len(rows), -1, 32)
             blocks = np.einsum("tbk,rbk->trb", *cut).astype(np.float16)
-            return blocks.astype(np.float64).sum(axis=-1).astype(np.float32)
+            found: F32 = blocks.astype(np.float64).sum(axis=-1).astype(np.float32)
+            return found
 
 
 def tf32(x: F32) -> F64:
