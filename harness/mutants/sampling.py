@@ -65,6 +65,7 @@ class LargestMagnitude(WrongChoice, name="mutant:greedy-of-magnitudes"):
 
 
 class FromOne(WrongChoice, name="mutant:greedy-from-one"):
+    shows_on = "few-tokens"
     mistake = "the search for the largest logit begins at token 1"
     effect = "nothing, unless token 0 is due"
 
@@ -73,6 +74,7 @@ class FromOne(WrongChoice, name="mutant:greedy-from-one"):
 
 
 class NeverLast(WrongChoice, name="mutant:greedy-never-last"):
+    shows_on = "few-tokens"
     mistake = "the search for the largest logit ends one token early"
     effect = "nothing, unless the last token is due"
 
@@ -81,6 +83,7 @@ class NeverLast(WrongChoice, name="mutant:greedy-never-last"):
 
 
 class LastOfTies(WrongChoice, name="mutant:greedy-last-of-ties"):
+    shows_on = "ties"
     mistake = "of equal logits the last is chosen"
     effect = "nothing, unless two tokens are exactly alike"
 
@@ -118,6 +121,7 @@ class Sampled(WrongChoice, name="mutant:greedy-is-sampled"):
 
 
 class LowPrecision(WrongChoice, name="mutant:greedy-of-rough-logits"):
+    shows_on = "many-tokens"
     mistake = "the largest of logits that were rounded to half precision is chosen"
     effect = "another token now and then, where two are nearly alike"
 
