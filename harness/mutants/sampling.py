@@ -121,15 +121,14 @@ class Sampled(WrongChoice, name="mutant:greedy-is-sampled"):
 
 
 class LowPrecision(WrongChoice, name="mutant:greedy-of-rough-logits"):
-    shows_on = "many-tokens"
-    mistake = "the largest of logits that were rounded to half precision is chosen"
+    mistake = "the largest of logits that were cut off to BF16 is chosen"
     effect = "another token now and then, where two are nearly alike"
 
     def choose(self, logits: F32, before: Sequence[int]) -> int:
-        return int(np.argmax(logits.astype(np.float16)))
+        return int(np.argmax((logits.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)))
 
 
-class Prefers(WrongChoice, name="mutant:greedy-lacks-position"):
+class StandsStill(WrongChoice, name="mutant:greedy-lacks-position"):
     stands = True
     mistake = "all that is generated is put at one position"
     effect = "the text repeats itself"
