@@ -190,7 +190,7 @@ class Q8_0Rounded(WrongFormat, name="mutant:q8-0-scale-of-ten-bits"):
 
 
 class HalfAsBf16(WrongFormat, name="mutant:f16-as-bf16"):
-    kind, shows_on = "F16", "f16"
+    kind = "F16"
     mistake = "F16: halves are read as BF16"
     effect = "noise or NaN"
 
@@ -201,7 +201,7 @@ class HalfAsBf16(WrongFormat, name="mutant:f16-as-bf16"):
 
 
 class HalfSubnormal(WrongFormat, name="mutant:f16-subnormals-flushed"):
-    kind, shows_on = "F16", "f16"
+    kind = "F16"
     site = "dequant"  # the rows that are read have none
     mistake = "F16: subnormal numbers are zero"
     effect = "nothing that a reader sees"

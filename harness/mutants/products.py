@@ -60,7 +60,7 @@ class LaneDropped(Mutant, name="mutant:lane-dropped"):
     mistake = "of eight partial sums one is not added"
     group = "products"
     effect = "noise from the first token on"
-    shows_on = "f16"
+    shows_on = "arch:llama:F16"
     site = "Qcur"
 
 
@@ -106,7 +106,7 @@ class SumsInHalf(Mutant, name="mutant:sums-in-half"):
     mistake = "products are added up in half precision"
     group = "products"
     effect = "text is a little worse; infinite for large activations"
-    shows_on = "f16"
+    shows_on = "arch:llama:F16"
     site = "Qcur"
 
 

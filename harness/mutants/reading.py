@@ -191,7 +191,7 @@ class NotPadded(Taken, name="mutant:data-not-padded"):
 class TypeOfFirst(Taken, name="mutant:halves-of-other-order"):
     mistake = "halves are read with their first byte on top"
     effect = "noise or NaN"
-    shows_on = "f16"
+    shows_on = "arch:llama:F16"
     site = "embd"
     layer = None
 

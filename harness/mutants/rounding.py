@@ -264,7 +264,7 @@ class HalvesTruncated(Mutant, name="mutant:activation-halves-truncated"):
     mistake = "activations are cut off to half precision towards zero"
     group = "rounding"
     effect = "nothing that a reader sees"
-    shows_on = "f16"
+    shows_on = "arch:llama:F16"
     site = "Qcur"
 
 
@@ -279,7 +279,7 @@ class Bf16ForHalf(Mutant, name="mutant:activations-in-bf16"):
     mistake = "activations become BF16 where weights are in half precision"
     group = "rounding"
     effect = "text is a little worse"
-    shows_on = "f16"
+    shows_on = "arch:llama:F16"
     site = "Qcur"
 
 

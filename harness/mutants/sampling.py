@@ -122,6 +122,7 @@ class Sampled(WrongChoice, name="mutant:greedy-is-sampled"):
 
 class LowPrecision(WrongChoice, name="mutant:greedy-of-rough-logits"):
     mistake = "the largest of logits that were cut off to BF16 is chosen"
+    shows_on = "many-tokens"
     effect = "another token now and then, where two are nearly alike"
 
     def choose(self, logits: F32, before: Sequence[int]) -> int:
