@@ -35,7 +35,6 @@ SPECIAL: Mapping[str, tuple[LlamaRecipe, str, Callable[[Rows], None] | None]] = 
     {
         # the first and the last token are due
         "few-tokens": (LlamaRecipe(seed=1, n_vocab=3, vocabulary=False), "", None),
-        "many-tokens": (LlamaRecipe(seed=3, n_vocab=2000, vocabulary=False), "", None),
         "ties": (LlamaRecipe(seed=1), "output.weight", every_row_twice),
         "lowest-bytes": (BUILTIN["q8_0"], "", lowest_bytes),
     }

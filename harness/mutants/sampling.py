@@ -121,12 +121,11 @@ class Sampled(WrongChoice, name="mutant:greedy-is-sampled"):
 
 
 class LowPrecision(WrongChoice, name="mutant:greedy-of-rough-logits"):
-    mistake = "the largest of logits that were cut off to BF16 is chosen"
-    shows_on = "many-tokens"
+    mistake = "the largest of logits that were cut off to three bits behind the first is chosen"
     effect = "another token now and then, where two are nearly alike"
 
     def choose(self, logits: F32, before: Sequence[int]) -> int:
-        return int(np.argmax((logits.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)))
+        return int(np.argmax((logits.view(np.uint32) & np.uint32(0xFFF00000)).view(np.float32)))
 
 
 class StandsStill(WrongChoice, name="mutant:greedy-lacks-position"):
