@@ -213,11 +213,11 @@ class MergesFromLeft(WrongTokenizer, name="mutant:merges-from-left"):
         rank = partial(self.rank, frozenset(tokenizer.merges))
 
         def merged(words: Sequence[str]) -> list[list[int]]:
-            spelled = (
-                word.encode().decode("latin-1").translate(CHARACTER_OF_BYTE) for word in words
-            )
-            parts = (slow_merges.merged([c.encode() for c in word], rank) for word in spelled)
-            return [[tokenizer.vocabulary.ids[part] for part in word] for word in parts]
+            raw = (word.encode("utf-8", "surrogatepass").decode("latin-1") for word in words)
+            spelled = ([c.encode() for c in word.translate(CHARACTER_OF_BYTE)] for word in raw)
+            known = tokenizer.vocabulary.ids
+            parts = (slow_merges.merged(word, rank) for word in spelled)
+            return [[known[part] for part in word if part in known] for word in parts]
 
         tokenizer.known = Remembered(merged)
 
