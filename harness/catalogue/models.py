@@ -1,0 +1,85 @@
+"""The model that shows a mistake: a built-in one, or one of any architecture and type."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.ggml_types import type_by_name
+from engine.gguf_file import GgufFile
+from engine.quants.base import WeightFormat
+from engine.registry import import_members
+from harness.run import builtin_model
+from harness.shadow.models import make_variant, opened
+from harness.synth.any_arch import variant_named
+from harness.synth.builtin import BUILTIN, BUILTIN_VOCABULARIES
+from harness.synth.llama import LlamaRecipe, write_llama
+
+ARCH, OWN = "arch:", "arch:llama:"
+Rows = NDArray[Any]  # the blocks of a matrix, row by row
+
+
+def every_row_twice(rows: Rows) -> None:
+    rows[1::2] = rows[::2]
+
+
+def lowest_bytes(rows: Rows) -> None:
+    rows["qs"][..., ::8] = -128
+
+
+# a recipe, and how one of its matrices is made what no recipe makes it
+SPECIAL: Mapping[str, tuple[LlamaRecipe, str, Callable[[Rows], None] | None]] = MappingProxyType(
+    {
+        # the first and the last token are due
+        "few-tokens": (LlamaRecipe(seed=1, n_vocab=3, vocabulary=False), "", None),
+        "ties": (LlamaRecipe(seed=1), "output.weight", every_row_twice),
+        "lowest-bytes": (BUILTIN["q8_0"], "", lowest_bytes),
+    }
+)
+
+
+def model_for(shows_on: str, folder: Path) -> Path:
+    """Written once into the folder."""
+    path = folder / f"{shows_on.replace(':', '-')}.gguf"
+    if path.exists():
+        return path
+    if shows_on in BUILTIN:
+        return builtin_model(shows_on, folder)
+    if shows_on in SPECIAL:
+        recipe, tensor, change = SPECIAL[shows_on]
+        write_llama(recipe, path)
+        if change:
+            rewrite(path, tensor, change)
+    elif shows_on.startswith(OWN):
+        write_llama(long_rows(shows_on.removeprefix(OWN)), path)
+    elif shows_on.startswith(ARCH):
+        with opened() as session:
+            make_variant(variant_named(shows_on.removeprefix(ARCH)), path, session=session)
+    else:
+        write_llama(BUILTIN_VOCABULARIES[shows_on], path)
+    return path
+
+
+def long_rows(quant: str) -> LlamaRecipe:
+    """Rows of whole blocks, several where these are short."""
+    width = 256 if type_by_name(quant).block > 64 else 96
+    return LlamaRecipe(seed=11, quant=quant, n_embd=width, n_ff=width)
+
+
+def rewrite(path: Path, tensor: str, change: Callable[[Rows], None]) -> None:
+    """The blocks of one tensor, or of every matrix that has blocks."""
+    import_members("engine.quants")
+    with GgufFile.open(path) as file:
+        found = [
+            (file.data_offset + info.offset, info)
+            for info in file.tensors.values()
+            if info.name == tensor or (not tensor and info.type.block > 1)
+        ]
+    for offset, info in found:
+        layout = WeightFormat.named(info.type.name).layout
+        rows = np.memmap(path, layout, "r+", offset, (info.n_bytes // layout.itemsize,))
+        change(rows.reshape(info.shape[0], -1))
+        rows.flush()
