@@ -38,7 +38,7 @@ class MutantResult:
 
 def mutants() -> list[type[Mutant]]:
     import_members("harness.mutants")
-    found = [c for c in Adapter.family.values() if issubclass(c, Mutant)]
+    found = [c for c in Adapter.family.values() if issubclass(c, Mutant) and c.first_of_all]
     return sorted(found, key=lambda c: c.name)
 
 

@@ -29,25 +29,38 @@ def selftest(
     quant: Annotated[str, typer.Option(help="Type of the matrices of such a model.")] = "F32",
     settings: Annotated[Preset, typer.Option(help="Of such runs.")] = Preset.exact,
     seed: SeedOpt = 0,
+    catalogue: Annotated[
+        bool, typer.Option("--catalogue", help="All wrong engines, and what an engine shows.")
+    ] = False,
+    only: Annotated[str, typer.Option(help="This family of them alone.")] = "",
+    file: Annotated[
+        Path | None,
+        typer.Option("--json", help="What came of each: those are not run again."),
+    ] = None,
     report: ReportOpt = Path("reports"),
     jobs: Annotated[int, typer.Option("-j", help="Processes.", min=1)] = 1,
     quiet: QuietOpt = False,
 ) -> None:
     """Run the wrong engines: are all caught, and located where they are wrong?
 
-    With --arch: is the tensor named in which one element was changed? Examples:
+    With --arch: is the tensor named in which one element was changed? With --catalogue: how many
+    are found of an engine that shows its tensors, its logits alone, its text alone? Examples:
 
     \b
       lockstep selftest
+      lockstep selftest --catalogue --json catalogue.jsonl -j 2
       lockstep selftest --arch qwen3
       lockstep selftest --arch all --faults 3 -j 2
     """
+    from harness.catalogue.run import run_catalogue
     from harness.cli import screen
     from harness.damage.run import run_damage
     from harness.selftest import run_selftest
 
     with screen(quiet) as out:
-        if arch is None:
+        if catalogue:
+            code = run_catalogue(out, only=only, file=file, jobs=jobs)
+        elif arch is None:
             code = run_selftest(out, list_only=list_only, clean=clean, seed=seed, jobs=jobs)
         else:
             plans = damage_plans(arch, faults, quant, settings, seed)

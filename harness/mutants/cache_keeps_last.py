@@ -28,6 +28,9 @@ class LastOnly(Model):
 
 class CacheKeepsLast(Mutant, name="mutant:cache-keeps-last"):
     mistake = "the cache cursor keeps only the last prompt token"
+    group = "cache"
+    effect = "after the first batch only its last token is remembered"
+    first_of_all = True
     site = "k_cache"
 
     def make_model(self) -> Model:

@@ -18,4 +18,7 @@ class ColumnMajor(Mirror):
 class ColumnMajorWeights(Mutant, name="mutant:column-major"):
     ops = ColumnMajor
     mistake = "weights read column-major"
+    group = "products"
+    effect = "noise from the first token on"
+    first_of_all = True
     site = "Qcur"

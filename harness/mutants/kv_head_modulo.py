@@ -23,4 +23,7 @@ class Modulo(Mirror):
 class KvHeadModulo(Mutant, name="mutant:kv-head-modulo"):
     ops = Modulo
     mistake = "query heads mapped to KV heads by modulo"
+    group = "attention"
+    effect = "fluent nonsense in models with fewer KV heads"
+    first_of_all = True
     site = "kq"

@@ -23,4 +23,7 @@ class OneHeadShort(Mirror):
 class LastKvHeadDropped(Mutant, name="mutant:last-kv-head-dropped"):
     ops = OneHeadShort
     mistake = "the last KV head is dropped"
+    group = "attention"
+    effect = "a share of the heads is silent; the text wanders"
+    first_of_all = True
     site = "kq"

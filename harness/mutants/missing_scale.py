@@ -23,4 +23,7 @@ class Unscaled(Mirror):
 class MissingScale(Mutant, name="mutant:missing-scale"):
     ops = Unscaled
     mistake = "missing 1/sqrt(d)"
+    group = "attention"
+    effect = "attention looks at one token alone; the text repeats"
+    first_of_all = True
     site = "kq_soft_max"

@@ -24,6 +24,9 @@ class Unsigned(Q8_0):
 
 class Q8Unsigned(Mutant, name="mutant:q8-0-unsigned"):
     mistake = "Q8_0 bytes read as unsigned"
+    group = "formats"
+    effect = "noise: negative weights are large and positive"
+    first_of_all = True
     shows_on = "q8_0"
     site = "embd"
     layer = None

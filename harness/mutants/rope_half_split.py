@@ -16,4 +16,7 @@ class HalfSplit(Mirror):
 class RopeHalfSplit(Mutant, name="mutant:rope-half-split"):
     ops = HalfSplit
     mistake = "rope on half-split pairs"
+    group = "rope"
+    effect = "plausible for a few tokens, then word salad"
+    first_of_all = True
     site = "Qcur_rope"

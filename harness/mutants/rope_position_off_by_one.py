@@ -17,4 +17,7 @@ class RopePositionOffByOne(Mutant, name="mutant:rope-position-off-by-one"):
     ops = FromOne
     moves_logits = False
     mistake = "rope position off by one"
+    group = "rope"
+    effect = "nothing, until a cache of another engine is loaded"
+    first_of_all = True
     site = "Qcur_rope"

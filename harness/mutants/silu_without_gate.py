@@ -15,4 +15,7 @@ class Ungated(Mirror):
 class SiluWithoutGate(Mutant, name="mutant:silu-without-gate"):
     ops = Ungated
     mistake = "SiLU without the gate"
+    group = "activations"
+    effect = "noise from the first token on"
+    first_of_all = True
     site = "ffn_swiglu"

@@ -25,4 +25,7 @@ class BlockWise(Mirror):
 class SoftmaxNan(Mutant, name="mutant:softmax-nan"):
     ops = BlockWise
     mistake = "a softmax that gives NaN on a fully masked row"
+    group = "attention"
+    effect = "NaN logits with some lengths of the prompt"
+    first_of_all = True
     site = "kq_soft_max"

@@ -14,4 +14,7 @@ class Unbound(Mirror):
 class StaleNorm(Mutant, name="mutant:stale-norm"):
     ops = Unbound
     mistake = "the norm's result is not bound, so the old activations flow on"
+    group = "norms"
+    effect = "activations grow from layer to layer"
+    first_of_all = True
     site = "attn_norm"

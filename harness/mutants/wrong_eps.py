@@ -13,4 +13,7 @@ class OtherEps(Mirror):
 class WrongEps(Mutant, name="mutant:wrong-eps"):
     ops = OtherEps
     mistake = "eps 1e-6 for 1e-5, or the reverse"
+    group = "norms"
+    effect = "nothing that a reader sees; small activations are off"
+    first_of_all = True
     site = "attn_norm"

@@ -68,7 +68,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("harness.dump", "harness.shadow.run", "harness.fuzzers", "harness.bench", "harness.damage"),
     ("harness.foreign.findings",),
     ("harness.selftest_tokens",),
-    ("harness.clean_cases",),
+    ("harness.clean_cases", "harness.catalogue"),
     ("harness.selftest",),
     ("golden",),  # its commands are the command line's, so it comes before
     ("harness.cli",),

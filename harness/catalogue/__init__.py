@@ -1,0 +1,1 @@
+"""Every wrong engine through `check` and `bisect`: how many are found, and where."""

@@ -1,0 +1,123 @@
+"""`lockstep selftest --catalogue`: every wrong engine and every honest one, and what was found."""
+
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import as_completed
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Protocol
+
+from engine.registry import import_members
+from harness.adapters.base import Adapter
+from harness.catalogue.table import lines
+from harness.catalogue.trial import (
+    HONEST,
+    Trial,
+    Wrong,
+    bench_for,
+    row_of,
+    trial_of,
+    try_honest,
+    try_wrong,
+)
+from harness.honest.base import Honest
+from harness.mutants._tokenizers import WRONG
+from harness.mutants.base import Mutant
+from harness.processes import processes
+
+AT_ONCE = 16  # engines of one model, for which its oracle is started once
+
+
+class Output(Protocol):
+    def line(self, text: str) -> None: ...
+    def progress(self, case: str, text: str) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Engines that are tried on one model, one after the other."""
+
+    model: str
+    engines: tuple[str, ...]
+
+
+def wrong_engines() -> list[Wrong]:
+    import_members("harness.mutants")
+    found = [c for c in Adapter.family.values() if issubclass(c, Mutant)]
+    return [*sorted(found, key=lambda cls: (cls.group, cls.name)), *WRONG.values()]
+
+
+def honest_engines() -> list[type[Honest]]:
+    import_members("harness.honest")
+    found = [c for c in Adapter.family.values() if issubclass(c, Honest)]
+    return sorted(found, key=lambda cls: cls.name)
+
+
+def family_of(cls: type[Adapter]) -> str:
+    if issubclass(cls, Mutant):
+        return cls.group
+    return HONEST if issubclass(cls, Honest) else "tokenizers"
+
+
+def parts_of(engines: Sequence[Wrong | type[Honest]]) -> Iterator[Part]:
+    ordered = sorted(engines, key=lambda cls: cls.shows_on)
+    for model, same in groupby(ordered, key=lambda cls: cls.shows_on):
+        names = [cls.name for cls in same]
+        for start in range(0, len(names), AT_ONCE):
+            yield Part(model=model, engines=tuple(names[start : start + AT_ONCE]))
+
+
+def try_part(part: Part) -> list[Trial]:
+    wrong_engines()
+    honest_engines()
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+        bench = bench_for(part.model, Path(folder))
+        try:
+            found = []
+            for name in part.engines:
+                cls: Any = Adapter.named(name)
+                attempt = try_honest if issubclass(cls, Honest) else try_wrong
+                found.append(attempt(bench, cls, part.model))
+            return found
+        finally:
+            bench.opened.close()
+
+
+def trials(parts: Sequence[Part], jobs: int) -> Iterator[list[Trial]]:
+    if jobs == 1:
+        yield from map(try_part, parts)
+        return
+    with processes(jobs) as pool:
+        for done in as_completed([pool.submit(try_part, part) for part in parts]):
+            yield done.result()
+
+
+def run_catalogue(out: Output, *, only: str, file: Path | None, jobs: int) -> int:
+    """0: every wrong engine is caught with its tensors shown, and no honest one at all.
+
+    file: a line of JSON for each engine; those that are there are not tried again.
+    """
+    chosen = [cls for cls in (*wrong_engines(), *honest_engines()) if only in ("", family_of(cls))]
+    names = {cls.name for cls in chosen}
+    found = [trial for trial in known(file) if trial.engine in names]
+    tried = {trial.engine for trial in found}
+    parts = list(parts_of([cls for cls in chosen if cls.name not in tried]))
+    for number, some in enumerate(trials(parts, jobs), 1):
+        out.progress("catalogue", f"{number} of {len(parts)} parts")
+        found += some
+        if file is not None:
+            with file.open("a", encoding="utf-8") as rows:
+                rows.writelines(json.dumps(row_of(trial)) + "\n" for trial in some)
+    for line in lines(found):
+        out.line(line)
+    accused = any(seen.caught for t in found if t.honest for seen in t.views.values())
+    missed = any(not t.views["tensors"].caught for t in found if not t.honest)
+    return 1 if accused or missed or not found else 0
+
+
+def known(file: Path | None) -> list[Trial]:
+    if file is None or not file.exists():
+        return []
+    return [trial_of(json.loads(row)) for row in file.read_text(encoding="utf-8").splitlines()]

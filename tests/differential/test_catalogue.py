@@ -1,0 +1,64 @@
+"""A handful of wrong engines as the whole catalogue is tried: all tensors shown, logits, text."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from harness.adapters.base import Adapter
+from harness.catalogue.fixed_limits import LIMITS
+from harness.catalogue.run import honest_engines, wrong_engines
+from harness.catalogue.trial import Bench, bench_for, try_honest, try_wrong
+from harness.honest.silu_tanh import SiluTanh
+
+HANDFUL = (
+    "mutant:norm-without-weight",
+    "mutant:gate-and-up-exchanged",
+    "mutant:last-column-dropped",
+    "mutant:logits-of-the-row-before",
+    "mutant:greedy-second-best",
+    "mutant:arrays-cut",
+    "mutant:first-layer-twice",
+)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    wrong_engines(), honest_engines()
+    made = bench_for("f32", tmp_path_factory.mktemp("bench"))
+    yield made
+    made.opened.close()
+
+
+@pytest.mark.parametrize("name", HANDFUL)
+def test_wrong_engines_of_different_families_are_found_where_they_are_wrong(
+    name: str, bench: Bench
+) -> None:
+    found = try_wrong(bench, Adapter.named(name), "f32")
+    assert found.views["tensors"].caught
+    assert found.layer_right
+    assert found.op_right
+    assert found.confirmed
+
+
+def test_a_greedy_loop_that_is_wrong_shows_in_text_alone(bench: Bench) -> None:
+    found = try_wrong(bench, Adapter.named("mutant:greedy-second-best"), "f32")
+    assert found.views["text"].caught
+    assert found.found == "decode"
+    assert all(found.passes.values())
+
+
+def test_what_moves_hardly_anything_shows_in_tensors_and_passes_every_fixed_limit(
+    bench: Bench,
+) -> None:
+    found = try_wrong(bench, Adapter.named("mutant:eps-outside-root"), "f32")
+    assert found.views["tensors"].caught
+    assert not found.views["text"].caught
+    assert found.op_right
+    assert found.passes == dict.fromkeys(LIMITS, True)
+
+
+def test_an_honest_engine_is_accused_in_no_view(bench: Bench) -> None:
+    found = try_honest(bench, SiluTanh, "f32")
+    assert not any(seen.caught for seen in found.views.values())
+    assert all(seen.compared for seen in found.views.values())
+    assert found.found == "nowhere"
