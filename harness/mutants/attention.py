@@ -36,16 +36,6 @@ class ScaleOfWidth(Attention, name="mutant:attention-scale-of-width"):
         return right(x, self.loaded.graph.hparams.n_embd**-0.5, visible)
 
 
-class KeyLengthIgnored(Attention, name="mutant:attention-key-length-ignored"):
-    mistake = "a head is taken for n_embd / n_head wide in the scale, whatever key_length says"
-    source = "candle #3917"
-    shows_on = "q4_0"
-
-    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
-        hp = self.loaded.graph.hparams
-        return right(x, (hp.n_embd // hp.n_head) ** -0.5, visible)
-
-
 class KeyLengthIgnoredGemma2(Attention, name="mutant:attention-key-length-ignored-gemma2"):
     mistake = "every size of gemma2 is scaled by n_embd / n_head, as the largest alone is"
     source = "candle #3917"
@@ -57,8 +47,9 @@ class KeyLengthIgnoredGemma2(Attention, name="mutant:attention-key-length-ignore
         return right(x, (hp.n_embd // hp.n_head) ** -0.5 if x.ndim == 3 else factor)
 
 
-class KeyLengthIgnoredGptOss(KeyLengthIgnored, name="mutant:attention-key-length-ignored-gpt-oss"):
+class KeyLengthIgnoredGptOss(Attention, name="mutant:attention-key-length-ignored-gpt-oss"):
     mistake = "of gpt-oss a head is taken for n_embd / n_head wide in the scale"
+    source = "candle #3917"
     shows_on = "arch:gpt-oss"
 
     def soft_max_with_sinks(
@@ -169,8 +160,9 @@ class SplitsAveraged(Attention, name="mutant:splits-averaged"):
         assert visible is not None
         near = np.arange(x.shape[-1]) < x.shape[-1] // 2
         parts = [right(x, scale, visible & half) for half in (near, ~near)]
-        n = sum(part.any(axis=-1, keepdims=True) * np.float32(1) for part in parts)
-        return (parts[0] + parts[1]) / np.maximum(n, np.float32(1))
+        n = sum(part.any(axis=-1, keepdims=True) for part in parts)
+        out: F32 = (parts[0] + parts[1]) / np.maximum(n, 1).astype(np.float32)
+        return out
 
 
 class SplitNotRescaled(Attention, name="mutant:splits-not-rescaled"):

@@ -350,26 +350,6 @@ class OutputsFromTheFirst(Cache, name="mutant:batch-outputs-from-the-first"):
         return right(replace(step, batch=replace(step.batch, outputs=first)))
 
 
-class RowsBeyond32(Cache, name="mutant:batch-rows-beyond-32"):
-    mistake = "a product of more than 32 rows repeats the first ones from there on"
-    effect = "long prompts are misunderstood"
-    site = "Qcur"
-
-    def linear(self, right: Op, x: F32, weight: Weight) -> F32:
-        out = right(x, weight)
-        return out[np.arange(len(out)) % 32]
-
-
-class FewRows(Cache, name="mutant:batch-few-rows"):
-    mistake = "products of 2 to 8 rows take their first for all"
-    effect = "short prompts and speculative decoding go wrong"
-    site = "Qcur"
-
-    def linear(self, right: Op, x: F32, weight: Weight) -> F32:
-        out = right(x, weight)
-        return np.broadcast_to(out[:1], out.shape).copy() if 1 < len(out) <= 8 else out
-
-
 class LastRowTwice(Cache, name="mutant:batch-odd-row-lost"):
     mistake = "rows are taken in pairs, and the last of an odd number is left out"
     effect = "every other prompt is misunderstood"

@@ -261,24 +261,6 @@ class GateAndUpExchanged(Experts, name="mutant:experts-gate-and-up-exchanged"):
         return right(up, gate)
 
 
-class LinearOfGptOss(Experts, name="mutant:experts-gpt-oss-without-one"):
-    mistake = "of gpt-oss nothing is added to what is gated"
-    shows_on = "arch:gpt-oss"
-    site = "ffn_moe_swiglu_oai"
-
-    def swiglu_oai(self, right: Op, gate: F32, up: F32) -> F32:
-        return right(gate, up - 1)
-
-
-class SiluOfGptOss(Experts, name="mutant:experts-gpt-oss-plain-silu"):
-    mistake = "the gate of gpt-oss is a plain SiLU"
-    shows_on = "arch:gpt-oss"
-    site = "ffn_moe_swiglu_oai"
-
-    def swiglu_oai(self, right: Op, gate: F32, up: F32) -> F32:
-        return self.loaded.ops.swiglu(np.minimum(gate, 7), np.clip(up, -7, 7) + 1)
-
-
 class DownBiasMissing(Experts, name="mutant:experts-down-bias-missing"):
     mistake = "the bias behind the experts of gpt-oss is not added"
     shows_on = "arch:gpt-oss"

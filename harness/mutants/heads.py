@@ -28,7 +28,7 @@ class Heads(Part):
 
 class ValuesByModulo(Heads, name="mutant:value-heads-by-modulo"):
     mistake = "keys are shared by heads in runs, values by h modulo the number of KV heads"
-    source = "GPULlama3, candle #3838"
+    source = "candle #3838"
     site = "kqv_out"
 
     def kqv(self, right: Op, p: F32, v: Any) -> F32:
@@ -185,25 +185,6 @@ class KeyNormMissingLfm2(KeyNormMissing, name="mutant:key-norm-missing-lfm2"):
     mistake = "keys of heads of lfm2 are not normed"
     shows_on = "arch:lfm2"
     site = "model.layers.{}.self_attn.k_layernorm"
-
-
-class NormsExchanged(Normed, name="mutant:head-norms-exchanged"):
-    mistake = "queries have the norm of keys, and keys that of queries"
-
-    def norm_of_heads(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
-        other = {"attn_q_norm": "attn_k_norm", "attn_k_norm": "attn_q_norm"}[name]
-        return right(step, layer, site, x, other)
-
-
-class NormOfAllHeads(Normed, name="mutant:head-norm-over-all-heads"):
-    mistake = "heads are normed together, not each by itself"
-
-    def norm_of_heads(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
-        size = np.sqrt((x**2).mean(axis=-1, keepdims=True))
-        together = np.sqrt((x**2).mean(axis=(1, 2), keepdims=True))
-        weight = self.loaded.graph.tensors.in_layer(layer, f"{name}.weight").values()
-        out = step.ops.rms_norm(x, weight, self.loaded.graph.hparams.f_norm_rms_eps)
-        return step.probe(site, layer, out * size / together)
 
 
 class NormAfterRope(Heads, name="mutant:head-norm-after-rope"):

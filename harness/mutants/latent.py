@@ -27,7 +27,7 @@ class Latent(Part):
 
 class KeyPositionFirst(Latent, name="mutant:mla-key-position-first"):
     mistake = "what is rotated of a key is taken from the beginning of what is kept"
-    site = "k_pe"
+    site = "kv_cmpr"
 
     def change(self, model: Model) -> None:
         put(model.graph, "linear", self.turned_first)
@@ -61,7 +61,7 @@ class KeyNotRotated(Latent, name="mutant:mla-key-not-rotated"):
 class ExponentOfHead(Latent, name="mutant:mla-frequencies-of-the-head"):
     mistake = "frequencies are those of a whole head, of which only a part is rotated"
     effect = LATER
-    site = "k_pe"
+    site = "q_pe"
 
     def rope(self, right: Op, x: F32, at: I32, params: RopeParams) -> F32:
         share = params.n_rot / (self.hp.n_nope + self.hp.n_rot)
@@ -99,23 +99,24 @@ class QueriesNotNormed(NormMissing, name="mutant:mla-query-norm-missing"):
 class NormOfAll(Latent, name="mutant:mla-norm-with-position"):
     mistake = "what is kept is normed together with the key of positions"
     site = "kv_cmpr"
-    whole: F32
+    whole = np.zeros((0, 0), np.float32)
 
-    def linear(self, right: Op, x: F32, weight: Weight) -> F32:
-        out = right(x, weight)
-        if "attn_kv_a_mqa" in weight.name:
-            self.whole = out
+    def change(self, model: Model) -> None:
+        put(model.graph, "linear", self.remembered)
+        put(model.graph, "norm", self.norm)
+
+    def remembered(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
+        out = right(step, layer, site, x, name)
+        self.whole = out if name == "attn_kv_a_mqa" else self.whole
         return out
 
-    def rms_norm(self, right: Op, x: F32, weight: F32, eps: float) -> F32:
-        out = right(x, weight, eps)
-        if len(weight) != self.hp.n_lora_kv or x.shape[-1] == self.hp.n_lora_q != len(weight):
-            return out
-        if not np.array_equal(x, self.whole[:, : len(weight)]):
-            return out
+    def norm(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str = "") -> F32:
+        if name != "attn_kv_a_norm":
+            return right(step, layer, site, x, name)
         own, both = ((part**2).mean(axis=-1, keepdims=True) for part in (x, self.whole))
-        out *= np.sqrt(own / both)
-        return out
+        weight = self.loaded.graph.tensors.in_layer(layer, f"{name}.weight").values()
+        out = step.ops.rms_norm(x, weight, self.hp.f_norm_rms_eps) * np.sqrt(own / both)
+        return step.probe(site, layer, out)
 
 
 # --- scale --------------------------------------------------------------------------------------

@@ -76,10 +76,12 @@ class HalvesForDeepseek2(OtherPairs, name="mutant:rope-halves-for-deepseek2"):
     site = "k_pe"
 
 
-class Unpermuted(Rope):
-    """Rows of Q and K, as a conversion for one pairing leaves them for the other."""
+class NotPermuted(Rope, name="mutant:rope-rows-not-permuted"):
+    """Rows of Q and K as they are for the other pairing."""
 
+    mistake = "the permutation of the rows of Q and K is skipped when they are repacked"
     effect = NONSENSE
+    source = "llama.cpp #22611"
     site = "Qcur"
 
     def linear(self, right: Op, x: F32, weight: Weight) -> F32:
@@ -88,17 +90,6 @@ class Unpermuted(Rope):
             return out
         heads = out.reshape(len(out), -1, 2, self.loaded.graph.hparams.n_embd_head // 2)
         return heads.swapaxes(2, 3).reshape(out.shape)
-
-
-class UnpermutedQwen2(Unpermuted, name="mutant:rope-rows-unpermuted-qwen2"):
-    mistake = "the rows of Q and K of qwen2 are un-permuted, as those of llama are"
-    source = "tensai #37"
-    shows_on = "arch:qwen2"
-
-
-class UnpermutedLlama(Unpermuted, name="mutant:rope-rows-not-permuted"):
-    mistake = "the permutation of the rows of Q and K is skipped when they are repacked"
-    source = "llama.cpp #22611"
 
 
 class OtherWay(Rope, name="mutant:rope-other-way"):
@@ -130,18 +121,13 @@ class TableForNeighbours(Rope, name="mutant:rope-table-for-neighbours"):
 # --- angles -------------------------------------------------------------------------------------
 
 
-class BaseIgnored(Rope, name="mutant:rope-base-ignored"):
-    mistake = "a base of 10000 whatever the file says"
+class BaseOfLlama(Rope, name="mutant:rope-base-of-llama"):
+    mistake = "the base of qwen2 is taken for that of llama"
     effect = DEPTH
-    shows_on = "arch:qwen3"
+    shows_on = "arch:qwen2"
 
     def angles(self, params: RopeParams) -> RopeParams:
         return replace(params, base=10000.0)
-
-
-class BaseIgnoredQwen2(BaseIgnored, name="mutant:rope-base-ignored-qwen2"):
-    mistake = "the base of qwen2 is taken for that of llama"
-    shows_on = "arch:qwen2"
 
 
 class BaseOfLlama3(Rope, name="mutant:rope-base-of-llama3"):
@@ -188,16 +174,6 @@ class AnglesInHalf(Rope, name="mutant:rope-angles-f16"):
         return np.cos(at[:, None] * step), np.sin(at[:, None] * step)
 
 
-class ScaleIgnored(Rope, name="mutant:rope-linear-scale-ignored"):
-    mistake = "rope.scaling.factor is parsed and never used"
-    effect = "a model stretched to a long context loses its place"
-    source = "mlxcel #1355"
-    shows_on = "q4_0"
-
-    def angles(self, params: RopeParams) -> RopeParams:
-        return replace(params, scale=1.0)
-
-
 class ScaleInverted(Rope, name="mutant:rope-linear-scale-inverted"):
     mistake = "positions are multiplied by the scaling factor, not divided"
     effect = NONSENSE
@@ -224,16 +200,6 @@ class ScaleOfBase(Rope, name="mutant:rope-linear-scale-as-ntk"):
     def angles(self, params: RopeParams) -> RopeParams:
         grown = (1 / params.scale) ** (params.n_rot / (params.n_rot - 2))
         return replace(params, scale=1.0, base=params.base * grown)
-
-
-class FactorsIgnored(Rope, name="mutant:rope-factors-ignored"):
-    mistake = "rope_freqs.weight, the factors of llama 3.1, is not loaded"
-    effect = "shows past a few thousand tokens in real models"
-    source = "mlxcel #1355"
-    shows_on = "bf16"
-
-    def angles(self, params: RopeParams) -> RopeParams:
-        return replace(params, factors=None)
 
 
 class FactorsInverted(Rope, name="mutant:rope-factors-multiplied"):
