@@ -24,7 +24,7 @@ RECIPES: Mapping[str, LlamaRecipe] = MappingProxyType(
         "yarn": LlamaRecipe(seed=8, n_ctx_train=256, rope_yarn_factor=4.0),
     }
 )
-# models of `synth` with keys that these lack: what scales positions
+# models of `synth` with other keys: what scales positions, how experts are weighed
 WITH_KEYS: Mapping[str, tuple[str, Mapping[str, tuple[str, Any]]]] = MappingProxyType(
     {
         "deepseek2-yarn": (
@@ -35,6 +35,10 @@ WITH_KEYS: Mapping[str, tuple[str, Mapping[str, tuple[str, Any]]]] = MappingProx
                 "rope.scaling.original_context_length": ("U32", 64),
                 "rope.scaling.yarn_log_multiplier": ("F32", 0.1),
             },
+        ),
+        "deepseek2-lite": (  # as V2-Lite: a softmax over all, and what is chosen keeps its share
+            "deepseek2",
+            {"expert_gating_func": ("U32", 1), "expert_weights_norm": ("BOOL", False)},
         ),
         "gemma3-scaled": ("gemma3", {"rope.scaling.factor": ("F32", 8.0)}),
     }

@@ -129,11 +129,29 @@ class NormOfTheFirst(Experts, name="mutant:experts-divided-by-the-largest"):
         return out
 
 
-class SoftmaxOverAll(Experts, name="mutant:experts-softmax-over-all"):
-    """The other way round than mlxcel #391, which had it over the chosen where all are meant."""
+class AlwaysNormalised(Experts, name="mutant:experts-always-normalised"):
+    mistake = "weights of the chosen are made to sum to one, whatever expert_weights_norm says"
+    shows_on = "deepseek2-lite"
+    site = "ffn_moe_weights"
+    layer = 1
 
-    mistake = "of gpt-oss the softmax goes over all experts instead of the chosen"
+    def pick(self, right: Op, probs: F32, ids: I32) -> F32:
+        return self.loaded.ops.normalise(right(probs, ids))
+
+
+class SoftmaxOverChosen(Experts, name="mutant:experts-softmax-over-chosen"):
+    mistake = "a softmax goes over the chosen experts only, where the model wants all"
     source = "mlxcel #391"
+    shows_on = "deepseek2-lite"
+    site = "ffn_moe_weights"
+    layer = 1
+
+    def pick(self, right: Op, probs: F32, ids: I32) -> F32:
+        return self.loaded.ops.soft_max(np.log(right(probs, ids)), 1.0, None)
+
+
+class SoftmaxOverAll(Experts, name="mutant:experts-softmax-over-all"):
+    mistake = "of gpt-oss the softmax goes over all experts instead of the chosen"
     shows_on = "arch:gpt-oss"
     site = "ffn_moe_weighted"
     seen: tuple[F32, I32]

@@ -20,7 +20,7 @@ AFTER = "the prompt is understood; what is generated is not"
 NONSENSE = "text is nonsense from the first token on"
 DRIFTS = "the longer the text, the less it remembers"
 Arrays = tuple[NDArray[Any], ...]
-CONV = "model.layers.{}.conv.conv"
+CONV = "model.layers.{}.conv.conv"  # of lfm2, whose first layer attends
 
 
 class State(Part):
@@ -49,6 +49,7 @@ class NotCarriedLfm2(NotCarried, name="mutant:state-not-carried-lfm2"):
     mistake = "every batch of lfm2 begins with an empty convolution"
     shows_on = "arch:lfm2"
     site = CONV
+    layer = 1
 
 
 class TailLate(StateView):
@@ -66,6 +67,7 @@ class ConvolutionLateLfm2(ConvolutionLate, name="mutant:conv-state-one-late-lfm2
     mistake = "of lfm2 the newest token is not in the convolution's state"
     shows_on = "arch:lfm2"
     site = CONV
+    layer = 1
 
 
 class TailBackwards(StateView):
@@ -141,6 +143,7 @@ class KernelBackwardsLfm2(Kernel, name="mutant:conv-kernel-backwards-lfm2"):
     mistake = "the first weight of the kernel of lfm2 goes to the newest token"
     shows_on = "arch:lfm2"
     site = CONV
+    layer = 1
     tensor = "shortconv.conv.weight"
 
 
@@ -156,6 +159,7 @@ class KernelTransposedLfm2(KernelTransposed, name="mutant:conv-kernel-transposed
     mistake = "the kernel of lfm2 is read as if it lay token by token"
     shows_on = "arch:lfm2"
     site = CONV
+    layer = 1
     tensor = "shortconv.conv.weight"
 
 
@@ -164,6 +168,7 @@ class GatesOfLfm2(State, name="mutant:conv-gates-exchanged"):
     effect = NONSENSE
     shows_on = "arch:lfm2"
     site = CONV
+    layer = 1
 
     def change(self, model: Model) -> None:
         put(model.graph, "linear", self.exchanged)

@@ -64,16 +64,18 @@ class PairsForGptOss(OtherPairs, name="mutant:rope-pairs-for-gpt-oss"):
 
 
 class PairsForLfm2(OtherPairs, name="mutant:rope-pairs-for-lfm2"):
+    """What is rotated has no name in its graph: what is made of it has."""
+
     mistake = "neighbours rotated where lfm2 pairs halves"
     shows_on = "arch:lfm2"
-    layer = 0
+    site = "kq"
 
 
 class HalvesForDeepseek2(OtherPairs, name="mutant:rope-halves-for-deepseek2"):
     mistake = "halves rotated where deepseek2 pairs neighbours"
     source = "pie #427"
     shows_on = "arch:deepseek2"
-    site = "k_pe"
+    site = "q_pe"
 
 
 class NotPermuted(Rope, name="mutant:rope-rows-not-permuted"):

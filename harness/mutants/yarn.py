@@ -123,7 +123,7 @@ class MagnitudeInRope(Yarn, name="mutant:yarn-magnitude-of-deepseek2"):
     mistake = "deepseek2's mscale of all dimensions is put into the rotated part alone"
     source = "imp #880"
     shows_on = "deepseek2-yarn"
-    site = "k_pe"
+    site = "q_pe"
 
     def angles(self, params: RopeParams) -> RopeParams:
         return replace(params, magnitude=1 - 0.1 * math.log(params.scale))
