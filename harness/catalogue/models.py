@@ -1,27 +1,44 @@
 """The model that shows a mistake: a built-in one, or one of any architecture and type."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.ggml_types import type_by_name
 from engine.gguf_file import GgufFile
+from engine.quants.base import WeightFormat
+from engine.registry import import_members
 from harness.gguf_writer import write_gguf
 from harness.run import builtin_model
 from harness.shadow.models import make_variant, opened
 from harness.synth.any_arch import variant_named
-from harness.synth.builtin import BUILTIN_VOCABULARIES
+from harness.synth.builtin import BUILTIN, BUILTIN_VOCABULARIES
 from harness.synth.llama import LlamaRecipe, write_llama
 
-ARCH = "arch:"
-LONG = (("n_embd", 256), ("n_head", 4), ("n_ff", 256))  # rows of whole blocks of 256
+ARCH, OWN = "arch:", "arch:llama:"
+Rows = NDArray[Any]  # the blocks of a matrix, row by row
 
-RECIPES: Mapping[str, LlamaRecipe] = MappingProxyType(
+
+def every_row_twice(rows: Rows) -> None:
+    rows[1::2] = rows[::2]
+
+
+def lowest_bytes(rows: Rows) -> None:
+    rows["qs"][..., ::8] = -128
+
+
+# a recipe, and how one of its matrices is made what no recipe makes it
+SPECIAL: Mapping[str, tuple[LlamaRecipe, str, Callable[[Rows], None] | None]] = MappingProxyType(
     {
-        **BUILTIN_VOCABULARIES,
-        "yarn": LlamaRecipe(seed=8, n_ctx_train=256, rope_yarn_factor=4.0),
+        # the first and the last token are due
+        "few-tokens": (LlamaRecipe(seed=1, n_vocab=3, vocabulary=False), "", None),
+        "ties": (LlamaRecipe(seed=1), "output.weight", every_row_twice),
+        "lowest-bytes": (BUILTIN["q8_0"], "", lowest_bytes),
+        "yarn": (LlamaRecipe(seed=8, n_ctx_train=256, rope_yarn_factor=4.0), "", None),
     }
 )
 # models of `synth` with other keys: what scales positions, how experts are weighed
@@ -50,27 +67,50 @@ def model_for(shows_on: str, folder: Path) -> Path:
     path = folder / f"{shows_on.replace(':', '-')}.gguf"
     if path.exists():
         return path
-    if recipe := RECIPES.get(shows_on):
-        write_llama(recipe, path)
-        return path
-    if shows_on in WITH_KEYS:
-        return with_keys(shows_on, path)
-    if not shows_on.startswith(ARCH):
+    if shows_on in BUILTIN:
         return builtin_model(shows_on, folder)
-    name, _, quant = shows_on.removeprefix(ARCH).partition(":")
-    variant = variant_named(name)
-    if type_by_name(quant or "F32").block > 64:
-        variant = replace(variant, sizes=LONG)
-    with opened() as session:
-        make_variant(variant, path, quant=quant or "F32", session=session)
+    if shows_on in SPECIAL:
+        recipe, tensor, change = SPECIAL[shows_on]
+        write_llama(recipe, path)
+        if change:
+            rewrite(path, tensor, change)
+    elif shows_on in WITH_KEYS:
+        arch, keys = WITH_KEYS[shows_on]
+        with_keys(model_for(ARCH + arch, folder), path, {f"{arch}.{k}": keys[k] for k in keys})
+    elif shows_on.startswith(OWN):
+        write_llama(long_rows(shows_on.removeprefix(OWN)), path)
+    elif shows_on.startswith(ARCH):
+        with opened() as session:
+            make_variant(variant_named(shows_on.removeprefix(ARCH)), path, session=session)
+    else:
+        write_llama(BUILTIN_VOCABULARIES[shows_on], path)
     return path
 
 
-def with_keys(shows_on: str, path: Path) -> Path:
-    arch, keys = WITH_KEYS[shows_on]
-    with GgufFile.open(model_for(ARCH + arch, path.parent)) as file:
+def long_rows(quant: str) -> LlamaRecipe:
+    """Rows of whole blocks, several where these are short."""
+    width = 256 if type_by_name(quant).block > 64 else 96
+    return LlamaRecipe(seed=11, quant=quant, n_embd=width, n_ff=width)
+
+
+def rewrite(path: Path, tensor: str, change: Callable[[Rows], None]) -> None:
+    """The blocks of one tensor, or of every matrix that has blocks."""
+    import_members("engine.quants")
+    with GgufFile.open(path) as file:
+        found = [
+            (file.data_offset + info.offset, info)
+            for info in file.tensors.values()
+            if info.name == tensor or (not tensor and info.type.block > 1)
+        ]
+    for offset, info in found:
+        layout = WeightFormat.named(info.type.name).layout
+        rows = np.memmap(path, layout, "r+", offset, (info.n_bytes // layout.itemsize,))
+        change(rows.reshape(info.shape[0], -1))
+        rows.flush()
+
+
+def with_keys(made: Path, path: Path, keys: Mapping[str, tuple[str, Any]]) -> None:
+    with GgufFile.open(made) as file:
         every = file.tensors.values()
         rows = [(t.name, t.ne, t.type.name, [file.raw(t.name).tobytes()]) for t in every]
-        more = {f"{arch}.{key}": value for key, value in keys.items()}
-        write_gguf(path, {**file.metadata, **more}, rows)
-    return path
+        write_gguf(path, {**file.metadata, **keys}, rows)

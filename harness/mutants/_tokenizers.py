@@ -4,7 +4,7 @@ They compute as the reference does, so there is no op to find: `fuzz tokens` cat
 stands for the place is the text that it makes small.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import accumulate
@@ -14,10 +14,10 @@ import numpy as np
 
 from engine.tokenizers.base import SPACE, Tokenizer
 from engine.tokenizers.bert import Bert
-from engine.tokenizers.gpt2 import Gpt2
+from engine.tokenizers.gpt2 import CHARACTER_OF_BYTE, Gpt2
 from engine.tokenizers.llama import Llama
 from engine.tokenizers.pre_tokenizers import PRE_TOKENIZERS
-from engine.tokenizers.splitting import Splitter
+from engine.tokenizers.splitting import Remembered, Splitter
 from harness.adapters.base import Adapter
 from harness.adapters.reference import Reference
 from harness.mutants import _slow_merges as slow_merges
@@ -179,6 +179,112 @@ class SpacesKept(WrongTokenizer, name="mutant:spaces-kept"):
             ids, remove_special=remove_special, unparse_special=unparse_special
         )
         return [text.replace(b" ", SPACE) for text in texts]
+
+
+class BosMissing(WrongTokenizer, name="mutant:bos-missing"):
+    mistake = "BOS is not put before a text"
+    shows_on = "llama"
+    size = 0
+
+    def change(self, tokenizer: Tokenizer) -> None:
+        tokenizer.vocabulary = replace(tokenizer.vocabulary, add_bos=False)
+
+
+class EosMissing(WrongTokenizer, name="mutant:eos-missing"):
+    mistake = "EOS is not put behind a text, where the vocabulary wants it"
+    shows_on = "t5"
+    size = 0
+
+    def change(self, tokenizer: Tokenizer) -> None:
+        tokenizer.vocabulary = replace(tokenizer.vocabulary, add_eos=False)
+
+
+class MergesFromLeft(WrongTokenizer, name="mutant:merges-from-left"):
+    """As in fastllm #715."""
+
+    mistake = "pairs are merged from left to right, whatever their rank"
+    shows_on = "gpt2"
+    size = 4
+
+    def rank(self, merges: Collection[bytes], left: bytes, right: bytes) -> float | None:
+        return 0 if left + b" " + right in merges else None
+
+    def change(self, tokenizer: Gpt2) -> None:
+        rank = partial(self.rank, frozenset(tokenizer.merges))
+
+        def merged(words: Sequence[str]) -> list[list[int]]:
+            spelled = (
+                word.encode().decode("latin-1").translate(CHARACTER_OF_BYTE) for word in words
+            )
+            parts = (slow_merges.merged([c.encode() for c in word], rank) for word in spelled)
+            return [[tokenizer.vocabulary.ids[part] for part in word] for word in parts]
+
+        tokenizer.known = Remembered(merged)
+
+
+class MergesUnread(MergesFromLeft, name="mutant:merges-unread"):
+    """As in quant.cpp #21."""
+
+    mistake = "merges are allocated and never read"
+    shows_on = "gpt2"
+    size = 2
+
+    def rank(self, merges: Collection[bytes], left: bytes, right: bytes) -> float | None:
+        return None
+
+
+class TextChanged(WrongTokenizer):
+    """What is cut into tokens is another text."""
+
+    shows_on = "llama"
+
+    def text(self, text: bytes) -> bytes:
+        raise NotImplementedError
+
+    def tokenize(
+        self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
+    ) -> list[list[int]]:
+        changed = [self.text(text) for text in texts]
+        return super().tokenize(changed, add_special=add_special, parse_special=parse_special)
+
+
+class SpacesMerged(TextChanged, name="mutant:spaces-merged"):
+    mistake = "spaces side by side are made one"
+    size = 2
+
+    def text(self, text: bytes) -> bytes:
+        while b"  " in text:
+            text = text.replace(b"  ", b" ")
+        return text
+
+
+class TextStripped(TextChanged, name="mutant:text-stripped"):
+    mistake = "spaces and newlines at the end of a text are cut off"
+    size = 1
+
+    def text(self, text: bytes) -> bytes:
+        return text.rstrip(b" \n")
+
+
+class EndsAtNul(TextChanged, name="mutant:text-ends-at-nul"):
+    mistake = "a text ends at its first NUL"
+    size = 1
+
+    def text(self, text: bytes) -> bytes:
+        return text.partition(b"\0")[0]
+
+
+class LeadingSpaceKept(WrongTokenizer, name="mutant:leading-space-kept"):
+    mistake = "the space that was put before a text is written"
+    shows_on = "llama"
+    size = 2
+    way = "decode"
+
+    def detokenize(
+        self, ids: Sequence[Sequence[int]], *, remove_special: bool, unparse_special: bool
+    ) -> list[bytes]:
+        pieces = self.tokenizer.piece
+        return [b"".join(pieces(i, special=unparse_special) for i in row) for row in ids]
 
 
 WRONG: dict[str, type[WrongTokenizer]] = {

@@ -170,7 +170,7 @@ class Q8_0BlockBefore(WrongFormat, name="mutant:q8-0-scale-of-block-before"):
 
 
 class Q8_0Lowest(WrongFormat, name="mutant:q8-0-lowest-byte-clipped"):
-    kind, shows_on = "Q8_0", "q8_0"
+    kind, shows_on = "Q8_0", "lowest-bytes"
     mistake = "Q8_0: -128 is taken for -127"
     effect = "nothing that a reader sees"
 
@@ -202,6 +202,7 @@ class HalfAsBf16(WrongFormat, name="mutant:f16-as-bf16"):
 
 class HalfSubnormal(WrongFormat, name="mutant:f16-subnormals-flushed"):
     kind, shows_on = "F16", "f16"
+    site = "dequant"  # the rows that are read have none
     mistake = "F16: subnormal numbers are zero"
     effect = "nothing that a reader sees"
 

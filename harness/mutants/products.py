@@ -189,7 +189,7 @@ class LowestByte(Mutant, name="mutant:sign-of-lowest-byte"):
     group = "products"
     effect = "text is a little worse, with weights that other programs quantised"
     source = "ggml #1393"
-    shows_on = "q8_0"
+    shows_on = "lowest-bytes"
     site = "Qcur"
 
 

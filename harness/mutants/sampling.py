@@ -65,6 +65,7 @@ class LargestMagnitude(WrongChoice, name="mutant:greedy-of-magnitudes"):
 
 
 class FromOne(WrongChoice, name="mutant:greedy-from-one"):
+    shows_on = "few-tokens"
     mistake = "the search for the largest logit begins at token 1"
     effect = "nothing, unless token 0 is due"
 
@@ -73,6 +74,7 @@ class FromOne(WrongChoice, name="mutant:greedy-from-one"):
 
 
 class NeverLast(WrongChoice, name="mutant:greedy-never-last"):
+    shows_on = "few-tokens"
     mistake = "the search for the largest logit ends one token early"
     effect = "nothing, unless the last token is due"
 
@@ -81,6 +83,7 @@ class NeverLast(WrongChoice, name="mutant:greedy-never-last"):
 
 
 class LastOfTies(WrongChoice, name="mutant:greedy-last-of-ties"):
+    shows_on = "ties"
     mistake = "of equal logits the last is chosen"
     effect = "nothing, unless two tokens are exactly alike"
 
@@ -118,14 +121,14 @@ class Sampled(WrongChoice, name="mutant:greedy-is-sampled"):
 
 
 class LowPrecision(WrongChoice, name="mutant:greedy-of-rough-logits"):
-    mistake = "the largest of logits that were rounded to half precision is chosen"
+    mistake = "the largest of logits that were cut off to BF16 is chosen"
     effect = "another token now and then, where two are nearly alike"
 
     def choose(self, logits: F32, before: Sequence[int]) -> int:
-        return int(np.argmax(logits.astype(np.float16)))
+        return int(np.argmax((logits.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)))
 
 
-class Prefers(WrongChoice, name="mutant:greedy-lacks-position"):
+class StandsStill(WrongChoice, name="mutant:greedy-lacks-position"):
     stands = True
     mistake = "all that is generated is put at one position"
     effect = "the text repeats itself"
