@@ -12,13 +12,10 @@ SLICE = {
     "f32": (
         "mutant:rope-other-way",
         "mutant:mask-hidden-as-zero",
-        "mutant:splits-averaged",
         "mutant:cache-one-slot-late",
         "mutant:state-stale-logits",
-        "mutant:greedy-feeds-one-late",
     ),
-    "moe": ("mutant:experts-weights-by-id", "mutant:experts-inputs-weighted"),
-    "yarn": ("mutant:yarn-ramp-inverted",),
+    "moe": ("mutant:experts-weights-by-id",),
     "arch:mamba": ("mutant:conv-state-one-late",),
 }
 
