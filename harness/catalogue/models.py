@@ -12,6 +12,7 @@ from engine.ggml_types import type_by_name
 from engine.gguf_file import GgufFile
 from engine.quants.base import WeightFormat
 from engine.registry import import_members
+from harness.gguf_writer import write_gguf
 from harness.run import builtin_model
 from harness.shadow.models import make_variant, opened
 from harness.synth.any_arch import variant_named
@@ -37,6 +38,26 @@ SPECIAL: Mapping[str, tuple[LlamaRecipe, str, Callable[[Rows], None] | None]] = 
         "few-tokens": (LlamaRecipe(seed=1, n_vocab=3, vocabulary=False), "", None),
         "ties": (LlamaRecipe(seed=1), "output.weight", every_row_twice),
         "lowest-bytes": (BUILTIN["q8_0"], "", lowest_bytes),
+        "yarn": (LlamaRecipe(seed=8, n_ctx_train=256, rope_yarn_factor=4.0), "", None),
+    }
+)
+# models of `synth` with other keys: what scales positions, how experts are weighed
+WITH_KEYS: Mapping[str, tuple[str, Mapping[str, tuple[str, Any]]]] = MappingProxyType(
+    {
+        "deepseek2-yarn": (
+            "deepseek2",
+            {
+                "rope.scaling.type": ("STR", "yarn"),
+                "rope.scaling.factor": ("F32", 4.0),
+                "rope.scaling.original_context_length": ("U32", 64),
+                "rope.scaling.yarn_log_multiplier": ("F32", 0.1),
+            },
+        ),
+        "deepseek2-lite": (  # as V2-Lite: a softmax over all, and what is chosen keeps its share
+            "deepseek2",
+            {"expert_gating_func": ("U32", 1), "expert_weights_norm": ("BOOL", False)},
+        ),
+        "gemma3-scaled": ("gemma3", {"rope.scaling.factor": ("F32", 8.0)}),
     }
 )
 
@@ -53,6 +74,9 @@ def model_for(shows_on: str, folder: Path) -> Path:
         write_llama(recipe, path)
         if change:
             rewrite(path, tensor, change)
+    elif shows_on in WITH_KEYS:
+        arch, keys = WITH_KEYS[shows_on]
+        with_keys(model_for(ARCH + arch, folder), path, {f"{arch}.{k}": keys[k] for k in keys})
     elif shows_on.startswith(OWN):
         write_llama(long_rows(shows_on.removeprefix(OWN)), path)
     elif shows_on.startswith(ARCH):
@@ -83,3 +107,10 @@ def rewrite(path: Path, tensor: str, change: Callable[[Rows], None]) -> None:
         rows = np.memmap(path, layout, "r+", offset, (info.n_bytes // layout.itemsize,))
         change(rows.reshape(info.shape[0], -1))
         rows.flush()
+
+
+def with_keys(made: Path, path: Path, keys: Mapping[str, tuple[str, Any]]) -> None:
+    with GgufFile.open(made) as file:
+        every = file.tensors.values()
+        rows = [(t.name, t.ne, t.type.name, [file.raw(t.name).tobytes()]) for t in every]
+        write_gguf(path, {**file.metadata, **keys}, rows)

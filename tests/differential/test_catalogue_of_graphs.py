@@ -1,0 +1,59 @@
+"""Wrong engines of positions, attention, experts, caches, states and loops: a few of each kind."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from harness.adapters.base import Adapter
+from harness.catalogue.run import wrong_engines
+from harness.catalogue.trial import Bench, bench_for, locate, try_wrong
+
+SLICE = {
+    "f32": (
+        "mutant:rope-other-way",
+        "mutant:mask-hidden-as-zero",
+        "mutant:cache-one-slot-late",
+        "mutant:state-stale-logits",
+    ),
+    "moe": ("mutant:experts-weights-by-id",),
+    "arch:mamba": ("mutant:conv-state-one-late",),
+}
+
+
+@pytest.fixture(scope="module")
+def bench_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Bench]]:
+    wrong_engines()
+    made: dict[str, Bench] = {}
+
+    def bench(model: str) -> Bench:
+        if model not in made:
+            made[model] = bench_for(model, tmp_path_factory.mktemp("bench"))
+        return made[model]
+
+    yield bench
+    for each in made.values():
+        each.opened.close()
+
+
+@pytest.mark.parametrize(
+    ("model", "name"), [(model, name) for model, names in SLICE.items() for name in names]
+)
+def test_a_wrong_engine_is_found_where_it_is_wrong(
+    model: str, name: str, bench_of: Callable[[str], Bench]
+) -> None:
+    found = try_wrong(bench_of(model), Adapter.named(name), model)
+    assert found.views["tensors"].caught
+    assert found.found == found.expected
+    assert found.layer_right
+    assert found.confirmed
+
+
+def test_what_sequences_do_to_each_other_shows_beside_another_one_alone(
+    bench_of: Callable[[str], Bench],
+) -> None:
+    """No op of it is wrong in the run that is traced."""
+    bench = bench_of("f32")
+    found = try_wrong(bench, Adapter.named("mutant:cache-sequences-leak"), "f32")
+    assert found.found == "logits"
+    assert "beside another sequence" in found.views["tensors"].said
+    assert locate(bench, "mutant:cache-sequences-leak").found == "nowhere"
