@@ -1,16 +1,21 @@
 """`lockstep bisect`: the first layer that diverges, the guilty ops in it, and the proof."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from harness.findings import Findings, by_layer
+from harness.further_runs import further_runs
 from harness.judge import SiteFinding
 from harness.locate import Patched, locate, oracles_outputs, outputs_of, patch
-from harness.records import Evaluation, Site, Verdict
+from harness.records import Evaluation, Request, Site, Verdict
+from harness.repeats import Unsteady, unsteady
 from harness.suites.base import Context, NoAnswer
-from harness.suites.logits import compared
+from harness.suites.decode import Decode
+from harness.suites.logits import Logits, compared
 
+NO_OP = 4  # exit code: both engines part, and no op is wrong on its own inputs
 Place = tuple[int | None, str]  # layer and site
 
 
@@ -32,6 +37,9 @@ class Bisection:
     patched: Patched | None  # None: there is nothing to put right, or it `failed`
     failed: str = ""
     logits: Verdict | None  # of the subject's own run; None: there are culprits
+    asked: str = ""  # which further run of check's this is of
+    others: tuple[Verdict, ...] = ()  # what check says besides, where no op is guilty
+    unsteady: Unsteady | None = None  # its runs differ from each other: no patch shows anything
 
     @property
     def not_compared(self) -> tuple[Site, ...]:
@@ -40,8 +48,10 @@ class Bisection:
     @property
     def exit_code(self) -> int:
         """Without a culprit both engines conform if the logits agree as well."""
-        if self.culprits or (self.logits and self.logits.status == "diverged"):
+        if self.culprits:
             return 1
+        if self.others or (self.logits and self.logits.status == "diverged"):
+            return NO_OP
         agree = self.logits is not None and self.logits.status == "agreed"
         return 0 if agree and not self.found.not_shown and any(map(compares, self.found.all)) else 3
 
@@ -51,15 +61,42 @@ class Bisection:
 
 
 def bisect(context: Context) -> Bisection:
+    """Of the usual run, and where that conforms of the first of check's further runs that does not;
+    what is left is wrong in no op on its own."""
+    first = bisect_run(context)
+    if first.exit_code or first.found.embeddings:
+        return first
+    wrong = tuple(said_by_check(context))
+    runs = {run.words: run for run in further_runs(context)}
+    for words in (v.detail.get("asked") for v in wrong):
+        if words in runs:
+            found = bisect_run(replace(context, given=runs[words].batches))
+            if found.culprits:
+                return replace(found, asked=words)
+    return replace(first, others=wrong)
+
+
+def said_by_check(context: Context) -> Iterator[Verdict]:
+    for suite in (Logits, Decode):
+        try:
+            yield from (v for v in suite().run(context) if v.status == "diverged")
+        except NoAnswer:
+            continue  # check says so; here it is not what is looked for
+
+
+def bisect_run(context: Context) -> Bisection:
     found = locate(context)
     if found.embeddings:
         context = context.for_embeddings()
-    patched, failed = None, ""
-    if found.guilty:
-        try:
+    logits = None if found.guilty else own_logits(context, found)
+    patched, failed, shaky = None, "", None
+    try:
+        if logits is None or logits.status == "diverged":
+            shaky = unsteadiness(context, found)
+        if found.guilty and not shaky:
             patched = patch(context, found)
-        except NoAnswer as error:  # what was found is true all the same
-            failed = error.summary
+    except NoAnswer as error:  # what was found is true all the same
+        failed = error.summary
     culprits: dict[Place, SiteFinding] = {}
     for finding in found.guilty:
         culprits.setdefault((finding.layer, finding.site.name), finding)
@@ -69,8 +106,17 @@ def bisect(context: Context) -> Bisection:
         culprits=tuple(culprits.values()),
         patched=patched,
         failed=failed,
-        logits=None if culprits else own_logits(context, found),
+        logits=logits,
+        unsteady=shaky,
     )
+
+
+def unsteadiness(context: Context, found: Findings) -> Unsteady | None:
+    """None: its runs are alike, so that what is put into one of them proves something."""
+    capture = context.subject_info.shows != ()
+    request = Request(batches=context.batches, embeddings=found.embeddings, capture=capture)
+    first: Evaluation = context.ask(context.subject, "evaluate", request)
+    return unsteady(context.subject, request, first)
 
 
 def own_logits(context: Context, found: Findings) -> Verdict:

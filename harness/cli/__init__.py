@@ -239,10 +239,12 @@ def bisect(
 ) -> None:
     """Find the first layer, then the op, then the elements where two engines part.
 
-    Every op of the engine under test is run on the oracle's own inputs, so that the ops that
+    Every op of the engine under test is computed from the engine's own inputs, so that the ops that
     introduce an error are told from those that pass it on. Then the oracle's tensors are put in at
-    the culprits: if the rest agrees, they were all. Without MODEL: the built-in model that the
-    engine is known to be wrong on, or the first.
+    the culprits: if the rest agrees, they were all. Where the usual run agrees, what `check` asks
+    besides is asked as well. Exit code: 0 nothing to find, 1 culprits, 3 incomplete, 4 the engines
+    part and no op is wrong on its own inputs. Without MODEL: the built-in model that the engine is
+    known to be wrong on, or the first.
     """
     from harness.adapters import adapter_class
     from harness.children import result_of
@@ -255,7 +257,7 @@ def bisect(
         default = getattr(cls, "shows_on", "f32")
         name, path = next(iter(models_of(model or Path(f"builtin:{default}"), folder)))
         plan = plan_of(
-            *(name, path, engine, oracle, settings, subject_model, tokens, 1, seed, ["trace"]),
+            *(name, path, engine, oracle, settings, subject_model, tokens, 64, seed, ["trace"]),
             timeout=timeout,
         )
         provide_engines([plan], out.progress)

@@ -3,13 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
-from harness.bisect.bisection import Bisection
+from harness.bisect.bisection import NO_OP, Bisection
 from harness.check import Plan
 from harness.locate import Patched
 from harness.report.text import explain_finding, site_name
 from harness.suites.trace import detail_of
 
 SHOWN = 5  # culprits explained in full
+NO_OP_GUILTY = (
+    "no op is wrong on its own inputs: look at what is kept from call to call, at the order of "
+    "calls, and at sampling"
+)
 
 
 def bisection_of(plan: Plan, result: Bisection) -> Mapping[str, Any]:
@@ -22,6 +26,9 @@ def bisection_of(plan: Plan, result: Bisection) -> Mapping[str, Any]:
             {"layer": x.layer, "error": x.error, "guilty": list(x.guilty)} for x in result.layers
         ],
         "culprits": [detail_of(result.found, c) for c in result.culprits],
+        "asked": result.asked,
+        "others": [v.summary for v in result.others],
+        "not_deterministic": None if result.unsteady is None else str(result.unsteady),
         "confirmed": None if patched is None else patched.confirms,
         "worst_before_patch": None if patched is None else patched.before,
         "worst_after_patch": None if patched is None else patched.worst,
@@ -38,6 +45,8 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
     if first is None:
         return lines_without_culprit(plan, result)
     lines = [f"{plan.case}: {plan.engine} against {plan.oracle}, settings {plan.settings.name}"]
+    if result.asked:
+        lines.append(f"  {result.asked}; in fewer tokens there is nothing to find")
     lines.append("  layer   error it passes on   ops that are wrong by themselves")
     for layer in result.layers:
         name = "-" if layer.layer is None else str(layer.layer)
@@ -68,11 +77,16 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
         rest = len(result.culprits) - SHOWN - 12
         lines.append(f"  also: {names}" + (f" and {rest} more" if rest > 0 else ""))
     lines += [found.rest, *other_graph(result)]
-    if result.patched is not None:
-        lines.append(confirmation(result.patched))
+    return lines + proof(plan, result)
+
+
+def proof(plan: Plan, result: Bisection) -> list[str]:
+    """What became of the run in which the oracle's tensors are put in."""
+    if result.unsteady is not None:
+        return [f"not confirmed: {plan.engine} is not deterministic: {result.unsteady}"]
     if result.failed:
-        lines.append(f"not confirmed: with the oracle's tensors put in, {result.failed}")
-    return lines
+        return [f"not confirmed: with the oracle's tensors put in, {result.failed}"]
+    return [] if result.patched is None else [confirmation(result.patched)]
 
 
 def lines_without_culprit(plan: Plan, result: Bisection) -> list[str]:
@@ -87,6 +101,11 @@ def lines_without_culprit(plan: Plan, result: Bisection) -> list[str]:
     if result.logits is not None:
         own = f"{result.logits.status}: {result.logits.summary}"
         lines.append(f"  {result.found.what}s of its own run: {own}")
+    lines += [f"  {v.suite}: {v.summary}" for v in result.others]
+    if result.unsteady is not None:
+        lines.append(f"  {plan.engine} is not deterministic: {result.unsteady}")
+    elif result.exit_code == NO_OP:
+        lines.append(f"  {NO_OP_GUILTY}")
     return lines
 
 
