@@ -116,3 +116,16 @@ def test_sequences_that_part_at_the_position_of_a_token_they_share_have_parted(
     """It sees all of its own position, also what comes later in the batch."""
     case = made(UNIFIED, ["decode", [[1, 2, [0, 1], False], [2, 2, second, True]]], n_seq=3)
     assert ("parted" in causes(case, "attention")) is part
+
+
+def test_what_is_known_of_attention_is_known_of_it_with_yarn_as_well() -> None:
+    of_attention = [known for known in KNOWN if "attention" in known.kinds]
+    assert of_attention
+    for known in of_attention:
+        case, last = known.schedule, len(known.schedule.steps) - 1
+        found = Difference(symptom=known.symptom, step=last, name="", text="")
+        engines = (known.component,)
+        expected = entry_for(KNOWN, engines, "attention", found, case)
+        assert expected is not None
+        yarn = entry_for(KNOWN, engines, "yarn", found, case)
+        assert yarn == expected or (yarn is not None and "yarn" in yarn.kinds)

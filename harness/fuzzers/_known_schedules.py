@@ -8,6 +8,8 @@ from harness.fuzzers._causes import causes
 from harness.fuzzers._schedule import Schedule, schedule_from
 from harness.known import entries
 
+MEMORY = {"yarn": "attention"}  # of a kind of model that has no other
+
 
 @dataclass(frozen=True, kw_only=True)
 class KnownSchedule:
@@ -45,8 +47,9 @@ def entry_for(
     are wrong in ubatches of another size alone differ with the size."""
     why = causes(case, kind)
     last = found.step if found.step >= 0 else len(case.steps)
+    kinds = {kind, MEMORY.get(kind, kind)}
     for one in known:
-        here = one.component in engines and kind in one.kinds
+        here = one.component in engines and not kinds.isdisjoint(one.kinds)
         shows = (one.symptom, "splitting") if one.symptom == "logits" else (one.symptom,)
         if here and found.symptom in shows and why.get(one.cause, last + 1) <= last:
             return one
