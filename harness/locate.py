@@ -41,7 +41,10 @@ def all_segments(context: Context) -> Findings:
     found = locate_segments(context)
     hidden = any(not error <= WHOLLY_OFF for error in found.free.values())
     while hidden and (values := replaceable(context, found.values)):
-        more = locate_segments(context, values)
+        try:
+            more = locate_segments(context, values)
+        except NoAnswer:
+            break  # what was found is true all the same
         if len(more.values) <= len(found.values):
             break
         found = dataclasses.replace(more, free=found.free)  # of its own run

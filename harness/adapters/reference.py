@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from engine.batch import Batch
 from engine.errors import InvalidModel, NotInModel, Unsupported
 from engine.gguf_file import GgufFile, Value
+from engine.memory.none import NoMemory
 from engine.memory.sbatch_schedule import SbatchSchedule
 from engine.memory.schedule import Schedule, padded
 from engine.memory.window import Window
@@ -144,8 +145,9 @@ class Reference(Adapter, name="reference"):
             lacks, has = ("embeddings", "logits")[:: 1 if request.embeddings else -1]
             raise NotInModel(f"our graph of the model has no {lacks}, but {has}")
         memory = self.loaded.new_memory()
-        # where some layers have windows no engine's two caches need be cut as another's are
-        recorder = Recorder(request, CACHES if isinstance(memory, Window) else ())
+        # where some layers have windows no engine's two caches need be cut as another's are, and
+        # of some models nothing is kept
+        recorder = Recorder(request, CACHES if isinstance(memory, Window | NoMemory) else ())
         logits = []
         for step, batch in enumerate(request.batches):
             recorder.step = step

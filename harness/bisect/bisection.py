@@ -51,7 +51,7 @@ class Bisection:
         if self.culprits:
             return 1
         if self.others or (self.logits and self.logits.status == "diverged"):
-            return NO_OP
+            return 1 if self.found.other_graph else NO_OP
         agree = self.logits is not None and self.logits.status == "agreed"
         return 0 if agree and not self.found.not_shown and any(map(compares, self.found.all)) else 3
 

@@ -6,7 +6,6 @@ product that converts them tipped to the next step.
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import Unsupported
@@ -37,10 +36,8 @@ def replay_floor(
         moved = whole(replay(program, file, build, Noisy(seed + i)))
         worst = max(worst, *(worst_distance(a, b) for a, b in zip(honest, moved, strict=True)))
     size = max(map(largest, honest), default=0.0)
-    # where all outputs are zero the noise is none: sums of zeros are exact in every engine; where
-    # all overflow nobody knows what another order of sums comes to
-    none = 0.0 if all(np.isfinite(each).all() for each in honest) else np.inf
-    return ReplayFloor(outputs=honest, relative=worst / size if size else none)
+    # where all outputs are zero the noise is none: sums of zeros are exact in every engine
+    return ReplayFloor(outputs=honest, relative=worst / size if size else 0.0)
 
 
 def whole(run: Replayed) -> tuple[NDArray[Any], ...]:

@@ -187,7 +187,11 @@ def who_is_wrong(
     subject's may be off besides.
     """
     noise = context.noise_on(batches)
-    honest = [(run, whole_run(noise, largest(run))) for run in context.honest_runs(batches)]
+    runs_of_ours = context.honest_runs(batches)
+    if not np.isfinite(runs_of_ours[0]).any() and np.isfinite(runs_of_ours[1]).any():
+        # in float64 there are numbers: a hidden cell, say, overflows in some engines and not in all
+        raise NoAnswer("not-compared", "honest runs overflow in float32: there is no limit", {})
+    honest = [(run, whole_run(noise, largest(run))) for run in runs_of_ours]
     more = (NOTHING, rounded)
     wrong = [
         role

@@ -246,7 +246,8 @@ def test_an_engine_with_a_graph_of_its_own_is_asked_otherwise_as_well(
     plan = replace(run_of(made("qwen3", "F32")), engine=engine.name, n_tokens=8)
     first, *wrong = checked(replace(plan, suites=("logits",)))
     assert first.status == "agreed"
-    assert [(verdict.status, verdict.detail["asked"]) for verdict in wrong] == [("diverged", way)]
+    assert {verdict.status for verdict in wrong} == {"diverged"}
+    assert wrong[0].detail["asked"] == way  # further runs may show it as well
 
 
 # llama.cpp has no names for what most products of these two read
