@@ -11,7 +11,7 @@ from harness.records import Answered, Crashed, Rejected, Verdict
 from harness.suites._originals import Original, originals_of
 from harness.suites.base import Context, NoAnswer, Suite, no_answer
 
-AT_MOST, LONGEST = 30, 200  # differences in one verdict, characters of an input or an answer
+AT_MOST, LONGEST = 60, 200  # differences in one verdict, characters of an input or an answer
 WHOLE = 4000  # characters of the shortest that differs: one text is very long
 BEYOND = b"\xf5\x80\x80\x80 too far"  # asked by itself: see Tokens.beyond
 TEXTS: tuple[bytes, ...] = (
