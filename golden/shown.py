@@ -82,7 +82,7 @@ def matrix_in(
 
 
 def names_in_traces(program: Program) -> dict[str, list[str]]:
-    """Of each node, by its own name, those that it has in engine.trace's words, `Qcur_rope-0`."""
+    """Of each node, by its own name, those of harness.sites, `Qcur_rope-0`."""
     wires = wires_of(program)
     found: dict[str, list[str]] = {}
     for graph in program.graphs:

@@ -25,7 +25,7 @@ class SiteFinding:
 
     site: Site
     op: str
-    err_local: float  # subject against oracle on the oracle's inputs, worst element
+    err_local: float  # subject against oracle, or truth, on the same inputs: worst element
     err_oracle: float  # oracle against float64
     allowed: float  # the limit of one honest implementation at its largest element
     reason: str

@@ -132,12 +132,12 @@ def test_a_divergence_says_where_how_far_why_and_how_to_see_it_again() -> None:
         "err_local": 0.5,
         "err_in": 1e-7,
         "err_out": 0.25,
-        "rest": "on the oracle's inputs 268 of 269 ops agree",
+        "rest": "on its own inputs 268 of 269 segments agree",
     }
     text = explain(verdict(summary=line, detail=detail))
     for part in ("172 products", "0.5 off", "1.0e-07 comes in", "2.5e-01 goes out"):
         assert part in text
-    assert "on the oracle's inputs 268 of 269 ops agree" in text
+    assert "on its own inputs 268 of 269 segments agree" in text
     assert text.endswith("again: lockstep check m")
 
 

@@ -16,6 +16,7 @@ from harness.suites.decode import Decode
 from harness.suites.logits import Logits, compared
 
 NO_OP = 4  # exit code: both engines part, and no op is wrong on its own inputs
+UNANSWERED = {"crashed", "timed-out", "malformed", "not-compared"}
 Place = tuple[int | None, str]  # layer and site
 
 
@@ -50,8 +51,11 @@ class Bisection:
         """Without a culprit both engines conform if the logits agree as well."""
         if self.culprits:
             return 1
-        if self.others or (self.logits and self.logits.status == "diverged"):
+        said = {v.status for v in (*self.others, *filter(None, [self.logits]))}
+        if "diverged" in said:
             return 1 if self.found.other_graph else NO_OP
+        if said & UNANSWERED:
+            return 3
         agree = self.logits is not None and self.logits.status == "agreed"
         return 0 if agree and not self.found.not_shown and any(map(compares, self.found.all)) else 3
 
@@ -66,22 +70,23 @@ def bisect(context: Context) -> Bisection:
     first = bisect_run(context)
     if first.exit_code or first.found.embeddings:
         return first
-    wrong = tuple(said_by_check(context))
+    said = tuple(said_by_check(context))
+    wrong = tuple(verdict for verdict in said if verdict.status == "diverged")
     runs = {run.words: run for run in further_runs(context)}
     for words in (v.detail.get("asked") for v in wrong):
         if words in runs:
             found = bisect_run(replace(context, given=runs[words].batches))
             if found.culprits:
                 return replace(found, asked=words)
-    return replace(first, others=wrong)
+    return replace(first, others=wrong or tuple(v for v in said if v.status in UNANSWERED))
 
 
 def said_by_check(context: Context) -> Iterator[Verdict]:
     for suite in (Logits, Decode):
         try:
-            yield from (v for v in suite().run(context) if v.status == "diverged")
-        except NoAnswer:
-            continue  # check says so; here it is not what is looked for
+            yield from suite().run(context)
+        except NoAnswer as error:
+            yield context.verdict(suite.name, error.status, error.summary, error.detail)
 
 
 def bisect_run(context: Context) -> Bisection:

@@ -134,7 +134,7 @@ def confirmation(p: Patched) -> str:
         return (
             f"not confirmed: the {p.what}s are {p.before:.1e} of the largest off without a patch, "
             f"within what honest runs of this model may differ ({allowed}), so patching proves "
-            "nothing; the op was judged alone, on the oracle's inputs"
+            "nothing; the op was judged by itself"
         )
     if p.agrees:
         return (

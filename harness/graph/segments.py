@@ -41,6 +41,7 @@ from harness.synth.draws import stream
 
 RUNS, MORE = 3, 9  # with random errors; before anybody is blamed
 LONGEST = 6  # ops of a segment that are named
+STEPS_DOWN = 10  # by factors of four: from a step of a conversion to the rounding of a scale
 
 
 Run = Mapping[Place, Seen]
@@ -61,13 +62,15 @@ class Noise:
         return Noise(max(self.worst, other.worst), self.rows + other.rows)
 
     def explains(self, rows: NDArray[np.float64]) -> bool:
-        """Whether as few rows are off, by anything and by much: an activation on the other side of
-        a step of its conversion moves one. Where that is rare, three runs may have met none."""
-        most = max((float(run.max(initial=0.0)) for run in self.rows), default=0.0)
+        """Whether as few rows are off, by anything, by much and by all between: an activation on
+        the other side of a step of its conversion moves one. Where that is rare, three runs may
+        have met none; and an honest row may be a few times as far off as theirs."""
+        runs = (np.zeros(0), *self.rows)
+        far = max(float(run.max(initial=0.0)) for run in runs)
+        sizes = [(0.0, 0.0), *((far / 8 / 4**k, far / 32 / 4**k) for k in range(STEPS_DOWN))]
         return all(
-            (rows > size).sum()
-            <= 4 * (1 + max(((run > size).sum() for run in self.rows), default=0))
-            for size in (0.0, most / 8)
+            (rows > mine).sum() <= 4 * (1 + max((run > theirs).sum() for run in runs))
+            for mine, theirs in sizes
         )
 
 

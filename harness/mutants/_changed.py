@@ -1,4 +1,4 @@
-"""How a wrong engine is made of the right one: another op, another graph, other weights."""
+"""How a wrong engine is made of the right one: other ops, other numbers, other weights."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +11,7 @@ from engine.model import Model
 from engine.ops.mirror import Mirror
 from engine.quants.base import F32, Bytes, WeightFormat
 from engine.weights import Weight
-from harness.mutants.base import Mutant
+from harness.mutants._parts import Part
 
 Blocks = NDArray[Any]  # (n,) of a format's layout
 
@@ -19,18 +19,6 @@ Blocks = NDArray[Any]  # (n,) of a format's layout
 def ops_with(**methods: Callable[..., Any]) -> type[Mirror]:
     """The ops with some of them replaced."""
     return type("Wrong", (Mirror,), methods)
-
-
-class ChangedModel(Mutant):
-    """Subclasses change the model when it is open."""
-
-    def make_model(self) -> Model:
-        model = super().make_model()
-        self.change(model)
-        return model
-
-    def change(self, model: Model) -> None:
-        raise NotImplementedError
 
 
 def set_hparams(model: Model, **values: Any) -> None:
@@ -54,7 +42,7 @@ def as_weight(weight: Weight, values: F32) -> Weight:
     return Weight(weight.name, WeightFormat.named("F32"), values.shape, raw)
 
 
-class WrongFormat(ChangedModel):
+class WrongFormat(Part):
     """Reads weights of one format wrongly: `before` changes the bytes, `after` what comes of
     them."""
 

@@ -9,7 +9,8 @@ from engine.ops.mirror import Mirror
 from engine.ops.reference import I32
 from engine.quants.base import F32
 from engine.weights import Weight
-from harness.mutants._changed import ChangedModel, as_weight, change_weights, ops_with
+from harness.mutants._changed import as_weight, change_weights, ops_with
+from harness.mutants._parts import Part
 from harness.mutants.base import Mutant
 
 ROWS = Mirror.get_rows
@@ -153,7 +154,7 @@ class PositionsOfBatch(Mutant, name="mutant:learned-positions-of-batch"):
     layer = None
 
 
-class TokenTypes(ChangedModel):
+class TokenTypes(Part):
     group = "embeddings"
     shows_on = "arch:bert"
     site = "inp_embd"
@@ -191,7 +192,7 @@ class SecondType(TokenTypes, name="mutant:second-token-type"):
         return rows[::-1]
 
 
-class EmbeddingNormMissing(ChangedModel, name="mutant:embedding-norm-missing"):
+class EmbeddingNormMissing(Part, name="mutant:embedding-norm-missing"):
     mistake = "the norm behind BERT's embeddings is left out"
     group = "embeddings"
     effect = "embeddings far off"

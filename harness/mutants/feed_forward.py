@@ -8,7 +8,8 @@ from engine.model import Model
 from engine.ops import functions
 from engine.ops.mirror import Mirror
 from engine.quants.base import F32
-from harness.mutants._changed import ChangedModel, ops_with
+from harness.mutants._changed import ops_with
+from harness.mutants._parts import Part
 from harness.mutants.base import Mutant
 
 
@@ -188,7 +189,7 @@ class OaiClampedBelow(Mutant, name="mutant:swiglu-oai-clamped-below"):
     site = "ffn_moe_swiglu_oai"
 
 
-class HalvesExchanged(ChangedModel, name="mutant:gate-up-halves-exchanged"):
+class HalvesExchanged(Part, name="mutant:gate-up-halves-exchanged"):
     mistake = "the halves of the matrix that holds gate and up are exchanged"
     group = "activations"
     effect = "noise from the first token on"
@@ -200,7 +201,7 @@ class HalvesExchanged(ChangedModel, name="mutant:gate-up-halves-exchanged"):
         model.ops.swiglu = lambda gate, up: right(up, gate)  # type: ignore[method-assign]
 
 
-class HalvesInterleaved(ChangedModel, name="mutant:gate-up-interleaved"):
+class HalvesInterleaved(Part, name="mutant:gate-up-interleaved"):
     mistake = "gate and up are taken row by row from the matrix that holds one behind the other"
     group = "activations"
     effect = "noise from the first token on"

@@ -7,7 +7,8 @@ import numpy as np
 from engine.model import Model
 from engine.ops.mirror import Mirror
 from engine.quants.base import F32
-from harness.mutants._changed import ChangedModel, ops_with
+from harness.mutants._changed import ops_with
+from harness.mutants._parts import Part
 from harness.mutants.base import Mutant
 
 F16 = np.float16
@@ -137,7 +138,7 @@ class HeadsNormedTogether(Mutant, name="mutant:heads-normed-together"):
     site = "Qcur_normed"
 
 
-class HeadNormsExchanged(ChangedModel, name="mutant:head-norms-exchanged"):
+class HeadNormsExchanged(Part, name="mutant:head-norms-exchanged"):
     mistake = "the norms of queries and keys have each other's weights"
     group = "norms"
     effect = "text drifts"
@@ -165,7 +166,7 @@ class HeadNormsMissing(Mutant, name="mutant:head-norms-missing"):
     site = "Qcur_normed"
 
 
-class PostNormMissing(ChangedModel, name="mutant:post-norm-missing"):
+class PostNormMissing(Part, name="mutant:post-norm-missing"):
     mistake = "Gemma's norm behind attention is left out"
     group = "norms"
     effect = "activations grow from layer to layer"

@@ -8,13 +8,14 @@ from engine.model import Model
 from engine.ops.mirror import Mirror
 from engine.quants.base import F32
 from engine.weights import Weight
-from harness.mutants._changed import ChangedModel, change_weights, ops_with
+from harness.mutants._changed import change_weights, ops_with
+from harness.mutants._parts import Part
 from harness.mutants.base import Mutant
 
 HEADS = ("output.weight", "token_embd.weight")
 
 
-class LastNorm(ChangedModel):
+class LastNorm(Part):
     """What becomes of the last norm of a run."""
 
     group = "output"
@@ -68,7 +69,7 @@ class LastNormTwice(LastNorm, name="mutant:last-norm-twice"):
         return found
 
 
-class LastNormOfLayer(ChangedModel, name="mutant:last-norm-of-a-layer"):
+class LastNormOfLayer(Part, name="mutant:last-norm-of-a-layer"):
     mistake = "the last norm takes the weight of the last layer's"
     group = "output"
     effect = "text is worse"
@@ -83,7 +84,7 @@ class LastNormOfLayer(ChangedModel, name="mutant:last-norm-of-a-layer"):
         change_weights(model, changed)
 
 
-class HeadAlwaysTied(ChangedModel, name="mutant:head-always-tied"):
+class HeadAlwaysTied(Part, name="mutant:head-always-tied"):
     mistake = "the head is the table of embeddings, though the file has another"
     group = "output"
     effect = "noise from the first token on"

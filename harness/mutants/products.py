@@ -9,7 +9,8 @@ from engine.ops.mirror import Mirror
 from engine.ops.near import F64
 from engine.quants.base import F32
 from engine.weights import Weight
-from harness.mutants._changed import ChangedModel, ops_with
+from harness.mutants._changed import ops_with
+from harness.mutants._parts import Part
 from harness.mutants.base import Mutant
 
 RIGHT = Mirror.linear
@@ -218,7 +219,7 @@ class SmallBatches(Mutant, name="mutant:small-batches-of-first-row"):
             return super().linear(np.repeat(x[:1], len(x), axis=0) if small else x, weight)
 
 
-class Biases(ChangedModel):
+class Biases(Part):
     """What becomes of a sum with a bias, by the tensor's name."""
 
     group = "products"

@@ -11,13 +11,14 @@ from engine.ops.mirror import Mirror
 from engine.ops.reference import Bools
 from engine.quants.base import F32
 from engine.weights import Weight
-from harness.mutants._changed import ChangedModel, as_weight, change_weights, set_hparams
+from harness.mutants._changed import as_weight, change_weights, set_hparams
+from harness.mutants._parts import Part
 from harness.records import FileSummary
 
 Read = Callable[[str], Weight]
 
 
-class BaseIgnored(ChangedModel, name="mutant:rope-base-ignored"):
+class BaseIgnored(Part, name="mutant:rope-base-ignored"):
     mistake = "rope.freq_base is not read, and 10000 taken"
     group = "reading"
     effect = "text drifts with the length of the prompt"
@@ -28,7 +29,7 @@ class BaseIgnored(ChangedModel, name="mutant:rope-base-ignored"):
         set_hparams(model, rope_freq_base=10000.0)
 
 
-class ScalingIgnored(ChangedModel, name="mutant:rope-factor-ignored"):
+class ScalingIgnored(Part, name="mutant:rope-factor-ignored"):
     mistake = "rope.scaling.factor is parsed and never used"
     group = "reading"
     effect = "text drifts past a few thousand tokens"
@@ -40,7 +41,7 @@ class ScalingIgnored(ChangedModel, name="mutant:rope-factor-ignored"):
         set_hparams(model, rope_freq_scale=1.0)
 
 
-class FactorsIgnored(ChangedModel, name="mutant:rope-factors-ignored"):
+class FactorsIgnored(Part, name="mutant:rope-factors-ignored"):
     mistake = "rope_freqs.weight is not read"
     group = "reading"
     effect = "text drifts past a few thousand tokens"
@@ -54,7 +55,7 @@ class FactorsIgnored(ChangedModel, name="mutant:rope-factors-ignored"):
         )
 
 
-class KeyLengthIgnored(ChangedModel, name="mutant:key-length-ignored"):
+class KeyLengthIgnored(Part, name="mutant:key-length-ignored"):
     mistake = "scores are scaled by n_embd / n_head, whatever attention.key_length says"
     group = "reading"
     effect = "attention is too sharp or too flat"
@@ -70,7 +71,7 @@ class KeyLengthIgnored(ChangedModel, name="mutant:key-length-ignored"):
         pass
 
 
-class EpsDefault(ChangedModel, name="mutant:layer-norm-eps-default"):
+class EpsDefault(Part, name="mutant:layer-norm-eps-default"):
     mistake = "attention.layer_norm_epsilon is not read, and 1e-12 taken"
     group = "reading"
     effect = "nothing that a reader sees"
@@ -81,7 +82,7 @@ class EpsDefault(ChangedModel, name="mutant:layer-norm-eps-default"):
         set_hparams(model, f_norm_eps=1e-12)
 
 
-class LastLayerSkipped(ChangedModel, name="mutant:last-layer-skipped"):
+class LastLayerSkipped(Part, name="mutant:last-layer-skipped"):
     mistake = "one layer fewer than block_count says is run"
     group = "reading"
     effect = "text is worse"
@@ -92,7 +93,7 @@ class LastLayerSkipped(ChangedModel, name="mutant:last-layer-skipped"):
         set_hparams(model, n_layer=1)
 
 
-class Taken(ChangedModel):
+class Taken(Part):
     """`other`: the tensor that is taken for another, by its name."""
 
     group = "reading"
@@ -215,7 +216,7 @@ class TableOfTied(Taken, name="mutant:tied-head-zero"):
         model.graph.head = lambda: empty  # type: ignore[method-assign]
 
 
-class Summary(ChangedModel):
+class Summary(Part):
     """What is said of the file is wrong, and the model is right."""
 
     group = "reading"

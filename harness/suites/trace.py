@@ -1,8 +1,4 @@
-"""Is every op of the subject right on the oracle's own inputs, at every named site?
-
-An engine that is given values must show what it computed nevertheless; at the last site that is
-tried (harness.locate.on_values).
-"""
+"""Is every op of the subject right, at every tensor that it shows?"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -61,7 +57,7 @@ def left_out(context: Context, suite: str, found: Findings) -> Iterator[Verdict]
         *(("not-compared", sites, f"{why}:") for why, sites in found.unknown.items()),
         *(("not-applicable", sites, f"{why}:") for why, sites in found.skipped.items()),
         ("not-applicable", found.hidden, f"{who} does not show"),
-        ("not-applicable", found.not_given, f"the oracle's values cannot be put in before {who}'s"),
+        ("not-applicable", found.not_given, f"nothing can be put in before {who}'s"),
     )
     for status, sites, why in reasons:
         if sites:
