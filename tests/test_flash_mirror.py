@@ -1,6 +1,7 @@
 """Mirrored flash attention: its halves are halves, and its radius holds what honest runs do."""
 
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -8,17 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.ops.flash_mirror import (
-    NO_SINK,
-    TILE,
-    Attention,
-    FlashMirror,
-    all_scores,
-    one_by_one,
-    settle,
-    tiled,
-    to_half,
-)
+from engine.ops.build import Build
+from engine.ops.flash_mirror import TILE, FlashMirror, settle, to_half
+from engine.ops.ggml import attention
+from engine.ops.near import SMALLEST, Near
 from engine.ops.reference import Bools, Reference
 from engine.quants.base import F32
 from tests.test_ops_reference import floats
@@ -85,9 +79,11 @@ def inputs(
     return q, k, v, visible
 
 
-def attend(args: Any, n_threads: int = 1, n_ctx: int = 512) -> Attention:
+def attend(args: Any, n_threads: int = 1, n_ctx: int = 512) -> Near:
+    mirror, build = FlashMirror(n_threads, n_ctx), Build(lanes=1, n_threads=n_threads)
     q, k, v, visible = args
-    return FlashMirror(n_threads=n_threads, n_ctx=n_ctx).attend(q, k, v, SCALE, visible)
+    with np.errstate(invalid="ignore"):
+        return attention.as_node(q, k, v, SCALE, visible, 0.0, None, mirror, build)
 
 
 def truth_of(args: Any) -> NDArray[np.float64]:
@@ -102,7 +98,7 @@ U = 2.0**-24
 def test_with_an_f32_cache_the_truth_is_within_the_radius(tokens: int, cells: int) -> None:
     args = inputs(1, tokens, cells, np.float32)
     found, truth = attend(args), truth_of(args)
-    assert (np.abs(found.out - truth) <= found.radius + U * np.abs(truth)).all()
+    assert (np.abs(found.v - truth) <= found.r + U * np.abs(truth)).all()
 
 
 @pytest.mark.parametrize("tokens", [3, TILE])
@@ -110,7 +106,7 @@ def test_a_cell_too_many_is_far_outside_the_radius(tokens: int) -> None:
     q, k, v, visible = inputs(1, tokens, 100, np.float32)
     found = attend((q, k, v, visible))
     wrong = truth_of((q, k, v, np.tri(*visible.shape, 101 - tokens, dtype=bool)))
-    assert np.median(np.abs(found.out - wrong)[:-1] / found.radius[:-1]) > 20
+    assert np.median(np.abs(found.v - wrong)[:-1] / found.r[:-1]) > 20
 
 
 @pytest.mark.parametrize("tokens", [3, TILE])
@@ -118,7 +114,7 @@ def test_queries_become_halves_on_the_sequential_path_only(tokens: int) -> None:
     q, k, v, visible = inputs(2, tokens, 80, np.float16)
     as_halves = q.astype(np.float16).astype(np.float32)
     assert not np.array_equal(q, as_halves)
-    same = np.array_equal(attend((q, k, v, visible)).out, attend((as_halves, k, v, visible)).out)
+    same = np.array_equal(attend((q, k, v, visible)).v, attend((as_halves, k, v, visible)).v)
     assert same == (tokens < TILE)
 
 
@@ -150,9 +146,9 @@ def in_float16(args: Any) -> F32:
 def test_the_narrow_accumulator_is_that_of_numpys_float16(tokens: int, cells: int) -> None:
     args = inputs(3, tokens, cells, np.float16)
     found, simulated = attend(args), in_float16(args)
-    allowed = found.radius + U * np.abs(found.out)
-    assert (np.abs(found.out - simulated.astype(np.float64)) <= allowed).all()
-    wide = np.abs(found.out - truth_of(args)) > allowed
+    allowed = found.r + U * np.abs(found.v)
+    assert (np.abs(found.v - simulated.astype(np.float64)) <= allowed).all()
+    wide = np.abs(found.v - truth_of(args)) > allowed
     assert wide.any() == (cells > 1)  # of a wide accumulator; one value is its own mean
 
 
@@ -166,31 +162,20 @@ def test_queries_moved_by_one_bit_stay_within_the_radius(
     """Such a run is within what a score is allowed; what follows from it must be as well."""
     q, k, v, visible = inputs(seed, tokens, 70, kind)
     wide = q.astype(kind).astype(np.float32)
-    ops = FlashMirror(n_threads=1, n_ctx=512)
     before = attend((wide, k, v, visible))
     moved = np.where(floats(seed + 9, *wide.shape) > 0, np.float32(np.inf), np.float32(-np.inf))
     nudged = np.nextafter(wide, moved).astype(np.float32)
-    after = direct(ops, nudged, k, v, visible)
-    off = np.abs(after.astype(np.float64) - before.out)
-    assert (off <= before.radius + U * np.abs(before.out)).all()
-    far = direct(ops, wide * np.float32(1.01), k, v, visible)
-    assert (np.abs(far - before.out) > before.radius).any()
+    after = direct((nudged, k, v, visible))
+    off = np.abs(after - before.v)
+    assert (off <= before.r + U * np.abs(before.v)).all()
+    far = direct((wide * np.float32(1.01), k, v, visible))
+    assert (np.abs(far - before.v) > before.r).any()
 
 
-def direct(ops: FlashMirror, q: F32, k: Any, v: Any, visible: Bools) -> F32:
-    """The kernels without the conversion of queries, which would hide a small change."""
-    keys, values = k.astype(np.float32), v.astype(np.float32)
-    if len(q) >= TILE:
-        out = tiled(q, keys, values, np.float32(SCALE), visible)[0]
-    else:
-        edges = ops.pieces(len(q), len(k))
-        narrow = k.dtype == np.float16
-        s, r_s = all_scores(q, keys, np.float32(SCALE), visible)
-        on = np.repeat(visible[:, None], q.shape[1], axis=1)
-        wide = one_by_one(s, r_s, on, values, edges, narrow, NO_SINK)[0]
-        out = wide.astype(np.float32)
-    found: F32 = out.reshape(len(q), -1)
-    return found
+def direct(args: Any, n_threads: int = 1) -> NDArray[np.float64]:
+    """Without the conversion of queries, which would hide a small change."""
+    with patch.object(attention, "halves", lambda x: x):
+        return attend(args, n_threads).v
 
 
 # --- pieces of the cache ------------------------------------------------------------------------
@@ -220,9 +205,9 @@ def test_the_cache_is_cut_as_llama_cpp_cuts_it(
 def test_pieces_that_are_merged_change_roundings_only(kind: type[Any]) -> None:
     args = inputs(5, 1, 500, kind)
     whole, cut = attend(args), attend(args, n_threads=3)
-    assert not np.array_equal(whole.out, cut.out)
+    assert not np.array_equal(whole.v, cut.v)
     coarse = 2.0**-8 if kind is np.float16 else 0.0
-    assert (np.abs(cut.out - truth_of(args)) <= cut.radius + U + coarse).all()
+    assert (np.abs(cut.v - truth_of(args)) <= cut.r + U + coarse).all()
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float16])
@@ -231,18 +216,18 @@ def test_a_token_that_sees_nothing_gets_zeros(kind: type[Any], tokens: int, thre
     q, k, v, visible = inputs(6, tokens, 500, kind)
     visible[0] = False
     found = attend((q, k, v, visible), n_threads=threads)
-    assert not found.out[0].any()
-    assert not found.radius[0].any()
-    assert found.out[1:].all()
+    assert not found.v[0].any()
+    assert (found.r[0] <= SMALLEST).all()
+    assert found.v[1:].all()
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float16])
 def test_what_is_hidden_does_not_matter(kind: type[Any]) -> None:
     q, k, v, visible = inputs(7, 4, 20, kind)
     visible[:, 7] = False
-    expected = attend((q, k, v, visible)).out
+    expected = attend((q, k, v, visible)).v
     k[7], v[7] = 100, np.nan
-    assert np.array_equal(attend((q, k, v, visible)).out, expected)
+    assert np.array_equal(attend((q, k, v, visible)).v, expected)
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (4, 4), (4, 2), (4, 1)])
@@ -250,13 +235,13 @@ def test_what_is_hidden_does_not_matter(kind: type[Any]) -> None:
 def test_each_kv_head_serves_a_run_of_heads(tokens: int, heads: tuple[int, int]) -> None:
     args = inputs(8, tokens, 70, np.float32, *heads)
     found, truth = attend(args), truth_of(args)
-    assert (np.abs(found.out - truth) <= found.radius + U * np.abs(truth)).all()
+    assert (np.abs(found.v - truth) <= found.r + U * np.abs(truth)).all()
 
 
 def test_queries_beyond_a_half_are_infinite_and_what_follows_is_nan() -> None:
     q, k, v, visible = inputs(9, 2, 5, np.float16)
     q[0, 0, 0], k[:, 0, 0] = 1e6, 0.5
-    assert np.isnan(attend((q, k, v, visible)).out[0, 0])
+    assert np.isnan(attend((q, k, v, visible)).v[0, 0])
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float16])
@@ -271,11 +256,10 @@ def test_a_piece_below_the_largest_score_is_off_by_what_both_scores_are(
     visible[:], v[0] = False, 0
     visible[0, [0, 300]] = True
     k[0], k[300] = np.sign(wide[0, ::2]) * 3, -np.sign(wide[0, ::2]) / 2
-    ops = FlashMirror(n_threads=2, n_ctx=512)
     before = attend((wide, k, v, visible), n_threads=2)
     moved = np.nextafter(wide, np.float32(np.inf) * np.sign(wide)).astype(np.float32)
-    after = direct(ops, moved, k, v, visible)
-    off = np.abs(after.astype(np.float64) - before.out)
-    assert (off <= before.radius + U * np.abs(before.out)).all()
-    far = direct(ops, wide * np.float32(1.001), k, v, visible)
-    assert (np.abs(far - before.out) > before.radius).any()
+    after = direct((moved, k, v, visible), n_threads=2)
+    off = np.abs(after - before.v)
+    assert (off <= before.r + U * np.abs(before.v)).all()
+    far = direct((wide * np.float32(1.001), k, v, visible), n_threads=2)
+    assert (np.abs(far - before.v) > before.r).any()

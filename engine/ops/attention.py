@@ -25,7 +25,7 @@ from engine.ops.near import (
     value_of,
 )
 from engine.ops.products import of_floats
-from engine.ops.softmax import weights
+from engine.ops.softmax import TREE, weights
 from engine.quants.base import F32
 
 Bools = NDArray[np.bool_]
@@ -51,12 +51,16 @@ def kqv(p: F32, v: NDArray[Any], spread: Spread, build: Build) -> Number:
     """p: (heads, tokens, cells), v: (cells, kv_heads, dim) -> (tokens, heads * dim)."""
     weights = (p if build.plain else like(p, v)).astype(np.float64)
     values = spread(v, len(p))
-    out = of_floats(weights, values, build)
-    if isinstance(out, Near) and not np.isfinite(values).all():
-        # of a hidden cell: who leaves it out has no 0 * NaN
-        hidden = build.multiply((weights == 0) * 1.0, ~np.isfinite(values) * 1.0)
-        out = Near(out.v, np.where(hidden > 0, np.inf, out.r), out.reason)
-    return tokens_first(out)
+    return tokens_first(either_way(of_floats(weights, values, build), weights, values, build))
+
+
+def either_way(out: Number, p: F64, v: F64, build: Build) -> Number:
+    """Weights times values: of a hidden cell, who leaves it out has no 0 * NaN."""
+    wrong = ~np.isfinite(v)
+    if not (isinstance(out, Near) and wrong.any()):
+        return out
+    hidden = build.multiply((p == 0) * 1.0, wrong * 1.0) > 0
+    return Near(out.v, np.where(hidden, np.inf, out.r), out.reason)
 
 
 def tokens_first(x: Number) -> Number:
@@ -93,28 +97,34 @@ def attended(
     *,
     softcap: float = 0.0,
     sinks: F64 | None = None,
-    rescalings: float | None = None,
+    tile: int = 1,
 ) -> Number:
     """q: (heads, tokens, dim), k, v: (heads, cells, dim), added to scores: broadcasts to (heads,
     tokens, cells), minus infinity hides -> (heads, tokens, dim of v); zero where all is hidden.
 
-    All sums are in float32, in any order. A running softmax may scale down what it has at every
-    cell, or so many times: a power and two products, which `rescaled` counts for each.
+    All sums are in float32, in any order, of what is seen. A running softmax may scale down what it
+    has at every cell, or once a tile, whose weights are then added up in vectors: a power and two
+    products, which `rescaled` counts for each.
     """
     s = of_floats(q, k.transpose(0, 2, 1), build) * scale
     if softcap:
         s = tanh(s / softcap) * softcap
+    seen = np.isfinite(added)
     if isinstance(s, Near):
-        s = finite(s + Near(added, 4 * U * np.abs(np.where(np.isfinite(added), added, 0.0))))
+        s = finite(s + Near(added, 4 * U * np.abs(np.where(seen, added, 0.0))))
     else:
         s = s + added
-    cells = k.shape[1]
-    rescaled = (rescalings or cells) * (EXP_ULP * ULP + 2 * U)
-    powers, sums = weights(s, build, sinks, cells, rescaled)
+    s = chosen(seen, s, -np.inf)
+    shape = value_of(s).shape
+    cells = np.broadcast_to(seen | build.zeros, shape).sum(axis=-1, keepdims=True)
+    times = cells if tile == 1 else np.minimum(cells, k.shape[1] / tile + 1)
+    rescaled = times * (EXP_ULP * ULP + 2 * U)
+    powers, sums = weights(s, build, sinks, cells if tile == 1 else times + TREE, rescaled)
     if isinstance(powers, Near):
         r = build.multiply(np.asarray(powers.r), np.abs(v))
         size = build.multiply(powers.v, np.abs(v))
         terms: Number = Near(build.multiply(powers.v, v), r + cells * U * size)
+        terms = either_way(terms, powers.v, v, build)
     else:
         terms = build.multiply(powers, v)
     return chosen(value_of(sums) == 0, 0.0, terms / sums)

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 from engine.kernels import compiled
 from engine.ops.functions import STAMP, one_exp
-from engine.ops.near import Near
-from engine.quants.base import F32
 
 kernel = partial(compiled, stamp=STAMP)  # `one_exp` is compiled in
 TILE = 64  # GGML_FA_TILE_Q and GGML_FA_TILE_KV
@@ -30,45 +28,10 @@ NO_SINK = np.full(1, np.nan)
 LANES_UP = 7  # rounds of the tree that adds the partial sums; at least four are kept
 
 
-@dataclass(frozen=True, eq=False)
-class Attention:
-    out: F32  # (tokens, heads * dim)
-    radius: NDArray[np.float64]  # same shape: how far an honest float32 run may be from `out`
-
-    def near(self) -> Near:
-        reason = "running bound through the mirrored online softmax (engine/ops/flash_mirror.py)"
-        return Near(self.out.astype(np.float64), self.radius, reason)
-
-
 @dataclass(frozen=True)
 class FlashMirror:
     n_threads: int
     n_ctx: int
-
-    def attend(
-        self,
-        q: F32,
-        k: NDArray[Any],
-        v: NDArray[Any],
-        scale: float,
-        visible: NDArray[np.bool_],
-    ) -> Attention:
-        """q: (tokens, heads, dim), k, v: (cells, kv_heads, dim), visible: (tokens, cells)."""
-        narrow = k.dtype == np.float16
-        keys, values = k.astype(np.float32), v.astype(np.float32)
-        if len(q) >= TILE:
-            out, radius = tiled(q, keys, values, np.float32(scale), visible)
-        else:
-            # the sequential paths convert queries to the keys' type; the tiled one does not
-            with np.errstate(over="ignore"):
-                queries = q.astype(np.float16).astype(np.float32) if narrow else q
-            edges = self.pieces(len(q), len(k))
-            s, r_s = all_scores(queries, keys, np.float32(scale), visible)
-            on = np.repeat(visible[:, None], q.shape[1], axis=1)
-            wide, radius = one_by_one(s, r_s, on, values, edges, narrow, NO_SINK)
-            out = wide.astype(np.float32)
-        shape = len(q), q.shape[1] * q.shape[2]
-        return Attention(out.reshape(shape), radius.reshape(shape))
 
     def n_kv(self, n_cells: int) -> int:
         """Cells that are looked at, padded to 256 (get_n_kv in llama-kv-cache.cpp)."""
@@ -108,41 +71,6 @@ def settle(z: float, radius: float) -> tuple[float, float]:
     if radius == 0.0 or not np.isfinite(y):
         return y, 0.0
     return y, max(abs(to_half(z + radius) - y), abs(y - to_half(z - radius)))
-
-
-@kernel
-def score(q: NDArray[Any], k: NDArray[Any], scale: float, roundings: float) -> tuple[float, float]:
-    """A query times a key times the factor, and how far an honest float32 value may be.
-
-    `roundings` is the number on the longest path of the sum over the head.
-    """
-    dot = 0.0
-    size = 0.0
-    for d in range(len(q)):
-        term = np.float64(q[d]) * np.float64(k[d])
-        dot += term
-        size += abs(term)
-    s = np.float64(np.float32(np.float32(dot) * np.float32(scale)))
-    return s, roundings * U * size * abs(scale) + 2.0 * U * abs(s)
-
-
-@kernel
-def all_scores(
-    q: NDArray[Any], k: NDArray[Any], scale: float, visible: NDArray[Any]
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """(tokens, heads, cells): what is visible, and the radius."""
-    n, heads, dim = q.shape
-    group = heads // k.shape[1]
-    s = np.zeros((n, heads, len(k)))
-    r_s = np.zeros(s.shape)
-    for t in range(n):
-        for h in range(heads):
-            for c in range(len(k)):
-                if visible[t, c]:
-                    s[t, h, c], r_s[t, h, c] = score(
-                        q[t, h], k[c, h // group], scale, dim // 4 + LANES_UP
-                    )
-    return s, r_s
 
 
 @kernel
@@ -259,67 +187,3 @@ def power_of(apart: float, r: float) -> tuple[float, float]:
     the difference is rounded once, and expf is good to one unit in the last place."""
     power = np.float64(np.float32(one_exp(-apart)))
     return power, power * (r + U * apart + 2.0 * U) if power > 0.0 else 0.0
-
-
-@kernel
-def scores(
-    q: NDArray[Any],
-    k: NDArray[Any],
-    scale: float,
-    visible: NDArray[Any],
-    s: NDArray[Any],
-    r_s: NDArray[Any],
-) -> tuple[float, float]:
-    """Fill in one query's scores and their radii; the largest score and its radius."""
-    top, r_top = -np.inf, 0.0
-    for c in range(len(s)):
-        s[c] = -np.inf
-        if visible[c]:
-            s[c], r_s[c] = score(q, k[c], scale, len(q) + 1.0)  # one after the other
-            if s[c] > top:
-                top, r_top = s[c], r_s[c]
-    return top, r_top
-
-
-@kernel
-def tiled(
-    q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], scale: float, visible: NDArray[Any]
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The tiled path: float32 throughout, so a plain softmax in float64 and a derived bound."""
-    n, heads, dim = q.shape
-    cells = k.shape[0]
-    group = heads // k.shape[1]
-    out = np.zeros((n, heads, dim), np.float32)
-    radius = np.zeros((n, heads, dim), np.float64)
-    s = np.empty(cells)
-    r_s = np.empty(cells)
-    tiles = cells / TILE + 1.0
-    for t in range(n):
-        for h in range(heads):
-            top, r_top = scores(q[t, h], k[:, h // group], scale, visible[t], s, r_s)
-            total, r_total = 0.0, 0.0
-            acc = np.zeros(dim)
-            size = np.zeros(dim)
-            r_acc = np.zeros(dim)
-            for c in range(cells):
-                if s[c] == -np.inf:
-                    continue
-                p = one_exp(s[c] - top)
-                r_p = p * (r_s[c] + r_top + U * abs(s[c] - top) + (4.0 + 4.0 * tiles) * U)
-                total += p
-                r_total += r_p
-                for d in range(dim):
-                    x = np.float64(v[c, h // group, d])
-                    acc[d] += p * x
-                    size[d] += p * abs(x)
-                    r_acc[d] += r_p * abs(x)
-            if total == 0.0:
-                continue
-            r_total += total * (tiles + 6.0) * U
-            for d in range(dim):
-                value = acc[d] / total
-                out[t, h, d] = value
-                order = (cells + tiles) * U * size[d]
-                radius[t, h, d] = (r_acc[d] + order + abs(value) * r_total) / total
-                radius[t, h, d] += 4.0 * U * abs(value)
-    return out, radius

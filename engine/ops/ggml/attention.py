@@ -1,8 +1,8 @@
 """Flash attention on the CPU: one key at a time, values added up in halves if the cache holds them.
 
-The common form goes to the mirror of a whole engine (engine/ops/flash_mirror.py), which knows all
-three paths. What that lacks (ALiBi, soft caps, sinks, masks with values, values narrower than keys,
-quantised caches) is done here. Source: ggml_compute_forward_flash_attn_ext in
+Three paths: one key at a time, with sums of values in halves if the cache holds them; the same on
+pieces of the cache that are merged (one token, at least 512 cells); tiles of 64 queries in float32
+(64 tokens or more). Source: ggml_compute_forward_flash_attn_ext in
 ggml-cpu/ops.cpp of llama.cpp in llama-cpp-python 0.3.36.
 """
 
@@ -45,12 +45,6 @@ class Form:
     mask: F64 | None  # (1 or heads, tokens, cells)
     sinks: F64 | None  # (heads,)
 
-    @property
-    def plain(self) -> bool:
-        hidden = self.mask is None or bool(((self.mask == 0) | np.isneginf(self.mask)).all())
-        shared = self.mask is None or len(self.mask) == 1
-        return hidden and shared and not (self.max_bias or self.softcap) and self.sinks is None
-
 
 @meaning("FLASH_ATTN_EXT")
 def flash_attn_ext(node: Node, build: Build) -> Expected:
@@ -62,12 +56,10 @@ def flash_attn_ext(node: Node, build: Build) -> Expected:
     if build.plain:
         return in_any_order(node, form, build)
     floats = k.type == v.type and k.type in ("F16", "F32")
-    if floats and form.plain and k.ne[0] == v.ne[0]:
-        value, allowed = by_mirror(node, form, build)
-    elif floats and q.ne[1] >= TILE:
-        return in_any_order(node, form, build, rescalings=k.ne[1] / TILE + 1)
-    else:
-        value, allowed = sequential(node, form, build, split=floats)
+    if floats and q.ne[1] >= TILE:
+        return in_any_order(node, form, build, tile=TILE)
+    value, allowed = sequential(node, form, build, split=floats)
+    value = single(value)
     return Expected(value, allowed + U * np.abs(value) + SMALLEST, REASON)
 
 
@@ -128,7 +120,7 @@ def as_operand(x: NDArray[Any]) -> Operand:
     return Operand(name="", type=kind, ne=x.shape[::-1], value=np.ascontiguousarray(x))
 
 
-def in_any_order(node: Node, form: Form, build: Build, rescalings: float | None = None) -> Expected:
+def in_any_order(node: Node, form: Form, build: Build, tile: int = 1) -> Expected:
     """Without halves: all scores first, or a running softmax; tiles are one of its ways."""
     q, k, v = (node.wide(i)[0] for i in range(3))
     heads = len(q)
@@ -142,11 +134,11 @@ def in_any_order(node: Node, form: Form, build: Build, rescalings: float | None 
             v,
             added,
             form.scale,
-            # every sum one after the other, whatever the build
-            replace(build, lanes=1, plain=True),
+            # every sum one after the other, whatever the build; all in a tile below one largest
+            replace(build, lanes=1, plain=tile == 1),
             softcap=form.softcap,
             sinks=sinks,
-            rescalings=rescalings,
+            tile=tile,
         )
     )
     tokens_first = near(arranged(found, lambda x: x.transpose(1, 0, 2)[None]))
@@ -161,21 +153,15 @@ def form_of(node: Node) -> Form:
     return Form(scale, max_bias, softcap, mask, sinks)
 
 
-def by_mirror(node: Node, form: Form, build: Build) -> tuple[F64, F64]:
-    values = [node.source(i).value for i in range(3)]
-    ordered = [x[0].transpose(1, 0, 2) for x in values if x is not None]
-    visible = np.ones((len(ordered[0]), len(ordered[1])), bool)
-    if form.mask is not None:
-        visible = np.ascontiguousarray(form.mask[0] == 0)
-    mirror = FlashMirror(n_threads=build.n_threads, n_ctx=len(ordered[1]))
-    queries = ordered[0].astype(np.float32)
-    found = mirror.attend(queries, ordered[1], ordered[2], form.scale, visible)
-    shape = node.value.shape
-    return found.out.astype(np.float64).reshape(shape), found.radius.reshape(shape)
-
-
 def halves(x: F64) -> F64:
-    return x.astype(np.float16).astype(np.float64)
+    with np.errstate(over="ignore"):
+        return x.astype(np.float16).astype(np.float64)
+
+
+def single(x: F64) -> F64:
+    """As ggml keeps it: what is rounded to halves later should start from the same float32."""
+    with np.errstate(over="ignore"):
+        return x.astype(np.float32).astype(np.float64)
 
 
 def sequential(node: Node, form: Form, build: Build, *, split: bool) -> tuple[F64, F64]:
@@ -197,7 +183,7 @@ def scores(node: Node, form: Form, build: Build) -> tuple[F64, F64, NDArray[np.b
     scale = form.scale
     if form.softcap:  # which ggml takes into the factor
         scale = float(np.float32(scale) / np.float32(form.softcap))
-    s = dot * scale
+    s = single(single(dot) * scale)
     off = off * abs(scale) + 2 * U * np.abs(s)
     if form.softcap:
         s = form.softcap * tanh(s)
