@@ -3,8 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.ops import softmax
+from engine.ops.build import ANY_ENGINE
 from engine.ops.fused.base import Call, Result, copied, operation, product
-from engine.ops.near import Expected, Near, constant, exact, total
+from engine.ops.near import Expected, constant, exact, near, total
 
 F32 = np.float32
 
@@ -72,11 +74,8 @@ def softmax_rows(call: Call) -> dict[str, Result]:
     """A row that is minus infinity throughout has no softmax: all zeros or all alike, never NaN."""
     x = call["x"]
     hidden = np.asarray(np.isneginf(x).all(axis=-1, keepdims=True))
-    top = np.where(hidden, 0.0, x.max(axis=-1, keepdims=True))
-    powers = (exact(x) - exact(top)).exp()
-    powers = Near(powers.v, np.where(powers.v == 0, 0.0, powers.r))
-    near = powers / total(powers, x.shape[-1])
-    found = near.expected("powers summed in any order")
+    powers, sums = softmax.weights(exact(x), ANY_ENGINE, None, x.shape[-1])
+    found = near(powers / sums).expected("powers summed in any order")
     if not hidden.any():
         return {"y": found}
     return {

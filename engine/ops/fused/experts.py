@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from engine.ops import softmax
+from engine.ops.build import ANY_ENGINE
 from engine.ops.fused.base import Call, Result, copied, operation, product
 from engine.ops.fused.norms import rms_normed
 from engine.ops.near import F64, Near, arranged, exact, near, silu, total
@@ -17,9 +19,8 @@ def route_topk_softmax(call: Call) -> dict[str, Result]:
     """
     logits, k = call["logits"], call.number("top_k")
     ids = np.argsort(-logits, axis=-1, kind="stable")[:, :k].astype(np.int32)
-    top = logits.max(axis=-1, keepdims=True)
-    powers = (exact(logits) - exact(top)).exp()
-    shares = powers / total(powers, logits.shape[-1])
+    powers, sums = softmax.weights(exact(logits), ANY_ENGINE, None, logits.shape[-1])
+    shares = powers / sums
     chosen = near(arranged(shares, lambda x: np.take_along_axis(x, ids.astype(np.int64), axis=-1)))
     if call.number("norm_topk_prob"):
         chosen = chosen / total(chosen, k)

@@ -5,9 +5,10 @@ Source: ggml_compute_forward_dsv4_hc_* in ggml-cpu/ops.cpp of llama-cpp-python 0
 
 import numpy as np
 
-from engine.ops.build import Build
+from engine.ops import softmax
+from engine.ops.build import ANY_ENGINE, Build
 from engine.ops.ggml.base import Node, meaning
-from engine.ops.near import Expected, Near, constant, exact, sigmoid, total
+from engine.ops.near import Expected, Near, constant, exact, near, sigmoid, total
 
 HC = 4  # streams; ggml has no other number
 
@@ -25,10 +26,8 @@ def comb(node: Node, _: Build) -> Expected:
     mixes = node.wide(0)[0, 0, :, 2 * HC :].reshape(tokens, HC, HC)  # (tokens, source, target)
     base = node.wide(2).reshape(-1)[2 * HC :].reshape(HC, HC)
     s = exact(mixes) * constant(float(node.wide(1).reshape(-1)[2])) + exact(base)
-    top = Near(s.v.max(-1, keepdims=True), np.max(s.r, axis=-1, keepdims=True))
-    powers = (s - top).exp()
-    out = powers * (constant(1.0) / total(powers, HC)) + constant(eps)
-    out = normalised(out, eps, -2)
+    powers, sums = softmax.weights(s, ANY_ENGINE, None, HC)
+    out = normalised(near(powers * (1.0 / sums)) + constant(eps), eps, -2)
     for _round in range(1, rounds):
         out = normalised(normalised(out, eps, -1), eps, -2)
     return Near(out.v[None], np.asarray(out.r)[None]).expected(f"softmax, {rounds} times Sinkhorn")
