@@ -66,9 +66,12 @@ def trials(plan: DamagePlan, folder: Path) -> Tried:
     except (BadInput, EngineError) as error:
         verdicts.append(verdict_of(plan, "not-compared", f"{case}: {error}"))
         return Tried(variant=plan.variant, verdicts=verdicts)
+    context = found.context
     try:
+        request = Request(batches=context.batches, embeddings=not recorded(context).has_result)
+        right: Evaluation = context.ask(context.subject, "evaluate", request)
         for change in damages(path, plan.seed, plan.faults):
-            verdicts.append(trial(plan, found.context, path, change))
+            verdicts.append(trial(plan, context, request, right, path, change))
     except NoAnswer as error:
         known = known_crash(plan.variant, plan.settings.name) if error.status == "crashed" else ""
         text = f"{case}: {error}" + (f" (known: {known})" if known else "")
@@ -80,16 +83,20 @@ def trials(plan: DamagePlan, folder: Path) -> Tried:
     return Tried(variant=plan.variant, verdicts=verdicts, engines=found.engines)
 
 
-def trial(plan: DamagePlan, whole: Context, path: Path, change: Damage) -> Verdict:
+def trial(
+    plan: DamagePlan,
+    whole: Context,
+    request: Request,
+    right: Evaluation,
+    path: Path,
+    change: Damage,
+) -> Verdict:
+    """right: what the same engine answers with the model as it was."""
     damaged = path.with_name(f"{path.stem}-damaged.gguf")
     write_damaged(path, damaged, change)
-    embeddings = not recorded(whole).has_result
-    outputs = whole.for_embeddings() if embeddings else whole
-    right = outputs.noise.logits  # of the same engine, with the model as it was
     with Runner().open(REPLAY, damaged, whole.settings) as session:
-        request = Request(batches=whole.batches, embeddings=embeddings)
         own: Evaluation = whole.ask(session, "evaluate", request)
-        pairs = zip(right, own.logits, strict=True)
+        pairs = zip(right.logits, own.logits, strict=True)
         changed = not all(np.array_equal(a, b, equal_nan=True) for a, b in pairs)
         bad = whole.with_subject(session, damaged, described(session))
         status, text, detail = ending_of(change, bisect(bad), changed)
