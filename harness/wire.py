@@ -70,7 +70,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     )
 }
 MAX_DIMENSIONS = 8  # ggml has 4
-PLAIN = (str, int, float, bool, type(None))
+PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 class WireError(Exception):
@@ -222,6 +222,8 @@ def encode(value: Any, arrays: list[NDArray[Any]]) -> Any:
         arrays.append(np.frombuffer(value, np.uint8))
         return {"$": "bytes", "v": len(arrays) - 1}
     if isinstance(value, list):
+        if PLAIN.issuperset(map(type, value)):  # ids, by the ten thousand
+            return value
         return [encode(item, arrays) for item in value]
     if isinstance(value, tuple):
         return {"$": "tuple", "v": [encode(item, arrays) for item in value]}
@@ -251,6 +253,8 @@ def build(tree: Any, arrays: Sequence[NDArray[Any]]) -> Any:
     if type(tree) in PLAIN:
         return tree
     if type(tree) is list:
+        if PLAIN.issuperset(map(type, tree)):
+            return tree
         return [build(item, arrays) for item in tree]
     tag, held = tree["$"], tree["v"]
     if tag == "array":

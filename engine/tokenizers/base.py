@@ -59,11 +59,20 @@ class Tokenizer(Registered):
 
     def piece(self, token: int, *, special: bool) -> bytes:
         """The bytes a token stands for; without `special`, none for control and unknown tokens."""
-        if not 0 <= token < self.vocabulary.n_vocab:
-            raise EngineError(f"there is no token {token}: there are {self.vocabulary.n_vocab}")
-        if not special and self.vocabulary.attrs[token] & Attr.HIDDEN:
-            return b""
-        return self.pieces[token]
+        return self.written([token], special=special)[0]
+
+    def written(self, ids: Sequence[int], *, special: bool) -> list[bytes]:
+        """The pieces of many tokens."""
+        for token in ids:
+            if not 0 <= token < len(self.pieces):
+                raise EngineError(f"there is no token {token}: there are {len(self.pieces)}")
+        pieces, hidden = self.pieces, frozenset() if special else self.hidden
+        return [b"" if token in hidden else pieces[token] for token in ids]
+
+    @cached_property
+    def hidden(self) -> frozenset[int]:
+        """Control and unknown tokens."""
+        return frozenset(i for i, a in enumerate(self.vocabulary.attrs) if a & Attr.HIDDEN)
 
     def decode(
         self, ids: Sequence[int], *, remove_special: bool = False, unparse_special: bool = False
@@ -83,7 +92,7 @@ class Tokenizer(Registered):
             ids = ids[1:]
         if remove_special and vocabulary.add_eos and ids and ids[-1] == vocabulary.eos:
             ids = ids[:-1]
-        pieces = [self.piece(token, special=unparse_special) for token in ids]
+        pieces = self.written(ids, special=unparse_special)
         if drop_space and pieces:
             pieces[0] = pieces[0].removeprefix(b" ")
         text = b"".join(pieces)
