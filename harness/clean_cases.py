@@ -1,8 +1,9 @@
 """Random models and runs in which nothing is wrong: of every architecture that our engine has."""
 
+import json
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -160,8 +161,19 @@ def clean_plan(seed: int, folder: Path) -> Plan:
     )
 
 
-def try_clean(seed: int) -> tuple[str, int, list[str]]:
-    """The case, the exit code, what was not well: something differs, or was not compared."""
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    seed: int
+    case: str
+    code: int  # exit code
+    wrong: tuple[str, ...]  # something differs, or was not compared
+
+    @property
+    def alarm(self) -> bool:
+        return bool(self.code or self.wrong)
+
+
+def try_clean(seed: int) -> Tried:
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         plan = clean_plan(seed, Path(folder))
         run = open_plan(plan, lambda _: None)
@@ -174,10 +186,28 @@ def try_clean(seed: int) -> tuple[str, int, list[str]]:
     agreed = {v.suite for v in verdicts if v.status == "agreed"}
     lacking = ({"logits", "embeddings"}, {"trace"}, {"products"})
     wrong += [f"nothing compared by {' or '.join(sorted(s))}" for s in lacking if not s & agreed]
-    return plan.case, exit_code(verdicts), wrong
+    return Tried(seed=seed, case=plan.case, code=exit_code(verdicts), wrong=tuple(wrong))
 
 
-def clean_results(seeds: range, jobs: int) -> Iterator[tuple[str, int, list[str]]]:
+def clean_results(seeds: range, jobs: int, file: Path | None = None) -> Iterator[Tried]:
+    """file: a line of JSON for each case; those that are there are not run again."""
+    before = {tried.seed: tried for tried in known(file) if tried.seed in seeds}
+    yield from before.values()
+    for tried in run_cases([seed for seed in seeds if seed not in before], jobs):
+        if file is not None:
+            with file.open("a", encoding="utf-8") as rows:
+                rows.write(json.dumps(asdict(tried)) + "\n")
+        yield tried
+
+
+def known(file: Path | None) -> list[Tried]:
+    if file is None or not file.exists():
+        return []
+    rows = [json.loads(row) for row in file.read_text(encoding="utf-8").splitlines()]
+    return [Tried(**row | {"wrong": tuple(row["wrong"])}) for row in rows]
+
+
+def run_cases(seeds: Sequence[int], jobs: int) -> Iterator[Tried]:
     if jobs == 1:
         yield from map(try_clean, seeds)
         return

@@ -77,8 +77,10 @@ def try_mutant(cls: type[Mutant], folder: Path) -> MutantResult:
 # --- the command --------------------------------------------------------------------------------
 
 
-def run_selftest(out: Output, *, list_only: bool, clean: int, seed: int, jobs: int) -> int:
-    """0: all caught and located, no false alarm; 1 otherwise."""
+def run_selftest(
+    out: Output, *, list_only: bool, clean: int, seed: int, file: Path | None, jobs: int
+) -> int:
+    """0: all caught and located, no false alarm; 1 otherwise. file: of clean cases, those run."""
     if list_only:
         for cls in mutants():
             out.line(f"{cls.name:<34} {cls.mistake}")
@@ -104,12 +106,12 @@ def run_selftest(out: Output, *, list_only: bool, clean: int, seed: int, jobs: i
     tokens_well = tokenizers_are_caught(out)
     alarms = 0
     if clean:
-        cases = clean_results(range(seed, seed + clean), jobs)
-        for number, (case, code, texts) in enumerate(cases, 1):
+        cases = clean_results(range(seed, seed + clean), jobs, file)
+        for number, tried in enumerate(cases, 1):
             out.progress("selftest", f"clean case {number} of {clean}")
-            alarms += bool(code or texts)
-            for text in texts:
-                out.line(f"{case}: {text}")
+            alarms += tried.alarm
+            for text in tried.wrong:
+                out.line(f"{tried.case}: {text}")
         out.line(f"false alarms: {alarms} in {clean} clean cases from seed {seed}")
     return 0 if caught == located == confirmed == n and tokens_well and not alarms else 1
 

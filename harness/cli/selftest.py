@@ -48,6 +48,7 @@ def selftest(
 
     \b
       lockstep selftest
+      lockstep selftest --clean 10000 --json clean.jsonl -j 2
       lockstep selftest --catalogue --json catalogue.jsonl -j 2
       lockstep selftest --arch qwen3
       lockstep selftest --arch all --faults 3 -j 2
@@ -61,7 +62,9 @@ def selftest(
         if catalogue:
             code = run_catalogue(out, only=only, file=file, jobs=jobs)
         elif arch is None:
-            code = run_selftest(out, list_only=list_only, clean=clean, seed=seed, jobs=jobs)
+            code = run_selftest(
+                out, list_only=list_only, clean=clean, seed=seed, file=file, jobs=jobs
+            )
         else:
             plans = damage_plans(arch, faults, quant, settings, seed)
             code = run_damage(plans, report, ["lockstep", *sys.argv[1:]], jobs, out)

@@ -79,7 +79,8 @@ def test_stories_tells_the_same_256_tokens(stories: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(13))  # one of every architecture
 def test_a_random_clean_case_raises_no_alarm(seed: int) -> None:
-    assert try_clean(seed)[1:] == (0, [])
+    tried = try_clean(seed)
+    assert not tried.alarm, tried.wrong
 
 
 def test_many_ubatches_make_no_difference(

@@ -1,0 +1,46 @@
+"""A long run of clean cases can be broken off and gone on with."""
+
+from pathlib import Path
+
+import pytest
+
+from harness import clean_cases
+from harness.clean_cases import Tried, clean_results
+
+
+def made(seeds: list[int], seed: int) -> Tried:
+    seeds.append(seed)
+    wrong = ("logits: far off",) if seed == 3 else ()
+    return Tried(seed=seed, case=f"clean:{seed}", code=len(wrong), wrong=wrong)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The seeds that were run."""
+    seeds: list[int] = []
+    monkeypatch.setattr(clean_cases, "try_clean", lambda seed: made(seeds, seed))
+    return seeds
+
+
+def test_what_lies_in_the_file_is_not_run_again_and_counts(tmp_path: Path, run: list[int]) -> None:
+    file = tmp_path / "clean.jsonl"
+    first = list(clean_results(range(2, 5), 1, file))
+    again = list(clean_results(range(0, 6), 1, file))
+    assert run == [2, 3, 4, 0, 1, 5]
+    assert again[:3] == first
+    assert [tried.seed for tried in again if tried.alarm] == [3]
+
+
+def test_a_run_that_was_broken_off_keeps_what_it_came_to(tmp_path: Path, run: list[int]) -> None:
+    file = tmp_path / "clean.jsonl"
+    cases = clean_results(range(4), 1, file)
+    next(cases)
+    next(cases)
+    cases.close()
+    list(clean_results(range(4), 1, file))
+    assert run == [0, 1, 2, 3]
+
+
+def test_without_a_file_all_are_run(run: list[int]) -> None:
+    assert [tried.case for tried in clean_results(range(2), 1)] == ["clean:0", "clean:1"]
+    assert run == [0, 1]
