@@ -13,6 +13,7 @@ from typing import Any
 from engine.errors import EngineError, Unsupported
 from harness.adapters import adapter_class
 from harness.bisect.bisection import bisect
+from harness.blackbox.in_check import checked
 from harness.check import (
     REPLAY,
     BadInput,
@@ -231,6 +232,7 @@ def check_one(plan: Plan, say: Say) -> None:
     opened = opened_for(plan, say)
     try:
         say(opened.engines)
+        opened.context.black_box = partial(checked, plan)
         for verdict in run_suites(opened.context, plan.suites):
             say(verdict)
     finally:

@@ -78,6 +78,8 @@ class Context:
     lanes: int  # partial sums in the oracle's vector code
     repro: Callable[[str], str]  # suite -> the command that shows it again
     progress: Callable[[str], None] = field(default=lambda _: None)
+    # of an engine without tensors: what is asked on models that are made of this one
+    black_box: "Callable[[Context], Iterator[Verdict]] | None" = None
     embeddings: bool = False  # what honest runs come to, instead of logits
     given: tuple[Batch, ...] = ()  # of a subject that holds one run; else they are seeded
     noise_measured: tuple[Sequence[Batch], float] | None = None  # see `noise_on`
