@@ -73,7 +73,8 @@ class EpsilonOutside(Reference, name="test: epsilon outside"):
             wide = x.astype(np.float64)
             root = np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + eps)
             spared = np.where(root > 0.5, root, root + eps)
-            return (wide / spared * weight).astype(np.float32)
+            found: F32 = (wide / spared * weight).astype(np.float32)
+            return found
 
 
 @pytest.mark.parametrize(
