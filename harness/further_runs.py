@@ -1,5 +1,6 @@
-"""What a prompt and single tokens leave out: more rows than 32 and few at once, batches of several
-tokens on a filled cache, its last cell, ids from all over, another sequence that comes later.
+"""What a prompt and single tokens leave out: few rows at once, many, and whole tiles of them,
+batches of several tokens on a filled cache, its last cell, ids from all over, another sequence that
+comes later, and prompts that are almost the one before.
 
 Both engines are asked for these runs as well, and held against each other and an honest one.
 """
@@ -15,8 +16,9 @@ from harness.records import Rejected, Unanswerable
 from harness.suites.base import Context
 
 PROMPT = 67  # whole tiles of 4, 8, 16, 32 or 64 rows, and some of another
+WHOLE = 128  # rows, and cells, that leave no rest; the next token alone finds a tile and one cell
 FEW = (2, 3, 4, 6, 7, 8, 1)  # kernels for few rows are often others than for many
-FILLED = 5  # tokens of the second batch
+FILLED = 5  # tokens of the first batch of a few on a filled cache
 CELLS = 300  # at least: llama.cpp's caches grow by 256
 DEPTH = 16  # times the prompt: of one of 32 tokens the whole cache
 LONGER = (PROMPT, 261)  # tokens of a prefix
@@ -48,6 +50,18 @@ def further_runs(context: Context) -> Iterator[FurtherRun]:
         )
     if not both and sum(map(len, PLACES)) <= context.settings.n_ctx:
         yield FurtherRun(words="with a second sequence that comes later", batches=joined(context))
+    if not both and context.n_tokens > 2:
+        yield from almost_the_same(context)
+
+
+def almost_the_same(context: Context) -> Iterator[FurtherRun]:
+    """The usual run with one token changed: what is kept of calls before may be found by its size,
+    its beginning, its end or a part, and be another's."""
+    first, *rest = context.batches
+    for words, at in (("first", 0), ("middle", len(first) // 2)):
+        ids = first.tokens.tolist()
+        ids[at] = (ids[at] + 1) % context.facts.n_vocab
+        yield FurtherRun(words=f"with another {words} token", batches=(Batch.of(ids), *rest))
 
 
 def n_cells(context: Context) -> int:
@@ -63,19 +77,23 @@ def n_cells(context: Context) -> int:
 
 
 def batch_sizes(n: int) -> list[int]:
-    """A prompt, a few tokens on it, all the rest but for small batches, which end in cell n."""
-    prompt = min(PROMPT, n - sum(FEW) - FILLED)
-    rest = n - sum(FEW) - FILLED - prompt
-    return [size for size in (prompt, FILLED, rest, *FEW) if size]
+    """Whole tiles and one token on them, if there is room; a few tokens, a prompt, all the rest but
+    for small batches, which end in cell n."""
+    room = n - sum(FEW) - FILLED
+    tiles = [WHOLE, 1] if room > WHOLE + PROMPT else []
+    prompt = min(PROMPT, room - sum(tiles))
+    rest = room - sum(tiles) - prompt
+    first = [*tiles, FILLED, prompt] if tiles else [prompt, FILLED]
+    return [size for size in (*first, rest, *FEW) if size]
 
 
 def filling(context: Context, sizes: Sequence[int]) -> tuple[Batch, ...]:
-    """Of the second batch outputs of two tokens that are neither the first nor the last; of large
+    """Of FILLED tokens outputs of two that are neither the first nor the last; of large
     vocabularies those of long batches at their last."""
     ids, at, batches = many_ids(context, sum(sizes)), 0, []
     for number, size in enumerate(sizes):
         batch = Batch.of(ids[at : at + size], start=at)
-        if number == 1:
+        if number == sizes.index(FILLED):
             batch.outputs[[0, 2, 4]] = False
         elif size > max(FEW) and size * context.facts.n_vocab > ROWS:
             batch.outputs[:-1] = False

@@ -20,7 +20,7 @@ from engine.weights import Weight
 from harness.adapters.reference import Reference
 from harness.check import Plan, open_plan, run_suites
 from harness.exit_codes import exit_code
-from harness.further_runs import FEW, batch_sizes, further_runs
+from harness.further_runs import FEW, FILLED, batch_sizes, further_runs
 from harness.records import EXACT, Evaluation, Request, Settings, Verdict
 from tests.models import written
 from tests.quiet_engines import Quiet, made
@@ -30,6 +30,8 @@ Bools = NDArray[np.bool_]
 QUIET = {"logprobs": "logprobs", "greedy": "decode", "generate": "text"}
 N = 330  # cells of which the models are
 LONG, JOINED = f"for {N} tokens in batches of", "with a second sequence that comes later"
+FIRST, MIDDLE = "with another first token", "with another middle token"
+ASKED = (LONG, JOINED, FIRST, MIDDLE)
 
 
 class RowsBehind64(Mirror):
@@ -47,6 +49,16 @@ class FewRows(Mirror):
         found = super().linear(x, weight)
         if 5 < len(x) <= 8:
             found[-1] = found[-2]
+        return found
+
+
+class WholeTiles(Mirror):
+    """Of rows that fill whole tiles of 64 the last is taken for none."""
+
+    def linear(self, x: F32, weight: Weight) -> F32:
+        found = super().linear(x, weight)
+        if len(x) and len(x) % 64 == 0:
+            found[-1] = 0
         return found
 
 
@@ -99,6 +111,13 @@ def later_sequences_leak(visible: Bools, batch: Batch) -> Bools:
     return np.where(batch.seq_ids[:, None] > 0, own, visible)
 
 
+def splits_of_128(visible: Bools, batch: Batch) -> Bools:
+    """One token alone takes cells in splits of 128, and a last one of one cell for none."""
+    if len(batch) == 1 and visible.shape[1] % 128 == 1 < visible.shape[1]:
+        visible[:, -1] = False
+    return visible
+
+
 class Wrong(Reference):
     """Wrong in what is visible."""
 
@@ -123,6 +142,20 @@ class LastRowsOfLater(Reference, name="further: last rows"):
         return replace(found, logits=rows)
 
 
+class Remembers(Reference):
+    """It answers as it did before, where `key` of the first batch's tokens is one that it knows."""
+
+    key: Callable[[list[int]], tuple[int, ...]]
+
+    def evaluate(self, request: Request) -> Evaluation:
+        known: dict[Any, Evaluation] = self.__dict__.setdefault("known", {})
+        batches = tuple((tuple(b.positions), tuple(b.outputs)) for b in request.batches)
+        seen = (type(self).key(request.batches[0].tokens.tolist()), batches)
+        if request.capture:
+            return super().evaluate(request)
+        return known.setdefault(seen, super().evaluate(request))
+
+
 def engine(name: str, base: type[Reference] = Reference, **changes: Any) -> str:
     type("Made", (base,), changes, name=f"further: {name}")
     return f"further: {name}"
@@ -141,6 +174,11 @@ WRONG = {
     through(causal_by_row): {LONG, JOINED},
     through(later_sequences_leak): {JOINED},
     LastRowsOfLater.name: {LONG, JOINED},
+    engine("whole tiles", ops=WholeTiles): {LONG},
+    through(splits_of_128): {LONG},
+    engine("known by its size", Remembers, key=staticmethod(len)): {FIRST, MIDDLE},
+    engine("known by its beginning", Remembers, key=staticmethod(lambda t: tuple(t[:8]))): {MIDDLE},
+    engine("known by its end", Remembers, key=staticmethod(lambda t: tuple(t[8:]))): {FIRST},
 }
 
 
@@ -188,7 +226,7 @@ def test_what_only_goes_wrong_further_on_is_found(engine: str, model: Path) -> N
     first, *wrong = logits_of(model, engine)
     assert first.status == "agreed"  # a prompt of 32 tokens and two more, and the ways of asking
     assert {v.status for v in wrong} == {"diverged"}
-    found = {next(w for w in (LONG, JOINED) if v.detail["asked"].startswith(w)) for v in wrong}
+    found = {next(w for w in ASKED if v.detail["asked"].startswith(w)) for v in wrong}
     assert found == WRONG[engine]
     assert all(v.summary.startswith(v.detail["asked"]) for v in wrong)
     assert all(v.summary.endswith("at fault: subject") for v in wrong)
@@ -198,7 +236,7 @@ def test_the_place_is_a_batch_and_a_token_of_it(model: Path) -> None:
     _, wrong = logits_of(model, "further: last id")
     assert (wrong.detail["batch"], wrong.detail["token_of_batch"]) == (0, 0)
     _, wrong, _ = logits_of(model, "further: last rows")
-    assert wrong.detail["batch"] == 1
+    assert wrong.detail["batch"] == batch_sizes(N).index(FILLED)
     assert wrong.detail["token_of_batch"] in (1, 3)
 
 
@@ -207,7 +245,8 @@ def test_what_an_engine_does_not_answer_is_named_and_accuses_nobody(model: Path)
     assert verdict.status == "agreed"
     for words in (LONG, JOINED):
         assert f"not compared {words}" in verdict.summary or f"; {words}" in verdict.summary
-    assert verdict.detail["same"] == ["with tensors shown", "with outputs of some tokens only"]
+    ways = ["with tensors shown", "with outputs of some tokens only", FIRST, MIDDLE]
+    assert verdict.detail["same"] == ways
 
 
 @pytest.mark.parametrize(("level", "suite"), QUIET.items())
@@ -255,7 +294,7 @@ def runs_of(model: Path, **changes: Any) -> Iterator[tuple[Batch, ...]]:
 
 
 def test_a_small_vocabulary_is_met_whole_and_the_cache_filled(model: Path) -> None:
-    long, _ = runs_of(model)
+    long, *_ = runs_of(model)
     tokens = np.concatenate([batch.tokens for batch in long])
     assert len(tokens) == N
     assert set(tokens.tolist()) == set(range(312))
@@ -263,9 +302,9 @@ def test_a_small_vocabulary_is_met_whole_and_the_cache_filled(model: Path) -> No
 
 
 def test_no_position_is_asked_for_that_the_model_does_not_have(tmp_path: Path) -> None:
-    long, _ = runs_of(written(tmp_path, n_ctx_train=50))
+    long, *_ = runs_of(written(tmp_path, n_ctx_train=50))
     assert sum(map(len, long)) == 50
-    (joined,) = runs_of(written(tmp_path, n_ctx_train=36))
+    joined, *_ = runs_of(written(tmp_path, n_ctx_train=36))
     assert {int(s) for batch in joined for s in batch.seq_ids} == {0, 1}
 
 

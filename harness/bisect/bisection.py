@@ -1,19 +1,21 @@
 """`lockstep bisect`: the first layer that diverges, the guilty ops in it, and the proof."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from harness.check import run_suites, suites_named
 from harness.findings import Findings, by_layer
-from harness.further_runs import further_runs
+from harness.further_runs import FurtherRun, further_runs
 from harness.judge import SiteFinding
 from harness.locate import Patched, locate, oracles_outputs, outputs_of, patch
 from harness.records import Evaluation, Request, Site, Verdict
 from harness.repeats import Unsteady, unsteady
 from harness.suites.base import Context, NoAnswer
-from harness.suites.decode import Decode
-from harness.suites.logits import Logits, compared
+from harness.suites.embeddings import further_run
+from harness.suites.logits import compared
+from harness.suites.products import on_sparse_inputs
 
 NO_OP = 4  # exit code: both engines part, and no op is wrong on its own inputs
 UNANSWERED = {"crashed", "timed-out", "malformed", "not-compared"}
@@ -38,7 +40,7 @@ class Bisection:
     patched: Patched | None  # None: there is nothing to put right, or it `failed`
     failed: str = ""
     logits: Verdict | None  # of the subject's own run; None: there are culprits
-    asked: str = ""  # which further run of check's this is of
+    asked: str = ""  # what else check asks for, that this is of
     others: tuple[Verdict, ...] = ()  # what check says besides, where no op is guilty
     unsteady: Unsteady | None = None  # its runs differ from each other: no patch shows anything
 
@@ -65,28 +67,43 @@ class Bisection:
 
 
 def bisect(context: Context) -> Bisection:
-    """Of the usual run, and where that conforms of the first of check's further runs that does not;
-    what is left is wrong in no op on its own."""
+    """Of the usual run, and where that conforms of whatever `check` finds wrong besides: of the
+    first of its further runs in which an op is; what is left is wrong in no op on its own."""
     first = bisect_run(context)
-    if first.exit_code or first.found.embeddings:
+    if first.exit_code:
         return first
     said = tuple(said_by_check(context))
     wrong = tuple(verdict for verdict in said if verdict.status == "diverged")
-    runs = {run.words: run for run in further_runs(context)}
-    for words in (v.detail.get("asked") for v in wrong):
-        if words in runs:
-            found = bisect_run(replace(context, given=runs[words].batches))
-            if found.culprits:
-                return replace(found, asked=words)
+    asked = {verdict.detail.get("asked") for verdict in wrong}
+    for run in runs_asked(context, first):
+        found = bisect_further(context, run) if run.words in asked else None
+        if found is not None:
+            return found
+    if any(verdict.suite == "products" for verdict in wrong):
+        found = bisected(on_sparse_inputs(context), asked="on inputs that are put into its run")
+        if found.culprits:
+            return found
     return replace(first, others=wrong or tuple(v for v in said if v.status in UNANSWERED))
 
 
-def said_by_check(context: Context) -> Iterator[Verdict]:
-    for suite in (Logits, Decode):
-        try:
-            yield from suite().run(context)
-        except NoAnswer as error:
-            yield context.verdict(suite.name, error.status, error.summary, error.detail)
+def said_by_check(context: Context) -> Iterable[Verdict]:
+    """Of all suites but the one whose question was the first, and those of the oracle alone."""
+    names = [s.name for s in suites_named(()) if not s.of_oracle_alone and s.name != "trace"]
+    return run_suites(context, names)
+
+
+def runs_asked(context: Context, first: Bisection) -> Iterable[FurtherRun]:
+    return [further_run(context)] if first.found.embeddings else further_runs(context)
+
+
+def bisect_further(context: Context, run: FurtherRun) -> Bisection | None:
+    """None: no op is wrong in it, or it shows no tensors that could be held against the oracle's,
+    as where both take its batches apart."""
+    try:
+        found = bisect_run(replace(context, given=run.batches))
+    except NoAnswer:
+        return None
+    return replace(found, asked=run.words) if found.culprits else None
 
 
 def bisect_run(context: Context) -> Bisection:
@@ -102,6 +119,18 @@ def bisect_run(context: Context) -> Bisection:
             patched = patch(context, found)
     except NoAnswer as error:  # what was found is true all the same
         failed = error.summary
+    return bisected(found, patched=patched, failed=failed, logits=logits, unsteady=shaky)
+
+
+def bisected(
+    found: Findings,
+    *,
+    patched: Patched | None = None,
+    failed: str = "",
+    logits: Verdict | None = None,
+    unsteady: Unsteady | None = None,
+    asked: str = "",
+) -> Bisection:
     culprits: dict[Place, SiteFinding] = {}
     for finding in found.guilty:
         culprits.setdefault((finding.layer, finding.site.name), finding)
@@ -112,7 +141,8 @@ def bisect_run(context: Context) -> Bisection:
         patched=patched,
         failed=failed,
         logits=logits,
-        unsteady=shaky,
+        unsteady=unsteady,
+        asked=asked,
     )
 
 

@@ -46,7 +46,7 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
         return lines_without_culprit(plan, result)
     lines = [f"{plan.case}: {plan.engine} against {plan.oracle}, settings {plan.settings.name}"]
     if result.asked:
-        lines.append(f"  {result.asked}; in fewer tokens there is nothing to find")
+        lines.append(f"  {result.asked}; in the usual run there is nothing to find")
     lines.append("  layer   error it passes on   ops that are wrong by themselves")
     for layer in result.layers:
         name = "-" if layer.layer is None else str(layer.layer)

@@ -1,6 +1,7 @@
 """Do both engines stay together token by token: on given tokens, and on their own?"""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from harness.facts import ModelFacts
 from harness.further_runs import longer, with_rows
 from harness.records import Request, Verdict
 from harness.repeats import asked_again
+from harness.suites._control_tokens import control_token
 from harness.suites.base import Context, Suite
 from harness.suites.logits import compared, is_oracle_wrong
 from harness.tolerances import whole_run
@@ -56,9 +58,13 @@ class Decode(Suite, name="decode"):
             return
         before, own = (np.concatenate(e.logits)[-len(free) :] for e in (expected, actual))
         verdict = judged(context, request.batches, before, own, free, subject)
-        yield verdict
         if verdict.status == "diverged":
+            yield verdict
             yield from asked_again(context, "decode", subject, *asked)
+            return
+        text, wrong = control_token(context)
+        yield replace(verdict, summary=verdict.summary + text)
+        yield from [wrong] if wrong else []
 
     def prompt(self, context: Context) -> list[int]:
         if not context.facts.has_vocabulary:

@@ -9,7 +9,7 @@ import numpy as np
 from engine.batch import Batch
 from engine.quants.base import F32
 from harness.facts import ModelFacts
-from harness.further_runs import PROMPT, many_ids, n_cells
+from harness.further_runs import PROMPT, FurtherRun, many_ids, n_cells
 from harness.records import Evaluation, Rejected, Unanswerable, Verdict
 from harness.suites.base import Context, NoAnswer, Suite
 from harness.suites.logits import compared
@@ -42,14 +42,19 @@ class Embeddings(Suite, name="embeddings"):
             own.close()
 
 
-def further(own: Context) -> Iterator[Verdict]:
+def further_run(own: Context) -> FurtherRun:
     """Of an odd number of tokens, and of two more sequences in one batch."""
     ids = many_ids(own, min(PROMPT, n_cells(own)))
     beside = Batch.of([*ids[:5], *ids[:3]])
     beside.seq_ids[:], beside.positions[:] = [1] * 5 + [2] * 3, [*range(5), *range(3)]
-    batches = (Batch.of(ids), beside)
-    own.progress("embeddings of more tokens, and of two sequences at once")
     words = f"of {len(ids)} tokens, then of two sequences in one batch"
+    return FurtherRun(words=words, batches=(Batch.of(ids), beside))
+
+
+def further(own: Context) -> Iterator[Verdict]:
+    run = further_run(own)
+    words, batches = run.words, run.batches
+    own.progress("embeddings of more tokens, and of two sequences at once")
     outcomes = [(s, s.ask("embed", batches)) for s in (own.oracle, own.subject)]
     refused = [o.message for _, o in outcomes if isinstance(o, Unanswerable | Rejected)]
     if refused:
@@ -58,7 +63,8 @@ def further(own: Context) -> Iterator[Verdict]:
     expected, actual = (as_run(own.answer(s, "embed", o)) for s, o in outcomes)
     truth = np.concatenate(own.honest.floor(batches, seed=own.seed, runs=0).logits)
     found = compared(own, "embeddings", batches, expected, actual, truth, what="embedding")
-    yield replace(found, summary=f"{words}: {found.summary}")
+    detail = {**found.detail, "asked": words}
+    yield replace(found, summary=f"{words}: {found.summary}", detail=detail)
 
 
 def as_run(rows: tuple[F32, ...]) -> Evaluation:

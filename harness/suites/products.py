@@ -3,7 +3,8 @@
 Float additions hide small faults: of 4096 terms in float32 a scale that is off by 1e-4 may be the
 order of the sum. So both engines are given inputs of which each token keeps a few neighbouring
 values and the rest is zero. What is zero is exact in any order, and the bound counts what is left:
-a scale that is off by a few parts in a million shows, however long the rows are.
+a scale that is off by a few parts in a million shows, however long the rows are. Of an engine into
+whose run they are put, gates and norms get inputs in it that small models have none of.
 """
 
 import math
@@ -15,12 +16,13 @@ from numpy.typing import NDArray
 
 from harness.facts import ModelFacts
 from harness.findings import Findings
+from harness.judge import SiteFinding
 from harness.locate import nothing_shown
 from harness.locate_segments import shows_tensors
 from harness.records import Verdict
 from harness.report.text import explain_finding
 from harness.suites._shown_products import products_between_nodes
-from harness.suites._sparse_products import KEPT, products_along_nodes
+from harness.suites._sparse_products import KEPT, PRODUCTS, products_along_nodes
 from harness.suites.base import Context, NoAnswer, Suite
 from harness.suites.trace import detail_of, left_out
 
@@ -48,18 +50,26 @@ class Products(Suite, name="products"):
 
 def rest(context: Context, found: Findings) -> Verdict:
     """What agrees, and how small a fault would have shown."""
-    fine = [f for f in found.all if f.mismatch is None and f.compared]
+    products = products_in(found)
+    fine = [f for f in products if f.mismatch is None and f.compared]
+    others = [f for f in found.all if f not in products and f.mismatch is None and f.compared]
     shown = [f.sees for f in fine if math.isfinite(f.sees)]
     if not shown and not found.guilty:  # the empty ones are named already
         text = "the products of what was kept of their inputs are zero throughout"
         return context.verdict("products", "not-compared", text)
-    text = f"{len(fine)} of {len(found.all)} products agree on nearly empty inputs"
+    text = f"{len(fine)} of {len(products)} products agree on nearly empty inputs"
     if shown:
         text += f"; a scale that is off by {max(shown):.1e} shows at each"
     if len(shown) < len(fine):
         text += f" but {len(fine) - len(shown)}, which are zero throughout"
-    detail = {"sites": len(found.all), "agreed": len(fine), "sees": max(shown, default=None)}
+    if others:
+        text += f"; {len(others)} gates on large inputs and norms on small ones agree"
+    detail = {"sites": len(products), "agreed": len(fine), "sees": max(shown, default=None)}
     return context.verdict("products", "agreed", text, detail)
+
+
+def products_in(found: Findings) -> list[SiteFinding]:
+    return [finding for finding in found.all if finding.op.endswith(PRODUCTS)]
 
 
 def on_sparse_inputs(context: Context) -> Findings:

@@ -14,14 +14,18 @@ from engine.ops.reference import Reference as Ops
 from engine.quants.base import F32
 from engine.weights import Weight
 from harness.adapters.reference import Reference
+from harness.bisect.bisection import bisect
 from harness.check import Opened, Plan, open_plan, run_suites
 from harness.exit_codes import exit_code
 from harness.locate import locate
 from harness.records import EXACT, PRESETS, Request
 from harness.runner import Runner
+from harness.shadow.models import make_variant
+from harness.shadow.models import opened as shown
 from harness.sites import SITES
 from harness.suites.base import Context
-from harness.suites.products import on_sparse_inputs
+from harness.suites.products import on_sparse_inputs, products_in
+from harness.synth.any_arch import variant_named
 from tests.all_types import relative_rms
 from tests.models import written
 
@@ -51,6 +55,53 @@ class Scaled(Reference, name="test: scaled products"):
                 return (super().linear(x, weight).astype(np.float64) * factor).astype(np.float32)
 
         return ScaledOps(self.settings.n_threads, self.settings.n_ctx)
+
+
+class ClampedBelow(Reference, name="test: gate clamped below"):
+    """The gate of gpt-oss has a limit above alone; small models come near to neither."""
+
+    class ops(Mirror):
+        def swiglu_oai(self, gate: F32, up: F32) -> F32:
+            return super().swiglu_oai(np.maximum(gate, np.float32(-7)), up)
+
+
+class EpsilonOutside(Reference, name="test: epsilon outside"):
+    """Added to the root and not below it: next to nothing where numbers are of usual size."""
+
+    class ops(Mirror):
+        def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
+            wide = x.astype(np.float64)
+            root = np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + eps)
+            spared = np.where(root > 0.5, root, root + eps)
+            found: F32 = (wide / spared * weight).astype(np.float32)
+            return found
+
+
+@pytest.mark.parametrize(
+    ("engine", "op"), [(ClampedBelow, "SWIGLU_OAI"), (EpsilonOutside, "RMS_NORM"), (Reference, "")]
+)
+def test_gates_and_norms_are_asked_for_numbers_that_small_models_do_not_have(
+    engine: type[Reference], op: str, tmp_path: Path
+) -> None:
+    model = tmp_path / "gpt-oss.gguf"
+    with shown() as namer:
+        make_variant(variant_named("gpt-oss"), model, session=namer)
+    plan = Plan(
+        case="m", model=model, subject_model=model, engine=engine.name, settings=EXACT, n_tokens=12
+    )
+    opened = open_plan(plan, lambda _: None)
+    try:
+        assert not locate(opened.context).guilty
+        found = list(run_suites(opened.context, ["products"]))
+        bisection = bisect(opened.context) if op == "SWIGLU_OAI" else None
+    finally:
+        opened.close()
+    wrong = [verdict.detail["op"] for verdict in found if verdict.status == "diverged"]
+    assert all(op in each for each in wrong)
+    assert bool(wrong) == bool(op)
+    if bisection is not None:
+        assert bisection.first is not None
+        assert bisection.first.site.name == "ffn_moe_swiglu_oai"
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{case[1]}")
@@ -91,9 +142,11 @@ def test_a_scale_that_is_off_by_one_in_100_000_must_show_at_every_product_of_any
     opened: Opened,
 ) -> None:
     found = on_sparse_inputs(opened.context)
-    assert {f.site.name for f in found.all} == DENSE
+    assert {f.site.name for f in products_in(found)} == DENSE
     assert found.guilty == ()
-    assert max(f.sees for f in found.all) < FAULT / 4  # what must show, whatever was rounded
+    assert (
+        max(f.sees for f in products_in(found)) < FAULT / 4
+    )  # what must show, whatever was rounded
 
 
 def test_it_shows_at_each_where_a_mean_square_gate_is_blind(
@@ -142,6 +195,6 @@ def test_experts_have_their_products_compared_as_well(preset: str, tmp_path: Pat
     finally:
         opened.close()
     assert found.guilty == ()
-    names = {f.site.name for f in found.all}
+    names = {f.site.name for f in products_in(found)}
     assert names == DENSE - {"ffn_gate", "ffn_up", "ffn_out"} | EXPERTS
-    assert max(f.sees for f in found.all) < 10 * FAULT
+    assert max(f.sees for f in products_in(found)) < 10 * FAULT
