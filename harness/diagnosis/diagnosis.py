@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from engine.gguf_file import GgufFile
+from engine.split_files import open_model
 from harness.catalogue.trial import Wrong
 from harness.diagnosis.asking import Asked, asked, readable
 from harness.diagnosis.engines import Engines, candidates
@@ -90,25 +90,17 @@ class Bench:
     plain: Engines
     near: tuple[Wrong, ...]
     far: tuple[Wrong, ...]
-    converts: bool  # whether the file has weights for which activations are converted
 
     @classmethod
     def of(cls, context: Context, *, keep: bool = False) -> "Bench":
         path, facts = context.subject_model, context.facts
-        with GgufFile.open(path) as file:
+        with open_model(path) as file:
             found = candidates(file, facts.architecture, vocabulary=facts.has_vocabulary)
-            types = {tensor.type.name for tensor in file.tensors.values()}
         both = [
             Engines(path=path, settings=context.settings, plain=plain, keep=keep)
             for plain in (False, True)
         ]
-        return cls(
-            rounding=both[0],
-            plain=both[1],
-            near=found.near,
-            far=found.far,
-            converts=bool(types - {"F32"}),
-        )
+        return cls(rounding=both[0], plain=both[1], near=found.near, far=found.far)
 
     def close(self) -> None:
         self.rounding.close()
@@ -116,7 +108,12 @@ class Bench:
 
 
 def diagnose(context: Context, bench: Bench) -> Diagnosed:
+    facts = context.facts
+    if not (facts.has_logits or facts.not_ours):
+        context = context.for_embeddings()
     every, missing = asked(context)
+    if facts.not_ours:
+        missing.append(f"its runs: {facts.not_ours}, so that no known mistake can be tried")
     found = []
     for aspect in ASPECTS:
         if of_it := [one for one in every if one.question.aspect == aspect]:
@@ -135,7 +132,7 @@ def of_aspect(context: Context, bench: Bench, aspect: str, every: Sequence[Asked
     if not of.off:
         return Diagnosis(aspect=aspect, status="right", rows=rows)
     ways = [(bench.rounding, of)]
-    if aspect == "runs" and bench.converts:
+    if aspect == "runs":
         plain = held(bench.plain, every, of.noise)
         if not plain.off:
             return Diagnosis(aspect=aspect, status="right", rows=rows_of(plain))

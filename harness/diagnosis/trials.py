@@ -1,4 +1,4 @@
-"""`lockstep selftest --diagnosis`: of wrong engines that show little, is the mistake named?"""
+"""A wrong engine shown through a view, and which mistake is named; what is, if nobody knows it."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from time import process_time
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.random import Philox
@@ -28,11 +28,6 @@ from harness.session import LocalSession
 # what a tokenizer does to a text is seen in texts alone
 TEXTS = View(name="text", levels=("generate",), questions=frozenset({"generate"}))
 RACES = "races"  # of mistakes: their answers are made to be others than those of the same engine
-
-
-class Output(Protocol):
-    def line(self, text: str) -> None: ...
-    def progress(self, case: str, text: str) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +117,8 @@ def tries(part: Part) -> list[Row]:
 
 def one(tried: Tried, bench: Bench, cls: Any, view: View) -> Row:
     started, base = process_time(), tried.context
-    made = cls if bench.converts else without_roundings(cls)
+    types = {tensor.type.name for tensor in base.file.tensors.values()}
+    made = without_roundings(cls) if types == {"F32"} else cls
     own = base.for_embeddings() if not base.facts.has_logits else base
     with Shown(
         LocalSession(made, base.subject_model, base.settings), view, own.noise.relative
