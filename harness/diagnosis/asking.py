@@ -60,7 +60,7 @@ def asked(context: Context) -> tuple[list[Asked], list[str]]:
         outcome = question.ask(context.subject)
         if isinstance(outcome, Answered):
             found.append(Asked(question=question, said=readable(context, question, outcome.value)))
-        elif not (isinstance(outcome, Unanswerable) and outcome.declared):
+        elif not isinstance(outcome, Unanswerable):  # what it does not offer is no gap
             why = getattr(outcome, "message", "no answer in time")
             missing.append(f"{question.words}: {why}")
     return found, missing

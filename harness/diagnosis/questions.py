@@ -267,6 +267,9 @@ class Greedy(Question):
     def shortened(self, n: int) -> "Greedy":
         return replace(self, words=f"the first {n} of {self.words}", n=n)
 
+    def beginning(self, said: list[int], n: int) -> list[int]:
+        return said[:n]
+
 
 def chosen(
     session: LocalSession, prompt: Sequence[int], n: int
@@ -326,7 +329,7 @@ class Continued(Question):
         """What is behind the end of the subject's text, or behind a tie, is not compared."""
         free, rows, text = answer
         if text is not None:
-            return Compared.exactly([text.strip() == said.strip()] * len(free))
+            return Compared.exactly([said.strip().startswith(text.strip())] * len(free))
         free = free[: self.pieces.shown(free)]
         if not free:
             return Compared.exactly([not said])
@@ -346,3 +349,10 @@ class Continued(Question):
         likely = np.flatnonzero(margins <= 2 * float(whole_run(noise, largest(row)).allowed))
         others = (int(token) for token in likely if token != own)
         return any(fits(self.pieces[token], best.rest, self.pieces) for token in others)
+
+    def shortened(self, n: int) -> "Continued":
+        return replace(self, words=f"the first {n} tokens of {self.words}", n=n)
+
+    def beginning(self, said: bytes, n: int) -> bytes:
+        """All of it: what is written of fewer tokens it begins with."""
+        return said

@@ -16,8 +16,8 @@ from harness.diagnosis.questions import Compared, Continued, Greedy, Run
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Held:
-    """The right engine's answers beside the subject's; of texts those come first where they differ,
-    because of the others no mistake is seen."""
+    """The right engine's answers beside the subject's; of texts those come first that part, and
+    soon: of the others no mistake is seen, and each token is a run."""
 
     every: tuple[Asked, ...]
     right: tuple[Compared, ...]
@@ -31,16 +31,21 @@ class Held:
 def held(engines: Engines, every: Sequence[Asked], noise: float) -> Held:
     pairs = [(one, compared(engines, Reference, one, noise)) for one in every]
     found = [(one, c) for one, c in pairs if c is not None]
-    found.sort(key=lambda pair: is_text(pair[0]) and bool(pair[1].same.all()))
+    found.sort(key=lambda pair: cost(*pair))
     return Held(every=tuple(one for one, _ in found), right=tuple(c for _, c in found), noise=noise)
+
+
+def cost(one: Asked, right: Compared) -> tuple[bool, bool, int]:
+    text = is_text(one)
+    return text, text and bool(right.same.all()), int(right.same.sum()) if text else 0
 
 
 def beginning(one: Asked, right: Compared) -> Asked | None:
     """Of a text that parts early, up to there: few wrong engines come so far."""
     question, n = one.question, int(right.same.sum()) + 1
-    if not isinstance(question, Greedy) or right.same.all() or 2 * n > question.n:
+    if not isinstance(question, Greedy | Continued) or right.same.all() or 2 * n > question.n:
         return None
-    return Asked(question=question.shortened(n), said=one.said[:n])
+    return Asked(question=question.shortened(n), said=question.beginning(one.said, n))
 
 
 def is_text(one: Asked) -> bool:
