@@ -19,6 +19,7 @@ from harness.cli import (
     batch,
     bench,
     blackbox,
+    diagnosis,
     engines,
     files,
     findings,
@@ -161,6 +162,9 @@ def check(
     report: ReportOpt = Path("reports"),
     as_json: JsonOpt = False,
     jobs: Annotated[int, typer.Option("-j", help="Models checked side by side.", min=1)] = 1,
+    diagnose: Annotated[
+        bool, typer.Option("--diagnose", help="Where something diverges, try known mistakes.")
+    ] = False,
     quiet: QuietOpt = False,
 ) -> None:
     """Run every suite that applies.
@@ -207,7 +211,7 @@ def check(
         listener = Listener(progress=out.progress, verdict=out.verdict)
         listed = read_known(known) if known else KnownFailures()
         result = run_plans(plans, report, ["lockstep", *sys.argv[1:]], jobs, listener, listed)
-        out.summary(result)
+        out.summary(result, diagnosis.of_run(plans, result, out) if diagnose else ())
         if write_known:
             n = write_failures(write_known, result.verdicts, listed)
             out.remark(f"{n} divergences in {write_known}: write down why, and pass it as --known")
@@ -242,7 +246,8 @@ def bisect(
     Every op of the engine under test is computed from the engine's own inputs, so that the ops that
     introduce an error are told from those that pass it on. Then the oracle's tensors are put in at
     the culprits: if the rest agrees, they were all. Where the usual run agrees, what `check` asks
-    besides is asked as well. Exit code: 0 nothing to find, 1 culprits, 3 incomplete, 4 the engines
+    besides is asked as well; where no op is found wrong, known mistakes are tried, as `diagnose`
+    does. Exit code: 0 nothing to find, 1 culprits, 3 incomplete, 4 the engines
     part and no op is wrong on its own inputs. Without MODEL: the built-in model that the engine is
     known to be wrong on, or the first.
     """
@@ -264,7 +269,51 @@ def bisect(
         if black_box:
             raise typer.Exit(blackbox.bisect(plan, folder, out))
         work = partial(bisect_one, plan)
-        code = out.bisection(plan, result_of(work, partial(out.progress, plan.case)))
+        result = result_of(work, partial(out.progress, plan.case))
+        code = out.bisection(plan, result, diagnosis.where_no_op_is_found(plan, result, out))
+    raise typer.Exit(code)
+
+
+@app.command("diagnose")
+def diagnose_engine(
+    model: ModelArg,
+    engine: EngineOpt = REFERENCE,
+    adapter: AdapterOpt = None,
+    settings: SettingsOpt = None,
+    subject_model: SubjectOpt = None,
+    prompt: Annotated[str | None, typer.Option(help="As of check.")] = None,
+    tokens: TokensOpt = 32,
+    steps: Annotated[int, typer.Option(help="Tokens of text.", min=1, max=4096)] = 64,
+    seed: SeedOpt = 0,
+    timeout: TimeoutOpt = SECONDS,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Which known mistake makes the answers of an engine that is wrong?
+
+    All that the engine can be asked (logits, lists, greedy tokens, text, ids) is asked of it, of
+    the right engine, and where these part of some four hundred engines that are wrong in one known
+    way each. A mistake is named if it gives all of the answers, within the noise of honest runs,
+    and the right engine does not. Exit code: 0 all is as the right engine has it, 1 it is not, 3
+    incomplete. Examples:
+
+    \b
+      lockstep diagnose model.gguf --engine ./my-engine
+      lockstep diagnose model.gguf --engine http://localhost:8080
+      lockstep diagnose builtin:f32 --engine mutant:rope-half-split
+    """
+    from harness.run import provide_engines
+
+    engine = engine_of(engine, adapter, None)
+    with screen(quiet, as_json) as out, model_folder() as folder:
+        name, path = next(iter(models_of(model, folder)))
+        plan = plan_of(
+            *(name, path, engine, "llama.cpp", settings, subject_model, tokens, steps, seed, None),
+            prompt=prompt,
+            timeout=timeout,
+        )
+        provide_engines([plan], out.progress)
+        code = out.diagnosis(plan, diagnosis.diagnosed(plan, out))
     raise typer.Exit(code)
 
 

@@ -32,6 +32,13 @@ def selftest(
     catalogue: Annotated[
         bool, typer.Option("--catalogue", help="All wrong engines, and what an engine shows.")
     ] = False,
+    diagnosis: Annotated[
+        bool,
+        typer.Option("--diagnosis", help="Of each of them, is the mistake named (see diagnose)?"),
+    ] = False,
+    sample: Annotated[
+        int | None, typer.Option(help="So many of them, drawn by --seed.", min=1)
+    ] = None,
     only: Annotated[str, typer.Option(help="This family of them alone.")] = "",
     file: Annotated[
         Path | None,
@@ -50,15 +57,20 @@ def selftest(
       lockstep selftest
       lockstep selftest --clean 10000 --json clean.jsonl -j 2
       lockstep selftest --catalogue --json catalogue.jsonl -j 2
+      lockstep selftest --diagnosis --sample 50
       lockstep selftest --arch qwen3
       lockstep selftest --arch all --faults 3 -j 2
     """
     from harness.catalogue.run import run_catalogue
     from harness.cli import screen
     from harness.damage.run import run_damage
+    from harness.diagnosis.selftest import run_diagnosis
     from harness.selftest import run_selftest
 
     with screen(quiet) as out:
+        if diagnosis:
+            code = run_diagnosis(out, only=only, sample=sample, seed=seed, file=file, jobs=jobs)
+            raise typer.Exit(code)
         if catalogue:
             code = run_catalogue(out, only=only, file=file, jobs=jobs)
         elif arch is None:

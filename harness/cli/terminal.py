@@ -33,6 +33,7 @@ from harness.suites.base import NoAnswer
 
 if TYPE_CHECKING:
     from harness.bisect.bisection import Bisection
+    from harness.diagnosis.diagnosis import Diagnosed
     from harness.run import RunResult
 
 SILENCE = 20.0  # seconds without a line, in a pipe, after which any progress is worth one
@@ -134,10 +135,15 @@ class Terminal:
         self.quieten()
         sys.stdout.write(json.dumps(plain(value), ensure_ascii=True) + "\n")
 
-    def summary(self, result: "RunResult") -> None:
+    def summary(
+        self, result: "RunResult", diagnosed: "Sequence[tuple[Plan, Diagnosed]]" = ()
+    ) -> None:
+        from harness.cli.diagnosis import diagnosis_lines, diagnosis_of
+
         self.quieten()
         if self.as_json:
-            self.json(summary_of(result))
+            more = [diagnosis_of(plan, found) for plan, found in diagnosed]
+            self.json({**summary_of(result), **({"diagnoses": more} if more else {})})
             return
         self.out.print(table_of(result.verdicts))
         folded = fold(result.verdicts)
@@ -147,20 +153,39 @@ class Terminal:
             self.out.print(f"\n{len(folded) - SHOWN} more kinds are in the report")
         for line in not_applicable(result):
             self.out.print(f"\n{printable(line)}")
+        for plan, found in diagnosed:
+            self.out.print("\n" + "\n".join(map(printable, diagnosis_lines(plan, found))))
         ending = f"{ENDINGS[result.code]}{reach_of(result)} in {result.seconds:.1f} s"
         self.out.print(f"\n{printable(ending)}; report: {result.folder}/report.jsonl")
 
-    def bisection(self, plan: Plan, result: "Bisection") -> int:
+    def bisection(
+        self, plan: Plan, result: "Bisection", diagnosed: "Diagnosed | None" = None
+    ) -> int:
         """Print it; the exit code."""
         from harness.cli.bisection import bisection_lines, bisection_of
+        from harness.cli.diagnosis import diagnosis_lines, diagnosis_of
 
         self.quieten()
         if self.as_json:
-            self.json(bisection_of(plan, result))
+            more = {"diagnosis": diagnosis_of(plan, diagnosed)} if diagnosed else {}
+            self.json({**bisection_of(plan, result), **more})
         else:
-            for text in bisection_lines(plan, result):
+            lines = diagnosis_lines(plan, diagnosed) if diagnosed else ()
+            for text in (*bisection_lines(plan, result), *lines):
                 self.out.print(printable(text))
         return result.exit_code
+
+    def diagnosis(self, plan: Plan, found: "Diagnosed") -> int:
+        """Print it; the exit code."""
+        from harness.cli.diagnosis import diagnosis_lines, diagnosis_of
+
+        self.quieten()
+        if self.as_json:
+            self.json(diagnosis_of(plan, found))
+        else:
+            for text in diagnosis_lines(plan, found):
+                self.out.print(printable(text))
+        return found.exit_code
 
     def examination(self, rows: Sequence[tuple[str, str, bool]]) -> int:
         """What `doctor` found: name, text, whether it is well."""

@@ -70,6 +70,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("harness.foreign.findings",),
     ("harness.selftest_tokens",),
     ("harness.clean_cases", "harness.catalogue"),
+    ("harness.diagnosis",),
     ("harness.selftest",),
     ("golden",),  # its commands are the command line's, so it comes before
     ("harness.cli",),

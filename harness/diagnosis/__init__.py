@@ -1,0 +1,1 @@
+"""Which known mistake makes the very answers that an engine gives."""
