@@ -2,16 +2,28 @@
 again."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from engine.quants.base import F32
 from harness.catalogue import run
-from harness.catalogue.fixed_limits import COSINE, LIMITS, TOP, nmse, on_logits
-from harness.catalogue.run import Part, family_of, parts_of, run_catalogue, wrong_engines
-from harness.catalogue.table import lines
+from harness.catalogue.fixed_limits import COSINE, LIMITS, TOP, WIDE, nmse, on_short
+from harness.catalogue.rates import BEGIN, END, read, with_tables, written
+from harness.catalogue.run import (
+    Part,
+    family_of,
+    honest_parts,
+    parts_of,
+    run_catalogue,
+    run_honest,
+    wrong_engines,
+)
+from harness.catalogue.table import lines, not_found
 from harness.catalogue.trial import HONEST, Seen, Trial, row_of, trial_of
+from harness.catalogue.views import VIEWS
 
 
 class Lines:
@@ -22,15 +34,22 @@ class Lines:
         pass
 
 
-def trial(name: str, *, family: str = "norms", caught: bool = True, found: str = "embd") -> Trial:
-    seen = {view: Seen(caught=caught, suite="logits") for view in ("tensors", "logits", "text")}
+def trial(
+    name: str,
+    *,
+    family: str = "norms",
+    model: str = "f32",
+    caught: bool = True,
+    found: str = "embd",
+) -> Trial:
+    seen = {view.name: Seen(caught=caught, suite="logits" if caught else "") for view in VIEWS}
     return Trial(
         engine=name,
         family=family,
         mistake="wrong",
         effect="",
         source="",
-        model="f32",
+        model=model,
         expected="embd",
         found=found,
         views=seen,
@@ -40,20 +59,36 @@ def trial(name: str, *, family: str = "norms", caught: bool = True, found: str =
     )
 
 
+def logits(*rows: list[float]) -> F32:
+    return np.array(rows, np.float32)
+
+
 def test_fixed_limits_pass_what_is_off_by_a_thousandth_everywhere() -> None:
-    right = (np.linspace(-3, 5, 40, dtype=np.float32).reshape(4, 10),)
-    wrong = (right[0] * np.float32(1.001),)
-    assert nmse(right[0], wrong[0]) < 5e-4
-    assert all(on_logits(right, wrong).values())
+    right = np.linspace(-3, 5, 40, dtype=np.float32).reshape(4, 10)
+    wrong = right * np.float32(1.001)
+    assert nmse(right, wrong) < 5e-4
+    assert all(on_short(right, wrong).values())
 
 
 def test_fixed_limits_find_another_token_and_another_direction() -> None:
-    right = (np.array([[1, 2, 3], [3, 2, 1]], np.float32),)
-    found = on_logits(right, (right[0][::-1].copy(),))
+    right = logits([1, 2, 3], [3, 2, 1])
+    found = on_short(right, right[::-1].copy())
+    assert not any(found.values())
+    assert not any(on_short(right, right[:, :2]).values())
+    assert not any(on_short(right, right * np.float32(np.nan)).values())
+
+
+def test_check_nmse_divides_by_the_variance_and_looks_at_the_last_token_alone() -> None:
+    """As people apply it: logits that all lie far from 0 are no smaller a difference by that."""
+    right = logits([1, 2, 3], [101, 102, 103])
+    found = on_short(right, right + logits([9, 0, 0], [0, 0.3, 0]))
+    assert not found[WIDE]
     assert not found[TOP]
-    assert not found[COSINE]
-    assert not any(on_logits(right, (right[0][:, :2],)).values())
-    assert not any(on_logits(right, (right[0] * np.nan,)).values())
+    assert on_short(right, right + logits([0.5, 0, 0], [0, 0, 0])) == {
+        WIDE: True,
+        TOP: True,
+        COSINE: False,
+    }
 
 
 def test_engines_of_one_model_are_tried_together() -> None:
@@ -65,10 +100,29 @@ def test_engines_of_one_model_are_tried_together() -> None:
 
 def test_a_table_counts_what_is_caught_and_says_what_is_not() -> None:
     wrong = [trial("one"), trial("two", caught=False, found="nowhere")]
-    text = list(lines([*wrong, trial("fine", family=HONEST, caught=False)]))
-    assert text[1].split() == ["norms", "2", "1/2", "1/2", "1/2", "2", "1", "0"]
-    assert "honest engines accused: 0 of 1" in text
-    assert text[-1].startswith("two on f32: missed by tensors, logits, text; found at nowhere")
+    fine = trial("fine", family=HONEST, caught=False, found="nowhere")
+    text = list(lines([*wrong, fine]))
+    assert text[2] == "| norms | 2 | 1/2 | 1/2 | 1/2 | 1/2 | 1/2 | 2 | 1 |"
+    assert text[3].startswith("| all | 2 | 50.0 % |")
+    assert "| fine | 1 | 1 | 0 |" in text
+    assert list(not_found([*wrong, fine])) == [
+        "two on f32: missed by tensors, layers, logits, top-k, text; found at nowhere, expected at "
+        "embd"
+    ]
+
+
+def test_what_is_kept_of_a_catalogue_gives_the_same_tables() -> None:
+    found = [trial("one"), trial("two", caught=False, found="nowhere")]
+    found.append(trial("fine", family=HONEST, found="nowhere"))
+    assert list(lines(read(written(found)))) == list(lines(found))
+
+
+def test_tables_take_the_place_of_those_that_were_there() -> None:
+    page = f"before\n{BEGIN}| old |\n{END}after\n"
+    made = with_tables(page, [trial("one")])
+    assert made.startswith(f"before\n{BEGIN}| wrong engines |")
+    assert made.endswith(f" |\n{END}after\n")
+    assert with_tables(made, [trial("one")]) == made
 
 
 def test_what_is_in_the_file_is_not_run_again(
@@ -78,7 +132,7 @@ def test_what_is_in_the_file_is_not_run_again(
 
     def tried(part: Part) -> list[Trial]:
         asked.append(part)
-        return [trial(name, family="sampling") for name in part.engines]
+        return [trial(name, family="sampling", model=part.model) for name in part.engines]
 
     monkeypatch.setattr(run, "try_part", tried)
     file, out = tmp_path / "rows.jsonl", Lines()
@@ -102,3 +156,33 @@ def test_one_that_is_missed_and_one_that_is_accused_are_no_success(
 
         monkeypatch.setattr(run, "try_part", tried)
         assert run_catalogue(Lines(), only=family, file=None, jobs=1) == 1
+
+
+def test_honest_engines_run_on_models_where_they_do_something_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Again with other tokens, and in both presets."""
+    parts = list(honest_parts(2))
+    assert {(part.preset, part.seed) for part in parts} == {
+        ("exact", 0),
+        ("default", 0),
+        ("exact", 1),
+        ("default", 1),
+    }
+    for part in parts:
+        with_experts = any("experts" in name for name in part.engines)
+        assert with_experts == ("moe" in part.model)
+
+    def tried(part: Part) -> list[Trial]:
+        return [
+            replace(
+                trial(name, family=HONEST, caught=False, found="nowhere"),
+                model=part.model,
+                preset=part.preset,
+                seed=part.seed,
+            )
+            for name in part.engines
+        ]
+
+    monkeypatch.setattr(run, "try_part", tried)
+    assert run_honest(Lines(), 1, file=None, jobs=1) == 0

@@ -23,8 +23,8 @@ ARCH, OWN = "arch:", "arch:llama:"
 Rows = NDArray[Any]  # the blocks of a matrix, row by row
 
 
-def every_row_twice(rows: Rows) -> None:
-    rows[1::2] = rows[::2]
+def scale(rows: Rows, factor: np.float32) -> None:
+    rows["x"] *= factor
 
 
 def lowest_bytes(rows: Rows) -> None:
@@ -36,7 +36,6 @@ SPECIAL: Mapping[str, tuple[LlamaRecipe, str, Callable[[Rows], None] | None]] = 
     {
         # the first and the last token are due
         "few-tokens": (LlamaRecipe(seed=1, n_vocab=3, vocabulary=False), "", None),
-        "ties": (LlamaRecipe(seed=1), "output.weight", every_row_twice),
         "lowest-bytes": (BUILTIN["q8_0"], "", lowest_bytes),
         "yarn": (LlamaRecipe(seed=8, n_ctx_train=256, rope_yarn_factor=4.0), "", None),
     }
@@ -60,6 +59,11 @@ WITH_KEYS: Mapping[str, tuple[str, Mapping[str, tuple[str, Any]]]] = MappingProx
         "gemma3-scaled": ("gemma3", {"rope.scaling.factor": ("F32", 8.0)}),
     }
 )
+# tied embeddings are large beside what layers add, so that each token is followed by itself,
+# whatever is wrong: text would show nothing
+QUIETER: Mapping[str, tuple[str, np.float32]] = MappingProxyType(
+    {"gemma2-quieter": ("gemma2", np.float32(0.03))}
+)
 
 
 def model_for(shows_on: str, folder: Path) -> Path:
@@ -77,6 +81,10 @@ def model_for(shows_on: str, folder: Path) -> Path:
     elif shows_on in WITH_KEYS:
         arch, keys = WITH_KEYS[shows_on]
         with_keys(model_for(ARCH + arch, folder), path, {f"{arch}.{k}": keys[k] for k in keys})
+    elif shows_on in QUIETER:
+        arch, factor = QUIETER[shows_on]
+        with_keys(model_for(ARCH + arch, folder), path, {})
+        rewrite(path, "token_embd.weight", lambda rows: scale(rows, factor))
     elif shows_on.startswith(OWN):
         write_llama(long_rows(shows_on.removeprefix(OWN)), path)
     elif shows_on.startswith(ARCH):

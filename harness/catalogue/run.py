@@ -1,17 +1,17 @@
-"""`lockstep selftest --catalogue`: every wrong engine and every honest one, and what was found."""
+"""`lockstep selftest --catalogue` and `--honest`: wrong engines and honest ones, what was found."""
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
 from engine.registry import import_members
 from harness.adapters.base import Adapter
-from harness.catalogue.table import lines
+from harness.catalogue.table import lines, not_found
 from harness.catalogue.trial import (
     HONEST,
     Trial,
@@ -26,8 +26,15 @@ from harness.honest.base import Honest
 from harness.mutants._tokenizers import WRONG
 from harness.mutants.base import Mutant
 from harness.processes import processes
+from harness.records import EXACT, PRESETS
 
 AT_ONCE = 16  # engines of one model, for which its oracle is started once
+WITH_EXPERTS = ("moe", "moe-q8_0", "arch:qwen3moe")
+# for honest engines; those that treat experts otherwise are like all others where there are none
+TEN = ("f32", "q8_0", "yarn", "bf16", "q4_0", "f16", "arch:qwen3", "arch:gemma3", "moe", "moe-q8_0")
+
+
+Place = tuple[str, str, str, int]  # engine, model, preset, seed
 
 
 class Output(Protocol):
@@ -41,6 +48,8 @@ class Part:
 
     model: str
     engines: tuple[str, ...]
+    preset: str = EXACT.name
+    seed: int = 0
 
 
 def wrong_engines() -> list[Wrong]:
@@ -62,7 +71,7 @@ def family_of(cls: type[Adapter]) -> str:
 
 
 def parts_of(engines: Sequence[Wrong | type[Honest]]) -> Iterator[Part]:
-    ordered = sorted(engines, key=lambda cls: cls.shows_on)
+    ordered = sorted(engines, key=lambda cls: (cls.shows_on != "f32", cls.shows_on))
     for model, same in groupby(ordered, key=lambda cls: cls.shows_on):
         names = [cls.name for cls in same]
         for start in range(0, len(names), AT_ONCE):
@@ -73,7 +82,7 @@ def try_part(part: Part) -> list[Trial]:
     wrong_engines()
     honest_engines()
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
-        bench = bench_for(part.model, Path(folder))
+        bench = bench_for(part.model, Path(folder), PRESETS[part.preset], part.seed)
         try:
             found = []
             for name in part.engines:
@@ -94,27 +103,62 @@ def trials(parts: Sequence[Part], jobs: int) -> Iterator[list[Trial]]:
             yield done.result()
 
 
-def run_catalogue(out: Output, *, only: str, file: Path | None, jobs: int) -> int:
-    """0: every wrong engine is caught with its tensors shown, and no honest one at all.
+def honest_parts(runs: int) -> Iterator[Part]:
+    """All designs on each model in both presets, so many times with other tokens."""
+    engines = honest_engines()
+    for seed in range(runs):
+        for model in (*TEN, *(model for model in WITH_EXPERTS if model not in TEN)):
+            some = [cls for cls in engines if model in models_of(cls)]
+            for preset in PRESETS:
+                names = tuple(cls.name for cls in some)
+                yield Part(model=model, engines=names, preset=preset, seed=seed)
 
-    file: a line of JSON for each engine; those that are there are not tried again.
-    """
+
+def models_of(cls: type[Honest]) -> tuple[str, ...]:
+    return WITH_EXPERTS if cls.shows_on in WITH_EXPERTS else TEN
+
+
+def run_catalogue(out: Output, *, only: str, file: Path | None, jobs: int) -> int:
+    """0: every wrong engine is caught with its tensors shown, and no honest one at all."""
     chosen = [cls for cls in (*wrong_engines(), *honest_engines()) if only in ("", family_of(cls))]
-    names = {cls.name for cls in chosen}
-    found = [trial for trial in known(file) if trial.engine in names]
-    tried = {trial.engine for trial in found}
-    parts = list(parts_of([cls for cls in chosen if cls.name not in tried]))
-    for number, some in enumerate(trials(parts, jobs), 1):
-        out.progress("catalogue", f"{number} of {len(parts)} parts")
+    return run_parts(out, list(parts_of(chosen)), file, jobs)
+
+
+def run_honest(out: Output, runs: int, *, file: Path | None, jobs: int) -> int:
+    """0: nobody is accused."""
+    return run_parts(out, list(honest_parts(runs)), file, jobs)
+
+
+def run_parts(out: Output, parts: Sequence[Part], file: Path | None, jobs: int) -> int:
+    """file: a line of JSON for each engine; those that are there are not tried again."""
+    asked = {place for part in parts for place in places_of(part)}
+    found = [trial for trial in known(file) if place_of(trial) in asked]
+    tried = {place_of(trial) for trial in found}
+    rest = [left for part in parts if (left := without(part, tried)).engines]
+    for number, some in enumerate(trials(rest, jobs), 1):
+        out.progress("catalogue", f"{number} of {len(rest)} parts")
         found += some
         if file is not None:
             with file.open("a", encoding="utf-8") as rows:
                 rows.writelines(json.dumps(row_of(trial)) + "\n" for trial in some)
-    for line in lines(found):
+    for line in (*lines(found), *not_found(found)):
         out.line(line)
     accused = any(seen.caught for t in found if t.honest for seen in t.views.values())
     missed = any(not t.views["tensors"].caught for t in found if not t.honest)
     return 1 if accused or missed or not found else 0
+
+
+def places_of(part: Part) -> list[Place]:
+    return [(name, part.model, part.preset, part.seed) for name in part.engines]
+
+
+def place_of(trial: Trial) -> Place:
+    return trial.engine, trial.model, trial.preset, trial.seed
+
+
+def without(part: Part, tried: Set[Place]) -> Part:
+    left = [place[0] for place in places_of(part) if place not in tried]
+    return replace(part, engines=tuple(left))
 
 
 def known(file: Path | None) -> list[Trial]:

@@ -1,75 +1,105 @@
-"""What was found of a catalogue, in lines of text: a table by family, and what was not found."""
+"""What was found of a catalogue, as tables in Markdown: by family, suite, limit and design."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from harness.catalogue.fixed_limits import LIMITS
-from harness.catalogue.trial import Seen, Trial
+from harness.catalogue.trial import Trial
 from harness.catalogue.views import VIEWS
 
-HEAD = ("family", "engines", *(view.name for view in VIEWS), "layer", "op", "seconds")
+SHOWN = tuple(view.name for view in VIEWS)
+HEAD = ("wrong engines", "n", *SHOWN, "layer", "op")
 
 
 def lines(found: Sequence[Trial]) -> Iterator[str]:
+    """For README.md and the terminal alike."""
     wrong = [trial for trial in found if not trial.honest]
-    yield from by_family(wrong)
-    yield from by_suite(wrong)
-    yield from by_limits(wrong)
-    yield from honest(found)
-    yield from not_found(wrong)
+    fine = [trial for trial in found if trial.honest]
+    if wrong:
+        yield from by_family(wrong)
+        yield from by_suite(wrong)
+        yield from by_limit(wrong, fine)
+    if fine:
+        yield from by_design(fine)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    for row in (head, ["---"] * len(head), *rows):
+        yield f"| {' | '.join(row)} |"
+    yield ""
 
 
 def by_family(wrong: Sequence[Trial]) -> Iterator[str]:
-    yield row(HEAD)
-    for family in sorted({trial.family for trial in wrong}):
-        yield row(counted(family, [trial for trial in wrong if trial.family == family]))
-    yield row(counted("all", wrong))
-
-
-def row(cells: Sequence[str]) -> str:
-    return f"{cells[0]:<14}" + "".join(f"{cell:>9}" for cell in cells[1:])
+    families = sorted({trial.family for trial in wrong})
+    rows = [counted(name, [t for t in wrong if t.family == name]) for name in families]
+    yield from table(HEAD, [*rows, shares(wrong)])
 
 
 def counted(family: str, same: Sequence[Trial]) -> list[str]:
-    seen = [share([trial.views[view.name] for trial in same]) for view in VIEWS]
-    placed = sum(trial.layer_right for trial in same), sum(trial.op_right for trial in same)
-    seconds = f"{sum(trial.seconds for trial in same):.0f}"
-    return [family, *map(str, (len(same), *seen, *placed)), seconds]
+    seen = ["{}/{}".format(*caught(same, name)) for name in SHOWN]
+    return [family, str(len(same)), *seen, *map(str, placed(same))]
 
 
-def share(seen: Sequence[Seen]) -> str:
-    """As 7/8: of those of which anything can be seen so."""
-    asked = [one for one in seen if one.compared]
-    return f"{sum(one.caught for one in asked)}/{len(asked)}"
+def caught(trials: Sequence[Trial], view: str) -> tuple[int, int]:
+    """So many of those of which anything can be seen so."""
+    asked = [seen for trial in trials if (seen := trial.views[view]).compared]
+    return sum(seen.caught for seen in asked), len(asked)
+
+
+def placed(trials: Sequence[Trial]) -> tuple[int, int]:
+    return sum(trial.layer_right for trial in trials), sum(trial.op_right for trial in trials)
+
+
+def shares(wrong: Sequence[Trial]) -> list[str]:
+    seen = [percent(*caught(wrong, name)) for name in SHOWN]
+    places = [percent(n, len(wrong)) for n in placed(wrong)]
+    return ["all", str(len(wrong)), *seen, *places]
+
+
+def percent(n: int, of: int) -> str:
+    return f"{100 * n / of:.1f} %" if of else "-"
 
 
 def by_suite(wrong: Sequence[Trial]) -> Iterator[str]:
-    for view in VIEWS:
-        first = Counter(t.views[view.name].suite for t in wrong if t.views[view.name].caught)
-        words = ", ".join(f"{suite} {n}" for suite, n in first.most_common())
-        yield f"first of {view.name}: {words or 'none'}"
+    rows = []
+    for name in SHOWN:
+        first = Counter(t.views[name].suite for t in wrong if t.views[name].caught)
+        rows.append([name, ", ".join(f"{suite} {n}" for suite, n in first.most_common())])
+    yield from table(("shown", "suite that was the first to find it"), rows)
 
 
-def by_limits(wrong: Sequence[Trial]) -> Iterator[str]:
+def by_limit(wrong: Sequence[Trial], fine: Sequence[Trial]) -> Iterator[str]:
+    rows = []
     for limit in LIMITS:
-        caught = sum(not trial.passes[limit] for trial in wrong)
-        yield f"{limit}: finds {caught} of {len(wrong)}"
+        finds = sum(not trial.passes[limit] for trial in wrong)
+        accuses = sum(not trial.passes[limit] for trial in fine)
+        rows.append([limit, percent(finds, len(wrong)), f"{accuses} of {len(fine)}"])
+    yield from table(("fixed limit", "finds", "honest engines accused"), rows)
 
 
-def honest(found: Sequence[Trial]) -> Iterator[str]:
-    fine = [trial for trial in found if trial.honest]
-    accused = [(t, seen) for t in fine for seen in t.views.values() if seen.caught]
-    if fine:
-        yield f"honest engines accused: {len({t.engine for t, _ in accused})} of {len(fine)}"
-    for trial, seen in accused:
-        yield f"  {trial.engine} on {trial.model}: {seen.suite}: {seen.said}"
+def by_design(fine: Sequence[Trial]) -> Iterator[str]:
+    rows = []
+    for name in sorted({trial.engine for trial in fine}):
+        same = [trial for trial in fine if trial.engine == name]
+        models = {(trial.model, trial.preset) for trial in same}
+        rows.append([name, str(len(models)), str(len(same)), str(sum(map(accused, same)))])
+    yield from table(("honest engine", "models and presets", "runs", "accused"), rows)
 
 
-def not_found(wrong: Sequence[Trial]) -> Iterator[str]:
-    for trial in wrong:
-        missed = [name for name, seen in trial.views.items() if seen.compared and not seen.caught]
-        words = [f"missed by {', '.join(missed)}"] if missed else []
-        if not trial.op_right:
-            words.append(f"found at {trial.found}, expected at {trial.expected}")
+def accused(trial: Trial) -> bool:
+    return trial.found != "nowhere" or any(seen.caught for seen in trial.views.values())
+
+
+def not_found(found: Sequence[Trial]) -> Iterator[str]:
+    """Of each that is missed, wrongly placed or wrongly accused."""
+    for trial in found:
+        views = trial.views.items()
+        words = []
+        if trial.honest:
+            words = [f"accused by {seen.suite}: {seen.said}" for _, seen in views if seen.caught]
+        elif missed := [name for name, seen in views if seen.compared and not seen.caught]:
+            words = [f"missed by {', '.join(missed)}"]
+        if not (trial.honest or trial.op_right) or (trial.honest and trial.found != "nowhere"):
+            words.append(f"found at {trial.found or 'nothing'}, expected at {trial.expected}")
         if words:
             yield f"{trial.engine} on {trial.model}: {'; '.join(words)}"

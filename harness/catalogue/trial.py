@@ -18,7 +18,7 @@ from harness.check import Opened, Plan, described, open_plan, run_suites, suites
 from harness.honest.base import Honest
 from harness.mutants._tokenizers import WrongTokenizer
 from harness.mutants.base import Mutant
-from harness.records import EXACT, Verdict
+from harness.records import EXACT, Settings, Verdict
 from harness.session import LocalSession
 from harness.suites.base import Context, NoAnswer
 
@@ -36,7 +36,7 @@ class Seen:
     compared: bool = True  # else nothing of the model can be seen so: embeddings are no text
     suite: str = ""  # the first that found something
     said: str = ""
-    seconds: float = 0.0
+    seconds: float = 0.0  # of this process, whatever runs beside it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,8 @@ class Trial:
     effect: str
     source: str
     model: str
+    preset: str = EXACT.name
+    seed: int = 0  # of the tokens
     expected: str  # where it is wrong
     found: str = ""  # where bisect saw it first, or the suite, where no op is wrong
     views: dict[str, Seen] = field(default_factory=dict)
@@ -86,9 +88,16 @@ class Bench:
         return self.opened.context
 
 
-def bench_for(shows_on: str, folder: Path) -> Bench:
+def bench_for(shows_on: str, folder: Path, settings: Settings = EXACT, seed: int = 0) -> Bench:
     path = model_for(shows_on, folder)
-    plan = Plan(case=shows_on, model=path, subject_model=path, settings=EXACT, n_steps=N_TOKENS)
+    plan = Plan(
+        case=shows_on,
+        model=path,
+        subject_model=path,
+        settings=settings,
+        n_steps=N_TOKENS,
+        seed=seed,
+    )
     opened = open_plan(plan, lambda _: None)
     context = opened.context
     context.oracle = Remembering(context.oracle)
@@ -98,7 +107,7 @@ def bench_for(shows_on: str, folder: Path) -> Bench:
     embeds = Architecture.named(context.facts.architecture).embeds
     if not embeds:
         context.noise_on(context.batches)
-    return Bench(opened=opened, truth=truth_of(context.subject, context.batches, embeds=embeds))
+    return Bench(opened=opened, truth=truth_of(context, embeds=embeds))
 
 
 # --- one engine ---------------------------------------------------------------------------------
@@ -127,7 +136,7 @@ def suites(cls: type[Reference]) -> list[str]:
 
 
 def look(bench: Bench, cls: type[Reference], view: View) -> Seen:
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         context = through(bench, cls.name, view)
     except NoAnswer as error:
@@ -144,7 +153,7 @@ def look(bench: Bench, cls: type[Reference], view: View) -> Seen:
         compared=any(blames(v) or v.status in ("agreed", "excused") for v in verdicts),
         suite=first.suite if first else "",
         said=(first.summary if first else unfinished(verdicts))[:300],
-        seconds=round(time.perf_counter() - started, 2),
+        seconds=round(time.process_time() - started, 2),
     )
 
 
@@ -186,7 +195,7 @@ def locate(bench: Bench, name: str) -> Located:
 
 
 def try_wrong(bench: Bench, cls: Wrong, model: str) -> Trial:
-    started = time.perf_counter()
+    started = time.process_time()
     views = {view.name: look(bench, cls, view) for view in VIEWS}
     site, layer = (cls.site, cls.layer) if issubclass(cls, Mutant) else ("tokens", None)
     if at_suite := site in {suite.name for suite in suites_named(())}:
@@ -208,12 +217,12 @@ def try_wrong(bench: Bench, cls: Wrong, model: str) -> Trial:
         op_right=right,
         confirmed=located.confirmed,
         passes=passed_by(bench.truth, opened_anew(bench, cls.name)),
-        seconds=round(time.perf_counter() - started, 2),
+        seconds=round(time.process_time() - started, 2),
     )
 
 
 def try_honest(bench: Bench, cls: type[Honest], model: str) -> Trial:
-    started = time.perf_counter()
+    started = time.process_time()
     return Trial(
         engine=cls.name,
         family=HONEST,
@@ -221,9 +230,11 @@ def try_honest(bench: Bench, cls: type[Honest], model: str) -> Trial:
         effect="",
         source="",
         model=model,
+        preset=bench.context.settings.name,
+        seed=bench.context.seed,
         expected="nowhere",
         views={view.name: look(bench, cls, view) for view in VIEWS},
         found=locate(bench, cls.name).found,
         passes=passed_by(bench.truth, opened_anew(bench, cls.name)),
-        seconds=round(time.perf_counter() - started, 2),
+        seconds=round(time.process_time() - started, 2),
     )

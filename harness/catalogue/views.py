@@ -1,32 +1,44 @@
-"""What an engine shows of itself: all that it has, its logits alone, or its greedy tokens alone."""
+"""What an engine shows of itself: all that it has, the ends of its layers, its logits, lists of the
+likeliest tokens, or greedy tokens alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.records import Answered, EngineInfo, Outcome, Request, Unanswerable
+import numpy as np
+
+from engine.batch import Batch
+from harness.records import Answered, EngineInfo, Evaluation, Outcome, Request, Trace, Unanswerable
 from harness.session import Session
 from harness.sites import SITES
+
+K = 20  # candidates, which is what OpenAI's interface gives
+RUNS = frozenset({"tokenize", "detokenize", "evaluate", "embed", "greedy"})
+LAYER_ENDS = ("embd", "l_out", "result_output")
+Row = list[tuple[int, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """levels: of harness.protocol, by the question that each is; None: all that it has."""
+    """levels: of harness.protocol, by the question that each is; None: it does not say."""
 
     name: str
     levels: tuple[str, ...] | None = None
-    questions: frozenset[str] = frozenset()
+    questions: frozenset[str] = RUNS
+    shows: tuple[str, ...] = ()  # names of tensors
 
 
-ALL = View(name="tensors")
-LOGITS = View(
-    name="logits",
-    levels=("tokenize", "logits", "greedy"),
-    questions=frozenset({"tokenize", "detokenize", "evaluate", "embed", "greedy"}),
+ALL = View(name="tensors", questions=frozenset())
+LAYERS = View(name="layers", shows=LAYER_ENDS)
+LOGITS = View(name="logits", levels=("tokenize", "logits", "greedy"))
+LISTS = View(
+    name="top-k",
+    levels=("tokenize", "logprobs", "greedy"),
+    questions=frozenset({"tokenize", "detokenize", "logprobs", "greedy"}),
 )
 # what is said behind a text needs a vocabulary: of models without one, tokens
 TEXT = View(name="text", levels=("greedy",), questions=frozenset({"greedy"}))
-VIEWS = (ALL, LOGITS, TEXT)
+VIEWS = (ALL, LAYERS, LOGITS, LISTS, TEXT)
 
 
 class Narrow(Session):
@@ -46,10 +58,39 @@ class Narrow(Session):
         if question == "describe":
             return self.described()
         request = args[0] if question == "evaluate" else None
-        tensors = isinstance(request, Request) and (request.capture or bool(request.replace))
-        if question not in self.view.questions or tensors:
+        shown = isinstance(request, Request) and request.capture and not self.view.shows
+        put_in = isinstance(request, Request) and bool(request.replace)
+        if question not in self.view.questions or shown or put_in:
             return Unanswerable(message=f"{self.name} does not offer {question}", declared=True)
-        return self.inner._ask(question, args, kwargs, consume)
+        if question == "logprobs":
+            return self.lists(*args)
+        outcome = self.inner._ask(question, args, kwargs, consume)
+        return self.narrowed(outcome) if question == "evaluate" else outcome
+
+    def narrowed(self, outcome: Outcome) -> Outcome:
+        """With the tensors of the view alone."""
+        if not isinstance(outcome, Answered) or outcome.value.trace is None:
+            return outcome
+        found: Evaluation = outcome.value
+        assert found.trace is not None
+        records = tuple(r for r in found.trace.records if r.site.name in self.view.shows)
+        trace = Trace(engine=found.trace.engine, records=records)
+        return replace(outcome, value=replace(found, trace=trace))
+
+    def lists(self, prefixes: Sequence[Sequence[int]], k: int) -> Outcome:
+        """The likeliest tokens behind each prefix, with the logarithms of their probabilities."""
+        rows: list[Row] = []
+        for ids in prefixes:
+            outcome = self.inner.ask("evaluate", Request(batches=(Batch.of(ids),)))
+            if not isinstance(outcome, Answered):
+                return outcome
+            logits = outcome.value.logits[0][-1].astype(np.float64)
+            with np.errstate(all="ignore"):
+                values = logits - logits.max()
+                values -= np.log(np.exp(values).sum())
+            likeliest = np.argsort(-values, kind="stable")[: min(k, K)]
+            rows.append([(int(token), float(values[token])) for token in likeliest])
+        return Answered(value=rows, seconds=0.0)
 
     def described(self) -> Outcome:
         outcome = self.inner.ask("describe")
@@ -57,7 +98,11 @@ class Narrow(Session):
             return outcome
         info: EngineInfo = outcome.value
         narrow = replace(
-            info, shows=(), fixed=tuple(SITES), shows_nodes=False, levels=self.view.levels
+            info,
+            shows=self.view.shows,
+            fixed=tuple(SITES),
+            shows_nodes=False,
+            levels=self.view.levels,
         )
         return replace(outcome, value=narrow)
 
@@ -66,4 +111,4 @@ class Narrow(Session):
 
 
 def seen_through(view: View, session: Session) -> Session:
-    return session if view.levels is None else Narrow(session, view)
+    return session if view is ALL else Narrow(session, view)

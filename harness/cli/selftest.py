@@ -39,6 +39,9 @@ def selftest(
     sample: Annotated[
         int | None, typer.Option(help="So many of them, drawn by --seed.", min=1)
     ] = None,
+    honest: Annotated[
+        int, typer.Option(help="Runs of each honest engine on ten models in both presets.", min=0)
+    ] = 0,
     only: Annotated[str, typer.Option(help="This family of them alone.")] = "",
     file: Annotated[
         Path | None,
@@ -51,17 +54,18 @@ def selftest(
     """Run the wrong engines: are all caught, and located where they are wrong?
 
     With --arch: is the tensor named in which one element was changed? With --catalogue: how many
-    are found of an engine that shows its tensors, its logits alone, its text alone? Examples:
+    are found of an engine that shows all, layers, logits, lists of tokens, text? Examples:
 
     \b
       lockstep selftest
       lockstep selftest --clean 10000 --json clean.jsonl -j 2
       lockstep selftest --catalogue --json catalogue.jsonl -j 2
       lockstep selftest --diagnosis --sample 50
+      lockstep selftest --honest 100 --json honest.jsonl -j 2
       lockstep selftest --arch qwen3
       lockstep selftest --arch all --faults 3 -j 2
     """
-    from harness.catalogue.run import run_catalogue
+    from harness.catalogue.run import run_catalogue, run_honest
     from harness.cli import screen
     from harness.damage.run import run_damage
     from harness.diagnosis.selftest import run_diagnosis
@@ -73,6 +77,8 @@ def selftest(
             raise typer.Exit(code)
         if catalogue:
             code = run_catalogue(out, only=only, file=file, jobs=jobs)
+        elif honest:
+            code = run_honest(out, honest, file=file, jobs=jobs)
         elif arch is None:
             code = run_selftest(
                 out, list_only=list_only, clean=clean, seed=seed, file=file, jobs=jobs

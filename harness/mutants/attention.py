@@ -39,7 +39,7 @@ class ScaleOfWidth(Attention, name="mutant:attention-scale-of-width"):
 class KeyLengthIgnoredGemma2(Attention, name="mutant:attention-key-length-ignored-gemma2"):
     mistake = "every size of gemma2 is scaled by n_embd / n_head, as the largest alone is"
     source = "candle #3917"
-    shows_on = "arch:gemma2"
+    shows_on = "gemma2-quieter"
     site = "kq"
 
     def scale(self, right: Op, x: F32, factor: float) -> F32:
@@ -79,7 +79,7 @@ class ScaleMissingGpt2(Attention, name="mutant:attention-scale-missing-gpt2"):
 
 
 class Capped(Attention):
-    shows_on = "arch:gemma2"
+    shows_on = "gemma2-quieter"
     site = "kq_scaled_2"
 
 

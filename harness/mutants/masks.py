@@ -146,7 +146,7 @@ class CausalBert(Seen, name="mutant:mask-causal-bert"):
 
 class Window(Seen):
     effect = FORGETS
-    shows_on = "arch:gemma2"
+    shows_on = "gemma2-quieter"
 
 
 class WindowIgnored(Window, name="mutant:window-ignored"):

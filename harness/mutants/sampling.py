@@ -82,15 +82,6 @@ class NeverLast(WrongChoice, name="mutant:greedy-never-last"):
         return int(np.argmax(logits[:-1]))
 
 
-class LastOfTies(WrongChoice, name="mutant:greedy-last-of-ties"):
-    shows_on = "ties"
-    mistake = "of equal logits the last is chosen"
-    effect = "nothing, unless two tokens are exactly alike"
-
-    def choose(self, logits: F32, before: Sequence[int]) -> int:
-        return len(logits) - 1 - int(np.argmax(logits[::-1]))
-
-
 class BytesOnly(WrongChoice, name="mutant:greedy-of-one-byte"):
     mistake = "the id that is chosen is kept in one byte"
     effect = "word salad"

@@ -21,7 +21,7 @@ from engine.tokenizers.base import Tokenizer
 from engine.weights import Weight
 from harness.adapters.base import Adapter
 from harness.bench.base import Bench
-from harness.catalogue.models import SPECIAL, WITH_KEYS
+from harness.catalogue.models import QUIETER, SPECIAL, WITH_KEYS
 from harness.fuzzers.base import Fuzzer
 from harness.honest.base import Honest
 from harness.mutants.base import Mutant
@@ -187,7 +187,7 @@ def test_a_mutant_says_where_it_is_wrong_and_what_shows_it(cls: type[Mutant]) ->
         return  # no op of it is wrong
     if (recipe := BUILTIN.get(cls.shows_on)) is None:
         name, _, quant = cls.shows_on.removeprefix("arch:").partition(":")
-        assert name in {**variants(), **SPECIAL, **WITH_KEYS}
+        assert name in {**variants(), **SPECIAL, **WITH_KEYS, **QUIETER}
         assert quant in ("", *WeightFormat.family)
         return  # its results are named as llama.cpp names its nodes
     assert cls.site in SITES

@@ -1,0 +1,29 @@
+"""Writes tests/catalogue_rates.json and README.md's tables of what `selftest` found.
+
+lockstep selftest --catalogue --json found.jsonl -j 2
+lockstep selftest --honest 1 --json honest.jsonl -j 2
+python scripts/make_rates.py found.jsonl honest.jsonl
+"""
+
+import sys
+from pathlib import Path
+
+from harness.catalogue.rates import read, with_tables, written
+from harness.catalogue.run import known
+
+HOME = Path(__file__).parent.parent
+RATES, README = HOME / "tests" / "catalogue_rates.json", HOME / "README.md"
+
+
+def main(files: list[str]) -> None:
+    found = {}
+    for file in files:
+        for trial in known(Path(file)):
+            found[trial.engine, trial.model, trial.preset, trial.seed] = trial
+    RATES.write_text(written(list(found.values())), encoding="utf-8")
+    kept = read(RATES.read_text(encoding="utf-8"))
+    README.write_text(with_tables(README.read_text(encoding="utf-8"), kept), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
