@@ -1,5 +1,5 @@
 """The same logits however they are asked for: with outputs of some tokens only, beside another
-sequence, after another prompt, with tensors shown. An engine is held against its own first answer.
+sequence, with tensors shown. An engine is held against its own first answer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,19 +17,14 @@ from harness.suites.base import Context, no_answer
 from harness.tolerances import whole_run
 
 EVERY = 3  # of outputs one in three is asked for
-FEW = 8  # tokens of a prompt: what is left behind shows in any
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Way:
-    """Another request, and which rows of the first answer it gives, and at which of its own.
-
-    before: what is asked first, and may leave nothing behind.
-    """
+    """Another request, and which rows of the first answer it gives, and at which of its own."""
 
     words: str
     request: Request
-    before: Request | None = None
     first: Sequence[NDArray[np.intp]]  # for each batch
     own: Sequence[NDArray[np.intp]]
 
@@ -47,7 +42,6 @@ def ways(context: Context) -> Iterator[Way]:
         yield some_outputs(batches)
     if 2 * sum(map(len, batches)) <= context.settings.n_ctx:
         yield beside_another(batches, context.facts.n_vocab, context.seed)
-    yield after_another(batches, context.facts.n_vocab, context.seed)
 
 
 def some_outputs(batches: Sequence[Batch]) -> Way:
@@ -66,34 +60,12 @@ def some_outputs(batches: Sequence[Batch]) -> Way:
     )
 
 
-def after_another(batches: Sequence[Batch], n_vocab: int, seed: int) -> Way:
-    """The prompt's first tokens, after as many others: their logits may lie in a buffer still."""
-    rows = np.arange(min(FEW, len(batches[0])))
-    few = first_of(batches[0], len(rows))
-    other = replace(few, tokens=other_tokens(few, n_vocab, [seed, len(batches) + 1]))
-    return Way(
-        words="after another prompt of the same size",
-        request=Request(batches=(few,)),
-        before=Request(batches=(other,)),
-        first=[rows, *(rows[:0] for _ in batches[1:])],
-        own=[rows],
-    )
-
-
-def first_of(batch: Batch, n: int) -> Batch:
-    return Batch(batch.tokens[:n], batch.positions[:n], batch.seq_ids[:n], batch.outputs[:n])
-
-
-def other_tokens(batch: Batch, n_vocab: int, key: Sequence[int]) -> NDArray[np.int32]:
-    raw = Philox(key=list(key)).random_raw(len(batch))
-    return ((raw >> np.uint64(33)) % np.uint64(n_vocab)).astype(np.int32)
-
-
 def beside_another(batches: Sequence[Batch], n_vocab: int, seed: int) -> Way:
     """Each token is followed by one of another sequence, at the same position."""
     mixed, own = [], []
     for number, batch in enumerate(batches):
-        others = other_tokens(batch, n_vocab, [seed, number + 1])
+        raw = Philox(key=[seed, number + 1]).random_raw(len(batch))
+        others = ((raw >> np.uint64(33)) % np.uint64(n_vocab)).astype(np.int32)
         tokens = np.stack([batch.tokens, others], axis=1).ravel()
         seq_ids = np.stack([batch.seq_ids, batch.seq_ids + 1], axis=1).ravel()
         mixed.append(
@@ -117,10 +89,7 @@ def asked_otherwise(
     wrong: list[Verdict] = []
     for way in ways(context):
         context.progress(f"the subject's logits {way.words}")
-        for request in filter(None, (way.before, way.request)):
-            outcome = context.subject.ask("evaluate", request)
-            if not isinstance(outcome, Answered):
-                break
+        outcome = context.subject.ask("evaluate", way.request)
         if isinstance(outcome, Unanswerable | Rejected):
             unanswered.append(f"{way.words}: {outcome.message}")
             continue

@@ -20,8 +20,8 @@ from harness.records import Answered
 from harness.suites.base import Context
 
 ASPECTS = ("metadata", "tokens", "runs")
-# A mistake that agrees within the noise must also explain the better part of the difference from the
-# right engine, three quarters of its squares: where the difference is hardly larger than the noise,
+# A mistake that agrees within the noise must also explain the better part of the difference from
+# the right engine, three quarters of its squares: where that is hardly larger than the noise,
 # mistakes without any effect would agree as well.
 LEFT = 0.5
 # Of 28 mistakes of ten models, each left out of the catalogue, no other left less than 0.46.
