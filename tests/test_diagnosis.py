@@ -150,6 +150,7 @@ def test_a_mistake_of_the_choice_is_told_from_those_of_logits(tmp_path: Path) ->
     rows, tokens = (row for row in found.rows if row.unit != "weights")
     assert rows.compared == rows.right
     assert tokens.right < tokens.compared
+    assert found.status == "named"  # one text, and many choices in it
     assert names(found) == ["mutant:greedy-second-best"]
 
 
