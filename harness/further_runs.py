@@ -35,8 +35,12 @@ EDGES = (0, 127, 128, 255, 256, 32767, 32768, 65535, 65536)  # ids where narrow 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FurtherRun:
+    """usual: nothing is computed that the usual run does not compute, so that no honest run of its
+    own is needed until the engines part."""
+
     words: str
     batches: tuple[Batch, ...]
+    usual: bool = False
 
 
 def further_runs(context: Context) -> Iterator[FurtherRun]:
@@ -61,7 +65,8 @@ def almost_the_same(context: Context) -> Iterator[FurtherRun]:
     for words, at in (("first", 0), ("middle", len(first) // 2)):
         ids = first.tokens.tolist()
         ids[at] = (ids[at] + 1) % context.facts.n_vocab
-        yield FurtherRun(words=f"with another {words} token", batches=(Batch.of(ids), *rest))
+        batches = (Batch.of(ids), *rest)
+        yield FurtherRun(words=f"with another {words} token", batches=batches, usual=True)
 
 
 def n_cells(context: Context) -> int:

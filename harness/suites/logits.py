@@ -75,16 +75,27 @@ def asked_further(context: Context) -> Ways:
             unanswered.append(f"{run.words}: {refused[-1]}")
             continue
         expected, actual = (context.answer(s, f"evaluate {run.words}", o) for s, o in outcomes)
-        truth = np.concatenate(context.honest.floor(run.batches, seed=context.seed, runs=0).logits)
-        verdict = compared(context, "logits", run.batches, expected, actual, truth)
+        verdict = further_verdict(context, run, expected, actual)
         if verdict.status == "agreed":
             same.append(run.words)
         else:
-            wrong.append(further_verdict(run, verdict))
+            wrong.append(placed(run, verdict))
     return same, unanswered, wrong
 
 
-def further_verdict(run: FurtherRun, verdict: Verdict) -> Verdict:
+def further_verdict(
+    context: Context, run: FurtherRun, oracle: Evaluation, subject: Evaluation
+) -> Verdict:
+    if run.usual:
+        truth = np.concatenate(oracle.logits)
+        verdict = compared(context, "logits", run.batches, oracle, subject, truth)
+        if verdict.status == "agreed":
+            return verdict
+    truth = np.concatenate(context.honest.floor(run.batches, seed=context.seed, runs=0).logits)
+    return compared(context, "logits", run.batches, oracle, subject, truth)
+
+
+def placed(run: FurtherRun, verdict: Verdict) -> Verdict:
     """With what was asked, and the place as (batch, token of it)."""
     detail = {**verdict.detail, "asked": run.words}
     if "index" in detail:
