@@ -1,6 +1,6 @@
 """Runs of our own by which whole runs are judged: llama.cpp's graph with our ops."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from harness.graph.floor import replay_floor, whole
 from harness.graph.program import Program
 from harness.graph.record import record
 from harness.graph.replay import replay
-from harness.graph.ways import Wide
+from harness.graph.ways import Noisy, Wide
 from harness.noise import NoiseFloor
 from harness.records import Rejected
 from harness.runner import Session
@@ -59,6 +59,11 @@ class AlongLlamaCpp:
         program = self.program(batches)
         found = replay_floor(program, self.file, self.build, seed=seed, runs=runs)
         return NoiseFloor(logits=found.outputs, relative=found.relative)
+
+    def unlucky(self, batches: Sequence[Batch], *, seed: int, runs: int) -> Iterator[F32]:
+        program = self.program(batches)
+        for i in range(runs):
+            yield np.concatenate(whole(replay(program, self.file, self.build, Noisy(seed + i))))
 
     def logits(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
         program = self.program(batches)

@@ -52,6 +52,9 @@ class HonestRuns(Protocol):
     def floor(self, batches: Sequence[Batch], *, seed: int, runs: int) -> NoiseFloor:
         """One run without errors, and the worst of so many with."""
 
+    def unlucky(self, batches: Sequence[Batch], *, seed: int, runs: int) -> Iterator[F32]:
+        """So many runs with errors, (outputs, vocabulary) each."""
+
     def logits(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
         """(outputs, vocabulary) each: as llama.cpp rounds, and in float64 without conversions."""
 
