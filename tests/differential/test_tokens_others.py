@@ -379,5 +379,6 @@ def test_the_comparison_sees_a_repaired_type_and_a_text_that_is_not_cleaned(
     vocabulary = tokenizer.vocabulary
     attrs = (Attr.NORMAL, *vocabulary.attrs[1:])
     tokenizer.vocabulary = replace(vocabulary, clean_spaces=False, attrs=attrs)
+    vars(tokenizer).pop("hidden")  # known from the types before
     found = {line.split()[0] for line in differences(tokenizer, theirs, [], ids)}
     assert found == {"decode", "piece", "attrs:"}
