@@ -1,6 +1,7 @@
 """Of two experts whose scores nearly tie few honest runs choose the other: nobody is blamed."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,12 @@ import numpy as np
 import pytest
 
 from engine.quants.base import F32
-from harness.suites.logits import by_chance
+from harness.check import open_plan
+from harness.further_runs import FurtherRun
+from harness.records import Evaluation, Request
+from harness.suites.logits import by_chance, further_verdict
+from tests.models import builtin
+from tests.test_check import plan_for
 
 TRUTH = np.zeros((4, 3), np.float32)
 ALLOWED = 0.1
@@ -72,5 +78,29 @@ def test_more_than_half_of_the_rows_are_no_rare_choice() -> None:
     assert not explained([off], off)
 
 
+def test_an_engine_without_a_row_that_is_off_is_not_explained() -> None:
+    assert not explained([with_rows(r2=1.0)], TRUTH)
+    assert not explained([with_rows(r2=1.0)], with_rows(r2=1.0), TRUTH)
+
+
 def test_without_experts_nothing_is_chosen() -> None:
     assert not explained([with_rows(r2=1.0)], with_rows(r2=1.0), n_expert=0)
+
+
+def test_an_oracle_that_is_wrong_in_a_usual_run_is_not_the_truth_of_it(tmp_path: Path) -> None:
+    """With its own logits for the truth no row of it is off, and any honest run explains none."""
+    opened = open_plan(plan_for(builtin("moe", tmp_path)), lambda _: None)
+    try:
+        context = opened.context
+        run = FurtherRun(words="again", batches=context.batches, usual=True)
+        right = context.answer(
+            context.subject,
+            "evaluate",
+            context.subject.ask("evaluate", Request(batches=run.batches)),
+        )
+        off = tuple(rows.copy() for rows in right.logits)
+        off[0][3, 5] += np.abs(off[0]).max()
+        verdict = further_verdict(context, run, Evaluation(logits=off, trace=None), right)
+    finally:
+        opened.close()
+    assert (verdict.status, verdict.detail["at_fault"]) == ("diverged", "oracle")

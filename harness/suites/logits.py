@@ -89,13 +89,17 @@ def asked_further(context: Context) -> Ways:
 def further_verdict(
     context: Context, run: FurtherRun, oracle: Evaluation, subject: Evaluation
 ) -> Verdict:
-    if run.usual:
-        truth = np.concatenate(oracle.logits)
-        verdict = compared(context, "logits", run.batches, oracle, subject, truth)
-        if verdict.status == "agreed":
-            return verdict
-    truth = np.concatenate(context.honest.floor(run.batches, seed=context.seed, runs=0).logits)
+    """Where the engines agree on a usual run, an honest one besides would cost as much as both."""
+    truth = np.concatenate(oracle.logits)
+    if not run.usual or part(context, truth, subject):
+        truth = np.concatenate(context.honest.floor(run.batches, seed=context.seed, runs=0).logits)
     return compared(context, "logits", run.batches, oracle, subject, truth)
+
+
+def part(context: Context, expected: F32, subject: Evaluation) -> bool:
+    allowed = whole_run(context.noise.relative, largest(expected)).allowed
+    got = np.concatenate(subject.logits)
+    return mismatch_between(expected, got, allowed + rounding(context, subject)) is not None
 
 
 def placed(run: FurtherRun, verdict: Verdict) -> Verdict:
@@ -228,8 +232,8 @@ def by_chance(
     if experts is None or not experts.data:
         return False
     left = [~near(truth, run, allowed) for run in runs]
-    if any(2 * rows.sum() > len(rows) for rows in left):
-        return False
+    if not all(0 < 2 * rows.sum() <= len(rows) for rows in left):
+        return False  # whoever is blamed without a row of its own is not explained by other rows
     size = sum(tensor.n_bytes for tensor in context.file.tensors.values())
     n = RARE_RUNS if size <= SMALL else MORE_RUNS
     context.progress("few rows differ: looking for an honest run that chooses such experts")
