@@ -1,10 +1,10 @@
 """Random models and runs in which nothing is wrong: of every architecture that our engine has."""
 
-import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.random import Philox
@@ -15,8 +15,9 @@ from engine.quants.base import NO_PRODUCT, WeightFormat
 from engine.registry import import_members
 from harness.check import Plan, open_plan, run_suites
 from harness.exit_codes import exit_code
-from harness.processes import processes
+from harness.processes import as_done
 from harness.records import DEFAULT, EXACT
+from harness.row_files import add_rows, read_rows
 from harness.shadow.models import make_variant, opened
 from harness.synth.any_arch import Variant, variant_named, with_vocabulary
 from harness.synth.generator import MAKERS, stream
@@ -191,25 +192,12 @@ def try_clean(seed: int) -> Tried:
 
 def clean_results(seeds: range, jobs: int, file: Path | None = None) -> Iterator[Tried]:
     """file: a line of JSON for each case; those that are there are not run again."""
-    before = {tried.seed: tried for tried in known(file) if tried.seed in seeds}
+    before = {tried.seed: tried for tried in read_rows(file, tried_of) if tried.seed in seeds}
     yield from before.values()
-    for tried in run_cases([seed for seed in seeds if seed not in before], jobs):
-        if file is not None:
-            with file.open("a", encoding="utf-8") as rows:
-                rows.write(json.dumps(asdict(tried)) + "\n")
+    for tried in as_done(try_clean, [seed for seed in seeds if seed not in before], jobs):
+        add_rows(file, [tried])
         yield tried
 
 
-def known(file: Path | None) -> list[Tried]:
-    if file is None or not file.exists():
-        return []
-    rows = [json.loads(row) for row in file.read_text(encoding="utf-8").splitlines()]
-    return [Tried(**row | {"wrong": tuple(row["wrong"])}) for row in rows]
-
-
-def run_cases(seeds: Sequence[int], jobs: int) -> Iterator[Tried]:
-    if jobs == 1:
-        yield from map(try_clean, seeds)
-        return
-    with processes(jobs) as pool:
-        yield from pool.map(try_clean, seeds, chunksize=4)
+def tried_of(row: dict[str, Any]) -> Tried:
+    return Tried(**row | {"wrong": tuple(row["wrong"])})

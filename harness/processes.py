@@ -3,21 +3,23 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.managers import SyncManager
 from secrets import token_hex
 from tempfile import TemporaryDirectory
 from threading import Thread, current_thread, main_thread
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.allocator import keep_freed_memory
 
 BLAS = "OPENBLAS_NUM_THREADS"
 TEMPORARY = "TMPDIR"
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+Part = TypeVar("Part")
+Result = TypeVar("Result")
 
 
 class Pool(ProcessPoolExecutor):
@@ -74,6 +76,16 @@ def processes(jobs: int) -> Iterator[Pool]:
             for child in set(active_children()) - others:
                 child.kill()
             raise
+
+
+def as_done(work: Callable[[Part], Result], parts: Sequence[Part], jobs: int) -> Iterator[Result]:
+    """Of each part; with several jobs the first that is done comes first."""
+    if jobs == 1:
+        yield from map(work, parts)
+        return
+    with processes(jobs) as pool:
+        for done in as_completed([pool.submit(work, part) for part in parts]):
+            yield done.result()
 
 
 @contextmanager

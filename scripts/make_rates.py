@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 
 from harness.catalogue.rates import read, with_tables, written
-from harness.catalogue.run import honest_engines, known, wrong_engines
+from harness.catalogue.run import honest_engines, wrong_engines
+from harness.catalogue.trial import trial_of
+from harness.row_files import read_rows
 
 HOME = Path(__file__).parent.parent
 RATES, README = HOME / "tests" / "catalogue_rates.json", HOME / "README.md"
@@ -20,7 +22,7 @@ RATES, README = HOME / "tests" / "catalogue_rates.json", HOME / "README.md"
 def main(files: list[str]) -> None:
     found = {}
     for file in files:
-        for trial in known(Path(file)):
+        for trial in read_rows(Path(file), trial_of):
             found[trial.engine, trial.model, trial.preset, trial.seed] = trial
     there = [cls.name for cls in (*wrong_engines(), *honest_engines())]
     lacking = sorted(set(there) - {engine for engine, *_ in found})

@@ -2,7 +2,7 @@
 again."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from harness.catalogue.run import (
     wrong_engines,
 )
 from harness.catalogue.table import lines, not_found
-from harness.catalogue.trial import HONEST, Seen, Trial, row_of, trial_of
+from harness.catalogue.trial import HONEST, Seen, Trial, trial_of
 from harness.catalogue.views import VIEWS
 
 
@@ -140,7 +140,7 @@ def test_what_is_in_the_file_is_not_run_again(
     n = sum(family_of(cls) == "sampling" for cls in wrong_engines())
     rows = [trial_of(json.loads(row)) for row in file.read_text().splitlines()]
     assert len(rows) == n == sum(len(part.engines) for part in asked)
-    assert row_of(rows[0]) == row_of(trial_of(row_of(rows[0])))
+    assert trial_of(asdict(rows[0])) == rows[0]
     asked.clear()
     assert run_catalogue(out, only="sampling", file=file, jobs=1) == 0
     assert not asked

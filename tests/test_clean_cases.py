@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness import clean_cases
+from harness.check import BadInput
 from harness.clean_cases import Tried, clean_results
 
 
@@ -44,3 +45,11 @@ def test_a_run_that_was_broken_off_keeps_what_it_came_to(tmp_path: Path, run: li
 def test_without_a_file_all_are_run(run: list[int]) -> None:
     assert [tried.case for tried in clean_results(range(2), 1)] == ["clean:0", "clean:1"]
     assert run == [0, 1]
+
+
+@pytest.mark.parametrize("text", ["{", '{"seed": 1}', "[]", "1"])
+def test_a_file_of_something_else_is_one_clear_error(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "clean.jsonl"
+    file.write_text(f"{text}\n", encoding="utf-8")
+    with pytest.raises(BadInput, match=r"clean\.jsonl, line 1: no result of such a run"):
+        list(clean_results(range(1), 1, file))

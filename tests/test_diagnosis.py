@@ -22,7 +22,7 @@ from harness.cli.diagnosis import diagnosis_lines
 from harness.diagnosis.diagnosis import Bench, Diagnosed, Diagnosis, diagnose
 from harness.diagnosis.engines import is_near, may_be
 from harness.diagnosis.questions import Greedy, is_tie, within
-from harness.diagnosis.selftest import is_named, is_wrong, lines, row_of, share
+from harness.diagnosis.selftest import is_kept, is_named, is_wrong, lines, row_of, share
 from harness.diagnosis.trials import Row
 from harness.noise import NoiseFloor
 from harness.records import EXACT
@@ -259,6 +259,14 @@ def test_one_that_is_named_wrongly_is_no_success() -> None:
     text = list(lines(rows, 3))
     assert text[2].split() == ["logits", "3", "2", "1", "0", "1", "0", "0"]
     assert text[-1] == "b on f32, logits: named c"
+
+
+def test_a_promise_is_kept_of_what_was_seen_alone() -> None:
+    fine = [row("a", "named", "a"), row("b", "right")]
+    assert is_kept(fine)
+    assert not is_kept([row("a", "right"), row("b", "right", view="text")])
+    assert not is_kept([*fine, row("c", "none")])  # half of them are named
+    assert not is_kept([*fine * 9, row("c", "named", "a")])
 
 
 def test_a_row_comes_back_from_json() -> None:

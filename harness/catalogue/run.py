@@ -1,9 +1,7 @@
 """`lockstep selftest --catalogue` and `--honest`: wrong engines and honest ones, what was found."""
 
-import json
 import tempfile
 from collections.abc import Iterator, Sequence, Set
-from concurrent.futures import as_completed
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +15,6 @@ from harness.catalogue.trial import (
     Trial,
     Wrong,
     bench_for,
-    row_of,
     trial_of,
     try_honest,
     try_wrong,
@@ -25,8 +22,9 @@ from harness.catalogue.trial import (
 from harness.honest.base import Honest
 from harness.mutants._tokenizers import WRONG
 from harness.mutants.base import Mutant
-from harness.processes import processes
+from harness.processes import as_done
 from harness.records import EXACT, PRESETS
+from harness.row_files import add_rows, read_rows
 
 AT_ONCE = 16  # engines of one model, for which its oracle is started once
 WITH_EXPERTS = ("moe", "moe-q8_0", "arch:qwen3moe")
@@ -94,15 +92,6 @@ def try_part(part: Part) -> list[Trial]:
             bench.opened.close()
 
 
-def trials(parts: Sequence[Part], jobs: int) -> Iterator[list[Trial]]:
-    if jobs == 1:
-        yield from map(try_part, parts)
-        return
-    with processes(jobs) as pool:
-        for done in as_completed([pool.submit(try_part, part) for part in parts]):
-            yield done.result()
-
-
 def honest_parts(runs: int) -> Iterator[Part]:
     """All designs on each model in both presets, so many times with other tokens."""
     engines = honest_engines()
@@ -132,15 +121,13 @@ def run_honest(out: Output, runs: int, *, file: Path | None, jobs: int) -> int:
 def run_parts(out: Output, parts: Sequence[Part], file: Path | None, jobs: int) -> int:
     """file: a line of JSON for each engine; those that are there are not tried again."""
     asked = {place for part in parts for place in places_of(part)}
-    found = [trial for trial in known(file) if place_of(trial) in asked]
+    found = [trial for trial in read_rows(file, trial_of) if place_of(trial) in asked]
     tried = {place_of(trial) for trial in found}
     rest = [left for part in parts if (left := without(part, tried)).engines]
-    for number, some in enumerate(trials(rest, jobs), 1):
+    for number, some in enumerate(as_done(try_part, rest, jobs), 1):
         out.progress("catalogue", f"{number} of {len(rest)} parts")
         found += some
-        if file is not None:
-            with file.open("a", encoding="utf-8") as rows:
-                rows.writelines(json.dumps(row_of(trial)) + "\n" for trial in some)
+        add_rows(file, some)
     for line in (*lines(found), *not_found(found)):
         out.line(line)
     accused = any(seen.caught for t in found if t.honest for seen in t.views.values())
@@ -159,9 +146,3 @@ def place_of(trial: Trial) -> Place:
 def without(part: Part, tried: Set[Place]) -> Part:
     left = [place[0] for place in places_of(part) if place not in tried]
     return replace(part, engines=tuple(left))
-
-
-def known(file: Path | None) -> list[Trial]:
-    if file is None or not file.exists():
-        return []
-    return [trial_of(json.loads(row)) for row in file.read_text(encoding="utf-8").splitlines()]

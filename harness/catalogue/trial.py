@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +63,6 @@ class Trial:
     @property
     def honest(self) -> bool:
         return self.family == HONEST
-
-
-def row_of(trial: Trial) -> dict[str, Any]:
-    return asdict(trial)
 
 
 def trial_of(row: dict[str, Any]) -> Trial:

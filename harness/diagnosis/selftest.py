@@ -1,16 +1,14 @@
 """`lockstep selftest --diagnosis`: of wrong engines that show little, is the mistake named?"""
 
-import json
 import random
 from collections.abc import Iterator, Sequence
-from concurrent.futures import as_completed
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.catalogue.run import Part, family_of, parts_of, wrong_engines
+from harness.catalogue.run import family_of, parts_of, wrong_engines
 from harness.diagnosis.trials import Row, tries
-from harness.processes import processes
+from harness.processes import as_done
+from harness.row_files import add_rows, read_rows
 
 # what is promised of engines that show logits, or text alone
 PROMISED = {"logits": 0.90, "text": 0.75}
@@ -33,34 +31,16 @@ def run_diagnosis(
     if sample is not None and sample < len(chosen):
         chosen = random.Random(seed).sample(chosen, sample)
     names = {cls.name for cls in chosen}
-    rows = [row for row in known(file) if row.engine in names]
+    rows = [row for row in read_rows(file, row_of) if row.engine in names]
     done = {row.engine for row in rows}
     parts = list(parts_of([cls for cls in chosen if cls.name not in done]))
-    for number, some in enumerate(results(parts, jobs), 1):
+    for number, some in enumerate(as_done(tries, parts, jobs), 1):
         out.progress("diagnosis", f"{number} of {len(parts)} parts")
         rows += some
-        if file is not None:
-            with file.open("a", encoding="utf-8") as text:
-                text.writelines(json.dumps(asdict(row)) + "\n" for row in some)
+        add_rows(file, some)
     for line in lines(rows, len(wrong_engines())):
         out.line(line)
-    kept = all(share(rows, view) >= least for view, least in PROMISED.items())
-    return 0 if rows and kept and not any(map(is_wrong, rows)) else 1
-
-
-def results(parts: Sequence[Part], jobs: int) -> Iterator[list[Row]]:
-    if jobs == 1:
-        yield from map(tries, parts)
-        return
-    with processes(jobs) as pool:
-        for done in as_completed([pool.submit(tries, part) for part in parts]):
-            yield done.result()
-
-
-def known(file: Path | None) -> list[Row]:
-    if file is None or not file.exists():
-        return []
-    return [row_of(json.loads(text)) for text in file.read_text(encoding="utf-8").splitlines()]
+    return 0 if is_kept(rows) else 1
 
 
 def row_of(said: dict[str, Any]) -> Row:
@@ -85,9 +65,17 @@ def is_wrong(row: Row) -> bool:
     return row.status == "named" and not is_named(row)
 
 
+def is_kept(rows: Sequence[Row]) -> bool:
+    """What is promised; of a view in which nothing differs nothing is."""
+    seen = {row.view for row in rows if differs(row)}
+    enough = all(share(rows, view) >= PROMISED[view] for view in PROMISED if view in seen)
+    return bool(seen) and enough and not any(map(is_wrong, rows))
+
+
 def share(rows: Sequence[Row], view: str) -> float:
+    """Of a view in which some differ."""
     some = [row for row in rows if row.view == view and differs(row)]
-    return sum(map(is_named, some)) / len(some) if some else 1.0
+    return sum(map(is_named, some)) / len(some)
 
 
 def lines(rows: Sequence[Row], of: int) -> Iterator[str]:

@@ -60,7 +60,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("harness.locate",),
     ("harness.suites",),
     ("harness.check", "harness.ties"),
-    ("harness.bisect",),
+    ("harness.bisect", "harness.row_files"),
     ("harness.inputs", "harness.children", "harness.file_state"),
     ("harness.adapters.replay",),
     ("harness.blackbox",),
