@@ -1,6 +1,6 @@
 """A model file, opened: its graph, its memory and its tokenizer, behind a handful of calls."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -131,15 +131,16 @@ class Model:
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         """`n` tokens after the prompt; an end-of-text token does not stop it."""
-        memory = self.new_memory()
-        last = self.decode(Batch.of(prompt), memory)[-1]
-        ids: list[int] = []
-        while len(ids) < n:
-            ids.append(greedy(last))
-            if len(ids) < n:
-                at = len(prompt) + len(ids) - 1
-                last = self.decode(Batch.of(ids[-1:], start=at), memory)[-1]
-        return ids
+        return [token for token, _ in self.choices(prompt, n)]
+
+    def choices(self, prompt: Sequence[int], n: int) -> Iterator[tuple[int, F32]]:
+        """The tokens of `greedy`, each with the logits that it was chosen by."""
+        memory, batch = self.new_memory(), Batch.of(prompt)
+        for at in range(len(prompt), len(prompt) + n):
+            last = self.decode(batch, memory)[-1]
+            token = greedy(last)
+            yield token, last
+            batch = Batch.of([token], start=at)
 
     def close(self) -> None:
         self.file.close()

@@ -144,11 +144,15 @@ class LocalSession(Session):
         kwargs: dict[str, Any],
         consume: Callable[[Any], None] | None = None,
     ) -> Outcome:
-        started = time.perf_counter()
         extra = {} if consume is None else {"emit": consume}
+        return self.attempt(lambda engine: getattr(engine, question)(*args, **kwargs, **extra))
+
+    def attempt(self, work: Callable[[Adapter], Any]) -> Outcome:
+        """What work does with the engine, as if it had been asked for that."""
+        started = time.perf_counter()
         try:
             self.adapter = self.adapter or self.cls(self.model, self.settings)
-            value = getattr(self.adapter, question)(*args, **kwargs, **extra)
+            value = work(self.adapter)
         except Exception as error:
             return outcome_of(failure(error))
         return Answered(value=value, seconds=time.perf_counter() - started)

@@ -274,21 +274,14 @@ class Greedy(Question):
 def chosen(
     session: LocalSession, prompt: Sequence[int], n: int
 ) -> tuple[list[int], list[NDArray[np.float32]]] | None:
-    """As Model.greedy goes on. None: the engine does not."""
-    if not isinstance(session.ask("describe"), Answered):
-        return None
-    engine: Any = session.adapter
-    ids: list[int] = []
-    rows: list[NDArray[np.float32]] = []
-    try:
-        memory, batch = engine.loaded.new_memory(), Batch.of(prompt)
-        while len(ids) < n:
-            rows.append(engine.loaded.decode(batch, memory)[-1])
-            ids.append(int(rows[-1].argmax()))
-            batch = Batch.of(ids[-1:], start=len(prompt) + len(ids) - 1)
-    except Exception:  # a mistake that cannot be made in this model
-        return None
-    return ids, rows
+    """None: the engine does not go on, as one of a mistake that cannot be made in this model."""
+
+    def run(engine: Any) -> tuple[list[int], list[NDArray[np.float32]]]:
+        every = list(engine.loaded.choices(prompt, n))
+        return [token for token, _ in every], [row for _, row in every]
+
+    found: tuple[list[int], list[NDArray[np.float32]]] | None = value_of(session.attempt(run))
+    return found
 
 
 def is_tie(row: NDArray[np.float32], own: int, other: int, noise: float) -> bool:
