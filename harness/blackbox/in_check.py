@@ -41,6 +41,9 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
             yield from of_weights(asker, context)
         except EngineError as error:
             yield context.verdict(SUITE, "not-applicable", str(error))
+        except OSError as error:
+            text = f"a model made of this one cannot be written to {folder}: {error.strerror}"
+            yield context.verdict(SUITE, "not-applicable", f"{text}; TMPDIR names another folder")
         finally:
             asker.close()
 
@@ -64,13 +67,13 @@ def of_graph(asker: Asker, context: Context) -> Iterator[Verdict]:
         return
     rows = list(outside(asker))
     if not any(row.answer.differs for row in rows):
-        rows += [of_layer(asker, layer, n) for n in [n_layers(asker.file)] for layer in range(n)]
+        n = n_layers(asker.file)
+        rows += [of_layer(asker, layer, n) for layer in range(n)]
     for row in rows:
-        name = "outside the layers" if row.layer is None else f"layer {row.layer}"
+        layer = "outside the layers" if row.layer is None else f"layer {row.layer}"
+        place = ", ".join(filter(None, (layer, row.what)))
         parts = "; ".join(part.name for part in row.parts)
-        yield said(
-            context, f"the slice in F32, {name}{row.what and ', '}{row.what}", row.answer, parts
-        )
+        yield said(context, f"the slice in F32, {place}", row.answer, parts)
 
 
 def twin(asker: Asker) -> Answer:
