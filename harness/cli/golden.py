@@ -47,7 +47,7 @@ def regen(
     from golden.of_user import is_ours, regenerate_user
     from golden.store import DEFAULT_ROOT
     from harness.check import BadInput
-    from harness.cli import screen
+    from harness.cli.shared import screen
 
     with screen(quiet) as screen_:
         say = progress(screen_)
@@ -101,7 +101,7 @@ def verify(
     from golden.verify import holds
     from golden.verify import verify as verify_files
     from harness.check import BadInput
-    from harness.cli import screen
+    from harness.cli.shared import screen
     from harness.exit_codes import exit_code
 
     with screen(quiet) as out:
@@ -134,7 +134,7 @@ def verify(
 def diff(a: Path, b: Path) -> None:
     """What differs between two folders of vectors, or two files of them. Exit code 1 if any."""
     from golden.diff import diff as differences
-    from harness.cli import screen
+    from harness.cli.shared import screen
 
     with screen(quiet=True) as out:
         found = differences(a, b)
@@ -148,7 +148,7 @@ def diff(a: Path, b: Path) -> None:
 def models(folder: Path) -> None:
     """Write the seeded models of the vectors, so that any engine can run them."""
     from golden.models import write_models
-    from harness.cli import screen
+    from harness.cli.shared import screen
 
     with screen(quiet=True) as out:
         for path in write_models(folder):

@@ -59,7 +59,7 @@ def matrix(
       lockstep matrix "./my-engine --threads 1" --model model.gguf --only
     """
     from harness.check import preflight
-    from harness.cli import plan_of, screen
+    from harness.cli.shared import plan_of, screen
     from harness.matrix import Row, exit_code_of_matrix, row_of, run_matrix, write_matrix
 
     if only and not model:

@@ -14,6 +14,53 @@ class Preset(StrEnum):
     default = "default"
 
 
+ModelArg = Annotated[Path, typer.Argument(help="A GGUF file, or builtin:NAME.", metavar="MODEL")]
+OptModelArg = Annotated[
+    Path | None,
+    typer.Argument(help="A GGUF file, or builtin:NAME. Default: every built-in model."),
+]
+EngineOpt = Annotated[
+    str,
+    typer.Option(
+        help="The engine under test: a command that starts yours (./my-engine --fast; lockstep "
+        "smoke says how far it gets), one of lockstep engine list, a server's address "
+        "(http://localhost:8080, openai:ADDRESS), "
+        "dump:FOLDER, adapter:MODULE, a name that an installed package registers, or reference, "
+        "fast, replay, llama.cpp, llama.cpp@VERSION, mutant:NAME, honest:NAME."
+    ),
+]
+AdapterOpt = Annotated[
+    str | None,
+    typer.Option(
+        help="The engine under test as a Python class of yours: MODULE or path/to/file.py, with "
+        ":CLASS behind it if there are several. The same as --engine adapter:MODULE.",
+        metavar="MODULE",
+    ),
+]
+SettingsOpt = Annotated[
+    Preset | None,
+    typer.Option(
+        help="exact: F32 cache, no flash attention, one thread. default: what users of llama.cpp "
+        "run (F16 cache, flash attention). Default: exact; of a server, which says nothing of "
+        "its settings, default."
+    ),
+]
+SubjectOpt = Annotated[
+    Path | None, typer.Option(help="Give the engine under test this file instead of MODEL.")
+]
+ArchOpt = Annotated[
+    str | None,
+    typer.Option(help="Make a model of this architecture, as synth does; all: of every one."),
+]
+MapOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--map",
+        help="Translates the names of a dump's tensors: transformers, llama.cpp, or a file of "
+        "yours (harness/node_maps says what is in one).",
+    ),
+]
+TokensOpt = Annotated[int, typer.Option(help="Length of the prompt.", min=1, max=4096)]
 SeedOpt = Annotated[int, typer.Option(help="Seed of everything random.", min=0, max=2**63 - 1)]
 OracleOpt = Annotated[
     str, typer.Option(help="The engine it is held against; llama.cpp@0.3.8 is that version.")

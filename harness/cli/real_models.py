@@ -24,7 +24,7 @@ def fetch(
       lockstep fetch all
       lockstep check $(lockstep fetch smollm2)
     """
-    from harness.cli import screen
+    from harness.cli.shared import screen
     from harness.real_models import MODELS, model_file, model_named
     from harness.real_models import fetch as fetch_model
 

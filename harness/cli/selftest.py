@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.options import Preset, QuietOpt, ReportOpt, SeedOpt
+from harness.cli.shared import screen
 
 if TYPE_CHECKING:
     from harness.damage.trials import DamagePlan
@@ -66,7 +67,6 @@ def selftest(
       lockstep selftest --arch all --faults 3 -j 2
     """
     from harness.catalogue.run import run_catalogue, run_honest
-    from harness.cli import screen
     from harness.damage.run import run_damage
     from harness.diagnosis.selftest import run_diagnosis
     from harness.selftest import run_selftest
@@ -74,8 +74,7 @@ def selftest(
     with screen(quiet) as out:
         if diagnosis:
             code = run_diagnosis(out, only=only, sample=sample, seed=seed, file=file, jobs=jobs)
-            raise typer.Exit(code)
-        if catalogue:
+        elif catalogue:
             code = run_catalogue(out, only=only, file=file, jobs=jobs)
         elif honest:
             code = run_honest(out, honest, file=file, jobs=jobs)

@@ -78,7 +78,7 @@ def shadow(
       lockstep shadow --arch all -j 2
       lockstep shadow --arch all --faults 200
     """
-    from harness.cli import screen
+    from harness.cli.shared import screen
     from harness.records import PRESETS
     from harness.run import Listener
     from harness.shadow.batches import Work
@@ -134,7 +134,7 @@ def options_of(
 
 def plans_of(models: Sequence[Path], arch: str | None, **same: Any) -> list["ShadowPlan"]:
     """One of each file, or of each variant; they have the rest in common."""
-    from harness.cli import usage
+    from harness.cli.shared import usage
     from harness.shadow.run import ShadowPlan, every_variant
     from harness.synth.any_arch import variant_named
 

@@ -62,7 +62,7 @@ def synth(
         lockstep synth -o tiny.gguf --quant Q4_0
         lockstep synth -o tiny.gguf --arch qwen3 --width 256 --layers 4 --quant Q4_K
     """
-    from harness.cli import screen, usage
+    from harness.cli.shared import screen, usage
     from harness.report.header import sha256_of
     from harness.synth.llama import LlamaRecipe, write_llama
 
@@ -100,7 +100,7 @@ def synth(
 
 def sizes_given(context: typer.Context, arch: str) -> dict[str, int]:
     """Those of the command line; what only a llama obeys is not dropped in silence."""
-    from harness.cli import usage
+    from harness.cli.shared import usage
 
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = [name for name, at in sources.items() if at and at.name == "COMMANDLINE"]

@@ -24,7 +24,7 @@ def twin(
       lockstep check twin.gguf
       lockstep check model.gguf --subject-model twin.gguf --suite dequant
     """
-    from harness.cli import screen
+    from harness.cli.shared import screen
     from harness.twin import write_twin
 
     with screen(quiet) as out:

@@ -12,7 +12,6 @@ ROOT = Path(__file__).resolve().parents[2]
 LONGEST = 400
 LONGER = {  # file -> why it is one thought all the same
     "tests/test_cli.py": "every command, and one table of bad input that all of them refuse",
-    "harness/cli/__init__.py": "one function for each command, most of it the text of --help",
     "tests/test_gguf_file.py": "one table of every rule of the format and the bytes that break it",
     "tests/test_tokenizer_llama.py": "one table of texts and the ids that llama.cpp gives them",
     "tests/test_tokenizer_t5.py": "one table of vocabularies, normalisation maps and their ids",

@@ -1,0 +1,122 @@
+"""`lockstep check`: every suite that applies, of one model or many."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli import diagnosis
+from harness.cli.options import (
+    AdapterOpt,
+    ArchOpt,
+    EngineOpt,
+    JsonOpt,
+    MapOpt,
+    OptModelArg,
+    OracleOpt,
+    QuietOpt,
+    ReportOpt,
+    SeedOpt,
+    SettingsOpt,
+    SubjectOpt,
+    TimeoutOpt,
+    TokensOpt,
+)
+from harness.cli.shared import (
+    REFERENCE,
+    SECONDS,
+    engine_of,
+    model_folder,
+    models_of,
+    plan_of,
+    screen,
+)
+
+STEPS_OF_VARIANTS = 16
+
+
+def check(
+    model: OptModelArg = None,
+    engine: EngineOpt = REFERENCE,
+    adapter: AdapterOpt = None,
+    node_map: MapOpt = None,
+    oracle: OracleOpt = "llama.cpp",
+    settings: SettingsOpt = None,
+    suite: Annotated[list[str] | None, typer.Option(help="Only this suite (repeatable).")] = None,
+    arch: ArchOpt = None,
+    subject_model: SubjectOpt = None,
+    tokens: TokensOpt = 32,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Tokens to generate. Default: 64; with --arch 16.", min=1, max=4096),
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help='What decode goes on from. Default: "Once upon a time".')
+    ] = None,
+    seed: SeedOpt = 0,
+    known: Annotated[
+        Path | None,
+        typer.Option(help="Divergences listed there are excused; one that is gone is an error."),
+    ] = None,
+    write_known: Annotated[
+        Path | None, typer.Option(help="Write such a list of what diverges now; reasons stay.")
+    ] = None,
+    timeout: TimeoutOpt = SECONDS,
+    report: ReportOpt = Path("reports"),
+    as_json: JsonOpt = False,
+    jobs: Annotated[int, typer.Option("-j", help="Models checked side by side.", min=1)] = 1,
+    diagnose: Annotated[
+        bool, typer.Option("--diagnose", help="Where something diverges, try known mistakes.")
+    ] = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Run every suite that applies.
+
+    In order: metadata, tokens, dequant, logits, logprobs, embeddings, decode, text, trace,
+    products, shadow. logprobs and text are for engines that show no logits.
+
+    Without MODEL it checks the built-in seeded models. Examples:
+
+    \b
+      lockstep check
+      lockstep check model.gguf --settings default
+      lockstep check model.gguf --engine mutant:rope-half-split --suite trace
+      lockstep check --arch qwen3
+      lockstep check --arch all -j 2 --quiet
+      lockstep check model.gguf --engine http://localhost:8080
+      lockstep check model.gguf --adapter my_engine.py
+      lockstep check model.gguf --engine dump:FOLDER --map transformers
+      lockstep check model.gguf --engine ./my-engine --write-known known.json
+      lockstep check model.gguf --engine ./my-engine --known known.json
+    """
+    from harness.cli.variants import variant_files
+    from harness.known_failures import KnownFailures, check_writable, read_known
+    from harness.known_failures import write_known as write_failures
+    from harness.run import Listener, run_plans
+
+    engine = engine_of(engine, adapter, node_map)
+    if arch is not None and (model is not None or subject_model is not None):
+        raise typer.BadParameter("--arch makes the model: give no MODEL, no --subject-model")
+    n = steps or (64 if arch is None else STEPS_OF_VARIANTS)
+    with screen(quiet, as_json) as out, model_folder() as folder:
+        if write_known:
+            check_writable(write_known)
+        out.progress("models", "making them")
+        files = models_of(model, folder) if arch is None else variant_files(arch, folder, seed)
+        plans = [
+            plan_of(
+                *(name, path, engine, oracle, settings, subject_model, tokens, n, seed, suite),
+                prompt=prompt,
+                timeout=timeout,
+            )
+            for name, path in files
+        ]
+        listener = Listener(progress=out.progress, verdict=out.verdict)
+        listed = read_known(known) if known else KnownFailures()
+        result = run_plans(plans, report, ["lockstep", *sys.argv[1:]], jobs, listener, listed)
+        out.summary(result, diagnosis.of_run(plans, result, out) if diagnose else ())
+        if write_known:
+            n = write_failures(write_known, result.verdicts, listed)
+            out.remark(f"{n} divergences in {write_known}: write down why, and pass it as --known")
+    raise typer.Exit(result.code)
