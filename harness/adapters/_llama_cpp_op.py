@@ -11,10 +11,11 @@ from engine.errors import EngineError, Unsupported
 from engine.ggml_types import type_by_name
 from engine.ops.ggml.base import PLAIN, Node, Operand
 from harness.adapters._llama_cpp_lib import I64, GgmlTensor, InitParams, Library, P
+from harness.adapters._llama_cpp_product import PLANNING
 from harness.adapters._llama_cpp_product import compute as compute_graph
 
 WRITTEN_FOR = "0.3.36"  # of llama-cpp-python: what ops and parameters mean changes
-ROOM = 1 << 20  # for the graph and the objects; tensors and work come on top
+ROOM = 1 << 20  # for the graph and the objects; tensors come on top
 IN_PLACE = {"SET_ROWS": 2, "CPY": 1}  # op -> the source that is its result as well
 BYTES = 24  # GGML_TYPE_I8
 # ops that are a parameter of another one, in the order of their enums in ggml.h
@@ -28,9 +29,7 @@ SUB_OPS = {"UNARY": (UNARY, "ggml_unary_op_name"), "GLU": (GLU, "ggml_glu_op_nam
 
 PROTOTYPES = {  # name: (result, *arguments); of ggml.h and ggml-cpu.h, 0.3.36
     "ggml_new_tensor_4d": (P, P, ctypes.c_int, I64, I64, I64, I64),
-    "ggml_new_graph": (P, P),
-    "ggml_build_forward_expand": (None, P, P),
-    "ggml_graph_compute_with_ctx": (ctypes.c_int, P, P, ctypes.c_int),
+    **PLANNING,
     **{name: (ctypes.c_char_p, ctypes.c_int) for _, name in SUB_OPS.values()},
 }
 
@@ -44,7 +43,7 @@ def compute(lib: Library, node: Node, n_threads: int) -> NDArray[Any]:
     operands = [source for source in node.sources if source is not None]
     laid = [laid_out(source) for source in operands]
     size = sum(raw.nbytes for raw in laid) + prod(node.ne) * 8
-    room = ROOM + 8 * size + (n_threads << 14)
+    room = ROOM + 8 * size
     context = lib.ggml.ggml_init(InitParams(room, None, False))
     if not context:
         raise MemoryError("ggml_init gave no context")

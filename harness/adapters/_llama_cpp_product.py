@@ -1,6 +1,7 @@
 """ggml's own matrix product on bytes and activations, without a model: a graph of one MUL_MAT."""
 
 import ctypes
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,16 +9,31 @@ from numpy.typing import NDArray
 from engine.errors import EngineError, Unsupported
 from harness.adapters._llama_cpp_lib import I64, InitParams, Library, P
 
+
+class Plan(ctypes.Structure):
+    """ggml_cplan of ggml-cpu.h: what a graph needs to be computed. Its end differs by version."""
+
+    _fields_: ClassVar = [
+        ("work_size", ctypes.c_size_t),
+        ("work_data", P),
+        ("rest", ctypes.c_ubyte * 64),
+    ]
+
+
+PLANNING = {
+    "ggml_new_graph": (P, P),
+    "ggml_build_forward_expand": (None, P, P),
+    "ggml_graph_plan": (Plan, P, ctypes.c_int, P),
+    "ggml_graph_compute": (ctypes.c_int, P, P),
+}
 PROTOTYPES = {  # name: (result, *arguments); of ggml.h and ggml-cpu.h, 0.3.36
     "ggml_new_tensor_2d": (P, P, ctypes.c_int, I64, I64),
     "ggml_mul_mat": (P, P, P, P),
-    "ggml_new_graph": (P, P),
-    "ggml_build_forward_expand": (None, P, P),
-    "ggml_graph_compute_with_ctx": (ctypes.c_int, P, P, ctypes.c_int),
+    **PLANNING,
     "ggml_get_type_traits_cpu": (P, ctypes.c_int),
 }
 F32 = 0  # ggml_type
-ROOM = 1 << 20  # for the graph and the objects; tensors and work come on top
+ROOM = 1 << 20  # for the graph and the objects; tensors come on top
 
 
 def multiply(
@@ -31,8 +47,8 @@ def multiply(
     lib.declare(PROTOTYPES)
     x = np.ascontiguousarray(x, np.float32)
     found = np.empty((len(x), rows_of(lib, kind, raw, x.shape[1])), np.float32)
-    work = 2 * x.nbytes + raw.nbytes + found.nbytes
-    context = lib.ggml.ggml_init(InitParams(ROOM + 2 * work + (n_threads << 12), None, False))
+    room = ROOM + x.nbytes + raw.nbytes + found.nbytes
+    context = lib.ggml.ggml_init(InitParams(room, None, False))
     if not context:
         raise MemoryError("ggml_init gave no context")
     try:
@@ -66,6 +82,11 @@ def rows_of(lib: Library, kind: tuple[str, int], raw: NDArray[np.uint8], columns
 def compute(lib: Library, context: int, out: int, n_threads: int) -> None:
     graph = lib.ggml.ggml_new_graph(context)
     lib.ggml.ggml_build_forward_expand(graph, out)
-    status = lib.ggml.ggml_graph_compute_with_ctx(context, graph, n_threads)
+    plan = lib.ggml.ggml_graph_plan(graph, n_threads, None)
+    # ggml_graph_compute_with_ctx takes it from the context and looks at no failure: how much that
+    # is depends on the type and the CPU, half a megabyte for each thread where rows make tiles
+    work = np.empty(plan.work_size, np.uint8)
+    plan.work_data = work.ctypes.data
+    status = lib.ggml.ggml_graph_compute(graph, ctypes.addressof(plan))
     if status != 0:
         raise RuntimeError(f"ggml computed no product: status {status}")

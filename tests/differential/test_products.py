@@ -11,14 +11,14 @@ import pytest
 
 from engine.ops.mirror import Mirror
 from engine.ops.reference import Reference as Ops
-from engine.quants.base import F32
+from engine.quants.base import F32, WeightFormat
 from engine.weights import Weight
 from harness.adapters.reference import Reference
 from harness.bisect.bisection import bisect
 from harness.check import Opened, Plan, open_plan, run_suites
 from harness.exit_codes import exit_code
 from harness.locate import locate
-from harness.records import EXACT, PRESETS, Request
+from harness.records import EXACT, PRESETS, Answered, Request
 from harness.runner import Runner
 from harness.shadow.models import make_variant
 from harness.shadow.models import opened as shown
@@ -26,6 +26,7 @@ from harness.sites import SITES
 from harness.suites.base import Context
 from harness.suites.products import on_sparse_inputs, products_in
 from harness.synth.any_arch import variant_named
+from harness.synth.generator import MAKERS, stream
 from tests.all_types import relative_rms
 from tests.models import written
 
@@ -198,3 +199,18 @@ def test_experts_have_their_products_compared_as_well(preset: str, tmp_path: Pat
     names = {f.site.name for f in products_in(found)}
     assert names == DENSE - {"ffn_gate", "ffn_up", "ffn_out"} | EXPERTS
     assert max(f.sees for f in products_in(found)) < 10 * FAULT
+
+
+@pytest.mark.parametrize("quant", ["IQ3_S", "Q4_K"])
+@pytest.mark.parametrize("threads", [1, 8])
+def test_a_product_alone_has_all_the_room_that_its_threads_want(quant: str, threads: int) -> None:
+    """Half a megabyte for each of them where rows make tiles, however small the matrix is."""
+    kind = WeightFormat.named(quant)
+    one = MAKERS[quant](stream(0, quant), 1, 1.0)
+    raw = np.tile(np.frombuffer(one, np.uint8), 32)
+    x = np.ones((3, kind.weights), np.float32)
+    with Runner().open("llama.cpp", None, replace(EXACT, n_threads=threads)) as session:
+        outcome = session.ask("multiply", quant, raw, x)
+    assert isinstance(outcome, Answered), outcome
+    assert outcome.value.shape == (3, 32)
+    assert (outcome.value == outcome.value[0, 0]).all()
