@@ -12,6 +12,7 @@ from engine.gguf_file import GgufFile
 from engine.ops.build import Build
 from engine.quants.base import F32
 from engine.split_files import open_model
+from harness.conversions import builds, is_quantised
 from harness.graph.floor import replay_floor, whole
 from harness.graph.program import Program
 from harness.graph.record import record
@@ -64,6 +65,13 @@ class AlongLlamaCpp:
         program = self.program(batches)
         for i in range(runs):
             yield np.concatenate(whole(replay(program, self.file, self.build, Noisy(seed + i))))
+
+    def converted(self, batches: Sequence[Batch]) -> Iterator[F32]:
+        if is_quantised(self.file):
+            program = self.program(batches)
+            for build in builds(self.build):
+                found = np.concatenate(whole(replay(program, self.file, build, Wide())))
+                yield found.astype(np.float32)
 
     def logits(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
         program = self.program(batches)

@@ -47,6 +47,12 @@ def convert(x: F32, kind: type[WeightFormat], generic: Collection[str] = ()) -> 
     return target.convert(x, GENERIC if target.name in generic else X86)
 
 
+def is_in_blocks(kind: type[WeightFormat]) -> bool:
+    """Whether activations become blocks with scales of their own before they meet such weights."""
+    named = kind.vec_dot_type != NO_PRODUCT
+    return named and activation_format(kind).layout.names is not None
+
+
 def minimum_of(kind: type[WeightFormat]) -> str | None:
     """The field that scales the minima of a block, if its weights have any."""
     return next((name for name in MINIMA if name in (kind.layout.names or ())), None)
@@ -150,6 +156,8 @@ def linear(
 def converted(x: F32 | F64, weight: Weight, build: Build) -> Converted:
     """Activations as the weight's `vec_dot_type` wants them, and their sums if it carries those."""
     kind = weight.format
+    if build.plain and build.activations is not None and is_in_blocks(kind):
+        return Converted(build.activations(np.asarray(x, np.float32)))
     if build.plain:
         return Converted(x.astype(np.float64))
     found = convert(np.asarray(x, np.float32), kind, build.generic)

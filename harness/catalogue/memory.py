@@ -1,6 +1,6 @@
 """Answers of the oracle and honest runs, kept: one engine after the other is held against them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from typing import Any
 
@@ -47,7 +47,7 @@ class Remembering(Session):
 
 def remembering(honest: HonestRuns) -> HonestRuns:
     """The same, with each run made once."""
-    for name in ("floor", "logits", "recording"):
+    for name in ("floor", "logits", "converted", "recording"):
         if method := getattr(honest, name, None):
             setattr(honest, name, once(method))
     return honest
@@ -59,7 +59,8 @@ def once(method: Callable[..., Any]) -> Callable[..., Any]:
     def call(batches: Any, **options: Any) -> Any:
         key = digest(tuple(batches), options)
         if key not in known:
-            known[key] = method(batches, **options)
+            found = method(batches, **options)
+            known[key] = list(found) if isinstance(found, Iterator) else found
         return known[key]
 
     return call

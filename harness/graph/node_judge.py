@@ -6,6 +6,7 @@ inputs, with the weights of its own file. A fault lies where it appears, and sev
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -18,9 +19,10 @@ from engine.ops.build import Build
 from engine.ops.ggml.base import Node, Operand, expect, layout
 from engine.ops.near import Expected
 from harness.compare import mismatch_between, worst_distance
+from harness.conversions import builds, is_type_in_blocks
 from harness.designs import Other
 from harness.findings import Values
-from harness.graph.node_designs import Computed, designs_of
+from harness.graph.node_designs import Computed, computed, designs_of
 from harness.graph.other_file import Parameters, parameters_in_words
 from harness.graph.program import Place
 from harness.graph.wiring import Wire
@@ -29,6 +31,7 @@ from harness.records import Site
 from harness.shadow.judge import SENSELESS, rounded_to, view_of
 from harness.tolerances import Bound
 
+PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 AXES = "(ne3, ne2, ne1, ne0)"  # ggml's sizes, as numpy has them
 KEPT_BYTES = 1 << 30  # of guilty values: more of them make no run that is worth putting right
 OWN_WEIGHTS = "the same op on the same inputs gives every bit again if the weights are the same"
@@ -183,6 +186,9 @@ class NodeJudge:
             return
         known = designs_of(Computed([with_weights(node, self.oracle)], expected, self.build))
         yield from [plain] if known is None else known
+        if node.op in PRODUCTS and is_type_in_blocks(node.source(0).type):
+            weighted = with_weights(node, self.oracle)
+            yield from (partial(computed, weighted, b) for b in builds(self.build, every=True))
 
     def with_own(
         self, node: Node, theirs: NDArray[Any], found: SiteFinding, reason: str

@@ -21,6 +21,7 @@ from engine.ops.build import Build
 from engine.ops.ggml.base import Node
 from engine.ops.near import Expected
 from harness.compare import largest, mismatch_between, worst_distance
+from harness.conversions import builds, is_type_in_blocks
 from harness.designs import Other, where_limited
 from harness.graph.expert_choice import CHOOSE, chosen, legal, used_of
 from harness.graph.expert_order import in_own_order
@@ -28,6 +29,7 @@ from harness.graph.node_designs import Computed, designs_of
 from harness.graph.node_judge import AXES
 from harness.graph.program import Graph, Place, PlannedNode, Program
 from harness.graph.replay import replay
+from harness.graph.row_noise import Noise, Noises, beyond
 from harness.graph.segment import Segment, segments_of
 from harness.graph.shown import part_shown
 from harness.graph.watched import Look, Seen, Watched
@@ -41,40 +43,12 @@ from harness.synth.draws import stream
 
 RUNS, MORE = 3, 9  # with random errors; before anybody is blamed
 LONGEST = 6  # ops of a segment that are named
-STEPS_DOWN = 10  # by factors of four: from a step of a conversion to the rounding of a scale
 
 
 Run = Mapping[Place, Seen]
 
 
 Found = tuple[Segment, SiteFinding]
-
-
-@dataclass(frozen=True)
-class Noise:
-    """Of a node in runs with random honest errors."""
-
-    worst: float = 0.0  # the error of any element
-    # of each run: how far each row, along the last axis, is beyond what its op alone may be off
-    rows: tuple[NDArray[np.float64], ...] = ()
-
-    def __or__(self, other: "Noise") -> "Noise":
-        return Noise(max(self.worst, other.worst), self.rows + other.rows)
-
-    def explains(self, rows: NDArray[np.float64]) -> bool:
-        """Whether as few rows are off, by anything, by much and by all between: an activation on
-        the other side of a step of its conversion moves one. Where that is rare, three runs may
-        have met none; and an honest row may be a few times as far off as theirs."""
-        runs = (np.zeros(0), *self.rows)
-        far = max(float(run.max(initial=0.0)) for run in runs)
-        sizes = [(0.0, 0.0), *((far / 8 / 4**k, far / 32 / 4**k) for k in range(STEPS_DOWN))]
-        return all(
-            (rows > mine).sum() <= 4 * (1 + max((run > theirs).sum() for run in runs))
-            for mine, theirs in sizes
-        )
-
-
-Noises = tuple[Mapping[Place, Noise], Mapping[Place, Noise]]  # the second of wider inputs
 
 
 @dataclass(kw_only=True, eq=False)
@@ -115,6 +89,8 @@ class SegmentJudge:
             for s in suspects:
                 if s.place not in known:
                     known[s.place] = self.again(s, (honest[s.place], plain[s.place]), noises)
+            if not rounded:
+                known |= self.converted_otherwise(found, known, noises)
             found = [(segment, known.get(segment.place, one)) for segment, one in found]
         yield from (finding for _, finding in found)
 
@@ -302,6 +278,30 @@ class SegmentJudge:
             self.run(Honest(), look=look)
         return found
 
+    def converted_otherwise(
+        self, found: Sequence[Found], known: Mapping[Place, SiteFinding], noises: Noises
+    ) -> dict[Place, SiteFinding]:
+        """Of an engine that has another format for activations, and so computes with most weights
+        neither as llama.cpp does nor plainly: what agrees with one."""
+        left = [segment for segment, _ in found if is_wrong(known.get(segment.place))]
+        if 2 * len(self.quantised(left)) <= len(self.quantised(segment for segment, _ in found)):
+            return {}
+        agreed: dict[Place, SiteFinding] = {}
+        for build in builds(self.build, every=True):
+            left = [segment for segment in left if segment.place not in agreed]
+            if not left:
+                break
+            run = self.run(Wide(), build)
+            tried = {s.place: self.again(s, (run[s.place],), noises) for s in left}
+            agreed |= {place: one for place, one in tried.items() if not is_wrong(one)}
+        return agreed
+
+    def quantised(self, segments: Iterable[Segment]) -> set[str]:
+        """Weights that activations are converted for."""
+        sites = (site for s in segments for site in (s.wire.site, *s.inside))
+        weights = {name for site in sites for name in self.wires[self.place_of[site]].weights}
+        return {n for n in weights if is_type_in_blocks(self.file.tensors[n].type.name)}
+
     def seen_by(self, segment: Segment, node: Node, design: Other) -> Seen:
         """What a design gives that takes its choices from what is shown."""
         shown = self.shown[segment.place]
@@ -374,16 +374,8 @@ class SegmentJudge:
         return f"; stored in {', '.join(sorted(kinds))}" if kinds else ""
 
 
-def beyond(
-    truth: NDArray[Any], shown: NDArray[Any], allowed: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """How much further than allowed each row is off, along the last axis; flat."""
-    if shown.shape != truth.shape or not truth.size:
-        return np.zeros(0)
-    with np.errstate(invalid="ignore"):
-        far = np.nan_to_num(np.abs(shown.astype(np.float64) - truth) - allowed, nan=0.0)
-    rows: NDArray[np.float64] = far.max(axis=-1, initial=0.0).reshape(-1)
-    return rows
+def is_wrong(finding: SiteFinding | None) -> bool:
+    return finding is not None and finding.mismatch is not None
 
 
 def wrong(found: Sequence[Found], sort: Place) -> int:

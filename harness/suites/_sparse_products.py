@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 
 from engine.ops.ggml.base import Node, Operand, layout
 from harness.findings import Findings
-from harness.graph.node_judge import NodeJudge, differing_weights, with_weights
+from harness.graph.node_judge import PRODUCTS, NodeJudge, differing_weights, with_weights
 from harness.graph.program import Graph, PlannedNode, Program, View
 from harness.graph.wiring import weights_of, wires_of
 from harness.locate_nodes import both_files, build_of, computing, recorded
 from harness.suites.base import Context
 from harness.synth.draws import stream
 
-PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 KEPT = 8  # neighbours: within one block of every format, so that they share a scale
 
 

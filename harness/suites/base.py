@@ -58,6 +58,9 @@ class HonestRuns(Protocol):
     def logits(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
         """(outputs, vocabulary) each: as llama.cpp rounds, and in float64 without conversions."""
 
+    def converted(self, batches: Sequence[Batch]) -> Iterator[F32]:
+        """As engines convert activations that have another format for them, one by one."""
+
 
 @dataclass(kw_only=True)
 class Context:
@@ -136,6 +139,10 @@ class Context:
         conversions of activations, and in float64 without any."""
         self.progress("a difference: our own runs say which engine is wrong")
         return self.honest.logits(batches)
+
+    def converted_runs(self, batches: Sequence[Batch]) -> Iterator[F32]:
+        self.progress("a difference: our own runs that convert activations otherwise")
+        return self.honest.converted(batches)
 
     def with_subject(self, subject: Session, path: Path, info: EngineInfo) -> "Context":
         """The same with another subject: all that is known so far is of the oracle."""

@@ -161,7 +161,7 @@ def compared(
         return context.verdict(suite, "agreed", agreement(detail, what), detail)
     at_fault = who_is_wrong(context, batches, (expected, got), rounded)
     if not at_fault:
-        text = "each agrees with an honest run, with or without conversions of activations"
+        text = "each agrees with an honest run, which converts activations or does not"
         return context.verdict(suite, "agreed", text, detail)
     runs = {"oracle": [expected], "subject": [got], "both": [expected, got]}[at_fault]
     if by_chance(context, batches, truth, runs, float(bound.allowed)):
@@ -204,7 +204,7 @@ def who_is_wrong(
 ) -> str:
     """Of oracle and subject: which agrees with no honest run of the oracle's file; "" if neither.
 
-    An engine need not convert activations as llama.cpp does, so there are two honest runs. How
+    An engine need not convert activations as llama.cpp does, so there are several honest runs. How
     large logits are they say too: those of a wrong engine may be none at all. rounded: how far the
     subject's may be off besides.
     """
@@ -220,7 +220,23 @@ def who_is_wrong(
         for role, logits, off in zip(("oracle", "subject"), runs, more, strict=True)
         if all(mismatch_between(truth, logits, bound.allowed + off) for truth, bound in honest)
     ]
+    if "subject" in wrong and converts_otherwise(context, batches, runs[1], noise, rounded):
+        wrong.remove("subject")
     return "both" if len(wrong) == 2 else "".join(wrong)
+
+
+def converts_otherwise(
+    context: Context,
+    batches: Sequence[Batch],
+    logits: F32,
+    noise: float,
+    rounded: NDArray[np.float64],
+) -> bool:
+    """Whether an engine gives these that has another format for activations than llama.cpp."""
+    return any(
+        mismatch_between(run, logits, whole_run(noise, largest(run)).allowed + rounded) is None
+        for run in context.converted_runs(batches)
+    )
 
 
 def by_chance(

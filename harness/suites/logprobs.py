@@ -3,6 +3,7 @@ far apart as they are?"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -153,11 +154,12 @@ def first_off(listed: Sequence[Listed], logits: F32, allowed: float) -> tuple[in
 def agrees_with_an_honest_run(
     context: Context, batches: Sequence[Batch], listed: Sequence[Listed]
 ) -> bool:
-    """With conversions of activations as llama.cpp makes them, or without."""
+    """With conversions of activations as llama.cpp makes them, without, or with others."""
     noise = context.noise_on(batches)
+    runs = chain(context.honest_runs(batches), context.converted_runs(batches))
     return any(
         first_off(listed, run, float(whole_run(noise, largest(run)).allowed)) is None
-        for run in context.honest_runs(batches)
+        for run in runs
     )
 
 

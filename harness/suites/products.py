@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from harness.facts import ModelFacts
 from harness.findings import Findings
+from harness.graph.node_judge import PRODUCTS
 from harness.judge import SiteFinding
 from harness.locate import nothing_shown
 from harness.locate_segments import shows_tensors
 from harness.records import Verdict
 from harness.report.text import explain_finding
 from harness.suites._shown_products import products_between_nodes
-from harness.suites._sparse_products import KEPT, PRODUCTS, products_along_nodes
+from harness.suites._sparse_products import KEPT, products_along_nodes
 from harness.suites.base import Context, NoAnswer, Suite
 from harness.suites.trace import detail_of, left_out
 

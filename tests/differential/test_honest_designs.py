@@ -2,10 +2,16 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from engine.ops.near import F64
+from engine.quants.base import F32
+from engine.weights import Weight
+from harness.adapters.reference import Reference
 from harness.check import Plan, open_plan, run_suites
 from harness.exit_codes import exit_code
+from harness.honest.int8_rows import Int8Rows
 from harness.records import EXACT
 from harness.shadow.models import make_variant, opened
 from harness.synth.any_arch import variant_named
@@ -14,7 +20,12 @@ from tests.models import written
 SUITES = ("logits", "trace", "products")
 
 
+QUANTISED = ("Q8_0", "Q4_K", "Q5_1", "TQ2_0", "Q4_0")
+
+
 def model_of(arch: str, folder: Path) -> Path:
+    if arch in QUANTISED:
+        return written(folder, seed=6, n_layer=1, quant=arch, n_embd=256, n_ff=256)
     if arch == "llama":
         return written(folder, seed=6, n_layer=1, n_expert=6, n_expert_used=4, rope_freqs=True)
     path = folder / f"{arch}.gguf"
@@ -32,6 +43,9 @@ def model_of(arch: str, folder: Path) -> Path:
         ("qwen3", "rope-power", 120),
         ("qwen3", "sums-one-by-one", 24),
         ("qwen3moe", "experts-backwards", 24),
+        *((quant, "activations-int8-rows", 24) for quant in QUANTISED),
+        ("Q8_0", "activations-int8-blocks", 24),
+        ("Q4_K", "activations-bf16", 24),
     ],
 )
 def test_check_agrees_with_another_design(
@@ -54,3 +68,27 @@ def test_check_agrees_with_another_design(
     assert [v.summary for v in verdicts if v.status != "agreed"] == []
     assert {v.suite for v in verdicts} == set(SUITES)
     assert exit_code(verdicts) == 0
+
+
+class OneCutOff(Reference, name="test: converts otherwise, and one wrongly"):
+    """A float32 scale for each row; what meets ffn_down is cut off and not rounded."""
+
+    class ops(Int8Rows.ops):
+        def activations(self, x: F32, weight: Weight) -> F64:
+            right = super().activations(x, weight)
+            if "ffn_down" not in weight.name:
+                return right
+            scale = np.abs(x).max(axis=-1, keepdims=True) / np.float32(127)
+            return np.asarray(np.trunc(x / scale) * scale, np.float64)
+
+
+def test_a_wrong_conversion_is_found_beside_others_that_are_honest(tmp_path: Path) -> None:
+    model = model_of("Q8_0", tmp_path)
+    plan = Plan(case="one", model=model, subject_model=model, engine=OneCutOff.name, settings=EXACT)
+    opened = open_plan(plan, lambda _: None)
+    try:
+        verdicts = list(run_suites(opened.context, ("trace",)))
+    finally:
+        opened.close()
+    wrong = [v.detail["site"] for v in verdicts if v.status == "diverged"]
+    assert {site.split("-")[0] for site in wrong} == {"ffn_out"}
