@@ -281,20 +281,22 @@ class SegmentJudge:
     def converted_otherwise(
         self, found: Sequence[Found], known: Mapping[Place, SiteFinding], noises: Noises
     ) -> dict[Place, SiteFinding]:
-        """Of an engine that has another format for activations, and so computes with most weights
-        neither as llama.cpp does nor plainly: what agrees with one."""
-        left = [segment for segment, _ in found if is_wrong(known.get(segment.place))]
-        if 2 * len(self.quantised(left)) <= len(self.quantised(segment for segment, _ in found)):
-            return {}
-        agreed: dict[Place, SiteFinding] = {}
+        """Of an engine that has another format for activations: what agrees with one. Such an
+        engine computes so with most weights, or it is the reason of all that is wrong."""
+        wrong = [segment for segment, _ in found if is_wrong(known.get(segment.place))]
+        left = [segment for segment in wrong if self.quantised([segment])]
+        every = self.quantised(segment for segment, _ in found)
+        most = 2 * len(self.quantised(left)) > len(every)
+        best: dict[Place, SiteFinding] = {}
+        if not most and not any(segment.rounds for segment in left):
+            return best
         for build in builds(self.build, every=True):
-            left = [segment for segment in left if segment.place not in agreed]
-            if not left:
-                break
             run = self.run(Wide(), build)
             tried = {s.place: self.again(s, (run[s.place],), noises) for s in left}
-            agreed |= {place: one for place, one in tried.items() if not is_wrong(one)}
-        return agreed
+            best = max(best, {p: one for p, one in tried.items() if not is_wrong(one)}, key=len)
+            if len(best) == len(left):
+                break
+        return best if most or len(best) == len(left) else {}
 
     def quantised(self, segments: Iterable[Segment]) -> set[str]:
         """Weights that activations are converted for."""
