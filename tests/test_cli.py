@@ -13,9 +13,13 @@ from typer.main import get_command
 from engine.ggml_types import REMOVED, TYPE_COUNT, type_by_name
 from engine.quants.base import WeightFormat
 from engine.registry import import_members
+from harness.check import Plan
 from harness.cli import app, golden
+from harness.cli.check import next_step
 from harness.gguf_writer import Tensor, write_gguf
+from harness.records import EXACT, Status, Verdict
 from harness.report.jsonl import read_report
+from harness.run import RunResult
 from harness.selftest import mutants
 from harness.selftest_tokens import wrong_tokenizers
 from harness.synth.builtin import BUILTIN
@@ -437,6 +441,36 @@ def test_a_divergence_is_exit_code_1_with_the_command_that_repeats_it(
     again = next(line for line in ending.out.splitlines() if "again: " in line)
     repeated = again.split("lockstep ", 1)[1].split()
     assert lockstep(*repeated, "--report", tmp_path / "r", "-q").code == 1
+    said, _, place = ending.out.splitlines()[-1].partition("lockstep ")
+    assert said == "the place, and the proof: "
+    assert lockstep(*place.split(), "-q").code == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "suites", "command"),
+    [
+        ("./mine", {"logits": "diverged"}, "diagnose m.gguf --engine ./mine --steps 4 --seed 0"),
+        ("./mine", {"decode": "diverged", "trace": "agreed"}, "bisect m.gguf --engine ./mine"),
+        ("./mine", {"tokens": "diverged", "logits": "agreed"}, ""),
+        ("dump:mine", {"logits": "diverged"}, ""),
+    ],
+)
+def test_what_comes_next_depends_on_what_the_engine_shows(
+    engine: str, suites: dict[str, Status], command: str
+) -> None:
+    options = f"m.gguf --engine {engine} --steps 4 --seed 0"
+    path = Path("m.gguf")
+    plan = Plan(
+        case="m", model=path, subject_model=path, engine=engine, settings=EXACT, command=options
+    )
+    verdicts = [
+        Verdict(suite=suite, case="m", status=status, summary="")
+        for suite, status in suites.items()
+    ]
+    result = RunResult(code=1, folder=path, verdicts=verdicts, engines=(), seconds=0.0)
+    said = next_step([plan], result)
+    assert said.partition("lockstep ")[2].startswith(command)
+    assert bool(said) is bool(command)
 
 
 def test_a_bisection_gives_one_json_object(lockstep: Lockstep, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """`lockstep check`: every suite that applies, of one model or many."""
 
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -33,7 +35,12 @@ from harness.cli.shared import (
     screen,
 )
 
+if TYPE_CHECKING:
+    from harness.check import Plan
+    from harness.run import RunResult
+
 STEPS_OF_VARIANTS = 16
+OF_RUNS = ("logits", "logprobs", "embeddings", "decode", "text", "black-box", "trace", "products")
 
 
 def check(
@@ -73,8 +80,9 @@ def check(
 ) -> None:
     """Run every suite that applies.
 
-    In order: metadata, tokens, dequant, logits, logprobs, embeddings, decode, text, trace,
-    products, shadow. logprobs and text are for engines that show no logits.
+    In order: metadata, tokens, dequant, logits, logprobs, embeddings, decode, text, black-box,
+    trace, products, shadow. logprobs and text are for engines that show no logits, black-box for
+    those that show no tensors.
 
     Without MODEL it checks the built-in seeded models. Examples:
 
@@ -115,8 +123,32 @@ def check(
         listener = Listener(progress=out.progress, verdict=out.verdict)
         listed = read_known(known) if known else KnownFailures()
         result = run_plans(plans, report, ["lockstep", *sys.argv[1:]], jobs, listener, listed)
-        out.summary(result, diagnosis.of_run(plans, result, out) if diagnose else ())
+        diagnosed = diagnosis.of_run(plans, result, out) if diagnose else ()
+        out.summary(result, diagnosed, "" if diagnose else next_step(plans, result))
         if write_known:
             n = write_failures(write_known, result.verdicts, listed)
             out.remark(f"{n} divergences in {write_known}: write down why, and pass it as --known")
     raise typer.Exit(result.code)
+
+
+def next_step(plans: "Sequence[Plan]", result: "RunResult") -> str:
+    """The command that says more of the first model whose runs differ; "": there is none."""
+    for plan in plans:
+        found = [v for v in result.verdicts if v.case == plan.case and v.about != plan.oracle]
+        wrong = {v.suite for v in found if v.status == "diverged"}
+        if not wrong.intersection(OF_RUNS) or plan.command.startswith("--arch"):
+            continue
+        if any(v.suite == "trace" and v.status in ("agreed", "diverged") for v in found):
+            return f"the place, and the proof: lockstep bisect {without_steps(plan.command)}"
+        if not plan.engine.startswith("dump:"):
+            return f"which known mistake it is: lockstep diagnose {plan.command}"
+    return ""
+
+
+def without_steps(command: str) -> str:
+    """bisect generates nothing."""
+    words = shlex.split(command)
+    for option in ("--steps", "--prompt"):
+        if option in words:
+            del words[(at := words.index(option)) : at + 2]
+    return shlex.join(words)

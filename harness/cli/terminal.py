@@ -136,7 +136,10 @@ class Terminal:
         sys.stdout.write(json.dumps(plain(value), ensure_ascii=True) + "\n")
 
     def summary(
-        self, result: "RunResult", diagnosed: "Sequence[tuple[Plan, Diagnosed]]" = ()
+        self,
+        result: "RunResult",
+        diagnosed: "Sequence[tuple[Plan, Diagnosed]]" = (),
+        next_step: str = "",
     ) -> None:
         from harness.cli.diagnosis import diagnosis_lines, diagnosis_of
 
@@ -157,6 +160,8 @@ class Terminal:
             self.out.print("\n" + "\n".join(map(printable, diagnosis_lines(plan, found))))
         ending = f"{ENDINGS[result.code]}{reach_of(result)} in {result.seconds:.1f} s"
         self.out.print(f"\n{printable(ending)}; report: {result.folder}/report.jsonl")
+        if next_step:
+            self.out.print(printable(next_step))
 
     def bisection(
         self, plan: Plan, result: "Bisection", diagnosed: "Diagnosed | None" = None

@@ -1,0 +1,39 @@
+"""README.md's tables say what was found of the engines that there are."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.catalogue.rates import BEGIN, END, read, with_tables, written
+from harness.catalogue.run import honest_engines, wrong_engines
+from harness.catalogue.trial import Trial
+
+HOME = Path(__file__).parent.parent
+AGAIN = "run what is at the head of scripts/make_rates.py"
+
+
+@pytest.fixture(scope="module")
+def found() -> list[Trial]:
+    return read((HOME / "tests" / "catalogue_rates.json").read_text(encoding="utf-8"))
+
+
+def test_the_tables_are_those_of_the_rates(found: list[Trial]) -> None:
+    page = (HOME / "README.md").read_text(encoding="utf-8")
+    assert page == with_tables(page, found), AGAIN
+    assert page.split(BEGIN)[1].split(END)[0].count("|") > 100
+
+
+def test_every_engine_has_been_run(found: list[Trial]) -> None:
+    there = {cls.name for cls in (*wrong_engines(), *honest_engines())}
+    assert {trial.engine for trial in found} == there, AGAIN
+
+
+def test_a_rate_that_is_changed_by_hand_is_seen(found: list[Trial]) -> None:
+    page = (HOME / "README.md").read_text(encoding="utf-8")
+    wrong = [trial for trial in found if not trial.honest]
+    wrong[0].views["tensors"].__dict__["caught"] = not wrong[0].views["tensors"].caught
+    assert page != with_tables(page, found)
+
+
+def test_rates_come_back_as_they_were_written(found: list[Trial]) -> None:
+    assert written(read(written(found))) == written(found)
