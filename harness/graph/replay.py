@@ -4,7 +4,7 @@ What we cannot compute is named, and whatever reads it is not computed either: l
 taken only if it is to be borrowed, and then that is said.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,9 +59,11 @@ def replay(
     trace: Trace | None = None,
     values: Mapping[Place, NDArray[Any]] | None = None,
     borrow: bool = False,
+    only: Collection[Place] | None = None,
 ) -> Replayed:
-    """values: take the place of a node's own before another one reads them."""
-    return Run(program, file, build, way or Honest(), trace, values or {}, borrow).run()
+    """values: take the place of a node's own before another one reads them; only: no other node is
+    computed, and what has a value holds that alone."""
+    return Run(program, file, build, way or Honest(), trace, values or {}, borrow, only).run()
 
 
 class Run:
@@ -76,9 +78,10 @@ class Run:
         trace: Trace | None,
         values: Mapping[Place, NDArray[Any]],
         borrow: bool,
+        only: Collection[Place] | None,
     ) -> None:
         self.program, self.build, self.way = program, build, way
-        self.trace, self.values, self.borrow = trace, values, borrow
+        self.trace, self.values, self.borrow, self.only = trace, values, borrow, only
         self.memory = Memory(program, file, wide=way.wide)
         self.carried = {root.carried for graph in program.graphs for root in graph.roots}
         self.missing: list[NotComputed] = []
@@ -120,6 +123,8 @@ class Run:
     def value_of(self, graph: Graph, planned: PlannedNode) -> NDArray[Any] | None:
         """What later nodes read; None if there is nothing of ours, and nothing is borrowed."""
         place = graph.place(planned)
+        if self.only is not None and place not in self.only:
+            return self.given(planned, place)
         try:
             value = self.compute(graph, planned)
         except Unknown:
@@ -131,6 +136,15 @@ class Run:
         if place not in self.values:
             return value
         return put_in(value, np.asarray(self.values[place], value.dtype), planned.name)
+
+    def given(self, planned: PlannedNode, place: Place) -> NDArray[Any] | None:
+        """Of a node that is not computed."""
+        if place not in self.values:
+            return None
+        seen = self.memory.seen(planned.result)
+        dtype, shape, _ = layout(seen.type, seen.ne)
+        value = np.asarray(self.values[place], dtype)
+        return put_in(np.zeros(shape, dtype), value, planned.name)
 
     def compute(self, graph: Graph, planned: PlannedNode) -> NDArray[Any]:
         """What the node holds, in the type and shape of its tensor here."""

@@ -78,12 +78,12 @@ class SegmentJudge:
                 self.orders = kept
                 honest, noise, found = self.first_look()
         if any(finding.mismatch for _, finding in found):
-            more = self.noise(honest, range(RUNS, RUNS + MORE), jitter=rounded)
-            noise = {place: noise[place] | more[place] for place in noise}
-            plain = self.run(Wide(), replace(self.build, plain=True))
-            wider = self.noise(honest, range(RUNS), jitter=True)
-            noises = noise, wider
             suspects = [segment for segment, finding in found if finding.mismatch]
+            more = self.noise(honest, range(RUNS, RUNS + MORE), suspects, jitter=rounded)
+            noise = {place: noise[place] | more[place] for place in noise}
+            plain = self.run(Wide(), replace(self.build, plain=True), of=suspects)
+            wider = self.noise(honest, range(RUNS), suspects, jitter=True)
+            noises = noise, wider
             # of rounded numbers none can tell which design they are of
             known = {} if rounded else self.by_designs(suspects, honest, noises)
             for s in suspects:
@@ -98,12 +98,13 @@ class SegmentJudge:
         """A run without errors, the noise of some with, and what is wrong by these."""
         rounded = bool(self.stored)
         honest = self.run(Honest())
-        noise = self.noise(honest, range(RUNS), jitter=rounded)
-        numbers = (
+        numbers = [
             s
             for s in segments_of(self.program, self.wires, self.shown)
             if self.is_of_numbers(s.place, honest)
-        )
+        ]
+        noisy = [segment for segment in numbers if segment.rounds or rounded]
+        noise = self.noise(honest, range(RUNS), noisy, jitter=rounded)
         first = [(s, self.finding(s, honest[s.place], noise, alone=rounded)) for s in numbers]
         return honest, noise, first
 
@@ -162,25 +163,36 @@ class SegmentJudge:
         build: Build | None = None,
         values: Mapping[Place, Any] | None = None,
         look: Look | None = None,
+        of: Sequence[Segment] | None = None,
     ) -> Run:
-        """What our ops make of each shown node, from what is shown before it."""
+        """What our ops make of each shown node, or of these alone, from what is shown before it."""
         wanted = {place: value.shape for place, value in self.shown.items()}
         watched = Watched(way=way, wide=way.wide, wanted=wanted, look=look)
         values = {**self.orders, **(self.usable if values is None else values), **self.given}
-        done = replay(self.program, self.file, build or self.build, watched, values=values)
+        only = None if of is None else {place for segment in of for place in self.inside(segment)}
+        done = replay(
+            *(self.program, self.file, build or self.build, watched), values=values, only=only
+        )
         if done.missing:
             raise Unsupported(f"not computed: {done.missing[0]}")
         return watched.seen
 
-    def noise(self, honest: Run, seeds: range, *, jitter: bool = False) -> dict[Place, Noise]:
-        """Of runs with random honest errors.
+    def inside(self, segment: Segment) -> list[Place]:
+        return [segment.place, *(self.place_of[site] for site in segment.inside)]
+
+    def noise(
+        self, honest: Run, seeds: range, of: Sequence[Segment], *, jitter: bool = False
+    ) -> dict[Place, Noise]:
+        """Of these, in runs with random honest errors.
 
         jitter: the engine went on with wider numbers than those that it shows.
         """
         found = dict.fromkeys(honest, Noise())
-        for i in seeds:
-            moved = self.run(Noisy(self.seed + i), values=self.jittered(i) if jitter else None)
-            for place, seen in honest.items():
+        for i in seeds if of else ():
+            values = self.jittered(i) if jitter else None
+            moved = self.run(Noisy(self.seed + i), values=values, of=of)
+            for place in (segment.place for segment in of):
+                seen = honest[place]
                 a, b = seen.numbers, moved[place].numbers
                 rows = (beyond(seen.truth, b, seen.allowed),) if seen.scores is None else ()
                 found[place] |= Noise(worst_distance(a, b), rows)
@@ -275,7 +287,7 @@ class SegmentJudge:
                         found[segment.place] = self.again(segment, chain([seen], ways), noises)
 
         if suspects:
-            self.run(Honest(), look=look)
+            self.run(Honest(), look=look, of=suspects)
         return found
 
     def converted_otherwise(
@@ -291,7 +303,7 @@ class SegmentJudge:
         if not most and not any(segment.rounds for segment in left):
             return best
         for build in builds(self.build, every=True):
-            run = self.run(Wide(), build)
+            run = self.run(Wide(), build, of=left)
             tried = {s.place: self.again(s, (run[s.place],), noises) for s in left}
             best = max(best, {p: one for p, one in tried.items() if not is_wrong(one)}, key=len)
             if len(best) == len(left):
