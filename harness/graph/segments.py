@@ -34,7 +34,7 @@ from harness.graph.segment import Segment, segments_of
 from harness.graph.shown import part_shown
 from harness.graph.watched import Look, Seen, Watched
 from harness.graph.ways import Honest, Noisy, Wide
-from harness.graph.wiring import Wire
+from harness.graph.wiring import Wire, needed_for
 from harness.judge import SiteFinding, affected, elements_compared, smallest_scale_error
 from harness.records import Site
 from harness.sites import SITES
@@ -169,16 +169,15 @@ class SegmentJudge:
         wanted = {place: value.shape for place, value in self.shown.items()}
         watched = Watched(way=way, wide=way.wide, wanted=wanted, look=look)
         values = {**self.orders, **(self.usable if values is None else values), **self.given}
-        only = None if of is None else {place for segment in of for place in self.inside(segment)}
+        only = None
+        if of is not None:
+            only = needed_for(self.program, {segment.place for segment in of}, values)
         done = replay(
             *(self.program, self.file, build or self.build, watched), values=values, only=only
         )
         if done.missing:
             raise Unsupported(f"not computed: {done.missing[0]}")
         return watched.seen
-
-    def inside(self, segment: Segment) -> list[Place]:
-        return [segment.place, *(self.place_of[site] for site in segment.inside)]
 
     def noise(
         self, honest: Run, seeds: range, of: Sequence[Segment], *, jitter: bool = False

@@ -1,7 +1,8 @@
 """How the nodes of a recorded program hang together: their sites, what each reads, their layers."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from harness.findings import by_layer
@@ -77,3 +78,35 @@ def ends_of_layers(wires: Mapping[Place, Wire]) -> set[Site]:
     """The last node of each in the prompt's run."""
     first = [wire for place, wire in wires.items() if place[0] == 0]
     return {first[group[-1]].site for group in by_layer([wire.layer for wire in first])}
+
+
+def needed_for(program: Program, wanted: Set[Place], given: Container[Place]) -> set[Place]:
+    """These nodes and what they are computed from, back to what is given, through memory that
+    lives from graph to graph as well."""
+    at = {graph.place(node): (graph, node) for graph in program.graphs for node in graph.nodes}
+    writers: dict[Hashable, list[Place]] = defaultdict(list)
+    for place, (graph, node) in at.items():
+        if node.result.root >= 0:
+            writers[memory_of(graph, node.result.root)].append(place)
+    needed, waiting = set(wanted), list(wanted)
+    while waiting:
+        graph, node = at[waiting.pop()]
+        for number in roots_of(node):
+            if number < 0:
+                continue
+            root = graph.roots[number]
+            before = writers[memory_of(graph, number)]
+            if root.kind == "carried":
+                before = [root.carried]
+            elif root.kind == "computed":
+                before = [place for place in before if place[2] < node.index]
+            new = [place for place in before if place not in needed and place not in given]
+            needed.update(new)
+            waiting += new
+    return needed
+
+
+def memory_of(graph: Graph, number: int) -> Hashable:
+    """What tells one piece of memory from all others of a program."""
+    cache = graph.roots[number].cache
+    return cache if graph.roots[number].kind == "cache" else (graph.step, graph.ubatch, number)
