@@ -13,6 +13,7 @@ from harness.facts import ModelFacts
 from harness.further_runs import longer, with_rows
 from harness.records import Request, Verdict
 from harness.repeats import asked_again
+from harness.suites._close_calls import closest, in_words, said_behind, seeded_runs
 from harness.suites._control_tokens import control_token
 from harness.suites.base import Context, Suite
 from harness.suites.logits import compared, is_oracle_wrong
@@ -42,7 +43,10 @@ class Decode(Suite, name="decode"):
             found = list(greedy_alone(context, prompt, request.batches, free, subject))
             yield from found
             if all(verdict.status != "diverged" for verdict in found):
-                yield from next_tokens(context)
+                found = list(next_tokens(context))
+                yield from found
+            if all(verdict.status != "diverged" for verdict in found):
+                yield from close_calls(context)
             else:
                 yield from asked_again(
                     context, "decode", subject, "greedy", prompt, context.n_steps
@@ -146,6 +150,39 @@ def next_tokens(context: Context) -> Iterator[Verdict]:
         f"{allowed:.2g}); wrong behind {wrong} of {len(ends)} beginnings"
     )
     yield context.verdict("decode", "diverged", text, detail, key=("decode", "token"))
+
+
+def close_calls(context: Context) -> Iterator[Verdict]:
+    """The next token where the two likeliest are nearly alike, and not within the noise."""
+    if context.facts.decoder_start is not None or "logprobs" in (context.subject_info.levels or ()):
+        return
+    context.progress("looking for beginnings behind which two tokens are nearly alike")
+    close = closest(context, seeded_runs(context))
+    answers, why = said_behind(context, close, "greedy", lambda one: list(one.ids))
+    for one, (said,) in answers:
+        row = one.logits[0]
+        margin = float(row.max() - row[said])
+        if not margin:
+            continue
+        allowed = 2 * float(whole_run(context.noise_on(one.batches), largest(row)).allowed)
+        if margin <= allowed:
+            continue
+        if oracles_logits(context, one.batches) is None:
+            yield context.verdict("decode", "not-compared", WRONG_ORACLE)
+            return
+        detail = {"step": len(one.ids) - 1, "at_fault": "subject", "margin": margin}
+        detail |= {"expected": one.chosen, "actual": said, "allowed": allowed, "ids": one.ids}
+        text = (
+            f"behind {len(one.ids)} seeded tokens the next is {said}, the oracle's {one.chosen}, "
+            f"which it likes better by {margin:.2g} (allowed {allowed:.2g})"
+        )
+        yield context.verdict("decode", "diverged", text, detail, key=("decode", "token"))
+        return
+    if why:
+        yield context.verdict("decode", "not-applicable", why)
+    if same := [one for one, _ in answers]:
+        text = f"the next token is the same behind {len(same)} beginnings with {in_words(same)}"
+        yield context.verdict("decode", "agreed", text, {"close": len(same)})
 
 
 def oracles_logits(context: Context, batches: Sequence[Batch]) -> F32 | None:

@@ -19,6 +19,7 @@ from harness.compare import largest
 from harness.facts import ModelFacts
 from harness.further_runs import n_cells
 from harness.records import Verdict
+from harness.suites._close_calls import beginnings_of, closest, in_words, said_behind, texts_of
 from harness.suites.base import Context, NoAnswer, Suite, not_offered
 from harness.suites.decode import EXACT_TIE, WRONG_ORACLE, oracles_logits
 from harness.tolerances import whole_run
@@ -52,8 +53,12 @@ class Text(Suite, name="text"):
         for verdict in behind(context, context.prompt, context.n_steps):
             yield verdict
             found.add(verdict.status)
-        if found <= {"agreed", "excused"}:
-            yield from behind_others(context)
+        for more in (behind_others, close_calls):
+            if not found <= {"agreed", "excused", "not-applicable"}:
+                return
+            for verdict in more(context):
+                yield verdict
+                found.add(verdict.status)
 
 
 def behind_others(context: Context) -> Iterator[Verdict]:
@@ -81,6 +86,38 @@ def behind_others(context: Context) -> Iterator[Verdict]:
     if same:
         text = f"the texts behind {same} more prompts are the same, of up to {N_OTHERS} tokens each"
         yield context.verdict("text", "agreed", text)
+
+
+def close_calls(context: Context) -> Iterator[Verdict]:
+    """The next token where the two likeliest are nearly alike, and not within the noise."""
+    if context.facts.decoder_start is not None:
+        return
+    pieces = Pieces.of(context)
+    texts: dict[tuple[int, ...], bytes] = {}
+    runs = []
+    for whole in texts_of(context, LONG):
+        ids, parts = beginnings_of(context, whole)
+        texts |= {tuple(ids[:n]): part for n, part in parts.items()}
+        runs.append((ids, [*parts]))
+    close = [one for one in closest(context, runs) if pieces[one.chosen].strip()]
+    answers, why = said_behind(context, close, "generate", lambda one: texts[one.ids])
+    same = []
+    for one, said in answers:
+        free = [one.chosen]
+        for verdict in judged(context, one.batches, one.logits, free, said, pieces):
+            if verdict.status == "diverged":
+                if oracles_logits(context, one.batches) is None:
+                    yield context.verdict("text", "not-compared", WRONG_ORACLE)
+                    return
+                where = f"behind {texts[one.ids][-20:].decode()!r}"
+                yield replace(verdict, summary=f"{where}: {verdict.summary}")
+                return
+            same += [one] if verdict.status == "agreed" else []
+    if why:
+        yield context.verdict("text", "not-applicable", why)
+    if same:
+        text = f"the next token is the same behind {len(same)} prompts with {in_words(same)}"
+        yield context.verdict("text", "agreed", text, {"close": len(same)})
 
 
 class NothingToAsk(NoAnswer):

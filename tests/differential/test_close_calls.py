@@ -1,0 +1,25 @@
+"""An engine off by some 1e-4 of the largest logit is found by its tokens, or by its text, alone."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.models import builtin
+from tests.test_check import plan_for, verdicts_of
+from tests.test_close_calls import LEVELS, quiet
+
+
+@pytest.mark.parametrize("suite", LEVELS)
+@pytest.mark.parametrize("mistake", ["silu-in-half", "norm-in-half"])
+def test_a_small_error_is_found_in_tokens_alone(suite: str, mistake: str, tmp_path: Path) -> None:
+    plan = plan_for(
+        builtin("f32", tmp_path),
+        oracle="llama.cpp",
+        engine=quiet(LEVELS[suite], mistake),
+        suites=(suite,),
+        n_steps=32,
+    )
+    *before, last = verdicts_of(plan)
+    assert {v.status for v in before} <= {"agreed", "not-applicable"}
+    assert last.status == "diverged"
+    assert "behind" in last.summary
