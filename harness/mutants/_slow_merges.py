@@ -1,10 +1,11 @@
-"""Merging in a few lines of Python, as slow as they are plain, to be wrong in one way or none.
+"""Merging in a few lines of plain Python, to be wrong in one way or none.
 
 Wrong engines and tests use it. Ours is compiled, and has no way to be wrong on purpose.
 """
 
 from collections.abc import Callable
-from itertools import accumulate, pairwise
+from heapq import heappop, heappush
+from itertools import accumulate, islice, pairwise
 
 from engine.tokenizers.llama import Llama
 from engine.tokenizers.utf8 import LENGTHS
@@ -28,20 +29,19 @@ def merged(
         found = rank(part(left), part(right))
         if found is not None:
             place = -left if from_the_right else left
-            waiting.append((found, place, right, sizes[left] + sizes[right]))
+            heappush(waiting, (found, place, right, sizes[left] + sizes[right]))
 
     for right in range(1, len(parts)):
         add(right - 1, right)
     while waiting:
-        best = min(waiting)
-        waiting.remove(best)
+        best = heappop(waiting)
         left, right = abs(best[1]), best[2]
         there = sizes[right] and (sizes[left] or careless)
         if not there or sizes[left] + sizes[right] != best[3]:
             continue
         sizes[left], sizes[right] = best[3], 0
-        before = [i for i in range(left) if sizes[i]][-1:]
-        after = [i for i in range(right, len(sizes)) if sizes[i]][:1]
+        before = [*islice((i for i in range(left - 1, -1, -1) if sizes[i]), 1)]
+        after = [*islice((i for i in range(right, len(sizes)) if sizes[i]), 1)]
         for one, other in pairwise([*before, left, *after]):
             add(one, other)
     return [part(i) for i in range(len(sizes)) if sizes[i]]

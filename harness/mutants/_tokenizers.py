@@ -84,7 +84,7 @@ class UnigramForLlama(WrongTokenizer, name="mutant:unigram-for-llama"):
 
         def segment(text: bytes) -> list[int]:
             edges = list(accumulate(map(len, slow_merges.characters(text)), initial=0))
-            best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
+            best: dict[int, tuple[float, int, list[int]]] = {0: (0.0, 0, [])}  # and where from
             for last, end in enumerate(edges[1:]):
                 for start in edges[max(0, last - 12) : last + 1]:
                     token = ids.get(text[start:end])
@@ -93,9 +93,13 @@ class UnigramForLlama(WrongTokenizer, name="mutant:unigram-for-llama"):
                         if start != edges[last]:
                             continue
                         found, score = [tokenizer.byte_token(b) for b in text[start:end]], -1e6
-                    row = (best[start][0] + score, [*best[start][1], *found])
+                    row = (best[start][0] + score, start, found)
                     best[end] = max(best.get(end, row), row, key=lambda r: r[0])
-            return best[len(text)][1]
+            pieces, at = [], len(text)
+            while at:
+                _, at, found = best[at]
+                pieces.append(found)
+            return [token for found in reversed(pieces) for token in found]
 
         tokenizer.segment = segment  # type: ignore[method-assign]
 
