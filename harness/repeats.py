@@ -3,21 +3,21 @@ at fault, and what is done to it once shows nothing: it is said how often, and f
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.compare import largest, worst_distance
-from harness.records import Answered, Evaluation, Request, Verdict
+from harness.records import Answered, Evaluation, Request, Site, Verdict
 from harness.runner import Session
 from harness.suites.base import Context, no_answer
 
 MORE = 7  # runs where something differs: a coin that is off is met in 127 of 128 cases
 AGAIN = 3  # of whole texts
 
-Place = tuple[int, str]  # how far into the run, and in words
+Place = tuple[int, str, Site | None]  # how far into the run, and in words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,7 @@ class Unsteady:
     differ: int  # so many of the runs gave other bits than the first
     runs: int
     place: str  # the first in the order of a run
+    site: Site | None  # of it, where tensors are shown
     apart: float  # the farthest logits, of the largest
 
     def __str__(self) -> str:
@@ -53,7 +54,8 @@ def unsteady(
     if not places:
         return None
     size = max(map(largest, first.logits), default=0.0) or 1.0
-    return Unsteady(differ=len(places), runs=runs, place=min(places)[1], apart=apart / size)
+    _, words, site = min(places, key=lambda place: place[0])
+    return Unsteady(differ=len(places), runs=runs, place=words, site=site, apart=apart / size)
 
 
 def first_difference(first: Evaluation, again: Evaluation) -> Place | None:
@@ -62,11 +64,11 @@ def first_difference(first: Evaluation, again: Evaluation) -> Place | None:
     before = first.trace.values() if first.trace else {}
     for at, (site, value) in enumerate(before.items()):
         if site in shown and not same_bits(value, shown[site]):
-            return at, f"{site} of batch {site.step}"
+            return at, f"{site} of batch {site.step}", site
     for batch, (a, b) in enumerate(zip(first.logits, again.logits, strict=True)):
         if not same_bits(a, b):
             row, token = np.argwhere(a.view(np.uint32) != b.view(np.uint32))[0]
-            return len(before) + batch, f"output {row} of batch {batch}, token {token}"
+            return len(before) + batch, f"output {row} of batch {batch}, token {token}", None
     return None
 
 
@@ -77,7 +79,9 @@ def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
 def not_deterministic(context: Context, suite: str, found: Unsteady) -> Verdict:
     """What is listed as known by this key is excused: some engines add in any order on purpose."""
     text = f"{context.subject.name} is not deterministic: {found}"
-    detail = asdict(found) | {"at_fault": "subject", "kind": "not-deterministic"}
+    detail: dict[str, Any] = {"at_fault": "subject", "kind": "not-deterministic"}
+    detail |= {"place": found.place, "differ": found.differ, "runs": found.runs}
+    detail |= {"apart": found.apart}
     return context.verdict(suite, "diverged", text, detail, (suite, "not-deterministic"))
 
 

@@ -184,9 +184,10 @@ def locate(bench: Bench, name: str) -> Located:
     finally:
         context.subject.close()
     confirmed = result.patched is not None and result.patched.confirms
-    if result.first is None:
+    seen = result.first or result.unsteady  # which says where its own runs begin to differ
+    site = seen.site if seen else None
+    if site is None:
         return Located(found="nowhere", layer=None, confirmed=confirmed)
-    site = result.first.site
     return Located(found=place(site.layer, site.name), layer=site.layer, confirmed=confirmed)
 
 
