@@ -9,7 +9,7 @@ import json
 import urllib.request
 
 import xllamacpp
-from answering import later, serve, texts
+from answering import Unsupported, later, serve, texts
 
 
 class Model:
@@ -43,9 +43,17 @@ class Model:
         return {"ids": [self.ask("/tokenize", each)["tokens"] for each in asked]}, {}
 
     def greedy(self, question, _):
-        options = {"temperature": 0, "ignore_eos": True, "cache_prompt": False}
-        asked = {"prompt": question["prompt"], "n_predict": question["n"], "return_tokens": True}
-        return {"ids": self.ask("/completion", {**asked, **options})["tokens"]}, {}
+        """It stops at an end of text, which is the last token then, and is asked to go on: told to
+        ignore such tokens it could not choose any."""
+        options = {"temperature": 0, "cache_prompt": False, "return_tokens": True}
+        prompt, n, ids = list(question["prompt"]), question["n"], []
+        while len(ids) < n:
+            asked = {"prompt": prompt + ids, "n_predict": n - len(ids)}
+            more = self.ask("/completion", {**asked, **options})["tokens"]
+            if not more:
+                raise Unsupported(f"it gives no token behind {len(prompt + ids)}")
+            ids += more
+        return {"ids": ids}, {}
 
 
 def start(path, settings):
