@@ -2,8 +2,8 @@
 
 llama.cpp makes blocks of Q8_0, Q8_1 or Q8_K of them, whose scales are halves or floats; most others
 leave them as they are. Honest besides: whole steps with float32 scales, of any usual number of
-neighbours or of a whole row, and half precision. Weights that are not quantised meet activations
-as llama.cpp has them, or as they are.
+neighbours or of a whole row, and half precision. In these runs weights that are not quantised meet
+activations as they are.
 """
 
 from collections.abc import Callable, Iterator

@@ -15,9 +15,9 @@ def read_rows(file: Path | None, row_of: Callable[[dict[str, Any]], Row]) -> lis
     if file is None or not file.exists():
         return []
     found = []
-    for number, text in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    for number, text in enumerate(file.read_bytes().splitlines(), 1):
         try:
-            found.append(row_of(json.loads(text)))
+            found.append(row_of(json.loads(text.decode())))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             what = f"{file}, line {number}: no result of such a run ({error})"
             raise BadInput(f"{what}; name another file, or delete the line") from None

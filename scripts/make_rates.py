@@ -4,7 +4,7 @@ lockstep selftest --catalogue --json found.jsonl -j 2
 lockstep selftest --honest 1 --json honest.jsonl -j 2
 python scripts/make_rates.py found.jsonl honest.jsonl
 
-Engines that are in none of these files keep their rows. Where there is none of an engine it writes
+What is in none of these files keeps its rows. Where there is none of an engine it writes
 nothing: shares of some say nothing of all.
 """
 
@@ -23,9 +23,10 @@ RATES, README = HOME / "tests" / "catalogue_rates.json", HOME / "README.md"
 def main(files: list[str]) -> None:
     found = {}
     before = read(RATES.read_text(encoding="utf-8")) if RATES.exists() else []
+    if gone := [file for file in files if not Path(file).exists()]:
+        sys.exit(f"no such file: {', '.join(gone)}")
     now = [trial for file in files for trial in read_rows(Path(file), trial_of)]
-    anew = {trial.engine for trial in now}
-    for trial in (*(trial for trial in before if trial.engine not in anew), *now):
+    for trial in (*before, *now):
         found[trial.engine, trial.model, trial.preset, trial.seed] = trial
     there = [cls.name for cls in (*wrong_engines(), *honest_engines())]
     lacking = sorted(set(there) - {engine for engine, *_ in found})

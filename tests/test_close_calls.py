@@ -1,13 +1,17 @@
 """Where two tokens are nearly alike an engine shows by its text alone that it is a little wrong."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from engine.batch import Batch
 from engine.registry import import_members
 from harness.adapters.base import Adapter
 from harness.check import open_plan
+from harness.records import Request
+from harness.suites import decode
 from harness.suites._close_calls import (
     ASKED,
     ROOM,
@@ -20,7 +24,7 @@ from harness.suites._close_calls import (
 )
 from harness.suites.text import LONG
 from tests.models import builtin
-from tests.quiet_engines import made, wrong
+from tests.quiet_engines import Quiet, made, wrong
 from tests.test_check import plan_for, verdicts_of
 
 import_members("harness.mutants")
@@ -70,3 +74,45 @@ def test_margins_are_small_and_beyond_the_noise(tmp_path: Path) -> None:
 @pytest.mark.parametrize("row", [[1.0], [1.0, np.nan], [np.inf, 0.0], [2.0, 2.0]])
 def test_of_ties_and_of_no_numbers_there_is_no_margin(row: list[float]) -> None:
     assert margin_of(np.array(row, np.float32)) == 0
+
+
+class Longer(Quiet, name="close: a longer text"):
+    """Says a token more than it is asked for."""
+
+    levels = ("generate",)
+    text_only = True
+
+    def generate(self, prompt: bytes, n: int) -> bytes:
+        return super().generate(prompt, n + (n == 1))
+
+
+def test_a_text_that_is_longer_than_a_token_is_not_counted_as_the_same(tmp_path: Path) -> None:
+    plan = plan_for(builtin("f32", tmp_path), engine=Longer.name, suites=("text",), n_steps=8)
+    *_, last = verdicts_of(plan)
+    assert last.status == "not-applicable"
+    assert "prompts its text is longer or shorter than one token's" in last.summary
+
+
+class Wavering(Quiet, name="close: the second-likeliest where it is near"):
+    """What an engine may choose that converts activations otherwise."""
+
+    levels = ("greedy",)
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        if n > 1:
+            return super().greedy(prompt, n)
+        row = self.evaluate(Request(batches=(Batch.of(prompt),))).logits[0][-1]
+        first, second = np.argsort(-row, kind="stable")[:2]
+        near = row[first] - row[second] < 2e-3 * np.abs(row).max()
+        return [int(second if near else first)]
+
+
+@pytest.mark.parametrize(("honest", "status"), [(True, "agreed"), (False, "diverged")])
+def test_what_an_honest_run_would_choose_is_no_fault(
+    honest: bool, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode, "is_honest", lambda *_: honest)
+    plan = plan_for(builtin("f32", tmp_path), engine=Wavering.name, suites=("decode",), n_steps=8)
+    found = {v.status for v in verdicts_of(plan)}
+    assert ("diverged" in found) is (status == "diverged")
+    assert found <= {"agreed", "not-applicable", status}

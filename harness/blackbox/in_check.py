@@ -5,6 +5,7 @@ F32 twin converts nothing, and shows a fault of the graph from some 1e-5 on; of 
 layer's slice is asked instead. Lenses show each weight as the engine decodes it.
 """
 
+import errno
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from harness.twin import KEPT, write_twin
 
 SUITE = "black-box"
 LARGEST_TWIN = 1 << 30  # bytes, which two engines hold at once
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 LENSES = 8  # for which both engines are started; bisect --black-box looks through all
 
 
@@ -42,6 +44,8 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
         except EngineError as error:
             yield context.verdict(SUITE, "not-applicable", str(error))
         except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
             text = f"a model made of this one cannot be written to {folder}: {error.strerror}"
             yield context.verdict(SUITE, "not-applicable", f"{text}; TMPDIR names another folder")
         finally:

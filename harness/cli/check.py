@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from harness.run import RunResult
 
 STEPS_OF_VARIANTS = 16
+OF_TEXTS = ("--steps", "--prompt")  # options that bisect has not: it generates nothing
 OF_RUNS = ("logits", "logprobs", "embeddings", "decode", "text", "black-box", "trace", "products")
 
 
@@ -139,16 +140,16 @@ def next_step(plans: "Sequence[Plan]", result: "RunResult") -> str:
         if not wrong.intersection(OF_RUNS) or plan.command.startswith("--arch"):
             continue
         if any(v.suite == "trace" and v.status in ("agreed", "diverged") for v in found):
-            return f"the place, and the proof: lockstep bisect {without_steps(plan.command)}"
+            return f"the place, and the proof: lockstep bisect {without(plan.command, *OF_TEXTS)}"
         if not plan.engine.startswith("dump:"):
-            return f"which known mistake it is: lockstep diagnose {plan.command}"
+            command = without(plan.command, "--oracle")  # it is always llama.cpp
+            return f"which known mistake it is: lockstep diagnose {command}"
     return ""
 
 
-def without_steps(command: str) -> str:
-    """bisect generates nothing."""
+def without(command: str, *options: str) -> str:
     words = shlex.split(command)
-    for option in ("--steps", "--prompt"):
+    for option in options:
         if option in words:
             del words[(at := words.index(option)) : at + 2]
     return shlex.join(words)

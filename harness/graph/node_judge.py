@@ -170,7 +170,7 @@ class NodeJudge:
 
     def others(self, node: Node, expected: Expected) -> Iterator[Other]:
         """The designs of its op, or what an engine computes that makes none of ggml's deliberate
-        roundings, if that differs.
+        roundings, if that differs; of products also with activations in other formats.
 
         Where nothing is rounded on purpose its bound has room for sums in any order: llama.cpp's
         order is what a replay of its graph is held to.

@@ -112,9 +112,13 @@ class Run:
         value = self.value_of(graph, planned)
         self.writers[planned.result.root] = planned.index
         if value is None:
-            self.memory.spoil(planned.result)
+            if planned.result.root >= 0:
+                self.memory.spoil(planned.result)
             return
-        self.memory.write(planned.result, value)
+        try:
+            self.memory.write(planned.result, value)
+        except Unknown:  # given, into memory whose other writers were left out
+            return
         if place in self.carried:
             self.memory.carried[place] = value
         if place in self.wanted:
@@ -139,7 +143,7 @@ class Run:
 
     def given(self, planned: PlannedNode, place: Place) -> NDArray[Any] | None:
         """Of a node that is not computed."""
-        if place not in self.values:
+        if place not in self.values or planned.result.root < 0:
             return None
         seen = self.memory.seen(planned.result)
         dtype, shape, _ = layout(seen.type, seen.ne)

@@ -177,6 +177,8 @@ class SegmentJudge:
         )
         if done.missing:
             raise Unsupported(f"not computed: {done.missing[0]}")
+        if of is not None and any(segment.place not in watched.seen for segment in of):
+            return self.run(way, build, values)  # it wants what is not said to be its source
         return watched.seen
 
     def noise(
@@ -307,7 +309,8 @@ class SegmentJudge:
             best = max(best, {p: one for p, one in tried.items() if not is_wrong(one)}, key=len)
             if len(best) == len(left):
                 break
-        return best if most or len(best) == len(left) else {}
+        explained = self.quantised(segment for segment in left if segment.place in best)
+        return best if 2 * len(explained) > len(every) or len(best) == len(wrong) else {}
 
     def quantised(self, segments: Iterable[Segment]) -> set[str]:
         """Weights that activations are converted for."""

@@ -97,7 +97,7 @@ def needed_for(program: Program, wanted: Set[Place], given: Container[Place]) ->
             root = graph.roots[number]
             before = writers[memory_of(graph, number)]
             if root.kind == "carried":
-                before = [root.carried]
+                before = [root.carried, *(place for place in before if place[2] < node.index)]
             elif root.kind == "computed":
                 before = [place for place in before if place[2] < node.index]
             new = [place for place in before if place not in needed and place not in given]

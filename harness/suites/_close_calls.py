@@ -8,7 +8,8 @@ what honest runs may differ by, the smallest are asked for.
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from functools import cached_property
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ class Beginning:
     def chosen(self) -> int:
         return int(self.logits[0].argmax())
 
-    @property
+    @cached_property
     def batches(self) -> tuple[Batch, ...]:
         return (with_rows(self.ids, [len(self.ids)]),)
 
@@ -111,15 +112,25 @@ def allowed_in(context: Context, row: F32) -> float:
 def said_behind(
     context: Context, close: Sequence[Beginning], question: str, given: Callable[[Beginning], Any]
 ) -> tuple[list[tuple[Beginning, Any]], str]:
-    """What the subject says of each, for one token; and why it does not of others."""
+    """What the subject says of each, for one token; and why it does not of those that are longer
+    than what it has answered."""
     answers, why = [], ""
     for one in close:
         outcome = context.subject.ask(question, given(one), 1)
-        if isinstance(outcome, Unanswerable | Rejected):
+        is_long = len(one.ids) > context.n_tokens
+        if isinstance(outcome, Unanswerable | Rejected) and is_long:
             why = f"beginnings of {len(one.ids)} tokens: {outcome.message}"
         else:
             answers.append((one, context.answer(context.subject, question, outcome)))
     return answers, why
+
+
+def is_honest(context: Context, one: Beginning, fits: Callable[[F32, float], bool]) -> bool:
+    """Whether a run of ours that converts activations otherwise, or not at all, comes to what the
+    subject says. fits: the logits of such a run, and how far honest ones may be from them."""
+    noise = context.noise_on(one.batches)
+    runs = chain(context.honest_runs(one.batches), context.converted_runs(one.batches))
+    return any(fits(run[0], 2 * float(whole_run(noise, largest(run)).allowed)) for run in runs)
 
 
 def in_words(close: Sequence[Beginning]) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,13 @@ from harness.facts import ModelFacts
 from harness.further_runs import longer, with_rows
 from harness.records import Request, Verdict
 from harness.repeats import asked_again
-from harness.suites._close_calls import closest, in_words, said_behind, seeded_runs
+from harness.suites._close_calls import (
+    closest,
+    in_words,
+    is_honest,
+    said_behind,
+    seeded_runs,
+)
 from harness.suites._control_tokens import control_token
 from harness.suites.base import Context, Suite
 from harness.suites.logits import compared, is_oracle_wrong
@@ -46,8 +53,9 @@ class Decode(Suite, name="decode"):
                 found = list(next_tokens(context))
                 yield from found
             if all(verdict.status != "diverged" for verdict in found):
-                yield from close_calls(context)
-            else:
+                found = list(close_calls(context))
+                yield from found
+            if any(verdict.status == "diverged" for verdict in found):
                 yield from asked_again(
                     context, "decode", subject, "greedy", prompt, context.n_steps
                 )
@@ -159,13 +167,15 @@ def close_calls(context: Context) -> Iterator[Verdict]:
     context.progress("looking for beginnings behind which two tokens are nearly alike")
     close = closest(context, seeded_runs(context))
     answers, why = said_behind(context, close, "greedy", lambda one: list(one.ids))
-    for one, (said,) in answers:
+    same = [one for one, (said,) in answers if said == one.chosen]
+    others = [(one, said) for one, (said,) in answers if said != one.chosen]
+    for one, said in others:
         row = one.logits[0]
         margin = float(row.max() - row[said])
-        if not margin:
-            continue
         allowed = 2 * float(whole_run(context.noise_on(one.batches), largest(row)).allowed)
-        if margin <= allowed:
+        if margin <= allowed or is_honest(context, one, partial(nearly_chosen, said)):
+            if len(others) > len(close) // 2:
+                break  # of so many ties each would want honest runs of its own
             continue
         if oracles_logits(context, one.batches) is None:
             yield context.verdict("decode", "not-compared", WRONG_ORACLE)
@@ -180,9 +190,14 @@ def close_calls(context: Context) -> Iterator[Verdict]:
         return
     if why:
         yield context.verdict("decode", "not-applicable", why)
-    if same := [one for one, _ in answers]:
+    if same:
         text = f"the next token is the same behind {len(same)} beginnings with {in_words(same)}"
+        text += f", and an honest run's behind {len(others)} more" if others else ""
         yield context.verdict("decode", "agreed", text, {"close": len(same)})
+
+
+def nearly_chosen(token: int, row: F32, allowed: float) -> bool:
+    return bool(row.max() - row[token] <= allowed)
 
 
 def oracles_logits(context: Context, batches: Sequence[Batch]) -> F32 | None:

@@ -201,12 +201,14 @@ def who_is_wrong(
     batches: Sequence[Batch],
     runs: tuple[F32, F32],
     rounded: NDArray[np.float64] = NOTHING,
+    *,
+    otherwise: bool = True,
 ) -> str:
     """Of oracle and subject: which agrees with no honest run of the oracle's file; "" if neither.
 
     An engine need not convert activations as llama.cpp does, so there are several honest runs. How
     large logits are they say too: those of a wrong engine may be none at all. rounded: how far the
-    subject's may be off besides.
+    subject's may be off besides; otherwise: the subject may have other formats for activations.
     """
     noise = context.noise_on(batches)
     runs_of_ours = context.honest_runs(batches)
@@ -220,7 +222,8 @@ def who_is_wrong(
         for role, logits, off in zip(("oracle", "subject"), runs, more, strict=True)
         if all(mismatch_between(truth, logits, bound.allowed + off) for truth, bound in honest)
     ]
-    if "subject" in wrong and converts_otherwise(context, batches, runs[1], noise, rounded):
+    doubt = otherwise and "subject" in wrong
+    if doubt and converts_otherwise(context, batches, runs[1], noise, rounded):
         wrong.remove("subject")
     return "both" if len(wrong) == 2 else "".join(wrong)
 
@@ -272,7 +275,7 @@ def is_oracle_wrong(context: Context, batches: Sequence[Batch], logits: F32, tru
     bound = whole_run(context.noise.relative, largest(logits))
     if mismatch_between(truth, logits, bound.allowed) is None:
         return False
-    return bool(who_is_wrong(context, batches, (logits, logits)))
+    return bool(who_is_wrong(context, batches, (logits, logits), otherwise=False))
 
 
 def agreement(detail: dict[str, Any], what: str) -> str:

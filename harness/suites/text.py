@@ -7,6 +7,7 @@ accused unless no token that fits the text is within the noise of the oracle's l
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,14 @@ from harness.compare import largest
 from harness.facts import ModelFacts
 from harness.further_runs import n_cells
 from harness.records import Verdict
-from harness.suites._close_calls import beginnings_of, closest, in_words, said_behind, texts_of
+from harness.suites._close_calls import (
+    beginnings_of,
+    closest,
+    in_words,
+    is_honest,
+    said_behind,
+    texts_of,
+)
 from harness.suites.base import Context, NoAnswer, Suite, not_offered
 from harness.suites.decode import EXACT_TIE, WRONG_ORACLE, oracles_logits
 from harness.tolerances import whole_run
@@ -90,8 +98,9 @@ def behind_others(context: Context) -> Iterator[Verdict]:
 
 def close_calls(context: Context) -> Iterator[Verdict]:
     """The next token where the two likeliest are nearly alike, and not within the noise."""
-    if context.facts.decoder_start is not None:
+    if context.facts.decoder_start is not None or "logprobs" in (context.subject_info.levels or ()):
         return
+    context.progress("looking for prompts behind which two tokens are nearly alike")
     pieces = Pieces.of(context)
     texts: dict[tuple[int, ...], bytes] = {}
     runs = []
@@ -101,23 +110,34 @@ def close_calls(context: Context) -> Iterator[Verdict]:
         runs.append((ids, [*parts]))
     close = [one for one in closest(context, runs) if pieces[one.chosen].strip()]
     answers, why = said_behind(context, close, "generate", lambda one: texts[one.ids])
-    same = []
+    same, unclear = [], 0
     for one, said in answers:
-        free = [one.chosen]
-        for verdict in judged(context, one.batches, one.logits, free, said, pieces):
-            if verdict.status == "diverged":
-                if oracles_logits(context, one.batches) is None:
-                    yield context.verdict("text", "not-compared", WRONG_ORACLE)
-                    return
-                where = f"behind {texts[one.ids][-20:].decode()!r}"
-                yield replace(verdict, summary=f"{where}: {verdict.summary}")
-                return
-            same += [one] if verdict.status == "agreed" else []
+        found = list(judged(context, one.batches, one.logits, [one.chosen], said, pieces))
+        wrong = next((verdict for verdict in found if verdict.status == "diverged"), None)
+        same += [one] if {verdict.status for verdict in found} == {"agreed"} else []
+        unclear += any(verdict.status == "not-compared" for verdict in found)
+        if wrong is None or is_honest(context, one, partial(may_begin_with, said, pieces)):
+            continue
+        if oracles_logits(context, one.batches) is None:
+            yield context.verdict("text", "not-compared", WRONG_ORACLE)
+            return
+        where = f"behind {texts[one.ids][-20:].decode()!r}"
+        yield replace(wrong, summary=f"{where}: {wrong.summary}")
+        return
+    if unclear:
+        text = f"behind {unclear} prompts its text is longer or shorter than one token's"
+        yield context.verdict("text", "not-applicable", text)
     if why:
         yield context.verdict("text", "not-applicable", why)
     if same:
         text = f"the next token is the same behind {len(same)} prompts with {in_words(same)}"
         yield context.verdict("text", "agreed", text, {"close": len(same)})
+
+
+def may_begin_with(said: bytes, pieces: "Pieces", row: F32, allowed: float) -> bool:
+    likely = np.flatnonzero(row.max() - row <= allowed).tolist()
+    texts = (said, b" " + said)  # some take the space from its beginning
+    return any(fits(pieces[token], text, pieces) for token in likely for text in texts)
 
 
 class NothingToAsk(NoAnswer):
