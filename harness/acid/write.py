@@ -1,0 +1,60 @@
+"""An acid model as a GGUF file: the same bytes on every machine."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from engine.errors import InvalidModel
+from harness.acid.architectures import llama
+from harness.acid.build import weights_of
+from harness.acid.report import report_for
+from harness.acid.shape import eight_bits
+from harness.acid.tokens import llama_keys
+from harness.gguf_writer import Tensor, write_gguf
+
+ARCHITECTURES = ("llama",)
+TYPES = ("F32", "F16", "BF16")
+FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32}
+DESCRIPTION = (
+    "A model that tests the engine that runs it: greedy text is a report, a line for each test, "
+    "with ok or NO behind its name. In a chat, say anything: the template asks for all tests. As a "
+    "completion, any prompt gives the report, and that of tokenizer.chat_template, as it is, the "
+    "tests of long prompts as well. Let it write 64 tokens. What the lines mean: "
+    "lockstep acid list; what to do about a report: lockstep acid read FILE."
+)
+
+
+def write_acid(path: Path, arch: str = "llama", quant: str = "F32") -> None:
+    for kind, given, known in (
+        ("architecture", arch, ARCHITECTURES),
+        ("weight type", quant, TYPES),
+    ):
+        if given not in known:
+            raise InvalidModel(f"no acid model of {kind} {given!r} (known: {', '.join(known)})")
+    write_gguf(path, metadata(arch, quant), tensors(arch, quant))
+
+
+def metadata(arch: str, quant: str) -> dict[str, tuple[str, Any]]:
+    report = report_for(arch, quant)
+    return {
+        "general.architecture": ("STR", arch),
+        "general.name": ("STR", f"lockstep {report.title}"),
+        "general.description": ("STR", DESCRIPTION),
+        "general.file_type": ("U32", FILE_TYPES[quant]),
+        **llama.keys(llama.SHAPE),
+        "llama.vocab_size": ("U32", len(llama_tokens(arch, quant))),
+        **llama_keys(report.lines()),
+    }
+
+
+def llama_tokens(arch: str, quant: str) -> list[str]:
+    tokens: list[str] = llama_keys(report_for(arch, quant).lines())["tokenizer.ggml.tokens"][1]
+    return tokens
+
+
+def tensors(arch: str, quant: str) -> Iterator[Tensor]:
+    weights = weights_of(report_for(arch, quant), llama.SHAPE)
+    for name, values in llama.matrices(weights):
+        kind = "F32" if values.ndim == 1 else quant
+        raw = llama.as_bytes(eight_bits(values), kind)
+        yield f"{name}.weight", values.shape[::-1], kind, raw
