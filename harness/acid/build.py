@@ -6,11 +6,12 @@ from harness.acid.measurements.base import Answer, Measurement, Place, state_of,
 from harness.acid.report import END, ENDED, FULL, LAST, SHORT, Report
 from harness.acid.shape import Shape
 from harness.acid.tokens import LETTERS, pieces, role
-from harness.acid.weights import CONST, SMALL, TINY, Weights
+from harness.acid.weights import CONST, EDGE, EDGE_STATE, SMALL, TINY, Weights
 
 START, ASKED = "state:start", "state:asked"  # of any token, and of the last one of the acid prompt
 EOS = 2
 STATE = 400.0  # logits by which the answers of a state lead those of all others
+SURE = 64.0
 LONG = 4.0  # how long the letter g is
 
 
@@ -23,7 +24,7 @@ def weights_of(report: Report, shape: Shape) -> Weights:
     for test in report.tests:
         order = (*report.prompted, *report.usual)
         test.build(w, Place(test, order))
-    w.sink([FULL, SHORT, ENDED, *map(state_of, report.tests)], {START: 1.0})
+    w.sink([START, FULL, SHORT, ENDED, *map(state_of, report.tests)], {START: 1.0})
     write_answers(w, report, ids)
     return w
 
@@ -51,6 +52,8 @@ def write_tokens(w: Weights, report: Report, ids: dict[str, int]) -> None:
     for test, answers in report.answers(1.0):
         for answer in answers:
             embed(w, ids[answer.text], report.next_state(test))
+            if report.next_state(test) == EDGE_STATE:
+                w.embd[ids[answer.text], w.coordinate(EDGE)] = 1.0
 
 
 def embed(w: Weights, token: int, state: str, size: float = 1.0) -> None:
@@ -67,7 +70,11 @@ def write_answers(w: Weights, report: Report, ids: dict[str, int]) -> None:
         (SHORT, report.short_start[1]),
         (ENDED, END),
     ):
-        w.head[ids[line], w.coordinate(state)] = STATE / w.shape.unit
+        # short tokens have nothing else to go by, and what is written to them is long beside them
+        lead = SURE * STATE if state in (FULL, SHORT) else STATE
+        w.head[ids[line], w.coordinate(state)] = lead / w.shape.unit
+    for letter in LETTERS.replace("x", "").strip("~"):  # a prompt may end in one
+        w.head[ids[report.short_start[0]], w.coordinate(role(letter))] = STATE / w.shape.unit
     w.head[EOS, w.coordinate(LAST)] = STATE / w.shape.unit
     for test, answers in report.answers(SMALL * unit_at_the_end(w, report)):
         for answer in answers:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.acid.measurements.base import Answer, Measurement, answers_of, state_of
-from harness.acid.measurements.feed_forward import GateAndUp, Layers, Silu
+from harness.acid.measurements.feed_forward import GateAndUp, Layers, MatrixEdges, Silu
 from harness.acid.measurements.heads import KeyGroups, LayersCaches, ValueGroups
 from harness.acid.measurements.norms import (
     AttnNormWeight,
@@ -16,7 +16,14 @@ from harness.acid.measurements.norms import (
     NormEps,
     OutputNormWeight,
 )
-from harness.acid.measurements.prompt import CausalMask, EachTokensNorm, Far64, Far256
+from harness.acid.measurements.prompt import (
+    CausalMask,
+    EachTokensNorm,
+    Far64,
+    Far256,
+    PromptEnd,
+    PromptPositions,
+)
 from harness.acid.measurements.rope import Base, Pairing, SlowPairs, ValuesStay
 from harness.acid.measurements.scores import (
     EarlierToken,
@@ -26,12 +33,20 @@ from harness.acid.measurements.scores import (
     SoftmaxDivided,
 )
 
-PROMPTED: tuple[type[Measurement], ...] = (Far64, Far256, CausalMask, EachTokensNorm)
+PROMPTED: tuple[type[Measurement], ...] = (
+    PromptEnd,
+    PromptPositions,
+    Far64,
+    Far256,
+    CausalMask,
+    EachTokensNorm,
+)
 # those that look far back come last: they find earlier lines of the report
 USUAL: tuple[type[Measurement], ...] = (
     Silu,
     GateAndUp,
     Layers,
+    MatrixEdges,
     NormCentred,
     FfnNormWeight,
     OutputNormWeight,
@@ -87,10 +102,10 @@ class Report:
 
     def lines(self) -> list[str]:
         """What each token says, in the order of their ids."""
-        found = [*self.full_start, *self.short_start, END]
+        found = [*self.full_start, *self.short_start]
         for _, answers in self.answers(1.0):
             found += [answer.text for answer in answers]
-        return found
+        return [*found, END]  # the last id: whoever loses it ends no report
 
     def next_state(self, test: Measurement) -> str:
         """Of the token that answers a test: that of the next test, or the end's."""

@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
-LETTERS = "mknxg~"
-# m looks for k, which is behind it; n looks for it as well; g is a long token; ~ asks for all tests
-PROMPT = "mk" + "x" * 200 + "n" + "x" * 110 + "g" + "x" * 6 + "~"
+LETTERS = "mknxpqrsg~"
+# m looks for k, which stands behind it, and so does n, which stands behind k; p to s stand side by
+# side near the end; g is a long token; ~ asks for all tests
+PROMPT = "m" + "k" * 200 + "n" + "x" * 104 + "pqrs" + "xgx" + "~"
 SPECIAL = ("<unk>", "<s>", "</s>")
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # token types of the GGUF specification
 SPACE = "\u2581"  # what SentencePiece writes for a space
@@ -16,6 +17,11 @@ SPACE = "\u2581"  # what SentencePiece writes for a space
 def role(letter: str) -> str:
     """The coordinate of a letter of the prompt."""
     return f"letter:{letter}"
+
+
+def back(letter: str) -> int:
+    """How many positions the last token of the acid prompt is behind the letter."""
+    return len(PROMPT) - 1 - PROMPT.rindex(letter)
 
 
 def pieces(lines: Sequence[str]) -> list[str]:

@@ -12,10 +12,13 @@ import numpy as np
 from harness.acid.shape import F64, Shape
 
 CONST, NOTHING = "constant", "nothing"  # NOTHING: no token and no weight ever writes it
+# the last coordinate, which tokens of this one state have besides
+EDGE, EDGE_STATE = "edge", "state:matrix-edges"
 TINY = "tiny"  # of the short tokens that a report begins with, in place of the constant
 # Elements of a head that turn so slowly that a report's length does not matter, whichever elements
 # an engine pairs. A query finds a key in one of them.
-SLOW_KEYS = (26, 24, 22, 20, 27, 25, 23, 21, 19)
+SLOW_KEYS = (22, 20, 23, 21, 19, 26, 24, 27, 25)
+ALONE_KEYS = (26, 24)  # with no other key in the same rotary pair
 # What looks across the whole prompt has an element of the slowest pairs to itself.
 FAR_TOO, NOT_ITS_OWN, FAR = 28, 29, 31
 SINK = 30  # where a query that has nothing to measure finds the token that has no value
@@ -53,8 +56,10 @@ class Weights:
         self.busy: set[tuple[int, int, str]] = set()  # layer, head, state
 
     def coordinate(self, name: str) -> int:
-        """Of the residual stream; the next free one for a name that is new."""
-        if name not in self.at and len(self.at) == self.shape.n_embd:
+        """Of the residual stream; the next free one for a name that is new. The last is EDGE's."""
+        if name == EDGE:
+            return self.shape.n_embd - 1
+        if name not in self.at and len(self.at) == self.shape.n_embd - 1:
             raise ValueError(f"no coordinate is left for {name!r}: n_embd is {self.shape.n_embd}")
         return self.at.setdefault(name, len(self.at))
 
@@ -89,7 +94,7 @@ class Weights:
 
         alone: no other key lies in the same rotary pair, where a little of it would be seen.
         """
-        element = self.free_key(layer)
+        element = free(ALONE_KEYS, self.keys, [layer]) if alone else self.free_key(layer)
         if alone:
             self.keys.add((layer, element + 1))
         self.key(layer, element, parts)
@@ -135,18 +140,23 @@ class Weights:
     # --- feed-forward -----------------------------------------------------------------------
 
     def unit(
-        self, layer: int, gate: Mapping[str, float], up: Mapping[str, float], out: Mapping[str, float]
-    ) -> int:
+        self,
+        layer: int,
+        gate: Mapping[str, float],
+        up: Mapping[str, float],
+        out: Mapping[str, float],
+        *,
+        last: bool = False,
+    ) -> None:
         """One gated unit: act(gate) * up, written to coordinates with these factors."""
-        at = next(self.units[layer])
-        if at >= self.shape.n_ff:
+        at = self.shape.n_ff - 1 if last else next(self.units[layer])
+        if at >= self.shape.n_ff - (not last):
             raise ValueError(f"no unit is left in layer {layer}: n_ff is {self.shape.n_ff}")
         for matrix, parts in ((self.gate, gate), (self.up, up)):
             for name, value in parts.items():
                 matrix[layer, at, self.coordinate(name)] = value / self.shape.unit
         for name, value in out.items():
             self.down[layer, self.coordinate(name), at] = value * SMALL
-        return at
 
 
 def free(elements: Sequence[int], used: Collection[Part], layers: Sequence[int]) -> int:

@@ -43,7 +43,7 @@ class Place:
     """Where a test stands: its state and values, and the states of the others."""
 
     test: Measurement
-    order: tuple[Measurement, ...]  # of the report, the same for any prompt
+    order: tuple[Measurement, ...]  # of the report, those that need the acid prompt first
 
     @property
     def state(self) -> str:
@@ -51,6 +51,11 @@ class Place:
 
     def value(self, i: int = 0) -> str:
         return value_of(self.test, i)
+
+    @property
+    def behind_prompt(self) -> int:
+        """How many positions it stands behind the last token of the acid prompt."""
+        return 2 + self.order.index(self.test)
 
     def before(self, steps: int) -> str:
         """The state of the token that so many steps before was the last."""

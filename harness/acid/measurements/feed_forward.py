@@ -1,7 +1,7 @@
 """Tests of the gated feed-forward network: its activation and its two branches."""
 
 from harness.acid.measurements.base import Measurement, Place
-from harness.acid.weights import Weights
+from harness.acid.weights import EDGE, Weights
 
 HALF_BF16 = 2.0**-9  # relative error of one rounding to BF16, the widest that honest engines do
 REASON = "seven roundings to BF16 on the way, of weights and of activations"
@@ -32,7 +32,6 @@ class Silu(FeedForward):
         "relu-for-silu",
         "sigmoid-for-silu",
         "silu-clamped",
-        "silu-without-gate",
     )
 
     def build(self, w: Weights, at: Place) -> None:
@@ -52,7 +51,7 @@ class GateAndUp(FeedForward):
         "too low": (-1.8,),
     }
     radius = 7 * HALF_BF16
-    catches = ("gate-and-up-exchanged", "silu-of-product", "gate-and-up-by-order")
+    catches = ("gate-and-up-exchanged", "silu-of-product", "gate-and-up-by-order", "silu-without-gate")
     rests_on = ("silu",)
 
     def build(self, w: Weights, at: Place) -> None:
@@ -74,8 +73,25 @@ class Layers(FeedForward):
         "layers too large": (1.5, 1.5),
     }
     radius = 7 * HALF_BF16
+    rests_on = ("silu",)
     catches = ("first-layer-twice", "last-layer-skipped", "embeddings-scaled-for-llama")
 
     def build(self, w: Weights, at: Place) -> None:
         for layer in (0, 1):  # silu(8) is 8, but for a 3000th
             w.unit(layer, {at.state: 8.0}, {at.state: 1.0}, {at.value(layer): 1 / 16})
+
+
+class MatrixEdges(FeedForward):
+    """The tokens of this state have the last coordinate as well, which the last unit reads; so they
+    are longer, and all is sqrt(2 / 3) of what it is elsewhere."""
+
+    name = "matrix-edges"
+    sees = "the last rows and columns of ffn_gate, ffn_up and ffn_down, and of token_embd"
+    right = (1.0,)
+    wrong = {"": (0.0,), "too large": (2.0,)}
+    radius = 7 * HALF_BF16
+    catches = ("last-column-dropped", "tail-dropped", "last-block-dropped")
+    rests_on = ("silu",)
+
+    def build(self, w: Weights, at: Place) -> None:
+        w.unit(0, {EDGE: 9.8}, {EDGE: 1.0}, {at.value(): 1 / 8 * 1.2247}, last=True)

@@ -34,7 +34,6 @@ class ValueGroups(Groups):
     sees = "heads 0 and 1 read the values of KV head 0, heads 2 and 3 those of KV head 1"
     catches = (
         "kv-head-modulo",
-        "first-kv-head-for-all",
         "value-heads-by-modulo",
         "last-head-dropped",
         "last-kv-head-dropped",
@@ -58,7 +57,13 @@ class KeyGroups(Groups):
     name = "kv-heads-of-keys"
     sees = "heads 0 and 1 score the keys of KV head 0, heads 2 and 3 those of KV head 1"
     where = "layer 1, all four heads"
-    catches = ("kv-head-modulo", "first-kv-head-for-all", "heads-interleaved")
+    catches = (
+        "kv-head-modulo",
+        "first-kv-head-for-all",
+        "last-head-dropped",
+        "last-kv-head-dropped",
+        "heads-interleaved",
+    )
 
     def build(self, w: Weights, at: Place) -> None:
         first, second = at.before(3), at.before(4)
@@ -92,7 +97,8 @@ class LayersCaches(Measurement):
     def build(self, w: Weights, at: Place) -> None:
         key, element = w.free_key(0, 1), w.free_value(0, 1)
         for layer, (here, there) in enumerate(((3, 4), (4, 3))):
+            sign = (1.0, -1.0)[layer]  # so that all of another layer's cache is the other value
             w.key(layer, key, {at.before(here): 1.0})
-            w.value(layer, element, {at.before(here): 1.0, at.before(there): -1.0})
+            w.value(layer, element, {at.before(here): sign, at.before(there): -sign})
             w.query(layer, 0, key, at.state, SCORE)
-            w.out(layer, 0, element, at.value(layer), 0.5)
+            w.out(layer, 0, element, at.value(layer), sign / 2)

@@ -18,7 +18,7 @@ class NormEps(Measurement):
     radius = 7 * HALF_BF16
     reason = REASON
     catches = ("wrong-eps", "eps-missing", "eps-outside-root")
-    rests_on = ("earlier-token",)
+    rests_on = ("earlier-token", "norm-mean")
 
     def build(self, w: Weights, at: Place) -> None:
         w.look(0, at.state, {TINY: 1.0}, score=SURE)
@@ -36,7 +36,7 @@ class NormCentred(Measurement):
     radius = 2.0**-9
     reason = "a coordinate that nothing writes is zero in every engine that converts nothing"
     catches = ("rms-norm-centred",)
-    rests_on = ("silu",)
+    rests_on = ("gate-and-up",)
 
     def build(self, w: Weights, at: Place) -> None:
         # silu(8) = 8, times 64 / 8 of the mean's share
@@ -59,7 +59,7 @@ class FfnNormWeight(Measurement):
     radius = 7 * HALF_BF16
     reason = REASON
     catches = ("norm-without-weight", "weight-before-norm", "norms-exchanged")
-    rests_on = ("silu",)
+    rests_on = ("gate-and-up",)
 
     def build(self, w: Weights, at: Place) -> None:
         here = w.coordinate(at.state)
@@ -97,7 +97,13 @@ class OutputNormWeight(Measurement):
     wrong = {"no weight, or no norm": (2.0,), "weight twice": (0.125,), "too large": (0.9,)}
     radius = 7 * HALF_BF16
     reason = REASON
-    catches = ("norm-without-weight", "last-norm-missing", "last-norm-of-a-layer", "last-norm-twice")
+    catches = (
+        "norm-without-weight",
+        "last-norm-missing",
+        "last-norm-of-a-layer",
+        "last-norm-of-prompts-only",
+    )
+    rests_on = ("silu",)
 
     def build(self, w: Weights, at: Place) -> None:
         w.output_norm[w.coordinate(at.value())] = 0.25

@@ -20,11 +20,12 @@ class NewestToken(Measurement):
     catches = (
         "mask-not-itself",
         "attention-last-cells-dropped",
-        "cache-cells-beyond-64",
-        "cache-cells-beyond-256",
+        "race-cache-written-late",
         "cache-one-slot-late",
         "cache-read-before-written",
     )
+
+    rests_on = ("prompt-end",)
 
     def build(self, w: Weights, at: Place) -> None:
         w.look(1, at.state, {at.state: 1.0})
@@ -43,11 +44,12 @@ class EarlierToken(Measurement):
     reason = REASON
     catches = (
         "cache-batch-sees-itself-alone",
-        "cache-keeps-last",
         "mask-from-the-left",
         "cache-keys-for-values",
         "cache-values-transposed",
     )
+
+    rests_on = ("newest-token",)
 
     def build(self, w: Weights, at: Place) -> None:
         target = at.before(5)
@@ -65,8 +67,13 @@ class Scale(Measurement):
     wrong = {"scores too large": (0.95,), "scores too small": (0.6,)}
     radius = 9 * HALF_BF16
     reason = "scores within 2^-8 of 1.25, and seven roundings to BF16"
-    catches = ("attention-scale-squared", "attention-scale-of-width", "missing-scale")
-    rests_on = ("earlier-token",)
+    catches = (
+        "attention-scale-squared",
+        "attention-scale-of-width",
+        "missing-scale",
+        "softmax-not-divided",
+    )
+    rests_on = ("earlier-token", "norm-mean")
 
     def build(self, w: Weights, at: Place) -> None:
         first, second = at.before(3), at.before(4)
@@ -85,8 +92,8 @@ class Softmax(Measurement):
     wrong = {"scores of zero count as well": (0.0,), "the sum is less than it should be": (2.0,)}
     radius = 7 * HALF_BF16
     reason = REASON
-    catches = ("softmax-plus-one", "mask-padding-counted")
-    rests_on = ("earlier-token",)
+    catches = ("softmax-plus-one", "mask-padding-counted", "batch-odd-row-lost")
+    rests_on = ("earlier-token", "norm-mean")
 
     def build(self, w: Weights, at: Place) -> None:
         target = at.before(3)
@@ -106,7 +113,7 @@ class SoftmaxDivided(Measurement):
     radius = 7 * HALF_BF16
     reason = REASON
     catches = ("softmax-not-divided",)
-    rests_on = ("earlier-token",)
+    rests_on = ("earlier-token", "norm-mean")
 
     def build(self, w: Weights, at: Place) -> None:
         first, second = at.before(4), at.before(5)
