@@ -1,1 +1,1 @@
-"""Models whose weights are constructed: what they write is a report on the engine that runs them."""
+"""Models with constructed weights: what they write is a report on the engine that runs them."""

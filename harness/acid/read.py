@@ -1,4 +1,4 @@
-"""An engine's text in, what it says about the engine out. The text is anybody's: nothing is trusted."""
+"""An engine's text in, what it says about the engine out. Nothing in the text is trusted."""
 
 import re
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from harness.acid.measurements.base import Measurement, answers_of
 from harness.acid.report import END, VERSION, Report, report_for
 
 LONGEST = 1 << 22  # characters that are looked at
+COLOURS = re.compile(r"\x1b\[[0-9;]{0,16}m")
 TITLE = re.compile(r"acid (\d{1,4}) ([a-z0-9-]{1,32}) ([A-Z0-9_]{1,16})([:,])")
 
 
@@ -47,7 +48,7 @@ class Reading:
 
 def read_report(text: str) -> Reading:
     """The first report in the text, whatever stands before and behind it."""
-    text = text[:LONGEST].replace("\r\n", "\n")
+    text = COLOURS.sub("", text[:LONGEST])
     found = TITLE.search(text)
     if not found:
         return Reading(problem=no_title(text))
@@ -83,13 +84,14 @@ def known_report(arch: str, quant: str) -> Report | None:
 
 
 def answer_in(text: str, test: Measurement) -> Read | None:
-    """The first of the test's own lines that is there, character by character."""
-    lines = {line.strip() for line in text.splitlines()}
-    for i, answer in enumerate(answers_of(test, 1.0)):
-        if (said := answer.text.strip()) in lines:
-            _, _, reason = said.partition("NO")
-            return Read(test=test.name, ok=i == 0, says=reason.strip(" ()"))
-    return None
+    """The first of the test's own answers that is there, wherever lines end."""
+    said = re.search(rf"(?<![\w-]){re.escape(test.name)} (ok|NO(?: \([^()\n]*\))?)(?!\w)", text)
+    if said is None:
+        return None
+    known = {answer.text.strip() for answer in answers_of(test, 1.0)}
+    what = said.group().strip() if said.group().strip() in known else f"{test.name} NO"
+    ok = said.group(1) == "ok"
+    return Read(test=test.name, ok=ok, says="" if ok else what.partition("NO")[2].strip(" ()"))
 
 
 def no_title(text: str) -> str:

@@ -1,6 +1,6 @@
 """The report as the model writes it: its tests in order, and every line that can come in it.
 
-Each token's own state chooses what is written next: nothing has to be remembered but what is measured.
+Each token's own state chooses what is written next: only what is measured is to be remembered.
 """
 
 from collections.abc import Sequence
@@ -117,8 +117,8 @@ FULL, SHORT, ENDED, LAST = "state:full", "state:short", "state:ended", "state:la
 
 
 def report_for(arch: str, quant: str) -> Report:
-    return Report(arch, quant, made(PROMPTED), made(USUAL))
+    return Report(arch, quant, instances(PROMPTED), instances(USUAL))
 
 
-def made(classes: Sequence[type[Measurement]]) -> tuple[Measurement, ...]:
+def instances(classes: Sequence[type[Measurement]]) -> tuple[Measurement, ...]:
     return tuple(cls() for cls in classes)

@@ -24,8 +24,8 @@ FAR_TOO, NOT_ITS_OWN, FAR = 28, 29, 31
 SINK = 30  # where a query that has nothing to measure finds the token that has no value
 SLOW_VALUES = tuple(range(31, 15, -1))
 Part = tuple[int, int]  # layer, element
-# What is measured is written that much smaller than a token's own coordinates, so that what one test
-# found, right or wrong, hardly shows in the length of its token, which others look at.
+# What is measured is written that much smaller than a token's own coordinates, so that what one
+# test found, right or wrong, hardly shows in the length of its token, which others look at.
 SMALL = 1 / 8
 SCORE = 60.0  # of what is looked for, above all else: exp(-60) of the rest is left
 

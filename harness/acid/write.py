@@ -25,13 +25,18 @@ DESCRIPTION = (
 
 
 def write_acid(path: Path, arch: str = "llama", quant: str = "F32") -> None:
+    check_known(arch, quant)
+    write_gguf(path, metadata(arch, quant), tensors(arch, quant))
+
+
+def check_known(arch: str, quant: str) -> None:
+    """Raises InvalidModel for what no acid model is written of."""
     for kind, given, known in (
         ("architecture", arch, ARCHITECTURES),
         ("weight type", quant, TYPES),
     ):
         if given not in known:
             raise InvalidModel(f"no acid model of {kind} {given!r} (known: {', '.join(known)})")
-    write_gguf(path, metadata(arch, quant), tensors(arch, quant))
 
 
 def metadata(arch: str, quant: str) -> dict[str, tuple[str, Any]]:

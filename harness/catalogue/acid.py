@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.acid.measurements.base import Measurement
-from harness.acid.read import Reading, read_report
+from harness.acid.read import read_report
 from harness.acid.report import Report
 from harness.acid.tokens import PROMPT
 from harness.adapters.base import Adapter
@@ -20,7 +20,7 @@ from harness.session import LocalSession
 
 TOKENS = 64
 SHORT = "Hello"
-# what every test rests on: how large a layer's part is beside the embedding, and what norms divide by
+# what every test rests on: how large a layer is beside the embedding, and what norms divide by
 FOUNDATIONS = {"layers", "norm-of-each-token"}
 
 

@@ -1,7 +1,6 @@
 """What a test declares, and how much the right answer leads by."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,7 +24,7 @@ class Measurement(ABC):
     name: ClassVar[str]
     sees: ClassVar[str]
     right: ClassVar[Values]
-    wrong: ClassVar[Mapping[str, Values]]
+    wrong: ClassVar[tuple[tuple[str, Values], ...]]
     radius: ClassVar[float]
     reason: ClassVar[str]  # why the radius is as it is
     where: ClassVar[str]  # layer and kind of weights, in words
@@ -90,12 +89,12 @@ class Answer:
 def answers_of(test: Measurement, unit: float) -> list[Answer]:
     """The right one first. unit: what a 1 measured is behind the last norm."""
     right = np.array(test.right)
-    aways = {says: np.array(values) - right for says, values in test.wrong.items()}
-    nearest = min(float((away * away).sum()) for away in aways.values())
+    aways = [(says, np.array(values) - right) for says, values in test.wrong]
+    nearest = min(float((away * away).sum()) for _, away in aways)
     gain = LEAD / (nearest / 2 * unit)
     zero = np.zeros_like(right)
     found = [Answer(f" {test.name} ok\n", zero, zero, 0.0)]
-    for says, away in aways.items():
+    for says, away in aways:
         text = f" {test.name} NO ({says})\n" if says else f" {test.name} NO\n"
         found.append(Answer(text, away, right + away / 2, gain))
     return found
@@ -113,7 +112,7 @@ def honest_lead(test: Measurement) -> float:
 def room(test: Measurement) -> float:
     """How many radii it is from the right values to the nearest that would be called wrong."""
     found = []
-    for values in test.wrong.values():
+    for _, values in test.wrong:
         away = np.abs(np.array(values) - np.array(test.right))
         found.append(float((away * away).sum() / 2 / away.sum()))
     return min(found) / test.radius

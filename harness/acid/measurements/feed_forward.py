@@ -18,14 +18,14 @@ class Silu(FeedForward):
     name = "silu"
     sees = "the activation of the feed-forward network is SiLU, below zero and at 6"
     right = (-0.8325, 0.9975)  # 3 * silu(-1.25), silu(6) / 6
-    wrong = {
-        "GELU": (-0.396, 1.0),
-        "ReLU": (0.0, 1.0),
-        "sigmoid, without the gate": (0.668, 0.1663),
-        "no activation": (-3.75, 1.0),
-        "clamped": (-0.8, 0.12),
-        "too low": (-1.27, 1.0),
-    }
+    wrong = (
+        ("GELU", (-0.396, 1.0)),
+        ("ReLU", (0.0, 1.0)),
+        ("sigmoid, without the gate", (0.668, 0.1663)),
+        ("no activation", (-3.75, 1.0)),
+        ("clamped", (-0.8, 0.12)),
+        ("too low", (-1.27, 1.0)),
+    )
     radius = 7 * HALF_BF16
     catches = (
         "gelu-for-silu",
@@ -45,13 +45,18 @@ class GateAndUp(FeedForward):
     name = "gate-and-up"
     sees = "ffn_gate goes through the activation, ffn_up does not, and they are multiplied"
     right = (-0.8808,)  # silu(2) * -1 / 2
-    wrong = {
-        "gate and up exchanged": (0.2689 * 2 / 2,),
-        "activation of the product": (-0.1192,),
-        "too low": (-1.8,),
-    }
+    wrong = (
+        ("gate and up exchanged", (0.2689 * 2 / 2,)),
+        ("activation of the product", (-0.1192,)),
+        ("too low", (-1.8,)),
+    )
     radius = 7 * HALF_BF16
-    catches = ("gate-and-up-exchanged", "silu-of-product", "gate-and-up-by-order", "silu-without-gate")
+    catches = (
+        "gate-and-up-exchanged",
+        "silu-of-product",
+        "gate-and-up-by-order",
+        "silu-without-gate",
+    )
     rests_on = ("silu",)
 
     def build(self, w: Weights, at: Place) -> None:
@@ -65,13 +70,13 @@ class Layers(FeedForward):
     sees = "every layer runs once, and adds to the embedding"
     where = "layers 0 and 1, ffn_down; token_embd"
     right = (0.5, 0.5)
-    wrong = {
-        "the first layer ran twice": (1.0, 0.5),
-        "the last layer is missing": (0.5, 0.0),
-        "the first layer is missing": (0.0, 0.5),
-        "embeddings too large, or layers too small": (0.05, 0.05),
-        "layers too large": (1.5, 1.5),
-    }
+    wrong = (
+        ("the first layer ran twice", (1.0, 0.5)),
+        ("the last layer is missing", (0.5, 0.0)),
+        ("the first layer is missing", (0.0, 0.5)),
+        ("embeddings too large, or layers too small", (0.05, 0.05)),
+        ("layers too large", (1.5, 1.5)),
+    )
     radius = 7 * HALF_BF16
     rests_on = ("silu",)
     catches = ("first-layer-twice", "last-layer-skipped", "embeddings-scaled-for-llama")
@@ -88,7 +93,10 @@ class MatrixEdges(FeedForward):
     name = "matrix-edges"
     sees = "the last rows and columns of ffn_gate, ffn_up and ffn_down, and of token_embd"
     right = (1.0,)
-    wrong = {"": (0.0,), "too large": (2.0,)}
+    wrong = (
+        ("", (0.0,)),
+        ("too large", (2.0,)),
+    )
     radius = 7 * HALF_BF16
     catches = ("last-column-dropped", "tail-dropped", "last-block-dropped")
     rests_on = ("silu",)

@@ -1,21 +1,21 @@
 """Tests of which head reads whose keys and values, and of caches that layers should not share."""
 
 from harness.acid.measurements.base import Measurement, Place
-from harness.acid.measurements.scores import REASON
 from harness.acid.measurements.feed_forward import HALF_BF16
+from harness.acid.measurements.scores import REASON
 from harness.acid.weights import SCORE, Weights
 
-GROUPS = {
-    "heads alternate between KV heads": (0.5, -0.5, 0.5, -0.5),
-    "KV head 0 for all": (0.5, 0.5, 0.5, 0.5),
-    "KV head 1 for all": (-0.5, -0.5, -0.5, -0.5),
-    "KV heads exchanged": (-0.5, -0.5, 0.5, 0.5),
-    "head 0 lost": (0.0, 0.5, -0.5, -0.5),
-    "head 1 lost": (0.5, 0.0, -0.5, -0.5),
-    "head 2 lost": (0.5, 0.5, 0.0, -0.5),
-    "head 3 lost": (0.5, 0.5, -0.5, 0.0),
-    "heads 2 and 3 lost": (0.5, 0.5, 0.0, 0.0),
-}
+GROUPS = (
+    ("heads alternate between KV heads", (0.5, -0.5, 0.5, -0.5)),
+    ("KV head 0 for all", (0.5, 0.5, 0.5, 0.5)),
+    ("KV head 1 for all", (-0.5, -0.5, -0.5, -0.5)),
+    ("KV heads exchanged", (-0.5, -0.5, 0.5, 0.5)),
+    ("head 0 lost", (0.0, 0.5, -0.5, -0.5)),
+    ("head 1 lost", (0.5, 0.0, -0.5, -0.5)),
+    ("head 2 lost", (0.5, 0.5, 0.0, -0.5)),
+    ("head 3 lost", (0.5, 0.5, -0.5, 0.0)),
+    ("heads 2 and 3 lost", (0.5, 0.5, 0.0, 0.0)),
+)
 
 
 class Groups(Measurement):
@@ -83,12 +83,12 @@ class LayersCaches(Measurement):
     sees = "each layer has keys and values of its own"
     where = "layers 0 and 1, head 0"
     right = (0.5, 0.5)
-    wrong = {
-        "layer 1 reads the cache of layer 0": (0.5, -0.5),
-        "layer 0 reads the cache of layer 1": (-0.5, 0.5),
-        "caches exchanged": (-0.5, -0.5),
-        "": (0.0, 0.0),
-    }
+    wrong = (
+        ("layer 1 reads the cache of layer 0", (0.5, -0.5)),
+        ("layer 0 reads the cache of layer 1", (-0.5, 0.5)),
+        ("caches exchanged", (-0.5, -0.5)),
+        ("", (0.0, 0.0)),
+    )
     radius = 7 * HALF_BF16 / 2
     reason = REASON
     catches = ("cache-shared-by-layers",)

@@ -6,6 +6,7 @@ from harness.acid.weights import NOTHING, TINY, Weights
 
 SURE = 120.0  # a score of which a third is enough
 
+
 class NormEps(Measurement):
     """The first token of a report is so short that eps is half of what its norm divides by. A later
     one, of usual length, reads the normalised value through attention: 8 / sqrt(2), over 8."""
@@ -14,7 +15,10 @@ class NormEps(Measurement):
     sees = "the norm adds attention.layer_norm_rms_epsilon of the file to the mean square"
     where = "layer 0, attn_norm, read by head 0"
     right = (0.7071,)
-    wrong = {"eps too small, or left out": (0.95,), "eps too large": (0.4642,)}
+    wrong = (
+        ("eps too small, or left out", (0.95,)),
+        ("eps too large", (0.4642,)),
+    )
     radius = 7 * HALF_BF16
     reason = REASON
     catches = ("wrong-eps", "eps-missing", "eps-outside-root")
@@ -32,7 +36,10 @@ class NormCentred(Measurement):
     sees = "the norm does not subtract the mean (RMS norm, not LayerNorm)"
     where = "layer 0, ffn_norm"
     right = (0.0,)
-    wrong = {"the mean is subtracted": (-1.0,), "something is added": (1.0,)}
+    wrong = (
+        ("the mean is subtracted", (-1.0,)),
+        ("something is added", (1.0,)),
+    )
     radius = 2.0**-9
     reason = "a coordinate that nothing writes is zero in every engine that converts nothing"
     catches = ("rms-norm-centred",)
@@ -50,12 +57,12 @@ class FfnNormWeight(Measurement):
     sees = "what is normalised is multiplied by ffn_norm of this layer, after it is divided"
     where = "layer 0, ffn_norm"
     right = (1.0,)
-    wrong = {
-        "no weight": (0.25,),
-        "attn_norm taken": (0.125,),
-        "ffn_norm of another layer": (0.5,),
-        "too large": (1.6,),
-    }
+    wrong = (
+        ("no weight", (0.25,)),
+        ("attn_norm taken", (0.125,)),
+        ("ffn_norm of another layer", (0.5,)),
+        ("too large", (1.6,)),
+    )
     radius = 7 * HALF_BF16
     reason = REASON
     catches = ("norm-without-weight", "weight-before-norm", "norms-exchanged")
@@ -75,7 +82,11 @@ class AttnNormWeight(Measurement):
     sees = "attention reads what is multiplied by attn_norm of this layer"
     where = "layer 1, attn_norm, read by head 0"
     right = (1.0,)
-    wrong = {"no weight": (0.5,), "too large": (1.5,), "no value": (0.0,)}
+    wrong = (
+        ("no weight", (0.5,)),
+        ("too large", (1.5,)),
+        ("no value", (0.0,)),
+    )
     radius = 7 * HALF_BF16
     reason = REASON
     catches = ("norm-without-weight", "weight-before-norm", "norms-exchanged")
@@ -94,7 +105,11 @@ class OutputNormWeight(Measurement):
     sees = "the last norm is there, and is multiplied by output_norm"
     where = "output_norm"
     right = (0.5,)
-    wrong = {"no weight, or no norm": (2.0,), "weight twice": (0.125,), "too large": (0.9,)}
+    wrong = (
+        ("no weight, or no norm", (2.0,)),
+        ("weight twice", (0.125,)),
+        ("too large", (0.9,)),
+    )
     radius = 7 * HALF_BF16
     reason = REASON
     catches = (

@@ -2,7 +2,7 @@
 
 from harness.acid.measurements.base import Measurement, Place
 from harness.acid.measurements.feed_forward import HALF_BF16
-from harness.acid.measurements.rope import turned
+from harness.acid.measurements.rope import turn
 from harness.acid.measurements.scores import REASON
 from harness.acid.tokens import back, role
 from harness.acid.weights import CONST, FAR, FAR_TOO, NOT_ITS_OWN, SCORE, SMALL, Weights
@@ -22,7 +22,10 @@ class Far(Prompted):
     letter: str
     where = "layer 1, head 0"
     right = (1.0,)
-    wrong = {"": (0.0,), "too large": (2.0,)}
+    wrong = (
+        ("", (0.0,)),
+        ("too large", (2.0,)),
+    )
 
     def build(self, w: Weights, at: Place) -> None:
         find(w, 0, at.state, self.letter)
@@ -51,20 +54,20 @@ class Far256(Far):
 
 
 class CausalMask(Prompted):
-    """In layer 0 the letter m looks for k, which stands behind it 200 times and must not be seen; it
-    finds itself, whose value is -1. The letter n, behind them, finds k, whose value is 1. All scores
-    of m are below -19, so that hidden ones of zero would be found instead of it."""
+    """In layer 0 the letter m looks for k, which stands behind it 200 times and must not be seen;
+    it finds itself, whose value is -1. The letter n, behind them, finds k, whose value is 1. All
+    scores of m are below -18, so that hidden ones of zero would be found instead of it."""
 
     name = "causal-mask"
     sees = "a token of the prompt sees none behind it, nor counts it, and sees those before it"
     where = "layer 0, head 0; layer 1, heads 0 and 1"
     right = (-1.0, 1.0)
-    wrong = {
-        "later tokens are seen": (0.8, 1.0),
-        "later tokens count in the sum": (0.0, 1.0),
-        "earlier tokens are not seen": (-1.0, 0.0),
-        "": (0.0, 0.0),
-    }
+    wrong = (
+        ("later tokens are seen", (0.8, 1.0)),
+        ("later tokens count in the sum", (0.0, 1.0)),
+        ("earlier tokens are not seen", (-1.0, 0.0)),
+        ("", (0.0, 0.0)),
+    )
     radius = 7 * HALF_BF16
     catches = (
         "mask-missing",
@@ -93,7 +96,10 @@ class PromptEnd(Prompted):
     sees = "the end of a long prompt, in cells beyond 256"
     where = "layer 0, head 0"
     right = (1.0,)
-    wrong = {"": (0.0,), "too large": (2.0,)}
+    wrong = (
+        ("", (0.0,)),
+        ("too large", (2.0,)),
+    )
     catches = (
         "cache-cells-beyond-64",
         "cache-cells-beyond-256",
@@ -113,7 +119,10 @@ class PromptPositions(Prompted):
     sees = "each token of a prompt has a position of its own, and the report goes on from them"
     where = "layer 0, head 0, pair 0"
     right = (1.0, 0.0)
-    wrong = {"": (0.0, 0.0), "one position off": (0.0, 1.0)}
+    wrong = (
+        ("", (0.0, 0.0)),
+        ("one position off", (0.0, 1.0)),
+    )
     reason = "a weight of attention within exp(-10) of one, and seven roundings to BF16"
     catches = ("rope-one-position-for-the-batch", "rope-restarts-with-batch")
     rests_on = ("prompt-end",)
@@ -121,7 +130,7 @@ class PromptPositions(Prompted):
     def build(self, w: Weights, at: Place) -> None:
         keys = {role(letter): 1.0 for letter in "pqrs"}
         w.look(0, at.state, keys)
-        turned(w, (0, 0), at.state, keys, back("r") + at.behind_prompt, 100.0)
+        turn(w, (0, 0), at.state, keys, back("r") + at.behind_prompt, 100.0)
         w.read(0, {role("r"): 1.0}, at.value(0))
         w.read(0, {role("q"): 1.0, role("s"): 1.0}, at.value(1))
 
@@ -133,11 +142,11 @@ class EachTokensNorm(Prompted):
     sees = "each token of a prompt is divided by its own root mean square"
     where = "layer 0, attn_norm, read by head 0"
     right = (1.0,)
-    wrong = {
-        "another token's norm": (4.0,),
-        "too small": (0.5,),
-        "too large": (1.5,),
-    }
+    wrong = (
+        ("another token's norm", (4.0,)),
+        ("too small", (0.5,)),
+        ("too large", (1.5,)),
+    )
     catches = ("norm-of-first-row", "stale-norm")
     rests_on = ("prompt-end",)
 

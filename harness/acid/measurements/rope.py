@@ -1,9 +1,10 @@
-"""Tests of rotary positions: a query is turned so that one distance fits, and wrong turns fit others.
+"""Tests of rotary positions: a query is turned so that one distance fits; wrong turns fit others.
 
 Only a few tokens of the report are looked at, so which of them is found tells mistakes apart.
 """
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,8 +14,8 @@ from harness.acid.weights import Weights
 
 
 class Rope(Measurement):
-    """`layer`, `turns` (a pair) and `score` of the turned query of head 0; `distances` of the tokens
-    that it may find, the right one first, each with a value of its own; `others` have none."""
+    """`layer`, `turns` (a pair) and `score` of the turned query of head 0; `distances` of what it
+    may find, the right one first, each with a value of its own; `others` have none."""
 
     layer: int
     turns: int
@@ -23,17 +24,17 @@ class Rope(Measurement):
     others: tuple[int, ...] = ()
     radius = 7 * HALF_BF16
     reason = "a weight of attention within exp(-10) of one, and seven roundings to BF16"
-    rests_on = ("earlier-token",)
+    rests_on: ClassVar[tuple[str, ...]] = ("earlier-token",)
 
     def build(self, w: Weights, at: Place) -> None:
         every = {at.before(d): 1.0 for d in (*self.distances, *self.others)}
         w.look(self.layer, at.state, every)
-        turned(w, (self.layer, self.turns), at.state, every, self.distances[0], self.score)
+        turn(w, (self.layer, self.turns), at.state, every, self.distances[0], self.score)
         for i, distance in enumerate(self.distances):
             w.read(self.layer, {at.before(distance): 1.0}, at.value(i))
 
 
-def turned(
+def turn(
     w: Weights,
     place: tuple[int, int],
     state: str,
@@ -51,8 +52,8 @@ def turned(
 
 
 class Pairing(Rope):
-    """Pair 0 turns by one radian a position, whatever the base. Paired otherwise, the query's second
-    element never meets the key: the score goes with cos(4) * cos(d), whose best is 3; turned the
+    """Pair 0 turns by one radian a position, whatever the base. Paired otherwise, the second element
+    of the query never meets the key: the score goes with cos(4) * cos(d), whose best is 3; turned the
     other way with cos(d + 4), whose best is 2; keys that are a position late are found one further
     back."""
 
@@ -62,12 +63,12 @@ class Pairing(Rope):
     layer, turns, score = 0, 0, 100.0
     distances, others = (4, 3, 2, 5), (6,)
     right = (1.0, 0.0, 0.0, 0.0)
-    wrong = {
-        "pairs of the other kind": (0.0, 1.0, 0.0, 0.0),
-        "turned the other way": (0.0, 0.0, 1.0, 0.0),
-        "keys one position late": (0.0, 0.0, 0.0, 1.0),
-        "": (0.0, 0.0, 0.0, 0.0),
-    }
+    wrong = (
+        ("pairs of the other kind", (0.0, 1.0, 0.0, 0.0)),
+        ("turned the other way", (0.0, 0.0, 1.0, 0.0)),
+        ("keys one position late", (0.0, 0.0, 0.0, 1.0)),
+        ("", (0.0, 0.0, 0.0, 0.0)),
+    )
     catches = (
         "rope-half-split",
         "rope-other-way",
@@ -92,12 +93,17 @@ class Base(Rope):
     layer, turns, score = 0, 4, 100.0
     distances = (9, 16, 3)
     right = (1.0, 0.0, 0.0)
-    wrong = {
-        "turns too slowly: 10000 taken for 1000?": (0.0, 1.0, 0.0),
-        "turns too fast": (0.0, 0.0, 1.0),
-        "": (0.0, 0.0, 0.0),
-    }
-    catches = ("rope-base-of-llama3", "rope-exponent-halved", "rope-exponent-from-one", "rope-half-the-head")
+    wrong = (
+        ("turns too slowly: 10000 taken for 1000?", (0.0, 1.0, 0.0)),
+        ("turns too fast", (0.0, 0.0, 1.0)),
+        ("", (0.0, 0.0, 0.0)),
+    )
+    catches = (
+        "rope-base-of-llama3",
+        "rope-exponent-halved",
+        "rope-exponent-from-one",
+        "rope-half-the-head",
+    )
     rests_on = ("rope-pairing",)
 
 
@@ -111,7 +117,10 @@ class SlowPairs(Rope):
     layer, turns, score = 1, 8, 400.0
     distances, others = (14,), (2, 3, 4)
     right = (1.0,)
-    wrong = {"": (0.25,), "too large": (1.75,)}
+    wrong = (
+        ("", (0.25,)),
+        ("too large", (1.75,)),
+    )
     catches = ("rope-half-the-head", "rope-last-half-of-the-head")
     rests_on = ("rope-pairing", "rope-base")
 
@@ -123,12 +132,12 @@ class ValuesStay(Measurement):
     sees = "values are not rotated"
     where = "layer 0, head 0"
     right = (1.0, 1.0, 1.0)
-    wrong = {
-        "": (0.0, 0.0, 0.0),
-        "pair 0": (0.0, 1.0, 1.0),
-        "pair 1": (1.0, 0.0, 1.0),
-        "pair 2": (1.0, 1.0, 0.0),
-    }
+    wrong = (
+        ("", (0.0, 0.0, 0.0)),
+        ("pair 0", (0.0, 1.0, 1.0)),
+        ("pair 1", (1.0, 0.0, 1.0)),
+        ("pair 2", (1.0, 1.0, 0.0)),
+    )
     radius = 7 * HALF_BF16
     reason = Rope.reason
     catches = ("rope-of-values",)

@@ -14,7 +14,10 @@ class NewestToken(Measurement):
     sees = "a token attends to itself, so the newest cells of the cache are looked at"
     where = "layer 1, head 0"
     right = (1.0,)
-    wrong = {"": (0.0,), "too large": (2.0,)}
+    wrong = (
+        ("", (0.0,)),
+        ("too large", (2.0,)),
+    )
     radius = 7 * HALF_BF16
     reason = REASON
     catches = (
@@ -39,7 +42,10 @@ class EarlierToken(Measurement):
     sees = "a token attends to one written some steps before"
     where = "layer 0, head 0"
     right = (1.0,)
-    wrong = {"": (0.0,), "too large": (2.0,)}
+    wrong = (
+        ("", (0.0,)),
+        ("too large", (2.0,)),
+    )
     radius = 7 * HALF_BF16
     reason = REASON
     catches = (
@@ -64,7 +70,10 @@ class Scale(Measurement):
     sees = "scores are divided by the root of a head's width"
     where = "layer 1, head 0"
     right = (0.7773,)
-    wrong = {"scores too large": (0.95,), "scores too small": (0.6,)}
+    wrong = (
+        ("scores too large", (0.95,)),
+        ("scores too small", (0.6,)),
+    )
     radius = 9 * HALF_BF16
     reason = "scores within 2^-8 of 1.25, and seven roundings to BF16"
     catches = (
@@ -89,7 +98,10 @@ class Softmax(Measurement):
     sees = "a softmax is over the visible scores alone, and comes to one"
     where = "layer 1, head 0"
     right = (1.0,)
-    wrong = {"scores of zero count as well": (0.0,), "the sum is less than it should be": (2.0,)}
+    wrong = (
+        ("scores of zero count as well", (0.0,)),
+        ("the sum is less than it should be", (2.0,)),
+    )
     radius = 7 * HALF_BF16
     reason = REASON
     catches = ("softmax-plus-one", "mask-padding-counted", "batch-odd-row-lost")
@@ -109,7 +121,10 @@ class SoftmaxDivided(Measurement):
     sees = "a softmax is divided by its sum: two equal scores are a half each"
     where = "layer 1, head 0"
     right = (0.5,)
-    wrong = {"not divided": (1.0,), "less than a half": (0.25,)}
+    wrong = (
+        ("not divided", (1.0,)),
+        ("less than a half", (0.25,)),
+    )
     radius = 7 * HALF_BF16
     reason = REASON
     catches = ("softmax-not-divided",)
