@@ -4,14 +4,14 @@ import numpy as np
 
 from harness.acid.measurements.base import Answer, Measurement, Place, state_of, value_of
 from harness.acid.report import END, ENDED, FULL, LAST, SHORT, Report
-from harness.acid.shape import Shape
+from harness.acid.shape import Shape, eight_bits
 from harness.acid.tokens import LETTERS, pieces, role
 from harness.acid.weights import CONST, EDGE, EDGE_STATE, SMALL, TINY, Weights
 
 START, ASKED = "state:start", "state:asked"  # of any token, and of the last one of the acid prompt
 EOS = 2
-STATE = 400.0  # logits by which the answers of a state lead those of all others
-SURE = 64.0
+STATE = 3600.0  # logits by which the answers of a state lead those of all others
+SURE = 8.0
 LONG = 4.0  # how long the letter g is
 
 
@@ -92,10 +92,7 @@ def write_answer(w: Weights, token: int, test: Measurement, answer: Answer) -> N
     for i, away in enumerate(answer.away):
         at = w.coordinate(value_of(test, i))
         row[at] = answer.gain * away
-    offset = float((answer.away * answer.middle).sum()) * answer.gain
-    offset *= SMALL
-    row[w.coordinate(CONST)] = -offset
-    row[state] = STATE / w.shape.unit
-    if offset < 0:  # what would speak for it in every state speaks in its own only
-        row[w.coordinate(CONST)] = 0
-        row[state] -= offset
+    offset = float((answer.away * answer.middle).sum()) * answer.gain * SMALL
+    wanted = STATE / w.shape.unit - offset
+    row[state] = eight_bits(wanted)
+    row[w.coordinate(CONST)] = wanted - row[state]  # what eight bits lack, or thresholds move

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from harness.acid.measurements.base import Answer, Measurement, answers_of, state_of
 from harness.acid.measurements.feed_forward import GateAndUp, Layers, MatrixEdges, Silu
+from harness.acid.measurements.formats import tests_of_format
 from harness.acid.measurements.heads import KeyGroups, LayersCaches, ValueGroups
 from harness.acid.measurements.norms import (
     AttnNormWeight,
@@ -117,7 +118,7 @@ FULL, SHORT, ENDED, LAST = "state:full", "state:short", "state:ended", "state:la
 
 
 def report_for(arch: str, quant: str) -> Report:
-    return Report(arch, quant, instances(PROMPTED), instances(USUAL))
+    return Report(arch, quant, instances(PROMPTED), instances(USUAL) + tests_of_format(quant))
 
 
 def instances(classes: Sequence[type[Measurement]]) -> tuple[Measurement, ...]:

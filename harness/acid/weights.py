@@ -53,6 +53,7 @@ class Weights:
         self.units = [count() for _ in range(s.n_layer)]
         self.keys: set[Part] = set()
         self.values: set[Part] = set()
+        self.coded: dict[int, bytes] = {}  # rows of the last layer's ffn_down, where it has blocks
         self.busy: set[tuple[int, int, str]] = set()  # layer, head, state
 
     def coordinate(self, name: str) -> int:

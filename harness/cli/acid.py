@@ -15,9 +15,12 @@ app = typer.Typer(
 )
 # of harness/acid/write.py, which is too much to import for --help
 ACID_ARCHITECTURES = "llama"
-ACID_TYPES = "F32 F16 BF16"
+ACID_TYPES = "F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 IQ4_NL MXFP4 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_XS"
 ArchOpt = Annotated[str, typer.Option(help=f"One of: {ACID_ARCHITECTURES}.")]
-QuantOpt = Annotated[str, typer.Option(help=f"Type of the matrices, one of: {ACID_TYPES}.")]
+QuantOpt = Annotated[
+    str,
+    typer.Option(help=f"Type of the matrices, or of the one that is tested besides: {ACID_TYPES}."),
+]
 
 
 @app.command()

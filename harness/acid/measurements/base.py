@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -21,16 +20,16 @@ class Measurement(ABC):
     engines of the catalogue that make it say NO, `rests_on` the tests whose subject it needs.
     """
 
-    name: ClassVar[str]
-    sees: ClassVar[str]
-    right: ClassVar[Values]
-    wrong: ClassVar[tuple[tuple[str, Values], ...]]
-    radius: ClassVar[float]
-    reason: ClassVar[str]  # why the radius is as it is
-    where: ClassVar[str]  # layer and kind of weights, in words
-    catches: ClassVar[tuple[str, ...]] = ()
-    rests_on: ClassVar[tuple[str, ...]] = ()
-    needs_prompt: ClassVar[bool] = False
+    name: str
+    sees: str
+    right: Values
+    wrong: tuple[tuple[str, Values], ...]
+    radius: float
+    reason: str  # why the radius is as it is
+    where: str  # layer and kind of weights, in words
+    catches: tuple[str, ...] = ()
+    rests_on: tuple[str, ...] = ()
+    needs_prompt: bool = False
 
     @abstractmethod
     def build(self, w: Weights, at: "Place") -> None:

@@ -4,7 +4,6 @@ Only a few tokens of the report are looked at, so which of them is found tells m
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 import numpy as np
 
@@ -24,7 +23,7 @@ class Rope(Measurement):
     others: tuple[int, ...] = ()
     radius = 7 * HALF_BF16
     reason = "a weight of attention within exp(-10) of one, and seven roundings to BF16"
-    rests_on: ClassVar[tuple[str, ...]] = ("earlier-token",)
+    rests_on: tuple[str, ...] = ("earlier-token",)
 
     def build(self, w: Weights, at: Place) -> None:
         every = {at.before(d): 1.0 for d in (*self.distances, *self.others)}
@@ -52,10 +51,10 @@ def turn(
 
 
 class Pairing(Rope):
-    """Pair 0 turns by one radian a position, whatever the base. Paired otherwise, the second element
-    of the query never meets the key: the score goes with cos(4) * cos(d), whose best is 3; turned the
-    other way with cos(d + 4), whose best is 2; keys that are a position late are found one further
-    back."""
+    """Pair 0 turns by one radian a position, whatever the base. Paired otherwise, the second part
+    of a query never meets the key, and the score goes with cos(4) * cos(d), whose best is 3; turned
+    the other way with cos(d + 4), whose best is 2; keys a position late are found one further back.
+    """
 
     name = "rope-pairing"
     sees = "which elements of a head turn together, which way, and from which position"
