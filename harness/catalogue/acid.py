@@ -1,7 +1,5 @@
 """What wrong engines of the catalogue, and honest ones, write when they run an acid model.
 
-    python -m pytest tests/test_acid_catalogue.py -s     prints the table
-
 An engine is covered if a test names it in `catches`. It is named rightly if such a test says NO; of
 the tests that do not rest on one of those, each should stay ok.
 """
@@ -15,6 +13,7 @@ from harness.acid.read import read_report
 from harness.acid.report import Report
 from harness.acid.tokens import PROMPT
 from harness.adapters.base import Adapter
+from harness.catalogue.run import wrong_engines
 from harness.records import EXACT, Answered, Settings
 from harness.session import LocalSession
 
@@ -63,6 +62,12 @@ def try_engine(name: str, path: Path, report: Report, settings: Settings = EXACT
         lost=tuple(test for test in apart if not said.get(test)),
         complete=all(reading.complete for reading in read.values()),
     )
+
+
+def covered_by(tests: Sequence[Measurement]) -> list[str]:
+    """The wrong engines that these tests say to catch, in the order of the catalogue."""
+    caught = {name for test in tests for name in test.catches}
+    return [cls.name for cls in wrong_engines() if cls.name.partition(":")[2] in caught]
 
 
 def needs(report: Report, test: Measurement) -> Set[str]:
