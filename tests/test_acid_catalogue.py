@@ -1,11 +1,10 @@
 """What wrong engines of the catalogue write when they run an acid model.
 
-    LOCKSTEP_ACID_ALL=1 python -m pytest tests/test_acid_catalogue.py -s
-
-tries every one that a test covers, and prints what each said NO to; without it some are tried.
+LOCKSTEP_ACID_ALL=1 with `pytest -s` tries every one that a test covers; without it some are tried.
 """
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,8 +25,7 @@ def tried(kind: str, folder: Path, prefix: str = "") -> list[Seen]:
 
 
 def check(seen: list[Seen]) -> None:
-    for line in table(seen):
-        print(line)
+    sys.stdout.write("\n".join(("", *table(seen), "")))
     kept, lost = (sum(len(getattr(each, what)) for each in seen) for what in ("kept", "lost"))
     assert [each.engine for each in seen if not each.named] == []
     assert kept >= 0.95 * (kept + lost)

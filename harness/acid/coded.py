@@ -91,7 +91,7 @@ FORMATS: Mapping[str, Coded] = {
             {"qs": ALL},
             ("q4-0-nibbles-in-order", "q4-0-nibbles-swapped", "q4-0-offset", "q4-0-signed"),
         ),
-        scale=Part({"d": HALF}, ("q4-0-scale-bf16",)),
+        scale=Part({"d": HALF}),
     ),
     "Q4_1": small(
         {"d": 2.0**-5, "m": 0.0, "qs": 0x99},
@@ -117,8 +117,8 @@ FORMATS: Mapping[str, Coded] = {
     ),
     "IQ4_NL": small(
         {"d": 2.0**-7, "qs": 0xBB},
-        nibbles=Part({"qs": ALL}, ("iq4-nl-linear", "iq4-nl-nibbles-in-order", "iq4-nl-entry")),
-        scale=Part({"d": HALF}),
+        nibbles=Part({"qs": ALL}, ("iq4-nl-nibbles-in-order",)),
+        scale_and_code_book=Part({"d": HALF}, ("iq4-nl-linear",)),
     ),
     "MXFP4": small(
         {"e": 124, "qs": 0x55},
@@ -156,7 +156,7 @@ FORMATS: Mapping[str, Coded] = {
     "Q6_K": large(
         {"d": 2.0**-11, "scales": 64, "ql": 0xCC, "qh": 0xAA},
         nibbles=Part({"ql": ALL}, ("q6-k-nibbles-swapped",)),
-        high_bits=Part({"qh": ALL}, ("q6-k-high-bits-reversed", "q6-k-offset")),
+        high_bits=Part({"qh": ALL}, ("q6-k-high-bits-reversed",)),
         scales=Part({"scales": ALL}, ("q6-k-scales-unsigned",)),
     ),
     "IQ4_XS": large(

@@ -15,7 +15,7 @@ def explain(reading: Reading) -> Iterator[str]:
     wrong = [answer for answer in reading.answers if not answer.ok]
     n = len(reading.answers)
     yield f"acid {reading.arch} {reading.quant}: {n - len(wrong)} of {n} tests ok"
-    roots = [a for a in wrong if not {b.test for b in wrong} & below(tests, a.test)]
+    roots = [a for a in wrong if rests_on_nothing_wrong(tests, a.test, {b.test for b in wrong})]
     for answer in roots:
         yield from explain_no(answer, tests[answer.test])
     rest = [answer for answer in wrong if answer not in roots]
@@ -41,6 +41,11 @@ def what_is_missing(reading: Reading, n_prompted: int) -> Iterator[str]:
             f"{n_prompted} tests were left out, because the prompt was not the acid prompt: "
             "lockstep acid list --prompt prints it"
         )
+
+
+def rests_on_nothing_wrong(tests: dict[str, Measurement], name: str, wrong: set[str]) -> bool:
+    """But on those that rest on it as well, such as parts of one block."""
+    return all(name in below(tests, other) for other in wrong & below(tests, name))
 
 
 def below(tests: dict[str, Measurement], name: str) -> set[str]:

@@ -18,13 +18,15 @@ class Coded(Measurement):
     """Weight `column` of three rows; of their blocks one part varies."""
 
     reason = "seven roundings to BF16, which has room for the scales of activations in F16"
-    rests_on = ("silu",)
 
     def __init__(self, kind: str, part: str, column: int) -> None:
+        both = FORMATS[kind].columns
         self.kind, self.part, self.column = kind, part, column
         self.name = f"{kind}-{part}-{column}"
         self.sees = f"{kind}: {part.replace('-', ' ')}, by weight {column} of {ROWS} rows"
         self.where = f"the last layer, ffn_down, which is {kind}"
+        # a weight is made of all parts of its block: a part read wrongly changes plain ones too
+        self.rests_on = ("silu", *(f"{kind}-{p}-{c}" for p in FORMATS[kind].parts for c in both))
         self.catches = FORMATS[kind].parts[part].catches
         self.rows = rows_of(kind, part, column, ROWS)
         values = decode(kind, self.rows)[:, column]
