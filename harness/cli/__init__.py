@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from harness.cli import (
+    acid,
     answers,
     batch,
     bench,
@@ -58,6 +59,7 @@ app.add_typer(fuzz.app, name="fuzz")
 app.add_typer(bench.app, name="bench")
 app.add_typer(oracle.app, name="oracle")
 app.add_typer(engines.app, name="engine")
+app.add_typer(acid.app, name="acid")
 fuzz.app.command("batch")(batch.fuzz_batch)
 golden.app.command("fetch")(tokens.fetch)
 golden.app.command("ops")(answers.ops)

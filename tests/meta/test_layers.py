@@ -37,7 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("harness.designs", "harness.engine_process", "harness.candidates"),
     ("harness.rope_designs",),
     ("harness.synth", "harness.adapters", "harness.judge", "harness.report"),
-    ("harness.real_models", "harness.twin"),
+    ("harness.real_models", "harness.twin", "harness.acid"),
     (
         "harness.mutants",
         "harness.honest",

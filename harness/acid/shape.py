@@ -1,0 +1,60 @@
+"""The sizes that every acid model has, and the numbers that every weight format holds exactly."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+F64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """In ggml's names. Every token is as long as the constant and one state, both 1, so that a
+    normalised 1 is sqrt(n_embd / 2)."""
+
+    n_embd: int = 128
+    n_layer: int = 2
+    n_head: int = 4
+    n_head_kv: int = 2
+    n_embd_head: int = 32
+    n_ff: int = 32
+    eps: float = 1e-5
+    rope_base: float = 1000.0  # no engine's default: who ignores the key is seen
+    n_ctx: int = 1024
+    halves: bool = False  # which elements of a head turn together
+
+    @property
+    def unit(self) -> float:
+        """What the constant is behind a norm: 8."""
+        return float(np.sqrt(self.n_embd / 2))
+
+    @property
+    def group(self) -> int:
+        """Query heads of one KV head."""
+        return self.n_head // self.n_head_kv
+
+    @property
+    def tiny(self) -> float:
+        """A token so short that eps is half of what its norm divides by."""
+        return float(np.sqrt(self.eps * self.n_embd / 2))
+
+    def pair(self, i: int) -> tuple[int, int]:
+        """The elements of a rotary pair."""
+        return (i, i + self.n_embd_head // 2) if self.halves else (2 * i, 2 * i + 1)
+
+    def frequency(self, pair: int) -> float:
+        """Radians that a rotary pair turns from one position to the next."""
+        return float(self.rope_base ** (-2 * pair / self.n_embd_head))
+
+
+def eight_bits(values: Any) -> F64:
+    """Rounded to eight significant bits, which BF16, F16 and F32 hold alike.
+
+    So the type of a matrix changes nothing in what is right, and neither does the last bit of a
+    cosine: none lies within it of a tie.
+    """
+    fraction, exponent = np.frexp(np.asarray(values, np.float64))
+    rounded: F64 = np.ldexp(np.round(fraction * 256), exponent - 8)
+    return rounded

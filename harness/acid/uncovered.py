@@ -1,0 +1,42 @@
+"""Mistakes that no acid test sees, and why: what text cannot show, and what is not written yet."""
+
+REASONS = (
+    (
+        "small errors of rounding (norms, scores, caches, logits or activations in F16, BF16, TF32 "
+        "or eight bits; a rough exponential; rotary tables in BF16)",
+        "they lie within the margin that honest engines need",
+    ),
+    (
+        "a position off by one everywhere, logits scaled, log-probabilities for logits, the "
+        "last norm twice without its weight",
+        "greedy text is the same",
+    ),
+    (
+        "second batches, several sequences, caches shifted or not cleared, outputs of rows "
+        "that were not asked for",
+        "one prompt, written once, never gets there",
+    ),
+    (
+        "embeddings of other ids, a column-major file, a head that is always tied, matrices "
+        "transposed, the second-best token chosen, a bare NaN",
+        "there is no report: what is written is not the beginning of one",
+    ),
+    (
+        "one entry of a code book a step off, Q6_K with an offset of 31, the lowest byte of Q8_0, "
+        "the rounding of activations",
+        "the weights that are read change by less than a quarter of the largest",
+    ),
+    (
+        "scales read as BF16 that are F16, halves read as the other kind",
+        "what is not finite makes every token NaN: there is no report",
+    ),
+    (
+        "races and rows beyond a tile",
+        "they show now and then, in whatever test is running",
+    ),
+    (
+        "frequency factors, linear and YaRN scaling, windows, soft caps, sinks, biases, norms of "
+        "heads, experts, latent attention, recurrent states, tokenizers",
+        "no acid model of theirs is written yet",
+    ),
+)

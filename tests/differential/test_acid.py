@@ -1,0 +1,65 @@
+"""Acid models in llama.cpp: every test ok, in both presets, at temperature 1, for each type."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.batch import Batch
+from harness.acid.read import Reading, read_report
+from harness.acid.report import report_for
+from harness.acid.tokens import PROMPT
+from harness.acid.write import TYPES, write_acid
+from harness.catalogue.acid import SHORT, TOKENS
+from harness.quick import answer
+from harness.records import EXACT, PRESETS, Request
+from harness.runner import Runner
+
+pytest.importorskip("llama_cpp", reason="llama_cpp is missing: acid models were not run in it")
+
+
+def reading_of(path: Path, preset: str, prompt: str) -> Reading:
+    with Runner().open("llama.cpp", path, PRESETS[preset]) as session:
+        ids = answer(session, "tokenize", [prompt.encode()])[0]
+        new = answer(session, "greedy", ids, TOKENS)
+        flags = {"remove_special": True, "unparse_special": False}
+        return read_report(answer(session, "detokenize", [new], **flags)[0].decode())
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, SHORT], ids=["acid prompt", "another"])
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("quant", ["F32", "Q4_K"])
+def test_every_test_is_ok_in_llama_cpp(
+    tmp_path: Path, quant: str, preset: str, prompt: str
+) -> None:
+    write_acid(tmp_path / "acid.gguf", quant=quant)
+    reading = reading_of(tmp_path / "acid.gguf", preset, prompt)
+    assert reading.code == 0
+    assert reading.complete
+    assert reading.prompted is (prompt == PROMPT)
+
+
+@pytest.mark.parametrize("quant", TYPES)
+def test_every_type_is_ok_as_users_run_llama_cpp(tmp_path: Path, quant: str) -> None:
+    write_acid(tmp_path / "acid.gguf", quant=quant)
+    reading = reading_of(tmp_path / "acid.gguf", "default", SHORT)
+    assert (reading.code, reading.quant) == (0, quant)
+
+
+def test_a_report_sampled_at_temperature_one_is_the_same(tmp_path: Path) -> None:
+    """1000 draws of every token of the whole report, from the logits that llama.cpp gives."""
+    path = tmp_path / "acid.gguf"
+    write_acid(path)
+    n = len(report_for("llama", "F32").tests) + 3
+    with Runner().open("llama.cpp", path, EXACT) as session:
+        ids = answer(session, "tokenize", [PROMPT.encode()])[0]
+        new = answer(session, "greedy", ids, n)
+        request = Request(batches=(Batch.of([*ids, *new[:-1]]),))
+        logits = answer(session, "evaluate", request).logits[0]
+    rows = logits[len(ids) - 1 :].astype(np.float64)
+    p = np.exp(rows - rows.max(axis=-1, keepdims=True))
+    p /= p.sum(axis=-1, keepdims=True)
+    right = p[np.arange(n), new]
+    assert 1 - float(right.prod()) < 1e-9
+    drawn = np.random.Generator(np.random.Philox(0)).random((1000, n))
+    assert bool((drawn < right).all())

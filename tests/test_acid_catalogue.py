@@ -1,0 +1,42 @@
+"""What wrong engines of the catalogue write when they run an acid model.
+
+LOCKSTEP_ACID_ALL=1 with `pytest -s` tries every one that a test covers; without it some are tried.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.acid.coded import FORMATS
+from harness.acid.report import report_for
+from harness.acid.write import write_acid
+from harness.catalogue.acid import Seen, covered_by, table, try_engine
+
+SOME = slice(None, None, 1 if os.environ.get("LOCKSTEP_ACID_ALL") else 9)
+
+
+def tried(kind: str, folder: Path, prefix: str = "") -> list[Seen]:
+    path, report = folder / "acid.gguf", report_for("llama", kind)
+    write_acid(path, quant=kind)
+    engines = covered_by([test for test in report.tests if test.name.startswith(prefix)])
+    return [try_engine(name, path, report) for name in engines[SOME]]
+
+
+def check(seen: list[Seen]) -> None:
+    sys.stdout.write("\n".join(("", *table(seen), "")))
+    kept, lost = (sum(len(getattr(each, what)) for each in seen) for what in ("kept", "lost"))
+    assert [each.engine for each in seen if not each.named] == []
+    assert kept >= 0.95 * (kept + lost)
+
+
+def test_covered_mistakes_are_named_and_other_tests_stay_ok(tmp_path: Path) -> None:
+    check(tried("F32", tmp_path))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_format_read_wrongly_is_named_by_the_part_of_its_blocks(
+    kind: str, tmp_path: Path
+) -> None:
+    check(tried(kind, tmp_path, prefix=f"{kind}-"))
