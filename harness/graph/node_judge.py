@@ -32,6 +32,7 @@ from harness.shadow.judge import SENSELESS, rounded_to, view_of
 from harness.tolerances import Bound
 
 PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
+TRIED = 4  # products for which other formats of activations are tried in vain
 AXES = "(ne3, ne2, ne1, ne0)"  # ggml's sizes, as numpy has them
 KEPT_BYTES = 1 << 30  # of guilty values: more of them make no run that is worth putting right
 OWN_WEIGHTS = "the same op on the same inputs gives every bit again if the weights are the same"
@@ -62,6 +63,7 @@ class NodeJudge:
     recent: Values = field(default_factory=dict)  # that a later node of the graph reads
     limit: int = KEPT_BYTES
     parameters: Parameters = field(default_factory=dict)  # that the subject's file gives otherwise
+    unexplained: int = 0  # products with quantised weights that no format of activations gives
     last_read: dict[Place, list[Site]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -126,6 +128,7 @@ class NodeJudge:
         found = finding_of(
             wire.site, node.op, truth, shown, compared, bound, self.others(node, expected)
         )
+        self.unexplained += found.mismatch is not None and self.may_convert(node)
         if theirs is None:
             self.hidden.append(wire.site)
             if found.mismatch is None:
@@ -186,9 +189,15 @@ class NodeJudge:
             return
         known = designs_of(Computed([with_weights(node, self.oracle)], expected, self.build))
         yield from [plain] if known is None else known
-        if node.op in PRODUCTS and is_type_in_blocks(node.source(0).type):
+        if self.may_convert(node):
             weighted = with_weights(node, self.oracle)
             yield from (partial(computed, weighted, b) for b in builds(self.build, every=True))
+
+    def may_convert(self, node: Node) -> bool:
+        """Whether activations may have another format: not any more where first products show
+        none, because twelve are tried for each."""
+        quantised = node.op in PRODUCTS and is_type_in_blocks(node.source(0).type)
+        return quantised and self.unexplained < TRIED
 
     def with_own(
         self, node: Node, theirs: NDArray[Any], found: SiteFinding, reason: str
