@@ -78,7 +78,7 @@ class Run:
         trace: Trace | None,
         values: Mapping[Place, NDArray[Any]],
         borrow: bool,
-        only: Collection[Place] | None,
+        only: Collection[Place] | None = None,
     ) -> None:
         self.program, self.build, self.way = program, build, way
         self.trace, self.values, self.borrow, self.only = trace, values, borrow, only
