@@ -22,6 +22,7 @@ from harness.cli import (
     engines,
     files,
     findings,
+    formats,
     fuzz,
     golden,
     matrix,
@@ -60,6 +61,7 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(oracle.app, name="oracle")
 app.add_typer(engines.app, name="engine")
 app.add_typer(acid.app, name="acid")
+app.add_typer(formats.app, name="report")
 fuzz.app.command("batch")(batch.fuzz_batch)
 golden.app.command("fetch")(tokens.fetch)
 golden.app.command("ops")(answers.ops)
