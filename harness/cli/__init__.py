@@ -20,6 +20,7 @@ from harness.cli import (
     check,
     diagnose,
     engines,
+    export,
     files,
     findings,
     formats,
@@ -65,6 +66,7 @@ app.add_typer(formats.app, name="report")
 fuzz.app.command("batch")(batch.fuzz_batch)
 golden.app.command("fetch")(tokens.fetch)
 golden.app.command("ops")(answers.ops)
+golden.app.command("export")(export.export)
 fuzz.app.command("gguf")(files.fuzz_gguf)
 app.command("synth")(synth.synth)
 app.command("shadow")(shadow.shadow)
