@@ -55,7 +55,8 @@ def param_row(name: str, value: float | str) -> str:
 def output_row(i: int, row: Row, name: str, vectors: Vectors) -> tuple[list[str], str]:
     """The lines that define its ways, and its row in the table of outputs."""
     output = row["outputs"][name]
-    lines, ways = [], []
+    lines: list[str] = []
+    ways = []
     for way, said in output["ways"].items():
         key, data = f"{row['id']}/{name}.{way}", f"out_{i}_{name}_{way}"
         bounds, exact = "NULL", said["allowed"]

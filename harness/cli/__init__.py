@@ -42,7 +42,6 @@ from harness.cli.shared import screen
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Conformance and differential testing for GGUF language-model engines.\n\n"

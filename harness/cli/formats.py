@@ -11,6 +11,7 @@ import typer
 if TYPE_CHECKING:
     from harness.cli.terminal import Terminal
 
+COMPLETIONS = ("junit", "ctrf", "markdown", "badge")  # those of FORMATS, at no import
 FormatOpt = Annotated[
     list[str] | None,
     typer.Option(
@@ -18,6 +19,7 @@ FormatOpt = Annotated[
         help="Write the report as junit, ctrf, markdown or badge too, into its folder or into FILE "
         "(repeatable). On GitHub markdown is the job's summary as well, with annotations.",
         metavar="NAME[=FILE]",
+        autocompletion=lambda: list(COMPLETIONS),
     ),
 ]
 app = typer.Typer(no_args_is_help=True, help="Reports that are there: other formats.")
