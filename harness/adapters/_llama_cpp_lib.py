@@ -114,14 +114,22 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {  # name: (result, *arguments)
 }
 
 
+NOT_INSTALLED = (
+    "llama.cpp is not installed: `pip install gguf-lockstep` builds it, with a C++ compiler; the "
+    "vectors need none: lockstep golden verify --engine ENGINE"
+)
+
+
 class Library:
     """The binding (`llama`), ggml's own functions (`ggml`), and the last lines of the log."""
 
     def __init__(self) -> None:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        from llama_cpp import __version__, llama_cpp
-
+        try:
+            from llama_cpp import __version__, llama_cpp
+        except ModuleNotFoundError as error:
+            raise Unsupported(NOT_INSTALLED) from error
         self.number = str(__version__)
         self.version = f"llama-cpp-python {self.number}"
         self.llama = Binding(llama_cpp, self.version)

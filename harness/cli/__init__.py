@@ -20,8 +20,10 @@ from harness.cli import (
     check,
     diagnose,
     engines,
+    export,
     files,
     findings,
+    formats,
     fuzz,
     golden,
     matrix,
@@ -40,7 +42,6 @@ from harness.cli.shared import screen
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Conformance and differential testing for GGUF language-model engines.\n\n"
@@ -60,9 +61,11 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(oracle.app, name="oracle")
 app.add_typer(engines.app, name="engine")
 app.add_typer(acid.app, name="acid")
+app.add_typer(formats.app, name="report")
 fuzz.app.command("batch")(batch.fuzz_batch)
 golden.app.command("fetch")(tokens.fetch)
 golden.app.command("ops")(answers.ops)
+golden.app.command("export")(export.export)
 fuzz.app.command("gguf")(files.fuzz_gguf)
 app.command("synth")(synth.synth)
 app.command("shadow")(shadow.shadow)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from harness.cli import fuzz as fuzz_cli
+from harness.cli.formats import FormatOpt
 from harness.cli.options import (
     JsonOpt,
     OracleOpt,
@@ -42,6 +43,7 @@ def fuzz_batch(
     oracle: OracleOpt = "llama.cpp",
     resume: ResumeOpt = None,
     report: ReportOpt = Path("reports"),
+    formats: FormatOpt = None,
     as_json: JsonOpt = False,
     jobs: TargetsOpt = 1,
     quiet: QuietOpt = False,
@@ -75,4 +77,6 @@ def fuzz_batch(
             given=tuple(text.encode() for text in schedule or ()),
         )
 
-    fuzz_cli.campaign("batch", plan, resume, report, jobs=jobs, as_json=as_json, quiet=quiet)
+    fuzz_cli.campaign(
+        "batch", plan, resume, report, formats, jobs=jobs, as_json=as_json, quiet=quiet
+    )

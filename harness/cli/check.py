@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import diagnosis
+from harness.cli.formats import FormatOpt, formats_wanted, write_formats
 from harness.cli.options import (
     AdapterOpt,
     ArchOpt,
@@ -72,6 +73,7 @@ def check(
     ] = None,
     timeout: TimeoutOpt = SECONDS,
     report: ReportOpt = Path("reports"),
+    formats: FormatOpt = None,
     as_json: JsonOpt = False,
     jobs: Annotated[int, typer.Option("-j", help="Models checked side by side.", min=1)] = 1,
     diagnose: Annotated[
@@ -98,6 +100,7 @@ def check(
       lockstep check model.gguf --engine dump:FOLDER --map transformers
       lockstep check model.gguf --engine ./my-engine --write-known known.json
       lockstep check model.gguf --engine ./my-engine --known known.json
+      lockstep check model.gguf --engine ./my-engine --format junit=junit.xml
     """
     from harness.cli.variants import variant_files
     from harness.known_failures import KnownFailures, check_writable, read_known
@@ -109,6 +112,7 @@ def check(
         raise typer.BadParameter("--arch makes the model: give no MODEL, no --subject-model")
     n = steps or (64 if arch is None else STEPS_OF_VARIANTS)
     with screen(quiet, as_json) as out, model_folder() as folder:
+        wanted = formats_wanted(formats)
         if write_known:
             check_writable(write_known)
         out.progress("models", "making them")
@@ -126,6 +130,7 @@ def check(
         result = run_plans(plans, report, ["lockstep", *sys.argv[1:]], jobs, listener, listed)
         diagnosed = diagnosis.of_run(plans, result, out) if diagnose else ()
         out.summary(result, diagnosed, "" if diagnose else next_step(plans, result))
+        write_formats(wanted, result.folder, out)
         if write_known:
             n = write_failures(write_known, result.verdicts, listed)
             out.remark(f"{n} divergences in {write_known}: write down why, and pass it as --known")

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from harness.cli import fuzz as fuzz_cli
+from harness.cli.formats import FormatOpt
 from harness.cli.options import (
     HexOpt,
     JsonOpt,
@@ -56,6 +57,7 @@ def fuzz_gguf(
     ] = True,
     resume: ResumeOpt = None,
     report: ReportOpt = Path("reports"),
+    formats: FormatOpt = None,
     as_json: JsonOpt = False,
     jobs: TargetsOpt = 1,
     quiet: QuietOpt = False,
@@ -94,7 +96,9 @@ def fuzz_gguf(
             keep=keep,
         )
 
-    fuzz_cli.campaign("gguf", plan, resume, report, jobs=jobs, as_json=as_json, quiet=quiet)
+    fuzz_cli.campaign(
+        "gguf", plan, resume, report, formats, jobs=jobs, as_json=as_json, quiet=quiet
+    )
 
 
 def families(given: Sequence[str], corpus: Path | None, keep: Path | None) -> tuple[str, ...]:

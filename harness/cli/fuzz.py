@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli.formats import FormatOpt, formats_wanted, write_formats
 from harness.cli.options import (
     JsonOpt,
     OracleOpt,
@@ -46,6 +47,7 @@ def quants(
     oracle: OracleOpt = "llama.cpp",
     resume: ResumeOpt = None,
     report: ReportOpt = Path("reports"),
+    formats: FormatOpt = None,
     as_json: JsonOpt = False,
     jobs: TargetsOpt = 1,
     quiet: QuietOpt = False,
@@ -76,7 +78,7 @@ def quants(
             given=tuple(map(from_hex, block or ())),
         )
 
-    campaign("quants", plan, resume, report, jobs=jobs, as_json=as_json, quiet=quiet)
+    campaign("quants", plan, resume, report, formats, jobs=jobs, as_json=as_json, quiet=quiet)
 
 
 def campaign(
@@ -84,6 +86,7 @@ def campaign(
     plan: "Callable[[], FuzzPlan]",
     resume: Path | None,
     report: Path,
+    formats: list[str] | None,
     *,
     jobs: int,
     as_json: bool,
@@ -96,6 +99,7 @@ def campaign(
     from harness.run import Listener
 
     with Terminal(quiet=quiet, as_json=as_json) as out:
+        wanted = formats_wanted(formats)
         listener = Listener(progress=out.progress, verdict=out.verdict)
         if resume is None:
             command = ["lockstep", *sys.argv[1:]]
@@ -103,6 +107,7 @@ def campaign(
         else:
             result = resume_campaign(name, resume, jobs, listener)
         out.summary(result)
+        write_formats(wanted, result.folder, out)
     raise typer.Exit(result.code)
 
 

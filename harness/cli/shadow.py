@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli.formats import FormatOpt, formats_wanted, write_formats
 from harness.cli.options import JsonOpt, Preset, QuietOpt, ReportOpt, SeedOpt
 from harness.inputs import check_file
 
@@ -62,6 +63,7 @@ def shadow(
     ] = 0,
     start: Annotated[int, typer.Option(help="The first of these faults.", min=0)] = 0,
     report: ReportOpt = Path("reports"),
+    formats: FormatOpt = None,
     as_json: JsonOpt = False,
     jobs: Annotated[int, typer.Option("-j", help="Models judged side by side.", min=1)] = 1,
     quiet: QuietOpt = False,
@@ -85,6 +87,7 @@ def shadow(
     from harness.shadow.run import run_shadow, settings_for, with_trials
 
     with screen(quiet, as_json) as out:
+        wanted = formats_wanted(formats)
         work = Work(tokens=tokens, batches=steps, sequences=sequences)
         fitted = settings_for(
             work,
@@ -118,6 +121,7 @@ def shadow(
             for line in [FAULT_LEGEND] if faults else notes(result.verdicts):
                 out.line(line)
         out.summary(result)
+        write_formats(wanted, result.folder, out)
     raise typer.Exit(result.code)
 
 

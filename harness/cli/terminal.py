@@ -131,6 +131,11 @@ class Terminal:
         if not self.quiet:
             self.err.print(f"note: {printable(text)}")
 
+    def annotation(self, line: str) -> None:
+        """For GitHub's runner, which reads standard error too: as it is, in no color, unwrapped."""
+        self.quieten()
+        sys.stderr.write(f"{line}\n")
+
     def json(self, value: Any) -> None:
         self.quieten()
         sys.stdout.write(json.dumps(plain(value), ensure_ascii=True) + "\n")

@@ -9,6 +9,7 @@ import typer
 
 from harness.cli import bench as bench_cli
 from harness.cli import fuzz as fuzz_cli
+from harness.cli.formats import FormatOpt
 from harness.cli.options import (
     HexOpt,
     JsonOpt,
@@ -52,6 +53,7 @@ def fuzz_tokens(
     ] = "llama.cpp",
     resume: ResumeOpt = None,
     report: ReportOpt = Path("reports"),
+    formats: FormatOpt = None,
     as_json: JsonOpt = False,
     jobs: TargetsOpt = 1,
     quiet: QuietOpt = False,
@@ -82,7 +84,9 @@ def fuzz_tokens(
             given=tuple(map(fuzz_cli.from_hex, hexes or ())),
         )
 
-    fuzz_cli.campaign("tokens", plan, resume, report, jobs=jobs, as_json=as_json, quiet=quiet)
+    fuzz_cli.campaign(
+        "tokens", plan, resume, report, formats, jobs=jobs, as_json=as_json, quiet=quiet
+    )
 
 
 @bench_cli.app.command("tokens")

@@ -36,7 +36,8 @@ class Quants(Fuzzer, name="quants"):
         targets = plan.targets or self.targets()
         with ExitStack() as stack:
             runner = plan.runner()
-            witness = next(n for n in WITNESSES if n not in (plan.engine, plan.oracle))
+            free = [n for n in WITNESSES if n not in (plan.engine, plan.oracle)]
+            witness = free[0] if free else "llama.cpp"
             oracle, subject, third, numbers = (
                 stack.enter_context(runner.open(name, None, plan.settings))
                 for name in (plan.oracle, plan.engine, witness, NUMBERS)

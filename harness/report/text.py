@@ -1,5 +1,6 @@
 """What a person reads: sites, findings and verdicts in words."""
 
+import re
 from collections.abc import Sequence
 from math import isfinite
 
@@ -19,11 +20,16 @@ MARKS = {
 }
 
 
+CI_COMMAND = re.compile(r"##(?=\w*\[)")
+
+
 def printable(text: str, keep: str = "") -> str:
-    """Text from files and tokens, with everything escaped that could steer a terminal."""
-    return "".join(
+    """Text from files and tokens, with everything escaped that could steer a terminal, or a CI that
+    reads commands anywhere in a line of a log: `##[error]` (GitHub), `##vso[` (Azure)."""
+    shown = "".join(
         c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
     )
+    return CI_COMMAND.sub(r"#\\x23", shown)
 
 
 def site_name(site: Site) -> str:

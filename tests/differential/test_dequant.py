@@ -2,6 +2,7 @@
 
 import ctypes
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from engine.quants.base import F32, NO_PRODUCT, Bytes, WeightFormat
 from engine.registry import import_members
+from harness.fuzzers.base import FuzzPlan, run_campaign
 from tests.wrong_decoders import Mistake, differences, mistaken, same
 
 import_members("engine.quants")
@@ -145,3 +147,11 @@ def test_activations_are_converted_to_what_llama_cpp_converts_them_to(
     else:
         assert traits.vec_dot
         assert target.type_name.decode().upper() == kind.vec_dot_type
+
+
+def test_where_both_usual_witnesses_are_asked_llama_cpp_is_the_third(tmp_path: Path) -> None:
+    plan = FuzzPlan(targets=("Q4_0",), engine="gguf-py", oracle="reference", cases=100)
+    result = run_campaign("quants", plan, tmp_path, ["lockstep", "fuzz", "quants"])
+    assert result.code == 0
+    (agreed,) = (v for v in result.verdicts if v.status == "agreed")
+    assert agreed.detail["witness"] == "llama.cpp"

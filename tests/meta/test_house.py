@@ -24,6 +24,8 @@ INDEXES = ((b"pypi", b".org"), (b"python", b"hosted"), (b"index-", b"url"), (b"a
 PACKAGE_INDEX = re.compile(b"|".join(re.escape(b"".join(parts)) for parts in INDEXES))
 URL = re.compile(rb"https?://([\w.-]+\.[a-z]{2,})")
 HOSTS = {"github.com", "json-schema.org", "huggingface.co", "example.org", "git-lfs.github.com"}
+HOSTS |= {"www.w3.org", "img.shields.io"}  # the name of a format; where badges are made
+HOSTS |= {"semver.org"}
 
 
 @cache

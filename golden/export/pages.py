@@ -1,0 +1,90 @@
+"""The README of an export: what lies there, how to use it, where it comes from, its licence."""
+
+from collections.abc import Mapping
+from typing import Any
+
+WHAT = {
+    "tokens": "Texts and the ids of their tokens, and ids and the bytes that they stand for.",
+    "dequant": "Named blocks of weight formats and the float32 bits that they decode to.",
+    "dot": "Small matrices of weight formats, activations, their products and the bounds to allow.",
+    "ops": "Operations at their edges: inputs, the right results and the bounds to allow.",
+    "logits": "Logits of small models: of a prompt and of greedy steps behind it, with a bound.",
+    "files": "GGUF files with one named fault each, or with something unusual, and the verdict.",
+}
+RULES = {
+    "tokens": """\
+Expect exactly the ids, and on the way back exactly the bytes. Some texts are no UTF-8: an
+engine whose strings are of characters cannot be asked for those, and must not put U+FFFD in
+their place.""",
+    "dequant": """\
+Compare bits: -0.0 is not 0.0. Any NaN equals any NaN. Multiply in ggml's order and round each
+product to float32: the scales first, then by the weight.""",
+    "dot": """\
+No element may be further from `expected` than `allowed`; of an engine that does not convert
+activations to `vec_dot_type`, no further from `plain` than `plain_allowed`. NaN never is
+within.""",
+    "ops": """\
+No element of an output may be further from what is expected than is allowed; NaN and infinity
+must be the same. Of several ways one must fit all elements of an output. Where an input has
+`nb`, lay its values out with these strides (bytes, fastest dimension first). Outputs that
+choose are judged by what they choose. `ties`: different places of a row, which choose from the
+input `of` the same values in the same order; `choice`: in any order. `rows`: of each row as
+many count as the output `of` says, in any order.""",
+    "logits": """\
+With an F32 cache and without flash attention, decode the prompt as one batch on an empty cache,
+then each greedy token but the last as a batch of its own. No logit may be further off than
+`allowed`, in absolute terms; NaN never is within. Models with F32 weights have the narrow
+bounds: start with those.""",
+    "files": """\
+A `valid` file must be accepted and an `invalid` one refused; with `implementation-defined` ones
+either is right. None may end the process, hang or take much memory.""",
+}
+USE = {
+    "json": """\
+`NAME.json` is a whole document; a tensor is `dtype`, `shape` and `base64`, its little-endian
+bytes. In Python, without any library: `struct.unpack(f"<{n}f",
+base64.b64decode(tensor["base64"]))`.""",
+    "safetensors": """\
+`NAME.json` is a document, and `NAME.safetensors` has its tensors: eight bytes that say how long
+the head is, the head as JSON, then raw little-endian arrays.""",
+    "c": """\
+Write what `{level}.h` asks for into a file of yours, then
+
+    cc -std=c99 *.c -lm && ./a.out
+
+`runner.c` holds your answers against the vectors, names what is wrong, and what you do not
+offer. Its exit code is 1 if anything is wrong and 3 if nothing was offered. No library is
+needed. The files of names that you do not want may go, with their lines in `vectors.c`.""",
+}
+
+
+def readme(about: Mapping[str, Any]) -> str:
+    level, form = about["level"], about["as"]
+    parts = [f"# Golden vectors: {level}", WHAT[level], "## Using them"]
+    parts += [USE[form].replace("{level}", level), "## What is right", RULES[level]]
+    if level in ("logits", "tokens"):
+        parts.append(models(about["models_not_included"]))
+    parts += ["## Where they come from", origin(about)]
+    return "\n\n".join(parts) + "\n"
+
+
+def models(left_out: Mapping[str, str]) -> str:
+    text = "`models/` has the files, as NAME.gguf."
+    if not left_out:
+        return text
+    rows = "\n".join(f"- `{name}`: {sha256}" for name, sha256 in sorted(left_out.items()))
+    return f"{text} These are not there; you know them by their SHA-256:\n\n{rows}"
+
+
+def origin(about: Mapping[str, Any]) -> str:
+    names = " ".join(f"--only {name}" for name in about["names"])
+    again = f"lockstep golden export DIR --level {about['level']} --as {about['as']}"
+    short = f" {names}" if len(about["names"]) <= 4 else ""
+    return f"""\
+Lockstep (gguf-lockstep {about["gguf-lockstep"]}), vectors {about["vectors"]}, seal
+{about["seal"]}. Each document says in `provenance` which engine was asked, in which version;
+what llama.cpp answered comes from llama.cpp, which is under the MIT licence too. Written by
+
+    {again}{short}
+
+`index.json` has the SHA-256 of every file. All of it is under the MIT licence, in `LICENSE`."""

@@ -1,0 +1,30 @@
+"""Text in Markdown that nothing is read into: tokens, metadata and names of files are untrusted."""
+
+import re
+from string import punctuation
+
+MARKUP = set(punctuation) - set("-,.()")  # of GitHub's Markdown, inside a line
+
+
+def as_cell(text: str) -> str:
+    """For a table or a line. Entities are never markup, a link, a mention or the end of a cell."""
+    shown = "".join(f"&#{ord(c)};" if c in MARKUP else c for c in text)
+    return shown.replace("www.", "www&#46;")
+
+
+def as_code(text: str) -> str:
+    """A span of code: nothing in it is read. Not for tables, whose cells end at any `|`."""
+    fence = "`" * (longest_run(text) + 1)
+    apart = " " if text[:1] in ("`", " ") or text[-1:] in ("`", " ") else ""
+    return f"{fence}{apart}{text}{apart}{fence}"
+
+
+def as_block(text: str) -> str:
+    """Lines of code."""
+    fence = "`" * max(3, longest_run(text) + 1)
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def longest_run(text: str) -> int:
+    """Of backticks."""
+    return max((len(run) for run in re.findall("`+", text)), default=0)

@@ -1,0 +1,94 @@
+"""What works where llama.cpp is not installed, and what the rest says: the vectors need none."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.models import builtin
+
+ROOT = Path(__file__).resolve().parents[1]
+VECTORS = ("dequant/q4_0", "dot/q4_k", "ops/rope", "logits/f32", "tokens/f32", "files/alignment-3")
+ABSENT = "raise ModuleNotFoundError(\"No module named 'llama_cpp'\", name='llama_cpp')\n"
+Alone = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Alone:
+    """Run a command in a process, and all of its workers, where no llama_cpp can be imported."""
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "llama_cpp.py").write_text(ABSENT)
+    paths = os.pathsep.join([str(hidden), str(ROOT)])
+
+    def run(*args: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "harness.cli", *map(str, args)],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": paths},
+        )
+
+    return run
+
+
+def test_the_vectors_are_verified_and_an_engine_is_held_against_them(alone: Alone) -> None:
+    only = (f"--only={name}" for name in VECTORS)
+    done = alone("golden", "verify", "--engine", "reference", *only, "--quiet")
+    assert done.returncode == 0, done.stdout + done.stderr
+    agreed, _, asked = (
+        done.stdout.partition(" comparisons agree")[0].rpartition("; ")[2].split()[:3]
+    )
+    assert agreed == asked
+    assert int(agreed) >= len(VECTORS)
+
+
+def test_a_wrong_engine_is_found_by_the_vectors_alone(alone: Alone) -> None:
+    wrong = ("--engine", "mutant:q4-0-nibbles-in-order", "--only", "dequant/q4_0")
+    assert alone("golden", "verify", *wrong, "--quiet").returncode == 1
+
+
+def test_a_text_is_tokenized_and_a_model_is_made(alone: Alone, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("hello")
+    made = alone("synth", "-o", tmp_path / "made.gguf")
+    assert made.returncode == 0, made.stderr
+    done = alone("tokenize", tmp_path / "made.gguf", "--file", tmp_path / "text")
+    assert (done.returncode, done.stdout[:2]) == (0, "[1")
+
+
+def test_vectors_are_exported(alone: Alone, tmp_path: Path) -> None:
+    options = ("--level", "dot", "--as", "c", "--only", "q4_k")
+    assert alone("golden", "export", tmp_path / "out", *options).returncode == 0
+    assert (tmp_path / "out" / "runner.c").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("check",), ("golden", "regen")],
+    ids=" ".join,
+)
+def test_what_needs_llama_cpp_says_so_in_one_line_and_what_to_do(
+    alone: Alone, command: tuple[str, ...]
+) -> None:
+    done = alone(*command, "--quiet")
+    assert done.returncode in (2, 3)
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "llama.cpp is not installed: `pip install gguf-lockstep`" in done.stderr
+
+
+def test_a_check_against_another_oracle_compares_what_it_can_and_names_the_rest(
+    alone: Alone, tmp_path: Path
+) -> None:
+    model = builtin("f32", tmp_path)
+    suites = ("--suite", "dequant", "--suite", "logits")
+    done = alone("check", model, "--oracle", "reference", *suites, "--json", "--quiet")
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["counts"] == {"agreed": 1, "not-compared": 1}
+    assert "llama.cpp is not installed" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
