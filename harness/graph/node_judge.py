@@ -18,7 +18,7 @@ from engine.gguf_file import GgufFile
 from engine.ops.build import Build
 from engine.ops.ggml.base import Node, Operand, expect, layout
 from engine.ops.near import Expected
-from harness.compare import mismatch_between, worst_distance
+from harness.compare import mismatch_between, share_of_limit, worst_distance
 from harness.conversions import builds, is_type_in_blocks
 from harness.designs import Other
 from harness.findings import Values
@@ -208,9 +208,12 @@ class NodeJudge:
         mismatch = mismatch_between(right, theirs, 0.0) if right is not None else None
         if right is None or mismatch is None:
             return found
+        share, worst = share_of_limit(right, theirs, 0.0)
         return replace(
             found,
             err_local=worst_distance(right, theirs),
+            share=share,
+            worst=worst,
             allowed=0.0,
             reason=reason,
             mismatch=mismatch,

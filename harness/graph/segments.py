@@ -20,7 +20,7 @@ from engine.gguf_file import GgufFile
 from engine.ops.build import Build
 from engine.ops.ggml.base import Node
 from engine.ops.near import Expected
-from harness.compare import largest, mismatch_between, worst_distance
+from harness.compare import largest, mismatch_between, share_of_limit, worst_distance
 from harness.conversions import builds, is_type_in_blocks
 from harness.designs import Other, where_limited
 from harness.graph.expert_choice import CHOOSE, chosen, legal, used_of
@@ -240,6 +240,7 @@ class SegmentJudge:
         if mismatch is None and one_op and not noise[segment.place].explains(rows):
             allowed = seen.allowed
             mismatch = mismatch_between(truth, shown, allowed)
+        share, worst = share_of_limit(truth, shown, allowed)
         return SiteFinding(
             site=site,
             op=self.ops_of(segment),
@@ -257,6 +258,8 @@ class SegmentJudge:
             inputs=segment.starts,
             axes=SITES[site.name].shape if site.name in SITES else AXES,
             weight=", ".join(self.weights_of(segment)),
+            share=share,
+            worst=worst,
         )
 
     def of_choice(

@@ -22,6 +22,7 @@ from harness.suites._close_calls import (
     seeded_runs,
 )
 from harness.suites._control_tokens import control_token
+from harness.suites._pieces import sides
 from harness.suites.base import Context, Suite
 from harness.suites.logits import compared, is_oracle_wrong
 from harness.tolerances import whole_run
@@ -251,6 +252,7 @@ def judged(
         allowed = float(whole_run(context.noise_on(batches), size).allowed)
     detail: dict[str, Any] = {"step": start + first, "expected": a, "actual": b, "allowed": allowed}
     detail |= {"margin": float(margins[1]), "margin_of_oracle": float(margins[0])}
+    detail["sides"] = sides(context, oracle, subject)
     text = (
         f"greedy token {start + first} is {b}, the oracle's {a}; they are {margins[1]:.2g} and "
         f"{margins[0]:.2g} below the oracle's largest logit"
