@@ -247,11 +247,13 @@ def judged(
     a, b = oracle[first], subject[first]
     margins = logits[first].max() - logits[first, [a, b]]
     size = largest(logits[first])
-    allowed = float(whole_run(context.noise.relative, size).allowed)
-    if margins.max() > 2 * allowed:
-        allowed = float(whole_run(context.noise_on(batches), size).allowed)
+    bound = whole_run(context.noise.relative, size)
+    if margins.max() > 2 * bound.allowed:
+        bound = whole_run(context.noise_on(batches), size)
+    allowed = float(bound.allowed)
     detail: dict[str, Any] = {"step": start + first, "expected": a, "actual": b, "allowed": allowed}
     detail |= {"margin": float(margins[1]), "margin_of_oracle": float(margins[0])}
+    detail["reason"] = f"each of two logits may be off by it, so twice between them: {bound.reason}"
     detail["sides"] = sides(context, oracle, subject)
     text = (
         f"greedy token {start + first} is {b}, the oracle's {a}; they are {margins[1]:.2g} and "

@@ -1,0 +1,90 @@
+"""Two lists of ids beside each other, with the pieces that they stand for."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+AROUND = 3  # of equal ids on either side of a difference; of more it is said how many
+DIFFERING = 8  # places that differ in a row
+MOST = 400  # ids of a side that are aligned
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    ids: Sequence[Any]
+    pieces: Sequence[str | None]
+    count: int
+
+    def at(self, i: int) -> tuple[Any, str]:
+        piece = self.pieces[i] if i < len(self.pieces) else None
+        return self.ids[i], "" if piece is None else piece
+
+
+Line = dict[str, Any]  # kind: same, differs or skipped; at; expected, actual: (id, piece) or None
+
+
+def alignment_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
+    given = detail.get("sides")
+    if given is None:
+        return None
+    expected, actual = (side_of(given[name]) for name in ("expected", "actual"))
+    start = int(given["start"])
+    found = [*lines(expected, actual, start)]
+    text = said(detail.get("input"))
+    return {"lines": found, "input": text, "start": start, "counts": (expected.count, actual.count)}
+
+
+def runs_of_ids(detail: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Of `fuzz tokens`, whose findings hold ids without pieces."""
+    want, got = detail.get("expected"), detail.get("actual")
+    if "sides" in detail or "way" not in detail or not isinstance(want, list):
+        return None
+    if not isinstance(got, list):
+        return None
+    sides = [Side(ids=ids[:MOST], pieces=(), count=len(ids)) for ids in (want, got)]
+    text = said(detail.get("input"))
+    counts = (len(want), len(got))
+    return {"lines": [*lines(sides[0], sides[1], 0)], "input": text, "start": 0, "counts": counts}
+
+
+def said(text: Any) -> str:
+    return "" if text is None else str(text)
+
+
+def side_of(given: Mapping[str, Any]) -> Side:
+    return Side(ids=given["ids"][:MOST], pieces=given["pieces"] or (), count=int(given["count"]))
+
+
+def lines(expected: Side, actual: Side, start: int) -> Iterator[Line]:
+    matcher = SequenceMatcher(None, list(expected.ids), list(actual.ids), autojunk=False)
+    for tag, a, a_end, b, b_end in matcher.get_opcodes():
+        if tag == "equal":
+            yield from equal(expected, a, a_end, start, last=a_end == len(expected.ids))
+            continue
+        n = max(a_end - a, b_end - b)
+        for i in range(n if n <= DIFFERING + AROUND else DIFFERING):
+            yield {
+                "kind": "differs",
+                "at": start + a + i,
+                "expected": expected.at(a + i) if a + i < a_end else None,
+                "actual": actual.at(b + i) if b + i < b_end else None,
+            }
+        if n > DIFFERING + AROUND:
+            yield {"kind": "skipped", "what": "more place that differs", "count": n - DIFFERING}
+
+
+def equal(side: Side, first: int, end: int, start: int, *, last: bool) -> Iterator[Line]:
+    head = [*range(first, min(end, first + AROUND))] if first else []
+    tail = [] if last else [*range(max(first + len(head), end - AROUND), end)]
+    left_out = end - first - len(head) - len(tail)
+    for i in head:
+        yield same(side, i, start)
+    if left_out > 0:
+        yield {"kind": "skipped", "what": "equal id", "count": left_out}
+    for i in tail:
+        yield same(side, i, start)
+
+
+def same(side: Side, i: int, start: int) -> Line:
+    return {"kind": "same", "at": start + i, "expected": side.at(i), "actual": side.at(i)}
