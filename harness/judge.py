@@ -42,8 +42,7 @@ class SiteFinding:
     parameters: str = ""  # in words, where the subject's file gives the op others
     # of the worst element: its error as a share of what it may be, and where it is. An engine of
     # another design is beyond 1 and right
-    share: float = 0.0
-    worst: tuple[int, ...] = ()
+    worst: tuple[float, tuple[int, ...]] = (0.0, ())
 
 
 def finding_of(
@@ -69,7 +68,7 @@ def finding_of(
         mismatch = None
     elif mismatch is None:
         mismatch = mismatch_between(truth, accused, allowed)
-    share, worst = (0.0, ()) if subject is None else share_of_limit(oracle, subject, 2 * allowed)
+    worst = (0.0, ()) if subject is None else share_of_limit(oracle, subject, 2 * allowed)
     return SiteFinding(
         site=site,
         op=op,
@@ -83,7 +82,6 @@ def finding_of(
         outputs=affected(truth, accused, allowed),
         sees=smallest_scale_error(truth, allowed),
         compared=elements_compared(truth, oracle, allowed),
-        share=share,
         worst=worst,
     )
 

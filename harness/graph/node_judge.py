@@ -208,12 +208,10 @@ class NodeJudge:
         mismatch = mismatch_between(right, theirs, 0.0) if right is not None else None
         if right is None or mismatch is None:
             return found
-        share, worst = share_of_limit(right, theirs, 0.0)
         return replace(
             found,
             err_local=worst_distance(right, theirs),
-            share=share,
-            worst=worst,
+            worst=share_of_limit(right, theirs, 0.0),
             allowed=0.0,
             reason=reason,
             mismatch=mismatch,

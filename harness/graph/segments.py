@@ -240,7 +240,6 @@ class SegmentJudge:
         if mismatch is None and one_op and not noise[segment.place].explains(rows):
             allowed = seen.allowed
             mismatch = mismatch_between(truth, shown, allowed)
-        share, worst = share_of_limit(truth, shown, allowed)
         return SiteFinding(
             site=site,
             op=self.ops_of(segment),
@@ -258,8 +257,7 @@ class SegmentJudge:
             inputs=segment.starts,
             axes=SITES[site.name].shape if site.name in SITES else AXES,
             weight=", ".join(self.weights_of(segment)),
-            share=share,
-            worst=worst,
+            worst=share_of_limit(truth, shown, allowed),
         )
 
     def of_choice(
