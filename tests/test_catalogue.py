@@ -2,6 +2,7 @@
 again."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from engine.quants.base import F32
 from harness.catalogue import run
 from harness.catalogue.fixed_limits import COSINE, LIMITS, TOP, WIDE, nmse, on_short
+from harness.catalogue.memory import once
 from harness.catalogue.rates import BEGIN, END, read, with_tables, written
 from harness.catalogue.run import (
     Part,
@@ -186,3 +188,18 @@ def test_honest_engines_run_on_models_where_they_do_something_else(
 
     monkeypatch.setattr(run, "try_part", tried)
     assert run_honest(Lines(), 1, file=None, jobs=1) == 0
+
+
+def test_runs_are_made_when_they_are_wanted_and_once() -> None:
+    made: list[int] = []
+
+    def runs(batches: object) -> Iterator[int]:
+        for number in range(3):
+            made.append(number)
+            yield number
+
+    ask = once(runs)
+    assert next(iter(ask((1,)))) == 0
+    assert made == [0]
+    assert [*ask((1,))] == [*ask((1,))] == [0, 1, 2]
+    assert made == [0, 1, 2]

@@ -14,6 +14,7 @@ from harness.records import Request
 from harness.suites import decode
 from harness.suites._close_calls import (
     ASKED,
+    EXAMINED,
     ROOM,
     allowed_in,
     beginnings_of,
@@ -107,12 +108,14 @@ class Wavering(Quiet, name="close: the second-likeliest where it is near"):
         return [int(second if near else first)]
 
 
-@pytest.mark.parametrize(("honest", "status"), [(True, "agreed"), (False, "diverged")])
+@pytest.mark.parametrize(("honest", "status"), [(True, "excused"), (False, "diverged")])
 def test_what_an_honest_run_would_choose_is_no_fault(
     honest: bool, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decode, "is_honest", lambda *_: honest)
     plan = plan_for(builtin("f32", tmp_path), engine=Wavering.name, suites=("decode",), n_steps=8)
-    found = {v.status for v in verdicts_of(plan)}
-    assert ("diverged" in found) is (status == "diverged")
-    assert found <= {"agreed", "not-applicable", status}
+    verdicts = verdicts_of(plan)
+    assert {v.status for v in verdicts} <= {"agreed", "not-applicable", status}
+    assert verdicts[-1].status == status
+    if honest:
+        assert f"behind {ASKED - EXAMINED} with smaller margins" in verdicts[-1].summary

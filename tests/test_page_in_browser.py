@@ -26,7 +26,9 @@ def browser() -> str:
 @pytest.fixture
 def chromium() -> str:
     if not browser():
-        pytest.skip("no chromium: the page was opened in no browser (drawing, hostile text, console)")
+        pytest.skip(
+            "no chromium: the page was opened in no browser (drawing, hostile text, console)"
+        )
     return browser()
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from hashlib import sha256
+from itertools import count
 from typing import Any
 
 from harness.records import Answered, Outcome
@@ -60,7 +61,24 @@ def once(method: Callable[..., Any]) -> Callable[..., Any]:
         key = digest(tuple(batches), options)
         if key not in known:
             found = method(batches, **options)
-            known[key] = list(found) if isinstance(found, Iterator) else found
+            known[key] = Kept(found) if isinstance(found, Iterator) else found
         return known[key]
 
     return call
+
+
+class Kept:
+    """What an iterator gives, made when it is first wanted, and again for who comes later."""
+
+    def __init__(self, source: Iterator[Any]) -> None:
+        self.source = source
+        self.values: list[Any] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in count():
+            if number == len(self.values):
+                try:
+                    self.values.append(next(self.source))
+                except StopIteration:
+                    return
+            yield self.values[number]

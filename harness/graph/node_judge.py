@@ -6,7 +6,6 @@ inputs, with the weights of its own file. A fault lies where it appears, and sev
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -19,10 +18,10 @@ from engine.ops.build import Build
 from engine.ops.ggml.base import Node, Operand, expect, layout
 from engine.ops.near import Expected
 from harness.compare import mismatch_between, share_of_limit, worst_distance
-from harness.conversions import builds, is_type_in_blocks
 from harness.designs import Other
 from harness.findings import Values
-from harness.graph.node_designs import Computed, computed, designs_of
+from harness.graph.node_designs import Computed, designs_of
+from harness.graph.node_formats import ProductFormats
 from harness.graph.other_file import Parameters, parameters_in_words
 from harness.graph.program import Place
 from harness.graph.wiring import Wire
@@ -31,8 +30,6 @@ from harness.records import Site
 from harness.shadow.judge import SENSELESS, rounded_to, view_of
 from harness.tolerances import Bound
 
-PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
-TRIED = 4  # products for which other formats of activations are tried in vain
 AXES = "(ne3, ne2, ne1, ne0)"  # ggml's sizes, as numpy has them
 KEPT_BYTES = 1 << 30  # of guilty values: more of them make no run that is worth putting right
 OWN_WEIGHTS = "the same op on the same inputs gives every bit again if the weights are the same"
@@ -63,10 +60,12 @@ class NodeJudge:
     recent: Values = field(default_factory=dict)  # that a later node of the graph reads
     limit: int = KEPT_BYTES
     parameters: Parameters = field(default_factory=dict)  # that the subject's file gives otherwise
-    unexplained: int = 0  # products with quantised weights that no format of activations gives
+    formats: ProductFormats = field(init=False)
+    otherwise: dict[Site, SiteFinding] = field(default_factory=dict)  # if its format is accepted
     last_read: dict[Place, list[Site]] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.formats = ProductFormats(build=self.build)
         readers: dict[Site, Place] = {}
         for place, wire in self.wires.items():
             readers |= dict.fromkeys((wire.site, *wire.inputs), place)
@@ -80,6 +79,12 @@ class NodeJudge:
         self.judge(node, place)
         for site in self.last_read.get(place, ()):
             self.recent.pop(site, None)
+
+    def accept_formats(self) -> None:
+        """Once all nodes were judged: products are right if one other format of activations is
+        that of all of them."""
+        accepted = {site: self.otherwise[site] for site in self.formats.accepted()}
+        self.findings = [accepted.get(found.site, found) for found in self.findings]
 
     def judge(self, node: Node, place: Place) -> None:
         if place not in self.wires:
@@ -119,7 +124,7 @@ class NodeJudge:
 
     def finding(self, node: Node, wire: Wire, expected: Expected) -> SiteFinding | None:
         """None for an op that the subject lacks, unless the oracle is wrong there."""
-        own = self.parameters.get((node.step, node.ubatch, node.index))
+        own = self.own_parameters(node)
         theirs = self.theirs(node if own is None else replace(node, params=own))
         shown = node.value if expected.actual is None else expected.actual
         compared = shown if theirs is None else self.comparable(node, expected, theirs)
@@ -128,16 +133,24 @@ class NodeJudge:
         found = finding_of(
             wire.site, node.op, truth, shown, compared, bound, self.others(node, expected)
         )
-        self.unexplained += found.mismatch is not None and self.may_convert(node)
         if theirs is None:
             self.hidden.append(wire.site)
             if found.mismatch is None:
                 return None
-            found = replace(found, at_fault="oracle")
-        elif found.mismatch is None and own is not None:
-            found = self.with_own(node, theirs, found, OWN_PARAMETERS)
-        elif found.mismatch is None and not self.changed.isdisjoint(wire.weights):
-            found = self.with_own(node, theirs, found, OWN_WEIGHTS)
+            return self.described(node, wire, replace(found, at_fault="oracle"))
+        self.formats.count(node)
+        if found.mismatch is None:
+            found = self.with_own_file(node, wire, theirs, found)
+        elif found.at_fault == "subject":
+            weighted = with_weights(node, self.oracle)
+            if self.formats.is_given(wire.site, weighted, compared):
+                right = replace(found, mismatch=None, at_fault="", outputs=())
+                right = self.with_own_file(node, wire, theirs, right)
+                self.otherwise[wire.site] = self.described(node, wire, right)
+        return self.described(node, wire, found)
+
+    def described(self, node: Node, wire: Wire, found: SiteFinding) -> SiteFinding:
+        own = self.own_parameters(node)
         return replace(
             found,
             layer=wire.layer,
@@ -146,6 +159,9 @@ class NodeJudge:
             weight=", ".join(self.blamed(wire.weights)),
             parameters="" if own is None else parameters_in_words(node.params, own),
         )
+
+    def own_parameters(self, node: Node) -> NDArray[np.int32] | None:
+        return self.parameters.get((node.step, node.ubatch, node.index))
 
     def other_form(self, wire: Wire) -> str:
         """Of which weight the subject's file has none that the node can be computed with."""
@@ -173,7 +189,7 @@ class NodeJudge:
 
     def others(self, node: Node, expected: Expected) -> Iterator[Other]:
         """The designs of its op, or what an engine computes that makes none of ggml's deliberate
-        roundings, if that differs; of products also with activations in other formats.
+        roundings, if that differs.
 
         Where nothing is rounded on purpose its bound has room for sums in any order: llama.cpp's
         order is what a replay of its graph is held to.
@@ -189,15 +205,16 @@ class NodeJudge:
             return
         known = designs_of(Computed([with_weights(node, self.oracle)], expected, self.build))
         yield from [plain] if known is None else known
-        if self.may_convert(node):
-            weighted = with_weights(node, self.oracle)
-            yield from (partial(computed, weighted, b) for b in builds(self.build, every=True))
 
-    def may_convert(self, node: Node) -> bool:
-        """Whether activations may have another format: not any more where first products show
-        none, because twelve are tried for each."""
-        quantised = node.op in PRODUCTS and is_type_in_blocks(node.source(0).type)
-        return quantised and self.unexplained < TRIED
+    def with_own_file(
+        self, node: Node, wire: Wire, theirs: NDArray[Any], found: SiteFinding
+    ) -> SiteFinding:
+        """Of what agrees: its file may give the op another number or weight."""
+        if self.own_parameters(node) is not None:
+            return self.with_own(node, theirs, found, OWN_PARAMETERS)
+        if not self.changed.isdisjoint(wire.weights):
+            return self.with_own(node, theirs, found, OWN_WEIGHTS)
+        return found
 
     def with_own(
         self, node: Node, theirs: NDArray[Any], found: SiteFinding, reason: str

@@ -19,7 +19,7 @@ from engine.batch import Batch
 from engine.quants.base import F32
 from harness.compare import largest
 from harness.further_runs import SMALL, n_cells, with_rows
-from harness.records import Rejected, Request, Unanswerable
+from harness.records import Rejected, Request, Status, Unanswerable, Verdict
 from harness.suites.base import Context
 from harness.tolerances import whole_run
 
@@ -27,7 +27,11 @@ RUNS = 32  # of so many tokens, whose every beginning is looked at; of a large m
 TOKENS = 96
 ASKED = 16  # of a large model 8: each is a prompt that an engine reads
 MOST = 1 << 24  # logits of a run
-ROOM = 1.5  # times what honest runs may differ by: a little is found by more of them
+# Times what honest runs may differ by on the usual prompt. What is asked about again is held to the
+# noise of its own runs, which may be larger: a margin just beyond the first limit would be within
+# the second, and one of the few questions would say nothing.
+ROOM = 1.5
+EXAMINED = 4  # answers that differ, each held against up to nine runs of our own
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -125,12 +129,36 @@ def said_behind(
     return answers, why
 
 
-def is_honest(context: Context, one: Beginning, fits: Callable[[F32, float], bool]) -> bool:
+def is_honest(
+    context: Context, batches: Sequence[Batch], fits: Callable[[F32, float], bool]
+) -> bool:
     """Whether a run of ours that converts activations otherwise, or not at all, comes to what the
-    subject says. fits: the logits of such a run, and how far honest ones may be from them."""
-    noise = context.noise_on(one.batches)
-    runs = chain(context.honest_runs(one.batches), context.converted_runs(one.batches))
-    return any(fits(run[0], 2 * float(whole_run(noise, largest(run)).allowed)) for run in runs)
+    subject says. fits: logits of such a run, (outputs, vocabulary), and how far honest ones may be
+    from them."""
+    noise = context.noise_on(batches)
+    runs = chain(context.honest_runs(batches), context.converted_runs(batches))
+    return any(fits(run, 2 * float(whole_run(noise, largest(run)).allowed)) for run in runs)
+
+
+def said_of(
+    context: Context, suite: str, close: Sequence[Beginning], same: Sequence[Beginning], looked: int
+) -> Iterator[Verdict]:
+    """Of an engine of which nothing is wrong. close: all that it answered; looked: so many of its
+    other answers were held against honest runs, which come to them too."""
+    others = len(close) - len(same)
+    if not close:
+        text = "no two tokens are nearly alike and further apart than honest runs"
+        yield context.verdict(suite, "not-applicable", text)
+        return
+    parts = []
+    if same:
+        parts += [f"the next token is the same behind {len(same)} prompts with {in_words(same)}"]
+    if looked:
+        parts += [f"behind {looked} it is what an honest run of another design chooses"]
+    if others > looked:
+        parts += [f"behind {others - looked} with smaller margins it differs, nobody looked why"]
+    status: Status = "agreed" if same else "excused"
+    yield context.verdict(suite, status, ", ".join(parts), {"close": len(same), "others": others})
 
 
 def in_words(close: Sequence[Beginning]) -> str:

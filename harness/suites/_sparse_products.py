@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from engine.ops.ggml.base import Node, Operand, layout
 from harness.findings import Findings
-from harness.graph.node_judge import PRODUCTS, NodeJudge, differing_weights, with_weights
+from harness.graph.node_formats import PRODUCTS
+from harness.graph.node_judge import NodeJudge, differing_weights, with_weights
 from harness.graph.program import Graph, PlannedNode, Program, View
 from harness.graph.wiring import weights_of, wires_of
 from harness.locate_nodes import both_files, build_of, computing, recorded
@@ -43,6 +44,7 @@ def products_along_nodes(context: Context) -> Findings:
                 not_shown.append(wires[node.step, node.ubatch, node.index].site)
             else:
                 judge(replace(node, value=value))
+        judge.accept_formats()
     return Findings(
         all=tuple(judge.findings),
         not_shown=tuple(not_shown),

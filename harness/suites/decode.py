@@ -15,10 +15,11 @@ from harness.further_runs import longer, with_rows
 from harness.records import Request, Verdict
 from harness.repeats import asked_again
 from harness.suites._close_calls import (
+    EXAMINED,
     closest,
-    in_words,
     is_honest,
     said_behind,
+    said_of,
     seeded_runs,
 )
 from harness.suites._control_tokens import control_token
@@ -144,6 +145,11 @@ def next_tokens(context: Context) -> Iterator[Verdict]:
         allowed = 2 * float(whole_run(context.noise_on(batches), largest(logits)).allowed)
     n_same = int((logits.argmax(axis=1) == said).sum())
     detail: dict[str, Any] = {"beginnings": len(ends), "same": n_same, "allowed": allowed}
+    if margins.max() > allowed and is_honest(context, batches, partial(nearly_chosen, said)):
+        text = f"the next token behind {n_same} of {len(ends)} seeded beginnings is the same, and "
+        text += "behind all what an honest run of another design chooses"
+        yield context.verdict("decode", "agreed" if n_same else "excused", text, detail)
+        return
     if not margins.max() > allowed:
         text = f"the next token behind {n_same} of {len(ends)} seeded beginnings is the same"
         text += "" if n_same == len(ends) else ", and a tie within the noise behind the others"
@@ -170,13 +176,13 @@ def close_calls(context: Context) -> Iterator[Verdict]:
     answers, why = said_behind(context, close, "greedy", lambda one: list(one.ids))
     same = [one for one, (said,) in answers if said == one.chosen]
     others = [(one, said) for one, (said,) in answers if said != one.chosen]
-    for one, said in others:
+    looked = others[: -EXAMINED - 1 : -1]  # those with the largest margins
+    for one, said in looked:
         row = one.logits[0]
         margin = float(row.max() - row[said])
         allowed = 2 * float(whole_run(context.noise_on(one.batches), largest(row)).allowed)
-        if margin <= allowed or is_honest(context, one, partial(nearly_chosen, said)):
-            if len(others) > len(close) // 2:
-                break  # of so many ties each would want honest runs of its own
+        chosen = partial(nearly_chosen, [said])
+        if margin <= allowed or is_honest(context, one.batches, chosen):
             continue
         if oracles_logits(context, one.batches) is None:
             yield context.verdict("decode", "not-compared", WRONG_ORACLE)
@@ -191,14 +197,13 @@ def close_calls(context: Context) -> Iterator[Verdict]:
         return
     if why:
         yield context.verdict("decode", "not-applicable", why)
-    if same:
-        text = f"the next token is the same behind {len(same)} beginnings with {in_words(same)}"
-        text += f", and an honest run's behind {len(others)} more" if others else ""
-        yield context.verdict("decode", "agreed", text, {"close": len(same)})
+    yield from said_of(context, "decode", [one for one, _ in answers], same, len(looked))
 
 
-def nearly_chosen(token: int, row: F32, allowed: float) -> bool:
-    return bool(row.max() - row[token] <= allowed)
+def nearly_chosen(tokens: Sequence[int], run: F32, allowed: float) -> bool:
+    """tokens: one behind each row, from the first on."""
+    rows = np.arange(len(tokens))
+    return bool((run[rows].max(axis=1) - run[rows, list(tokens)] <= allowed).all())
 
 
 def oracles_logits(context: Context, batches: Sequence[Batch]) -> F32 | None:
@@ -269,6 +274,14 @@ def judged(
             text += "the same"
         return context.verdict("decode", "excused", text, detail)
     wrong = [r for r, m in zip(("oracle", "subject"), margins, strict=True) if m > 2 * allowed]
+    behind_last = len(oracle) - first  # rows of the run from this one on
+
+    def chosen(run: F32, room: float) -> bool:
+        return nearly_chosen([b], run[-behind_last:], room)
+
+    if wrong == ["subject"] and is_honest(context, batches, chosen):
+        text += ", and what an honest run of another design chooses"
+        return context.verdict("decode", "excused", text, detail)
     detail["at_fault"] = "both" if len(wrong) == 2 else wrong[0]
     return context.verdict("decode", "diverged", text, detail, key=("decode", "token"))
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from harness.facts import ModelFacts
 from harness.findings import Findings
-from harness.graph.node_judge import PRODUCTS
+from harness.graph.node_formats import PRODUCTS
 from harness.judge import SiteFinding
 from harness.locate import nothing_shown
 from harness.locate_segments import shows_tensors

@@ -21,11 +21,12 @@ from harness.facts import ModelFacts
 from harness.further_runs import n_cells
 from harness.records import Verdict
 from harness.suites._close_calls import (
+    EXAMINED,
     beginnings_of,
     closest,
-    in_words,
     is_honest,
     said_behind,
+    said_of,
     texts_of,
 )
 from harness.suites.base import Context, NoAnswer, Suite, not_offered
@@ -110,13 +111,16 @@ def close_calls(context: Context) -> Iterator[Verdict]:
         runs.append((ids, [*parts]))
     close = [one for one in closest(context, runs) if pieces[one.chosen].strip()]
     answers, why = said_behind(context, close, "generate", lambda one: texts[one.ids])
-    same, unclear = [], 0
+    same, others, unclear = [], [], 0
     for one, said in answers:
         found = list(judged(context, one.batches, one.logits, [one.chosen], said, pieces))
         wrong = next((verdict for verdict in found if verdict.status == "diverged"), None)
+        others += [] if wrong is None else [(one, said, wrong)]
         same += [one] if {verdict.status for verdict in found} == {"agreed"} else []
         unclear += any(verdict.status == "not-compared" for verdict in found)
-        if wrong is None or is_honest(context, one, partial(may_begin_with, said, pieces)):
+    looked = others[: -EXAMINED - 1 : -1]  # those with the largest margins
+    for one, said, wrong in looked:
+        if is_honest(context, one.batches, partial(may_begin_with, said, pieces)):
             continue
         if oracles_logits(context, one.batches) is None:
             yield context.verdict("text", "not-compared", WRONG_ORACLE)
@@ -129,12 +133,13 @@ def close_calls(context: Context) -> Iterator[Verdict]:
         yield context.verdict("text", "not-applicable", text)
     if why:
         yield context.verdict("text", "not-applicable", why)
-    if same:
-        text = f"the next token is the same behind {len(same)} prompts with {in_words(same)}"
-        yield context.verdict("text", "agreed", text, {"close": len(same)})
+    compared = [*same, *(one for one, *_ in others)]
+    if compared or not answers:
+        yield from said_of(context, "text", compared, same, len(looked))
 
 
-def may_begin_with(said: bytes, pieces: "Pieces", row: F32, allowed: float) -> bool:
+def may_begin_with(said: bytes, pieces: "Pieces", run: F32, allowed: float) -> bool:
+    row = run[0]
     likely = np.flatnonzero(row.max() - row <= allowed).tolist()
     texts = (said, b" " + said)  # some take the space from its beginning
     return any(fits(pieces[token], text, pieces) for token in likely for text in texts)
