@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from harness.records import Verdict
-from harness.report.jsonl import ReportWriter, plain
+from harness.report.jsonl import SCHEMA, ReportWriter, plain
 from harness.report.nodes import NodeRow, node_columns
 from harness.report.page.page import page_of
 from harness.report.page.verdicts import Run
@@ -45,6 +46,12 @@ def hostile(text: str) -> Page:
 @pytest.fixture(scope="module")
 def page() -> Page:
     return Page(drawn(rich_rows()))
+
+
+def test_what_a_page_draws_is_in_the_schema() -> None:
+    validator = Draft202012Validator(json.loads(SCHEMA.read_text()))
+    for row in json.loads(json.dumps(plain(rich_rows()))):
+        validator.validate(row)
 
 
 # --- it says what the report says -------------------------------------------------------------
@@ -125,7 +132,7 @@ def test_each_exit_code_has_its_sentence(code: int, word: str) -> None:
 def test_a_detail_in_another_form_is_named_and_the_page_stands() -> None:
     rows = rich_rows()
     for row in rows[1:-1]:
-        for key in ("by_position", "sides", "blocks", "schedule", "answers"):
+        for key in ("by_position", "sides", "decoded", "schedule", "answers"):
             if key in row["detail"]:
                 row["detail"][key] = ["another", "form"]
     text = Page(drawn(rows)).text
@@ -271,3 +278,14 @@ def test_more_nodes_than_are_drawn_are_folded_and_it_is_said() -> None:
     page = drawn(rows)
     assert len(page) < 1_000_000
     assert "that of each name in a layer the worst step alone is drawn" in Page(page).text
+
+
+def test_a_finding_of_the_weights_fuzzer_shows_its_block_and_where_it_was_found() -> None:
+    rows = rich_rows()
+    raw = "003c" + "00" * 31 + "80"
+    rows[1] |= {"suite": "fuzz-quants", "case": "Q8_0"}
+    rows[1]["detail"] = {"type": "Q8_0", "block": raw, "original": "11" * 34, "blocks": 20_000}
+    text = Page(drawn(rows)).text
+    assert "A block of Q8_0, 34 bytes, the smallest block" in text
+    assert "as it was found" in text
+    assert "not in the form" not in text

@@ -180,7 +180,7 @@ def with_block(
         row = {"type": side.listed[tensor.name].type, "hex": raw.tobytes().hex()}
         rows.append(row | {"weight": at - first, "values": [float(f"{v:.6g}") for v in shown]})
     return replace(
-        found, detail={**d, "blocks": dict(zip(("oracle", "subject"), rows, strict=True))}
+        found, detail={**d, "decoded": dict(zip(("oracle", "subject"), rows, strict=True))}
     )
 
 

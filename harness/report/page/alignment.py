@@ -78,6 +78,8 @@ def equal(side: Side, first: int, end: int, start: int, *, last: bool) -> Iterat
     head = [*range(first, min(end, first + AROUND))] if first else []
     tail = [] if last else [*range(max(first + len(head), end - AROUND), end)]
     left_out = end - first - len(head) - len(tail)
+    if left_out <= AROUND:  # a line that says so would take as much room
+        head, tail, left_out = [*range(first, end)], [], 0
     for i in head:
         yield same(side, i, start)
     if left_out > 0:

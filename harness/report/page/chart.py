@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 from typing import Any
 
+from harness.report.page.verdicts import counted
+
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 200, 52, 24, 10
 LEAST = 1e-12  # what is smaller, or zero, stands on the floor
 
@@ -99,5 +101,6 @@ def caption(
         close = sum(m <= 2 * e for m, e in zip(margins, errors, strict=True))
         text += f" The greedy token's smallest margin is {min(margins):.2g}"
         text += f"; at {close} it is less than two errors." if close else "."
-        text += f" Another token is chosen at {given.get('other_choices', 0)}."
+        other = int(given.get("other_choices", 0))
+        text += f" Another token is chosen at {counted(other, 'position')}."
     return text

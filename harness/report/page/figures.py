@@ -57,6 +57,23 @@ def differences_of(d: Detail) -> Any:
     return {"texts": [row["text"] for row in rows[1:21]], "total": int(d["total"])}
 
 
+def bisection_of(d: Detail) -> Any:
+    """Layers in the order of the graph: what each passes on, and which of its ops are wrong."""
+    given = d.get("bisection")
+    if given is None:
+        return None
+    layers = [
+        {
+            "name": "outside" if row["layer"] is None else f"layer {row['layer']}",
+            "last": row["last"],
+            "error": row["error"],
+            "guilty": list(row["guilty"]),
+        }
+        for row in given["layers"]
+    ]
+    return {"layers": layers, "proof": given["proof"]}
+
+
 DRAWN: dict[str, Callable[[Detail], Any]] = {
     "chart": chart_of,
     "alignment": alignment_of,
@@ -65,6 +82,7 @@ DRAWN: dict[str, Callable[[Detail], Any]] = {
     "blocks": blocks_of,
     "hexdump": dump_of,
     "schedule": schedule_of,
+    "bisection": bisection_of,
     "answers": answers_of,
     "log": log_of,
 }

@@ -15,7 +15,7 @@ NEAR = 16  # values on either side of the one that differs
 
 def blocks_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
     """The block that a wrong weight is of, once for each engine whose bytes are others."""
-    if (given := detail.get("blocks")) is not None:
+    if (given := detail.get("decoded")) is not None:
         sides = {name: given[name] for name in ("oracle", "subject")}
         same = sides["oracle"]["hex"] == sides["subject"]["hex"]
         names = (

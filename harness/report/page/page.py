@@ -84,6 +84,7 @@ def page_of(run: Run) -> str:
         models=[*by_case(listed)],
         left_out=len(run.verdicts) - len(listed),
         charts=[*charts_of(list(run.verdicts))][:MOST_CHARTS],
+        bisections=[r for r in run.verdicts if "bisection" in r["detail"] and r["status"] in QUIET],
         nodes=node_data(run.verdicts),
     )
 

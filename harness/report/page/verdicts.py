@@ -110,7 +110,7 @@ def sentence(run: Run, causes: Sequence[Cause]) -> str:
     if run.footer is None:
         n = len(run.verdicts)
         return f"Not finished: the run was stopped; what its {n} verdicts say is true, and not all."
-    return {0: conform, 1: diverged, 2: failed, 3: incomplete}[run.footer["exit_code"]](run, causes)
+    return SENTENCES[run.footer["exit_code"]](run, causes)
 
 
 def conform(run: Run, causes: Sequence[Cause]) -> str:
@@ -150,6 +150,16 @@ def incomplete(run: Run, causes: Sequence[Cause]) -> str:
     names = [f"{run.counts[s]} {MARKS[s].lower()}" for s in LOUD if s in run.counts]
     why = ", ".join(names) or "nothing was compared"
     return f"Incomplete: what was compared agrees, and something was not compared ({why})."
+
+
+def no_op(run: Run, causes: Sequence[Cause]) -> str:
+    return (
+        "Diverged, and no op is wrong on its own inputs: look at what is kept from call to call, "
+        "at the order of calls, and at sampling."
+    )
+
+
+SENTENCES = {0: conform, 1: diverged, 2: failed, 3: incomplete, 4: no_op}
 
 
 def subject_of(run: Run) -> str:
