@@ -155,7 +155,7 @@ def test_the_command_says_it_in_lines_json_and_a_page(
     assert "changed  logits m.gguf: ok to diverged, worse" in said
     assert "nearer   shadow m.gguf ROPE: 20% of its limit to 90% of its limit" in said
     text = Page.at(page).text
-    assert "Worse: 1 new difference, 0 gone, 1 changed verdict (1 for the worse)" in text
+    assert "Worse: 1 new difference of 1 kind, 0 gone, 1 changed verdict (1 for the worse)" in text
     assert "20% of its limit 90% of its limit" in text
     assert code_of(a, b, "--json") == 1
     assert json.loads(capsys.readouterr().out)["worse"] is True

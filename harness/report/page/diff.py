@@ -15,7 +15,9 @@ def sentence_of(changes: Changes) -> str:
         text = "No verdict changed"
     else:
         first = "Worse" if changes.worse else "No worse"
-        text = f"{first}: {counted(len(changes.new), 'new difference')}, {len(changes.gone)} gone, "
+        text = f"{first}: {counted(len(changes.new), 'new difference')}"
+        text += f" of {counted(len(changes.new_causes), 'kind')}" if changes.new else ""
+        text += f", {len(changes.gone)} gone, "
         text += f"{counted(len(changes.changed), 'changed verdict')}"
         text += f" ({worse} for the worse)" if changes.changed else ""
     if changes.moved:

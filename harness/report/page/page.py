@@ -54,7 +54,7 @@ def environment() -> Environment:
     )
     made.filters |= {"number": texts.number, "of_limit": texts.of_limit, "exact": texts.exact}
     made.filters |= {"name": texts.short_name, "data": texts.data_block, "counted": counted}
-    made.filters |= {"paths": texts.paths, "long": texts.long}
+    made.filters |= {"paths": texts.paths, "long": texts.long, "whole": texts.whole}
     made.globals |= {"MARKS": MARKS, "SIGNS": SIGNS, "BOTH": BOTH, "PLACES": PLACES}
     made.globals |= {
         "figures_of": figures_of,

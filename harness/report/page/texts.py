@@ -52,6 +52,11 @@ def long(text: Any) -> Markup:
     return escape(shown(text, LONGEST_BLOCK))
 
 
+def whole(text: str) -> Markup:
+    """An address, which is nothing if it is cut; escaped."""
+    return escape(text)
+
+
 def number(value: Any) -> str:
     """Three digits; "inf" and "nan" as the report has them."""
     if isinstance(value, bool) or not isinstance(value, int | float):
