@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -323,7 +324,12 @@ def described(session: Session, *, under_test: bool = False) -> EngineInfo:
 
 def run_suites(context: Context, names: Sequence[str]) -> Iterator[Verdict]:
     """The verdicts of each suite in turn, and whom they are about."""
-    for suite in suites_named(names):
+    suites = suites_named(names)
+    for suite in suites:
+        if not suite().inapplicable(context.facts):
+            with suppress(Exception):  # what fails here fails in its run, and is said there
+                suite().begin(context)
+    for suite in suites:
         context.progress(f"suite {suite.name}")
         about = context.oracle.name if suite.of_oracle_alone else BOTH
         for verdict in verdicts_of(suite, context):

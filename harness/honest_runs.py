@@ -1,17 +1,21 @@
 """Runs of our own by which whole runs are judged: llama.cpp's graph with our ops."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.batch import Batch, joined
 from engine.gguf_file import GgufFile
 from engine.ops.build import Build
 from engine.quants.base import F32
 from engine.split_files import open_model
+from harness.ahead import Ahead, may_fork
 from harness.conversions import builds, is_quantised
 from harness.graph.floor import replay_floor, whole
 from harness.graph.program import Program
@@ -22,6 +26,7 @@ from harness.noise import NoiseFloor
 from harness.records import Rejected
 from harness.runner import Session
 from harness.suites.base import NoAnswer, no_answer
+from harness.wire import digest
 
 
 @dataclass(kw_only=True)
@@ -33,6 +38,7 @@ class AlongLlamaCpp:
     build: Build
     embeddings: bool = False  # instead of logits
     flash_attn: bool = False
+    begun: dict[bytes, Ahead] = field(default_factory=dict)  # floors that forks compute
 
     @cached_property
     def file(self) -> GgufFile:
@@ -56,10 +62,34 @@ class AlongLlamaCpp:
             raise NoAnswer("not-applicable", "the model has no logits", {})
         return program
 
+    def begin(self, batches: Sequence[Batch], *, seed: int, runs: int) -> None:
+        """A floor that is wanted soon, in a fork, while engines are asked."""
+        if may_fork():
+            with suppress(NoAnswer):  # it is said when the floor is wanted
+                key, work = self.work(batches, seed, runs)
+                if key not in self.begun:
+                    self.begun[key] = Ahead(work)
+
     def floor(self, batches: Sequence[Batch], *, seed: int, runs: int) -> NoiseFloor:
-        program = self.program(batches)
-        found = replay_floor(program, self.file, self.build, seed=seed, runs=runs)
-        return NoiseFloor(logits=found.outputs, relative=found.relative)
+        key, work = self.work(batches, seed, runs)
+        *logits, relative = self.begun.pop(key).result() if key in self.begun else work()
+        return NoiseFloor(logits=tuple(logits), relative=float(relative))
+
+    def work(
+        self, batches: Sequence[Batch], seed: int, runs: int
+    ) -> tuple[bytes, Callable[[], list[NDArray[Any]]]]:
+        """Its name, and how it is made: outputs of each batch, and the noise."""
+        program, file = self.program(batches), self.file
+
+        def work() -> list[NDArray[Any]]:
+            found = replay_floor(program, file, self.build, seed=seed, runs=runs)
+            return [*found.outputs, np.array(found.relative)]
+
+        return digest(batches, seed, runs), work
+
+    def close(self) -> None:
+        for ahead in self.begun.values():
+            ahead.close()
 
     def unlucky(self, batches: Sequence[Batch], *, seed: int, runs: int) -> Iterator[F32]:
         program = self.program(batches)

@@ -126,6 +126,7 @@ class IsolatedSession(Session):
         self.model = None if opening["model"] is None else Path(opening["model"])
         self.time_limit = time_limit
         self.worker: Worker | None = None
+        self.is_ready = False  # it has taken its opening
 
     @property
     def pid(self) -> int | None:
@@ -176,11 +177,17 @@ class IsolatedSession(Session):
             self.worker.dismiss()
             self.worker = None
 
+    def start(self) -> None:
+        if self.worker is None:
+            self.worker = Worker(self.python)
+            self.is_ready = False
+
     def _ready_worker(self) -> "Worker":
         if self.worker is not None and has_ended(self.worker.process):
             self._end()  # it died while nobody waited for an answer
-        if self.worker is None:
-            self.worker = Worker(self.python)
+        self.start()
+        assert self.worker is not None
+        if not self.is_ready:
             deadline = time.monotonic() + self.start_limit
             self.worker.channel.send(self.opening, deadline)
             match self.worker.channel.receive(deadline):
@@ -190,6 +197,7 @@ class IsolatedSession(Session):
                     raise Unable(message)
                 case _:
                     raise WireError("the first message must be 'ready'")
+            self.is_ready = True
         return self.worker
 
     def _end(self) -> tuple[str, ...]:

@@ -58,6 +58,9 @@ class Session:
         """Of the worker, while there is one."""
         return None
 
+    def start(self) -> None:
+        """Begin to start it, if it is another process: the first question finds it further on."""
+
     def ask(self, question: str, *args: Any, **kwargs: Any) -> Outcome:
         """The outcome of calling the adapter's method of that name."""
         if question not in QUESTIONS:

@@ -1,4 +1,5 @@
-"""Writes tests/catalogue_rates.json and README.md's tables of what `selftest` found.
+"""Writes tests/catalogue_rates.json and the tables of README.md and reports/TRUST.md of what
+`selftest` found.
 
 lockstep selftest --catalogue --json found.jsonl -j 2
 lockstep selftest --honest 1 --json honest.jsonl -j 2
@@ -11,13 +12,13 @@ nothing: shares of some say nothing of all.
 import sys
 from pathlib import Path
 
-from harness.catalogue.rates import read, with_tables, written
+from harness.catalogue.rates import PAGES, read, with_tables, written
 from harness.catalogue.run import honest_engines, wrong_engines
 from harness.catalogue.trial import trial_of
 from harness.row_files import read_rows
 
 HOME = Path(__file__).parent.parent
-RATES, README = HOME / "tests" / "catalogue_rates.json", HOME / "README.md"
+RATES = HOME / "tests" / "catalogue_rates.json"
 
 
 def main(files: list[str]) -> None:
@@ -35,7 +36,9 @@ def main(files: list[str]) -> None:
     of_now = [trial for trial in found.values() if trial.engine in there]
     RATES.write_text(written(of_now), encoding="utf-8")
     kept = read(RATES.read_text(encoding="utf-8"))
-    README.write_text(with_tables(README.read_text(encoding="utf-8"), kept), encoding="utf-8")
+    for page in PAGES:
+        text = (HOME / page).read_text(encoding="utf-8")
+        (HOME / page).write_text(with_tables(page, text, kept), encoding="utf-8")
 
 
 if __name__ == "__main__":

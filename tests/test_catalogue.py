@@ -121,10 +121,10 @@ def test_what_is_kept_of_a_catalogue_gives_the_same_tables() -> None:
 
 def test_tables_take_the_place_of_those_that_were_there() -> None:
     page = f"before\n{BEGIN}| old |\n{END}after\n"
-    made = with_tables(page, [trial("one")])
+    made = with_tables("reports/TRUST.md", page, [trial("one")])
     assert made.startswith(f"before\n{BEGIN}| wrong engines |")
     assert made.endswith(f" |\n{END}after\n")
-    assert with_tables(made, [trial("one")]) == made
+    assert with_tables("reports/TRUST.md", made, [trial("one")]) == made
 
 
 def test_what_is_in_the_file_is_not_run_again(

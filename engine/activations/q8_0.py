@@ -69,7 +69,11 @@ def largest_of(blocks: F32) -> F32:
 
     maxps(a, b) is b if either is NaN, so a NaN is forgotten by the next comparison.
     """
-    found = np.abs(blocks).reshape(*blocks.shape[:-1], 4, 8)
+    sizes = np.abs(blocks)
+    largest: F32 = sizes.max(axis=-1)
+    if not np.isnan(largest).any():
+        return largest
+    found = sizes.reshape(*blocks.shape[:-1], 4, 8)
     lanes = found[..., 0, :]
     for i in range(1, 4):
         lanes = larger(lanes, found[..., i, :])

@@ -162,7 +162,12 @@ def converted(x: F32 | F64, weight: Weight, build: Build) -> Converted:
         return Converted(x.astype(np.float64))
     found = convert(np.asarray(x, np.float32), kind, build.generic)
     values = found.values if build.tip is None else build.tip(x, found.values)
-    return Converted(values, found.sums if kind.vec_dot_type == "Q8_1" else None)
+    return Converted(values, found.sums if carries_sums(kind) else None)
+
+
+def carries_sums(kind: type[WeightFormat]) -> bool:
+    """Whether activations for such weights have sums that are more than those of their values."""
+    return kind.vec_dot_type == "Q8_1"
 
 
 def bounded_product(

@@ -55,6 +55,8 @@ class Reference:
 
     def sums(self, x: F32, weight: Weight) -> F64 | None:
         """The block sums that minima are multiplied by, where they are more than sums of values."""
+        if not products.carries_sums(weight.format):
+            return None
         return products.converted(x, weight, self.build).sums
 
     def linear(self, x: F32, weight: Weight) -> F32:

@@ -1,15 +1,17 @@
-"""What came of a whole catalogue, small enough to be kept: the source of README.md's tables."""
+"""What came of a whole catalogue, small enough to be kept: the source of the tables in
+README.md and reports/TRUST.md."""
 
 import json
 from collections.abc import Sequence
 from typing import Any
 
 from harness.catalogue.fixed_limits import LIMITS
-from harness.catalogue.table import lines
+from harness.catalogue.table import lines, summary
 from harness.catalogue.trial import Seen, Trial
 from harness.catalogue.views import VIEWS
 
 BEGIN, END = "<!-- catalogue: begin -->\n", "<!-- catalogue: end -->\n"
+PAGES = {"README.md": summary, "reports/TRUST.md": lines}  # what of it stands in each
 
 
 def written(found: Sequence[Trial]) -> str:
@@ -52,8 +54,8 @@ def trial_of(row: dict[str, Any]) -> Trial:
     )
 
 
-def with_tables(readme: str, found: Sequence[Trial]) -> str:
-    """The page with what stands between its two comments made anew."""
-    before, rest = readme.split(BEGIN)
+def with_tables(page: str, text: str, found: Sequence[Trial]) -> str:
+    """The text of a page with what stands between its two comments made anew."""
+    before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
-    return before + BEGIN + "\n".join(lines(found)).rstrip() + "\n" + END + after
+    return before + BEGIN + "\n".join(PAGES[page](found)).rstrip() + "\n" + END + after

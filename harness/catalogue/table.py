@@ -12,7 +12,7 @@ HEAD = ("wrong engines", "n", *SHOWN, "layer", "op")
 
 
 def lines(found: Sequence[Trial]) -> Iterator[str]:
-    """For README.md and the terminal alike."""
+    """For reports/TRUST.md and the terminal alike."""
     wrong = [trial for trial in found if not trial.honest]
     fine = [trial for trial in found if trial.honest]
     if wrong:
@@ -21,6 +21,28 @@ def lines(found: Sequence[Trial]) -> Iterator[str]:
         yield from by_limit(wrong, fine)
     if fine:
         yield from by_design(fine)
+
+
+def summary(found: Sequence[Trial]) -> Iterator[str]:
+    """For README.md."""
+    wrong = [trial for trial in found if not trial.honest]
+    fine = [trial for trial in found if trial.honest]
+    layers, ops = (percent(n, len(wrong)) for n in placed(wrong))
+    rows = [[f"found with {name} shown", percent(*caught(wrong, name))] for name in SHOWN]
+    rows += [["the right layer named, the right op", f"{layers}, {ops}"]]
+    harmless = [limit for limit in LIMITS if all(trial.passes[limit] for trial in fine)]
+    if harmless:
+        finds = {limit: sum(not t.passes[limit] for t in wrong) for limit in harmless}
+        best = max(finds, key=lambda limit: finds[limit])
+        rows.append([f"found by the best fixed limit ({best})", percent(finds[best], len(wrong))])
+    designs = len({trial.engine for trial in fine})
+    rows.append(
+        [
+            f"honest engines of {designs} designs accused",
+            f"{sum(map(accused, fine))} of {len(fine)}",
+        ]
+    )
+    yield from table((f"of {len(wrong)} engines that are wrong in one small way", ""), rows)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

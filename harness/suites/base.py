@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -17,6 +17,7 @@ from engine.quants.base import F32
 from engine.registry import Registered
 from engine.split_files import open_model
 from engine.tokenizers.base import tokenizer_of
+from harness.ahead import both
 from harness.facts import ModelFacts
 from harness.noise import MORE_RUNS, RUNS, NoiseFloor
 from harness.records import (
@@ -48,6 +49,9 @@ class NoAnswer(Exception):
 
 class HonestRuns(Protocol):
     """Our own runs of the oracle's file (harness.honest_runs)."""
+
+    def begin(self, batches: Sequence[Batch], *, seed: int, runs: int) -> None:
+        """`floor` of the same will be asked for: it may be computed in the meantime."""
 
     def floor(self, batches: Sequence[Batch], *, seed: int, runs: int) -> NoiseFloor:
         """One run without errors, and the worst of so many with."""
@@ -118,6 +122,11 @@ class Context:
         both = self.facts.decoder_start is not None
         return encoded_first((Batch.of(prompt), *steps), both)
 
+    def begin_noise(self) -> None:
+        """Engines are asked first, and in the meantime it may be measured."""
+        if "noise" not in self.__dict__:
+            self.honest.begin(self.batches, seed=self.seed, runs=RUNS)
+
     @cached_property
     def noise(self) -> NoiseFloor:
         self.progress("measuring the noise of honest runs")
@@ -159,8 +168,7 @@ class Context:
 
         What the model lacks, says the oracle, is no excuse for a subject that says something else.
         """
-        first = self.oracle.ask(question, *args, **kwargs)
-        second = self.subject.ask(question, *args, **kwargs)
+        first, second = self.outcomes(question, *args, **kwargs)
         if isinstance(second, Rejected) and (isinstance(first, Rejected) or lacks(first)):
             said = f"{getattr(first, 'message', '')}; {second.message}"
             raise NoAnswer("not-compared", f"both engines refuse: {said}", {})
@@ -168,6 +176,14 @@ class Context:
             self.answer(self.subject, question, second)
         expected = self.answer(self.oracle, question, first)
         return expected, self.answer(self.subject, question, second)
+
+    def outcomes(self, question: str, *args: Any, **kwargs: Any) -> tuple[Outcome, Outcome]:
+        """The oracle's and the subject's, asked at once where the oracle is another process."""
+        oracle = partial(self.oracle.ask, question, *args, **kwargs)
+        subject = partial(self.subject.ask, question, *args, **kwargs)
+        if self.oracle is self.subject or self.oracle.pid is None:
+            return oracle(), subject()
+        return both(oracle, subject)
 
     def ask(self, session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
         """The answer, or NoAnswer with what became of the question."""
@@ -293,6 +309,9 @@ class Suite(Registered):
     def inapplicable(self, facts: ModelFacts) -> str:
         """Why there is nothing to compare in a model like this; "" if there is."""
         return ""
+
+    def begin(self, context: Context) -> None:
+        """What may be computed while other suites ask engines."""
 
     def run(self, context: Context) -> Iterator[Verdict]:
         """One verdict for each thing compared, also for what turned out not to be comparable."""

@@ -62,6 +62,7 @@ class Decode(Suite, name="decode"):
                     context, "decode", subject, "greedy", prompt, context.n_steps
                 )
             return
+        context.honest.begin(in_one(request.batches), seed=context.seed, runs=0)
         context.progress(f"decoding {len(request.batches)} batches in both engines")
         expected, actual = context.ask_both("evaluate", request)
         truth = whole_truth(context, request.batches)
@@ -215,12 +216,16 @@ def oracles_logits(context: Context, batches: Sequence[Batch]) -> F32 | None:
 
 
 def whole_truth(context: Context, batches: Sequence[Batch]) -> F32:
-    """Logits of an honest run of our own, all that is decoded in one batch: weights are decoded
-    once."""
+    """Logits of an honest run of our own."""
+    floor = context.honest.floor(in_one(batches), seed=context.seed, runs=0)
+    return np.concatenate(floor.logits)
+
+
+def in_one(batches: Sequence[Batch]) -> tuple[Batch, ...]:
+    """All that is decoded in one batch: weights are decoded once."""
     encoded = [batch for batch in batches if batch.encoder]
     tokens = np.concatenate([batch.tokens for batch in batches if not batch.encoder])
-    whole = (*encoded, Batch.of(tokens.tolist()))
-    return np.concatenate(context.honest.floor(whole, seed=context.seed, runs=0).logits)
+    return (*encoded, Batch.of(tokens.tolist()))
 
 
 def judged(

@@ -34,6 +34,9 @@ class Logits(Suite, name="logits"):
     def inapplicable(self, facts: ModelFacts) -> str:
         return facts.no_run
 
+    def begin(self, context: Context) -> None:
+        context.begin_noise()
+
     def run(self, context: Context) -> Iterator[Verdict]:
         request = Request(batches=context.batches)
         context.progress("logits of both engines")
@@ -55,6 +58,10 @@ class Logits(Suite, name="logits"):
 
 def asked_more(context: Context, request: Request, first: Evaluation, verdict: Verdict) -> Ways:
     """The same once more, then otherwise, then more."""
+    runs = list(further_runs(context)) if verdict.status == "agreed" else []
+    for run in runs:
+        if not run.usual:
+            context.honest.begin(run.batches, seed=context.seed, runs=0)
     shaky = unsteady(context.subject, request, first, doubt=verdict.status != "agreed")
     wrong = [not_deterministic(context, "logits", shaky)] if shaky else []
     if shaky and shaky.apart > 2 * context.noise.relative:
@@ -62,23 +69,24 @@ def asked_more(context: Context, request: Request, first: Evaluation, verdict: V
     same, unanswered, differ = asked_otherwise(context, first)
     if verdict.status != "agreed":  # it would be said of every run again
         return same, [*unanswered, "further on: this run does not agree"], wrong + differ
-    runs = asked_further(context)
-    return same + runs[0], unanswered + runs[1], wrong + differ + runs[2]
+    more = asked_further(context, runs)
+    return same + more[0], unanswered + more[1], wrong + differ + more[2]
 
 
-def asked_further(context: Context) -> Ways:
+def asked_further(context: Context, runs: Sequence[FurtherRun]) -> Ways:
     same: list[str] = []
     unanswered: list[str] = []
     wrong: list[Verdict] = []
-    for run in further_runs(context):
+    for run in runs:
         context.progress(f"logits of both engines {run.words}")
         request = Request(batches=run.batches)
-        outcomes = [(s, s.ask("evaluate", request)) for s in (context.oracle, context.subject)]
-        refused = [o.message for _, o in outcomes if isinstance(o, Unanswerable | Rejected)]
+        said = context.outcomes("evaluate", request)
+        refused = [o.message for o in said if isinstance(o, Unanswerable | Rejected)]
         if refused:
             unanswered.append(f"{run.words}: {refused[-1]}")
             continue
-        expected, actual = (context.answer(s, f"evaluate {run.words}", o) for s, o in outcomes)
+        roles = zip((context.oracle, context.subject), said, strict=True)
+        expected, actual = (context.answer(s, f"evaluate {run.words}", o) for s, o in roles)
         verdict = further_verdict(context, run, expected, actual)
         if verdict.status == "agreed":
             same.append(run.words)

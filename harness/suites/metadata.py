@@ -23,9 +23,10 @@ class Metadata(Suite, name="metadata"):
     order = 10
 
     def run(self, context: Context) -> Iterator[Verdict]:
-        oracle, subject = context.ask_both("metadata")
-        yield compared(context, context.subject.name, oracle, subject)
         with Runner().open("gguf-py", context.model, EXACT) as session:
+            session.start()
+            oracle, subject = context.ask_both("metadata")
+            yield compared(context, context.subject.name, oracle, subject)
             outcome = session.ask("metadata")
         lacking = type_that_it_lacks(outcome, oracle)
         if lacking:

@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "harness.exit_codes",
         "harness.sites",
     ),
-    ("harness.designs", "harness.engine_process", "harness.candidates"),
+    ("harness.ahead", "harness.designs", "harness.engine_process", "harness.candidates"),
     ("harness.rope_designs",),
     ("harness.synth", "harness.adapters", "harness.judge", "harness.report"),
     ("harness.real_models", "harness.twin", "harness.acid"),
