@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from harness.records import Verdict
 from harness.report.jsonl import SCHEMA, ReportWriter, plain
 from harness.report.nodes import NodeRow, node_columns
-from harness.report.page.page import page_of
+from harness.report.page.page import page_of, source
 from harness.report.page.verdicts import Run
 from harness.report.page.write import write_page_of_run
 from harness.report.text import printable
@@ -289,3 +289,42 @@ def test_a_finding_of_the_weights_fuzzer_shows_its_block_and_where_it_was_found(
     assert "A block of Q8_0, 34 bytes, the smallest block" in text
     assert "as it was found" in text
     assert "not in the form" not in text
+
+
+# --- colours -------------------------------------------------------------------------------------
+
+ON = {
+    "paper": ("ink", "quiet", "bad", "good", "odd", "link"),
+    "tint": ("ink", "quiet", "bad", "good"),
+    "badpaper": ("ink", "bad"),
+    "oddpaper": ("odd",),
+    "h0": ("quiet",),
+    **{f"h{i}": ("dark",) for i in range(1, 6)},
+    **{f"h{i}": ("light",) for i in (6, 7)},
+    "other": ("otherink",),
+    "bad": ("light",),
+}
+
+
+def palettes() -> list[dict[str, str]]:
+    """Of the style's :root blocks: light, and dark where it says otherwise."""
+    style = source("page.css")
+    blocks = re.findall(r":root \{([^}]*)\}", style)
+    light, dark = (dict(re.findall(r"--(\w+): (#[0-9a-f]+);", block)) for block in blocks[:2])
+    return [light, light | dark]
+
+
+def luminance(colour: str) -> float:
+    """As WCAG has it."""
+    digits = colour[1:] if len(colour) == 7 else "".join(c * 2 for c in colour[1:])
+    parts = (int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4))
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("back", "front"), [(b, f) for b, fronts in ON.items() for f in fronts])
+def test_text_stands_out_from_what_it_stands_on(scheme: str, back: str, front: str) -> None:
+    palette = palettes()[scheme == "dark"]
+    low, high = sorted(luminance(palette[name]) for name in (back, front))
+    assert (high + 0.05) / (low + 0.05) >= 4.5, (palette[back], palette[front])

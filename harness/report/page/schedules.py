@@ -72,4 +72,6 @@ def cells_of(slot: Sequence[Any]) -> dict[str, Any]:
     cells = [] if owners == "-" else list(zip(owners, positions.split(" "), strict=True))
     where = "window's cache" if window else "cache"
     text = f"{where}, stream {stream}: {used} of the first {n} cells in use, head at {head}"
+    if not used:
+        text = f"{where}, stream {stream}: empty, head at {head}"
     return {"text": text, "cells": cells[:MOST], "head": head}

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.records import BOTH
-from harness.report.page.texts import NAME, shown
+from harness.report.page.texts import shown
 from harness.report.text import MARKS
 
 Row = Mapping[str, Any]  # a verdict of report.jsonl
 QUIET = ("agreed", "excused", "not-applicable")
 LOUD = ("diverged", "internal", "crashed", "timed-out", "malformed", "not-compared")
 PLURALS = {"more place that differs": "more places that differ"}
+IN_SENTENCE = 60  # characters of a name
 PLACES = 24  # of one cause that are named
 
 
@@ -134,10 +135,10 @@ def diverged(run: Run, causes: Sequence[Cause]) -> str:
     ops = [cause for cause in wrong if "site" in cause.first["detail"]]
     if ops:
         first = ops[0].first
-        text += f"; the first op that is wrong by itself is {place_of(first)}"
-        text += f" ({first['detail'].get('op', '')})"
+        text += f"; the first op that is wrong by itself is {shown(place_of(first), IN_SENTENCE)}"
+        text += f" ({shown(first['detail'].get('op', ''), IN_SENTENCE)})"
     elif wrong:
-        text += f"; the first is {shown(wrong[0].title, NAME)} in {wrong[0].first['suite']}"
+        text += f"; the first is {shown(wrong[0].title, IN_SENTENCE)} in {wrong[0].first['suite']}"
     return f"{text}."
 
 
