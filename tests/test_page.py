@@ -268,6 +268,26 @@ def test_fifty_thousand_nodes_stay_below_five_megabytes() -> None:
     assert page.count("data-model=") == 159
 
 
+def test_of_many_runs_that_agree_those_nearest_to_their_limit_are_drawn() -> None:
+    rows = rich_rows()
+    usual = next(row for row in rows[1:] if (row["suite"], row["status"]) == ("logits", "agreed"))
+    near = {"allowed_relative": 1.0}
+    rows[1:-1] = [
+        {**usual, "case": f"m{i}", "detail": {**usual["detail"], **near} | worst_logit(i / 200)}
+        for i in range(150)
+    ]
+    page = drawn(rows)
+    assert page.count('<figure class="chart">') == 100
+    text = Page(page).text
+    assert "Of 150 runs that agree the 100 nearest to their limit are drawn." in text
+    assert "m49 logits" not in text
+    assert "m50 logits" in text
+
+
+def worst_logit(share: float) -> dict[str, float]:
+    return {"worst_relative_to_largest_logit": share}
+
+
 def test_more_nodes_than_are_drawn_are_folded_and_it_is_said() -> None:
     rows = rich_rows()
     many = [

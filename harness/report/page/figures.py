@@ -4,7 +4,7 @@ A detail comes from a file that anybody may have written: what is not in the for
 named, and the rest of the page stands.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,14 +88,28 @@ DRAWN: dict[str, Callable[[Detail], Any]] = {
 }
 
 
-def has_chart(row: Mapping[str, Any]) -> bool:
-    return "by_position" in row["detail"]
+MOST_CHARTS = 100  # of verdicts that agree; of more those nearest to their limit
 
 
-def charts_of(verdicts: list[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Figure]]:
-    """Of verdicts that agree: those that do not are drawn where they are told."""
-    for row in verdicts:
-        if has_chart(row) and row["status"] in ("agreed", "excused"):
-            for figure in figures_of(row):
-                if figure.kind in ("chart", "remark"):
-                    yield row, figure
+def agreeing_with_charts(verdicts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those that do not agree are drawn where they are told."""
+    fine = (row for row in verdicts if row["status"] in ("agreed", "excused"))
+    return [row for row in fine if "by_position" in row["detail"]]
+
+
+def charts_of(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Figure]]:
+    """In the order of the run."""
+    if len(rows) > MOST_CHARTS:
+        nearest = sorted(range(len(rows)), key=lambda i: -share_of_limit(rows[i]["detail"]))
+        rows = [rows[i] for i in sorted(nearest[:MOST_CHARTS])]
+    for row in rows:
+        for figure in figures_of(row):
+            if figure.kind in ("chart", "remark"):
+                yield row, figure
+
+
+def share_of_limit(d: Detail) -> float:
+    try:
+        return float(d["worst_relative_to_largest_logit"]) / float(d["allowed_relative"])
+    except MALFORMED:
+        return 0.0

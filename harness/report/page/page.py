@@ -12,7 +12,7 @@ from markupsafe import Markup
 from harness.records import BOTH
 from harness.report.page import texts
 from harness.report.page.facts import facts_of, in_short
-from harness.report.page.figures import charts_of, figures_of
+from harness.report.page.figures import agreeing_with_charts, charts_of, figures_of
 from harness.report.page.nodes import node_data
 from harness.report.page.verdicts import (
     LOUD,
@@ -31,7 +31,6 @@ from harness.report.text import MARKS
 
 NAME = "report.html"
 MOST_ROWS = 6000  # verdicts listed one by one; of more those that are well are only counted
-MOST_CHARTS = 400
 SIGNS = {"agreed": "✓", "diverged": "✗", "excused": "≈", "not-compared": "?"}
 SIGNS |= {
     "not-applicable": "–",
@@ -68,7 +67,7 @@ def environment() -> Environment:
 def page_of(run: Run) -> str:
     """The whole file of one run."""
     causes = causes_of(run.verdicts, LOUD)
-    listed = run.verdicts
+    listed, charted = run.verdicts, agreeing_with_charts(run.verdicts)
     if len(listed) > MOST_ROWS:
         listed = [row for row in listed if row["status"] not in QUIET]
     return rendered(
@@ -83,7 +82,8 @@ def page_of(run: Run) -> str:
         statuses=[*run.counts],
         models=[*by_case(listed)],
         left_out=len(run.verdicts) - len(listed),
-        charts=[*charts_of(list(run.verdicts))][:MOST_CHARTS],
+        charts=[*charts_of(charted)],
+        charted=len(charted),
         bisections=[r for r in run.verdicts if "bisection" in r["detail"] and r["status"] in QUIET],
         nodes=node_data(run.verdicts),
     )
