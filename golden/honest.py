@@ -116,7 +116,7 @@ def as_plain(found: Recorded, file: GgufFile, settings: Settings) -> Matrices:
 
 def unlucky(found: Recorded, file: GgufFile, settings: Settings, seed: int) -> Matrices:
     """As ggml, and every op off by a random share of its bound."""
-    return run(found, file, settings, Noisy(seed))
+    return run(found, file, settings, Noisy(seed=seed))
 
 
 def matrix_of(name: str, values: Iterable[NDArray[Any]]) -> F32:

@@ -29,14 +29,17 @@ class Ahead:
         self.work = work
         self.pid = 0
         ours, theirs = socket.socketpair()
-        with warnings.catch_warnings():  # of threads: those here hold nothing that work wants
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self.pid = os.fork()
-        if not self.pid:
-            ours.close()
-            answer(work, theirs)
-        theirs.close()
         self.channel = Channel(ours)
+        with (
+            theirs,
+            suppress(OSError),
+            warnings.catch_warnings(),
+        ):  # no memory, or no more processes
+            warnings.simplefilter("ignore", DeprecationWarning)  # threads here hold nothing of it
+            self.pid = os.fork()
+            if not self.pid:
+                ours.close()
+                answer(work, theirs)
 
     def result(self) -> Any:
         """What the work gives: the fork's, or else done here."""

@@ -21,7 +21,7 @@ from harness.graph.floor import replay_floor, whole
 from harness.graph.program import Program
 from harness.graph.record import record
 from harness.graph.replay import replay
-from harness.graph.ways import Noisy, Wide
+from harness.graph.ways import Honest, Noisy, Wide
 from harness.noise import NoiseFloor
 from harness.records import Rejected
 from harness.runner import Session
@@ -94,17 +94,20 @@ class AlongLlamaCpp:
     def unlucky(self, batches: Sequence[Batch], *, seed: int, runs: int) -> Iterator[F32]:
         program = self.program(batches)
         for i in range(runs):
-            yield np.concatenate(whole(replay(program, self.file, self.build, Noisy(seed + i))))
+            yield np.concatenate(
+                whole(replay(program, self.file, self.build, Noisy(seed=seed + i)))
+            )
 
     def converted(self, batches: Sequence[Batch]) -> Iterator[F32]:
         if is_quantised(self.file):
             program = self.program(batches)
             for build in builds(self.build):
-                found = np.concatenate(whole(replay(program, self.file, build, Wide())))
+                found = np.concatenate(whole(replay(program, self.file, build, Wide(sizes=False))))
                 yield found.astype(np.float32)
 
     def logits(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
         program = self.program(batches)
-        mirror = whole(replay(program, self.file, self.build))
-        plain = whole(replay(program, self.file, replace(self.build, plain=True), Wide()))
+        mirror = whole(replay(program, self.file, self.build, Honest(sizes=False)))
+        wide = replace(self.build, plain=True)
+        plain = whole(replay(program, self.file, wide, Wide(sizes=False)))
         return np.concatenate(mirror), np.concatenate(plain).astype(np.float32)

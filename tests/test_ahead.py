@@ -42,6 +42,16 @@ def test_what_a_fork_does_not_give_is_done_here(death: str) -> None:
     assert Ahead(work).result() == "done here"
 
 
+def test_where_no_process_can_be_made_the_work_is_done_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", full)
+    assert Ahead(lambda: "done here").result() == "done here"
+
+
 @forks
 def test_a_fork_that_nobody_waits_for_is_ended() -> None:
     ahead = Ahead(lambda: time.sleep(600))

@@ -16,7 +16,7 @@ from harness.graph.memory import Memory
 from harness.graph.program import LOGITS, Graph, PlannedNode, Program, Root, View
 from harness.graph.record import Recorder, order_of
 from harness.graph.replay import NotComputed, replay
-from harness.graph.ways import Honest, Noisy, Wide
+from harness.graph.ways import Bounds, Honest, Noisy, Wide
 from harness.records import KEPT
 from tests.shadow_nodes import node, normal, params, piece
 
@@ -185,7 +185,7 @@ def test_random_errors_stay_in_the_bound_and_leave_copies_alone(file: GgufFile) 
     seen: list[Any] = []
     run = program(graph(0, soft, same))
     right = replay(run, file, BUILD).outputs[0]
-    replay(run, file, BUILD, Noisy(7), trace=lambda g, n, value: seen.append(value[0, 0]))
+    replay(run, file, BUILD, Noisy(seed=7), trace=lambda g, n, value: seen.append(value[0, 0]))
     assert right is not None
     assert 0 < np.abs(seen[0] - right).max() < 3e-6
     assert np.array_equal(seen[0], seen[1])
@@ -196,7 +196,7 @@ def test_an_index_that_is_computed_in_floats_is_never_off(file: GgufFile) -> Non
     seen: list[Any] = []
     for given in (GIVEN, GIVEN + np.float32(0.1)):
         run = program(graph(0, ids, given=given))
-        replay(run, file, BUILD, Noisy(7), trace=lambda g, n, value: seen.append(value[0, 0]))
+        replay(run, file, BUILD, Noisy(seed=7), trace=lambda g, n, value: seen.append(value[0, 0]))
     assert np.array_equal(seen[0], 4 * GIVEN + 3)
     assert not np.array_equal(seen[1], (4 * (GIVEN + np.float32(0.1)) + 3).astype(np.float32))
 
@@ -270,3 +270,23 @@ def test_large_numbers_are_off_too_although_each_of_them_is_whole(file: GgufFile
     third = planned(0, "SCALE", view(TWICE), view(X), held=params(1 / 3, 1.0))
     run = program(graph(0, third, given=(GIVEN + 1) * 1e20))
     assert replay_floor(run, file, BUILD, seed=0).relative > 0
+
+
+def test_bounds_of_a_run_are_kept_as_room_allows_and_are_no_smaller() -> None:
+    bounds, allowed = Bounds(), np.full((3, 5), 0.1)
+    made = node("MUL_MAT", np.zeros((3, 5), np.float32), normal(1, 5, 4), normal(2, 3, 4))
+    bounds.keep(replace(made, op="ADD"), allowed)
+    assert not bounds.kept
+    bounds.keep(made, allowed)
+    (kept,) = bounds.kept.values()
+    assert (kept.astype(np.float64) >= allowed).all()
+    assert np.allclose(kept, allowed, rtol=1e-6)
+    bounds.room = 8
+    bounds.keep(replace(made, index=9), allowed)
+    assert len(bounds.kept) == 1
+
+
+def test_products_without_sizes_have_the_same_values() -> None:
+    made = node("MUL_MAT", np.zeros((3, 5), np.float32), normal(1, 5, 4), normal(2, 3, 4))
+    with_sizes, without = (Honest(sizes=sizes).compute(BUILD, made) for sizes in (True, False))
+    assert np.array_equal(with_sizes, without)

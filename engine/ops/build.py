@@ -24,6 +24,8 @@ class Build:
     zeros: whether terms of a product that are zero count as rounded: no, unless a bound is written
     down for any inputs of a shape.
     bounds: whether results come with one; an engine that runs has no use for it.
+    sizes: whether products with weights add up magnitudes as well, of which their bound is a share:
+    half of their time, and for nothing where the bound is not looked at or known.
     activations: what those that meet weights quantised in blocks are converted to if plain, by an
     engine that has a format of its own for them; None: they stay as they are.
     tip: what becomes of a product's activations and of what they were converted to; ties: so many
@@ -37,6 +39,7 @@ class Build:
     multiply: Multiply = np.matmul
     zeros: bool = False
     bounds: bool = True
+    sizes: bool = True
     activations: "Callable[[NDArray[np.float32]], F64] | None" = None
     tip: "Callable[[NDArray[Any], F64], F64] | None" = None
     ties: "Callable[[int], NDArray[Any]] | None" = None

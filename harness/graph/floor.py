@@ -14,7 +14,7 @@ from engine.ops.build import Build
 from harness.compare import largest, worst_distance
 from harness.graph.program import Program
 from harness.graph.replay import Replayed, replay
-from harness.graph.ways import Honest, Noisy
+from harness.graph.ways import Bounds, Honest, Noisy
 
 RUNS = 3
 
@@ -30,10 +30,12 @@ def replay_floor(
 ) -> ReplayFloor:
     """Runs the program once without errors and `runs` times with. Raises Unsupported if a node
     cannot be computed."""
-    honest = whole(replay(program, file, build, Honest()))
+    bounds = Bounds()
+    first = Honest(bounds=bounds) if runs else Honest(sizes=False)
+    honest = whole(replay(program, file, build, first))
     worst = 0.0
     for i in range(runs):
-        moved = whole(replay(program, file, build, Noisy(seed + i)))
+        moved = whole(replay(program, file, build, Noisy(seed=seed + i, known=bounds)))
         worst = max(worst, *(worst_distance(a, b) for a, b in zip(honest, moved, strict=True)))
     size = max(map(largest, honest), default=0.0)
     # where all outputs are zero the noise is none: sums of zeros are exact in every engine

@@ -191,7 +191,7 @@ class SegmentJudge:
         found = dict.fromkeys(honest, Noise())
         for i in seeds if of else ():
             values = self.jittered(i) if jitter else None
-            moved = self.run(Noisy(self.seed + i), values=values, of=of)
+            moved = self.run(Noisy(seed=self.seed + i), values=values, of=of)
             for place in (segment.place for segment in of):
                 seen = honest[place]
                 a, b = seen.numbers, moved[place].numbers

@@ -1,7 +1,7 @@
 """The ways in which a replay computes a node: what becomes of the value that its formula gives."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -15,19 +15,46 @@ from engine.ops.near import F64, Expected
 from harness.noise import tipped
 from harness.synth.draws import stream
 
+PRODUCT = "MUL_MAT"
+KEPT_BYTES = 64 << 20  # of bounds
+
+
+class Bounds:
+    """What products of a run may be off, kept for others of the same program, as room allows."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[int, int, int], NDArray[np.float32]] = {}
+        self.room = KEPT_BYTES
+
+    def keep(self, node: Node, allowed: F64 | float) -> None:
+        """In float32, rounded up."""
+        if node.op == PRODUCT and node.value.size * 4 <= self.room:
+            near = np.asarray(allowed).astype(np.float32)
+            self.kept[place_of(node)] = np.nextafter(near, np.float32(np.inf))
+            self.room -= near.nbytes
+
 
 @dataclass(frozen=True)
 class Honest:
-    """The value, rounded to the node's type once; the build's deliberate roundings are made."""
+    """The value, rounded to the node's type once; the build's deliberate roundings are made.
 
+    sizes: whether products with weights have bounds (`Build.sizes`); bounds: where those of
+    products are kept, if anywhere.
+    """
+
+    sizes: bool = True
+    bounds: Bounds | None = None
     wide = False
 
     def compute(self, build: Build, node: Node) -> NDArray[Any]:
         """What an engine holds that computes this way."""
-        return self.result(node, expect(node, self.build(build, node)))
+        found = expect(node, self.build(build, node))
+        if self.bounds is not None:
+            self.bounds.keep(node, found.allowed)
+        return self.result(node, found)
 
     def build(self, build: Build, node: Node) -> Build:
-        return build
+        return build if self.sizes else replace(build, sizes=False)
 
     def result(self, node: Node, found: Expected) -> NDArray[Any]:
         if found.answer is not None:
@@ -48,9 +75,14 @@ class Wide(Honest):
 class Noisy(Honest):
     """Each result is off by a random share of what its formula allows, and of each product that
     converts activations one of them is tipped to the next step; equal values are in any order: an
-    honest engine, and unlucky."""
+    honest engine, and unlucky.
+
+    known: bounds of products of a run without errors. Its inputs are a few roundings away from
+    those of this one, and so is the sum of magnitudes that a bound is a share of.
+    """
 
     seed: int = 0
+    known: Bounds = field(default_factory=Bounds)
 
     def bits(self, node: Node, what: str) -> Philox:
         return stream(self.seed, f"{what} {node.step} {node.ubatch} {node.index}")
@@ -58,11 +90,14 @@ class Noisy(Honest):
     def build(self, build: Build, node: Node) -> Build:
         return replace(
             build,
+            sizes=place_of(node) not in self.known.kept,
             tip=Tip(partial(self.bits, node, "tip")),
             ties=lambda n: self.bits(node, "ties").random_raw(n),
         )
 
     def result(self, node: Node, found: Expected) -> NDArray[Any]:
+        if (bound := self.known.kept.get(place_of(node))) is not None:
+            found = replace(found, allowed=bound.astype(np.float64))
         if found.answer is not None or not np.any(found.allowed):
             return super().result(node, found)
         raw = self.bits(node, "error").random_raw(found.value.size)
@@ -75,6 +110,10 @@ class Noisy(Honest):
         inexact = ~np.isnan(off) & ~counted
         with np.errstate(invalid="ignore"):  # of what an engine shows infinite
             return settled(found.value + np.where(inexact, off, 0.0), node.type)
+
+
+def place_of(node: Node) -> tuple[int, int, int]:
+    return node.step, node.ubatch, node.index
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,8 @@ Source: ggml_compute_forward_mul_mat and _mul_mat_id in ggml-cpu/ggml-cpu.c, and
 ggml_compute_forward_lightning_indexer in ops.cpp, of llama.cpp in llama-cpp-python 0.3.36.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from engine.errors import Unsupported
@@ -24,11 +26,15 @@ def matrix(operand: Operand, i3: int, i2: int) -> Weight:
 
 
 def multiplied(x: F32 | F64, weight: Weight, build: Build) -> Near:
-    """x: (tokens, columns) -> (tokens, rows)"""
+    """x: (tokens, columns) -> (tokens, rows); exact, as if nothing were rounded, without sizes."""
     if weight.format.name == "F64":  # decoding would round to float32
         right = weight.raw.view(np.float64).reshape(weight.shape).T
         return near(products.of_floats(x.astype(np.float64), right, build))
     acts = products.converted(x, weight, build)
+    if not build.sizes:
+        alone = replace(build, bounds=False)
+        value, _ = products.added_up(acts.values, acts.sums, weight, alone, x.dtype)
+        return exact(value.astype(np.float64, copy=False))
     return products.bounded_product(acts.values, acts.sums, weight, build, x.dtype)
 
 
