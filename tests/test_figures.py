@@ -149,12 +149,28 @@ def test_an_inserted_id_moves_the_rest_and_does_not_make_it_differ() -> None:
         return {"ids": ids, "pieces": None, "count": len(ids)}
 
     given = {"start": 0, "expected": side([1, 2, 3, 4]), "actual": side([1, 9, 2, 3, 4])}
-    found = alignment_of({"sides": given})
+    found = alignment_of({"sides": given, "way": "encode"})
     assert found is not None
     wrong = [line for line in found["lines"] if line["kind"] == "differs"]
     assert [(line["at"], line["expected"], line["actual"]) for line in wrong] == [
         (1, None, (9, ""))
     ]
+
+
+def test_behind_another_greedy_token_texts_are_not_brought_together_again() -> None:
+    def side(ids: list[int], text: str) -> dict[str, Any]:
+        return {"ids": ids, "pieces": list(text), "count": len(ids)}
+
+    given = {
+        "start": 0,
+        "expected": side([1, 2, 3, 4], "abcd"),
+        "actual": side([1, 9, 2, 3], "axbc"),
+    }
+    found = alignment_of({"sides": given, "step": 1})
+    assert found is not None
+    rows = [(line["kind"], line["at"]) for line in found["lines"]]
+    assert rows == [("same", 0), ("differs", 1), ("differs", 2), ("differs", 3)]
+    assert found["texts"] == {"before": "a", "expected": "bcd", "actual": "xbc"}
 
 
 # --- bytes ---

@@ -7,6 +7,7 @@ from typing import Any
 
 AROUND = 3  # of equal ids on either side of a difference; of more it is said how many
 DIFFERING = 8  # places that differ in a row
+AROUND_TEXT = 16  # tokens on either side of a difference whose text is shown
 MOST = 400  # ids of a side that are aligned
 
 
@@ -30,9 +31,15 @@ def alignment_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     expected, actual = (side_of(given[name]) for name in ("expected", "actual"))
     start = int(given["start"])
-    found = [*lines(expected, actual, start)]
-    text = said(detail.get("input"))
-    return {"lines": found, "input": text, "start": start, "counts": (expected.count, actual.count)}
+    generated = "way" not in detail  # behind another token everything is another text
+    found = [*lines(expected, actual, start, in_step=generated)]
+    return {
+        "lines": found,
+        "input": said(detail.get("input")),
+        "start": start,
+        "counts": (expected.count, actual.count),
+        "texts": texts_of(expected, actual) if generated else None,
+    }
 
 
 def runs_of_ids(detail: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -44,8 +51,9 @@ def runs_of_ids(detail: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     sides = [Side(ids=ids[:MOST], pieces=(), count=len(ids)) for ids in (want, got)]
     text = said(detail.get("input"))
+    found = [*lines(sides[0], sides[1], 0)]
     counts = (len(want), len(got))
-    return {"lines": [*lines(sides[0], sides[1], 0)], "input": text, "start": 0, "counts": counts}
+    return {"lines": found, "input": text, "start": 0, "counts": counts, "texts": None}
 
 
 def said(text: Any) -> str:
@@ -56,9 +64,37 @@ def side_of(given: Mapping[str, Any]) -> Side:
     return Side(ids=given["ids"][:MOST], pieces=given["pieces"] or (), count=int(given["count"]))
 
 
-def lines(expected: Side, actual: Side, start: int) -> Iterator[Line]:
-    matcher = SequenceMatcher(None, list(expected.ids), list(actual.ids), autojunk=False)
-    for tag, a, a_end, b, b_end in matcher.get_opcodes():
+def first_difference(expected: Side, actual: Side) -> int:
+    pairs = enumerate(zip(expected.ids, actual.ids, strict=False))
+    shorter = min(len(expected.ids), len(actual.ids))
+    return next((i for i, (a, b) in pairs if a != b), shorter)
+
+
+def texts_of(expected: Side, actual: Side) -> dict[str, str] | None:
+    """What is written before the first token that differs, and from there on, on both sides."""
+    at = first_difference(expected, actual)
+    if not expected.pieces or not actual.pieces:
+        return None
+    before = "".join(expected.at(i)[1] for i in range(max(0, at - AROUND_TEXT), at))
+    behind = [
+        "".join(side.at(i)[1] for i in range(at, min(len(side.ids), at + AROUND_TEXT)))
+        for side in (expected, actual)
+    ]
+    return {"before": before, "expected": behind[0], "actual": behind[1]}
+
+
+def steps(expected: Side, actual: Side, *, in_step: bool) -> list[tuple[str, int, int, int, int]]:
+    """As difflib's opcodes. in_step: of texts that go their own ways behind a difference."""
+    a, b = list(expected.ids), list(actual.ids)
+    if not in_step:
+        return list(SequenceMatcher(None, a, b, autojunk=False).get_opcodes())
+    at = first_difference(expected, actual)
+    found = [("equal", 0, at, 0, at), ("replace", at, len(a), at, len(b))]
+    return [step for step in found if step[2] > step[1] or step[4] > step[3]]
+
+
+def lines(expected: Side, actual: Side, start: int, *, in_step: bool = False) -> Iterator[Line]:
+    for tag, a, a_end, b, b_end in steps(expected, actual, in_step=in_step):
         if tag == "equal":
             yield from equal(expected, a, a_end, start, last=a_end == len(expected.ids))
             continue
@@ -71,7 +107,8 @@ def lines(expected: Side, actual: Side, start: int) -> Iterator[Line]:
                 "actual": actual.at(b + i) if b + i < b_end else None,
             }
         if n > DIFFERING + AROUND:
-            yield {"kind": "skipped", "what": "more place that differs", "count": n - DIFFERING}
+            what = "more step behind it" if in_step else "more place that differs"
+            yield {"kind": "skipped", "what": what, "count": n - DIFFERING}
 
 
 def equal(side: Side, first: int, end: int, start: int, *, last: bool) -> Iterator[Line]:
