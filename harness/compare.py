@@ -65,6 +65,29 @@ def worst_distance(a: NDArray[Any], b: NDArray[Any]) -> float:
     return worst
 
 
+def share_of_limit(
+    expected: NDArray[Any], actual: NDArray[Any], allowed: F64 | float
+) -> tuple[float, tuple[int, ...]]:
+    """The largest |expected - actual| as a share of what is allowed, and where; () if all agree.
+
+    Infinite where nothing is allowed, or only one of both is a number.
+    """
+    if expected.shape != actual.shape:
+        return float("inf"), ()
+    most, at = 0.0, -1
+    for start, (want, got, limit) in pieces(expected, actual, np.asarray(allowed)):
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            same = (want == got) | (np.isnan(want) & np.isnan(got)) | np.isposinf(limit)
+            share = np.where(same, 0.0, np.abs(got - want) / limit)
+        share = np.nan_to_num(share, nan=np.inf, posinf=np.inf)
+        here = int(share.argmax()) if share.size else 0
+        if share.size and share[here] > most:
+            most, at = float(share[here]), start + here
+    if at < 0:
+        return 0.0, ()
+    return most, tuple(int(i) for i in np.unravel_index(at, expected.shape))
+
+
 def largest(x: NDArray[Any]) -> float:
     """The largest finite magnitude: what an error is measured against."""
     return max(

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.comparable import incomparable
-from harness.compare import mismatch_between, worst_distance
+from harness.compare import mismatch_between, share_of_limit, worst_distance
 from harness.designs import Other, agrees, where_limited
 from harness.records import Mismatch, Site
 from harness.tolerances import Bound
@@ -40,6 +40,9 @@ class SiteFinding:
     inputs: tuple[Site, ...] = ()  # what the op reads of what was computed before
     weight: str = ""  # the tensor of the file that it reads, or several
     parameters: str = ""  # in words, where the subject's file gives the op others
+    # of the worst element: its error as a share of what it may be, and where it is. An engine of
+    # another design is beyond 1 and right
+    worst: tuple[float, tuple[int, ...]] = (0.0, ())
 
 
 def finding_of(
@@ -65,6 +68,7 @@ def finding_of(
         mismatch = None
     elif mismatch is None:
         mismatch = mismatch_between(truth, accused, allowed)
+    worst = (0.0, ()) if subject is None else share_of_limit(oracle, subject, 2 * allowed)
     return SiteFinding(
         site=site,
         op=op,
@@ -78,6 +82,7 @@ def finding_of(
         outputs=affected(truth, accused, allowed),
         sees=smallest_scale_error(truth, allowed),
         compared=elements_compared(truth, oracle, allowed),
+        worst=worst,
     )
 
 

@@ -12,6 +12,8 @@ from harness.exit_codes import exit_code_of_run
 from harness.records import EngineInfo, Status, Verdict
 from harness.report.header import header
 from harness.report.jsonl import plain
+from harness.report.page.matrix import page_of_matrix
+from harness.report.page.write import write_text
 from harness.report.text import MARKS, printable
 from harness.run import Listener, run_folder, run_plans
 
@@ -127,9 +129,15 @@ def exit_code_of_matrix(rows: Sequence[Row]) -> int:
 
 
 def write_matrix(
-    rows: Sequence[Row], plans: Sequence[Plan], reports: Path, command: str
-) -> tuple[Path, Path]:
-    """matrix.json and matrix.md in a new folder. plans: those of any one engine."""
+    rows: Sequence[Row],
+    plans: Sequence[Plan],
+    reports: Path,
+    command: str,
+    *,
+    html: bool = False,
+) -> list[Path]:
+    """matrix.json and matrix.md in a new folder, with html matrix.html as well. plans: those of any
+    one engine."""
     folder = run_folder(reports, "matrix")
     document = {
         "format": FORMAT,
@@ -143,7 +151,12 @@ def write_matrix(
     as_json, as_text = folder / "matrix.json", folder / "matrix.md"
     as_json.write_text(json.dumps(plain(document), indent=1, allow_nan=False) + "\n")
     as_text.write_text("\n".join(markdown(rows, plans)) + "\n", encoding="utf-8")
-    return as_json, as_text
+    if not html:
+        return [as_json, as_text]
+    suites = columns(rows)
+    texts = [dict(zip(suites, texts_of(row, suites), strict=True)) for row in rows]
+    page = page_of_matrix(plain(document), names_of(rows), texts, folder)
+    return [as_json, as_text, write_text(folder / "matrix.html", page)]
 
 
 def row_of(row: Row) -> dict[str, Any]:

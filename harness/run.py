@@ -4,7 +4,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -250,7 +250,7 @@ def bisect_one(plan: Plan, say: Say) -> None:
     """Says what it does as text, and then the Bisection."""
     opened = opened_for(plan, say)
     try:
-        say(bisect(opened.context))
+        say(replace(bisect(opened.context), engines=opened.engines))
     except NoAnswer as error:
         raise patient(error) from error
     finally:

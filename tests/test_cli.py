@@ -265,7 +265,8 @@ def test_a_bad_model_is_refused_in_one_line(
     bad: Bad, command: str, lockstep: Lockstep, tmp_path: Path
 ) -> None:
     path, results = bad.make(tmp_path), tmp_path / "results"
-    place = {"check": ("--report", results), "trace": ("-o", results)}.get(command, ())
+    report = ("--report", results)
+    place = {"check": report, "bisect": report, "trace": ("-o", results)}.get(command, ())
     ending = lockstep(command, path, *ARGUMENTS[command], *place)
     assert_refused(ending, bad.says)
     assert "\x1b" not in ending.err
@@ -288,7 +289,7 @@ def test_what_our_engine_has_no_graph_for_is_checked_in_the_rest(
     assert ending.code in (0, 3)
     assert WITHOUT_GRAPH[make] in ending.out
     assert "\x1b" not in ending.out + ending.err
-    bisected = lockstep("bisect", path, *OURSELVES, "--quiet")
+    bisected = lockstep("bisect", path, *OURSELVES, "--quiet", "--report", tmp_path / "results")
     assert bisected.code == 3
     first, *log = bisected.err.splitlines()
     assert first.startswith("lockstep: ")
@@ -305,8 +306,8 @@ def test_a_process_ends_as_the_command_does(bad: Callable[[Path], Path], tmp_pat
 def test_a_bad_model_for_the_subject_is_refused_too(lockstep: Lockstep, tmp_path: Path) -> None:
     good, bad = builtin("f32", tmp_path), text_file(tmp_path)
     report = ("--report", tmp_path / "results")
-    for command, rest in (("check", report), ("bisect", ())):
-        ending = lockstep(command, good, "--subject-model", bad, *OURSELVES, "-q", *rest)
+    for command in ("check", "bisect"):
+        ending = lockstep(command, good, "--subject-model", bad, *OURSELVES, "-q", *report)
         assert_refused(ending, "notes.txt")
 
 
@@ -476,8 +477,8 @@ def test_what_comes_next_depends_on_what_the_engine_shows(
 def test_a_bisection_gives_one_json_object(lockstep: Lockstep, tmp_path: Path) -> None:
     model = builtin("f32", tmp_path)
     other = with_changed_weight(model, tmp_path / "o.gguf", "blk.1.attn_v.weight", 3, 4, 0.5)
-    args = ("bisect", model, "--subject-model", other, *OURSELVES, "--json", "-q")
-    ending = lockstep(*args)
+    rest = (*OURSELVES, "--json", "-q", "--report", tmp_path / "results")
+    ending = lockstep("bisect", model, "--subject-model", other, *rest)
     found = one_object(ending.out)
     assert (ending.code, found["exit_code"], found["confirmed"]) == (1, 1, True)
     (culprit,) = found["culprits"]
@@ -485,7 +486,13 @@ def test_a_bisection_gives_one_json_object(lockstep: Lockstep, tmp_path: Path) -
         *("Vcur", 1, "blk.1.attn_v.weight"),
     )
     assert culprit["positions"]["indices"] == [3]
-    same = one_object(lockstep("bisect", model, *OURSELVES, "--json", "-q").out)
+    (report,) = (tmp_path / "results").glob("*/report.jsonl")
+    _, first, proof, footer = read_report(report)
+    assert (first["status"], first["detail"]["site"]) == ("diverged", "Vcur")
+    assert proof["detail"]["bisection"]["proof"]["confirms"]
+    assert footer["exit_code"] == 1
+    assert "Vcur" in report.with_name("report.html").read_text()
+    same = one_object(lockstep("bisect", model, *rest).out)
     assert (same["exit_code"], same["culprits"], same["confirmed"]) == (0, [], None)
 
 

@@ -20,9 +20,11 @@ from harness.matrix import (
     exit_code_of_matrix,
     markdown,
     names_of,
+    write_matrix,
 )
 from harness.records import EXACT, EngineInfo, Status, Verdict
 from harness.synth.llama import LlamaRecipe, write_llama
+from tests.pages import Page
 
 
 def verdict(suite: str, case: str, status: Status, summary: str = "") -> Verdict:
@@ -153,7 +155,7 @@ def test_engines_are_asked_the_same_and_one_that_cannot_start_costs_only_its_row
     missing = str(tmp_path / "no-such-engine")
     options = ["--only", "--model", str(model), "--steps", "4", "--report", str(tmp_path), "-q"]
     with pytest.raises(SystemExit) as end:
-        app(["matrix", "reference", "mutant:rope-half-split", missing, *options])
+        app(["matrix", "reference", "mutant:rope-half-split", missing, *options, "--html"])
     assert end.value.code == 1
     (path,) = tmp_path.glob("*-matrix/matrix.json")
     document = json.loads(path.read_text())
@@ -172,3 +174,30 @@ def test_engines_are_asked_the_same_and_one_that_cannot_start_costs_only_its_row
     assert "1/1" in said
     assert "no-such-engine was not asked" in said
     assert "| reference" in path.with_name("matrix.md").read_text()
+    page = Page.at(path.with_name("matrix.html"))
+    assert "1 of 3 engines agree with llama.cpp in everything asked; 1 diverges; 1 incomplete." in (
+        page.text
+    )
+    links = [a["href"] or "" for a in page.all("a") if not (a["href"] or "").startswith("#")]
+    assert len(links) == 2
+    assert all((path.parent / link).is_file() for link in links)
+
+
+HOSTILE = '"><script>alert(1)</script>'
+
+
+def test_the_page_of_a_matrix_shows_what_strangers_wrote_as_text(tmp_path: Path) -> None:
+    case = f"m.gguf{HOSTILE}"
+    cell = Cell(cases={case: verdict("trace", case, "diverged", f"off{HOSTILE}")})
+    info = EngineInfo(engine=f"e{HOSTILE}", version="javascript:alert(1)", settings=EXACT)
+    report = str(tmp_path / '../x"><script>' / "report.jsonl")
+    row = Row(engine=HOSTILE, info=info, cells={"trace": cell}, report=report, code=1)
+    gone = Row(engine="gone", error=HOSTILE)
+    plan = Plan(case=case, model=tmp_path, subject_model=tmp_path, settings=EXACT)
+    paths = write_matrix([row, gone], [plan], tmp_path, f"lockstep {HOSTILE}", html=True)
+    assert [path.name for path in paths] == ["matrix.json", "matrix.md", "matrix.html"]
+    page = Page.at(paths[-1])
+    assert page.tags.count("script") == 1
+    assert page.text.count("<script>alert(1)</script>") >= 5
+    links = [a["href"] or "" for a in page.all("a")]
+    assert links == ["#main", "./../../x%22%3E%3Cscript%3E/report.html"]

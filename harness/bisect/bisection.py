@@ -10,7 +10,7 @@ from harness.findings import Findings, by_layer
 from harness.further_runs import FurtherRun, further_runs
 from harness.judge import SiteFinding
 from harness.locate import Patched, locate, oracles_outputs, outputs_of, patch
-from harness.records import Evaluation, Request, Site, Verdict
+from harness.records import EngineInfo, Evaluation, Request, Site, Verdict
 from harness.repeats import Unsteady, unsteady
 from harness.suites.base import Context, NoAnswer
 from harness.suites.embeddings import further_run
@@ -42,6 +42,7 @@ class Bisection:
     logits: Verdict | None  # of the subject's own run; None: there are culprits
     asked: str = ""  # what else check asks for, that this is of
     others: tuple[Verdict, ...] = ()  # what check says besides, where no op is guilty
+    engines: tuple[EngineInfo, ...] = ()  # oracle and subject
     unsteady: Unsteady | None = None  # its runs differ from each other: no patch shows anything
 
     @property

@@ -30,6 +30,7 @@ from harness.cli import (
     oracle,
     quick,
     real_models,
+    report,
     selftest,
     shadow,
     smoke,
@@ -61,7 +62,8 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(oracle.app, name="oracle")
 app.add_typer(engines.app, name="engine")
 app.add_typer(acid.app, name="acid")
-app.add_typer(formats.app, name="report")
+report.app.command("convert")(formats.convert)
+app.add_typer(report.app, name="report")
 fuzz.app.command("batch")(batch.fuzz_batch)
 golden.app.command("fetch")(tokens.fetch)
 golden.app.command("ops")(answers.ops)

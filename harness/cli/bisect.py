@@ -1,5 +1,7 @@
 """`lockstep bisect`: the first layer, the op, the elements."""
 
+import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +17,7 @@ from harness.cli.options import (
     OptModelArg,
     OracleOpt,
     QuietOpt,
+    ReportOpt,
     SeedOpt,
     SettingsOpt,
     SubjectOpt,
@@ -51,6 +54,7 @@ def bisect(
             "each, with parts made neutral, and such whose logits are decoded weights.",
         ),
     ] = False,
+    report: ReportOpt = Path("reports"),
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
@@ -65,11 +69,13 @@ def bisect(
     known to be wrong on, or the first.
     """
     from harness.adapters import adapter_class
+    from harness.bisect.report import write_bisection
     from harness.children import result_of
-    from harness.run import bisect_one, provide_engines
+    from harness.cli.bisection import bisection_lines
+    from harness.run import bisect_one, provide_engines, run_folder
     from harness.runner import is_outside
 
-    engine = engine_of(engine, adapter, node_map)
+    engine, began = engine_of(engine, adapter, node_map), time.perf_counter()
     with screen(quiet, as_json) as out, model_folder() as folder:
         cls = None if is_outside(engine) else adapter_class(engine)
         default = getattr(cls, "shows_on", "f32")
@@ -83,5 +89,13 @@ def bisect(
             raise typer.Exit(blackbox.bisect(plan, folder, out))
         work = partial(bisect_one, plan)
         result = result_of(work, partial(out.progress, plan.case))
-        code = out.bisection(plan, result, diagnosis.where_no_op_is_found(plan, result, out))
+        diagnosed = diagnosis.where_no_op_is_found(plan, result, out)
+        code = out.bisection(plan, result, diagnosed)
+        folder_of_run = run_folder(report, "bisect")
+        command = ["lockstep", *sys.argv[1:]]
+        write_bisection(folder_of_run, plan, result, command, bisection_lines(plan, result), began)
+        if not as_json:
+            out.line(
+                f"report: {folder_of_run}/report.jsonl\nto look at: {folder_of_run}/report.html"
+            )
     raise typer.Exit(code)

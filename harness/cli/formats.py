@@ -22,7 +22,6 @@ FormatOpt = Annotated[
         autocompletion=lambda: list(COMPLETIONS),
     ),
 ]
-app = typer.Typer(no_args_is_help=True, help="Reports that are there: other formats.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +93,6 @@ def tell_github(folder: Path, path: Path, out: "Terminal") -> None:
             out.annotation(line)
 
 
-@app.command("convert")
 def convert(
     folder: Annotated[Path, typer.Argument(help="The folder of a run.", metavar="FOLDER")],
     formats: FormatOpt = None,

@@ -43,6 +43,7 @@ def matrix(
     seed: SeedOpt = 0,
     timeout: TimeoutOpt = 300.0,
     report: ReportOpt = Path("reports"),
+    html: Annotated[bool, typer.Option("--html", help="Write matrix.html as well.")] = False,
     as_json: JsonOpt = False,
     jobs: Annotated[int, typer.Option("-j", help="Models checked side by side.", min=1)] = 1,
     quiet: QuietOpt = False,
@@ -57,6 +58,7 @@ def matrix(
     \b
       lockstep matrix reference llama.cpp@0.3.8 ./my-engine
       lockstep matrix "./my-engine --threads 1" --model model.gguf --only
+      lockstep matrix reference ./my-engine --html
     """
     from harness.check import preflight
     from harness.cli.shared import plan_of, screen
@@ -89,10 +91,11 @@ def matrix(
         except KeyboardInterrupt:  # what was found is kept, and nobody is left out in silence
             left = [Row(engine=engine, error=INTERRUPTED) for engine in [*plans][len(rows) :]]
             if rows:
-                paths = write_matrix([*rows, *left], same, report, shlex.join(command))
+                every = [*rows, *left]
+                paths = write_matrix(every, same, report, shlex.join(command), html=html)
                 out.remark(f"written: {paths[0]}, without {', '.join(e.engine for e in left)}")
             raise
-        paths = write_matrix(rows, same, report, shlex.join(command))
+        paths = write_matrix(rows, same, report, shlex.join(command), html=html)
         if as_json:
             out.json([row_of(row) for row in rows])
         else:
@@ -101,7 +104,8 @@ def matrix(
             for row in rows:
                 if row.error:
                     out.line(f"\n{row.engine} was not asked: {row.error}")
-            out.line(f"\nwritten: {paths[0]}, {paths[1].name}")
+            others = ", ".join(path.name for path in paths[1:])
+            out.line(f"\nwritten: {paths[0]}, {others}")
     raise typer.Exit(exit_code_of_matrix(rows))
 
 

@@ -165,6 +165,7 @@ class Terminal:
             self.out.print("\n" + "\n".join(map(printable, diagnosis_lines(plan, found))))
         ending = f"{ENDINGS[result.code]}{reach_of(result)} in {result.seconds:.1f} s"
         self.out.print(f"\n{printable(ending)}; report: {result.folder}/report.jsonl")
+        self.out.print(f"to look at: {result.folder}/report.html")
         if next_step:
             self.out.print(printable(next_step))
 
@@ -308,6 +309,7 @@ def summary_of(result: "RunResult") -> Mapping[str, Any]:
     return {
         "exit_code": result.code,
         "report": str(result.folder / "report.jsonl"),
+        "page": str(result.folder / "report.html"),
         "seconds": round(result.seconds, 3),
         "counts": dict(counts),
         "about": {who: dict(Counter(same)) for who, same in by_engine(result.verdicts).items()},

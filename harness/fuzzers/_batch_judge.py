@@ -32,6 +32,9 @@ class Difference:
     name: str  # of the step
     text: str
     who: str = ""  # the engine, if it contradicts itself
+    # of the step: what each engine says of it, without logits; None: they were not held together
+    expected: dict[str, Any] | None = None
+    actual: dict[str, Any] | None = None
 
 
 @dataclass
@@ -82,23 +85,30 @@ class Judge:
     def compared(self, case: Schedule, first: Answers, second: Answers) -> Difference | None:
         for at, (step, want, got) in enumerate(zip(case.steps, first, second, strict=True)):
             self.counts["steps"] += 1
-            for what in EXACT:
-                if None in (want[what], got[what]):
-                    continue
-                self.counts[what] += len(want[what]) if isinstance(want[what], list) else 1
-                if not same(want[what], got[what]):
-                    text = in_words(what, want[what], got[what])
-                    return Difference(symptom=what, step=at, name=str(step[0]), text=text)
-            if want["logits"] is not None and got["logits"] is not None:
-                self.counts["logits"] += len(want["logits"])
-                if want["logits"].shape != got["logits"].shape:
-                    text = f"{len(got['logits'])} rows of logits, expected {len(want['logits'])}"
-                    return Difference(symptom="logits", step=at, name="decode", text=text)
-                error = worst(want["logits"], got["logits"])
-                if not error <= ALLOWED_NMSE:
-                    text = f"logits differ by {error:.1e} of their squares (allowed {ALLOWED_NMSE})"
-                    return Difference(symptom="logits", step=at, name="decode", text=text)
+            if found := self.step_differs(at, str(step[0]), want, got):
+                said = [{k: v for k, v in a.items() if k != "logits"} for a in (want, got)]
+                return replace(found, expected=said[0], actual=said[1])
         return None
+
+    def step_differs(
+        self, at: int, name: str, want: dict[str, Any], got: dict[str, Any]
+    ) -> Difference | None:
+        for what in EXACT:
+            if None in (want[what], got[what]):
+                continue
+            self.counts[what] += len(want[what]) if isinstance(want[what], list) else 1
+            if not same(want[what], got[what]):
+                text = in_words(what, want[what], got[what])
+                return Difference(symptom=what, step=at, name=name, text=text)
+        if want["logits"] is None or got["logits"] is None:
+            return None
+        self.counts["logits"] += len(want["logits"])
+        text = ""
+        if want["logits"].shape != got["logits"].shape:
+            text = f"{len(got['logits'])} rows of logits, expected {len(want['logits'])}"
+        elif not (error := worst(want["logits"], got["logits"])) <= ALLOWED_NMSE:
+            text = f"logits differ by {error:.1e} of their squares (allowed {ALLOWED_NMSE})"
+        return Difference(symptom="logits", step=at, name="decode", text=text) if text else None
 
     # --- an engine against itself ---------------------------------------------------------------
 

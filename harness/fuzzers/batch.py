@@ -192,6 +192,8 @@ class Campaign:
             "case": self.done,
             "symptom": last.symptom,
             "step": last.step,
+            "expected": last.expected,
+            "actual": last.actual,
             "known": None if known is None else known.id,
         }
         if known is not None:

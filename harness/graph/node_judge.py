@@ -17,7 +17,7 @@ from engine.gguf_file import GgufFile
 from engine.ops.build import Build
 from engine.ops.ggml.base import Node, Operand, expect, layout
 from engine.ops.near import Expected
-from harness.compare import mismatch_between, worst_distance
+from harness.compare import mismatch_between, share_of_limit, worst_distance
 from harness.designs import Other
 from harness.findings import Values
 from harness.graph.node_designs import Computed, designs_of
@@ -228,6 +228,7 @@ class NodeJudge:
         return replace(
             found,
             err_local=worst_distance(right, theirs),
+            worst=share_of_limit(right, theirs, 0.0),
             allowed=0.0,
             reason=reason,
             mismatch=mismatch,

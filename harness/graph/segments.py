@@ -20,7 +20,7 @@ from engine.gguf_file import GgufFile
 from engine.ops.build import Build
 from engine.ops.ggml.base import Node
 from engine.ops.near import Expected
-from harness.compare import largest, mismatch_between, worst_distance
+from harness.compare import largest, mismatch_between, share_of_limit, worst_distance
 from harness.conversions import builds, is_type_in_blocks
 from harness.designs import Other, where_limited
 from harness.graph.expert_choice import CHOOSE, chosen, legal, used_of
@@ -257,6 +257,7 @@ class SegmentJudge:
             inputs=segment.starts,
             axes=SITES[site.name].shape if site.name in SITES else AXES,
             weight=", ".join(self.weights_of(segment)),
+            worst=share_of_limit(truth, shown, allowed),
         )
 
     def of_choice(

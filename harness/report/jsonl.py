@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from harness.records import Verdict
+from harness.report.page.write import write_page_of_run
 
 SCHEMA = Path(__file__).parents[1] / "schemas" / "report.json"
 FORMAT = 1
@@ -46,13 +47,15 @@ class ReportWriter:
         return writer
 
     def footer(self, exit_code: int, seconds: float, **more: Any) -> None:
-        """more: of a check the engines by model; the header knows those of the first alone."""
+        """The last line, and report.html. more: of a check the engines by model; the header knows
+        those of the first alone."""
         counts = dict(sorted(self.counts.items()))
         self.write(
             {"kind": "footer", "exit_code": exit_code, "seconds": round(seconds, 3)}
             | {"verdicts": sum(counts.values()), "counts": counts, **more}
         )
         self.file.close()
+        write_page_of_run(self.path)
 
     def close(self) -> None:
         """Without a footer, it stays the report of a run that did not finish."""

@@ -1,5 +1,6 @@
 """Judges one node after the other: recomputes it from what it read, and holds it to its bound."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -16,8 +17,11 @@ from engine.ops.near import F64, SMALLEST, Expected
 from harness.comparable import incomparable
 from harness.compare import mismatch_between
 from harness.records import Mismatch
+from harness.report.nodes import NodeRow
 
 # what a node raises whose shapes, types or parameters do not go together: an engine may lie
+UBATCH = 100_000  # more than the nodes of a graph: those of a later ubatch come behind it
+OF_LAYER = re.compile(r"-\d+(?= \(|$)")  # in llama.cpp's names of nodes
 SENSELESS = (ArithmeticError, AssertionError, LookupError, MemoryError, TypeError, ValueError)
 
 
@@ -87,6 +91,7 @@ class ShadowJudge:
         self.build = build
         self.tallies: dict[tuple[str, int | None], Tally] = {}  # (op, layer)
         self.findings: list[NodeFinding] = []
+        self.rows: list[NodeRow] = []
 
     def __call__(self, node: Node) -> None:
         tally = self.tallies.setdefault((node.op, node.layer), Tally())
@@ -111,8 +116,10 @@ class ShadowJudge:
         mismatch = mismatch_between(value, actual, allowed)
         if mismatch is None and not self.count_elements(value, actual, allowed, tally):
             return
-        share, error = closeness(value, actual, allowed)
+        share, error, worst = closeness(value, actual, allowed)
         tally.worst, tally.worst_error = max(tally.worst, share), max(tally.worst_error, error)
+        wrong = mismatch is not None
+        self.rows.append(row_of(node, expected.reason, share, error, worst, wrong=wrong))
         free, reach = reach_of(value, actual, allowed, rounding_of(node.type)[0])
         tally.free, tally.reach = tally.free + free, max(tally.reach, reach)
         if mismatch is None:
@@ -167,6 +174,23 @@ class ShadowJudge:
             yield op, tally
 
 
+def row_of(
+    node: Node, reason: str, share: float, error: float, worst: tuple[int, ...], *, wrong: bool
+) -> NodeRow:
+    return NodeRow(
+        step=node.step,
+        order=node.ubatch * UBATCH + node.index,
+        layer=node.layer,
+        name=OF_LAYER.sub("", node.name),
+        op=node.op,
+        share=share,
+        error=error,
+        worst=worst,
+        reason=reason,
+        wrong=wrong,
+    )
+
+
 def view_of(raw: NDArray[np.uint8], source: Operand) -> NDArray[Any]:
     """A view of a weight's bytes, with the strides of the operand. Raises EngineError outside."""
     dtype, shape, strides = layout(source.type, source.ne, source.nb)
@@ -202,15 +226,17 @@ def where_limited(expected: Expected, value: NDArray[Any], actual: NDArray[Any])
 
 def closeness(
     value: NDArray[Any], actual: NDArray[Any], allowed: NDArray[np.float64] | float
-) -> tuple[float, float]:
-    """The worst error as a share of what is allowed, and absolute; of finite elements."""
+) -> tuple[float, float, tuple[int, ...]]:
+    """The worst error as a share of what is allowed, and absolute; of finite elements. And where
+    the first is; () if every element is exact."""
     if value.shape != actual.shape or value.size == 0:
-        return 0.0, 0.0
+        return 0.0, 0.0, ()
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         error = np.abs(actual.astype(np.float64) - value.astype(np.float64))
         error = np.where(np.isfinite(error), error, 0.0)
         share = np.where(error > 0, error / np.asarray(allowed), 0.0)
-    return float(share.max()), float(error.max())
+    at = np.unravel_index(int(share.argmax()), share.shape) if share.any() else ()
+    return float(share.max()), float(error.max()), tuple(int(i) for i in at)
 
 
 def reach_of(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from harness.records import Captured, Outcome, Status, Verdict
+from harness.report.nodes import node_columns
 from harness.shadow.judge import NodeFinding, ShadowJudge, Tally
 from harness.shadow.notes import note_of
 
@@ -17,6 +18,7 @@ def verdicts_of(judge: ShadowJudge, make: MakeVerdict) -> Iterator[Verdict]:
     for op, tally in judge.by_op():
         found = [finding for finding in judge.findings if finding.op == op]
         detail = {**counts(tally), "op": op, "layers": layers(judge, op)}
+        detail["by_node"] = node_columns([row for row in judge.rows if row.op == op])
         if found:
             key = (SUITE, "value", op, found[0].type)
             yield make("diverged", sentence(found), {**detail, **places(found)}, key)

@@ -23,6 +23,7 @@ from harness.suites._close_calls import (
     seeded_runs,
 )
 from harness.suites._control_tokens import control_token
+from harness.suites._pieces import sides
 from harness.suites.base import Context, Suite
 from harness.suites.logits import compared, is_oracle_wrong
 from harness.tolerances import whole_run
@@ -256,11 +257,14 @@ def judged(
     a, b = oracle[first], subject[first]
     margins = logits[first].max() - logits[first, [a, b]]
     size = largest(logits[first])
-    allowed = float(whole_run(context.noise.relative, size).allowed)
-    if margins.max() > 2 * allowed:
-        allowed = float(whole_run(context.noise_on(batches), size).allowed)
+    bound = whole_run(context.noise.relative, size)
+    if margins.max() > 2 * bound.allowed:
+        bound = whole_run(context.noise_on(batches), size)
+    allowed = float(bound.allowed)
     detail: dict[str, Any] = {"step": start + first, "expected": a, "actual": b, "allowed": allowed}
     detail |= {"margin": float(margins[1]), "margin_of_oracle": float(margins[0])}
+    detail["reason"] = f"each of two logits may be off by it, so twice between them: {bound.reason}"
+    detail["sides"] = sides(context, oracle, subject)
     text = (
         f"greedy token {start + first} is {b}, the oracle's {a}; they are {margins[1]:.2g} and "
         f"{margins[0]:.2g} below the oracle's largest logit"

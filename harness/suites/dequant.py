@@ -1,7 +1,7 @@
 """Do both engines read the same weights out of the file, bit for bit?"""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -142,19 +142,46 @@ def compare_tensor(
         expected = decoded(context, oracle, tensor.name, start, stop)
         actual = decoded(context, subject, tensor.name, start, stop)
         if not np.array_equal(bits(expected), bits(actual)):
-            return divergence(context, tensor, start, expected, actual)
+            found = divergence(context, tensor, start, expected, actual)
+            return with_block(found, (oracle, subject), start, (expected, actual))
     return None
 
 
 def decoded(context: Context, side: Side, name: str, start: int, stop: int) -> NDArray[np.float32]:
+    raw = blocks_of(side, name, start, stop)
+    kind = side.listed[name].type
+    values: NDArray[np.float32] = context.ask(side.session, "dequantize", kind, raw)
+    return values
+
+
+def blocks_of(side: Side, name: str, start: int, stop: int) -> NDArray[np.uint8]:
     """A run of whole blocks, read from the file where the engine itself says that it lies."""
     tensor = side.listed[name]
     kind = type_by_name(tensor.type)
     at, end = (weight // kind.block * kind.bytes for weight in (start, stop))
     path, data_offset = side.places[name]
-    raw = np.fromfile(path, np.uint8, count=end - at, offset=data_offset + tensor.offset + at)
-    values: NDArray[np.float32] = context.ask(side.session, "dequantize", tensor.type, raw)
-    return values
+    return np.fromfile(path, np.uint8, count=end - at, offset=data_offset + tensor.offset + at)
+
+
+def with_block(
+    found: Verdict, sides: tuple[Side, Side], start: int, values: tuple[Any, Any]
+) -> Verdict:
+    """With the bytes of the block that the weight is of, and what both engines make of them.
+    values: theirs of all weights from `start` on."""
+    d = found.detail
+    tensor = sides[0].listed[d["tensor"]]
+    at = d["row"] * (tensor.ne[0] if tensor.ne else 1) + d["column"]
+    rows = []
+    for side, decoded_by in zip(sides, values, strict=True):
+        kind = type_by_name(side.listed[tensor.name].type)
+        first = at // kind.block * kind.block
+        raw = blocks_of(side, tensor.name, first, first + kind.block)
+        shown = decoded_by[first - start : first - start + kind.block]
+        row = {"type": side.listed[tensor.name].type, "hex": raw.tobytes().hex()}
+        rows.append(row | {"weight": at - first, "values": [float(f"{v:.6g}") for v in shown]})
+    return replace(
+        found, detail={**d, "decoded": dict(zip(("oracle", "subject"), rows, strict=True))}
+    )
 
 
 def bits(values: NDArray[np.float32]) -> NDArray[np.uint32]:

@@ -17,6 +17,7 @@ from harness.records import Evaluation, Mismatch, Rejected, Request, Unanswerabl
 from harness.relations import asked_otherwise
 from harness.repeats import not_deterministic, unsteady
 from harness.stored import half_step
+from harness.suites._by_position import by_position
 from harness.suites.base import Context, NoAnswer, Suite
 from harness.tolerances import Bound, whole_run
 
@@ -164,6 +165,7 @@ def compared(
         "reason": bound.reason,
         "tokens": len(expected),
         "not_finite": int((~np.isfinite(expected)).sum()),
+        **by_position(context, expected, got, what),
     }
     if off is None:
         return context.verdict(suite, "agreed", agreement(detail, what), detail)

@@ -9,6 +9,7 @@ from typing import Any
 from harness.facts import ModelFacts
 from harness.records import Answered, Crashed, Rejected, Verdict
 from harness.suites._originals import Original, originals_of
+from harness.suites._pieces import sides
 from harness.suites.base import Context, NoAnswer, Suite, no_answer
 
 AT_MOST, LONGEST = 60, 200  # differences in one verdict, characters of an input or an answer
@@ -195,6 +196,8 @@ def judged(
     _, given, want, got = wrong[0]
     said: dict[str, Any] = {"way": way, "flags": flags, "input": given[:WHOLE], "total": len(wrong)}
     said |= {"expected": repr(want)[:WHOLE], "actual": repr(got)[:WHOLE]}
+    if way == "encode":
+        said["sides"] = sides(context, want, got)
     said["differences"] = [{"text": text} for text in texts[:AT_MOST]]
     return context.verdict(
         "tokens",

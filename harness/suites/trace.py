@@ -1,5 +1,6 @@
 """Is every op of the subject right, at every tensor that it shows?"""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ from harness.facts import ModelFacts
 from harness.findings import Findings
 from harness.locate import locate
 from harness.records import Site, Status, Verdict
+from harness.report.nodes import NodeRow, node_columns
 from harness.report.text import explain_finding, site_name
 from harness.suites.base import Context, Suite
 
@@ -42,7 +44,7 @@ class Trace(Suite, name="trace"):
             "agreed",
             f"{found.rest}; closest to its limit: {site_name(tightest.site)} at "
             f"{share(tightest):.0%}",
-            {"sites": len(found.all), "agreed": len(fine)},
+            {"sites": len(found.all), "agreed": len(fine), "by_node": by_node(found)},
         )
 
 
@@ -64,6 +66,31 @@ def left_out(context: Context, suite: str, found: Findings) -> Iterator[Verdict]
             names = ", ".join(dict.fromkeys(site.name for site in sites))
             text = f"{why} {names}: {len(sites)} ops not compared"
             yield context.verdict(suite, status, text, {"sites": list(map(str, sites))})
+
+
+def by_node(found: Findings) -> dict[str, Any]:
+    """Every op that was judged, those that are wrong as well."""
+    order: Counter[int] = Counter()
+    rows = []
+    for f in found.all:
+        rows.append(
+            NodeRow(
+                step=f.site.step,
+                order=order[f.site.step],
+                layer=f.layer,
+                name=f.site.name,
+                op=f.op,
+                share=f.worst[0],
+                error=f.err_local,
+                worst=f.worst[1],
+                reason=f.reason,
+                wrong=f.mismatch is not None,
+                err_in=found.err_in(f) if f.site in found.free else None,
+                err_out=found.free.get(f.site),
+            )
+        )
+        order[f.site.step] += 1
+    return node_columns(rows)
 
 
 def share(finding: Any) -> float:

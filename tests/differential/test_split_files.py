@@ -74,7 +74,8 @@ def test_a_weight_that_changed_in_another_part_is_found_and_bisected(
     code, said = lockstep(capsys, "check", str(parts[0]), *subject, *FEW, "--suite", "dequant")
     assert code == 1
     assert name in said
-    code, said = lockstep(capsys, "bisect", str(parts[0]), *subject, "--tokens", "6", "--quiet")
+    place = ("--report", str(tmp_path))
+    code, said = lockstep(capsys, "bisect", str(parts[0]), *subject, *place, "--tokens", "6", "-q")
     assert code == 1
     assert f"its weight is {name}" in said
 

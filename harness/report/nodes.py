@@ -1,0 +1,65 @@
+"""Nodes of a graph and how close each came to its limit, in columns: tens of bytes for a node."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+DIGITS = 3  # of a share or an error: for people and drawings, no verdict hangs on them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeRow:
+    """One node, or one segment of several, in execution order."""
+
+    step: int
+    order: int  # in its step
+    layer: int | None  # None: outside of all
+    name: str  # without the number of the layer
+    op: str
+    share: float  # the worst error as a share of what it may be
+    error: float  # on the inputs that it was judged on, absolute
+    worst: tuple[int, ...] = ()  # index of the element with that share; (): every one is exact
+    reason: str = ""  # of the limit
+    wrong: bool = False
+    # of the subject's own run, relative to the largest value; None: it was not looked at
+    err_in: float | None = None
+    err_out: float | None = None
+
+
+def node_columns(rows: Sequence[NodeRow]) -> dict[str, Any]:
+    """As `detail.nodes` of a verdict: texts once in lists, a row of numbers in each column.
+
+    What is None of all rows has no column.
+    """
+    names, ops, reasons = (unique(getattr(r, f) for r in rows) for f in ("name", "op", "reason"))
+    columns: dict[str, Any] = {
+        "names": [*names],
+        "ops": [*ops],
+        "reasons": [*reasons],
+        "step": [r.step for r in rows],
+        "order": [r.order for r in rows],
+        "layer": [r.layer for r in rows],
+        "name": [names[r.name] for r in rows],
+        "op": [ops[r.op] for r in rows],
+        "reason": [reasons[r.reason] for r in rows],
+        "share": [short(r.share) for r in rows],
+        "error": [short(r.error) for r in rows],
+        "worst": ["/".join(map(str, r.worst)) for r in rows],
+        "wrong": [i for i, r in enumerate(rows) if r.wrong],
+    }
+    for name in ("err_in", "err_out"):
+        values = [getattr(r, name) for r in rows]
+        if any(value is not None for value in values):
+            columns[name] = [None if v is None else short(v) for v in values]
+    return columns
+
+
+def unique(texts: Iterable[str]) -> dict[str, int]:
+    """Each text and its place in the list of all of them."""
+    return {text: i for i, text in enumerate(dict.fromkeys(texts))}
+
+
+def short(value: float) -> float:
+    """To so many digits; a whole number is written as one."""
+    rounded = float(f"{value:.{DIGITS}g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded

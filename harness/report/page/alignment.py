@@ -1,0 +1,129 @@
+"""Two lists of ids beside each other, with the pieces that they stand for."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+AROUND = 3  # of equal ids on either side of a difference; of more it is said how many
+DIFFERING = 8  # places that differ in a row
+AROUND_TEXT = 16  # tokens on either side of a difference whose text is shown
+MOST = 400  # ids of a side that are aligned
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    ids: Sequence[Any]
+    pieces: Sequence[str | None]
+    count: int
+
+    def at(self, i: int) -> tuple[Any, str]:
+        piece = self.pieces[i] if i < len(self.pieces) else None
+        return self.ids[i], "" if piece is None else piece
+
+
+Line = dict[str, Any]  # kind: same, differs or skipped; at; expected, actual: (id, piece) or None
+
+
+def alignment_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
+    given = detail.get("sides")
+    if given is None:
+        return None
+    expected, actual = (side_of(given[name]) for name in ("expected", "actual"))
+    start = int(given["start"])
+    generated = "way" not in detail  # behind another token everything is another text
+    found = [*lines(expected, actual, start, in_step=generated)]
+    return {
+        "lines": found,
+        "input": said(detail.get("input")),
+        "start": start,
+        "counts": (expected.count, actual.count),
+        "texts": texts_of(expected, actual) if generated else None,
+    }
+
+
+def runs_of_ids(detail: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Of `fuzz tokens`, whose findings hold ids without pieces."""
+    want, got = detail.get("expected"), detail.get("actual")
+    if "sides" in detail or "way" not in detail or not isinstance(want, list):
+        return None
+    if not isinstance(got, list):
+        return None
+    sides = [Side(ids=ids[:MOST], pieces=(), count=len(ids)) for ids in (want, got)]
+    text = said(detail.get("input"))
+    found = [*lines(sides[0], sides[1], 0)]
+    counts = (len(want), len(got))
+    return {"lines": found, "input": text, "start": 0, "counts": counts, "texts": None}
+
+
+def said(text: Any) -> str:
+    return "" if text is None else str(text)
+
+
+def side_of(given: Mapping[str, Any]) -> Side:
+    return Side(ids=given["ids"][:MOST], pieces=given["pieces"] or (), count=int(given["count"]))
+
+
+def first_difference(expected: Side, actual: Side) -> int:
+    pairs = enumerate(zip(expected.ids, actual.ids, strict=False))
+    shorter = min(len(expected.ids), len(actual.ids))
+    return next((i for i, (a, b) in pairs if a != b), shorter)
+
+
+def texts_of(expected: Side, actual: Side) -> dict[str, str] | None:
+    """What is written before the first token that differs, and from there on, on both sides."""
+    at = first_difference(expected, actual)
+    if not expected.pieces or not actual.pieces:
+        return None
+    before = "".join(expected.at(i)[1] for i in range(max(0, at - AROUND_TEXT), at))
+    behind = [
+        "".join(side.at(i)[1] for i in range(at, min(len(side.ids), at + AROUND_TEXT)))
+        for side in (expected, actual)
+    ]
+    return {"before": before, "expected": behind[0], "actual": behind[1]}
+
+
+def steps(expected: Side, actual: Side, *, in_step: bool) -> list[tuple[str, int, int, int, int]]:
+    """As difflib's opcodes. in_step: of texts that go their own ways behind a difference."""
+    a, b = list(expected.ids), list(actual.ids)
+    if not in_step:
+        return list(SequenceMatcher(None, a, b, autojunk=False).get_opcodes())
+    at = first_difference(expected, actual)
+    found = [("equal", 0, at, 0, at), ("replace", at, len(a), at, len(b))]
+    return [step for step in found if step[2] > step[1] or step[4] > step[3]]
+
+
+def lines(expected: Side, actual: Side, start: int, *, in_step: bool = False) -> Iterator[Line]:
+    for tag, a, a_end, b, b_end in steps(expected, actual, in_step=in_step):
+        if tag == "equal":
+            yield from equal(expected, a, a_end, start, last=a_end == len(expected.ids))
+            continue
+        n = max(a_end - a, b_end - b)
+        for i in range(n if n <= DIFFERING + AROUND else DIFFERING):
+            yield {
+                "kind": "differs",
+                "at": start + a + i,
+                "expected": expected.at(a + i) if a + i < a_end else None,
+                "actual": actual.at(b + i) if b + i < b_end else None,
+            }
+        if n > DIFFERING + AROUND:
+            what = "more step behind it" if in_step else "more place that differs"
+            yield {"kind": "skipped", "what": what, "count": n - DIFFERING}
+
+
+def equal(side: Side, first: int, end: int, start: int, *, last: bool) -> Iterator[Line]:
+    head = [*range(first, min(end, first + AROUND))] if first else []
+    tail = [] if last else [*range(max(first + len(head), end - AROUND), end)]
+    left_out = end - first - len(head) - len(tail)
+    if left_out <= AROUND:  # a line that says so would take as much room
+        head, tail, left_out = [*range(first, end)], [], 0
+    for i in head:
+        yield same(side, i, start)
+    if left_out > 0:
+        yield {"kind": "skipped", "what": "equal id", "count": left_out}
+    for i in tail:
+        yield same(side, i, start)
+
+
+def same(side: Side, i: int, start: int) -> Line:
+    return {"kind": "same", "at": start + i, "expected": side.at(i), "actual": side.at(i)}
