@@ -10,6 +10,8 @@ LONGEST = 1 << 22  # characters that are looked at
 COLOURS = re.compile(r"\x1b\[[0-9;]{0,16}m")
 TITLE = re.compile(r"acid (\d{1,4}) ([a-z0-9-]{1,32}) ([A-Z0-9_]{1,16})([:,])")
 
+NAME = re.compile(r"lockstep acid (\d{1,4}) ([a-z0-9-]{1,32}) ([A-Z0-9_]{1,16})")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
@@ -75,6 +77,14 @@ def read_report(text: str) -> Reading:
         missing=tuple(test.name for test in tests if test.name not in seen),
         ended=END.strip() in rest,
     )
+
+
+def report_named(name: str) -> Report | None:
+    """Of a model by its `general.name`; None: it is no acid model, or one of another version."""
+    found = NAME.fullmatch(name)
+    if found is None or int(found[1]) != VERSION:
+        return None
+    return known_report(found[2], found[3])
 
 
 def known_report(arch: str, quant: str) -> Report | None:
