@@ -138,6 +138,9 @@ class Weights:
                     if (layer, head, state) not in self.busy:
                         self.query(layer, head, SINK, state, SCORE)
 
+    def finish(self) -> None:
+        """What an architecture needs besides, when every test has written its weights."""
+
     # --- feed-forward -----------------------------------------------------------------------
 
     def unit(
