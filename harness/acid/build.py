@@ -4,9 +4,9 @@ import numpy as np
 
 from harness.acid.architectures.base import Architecture
 from harness.acid.measurements.base import Answer, Measurement, Place, state_of, value_of
-from harness.acid.report import END, ENDED, FULL, LAST, SHORT, Report
+from harness.acid.report import END, Report
 from harness.acid.shape import Shape, eight_bits
-from harness.acid.vocabulary import ASKED, BOS, START, Vocabulary
+from harness.acid.vocabulary import ASKED, BOS, ENDED, FULL, LAST, SHORT, START, Vocabulary
 from harness.acid.weights import CONST, EDGE, EDGE_STATE, SMALL, TINY, Weights
 
 STATE = 3600.0  # logits by which the answers of a state lead those of all others
@@ -35,8 +35,8 @@ def write_tokens(w: Weights, report: Report, vocabulary: Vocabulary, ids: dict[s
     w.embd[:] = 0
     for token in range(min(ids.values())):
         embed(w, token, START)
-    for token, (state, size) in vocabulary.places.items():
-        embed(w, vocabulary.tokens.index(token), state, size)
+    for text, (state, size) in vocabulary.places.items():
+        embed(w, vocabulary.tokens.index(text), state, size)
     for (short_token, second), state, after in (
         (report.full_start, FULL, first),
         (report.short_start, SHORT, state_of(report.usual[0])),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from harness.acid.architectures import architecture_named
 from harness.acid.measurements.base import Answer, Measurement, answers_of, state_of
 from harness.acid.measurements.formats import tests_of_format
+from harness.acid.vocabulary import ENDED
 
 VERSION = 1
 END = " end of the acid report\n"
@@ -61,9 +62,6 @@ class Report:
         """Of the token that answers a test: that of the next test, or the end's."""
         after = self.tests[self.tests.index(test) + 1 :]
         return state_of(after[0]) if after else ENDED
-
-
-FULL, SHORT, ENDED, LAST = "state:full", "state:short", "state:ended", "state:last"
 
 
 def report_for(arch: str, quant: str) -> Report:

@@ -57,5 +57,10 @@ def letter_states() -> dict[str, tuple[str, float]]:
 
 
 SENTENCEPIECE = Vocabulary(
-    prompt=PROMPT, tokens=tuple(pieces([])), places=letter_states(), eos=2, keys=llama_keys
+    prompt=PROMPT,
+    n_prompt=len(PROMPT) + 1,
+    tokens=tuple(pieces([])),
+    places=letter_states(),
+    eos=2,
+    keys=llama_keys,
 )

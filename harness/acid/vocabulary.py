@@ -6,6 +6,8 @@ from typing import Any
 
 Keys = dict[str, tuple[str, Any]]
 START, ASKED = "state:start", "state:asked"  # of any token, and of the last one of the acid prompt
+# of the first tokens of a report on all tests and on those for any prompt, and of its last ones
+FULL, SHORT, ENDED, LAST = "state:full", "state:short", "state:ended", "state:last"
 BOS = "letter:bos"  # of the token that is put before a text, where a test looks for it
 
 
@@ -15,6 +17,7 @@ class Vocabulary:
     size of those that have another than START. `keys`: of a file with these lines."""
 
     prompt: str
+    n_prompt: int  # tokens of the prompt, without BOS
     tokens: tuple[str, ...]
     places: Mapping[str, tuple[str, float]]
     eos: int

@@ -2,8 +2,9 @@
 
 from harness.acid.architectures.base import Architecture
 from harness.acid.architectures.llama import Llama
+from harness.acid.architectures.qwen3 import Qwen3
 
-ARCHITECTURES: dict[str, Architecture] = {arch.name: arch for arch in (Llama(),)}
+ARCHITECTURES: dict[str, Architecture] = {arch.name: arch for arch in (Llama(), Qwen3())}
 
 
 def architecture_named(name: str) -> Architecture:

@@ -96,15 +96,15 @@ def keys(s: Shape) -> Keys:
 
 def tensors(w: Weights) -> Iterator[tuple[str, F64]]:
     """Vectors are norms, which are F32 in every file."""
-    n_embd = w.shape.n_embd
+    n_embd, order = w.shape.n_embd, w.shape.order
     yield "token_embd.weight", w.embd
     for layer in range(w.shape.n_layer):
         block = f"blk.{layer}."
         yield block + "attn_norm.weight", w.attn_norm[layer]
-        yield block + "attn_q.weight", w.q[layer].reshape(-1, n_embd)
-        yield block + "attn_k.weight", w.k[layer].reshape(-1, n_embd)
-        yield block + "attn_v.weight", w.v[layer].reshape(-1, n_embd)
-        yield block + "attn_output.weight", w.o[layer].reshape(n_embd, -1)
+        yield block + "attn_q.weight", w.q[layer][:, order].reshape(-1, n_embd)
+        yield block + "attn_k.weight", w.k[layer][:, order].reshape(-1, n_embd)
+        yield block + "attn_v.weight", w.v[layer][:, order].reshape(-1, n_embd)
+        yield block + "attn_output.weight", w.o[layer][:, :, order].reshape(n_embd, -1)
         yield block + "ffn_norm.weight", w.ffn_norm[layer]
         yield block + "ffn_gate.weight", w.gate[layer]
         yield block + "ffn_up.weight", w.up[layer]

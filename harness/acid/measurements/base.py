@@ -61,6 +61,11 @@ class Place:
         """How many positions it stands behind a letter of the end of the acid prompt."""
         return self.vocabulary.back(letter) + self.behind_prompt
 
+    @property
+    def behind_start(self) -> int:
+        """How many positions it stands behind what comes before the acid prompt."""
+        return self.vocabulary.n_prompt + self.behind_prompt
+
     def before(self, steps: int) -> str:
         """The state of the token that so many steps before was the last."""
         return state_of(self.order[self.order.index(self.test) - steps])
