@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from harness.acid.vocabulary import ASKED, Vocabulary
+
 LETTERS = "mknxpqrsg~"
 # m looks for k, which stands behind it, and so does n, which stands behind k; p to s stand side by
 # side near the end; g is a long token; ~ asks for all tests
@@ -12,16 +14,12 @@ PROMPT = "m" + "k" * 200 + "n" + "x" * 104 + "pqrs" + "xgx" + "~"
 SPECIAL = ("<unk>", "<s>", "</s>")
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # token types of the GGUF specification
 SPACE = "\u2581"  # what SentencePiece writes for a space
+LONG = 4.0  # how long the letter g is
 
 
 def role(letter: str) -> str:
     """The coordinate of a letter of the prompt."""
     return f"letter:{letter}"
-
-
-def back(letter: str) -> int:
-    """How many positions the last token of the acid prompt is behind the letter."""
-    return len(PROMPT) - 1 - PROMPT.rindex(letter)
 
 
 def pieces(lines: Sequence[str]) -> list[str]:
@@ -50,3 +48,19 @@ def llama_keys(lines: Sequence[str]) -> dict[str, tuple[str, Any]]:
         "tokenizer.ggml.add_space_prefix": ("BOOL", True),
         "tokenizer.chat_template": ("STR", PROMPT),
     }
+
+
+def letter_states() -> dict[str, tuple[str, float]]:
+    """Each letter has a state of its own, and x none."""
+    found = {letter: (role(letter), 1.0) for letter in LETTERS if letter != "x"}
+    return {**found, "g": (role("g"), LONG), "~": (ASKED, 1.0)}
+
+
+SENTENCEPIECE = Vocabulary(
+    prompt=PROMPT,
+    n_prompt=len(PROMPT) + 1,
+    tokens=tuple(pieces([])),
+    places=letter_states(),
+    eos=2,
+    keys=llama_keys,
+)

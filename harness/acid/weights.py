@@ -17,12 +17,12 @@ EDGE, EDGE_STATE = "edge", "state:matrix-edges"
 TINY = "tiny"  # of the short tokens that a report begins with, in place of the constant
 # Elements of a head that turn so slowly that a report's length does not matter, whichever elements
 # an engine pairs. A query finds a key in one of them.
-SLOW_KEYS = (22, 20, 23, 21, 19, 26, 24, 27, 25)
+SLOW_KEYS = (22, 20, 23, 21, 19, 26, 24, 27, 25, 18)
 ALONE_KEYS = (26, 24)  # with no other key in the same rotary pair
 # What looks across the whole prompt has an element of the slowest pairs to itself.
 FAR_TOO, NOT_ITS_OWN, FAR = 28, 29, 31
 SINK = 30  # where a query that has nothing to measure finds the token that has no value
-SLOW_VALUES = tuple(range(31, 15, -1))
+SLOW_VALUES = tuple(range(31, 4, -1))
 Part = tuple[int, int]  # layer, element
 # What is measured is written that much smaller than a token's own coordinates, so that what one
 # test found, right or wrong, hardly shows in the length of its token, which others look at.
@@ -53,6 +53,7 @@ class Weights:
         self.units = [count() for _ in range(s.n_layer)]
         self.keys: set[Part] = set()
         self.values: set[Part] = set()
+        self.shared: dict[tuple[int, str], int] = {}  # elements of keys that tests share
         self.coded: dict[int, bytes] = {}  # rows of the last layer's ffn_down, where it has blocks
         self.busy: set[tuple[int, int, str]] = set()  # layer, head, state
 
@@ -121,6 +122,30 @@ class Weights:
         for another, not nothing."""
         return free(SLOW_KEYS, self.keys, layers)
 
+    def shared_key(self, layer: int, name: str) -> int:
+        """For tests that look for keys of opposite signs in one element."""
+        if (layer, name) not in self.shared:
+            self.shared[layer, name] = self.free_key(layer)
+            self.keys.add((layer, self.shared[layer, name]))
+        return self.shared[layer, name]
+
+    def turn(
+        self,
+        place: tuple[int, int, int],
+        state: str,
+        keys: Mapping[str, float],
+        distance: float,
+        score: float,
+    ) -> None:
+        """place: layer, head and pair. The score of these keys, which lie d positions back, grows
+        by score * cos(f * (d - distance))."""
+        layer, head, pair = place
+        angle = self.shape.frequency(pair) * distance
+        first, second = self.shape.pair(pair)
+        self.key(layer, first, keys)
+        self.query(layer, head, first, state, score * float(np.cos(angle)))
+        self.query(layer, head, second, state, -score * float(np.sin(angle)))
+
     def free_value(self, *layers: int) -> int:
         return free(SLOW_VALUES, self.values, layers)
 
@@ -137,6 +162,9 @@ class Weights:
                 for state in places:
                     if (layer, head, state) not in self.busy:
                         self.query(layer, head, SINK, state, SCORE)
+
+    def finish(self) -> None:
+        """What an architecture needs besides, when every test has written its weights."""
 
     # --- feed-forward -----------------------------------------------------------------------
 

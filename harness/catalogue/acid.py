@@ -46,9 +46,9 @@ def try_engine(name: str, path: Path, report: Report, settings: Settings = EXACT
     report of a short prompt, because hundreds of tokens show most mistakes everywhere.
     """
     covering = tuple(t.name for t in report.tests if name.partition(":")[2] in t.catches)
-    read = {p: read_report(text_of(name, path, settings, p)) for p in (PROMPT, SHORT)}
+    read = {p: read_report(text_of(name, path, settings, p)) for p in (report.prompt, SHORT)}
     short = any(t.name in covering for t in report.usual)
-    said = {answer.test: answer.ok for answer in read[SHORT if short else PROMPT].answers}
+    said = {answer.test: answer.ok for answer in read[SHORT if short else report.prompt].answers}
     asked = report.usual if short else report.tests
     if FOUNDATIONS & set(covering):
         asked = ()

@@ -60,7 +60,6 @@ def list_(
     no test sees."""
     from harness.acid.explain import list_tests
     from harness.acid.report import report_for
-    from harness.acid.tokens import PROMPT
     from harness.acid.uncovered import REASONS
     from harness.acid.write import check_known
     from harness.cli.shared import screen
@@ -68,7 +67,7 @@ def list_(
     with screen(quiet=True) as out:
         check_known(arch, quant)
         if prompt:
-            out.line(PROMPT)
+            out.line(report_for(arch, quant).prompt)
             return
         for line in list_tests(report_for(arch, quant)):
             out.line(line)

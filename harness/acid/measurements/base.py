@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.acid.shape import F64
+from harness.acid.vocabulary import Vocabulary
 from harness.acid.weights import Weights
 
 LEAD = 60.0  # logits between the right answer and the nearest wrong one: e^-60 at temperature 1
@@ -42,6 +43,7 @@ class Place:
 
     test: Measurement
     order: tuple[Measurement, ...]  # of the report, those that need the acid prompt first
+    vocabulary: Vocabulary
 
     @property
     def state(self) -> str:
@@ -54,6 +56,15 @@ class Place:
     def behind_prompt(self) -> int:
         """How many positions it stands behind the last token of the acid prompt."""
         return 2 + self.order.index(self.test)
+
+    def behind(self, letter: str) -> int:
+        """How many positions it stands behind a letter of the end of the acid prompt."""
+        return self.vocabulary.back(letter) + self.behind_prompt
+
+    @property
+    def behind_start(self) -> int:
+        """How many positions it stands behind what comes before the acid prompt."""
+        return self.vocabulary.n_prompt + self.behind_prompt
 
     def before(self, steps: int) -> str:
         """The state of the token that so many steps before was the last."""

@@ -2,9 +2,8 @@
 
 from harness.acid.measurements.base import Measurement, Place
 from harness.acid.measurements.feed_forward import HALF_BF16
-from harness.acid.measurements.rope import turn
 from harness.acid.measurements.scores import REASON
-from harness.acid.tokens import back, role
+from harness.acid.tokens import role
 from harness.acid.weights import CONST, FAR, FAR_TOO, NOT_ITS_OWN, SCORE, SMALL, Weights
 
 FOUND = "found"  # a coordinate of what the letters found in layer 0
@@ -130,7 +129,7 @@ class PromptPositions(Prompted):
     def build(self, w: Weights, at: Place) -> None:
         keys = {role(letter): 1.0 for letter in "pqrs"}
         w.look(0, at.state, keys)
-        turn(w, (0, 0), at.state, keys, back("r") + at.behind_prompt, 100.0)
+        w.turn((0, 0, 0), at.state, keys, at.behind("r"), 100.0)
         w.read(0, {role("r"): 1.0}, at.value(0))
         w.read(0, {role("q"): 1.0, role("s"): 1.0}, at.value(1))
 
