@@ -103,7 +103,8 @@ def test_a_wrong_engine_is_named_at_any_level(model: Path, level: str) -> None:
     assert "rope-pairing NO (pairs of the other kind)" in pairing.summary
     assert "which elements of a head turn together" in pairing.summary
     assert pairing.key == "acid/rope-pairing"
-    assert len(named_in("agreed", found)) >= 0.9 * len(NAMES)
+    roots = {v.key for v in found if v.status == "diverged"}
+    assert roots == {"acid/positions-in-prompt", "acid/rope-pairing"}
     assert exit_code(found) == 1
 
 

@@ -19,7 +19,8 @@ def acid_model(name: str, folder: Path) -> Path:
 
 def acid_files(arch: str | None, folder: Path) -> Iterator[tuple[str, Path]]:
     """One of each type of a llama, and in F32 of each other architecture; F32 first."""
-    from harness.acid.write import ARCHITECTURES, TYPES, check_known
+    from harness.acid.architectures import ARCHITECTURES
+    from harness.acid.write import TYPES, check_known
 
     if arch not in (None, "all"):
         check_known(str(arch), FIRST)

@@ -14,7 +14,6 @@ from harness.acid.explain import below, rests_on_nothing_wrong
 from harness.acid.measurements.base import Measurement
 from harness.acid.read import Read, Reading, read_report, report_named
 from harness.acid.report import Report
-from harness.acid.tokens import PROMPT
 from harness.facts import ModelFacts
 from harness.records import Verdict
 from harness.session import Session
@@ -95,7 +94,7 @@ def asked(context: Context, session: Session, report: Report) -> Found:
     n = len(report.tests) + SPARE
     texts: list[str] = []
     failed: list[NoAnswer] = []
-    for prompt in (PROMPT, ANOTHER):
+    for prompt in (report.prompt, ANOTHER):
         context.progress(f"the report of {session.name} behind a prompt of {len(prompt)} letters")
         try:
             texts.append(text_behind(context, session, prompt, n))
@@ -180,9 +179,10 @@ def no_report(context: Context, report: Report, found: Found) -> Verdict:
     if not text:
         said = f"{context.subject.name} writes nothing: {n} tests were not compared"
         return context.verdict(SUITE, "not-compared", said)
+    why = next(reading.problem for reading in found.readings)
     said = (
-        f"acid {report.arch} {report.quant}: there is no report in {text[:60]!r}: {NO_REPORT}; its "
-        f"{n} tests were not compared; at fault: subject"
+        f"acid {report.arch} {report.quant}: {why}: {text[:60]!r}; {NO_REPORT}; its {n} tests were "
+        "not compared; at fault: subject"
     )
     detail = {"text": text[:200], "at_fault": "subject"}
     return context.verdict(SUITE, "diverged", said, detail, (SUITE, "no report"))
