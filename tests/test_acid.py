@@ -27,9 +27,9 @@ from tests.test_cli import Lockstep, lockstep
 __all__ = ["lockstep"]
 
 HASHES = {
-    "F32": "2f465e706c6ddb4fe6a27706b752cde717601c48547c9b943662e86d29021026",
-    "F16": "68b49f3650baec89c3b6c62978587320182b757208fd08fb633f4ee9cbdddf60",
-    "BF16": "5e63cc0a2868ea5b091bce5fd3d41e8f33f9a4483ac5ff0947acfffffd6ed5ac",
+    "F32": "fcdbaaebd35c8187155e07dd3698f4834ec39a1196008fe0e4355be1af5ec2a3",
+    "F16": "78544948dad45bebf77ce5d592b53d0c683ac7ba4f4cb074957f6ed582cadc07",
+    "BF16": "0d94ffaf8ec0aa44b020f63f8a04209437390e8c44f07299db5f37a39d2d3190",
     "Q8_0": "1c349c7a9ea591afbc495b1aa1bd41dce7e2afd81f3bf882ed73dbb81aa27b1b",
     "Q4_0": "5ffb0529e2eb826d6f2b964c4e3cd3f3184939715cada08a33eb5a47a7a152cf",
     "Q4_K": "cc4211fcd9ae7f20565b0dc7642cd581f2826fc8445ad95e0f19081616ea7b00",

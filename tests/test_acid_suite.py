@@ -207,7 +207,7 @@ def test_acid_models_of_every_type_are_made_f32_first(tmp_path: Path) -> None:
 def test_without_a_model_all_are_checked(
     tmp_path: Path, lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.acid.write.TYPES", ("F32", "Q8_0"))
+    monkeypatch.setattr("harness.acid.every.TYPES", ("F32", "Q8_0"))
     given = ("check", "--suite", "acid", "--engine", "fast", "--oracle", "fast", "--quiet")
     ending = lockstep(*given, "--report", tmp_path)
     assert ending.code == 0

@@ -85,7 +85,7 @@ def test_a_control_tokens_text_is_ok_as_the_token_and_as_text(model: Path, parse
         assert isinstance(said, Answered)
     text = said.value[0].decode()
     assert read_report(text).code == 0
-    assert ("special-tokens ok (read as text" in text) is not parsed
+    assert ("special-tokens ok (as text" in text) is not parsed
 
 
 def test_positions_are_counted_from_how_many_tokens_the_prompt_has(model: Path) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ACID, ACID_PREFIX = "acid", "acid:"
-FIRST = "F32"
 
 
 def acid_model(name: str, folder: Path) -> Path:
@@ -19,14 +18,13 @@ def acid_model(name: str, folder: Path) -> Path:
 
 def acid_files(arch: str | None, folder: Path) -> Iterator[tuple[str, Path]]:
     """One of each type of a llama, and in F32 of each other architecture; F32 first."""
-    from harness.acid.architectures import ARCHITECTURES
-    from harness.acid.write import TYPES, check_known
+    from harness.acid.every import FIRST, every
+    from harness.acid.write import check_known
 
-    if arch not in (None, "all"):
-        check_known(str(arch), FIRST)
-    chosen = [a for a in ARCHITECTURES if arch in (None, "all", a)]
-    pairs = [(a, FIRST) for a in chosen] + [(a, t) for a in chosen if a == "llama" for t in TYPES]
-    for each, quant in dict.fromkeys(pairs):
+    arch = None if arch == "all" else arch
+    if arch is not None:
+        check_known(arch, FIRST)
+    for each, quant in every(arch):
         name = f"{ACID_PREFIX}{each}:{quant}"
         yield name, acid_model(name, folder)
 

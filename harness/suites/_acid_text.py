@@ -21,6 +21,9 @@ def text_behind(context: Context, session: Session, prompt: str, n: int) -> str:
         if (found := way(context, session, prompt, n)) is not None:
             return found
     text = f"{session.name} offers neither text nor greedy tokens, logits or candidates"
+    said = session.ask("greedy", [0], 1)
+    if isinstance(said, Unanswerable) and not said.declared:  # it says why
+        text += f": {said.message}"
     raise NoAnswer("not-compared", text, {})
 
 

@@ -50,7 +50,9 @@ class Acid(Suite, name=SUITE):
             truth = asked(context, context.oracle, report)
             found = asked(context, context.subject, report)
         except NoAnswer as error:
-            if error.status not in ("not-compared", "diverged"):
+            # a program that says what failed and lives on has not taken the model
+            says_so = error.status == "crashed" and context.subject.pid is not None
+            if error.status not in ("not-compared", "diverged") and not says_so:
                 raise
             text = f"acid {report.arch} {report.quant}: {error.summary}"
             yield context.verdict(
@@ -203,4 +205,4 @@ def reason_of(report: Report, found: Found, missing: Sequence[str]) -> str:
         return f"it does not end within {len(report.tests) + SPARE} tokens"
     if set(missing) <= {test.name for test in report.prompted}:
         return "behind the acid prompt there is no report of all tests"
-    return "it ends without them"
+    return "it ends without them: a NO may be lost where an engine leaves long tokens out"

@@ -193,7 +193,7 @@ class Specials(Cut):
     }
     right = (0.5, 0.5)
     wrong = (
-        ("ok (read as text, which is right outside of chats)", (-0.5, -0.5)),
+        ("ok (as text)", (-0.5, -0.5)),
         ("no space behind it", (0.5, -0.5)),
         ("", (0.0, 0.0)),
         ("too large", (1.5, 1.5)),
