@@ -43,6 +43,7 @@ from harness.records import EngineInfo, Status, Verdict
 from harness.report.header import header
 from harness.report.jsonl import ReportWriter
 from harness.runner import is_outside
+from harness.suites.acid import says_that_it_cannot
 from harness.suites.base import NoAnswer, patient
 from harness.synth.builtin import BUILTIN
 from harness.synth.llama import write_llama
@@ -232,7 +233,8 @@ def check_one(plan: Plan, say: Say) -> None:
     try:
         opened = opened_for(plan, say)
     except (BadInput, NoAnswer) as error:
-        if not (plan.optional and getattr(error, "status", "not-compared") == "not-compared"):
+        says_so = isinstance(error, BadInput) or says_that_it_cannot(error)
+        if not (plan.optional and says_so):
             raise
         say(not_taken(plan, str(error)))
         return

@@ -1,6 +1,8 @@
 """The suite `acid`: what engines of any level write on acid models, a verdict for each test."""
 
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,10 @@ from harness.mutants.kv_head_modulo import KvHeadModulo
 from harness.mutants.rope_half_split import RopeHalfSplit
 from harness.records import Request, Verdict
 from harness.run import Listener, run_plans
+from tests.fake_server import NATIVE, OPENAI, serving
 from tests.models import builtin
 from tests.quiet_engines import Quiet, made, wrong
-from tests.test_check import plan_for, verdicts_of
+from tests.test_check import FAKE_PROGRAM, plan_for, verdicts_of
 from tests.test_cli import Lockstep, lockstep
 
 __all__ = ["lockstep"]
@@ -78,6 +81,34 @@ def test_logits_alone_are_read_behind_the_oracles_tokens(model: Path) -> None:
     found = checked(model, engine)
     assert named_in("agreed", found) == NAMES
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("pages", [NATIVE, OPENAI], ids=["llama-server", "openai"])
+def test_a_server_that_holds_an_acid_model_is_asked(model: Path, pages: frozenset[str]) -> None:
+    with serving(model, pages=pages) as url:
+        assert named_in("agreed", checked(model, url)) == NAMES
+
+
+@pytest.mark.parametrize("way", ["wants another model", "cannot load"])
+def test_a_program_that_cannot_load_one_of_many_has_not_taken_it(
+    way: str, model: Path, tmp_path: Path
+) -> None:
+    engine = f"{sys.executable} {FAKE_PROGRAM} '{way}'"
+    plan = plan_for(model, engine=engine, oracle="fast", suites=("acid",))
+    for optional, status in ((True, "not-applicable"), (False, None)):
+        (found,) = run_plans(
+            [replace(plan, optional=optional)], tmp_path, ["test"], 1, Listener()
+        ).verdicts
+        assert found.status == (status or {"cannot load": "crashed"}.get(way, "not-compared"))
+        assert "model" in found.summary
+
+
+def test_a_program_that_hangs_is_not_excused(model: Path, tmp_path: Path) -> None:
+    engine = f"{sys.executable} {FAKE_PROGRAM} 'is silent'"
+    plan = plan_for(model, engine=engine, oracle="fast", suites=("acid",), optional=True)
+    result = run_plans([replace(plan, time_limit=3.0)], tmp_path, ["test"], 1, Listener())
+    assert [v.status for v in result.verdicts] == ["timed-out"]
+    assert result.code == 3
 
 
 def test_an_engine_that_cannot_be_asked_is_not_compared_by_name(model: Path) -> None:

@@ -50,9 +50,7 @@ class Acid(Suite, name=SUITE):
             truth = asked(context, context.oracle, report)
             found = asked(context, context.subject, report)
         except NoAnswer as error:
-            # a program that says what failed and lives on has not taken the model
-            says_so = error.status == "crashed" and context.subject.pid is not None
-            if error.status not in ("not-compared", "diverged") and not says_so:
+            if not says_that_it_cannot(error):
                 raise
             text = f"acid {report.arch} {report.quant}: {error.summary}"
             yield context.verdict(
@@ -61,6 +59,12 @@ class Acid(Suite, name=SUITE):
             return
         yield from of_oracle(context, report, truth)
         yield from of_subject(context, report, found, {no.test for no in truth.noes(report)})
+
+
+def says_that_it_cannot(error: NoAnswer) -> bool:
+    """A refusal, or an exception: whoever dies or hangs has not said that a model is none of its
+    own."""
+    return error.status in ("not-compared", "diverged") or bool(error.detail.get("said"))
 
 
 def report_in(path: Path) -> Report | None:
