@@ -23,6 +23,8 @@ class Shape:
     eps: float = 1e-5
     rope_base: float = 1000.0  # no engine's default: who ignores the key is seen
     n_ctx: int = 1024
+    n_expert: int = 0
+    n_expert_used: int = 0
     halves: bool = False  # elements half a head apart turn together, in the file
 
     @property

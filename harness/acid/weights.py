@@ -178,14 +178,18 @@ class Weights:
         last: bool = False,
     ) -> None:
         """One gated unit: act(gate) * up, written to coordinates with these factors."""
-        at = self.shape.n_ff - 1 if last else next(self.units[layer])
-        if at >= self.shape.n_ff - (not last):
-            raise ValueError(f"no unit is left in layer {layer}: n_ff is {self.shape.n_ff}")
+        at = self.free_unit(layer, last=last)
         for matrix, parts in ((self.gate, gate), (self.up, up)):
             for name, value in parts.items():
                 matrix[layer, at, self.coordinate(name)] = value / self.shape.unit
         for name, value in out.items():
             self.down[layer, self.coordinate(name), at] = value * SMALL
+
+    def free_unit(self, layer: int, *, last: bool = False) -> int:
+        at = self.shape.n_ff - 1 if last else next(self.units[layer])
+        if at >= self.shape.n_ff - (not last):
+            raise ValueError(f"no unit is left in layer {layer}: n_ff is {self.shape.n_ff}")
+        return at
 
 
 def free(elements: Sequence[int], used: Collection[Part], layers: Sequence[int]) -> int:

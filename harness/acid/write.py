@@ -41,6 +41,8 @@ def check_known(arch: str, quant: str) -> None:
     ):
         if given not in known:
             raise InvalidModel(f"no acid model of {kind} {given!r} (known: {', '.join(known)})")
+    if quant not in PLAIN and not ARCHITECTURES[arch].has_blocks:
+        raise InvalidModel(f"no acid model of {arch} with {quant} (known: {', '.join(PLAIN)})")
 
 
 def metadata(arch: str, quant: str) -> dict[str, tuple[str, Any]]:

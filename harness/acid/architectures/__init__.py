@@ -2,9 +2,12 @@
 
 from harness.acid.architectures.base import Architecture
 from harness.acid.architectures.llama import Llama
+from harness.acid.architectures.llama_moe import LlamaMoe
 from harness.acid.architectures.qwen3 import Qwen3
 
-ARCHITECTURES: dict[str, Architecture] = {arch.name: arch for arch in (Llama(), Qwen3())}
+ARCHITECTURES: dict[str, Architecture] = {
+    arch.name: arch for arch in (Llama(), LlamaMoe(), Qwen3())
+}
 
 
 def architecture_named(name: str) -> Architecture:

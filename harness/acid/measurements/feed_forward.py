@@ -33,6 +33,7 @@ class Silu(FeedForward):
         "sigmoid-for-silu",
         "silu-clamped",
     )
+    rests_on = ("experts-choice", "experts-matrices")  # where there are experts
 
     def build(self, w: Weights, at: Place) -> None:
         w.unit(0, {at.state: -1.25}, {at.state: 1.0}, {at.value(0): 3.0})
