@@ -18,7 +18,8 @@ TINY = "tiny"  # of the short tokens that a report begins with, in place of the 
 # Elements of a head that turn so slowly that a report's length does not matter, whichever elements
 # an engine pairs. A query finds a key in one of them.
 SLOW_KEYS = (22, 20, 23, 21, 19, 26, 24, 27, 25, 18)
-ALONE_KEYS = (26, 24)  # with no other key in the same rotary pair
+# with no other key in the same rotary pair, where elements side by side turn together, or halves
+ALONE_KEYS = {False: (26, 24), True: (27, 25)}
 # What looks across the whole prompt has an element of the slowest pairs to itself.
 FAR_TOO, NOT_ITS_OWN, FAR = 28, 29, 31
 SINK = 30  # where a query that has nothing to measure finds the token that has no value
@@ -96,9 +97,11 @@ class Weights:
 
         alone: no other key lies in the same rotary pair, where a little of it would be seen.
         """
-        element = free(ALONE_KEYS, self.keys, [layer]) if alone else self.free_key(layer)
         if alone:
-            self.keys.add((layer, element + 1))
+            element = free(ALONE_KEYS[self.shape.halves], self.keys, [layer])
+            self.keys.add((layer, element ^ 1))
+        else:
+            element = self.free_key(layer)
         self.key(layer, element, parts)
         self.query(layer, 0, element, state, score)
 

@@ -22,7 +22,7 @@ class Cut(Measurement):
     side: ClassVar[tuple[str, float]]  # an element of keys, and which sign of it is looked for
     radius = 7 * HALF_BF16
     reason = REASON
-    rests_on = ("prompt-end",)
+    rests_on = ("prompt-end", "positions-in-prompt")
 
     def build(self, w: Weights, at: Place) -> None:
         name, sign = self.side
@@ -66,32 +66,33 @@ class Bytes(Cut):
 
 
 class Digits(Cut):
-    """A merge makes a token of 1 and 2, if nothing parts them before."""
+    """Merges make one token of a space, 1 and 2, if nothing parts them before."""
 
     name = "bpe-pre-tokenizer"
-    sees = "tokenizer.ggml.pre: each digit is a word, so that a merge of two is not made"
+    sees = "tokenizer.ggml.pre: each digit is a word, so that no merge of two is made"
     side = ("signs", 1.0)
-    shown: ClassVar = {"digits-apart": (1.0,), "digits-together": (-1.0,)}
-    right = (1.0,)
-    wrong = (
-        ("digits stay together", (-1.0,)),
-        ("no digits", (0.0,)),
-        ("too large", (2.0,)),
+    shown: ClassVar = {
+        "digits-apart": (1.0, 0.0),
+        "digits-together": (0.0, 1.0),
+        "space-and-digits": (-1.0, 0.0),
+    }
+    right = (1.0, 0.0)
+    wrong: tuple[tuple[str, tuple[float, ...]], ...] = (
+        ("two digits are a word", (0.0, 1.0)),
+        ("a space and digits are a word", (-1.0, 0.0)),
+        ("", (0.0, 0.0)),
     )
-    catches = ("default-pre-tokenizer",)
+    catches: tuple[str, ...] = ("default-pre-tokenizer",)
 
 
-class DigitsTogether(Digits):
-    """A merge makes a token of 1 and 2, and nothing parts them before."""
-
-    sees = "tokenizer.ggml.pre: digits are one word, so that two of them are merged"
-    right = (-1.0,)
+class SpaceAndDigits(Digits):
+    sees = "tokenizer.ggml.pre: a space and the digits behind it are one word"
+    right = (-1.0, 0.0)
     wrong = (
-        ("each digit is a word", (1.0,)),
-        ("no digits", (0.0,)),
-        ("too low", (-2.0,)),
+        ("two digits are a word", (0.0, 1.0)),
+        ("each digit is a word", (1.0, 0.0)),
+        ("", (0.0, 0.0)),
     )
-    catches = ()
 
 
 class UserDefined(Cut):
@@ -124,7 +125,7 @@ class Beginning(Measurement):
     radius = 7 * HALF_BF16
     reason = REASON
     catches = ("bos-missing", "bos-doubled")
-    rests_on = ("far-256",)
+    rests_on = ("far-256", "positions-in-prompt", "rope-base")
 
     def build(self, w: Weights, at: Place) -> None:
         both = {BOS: 1.0, role("m"): 1.0}

@@ -50,6 +50,7 @@ class Choice(Measurement):
         "experts-softmax-over-tokens",
         "experts-inputs-weighted",
     )
+    rests_on = ("gate-and-up", "experts-matrices")
 
     def build(self, w: Weights, at: Place) -> None:
         assert isinstance(w, Experts), "an architecture with experts"
@@ -78,7 +79,7 @@ class Matrices(Measurement):
     radius = 9 * HALF_BF16 * FIRST
     reason = REASON
     catches = ("experts-down-of-the-first", "experts-gate-and-up-exchanged")
-    rests_on = ("experts-choice",)
+    rests_on = ("experts-choice", "gate-and-up")
 
     def build(self, w: Weights, at: Place) -> None:
         assert isinstance(w, Experts), "an architecture with experts"

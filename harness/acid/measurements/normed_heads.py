@@ -27,11 +27,11 @@ class HeadNorm(Measurement):
 
     radius = 9 * HALF_BF16
     reason = "scores within 2^-8 of 1.4, and seven roundings to BF16"
-    rests_on = ("head-norm-weights",)
+    rests_on = ("head-norm-weights", "attention-scale", "rope-base", "kv-heads-of-keys")
 
     def look_for_two(self, w: Weights, at: Place, layer: int, pair: int, heads: int) -> None:
         assert isinstance(w, NormedHeads), "an architecture whose heads are normed"
-        element, value = w.shape.pair(pair)[0], w.free_value(layer)
+        element, value = w.shape.pair(pair)[1], w.free_value(layer)
         w.key(layer, element, {at.before(3): 1.0, at.before(4): LESS})
         w.value(layer, value, {at.before(3): 1.0})
         for i, head in enumerate((0, heads)):
@@ -98,8 +98,13 @@ class HeadNormWeights(Measurement):
     )
     radius = 7 * HALF_BF16
     reason = "a weight of attention within exp(-10) of one, and seven roundings to BF16"
-    catches = ("head-norms-exchanged", "head-norm-after-rope")
-    rests_on = ("newest-token",)
+    catches = (
+        "head-norms-exchanged",
+        "head-norm-after-rope",
+        "norm-without-weight",
+        "weight-before-norm",
+    )
+    rests_on = ("newest-token", "query-norm", "key-norm")
 
     def build(self, w: Weights, at: Place) -> None:
         assert isinstance(w, NormedHeads)

@@ -28,7 +28,7 @@ class NewestToken(Measurement):
         "cache-read-before-written",
     )
 
-    rests_on = ("prompt-end",)
+    rests_on = ("prompt-end", "head-norm-weights")
 
     def build(self, w: Weights, at: Place) -> None:
         w.look(1, at.state, {at.state: 1.0})
@@ -104,7 +104,12 @@ class Softmax(Measurement):
     )
     radius = 7 * HALF_BF16
     reason = REASON
-    catches = ("softmax-plus-one", "mask-padding-counted", "batch-odd-row-lost")
+    catches = (
+        "softmax-plus-one",
+        "mask-padding-counted",
+        "batch-odd-row-lost",
+        "race-cache-written-late",
+    )
     rests_on = ("earlier-token", "norm-mean")
 
     def build(self, w: Weights, at: Place) -> None:
