@@ -23,7 +23,6 @@ PROMPT = "m" + "k" * 200 + "n" + "x" * 96 + "".join(f"{p}xx" for p in PIECES) + 
 SHOWN: Mapping[str, tuple[str, ...]] = {
     "best-merge": ("bc",),
     "left-merge": ("ab",),
-    "no-merge": ("b",),
     "digits-apart": ("1",),
     "digits-together": ("12",),
     "space-and-digits": (f"{SPACE}12",),
@@ -50,9 +49,9 @@ def spell(text: str) -> str:
     return "".join(SPELLED[byte] for byte in text.encode())
 
 
-def places() -> Mapping[str, tuple[str, float]]:
+def places(letters: str) -> Mapping[str, tuple[str, float]]:
     """The letters as in any acid prompt, the beginning, and what shows how a text was cut."""
-    found = {letter: state for letter, state in letter_states().items() if letter in LETTERS}
+    found = {letter: state for letter, state in letter_states().items() if letter in letters}
     shown = {token: (role(name), 1.0) for name, tokens in SHOWN.items() for token in tokens}
     return {**found, FIRST: (BOS, 1.0), **shown}
 
@@ -81,9 +80,14 @@ class Bpe:
         return keys
 
 
-def vocabulary(pre: str, n_digits: int) -> Vocabulary:
-    """n_digits: how many tokens " 12" is cut into."""
+def vocabulary(pre: str, n_digits: int, letters: str = LETTERS) -> Vocabulary:
+    """n_digits: how many tokens " 12" is cut into; letters: those that tests look for."""
     n_prompt = len(PROMPT) - len("".join(PIECES)) + 2 + n_digits + 2 + 1
     return Vocabulary(
-        prompt=PROMPT, n_prompt=n_prompt, tokens=TOKENS, places=places(), eos=1, keys=Bpe(pre)
+        prompt=PROMPT,
+        n_prompt=n_prompt,
+        tokens=TOKENS,
+        places=places(letters),
+        eos=1,
+        keys=Bpe(pre),
     )

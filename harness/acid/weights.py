@@ -24,6 +24,7 @@ ALONE_KEYS = {False: (26, 24), True: (27, 25)}
 FAR_TOO, NOT_ITS_OWN, FAR = 28, 29, 31
 SINK = 30  # where a query that has nothing to measure finds the token that has no value
 SLOW_VALUES = tuple(range(31, 4, -1))
+ALWAYS = "always"  # a state, of heads that are never at rest
 Part = tuple[int, int]  # layer, element
 # What is measured is written that much smaller than a token's own coordinates, so that what one
 # test found, right or wrong, hardly shows in the length of its token, which others look at.
@@ -65,6 +66,12 @@ class Weights:
         if name not in self.at and len(self.at) == self.shape.n_embd - 1:
             raise ValueError(f"no coordinate is left for {name!r}: n_embd is {self.shape.n_embd}")
         return self.at.setdefault(name, len(self.at))
+
+    def embed(self, token: int, state: str, size: float = 1.0, base: str = CONST) -> None:
+        """The token is so much of a state, and of the constant or what it has in its place."""
+        self.embd[token] = 0
+        self.embd[token, self.coordinate(base)] = size
+        self.embd[token, self.coordinate(state)] = size
 
     # --- attention --------------------------------------------------------------------------
 
@@ -163,7 +170,7 @@ class Weights:
             self.key(layer, SINK, target)
             for head in range(self.shape.n_head):
                 for state in places:
-                    if (layer, head, state) not in self.busy:
+                    if not {(layer, head, state), (layer, head, ALWAYS)} & self.busy:
                         self.query(layer, head, SINK, state, SCORE)
 
     def finish(self) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from engine.errors import InvalidModel
-from harness.acid.architectures import ARCHITECTURES, architecture_named
+from harness.acid.architectures import ARCHITECTURES as ARCHITECTURES
+from harness.acid.architectures import architecture_named
 from harness.acid.build import weights_of
 from harness.acid.coded import FORMATS, format_named
 from harness.acid.report import report_for

@@ -40,12 +40,12 @@ class Merges(Cut):
     name = "bpe-merges"
     sees = "tokens are merged, the pair with the best rank first"
     side = ("words", 1.0)
-    shown: ClassVar = {"best-merge": (1.0, 0.0), "left-merge": (0.0, 1.0), "no-merge": (-1.0, 0.0)}
+    shown: ClassVar = {"best-merge": (1.0, 0.0), "left-merge": (0.0, 1.0)}
     right = (1.0, 0.0)
     wrong = (
         ("from left to right, or by length", (0.0, 1.0)),
-        ("nothing is merged", (-1.0, 0.0)),
-        ("", (0.0, 0.0)),
+        ("nothing is merged", (0.0, 0.0)),
+        ("too low", (-1.0, 0.0)),
     )
     catches = ("merges-from-left", "merges-unread")
 
@@ -127,7 +127,16 @@ class Beginning(Measurement):
     catches = ("bos-missing", "bos-doubled")
     rests_on = ("far-256", "positions-in-prompt", "rope-base")
 
+    size = 1.0  # by which BOS is shorter than others, behind a norm
+
     def build(self, w: Weights, at: Place) -> None:
-        both = {BOS: 1.0, role("m"): 1.0}
+        both = {BOS: 1 / self.size, role("m"): 1.0}
         w.turn((0, 0, BOTH), at.state, both, at.behind_start - 0.5, ABOVE)
-        w.read(0, {BOS: 1.0}, at.value())
+        w.read(0, {BOS: 1 / self.size}, at.value())
+
+
+class FirstBeginning(Beginning):
+    """BOS and the prompt's first letter have the same score, though BOS is longer, by the mark of
+    row 0 of position_embd: a half each."""
+
+    size = 0.8649  # 1 / sqrt(6.5 / 96 + 1 / 64), of 4
