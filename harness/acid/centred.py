@@ -14,6 +14,7 @@ from harness.acid.weights import CONST, NOTHING, TINY, Weights
 BALANCES = ("balance 0", "balance 1")
 OF_MARK, OF_VALUES = "balance of the mark", "balance of values"
 COS, SIN = "position cosine", "position sine"
+LEVEL = 4.0
 POSITION = 0.5  # how large they are
 FIRST = "first position"  # a coordinate that row 0 of the table alone has
 # what some tests measure lies in the same coordinates, since a token measures for one test alone
@@ -87,7 +88,9 @@ class Centred(Weights):
         self.query(layer, head, element, state, score)
 
     def finish(self) -> None:
-        """What is written to the residual stream leaves its mean at zero."""
+        """What is written to the residual stream leaves its mean at zero. Queries are not
+        so much larger than keys, so that who takes one for the other still writes a report."""
+        self.q, self.k, self.q_bias = self.q / LEVEL, self.k * LEVEL, self.q_bias / LEVEL
         low, high = (self.coordinate(name) for name in BALANCES)
         for at in (low, high):
             self.embd[:, at] -= self.embd.sum(axis=1) if at == high else self.embd.sum(axis=1) / 2

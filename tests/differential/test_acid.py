@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from engine.batch import Batch
+from harness.acid.architectures import ARCHITECTURES
 from harness.acid.read import Reading, read_report
 from harness.acid.report import report_for
 from harness.acid.tokens import PROMPT
-from harness.acid.write import TYPES, write_acid
+from harness.acid.write import PLAIN, TYPES, write_acid
 from harness.catalogue.acid import SHORT, TOKENS
 from harness.quick import answer
 from harness.records import EXACT, PRESETS, Request
@@ -44,6 +45,25 @@ def test_every_type_is_ok_as_users_run_llama_cpp(tmp_path: Path, quant: str) -> 
     write_acid(tmp_path / "acid.gguf", quant=quant)
     reading = reading_of(tmp_path / "acid.gguf", "default", SHORT)
     assert (reading.code, reading.quant) == (0, quant)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_architecture_is_ok_in_llama_cpp(tmp_path: Path, arch: str, preset: str) -> None:
+    path, acid_prompt = tmp_path / "acid.gguf", ARCHITECTURES[arch].vocabulary.prompt
+    write_acid(path, arch)
+    for prompt in (acid_prompt, SHORT, ""):
+        reading = reading_of(path, preset, prompt)
+        assert (reading.code, reading.complete, reading.arch) == (0, True, arch)
+        assert reading.prompted is (prompt == acid_prompt)
+
+
+@pytest.mark.parametrize("quant", PLAIN)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_plain_type_of_an_architecture_is_ok(tmp_path: Path, arch: str, quant: str) -> None:
+    write_acid(tmp_path / "acid.gguf", arch, quant)
+    prompt = ARCHITECTURES[arch].vocabulary.prompt
+    assert reading_of(tmp_path / "acid.gguf", "default", prompt).code == 0
 
 
 def test_a_report_sampled_at_temperature_one_is_the_same(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ class Architecture(ABC):
     vocabulary: ClassVar[Vocabulary]
     prompted: ClassVar[Tests]  # tests that need the acid prompt; they come first
     usual: ClassVar[Tests]  # those for any prompt
-    has_blocks: ClassVar[bool] = True  # whether a matrix of a layer of its own can be quantised
+    # whether a layer of its own can have a quantised matrix: formats are read alike in all
+    has_blocks: ClassVar[bool] = True
 
     def make_weights(self, shape: Shape, n_vocab: int) -> Weights:
         return Weights(shape, n_vocab)

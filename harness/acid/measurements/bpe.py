@@ -22,7 +22,7 @@ class Cut(Measurement):
     side: ClassVar[tuple[str, float]]  # an element of keys, and which sign of it is looked for
     radius = 7 * HALF_BF16
     reason = REASON
-    rests_on = ("prompt-end", "positions-in-prompt")
+    rests_on: tuple[str, ...] = ("prompt-end", "positions-in-prompt", "far-64")
 
     def build(self, w: Weights, at: Place) -> None:
         name, sign = self.side
@@ -93,6 +93,7 @@ class SpaceAndDigits(Digits):
         ("each digit is a word", (1.0, 0.0)),
         ("", (0.0, 0.0)),
     )
+    rests_on = ("bpe-merges", *Cut.rests_on)
 
 
 class UserDefined(Cut):

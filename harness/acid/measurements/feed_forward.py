@@ -79,7 +79,7 @@ class Layers(FeedForward):
         ("layers too large", (1.5, 1.5)),
     )
     radius = 7 * HALF_BF16
-    rests_on = ("silu",)
+    rests_on = ("silu", "gelu")
     catches = ("first-layer-twice", "last-layer-skipped", "embeddings-scaled-for-llama")
 
     def build(self, w: Weights, at: Place) -> None:

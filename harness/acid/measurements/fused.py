@@ -28,7 +28,7 @@ class Heads(Measurement):
     radius = 7 * HALF_BF16
     reason = REASON
     catches = ("qkv-split-by-head", "heads-interleaved", "last-head-dropped")
-    rests_on = ("earlier-token",)
+    rests_on = ("earlier-token", "matrix-edges")  # a third of all states lies in the last 32
 
     def build(self, w: Weights, at: Place) -> None:
         targets = [at.before(2 + head) for head in range(w.shape.n_head)]
@@ -58,7 +58,7 @@ class Biases(Measurement):
     radius = 7 * HALF_BF16
     reason = REASON
     catches = ("qkv-bias-missing",)
-    rests_on = ("earlier-token",)
+    rests_on = ("heads", "bos", "far-256", "first-position")
 
     def build(self, w: Weights, at: Place) -> None:
         assert isinstance(w, Centred)

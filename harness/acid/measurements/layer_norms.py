@@ -46,7 +46,7 @@ class Eps(Measurement):
     radius = 7 * HALF_BF16
     reason = REASON
     catches = ("layer-norm-eps-outside",)
-    rests_on = ("gelu",)
+    rests_on = ("gelu", "learned-positions")
 
     def build(self, w: Weights, at: Place) -> None:
         w.unit(0, {at.state: 8.0}, {}, {at.value(): 1 / 8})
@@ -70,8 +70,8 @@ class Bias(Measurement):
     )
     radius = 14 * HALF_BF16
     reason = "seven roundings to BF16, of numbers up to 12 where 8 is left"
-    catches = ("layer-norm-without-bias",)
-    rests_on = ("gelu",)
+    catches = ("layer-norm-without-bias", "norms-exchanged")
+    rests_on = ("gelu", "earlier-token", "softmax-division")
 
     def build(self, w: Weights, at: Place) -> None:
         assert isinstance(w, Centred)

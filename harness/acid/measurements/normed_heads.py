@@ -83,8 +83,9 @@ class KeyNorm(HeadNorm):
 
 class HeadNormWeights(Measurement):
     """A query in the second element of pair 0 and a key in the first meet by turning, two steps
-    apart. The weights of the norms are 4 and 4 there, and 1/4 in the other two elements: 160 is
-    scored, and 10 with both weights before the turn. Another token has 80 for head 0, 20 for 1."""
+    apart. The weights of the norms are 4 and 4 there, and 1/4 in the other two elements: 320 is
+    scored, 20 where they come behind the turn, and 1.25 exchanged. Another token has 100 for head
+    0, and 8 for 1."""
 
     name = "head-norm-weights"
     sees = "normed queries and keys are multiplied by attn_q_norm and attn_k_norm, and turned then"
@@ -118,8 +119,8 @@ class HeadNormWeights(Measurement):
         w.key(1, element, {other: 1.0})
         w.value(1, value, {target: 1.0})
         # the norm's own weights make sixteen times as much of it
-        meets = 10.0 / float(np.sin(2 * w.shape.frequency(0)))
-        for head, score in enumerate((80.0, 20.0)):
+        meets = 20.0 / float(np.sin(2 * w.shape.frequency(0)))
+        for head, score in enumerate((100.0, 8.0)):
             w.query(1, head, second, at.state, -meets)
             w.query(1, head, element, at.state, score)
             w.out(1, head, value, at.value(head))

@@ -23,6 +23,10 @@ class Gelu(FeedForward):
     radius = 0.02
     reason = "seven roundings to BF16, and four more on the way to -2, where GELU is flat"
     catches = ("gelu-quick", "gelu-constant", "gelu-missing")
+    rests_on = (
+        "matrix-edges",
+        "first-position",
+    )  # rows are narrow, and a mark makes a token longer
 
     def build(self, w: Weights, at: Place) -> None:
         w.unit(0, {at.state: -2.0}, {}, {at.value(0): 16.0})

@@ -67,7 +67,7 @@ class First(Measurement):
     radius = 7 * HALF_BF16
     reason = REASON
     catches = ("learned-positions-from-two", "learned-positions-of-batch")
-    rests_on = ("newest-token",)
+    rests_on = ("newest-token", "bos", "far-256", "learned-positions")
 
     def build(self, w: Weights, at: Place) -> None:
         w.look(1, at.state, {FIRST: 1.0}, 2 * SCORE)

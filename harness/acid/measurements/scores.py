@@ -28,7 +28,7 @@ class NewestToken(Measurement):
         "cache-read-before-written",
     )
 
-    rests_on = ("prompt-end", "head-norm-weights")
+    rests_on = ("prompt-end", "head-norm-weights", "heads")
 
     def build(self, w: Weights, at: Place) -> None:
         w.look(1, at.state, {at.state: 1.0})
@@ -55,7 +55,7 @@ class EarlierToken(Measurement):
         "cache-values-transposed",
     )
 
-    rests_on = ("newest-token",)
+    rests_on = ("newest-token", "heads")
 
     def build(self, w: Weights, at: Place) -> None:
         target = at.before(5)
