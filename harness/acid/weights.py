@@ -150,11 +150,15 @@ class Weights:
         """place: layer, head and pair. The score of these keys, which lie d positions back, grows
         by score * cos(f * (d - distance))."""
         layer, head, pair = place
-        angle = self.shape.frequency(pair) * distance
+        angle = self.frequency(layer, pair) * distance
         first, second = self.shape.pair(pair)
         self.key(layer, first, keys)
         self.query(layer, head, first, state, score * float(np.cos(angle)))
         self.query(layer, head, second, state, -score * float(np.sin(angle)))
+
+    def frequency(self, layer: int, pair: int) -> float:
+        """Radians that a rotary pair turns from one position to the next."""
+        return self.shape.frequency(pair)
 
     def free_value(self, *layers: int) -> int:
         return free(SLOW_VALUES, self.values, layers)

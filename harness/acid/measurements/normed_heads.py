@@ -119,7 +119,7 @@ class HeadNormWeights(Measurement):
         w.key(1, element, {other: 1.0})
         w.value(1, value, {target: 1.0})
         # the norm's own weights make sixteen times as much of it
-        meets = 20.0 / float(np.sin(2 * w.shape.frequency(0)))
+        meets = 20.0 / float(np.sin(2 * w.frequency(1, 0)))
         for head, score in enumerate((100.0, 8.0)):
             w.query(1, head, second, at.state, -meets)
             w.query(1, head, element, at.state, score)
