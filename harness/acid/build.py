@@ -35,7 +35,7 @@ def write_tokens(w: Weights, report: Report, vocabulary: Vocabulary, ids: dict[s
     w.embd[:] = 0
     for token in range(min(ids.values())):
         w.embed(token, START)
-    for text, (state, size) in vocabulary.places.items():
+    for text, (state, size) in places_in(report, vocabulary).items():
         w.embed(vocabulary.tokens.index(text), state, size)
     for (short_token, second), state, after in (
         (report.full_start, FULL, first),
@@ -51,6 +51,13 @@ def write_tokens(w: Weights, report: Report, vocabulary: Vocabulary, ids: dict[s
                 w.embd[ids[answer.text], w.coordinate(EDGE)] = 1.0
 
 
+def places_in(report: Report, vocabulary: Vocabulary) -> dict[str, tuple[str, float]]:
+    """Of the tokens that have a state of their own in the model of this report."""
+    cut = any(test.of_tokenizer for test in report.tests)
+    found = vocabulary.places.items()
+    return {text: place for text, place in found if cut or place[0] not in vocabulary.only_cut}
+
+
 def write_answers(w: Weights, report: Report, vocabulary: Vocabulary, ids: dict[str, int]) -> None:
     for state, line in (
         (START, report.short_start[0]),
@@ -62,7 +69,7 @@ def write_answers(w: Weights, report: Report, vocabulary: Vocabulary, ids: dict[
         # short tokens have nothing else to go by, and what is written to them is long beside them
         lead = SURE * STATE if state in (FULL, SHORT) else STATE
         w.head[ids[line], w.coordinate(state)] = lead / w.shape.unit
-    for state, _ in vocabulary.places.values():  # a prompt may end in one
+    for state, _ in places_in(report, vocabulary).values():  # a prompt may end in one
         if state != ASKED:
             w.head[ids[report.short_start[0]], w.coordinate(state)] = STATE / w.shape.unit
     w.head[vocabulary.eos, w.coordinate(LAST)] = STATE / w.shape.unit

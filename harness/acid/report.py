@@ -65,10 +65,9 @@ class Report:
 
 
 def report_for(arch: str, quant: str) -> Report:
-    own = architecture_named(arch)
-    return Report(
-        arch, quant, instances(own.prompted), instances(own.usual) + tests_of_format(quant)
-    )
+    own, blocks = architecture_named(arch), tests_of_format(quant)
+    prompted = [test for test in own.prompted if not (blocks and test.of_tokenizer)]
+    return Report(arch, quant, instances(prompted), instances(own.usual) + blocks)
 
 
 def instances(classes: Sequence[type[Measurement]]) -> tuple[Measurement, ...]:

@@ -31,12 +31,23 @@ REASONS = (
         "what is not finite makes every token NaN: there is no report",
     ),
     (
+        "texts of special tokens taken for these tokens where they are not asked for, or the other "
+        "way round",
+        "what is right depends on how a text is given; the report says which it was",
+    ),
+    (
+        "the end of a text cut off, a text that ends at a NUL, incomplete characters not written, "
+        "a space written before a text",
+        "the prompt ends in the letter that asks, has no NUL, and every token of a report is whole "
+        "characters; a space before it is none of the report",
+    ),
+    (
         "races and rows beyond a tile",
         "they show now and then, in whatever test is running",
     ),
     (
         "frequency factors, linear and YaRN scaling, windows, soft caps, sinks, biases, norms of "
-        "heads, experts, latent attention, recurrent states, tokenizers",
+        "heads, experts, latent attention, recurrent states, tokenizers of other kinds",
         "no acid model of theirs is written yet",
     ),
 )

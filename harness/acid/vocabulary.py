@@ -14,7 +14,8 @@ BOS = "letter:bos"  # of the token that is put before a text, where a test looks
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
     """`tokens` come before the report's lines, as the file spells them. `places`: the state and the
-    size of those that have another than START. `keys`: of a file with these lines."""
+    size of those that have another than START; `only_cut`: of these states, those that have it
+    where no test of the report looks for them. `keys`: of a file with these lines."""
 
     prompt: str
     n_prompt: int  # tokens of the prompt, without BOS
@@ -22,6 +23,7 @@ class Vocabulary:
     places: Mapping[str, tuple[str, float]]
     eos: int
     keys: Callable[[Sequence[str]], Keys]
+    only_cut: frozenset[str] = frozenset()
 
     def back(self, letter: str) -> int:
         """How many positions the prompt's last token is behind the letter, from which on each

@@ -41,19 +41,19 @@ from harness.acid.measurements.windows import (
 )
 from harness.acid.sandwich import LOCAL_BASE, Sandwich
 from harness.acid.shape import F64, Shape
-from harness.acid.tokens import SENTENCEPIECE
+from harness.acid.tokens import ONLY_LETTERS
 from harness.acid.vocabulary import Keys
 from harness.acid.weights import Weights
 
 PROMPTED = (PromptEnd, WindowInside, WindowBeyond, FarInGlobal, GlobalMask, WindowOfPrompt)
 # the letter n is the last that the window reaches where WindowInside is answered
-WINDOW = SENTENCEPIECE.back("n") + 2 + PROMPTED.index(WindowInside) + 1
+WINDOW = ONLY_LETTERS.back("n") + 2 + PROMPTED.index(WindowInside) + 1
 
 
 class Gemma3(Architecture):
     name = gguf = "gemma3"
     shape = Shape(n_layer=6, n_head=2, n_head_kv=1, n_ff=16, halves=True)
-    vocabulary = SENTENCEPIECE
+    vocabulary = ONLY_LETTERS
     prompted = PROMPTED
     usual = (
         Geglu,

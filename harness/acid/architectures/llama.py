@@ -28,6 +28,16 @@ from harness.acid.measurements.scores import (
     Softmax,
     SoftmaxDivided,
 )
+from harness.acid.measurements.sentencepiece import (
+    Bos,
+    Bytes,
+    EqualMerges,
+    Merges,
+    PoorMerges,
+    SpacePrefix,
+    Specials,
+    TwoSpaces,
+)
 from harness.acid.shape import F64, Shape
 from harness.acid.tokens import SENTENCEPIECE
 from harness.acid.vocabulary import Keys
@@ -40,6 +50,16 @@ PROMPTED: Tests = (
     Far256,
     CausalMask,
     EachTokensNorm,
+)
+TOKENIZER: Tests = (
+    Bos,
+    SpacePrefix,
+    Merges,
+    EqualMerges,
+    PoorMerges,
+    Bytes,
+    TwoSpaces,
+    Specials,
 )
 # those that look far back come last: they find earlier lines of the report
 USUAL: Tests = (
@@ -71,7 +91,7 @@ class Llama(Architecture):
     name = gguf = "llama"
     shape = Shape()
     vocabulary = SENTENCEPIECE
-    prompted, usual = PROMPTED, USUAL
+    prompted, usual = (*PROMPTED, *TOKENIZER), USUAL
 
     def keys(self, s: Shape) -> Keys:
         return keys(s)

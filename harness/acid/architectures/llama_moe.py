@@ -7,7 +7,7 @@ from harness.acid.architectures.base import Architecture
 from harness.acid.experts import Experts
 from harness.acid.measurements.experts import Choice, EachTokensExperts, Matrices
 from harness.acid.shape import F64, Shape
-from harness.acid.tokens import SENTENCEPIECE
+from harness.acid.tokens import ONLY_LETTERS
 from harness.acid.vocabulary import Keys
 from harness.acid.weights import Weights
 
@@ -15,7 +15,7 @@ from harness.acid.weights import Weights
 class LlamaMoe(Architecture):
     name, gguf = "llama-moe", "llama"
     shape = Shape(n_ff=12, n_expert=4, n_expert_used=2)
-    vocabulary = SENTENCEPIECE
+    vocabulary = ONLY_LETTERS
     prompted = (*llama.PROMPTED, EachTokensExperts)
     usual = (Choice, Matrices, *llama.USUAL)
     has_blocks = False
