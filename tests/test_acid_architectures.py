@@ -25,9 +25,11 @@ __all__ = ["lockstep"]
 HASHES = {
     ("qwen3", "F32"): "61762df60d24f18487c2e830b863f96b964318b82c3c76ba21072e9f8267b3fa",
     ("qwen3", "F16"): "f9fcbb4f5a66b0bded859190356ccdfaa5f704dfb5edfda0700e47ffc15c9341",
-    ("llama-moe", "F32"): "985a1dfc39d865f1b4956343b04300c26c2a57173da0bc7ea4c3ed413a22254c",
-    ("llama-moe", "BF16"): "099f571d9ef9de29b8e7a1fddac67b06902a6d30509cbf4be63f3e060a2af668",
+    ("llama-moe", "F32"): "7328d4bbf40055ec396d6ba59eb0d518b2f9cebcc4e1e6fe3af32f9547c08852",
+    ("llama-moe", "BF16"): "eed28f9059c85412890df1e254b55f775f3dfc691495fd99755ce624e4f308dd",
     ("gpt2", "F32"): "f7987a45efa73bb4a6f78530f9c892c4b53cf17b610f93b80ac6446fef24d499",
+    ("gemma3", "F32"): "3fb47266e29f8ba0837433b85ff689b2586de93e49427a5a97767cebd6d5f10e",
+    ("gemma3", "F16"): "c8559ea5cc3f5668b866ddddadba7918befcefec588f0df793d2f35945a5f057",
     ("gpt2", "F16"): "07e4de8f3e4a3ef2b245695519334191d6852110fe2c081d66922c42ade8f41c",
 }
 OTHERS = tuple(name for name in ARCHITECTURES if name != "llama")
@@ -192,6 +194,21 @@ def test_every_type_is_ok_in_our_engine(arch: str, quant: str, tmp_path: Path) -
             "experts-matrices",
             "the way back of the first for all",
         ),
+        ("gemma3", "window-one-less", "window-inside", "the window ends earlier"),
+        (
+            "gemma3",
+            "window-one-more",
+            "window-beyond",
+            "the window reaches further, or there is none",
+        ),
+        (
+            "gemma3",
+            "embedding-scale-by-width",
+            "layers",
+            "embeddings multiplied by the width",
+        ),
+        ("gemma3", "silu-for-gelu", "gelu", "SiLU"),
+        ("gemma3", "key-norm-missing-gemma3", "key-norm", "keys are not normed"),
         ("gpt2", "gelu-quick", "gelu", "the quick GELU"),
         ("gpt2", "layer-norm-uncentred", "norm-mean", "the mean is not subtracted"),
         ("gpt2", "layer-norm-without-bias", "norm-bias", "no biases"),

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from harness.acid.measurements.base import Measurement, Place
+from harness.acid.measurements.base import Measurement, Names, Place, Values, Wrong
 from harness.acid.measurements.feed_forward import HALF_BF16
 from harness.acid.normed_heads import NormedHeads
 from harness.acid.weights import Weights
@@ -27,7 +27,7 @@ class HeadNorm(Measurement):
 
     radius = 9 * HALF_BF16
     reason = "scores within 2^-8 of 1.4, and seven roundings to BF16"
-    rests_on = ("head-norm-weights", "attention-scale", "rope-base", "kv-heads-of-keys")
+    rests_on: Names = ("head-norm-weights", "attention-scale", "rope-base", "kv-heads-of-keys")
 
     def look_for_two(self, w: Weights, at: Place, layer: int, pair: int, heads: int) -> None:
         assert isinstance(w, NormedHeads), "an architecture whose heads are normed"
@@ -45,14 +45,14 @@ class QueryNorm(HeadNorm):
     name = "query-norm"
     sees = "the query of each head is divided by its own root mean square"
     where = "layer 0, heads 0 and 1, attn_q_norm"
-    right = (share(apart(0.03162, 1)),) * 2
-    wrong = (
+    right: Values = (share(apart(0.03162, 1)),) * 2
+    wrong: Wrong = (
         ("queries are not normed", (right[0], 1.0)),
         ("heads are normed together", (share(apart(0.03162, 1 / 4)), share(apart(0.03162, 2)))),
         ("scores too large", (1.0, 1.0)),
         ("scores too small", (0.5, 0.5)),
     )
-    catches = ("query-norm-missing", "head-norms-missing", "heads-normed-together")
+    catches: Names = ("query-norm-missing", "head-norms-missing", "heads-normed-together")
 
     def build(self, w: Weights, at: Place) -> None:
         self.look_for_two(w, at, 0, 8, 1)

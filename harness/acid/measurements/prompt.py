@@ -1,6 +1,6 @@
 """Tests that need the acid prompt: what was read in one batch, far back."""
 
-from harness.acid.measurements.base import Measurement, Place
+from harness.acid.measurements.base import Measurement, Names, Place
 from harness.acid.measurements.feed_forward import HALF_BF16
 from harness.acid.measurements.scores import REASON
 from harness.acid.tokens import role
@@ -50,7 +50,7 @@ class Far256(Far):
     name = "far-256"
     sees = "a token more than 256 positions back, the first letter of the prompt"
     letter = "m"
-    catches = ("cache-ring-of-32", "cache-keeps-last")
+    catches: Names = ("cache-ring-of-32", "cache-keeps-last")
 
 
 class CausalMask(Prompted):
@@ -77,7 +77,7 @@ class CausalMask(Prompted):
         "mask-hidden-as-zero",
         "mask-after-softmax",
     )
-    rests_on = ("far-64", "far-256")
+    rests_on: Names = ("far-64", "far-256")
 
     def build(self, w: Weights, at: Place) -> None:
         w.key(0, FAR, {CONST: -1.0, role("m"): 0.6875, role("k"): 2.0})

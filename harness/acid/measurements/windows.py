@@ -1,6 +1,6 @@
 """Tests of windows: what a layer with one sees last, what it does not, and layers without one."""
 
-from harness.acid.measurements.base import Place
+from harness.acid.measurements.base import Names, Place, Wrong
 from harness.acid.measurements.feed_forward import HALF_BF16
 from harness.acid.measurements.prompt import CausalMask, Far256, Prompted
 from harness.acid.tokens import role
@@ -17,12 +17,12 @@ class WindowInside(Prompted):
     sees = "a layer with a window of n tokens sees the one n - 1 positions back"
     where = "layer 0, head 0, attention.sliding_window"
     right = (1.0,)
-    wrong = (
+    wrong: Wrong = (
         ("the window ends earlier", (0.0,)),
         ("too large", (2.0,)),
     )
-    catches: tuple[str, ...] = ("window-one-less",)
-    rests_on: tuple[str, ...] = ("prompt-end",)
+    catches: Names = ("window-one-less",)
+    rests_on: Names = ("prompt-end",)
 
     def build(self, w: Weights, at: Place) -> None:
         self.look_for_n(w, at)
