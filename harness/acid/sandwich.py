@@ -17,7 +17,7 @@ from harness.acid.weights import CONST, EDGE, SMALL, TINY
 BALLAST, REST = "ballast", "answer: rest"
 HEAVY = 32.0  # how large the ballast is, beside a 1 that is measured
 HOLDER, ELEMENT = 1, 1  # the head and the element of values that write it
-SHORT_ROW = 2.0**-6  # how large a row is in the coordinates of answers, at most
+SHORT_ROW = 2.0**-9  # how large a row is in the coordinates of answers, at most
 ANSWERS = (2, 3, 4)  # layers that write which state is to be answered
 LOCAL_BASE = 10000.0  # of layers with a window
 
@@ -86,7 +86,7 @@ class Sandwich(NormedHeads):
             to = at if measured else self.coordinate(REST if name == CONST else answer_of(name))
             wide = column if measured else column / SMALL
             # short tokens, which answer these two, must not have longer rows than they are
-            row = SHORT_ROW * (2.0**-10 if name in (START, ASKED) else 1)
+            row = SHORT_ROW * (2.0**-7 if name in (START, ASKED) else 1)
             times = 2.0 ** np.ceil(np.log2(np.abs(wide).max() / row))
             self.embd[:, to] += wide / times
             self.output_norm[to] = times * weights[at]

@@ -10,6 +10,7 @@ from harness.acid.vocabulary import Keys, Vocabulary
 from harness.acid.weights import Weights
 
 Tests = tuple[type[Measurement], ...]
+PLAIN = {"F32": 0, "F16": 1, "BF16": 32}  # general.file_type of types without blocks
 
 
 class Architecture(ABC):
@@ -21,8 +22,9 @@ class Architecture(ABC):
     vocabulary: ClassVar[Vocabulary]
     prompted: ClassVar[Tests]  # tests that need the acid prompt; they come first
     usual: ClassVar[Tests]  # those for any prompt
-    # whether a layer of its own can have a quantised matrix: formats are read alike in all
-    has_blocks: ClassVar[bool] = True
+    # blocks are tested in one architecture: they are read alike in all
+    types: ClassVar[tuple[str, ...]] = tuple(PLAIN)
+    foundations: ClassVar[frozenset[str]] = frozenset()  # names of tests that all others rest on
 
     def make_weights(self, shape: Shape, n_vocab: int) -> Weights:
         return Weights(shape, n_vocab)

@@ -81,7 +81,6 @@ class Gpt2(Architecture):
         LayersCaches,
         Distance,
     )
-    has_blocks = False
 
     def make_weights(self, shape: Shape, n_vocab: int) -> Weights:
         made = Centred(shape, n_vocab)

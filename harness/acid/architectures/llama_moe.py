@@ -18,7 +18,6 @@ class LlamaMoe(Architecture):
     vocabulary = ONLY_LETTERS
     prompted = (*llama.PROMPTED, EachTokensExperts)
     usual = (Choice, Matrices, *llama.USUAL)
-    has_blocks = False
 
     def make_weights(self, shape: Shape, n_vocab: int) -> Weights:
         return Experts(shape, n_vocab)

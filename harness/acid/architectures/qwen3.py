@@ -23,8 +23,6 @@ class Qwen3(Architecture):
     prompted = (*llama.PROMPTED, Beginning, Merges, Bytes, Digits, UserDefined)
     usual = (*llama.USUAL[:HEADS], HeadNormWeights, QueryNorm, KeyNorm, *llama.USUAL[HEADS:])
 
-    has_blocks = False
-
     def make_weights(self, shape: Shape, n_vocab: int) -> Weights:
         return NormedHeads(shape, n_vocab)
 

@@ -105,7 +105,7 @@ class HeadNormWeights(Measurement):
         "norm-without-weight",
         "weight-before-norm",
     )
-    rests_on = ("newest-token", "query-norm", "key-norm")
+    rests_on = ("newest-token", "query-norm", "key-norm", "rope-pairing")
 
     def build(self, w: Weights, at: Place) -> None:
         assert isinstance(w, NormedHeads)

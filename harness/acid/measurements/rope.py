@@ -83,7 +83,7 @@ class Base(Rope):
         "rope-exponent-from-one",
         "rope-half-the-head",
     )
-    rests_on = ("rope-pairing",)
+    rests_on: Names = ("rope-pairing",)
 
 
 class SlowPairs(Rope):

@@ -4,9 +4,10 @@ from harness.acid.measurements.base import Measurement, Place
 from harness.acid.measurements.feed_forward import HALF_BF16, FeedForward, GateAndUp, Layers, Silu
 from harness.acid.measurements.normed_heads import LESS, SCORE, STRETCH, QueryNorm, apart, share
 from harness.acid.measurements.rope import Base
+from harness.acid.measurements.scores import Scale
 from harness.acid.normed_heads import NormedHeads
 from harness.acid.sandwich import Sandwich
-from harness.acid.weights import Weights
+from harness.acid.weights import SMALL, Weights
 
 
 class Geglu(Silu):
@@ -41,19 +42,44 @@ class GegluBranches(GateAndUp):
     rests_on = ("gelu",)
 
 
-class ScaledEmbedding(Layers):
-    """Each layer adds to a value of its own; the embedding is the root of the width beside them."""
-
-    sees = "embeddings are multiplied by the root of the width; every layer runs once, and adds"
+class EachLayer(Layers):
+    sees = "every layer runs once, and adds to what is there"
     rests_on = ("gelu",)
     wrong = (
         ("the first layer ran twice", (1.0, 0.5)),
         ("the last layer is missing", (0.5, 0.0)),
         ("the first layer is missing", (0.0, 0.5)),
-        ("embeddings multiplied by the width", (0.044, 0.044)),
-        ("embeddings not multiplied", (5.66, 5.66)),
+        ("layers too large", (1.5, 1.5)),
     )
-    catches = ("embedding-scale-missing", "embedding-scale-by-width", "first-layer-twice")
+    catches = ("first-layer-twice",)
+
+
+class EmbeddingScale(Measurement):
+    """Layer 0 writes an eighth of what the embedding is; layer 1 sees how much it is beside it."""
+
+    name = "embedding-scale"
+    sees = "embeddings are multiplied by the root of the width"
+    where = "token_embd, beside ffn_down of layer 0"
+    right = (1.0,)
+    wrong = (
+        ("multiplied by the width", (0.09,)),
+        ("not multiplied", (4.0,)),
+        ("too small", (0.5,)),
+    )
+    radius = 9 * HALF_BF16
+    reason = "nine roundings to BF16, two of them behind a norm"
+    catches = ("embedding-scale-missing", "embedding-scale-by-width")
+    rests_on = ("gelu", "post-ffw-norm")
+
+    def build(self, w: Weights, at: Place) -> None:
+        made = "beside the embedding"
+        w.unit(0, {at.state: 8.0}, {at.state: 1.0}, {made: 1 / 8})
+        w.unit(1, {at.state: 8.0}, {made: 1 / SMALL}, {at.value(): 1 / 8})
+
+
+class QueryScale(Scale):
+    sees = "queries are divided by the root of a head's width"
+    catches = ("attention-key-length-ignored-gemma2", "attention-scale-of-width")
 
 
 class PostNorm(Measurement):
@@ -150,6 +176,7 @@ class LocalBase(Base):
         ("", (0.0, 0.0, 0.0)),
     )
     catches = ("rope-base-of-llama3", "rope-exponent-halved", "rope-half-the-head")
+    rests_on = ("rope-pairing", "window-beyond")
 
 
 class GlobalBase(Base):
@@ -160,3 +187,4 @@ class GlobalBase(Base):
     where = "layer 5, head 0, pair 4"
     layer = 5
     catches = ("rope-base-of-llama3", "rope-exponent-halved", "rope-half-the-head")
+    rests_on = ("rope-pairing", "far-in-global-layer")

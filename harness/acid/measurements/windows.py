@@ -44,7 +44,13 @@ class WindowBeyond(WindowInside):
         ("nothing is found", (0.0,)),
         ("too low", (-2.0,)),
     )
-    catches = ("window-ignored", "window-one-more", "windows-of-gemma3-from-the-first")
+    catches = (
+        "window-ignored",
+        "window-one-more",
+        "windows-exchanged",
+        "windows-of-gemma3-from-the-first",
+    )
+    rests_on = ("prompt-end", "causal-mask")
 
     def build(self, w: Weights, at: Place) -> None:
         self.look_for_n(w, at)
@@ -64,7 +70,7 @@ class WindowOfPrompt(Prompted):
         ("too low", (-2.0,)),
     )
     catches = ("window-ignored", "window-in-decode-only", "windows-of-gemma3-from-the-first")
-    rests_on = ("prompt-end", "far-in-global-layer")
+    rests_on = ("prompt-end", "far-in-global-layer", "causal-mask")
     radius = 14 * HALF_BF16
     reason = "a weight of attention within exp(-50) of one, twice, and fourteen roundings to BF16"
 
