@@ -34,21 +34,19 @@ def write_tokens(w: Weights, report: Report, vocabulary: Vocabulary, ids: dict[s
     first = state_of(report.prompted[0]) if report.prompted else state_of(report.usual[0])
     w.embd[:] = 0
     for token in range(min(ids.values())):
-        embed(w, token, START)
+        w.embed(token, START)
     for text, (state, size) in places_in(report, vocabulary).items():
-        embed(w, vocabulary.tokens.index(text), state, size)
+        w.embed(vocabulary.tokens.index(text), state, size)
     for (short_token, second), state, after in (
         (report.full_start, FULL, first),
         (report.short_start, SHORT, state_of(report.usual[0])),
     ):
-        embed(w, ids[short_token], TINY, w.shape.tiny)
-        w.embd[ids[short_token], w.coordinate(state)] = w.shape.tiny
-        w.embd[ids[short_token], w.coordinate(CONST)] = 0
-        embed(w, ids[second], after)
-    embed(w, ids[END], LAST)
+        w.embed(ids[short_token], state, w.shape.tiny, TINY)
+        w.embed(ids[second], after)
+    w.embed(ids[END], LAST)
     for test, answers in report.answers(1.0):
         for answer in answers:
-            embed(w, ids[answer.text], report.next_state(test))
+            w.embed(ids[answer.text], report.next_state(test))
             if report.next_state(test) == EDGE_STATE:
                 w.embd[ids[answer.text], w.coordinate(EDGE)] = 1.0
 
@@ -58,12 +56,6 @@ def places_in(report: Report, vocabulary: Vocabulary) -> dict[str, tuple[str, fl
     cut = any(test.of_tokenizer for test in report.tests)
     found = vocabulary.places.items()
     return {text: place for text, place in found if cut or place[0] not in vocabulary.only_cut}
-
-
-def embed(w: Weights, token: int, state: str, size: float = 1.0) -> None:
-    w.embd[token] = 0
-    w.embd[token, w.coordinate(CONST)] = size
-    w.embd[token, w.coordinate(state)] = size
 
 
 def write_answers(w: Weights, report: Report, vocabulary: Vocabulary, ids: dict[str, int]) -> None:

@@ -6,9 +6,10 @@ from harness.acid.shape import F64, Shape, eight_bits
 from harness.acid.vocabulary import FULL, SHORT
 from harness.acid.weights import CONST, TINY, Weights
 
-# elements that nothing else uses, in pairs of their own: the larger part of what is missing, and
-# the rest, for which eight bits are too few
-KEY_FILL, QUERY_FILL = (4, 5), (12, 13)
+# Elements that nothing else uses, in pairs of their own: the larger part of what is missing, and
+# the rest, for which eight bits are too few. Where an engine pairs otherwise, those of queries turn
+# with elements that no key uses.
+KEY_FILL, QUERY_FILL = (10, 11), (6, 7)
 QUERY_WEIGHT = 416.0  # queries are so many times as long as keys
 
 
@@ -28,9 +29,8 @@ class NormedHeads(Weights):
         for layer in range(self.shape.n_layer):
             for state in [name for name in self.at if name.startswith(("state:", "letter:"))]:
                 for head in range(self.shape.n_head):
-                    if (layer, head, state) in self.busy:
-                        place = ("q", layer, head, state)
-                        fill(self, self.q[layer, head], QUERY_FILL, length * QUERY_WEIGHT, place)
+                    place = ("q", layer, head, state)
+                    fill(self, self.q[layer, head], QUERY_FILL, length * QUERY_WEIGHT, place)
                 for head in range(self.shape.n_head_kv):
                     fill(self, self.k[layer, head], KEY_FILL, length, ("k", layer, head, state))
 

@@ -1,6 +1,7 @@
 """The vocabulary: bytes, the letters of the prompt, and the lines of the report, one token each."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,9 +65,9 @@ def role(letter: str) -> str:
     return f"letter:{letter}"
 
 
-def pieces(lines: Sequence[str]) -> list[str]:
+def pieces(lines: Sequence[str], more: Sequence[str] = (*MORE, PARSED)) -> list[str]:
     """lines: what each token of the report says, spaces as spaces. The ids are the places."""
-    head = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), SPACE, *LETTERS, *MORE, PARSED]
+    head = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), SPACE, *LETTERS, *more]
     return head + [line.replace(" ", SPACE) for line in lines]
 
 
@@ -78,10 +79,12 @@ def type_of(token: str) -> int:
     return BYTE if token.startswith("<0x") else NORMAL
 
 
-def llama_keys(lines: Sequence[str]) -> dict[str, tuple[str, Any]]:
+def llama_keys(
+    lines: Sequence[str], more: Sequence[str] = (*MORE, PARSED), prompt: str = PROMPT
+) -> dict[str, tuple[str, Any]]:
     """`tokenizer.ggml.*` of a SentencePiece vocabulary. No text is made of the report's tokens,
     because nothing is that is half of one."""
-    tokens = pieces(lines)
+    tokens = pieces(lines, more)
     types = [type_of(token) for token in tokens]
     ranked = [-float(max(0, i - len(SPECIAL) - 256)) for i in range(len(tokens))]
     scores = [SCORES.get(token, own) for token, own in zip(tokens, ranked, strict=True)]
@@ -96,7 +99,7 @@ def llama_keys(lines: Sequence[str]) -> dict[str, tuple[str, Any]]:
         "tokenizer.ggml.add_bos_token": ("BOOL", True),
         "tokenizer.ggml.add_eos_token": ("BOOL", False),
         "tokenizer.ggml.add_space_prefix": ("BOOL", True),
-        "tokenizer.chat_template": ("STR", PROMPT),
+        "tokenizer.chat_template": ("STR", prompt),
     }
 
 
@@ -120,4 +123,15 @@ SENTENCEPIECE = Vocabulary(
     only_cut=frozenset(state for state, _ in cut_states().values()),
     eos=2,
     keys=llama_keys,
+)
+
+# for models of which other things than the tokenizer are tested: from n on each letter is a token
+LETTER_PROMPT = "m" + "k" * 200 + "n" + "x" * 105 + "pqrs" + "xgx~"
+ONLY_LETTERS = Vocabulary(
+    prompt=LETTER_PROMPT,
+    n_prompt=len(LETTER_PROMPT) + 1,
+    tokens=tuple(pieces([], ())),
+    places=letter_states(),
+    eos=2,
+    keys=partial(llama_keys, more=(), prompt=LETTER_PROMPT),
 )

@@ -11,19 +11,21 @@ from harness.acid.vocabulary import BOS, Keys, Vocabulary
 
 FIRST, LAST, WORD = "<|first|>", "<|last|>", "<|word|>"  # BOS, EOS, one that users defined
 USER_DEFINED = 4  # token type of the GGUF specification
-# "abc": b and c merge first, and nothing is left for a; "12": one token where digits are not parted
-MERGES = ("b c", "a b", "1 2")
+SPACE = "\u0120"  # how a space is spelled
+# "abc": b and c merge first, and nothing is left for a; " 12": one token, or two where words of
+# digits have no space, or three where each digit is a word
+MERGES = ("b c", "a b", "1 2", f"{SPACE} 12")
 # é is two bytes, none of which has a merge, and in Latin-1 a third
-PIECES = ("abc", "12", "\u00e9", WORD)
-N_PIECES = 2 + 2 + 2 + 1  # tokens of them
+PIECES = ("abc", " 12", "\u00e9", WORD)
+# with BOS the tokens of the prompt are odd in number, for engines that take them in pairs
 PROMPT = "m" + "k" * 200 + "n" + "x" * 96 + "".join(f"{p}xx" for p in PIECES) + "pqrs" + "xgx" + "~"
 # what a test looks for, by the tokens that show it
 SHOWN: Mapping[str, tuple[str, ...]] = {
     "best-merge": ("bc",),
     "left-merge": ("ab",),
-    "no-merge": ("b",),
     "digits-apart": ("1",),
     "digits-together": ("12",),
+    "space-and-digits": (f"{SPACE}12",),
     "byte-of-utf-8": ("\u00c3",),
     "byte-of-latin-1": ("\u00e9",),
     "word": (WORD,),
@@ -47,9 +49,9 @@ def spell(text: str) -> str:
     return "".join(SPELLED[byte] for byte in text.encode())
 
 
-def places() -> Mapping[str, tuple[str, float]]:
+def places(letters: str) -> Mapping[str, tuple[str, float]]:
     """The letters as in any acid prompt, the beginning, and what shows how a text was cut."""
-    found = {letter: state for letter, state in letter_states().items() if letter in LETTERS}
+    found = {letter: state for letter, state in letter_states().items() if letter in letters}
     shown = {token: (role(name), 1.0) for name, tokens in SHOWN.items() for token in tokens}
     return {**found, FIRST: (BOS, 1.0), **shown}
 
@@ -78,8 +80,14 @@ class Bpe:
         return keys
 
 
-def vocabulary(pre: str) -> Vocabulary:
-    n_prompt = len(PROMPT) - len("".join(PIECES)) + N_PIECES
+def vocabulary(pre: str, n_digits: int, letters: str = LETTERS) -> Vocabulary:
+    """n_digits: how many tokens " 12" is cut into; letters: those that tests look for."""
+    n_prompt = len(PROMPT) - len("".join(PIECES)) + 2 + n_digits + 2 + 1
     return Vocabulary(
-        prompt=PROMPT, n_prompt=n_prompt, tokens=TOKENS, places=places(), eos=1, keys=Bpe(pre)
+        prompt=PROMPT,
+        n_prompt=n_prompt,
+        tokens=TOKENS,
+        places=places(letters),
+        eos=1,
+        keys=Bpe(pre),
     )

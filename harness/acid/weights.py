@@ -18,11 +18,13 @@ TINY = "tiny"  # of the short tokens that a report begins with, in place of the 
 # Elements of a head that turn so slowly that a report's length does not matter, whichever elements
 # an engine pairs. A query finds a key in one of them.
 SLOW_KEYS = (22, 20, 23, 21, 19, 26, 24, 27, 25, 18)
-ALONE_KEYS = (26, 24)  # with no other key in the same rotary pair
+# with no other key in the same rotary pair, where elements side by side turn together, or halves
+ALONE_KEYS = {False: (26, 24), True: (27, 25)}
 # What looks across the whole prompt has an element of the slowest pairs to itself.
 FAR_TOO, NOT_ITS_OWN, FAR = 28, 29, 31
 SINK = 30  # where a query that has nothing to measure finds the token that has no value
 SLOW_VALUES = tuple(range(31, 4, -1))
+ALWAYS = "always"  # a state, of heads that are never at rest
 Part = tuple[int, int]  # layer, element
 # What is measured is written that much smaller than a token's own coordinates, so that what one
 # test found, right or wrong, hardly shows in the length of its token, which others look at.
@@ -65,6 +67,12 @@ class Weights:
             raise ValueError(f"no coordinate is left for {name!r}: n_embd is {self.shape.n_embd}")
         return self.at.setdefault(name, len(self.at))
 
+    def embed(self, token: int, state: str, size: float = 1.0, base: str = CONST) -> None:
+        """The token is so much of a state, and of the constant or what it has in its place."""
+        self.embd[token] = 0
+        self.embd[token, self.coordinate(base)] = size
+        self.embd[token, self.coordinate(state)] = size
+
     # --- attention --------------------------------------------------------------------------
 
     def query(self, layer: int, head: int, element: int, state: str, score: float) -> None:
@@ -96,9 +104,11 @@ class Weights:
 
         alone: no other key lies in the same rotary pair, where a little of it would be seen.
         """
-        element = free(ALONE_KEYS, self.keys, [layer]) if alone else self.free_key(layer)
         if alone:
-            self.keys.add((layer, element + 1))
+            element = free(ALONE_KEYS[self.shape.halves], self.keys, [layer])
+            self.keys.add((layer, element ^ 1))
+        else:
+            element = self.free_key(layer)
         self.key(layer, element, parts)
         self.query(layer, 0, element, state, score)
 
@@ -140,11 +150,15 @@ class Weights:
         """place: layer, head and pair. The score of these keys, which lie d positions back, grows
         by score * cos(f * (d - distance))."""
         layer, head, pair = place
-        angle = self.shape.frequency(pair) * distance
+        angle = self.frequency(layer, pair) * distance
         first, second = self.shape.pair(pair)
         self.key(layer, first, keys)
         self.query(layer, head, first, state, score * float(np.cos(angle)))
         self.query(layer, head, second, state, -score * float(np.sin(angle)))
+
+    def frequency(self, layer: int, pair: int) -> float:
+        """Radians that a rotary pair turns from one position to the next."""
+        return self.shape.frequency(pair)
 
     def free_value(self, *layers: int) -> int:
         return free(SLOW_VALUES, self.values, layers)
@@ -160,7 +174,7 @@ class Weights:
             self.key(layer, SINK, target)
             for head in range(self.shape.n_head):
                 for state in places:
-                    if (layer, head, state) not in self.busy:
+                    if not {(layer, head, state), (layer, head, ALWAYS)} & self.busy:
                         self.query(layer, head, SINK, state, SCORE)
 
     def finish(self) -> None:
@@ -178,14 +192,18 @@ class Weights:
         last: bool = False,
     ) -> None:
         """One gated unit: act(gate) * up, written to coordinates with these factors."""
-        at = self.shape.n_ff - 1 if last else next(self.units[layer])
-        if at >= self.shape.n_ff - (not last):
-            raise ValueError(f"no unit is left in layer {layer}: n_ff is {self.shape.n_ff}")
+        at = self.free_unit(layer, last=last)
         for matrix, parts in ((self.gate, gate), (self.up, up)):
             for name, value in parts.items():
                 matrix[layer, at, self.coordinate(name)] = value / self.shape.unit
         for name, value in out.items():
             self.down[layer, self.coordinate(name), at] = value * SMALL
+
+    def free_unit(self, layer: int, *, last: bool = False) -> int:
+        at = self.shape.n_ff - 1 if last else next(self.units[layer])
+        if at >= self.shape.n_ff - (not last):
+            raise ValueError(f"no unit is left in layer {layer}: n_ff is {self.shape.n_ff}")
+        return at
 
 
 def free(elements: Sequence[int], used: Collection[Part], layers: Sequence[int]) -> int:

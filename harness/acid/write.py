@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from engine.errors import InvalidModel
-from harness.acid.architectures import ARCHITECTURES, architecture_named
+from harness.acid.architectures import ARCHITECTURES as ARCHITECTURES
+from harness.acid.architectures import architecture_named
+from harness.acid.architectures.base import PLAIN as PLAIN
 from harness.acid.build import weights_of
 from harness.acid.coded import FORMATS, format_named
 from harness.acid.report import report_for
@@ -16,7 +18,6 @@ from harness.acid.shape import F64, Shape, eight_bits
 from harness.acid.weights import Weights
 from harness.gguf_writer import Tensor, write_gguf
 
-PLAIN = {"F32": 0, "F16": 1, "BF16": 32}  # general.file_type
 TYPES = (*PLAIN, *FORMATS)
 OTHERS = "F16"  # of the matrices beside the one that has blocks
 DESCRIPTION = (
@@ -41,6 +42,8 @@ def check_known(arch: str, quant: str) -> None:
     ):
         if given not in known:
             raise InvalidModel(f"no acid model of {kind} {given!r} (known: {', '.join(known)})")
+    if quant not in (types := ARCHITECTURES[arch].types):
+        raise InvalidModel(f"no acid model of {arch} with {quant} (known: {', '.join(types)})")
 
 
 def metadata(arch: str, quant: str) -> dict[str, tuple[str, Any]]:

@@ -7,10 +7,11 @@ import pytest
 
 from engine.batch import Batch
 from engine.errors import EngineError
+from harness.acid.architectures import ARCHITECTURES
 from harness.acid.read import Reading, read_report
 from harness.acid.report import report_for
 from harness.acid.tokens import PROMPT
-from harness.acid.write import TYPES, write_acid
+from harness.acid.write import PLAIN, TYPES, write_acid
 from harness.catalogue.acid import SHORT, TOKENS
 from harness.environments import python_of
 from harness.quick import answer
@@ -61,6 +62,27 @@ def test_every_test_is_ok_in_other_versions(
     write_acid(tmp_path / "acid.gguf", quant=quant)
     reading = reading_of(tmp_path / "acid.gguf", preset, PROMPT, f"llama.cpp@{version}")
     assert (reading.code, reading.prompted, reading.complete) == (0, True, True)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_architecture_is_ok_in_llama_cpp(tmp_path: Path, arch: str, preset: str) -> None:
+    path, acid_prompt = tmp_path / "acid.gguf", ARCHITECTURES[arch].vocabulary.prompt
+    write_acid(path, arch)
+    for prompt in (acid_prompt, SHORT, ""):
+        reading = reading_of(path, preset, prompt)
+        assert (reading.code, reading.complete, reading.arch) == (0, True, arch)
+        assert reading.prompted is (prompt == acid_prompt)
+
+
+@pytest.mark.parametrize(
+    ("arch", "quant"),
+    [(arch, kind) for arch, own in ARCHITECTURES.items() for kind in own.types if kind in PLAIN],
+)
+def test_every_plain_type_of_an_architecture_is_ok(tmp_path: Path, arch: str, quant: str) -> None:
+    write_acid(tmp_path / "acid.gguf", arch, quant)
+    prompt = ARCHITECTURES[arch].vocabulary.prompt
+    assert reading_of(tmp_path / "acid.gguf", "default", prompt).code == 0
 
 
 def test_a_report_sampled_at_temperature_one_is_the_same(tmp_path: Path) -> None:

@@ -1,10 +1,15 @@
 """One file for each architecture that acid models are written of."""
 
 from harness.acid.architectures.base import Architecture
+from harness.acid.architectures.gemma3 import Gemma3
+from harness.acid.architectures.gpt2 import Gpt2
 from harness.acid.architectures.llama import Llama
+from harness.acid.architectures.llama_moe import LlamaMoe
 from harness.acid.architectures.qwen3 import Qwen3
 
-ARCHITECTURES: dict[str, Architecture] = {arch.name: arch for arch in (Llama(), Qwen3())}
+ARCHITECTURES: dict[str, Architecture] = {
+    arch.name: arch for arch in (Llama(), LlamaMoe(), Qwen3(), Gpt2(), Gemma3())
+}
 
 
 def architecture_named(name: str) -> Architecture:

@@ -10,6 +10,7 @@ from harness.acid.vocabulary import Keys, Vocabulary
 from harness.acid.weights import Weights
 
 Tests = tuple[type[Measurement], ...]
+PLAIN = {"F32": 0, "F16": 1, "BF16": 32}  # general.file_type of types without blocks
 
 
 class Architecture(ABC):
@@ -21,7 +22,9 @@ class Architecture(ABC):
     vocabulary: ClassVar[Vocabulary]
     prompted: ClassVar[Tests]  # tests that need the acid prompt; they come first
     usual: ClassVar[Tests]  # those for any prompt
-    has_blocks: ClassVar[bool] = True  # whether a matrix of a layer of its own can be quantised
+    # blocks are tested in one architecture: they are read alike in all
+    types: ClassVar[tuple[str, ...]] = tuple(PLAIN)
+    foundations: ClassVar[frozenset[str]] = frozenset()  # names of tests that all others rest on
 
     def make_weights(self, shape: Shape, n_vocab: int) -> Weights:
         return Weights(shape, n_vocab)

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from harness.acid.architectures.base import Architecture, Tests
+from harness.acid.architectures.base import PLAIN, Architecture, Tests
+from harness.acid.coded import FORMATS
 from harness.acid.measurements.feed_forward import GateAndUp, Layers, MatrixEdges, Silu
 from harness.acid.measurements.heads import KeyGroups, LayersCaches, ValueGroups
 from harness.acid.measurements.norms import (
@@ -92,6 +93,7 @@ class Llama(Architecture):
     shape = Shape()
     vocabulary = SENTENCEPIECE
     prompted, usual = (*PROMPTED, *TOKENIZER), USUAL
+    types = (*PLAIN, *FORMATS)
 
     def keys(self, s: Shape) -> Keys:
         return keys(s)

@@ -19,7 +19,7 @@ HEADS = llama.USUAL.index(SoftmaxDivided) + 1
 class Qwen3(Architecture):
     name = gguf = "qwen3"
     shape = Shape(halves=True)
-    vocabulary = vocabulary("qwen2")
+    vocabulary = vocabulary("qwen2", n_digits=3)
     prompted = (*llama.PROMPTED, Beginning, Merges, Bytes, Digits, UserDefined)
     usual = (*llama.USUAL[:HEADS], HeadNormWeights, QueryNorm, KeyNorm, *llama.USUAL[HEADS:])
 

@@ -11,6 +11,8 @@ from harness.acid.weights import Weights
 
 LEAD = 60.0  # logits between the right answer and the nearest wrong one: e^-60 at temperature 1
 Values = tuple[float, ...]
+Wrong = tuple[tuple[str, Values], ...]
+Names = tuple[str, ...]
 
 
 class Measurement(ABC):

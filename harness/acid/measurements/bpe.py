@@ -22,7 +22,7 @@ class Cut(Measurement):
     side: ClassVar[tuple[str, float]]  # an element of keys, and which sign of it is looked for
     radius = 7 * HALF_BF16
     reason = REASON
-    rests_on = ("prompt-end",)
+    rests_on: tuple[str, ...] = ("prompt-end", "positions-in-prompt", "far-64")
 
     def build(self, w: Weights, at: Place) -> None:
         name, sign = self.side
@@ -40,12 +40,12 @@ class Merges(Cut):
     name = "bpe-merges"
     sees = "tokens are merged, the pair with the best rank first"
     side = ("words", 1.0)
-    shown: ClassVar = {"best-merge": (1.0, 0.0), "left-merge": (0.0, 1.0), "no-merge": (-1.0, 0.0)}
+    shown: ClassVar = {"best-merge": (1.0, 0.0), "left-merge": (0.0, 1.0)}
     right = (1.0, 0.0)
     wrong = (
         ("from left to right, or by length", (0.0, 1.0)),
-        ("nothing is merged", (-1.0, 0.0)),
-        ("", (0.0, 0.0)),
+        ("nothing is merged", (0.0, 0.0)),
+        ("too low", (-1.0, 0.0)),
     )
     catches = ("merges-from-left", "merges-unread")
 
@@ -66,32 +66,34 @@ class Bytes(Cut):
 
 
 class Digits(Cut):
-    """A merge makes a token of 1 and 2, if nothing parts them before."""
+    """Merges make one token of a space, 1 and 2, if nothing parts them before."""
 
     name = "bpe-pre-tokenizer"
-    sees = "tokenizer.ggml.pre: each digit is a word, so that a merge of two is not made"
+    sees = "tokenizer.ggml.pre: each digit is a word, so that no merge of two is made"
     side = ("signs", 1.0)
-    shown: ClassVar = {"digits-apart": (1.0,), "digits-together": (-1.0,)}
-    right = (1.0,)
-    wrong = (
-        ("digits stay together", (-1.0,)),
-        ("no digits", (0.0,)),
-        ("too large", (2.0,)),
+    shown: ClassVar = {
+        "digits-apart": (1.0, 0.0),
+        "digits-together": (0.0, 1.0),
+        "space-and-digits": (-1.0, 0.0),
+    }
+    right = (1.0, 0.0)
+    wrong: tuple[tuple[str, tuple[float, ...]], ...] = (
+        ("two digits are a word", (0.0, 1.0)),
+        ("a space and digits are a word", (-1.0, 0.0)),
+        ("", (0.0, 0.0)),
     )
-    catches = ("default-pre-tokenizer",)
+    catches: tuple[str, ...] = ("default-pre-tokenizer",)
 
 
-class DigitsTogether(Digits):
-    """A merge makes a token of 1 and 2, and nothing parts them before."""
-
-    sees = "tokenizer.ggml.pre: digits are one word, so that two of them are merged"
-    right = (-1.0,)
+class SpaceAndDigits(Digits):
+    sees = "tokenizer.ggml.pre: a space and the digits behind it are one word"
+    right = (-1.0, 0.0)
     wrong = (
-        ("each digit is a word", (1.0,)),
-        ("no digits", (0.0,)),
-        ("too low", (-2.0,)),
+        ("two digits are a word", (0.0, 1.0)),
+        ("each digit is a word", (1.0, 0.0)),
+        ("", (0.0, 0.0)),
     )
-    catches = ()
+    rests_on = ("bpe-merges", *Cut.rests_on)
 
 
 class UserDefined(Cut):
@@ -124,9 +126,18 @@ class Beginning(Measurement):
     radius = 7 * HALF_BF16
     reason = REASON
     catches = ("bos-missing", "bos-doubled")
-    rests_on = ("far-256",)
+    rests_on = ("far-256", "positions-in-prompt", "rope-base")
+
+    size = 1.0  # by which BOS is shorter than others, behind a norm
 
     def build(self, w: Weights, at: Place) -> None:
-        both = {BOS: 1.0, role("m"): 1.0}
+        both = {BOS: 1 / self.size, role("m"): 1.0}
         w.turn((0, 0, BOTH), at.state, both, at.behind_start - 0.5, ABOVE)
-        w.read(0, {BOS: 1.0}, at.value())
+        w.read(0, {BOS: 1 / self.size}, at.value())
+
+
+class FirstBeginning(Beginning):
+    """BOS and the prompt's first letter have the same score, though BOS is longer, by the mark of
+    row 0 of position_embd: a half each."""
+
+    size = 0.8649  # 1 / sqrt(6.5 / 96 + 1 / 64), of 4

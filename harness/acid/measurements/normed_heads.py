@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from harness.acid.measurements.base import Measurement, Place
+from harness.acid.measurements.base import Measurement, Names, Place, Values, Wrong
 from harness.acid.measurements.feed_forward import HALF_BF16
 from harness.acid.normed_heads import NormedHeads
 from harness.acid.weights import Weights
@@ -27,11 +27,11 @@ class HeadNorm(Measurement):
 
     radius = 9 * HALF_BF16
     reason = "scores within 2^-8 of 1.4, and seven roundings to BF16"
-    rests_on = ("head-norm-weights",)
+    rests_on: Names = ("head-norm-weights", "attention-scale", "rope-base", "kv-heads-of-keys")
 
     def look_for_two(self, w: Weights, at: Place, layer: int, pair: int, heads: int) -> None:
         assert isinstance(w, NormedHeads), "an architecture whose heads are normed"
-        element, value = w.shape.pair(pair)[0], w.free_value(layer)
+        element, value = w.shape.pair(pair)[1], w.free_value(layer)
         w.key(layer, element, {at.before(3): 1.0, at.before(4): LESS})
         w.value(layer, value, {at.before(3): 1.0})
         for i, head in enumerate((0, heads)):
@@ -45,14 +45,14 @@ class QueryNorm(HeadNorm):
     name = "query-norm"
     sees = "the query of each head is divided by its own root mean square"
     where = "layer 0, heads 0 and 1, attn_q_norm"
-    right = (share(apart(0.03162, 1)),) * 2
-    wrong = (
+    right: Values = (share(apart(0.03162, 1)),) * 2
+    wrong: Wrong = (
         ("queries are not normed", (right[0], 1.0)),
         ("heads are normed together", (share(apart(0.03162, 1 / 4)), share(apart(0.03162, 2)))),
         ("scores too large", (1.0, 1.0)),
         ("scores too small", (0.5, 0.5)),
     )
-    catches = ("query-norm-missing", "head-norms-missing", "heads-normed-together")
+    catches: Names = ("query-norm-missing", "head-norms-missing", "heads-normed-together")
 
     def build(self, w: Weights, at: Place) -> None:
         self.look_for_two(w, at, 0, 8, 1)
@@ -83,8 +83,9 @@ class KeyNorm(HeadNorm):
 
 class HeadNormWeights(Measurement):
     """A query in the second element of pair 0 and a key in the first meet by turning, two steps
-    apart. The weights of the norms are 4 and 4 there, and 1/4 in the other two elements: 160 is
-    scored, and 10 with both weights before the turn. Another token has 80 for head 0, 20 for 1."""
+    apart. The weights of the norms are 4 and 4 there, and 1/4 in the other two elements: 320 is
+    scored, 20 where they come behind the turn, and 1.25 exchanged. Another token has 100 for head
+    0, and 8 for 1."""
 
     name = "head-norm-weights"
     sees = "normed queries and keys are multiplied by attn_q_norm and attn_k_norm, and turned then"
@@ -98,8 +99,13 @@ class HeadNormWeights(Measurement):
     )
     radius = 7 * HALF_BF16
     reason = "a weight of attention within exp(-10) of one, and seven roundings to BF16"
-    catches = ("head-norms-exchanged", "head-norm-after-rope")
-    rests_on = ("newest-token",)
+    catches = (
+        "head-norms-exchanged",
+        "head-norm-after-rope",
+        "norm-without-weight",
+        "weight-before-norm",
+    )
+    rests_on = ("newest-token", "query-norm", "key-norm", "rope-pairing")
 
     def build(self, w: Weights, at: Place) -> None:
         assert isinstance(w, NormedHeads)
@@ -113,8 +119,8 @@ class HeadNormWeights(Measurement):
         w.key(1, element, {other: 1.0})
         w.value(1, value, {target: 1.0})
         # the norm's own weights make sixteen times as much of it
-        meets = 10.0 / float(np.sin(2 * w.shape.frequency(0)))
-        for head, score in enumerate((80.0, 20.0)):
+        meets = 20.0 / float(np.sin(2 * w.frequency(1, 0)))
+        for head, score in enumerate((100.0, 8.0)):
             w.query(1, head, second, at.state, -meets)
             w.query(1, head, element, at.state, score)
             w.out(1, head, value, at.value(head))

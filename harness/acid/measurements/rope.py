@@ -3,7 +3,7 @@
 Only a few tokens of the report are looked at, so which of them is found tells mistakes apart.
 """
 
-from harness.acid.measurements.base import Measurement, Place
+from harness.acid.measurements.base import Measurement, Names, Place, Wrong
 from harness.acid.measurements.feed_forward import HALF_BF16
 from harness.acid.weights import Weights
 
@@ -72,18 +72,18 @@ class Base(Rope):
     layer, turns, score = 0, 4, 100.0
     distances = (9, 16, 3)
     right = (1.0, 0.0, 0.0)
-    wrong = (
+    wrong: Wrong = (
         ("turns too slowly: 10000 taken for 1000?", (0.0, 1.0, 0.0)),
         ("turns too fast", (0.0, 0.0, 1.0)),
         ("", (0.0, 0.0, 0.0)),
     )
-    catches = (
+    catches: Names = (
         "rope-base-of-llama3",
         "rope-exponent-halved",
         "rope-exponent-from-one",
         "rope-half-the-head",
     )
-    rests_on = ("rope-pairing",)
+    rests_on: Names = ("rope-pairing",)
 
 
 class SlowPairs(Rope):
