@@ -10,6 +10,7 @@ from typing import Any
 from engine.errors import EngineError
 from engine.gguf_file import GgufFile
 from engine.ops.ggml.base import has_meaning
+from golden.acid_models import regenerate_acid
 from golden.fetch import PREFIX
 from golden.manifest import NAME, Entry, read_manifest
 from golden.models import model_row
@@ -57,7 +58,11 @@ def regenerate(
     except NoAnswer as error:
         raise BrokenGolden(f"no goldens were written: {error.summary}") from error
     kept = {e.path for e in old if models or e.model is not None}
-    return write(root, old, made, kept, progress)
+    changed = write(root, old, made, kept, progress)
+    if root == DEFAULT_ROOT and not models:
+        progress("acid models")
+        changed += regenerate_acid()
+    return changed
 
 
 def of_builtin(oracle: str, progress: Progress) -> Iterator[Made]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from golden.acid_models import bytes_held, problems_of
 from golden.load import checked_bytes, documents, load_vectors
 from golden.manifest import NAME, Entry, read_manifest
 from golden.models import hash_of
@@ -30,8 +31,11 @@ def verify(root: Path = DEFAULT_ROOT) -> list[Problem]:
     except BrokenGolden as error:
         text = f"{error}; restore the folder, or write it anew with `lockstep golden regen`"
         return [Problem(path=NAME, text=text)]
-    too_large = whole(entries) if root == DEFAULT_ROOT else ()
-    return [*files(root, entries), *orphans(root, entries), *too_large]
+    found = [*files(root, entries), *orphans(root, entries)]
+    if root == DEFAULT_ROOT:
+        acid = [Problem(path=f"acid/{name}", text=text) for name, text in problems_of()]
+        found += [*acid, *(() if acid else whole(entries))]
+    return found
 
 
 def files(root: Path, entries: Sequence[Entry]) -> Iterator[Problem]:
@@ -81,7 +85,7 @@ def orphans(root: Path, entries: Sequence[Entry]) -> Iterator[Problem]:
 
 def whole(entries: Sequence[Entry]) -> Iterator[Problem]:
     """Of what ships; of a user's models each has a limit of its own."""
-    total = sum(entry.bytes for entry in entries)
+    total = sum(entry.bytes for entry in entries) + bytes_held()
     if total > MAX_TOTAL:
         text = f"the vectors take {total:,} bytes, more than the {MAX_TOTAL:,} allowed; drop some"
         yield Problem(path=NAME, text=text)

@@ -80,6 +80,7 @@ class Plan:
     seed: int = 0
     time_limit: float = 300.0  # seconds for one answer, and for a start
     memory_limit: int = 8 << 30
+    optional: bool = False  # one of many that are made for any engine, which need not take it
     command: str = ""  # the options that make this plan, for the command that repeats it
 
 

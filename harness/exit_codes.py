@@ -6,11 +6,13 @@ from harness.records import BOTH, Verdict
 
 
 def exit_code_of_run(verdicts: Sequence[Verdict]) -> int:
-    """The worst of its models': one of which nothing was compared does not hide among others."""
+    """The worst of its models': one of which nothing was compared does not hide among others,
+    unless it is one that the engine need not take."""
     cases: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         cases.setdefault(verdict.case, []).append(verdict)
-    codes = {exit_code(same) for same in cases.values()} or {3}
+    taken = [same for same in cases.values() if not all(v.detail.get("optional") for v in same)]
+    codes = {exit_code(same) for same in taken} or {3}
     return next(code for code in (1, 2, 3, 0) if code in codes)
 
 

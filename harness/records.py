@@ -222,6 +222,7 @@ class Crashed:
 
     message: str
     log: tuple[str, ...] = ()  # the last lines that it logged
+    said: bool = False  # it said so itself: an exception, and no death
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

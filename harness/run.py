@@ -43,6 +43,7 @@ from harness.records import EngineInfo, Status, Verdict
 from harness.report.header import header
 from harness.report.jsonl import ReportWriter
 from harness.runner import is_outside
+from harness.suites.acid import says_that_it_cannot
 from harness.suites.base import NoAnswer, patient
 from harness.synth.builtin import BUILTIN
 from harness.synth.llama import write_llama
@@ -229,14 +230,34 @@ class CheckRun:
 
 def check_one(plan: Plan, say: Say) -> None:
     """Says what it does as text, then who the engines are, then each verdict."""
-    opened = opened_for(plan, say)
+    try:
+        opened = opened_for(plan, say)
+    except (BadInput, NoAnswer) as error:
+        says_so = isinstance(error, BadInput) or says_that_it_cannot(error)
+        if not (plan.optional and says_so):
+            raise
+        say(not_taken(plan, str(error)))
+        return
     try:
         say(opened.engines)
         opened.context.black_box = partial(checked, plan)
         for verdict in run_suites(opened.context, plan.suites):
-            say(verdict)
+            refused = plan.optional and verdict.detail.get("refused")
+            say(not_taken(plan, verdict.summary) if refused else verdict)
     finally:
         opened.close()
+
+
+def not_taken(plan: Plan, why: str) -> Verdict:
+    """Of a model that an engine need not take: it is said, and spoils nothing."""
+    return Verdict(
+        suite=plan.suites[0],
+        case=plan.case,
+        status="not-applicable",
+        summary=why,
+        detail={"optional": True},
+        repro=f"lockstep check {plan.command} --suite {plan.suites[0]}",
+    )
 
 
 def opened_for(plan: Plan, say: Say) -> Opened:

@@ -181,7 +181,7 @@ def outcome_of(answer: Any) -> Outcome:
         }:
             return Unanswerable(message=message, of_model=of_model, declared=declared)
         case {"kind": "crashed", "message": str(message)}:
-            return Crashed(message=message)
+            return Crashed(message=message, said=True)
         case {"kind": "malformed", "message": str(message)}:
             return Malformed(message=message)
     raise WireError("an answer must be a value, a refusal or a crash")

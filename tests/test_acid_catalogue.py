@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.acid.architectures import ARCHITECTURES
 from harness.acid.coded import FORMATS
 from harness.acid.report import report_for
 from harness.acid.write import write_acid
@@ -17,22 +18,63 @@ from harness.catalogue.acid import Seen, covered_by, table, try_engine
 SOME = slice(None, None, 1 if os.environ.get("LOCKSTEP_ACID_ALL") else 9)
 
 
-def tried(kind: str, folder: Path, prefix: str = "") -> list[Seen]:
-    path, report = folder / "acid.gguf", report_for("llama", kind)
-    write_acid(path, quant=kind)
+# engines whose mistake the graph of an architecture has no place for
+WITHOUT = {
+    # which of its norms is the last is counted for llama's two in a layer
+    "qwen3": ("last-norm-missing", "last-norm-of-prompts-only"),
+    # so it is of gemma3; the scale is in the queries; the engine that keeps the last key has no
+    # caches of windows
+    "gemma3": (
+        "last-norm-missing",
+        "last-norm-of-prompts-only",
+        "attention-scale-squared",
+        "missing-scale",
+        "cache-keeps-last",
+    ),
+    # there is one ffn_gate for each expert, under another name
+    "llama-moe": ("gate-and-up-by-order",),
+    # they are of RMS norms
+    "gpt2": (
+        "norm-without-weight",
+        "weight-before-norm",
+        "last-norm-missing",
+        "last-norm-of-prompts-only",
+    ),
+}
+
+
+# mistakes of which no report comes: gemma3 reads every answer through norms and what layers write
+NO_REPORT = {
+    "gemma3": ("norm-without-weight", "last-norm-of-a-layer", "cache-keys-for-values"),
+}
+
+
+def tried(kind: str, folder: Path, prefix: str = "", arch: str = "llama") -> list[Seen]:
+    path, report = folder / "acid.gguf", report_for(arch, kind)
+    write_acid(path, arch, kind)
     engines = covered_by([test for test in report.tests if test.name.startswith(prefix)])
+    engines = [
+        name for name in engines if name.removeprefix("mutant:") not in WITHOUT.get(arch, ())
+    ]
     return [try_engine(name, path, report) for name in engines[SOME]]
 
 
-def check(seen: list[Seen]) -> None:
+def check(seen: list[Seen], arch: str = "llama") -> None:
     sys.stdout.write("\n".join(("", *table(seen), "")))
     kept, lost = (sum(len(getattr(each, what)) for each in seen) for what in ("kept", "lost"))
-    assert [each.engine for each in seen if not each.named] == []
+    missed = [each for each in seen if not each.named]
+    assert not any(each.complete for each in missed)
+    assert {each.engine.removeprefix("mutant:") for each in missed} <= {*NO_REPORT.get(arch, ())}
     assert kept >= 0.95 * (kept + lost)
 
 
 def test_covered_mistakes_are_named_and_other_tests_stay_ok(tmp_path: Path) -> None:
     check(tried("F32", tmp_path))
+
+
+@pytest.mark.parametrize("arch", [arch for arch in ARCHITECTURES if arch != "llama"])
+def test_mistakes_of_other_architectures_are_named(arch: str, tmp_path: Path) -> None:
+    check(tried("F32", tmp_path, arch=arch), arch)
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -2,67 +2,63 @@
 
 import numpy as np
 
+from harness.acid.architectures.base import Architecture
 from harness.acid.measurements.base import Answer, Measurement, Place, state_of, value_of
-from harness.acid.report import END, ENDED, FULL, LAST, SHORT, Report
+from harness.acid.report import END, Report
 from harness.acid.shape import Shape, eight_bits
-from harness.acid.tokens import LETTERS, pieces, role
+from harness.acid.vocabulary import ASKED, BOS, ENDED, FULL, LAST, SHORT, START, Vocabulary
 from harness.acid.weights import CONST, EDGE, EDGE_STATE, SMALL, TINY, Weights
 
-START, ASKED = "state:start", "state:asked"  # of any token, and of the last one of the acid prompt
-EOS = 2
 STATE = 3600.0  # logits by which the answers of a state lead those of all others
 SURE = 8.0
-LONG = 4.0  # how long the letter g is
 
 
-def weights_of(report: Report, shape: Shape) -> Weights:
-    lines = report.lines()
-    tokens = pieces([])
-    w = Weights(shape, len(tokens) + len(lines))
-    ids = {line: len(tokens) + i for i, line in enumerate(lines)}
-    write_tokens(w, report, ids)
+def weights_of(report: Report, arch: Architecture, shape: Shape) -> Weights:
+    lines, vocabulary = report.lines(), arch.vocabulary
+    n_plain = len(vocabulary.tokens)
+    w = arch.make_weights(shape, n_plain + len(lines))
+    ids = {line: n_plain + i for i, line in enumerate(lines)}
+    write_tokens(w, report, vocabulary, ids)
     for test in report.tests:
         order = (*report.prompted, *report.usual)
-        test.build(w, Place(test, order))
-    w.sink([START, FULL, SHORT, ENDED, *map(state_of, report.tests)], {START: 1.0})
-    write_answers(w, report, ids)
+        test.build(w, Place(test, order, vocabulary))
+    firsts = {name: 1.0 for name in (START, BOS) if name in w.at}
+    w.sink([START, FULL, SHORT, ENDED, *map(state_of, report.tests)], firsts)
+    write_answers(w, report, vocabulary, ids)
+    w.finish()
     return w
 
 
-def write_tokens(w: Weights, report: Report, ids: dict[str, int]) -> None:
+def write_tokens(w: Weights, report: Report, vocabulary: Vocabulary, ids: dict[str, int]) -> None:
     """Each token: the constant, and the state in which it leaves the model."""
     first = state_of(report.prompted[0]) if report.prompted else state_of(report.usual[0])
     w.embd[:] = 0
     for token in range(min(ids.values())):
-        embed(w, token, START)
-    plain = pieces([])
-    for letter in LETTERS:
-        if letter != "x":
-            state = ASKED if letter == "~" else role(letter)
-            embed(w, plain.index(letter), state, LONG if letter == "g" else 1.0)
+        w.embed(token, START)
+    for text, (state, size) in places_in(report, vocabulary).items():
+        w.embed(vocabulary.tokens.index(text), state, size)
     for (short_token, second), state, after in (
         (report.full_start, FULL, first),
         (report.short_start, SHORT, state_of(report.usual[0])),
     ):
-        embed(w, ids[short_token], TINY, w.shape.tiny)
-        w.embd[ids[short_token], w.coordinate(state)] = w.shape.tiny
-        w.embd[ids[short_token], w.coordinate(CONST)] = 0
-        embed(w, ids[second], after)
-    embed(w, ids[END], LAST)
+        w.embed(ids[short_token], state, w.shape.tiny, TINY)
+        w.embed(ids[second], after)
+    w.embed(ids[END], LAST)
     for test, answers in report.answers(1.0):
         for answer in answers:
-            embed(w, ids[answer.text], report.next_state(test))
+            w.embed(ids[answer.text], report.next_state(test))
             if report.next_state(test) == EDGE_STATE:
                 w.embd[ids[answer.text], w.coordinate(EDGE)] = 1.0
 
 
-def embed(w: Weights, token: int, state: str, size: float = 1.0) -> None:
-    w.embd[token] = 0
-    w.embd[token, w.coordinate(CONST)] = size
-    w.embd[token, w.coordinate(state)] = size
+def places_in(report: Report, vocabulary: Vocabulary) -> dict[str, tuple[str, float]]:
+    """Of the tokens that have a state of their own in the model of this report."""
+    cut = any(test.of_tokenizer for test in report.tests)
+    found = vocabulary.places.items()
+    return {text: place for text, place in found if cut or place[0] not in vocabulary.only_cut}
 
 
-def write_answers(w: Weights, report: Report, ids: dict[str, int]) -> None:
+def write_answers(w: Weights, report: Report, vocabulary: Vocabulary, ids: dict[str, int]) -> None:
     for state, line in (
         (START, report.short_start[0]),
         (ASKED, report.full_start[0]),
@@ -73,9 +69,10 @@ def write_answers(w: Weights, report: Report, ids: dict[str, int]) -> None:
         # short tokens have nothing else to go by, and what is written to them is long beside them
         lead = SURE * STATE if state in (FULL, SHORT) else STATE
         w.head[ids[line], w.coordinate(state)] = lead / w.shape.unit
-    for letter in LETTERS.replace("x", "").strip("~"):  # a prompt may end in one
-        w.head[ids[report.short_start[0]], w.coordinate(role(letter))] = STATE / w.shape.unit
-    w.head[EOS, w.coordinate(LAST)] = STATE / w.shape.unit
+    for state, _ in places_in(report, vocabulary).values():  # a prompt may end in one
+        if state != ASKED:
+            w.head[ids[report.short_start[0]], w.coordinate(state)] = STATE / w.shape.unit
+    w.head[vocabulary.eos, w.coordinate(LAST)] = STATE / w.shape.unit
     for test, answers in report.answers(SMALL * unit_at_the_end(w, report)):
         for answer in answers:
             write_answer(w, ids[answer.text], test, answer)

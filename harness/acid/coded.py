@@ -118,7 +118,7 @@ FORMATS: Mapping[str, Coded] = {
     "IQ4_NL": small(
         {"d": 2.0**-7, "qs": 0xBB},
         nibbles=Part({"qs": ALL}, ("iq4-nl-nibbles-in-order",)),
-        scale_and_code_book=Part({"d": HALF}, ("iq4-nl-linear",)),
+        code_book=Part({"d": HALF}, ("iq4-nl-linear",)),
     ),
     "MXFP4": small(
         {"e": 124, "qs": 0x55},

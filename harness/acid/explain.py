@@ -6,6 +6,11 @@ from harness.acid.measurements.base import Measurement, honest_lead, room
 from harness.acid.read import Read, Reading, known_report
 from harness.acid.report import Report
 
+LOST = (
+    "each of these is likely a NO whose words were lost: some programs leave long tokens out "
+    "(llama-cpp-python those of more than 32 bytes)"
+)
+
 
 def explain(reading: Reading) -> Iterator[str]:
     """What a report says, and where to begin: with what rests on nothing else that is wrong."""
@@ -34,6 +39,8 @@ def explain_no(answer: Read, test: Measurement) -> Iterator[str]:
 def what_is_missing(reading: Reading, n_prompted: int) -> Iterator[str]:
     if reading.missing:
         yield f"not in the report: {', '.join(reading.missing)}"
+        if reading.ended:
+            yield f"  {LOST}"
     if not reading.ended:
         yield "the report does not end: let the engine write 64 tokens or more"
     if not reading.prompted:

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 
 from harness.acid.measurements.base import Measurement, answers_of
 from harness.acid.report import END, VERSION, Report, report_for
+from harness.acid.tokens import SPACE
 
 LONGEST = 1 << 22  # characters that are looked at
 COLOURS = re.compile(r"\x1b\[[0-9;]{0,16}m")
 TITLE = re.compile(r"acid (\d{1,4}) ([a-z0-9-]{1,32}) ([A-Z0-9_]{1,16})([:,])")
+
+NAME = re.compile(r"lockstep acid (\d{1,4}) ([a-z0-9-]{1,32}) ([A-Z0-9_]{1,16})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +80,17 @@ def read_report(text: str) -> Reading:
     )
 
 
+def report_named(name: str) -> Report | None:
+    """Of a model by its `general.name`; None: it is no acid model, or one of another version."""
+    found = NAME.fullmatch(name)
+    if found is None or int(found[1]) != VERSION:
+        return None
+    return known_report(found[2], found[3])
+
+
 def known_report(arch: str, quant: str) -> Report | None:
-    from harness.acid.write import ARCHITECTURES, TYPES
+    from harness.acid.architectures import ARCHITECTURES
+    from harness.acid.write import TYPES
 
     return report_for(arch, quant) if arch in ARCHITECTURES and quant in TYPES else None
 
@@ -97,4 +109,6 @@ def answer_in(text: str, test: Measurement) -> Read | None:
 def no_title(text: str) -> str:
     if not text.strip():
         return "the text is empty"
+    if TITLE.search(text.replace(SPACE, " ")):
+        return f"the report is written with {SPACE!a} for spaces: tokens are decoded as stored"
     return f"no report in this text: no line begins with 'acid {VERSION} ARCH TYPE'"

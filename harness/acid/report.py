@@ -6,66 +6,11 @@ Each token's own state chooses what is written next: only what is measured is to
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.acid.architectures import architecture_named
 from harness.acid.measurements.base import Answer, Measurement, answers_of, state_of
-from harness.acid.measurements.feed_forward import GateAndUp, Layers, MatrixEdges, Silu
 from harness.acid.measurements.formats import tests_of_format
-from harness.acid.measurements.heads import KeyGroups, LayersCaches, ValueGroups
-from harness.acid.measurements.norms import (
-    AttnNormWeight,
-    FfnNormWeight,
-    NormCentred,
-    NormEps,
-    OutputNormWeight,
-)
-from harness.acid.measurements.prompt import (
-    CausalMask,
-    EachTokensNorm,
-    Far64,
-    Far256,
-    PromptEnd,
-    PromptPositions,
-)
-from harness.acid.measurements.rope import Base, Pairing, SlowPairs, ValuesStay
-from harness.acid.measurements.scores import (
-    EarlierToken,
-    NewestToken,
-    Scale,
-    Softmax,
-    SoftmaxDivided,
-)
+from harness.acid.vocabulary import ENDED
 
-PROMPTED: tuple[type[Measurement], ...] = (
-    PromptEnd,
-    PromptPositions,
-    Far64,
-    Far256,
-    CausalMask,
-    EachTokensNorm,
-)
-# those that look far back come last: they find earlier lines of the report
-USUAL: tuple[type[Measurement], ...] = (
-    Silu,
-    GateAndUp,
-    Layers,
-    MatrixEdges,
-    NormCentred,
-    FfnNormWeight,
-    OutputNormWeight,
-    NewestToken,
-    EarlierToken,
-    NormEps,
-    AttnNormWeight,
-    Scale,
-    Softmax,
-    SoftmaxDivided,
-    ValueGroups,
-    KeyGroups,
-    LayersCaches,
-    ValuesStay,
-    Pairing,
-    Base,
-    SlowPairs,
-)
 VERSION = 1
 END = " end of the acid report\n"
 
@@ -86,6 +31,11 @@ class Report:
     @property
     def title(self) -> str:
         return f"acid {VERSION} {self.arch} {self.quant}"
+
+    @property
+    def prompt(self) -> str:
+        """The acid prompt."""
+        return architecture_named(self.arch).vocabulary.prompt
 
     @property
     def full_start(self) -> tuple[str, str]:
@@ -114,11 +64,10 @@ class Report:
         return state_of(after[0]) if after else ENDED
 
 
-FULL, SHORT, ENDED, LAST = "state:full", "state:short", "state:ended", "state:last"
-
-
 def report_for(arch: str, quant: str) -> Report:
-    return Report(arch, quant, instances(PROMPTED), instances(USUAL) + tests_of_format(quant))
+    own, blocks = architecture_named(arch), tests_of_format(quant)
+    prompted = [test for test in own.prompted if not (blocks and test.of_tokenizer)]
+    return Report(arch, quant, instances(prompted), instances(own.usual) + blocks)
 
 
 def instances(classes: Sequence[type[Measurement]]) -> tuple[Measurement, ...]:

@@ -12,23 +12,26 @@ F64 = NDArray[np.float64]
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """In ggml's names. Every token is as long as the constant and one state, both 1, so that a
-    normalised 1 is sqrt(n_embd / 2)."""
+    normalised 1 is sqrt(n_embd / 2); `squares` where it has more, with eps for each element."""
 
     n_embd: int = 128
     n_layer: int = 2
     n_head: int = 4
     n_head_kv: int = 2
     n_embd_head: int = 32
+    squares: float = 2.0
     n_ff: int = 32
     eps: float = 1e-5
     rope_base: float = 1000.0  # no engine's default: who ignores the key is seen
     n_ctx: int = 1024
-    halves: bool = False  # which elements of a head turn together
+    n_expert: int = 0
+    n_expert_used: int = 0
+    halves: bool = False  # elements half a head apart turn together, in the file
 
     @property
     def unit(self) -> float:
-        """What the constant is behind a norm: 8."""
-        return float(np.sqrt(self.n_embd / 2))
+        """What the constant is behind a norm: 8 in most."""
+        return float(np.sqrt(self.n_embd / self.squares))
 
     @property
     def group(self) -> int:
@@ -40,9 +43,16 @@ class Shape:
         """A token so short that eps is half of what its norm divides by."""
         return float(np.sqrt(self.eps * self.n_embd / 2))
 
-    def pair(self, i: int) -> tuple[int, int]:
-        """The elements of a rotary pair."""
-        return (i, i + self.n_embd_head // 2) if self.halves else (2 * i, 2 * i + 1)
+    @staticmethod
+    def pair(i: int) -> tuple[int, int]:
+        """The elements of a rotary pair while weights are built."""
+        return 2 * i, 2 * i + 1
+
+    @property
+    def order(self) -> list[int]:
+        """Which element of a head, as weights are built, comes to lie at each place of the file."""
+        n = self.n_embd_head
+        return [*range(0, n, 2), *range(1, n, 2)] if self.halves else list(range(n))
 
     def frequency(self, pair: int) -> float:
         """Radians that a rotary pair turns from one position to the next."""

@@ -31,12 +31,35 @@ REASONS = (
         "what is not finite makes every token NaN: there is no report",
     ),
     (
+        "texts of special tokens taken for these tokens where they are not asked for, or the other "
+        "way round",
+        "what is right depends on how a text is given; the report says which it was",
+    ),
+    (
+        "the end of a text cut off, a text that ends at a NUL, incomplete characters not written, "
+        "a space written before a text",
+        "the prompt ends in the letter that asks, has no NUL, and every token of a report is whole "
+        "characters; a space before it is none of the report",
+    ),
+    (
         "races and rows beyond a tile",
         "they show now and then, in whatever test is running",
     ),
     (
-        "frequency factors, linear and YaRN scaling, windows, soft caps, sinks, biases, norms of "
-        "heads, experts, latent attention, recurrent states, tokenizers",
+        "a GELU by erf, the variance of a layer norm divided by n - 1, a router in BF16",
+        "they differ by less than the margin that honest engines need",
+    ),
+    (
+        "the bias of keys",
+        "without rotary positions it adds the same to every score, which a softmax does not see",
+    ),
+    (
+        "a prompt of more than one batch in layers with a window, and cells of a window used again",
+        "what was forgotten is not looked at; how a prompt is split is the engine's choice",
+    ),
+    (
+        "frequency factors, linear and YaRN scaling, soft caps, sinks, biases of heads apart, "
+        "shared experts, latent attention, recurrent states, tokenizers of other kinds",
         "no acid model of theirs is written yet",
     ),
 )

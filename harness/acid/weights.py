@@ -17,12 +17,14 @@ EDGE, EDGE_STATE = "edge", "state:matrix-edges"
 TINY = "tiny"  # of the short tokens that a report begins with, in place of the constant
 # Elements of a head that turn so slowly that a report's length does not matter, whichever elements
 # an engine pairs. A query finds a key in one of them.
-SLOW_KEYS = (22, 20, 23, 21, 19, 26, 24, 27, 25)
-ALONE_KEYS = (26, 24)  # with no other key in the same rotary pair
+SLOW_KEYS = (22, 20, 23, 21, 19, 26, 24, 27, 25, 18)
+# with no other key in the same rotary pair, where elements side by side turn together, or halves
+ALONE_KEYS = {False: (26, 24), True: (27, 25)}
 # What looks across the whole prompt has an element of the slowest pairs to itself.
 FAR_TOO, NOT_ITS_OWN, FAR = 28, 29, 31
 SINK = 30  # where a query that has nothing to measure finds the token that has no value
-SLOW_VALUES = tuple(range(31, 15, -1))
+SLOW_VALUES = tuple(range(31, 4, -1))
+ALWAYS = "always"  # a state, of heads that are never at rest
 Part = tuple[int, int]  # layer, element
 # What is measured is written that much smaller than a token's own coordinates, so that what one
 # test found, right or wrong, hardly shows in the length of its token, which others look at.
@@ -53,6 +55,7 @@ class Weights:
         self.units = [count() for _ in range(s.n_layer)]
         self.keys: set[Part] = set()
         self.values: set[Part] = set()
+        self.shared: dict[tuple[int, str], int] = {}  # elements of keys that tests share
         self.coded: dict[int, bytes] = {}  # rows of the last layer's ffn_down, where it has blocks
         self.busy: set[tuple[int, int, str]] = set()  # layer, head, state
 
@@ -63,6 +66,12 @@ class Weights:
         if name not in self.at and len(self.at) == self.shape.n_embd - 1:
             raise ValueError(f"no coordinate is left for {name!r}: n_embd is {self.shape.n_embd}")
         return self.at.setdefault(name, len(self.at))
+
+    def embed(self, token: int, state: str, size: float = 1.0, base: str = CONST) -> None:
+        """The token is so much of a state, and of the constant or what it has in its place."""
+        self.embd[token] = 0
+        self.embd[token, self.coordinate(base)] = size
+        self.embd[token, self.coordinate(state)] = size
 
     # --- attention --------------------------------------------------------------------------
 
@@ -95,9 +104,11 @@ class Weights:
 
         alone: no other key lies in the same rotary pair, where a little of it would be seen.
         """
-        element = free(ALONE_KEYS, self.keys, [layer]) if alone else self.free_key(layer)
         if alone:
-            self.keys.add((layer, element + 1))
+            element = free(ALONE_KEYS[self.shape.halves], self.keys, [layer])
+            self.keys.add((layer, element ^ 1))
+        else:
+            element = self.free_key(layer)
         self.key(layer, element, parts)
         self.query(layer, 0, element, state, score)
 
@@ -121,6 +132,34 @@ class Weights:
         for another, not nothing."""
         return free(SLOW_KEYS, self.keys, layers)
 
+    def shared_key(self, layer: int, name: str) -> int:
+        """For tests that look for keys of opposite signs in one element."""
+        if (layer, name) not in self.shared:
+            self.shared[layer, name] = self.free_key(layer)
+            self.keys.add((layer, self.shared[layer, name]))
+        return self.shared[layer, name]
+
+    def turn(
+        self,
+        place: tuple[int, int, int],
+        state: str,
+        keys: Mapping[str, float],
+        distance: float,
+        score: float,
+    ) -> None:
+        """place: layer, head and pair. The score of these keys, which lie d positions back, grows
+        by score * cos(f * (d - distance))."""
+        layer, head, pair = place
+        angle = self.frequency(layer, pair) * distance
+        first, second = self.shape.pair(pair)
+        self.key(layer, first, keys)
+        self.query(layer, head, first, state, score * float(np.cos(angle)))
+        self.query(layer, head, second, state, -score * float(np.sin(angle)))
+
+    def frequency(self, layer: int, pair: int) -> float:
+        """Radians that a rotary pair turns from one position to the next."""
+        return self.shape.frequency(pair)
+
     def free_value(self, *layers: int) -> int:
         return free(SLOW_VALUES, self.values, layers)
 
@@ -135,8 +174,11 @@ class Weights:
             self.key(layer, SINK, target)
             for head in range(self.shape.n_head):
                 for state in places:
-                    if (layer, head, state) not in self.busy:
+                    if not {(layer, head, state), (layer, head, ALWAYS)} & self.busy:
                         self.query(layer, head, SINK, state, SCORE)
+
+    def finish(self) -> None:
+        """What an architecture needs besides, when every test has written its weights."""
 
     # --- feed-forward -----------------------------------------------------------------------
 
@@ -150,14 +192,18 @@ class Weights:
         last: bool = False,
     ) -> None:
         """One gated unit: act(gate) * up, written to coordinates with these factors."""
-        at = self.shape.n_ff - 1 if last else next(self.units[layer])
-        if at >= self.shape.n_ff - (not last):
-            raise ValueError(f"no unit is left in layer {layer}: n_ff is {self.shape.n_ff}")
+        at = self.free_unit(layer, last=last)
         for matrix, parts in ((self.gate, gate), (self.up, up)):
             for name, value in parts.items():
                 matrix[layer, at, self.coordinate(name)] = value / self.shape.unit
         for name, value in out.items():
             self.down[layer, self.coordinate(name), at] = value * SMALL
+
+    def free_unit(self, layer: int, *, last: bool = False) -> int:
+        at = self.shape.n_ff - 1 if last else next(self.units[layer])
+        if at >= self.shape.n_ff - (not last):
+            raise ValueError(f"no unit is left in layer {layer}: n_ff is {self.shape.n_ff}")
+        return at
 
 
 def free(elements: Sequence[int], used: Collection[Part], layers: Sequence[int]) -> int:

@@ -5,18 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from engine.errors import InvalidModel
-from harness.acid.architectures import llama
+from harness.acid.architectures import ARCHITECTURES as ARCHITECTURES
+from harness.acid.architectures import architecture_named
+from harness.acid.architectures.base import PLAIN as PLAIN
 from harness.acid.build import weights_of
 from harness.acid.coded import FORMATS, format_named
 from harness.acid.report import report_for
-from harness.acid.shape import Shape, eight_bits
-from harness.acid.tokens import llama_keys
+from harness.acid.shape import F64, Shape, eight_bits
 from harness.acid.weights import Weights
 from harness.gguf_writer import Tensor, write_gguf
 
-ARCHITECTURES = ("llama",)
-PLAIN = {"F32": 0, "F16": 1, "BF16": 32}  # general.file_type
 TYPES = (*PLAIN, *FORMATS)
 OTHERS = "F16"  # of the matrices beside the one that has blocks
 DESCRIPTION = (
@@ -41,43 +42,50 @@ def check_known(arch: str, quant: str) -> None:
     ):
         if given not in known:
             raise InvalidModel(f"no acid model of {kind} {given!r} (known: {', '.join(known)})")
+    if quant not in (types := ARCHITECTURES[arch].types):
+        raise InvalidModel(f"no acid model of {arch} with {quant} (known: {', '.join(types)})")
 
 
 def metadata(arch: str, quant: str) -> dict[str, tuple[str, Any]]:
-    report = report_for(arch, quant)
+    report, own = report_for(arch, quant), architecture_named(arch)
+    tokens = own.vocabulary.keys(report.lines())
     return {
-        "general.architecture": ("STR", arch),
+        "general.architecture": ("STR", own.gguf),
         "general.name": ("STR", f"lockstep {report.title}"),
         "general.description": ("STR", DESCRIPTION),
         "general.file_type": ("U32", PLAIN[quant if quant in PLAIN else OTHERS]),
-        **llama.keys(shape_for(quant)),
-        "llama.vocab_size": ("U32", len(llama_tokens(arch, quant))),
-        **llama_keys(report.lines()),
+        **own.metadata(shape_for(arch, quant)),
+        f"{own.gguf}.vocab_size": ("U32", len(tokens["tokenizer.ggml.tokens"][1])),
+        **tokens,
     }
 
 
-def llama_tokens(arch: str, quant: str) -> list[str]:
-    tokens: list[str] = llama_keys(report_for(arch, quant).lines())["tokenizer.ggml.tokens"][1]
-    return tokens
-
-
-def shape_for(quant: str) -> Shape:
+def shape_for(arch: str, quant: str) -> Shape:
     """A matrix with blocks has a layer to itself."""
+    shape = architecture_named(arch).shape
     if quant in PLAIN:
-        return llama.SHAPE
-    return replace(llama.SHAPE, n_layer=llama.SHAPE.n_layer + 1, n_ff=FORMATS[quant].n_ff)
+        return shape
+    return replace(shape, n_layer=shape.n_layer + 1, n_ff=FORMATS[quant].n_ff)
 
 
 def tensors(arch: str, quant: str) -> Iterator[Tensor]:
-    shape = shape_for(quant)
-    weights = weights_of(report_for(arch, quant), shape)
+    shape, own = shape_for(arch, quant), architecture_named(arch)
+    weights = weights_of(report_for(arch, quant), own, shape)
     matrix = quant if quant in PLAIN else OTHERS
-    for name, values in llama.matrices(weights):
+    for name, values in own.tensors(weights):
         kind = "F32" if values.ndim == 1 else matrix
-        raw = llama.as_bytes(eight_bits(values), kind)
-        if quant not in PLAIN and name == f"blk.{shape.n_layer - 1}.ffn_down":
+        raw = as_bytes(eight_bits(values), kind)
+        if quant not in PLAIN and name == f"blk.{shape.n_layer - 1}.ffn_down.weight":
             kind, raw = quant, coded_rows(weights, quant)
-        yield f"{name}.weight", values.shape[::-1], kind, raw
+        yield name, values.shape[::-1], kind, raw
+
+
+def as_bytes(values: F64, kind: str) -> bytes:
+    """values: of eight significant bits, so that nothing is rounded here."""
+    if kind == "BF16":
+        raw = np.ascontiguousarray(values, "<f4").view("<u4") >> 16
+        return raw.astype("<u2").tobytes()
+    return np.ascontiguousarray(values, {"F32": "<f4", "F16": "<f2"}[kind]).tobytes()
 
 
 def coded_rows(weights: Weights, quant: str) -> bytes:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.acid.architectures import architecture_named
 from harness.acid.measurements.base import Measurement
 from harness.acid.read import read_report
 from harness.acid.report import Report
@@ -46,11 +47,11 @@ def try_engine(name: str, path: Path, report: Report, settings: Settings = EXACT
     report of a short prompt, because hundreds of tokens show most mistakes everywhere.
     """
     covering = tuple(t.name for t in report.tests if name.partition(":")[2] in t.catches)
-    read = {p: read_report(text_of(name, path, settings, p)) for p in (PROMPT, SHORT)}
+    read = {p: read_report(text_of(name, path, settings, p)) for p in (report.prompt, SHORT)}
     short = any(t.name in covering for t in report.usual)
-    said = {answer.test: answer.ok for answer in read[SHORT if short else PROMPT].answers}
+    said = {answer.test: answer.ok for answer in read[SHORT if short else report.prompt].answers}
     asked = report.usual if short else report.tests
-    if FOUNDATIONS & set(covering):
+    if (FOUNDATIONS | architecture_named(report.arch).foundations) & set(covering):
         asked = ()
     apart = [t.name for t in asked if not needs(report, t) & set(covering)]
     every = [answer for reading in read.values() for answer in reading.answers]

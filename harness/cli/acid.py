@@ -13,8 +13,8 @@ app = typer.Typer(
     help="Models with constructed weights: whatever engine runs one writes a report on itself. For "
     "engines that show nothing but text: no adapter, no Python.",
 )
-# of harness/acid/write.py, which is too much to import for --help
-ACID_ARCHITECTURES = "llama"
+# of harness/acid, which is too much to import for --help
+ACID_ARCHITECTURES = "llama llama-moe qwen3 gpt2 gemma3"
 ACID_TYPES = "F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 IQ4_NL MXFP4 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_XS"
 ArchOpt = Annotated[str, typer.Option(help=f"One of: {ACID_ARCHITECTURES}.")]
 QuantOpt = Annotated[
@@ -60,7 +60,6 @@ def list_(
     no test sees."""
     from harness.acid.explain import list_tests
     from harness.acid.report import report_for
-    from harness.acid.tokens import PROMPT
     from harness.acid.uncovered import REASONS
     from harness.acid.write import check_known
     from harness.cli.shared import screen
@@ -68,7 +67,7 @@ def list_(
     with screen(quiet=True) as out:
         check_known(arch, quant)
         if prompt:
-            out.line(PROMPT)
+            out.line(report_for(arch, quant).prompt)
             return
         for line in list_tests(report_for(arch, quant)):
             out.line(line)

@@ -3,12 +3,14 @@
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harness.cli import diagnosis
+from harness.cli.acid_models import check_opens_files, files_to_check
 from harness.cli.formats import FormatOpt, formats_wanted, write_formats
 from harness.cli.options import (
     AdapterOpt,
@@ -31,7 +33,6 @@ from harness.cli.shared import (
     SECONDS,
     engine_of,
     model_folder,
-    models_of,
     plan_of,
     screen,
 )
@@ -84,15 +85,17 @@ def check(
     """Run every suite that applies.
 
     In order: metadata, tokens, dequant, logits, logprobs, embeddings, decode, text, black-box,
-    trace, products, shadow. logprobs and text are for engines that show no logits, black-box for
-    those that show no tensors.
+    acid, trace, products, shadow. logprobs and text are for engines that show no logits, black-box
+    for those that show no tensors, acid for models of `lockstep acid`.
 
-    Without MODEL it checks the built-in seeded models. Examples:
+    Without MODEL it checks the built-in seeded models; with --suite acid the acid models of every
+    type, of which one alone is acid:ARCH:TYPE in the place of MODEL. Examples:
 
     \b
       lockstep check
       lockstep check model.gguf --settings default
       lockstep check model.gguf --engine mutant:rope-half-split --suite trace
+      lockstep check --suite acid --engine ./my-engine
       lockstep check --arch qwen3
       lockstep check --arch all -j 2 --quiet
       lockstep check model.gguf --engine http://localhost:8080
@@ -102,7 +105,6 @@ def check(
       lockstep check model.gguf --engine ./my-engine --known known.json
       lockstep check model.gguf --engine ./my-engine --format junit=junit.xml
     """
-    from harness.cli.variants import variant_files
     from harness.known_failures import KnownFailures, check_writable, read_known
     from harness.known_failures import write_known as write_failures
     from harness.run import Listener, run_plans
@@ -116,14 +118,19 @@ def check(
         if write_known:
             check_writable(write_known)
         out.progress("models", "making them")
-        files = models_of(model, folder) if arch is None else variant_files(arch, folder, seed)
+        files = files_to_check(model, arch, suite, folder, seed)
+        if any(optional for *_, optional in files):
+            check_opens_files(engine, subject_model)
         plans = [
-            plan_of(
-                *(name, path, engine, oracle, settings, subject_model, tokens, n, seed, suite),
-                prompt=prompt,
-                timeout=timeout,
+            replace(
+                plan_of(
+                    *(name, path, engine, oracle, settings, subject_model, tokens, n, seed, suites),
+                    prompt=prompt,
+                    timeout=timeout,
+                ),
+                optional=optional,
             )
-            for name, path in files
+            for name, path, suites, optional in files
         ]
         listener = Listener(progress=out.progress, verdict=out.verdict)
         listed = read_known(known) if known else KnownFailures()

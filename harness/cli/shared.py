@@ -38,9 +38,12 @@ def model_folder() -> Any:
 
 def models_of(model: Path | None, folder: str) -> list[tuple[str, Path]]:
     """Names for the report, and files. Built-in models are written when they are asked for."""
+    from harness.cli.acid_models import ACID_PREFIX, acid_model
     from harness.run import BUILTIN_PREFIX, builtin_model
     from harness.synth.builtin import BUILTIN
 
+    if model is not None and str(model).startswith(ACID_PREFIX):
+        return [(str(model), acid_model(str(model), Path(folder)))]
     if model is not None and not str(model).startswith(BUILTIN_PREFIX):
         return [(model.name, model)]
     names = list(BUILTIN) if model is None else [str(model).removeprefix(BUILTIN_PREFIX)]
@@ -89,12 +92,13 @@ def plan_of(
     import shlex
 
     from harness.check import Plan
+    from harness.cli.acid_models import ACID_PREFIX
     from harness.cli.variants import VARIANT_PREFIX
     from harness.records import PRESETS
     from harness.run import BUILTIN_PREFIX
     from harness.suites.decode import PROMPT
 
-    model = [name if name.startswith(BUILTIN_PREFIX) else str(path)]
+    model = [name if name.startswith((BUILTIN_PREFIX, ACID_PREFIX)) else str(path)]
     if name.startswith(VARIANT_PREFIX):
         model = ["--arch", name.removeprefix(VARIANT_PREFIX)]
     preset = preset_of(engine, settings)

@@ -106,7 +106,7 @@ ENGINES: dict[str, Foreign] = {
             packages=("mistralrs==0.9.5", "numpy>=1.26"),
             module="mistralrs",
             program="mistralrs_engine.py",
-            can="text",
+            can="text, what text follows a text",
             size="45 MB",
         ),
         Foreign(

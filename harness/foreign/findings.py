@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from harness.acid.write import write_acid
 from harness.check import Plan, open_plan, run_suites
 from harness.foreign.engines import ENGINES
 from harness.gguf_writer import write_gguf
@@ -22,6 +23,9 @@ N_TOKENS, N_STEPS = 8, 4  # enough for every finding; some engines compile anew 
 
 def write_case(finding: Finding, path: Path) -> None:
     """The same bytes everywhere."""
+    if finding.acid:
+        write_acid(path, quant=finding.acid)
+        return
     if finding.arch:
         changed = {key: value for key, (_, value) in finding.keys.items()}
         write_any(finding.arch, path, sizes=finding.recipe, changed=changed)

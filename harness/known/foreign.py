@@ -33,6 +33,7 @@ class Finding:
     kind: str = ""  # ... or a tensor of that type
     within: float = 0.0  # at most so much off at the worst place, relative; 0: anything
     arch: str = ""  # ... or is of this architecture
+    acid: str = ""  # the case is the acid model of this type, of a llama
     recipe: Mapping[str, Any] = field(default_factory=dict)  # of a seeded model: the case
     keys: Mapping[str, tuple[str, Any]] = field(default_factory=dict)  # more, or others, of it
     without: tuple[str, ...] = ()  # keys that it does not have

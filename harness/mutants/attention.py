@@ -147,7 +147,8 @@ class OneMore(Attention, name="mutant:softmax-plus-one"):
     mistake = "one is added to the sum of a softmax"
 
     def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
-        assert visible is not None
+        if visible is None:  # a router's
+            return right(x, scale, visible)
         sinks = np.zeros(len(x), np.float32)
         return self.loaded.ops.soft_max_with_sinks(x, scale, visible, sinks)
 
@@ -184,7 +185,8 @@ class LastCellsDropped(Attention, name="mutant:attention-last-cells-dropped"):
     effect = "the newest tokens are ignored; the text stutters"
 
     def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
-        assert visible is not None
+        if visible is None:  # a router's
+            return right(x, scale, visible)
         whole = x.shape[-1] // 16 * 16 or x.shape[-1]
         return right(x, scale, visible & (np.arange(x.shape[-1]) < whole))
 

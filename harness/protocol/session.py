@@ -187,7 +187,8 @@ class ProgramSession(Session):
         if ending == "unsupported":
             return Unanswerable(message=words)
         assert self.program is not None
-        return Crashed(message=f"{self.name} failed: {words}", log=tuple(self.program.tail))
+        message = f"{self.name} failed: {words}"
+        return Crashed(message=message, log=tuple(self.program.tail), said=True)
 
     def started(self, deadline: float) -> "Program":
         if self.program is None:

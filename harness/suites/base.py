@@ -272,7 +272,7 @@ def lacks(outcome: Outcome) -> bool:
 def no_answer(engine: str, question: str, outcome: Outcome) -> NoAnswer:
     question = in_words(question)
     if isinstance(outcome, Crashed):
-        log = {"log": list(outcome.log)}
+        log = {"log": list(outcome.log), "said": outcome.said}
         return NoAnswer("crashed", f"{engine} crashed in {question}: {outcome.message}", log)
     if isinstance(outcome, TimedOut):
         log = {"log": list(outcome.log)}

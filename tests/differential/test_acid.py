@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 from engine.batch import Batch
+from engine.errors import EngineError
+from harness.acid.architectures import ARCHITECTURES
 from harness.acid.read import Reading, read_report
 from harness.acid.report import report_for
 from harness.acid.tokens import PROMPT
-from harness.acid.write import TYPES, write_acid
+from harness.acid.write import PLAIN, TYPES, write_acid
 from harness.catalogue.acid import SHORT, TOKENS
+from harness.environments import python_of
 from harness.quick import answer
 from harness.records import EXACT, PRESETS, Request
 from harness.runner import Runner
@@ -18,8 +21,8 @@ from harness.runner import Runner
 pytest.importorskip("llama_cpp", reason="llama_cpp is missing: acid models were not run in it")
 
 
-def reading_of(path: Path, preset: str, prompt: str) -> Reading:
-    with Runner().open("llama.cpp", path, PRESETS[preset]) as session:
+def reading_of(path: Path, preset: str, prompt: str, engine: str = "llama.cpp") -> Reading:
+    with Runner().open(engine, path, PRESETS[preset]) as session:
         ids = answer(session, "tokenize", [prompt.encode()])[0]
         new = answer(session, "greedy", ids, TOKENS)
         flags = {"remove_special": True, "unparse_special": False}
@@ -44,6 +47,42 @@ def test_every_type_is_ok_as_users_run_llama_cpp(tmp_path: Path, quant: str) -> 
     write_acid(tmp_path / "acid.gguf", quant=quant)
     reading = reading_of(tmp_path / "acid.gguf", "default", SHORT)
     assert (reading.code, reading.quant) == (0, quant)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("quant", ["F32", "BF16", "Q4_0", "Q4_K"])
+@pytest.mark.parametrize("version", ["0.3.8", "0.3.16"])
+def test_every_test_is_ok_in_other_versions(
+    tmp_path: Path, version: str, quant: str, preset: str
+) -> None:
+    try:
+        python_of(f"llama.cpp@{version}")
+    except EngineError as error:
+        pytest.skip(f"llama.cpp@{version} was not asked: {error}")
+    write_acid(tmp_path / "acid.gguf", quant=quant)
+    reading = reading_of(tmp_path / "acid.gguf", preset, PROMPT, f"llama.cpp@{version}")
+    assert (reading.code, reading.prompted, reading.complete) == (0, True, True)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_architecture_is_ok_in_llama_cpp(tmp_path: Path, arch: str, preset: str) -> None:
+    path, acid_prompt = tmp_path / "acid.gguf", ARCHITECTURES[arch].vocabulary.prompt
+    write_acid(path, arch)
+    for prompt in (acid_prompt, SHORT, ""):
+        reading = reading_of(path, preset, prompt)
+        assert (reading.code, reading.complete, reading.arch) == (0, True, arch)
+        assert reading.prompted is (prompt == acid_prompt)
+
+
+@pytest.mark.parametrize(
+    ("arch", "quant"),
+    [(arch, kind) for arch, own in ARCHITECTURES.items() for kind in own.types if kind in PLAIN],
+)
+def test_every_plain_type_of_an_architecture_is_ok(tmp_path: Path, arch: str, quant: str) -> None:
+    write_acid(tmp_path / "acid.gguf", arch, quant)
+    prompt = ARCHITECTURES[arch].vocabulary.prompt
+    assert reading_of(tmp_path / "acid.gguf", "default", prompt).code == 0
 
 
 def test_a_report_sampled_at_temperature_one_is_the_same(tmp_path: Path) -> None:

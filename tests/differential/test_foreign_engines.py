@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.acid.write import write_acid
 from harness.check import Plan, open_plan, run_suites
 from harness.foreign.building import is_added
 from harness.foreign.engines import ENGINES
@@ -56,6 +57,25 @@ def test_an_engine_agrees_on_a_seeded_model_but_for_what_is_known(
     assert [v.summary for v in verdicts if v.status == "diverged"] == []
     crashed = [v for v in verdicts if v.status in ("crashed", "malformed", "timed-out")]
     assert all(v.detail.get("known") for v in crashed)
+
+
+@pytest.mark.parametrize("name", [name for name in ENGINES if name not in SLOW])
+def test_an_acid_model_says_ok_but_for_what_is_known(name: str, tmp_path: Path) -> None:
+    need(name)
+    model = tmp_path / "acid.gguf"
+    write_acid(model)
+    plan = Plan(case="acid", model=model, subject_model=model, engine=name, settings=EXACT)
+    opened = open_plan(plan, lambda _: None)
+    try:
+        verdicts = list(run_suites(opened.context, ("acid",)))
+        levels = {*(opened.context.subject_info.levels or ())}
+    finally:
+        opened.close()
+    if not levels & {"generate", "greedy", "logits", "logprobs"}:
+        assert [v.status for v in verdicts] == ["not-compared"]
+        return
+    assert {v.status for v in verdicts} <= {"agreed", "excused"}
+    assert len([v for v in verdicts if v.status == "agreed"]) > 30
 
 
 @pytest.mark.parametrize("finding", foreign_findings(), ids=lambda finding: finding.id)

@@ -1,1 +1,17 @@
-"""How the matrices of an acid model are laid out in the files of each architecture."""
+"""One file for each architecture that acid models are written of."""
+
+from harness.acid.architectures.base import Architecture
+from harness.acid.architectures.gemma3 import Gemma3
+from harness.acid.architectures.gpt2 import Gpt2
+from harness.acid.architectures.llama import Llama
+from harness.acid.architectures.llama_moe import LlamaMoe
+from harness.acid.architectures.qwen3 import Qwen3
+
+ARCHITECTURES: dict[str, Architecture] = {
+    arch.name: arch for arch in (Llama(), LlamaMoe(), Qwen3(), Gpt2(), Gemma3())
+}
+
+
+def architecture_named(name: str) -> Architecture:
+    """Raises KeyError for one that no acid model is written of."""
+    return ARCHITECTURES[name]

@@ -1,52 +1,135 @@
 """llama: norms before, rotary pairs side by side, grouped heads, gated feed-forward."""
 
 from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
-
+from harness.acid.architectures.base import PLAIN, Architecture, Tests
+from harness.acid.coded import FORMATS
+from harness.acid.measurements.feed_forward import GateAndUp, Layers, MatrixEdges, Silu
+from harness.acid.measurements.heads import KeyGroups, LayersCaches, ValueGroups
+from harness.acid.measurements.norms import (
+    AttnNormWeight,
+    FfnNormWeight,
+    NormCentred,
+    NormEps,
+    OutputNormWeight,
+)
+from harness.acid.measurements.prompt import (
+    CausalMask,
+    EachTokensNorm,
+    Far64,
+    Far256,
+    PromptEnd,
+    PromptPositions,
+)
+from harness.acid.measurements.rope import Base, Pairing, SlowPairs, ValuesStay
+from harness.acid.measurements.scores import (
+    EarlierToken,
+    NewestToken,
+    Scale,
+    Softmax,
+    SoftmaxDivided,
+)
+from harness.acid.measurements.sentencepiece import (
+    Bos,
+    Bytes,
+    EqualMerges,
+    Merges,
+    PoorMerges,
+    SpacePrefix,
+    Specials,
+    TwoSpaces,
+)
 from harness.acid.shape import F64, Shape
+from harness.acid.tokens import SENTENCEPIECE
+from harness.acid.vocabulary import Keys
 from harness.acid.weights import Weights
 
-SHAPE = Shape()
+PROMPTED: Tests = (
+    PromptEnd,
+    PromptPositions,
+    Far64,
+    Far256,
+    CausalMask,
+    EachTokensNorm,
+)
+TOKENIZER: Tests = (
+    Bos,
+    SpacePrefix,
+    Merges,
+    EqualMerges,
+    PoorMerges,
+    Bytes,
+    TwoSpaces,
+    Specials,
+)
+# those that look far back come last: they find earlier lines of the report
+USUAL: Tests = (
+    Silu,
+    GateAndUp,
+    Layers,
+    MatrixEdges,
+    NormCentred,
+    FfnNormWeight,
+    OutputNormWeight,
+    NewestToken,
+    EarlierToken,
+    NormEps,
+    AttnNormWeight,
+    Scale,
+    Softmax,
+    SoftmaxDivided,
+    ValueGroups,
+    KeyGroups,
+    LayersCaches,
+    ValuesStay,
+    Pairing,
+    Base,
+    SlowPairs,
+)
 
 
-def keys(s: Shape) -> dict[str, tuple[str, Any]]:
+class Llama(Architecture):
+    name = gguf = "llama"
+    shape = Shape()
+    vocabulary = SENTENCEPIECE
+    prompted, usual = (*PROMPTED, *TOKENIZER), USUAL
+    types = (*PLAIN, *FORMATS)
+
+    def keys(self, s: Shape) -> Keys:
+        return keys(s)
+
+    def tensors(self, w: Weights) -> Iterator[tuple[str, F64]]:
+        return tensors(w)
+
+
+def keys(s: Shape) -> Keys:
     return {
-        "llama.context_length": ("U32", s.n_ctx),
-        "llama.embedding_length": ("U32", s.n_embd),
-        "llama.block_count": ("U32", s.n_layer),
-        "llama.feed_forward_length": ("U32", s.n_ff),
-        "llama.attention.head_count": ("U32", s.n_head),
-        "llama.attention.head_count_kv": ("U32", s.n_head_kv),
-        "llama.attention.layer_norm_rms_epsilon": ("F32", s.eps),
-        "llama.rope.dimension_count": ("U32", s.n_embd_head),
-        "llama.rope.freq_base": ("F32", s.rope_base),
+        "context_length": ("U32", s.n_ctx),
+        "embedding_length": ("U32", s.n_embd),
+        "block_count": ("U32", s.n_layer),
+        "feed_forward_length": ("U32", s.n_ff),
+        "attention.head_count": ("U32", s.n_head),
+        "attention.head_count_kv": ("U32", s.n_head_kv),
+        "attention.layer_norm_rms_epsilon": ("F32", s.eps),
+        "rope.dimension_count": ("U32", s.n_embd_head),
+        "rope.freq_base": ("F32", s.rope_base),
     }
 
 
-def matrices(w: Weights) -> Iterator[tuple[str, F64]]:
+def tensors(w: Weights) -> Iterator[tuple[str, F64]]:
     """Vectors are norms, which are F32 in every file."""
-    n_embd = w.shape.n_embd
-    yield "token_embd", w.embd
+    n_embd, order = w.shape.n_embd, w.shape.order
+    yield "token_embd.weight", w.embd
     for layer in range(w.shape.n_layer):
         block = f"blk.{layer}."
-        yield block + "attn_norm", w.attn_norm[layer]
-        yield block + "attn_q", w.q[layer].reshape(-1, n_embd)
-        yield block + "attn_k", w.k[layer].reshape(-1, n_embd)
-        yield block + "attn_v", w.v[layer].reshape(-1, n_embd)
-        yield block + "attn_output", w.o[layer].reshape(n_embd, -1)
-        yield block + "ffn_norm", w.ffn_norm[layer]
-        yield block + "ffn_gate", w.gate[layer]
-        yield block + "ffn_up", w.up[layer]
-        yield block + "ffn_down", w.down[layer]
-    yield "output_norm", w.output_norm
-    yield "output", w.head
-
-
-def as_bytes(values: F64, kind: str) -> bytes:
-    """values: of eight significant bits, so that nothing is rounded here."""
-    if kind == "BF16":
-        raw = np.ascontiguousarray(values, "<f4").view("<u4") >> 16
-        return raw.astype("<u2").tobytes()
-    return np.ascontiguousarray(values, {"F32": "<f4", "F16": "<f2"}[kind]).tobytes()
+        yield block + "attn_norm.weight", w.attn_norm[layer]
+        yield block + "attn_q.weight", w.q[layer][:, order].reshape(-1, n_embd)
+        yield block + "attn_k.weight", w.k[layer][:, order].reshape(-1, n_embd)
+        yield block + "attn_v.weight", w.v[layer][:, order].reshape(-1, n_embd)
+        yield block + "attn_output.weight", w.o[layer][:, :, order].reshape(n_embd, -1)
+        yield block + "ffn_norm.weight", w.ffn_norm[layer]
+        yield block + "ffn_gate.weight", w.gate[layer]
+        yield block + "ffn_up.weight", w.up[layer]
+        yield block + "ffn_down.weight", w.down[layer]
+    yield "output_norm.weight", w.output_norm
+    yield "output.weight", w.head

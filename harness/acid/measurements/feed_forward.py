@@ -1,6 +1,6 @@
 """Tests of the gated feed-forward network: its activation and its two branches."""
 
-from harness.acid.measurements.base import Measurement, Place
+from harness.acid.measurements.base import Measurement, Names, Place, Values, Wrong
 from harness.acid.weights import EDGE, Weights
 
 HALF_BF16 = 2.0**-9  # relative error of one rounding to BF16, the widest that honest engines do
@@ -17,8 +17,8 @@ class Silu(FeedForward):
 
     name = "silu"
     sees = "the activation of the feed-forward network is SiLU, below zero and at 6"
-    right = (-0.8325, 0.9975)  # 3 * silu(-1.25), silu(6) / 6
-    wrong = (
+    right: Values = (-0.8325, 0.9975)  # 3 * silu(-1.25), silu(6) / 6
+    wrong: Wrong = (
         ("GELU", (-0.396, 1.0)),
         ("ReLU", (0.0, 1.0)),
         ("sigmoid, without the gate", (0.668, 0.1663)),
@@ -27,12 +27,13 @@ class Silu(FeedForward):
         ("too low", (-1.27, 1.0)),
     )
     radius = 7 * HALF_BF16
-    catches = (
+    catches: Names = (
         "gelu-for-silu",
         "relu-for-silu",
         "sigmoid-for-silu",
         "silu-clamped",
     )
+    rests_on: Names = ("experts-choice", "experts-matrices")  # where there are experts
 
     def build(self, w: Weights, at: Place) -> None:
         w.unit(0, {at.state: -1.25}, {at.state: 1.0}, {at.value(0): 3.0})
@@ -44,20 +45,20 @@ class GateAndUp(FeedForward):
 
     name = "gate-and-up"
     sees = "ffn_gate goes through the activation, ffn_up does not, and they are multiplied"
-    right = (-0.8808,)  # silu(2) * -1 / 2
-    wrong = (
+    right: Values = (-0.8808,)  # silu(2) * -1 / 2
+    wrong: Wrong = (
         ("gate and up exchanged", (0.2689 * 2 / 2,)),
         ("activation of the product", (-0.1192,)),
         ("too low", (-1.8,)),
     )
     radius = 7 * HALF_BF16
-    catches = (
+    catches: Names = (
         "gate-and-up-exchanged",
         "silu-of-product",
         "gate-and-up-by-order",
         "silu-without-gate",
     )
-    rests_on = ("silu",)
+    rests_on: Names = ("silu",)
 
     def build(self, w: Weights, at: Place) -> None:
         w.unit(0, {at.state: 2.0}, {at.state: -1.0}, {at.value(): 0.5})
@@ -70,7 +71,7 @@ class Layers(FeedForward):
     sees = "every layer runs once, and adds to the embedding"
     where = "layers 0 and 1, ffn_down; token_embd"
     right = (0.5, 0.5)
-    wrong = (
+    wrong: Wrong = (
         ("the first layer ran twice", (1.0, 0.5)),
         ("the last layer is missing", (0.5, 0.0)),
         ("the first layer is missing", (0.0, 0.5)),
@@ -78,8 +79,8 @@ class Layers(FeedForward):
         ("layers too large", (1.5, 1.5)),
     )
     radius = 7 * HALF_BF16
-    rests_on = ("silu",)
-    catches = ("first-layer-twice", "last-layer-skipped", "embeddings-scaled-for-llama")
+    rests_on: Names = ("silu", "gelu")
+    catches: Names = ("first-layer-twice", "last-layer-skipped", "embeddings-scaled-for-llama")
 
     def build(self, w: Weights, at: Place) -> None:
         for layer in (0, 1):  # silu(8) is 8, but for a 3000th

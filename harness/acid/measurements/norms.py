@@ -89,7 +89,12 @@ class AttnNormWeight(Measurement):
     )
     radius = 7 * HALF_BF16
     reason = REASON
-    catches = ("norm-without-weight", "weight-before-norm", "norms-exchanged")
+    catches = (
+        "norm-without-weight",
+        "weight-before-norm",
+        "norms-exchanged",
+        "race-cache-written-late",
+    )
     rests_on = ("newest-token",)
 
     def build(self, w: Weights, at: Place) -> None:

@@ -1,10 +1,9 @@
 """Tests that need the acid prompt: what was read in one batch, far back."""
 
-from harness.acid.measurements.base import Measurement, Place
+from harness.acid.measurements.base import Measurement, Names, Place
 from harness.acid.measurements.feed_forward import HALF_BF16
-from harness.acid.measurements.rope import turn
 from harness.acid.measurements.scores import REASON
-from harness.acid.tokens import back, role
+from harness.acid.tokens import role
 from harness.acid.weights import CONST, FAR, FAR_TOO, NOT_ITS_OWN, SCORE, SMALL, Weights
 
 FOUND = "found"  # a coordinate of what the letters found in layer 0
@@ -20,6 +19,7 @@ class Far(Prompted):
     """A letter of the prompt that stands nowhere else."""
 
     letter: str
+    layer = 1
     where = "layer 1, head 0"
     right = (1.0,)
     wrong = (
@@ -28,15 +28,15 @@ class Far(Prompted):
     )
 
     def build(self, w: Weights, at: Place) -> None:
-        find(w, 0, at.state, self.letter)
-        w.read(1, {role(self.letter): 1.0}, at.value())
+        find(w, (self.layer, 0), at.state, self.letter)
+        w.read(self.layer, {role(self.letter): 1.0}, at.value())
 
 
-def find(w: Weights, head: int, state: str, letter: str) -> None:
-    """In this state the head of layer 1 finds the letter."""
-    element = {"m": FAR, "n": FAR_TOO}[letter]
-    w.key(1, element, {role(letter): 1.0})
-    w.query(1, head, element, state, 1.5 * SCORE)
+def find(w: Weights, place: tuple[int, int], state: str, letter: str) -> None:
+    """place: layer and head, which finds the letter in this state."""
+    (layer, head), element = place, {"m": FAR, "n": FAR_TOO}[letter]
+    w.key(layer, element, {role(letter): 1.0})
+    w.query(layer, head, element, state, 1.5 * SCORE)
 
 
 class Far64(Far):
@@ -50,7 +50,7 @@ class Far256(Far):
     name = "far-256"
     sees = "a token more than 256 positions back, the first letter of the prompt"
     letter = "m"
-    catches = ("cache-ring-of-32", "cache-keeps-last")
+    catches: Names = ("cache-ring-of-32", "cache-keeps-last")
 
 
 class CausalMask(Prompted):
@@ -60,6 +60,7 @@ class CausalMask(Prompted):
 
     name = "causal-mask"
     sees = "a token of the prompt sees none behind it, nor counts it, and sees those before it"
+    layer = 1  # which finds what layer 0 made of the letters
     where = "layer 0, head 0; layer 1, heads 0 and 1"
     right = (-1.0, 1.0)
     wrong = (
@@ -76,17 +77,17 @@ class CausalMask(Prompted):
         "mask-hidden-as-zero",
         "mask-after-softmax",
     )
-    rests_on = ("far-64", "far-256")
+    rests_on: Names = ("far-64", "far-256")
 
     def build(self, w: Weights, at: Place) -> None:
         w.key(0, FAR, {CONST: -1.0, role("m"): 0.6875, role("k"): 2.0})
         w.read(0, {role("m"): -1.0, role("k"): 1.0}, FOUND)
-        element = w.free_value(1)
-        w.value(1, element, {FOUND: 1 / SMALL})
+        element = w.free_value(self.layer)
+        w.value(self.layer, element, {FOUND: 1 / SMALL})
         for head, letter in enumerate("mn"):
             w.query(0, 0, FAR, role(letter), SCORE)
-            find(w, head, at.state, letter)
-            w.out(1, head, element, at.value(head))
+            find(w, (self.layer, head), at.state, letter)
+            w.out(self.layer, head, element, at.value(head))
 
 
 class PromptEnd(Prompted):
@@ -130,7 +131,7 @@ class PromptPositions(Prompted):
     def build(self, w: Weights, at: Place) -> None:
         keys = {role(letter): 1.0 for letter in "pqrs"}
         w.look(0, at.state, keys)
-        turn(w, (0, 0), at.state, keys, back("r") + at.behind_prompt, 100.0)
+        w.turn((0, 0, 0), at.state, keys, at.behind("r"), 100.0)
         w.read(0, {role("r"): 1.0}, at.value(0))
         w.read(0, {role("q"): 1.0, role("s"): 1.0}, at.value(1))
 

@@ -3,11 +3,7 @@
 Only a few tokens of the report are looked at, so which of them is found tells mistakes apart.
 """
 
-from collections.abc import Mapping
-
-import numpy as np
-
-from harness.acid.measurements.base import Measurement, Place
+from harness.acid.measurements.base import Measurement, Names, Place, Wrong
 from harness.acid.measurements.feed_forward import HALF_BF16
 from harness.acid.weights import Weights
 
@@ -28,26 +24,10 @@ class Rope(Measurement):
     def build(self, w: Weights, at: Place) -> None:
         every = {at.before(d): 1.0 for d in (*self.distances, *self.others)}
         w.look(self.layer, at.state, every)
-        turn(w, (self.layer, self.turns), at.state, every, self.distances[0], self.score)
+        place = (self.layer, 0, self.turns)
+        w.turn(place, at.state, every, self.distances[0], self.score)
         for i, distance in enumerate(self.distances):
             w.read(self.layer, {at.before(distance): 1.0}, at.value(i))
-
-
-def turn(
-    w: Weights,
-    place: tuple[int, int],
-    state: str,
-    keys: Mapping[str, float],
-    distance: int,
-    score: float,
-) -> None:
-    """place: layer and pair. The score of these keys grows by score * cos(f * (d - distance))."""
-    layer, pair = place
-    angle = w.shape.frequency(pair) * distance
-    first, second = w.shape.pair(pair)
-    w.key(layer, first, keys)
-    w.query(layer, 0, first, state, score * float(np.cos(angle)))
-    w.query(layer, 0, second, state, -score * float(np.sin(angle)))
 
 
 class Pairing(Rope):
@@ -92,18 +72,18 @@ class Base(Rope):
     layer, turns, score = 0, 4, 100.0
     distances = (9, 16, 3)
     right = (1.0, 0.0, 0.0)
-    wrong = (
+    wrong: Wrong = (
         ("turns too slowly: 10000 taken for 1000?", (0.0, 1.0, 0.0)),
         ("turns too fast", (0.0, 0.0, 1.0)),
         ("", (0.0, 0.0, 0.0)),
     )
-    catches = (
+    catches: Names = (
         "rope-base-of-llama3",
         "rope-exponent-halved",
         "rope-exponent-from-one",
         "rope-half-the-head",
     )
-    rests_on = ("rope-pairing",)
+    rests_on: Names = ("rope-pairing",)
 
 
 class SlowPairs(Rope):

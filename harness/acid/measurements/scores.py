@@ -1,6 +1,6 @@
 """Tests of attention's scores: their scale, the softmax over them, and which tokens take part."""
 
-from harness.acid.measurements.base import Measurement, Place
+from harness.acid.measurements.base import Measurement, Names, Place
 from harness.acid.measurements.feed_forward import HALF_BF16
 from harness.acid.weights import CONST, NOT_ITS_OWN, TINY, Weights
 
@@ -28,7 +28,7 @@ class NewestToken(Measurement):
         "cache-read-before-written",
     )
 
-    rests_on = ("prompt-end",)
+    rests_on = ("prompt-end", "head-norm-weights", "heads", "post-attention-norm")
 
     def build(self, w: Weights, at: Place) -> None:
         w.look(1, at.state, {at.state: 1.0})
@@ -55,7 +55,7 @@ class EarlierToken(Measurement):
         "cache-values-transposed",
     )
 
-    rests_on = ("newest-token",)
+    rests_on = ("newest-token", "heads")
 
     def build(self, w: Weights, at: Place) -> None:
         target = at.before(5)
@@ -76,7 +76,7 @@ class Scale(Measurement):
     )
     radius = 9 * HALF_BF16
     reason = "scores within 2^-8 of 1.25, and seven roundings to BF16"
-    catches = (
+    catches: Names = (
         "attention-scale-squared",
         "attention-scale-of-width",
         "missing-scale",
@@ -104,7 +104,12 @@ class Softmax(Measurement):
     )
     radius = 7 * HALF_BF16
     reason = REASON
-    catches = ("softmax-plus-one", "mask-padding-counted", "batch-odd-row-lost")
+    catches = (
+        "softmax-plus-one",
+        "mask-padding-counted",
+        "batch-odd-row-lost",
+        "race-cache-written-late",
+    )
     rests_on = ("earlier-token", "norm-mean")
 
     def build(self, w: Weights, at: Place) -> None:

@@ -12,7 +12,10 @@ LIBRARY = "basic"  # of the three in the wheel the one that runs on every CPU
 class Model:
     def __init__(self, path, settings):
         config = Config(context_length=settings["n_ctx"], threads=settings["n_threads"])
-        self.llm = LLM(path, model_type="llama", config=config, lib=LIBRARY)
+        try:
+            self.llm = LLM(path, model_type="llama", config=config, lib=LIBRARY)
+        except RuntimeError as error:  # also of types that came later: its log says which
+            raise Unsupported(str(error)) from error
 
     def decode(self, ids, start):
         """It keeps the logits of the last token alone: so one by one."""

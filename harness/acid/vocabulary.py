@@ -1,0 +1,31 @@
+"""What an acid model needs to know of its tokens, whatever their tokenizer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Keys = dict[str, tuple[str, Any]]
+START, ASKED = "state:start", "state:asked"  # of any token, and of the last one of the acid prompt
+# of the first tokens of a report on all tests and on those for any prompt, and of its last ones
+FULL, SHORT, ENDED, LAST = "state:full", "state:short", "state:ended", "state:last"
+BOS = "letter:bos"  # of the token that is put before a text, where a test looks for it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """`tokens` come before the report's lines, as the file spells them. `places`: the state and the
+    size of those that have another than START; `only_cut`: of these states, those that have it
+    where no test of the report looks for them. `keys`: of a file with these lines."""
+
+    prompt: str
+    n_prompt: int  # tokens of the prompt, without BOS
+    tokens: tuple[str, ...]
+    places: Mapping[str, tuple[str, float]]
+    eos: int
+    keys: Callable[[Sequence[str]], Keys]
+    only_cut: frozenset[str] = frozenset()
+
+    def back(self, letter: str) -> int:
+        """How many positions the prompt's last token is behind the letter, from which on each
+        letter is a token."""
+        return len(self.prompt) - 1 - self.prompt.rindex(letter)
