@@ -4,7 +4,7 @@ The page README.md there is written by hand; all else by `regenerate_acid` alone
 """
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -70,18 +70,20 @@ def tests_page() -> str:
         seen |= {test.name for test in new}
         more = "" if len(new) == len(report.tests) else ": what it tests besides"
         lines += [f"## acid-{arch}-{quant}.gguf{more}", ""]
-        lines += [line for test in new for line in entry(test)]
+        names = {test.name for test in report.tests}
+        lines += [line for test in new for line in entry(test, names)]
     return "\n".join(lines)
 
 
-def entry(test: Measurement) -> Iterator[str]:
+def entry(test: Measurement, names: Set[str]) -> Iterator[str]:
+    """names: of the tests of its report; what it rests on elsewhere is not there."""
     prompted = "; asked by the acid prompt only" if test.needs_prompt else ""
     yield f"### {test.name}"
     yield f"`ok`: {test.sees}. Measured in: {test.where}{prompted}."
     if known := [says for says, _ in test.wrong if says and not says.startswith("ok ")]:
         yield ""
         yield from (f"- `NO ({says})`" for says in known)
-    if rests := ", ".join(test.rests_on):
+    if rests := ", ".join(name for name in test.rests_on if name in names):
         yield ""
         yield f"Look at these first, if they say NO as well: {rests}."
     yield ""

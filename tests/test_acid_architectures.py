@@ -28,8 +28,8 @@ HASHES = {
     ("llama-moe", "F32"): "7328d4bbf40055ec396d6ba59eb0d518b2f9cebcc4e1e6fe3af32f9547c08852",
     ("llama-moe", "BF16"): "eed28f9059c85412890df1e254b55f775f3dfc691495fd99755ce624e4f308dd",
     ("gpt2", "F32"): "f7987a45efa73bb4a6f78530f9c892c4b53cf17b610f93b80ac6446fef24d499",
-    ("gemma3", "F32"): "cdf00492e9c61df9dcdb80dcbd5b8c1e344028df9cc0809ff515e2dd5b8041aa",
-    ("gemma3", "BF16"): "8dcfa2d6ef20e1bf5261b2e88ce06fed44af5d1d0853b1abfe9afe8fd04d058e",
+    ("gemma3", "F32"): "7dd61df43cf6365e08e8128247281cd2879d8c26fdf463f55ee5f09c36c498ad",
+    ("gemma3", "BF16"): "a1981caee913927119162372f4a1e1e4622068ad0130509edbe85c7daf5302e4",
     ("gpt2", "F16"): "07e4de8f3e4a3ef2b245695519334191d6852110fe2c081d66922c42ade8f41c",
 }
 OTHERS = tuple(name for name in ARCHITECTURES if name != "llama")

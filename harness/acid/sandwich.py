@@ -18,6 +18,9 @@ BALLAST, REST = "ballast", "answer: rest"
 HEAVY = 32.0  # how large the ballast is, beside a 1 that is measured
 HOLDER, ELEMENT = 1, 1  # the head and the element of values that write it
 SHORT_ROW = 2.0**-9  # how large a row is in the coordinates of answers, at most
+# short tokens answer the first two, and must not have longer rows than they are; what answers the
+# others does so by eight times as much, and must not answer itself
+LESS = {START: 2.0**-7, ASKED: 2.0**-7, FULL: 2.0**-4, SHORT: 2.0**-4}
 ANSWERS = (2, 3, 4)  # layers that write which state is to be answered
 LOCAL_BASE = 10000.0  # of layers with a window
 
@@ -85,8 +88,7 @@ class Sandwich(NormedHeads):
             measured = name.startswith("value:")
             to = at if measured else self.coordinate(REST if name == CONST else answer_of(name))
             wide = column if measured else column / SMALL
-            # short tokens, which answer these two, must not have longer rows than they are
-            row = SHORT_ROW * (2.0**-7 if name in (START, ASKED) else 1)
+            row = SHORT_ROW * LESS.get(name, 1.0)
             times = 2.0 ** np.ceil(np.log2(np.abs(wide).max() / row))
             self.embd[:, to] += wide / times
             self.output_norm[to] = times * weights[at]

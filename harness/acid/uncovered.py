@@ -46,7 +46,8 @@ REASONS = (
         "they show now and then, in whatever test is running",
     ),
     (
-        "a GELU by erf, the variance of a layer norm divided by n - 1, a router in BF16",
+        "a GELU by erf, scores of gemma3 divided by the root of n_embd / n_head, the variance of a "
+        "layer norm divided by n - 1, a router in BF16",
         "they differ by less than the margin that honest engines need",
     ),
     (

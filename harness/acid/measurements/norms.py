@@ -94,6 +94,7 @@ class AttnNormWeight(Measurement):
         "weight-before-norm",
         "norms-exchanged",
         "race-cache-written-late",
+        "cache-values-transposed",
     )
     rests_on = ("newest-token",)
 

@@ -79,7 +79,7 @@ class EmbeddingScale(Measurement):
 
 class QueryScale(Scale):
     sees = "queries are divided by the root of a head's width"
-    catches = ("attention-key-length-ignored-gemma2", "attention-scale-of-width")
+    catches = ("attention-scale-of-width",)
 
 
 class PostNorm(Measurement):
@@ -102,7 +102,7 @@ class PostAttentionNorm(PostNorm):
     )
     where = "layer 1, post_attention_norm"
     catches = ("post-norm-missing",)
-    rests_on = ("newest-token",)
+    rests_on = ("newest-token", "softmax-division")
 
     def build(self, w: Weights, at: Place) -> None:
         assert isinstance(w, Sandwich)

@@ -26,6 +26,8 @@ class NewestToken(Measurement):
         "race-cache-written-late",
         "cache-one-slot-late",
         "cache-read-before-written",
+        "cache-keys-for-values",
+        "cache-values-transposed",
     )
 
     rests_on = ("prompt-end", "head-norm-weights", "heads", "post-attention-norm")
