@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from harness.cli.terminal import Terminal
+    from harness.report.formats.results import RunResults
 
 COMPLETIONS = ("junit", "ctrf", "markdown", "badge")  # those of FORMATS, at no import
 FormatOpt = Annotated[
@@ -71,25 +72,26 @@ def make_room(path: Path) -> None:
 def write_formats(wanted: Sequence[WantedFormat], folder: Path, out: "Terminal") -> None:
     """Of a run's folder. What GitHub offers a job is used where `markdown` is asked for."""
     from harness.report.formats import write_format
+    from harness.report.formats.results import read_results
 
+    run = read_results(folder) if wanted else None
     for one in wanted:
-        path = write_format(folder, one.name, one.path)
+        path = write_format(folder, one.name, one.path, run)
         out.remark(f"{one.name}: {path}")
-        if one.name == "markdown":
-            tell_github(folder, path, out)
+        if one.name == "markdown" and run is not None:
+            tell_github(run, path, out)
 
 
-def tell_github(folder: Path, path: Path, out: "Terminal") -> None:
+def tell_github(run: "RunResults", path: Path, out: "Terminal") -> None:
     """A job's summary is a file that its steps append to; annotations are lines of its log."""
     from harness.report.formats.annotations import annotations
-    from harness.report.formats.results import read_results
 
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
         with Path(summary).open("a", encoding="utf-8") as file:
             file.write(path.read_text(encoding="utf-8") + "\n")
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in annotations(read_results(folder)):
+        for line in annotations(run):
             out.annotation(line)
 
 

@@ -18,13 +18,17 @@ FORMATS: dict[str, tuple[str, Callable[[RunResults], str]]] = {
 }
 
 
-def write_format(report_folder: Path, name: str, path: Path | None = None) -> Path:
+def write_format(
+    report_folder: Path, name: str, path: Path | None = None, run: RunResults | None = None
+) -> Path:
     """Write the report of a run in one of FORMATS, into its folder if no path is given.
+
+    run: what `read_results` has read of that folder, where several formats are wanted.
 
     Raises BrokenReport if report.jsonl is not what it should be. One without a footer is a run that
     did not finish: the file says so, and never reads as a pass.
     """
     file, text_of = FORMATS[name]
     path = path or report_folder / file
-    path.write_text(text_of(read_results(report_folder)), encoding="utf-8")
+    path.write_text(text_of(run or read_results(report_folder)), encoding="utf-8")
     return path
