@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from harness.cli import blackbox, diagnosis
+from harness.cli.formats import FormatOpt, formats_wanted, write_formats
 from harness.cli.options import (
     AdapterOpt,
     EngineOpt,
@@ -55,6 +56,7 @@ def bisect(
         ),
     ] = False,
     report: ReportOpt = Path("reports"),
+    formats: FormatOpt = None,
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
@@ -70,6 +72,7 @@ def bisect(
     """
     from harness.adapters import adapter_class
     from harness.bisect.report import write_bisection
+    from harness.check import BadInput
     from harness.children import result_of
     from harness.cli.bisection import bisection_lines
     from harness.run import bisect_one, provide_engines, run_folder
@@ -77,6 +80,7 @@ def bisect(
 
     engine, began = engine_of(engine, adapter, node_map), time.perf_counter()
     with screen(quiet, as_json) as out, model_folder() as folder:
+        wanted = formats_wanted(formats)
         cls = None if is_outside(engine) else adapter_class(engine)
         default = getattr(cls, "shows_on", "f32")
         name, path = next(iter(models_of(model or Path(f"builtin:{default}"), folder)))
@@ -86,6 +90,8 @@ def bisect(
         )
         provide_engines([plan], out.progress)
         if black_box:
+            if wanted:
+                raise BadInput("--format: a bisection by --black-box writes no report yet")
             raise typer.Exit(blackbox.bisect(plan, folder, out))
         work = partial(bisect_one, plan)
         result = result_of(work, partial(out.progress, plan.case))
@@ -94,6 +100,7 @@ def bisect(
         folder_of_run = run_folder(report, "bisect")
         command = ["lockstep", *sys.argv[1:]]
         write_bisection(folder_of_run, plan, result, command, bisection_lines(plan, result), began)
+        write_formats(wanted, folder_of_run, out)
         if not as_json:
             out.line(
                 f"report: {folder_of_run}/report.jsonl\nto look at: {folder_of_run}/report.html"
