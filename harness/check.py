@@ -205,6 +205,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
         assert isinstance(subject, LocalSession)
         assert subject.adapter is not None
         subject.adapter.borrow(oracle)  # one worker shows its graph to whoever wants it
+        subject.lender = oracle
     return Opened(
         context=Context(
             case=plan.case,
@@ -328,7 +329,8 @@ def run_suites(context: Context, names: Sequence[str]) -> Iterator[Verdict]:
     suites = suites_named(names)
     for suite in suites:
         if not suite().inapplicable(context.facts):
-            with suppress(Exception):  # what fails here fails in its run, and is said there
+            context.progress(f"suite {suite.name}: what can be begun")
+            with suppress(NoAnswer, EngineError):  # its run meets it again, and says it
                 suite().begin(context)
     for suite in suites:
         context.progress(f"suite {suite.name}")

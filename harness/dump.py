@@ -85,7 +85,7 @@ def captured(session: Session, batches: Sequence[Batch], program: Program) -> Tr
     sites, records = sites_of(program), []
 
     def keep(node: Node) -> None:
-        site = sites[node.step, node.ubatch, node.index]
+        site = sites[node.place]
         records.append(TensorRecord(site=site, value=node.value.copy()))
 
     outcome = capture(session, keep, batches)

@@ -98,10 +98,13 @@ class AlongLlamaCpp:
                 whole(replay(program, self.file, self.build, Noisy(seed=seed + i)))
             )
 
-    def converted(self, batches: Sequence[Batch]) -> Iterator[F32]:
+    def converted(
+        self, batches: Sequence[Batch], only: Sequence[int] | None = None
+    ) -> Iterator[F32]:
         if is_quantised(self.file):
             program = self.program(batches)
-            for build in builds(self.build):
+            every = list(builds(self.build))
+            for build in every if only is None else [every[n] for n in only]:
                 found = np.concatenate(whole(replay(program, self.file, build, Wide(sizes=False))))
                 yield found.astype(np.float32)
 

@@ -166,7 +166,7 @@ def captured_values(context: Context, sites: Collection[Site]) -> Values:
     kept: Values = {}
 
     def keep(node: Node) -> None:
-        if site := places.get((node.step, node.ubatch, node.index)):
+        if site := places.get(node.place):
             kept[site] = node.value.copy()
 
     outcome = capture(context.subject, keep, context.batches)

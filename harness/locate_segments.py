@@ -132,7 +132,7 @@ def oracle_values(
     found = Values()
 
     def keep(node: Node) -> None:
-        place = node.step, node.ubatch, node.index
+        place = node.place
         if place in names:
             part = part_shown(node.value, shown[place].shape, node.name)
             if part is not None:

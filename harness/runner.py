@@ -178,13 +178,13 @@ class IsolatedSession(Session):
             self.worker = None
 
     def start(self) -> None:
+        if self.worker is not None and has_ended(self.worker.process):
+            self._end()  # it died while nobody waited for an answer
         if self.worker is None:
             self.worker = Worker(self.python)
             self.is_ready = False
 
     def _ready_worker(self) -> "Worker":
-        if self.worker is not None and has_ended(self.worker.process):
-            self._end()  # it died while nobody waited for an answer
         self.start()
         assert self.worker is not None
         if not self.is_ready:

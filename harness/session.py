@@ -58,6 +58,11 @@ class Session:
         """Of the worker, while there is one."""
         return None
 
+    @property
+    def asks(self) -> "Session | None":
+        """Another session that it asks for its answers."""
+        return None
+
     def start(self) -> None:
         """Begin to start it, if it is another process: the first question finds it further on."""
 
@@ -139,6 +144,11 @@ class LocalSession(Session):
         self.model = model
         self.settings = settings
         self.adapter: Adapter | None = None
+        self.lender: Session | None = None
+
+    @property
+    def asks(self) -> Session | None:
+        return self.lender
 
     def _ask(
         self,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.ahead import Ahead, both, may_fork
+from harness.ahead import Ahead, at_once, may_fork
 from harness.check import open_plan
 from harness.noise import RUNS
 from tests.models import builtin
@@ -76,13 +76,13 @@ def test_a_floor_begun_ahead_is_the_floor(tmp_path: Path) -> None:
         opened.close()
 
 
-def test_both_are_done_and_what_fails_first_is_raised() -> None:
-    assert both(lambda: 1, lambda: "b") == (1, "b")
+def test_two_are_done_at_once_and_what_fails_first_is_raised() -> None:
+    assert at_once(lambda: 1, lambda: "b") == (1, "b")
 
     def fails() -> int:
         raise ValueError("the first")
 
     with pytest.raises(ValueError, match="the first"):
-        both(fails, lambda: 2)
+        at_once(fails, lambda: 2)
     with pytest.raises(ValueError, match="the first"):
-        both(lambda: 2, fails)
+        at_once(lambda: 2, fails)

@@ -14,7 +14,6 @@ from harness.records import Request
 from harness.suites import decode
 from harness.suites._close_calls import (
     ASKED,
-    EXAMINED,
     ROOM,
     allowed_in,
     beginnings_of,
@@ -112,10 +111,10 @@ class Wavering(Quiet, name="close: the second-likeliest where it is near"):
 def test_what_an_honest_run_would_choose_is_no_fault(
     honest: bool, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode, "is_honest", lambda *_: honest)
+    monkeypatch.setattr(decode, "designs_that_say", lambda *_: [3] if honest else [])
     plan = plan_for(builtin("f32", tmp_path), engine=Wavering.name, suites=("decode",), n_steps=8)
     verdicts = verdicts_of(plan)
     assert {v.status for v in verdicts} <= {"agreed", "not-applicable", status}
     assert verdicts[-1].status == status
     if honest:
-        assert f"behind {ASKED - EXAMINED} with smaller margins" in verdicts[-1].summary
+        assert f"behind {ASKED} it is what honest runs of another" in verdicts[-1].summary

@@ -21,9 +21,11 @@ BF16, F16, ROW = len(FORMATS) - 2, len(FORMATS) - 1, len(FORMATS) - 4
 NONE = None  # of which no format is the reason
 
 
-def product(seed: int, kind: str = "Q8_0") -> Node:
+def product(seed: int, kind: str = "Q8_0", rows: int = 3) -> Node:
     raw = np.frombuffer(MAKERS[kind](stream(seed, kind), 5 * 2, 1.0), np.uint8)
-    made = node("MUL_MAT", np.zeros((3, 5), np.float32), normal(seed, 5, 64), normal(seed, 3, 64))
+    made = node(
+        "MUL_MAT", np.zeros((rows, 5), np.float32), normal(seed, 5, 64), normal(seed, rows, 64)
+    )
     dtype, shape, _ = layout(kind, (64, 5, 1, 1))
     value = np.ndarray(shape, dtype, raw)
     weight = Operand(name="w", type=kind, ne=(64, 5, 1, 1), value=value)
@@ -59,6 +61,28 @@ def test_two_products_in_two_formats_are_two_faults() -> None:
 
 def test_a_stray_format_beside_many_of_one_is_a_fault() -> None:
     assert accepted([ROW, BF16, ROW, ROW]) == [True, False, True, True]
+
+
+def test_a_stray_format_beside_products_of_llama_cpps_own_is_a_fault() -> None:
+    formats = ProductFormats(build=BUILD)
+    for seed in range(9):
+        formats.count(product(seed))
+    given, site = product(9), Site(step=0, layer=0, name="x")
+    formats.count(given)
+    assert formats.is_given(site, given, shown(given, BF16))
+    assert not formats.accepted()
+
+
+def test_one_row_and_many_may_have_formats_of_their_own() -> None:
+    formats = ProductFormats(build=BUILD)
+    sites = []
+    for seed in range(4):
+        for rows, number in ((1, ROW), (3, BF16)):
+            given, site = product(seed, rows=rows), Site(step=rows, layer=seed, name="x")
+            formats.count(given)
+            assert formats.is_given(site, given, shown(given, number))
+            sites.append(site)
+    assert formats.accepted() == set(sites)
 
 
 def test_each_type_of_weights_may_have_a_format_of_its_own() -> None:

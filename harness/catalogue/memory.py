@@ -46,8 +46,12 @@ def remembering(honest: HonestRuns) -> HonestRuns:
     for name in ("floor", "logits", "converted", "recording"):
         if method := getattr(honest, name, None):
             setattr(honest, name, once(method))
-    honest.begin = lambda *_, **__: None  # type: ignore[method-assign]  # most are known already
+    honest.begin = nothing  # type: ignore[method-assign]
     return honest
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Instead of beginning a run: most are known already."""
 
 
 def once(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,12 +73,18 @@ class Kept:
     def __init__(self, source: Iterator[Any]) -> None:
         self.source = source
         self.values: list[Any] = []
+        self.failed: Exception | None = None
 
     def __iter__(self) -> Iterator[Any]:
         for number in count():
             if number == len(self.values):
+                if self.failed is not None:
+                    raise self.failed
                 try:
                     self.values.append(next(self.source))
                 except StopIteration:
                     return
+                except Exception as error:
+                    self.failed = error  # who comes later meets it as well, and not an end
+                    raise
             yield self.values[number]

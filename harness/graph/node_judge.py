@@ -75,7 +75,7 @@ class NodeJudge:
 
     def __call__(self, node: Node) -> None:
         """Judge the node, and forget what nobody reads any more."""
-        place = (node.step, node.ubatch, node.index)
+        place = node.place
         self.judge(node, place)
         for site in self.last_read.get(place, ()):
             self.recent.pop(site, None)
@@ -141,11 +141,13 @@ class NodeJudge:
         self.formats.count(node)
         if found.mismatch is None:
             found = self.with_own_file(node, wire, theirs, found)
-        elif found.at_fault == "subject":
+        elif found.at_fault != "oracle":
             weighted = with_weights(node, self.oracle)
             if self.formats.is_given(wire.site, weighted, compared):
                 right = replace(found, mismatch=None, at_fault="", outputs=())
                 right = self.with_own_file(node, wire, theirs, right)
+                if found.at_fault == "both":
+                    right = replace(found, at_fault="oracle")
                 self.otherwise[wire.site] = self.described(node, wire, right)
         return self.described(node, wire, found)
 
@@ -161,7 +163,7 @@ class NodeJudge:
         )
 
     def own_parameters(self, node: Node) -> NDArray[np.int32] | None:
-        return self.parameters.get((node.step, node.ubatch, node.index))
+        return self.parameters.get(node.place)
 
     def other_form(self, wire: Wire) -> str:
         """Of which weight the subject's file has none that the node can be computed with."""

@@ -133,7 +133,7 @@ class Recorder:
         written = draft.roots[planned.result.root] if planned.result.root >= 0 else None
         if written is not None and written.kind == "cache":
             self.written.add(written.cache)
-        place = (node.step, node.ubatch, node.index)
+        place = node.place
         if draft.output is None or draft.output[1].name != self.result:
             draft.output = place, planned, node.value.copy()
         if self.keep(node):

@@ -278,7 +278,7 @@ class SegmentJudge:
         found: dict[Place, SiteFinding] = {}
 
         def look(node: Node, expected: Expected) -> None:
-            if segment := ends.get((node.step, node.ubatch, node.index)):
+            if segment := ends.get(node.place):
                 nodes = read.setdefault(segment.place, [])
                 nodes.append(node)
                 if len(nodes) == len(segment.formula):

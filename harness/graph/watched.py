@@ -51,7 +51,7 @@ class Watched(Honest):
         value = self.way.result(node, found)
         if self.look is not None:
             self.look(node, found)
-        place = node.step, node.ubatch, node.index
+        place = node.place
         if place in self.wanted:
             truth = found.value if found.answer is None else found.answer
             allowed = np.broadcast_to(np.asarray(found.allowed, np.float64), np.shape(truth))
@@ -67,5 +67,5 @@ class Watched(Honest):
     def shown_of(self, node: Node, value: NDArray[Any]) -> NDArray[Any]:
         """A copy of the part of a node that is shown."""
         whole = np.array(value).reshape(node.value.shape)
-        part = part_shown(whole, self.wanted[node.step, node.ubatch, node.index], node.name)
+        part = part_shown(whole, self.wanted[node.place], node.name)
         return whole if part is None else np.array(part)

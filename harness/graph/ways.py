@@ -16,7 +16,7 @@ from harness.noise import tipped
 from harness.synth.draws import stream
 
 PRODUCT = "MUL_MAT"
-KEPT_BYTES = 64 << 20  # of bounds
+KEPT_BYTES = 64 << 20  # of bounds, beside a run's own values: 300 tokens of large models have more
 
 
 class Bounds:
@@ -30,7 +30,7 @@ class Bounds:
         """In float32, rounded up."""
         if node.op == PRODUCT and node.value.size * 4 <= self.room:
             near = np.asarray(allowed).astype(np.float32)
-            self.kept[place_of(node)] = np.nextafter(near, np.float32(np.inf))
+            self.kept[node.place] = np.nextafter(near, np.float32(np.inf))
             self.room -= near.nbytes
 
 
@@ -90,13 +90,13 @@ class Noisy(Honest):
     def build(self, build: Build, node: Node) -> Build:
         return replace(
             build,
-            sizes=place_of(node) not in self.known.kept,
+            sizes=node.place not in self.known.kept,
             tip=Tip(partial(self.bits, node, "tip")),
             ties=lambda n: self.bits(node, "ties").random_raw(n),
         )
 
     def result(self, node: Node, found: Expected) -> NDArray[Any]:
-        if (bound := self.known.kept.get(place_of(node))) is not None:
+        if (bound := self.known.kept.get(node.place)) is not None:
             found = replace(found, allowed=bound.astype(np.float64))
         if found.answer is not None or not np.any(found.allowed):
             return super().result(node, found)
@@ -110,10 +110,6 @@ class Noisy(Honest):
         inexact = ~np.isnan(off) & ~counted
         with np.errstate(invalid="ignore"):  # of what an engine shows infinite
             return settled(found.value + np.where(inexact, off, 0.0), node.type)
-
-
-def place_of(node: Node) -> tuple[int, int, int]:
-    return node.step, node.ubatch, node.index
 
 
 @dataclass(frozen=True, eq=False)

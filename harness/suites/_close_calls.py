@@ -31,7 +31,6 @@ MOST = 1 << 24  # logits of a run
 # noise of its own runs, which may be larger: a margin just beyond the first limit would be within
 # the second, and one of the few questions would say nothing.
 ROOM = 1.5
-EXAMINED = 4  # answers that differ, each held against up to nine runs of our own
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -140,25 +139,49 @@ def is_honest(
     return any(fits(run, 2 * float(whole_run(noise, largest(run)).allowed)) for run in runs)
 
 
+def designs_that_say(
+    context: Context,
+    batches: Sequence[Batch],
+    fits: Callable[[F32, float], bool],
+    among: Sequence[int] | None = None,
+) -> list[int]:
+    """Which of these runs come to what the subject says, by their numbers: 0 as llama.cpp converts
+    activations, 1 without, then in other formats. An engine has one design for all answers."""
+    noise = context.noise_on(batches)
+
+    def is_near(run: F32) -> bool:
+        return fits(run, 2 * float(whole_run(noise, largest(run)).allowed))
+
+    numbers = range(2) if among is None else [n for n in among if n < 2]
+    first = context.honest_runs(batches) if numbers else ()
+    found = [n for n in numbers if is_near(first[n])]
+    formats = None if among is None else [n - 2 for n in among if n >= 2]
+    if formats != []:
+        runs = context.converted_runs(batches, formats)
+        places = zip(count() if formats is None else formats, runs, strict=False)
+        found += [n + 2 for n, run in places if is_near(run)]
+    return found
+
+
 def said_of(
-    context: Context, suite: str, close: Sequence[Beginning], same: Sequence[Beginning], looked: int
+    context: Context, suite: str, n: int, same: Sequence[Beginning], ties: int
 ) -> Iterator[Verdict]:
-    """Of an engine of which nothing is wrong. close: all that it answered; looked: so many of its
-    other answers were held against honest runs, which come to them too."""
-    others = len(close) - len(same)
-    if not close:
+    """Of an engine of which nothing is wrong. n: answers; those that are neither the same nor ties
+    are what one honest run of another design comes to."""
+    if not n:
         text = "no two tokens are nearly alike and further apart than honest runs"
         yield context.verdict(suite, "not-applicable", text)
         return
-    parts = []
+    parts, others = [], n - len(same) - ties
     if same:
         parts += [f"the next token is the same behind {len(same)} prompts with {in_words(same)}"]
-    if looked:
-        parts += [f"behind {looked} it is what an honest run of another design chooses"]
-    if others > looked:
-        parts += [f"behind {others - looked} with smaller margins it differs, nobody looked why"]
+    if ties:
+        parts += [f"behind {ties} another one is within the noise"]
+    if others:
+        parts += [f"behind {others} it is what honest runs of another design choose"]
     status: Status = "agreed" if same else "excused"
-    yield context.verdict(suite, status, ", ".join(parts), {"close": len(same), "others": others})
+    detail = {"close": len(same), "ties": ties, "others": others}
+    yield context.verdict(suite, status, ", ".join(parts), detail)
 
 
 def in_words(close: Sequence[Beginning]) -> str:

@@ -41,7 +41,7 @@ def products_along_nodes(context: Context) -> Findings:
             context.progress(f"products on nearly empty inputs: {node.name}")
             value = theirs(with_weights(node, oracle))
             if value is None:
-                not_shown.append(wires[node.step, node.ubatch, node.index].site)
+                not_shown.append(wires[node.place].site)
             else:
                 judge(replace(node, value=value))
         judge.accept_formats()

@@ -17,7 +17,7 @@ from engine.quants.base import F32
 from engine.registry import Registered
 from engine.split_files import open_model
 from engine.tokenizers.base import tokenizer_of
-from harness.ahead import both
+from harness.ahead import at_once
 from harness.facts import ModelFacts
 from harness.noise import MORE_RUNS, RUNS, NoiseFloor
 from harness.records import (
@@ -62,8 +62,11 @@ class HonestRuns(Protocol):
     def logits(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
         """(outputs, vocabulary) each: as llama.cpp rounds, and in float64 without conversions."""
 
-    def converted(self, batches: Sequence[Batch]) -> Iterator[F32]:
-        """As engines convert activations that have another format for them, one by one."""
+    def converted(
+        self, batches: Sequence[Batch], only: Sequence[int] | None = None
+    ) -> Iterator[F32]:
+        """As engines convert activations that have another format for them, one by one. only: the
+        formats with these numbers, in this order."""
 
 
 @dataclass(kw_only=True)
@@ -149,9 +152,11 @@ class Context:
         self.progress("a difference: our own runs say which engine is wrong")
         return self.honest.logits(batches)
 
-    def converted_runs(self, batches: Sequence[Batch]) -> Iterator[F32]:
+    def converted_runs(
+        self, batches: Sequence[Batch], only: Sequence[int] | None = None
+    ) -> Iterator[F32]:
         self.progress("a difference: our own runs that convert activations otherwise")
-        return self.honest.converted(batches)
+        return self.honest.converted(batches, only=only)
 
     def with_subject(self, subject: Session, path: Path, info: EngineInfo) -> "Context":
         """The same with another subject: all that is known so far is of the oracle."""
@@ -178,12 +183,20 @@ class Context:
         return expected, self.answer(self.subject, question, second)
 
     def outcomes(self, question: str, *args: Any, **kwargs: Any) -> tuple[Outcome, Outcome]:
-        """The oracle's and the subject's, asked at once where the oracle is another process."""
+        """The oracle's and the subject's, asked at once where the oracle is another process, which
+        the subject does not ask itself. Who has not answered in time beside the other is asked
+        again alone: a limit is for an engine by itself."""
         oracle = partial(self.oracle.ask, question, *args, **kwargs)
         subject = partial(self.subject.ask, question, *args, **kwargs)
-        if self.oracle is self.subject or self.oracle.pid is None:
+        if self.oracle.pid is None or self.oracle in (self.subject, self.subject.asks):
             return oracle(), subject()
-        return both(oracle, subject)
+        self.oracle.start()  # in this thread: it would die with the other one
+        first, second = at_once(oracle, subject)
+        if isinstance(first, TimedOut):
+            first = oracle()
+        if isinstance(second, TimedOut):
+            second = subject()
+        return first, second
 
     def ask(self, session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
         """The answer, or NoAnswer with what became of the question."""

@@ -15,8 +15,9 @@ from harness.further_runs import longer, with_rows
 from harness.records import Request, Verdict
 from harness.repeats import asked_again
 from harness.suites._close_calls import (
-    EXAMINED,
+    Beginning,
     closest,
+    designs_that_say,
     is_honest,
     said_behind,
     said_of,
@@ -31,6 +32,7 @@ from harness.tolerances import whole_run
 PROMPT = b"Once upon a time"
 WRONG_ORACLE = "greedy tokens are held against the oracle's logits, and these are wrong"
 NOT_DETERMINED = "logits are NaN or infinite, so that greedy tokens are not determined"
+NO_LIMIT = "honest runs of this model overflow, so that no limit can be given for its tokens"
 EXACT_TIE = "an exact tie, of which llama.cpp takes the first"
 MOST_BEGINNINGS = 32  # behind each of which an engine is asked for one token
 MOST_TIES = 8  # behind which an engine is asked to go on, each time from the oracle's text
@@ -144,6 +146,9 @@ def next_tokens(context: Context) -> Iterator[Verdict]:
     allowed = 2 * float(whole_run(context.noise.relative, largest(logits)).allowed)
     if margins.max() > allowed:
         allowed = 2 * float(whole_run(context.noise_on(batches), largest(logits)).allowed)
+    if not np.isfinite(allowed):
+        yield context.verdict("decode", "not-compared", NO_LIMIT)
+        return
     n_same = int((logits.argmax(axis=1) == said).sum())
     detail: dict[str, Any] = {"beginnings": len(ends), "same": n_same, "allowed": allowed}
     if margins.max() > allowed and is_honest(context, batches, partial(nearly_chosen, said)):
@@ -177,13 +182,18 @@ def close_calls(context: Context) -> Iterator[Verdict]:
     answers, why = said_behind(context, close, "greedy", lambda one: list(one.ids))
     same = [one for one, (said,) in answers if said == one.chosen]
     others = [(one, said) for one, (said,) in answers if said != one.chosen]
-    looked = others[: -EXAMINED - 1 : -1]  # those with the largest margins
-    for one, said in looked:
-        row = one.logits[0]
-        margin = float(row.max() - row[said])
-        allowed = 2 * float(whole_run(context.noise_on(one.batches), largest(row)).allowed)
+    ties, designs = 0, None
+    for one, said in sorted(others, key=lambda other: behind_the_best(*other), reverse=True):
+        margin = behind_the_best(one, said)
+        allowed = 2 * float(whole_run(context.noise_on(one.batches), largest(one.logits)).allowed)
+        if not np.isfinite(allowed):
+            yield context.verdict("decode", "not-compared", NO_LIMIT)
+            return
+        if margin <= allowed:
+            ties += 1
+            continue
         chosen = partial(nearly_chosen, [said])
-        if margin <= allowed or is_honest(context, one.batches, chosen):
+        if designs := designs_that_say(context, one.batches, chosen, designs):
             continue
         if oracles_logits(context, one.batches) is None:
             yield context.verdict("decode", "not-compared", WRONG_ORACLE)
@@ -198,7 +208,11 @@ def close_calls(context: Context) -> Iterator[Verdict]:
         return
     if why:
         yield context.verdict("decode", "not-applicable", why)
-    yield from said_of(context, "decode", [one for one, _ in answers], same, len(looked))
+    yield from said_of(context, "decode", len(answers), same, ties)
+
+
+def behind_the_best(one: Beginning, token: int) -> float:
+    return float(one.logits[0].max() - one.logits[0, token])
 
 
 def nearly_chosen(tokens: Sequence[int], run: F32, allowed: float) -> bool:

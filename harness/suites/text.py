@@ -4,6 +4,7 @@ A text does not say where its tokens end, and the same bytes may be several toke
 accused unless no token that fits the text is within the noise of the oracle's largest logit.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,10 +22,9 @@ from harness.facts import ModelFacts
 from harness.further_runs import n_cells
 from harness.records import Verdict
 from harness.suites._close_calls import (
-    EXAMINED,
     beginnings_of,
     closest,
-    is_honest,
+    designs_that_say,
     said_behind,
     said_of,
     texts_of,
@@ -111,16 +111,19 @@ def close_calls(context: Context) -> Iterator[Verdict]:
         runs.append((ids, [*parts]))
     close = [one for one in closest(context, runs) if pieces[one.chosen].strip()]
     answers, why = said_behind(context, close, "generate", lambda one: texts[one.ids])
-    same, others, unclear = [], [], 0
+    same, others, ties, unclear = [], [], 0, 0
     for one, said in answers:
         found = list(judged(context, one.batches, one.logits, [one.chosen], said, pieces))
         wrong = next((verdict for verdict in found if verdict.status == "diverged"), None)
+        statuses = {verdict.status for verdict in found}
         others += [] if wrong is None else [(one, said, wrong)]
-        same += [one] if {verdict.status for verdict in found} == {"agreed"} else []
-        unclear += any(verdict.status == "not-compared" for verdict in found)
-    looked = others[: -EXAMINED - 1 : -1]  # those with the largest margins
-    for one, said, wrong in looked:
-        if is_honest(context, one.batches, partial(may_begin_with, said, pieces)):
+        same += [one] if statuses == {"agreed"} else []
+        unclear += "not-compared" in statuses
+        ties += statuses == {"excused"}
+    designs = None
+    for one, said, wrong in sorted(others, key=lambda other: how_far(other[2]), reverse=True):
+        begins = partial(may_begin_with, said, pieces)
+        if designs := designs_that_say(context, one.batches, begins, designs):
             continue
         if oracles_logits(context, one.batches) is None:
             yield context.verdict("text", "not-compared", WRONG_ORACLE)
@@ -133,9 +136,15 @@ def close_calls(context: Context) -> Iterator[Verdict]:
         yield context.verdict("text", "not-applicable", text)
     if why:
         yield context.verdict("text", "not-applicable", why)
-    compared = [*same, *(one for one, *_ in others)]
-    if compared or not answers:
-        yield from said_of(context, "text", compared, same, len(looked))
+    n = len(same) + ties + len(others)
+    if n or not answers:
+        yield from said_of(context, "text", n, same, ties)
+
+
+def how_far(wrong: Verdict) -> float:
+    """Behind the likeliest token; of a text that no token begins with there is no number."""
+    margin = wrong.detail["margin"]
+    return math.inf if margin is None else float(margin)
 
 
 def may_begin_with(said: bytes, pieces: "Pieces", run: F32, allowed: float) -> bool:

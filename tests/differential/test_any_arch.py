@@ -1,6 +1,7 @@
 """llama.cpp names the tensors of every architecture, and loads what is made of them."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from engine.batch import Batch
 from engine.errors import EngineError
 from engine.gguf_file import GgufFile
+from harness.check import Plan
 from harness.cli import app
 from harness.gguf_writer import write_gguf
 from harness.known import entries
@@ -20,6 +22,7 @@ from harness.runner import Runner
 from harness.shadow.models import make_variant, make_variants, opened
 from harness.synth.any_arch import Variant, metadata_bytes, variant_named, variants
 from harness.synth.vocabularies import vocabulary_keys
+from tests.differential.conftest import Checked
 from tests.test_any_arch import TENSORS
 
 
@@ -159,3 +162,16 @@ def test_cogvlm_hands_out_the_logits_of_the_first_token_for_those_of_the_last(
     assert excused_if_known(wrong, "cogvlm", "llama.cpp@0.3.8") is wrong
     both = replace(wrong, detail={**detail, "at_fault": "both"})
     assert excused_if_known(both, "cogvlm", "llama.cpp") is both
+
+
+@pytest.mark.parametrize(("suite", "name"), [("decode", "plamo"), ("embeddings", "jina-bert-v2")])
+def test_who_asks_the_oracles_worker_itself_is_not_asked_at_once_with_it(
+    suite: str, name: str, tmp_path: Path, plan_for: Callable[..., Plan], checked: Checked
+) -> None:
+    """A replay of llama.cpp's graph, of a model of which nothing was recorded before."""
+    path = tmp_path / "m.gguf"
+    with opened() as session:
+        make_variant(variant_named(name), path, session=session)
+    for seed in range(2):
+        found = checked(plan_for(path, engine="replay", suites=(suite,), seed=seed))
+        assert {v.status for v in found} <= {"agreed", "excused"}, [v.summary for v in found]

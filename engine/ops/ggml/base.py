@@ -52,6 +52,11 @@ class Node:
     sources: tuple[Operand | None, ...]
     value: NDArray[Any]
 
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Of all nodes of a run it alone is there."""
+        return self.step, self.ubatch, self.index
+
     def floats(self) -> NDArray[np.float32]:
         """The parameters that are floats, in their places."""
         return self.params.view(np.float32)
