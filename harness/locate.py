@@ -21,6 +21,8 @@ from harness.tolerances import Bound, whole_run
 WHOLLY_OFF = 0.5  # of the largest value: ops behind work on other numbers, or on next to nothing
 Outputs = tuple[NDArray[Any], ...]  # of each batch: (outputs, vocabulary or width)
 
+NEEDS_NONE = "lockstep bisect --black-box and lockstep diagnose need none"  # no tensors
+
 
 def locate(context: Context) -> Findings:
     """Each op alone on the oracle's inputs, if the subject computes single ops as its runs do; or
@@ -32,7 +34,8 @@ def locate(context: Context) -> Findings:
         return locate_along_nodes(context)
     if shows_tensors(context):
         return all_segments(context)
-    raise NoAnswer(nothing_shown(context), f"{context.subject.name} does not show tensors", {})
+    text = f"{context.subject.name} does not show tensors; {NEEDS_NONE}"
+    raise NoAnswer(nothing_shown(context), text, {})
 
 
 def all_segments(context: Context) -> Findings:

@@ -58,7 +58,8 @@ def test_a_check_writes_every_format_beside_its_report(lockstep: Lockstep, tmp_p
     names = [f"--format={name}" for name in ("junit", "ctrf", "markdown", "badge")]
     assert checked(lockstep, tmp_path, *names).code == 0
     files = {path.name for path in run_in(tmp_path).iterdir()}
-    assert files == {"report.jsonl", "junit.xml", "ctrf.json", "summary.md", "badge.json"}
+    page = {"report.jsonl", "report.html"}
+    assert files == page | {"junit.xml", "ctrf.json", "summary.md", "badge.json"}
     badge = json.loads((run_in(tmp_path) / "badge.json").read_text())
     assert badge["color"] == "brightgreen"
 

@@ -145,7 +145,26 @@ def check(
 
 
 def next_step(plans: "Sequence[Plan]", result: "RunResult") -> str:
-    """The command that says more of the first model whose runs differ; "": there is none."""
+    """The command that says more of the first model whose runs differ, or of an engine that shows
+    too little for a place; "": there is none."""
+    return where_it_differs(plans, result) or what_sees_more(plans, result)
+
+
+def what_sees_more(plans: "Sequence[Plan]", result: "RunResult") -> str:
+    """Of a conforming engine that opens any file and shows no tensors."""
+    from harness.locate import NEEDS_NONE
+    from harness.protocol.session import command_of
+
+    plan = plans[0]
+    blind = any(v.suite == "trace" and NEEDS_NONE in v.summary for v in result.verdicts)
+    if not blind or command_of(plan.engine) is None:
+        return ""
+    bisection = f"lockstep bisect {without(plan.command, *OF_TEXTS)} --black-box"
+    acid = f"lockstep check --suite acid --engine {shlex.quote(plan.engine)}"
+    return f"what sees more without tensors: {bisection}; {acid}"
+
+
+def where_it_differs(plans: "Sequence[Plan]", result: "RunResult") -> str:
     for plan in plans:
         found = [v for v in result.verdicts if v.case == plan.case and v.about != plan.oracle]
         wrong = {v.suite for v in found if v.status == "diverged"}

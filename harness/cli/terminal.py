@@ -158,7 +158,8 @@ class Terminal:
         for same in folded[:SHOWN]:
             self.out.print(f"\n{printable(explain(same[0]), keep=chr(10))}{more_like(same)}")
         if len(folded) > SHOWN:
-            self.out.print(f"\n{len(folded) - SHOWN} more kinds are in the report")
+            n = len(folded) - SHOWN
+            self.out.print(f"\n{n} more {'kinds are' if n > 1 else 'kind is'} in the report")
         for line in not_applicable(result):
             self.out.print(f"\n{printable(line)}")
         for plan, found in diagnosed:

@@ -178,7 +178,7 @@ def remarks(a: Run, b: Run) -> Iterator[str]:
 
 def title_of(run: Run) -> str:
     """Which engines it was about, with their versions."""
-    engines = [f"{e['engine']} {e['version']}" for e in run.header["engines"]]
+    engines = [f"{e['engine']} {e['version']}" for e in run.header["engines"][::-1]]
     return " against ".join(engines) or str(run.header["command"])
 
 

@@ -18,7 +18,7 @@ from harness.facts import ModelFacts
 from harness.findings import Findings
 from harness.graph.node_formats import PRODUCTS
 from harness.judge import SiteFinding
-from harness.locate import nothing_shown
+from harness.locate import NEEDS_NONE, nothing_shown
 from harness.locate_segments import shows_tensors
 from harness.records import Verdict
 from harness.report.text import explain_finding
@@ -82,7 +82,8 @@ def on_sparse_inputs(context: Context) -> Findings:
         return products_along_nodes(context)
     if shows_tensors(context):
         return products_between_nodes(context, kept)
-    raise NoAnswer(nothing_shown(context), f"{context.subject.name} does not show tensors", {})
+    text = f"{context.subject.name} does not show tensors; {NEEDS_NONE}"
+    raise NoAnswer(nothing_shown(context), text, {})
 
 
 def kept(value: NDArray[Any], seed: int) -> NDArray[Any]:

@@ -30,8 +30,9 @@ def suite_of(model: str, results: list[TestResult], run: RunResults) -> TestSuit
     suite.timestamp = run.started.replace(tzinfo=None).isoformat(timespec="seconds")
     suite.add_property("command", run.command)
     suite.add_property("seed", str(run.seed))
-    for engine in run.engines:
-        suite.add_property("engine", engine)
+    roles = ("oracle", "engine under test") if len(run.engines) == 2 else ("engine",) * 9
+    for role, engine in zip(roles, run.engines, strict=False):
+        suite.add_property(role, engine)
     for name, version in run.versions.items():
         suite.add_property(f"version {name}", version)
     for result in results:
