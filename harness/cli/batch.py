@@ -7,6 +7,7 @@ import typer
 
 from harness.cli import fuzz as fuzz_cli
 from harness.cli.options import (
+    ClusterOpt,
     JsonOpt,
     OracleOpt,
     QuietOpt,
@@ -44,6 +45,7 @@ def fuzz_batch(
     report: ReportOpt = Path("reports"),
     as_json: JsonOpt = False,
     jobs: TargetsOpt = 1,
+    cluster: ClusterOpt = None,
     quiet: QuietOpt = False,
 ) -> None:
     """Run schedules of decode calls and cache operations on two engines, and on each one twice.
@@ -75,4 +77,6 @@ def fuzz_batch(
             given=tuple(text.encode() for text in schedule or ()),
         )
 
-    fuzz_cli.campaign("batch", plan, resume, report, jobs=jobs, as_json=as_json, quiet=quiet)
+    fuzz_cli.campaign(
+        "batch", plan, resume, report, jobs=jobs, cluster=cluster, as_json=as_json, quiet=quiet
+    )

@@ -8,6 +8,7 @@ import typer
 
 from harness.cli import fuzz as fuzz_cli
 from harness.cli.options import (
+    ClusterOpt,
     HexOpt,
     JsonOpt,
     OracleOpt,
@@ -58,6 +59,7 @@ def fuzz_gguf(
     report: ReportOpt = Path("reports"),
     as_json: JsonOpt = False,
     jobs: TargetsOpt = 1,
+    cluster: ClusterOpt = None,
     quiet: QuietOpt = False,
 ) -> None:
     """Parse files that are valid, unusual, broken in named ways or mutated, with every parser.
@@ -94,7 +96,9 @@ def fuzz_gguf(
             keep=keep,
         )
 
-    fuzz_cli.campaign("gguf", plan, resume, report, jobs=jobs, as_json=as_json, quiet=quiet)
+    fuzz_cli.campaign(
+        "gguf", plan, resume, report, jobs=jobs, cluster=cluster, as_json=as_json, quiet=quiet
+    )
 
 
 def families(given: Sequence[str], corpus: Path | None, keep: Path | None) -> tuple[str, ...]:

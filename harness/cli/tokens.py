@@ -10,6 +10,7 @@ import typer
 from harness.cli import bench as bench_cli
 from harness.cli import fuzz as fuzz_cli
 from harness.cli.options import (
+    ClusterOpt,
     HexOpt,
     JsonOpt,
     QuietOpt,
@@ -54,6 +55,7 @@ def fuzz_tokens(
     report: ReportOpt = Path("reports"),
     as_json: JsonOpt = False,
     jobs: TargetsOpt = 1,
+    cluster: ClusterOpt = None,
     quiet: QuietOpt = False,
 ) -> None:
     """Tokenize texts that know the vocabulary with two engines, and ids at random the way back.
@@ -82,7 +84,9 @@ def fuzz_tokens(
             given=tuple(map(fuzz_cli.from_hex, hexes or ())),
         )
 
-    fuzz_cli.campaign("tokens", plan, resume, report, jobs=jobs, as_json=as_json, quiet=quiet)
+    fuzz_cli.campaign(
+        "tokens", plan, resume, report, jobs=jobs, cluster=cluster, as_json=as_json, quiet=quiet
+    )
 
 
 @bench_cli.app.command("tokens")
