@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from harness.check import BadInput
 from harness.children import Died, Event, Refused, Said, Work
-from harness.cluster_worker import Begun, Needs, Task, do_task, end_processes, source_digest
+from harness.cluster_worker import Begun, Needs, Task, do_task, end_processes
 from harness.parallel import Executor, Processes, Resumable
 
 CONNECT = 10.0  # seconds
@@ -99,7 +99,7 @@ class DaskCluster:
         from distributed import Queue
 
         self.name = f"lockstep-{uuid4().hex}"
-        self.needs = Needs.here(files, source_digest())
+        self.needs = Needs.here(files)
         queue = Queue(self.name, client=self.client)
         self.open: dict[int, Progress] = {}
         try:

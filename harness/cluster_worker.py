@@ -34,10 +34,10 @@ class Needs:
     source: str
 
     @classmethod
-    def here(cls, files: Sequence[Path], source: str) -> Self:
+    def here(cls, files: Sequence[Path]) -> Self:
         paths = [path.absolute() for path in dict.fromkeys(files)]
-        return cls(folder=os.getcwd(), files=tuple((str(p), size_of(p)) for p in paths),
-                   source=source)  # fmt: skip
+        sizes = tuple((str(path), size_of(path)) for path in paths)
+        return cls(folder=os.getcwd(), files=sizes, source=source_digest())
 
     def lacking(self) -> str:
         """What is not so on this machine, in one sentence."""

@@ -12,6 +12,7 @@ from harness.cli import diagnosis
 from harness.cli.options import (
     AdapterOpt,
     ArchOpt,
+    ClusterOpt,
     EngineOpt,
     JsonOpt,
     MapOpt,
@@ -74,6 +75,7 @@ def check(
     report: ReportOpt = Path("reports"),
     as_json: JsonOpt = False,
     jobs: Annotated[int, typer.Option("-j", help="Models checked side by side.", min=1)] = 1,
+    cluster: ClusterOpt = None,
     diagnose: Annotated[
         bool, typer.Option("--diagnose", help="Where something diverges, try known mistakes.")
     ] = False,
@@ -100,8 +102,10 @@ def check(
       lockstep check model.gguf --engine ./my-engine --known known.json
     """
     from harness.cli.variants import variant_files
+    from harness.cluster import executor_for
     from harness.known_failures import KnownFailures, check_writable, read_known
     from harness.known_failures import write_known as write_failures
+    from harness.parallel import Forks
     from harness.run import Listener, run_plans
 
     engine = engine_of(engine, adapter, node_map)
@@ -123,7 +127,10 @@ def check(
         ]
         listener = Listener(progress=out.progress, verdict=out.verdict)
         listed = read_known(known) if known else KnownFailures()
-        result = run_plans(plans, report, ["lockstep", *sys.argv[1:]], jobs, listener, listed)
+        command = ["lockstep", *sys.argv[1:]]
+        with executor_for(1, cluster) as executor:
+            executor = executor or Forks(jobs)
+            result = run_plans(plans, report, command, executor, listener, listed)
         diagnosed = diagnosis.of_run(plans, result, out) if diagnose else ()
         out.summary(result, diagnosed, "" if diagnose else next_step(plans, result))
         if write_known:
