@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.children import Died, Done, Event, Said, Say, Work
-from harness.parallel import Executor, events_of
+from harness.parallel import Executor, Resumable, events_of
 
 WORKS, SAID = 5, 4
 
@@ -61,7 +61,7 @@ class Stumbling:
         self.work(say_or_wait)
 
     def is_checkpoint(self, value: Any) -> bool:
-        return bool(self.work.is_checkpoint(value))
+        return isinstance(self.work, Resumable) and self.work.is_checkpoint(value)
 
     def behind(self, said: Sequence[Any]) -> "Stumbling":
         return replace(self, work=self.work.behind(said))
