@@ -112,16 +112,28 @@ def result_of(work: Work, progress: Callable[[str], None]) -> Any:
                 progress(text)
             case Said(said):
                 value = said
-            case Refused(message):
-                raise BadInput(message)
-            case Unanswered(status, summary, detail):
-                raise NoAnswer(status, summary, detail)
-            case Failed(message, trace):
-                raise RuntimeError(f"{message}\n{trace}")
             case Died(how):
                 text = f"the process that did the work {how}; did a file change meanwhile?"
                 raise NoAnswer("crashed", text, {})
+            case _:
+                raise_for(event)
     return value
+
+
+def raise_for(event: Event) -> None:
+    """What the process of the work would have raised, had it been this one.
+
+    A death is a ChildProcessError.
+    """
+    match event:
+        case Refused(message):
+            raise BadInput(message)
+        case Unanswered(status, summary, detail):
+            raise NoAnswer(status, summary, detail)
+        case Failed(message, trace):
+            raise RuntimeError(f"{message}\n{trace}")
+        case Died(how):
+            raise ChildProcessError(f"a process of the run {how}")
 
 
 def started(work: Work) -> tuple[Connection, BaseProcess]:
@@ -139,18 +151,22 @@ def body(work: Work, connection: Connection) -> None:
     watch_parent()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    event: Event = Done()
-    try:
-        work(lambda value: connection.send(Said(value)))
-    except NoAnswer as error:
-        event = Unanswered(error.status, error.summary, error.detail)
-    except (BadInput, EngineError, OSError) as error:
-        event = Refused(str(error))
-    except Exception as error:
-        event = Failed(f"{type(error).__name__}: {error}"[:500], traceback.format_exc())
-    connection.send(event)
+    connection.send(ending_of(work, lambda value: connection.send(Said(value))))
     connection.close()
     os._exit(0)  # what the parent had registered to do at its own exit is not ours to do
+
+
+def ending_of(work: Work, say: Say) -> Event:
+    """Do it; how it ended."""
+    try:
+        work(say)
+    except NoAnswer as error:
+        return Unanswered(error.status, error.summary, error.detail)
+    except (BadInput, EngineError, OSError) as error:
+        return Refused(str(error))
+    except Exception as error:
+        return Failed(f"{type(error).__name__}: {error}"[:500], traceback.format_exc())
+    return Done()
 
 
 def next_event(connection: Connection, process: BaseProcess) -> Event:

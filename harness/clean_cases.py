@@ -15,7 +15,7 @@ from engine.quants.base import NO_PRODUCT, WeightFormat
 from engine.registry import import_members
 from harness.check import Plan, open_plan, run_suites
 from harness.exit_codes import exit_code
-from harness.processes import as_done
+from harness.parallel import Executor, as_done
 from harness.records import DEFAULT, EXACT
 from harness.row_files import add_rows, read_rows
 from harness.shadow.models import make_variant, opened
@@ -190,11 +190,13 @@ def try_clean(seed: int) -> Tried:
     return Tried(seed=seed, case=plan.case, code=exit_code(verdicts), wrong=tuple(wrong))
 
 
-def clean_results(seeds: range, jobs: int, file: Path | None = None) -> Iterator[Tried]:
+def clean_results(
+    seeds: range, executor: Executor | None = None, file: Path | None = None
+) -> Iterator[Tried]:
     """file: a line of JSON for each case; those that are there are not run again."""
     before = {tried.seed: tried for tried in read_rows(file, tried_of) if tried.seed in seeds}
     yield from before.values()
-    for tried in as_done(try_clean, [seed for seed in seeds if seed not in before], jobs):
+    for tried in as_done(try_clean, [seed for seed in seeds if seed not in before], executor):
         add_rows(file, [tried])
         yield tried
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.check import BadInput, Plan, suites_named
 from harness.exit_codes import exit_code_of_run
+from harness.parallel import Forks
 from harness.records import EngineInfo, Status, Verdict
 from harness.report.header import header
 from harness.report.jsonl import plain
@@ -75,7 +76,7 @@ def run_matrix(
     """A row for each engine, with a report of its own. plans: by the engine's name."""
     for engine, same in plans.items():
         try:
-            result = run_plans(same, reports, command, jobs, listener_of(engine, progress))
+            result = run_plans(same, reports, command, Forks(jobs), listener_of(engine, progress))
         except BadInput as error:
             yield Row(engine=engine, error=str(error))
             continue

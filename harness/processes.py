@@ -2,30 +2,17 @@
 
 import os
 import signal
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import active_children, get_context, parent_process
-from multiprocessing.managers import SyncManager
-from secrets import token_hex
-from tempfile import TemporaryDirectory
+from multiprocessing import parent_process
 from threading import Thread, current_thread, main_thread
-from typing import Any, TypeVar
-
-from harness.allocator import keep_freed_memory
+from typing import TypeVar
 
 BLAS = "OPENBLAS_NUM_THREADS"
 TEMPORARY = "TMPDIR"
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Part = TypeVar("Part")
 Result = TypeVar("Result")
-
-
-class Pool(ProcessPoolExecutor):
-    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        with interrupts_later():  # it may start a process
-            return super().submit(*args, **kwargs)
 
 
 @contextmanager
@@ -51,74 +38,6 @@ def interrupts_later() -> Iterator[None]:
             signal.signal(number, handler)
     if came:
         signal.raise_signal(came[0])
-
-
-@contextmanager
-def processes(jobs: int) -> Iterator[Pool]:
-    """Fresh ones, not forks: a fork would inherit locks of threads that it does not have.
-
-    Each multiplies matrices with one thread: with one for every processor in each process they
-    wait for each other, and small models take several times as long. A user's own choice stays.
-
-    Whoever leaves with an exception does not wait for work that may take hours: it is killed. What
-    it has in temporary folders lies in one of ours, which is then removed.
-    """
-    others = set(active_children())
-    blas = os.environ.get(BLAS, "1")  # read when a process loads numpy
-    with (
-        TemporaryDirectory(prefix="lockstep-") as folder,
-        variables({BLAS: blas, TEMPORARY: folder}),
-        Pool(jobs, mp_context=get_context("spawn"), initializer=begin) as pool,
-    ):
-        try:
-            yield pool
-        except BaseException:
-            for child in set(active_children()) - others:
-                child.kill()
-            raise
-
-
-def as_done(work: Callable[[Part], Result], parts: Sequence[Part], jobs: int) -> Iterator[Result]:
-    """Of each part; with several jobs the first that is done comes first."""
-    if jobs == 1:
-        yield from map(work, parts)
-        return
-    with processes(jobs) as pool:
-        for done in as_completed([pool.submit(work, part) for part in parts]):
-            yield done.result()
-
-
-@contextmanager
-def variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Of the environment that processes inherit."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def shared() -> Iterator[SyncManager]:
-    """What makes queues that several processes share. It is a process too, and ends with its
-    parent like the others."""
-    # by itself it would take a path in TMPDIR, which may be longer than a socket's name can be
-    name = f"\0lockstep-{os.getpid()}-{token_hex(8)}" if sys.platform == "linux" else None
-    manager = SyncManager(address=name, ctx=get_context("spawn"))
-    with interrupts_later():
-        manager.start(watch_parent)
-    with manager:
-        yield manager
-
-
-def begin() -> None:
-    watch_parent()
-    keep_freed_memory()
 
 
 def watch_parent() -> None:

@@ -129,6 +129,7 @@ def check_with(
     from harness.check import BadInput, Plan
     from harness.http.session import preset_for
     from harness.known_failures import read_known
+    from harness.parallel import Forks
     from harness.records import PRESETS
     from harness.report.text import explain
     from harness.run import Listener, run_plans
@@ -153,7 +154,9 @@ def check_with(
         reports = Path(config.getoption("--lockstep-report"))
         listed = config.getoption("--lockstep-known")
         known = read_known(Path(listed)) if listed else None
-        result = run_plans([plan], reports, ["pytest", *shlex.split(command)], 1, Listener(), known)
+        result = run_plans(
+            [plan], reports, ["pytest", *shlex.split(command)], Forks(1), Listener(), known
+        )
     except (BadInput, EngineError) as error:
         pytest.fail(str(error), pytrace=False)
     note(str(result.folder))

@@ -33,12 +33,12 @@ from harness.children import (
     Said,
     Say,
     Unanswered,
-    side_by_side,
 )
 from harness.environments import provide
 from harness.exit_codes import exit_code_of_run
 from harness.file_state import FileState
 from harness.known_failures import KnownFailures
+from harness.parallel import Executor, events_of
 from harness.records import EngineInfo, Status, Verdict
 from harness.report.header import header
 from harness.report.jsonl import ReportWriter
@@ -93,7 +93,7 @@ def run_plans(
     plans: Sequence[Plan],
     reports: Path,
     command: Sequence[str],
-    jobs: int,
+    executor: Executor,
     listener: Listener,
     known: KnownFailures | None = None,
 ) -> RunResult:
@@ -107,7 +107,9 @@ def run_plans(
     provide_engines(plans, listener.progress)
     import_what_checks_need(plans)
     run = CheckRun(plans, reports, shlex.join(command), listener, known or KnownFailures())
-    for number, event in side_by_side([partial(check_one, plan) for plan in plans], jobs):
+    files = [path for plan in plans for path in (plan.model, plan.subject_model)]
+    works = [partial(check_one, plan) for plan in plans]
+    for number, event in events_of(executor, works, files):
         run.take(number, event)
     return run.finish()
 

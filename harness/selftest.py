@@ -2,6 +2,7 @@
 
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from harness.check import Plan, open_plan, run_suites
 from harness.clean_cases import clean_results
 from harness.exit_codes import exit_code
 from harness.mutants.base import Mutant
+from harness.parallel import Executor, as_done
 from harness.records import EXACT
 from harness.run import builtin_model
 from harness.selftest_tokens import in_words, try_wrong_tokenizer, wrong_tokenizers
@@ -78,7 +80,13 @@ def try_mutant(cls: type[Mutant], folder: Path) -> MutantResult:
 
 
 def run_selftest(
-    out: Output, *, list_only: bool, clean: int, seed: int, file: Path | None, jobs: int
+    out: Output,
+    *,
+    list_only: bool,
+    clean: int,
+    seed: int,
+    file: Path | None,
+    executor: Executor | None = None,
 ) -> int:
     """0: all caught and located, no false alarm; 1 otherwise. file: of clean cases, those run."""
     if list_only:
@@ -87,11 +95,7 @@ def run_selftest(
         for wrong in wrong_tokenizers():
             out.line(f"{wrong.name:<34} {wrong.mistake}")
         return 0
-    results = []
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
-        for cls in mutants():
-            out.progress("selftest", f"suite {cls.name}")
-            results.append(try_mutant(cls, Path(folder)))
+    results = mutant_results(out, executor)
     for r in results:
         words = (
             "caught" if r.caught else "MISSED",
@@ -103,10 +107,10 @@ def run_selftest(
     caught, located = sum(r.caught for r in results), sum(r.located for r in results)
     confirmed = sum(r.confirmed for r in results)
     out.line(f"caught {caught} of {n}, located {located}, confirmed by patching {confirmed}")
-    tokens_well = tokenizers_are_caught(out)
+    tokens_well = tokenizers_are_caught(out, executor)
     alarms = 0
     if clean:
-        cases = clean_results(range(seed, seed + clean), jobs, file)
+        cases = clean_results(range(seed, seed + clean), executor, file)
         for number, tried in enumerate(cases, 1):
             out.progress("selftest", f"clean case {number} of {clean}")
             alarms += tried.alarm
@@ -116,13 +120,34 @@ def run_selftest(
     return 0 if caught == located == confirmed == n and tokens_well and not alarms else 1
 
 
-def tokenizers_are_caught(out: Output) -> bool:
+def mutant_results(out: Output, executor: Executor | None) -> list[MutantResult]:
+    """In the order of the mutants."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as name:
+        folder, of_all = Path(name), mutants()
+        models = [builtin_model(cls.shows_on, folder) for cls in of_all]  # once, by one process
+
+        def here(cls: type[Mutant]) -> MutantResult:
+            out.progress("selftest", f"suite {cls.name}")
+            return try_mutant(cls, folder)
+
+        work = here if executor is None else partial(try_mutant, folder=folder)
+        results = []
+        for result in as_done(work, of_all, executor, models):
+            out.progress("selftest", f"{result.name} is done")
+            results.append(result)
+    return sorted(results, key=lambda result: result.name)
+
+
+def tokenizers_are_caught(out: Output, executor: Executor | None) -> bool:
     """Whether all wrong tokenizers are, with a small text each; they compute like the reference."""
     results = []
-    for wrong in wrong_tokenizers():
-        out.progress("selftest", f"fuzz tokens {wrong.name}")
-        results.append(try_wrong_tokenizer(wrong))
-        out.line(f"{wrong.name:<34} {in_words(results[-1])}")
+    for result in as_done(try_wrong_tokenizer, wrong_tokenizers(), executor):
+        out.progress("selftest", f"fuzz tokens {result.name}")
+        results.append(result)
+    places = [wrong.name for wrong in wrong_tokenizers()]
+    results.sort(key=lambda result: places.index(result.name))
+    for result in results:
+        out.line(f"{result.name:<34} {in_words(result)}")
     n = len(results)
     caught, small = sum(r.caught for r in results), sum(r.located for r in results)
     out.line(f"wrong tokenizers: caught {caught} of {n}, made small {small}")

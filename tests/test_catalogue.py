@@ -138,13 +138,13 @@ def test_what_is_in_the_file_is_not_run_again(
 
     monkeypatch.setattr(run, "try_part", tried)
     file, out = tmp_path / "rows.jsonl", Lines()
-    assert run_catalogue(out, only="sampling", file=file, jobs=1) == 0
+    assert run_catalogue(out, only="sampling", file=file, executor=None) == 0
     n = sum(family_of(cls) == "sampling" for cls in wrong_engines())
     rows = [trial_of(json.loads(row)) for row in file.read_text().splitlines()]
     assert len(rows) == n == sum(len(part.engines) for part in asked)
     assert trial_of(asdict(rows[0])) == rows[0]
     asked.clear()
-    assert run_catalogue(out, only="sampling", file=file, jobs=1) == 0
+    assert run_catalogue(out, only="sampling", file=file, executor=None) == 0
     assert not asked
 
 
@@ -157,7 +157,7 @@ def test_one_that_is_missed_and_one_that_is_accused_are_no_success(
             return [trial(name, family=family, caught=caught) for name in part.engines]
 
         monkeypatch.setattr(run, "try_part", tried)
-        assert run_catalogue(Lines(), only=family, file=None, jobs=1) == 1
+        assert run_catalogue(Lines(), only=family, file=None, executor=None) == 1
 
 
 def test_honest_engines_run_on_models_where_they_do_something_else(
@@ -187,7 +187,7 @@ def test_honest_engines_run_on_models_where_they_do_something_else(
         ]
 
     monkeypatch.setattr(run, "try_part", tried)
-    assert run_honest(Lines(), 1, file=None, jobs=1) == 0
+    assert run_honest(Lines(), 1, file=None, executor=None) == 0
 
 
 def test_runs_are_made_when_they_are_wanted_and_once() -> None:

@@ -16,6 +16,7 @@ from harness.adapters.reference import Reference
 from harness.check import BadInput, Plan
 from harness.children import Said, side_by_side
 from harness.file_state import FileState
+from harness.parallel import Forks
 from harness.records import EngineInfo, FileSummary, Verdict
 from harness.report.jsonl import read_report
 from harness.run import Listener, RunResult, run_plans
@@ -60,7 +61,7 @@ class Vandal(Reference, name="test:vandal"):
 
 
 def run_of(plans: list[Plan], folder: Path, jobs: int = 1) -> tuple[RunResult, list[Any]]:
-    result = run_plans(plans, folder / "reports", ["lockstep", "check"], jobs, Listener())
+    result = run_plans(plans, folder / "reports", ["lockstep", "check"], Forks(jobs), Listener())
     rows = read_report(result.folder / "report.jsonl")
     assert rows[-1]["exit_code"] == result.code
     return result, rows

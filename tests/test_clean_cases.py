@@ -25,8 +25,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_what_lies_in_the_file_is_not_run_again_and_counts(tmp_path: Path, run: list[int]) -> None:
     file = tmp_path / "clean.jsonl"
-    first = list(clean_results(range(2, 5), 1, file))
-    again = list(clean_results(range(6), 1, file))
+    first = list(clean_results(range(2, 5), None, file))
+    again = list(clean_results(range(6), None, file))
     assert run == [2, 3, 4, 0, 1, 5]
     assert again[:3] == first
     assert [tried.seed for tried in again if tried.alarm] == [3]
@@ -34,16 +34,16 @@ def test_what_lies_in_the_file_is_not_run_again_and_counts(tmp_path: Path, run: 
 
 def test_a_run_that_was_broken_off_keeps_what_it_came_to(tmp_path: Path, run: list[int]) -> None:
     file = tmp_path / "clean.jsonl"
-    cases = clean_results(range(4), 1, file)
+    cases = clean_results(range(4), None, file)
     next(cases)
     next(cases)
     cases.close()
-    list(clean_results(range(4), 1, file))
+    list(clean_results(range(4), None, file))
     assert run == [0, 1, 2, 3]
 
 
 def test_without_a_file_all_are_run(run: list[int]) -> None:
-    assert [tried.case for tried in clean_results(range(2), 1)] == ["clean:0", "clean:1"]
+    assert [tried.case for tried in clean_results(range(2))] == ["clean:0", "clean:1"]
     assert run == [0, 1]
 
 
@@ -52,4 +52,4 @@ def test_a_file_of_something_else_is_one_clear_error(text: str, tmp_path: Path) 
     file = tmp_path / "clean.jsonl"
     file.write_text(f"{text}\n", encoding="utf-8")
     with pytest.raises(BadInput, match=r"clean\.jsonl, line 1: no result of such a run"):
-        list(clean_results(range(1), 1, file))
+        list(clean_results(range(1), None, file))

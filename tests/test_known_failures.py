@@ -11,6 +11,7 @@ from harness.check import BadInput, Plan
 from harness.cli import app
 from harness.exit_codes import exit_code
 from harness.known_failures import UNKNOWN, Extent, KnownFailures, read_known, write_known
+from harness.parallel import Forks
 from harness.records import EXACT, Status, Verdict
 from harness.run import Listener, RunResult, builtin_model, run_plans
 
@@ -217,7 +218,7 @@ def run(folder: Path, engine: str, listed: KnownFailures) -> RunResult:
         n_tokens=4,
         command="m",
     )
-    return run_plans([plan], folder / "reports", ["lockstep"], 1, Listener(), listed)
+    return run_plans([plan], folder / "reports", ["lockstep"], Forks(1), Listener(), listed)
 
 
 def test_a_run_with_its_own_list_ends_well_and_the_list_of_a_mended_engine_does_not(

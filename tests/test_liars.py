@@ -16,6 +16,7 @@ from harness.fuzzers._batch_judge import Judge
 from harness.fuzzers._schedule import Schedule
 from harness.fuzzers.base import FuzzPlan
 from harness.fuzzers.tokens import Tokens
+from harness.parallel import Forks
 from harness.records import EXACT, Nodes
 from harness.report.jsonl import read_report
 from harness.run import Listener, run_plans
@@ -45,7 +46,7 @@ def plan_for(model: Path, **changes: Any) -> Plan:
 
 def checked(plan: Plan, folder: Path) -> tuple[int, list[dict[str, Any]]]:
     """The exit code and the verdicts of a report that is whole."""
-    result = run_plans([plan], folder, ["lockstep", "check"], 1, Listener())
+    result = run_plans([plan], folder, ["lockstep", "check"], Forks(1), Listener())
     _, *rows, footer = read_report(result.folder / "report.jsonl")
     assert footer["exit_code"] == result.code
     return result.code, [row for row in rows if row["suite"] != NOT_OF_LLAMA]

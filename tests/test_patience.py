@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.cli import app
+from harness.parallel import Forks
 from harness.records import Verdict
 from harness.run import Listener, run_plans
 from tests.models import builtin
@@ -26,7 +27,7 @@ def engine(way: str) -> str:
 
 def run(model: Path, way: str, folder: Path, models: int = 1) -> tuple[int, list[Verdict]]:
     plan = plan_for(model, engine=engine(way), suites=("tokens",), time_limit=1.0)
-    result = run_plans([plan] * models, folder, ["lockstep"], 1, Listener())
+    result = run_plans([plan] * models, folder, ["lockstep"], Forks(1), Listener())
     assert (result.folder / "report.jsonl").is_file()
     return result.code, result.verdicts
 
@@ -59,7 +60,7 @@ def test_a_module_that_never_ends_is_waited_for_no_longer(model: Path, tmp_path:
     path = tmp_path / "slow.py"
     path.write_text("import time\ntime.sleep(1000)\n")
     plan = plan_for(model, engine=f"adapter:{path}", suites=("tokens",), time_limit=1.0)
-    result = run_plans([plan], tmp_path, ["lockstep"], 1, Listener())
+    result = run_plans([plan], tmp_path, ["lockstep"], Forks(1), Listener())
     assert (result.code, [v.status for v in result.verdicts]) == (3, ["timed-out"])
     assert "did not answer start within 1 s" in result.verdicts[0].summary
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.processes import BLAS, interrupts_later, processes
+from harness.parallel import Processes, as_done
+from harness.processes import BLAS, interrupts_later
 
 
 def blas_threads(_: int) -> str | None:
@@ -23,8 +24,7 @@ def test_each_has_one_thread_of_blas_unless_the_user_says_otherwise(
     monkeypatch.delenv(BLAS, raising=False)
     if given:
         monkeypatch.setenv(BLAS, given)
-    with processes(2) as pool:
-        assert list(pool.map(blas_threads, range(2))) == [found, found]
+    assert list(as_done(blas_threads, range(2), Processes(2))) == [found, found]
     assert os.environ.get(BLAS) == given
 
 
@@ -34,12 +34,11 @@ def pid(_: int) -> int:
 
 POOL = """
 import os, time
-from harness.processes import processes
+from harness.parallel import Processes, as_done
 from tests.test_processes import pid
-if __name__ == "__main__":
-    with processes(1) as pool:
-        print(*pool.map(pid, range(1)), flush=True)
-        time.sleep(600)
+for found in as_done(pid, range(2), Processes(1)):
+    print(found, flush=True)
+    time.sleep(600)
 """
 
 

@@ -22,7 +22,7 @@ from harness.catalogue.trial import (
 from harness.honest.base import Honest
 from harness.mutants._tokenizers import WRONG
 from harness.mutants.base import Mutant
-from harness.processes import as_done
+from harness.parallel import Executor, as_done
 from harness.records import EXACT, PRESETS
 from harness.row_files import add_rows, read_rows
 
@@ -107,24 +107,26 @@ def models_of(cls: type[Honest]) -> tuple[str, ...]:
     return WITH_EXPERTS if cls.shows_on in WITH_EXPERTS else TEN
 
 
-def run_catalogue(out: Output, *, only: str, file: Path | None, jobs: int) -> int:
+def run_catalogue(out: Output, *, only: str, file: Path | None, executor: Executor | None) -> int:
     """0: every wrong engine is caught with its tensors shown, and no honest one at all."""
     chosen = [cls for cls in (*wrong_engines(), *honest_engines()) if only in ("", family_of(cls))]
-    return run_parts(out, list(parts_of(chosen)), file, jobs)
+    return run_parts(out, list(parts_of(chosen)), file, executor)
 
 
-def run_honest(out: Output, runs: int, *, file: Path | None, jobs: int) -> int:
+def run_honest(out: Output, runs: int, *, file: Path | None, executor: Executor | None) -> int:
     """0: nobody is accused."""
-    return run_parts(out, list(honest_parts(runs)), file, jobs)
+    return run_parts(out, list(honest_parts(runs)), file, executor)
 
 
-def run_parts(out: Output, parts: Sequence[Part], file: Path | None, jobs: int) -> int:
+def run_parts(
+    out: Output, parts: Sequence[Part], file: Path | None, executor: Executor | None
+) -> int:
     """file: a line of JSON for each engine; those that are there are not tried again."""
     asked = {place for part in parts for place in places_of(part)}
     found = [trial for trial in read_rows(file, trial_of) if place_of(trial) in asked]
     tried = {place_of(trial) for trial in found}
     rest = [left for part in parts if (left := without(part, tried)).engines]
-    for number, some in enumerate(as_done(try_part, rest, jobs), 1):
+    for number, some in enumerate(as_done(try_part, rest, executor), 1):
         out.progress("catalogue", f"{number} of {len(rest)} parts")
         found += some
         add_rows(file, some)

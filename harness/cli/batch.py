@@ -8,6 +8,7 @@ import typer
 from harness.cli import fuzz as fuzz_cli
 from harness.cli.formats import FormatOpt
 from harness.cli.options import (
+    ClusterOpt,
     JsonOpt,
     OracleOpt,
     QuietOpt,
@@ -46,6 +47,7 @@ def fuzz_batch(
     formats: FormatOpt = None,
     as_json: JsonOpt = False,
     jobs: TargetsOpt = 1,
+    cluster: ClusterOpt = None,
     quiet: QuietOpt = False,
 ) -> None:
     """Run schedules of decode calls and cache operations on two engines, and on each one twice.
@@ -78,5 +80,13 @@ def fuzz_batch(
         )
 
     fuzz_cli.campaign(
-        "batch", plan, resume, report, formats, jobs=jobs, as_json=as_json, quiet=quiet
+        "batch",
+        plan,
+        resume,
+        report,
+        formats,
+        jobs=jobs,
+        cluster=cluster,
+        as_json=as_json,
+        quiet=quiet,
     )

@@ -15,6 +15,7 @@ from harness.cli.formats import FormatOpt, formats_wanted, write_formats
 from harness.cli.options import (
     AdapterOpt,
     ArchOpt,
+    ClusterOpt,
     EngineOpt,
     JsonOpt,
     MapOpt,
@@ -77,6 +78,7 @@ def check(
     formats: FormatOpt = None,
     as_json: JsonOpt = False,
     jobs: Annotated[int, typer.Option("-j", help="Models checked side by side.", min=1)] = 1,
+    cluster: ClusterOpt = None,
     diagnose: Annotated[
         bool, typer.Option("--diagnose", help="Where something diverges, try known mistakes.")
     ] = False,
@@ -105,8 +107,10 @@ def check(
       lockstep check model.gguf --engine ./my-engine --known known.json
       lockstep check model.gguf --engine ./my-engine --format junit=junit.xml
     """
+    from harness.cluster import executor_for
     from harness.known_failures import KnownFailures, check_writable, read_known
     from harness.known_failures import write_known as write_failures
+    from harness.parallel import Forks
     from harness.run import Listener, run_plans
 
     engine = engine_of(engine, adapter, node_map)
@@ -134,7 +138,10 @@ def check(
         ]
         listener = Listener(progress=out.progress, verdict=out.verdict)
         listed = read_known(known) if known else KnownFailures()
-        result = run_plans(plans, report, ["lockstep", *sys.argv[1:]], jobs, listener, listed)
+        command = ["lockstep", *sys.argv[1:]]
+        with executor_for(1, cluster) as executor:
+            executor = executor or Forks(jobs)
+            result = run_plans(plans, report, command, executor, listener, listed)
         diagnosed = diagnosis.of_run(plans, result, out) if diagnose else ()
         out.summary(result, diagnosed, "" if diagnose else next_step(plans, result))
         write_formats(wanted, result.folder, out)

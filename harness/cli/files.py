@@ -9,6 +9,7 @@ import typer
 from harness.cli import fuzz as fuzz_cli
 from harness.cli.formats import FormatOpt
 from harness.cli.options import (
+    ClusterOpt,
     HexOpt,
     JsonOpt,
     OracleOpt,
@@ -60,6 +61,7 @@ def fuzz_gguf(
     formats: FormatOpt = None,
     as_json: JsonOpt = False,
     jobs: TargetsOpt = 1,
+    cluster: ClusterOpt = None,
     quiet: QuietOpt = False,
 ) -> None:
     """Parse files that are valid, unusual, broken in named ways or mutated, with every parser.
@@ -97,7 +99,15 @@ def fuzz_gguf(
         )
 
     fuzz_cli.campaign(
-        "gguf", plan, resume, report, formats, jobs=jobs, as_json=as_json, quiet=quiet
+        "gguf",
+        plan,
+        resume,
+        report,
+        formats,
+        jobs=jobs,
+        cluster=cluster,
+        as_json=as_json,
+        quiet=quiet,
     )
 
 

@@ -9,6 +9,7 @@ import typer
 
 from harness.cli.formats import FormatOpt, formats_wanted, write_formats
 from harness.cli.options import (
+    ClusterOpt,
     JsonOpt,
     OracleOpt,
     QuietOpt,
@@ -50,6 +51,7 @@ def quants(
     formats: FormatOpt = None,
     as_json: JsonOpt = False,
     jobs: TargetsOpt = 1,
+    cluster: ClusterOpt = None,
     quiet: QuietOpt = False,
 ) -> None:
     """Decode blocks of any bytes with two engines and compare the bits of every weight.
@@ -78,7 +80,17 @@ def quants(
             given=tuple(map(from_hex, block or ())),
         )
 
-    campaign("quants", plan, resume, report, formats, jobs=jobs, as_json=as_json, quiet=quiet)
+    campaign(
+        "quants",
+        plan,
+        resume,
+        report,
+        formats,
+        jobs=jobs,
+        cluster=cluster,
+        as_json=as_json,
+        quiet=quiet,
+    )
 
 
 def campaign(
@@ -89,23 +101,28 @@ def campaign(
     formats: list[str] | None,
     *,
     jobs: int,
+    cluster: str | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
     """Run it to its exit code. What is wrong with a plan is one line, like all bad input."""
     from harness.cli.terminal import Terminal
+    from harness.cluster import executor_for
     from harness.fuzzers._resume import resume_campaign
     from harness.fuzzers.base import run_campaign
     from harness.run import Listener
 
-    with Terminal(quiet=quiet, as_json=as_json) as out:
+    with (
+        Terminal(quiet=quiet, as_json=as_json) as out,
+        executor_for(jobs, cluster) as executor,
+    ):
         wanted = formats_wanted(formats)
         listener = Listener(progress=out.progress, verdict=out.verdict)
         if resume is None:
             command = ["lockstep", *sys.argv[1:]]
-            result = run_campaign(name, plan(), report, command, jobs, listener)
+            result = run_campaign(name, plan(), report, command, executor, listener)
         else:
-            result = resume_campaign(name, resume, jobs, listener)
+            result = resume_campaign(name, resume, executor, listener)
         out.summary(result)
         write_formats(wanted, result.folder, out)
     raise typer.Exit(result.code)

@@ -84,3 +84,13 @@ ResumeOpt = Annotated[
 HexOpt = Annotated[
     list[str] | None, typer.Option("--hex", help="These bytes, as hex, instead (repeatable).")
 ]
+ClusterOpt = Annotated[
+    str | None,
+    typer.Option(
+        help="Address of a Dask scheduler (tcp://HOST:8786) whose workers do the work, instead of "
+        "-j. Each needs this Lockstep with its extra `cluster`, and the same files under the same "
+        "paths: the folder this is started in, models, TMPDIR. A worker that dies costs time, no "
+        "result. Nodes of Dask send each other pickles: only in a network that you trust.",
+        metavar="ADDRESS",
+    ),
+]

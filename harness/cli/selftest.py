@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.options import Preset, QuietOpt, ReportOpt, SeedOpt
+from harness.cli.options import ClusterOpt, Preset, QuietOpt, ReportOpt, SeedOpt
 from harness.cli.shared import screen
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def selftest(
     ] = None,
     report: ReportOpt = Path("reports"),
     jobs: Annotated[int, typer.Option("-j", help="Processes.", min=1)] = 1,
+    cluster: ClusterOpt = None,
     quiet: QuietOpt = False,
 ) -> None:
     """Run the wrong engines: are all caught, and located where they are wrong?
@@ -67,24 +68,27 @@ def selftest(
       lockstep selftest --arch all --faults 3 -j 2
     """
     from harness.catalogue.run import run_catalogue, run_honest
+    from harness.cluster import executor_for
     from harness.damage.run import run_damage
     from harness.diagnosis.selftest import run_diagnosis
     from harness.selftest import run_selftest
 
-    with screen(quiet) as out:
+    with screen(quiet) as out, executor_for(jobs, cluster) as executor:
         if diagnosis:
-            code = run_diagnosis(out, only=only, sample=sample, seed=seed, file=file, jobs=jobs)
+            code = run_diagnosis(
+                out, only=only, sample=sample, seed=seed, file=file, executor=executor
+            )
         elif catalogue:
-            code = run_catalogue(out, only=only, file=file, jobs=jobs)
+            code = run_catalogue(out, only=only, file=file, executor=executor)
         elif honest:
-            code = run_honest(out, honest, file=file, jobs=jobs)
+            code = run_honest(out, honest, file=file, executor=executor)
         elif arch is None:
             code = run_selftest(
-                out, list_only=list_only, clean=clean, seed=seed, file=file, jobs=jobs
+                out, list_only=list_only, clean=clean, seed=seed, file=file, executor=executor
             )
         else:
             plans = damage_plans(arch, faults, quant, settings, seed)
-            code = run_damage(plans, report, ["lockstep", *sys.argv[1:]], jobs, out)
+            code = run_damage(plans, report, ["lockstep", *sys.argv[1:]], executor, out)
     raise typer.Exit(code)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli.formats import FormatOpt, formats_wanted, write_formats
-from harness.cli.options import JsonOpt, Preset, QuietOpt, ReportOpt, SeedOpt
+from harness.cli.options import ClusterOpt, JsonOpt, Preset, QuietOpt, ReportOpt, SeedOpt
 from harness.inputs import check_file
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def shadow(
     formats: FormatOpt = None,
     as_json: JsonOpt = False,
     jobs: Annotated[int, typer.Option("-j", help="Models judged side by side.", min=1)] = 1,
+    cluster: ClusterOpt = None,
     quiet: QuietOpt = False,
 ) -> None:
     """Recompute every op of llama.cpp's own graph from llama.cpp's own inputs.
@@ -81,12 +82,13 @@ def shadow(
       lockstep shadow --arch all --faults 200
     """
     from harness.cli.shared import screen
+    from harness.cluster import executor_for
     from harness.records import PRESETS
     from harness.run import Listener
     from harness.shadow.batches import Work
     from harness.shadow.run import run_shadow, settings_for, with_trials
 
-    with screen(quiet, as_json) as out:
+    with screen(quiet, as_json) as out, executor_for(jobs, cluster) as executor:
         wanted = formats_wanted(formats)
         work = Work(tokens=tokens, batches=steps, sequences=sequences)
         fitted = settings_for(
@@ -114,7 +116,7 @@ def shadow(
         if faults:
             plans = with_trials(plans, range(start, start + faults))
         listener = Listener(progress=out.progress, verdict=out.verdict)
-        result = run_shadow(plans, report, ["lockstep", *sys.argv[1:]], jobs, listener)
+        result = run_shadow(plans, report, ["lockstep", *sys.argv[1:]], executor, listener)
         if not as_json:
             out.quieten()
             out.out.print((fault_table if faults else op_table)(result.verdicts))

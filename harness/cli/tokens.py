@@ -11,6 +11,7 @@ from harness.cli import bench as bench_cli
 from harness.cli import fuzz as fuzz_cli
 from harness.cli.formats import FormatOpt
 from harness.cli.options import (
+    ClusterOpt,
     HexOpt,
     JsonOpt,
     QuietOpt,
@@ -56,6 +57,7 @@ def fuzz_tokens(
     formats: FormatOpt = None,
     as_json: JsonOpt = False,
     jobs: TargetsOpt = 1,
+    cluster: ClusterOpt = None,
     quiet: QuietOpt = False,
 ) -> None:
     """Tokenize texts that know the vocabulary with two engines, and ids at random the way back.
@@ -85,7 +87,15 @@ def fuzz_tokens(
         )
 
     fuzz_cli.campaign(
-        "tokens", plan, resume, report, formats, jobs=jobs, as_json=as_json, quiet=quiet
+        "tokens",
+        plan,
+        resume,
+        report,
+        formats,
+        jobs=jobs,
+        cluster=cluster,
+        as_json=as_json,
+        quiet=quiet,
     )
 
 

@@ -4,14 +4,14 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import as_completed
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
-from harness.damage.trials import SUITE, DamagePlan, Tried, trials
+from harness.damage.trials import SUITE, DamagePlan, Tried, model_path, trials
 from harness.exit_codes import exit_code
-from harness.processes import processes
+from harness.parallel import Executor, as_done
 from harness.records import Verdict
 from harness.report.header import header
 from harness.report.jsonl import ReportWriter
@@ -29,13 +29,17 @@ class Output(Protocol):
 
 
 def run_damage(
-    plans: Sequence[DamagePlan], reports: Path, command: Sequence[str], jobs: int, out: Output
+    plans: Sequence[DamagePlan],
+    reports: Path,
+    command: Sequence[str],
+    executor: Executor | None,
+    out: Output,
 ) -> int:
     """Every verdict is on disk before the next model's. 1 if a change is missed."""
     started = time.perf_counter()
     verdicts: list[Verdict] = []
     writer: ReportWriter | None = None
-    for tried in results(plans, jobs, lambda text: out.progress("selftest", text)):
+    for tried in results(plans, executor, lambda text: out.progress("selftest", text)):
         if writer is None:
             head = header(shlex.join(command), plans[0].seed, [], tried.engines)
             writer = ReportWriter(run_folder(reports, SUITE), head)
@@ -52,26 +56,28 @@ def run_damage(
     return code
 
 
-def results(plans: Sequence[DamagePlan], jobs: int, progress: Progress) -> Iterator[Tried]:
+def results(
+    plans: Sequence[DamagePlan], executor: Executor | None, progress: Progress
+) -> Iterator[Tried]:
     with TemporaryDirectory(prefix="lockstep-") as name:
         folder = Path(name)
         make_models(plans, folder)
-        if jobs == 1 or len(plans) == 1:
-            for plan in plans:
-                progress(f"suite {plan.variant}")
-                yield trials(plan, folder)
-            return
-        with processes(min(jobs, len(plans))) as pool:
-            for done in as_completed([pool.submit(trials, plan, folder) for plan in plans]):
-                progress(f"{done.result().variant} is done")
-                yield done.result()
+
+        def here(plan: DamagePlan) -> Tried:
+            progress(f"suite {plan.variant}")
+            return trials(plan, folder)
+
+        work = here if executor is None else partial(trials, folder=folder)
+        for tried in as_done(work, plans, executor, [model_path(p, folder) for p in plans]):
+            progress(f"{tried.variant} is done")
+            yield tried
 
 
 def make_models(plans: Sequence[DamagePlan], folder: Path) -> None:
     """One engine names the tensors of all: to start it takes longer than to ask it."""
     with opened() as session:
         for plan in plans:
-            variant, path = variant_named(plan.variant), folder / f"{plan.variant}.gguf"
+            variant, path = variant_named(plan.variant), model_path(plan, folder)
             make_variant(variant, path, seed=plan.seed, quant=plan.quant, session=session)
 
 

@@ -46,9 +46,13 @@ class Tried:
     engines: tuple[EngineInfo, ...] = ()
 
 
+def model_path(plan: DamagePlan, folder: Path) -> Path:
+    return folder / f"{plan.variant}.gguf"
+
+
 def trials(plan: DamagePlan, folder: Path) -> Tried:
     """One verdict for each damage of the variant's model, which lies in the folder."""
-    path = folder / f"{plan.variant}.gguf"
+    path = model_path(plan, folder)
     case = f"synth:{plan.variant}"
     whole = Plan(
         case=case,

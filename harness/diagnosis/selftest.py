@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from harness.catalogue.run import family_of, parts_of, wrong_engines
 from harness.diagnosis.trials import Row, tries
-from harness.processes import as_done
+from harness.parallel import Executor, as_done
 from harness.row_files import add_rows, read_rows
 
 # what is promised of engines that show logits, or text alone
@@ -21,7 +21,13 @@ class Output(Protocol):
 
 
 def run_diagnosis(
-    out: Output, *, only: str, sample: int | None, seed: int, file: Path | None, jobs: int
+    out: Output,
+    *,
+    only: str,
+    sample: int | None,
+    seed: int,
+    file: Path | None,
+    executor: Executor | None,
 ) -> int:
     """0: of those whose answers differ so many are named as is promised, and nothing else is.
 
@@ -34,7 +40,7 @@ def run_diagnosis(
     rows = [row for row in read_rows(file, row_of) if row.engine in names]
     done = {row.engine for row in rows}
     parts = list(parts_of([cls for cls in chosen if cls.name not in done]))
-    for number, some in enumerate(as_done(tries, parts, jobs), 1):
+    for number, some in enumerate(as_done(tries, parts, executor), 1):
         out.progress("diagnosis", f"{number} of {len(parts)} parts")
         rows += some
         add_rows(file, some)

@@ -69,6 +69,7 @@ class Campaign:
         self.size = BATCH_OF_MODELS if family == MODELS else BATCH
         self.known = {cause: entry for entry in known_files() for cause in entry.causes}
         self.found: Counter[Cause] = Counter({c: 0 for c in map(as_cause, plan.found)})
+        self.told = set(self.found)  # known ones; others are told as they are found
         self.shrinks: Counter[Cause] = Counter()
         self.slice: Counter[str] = Counter()
         self.peak = 0  # the most that the subject took beyond twice a file's size
@@ -102,6 +103,7 @@ class Campaign:
             stage.every = 1
         for at, case in enumerate(made):
             self.found.clear()
+            self.told.clear()
             self.shrinks.clear()
             self.say(self.family, f"{at:,} of {len(made):,} files, now {case.name}")
             yield from self.judged(self.asked([case]))
@@ -197,7 +199,8 @@ class Campaign:
         """One example of each cause is made small and told; the others are counted."""
         for same in self.explanations(cause, case.raw):
             self.found[same] += 1
-            if self.found[same] == 1 and same in self.known:
+            if same in self.known and same not in self.told:
+                self.told.add(same)
                 yield self.finding(same, case, self.known[same].raw)
             return
         if self.shrinks[cause] >= MOST_SHRUNK:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.check import BadInput
-from harness.fuzzers.base import FuzzPlan, engines_of, fuzzer_named, written
+from harness.fuzzers.base import FuzzPlan, engines_of, fuzzer_named, rest_of, written
+from harness.parallel import Executor
 from harness.records import PRESETS, Verdict
 from harness.report.jsonl import BrokenReport, ReportWriter, read_unfinished
 from harness.run import Listener, RunResult
@@ -15,7 +16,10 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def resume_campaign(
-    name: str, folder: Path, jobs: int = 1, listener: Listener | None = None
+    name: str,
+    folder: Path,
+    executor: Executor | None = None,
+    listener: Listener | None = None,
 ) -> RunResult:
     """The plan is that of the report. Findings that it has are not told again."""
     path = folder / "report.jsonl"
@@ -33,11 +37,11 @@ def resume_campaign(
     fuzzer = fuzzer_named(name)
     plan = plan_of(rows[0])
     fuzzer.check(plan)
-    left = [rest for target in plan.targets if (rest := rest_of(plan, target, rows)) is not None]
+    left = [rest for target in plan.targets if (rest := left_of(plan, target, rows)).cases > 0]
     before = [verdict_of(row) for row in rows if row["kind"] == "verdict"]
     writer = ReportWriter.go_on(path, rows)
     return written(
-        fuzzer, left, writer, engines_of(plan), jobs, listener or Listener(), before=before
+        fuzzer, left, writer, engines_of(plan), executor, listener or Listener(), before=before
     )
 
 
@@ -60,16 +64,11 @@ def plan_of(header: Mapping[str, Any]) -> FuzzPlan:
     )
 
 
-def rest_of(plan: FuzzPlan, target: str, rows: Rows) -> FuzzPlan | None:
-    """What is left of a target; None if nothing is."""
-    mine = [row for row in rows if row["kind"] == "checkpoint" and row["target"] == target]
-    done = mine[-1]["done"] if mine else plan.start
-    left = plan.start + plan.cases - done
-    if left <= 0:
-        return None
-    told = [row for row in rows if row["kind"] == "verdict" and row["case"] == target]
-    keys = tuple(dict.fromkeys(row["key"] for row in told if row["key"]))
-    return replace(plan, targets=(target,), start=done, cases=left, found=keys)
+def left_of(plan: FuzzPlan, target: str, rows: Rows) -> FuzzPlan:
+    """Of a target; no cases if nothing is."""
+    done = [r["done"] for r in rows if r["kind"] == "checkpoint" and r["target"] == target]
+    keys = [r["key"] for r in rows if r["kind"] == "verdict" and r["case"] == target]
+    return rest_of(replace(plan, targets=(target,)), done, keys)
 
 
 def verdict_of(row: Mapping[str, Any]) -> Verdict:

@@ -6,20 +6,19 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from queue import Queue
+from typing import Any
 
 from engine.choices import choices
 from engine.errors import Unsupported
 from engine.registry import Registered, import_members
 from harness.check import BadInput, described
+from harness.children import Done, Said, Say, raise_for
 from harness.environments import provide
 from harness.exit_codes import exit_code
-from harness.processes import processes, shared
+from harness.parallel import Executor, events_of
 from harness.records import EXACT, EngineInfo, Settings, Verdict
 from harness.report.header import header
 from harness.report.jsonl import ReportWriter, plain
@@ -110,7 +109,7 @@ def run_campaign(
     plan: FuzzPlan,
     reports: Path,
     command: Sequence[str],
-    jobs: int = 1,
+    executor: Executor | None = None,
     listener: Listener | None = None,
 ) -> RunResult:
     """Every verdict is on disk before the next one is made. Raises BadInput before any work."""
@@ -122,7 +121,7 @@ def run_campaign(
     about = header(shlex.join(command), plan.seed, (), engines)
     writer = ReportWriter(folder, {**about, "campaign": campaign_row(fuzzer, plan)})
     each = [replace(plan, targets=(target,)) for target in plan.targets or fuzzer.targets()]
-    return written(fuzzer, each, writer, engines, jobs, listener)
+    return written(fuzzer, each, writer, engines, executor, listener)
 
 
 def written(
@@ -130,7 +129,7 @@ def written(
     plans: Sequence[FuzzPlan],
     writer: ReportWriter,
     engines: tuple[EngineInfo, ...],
-    jobs: int,
+    executor: Executor | None,
     listener: Listener,
     before: Sequence[Verdict] = (),
 ) -> RunResult:
@@ -138,7 +137,7 @@ def written(
     started = time.perf_counter()
     verdicts, told = list(before), {as_text(verdict) for verdict in before}
     with closing(writer), told_how_to_go_on(fuzzer, writer.path.parent):
-        for made in stream_of(fuzzer, plans, jobs, listener):
+        for made in stream_of(fuzzer, plans, executor, listener):
             if isinstance(made, Checkpoint):
                 writer.checkpoint(made.target, made.done)
             elif as_text(made) not in told:
@@ -155,8 +154,8 @@ def written(
 def told_how_to_go_on(fuzzer: Fuzzer, folder: Path) -> Iterator[None]:
     try:
         yield
-    except BrokenProcessPool as error:
-        text = "a process of the run was killed, by the system for want of memory or by somebody"
+    except ChildProcessError as error:
+        text = f"{error}, by the system for want of memory or by somebody"
         again = shlex.join(["lockstep", "fuzz", fuzzer.name, "--resume", str(folder)])
         raise ChildProcessError(f"{text}; go on with {again}") from error
 
@@ -197,33 +196,57 @@ def campaign_row(fuzzer: Fuzzer, plan: FuzzPlan) -> dict[str, object]:
 
 
 def stream_of(
-    fuzzer: Fuzzer, plans: Sequence[FuzzPlan], jobs: int, listener: Listener
+    fuzzer: Fuzzer, plans: Sequence[FuzzPlan], executor: Executor | None, listener: Listener
 ) -> Iterator[Verdict | Checkpoint]:
-    """Targets side by side, each in a process of its own, or one after the other."""
-    if jobs == 1 or len(plans) == 1:
+    """Each target is one work, or all are done here, one after the other."""
+    if executor is None:
         for plan in plans:
             yield from whole_target(fuzzer, plan, listener.progress)
             listener.progress(plan.targets[0], "done")
         return
-    with shared() as manager, processes(min(jobs, len(plans))) as pool:
-        made: Queue[Verdict | Checkpoint] = manager.Queue()
-        running = {pool.submit(run_one, fuzzer.name, plan, made): plan for plan in plans}
-        try:
-            while running:
-                done, _ = wait(running, timeout=0.1, return_when=FIRST_COMPLETED)
-                yield from waiting(made)
-                for future in done:
-                    listener.progress(running.pop(future).targets[0], "done")
-                    future.result()
-        except (KeyboardInterrupt, BrokenProcessPool):
-            yield from waiting(made)  # it was found before the end came
-            raise
-        yield from waiting(made)
+    works = [TargetWork(fuzzer=fuzzer.name, plan=plan) for plan in plans]
+    for number, event in events_of(executor, works, files_of(plans)):
+        match event:
+            case Said(made):
+                yield made
+            case Done():
+                listener.progress(plans[number].targets[0], "done")
+            case _:
+                raise_for(event)
 
 
-def waiting(made: "Queue[Verdict | Checkpoint]") -> Iterator[Verdict | Checkpoint]:
-    while not made.empty():
-        yield made.get()
+def files_of(plans: Sequence[FuzzPlan]) -> list[Path]:
+    some = [path for plan in plans for path in (*plan.files, plan.corpus, plan.keep) if path]
+    return list(dict.fromkeys(some))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetWork:
+    """One target of a campaign, for a process of its own. What is made is said at once: a process
+    that is stopped takes nothing with it."""
+
+    fuzzer: str
+    plan: FuzzPlan
+
+    def __call__(self, say: Say) -> None:
+        for made in whole_target(fuzzer_named(self.fuzzer), self.plan, lambda target, text: None):
+            say(made)
+
+    def is_checkpoint(self, made: Any) -> bool:
+        return isinstance(made, Checkpoint)
+
+    def behind(self, made: Sequence[Any]) -> "TargetWork":
+        """What is left; with nothing left, a plan of no cases."""
+        done = [each.done for each in made if isinstance(each, Checkpoint)]
+        keys = [each.key for each in made if isinstance(each, Verdict)]
+        return replace(self, plan=rest_of(self.plan, done, keys))
+
+
+def rest_of(plan: FuzzPlan, done: Sequence[int], keys: Sequence[str]) -> FuzzPlan:
+    """What is left of a target behind its last checkpoint. keys: of what it has found."""
+    start = done[-1] if done else plan.start
+    found = tuple(dict.fromkeys((*plan.found, *filter(None, keys))))
+    return replace(plan, start=start, cases=plan.start + plan.cases - start, found=found)
 
 
 def whole_target(
@@ -235,9 +258,3 @@ def whole_target(
         yield made
     if said < 0:
         yield Checkpoint(target=plan.targets[0], done=plan.start + plan.cases)
-
-
-def run_one(name: str, plan: FuzzPlan, made: "Queue[Verdict | Checkpoint]") -> None:
-    """What is made is told at once: a process that is stopped takes nothing with it."""
-    for each in whole_target(fuzzer_named(name), plan, lambda target, text: None):
-        made.put(each)

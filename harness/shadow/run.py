@@ -3,8 +3,8 @@
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import as_completed
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,7 +17,7 @@ from engine.split_files import open_model
 from harness.check import CELLS, BadInput, lanes_of
 from harness.exit_codes import exit_code
 from harness.facts import size_of_positions, too_long, what_it_is, why_no_run
-from harness.processes import processes
+from harness.parallel import Executor, as_done
 from harness.records import Answered, EngineInfo, Rejected, Settings, Status, Unanswerable, Verdict
 from harness.report.header import header, model_row
 from harness.report.jsonl import ReportWriter
@@ -77,10 +77,14 @@ class Judged:
     problem: str = field(default="")
 
 
+def path_of(plan: ShadowPlan, folder: Path) -> Path:
+    return plan.model or folder / f"{plan.variant}.gguf"
+
+
 def judged(plan: ShadowPlan, folder: Path) -> Judged:
-    """Make the model if it is a variant, have llama.cpp run it, and judge every node."""
+    """Have llama.cpp run the model, and judge every node. folder: where those of variants lie."""
     try:
-        path = plan.model or folder / f"{plan.variant}.gguf"
+        path = path_of(plan, folder)
         row = model_row(plan.case, path, "both")
         with Runner(time_limit=plan.time_limit).open(ENGINE, path, plan.settings) as session:
             info = session.ask("describe")
@@ -194,7 +198,7 @@ def run_shadow(
     plans: Sequence[ShadowPlan],
     reports: Path,
     command: Sequence[str],
-    jobs: int,
+    executor: Executor | None,
     listener: Listener,
 ) -> RunResult:
     """Each model's verdicts are on disk before the next model is judged."""
@@ -206,7 +210,7 @@ def run_shadow(
     engines: tuple[EngineInfo, ...] = ()
     with TemporaryDirectory(prefix="lockstep-") as models:
         make_models(plans, Path(models))
-        for result in results(plans, Path(models), jobs, listener.progress):
+        for result in results(plans, Path(models), executor, listener.progress):
             if writer is None:
                 folder = run_folder(reports, SUITE)
                 engines = (result.engine,) if result.engine else ()
@@ -244,18 +248,25 @@ def rows_of(plans: Sequence[ShadowPlan], first: Judged) -> list[dict[str, Any]]:
 
 
 def results(
-    plans: Sequence[ShadowPlan], folder: Path, jobs: int, progress: Callable[[str, str], None]
+    plans: Sequence[ShadowPlan],
+    folder: Path,
+    executor: Executor | None,
+    progress: Callable[[str, str], None],
 ) -> Iterator[Judged]:
-    if jobs == 1 or len(plans) == 1:
-        for plan in plans:
-            progress(plan.case, f"suite {SUITE}")
-            yield judged(plan, folder)
-        return
-    with processes(min(jobs, len(plans))) as pool:
-        for done in as_completed([pool.submit(judged, plan, folder) for plan in plans]):
-            result = done.result()
-            progress(result.case, "done")
-            yield result
+    def here(plan: ShadowPlan) -> Judged:
+        progress(plan.case, f"suite {SUITE}")
+        return judged(plan, folder)
+
+    work = here if executor is None else partial(judged, folder=folder)
+    files = [path_of(plan, folder) for plan in plans]
+    for result in as_done(work, plans, executor, files, died):
+        progress(result.case, "done")
+        yield result
+
+
+def died(plan: ShadowPlan, how: str) -> Judged:
+    text = f"{plan.case}: the process in which it was judged {how}"
+    return Judged(case=plan.case, verdicts=[verdict_of(plan, "crashed", text)], row={})
 
 
 def with_trials(plans: Sequence[ShadowPlan], numbers: Sequence[int]) -> list[ShadowPlan]:

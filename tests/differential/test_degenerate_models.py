@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.check import Plan
+from harness.parallel import Forks
 from harness.records import PRESETS
 from harness.run import Listener, run_plans
 from tests.degenerate import cases
@@ -29,6 +30,6 @@ def test_numbers_beyond_all_bounds_accuse_nobody(name: str, preset: str, tmp_pat
         n_steps=4,
         command=str(path),
     )
-    result = run_plans([plan], tmp_path / "reports", ["lockstep", "check"], 1, Listener())
+    result = run_plans([plan], tmp_path / "reports", ["lockstep", "check"], Forks(1), Listener())
     assert {v.status for v in result.verdicts} <= {"agreed", "excused", "not-compared"}
     assert result.code == (0 if name == "output.weight-zero" else 3)

@@ -15,6 +15,7 @@ from engine.batch import Batch
 from harness import protocol
 from harness.bisect.bisection import bisect
 from harness.check import Plan, open_plan
+from harness.parallel import Forks
 from harness.protocol.messages import QUESTIONS, start
 from harness.protocol.session import Program, ProgramSession
 from harness.protocol.smoke import smoke
@@ -51,7 +52,7 @@ def plan_for(model: Path, engine: str, *suites: str) -> Plan:
 
 
 def checked(plan: Plan, folder: Path) -> RunResult:
-    return run_plans([plan], folder, ["lockstep"], 1, Listener())
+    return run_plans([plan], folder, ["lockstep"], Forks(1), Listener())
 
 
 def agreed(result: RunResult) -> set[str]:

@@ -12,6 +12,7 @@ from harness.adapters.ieee754 import NUMBERS
 from harness.fuzzers._differences import symptom_of
 from harness.fuzzers._known import Known, known_divergences
 from harness.fuzzers.base import FuzzPlan, fuzzer_named, run_campaign
+from harness.parallel import Processes
 from harness.records import EXACT, Answered, Outcome, Unanswerable
 from harness.report.jsonl import read_report
 from harness.runner import Runner, Session
@@ -74,6 +75,6 @@ def test_gguf_py_as_the_engine_under_test_is_held_against_llama_cpp(tmp_path: Pa
 
 def test_types_side_by_side_give_the_verdicts_of_one_after_the_other(tmp_path: Path) -> None:
     plan = FuzzPlan(targets=("Q4_0", "IQ2_S", "I16"), cases=300)
-    one, two = (run_campaign("quants", plan, tmp_path, [], jobs) for jobs in (1, 2))
+    one, two = (run_campaign("quants", plan, tmp_path, [], how) for how in (None, Processes(2)))
     assert sorted(map(str, one.verdicts)) == sorted(map(str, two.verdicts))
     assert one.code == two.code == 0

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,6 +83,18 @@ def test_a_short_run_finds_nothing_that_is_not_known(tmp_path: Path, family: str
     told = {v.key.removeprefix("fuzz-gguf/") for v in result.verdicts if v.status == "excused"}
     assert told == set(agreed.detail["known"])
     assert len(read_report(result.folder / "report.jsonl")) == len(result.verdicts) + 2
+
+
+def test_a_run_that_goes_on_tells_what_is_known_only_once(tmp_path: Path) -> None:
+    def told(folder: str, **what: Any) -> list[str]:
+        plan = FuzzPlan(targets=("valid",), seed=77, **what)
+        verdicts = run_campaign("gguf", plan, tmp_path / folder, []).verdicts
+        return [v.key for v in verdicts if v.status == "excused"]
+
+    whole, first = told("whole", cases=400), told("first", cases=200)
+    rest = told("rest", start=200, cases=200, found=tuple(first))
+    assert first
+    assert sorted(first + rest) == sorted(whole)
 
 
 def test_who_is_not_to_be_asked_is_not(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_quantised_caches_are_judged(
 def test_settings_that_do_not_fit_a_model_are_refused_and_no_divergence(tmp_path: Path) -> None:
     settings = replace(EXACT, type_v="Q8_0")
     plan = ShadowPlan(case="synth:llama", model=None, variant="llama", settings=settings)
-    (verdict,) = run_shadow([plan], tmp_path, ["lockstep"], 1, Listener()).verdicts
+    (verdict,) = run_shadow([plan], tmp_path, ["lockstep"], None, Listener()).verdicts
     assert verdict.status == "not-compared"
     assert "quantized V cache requires flash_attn" in verdict.summary
 
@@ -151,7 +151,7 @@ def test_a_model_of_nan_does_not_conform(tmp_path: Path, namer: Session) -> None
     bad.write_bytes(raw)
     work = Work(tokens=5, batches=0)
     plans = [ShadowPlan(case=p.name, model=p, settings=EXACT, work=work) for p in (good, bad)]
-    result = run_shadow(plans, tmp_path, ["lockstep", "shadow"], 1, Listener())
+    result = run_shadow(plans, tmp_path, ["lockstep", "shadow"], None, Listener())
     assert result.code == 3
     statuses = {v.detail["op"]: v.status for v in result.verdicts if v.case == bad.name}
     assert {statuses[op] for op in ("MUL_MAT", "RMS_NORM", "ROPE", "SWIGLU")} == {"not-compared"}
@@ -178,7 +178,7 @@ def test_faults_are_found_at_their_node_and_nowhere_else(
         case=name, model=None, variant=name, settings=settings, work=Work(tokens=6), seed=3
     )
     plans = with_trials([plan], range(12))
-    result = run_shadow(plans, tmp_path, ["lockstep", "shadow"], 1, Listener())
+    result = run_shadow(plans, tmp_path, ["lockstep", "shadow"], None, Listener())
     assert [v.summary for v in result.verdicts if v.status != "agreed"] == []
     counts = counted(result.verdicts)
     assert counts[ALL].injected == dict.fromkeys(KINDS, 3) == counts[ALL].found
@@ -261,7 +261,7 @@ def test_a_run_leaves_a_report_of_every_op(tmp_path: Path) -> None:
     plan = ShadowPlan(
         case="synth:mamba", model=None, variant="mamba", settings=EXACT, work=Work(tokens=4)
     )
-    result = run_shadow([plan], tmp_path, ["lockstep", "shadow"], 1, Listener())
+    result = run_shadow([plan], tmp_path, ["lockstep", "shadow"], None, Listener())
     assert result.code == 0
     rows = read_report(result.folder / "report.jsonl")
     ops = {row["detail"]["op"] for row in rows[1:-1]}

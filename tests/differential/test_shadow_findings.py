@@ -57,7 +57,7 @@ def test_what_is_known_to_be_wrong_still_is(known: dict[str, Any], tmp_path: Pat
 def test_a_known_crash_is_named_and_stays_a_crash(tmp_path: Path) -> None:
     default = PRESETS["default"]
     plan = ShadowPlan(case="synth:plm", model=None, variant="plm", settings=default)
-    result = run_shadow([plan], tmp_path, ["lockstep", "shadow"], 1, Listener())
+    result = run_shadow([plan], tmp_path, ["lockstep", "shadow"], None, Listener())
     (verdict,) = result.verdicts
     assert (verdict.status, result.code) == ("crashed", 3)
     assert "(known: plm-flash-attention: " in verdict.summary
@@ -86,7 +86,7 @@ def test_a_prompt_beyond_the_table_of_positions_is_refused_by_name(tmp_path: Pat
         make_variant(variant_named("starcoder"), path, session=namer)
     exact = PRESETS["exact"]
     plan = ShadowPlan(case="starcoder", model=path, settings=exact, work=Work(tokens=300))
-    result = run_shadow([plan], tmp_path, ["lockstep", "shadow"], 1, Listener())
+    result = run_shadow([plan], tmp_path, ["lockstep", "shadow"], None, Listener())
     (verdict,) = result.verdicts
     assert (verdict.status, result.code) == ("not-compared", 3)
     assert "256 positions" in verdict.summary

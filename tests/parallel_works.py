@@ -1,0 +1,164 @@
+"""Works for tests of executors, in a module of their own: other processes import them."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness.children import Died, Done, Event, Said, Say, Work
+from harness.parallel import Executor, Resumable, events_of
+
+WORKS, SAID = 5, 4
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Says its number and how often it has spoken."""
+
+    number: int
+
+    def __call__(self, say: Say) -> None:
+        for n in range(SAID):
+            say((self.number, n))
+
+
+@dataclass(frozen=True)
+class Deadly:
+    """Takes its process with it once it has said something."""
+
+    def __call__(self, say: Say) -> None:
+        say("so far")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Stumbling:
+    """Does another work, but waits to be killed, once, before it says the given thing.
+
+    Then it leaves a note for whoever kills, with the id of the process that has started it.
+    """
+
+    work: Any
+    note: Path
+    before: int  # how much it says first
+
+    def __call__(self, say: Say) -> None:
+        said = 0
+
+        def say_or_wait(value: Any) -> None:
+            nonlocal said
+            if said == self.before and not self.note.exists():
+                part = self.note.with_suffix(".part")
+                part.write_text(str(os.getppid()))
+                part.rename(self.note)
+                time.sleep(600)
+            said += 1
+            say(value)
+
+        self.work(say_or_wait)
+
+    def is_checkpoint(self, value: Any) -> bool:
+        return isinstance(self.work, Resumable) and self.work.is_checkpoint(value)
+
+    def behind(self, said: Sequence[Any]) -> "Stumbling":
+        return replace(self, work=self.work.behind(said))
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Ten steps with a checkpoint after the fifth; notes in a file which ones are done.
+
+    Begun a second time at the beginning, it waits until nobody wants that any more.
+    """
+
+    log: Path
+    start: int = 0
+
+    def __call__(self, say: Say) -> None:
+        if self.start == 0 and self.log.exists():
+            time.sleep(600)
+        for step in range(self.start, 10):
+            with self.log.open("a") as file:
+                file.write(f"{step} ")
+            say(step)
+
+    def is_checkpoint(self, step: int) -> bool:
+        return step == 4
+
+    def behind(self, said: Sequence[int]) -> "Steps":
+        return replace(self, start=said[-1] + 1)
+
+
+def check_executor(executor: Executor) -> None:
+    """Every work says all of its things, in order, and then that it is done."""
+    works: list[Work] = [Counting(n) for n in range(WORKS)]
+    said: dict[int, list[Any]] = {n: [] for n in range(WORKS)}
+    for number, event in events_of(executor, works):
+        said[number].append(event.value if isinstance(event, Said) else event)
+    assert said == {n: [*((n, i) for i in range(SAID)), Done()] for n in range(WORKS)}
+
+
+def check_death(executor: Executor) -> None:
+    """It is said of the work whose process it was, and of no other."""
+    found = list(events_of(executor, [Counting(0), Deadly(), Counting(2)]))
+    assert (1, Died("was killed by SIGKILL")) in found
+    assert {number for number, event in found if event == Done()} == {0, 2}
+
+
+# --- executors that are wrong -----------------------------------------------------------------
+
+Events = Iterator[tuple[int, Event]]
+
+
+@dataclass(frozen=True)
+class LosesAWork:
+    """As if nobody did again what a lost machine had."""
+
+    executor: Executor
+
+    def run(self, works: Sequence[Work], files: Sequence[Path] = ()) -> Events:
+        yield from (pair for pair in self.executor.run(works, files) if pair[0] != 1)
+
+
+@dataclass(frozen=True)
+class LosesWhatWasSaid:
+    """As if a work that was lost half way counted as done."""
+
+    executor: Executor
+
+    def run(self, works: Sequence[Work], files: Sequence[Path] = ()) -> Events:
+        for number, event in self.executor.run(works, files):
+            if number != 1 or not isinstance(event, Said):
+                yield number, event
+
+
+@dataclass(frozen=True)
+class SaysTwice:
+    """As if what a lost machine had said counted, and what is said again as well."""
+
+    executor: Executor
+
+    def run(self, works: Sequence[Work], files: Sequence[Path] = ()) -> Events:
+        for number, event in self.executor.run(works, files):
+            if number == 1 and isinstance(event, Said):
+                yield number, event
+            yield number, event
+
+
+@dataclass(frozen=True)
+class SpeaksOn:
+    """As if a machine that was given up were listened to still."""
+
+    executor: Executor
+
+    def run(self, works: Sequence[Work], files: Sequence[Path] = ()) -> Events:
+        for number, event in self.executor.run(works, files):
+            yield number, event
+            if event == Done():
+                yield number, Said((number, 0))
+
+
+WRONG = (LosesAWork, LosesWhatWasSaid, SaysTwice, SpeaksOn)
