@@ -42,8 +42,8 @@ class Honest:
     products are kept, if anywhere.
     """
 
-    sizes: bool = True
-    bounds: Bounds | None = None
+    sizes: bool = field(default=True, kw_only=True)
+    bounds: Bounds | None = field(default=None, kw_only=True)
     wide = False
 
     def compute(self, build: Build, node: Node) -> NDArray[Any]:
@@ -82,7 +82,7 @@ class Noisy(Honest):
     """
 
     seed: int = 0
-    known: Bounds = field(default_factory=Bounds)
+    known: Bounds = field(default_factory=Bounds, kw_only=True)
 
     def bits(self, node: Node, what: str) -> Philox:
         return stream(self.seed, f"{what} {node.step} {node.ubatch} {node.index}")
