@@ -6,12 +6,22 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from engine.batch import Batch
 from engine.errors import EngineError
 from engine.gguf_file import GgufFile
+from engine.tokenizers.base import Tokenizer, tokenizer_of
 from harness.check import REFERENCE, REPLAY, BadInput
 from harness.facts import ModelFacts, facts_of_model, vocabulary_of
 from harness.inputs import check_file
-from harness.records import PRESETS, Answered, Outcome, Rejected, Settings, Unanswerable
+from harness.records import (
+    PRESETS,
+    Answered,
+    Outcome,
+    Rejected,
+    Request,
+    Settings,
+    Unanswerable,
+)
 from harness.runner import Runner, Session
 from harness.suites.base import no_answer
 from harness.ties import LOOKED_AT, close_choices
@@ -99,22 +109,20 @@ def generated(
     settings = replace(settings, n_ctx=max(settings.n_ctx, -(-room // 256) * 256))
     with opened(path, name, settings) as session:
         progress("tokenising")
-        ids = answer(session, "tokenize", [raw])[0] if isinstance(prompt, str) else list(prompt)
+        by_us: list[str] = []
+        ids = ids_in(session, path, raw, by_us) if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise BadInput("the prompt is empty and the model adds no BOS: nothing to go on from")
         progress(f"generating {n} tokens")
-        new = answer(session, "greedy", ids, n)
+        new = tokens_behind(session, ids, n, by_us)
         text = None
         if facts.has_vocabulary:
-            flags = {"remove_special": True, "unparse_special": False}
-            said = session.ask("detokenize", [ids + new], **flags)
-            if not (isinstance(said, Unanswerable) and said.declared):
-                text = value_of(session, "detokenize", said)[0].decode("utf-8", "replace")
+            text = text_of(session, path, ids + new, by_us)
         progress("looking for ties")
         ties = close_choices(session, ids, new, facts.decoder_start)
     return {
         "engine": name,
-        "why": why,
+        "why": "; ".join([*filter(None, [why]), *by_us]),
         "settings": preset,
         "prompt_ids": ids,
         "ids": new,
@@ -122,6 +130,57 @@ def generated(
         "ties": None if ties is None else [asdict(tie) for tie in ties],
         "ties_looked_for_in": 0 if ties is None else min(len(new), LOOKED_AT),
     }
+
+
+def ids_in(session: Session, path: Path, text: bytes, by_us: list[str]) -> list[int]:
+    """by_us: is told what our own tokenizer does where the engine offers none."""
+    said = session.ask("tokenize", [text])
+    if isinstance(said, Unanswerable) and (ours := tokenizer_in(path)):
+        by_us.append(f"{session.name} offers no tokenizer, so the prompt's ids are by ours")
+        return ours.encode(text, add_special=True, parse_special=False)
+    found: list[int] = value_of(session, "tokenize", said)[0]
+    return found
+
+
+def tokens_behind(session: Session, ids: list[int], n: int, by_us: list[str]) -> list[int]:
+    """Of an engine that shows logits alone the likeliest after each beginning, which it is given
+    anew: n of them cost as much as n prompts."""
+    said = session.ask("greedy", ids, n)
+    if not isinstance(said, Unanswerable):
+        found: list[int] = value_of(session, "greedy", said)
+        return found
+    every = list(ids)
+    for _ in range(n):
+        batch = Batch.of(every)
+        batch.outputs[:-1] = False
+        run = session.ask("evaluate", Request(batches=(batch,)))
+        if isinstance(run, Unanswerable):
+            value_of(session, "greedy", said)  # raises: it has neither
+        every.append(int(value_of(session, "evaluate", run).logits[0][-1].argmax()))
+    by_us.append(f"{session.name} does not choose tokens: the likeliest by its logits")
+    return every[len(ids) :]
+
+
+def text_of(session: Session, path: Path, ids: list[int], by_us: list[str]) -> str | None:
+    flags = {"remove_special": True, "unparse_special": False}
+    said = session.ask("detokenize", [ids], **flags)
+    if not isinstance(said, Unanswerable):
+        raw: bytes = value_of(session, "detokenize", said)[0]
+    elif ours := tokenizer_in(path):
+        by_us.append(f"{session.name} shows ids, whose text is by our own tokenizer")
+        raw = ours.decode(ids, **flags)
+    else:
+        return None
+    return raw.decode("utf-8", "replace")
+
+
+def tokenizer_in(path: Path) -> Tokenizer | None:
+    """Ours; None for a vocabulary that it does not take."""
+    try:
+        with GgufFile.open(path) as file:
+            return tokenizer_of(file.metadata)
+    except EngineError:
+        return None
 
 
 def check_vocabulary(path: Path) -> None:
