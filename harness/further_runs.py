@@ -12,6 +12,7 @@ import numpy as np
 from numpy.random import Philox
 
 from engine.batch import Batch, encoded_first
+from engine.gguf_file import GgufFile
 from harness.records import Rejected, Unanswerable
 from harness.suites.base import Context
 
@@ -77,8 +78,11 @@ def n_cells(context: Context) -> int:
     trained = context.file.metadata.get(key)
     limits = [context.facts.n_positions, trained.data if trained else 0]
     n = min([n, *(int(limit) for limit in limits if limit)])
-    weights = sum(tensor.n_bytes for tensor in context.file.tensors.values())
-    return n if weights <= SMALL else min(n, CELLS)
+    return n if is_small(context.file) else min(n, CELLS)
+
+
+def is_small(file: GgufFile) -> bool:
+    return sum(tensor.n_bytes for tensor in file.tensors.values()) <= SMALL
 
 
 def batch_sizes(n: int) -> list[int]:

@@ -6,7 +6,7 @@ are each held to the bound of the op, and whoever is beyond it is at fault.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -84,6 +84,10 @@ def finding_of(
         compared=elements_compared(truth, oracle, allowed),
         worst=worst,
     )
+
+
+def without_fault(found: SiteFinding) -> SiteFinding:
+    return replace(found, mismatch=None, at_fault="", outputs=())
 
 
 def conforms(

@@ -25,7 +25,7 @@ from harness.graph.node_formats import ProductFormats
 from harness.graph.other_file import Parameters, parameters_in_words
 from harness.graph.program import Place
 from harness.graph.wiring import Wire
-from harness.judge import SiteFinding, affected, finding_of
+from harness.judge import SiteFinding, affected, finding_of, without_fault
 from harness.records import Site
 from harness.shadow.judge import SENSELESS, rounded_to, view_of
 from harness.tolerances import Bound
@@ -144,7 +144,7 @@ class NodeJudge:
         elif found.at_fault != "oracle":
             weighted = with_weights(node, self.oracle)
             if self.formats.is_given(wire.site, weighted, compared):
-                right = replace(found, mismatch=None, at_fault="", outputs=())
+                right = without_fault(found)
                 right = self.with_own_file(node, wire, theirs, right)
                 if found.at_fault == "both":
                     right = replace(found, at_fault="oracle")

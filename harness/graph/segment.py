@@ -1,11 +1,12 @@
 """What leads from the tensors that an engine shows to one that it shows."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.graph.node_designs import has_designs
 from harness.graph.program import Place, Program
 from harness.graph.wiring import Wire
+from harness.judge import SiteFinding
 from harness.records import Site
 from harness.sites import SITES
 
@@ -76,3 +77,15 @@ def before(
                 waiting.append(earlier)
     first, between = (tuple(wires[p].site for p in sorted(each)) for each in (starts, inside))
     return first, between
+
+
+Found = tuple[Segment, SiteFinding]
+
+
+def is_wrong(finding: SiteFinding | None) -> bool:
+    return finding is not None and finding.mismatch is not None
+
+
+def wrong(found: Sequence[Found], sort: Place) -> int:
+    """How many segments with this ARGSORT."""
+    return sum(finding.mismatch is not None for s, finding in found if sort in s.sorts)

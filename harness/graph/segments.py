@@ -23,19 +23,27 @@ from engine.ops.near import Expected
 from harness.compare import largest, mismatch_between, share_of_limit, worst_distance
 from harness.conversions import builds, is_type_in_blocks
 from harness.designs import Other, where_limited
+from harness.further_runs import is_small
 from harness.graph.expert_choice import CHOOSE, chosen, legal, used_of
 from harness.graph.expert_order import in_own_order
 from harness.graph.node_designs import Computed, designs_of
 from harness.graph.node_judge import AXES
 from harness.graph.program import Graph, Place, PlannedNode, Program
+from harness.graph.rare_choices import explained
 from harness.graph.replay import replay
 from harness.graph.row_noise import Noise, Noises, beyond
-from harness.graph.segment import Segment, segments_of
+from harness.graph.segment import Found, Segment, is_wrong, segments_of, wrong
 from harness.graph.shown import part_shown
 from harness.graph.watched import Look, Seen, Watched
 from harness.graph.ways import Honest, Noisy, Wide
 from harness.graph.wiring import Wire, needed_for
-from harness.judge import SiteFinding, affected, elements_compared, smallest_scale_error
+from harness.judge import (
+    SiteFinding,
+    affected,
+    elements_compared,
+    smallest_scale_error,
+    without_fault,
+)
 from harness.records import Site
 from harness.sites import SITES
 from harness.stored import half_step, step_of
@@ -46,9 +54,6 @@ LONGEST = 6  # ops of a segment that are named
 
 
 Run = Mapping[Place, Seen]
-
-
-Found = tuple[Segment, SiteFinding]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -90,6 +95,9 @@ class SegmentJudge:
                 if s.place not in known:
                     known[s.place] = self.again(s, (honest[s.place], plain[s.place]), noises)
             if not rounded:
+                left = [s for s in suspects if is_wrong(known[s.place])]
+                rare = explained(self, left, honest, noise, is_small=is_small(self.file))
+                known |= {place: without_fault(known[place]) for place in rare}
                 known |= self.converted_otherwise(found, known, noises)
             found = [(segment, known.get(segment.place, one)) for segment, one in found]
         yield from (finding for _, finding in found)
@@ -389,12 +397,3 @@ class SegmentJudge:
     def stored_as(self, segment: Segment) -> str:
         kinds = {k for p, k in self.stored.items() if p == segment.place or segment.starts}
         return f"; stored in {', '.join(sorted(kinds))}" if kinds else ""
-
-
-def is_wrong(finding: SiteFinding | None) -> bool:
-    return finding is not None and finding.mismatch is not None
-
-
-def wrong(found: Sequence[Found], sort: Place) -> int:
-    """How many segments with this ARGSORT."""
-    return sum(finding.mismatch is not None for s, finding in found if sort in s.sorts)

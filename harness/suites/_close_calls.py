@@ -18,7 +18,7 @@ from numpy.random import Philox
 from engine.batch import Batch
 from engine.quants.base import F32
 from harness.compare import largest
-from harness.further_runs import SMALL, n_cells, with_rows
+from harness.further_runs import is_small, n_cells, with_rows
 from harness.records import Rejected, Request, Status, Unanswerable, Verdict
 from harness.suites.base import Context
 from harness.tolerances import whole_run
@@ -48,14 +48,10 @@ class Beginning:
         return (with_rows(self.ids, [len(self.ids)]),)
 
 
-def is_small(context: Context) -> bool:
-    return sum(tensor.n_bytes for tensor in context.file.tensors.values()) <= SMALL
-
-
 def seeded_runs(context: Context) -> Iterator[tuple[list[int], list[int]]]:
     """Ids from all over, and the lengths of their beginnings."""
     n = min(TOKENS, n_cells(context) - 1)
-    for number in range(RUNS if is_small(context) else 1):
+    for number in range(RUNS if is_small(context.file) else 1):
         raw = Philox(key=[context.seed, number + 1]).random_raw(n) >> np.uint64(33)
         yield (raw % np.uint64(context.facts.n_vocab)).astype(int).tolist(), [*range(1, n + 1)]
 
@@ -63,7 +59,7 @@ def seeded_runs(context: Context) -> Iterator[tuple[list[int], list[int]]]:
 def texts_of(context: Context, text: bytes) -> Iterator[bytes]:
     """The text with its words turned about, each of a length that is soon read."""
     words = text.split()
-    for number in range(RUNS if is_small(context) else 1):
+    for number in range(RUNS if is_small(context.file) else 1):
         first = number * len(words) // RUNS
         yield b" ".join(words[first:] + words[:first])[:TOKENS]
 
@@ -95,7 +91,7 @@ def closest(context: Context, runs: Iterable[tuple[list[int], list[int]]]) -> li
             if margin > ROOM * allowed_in(context, row):
                 one = Beginning(ids=tuple(ids[:end]), logits=row[None].copy(), margin=margin)
                 heapq.heappush(found, (-margin, next(number), one))
-                if len(found) > (ASKED if is_small(context) else ASKED // 2):
+                if len(found) > (ASKED if is_small(context.file) else ASKED // 2):
                     heapq.heappop(found)
     return [one for *_, one in sorted(found, reverse=True)]
 

@@ -11,8 +11,8 @@ from engine.batch import Batch
 from engine.quants.base import F32
 from harness.compare import largest, mismatch_between, worst_distance
 from harness.facts import ModelFacts
-from harness.further_runs import SMALL, FurtherRun, further_runs
-from harness.noise import MORE_RUNS
+from harness.further_runs import FurtherRun, further_runs, is_small
+from harness.noise import MORE_RUNS, RARE_RUNS
 from harness.records import Evaluation, Mismatch, Rejected, Request, Unanswerable, Verdict
 from harness.relations import asked_otherwise
 from harness.repeats import not_deterministic, unsteady
@@ -22,8 +22,6 @@ from harness.suites.base import Context, NoAnswer, Suite
 from harness.tolerances import Bound, whole_run
 
 LOGITS = "result_output"
-# of a small model, until one chooses as an engine did: what one in 20 does is missed by 1 in 100
-RARE_RUNS = 96
 Ways = tuple[list[str], list[str], list[Verdict]]  # that give the same, not answered, what differs
 NOTHING = np.zeros(())
 
@@ -263,8 +261,7 @@ def by_chance(
     left = [~near(truth, run, allowed) for run in runs]
     if not all(0 < 2 * rows.sum() <= len(rows) for rows in left):
         return False  # whoever is blamed without a row of its own is not explained by other rows
-    size = sum(tensor.n_bytes for tensor in context.file.tensors.values())
-    n = RARE_RUNS if size <= SMALL else MORE_RUNS
+    n = RARE_RUNS if is_small(context.file) else MORE_RUNS
     context.progress("few rows differ: looking for an honest run that chooses such experts")
     for honest in context.honest.unlucky(batches, seed=context.seed + 2 * MORE_RUNS, runs=n):
         left = [rows & ~near(honest, run, allowed) for rows, run in zip(left, runs, strict=True)]
