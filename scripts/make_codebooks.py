@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.adapters._llama_cpp_lib import library
+from lockstep.harness.adapters.llama_cpp.lib import library
 
 HERE = Path(__file__).resolve().parents[1] / "engine" / "quants" / "codebooks"
 Floats = NDArray[np.float32]

@@ -12,10 +12,10 @@ nothing: shares of some say nothing of all.
 import sys
 from pathlib import Path
 
-from harness.catalogue.rates import PAGES, read, with_tables, written
-from harness.catalogue.run import honest_engines, wrong_engines
-from harness.catalogue.trial import trial_of
-from harness.row_files import read_rows
+from lockstep.harness.catalogue.rates import PAGES, read, with_tables, written
+from lockstep.harness.catalogue.run import honest_engines, wrong_engines
+from lockstep.harness.catalogue.trial import trial_of
+from lockstep.harness.parallel.row_files import read_rows
 
 HOME = Path(__file__).parent.parent
 RATES = HOME / "tests" / "catalogue_rates.json"

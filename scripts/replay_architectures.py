@@ -14,24 +14,24 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from engine.errors import EngineError
-from engine.gguf_file import GgufFile
-from engine.ops.build import Build
-from engine.ops.ggml.base import Node
-from harness.check import lanes_of
-from harness.compare import largest, worst_distance
-from harness.graph.floor import replay_floor, whole
-from harness.graph.program import Place, Program
-from harness.graph.record import record
-from harness.graph.replay import replay
-from harness.graph.ways import Wide
-from harness.records import PRESETS, Answered, Settings
-from harness.runner import Runner
-from harness.shadow.batches import Work, batches_of
-from harness.shadow.known import known_crash
-from harness.shadow.models import make_variant, opened
-from harness.shadow.run import settings_for
-from harness.synth.any_arch import variant_named, variants
+from lockstep.engine.errors import EngineError
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.ggml.base import Node
+from lockstep.harness.check.check import lanes_of
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.graph.floor import replay_floor, whole
+from lockstep.harness.graph.program import Place, Program
+from lockstep.harness.graph.record import record
+from lockstep.harness.graph.replay import replay
+from lockstep.harness.graph.ways import Wide
+from lockstep.harness.judging.compare import largest, worst_distance
+from lockstep.harness.records import PRESETS, Answered, Settings
+from lockstep.harness.runs.shadow import settings_for
+from lockstep.harness.shadow.batches import Work, batches_of
+from lockstep.harness.shadow.known import known_crash
+from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.synth.any_arch import variant_named, variants
 
 HEAD = f"{'variant':24} {'nodes':>6} {'honest':>9} {'float64':>9} {'floor':>9} {'seconds':>8}"
 

@@ -20,23 +20,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.batch import Batch
-from engine.gguf_file import GgufFile
-from engine.ops.build import Build
-from engine.ops.ggml.base import Node
-from engine.ops.near import Expected
-from harness.check import lanes_of
-from harness.graph.program import Place, Program
-from harness.graph.record import record
-from harness.graph.replay import replay
-from harness.graph.segment import segments_of
-from harness.graph.segments import SegmentJudge
-from harness.graph.ways import Honest, Noisy, Wide
-from harness.graph.wiring import Wire, wires_of
-from harness.records import EXACT, Answered
-from harness.runner import Runner
-from harness.shadow.models import make_variant, opened
-from harness.synth.any_arch import variant_named
+from lockstep.engine.batch import Batch
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.ggml.base import Node
+from lockstep.engine.ops.near import Expected
+from lockstep.harness.check.check import lanes_of
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.graph.program import Place, Program
+from lockstep.harness.graph.record import record
+from lockstep.harness.graph.replay import replay
+from lockstep.harness.graph.segment import segments_of
+from lockstep.harness.graph.segments import SegmentJudge
+from lockstep.harness.graph.ways import Honest, Noisy, Wide
+from lockstep.harness.graph.wiring import Wire, wires_of
+from lockstep.harness.records import EXACT, Answered
+from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.synth.any_arch import variant_named
 
 ARCHITECTURES = (
     *("llama", "gemma2", "gemma3", "mamba", "deepseek2", "phi3", "qwen3moe", "gpt-oss", "olmo2"),

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.batch import Batch
-from engine.quants.base import NO_PRODUCT, WeightFormat
-from engine.registry import import_members
-from harness.synth.llama import LlamaRecipe, write_llama
+from lockstep.engine.batch import Batch
+from lockstep.engine.quants.base import NO_PRODUCT, WeightFormat
+from lockstep.engine.registry import import_members
+from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 
-import_members("engine.quants")
+import_members("lockstep.engine.quants")
 FORMATS = sorted(WeightFormat.family.values(), key=lambda kind: kind.type_id)
 WITHOUT_PRODUCT = [kind for kind in FORMATS if kind.vec_dot_type == NO_PRODUCT]
 MATRICES = [kind for kind in FORMATS if kind not in WITHOUT_PRODUCT]

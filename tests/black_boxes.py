@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.gguf_file import GgufFile
-from engine.quants.base import WeightFormat
-from harness.blackbox.asking import Asker
-from harness.blackbox.bisection import BlackBox, bisect_black_box
-from harness.check import Plan
-from tests.test_check import plan_for
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.quants.base import WeightFormat
+from lockstep.harness.blackbox.asking import Asker
+from lockstep.harness.blackbox.bisection import BlackBox, bisect_black_box
+from lockstep.harness.check.check import Plan
+from tests.harness.check.test_check import plan_for
 
 Wrong = Callable[[NDArray[np.uint8], type[WeightFormat]], None]  # changes a tensor's bytes
 

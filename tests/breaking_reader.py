@@ -1,6 +1,6 @@
 """A GGUF reader that breaks at one number, which only the fault `every-type` has at first."""
 
-from engine.gguf_file import GgufFile as Right
+from lockstep.engine.gguf.file import GgufFile as Right
 
 NUMBER = 0x81818181
 WORDS = "a number that it cannot take"

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.gguf_file import GgufFile
-from harness.synth.llama import LlamaRecipe, write_llama
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 from tests.models import with_metadata
 
 FACTORS = {

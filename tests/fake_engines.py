@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.batch import Batch
-from engine.errors import EngineError, MalformedFile
-from harness.adapters.base import Adapter
-from harness.records import Captured, EngineInfo, Evaluation, Fault, FileSummary, Request
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import EngineError, MalformedFile
+from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.records import Captured, EngineInfo, Evaluation, Fault, FileSummary, Request
 from tests.shadow_nodes import node, normal, piece
 
 X = normal(1, 2, 8)

@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from engine.batch import Batch
-from harness.adapters.fast import FastEngine
-from harness.records import EXACT, Request
+from lockstep.engine.batch import Batch
+from lockstep.harness.adapters.fast import FastEngine
+from lockstep.harness.records import EXACT, Request
 from tests.quiet_engines import log_softmax
 
 Change = Callable[[str, Any], Any]  # path, answer -> answer

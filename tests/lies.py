@@ -6,11 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from engine.batch import Batch
-from harness.adapters.base import Adapter
-from harness.adapters.reference import Reference
-from harness.records import Answered, Captured, Fault, FileSummary, Outcome, TensorRecord, Trace
-from harness.runner import Session
+from lockstep.engine.batch import Batch
+from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.context.runner import Session
+from lockstep.harness.records import (
+    Answered,
+    Captured,
+    Fault,
+    FileSummary,
+    Outcome,
+    TensorRecord,
+    Trace,
+)
 from tests.fake_engines import SUM
 
 Spoil = Callable[[Any], Any]

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.batch import Batch
-from engine.gguf_file import GgufFile
-from engine.model import Model
-from engine.ops.mirror import Mirror
-from engine.ops.reference import Reference
-from harness.adapters.reference import Reference as ReferenceEngine
-from harness.gguf_writer import gguf_bytes
-from harness.records import EXACT, Request, Settings, Site
-from harness.synth.builtin import BUILTIN
-from harness.synth.llama import LlamaRecipe, metadata, tensors, write_llama
+from lockstep.engine.batch import Batch
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.model import Model
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.ops.reference import Reference
+from lockstep.harness.adapters.reference import Reference as ReferenceEngine
+from lockstep.harness.records import EXACT, Request, Settings, Site
+from lockstep.harness.synth.builtin import BUILTIN
+from lockstep.harness.synth.gguf_writer import gguf_bytes
+from lockstep.harness.synth.llama import LlamaRecipe, metadata, tensors, write_llama
 
 SHARED_STORIES = Path(__file__).resolve().parents[1].parent / "shared/models/stories260K.gguf"
 NO_STORIES = "no sibling folder shared/ with models/stories260K.gguf: it was not compared on"

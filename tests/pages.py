@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from harness.records import EXACT, EngineInfo
-from harness.report.nodes import NodeRow, node_columns
+from lockstep.harness.records import EXACT, EngineInfo
+from lockstep.harness.report.nodes import NodeRow, node_columns
 
 VOID = {"meta", "br", "path", "link", "img", "input"}
 SCHEDULE = {

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.children import Died, Done, Event, Said, Say, Work
-from harness.parallel import Executor, Resumable, events_of
+from lockstep.harness.parallel.children import Died, Done, Event, Said, Say, Work
+from lockstep.harness.parallel.works import Executor, Resumable, events_of
 
 WORKS, SAID = 5, 4
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from engine.batch import Batch
-from harness.adapters.base import Adapter
-from harness.adapters.fast import FastEngine
-from harness.adapters.reference import Reference
-from harness.mutants.base import Mutant
-from harness.mutants.kv_head_modulo import KvHeadModulo
-from harness.mutants.missing_scale import MissingScale
-from harness.mutants.rope_half_split import RopeHalfSplit
-from harness.records import EngineInfo, Request
+from lockstep.engine.batch import Batch
+from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.adapters.fast import FastEngine
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.mutants.base import Mutant
+from lockstep.harness.mutants.kv_head_modulo import KvHeadModulo
+from lockstep.harness.mutants.missing_scale import MissingScale
+from lockstep.harness.mutants.rope_half_split import RopeHalfSplit
+from lockstep.harness.records import EngineInfo, Request
 
 Row = list[tuple[Any, float]]
 Change = Callable[[Any, Row], Row]

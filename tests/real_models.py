@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.real_models import model_file
+from lockstep.harness.real_models import model_file
 
 
 def real_model_or_skip(name: str) -> Path:

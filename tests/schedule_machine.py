@@ -20,10 +20,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from harness.fuzzers._batch_judge import Judge, other_size
-from harness.fuzzers._causes import Watch
-from harness.fuzzers._machines import CELLS
-from harness.fuzzers._schedule import Row, Schedule
+from lockstep.harness.fuzzers.batch.causes import Watch
+from lockstep.harness.fuzzers.batch.judge import Judge, other_size
+from lockstep.harness.fuzzers.batch.machines import CELLS
+from lockstep.harness.fuzzers.batch.schedule import Row, Schedule
 
 MOST_SEQ = 4
 SEQ = st.integers(0, MOST_SEQ - 1)

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.ops.build import Build
-from engine.ops.ggml.base import Node, Operand, expect
-from engine.ops.near import Expected
-from harness.records import ANY_KIND, COMPUTE, Nodes
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.ggml.base import Node, Operand, expect
+from lockstep.engine.ops.near import Expected
+from lockstep.harness.records import ANY_KIND, COMPUTE, Nodes
 
 BUILD = Build(lanes=16)
 TYPES = {"float32": "F32", "float16": "F16", "int32": "I32", "int64": "I64"}

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.gguf_file import GgufFile
-from engine.split_files import part_name
-from harness.gguf_writer import write_gguf
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.gguf.split_files import part_name
+from lockstep.harness.synth.gguf_writer import write_gguf
 
 
 def write_parts(

@@ -27,7 +27,7 @@ def alone(tmp_path: Path) -> Alone:
 
     def run(*args: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "harness.cli", *map(str, args)],
+            [sys.executable, "-m", "lockstep.harness.cli", *map(str, args)],
             capture_output=True,
             text=True,
             check=False,

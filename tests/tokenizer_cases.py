@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.tokenizers.base import Tokenizer
-from harness.gguf_writer import write_gguf
+from lockstep.engine.tokenizers.base import Tokenizer
+from lockstep.harness.synth.gguf_writer import write_gguf
 
 UNDEFINED, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(7)
 TYPE_NAMES = {"int8": "I8", "uint8": "U8", "int32": "I32", "float32": "F32", "int64": "I64"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from golden import fetch
+from lockstep.golden import fetch
 
 OFFLINE = "LOCKSTEP_OFFLINE"  # if set, tests fetch nothing
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.quants.base import F32, Bytes, WeightFormat
+from lockstep.engine.quants.base import F32, Bytes, WeightFormat
 
 Kind = type[WeightFormat]
 NIBBLES = {

@@ -2,7 +2,7 @@
 
 A fault of a decoder is a change of the bytes before the right decoder sees them, where that can be;
 else of its result or of its code book. Every fault is made in every type, unless one of its
-excuses is true of the type: `why_not` says which, and tests/test_wrong_formats.py lists them all.
+excuses is true of the type: `why_not` says which, and test_wrong_formats.py lists them.
 """
 
 import types
@@ -14,11 +14,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from engine.ops.mirror import Mirror
-from engine.ops.near import F64
-from engine.ops.products import activation_format, minimum_of
-from engine.quants.base import F32, NO_PRODUCT, Bytes, WeightFormat
-from engine.weights import Weight
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.ops.near import F64
+from lockstep.engine.ops.products import activation_format, minimum_of
+from lockstep.engine.quants.base import F32, NO_PRODUCT, Bytes, WeightFormat
+from lockstep.engine.weights import Weight
 from tests.all_types import FORMATS
 
 Blocks = NDArray[Any]  # (n,) of a format's layout

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.batch import Batch
-from engine.memory.attention import Attention, Placed
-from engine.memory.base import View
-from engine.memory.hybrid import Hybrid
-from engine.memory.recurrent import Recurrent, StateView
-from engine.memory.schedule import Schedule
-from engine.memory.store import never
-from engine.memory.ubatch import Entries, Ubatch
-from engine.memory.window import Window
-from engine.quants.base import F32
-from harness.adapters.reference import Reference
+from lockstep.engine.batch import Batch
+from lockstep.engine.memory.attention import Attention, Placed
+from lockstep.engine.memory.base import View
+from lockstep.engine.memory.hybrid import Hybrid
+from lockstep.engine.memory.recurrent import Recurrent, StateView
+from lockstep.engine.memory.schedule import Schedule
+from lockstep.engine.memory.store import never
+from lockstep.engine.memory.ubatch import Entries, Ubatch
+from lockstep.engine.memory.window import Window
+from lockstep.engine.quants.base import F32
+from lockstep.harness.adapters.reference import Reference
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ from struct import Struct
 from typing import Any
 from unittest.mock import patch
 
-from engine import gguf_fields, gguf_file
-from engine.errors import MalformedFile
-from engine.gguf_file import GgufFile
+from lockstep.engine.errors import MalformedFile
+from lockstep.engine.gguf import fields as gguf_fields
+from lockstep.engine.gguf import file as gguf_file
+from lockstep.engine.gguf.file import GgufFile
 
 Change = Callable[[ExitStack], None]
 

@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.memory.sbatch import SbatchToken
-from engine.memory.sbatch_schedule import SbatchSchedule
-from engine.memory.ubatch import Ubatch
-from harness.adapters.reference import Reference
-from harness.fuzzers._schedule import Schedule, schedule_from
-from harness.fuzzers.base import FuzzPlan, fuzzer_named
-from harness.records import Verdict
+from lockstep.engine.memory.sbatch import SbatchToken
+from lockstep.engine.memory.sbatch_schedule import SbatchSchedule
+from lockstep.engine.memory.ubatch import Ubatch
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.fuzzers.base import FuzzPlan, fuzzer_named
+from lockstep.harness.fuzzers.batch.schedule import Schedule, schedule_from
+from lockstep.harness.records import Verdict
 
 
 class WithSplitter(Reference):

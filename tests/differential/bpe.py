@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import EngineError
-from engine.gguf_file import GgufFile
-from engine.tokenizers.base import Tokenizer, tokenizer_of
-from engine.tokenizers.gpt2 import CHARACTER_OF_BYTE
-from harness.gguf_writer import Typed
+from lockstep.engine.errors import EngineError
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
+from lockstep.engine.tokenizers.gpt2 import CHARACTER_OF_BYTE
+from lockstep.harness.synth.gguf_writer import Typed
 from tests.differential import test_tokens_llama_cpp as common
 
 SOME = 7

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from harness.check import Opened, Plan, open_plan, run_suites
-from harness.records import EXACT, Verdict
+from lockstep.harness.check.check import Opened, Plan, open_plan, run_suites
+from lockstep.harness.records import EXACT, Verdict
 from tests.models import NO_STORIES, SHARED_STORIES, builtin
 
 HERE = Path(__file__).parent

@@ -5,19 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.batch import Batch
-from engine.gguf_file import GgufFile
-from engine.ops.build import Build
-from harness.check import lanes_of
-from harness.findings import Values
-from harness.graph.aliases import places_by_site, renamed
-from harness.graph.program import Place, Program
-from harness.graph.record import record
-from harness.graph.segments import SegmentJudge
-from harness.graph.wiring import wires_of
-from harness.judge import SiteFinding
-from harness.records import Answered, Request, Settings
-from harness.runner import Runner
+from lockstep.engine.batch import Batch
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.build import Build
+from lockstep.harness.check.check import lanes_of
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.graph.aliases import places_by_site, renamed
+from lockstep.harness.graph.program import Place, Program
+from lockstep.harness.graph.record import record
+from lockstep.harness.graph.segments import SegmentJudge
+from lockstep.harness.graph.wiring import wires_of
+from lockstep.harness.judging.findings import Values
+from lockstep.harness.judging.judge import SiteFinding
+from lockstep.harness.records import Answered, Request, Settings
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,18 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.batch import Batch
-from engine.errors import EngineError
-from harness.acid.architectures import ARCHITECTURES
-from harness.acid.read import Reading, read_report
-from harness.acid.report import report_for
-from harness.acid.tokens import PROMPT
-from harness.acid.write import PLAIN, TYPES, write_acid
-from harness.catalogue.acid import SHORT, TOKENS
-from harness.environments import python_of
-from harness.quick import answer
-from harness.records import EXACT, PRESETS, Request
-from harness.runner import Runner
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import EngineError
+from lockstep.harness.acid.architectures import ARCHITECTURES
+from lockstep.harness.acid.read import Reading, read_report
+from lockstep.harness.acid.report import report_for
+from lockstep.harness.acid.tokens import PROMPT
+from lockstep.harness.acid.write import PLAIN, TYPES, write_acid
+from lockstep.harness.asking.environments import python_of
+from lockstep.harness.catalogue.acid import SHORT, TOKENS
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.records import EXACT, PRESETS, Request
+from lockstep.harness.runs.quick import answer
 
 pytest.importorskip("llama_cpp", reason="llama_cpp is missing: acid models were not run in it")
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.acid.read import read_report
-from harness.acid.report import report_for
-from harness.acid.write import write_acid
-from harness.foreign.building import folder_of, is_added
-from harness.foreign.engines import ENGINES
+from lockstep.harness.acid.read import read_report
+from lockstep.harness.acid.report import report_for
+from lockstep.harness.acid.write import write_acid
+from lockstep.harness.foreign.building import folder_of, is_added
+from lockstep.harness.foreign.engines import ENGINES
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="llama_cpp is missing: nothing was sampled")
 

@@ -5,19 +5,19 @@ from typing import Any
 
 import pytest
 
-from engine.ggml_types import type_by_name
-from engine.quants.base import WeightFormat
-from engine.registry import import_members
-from harness.adapters._llama_cpp_lib import library
-from harness.adapters.llama_cpp_activations import cpu_traits
-from harness.check import Plan, open_plan, run_suites
-from harness.exit_codes import exit_code
-from harness.known import entries
-from harness.records import EXACT, PRESETS, Settings, Verdict
+from lockstep.engine.gguf.types import type_by_name
+from lockstep.engine.quants.base import WeightFormat
+from lockstep.engine.registry import import_members
+from lockstep.harness.adapters.llama_cpp.activations import cpu_traits
+from lockstep.harness.adapters.llama_cpp.lib import library
+from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.known import entries
+from lockstep.harness.records import EXACT, PRESETS, Settings, Verdict
 from tests.all_types import FORMATS, MATRICES, NAMES, WITHOUT_PRODUCT, model_of
 from tests.models import with_tensor_type
 
-import_members("engine.quants")
+import_members("lockstep.engine.quants")
 (KNOWN,) = entries("no-product")
 
 
@@ -112,6 +112,6 @@ def test_a_matrix_without_a_product_ends_llama_cpp_and_is_reported_as_a_crash(
     path = folder / f"retyped-{name}.gguf"
     with_tensor_type(model_of(made_as, folder), path, "token_embd.weight", type_by_name(name).id)
     verdicts = checked(path, EXACT, suites=("logits", "trace"))
-    over = f"llama.cpp survives {name}: take it out of {KNOWN['id']} in harness/known"
+    over = f"llama.cpp survives {name}: take it out of {KNOWN['id']} in lockstep/harness/known"
     assert {v.status for v in verdicts} == {"crashed"}, over
     assert exit_code(verdicts) == 3

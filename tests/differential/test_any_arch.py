@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from engine.batch import Batch
-from engine.errors import EngineError
-from engine.gguf_file import GgufFile
-from harness.check import Plan
-from harness.cli import app
-from harness.gguf_writer import write_gguf
-from harness.known import entries
-from harness.known.runs import excused_if_known
-from harness.records import EXACT, Answered, Rejected, Request, Verdict
-from harness.report.jsonl import read_report
-from harness.runner import Runner
-from harness.shadow.models import make_variant, make_variants, opened
-from harness.synth.any_arch import Variant, metadata_bytes, variant_named, variants
-from harness.synth.vocabularies import vocabulary_keys
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import EngineError
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.check.check import Plan
+from lockstep.harness.cli import app
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.known import entries
+from lockstep.harness.known.runs import excused_if_known
+from lockstep.harness.records import EXACT, Answered, Rejected, Request, Verdict
+from lockstep.harness.report.jsonl import read_report
+from lockstep.harness.shadow.models import make_variant, make_variants, opened
+from lockstep.harness.synth.any_arch import Variant, metadata_bytes, variant_named, variants
+from lockstep.harness.synth.gguf_writer import write_gguf
+from lockstep.harness.synth.vocabularies import vocabulary_keys
 from tests.differential.conftest import Checked
-from tests.test_any_arch import TENSORS
+from tests.harness.synth.test_any_arch import TENSORS
 
 
 def test_llama_cpp_names_the_tensors_of_every_variant() -> None:

@@ -10,41 +10,41 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.architectures import gemma2
-from engine.architectures.bert import Bert
-from engine.architectures.deepseek2 import Deepseek2
-from engine.architectures.gemma2 import Gemma2Hparams
-from engine.architectures.gemma3 import Gemma3, Gemma3Hparams
-from engine.architectures.gpt2 import Gpt2
-from engine.architectures.gpt_oss import GptOssHparams
-from engine.architectures.llama import Llama
-from engine.architectures.phi3 import Phi3
-from engine.architectures.qwen2 import Qwen2
-from engine.architectures.qwen3 import Qwen3
-from engine.architectures.qwen3moe import Qwen3Moe
-from engine.architectures.routing import routed
-from engine.architectures.step import Step
-from engine.batch import Batch
-from engine.errors import EngineError
-from engine.gguf_file import GgufFile
-from engine.memory.none import BatchView
-from engine.model import Model
-from engine.ops.mirror import Mirror
-from engine.ops.reference import Reference as Ops
-from engine.ops.reference import RopeParams
-from harness.adapters.reference import Reference
-from harness.bisect.bisection import bisect
-from harness.check import Plan, stand_in
-from harness.facts import facts_of_model
-from harness.records import EXACT, PRESETS, Answered, Request, Settings, Verdict
-from harness.runner import Runner
-from harness.shadow.models import make_variant, opened
-from harness.synth import any_arch
-from harness.synth.any_arch import variant_named
-from harness.synth.llama import LlamaRecipe, write_llama
+from lockstep.engine.architectures import gemma2
+from lockstep.engine.architectures.bert import Bert
+from lockstep.engine.architectures.deepseek2 import Deepseek2
+from lockstep.engine.architectures.gemma2 import Gemma2Hparams
+from lockstep.engine.architectures.gemma3 import Gemma3, Gemma3Hparams
+from lockstep.engine.architectures.gpt2 import Gpt2
+from lockstep.engine.architectures.gpt_oss import GptOssHparams
+from lockstep.engine.architectures.llama import Llama
+from lockstep.engine.architectures.phi3 import Phi3
+from lockstep.engine.architectures.qwen2 import Qwen2
+from lockstep.engine.architectures.qwen3 import Qwen3
+from lockstep.engine.architectures.qwen3moe import Qwen3Moe
+from lockstep.engine.architectures.routing import routed
+from lockstep.engine.architectures.step import Step
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import EngineError
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.memory.none import BatchView
+from lockstep.engine.model import Model
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.ops.reference import Reference as Ops
+from lockstep.engine.ops.reference import RopeParams
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.asking.facts import facts_of_model
+from lockstep.harness.bisect.bisection import bisect
+from lockstep.harness.check.check import Plan, stand_in
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.records import EXACT, PRESETS, Answered, Request, Settings, Verdict
+from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.synth import any_arch
+from lockstep.harness.synth.any_arch import variant_named
+from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 from tests.differential.conftest import Checked, OpenPlan
 from tests.differential.test_bisect_any_arch import with_key
-from tests.test_relations import FirstRows, Leaks
+from tests.harness.context.test_relations import FirstRows, Leaks
 
 OURS = (
     "bert",
@@ -378,8 +378,8 @@ def test_what_llama_cpp_refuses_to_load_is_no_difference_between_engines(
 
 
 def test_every_architecture_of_ours_is_in_this_table() -> None:
-    from engine.architectures.base import Architecture
-    from engine.registry import import_members
+    from lockstep.engine.architectures.base import Architecture
+    from lockstep.engine.registry import import_members
 
-    import_members("engine.architectures")
+    import_members("lockstep.engine.architectures")
     assert sorted(Architecture.family) == sorted({*OURS, "llama"})

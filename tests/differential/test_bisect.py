@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.bisect.bisection import Bisection, bisect
-from harness.check import Plan
-from harness.exit_codes import exit_code
-from harness.records import DEFAULT, PRESETS
+from lockstep.harness.bisect.bisection import Bisection, bisect
+from lockstep.harness.check.check import Plan
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.records import DEFAULT, PRESETS
 from tests.differential.conftest import Checked, OpenPlan
 from tests.models import SHARED_STORIES, with_changed_weight, written
 

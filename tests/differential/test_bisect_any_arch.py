@@ -7,19 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.gguf_file import GgufFile
-from engine.ops.build import Build
-from engine.ops.ggml.base import Node
-from harness.adapters.replay import ReplayEngine
-from harness.bisect.bisection import Bisection, bisect
-from harness.check import Plan, open_plan, run_suites
-from harness.damage.changes import Damage, write_damaged
-from harness.exit_codes import exit_code
-from harness.graph.ways import Honest
-from harness.records import EXACT, Verdict
-from harness.runner import Session
-from harness.shadow.models import make_variant, opened
-from harness.synth.any_arch import variant_named
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.ggml.base import Node
+from lockstep.harness.bisect.bisection import Bisection, bisect
+from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.context.runner import Session
+from lockstep.harness.damage.changes import Damage, write_damaged
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.graph.engine import ReplayEngine
+from lockstep.harness.graph.ways import Honest
+from lockstep.harness.records import EXACT, Verdict
+from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.synth.any_arch import variant_named
 
 Models = Callable[[str], Path]
 EPS, MODE, KIND = 0, 2, 0  # parameters of RMS_NORM and NORM, of ROPE

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness.blackbox.asking import Asker
-from harness.blackbox.bisection import of_layer, outside
-from harness.blackbox.lenses import lenses_of
-from harness.blackbox.looking import through
-from harness.blackbox.slices import NO_END, WINDOW, n_layers
-from harness.cli import app
-from harness.shadow.models import make_variants
+from lockstep.harness.blackbox.asking import Asker
+from lockstep.harness.blackbox.bisection import of_layer, outside
+from lockstep.harness.blackbox.lenses import lenses_of
+from lockstep.harness.blackbox.looking import through
+from lockstep.harness.blackbox.slices import NO_END, WINDOW, n_layers
+from lockstep.harness.cli import app
+from lockstep.harness.shadow.models import make_variants
 from tests.black_boxes import asker_of
 from tests.models import builtin
 

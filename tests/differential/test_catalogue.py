@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.adapters.base import Adapter
-from harness.catalogue.fixed_limits import LIMITS
-from harness.catalogue.run import honest_engines, wrong_engines
-from harness.catalogue.trial import Bench, bench_for, try_honest, try_wrong
-from harness.honest.silu_tanh import SiluTanh
+from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.catalogue.fixed_limits import LIMITS
+from lockstep.harness.catalogue.run import honest_engines, wrong_engines
+from lockstep.harness.catalogue.trial import Bench, bench_for, try_honest, try_wrong
+from lockstep.harness.honest.silu_tanh import SiluTanh
 
 HANDFUL = (
     "mutant:norm-without-weight",

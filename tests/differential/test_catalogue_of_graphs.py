@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from harness.adapters.base import Adapter
-from harness.catalogue.run import wrong_engines
-from harness.catalogue.trial import Bench, bench_for, locate, try_wrong
+from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.catalogue.run import wrong_engines
+from lockstep.harness.catalogue.trial import Bench, bench_for, locate, try_wrong
 
 SLICE = {
     "f32": (

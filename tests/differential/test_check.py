@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.batch import Batch
-from engine.model import Model
-from harness.check import Plan, suites_named
-from harness.clean_cases import try_clean
-from harness.compare import largest, worst_distance
-from harness.exit_codes import exit_code
-from harness.records import EXACT, PRESETS, Answered, Evaluation, Request, Settings
-from harness.runner import Runner, Session
-from harness.synth.builtin import BUILTIN
+from lockstep.engine.batch import Batch
+from lockstep.engine.model import Model
+from lockstep.harness.check.check import Plan, suites_named
+from lockstep.harness.context.runner import Runner, Session
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.judging.compare import largest, worst_distance
+from lockstep.harness.records import EXACT, PRESETS, Answered, Evaluation, Request, Settings
+from lockstep.harness.selftest.clean_cases import try_clean
+from lockstep.harness.synth.builtin import BUILTIN
 from tests.differential.conftest import Checked
 
 PlanFor = Callable[..., Plan]
@@ -103,8 +103,8 @@ def test_a_wrong_engine_would_not_pass(models: Callable[[str], Path]) -> None:
         theirs = value(session, "evaluate", request)
     assert isinstance(theirs, Evaluation)
 
-    from engine.ops.mirror import Mirror
-    from engine.quants.base import F32
+    from lockstep.engine.ops.mirror import Mirror
+    from lockstep.engine.quants.base import F32
 
     class Louder(Mirror):
         def swiglu(self, gate: F32, up: F32) -> F32:

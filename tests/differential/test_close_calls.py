@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.harness.suites.test_close_calls import LEVELS, quiet
 from tests.models import builtin
-from tests.test_check import plan_for, verdicts_of
-from tests.test_close_calls import LEVELS, quiet
 
 
 @pytest.mark.parametrize("suite", LEVELS)

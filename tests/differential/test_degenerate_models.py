@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.check import Plan
-from harness.parallel import Forks
-from harness.records import PRESETS
-from harness.run import Listener, run_plans
+from lockstep.harness.check.check import Plan
+from lockstep.harness.parallel.works import Forks
+from lockstep.harness.records import PRESETS
+from lockstep.harness.runs.run import Listener, run_plans
 from tests.degenerate import cases
 
 SOME = (

@@ -10,12 +10,12 @@ import pytest
 from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 
-from engine.quants.base import F32, NO_PRODUCT, Bytes, WeightFormat
-from engine.registry import import_members
-from harness.fuzzers.base import FuzzPlan, run_campaign
+from lockstep.engine.quants.base import F32, NO_PRODUCT, Bytes, WeightFormat
+from lockstep.engine.registry import import_members
+from lockstep.harness.fuzzers.base import FuzzPlan, run_campaign
 from tests.wrong_decoders import Mistake, differences, mistaken, same
 
-import_members("engine.quants")
+import_members("lockstep.engine.quants")
 FORMATS = sorted(WeightFormat.family.values(), key=lambda kind: kind.type_id)
 NO_DECODER = {"I8", "I16", "I32", "I64", "F64"}  # llama.cpp reads such tensors all the same
 DECODED = [kind for kind in FORMATS if kind.name not in NO_DECODER]
@@ -31,13 +31,13 @@ HALVES = np.array(AWKWARD + [0x8000 | bits for bits in AWKWARD], "<u2")
 
 @cache
 def library() -> Any:
-    from harness.adapters._llama_cpp_lib import library
+    from lockstep.harness.adapters.llama_cpp.lib import library
 
     return library()
 
 
 def decoded_by_ggml(kind: type[WeightFormat], raw: Bytes) -> F32:
-    from harness.adapters.llama_cpp import dequantize
+    from lockstep.harness.adapters.llama_cpp.adapter import dequantize
 
     return dequantize(library(), kind.name, raw)
 

@@ -13,37 +13,37 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.batch import Batch
-from engine.gguf_file import GgufFile
-from engine.ops.mirror import Mirror
-from engine.ops.near import F64
-from engine.ops.reference import I32, RopeParams
-from engine.ops.reference import Reference as ReferenceOps
-from engine.quants.base import F32
-from engine.registry import import_members
-from harness.adapters import adapter_class
-from harness.adapters.base import Adapter
-from harness.adapters.reference import Reference
-from harness.bisect.bisection import bisect
-from harness.graph.aliases import places_by_site
-from harness.graph.wiring import wires_of
-from harness.honest.base import Honest
-from harness.honest.experts_backwards import Backwards
-from harness.honest.experts_by_id import ById
-from harness.honest.rope_float64 import WideAngles
-from harness.honest.rope_inverse_frequency import InverseFrequency
-from harness.honest.silu_tanh import ByTanh
-from harness.honest.sums_one_by_one import OneByOne
-from harness.mutants.cache_keeps_last import CacheKeepsLast
-from harness.records import EXACT, PRESETS, Site
-from harness.shadow.models import make_variant, opened
-from harness.synth.any_arch import variant_named
-from harness.synth.builtin import BUILTIN
+from lockstep.engine.batch import Batch
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.ops.near import F64
+from lockstep.engine.ops.reference import I32, RopeParams
+from lockstep.engine.ops.reference import Reference as ReferenceOps
+from lockstep.engine.quants.base import F32
+from lockstep.engine.registry import import_members
+from lockstep.harness.adapters import adapter_class
+from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.bisect.bisection import bisect
+from lockstep.harness.graph.aliases import places_by_site
+from lockstep.harness.graph.wiring import wires_of
+from lockstep.harness.honest.base import Honest
+from lockstep.harness.honest.experts_backwards import Backwards
+from lockstep.harness.honest.experts_by_id import ById
+from lockstep.harness.honest.rope_float64 import WideAngles
+from lockstep.harness.honest.rope_inverse_frequency import InverseFrequency
+from lockstep.harness.honest.silu_tanh import ByTanh
+from lockstep.harness.honest.sums_one_by_one import OneByOne
+from lockstep.harness.mutants.cache_keeps_last import CacheKeepsLast
+from lockstep.harness.records import EXACT, PRESETS, Site
+from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.synth.any_arch import variant_named
+from lockstep.harness.synth.builtin import BUILTIN
 from tests.differential.conftest import OpenPlan
 from tests.differential.graphs import Recorded
 from tests.models import builtin
 
-import_members("harness.honest")
+import_members("lockstep.harness.honest")
 DESIGNS = sorted(name for name, cls in Adapter.family.items() if issubclass(cls, Honest))
 START = 290
 TOKENS = [(7 * i * i + 11) % 128 for i in range(13)]  # the smallest models have no more

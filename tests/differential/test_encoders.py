@@ -7,18 +7,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.batch import Batch, steps_of
-from engine.quants.base import F32
-from harness.adapters.replay import ReplayEngine
-from harness.exit_codes import exit_code
-from harness.records import DEFAULT, EXACT, Answered, Evaluation, Rejected, Request, Settings
-from harness.runner import Runner, Session
-from harness.shadow.models import make_variant, opened
-from harness.synth.any_arch import variant_named
-from harness.synth.llama import LlamaRecipe
+from lockstep.engine.batch import Batch, steps_of
+from lockstep.engine.quants.base import F32
+from lockstep.harness.context.runner import Runner, Session
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.graph.engine import ReplayEngine
+from lockstep.harness.records import (
+    DEFAULT,
+    EXACT,
+    Answered,
+    Evaluation,
+    Rejected,
+    Request,
+    Settings,
+)
+from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.synth.any_arch import variant_named
+from lockstep.harness.synth.llama import LlamaRecipe
 from tests.differential.conftest import Checked
+from tests.harness.context.test_further_runs import Wrong, seen_through
 from tests.models import with_metadata
-from tests.test_further_runs import Wrong, seen_through
 
 PlanFor = Callable[..., object]
 MadeOf = Callable[..., Path]

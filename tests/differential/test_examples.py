@@ -11,16 +11,16 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from engine.batch import Batch
-from harness import protocol
-from harness.bisect.bisection import bisect
-from harness.check import Plan, open_plan
-from harness.parallel import Forks
-from harness.protocol.messages import QUESTIONS, start
-from harness.protocol.session import Program, ProgramSession
-from harness.protocol.smoke import smoke
-from harness.records import EXACT, Request
-from harness.run import Listener, RunResult, builtin_model, run_plans
+from lockstep.engine.batch import Batch
+from lockstep.harness import protocol
+from lockstep.harness.bisect.bisection import bisect
+from lockstep.harness.check.check import Plan, open_plan
+from lockstep.harness.parallel.works import Forks
+from lockstep.harness.protocol.messages import QUESTIONS, start
+from lockstep.harness.protocol.session import Program, ProgramSession
+from lockstep.harness.protocol.smoke import smoke
+from lockstep.harness.records import EXACT, Request
+from lockstep.harness.runs.run import Listener, RunResult, builtin_model, run_plans
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.skipif(

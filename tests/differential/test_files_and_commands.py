@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.cli import app
-from harness.gguf_writer import gguf_bytes, write_gguf
-from harness.shadow.models import make_variants
-from harness.synth.llama import LlamaRecipe, metadata
+from lockstep.harness.cli import app
+from lockstep.harness.shadow.models import make_variants
+from lockstep.harness.synth.gguf_writer import gguf_bytes, write_gguf
+from lockstep.harness.synth.llama import LlamaRecipe, metadata
 
 VARIANTS = ("qwen3", "gemma3", "gpt2", "phi3", "mamba2", "bert", "t5")
 GIVEN = {

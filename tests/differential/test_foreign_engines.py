@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from harness.acid.write import write_acid
-from harness.check import Plan, open_plan, run_suites
-from harness.foreign.building import is_added
-from harness.foreign.engines import ENGINES
-from harness.foreign.findings import is_seen_in, verdicts_on_case
-from harness.known.foreign import Finding, foreign_findings
-from harness.protocol.smoke import smoke
-from harness.records import EXACT
-from harness.run import builtin_model
-from harness.runner import Runner
+from lockstep.harness.acid.write import write_acid
+from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.foreign.building import is_added
+from lockstep.harness.foreign.engines import ENGINES
+from lockstep.harness.known.foreign import Finding, foreign_findings
+from lockstep.harness.protocol.smoke import smoke
+from lockstep.harness.records import EXACT
+from lockstep.harness.runs.run import builtin_model
+from lockstep.harness.selftest.foreign_findings import is_seen_in, verdicts_on_case
 
 SLOW = ("tinygrad",)  # it compiles every step anew: minutes, for findings by `lockstep finding`
 

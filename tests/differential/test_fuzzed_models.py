@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.gguf_file import GgufFile
-from harness.check import BadInput
-from harness.fuzzers._gguf_models import ARCHITECTURES, model_cases, tiny_models
-from harness.fuzzers.base import FuzzPlan, run_campaign
-from harness.fuzzers.gguf import Gguf
-from harness.records import EXACT
-from harness.runner import Runner
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.check.check import BadInput
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.fuzzers.base import FuzzPlan, run_campaign
+from lockstep.harness.fuzzers.gguf.fuzzer import Gguf
+from lockstep.harness.fuzzers.gguf.models import ARCHITECTURES, model_cases, tiny_models
+from lockstep.harness.records import EXACT
 
 PLAN = FuzzPlan(targets=("models",), cases=96, seed=3)
 

@@ -9,25 +9,25 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.batch import Batch
-from engine.gguf_file import GgufFile
-from engine.ops.build import Build
-from engine.ops.ggml import base
-from engine.ops.ggml.base import Node
-from harness.check import lanes_of
-from harness.compare import largest, worst_distance
-from harness.graph.floor import replay_floor
-from harness.graph.program import Graph, Place, PlannedNode, Program
-from harness.graph.record import record
-from harness.graph.replay import Replayed, Run, replay
-from harness.graph.ways import Honest, Noisy, Wide
-from harness.noise import noise_floor
-from harness.records import DEFAULT, EXACT, Answered, Request, Settings
-from harness.runner import Runner, Session
-from harness.shadow.batches import Work, batches_of
-from harness.shadow.models import make_variant, opened
-from harness.shadow.run import settings_for
-from harness.synth.any_arch import variant_named
+from lockstep.engine.batch import Batch
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.ggml import base
+from lockstep.engine.ops.ggml.base import Node
+from lockstep.harness.check.check import lanes_of
+from lockstep.harness.context.runner import Runner, Session
+from lockstep.harness.graph.floor import replay_floor
+from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
+from lockstep.harness.graph.record import record
+from lockstep.harness.graph.replay import Replayed, Run, replay
+from lockstep.harness.graph.ways import Honest, Noisy, Wide
+from lockstep.harness.judging.compare import largest, worst_distance
+from lockstep.harness.judging.noise import noise_floor
+from lockstep.harness.records import DEFAULT, EXACT, Answered, Request, Settings
+from lockstep.harness.runs.shadow import settings_for
+from lockstep.harness.shadow.batches import Work, batches_of
+from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.synth.any_arch import variant_named
 from tests.models import opened as our_model
 from tests.models import written
 

@@ -5,16 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.ops.near import F64
-from engine.quants.base import F32
-from engine.weights import Weight
-from harness.adapters.reference import Reference
-from harness.check import Plan, open_plan, run_suites
-from harness.exit_codes import exit_code
-from harness.honest.int8_rows import Int8Rows
-from harness.records import EXACT
-from harness.shadow.models import make_variant, opened
-from harness.synth.any_arch import variant_named
+from lockstep.engine.ops.near import F64
+from lockstep.engine.quants.base import F32
+from lockstep.engine.weights import Weight
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.honest.int8_rows import Int8Rows
+from lockstep.harness.records import EXACT
+from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.synth.any_arch import variant_named
 from tests.models import written
 
 SUITES = ("logits", "trace", "products")

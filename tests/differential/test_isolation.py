@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.check import Plan, run_suites, suites_named
-from harness.exit_codes import exit_code
-from harness.records import Answered
-from harness.runner import Session
+from lockstep.harness.check.check import Plan, run_suites, suites_named
+from lockstep.harness.context.runner import Session
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.records import Answered
 from tests.differential.conftest import OpenPlan
 
 

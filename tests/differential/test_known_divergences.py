@@ -8,14 +8,14 @@ from platform import machine
 import numpy as np
 import pytest
 
-from harness.adapters.ieee754 import NUMBERS
-from harness.fuzzers._differences import symptom_of
-from harness.fuzzers._known import Known, known_divergences
-from harness.fuzzers.base import FuzzPlan, fuzzer_named, run_campaign
-from harness.parallel import Processes
-from harness.records import EXACT, Answered, Outcome, Unanswerable
-from harness.report.jsonl import read_report
-from harness.runner import Runner, Session
+from lockstep.harness.adapters.ieee754 import NUMBERS
+from lockstep.harness.context.runner import Runner, Session
+from lockstep.harness.fuzzers.base import FuzzPlan, fuzzer_named, run_campaign
+from lockstep.harness.fuzzers.quants.differences import symptom_of
+from lockstep.harness.fuzzers.quants.known import Known, known_divergences
+from lockstep.harness.parallel.works import Processes
+from lockstep.harness.records import EXACT, Answered, Outcome, Unanswerable
+from lockstep.harness.report.jsonl import read_report
 
 BLOCKS = 2000  # of each type; campaigns of ten million are a command
 
@@ -42,7 +42,7 @@ def decoded() -> Iterator[Decoded]:
 def test_what_is_known_to_differ_still_does(known: Known, decoded: Decoded) -> None:
     if known.symptom == "nan-sign" and machine() not in ("x86_64", "AMD64"):
         pytest.skip(f"which sign a NaN has was seen on x86-64; not compared on {machine()}")
-    over = f"{known.component} no longer differs: take {known.id} out of harness/known"
+    over = f"{known.component} no longer differs: take {known.id} out of lockstep/harness/known"
     oracle, other = decoded("llama.cpp", known), decoded(known.component, known)
     assert isinstance(oracle, Answered), oracle
     if known.symptom == "unsupported":

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from engine.gguf_fields import KINDS
-from harness.adapters.parsing import SPARE_MEMORY, Parsed, packed, parsed
-from harness.fuzzers._gguf_findings import KnownFile, cause_of, known_files, refined
-from harness.fuzzers.base import FuzzPlan, run_campaign
-from harness.fuzzers.gguf import WAYS
-from harness.records import EXACT, Answered
-from harness.report.jsonl import read_report
-from harness.runner import Runner, Session
+from lockstep.engine.gguf.fields import KINDS
+from lockstep.harness.adapters.parts.parsing import SPARE_MEMORY, Parsed, packed, parsed
+from lockstep.harness.context.runner import Runner, Session
+from lockstep.harness.fuzzers.base import FuzzPlan, run_campaign
+from lockstep.harness.fuzzers.gguf.findings import KnownFile, cause_of, known_files, refined
+from lockstep.harness.fuzzers.gguf.fuzzer import WAYS
+from lockstep.harness.records import EXACT, Answered
+from lockstep.harness.report.jsonl import read_report
 
 KNOWN = known_files()
 SYMPTOMS = {"accepts", "refuses", "value", "crashes", "hangs", "memory"}
@@ -46,7 +46,7 @@ def test_what_is_known_is_still_true(
     theirs = ask(sessions[known.component], known.raw, way)
     stage = f"{known.component} {way}"
     cause = cause_of(known.component, way, ours, theirs, 0, known.raw)
-    over = f"{stage} no longer does so: take {known.id} out of harness/known"
+    over = f"{stage} no longer does so: take {known.id} out of lockstep/harness/known"
     assert cause is not None, over
     assert refined(cause, known.raw) in known.causes, over
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.environments import NotBuilt
-from harness.fuzzers._batch_judge import Judge
-from harness.fuzzers._known_schedules import KnownSchedule, entry_for, known_schedules
-from harness.fuzzers.base import FuzzPlan, run_campaign
-from harness.records import EXACT
-from harness.runner import Runner
-from harness.synth.small import SMALL
+from lockstep.harness.asking.environments import NotBuilt
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.fuzzers.base import FuzzPlan, run_campaign
+from lockstep.harness.fuzzers.batch.judge import Judge
+from lockstep.harness.fuzzers.batch.known import KnownSchedule, entry_for, known_schedules
+from lockstep.harness.records import EXACT
+from lockstep.harness.synth.small import SMALL
 
 KNOWN = known_schedules()
 ROWS = [(known, kind) for known in KNOWN for kind in known.kinds]
@@ -47,7 +47,7 @@ def test_what_is_known_to_differ_still_does(
     except NotBuilt as error:
         pytest.skip(f"not asked whether {known.id} still holds: {error}")
     found = judge(known.schedule)
-    over = f"{known.component} no longer differs: take {known.id} out of harness/known"
+    over = f"{known.component} no longer differs: take {known.id} out of lockstep/harness/known"
     assert found is not None, over
     assert found.symptom == known.symptom, f"{known.id} now shows otherwise: {found}"
     assert entry_for(KNOWN, (known.component,), kind, found, known.schedule) == known

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.batch import Batch
-from harness.records import (
+from lockstep.engine.batch import Batch
+from lockstep.harness.context.runner import Runner, Session
+from lockstep.harness.records import (
     DEFAULT,
     EXACT,
     PRESETS,
@@ -25,12 +26,11 @@ from harness.records import (
     Site,
     Unanswerable,
 )
-from harness.runner import Runner, Session
-from harness.shadow.models import make_variant, opened
-from harness.sites import SITES
-from harness.synth.any_arch import variant_named
-from harness.synth.builtin import BUILTIN
-from harness.synth.llama import LlamaRecipe, write_llama
+from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.sites import SITES
+from lockstep.harness.synth.any_arch import variant_named
+from lockstep.harness.synth.builtin import BUILTIN
+from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 from tests.models import with_metadata
 
 pytest.importorskip("llama_cpp", reason="llama_cpp is missing: llama.cpp's adapter was not run")

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from harness.exit_codes import exit_code
-from harness.run import builtin_model
-from tests.test_node_maps import as_transformers, checked, renamed, trace_of
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.runs.run import builtin_model
+from tests.harness.dumps.test_node_maps import as_transformers, checked, renamed, trace_of
 
 LLAMA_CPP = {"oracle": "llama.cpp"}
 

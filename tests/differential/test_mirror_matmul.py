@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.ops.mirror import Mirror
-from engine.ops.near import F64
-from engine.ops.products import UNSIGNED
-from engine.quants.base import F32, WeightFormat
-from engine.weights import Weight
-from harness.adapters.reference import Reference as ReferenceEngine
-from harness.records import DEFAULT, EXACT, Answered, Request, Settings, Site
-from harness.runner import Runner
-from harness.sites import SITES
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.ops.near import F64
+from lockstep.engine.ops.products import UNSIGNED
+from lockstep.engine.quants.base import F32, WeightFormat
+from lockstep.engine.weights import Weight
+from lockstep.harness.adapters.reference import Reference as ReferenceEngine
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.records import DEFAULT, EXACT, Answered, Request, Settings, Site
+from lockstep.harness.sites import SITES
 from tests.all_types import EXPERTS, NAMES, ROUNDING, model_of, relative_rms, rows_of_each_path
 from tests.differential.graphs import Recorded
 from tests.models import Values

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.adapters.base import Adapter
-from harness.bisect.bisection import bisect
-from harness.check import Plan, run_suites
-from harness.exit_codes import exit_code
-from harness.mutants.base import Mutant
-from harness.report.header import header, model_row
-from harness.report.jsonl import ReportWriter, read_report
-from harness.selftest import mutants
+from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.bisect.bisection import bisect
+from lockstep.harness.check.check import Plan, run_suites
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.mutants.base import Mutant
+from lockstep.harness.report.header import header, model_row
+from lockstep.harness.report.jsonl import ReportWriter, read_report
+from lockstep.harness.selftest.selftest import mutants
 from tests.differential.conftest import OpenPlan
 
 MUTANTS = mutants()

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.batch import Batch
-from harness.records import EXACT, Answered, Request, Site
-from harness.runner import Runner
+from lockstep.engine.batch import Batch
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.records import EXACT, Answered, Request, Site
 from tests.models import with_changed_weight
 
 REQUEST = Request(batches=(Batch.of([1, 2, 3]), Batch.of([4], start=3)), capture=True)

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.errors import EngineError
-from engine.memory.sbatch_schedule import SbatchSchedule
-from harness.adapters.base import Adapter
-from harness.adapters.reference import Reference
-from harness.check import Plan, open_plan
-from harness.environments import python_of
-from harness.fuzzers._batch_judge import Difference, Judge
-from harness.fuzzers._sbatch_schedules import SPLITS
-from harness.fuzzers._schedule import schedule_from
-from harness.fuzzers.base import FuzzPlan, run_campaign
-from harness.records import EXACT, Answered, Unanswerable, Verdict
-from harness.runner import Runner
-from harness.synth.small import N_VOCAB, SMALL
+from lockstep.engine.errors import EngineError
+from lockstep.engine.memory.sbatch_schedule import SbatchSchedule
+from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.asking.environments import python_of
+from lockstep.harness.check.check import Plan, open_plan
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.fuzzers.base import FuzzPlan, run_campaign
+from lockstep.harness.fuzzers.batch.judge import Difference, Judge
+from lockstep.harness.fuzzers.batch.sbatch_schedules import SPLITS
+from lockstep.harness.fuzzers.batch.schedule import schedule_from
+from lockstep.harness.records import EXACT, Answered, Unanswerable, Verdict
+from lockstep.harness.synth.small import N_VOCAB, SMALL
 from tests.differential.conftest import Checked
 from tests.shadow_nodes import node, normal
 from tests.wrong_splitters import WRONG, caught

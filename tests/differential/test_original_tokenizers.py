@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from golden.fetch import NAMES, WITH_CASES, own_cases
-from harness.fuzzers.base import FuzzPlan, fuzzer_named
-from harness.fuzzers.tokens import ORIGINALS
-from harness.records import EXACT, Answered
-from harness.runner import Runner, Session
-from harness.suites._originals import known_originals
+from lockstep.golden.fetch import NAMES, WITH_CASES, own_cases
+from lockstep.harness.context.runner import Runner, Session
+from lockstep.harness.fuzzers.base import FuzzPlan, fuzzer_named
+from lockstep.harness.fuzzers.tokens.fuzzer import ORIGINALS
+from lockstep.harness.records import EXACT, Answered
+from lockstep.harness.suites.parts.originals import known_originals
 from tests.vocabularies import vocabulary_or_skip
 
 KNOWN = known_originals()

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.batch import Batch
-from engine.gguf_file import GgufFile
-from engine.model import Model
-from engine.ops.mirror import Mirror
-from harness.facts import facts_of_model
-from harness.gguf_writer import write_gguf
-from harness.shadow.models import make_variant, opened
-from harness.synth.any_arch import variant_named
+from lockstep.engine.batch import Batch
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.model import Model
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.harness.asking.facts import facts_of_model
+from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.synth.any_arch import variant_named
+from lockstep.harness.synth.gguf_writer import write_gguf
 
 
 def logits_of(path: Path) -> NDArray[np.float32]:

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.gguf_file import GgufFile
-from harness.adapters.parsing import ENDINGS, Parsed, packed, parsed
-from harness.fuzzers._gguf_grammar import alone, cases
-from harness.records import EXACT, Answered
-from harness.runner import Runner, Session
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.adapters.parts.parsing import ENDINGS, Parsed, packed, parsed
+from lockstep.harness.context.runner import Runner, Session
+from lockstep.harness.fuzzers.gguf.grammar import alone, cases
+from lockstep.harness.records import EXACT, Answered
 
 
 @pytest.fixture(scope="module")

@@ -9,24 +9,24 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from engine.ops.mirror import Mirror
-from engine.ops.reference import Reference as Ops
-from engine.quants.base import F32, WeightFormat
-from engine.weights import Weight
-from harness.adapters.reference import Reference
-from harness.bisect.bisection import bisect
-from harness.check import Opened, Plan, open_plan, run_suites
-from harness.exit_codes import exit_code
-from harness.locate import locate
-from harness.records import EXACT, PRESETS, Answered, Request
-from harness.runner import Runner
-from harness.shadow.models import make_variant
-from harness.shadow.models import opened as shown
-from harness.sites import SITES
-from harness.suites.base import Context
-from harness.suites.products import on_sparse_inputs, products_in
-from harness.synth.any_arch import variant_named
-from harness.synth.generator import MAKERS, stream
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.ops.reference import Reference as Ops
+from lockstep.engine.quants.base import F32, WeightFormat
+from lockstep.engine.weights import Weight
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.bisect.bisection import bisect
+from lockstep.harness.check.check import Opened, Plan, open_plan, run_suites
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.context.suite import Context
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.locate.locate import locate
+from lockstep.harness.records import EXACT, PRESETS, Answered, Request
+from lockstep.harness.shadow.models import make_variant
+from lockstep.harness.shadow.models import opened as shown
+from lockstep.harness.sites import SITES
+from lockstep.harness.suites.products import on_sparse_inputs, products_in
+from lockstep.harness.synth.any_arch import variant_named
+from lockstep.harness.synth.generator import MAKERS, stream
 from tests.all_types import relative_rms
 from tests.models import written
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.run import builtin_model
-from harness.synth.llama import LlamaRecipe, write_llama
+from lockstep.harness.runs.run import builtin_model
+from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.skipif(
@@ -28,7 +28,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def pytest_in(folder: Path, *options: str) -> tuple[int, str]:
     """Exit code and output of a run of its own, whether or not the plugin is installed."""
     asked = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs"]
-    loaded = [] if is_installed() else ["-p", "harness.pytest_plugin"]
+    loaded = [] if is_installed() else ["-p", "lockstep.harness.runs.pytest_plugin"]
     command = [*asked, *loaded, *options]
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=300, check=False
@@ -39,7 +39,10 @@ def pytest_in(folder: Path, *options: str) -> tuple[int, str]:
 def is_installed() -> bool:
     from importlib.metadata import entry_points
 
-    return any(each.value == "harness.pytest_plugin" for each in entry_points(group="pytest11"))
+    return any(
+        each.value == "lockstep.harness.runs.pytest_plugin"
+        for each in entry_points(group="pytest11")
+    )
 
 
 def engine(name: str) -> str:

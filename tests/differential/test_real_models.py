@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.check import Plan
-from harness.records import EXACT, Answered, Verdict
-from harness.runner import Runner
+from lockstep.harness.check.check import Plan
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.records import EXACT, Answered, Verdict
 from tests.differential.conftest import Checked
 from tests.real_models import real_model_or_skip
 

@@ -15,29 +15,29 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from engine.batch import Batch
-from engine.errors import EngineError, Unsupported
-from engine.gguf_file import GgufFile
-from engine.ops.build import Build
-from engine.ops.ggml.base import Node
-from engine.ops.near import Expected
-from harness.bisect.bisection import Bisection, bisect
-from harness.check import Plan, lanes_of, open_plan
-from harness.dump import dump_trace
-from harness.graph.aliases import place_named, places_by_site, renamed
-from harness.graph.program import Program
-from harness.graph.record import record
-from harness.graph.replay import replay
-from harness.graph.segments import SegmentJudge
-from harness.graph.ways import Honest, Wide
-from harness.graph.wiring import Wire, wires_of
-from harness.judge import SiteFinding
-from harness.records import EXACT, Answered, Site
-from harness.run import builtin_model
-from harness.runner import Runner
-from harness.shadow.models import make_variant, opened
-from harness.sites import SITES
-from harness.synth.any_arch import variant_named
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import EngineError, Unsupported
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.ggml.base import Node
+from lockstep.engine.ops.near import Expected
+from lockstep.harness.bisect.bisection import Bisection, bisect
+from lockstep.harness.check.check import Plan, lanes_of, open_plan
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.graph.aliases import place_named, places_by_site, renamed
+from lockstep.harness.graph.program import Program
+from lockstep.harness.graph.record import record
+from lockstep.harness.graph.replay import replay
+from lockstep.harness.graph.segments import SegmentJudge
+from lockstep.harness.graph.ways import Honest, Wide
+from lockstep.harness.graph.wiring import Wire, wires_of
+from lockstep.harness.judging.judge import SiteFinding
+from lockstep.harness.records import EXACT, Answered, Site
+from lockstep.harness.runs.dump import dump_trace
+from lockstep.harness.runs.run import builtin_model
+from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.sites import SITES
+from lockstep.harness.synth.any_arch import variant_named
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TAKES = '"trace", "replace"'

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from engine.batch import Batch
-from engine.gguf_file import GgufFile
-from engine.ops.build import Build
-from engine.ops.ggml.base import MEANINGS, Node
-from harness.adapters.llama_cpp import LlamaCpp
-from harness.check import lanes_of
-from harness.records import (
+from lockstep.engine.batch import Batch
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.ggml.base import MEANINGS, Node
+from lockstep.harness.adapters.llama_cpp.adapter import LlamaCpp
+from lockstep.harness.check.check import lanes_of
+from lockstep.harness.context.runner import Runner, Session
+from lockstep.harness.records import (
     DEFAULT,
     EXACT,
     Answered,
@@ -24,17 +25,16 @@ from harness.records import (
     Settings,
     Unanswerable,
 )
-from harness.report.jsonl import read_report
-from harness.run import Listener
-from harness.runner import Runner, Session
-from harness.shadow.batches import Work, batches_of
-from harness.shadow.fault_verdicts import ALL, counted
-from harness.shadow.faults import KINDS, Place
-from harness.shadow.judge import ShadowJudge
-from harness.shadow.models import make_variant, opened
-from harness.shadow.nodes import capture, nodes_of
-from harness.shadow.run import ShadowPlan, run_shadow, settings_for, with_trials
-from harness.synth.any_arch import variant_named
+from lockstep.harness.report.jsonl import read_report
+from lockstep.harness.runs.run import Listener
+from lockstep.harness.runs.shadow import ShadowPlan, run_shadow, settings_for, with_trials
+from lockstep.harness.shadow.batches import Work, batches_of
+from lockstep.harness.shadow.fault_verdicts import ALL, counted
+from lockstep.harness.shadow.faults import KINDS, Place
+from lockstep.harness.shadow.judge import ShadowJudge
+from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.shadow.nodes import capture, nodes_of
+from lockstep.harness.synth.any_arch import variant_named
 
 # between them nearly every op; `shadow --arch all` takes all variants
 SLICE = ("deepseek4", "qwen4exp", "gemma3n", "gpt-oss", "mamba2", "rwkv6", "t5", "jina-bert-v2")
@@ -210,7 +210,7 @@ def test_buffers_of_any_size_show_the_same(
     tmp_path: Path, namer: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nodes that fill the buffers, and nodes that are larger than one."""
-    from harness.adapters import _llama_cpp_capture
+    from lockstep.harness.adapters.llama_cpp import capture as _llama_cpp_capture
 
     path, batches = model_of("llama", tmp_path, namer), [Batch.of([1, 2, 3]), Batch.of([4], 3)]
     seen: list[list[tuple[str, bytes]]] = []

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.ops.build import Build
-from harness.check import lanes_of
-from harness.gguf_writer import write_gguf
-from harness.records import EXACT, Answered, Unanswerable
-from harness.runner import Runner, Session
-from harness.shadow.judge import ShadowJudge
+from lockstep.engine.ops.build import Build
+from lockstep.harness.check.check import lanes_of
+from lockstep.harness.context.runner import Runner, Session
+from lockstep.harness.records import EXACT, Answered, Unanswerable
+from lockstep.harness.shadow.judge import ShadowJudge
+from lockstep.harness.synth.gguf_writer import write_gguf
 from tests.shadow_nodes import node, normal, params
 
 INF, NAN = np.inf, np.nan
@@ -55,7 +55,7 @@ def ggml() -> Iterator[Session]:
 
 @pytest.fixture(scope="module")
 def judge_of(ggml: Session, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from engine.gguf_file import GgufFile
+    from lockstep.engine.gguf.file import GgufFile
 
     path = tmp_path_factory.mktemp("edges") / "none.gguf"
     write_gguf(path, {"general.architecture": ("STR", "llama")}, [])

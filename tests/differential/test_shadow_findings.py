@@ -6,28 +6,28 @@ from typing import Any
 
 import pytest
 
-from engine.gguf_file import GgufFile
-from engine.ops.build import Build
-from engine.ops.ggml.base import meaning_of
-from harness.check import BadInput, Plan, lanes_of, preflight
-from harness.known import entries
-from harness.records import PRESETS, Answered, Crashed
-from harness.run import Listener
-from harness.runner import Runner
-from harness.shadow.batches import Work, batches_of
-from harness.shadow.judge import ShadowJudge
-from harness.shadow.known import known_crash
-from harness.shadow.models import make_variant, opened
-from harness.shadow.nodes import capture
-from harness.shadow.run import ShadowPlan, run_shadow
-from harness.synth.any_arch import variant_named, variants
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.ggml.base import meaning_of
+from lockstep.harness.check.check import BadInput, Plan, lanes_of, preflight
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.known import entries
+from lockstep.harness.records import PRESETS, Answered, Crashed
+from lockstep.harness.runs.run import Listener
+from lockstep.harness.runs.shadow import ShadowPlan, run_shadow
+from lockstep.harness.shadow.batches import Work, batches_of
+from lockstep.harness.shadow.judge import ShadowJudge
+from lockstep.harness.shadow.known import known_crash
+from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.shadow.nodes import capture
+from lockstep.harness.synth.any_arch import variant_named, variants
 
 KNOWN = entries("shadow")
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: str(known["id"]))
 def test_what_is_known_to_be_wrong_still_is(known: dict[str, Any], tmp_path: Path) -> None:
-    over = f"llama.cpp is right by now: take {known['id']} out of harness/known"
+    over = f"llama.cpp is right by now: take {known['id']} out of lockstep/harness/known"
     changes = {"changed": tuple(known["keys"].items()), "complete": known["complete"]}
     variant = replace(variant_named(known["variant"]), **changes)
     path = tmp_path / "m.gguf"

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.batch import Batch
-from engine.model import Model
-from engine.ops.reference import Reference as Ops
-from harness.shadow.models import make_variants
-from harness.synth.llama import LlamaRecipe, write_llama
+from lockstep.engine.batch import Batch
+from lockstep.engine.model import Model
+from lockstep.engine.ops.reference import Reference as Ops
+from lockstep.harness.shadow.models import make_variants
+from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from engine.batch import Batch
-from engine.errors import InvalidModel
-from engine.gguf_file import GgufFile
-from engine.model import Model
-from engine.ops.reference import Reference
-from engine.split_files import open_model
-from harness.cli import app
-from harness.twin import write_twin
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import InvalidModel
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.gguf.split_files import open_model
+from lockstep.engine.model import Model
+from lockstep.engine.ops.reference import Reference
+from lockstep.harness.cli import app
+from lockstep.harness.synth.twin import write_twin
 from tests.models import with_changed_weight, written
 from tests.split_files import write_parts
 

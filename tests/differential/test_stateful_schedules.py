@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
-from harness.fuzzers._batch_judge import Judge
-from harness.records import EXACT
-from harness.runner import Runner
-from harness.synth.small import SMALL
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.fuzzers.batch.judge import Judge
+from lockstep.harness.records import EXACT
+from lockstep.harness.synth.small import SMALL
 from tests.schedule_machine import examples, machine_for
 
 

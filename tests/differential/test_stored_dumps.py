@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from engine.gguf_file import GgufFile
-from harness.exit_codes import exit_code
-from harness.gguf_writer import write_gguf
-from harness.records import Verdict
-from harness.run import builtin_model
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.records import Verdict
+from lockstep.harness.runs.run import builtin_model
+from lockstep.harness.synth.gguf_writer import write_gguf
+from tests.harness.dumps.test_dumps import TENSORS, changed
+from tests.harness.dumps.test_node_maps import checked, trace_of
 from tests.stored_dumps import as_bf16, write_bf16
-from tests.test_dumps import TENSORS, changed
-from tests.test_node_maps import checked, trace_of
 
 Tensors = dict[str, Any]
 EMBEDDINGS = "token_embd.weight"

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.batch import Batch
-from engine.gguf_file import GgufFile
-from engine.ops.build import Build
-from harness.check import lanes_of
-from harness.compare import largest, worst_distance
-from harness.graph.floor import whole
-from harness.graph.program import Program
-from harness.graph.record import record
-from harness.graph.replay import replay
-from harness.records import EXACT, Answered
-from harness.runner import Runner
-from harness.shadow.models import make_variants
+from lockstep.engine.batch import Batch
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.build import Build
+from lockstep.harness.check.check import lanes_of
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.graph.floor import whole
+from lockstep.harness.graph.program import Program
+from lockstep.harness.graph.record import record
+from lockstep.harness.graph.replay import replay
+from lockstep.harness.judging.compare import largest, worst_distance
+from lockstep.harness.records import EXACT, Answered
+from lockstep.harness.shadow.models import make_variants
 
 # a hundredth of it, as much as another epsilon changes, is still far above float32's last bits
 SEEN = 0.01

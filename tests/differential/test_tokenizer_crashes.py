@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from harness.known import entries
-from harness.records import EXACT, Crashed, Outcome
-from harness.runner import Runner
-from harness.synth.builtin import BUILTIN_VOCABULARIES
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.known import entries
+from lockstep.harness.records import EXACT, Crashed, Outcome
+from lockstep.harness.synth.builtin import BUILTIN_VOCABULARIES
 from tests.models import with_metadata
 
 KNOWN = entries("crashes")
@@ -30,7 +30,7 @@ def asked(engine: str, known: Mapping[str, Any], pre: str, folder: Path, times: 
 def test_what_is_known_to_end_the_process_still_does(
     known: Mapping[str, Any], pre: str, tmp_path: Path
 ) -> None:
-    over = f"llama.cpp survives it: take {known['id']} ({pre}) out of harness/known"
+    over = f"llama.cpp survives it: take {known['id']} ({pre}) out of lockstep/harness/known"
     assert isinstance(asked("llama.cpp", known, pre, tmp_path, known["times"]), Crashed), over
     assert not isinstance(asked("reference", known, pre, tmp_path, known["times"]), Crashed)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.errors import EngineError
-from engine.tokenizers.pre_tokenizers import KINDS, PRE_TOKENIZERS
-from engine.tokenizers.unicode_data import WHITESPACE, categories
-from golden import fetch
-from harness.gguf_writer import Typed, write_gguf
+from lockstep.engine.errors import EngineError
+from lockstep.engine.tokenizers.pre_tokenizers import KINDS, PRE_TOKENIZERS
+from lockstep.engine.tokenizers.unicode_data import WHITESPACE, categories
+from lockstep.golden import fetch
+from lockstep.harness.synth.gguf_writer import Typed, write_gguf
 from tests.differential import bpe
 from tests.differential import test_tokens_llama_cpp as common
 from tests.differential.bpe import (

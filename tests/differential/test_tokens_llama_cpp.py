@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.errors import EngineError
-from engine.gguf_file import GgufFile
-from engine.tokenizers.base import Tokenizer, tokenizer_of
-from engine.tokenizers.vocabulary import ROLE_TEXTS, HasData
-from tests.test_tokenizer_llama import (
+from lockstep.engine.errors import EngineError
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
+from lockstep.engine.tokenizers.vocabulary import ROLE_TEXTS, HasData
+from tests.engine.tokenizers.test_tokenizer_llama import (
     BYTE,
     TEXTS,
     USER_DEFINED,

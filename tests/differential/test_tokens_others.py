@@ -12,15 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.errors import EngineError
-from engine.gguf_file import GgufFile
-from engine.tokenizers.base import Tokenizer, tokenizer_of
-from engine.tokenizers.vocabulary import Attr
-from tests import test_tokenizer_bert as bert
-from tests import test_tokenizer_gemma4 as gemma4
-from tests import test_tokenizer_plamo2 as plamo2
-from tests import test_tokenizer_rwkv as rwkv
-from tests import test_tokenizer_t5 as t5
+from lockstep.engine.errors import EngineError
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
+from lockstep.engine.tokenizers.vocabulary import Attr
 from tests.differential.forked import Ask, asking
 from tests.differential.test_tokens_llama_cpp import (
     NASTY,
@@ -30,6 +25,11 @@ from tests.differential.test_tokens_llama_cpp import (
     glued,
     id_lists,
 )
+from tests.engine.tokenizers import test_tokenizer_bert as bert
+from tests.engine.tokenizers import test_tokenizer_gemma4 as gemma4
+from tests.engine.tokenizers import test_tokenizer_plamo2 as plamo2
+from tests.engine.tokenizers import test_tokenizer_rwkv as rwkv
+from tests.engine.tokenizers import test_tokenizer_t5 as t5
 from tests.tokenizer_cases import (
     BYTE,
     NORMAL,

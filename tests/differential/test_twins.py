@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.check import Plan
-from harness.twin import write_twin
+from lockstep.harness.check.check import Plan
+from lockstep.harness.synth.twin import write_twin
 from tests.differential.conftest import Checked
 from tests.models import written
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import EngineError
-from harness.check import Plan
-from harness.environments import python_of
-from harness.records import DEFAULT, EXACT, Settings, Verdict
-from harness.sites import SITES
+from lockstep.engine.errors import EngineError
+from lockstep.harness.asking.environments import python_of
+from lockstep.harness.check.check import Plan
+from lockstep.harness.records import DEFAULT, EXACT, Settings, Verdict
+from lockstep.harness.sites import SITES
 from tests.differential.conftest import Checked
 
 PlanFor = Callable[..., Plan]

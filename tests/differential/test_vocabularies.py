@@ -7,18 +7,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.errors import EngineError
-from engine.gguf_file import GgufFile
-from engine.tokenizers.base import tokenizer_of
-from harness.check import Plan, open_plan, run_suites
-from harness.fuzzers._texts import material_of, text
-from harness.fuzzers.base import FuzzPlan, fuzzer_named
-from harness.mutants._tokenizers import WRONG
-from harness.records import EXACT, Answered, Verdict
-from harness.runner import Runner
-from harness.selftest_tokens import in_words, try_wrong_tokenizer
-from harness.synth.builtin import BUILTIN_VOCABULARIES
-from harness.synth.llama import write_llama
+from lockstep.engine.errors import EngineError
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.tokenizers.base import tokenizer_of
+from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.fuzzers.base import FuzzPlan, fuzzer_named
+from lockstep.harness.fuzzers.tokens.texts import material_of, text
+from lockstep.harness.mutants.parts.tokenizers import WRONG
+from lockstep.harness.records import EXACT, Answered, Verdict
+from lockstep.harness.selftest.tokens import in_words, try_wrong_tokenizer
+from lockstep.harness.synth.builtin import BUILTIN_VOCABULARIES
+from lockstep.harness.synth.llama import write_llama
 from tests.differential.conftest import Checked
 from tests.vocabularies import vocabulary_or_skip
 

@@ -5,11 +5,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from harness.fuzzers._gguf_campaign import Campaign
-from harness.fuzzers._gguf_stages import opened_stages
-from harness.fuzzers.base import FuzzPlan
-from harness.records import EXACT, Verdict
-from harness.runner import Runner, Session
+from lockstep.harness.context.runner import Runner, Session
+from lockstep.harness.fuzzers.base import FuzzPlan
+from lockstep.harness.fuzzers.gguf.campaign import Campaign
+from lockstep.harness.fuzzers.gguf.stages import opened_stages
+from lockstep.harness.records import EXACT, Verdict
 from tests.wrong_readers import READERS, wrong
 
 CASES = 600

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.model import Model
-from engine.ops.mirror import Mirror
-from engine.ops.reference import Reference as Ops
-from harness.adapters.reference import Reference
-from harness.check import Opened, Plan, open_plan, run_suites
-from harness.exit_codes import exit_code
-from harness.records import EXACT, Verdict
-from harness.runner import Runner
-from harness.sites import SITES
+from lockstep.engine.model import Model
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.ops.reference import Reference as Ops
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.check.check import Opened, Plan, open_plan, run_suites
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.records import EXACT, Verdict
+from lockstep.harness.sites import SITES
 from tests.all_types import model_of
 from tests.wrong_formats import ACTIVATION_CASES, ACTIVATION_FAULTS, DECODER_CASES, wrong_format
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from golden.fetch import NAMES
-from golden.manifest import NAME, manifest_bytes, read_manifest
-from golden.store import DEFAULT_ROOT, canonical, sha256
+from lockstep.golden.fetch import NAMES
+from lockstep.golden.manifest import NAME, manifest_bytes, read_manifest
+from lockstep.golden.store import DEFAULT_ROOT, canonical, sha256
 
 STORIES = Path(__file__).parents[2].parent / "shared" / "models" / "stories260K.gguf"
 STORIES_PATHS = ("logits/stories260K", "tokens/stories260K")

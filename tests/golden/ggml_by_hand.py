@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from golden.ops.form import Case
+from lockstep.golden.ops.form import Case
 from tests.golden.fused_by_hand import attend
 
 F32 = NDArray[np.float32]

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from golden.load import load_vectors
-from golden.manifest import read_manifest
-from golden.ops.vectors import cases_of, operations, written
-from golden.store import DEFAULT_ROOT, Tensors
-from golden.suites.base import SEED, Asked, source_of
-from golden.suites.dot import Dot
-from harness.records import EXACT
-from harness.runner import Runner
+from lockstep.golden.load import load_vectors
+from lockstep.golden.manifest import read_manifest
+from lockstep.golden.ops.vectors import cases_of, operations, written
+from lockstep.golden.store import DEFAULT_ROOT, Tensors
+from lockstep.golden.suites.base import SEED, Asked, source_of
+from lockstep.golden.suites.dot import Dot
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.records import EXACT
 
 # of every family one, and each function
 OPS = (

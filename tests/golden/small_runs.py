@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from engine.quants.base import F32
-from golden.compact import BLOCK, Floor
-from golden.honest import LOGITS
-from golden.suites._run_form import body_of
-from golden.suites.base import Vectors
+from lockstep.engine.quants.base import F32
+from lockstep.golden.compact import BLOCK, Floor
+from lockstep.golden.honest import LOGITS
+from lockstep.golden.suites.base import Vectors
+from lockstep.golden.suites.parts.run_form import body_of
 
 WIDTH = 700
 PROMPT, N_GREEDY = [5, 9, 600, 3], 6

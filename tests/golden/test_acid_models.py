@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.gguf_file import GgufFile
-from golden.acid_models import (
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.golden.acid_models import (
     HELD,
     MANIFEST,
     PAGE,
@@ -18,13 +18,13 @@ from golden.acid_models import (
     read_manifest,
     regenerate_acid,
 )
-from golden.manifest import read_manifest as read_vectors
-from golden.store import DEFAULT_ROOT, MAX_TOTAL, canonical, parse_json
-from harness.acid.every import every
-from harness.acid.read import read_report
-from harness.acid.report import report_for
-from harness.catalogue.acid import text_of
-from harness.records import EXACT
+from lockstep.golden.manifest import read_manifest as read_vectors
+from lockstep.golden.store import DEFAULT_ROOT, MAX_TOTAL, canonical, parse_json
+from lockstep.harness.acid.every import every
+from lockstep.harness.acid.read import read_report
+from lockstep.harness.acid.report import report_for
+from lockstep.harness.catalogue.acid import text_of
+from lockstep.harness.records import EXACT
 
 
 @pytest.fixture

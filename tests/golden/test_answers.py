@@ -8,11 +8,11 @@ import pytest
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-from golden.answers import counted, judge_answers
-from golden.store import BrokenGolden
-from harness.cli import app
-from harness.exit_codes import exit_code
-from harness.records import Verdict
+from lockstep.golden.answers import counted, judge_answers
+from lockstep.golden.store import BrokenGolden
+from lockstep.harness.cli import app
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.records import Verdict
 from tests.golden.test_ops import right_answers, vectors
 
 OPS = ("ROPE", "softmax_rows", "route_topk_softmax", "ARGSORT")

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from golden import generate, of_user
-from golden.store import DEFAULT_ROOT
-from harness.cli import app
-from harness.synth.llama import LlamaRecipe, write_llama
+from lockstep.golden import generate, of_user
+from lockstep.golden.store import DEFAULT_ROOT
+from lockstep.harness.cli import app
+from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 from tests.golden.folders import STORIES, copied, needs_stories
 
 Written = list[tuple[str, Path]]

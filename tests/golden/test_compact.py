@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.quants.base import F32
-from golden.compact import BLOCK, COLUMNS, TOP, Floor, Held, kept, seeded_columns
+from lockstep.engine.quants.base import F32
+from lockstep.golden.compact import BLOCK, COLUMNS, TOP, Floor, Held, kept, seeded_columns
 
 ROWS, WIDTH = 3, 2000  # the last block is shorter than the others
 MATRIX = np.random.default_rng(3).normal(size=(ROWS, WIDTH)).astype(np.float32)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from golden.diff import diff
-from golden.store import BrokenGolden
+from lockstep.golden.diff import diff
+from lockstep.golden.store import BrokenGolden
 from tests.golden.folders import copied, edit_json
 
 LOGITS = "logits/f32.safetensors"

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from golden.of_user import regenerate_user
-from golden.replay import replay
-from harness.records import Verdict
-from harness.synth.llama import LlamaRecipe, write_llama
+from lockstep.golden.of_user import regenerate_user
+from lockstep.golden.replay import replay
+from lockstep.harness.records import Verdict
+from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 from tests.golden.folders import needs_oracle
 
 pytestmark = needs_oracle

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.errors import Unsupported
-from engine.ops.fused.base import OPERATIONS, Call, operate
-from engine.registry import import_members
-from golden.ops.judge import judge
-from golden.ops.vectors import case_of, operations
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.ops.fused.base import OPERATIONS, Call, operate
+from lockstep.engine.registry import import_members
+from lockstep.golden.ops.judge import judge
+from lockstep.golden.ops.vectors import case_of, operations
 from tests.golden.fused_by_hand import (
     F32,
     HONEST,
@@ -52,7 +52,7 @@ def wrong_cases(op: str, engine: Engine) -> list[str]:
 
 
 def test_every_fused_operation_is_written_down_here_a_second_time() -> None:
-    import_members("engine.ops.fused")  # whatever ran before
+    import_members("lockstep.engine.ops.fused")  # whatever ran before
     assert HONEST.keys() == OPERATIONS.keys()
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from golden.fetch import NAMES
-from golden.generate import regenerate
-from golden.load import load_vectors
-from golden.manifest import NAME, read_manifest
-from golden.store import DEFAULT_ROOT, BrokenGolden, parse_tensors, tensor_bytes
-from golden.suites.base import Golden
-from golden.verify import holds, verify
-from harness.synth.llama import LlamaRecipe, write_llama
+from lockstep.golden.fetch import NAMES
+from lockstep.golden.generate import regenerate
+from lockstep.golden.load import load_vectors
+from lockstep.golden.manifest import NAME, read_manifest
+from lockstep.golden.store import DEFAULT_ROOT, BrokenGolden, parse_tensors, tensor_bytes
+from lockstep.golden.suites.base import Golden
+from lockstep.golden.verify import holds, verify
+from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 from tests.golden.folders import (
     FETCHED_PATHS,
     STORIES,

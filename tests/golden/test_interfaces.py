@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from golden.store import DEFAULT_ROOT
+from lockstep.golden.store import DEFAULT_ROOT
 
 PAGE = DEFAULT_ROOT.parents[1] / "INTERFACES.md"
 SEEDS = Path(__file__).parents[2].parent / "shared" / "seeds"

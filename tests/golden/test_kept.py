@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from golden.load import load_vectors
-from golden.manifest import read_manifest
-from golden.store import DEFAULT_ROOT
-from golden.suites.base import Vectors
-from golden.suites.logits import Logits
-from golden.write import Made, held_or_made
+from lockstep.golden.load import load_vectors
+from lockstep.golden.manifest import read_manifest
+from lockstep.golden.store import DEFAULT_ROOT
+from lockstep.golden.suites.base import Vectors
+from lockstep.golden.suites.logits import Logits
+from lockstep.golden.write import Made, held_or_made
 
 ENTRIES = {entry.path: entry for entry in read_manifest(DEFAULT_ROOT)}
 LOGITS, DOT, OPS = "logits/f32", "dot/q4_k", "ops/silu"

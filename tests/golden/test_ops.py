@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.ops.ggml.base import MEANINGS, PLAIN, Node
-from golden.load import load_vectors
-from golden.manifest import read_manifest
-from golden.ops.form import Case, node_of
-from golden.ops.judge import Judged, judge
-from golden.ops.vectors import case_of, operations
-from golden.store import DEFAULT_ROOT, BrokenGolden
-from golden.suites.base import Asked, Golden, Source, Vectors, Verdicts
-from golden.suites.ops import verdict_of
-from harness.adapters.reference import Reference
-from harness.known import entries
-from harness.records import EXACT
-from harness.runner import LocalSession
+from lockstep.engine.ops.ggml.base import MEANINGS, PLAIN, Node
+from lockstep.golden.load import load_vectors
+from lockstep.golden.manifest import read_manifest
+from lockstep.golden.ops.form import Case, node_of
+from lockstep.golden.ops.judge import Judged, judge
+from lockstep.golden.ops.vectors import case_of, operations
+from lockstep.golden.store import DEFAULT_ROOT, BrokenGolden
+from lockstep.golden.suites.base import Asked, Golden, Source, Vectors, Verdicts
+from lockstep.golden.suites.ops import verdict_of
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.context.runner import LocalSession
+from lockstep.harness.known import entries
+from lockstep.harness.records import EXACT
 from tests.golden.ggml_by_hand import (
     HONEST,
     Answer,

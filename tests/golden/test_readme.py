@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.ops.mirror import Mirror
-from engine.quants.base import WeightFormat
-from engine.registry import import_members
-from engine.weights import Weight
-from golden.store import DEFAULT_ROOT
-from golden.suites._run_compare import compared
-from golden.suites.base import Verdicts
-from golden.write import Made, files_of
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.quants.base import WeightFormat
+from lockstep.engine.registry import import_members
+from lockstep.engine.weights import Weight
+from lockstep.golden.store import DEFAULT_ROOT
+from lockstep.golden.suites.base import Verdicts
+from lockstep.golden.suites.parts.run_compare import compared
+from lockstep.golden.write import Made, files_of
 from tests.golden.small_runs import CHANGES, changed, small_run
 
-import_members("engine.quants")
+import_members("lockstep.engine.quants")
 README = (DEFAULT_ROOT.parents[1] / "README.md").read_text()
 COMPILER = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
 RIGHT = "(int8_t)b[2 + i]"

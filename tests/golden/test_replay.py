@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.errors import Unsupported
-from engine.ops.reference import Reference as PlainOps
-from golden.load import documents, load_vectors
-from golden.manifest import read_manifest
-from golden.models import write_models
-from golden.replay import replay, stem
-from golden.store import DEFAULT_ROOT, BrokenGolden
-from golden.suites.base import Asked, Golden, Vectors, Verdicts
-from harness.adapters.reference import Reference
-from harness.records import EXACT, Verdict
-from harness.report.header import sha256_of
-from harness.runner import LocalSession
-from harness.suites.base import NoAnswer
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.ops.reference import Reference as PlainOps
+from lockstep.golden.load import documents, load_vectors
+from lockstep.golden.manifest import read_manifest
+from lockstep.golden.models import write_models
+from lockstep.golden.replay import replay, stem
+from lockstep.golden.store import DEFAULT_ROOT, BrokenGolden
+from lockstep.golden.suites.base import Asked, Golden, Vectors, Verdicts
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.context.runner import LocalSession
+from lockstep.harness.context.suite import NoAnswer
+from lockstep.harness.records import EXACT, Verdict
+from lockstep.harness.report.header import sha256_of
 from tests.golden.folders import (
     FETCHED_PATHS,
     STORIES,

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.errors import Unsupported
-from engine.quants.base import F32
-from golden.suites import run as of_runs
-from golden.suites._run_compare import compared, same_ids
-from golden.suites.base import Asked, Golden, Vectors, Verdicts
-from golden.suites.run import Run
-from harness.adapters.reference import Reference
-from harness.records import EXACT, Evaluation, Request, Site, TensorRecord, Trace, Verdict
-from harness.runner import LocalSession, Runner
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.quants.base import F32
+from lockstep.golden.suites import run as of_runs
+from lockstep.golden.suites.base import Asked, Golden, Vectors, Verdicts
+from lockstep.golden.suites.parts.run_compare import compared, same_ids
+from lockstep.golden.suites.run import Run
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.context.runner import LocalSession, Runner
+from lockstep.harness.records import EXACT, Evaluation, Request, Site, TensorRecord, Trace, Verdict
 from tests.golden.small_runs import CHANGES, DRAWN, GREEDY, NOISE, PROMPT, ROWS, changed, small_run
 
 VERDICT = Verdicts(suite="golden-run", case="none", repro="again")

@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 
-from golden import fetch
-from golden.fetch import NAMES, WITH_CASES
-from golden.generate import regenerate
-from golden.load import load_vectors
-from golden.manifest import read_manifest
-from golden.replay import replay
-from golden.store import DEFAULT_ROOT, BrokenGolden
-from golden.suites._token_cases import token_cases
-from golden.suites.base import Asked, Golden, Verdicts
-from golden.suites.vocabulary import GLUED, WAYS, Vocabulary
-from harness.adapters.reference import Reference
-from harness.mutants._tokenizers import WRONG, WrongTokenizer
-from harness.records import EXACT, Verdict
-from harness.report.header import sha256_of
-from harness.runner import LocalSession
-from harness.synth.builtin import BUILTIN_VOCABULARIES
-from harness.synth.llama import write_llama
+from lockstep.golden import fetch
+from lockstep.golden.fetch import NAMES, WITH_CASES
+from lockstep.golden.generate import regenerate
+from lockstep.golden.load import load_vectors
+from lockstep.golden.manifest import read_manifest
+from lockstep.golden.replay import replay
+from lockstep.golden.store import DEFAULT_ROOT, BrokenGolden
+from lockstep.golden.suites.base import Asked, Golden, Verdicts
+from lockstep.golden.suites.parts.token_cases import token_cases
+from lockstep.golden.suites.vocabulary import GLUED, WAYS, Vocabulary
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.context.runner import LocalSession
+from lockstep.harness.mutants.parts.tokenizers import WRONG, WrongTokenizer
+from lockstep.harness.records import EXACT, Verdict
+from lockstep.harness.report.header import sha256_of
+from lockstep.harness.synth.builtin import BUILTIN_VOCABULARIES
+from lockstep.harness.synth.llama import write_llama
 from tests.golden.folders import all_copied, edit_json, needs_oracle, reseal
 from tests.vocabularies import vocabulary_or_skip
 

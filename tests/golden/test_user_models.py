@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import Unsupported
-from golden.manifest import NAME, read_manifest
-from golden.of_user import regenerate_user
-from golden.replay import replay
-from golden.store import DEFAULT_ROOT, BrokenGolden
-from golden.verify import verify
-from harness.records import Verdict
-from harness.shadow.models import make_variants
-from harness.synth.llama import LlamaRecipe, write_llama
+from lockstep.engine.errors import Unsupported
+from lockstep.golden.manifest import NAME, read_manifest
+from lockstep.golden.of_user import regenerate_user
+from lockstep.golden.replay import replay
+from lockstep.golden.store import DEFAULT_ROOT, BrokenGolden
+from lockstep.golden.verify import verify
+from lockstep.harness.records import Verdict
+from lockstep.harness.shadow.models import make_variants
+from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 from tests.golden.folders import needs_oracle
 from tests.golden.other_cpu import features
 from tests.models import with_changed_weight
@@ -110,7 +110,7 @@ def test_made_on_another_cpu_they_are_the_same_bytes(
     off = " ".join(name for name in other if name in here)
     less = {"NPY_DISABLE_CPU_FEATURES": off, "OPENBLAS_CORETYPE": "Prescott"}
     less["GLIBC_TUNABLES"] = "glibc.cpu.hwcaps=-AVX512F,-AVX2,-FMA,-FMA4"
-    command = [sys.executable, "-m", "harness.cli", "golden", "regen", "-q"]
+    command = [sys.executable, "-m", "lockstep.harness.cli", "golden", "regen", "-q"]
     command += [str(path_of(models, FOREIGN)), "--out", str(tmp_path)]
     done = subprocess.run(command, env={**os.environ, **less}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

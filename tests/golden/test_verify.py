@@ -11,10 +11,10 @@ import pytest
 from jsonschema import Draft202012Validator
 from safetensors.numpy import load_file, save_file
 
-from golden.manifest import NAME, Entry, manifest_bytes, read_manifest
-from golden.schemas import FOLDER, fine, validator, violations
-from golden.store import DEFAULT_ROOT, BrokenGolden, canonical, inside, parse_json
-from golden.verify import verify
+from lockstep.golden.manifest import NAME, Entry, manifest_bytes, read_manifest
+from lockstep.golden.schemas import FOLDER, fine, validator, violations
+from lockstep.golden.store import DEFAULT_ROOT, BrokenGolden, canonical, inside, parse_json
+from lockstep.golden.verify import verify
 from tests.golden.folders import copied, edit_json, reseal
 
 ENTRIES = read_manifest(DEFAULT_ROOT)

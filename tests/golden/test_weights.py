@@ -8,28 +8,28 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.activations.base import VARIANTS
-from engine.ops.mirror import Mirror
-from engine.ops.near import F64
-from engine.ops.products import activation_format
-from engine.ops.reference import Reference as PlainOps
-from engine.quants.base import F32, WeightFormat
-from engine.quants.codebooks import codebook
-from engine.registry import import_members
-from engine.weights import Weight
-from golden.load import load_vectors
-from golden.manifest import read_manifest
-from golden.store import DEFAULT_ROOT
-from golden.suites.base import Asked, Golden, Vectors, Verdicts
-from golden.suites.dot import TOKENS, types_with_products
-from harness.adapters.ieee754 import NUMBERS
-from harness.adapters.reference import Reference
-from harness.records import EXACT, Verdict
-from harness.runner import LocalSession
+from lockstep.engine.activations.base import VARIANTS
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.ops.near import F64
+from lockstep.engine.ops.products import activation_format
+from lockstep.engine.ops.reference import Reference as PlainOps
+from lockstep.engine.quants.base import F32, WeightFormat
+from lockstep.engine.quants.codebooks import codebook
+from lockstep.engine.registry import import_members
+from lockstep.engine.weights import Weight
+from lockstep.golden.load import load_vectors
+from lockstep.golden.manifest import read_manifest
+from lockstep.golden.store import DEFAULT_ROOT
+from lockstep.golden.suites.base import Asked, Golden, Vectors, Verdicts
+from lockstep.golden.suites.dot import TOKENS, types_with_products
+from lockstep.harness.adapters.ieee754 import NUMBERS
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.context.runner import LocalSession
+from lockstep.harness.records import EXACT, Verdict
 from tests.wrong_decoders import mistaken
 
-import_members("engine.quants")
-import_members("golden.suites")
+import_members("lockstep.engine.quants")
+import_members("lockstep.golden.suites")
 FORMATS = sorted(WeightFormat.family.values(), key=lambda kind: kind.type_id)
 ENTRIES = {entry.path: entry for entry in read_manifest(DEFAULT_ROOT)}
 WITH_PRODUCTS = types_with_products()

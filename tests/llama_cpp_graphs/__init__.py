@@ -43,7 +43,7 @@ def recorded(version: str, kind: str) -> list[Recorded]:
 
 def rows_of(addresses: list[int], ggml: Any) -> Iterator[list[Any]]:
     """A row for each tensor: op, name, sources, what it is a view of; leaves before their nodes."""
-    from harness.adapters._llama_cpp_graph import Node
+    from lockstep.harness.adapters.llama_cpp.graph import Node
 
     index: dict[int, int] = {}
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine.batch import Batch
-from harness.adapters._llama_cpp_lib import library
-from harness.adapters._llama_cpp_model import Context, Model
-from harness.records import DEFAULT, EXACT
-from harness.synth.llama import LlamaRecipe, write_llama
+from lockstep.engine.batch import Batch
+from lockstep.harness.adapters.llama_cpp.lib import library
+from lockstep.harness.adapters.llama_cpp.model import Context, Model
+from lockstep.harness.records import DEFAULT, EXACT
+from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 from tests.llama_cpp_graphs import GRAPHS, HERE, rows_of
 
 SHAPE: dict[str, Any] = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_ff": 32, "n_vocab": 384}

@@ -9,52 +9,57 @@ from typing import Any
 import numpy as np
 import pytest
 
-import engine
-from engine.activations.base import ActivationFormat
-from engine.architectures.base import Architecture
-from engine.errors import Unsupported
-from engine.ggml_types import TYPES, type_by_name
-from engine.ops.mirror import Mirror
-from engine.quants.base import NO_PRODUCT, WeightFormat
-from engine.registry import Registered, import_members
-from engine.tokenizers.base import Tokenizer
-from engine.weights import Weight
-from harness.adapters.base import Adapter
-from harness.bench.base import Bench
-from harness.catalogue.models import QUIETER, SPECIAL, WITH_KEYS
-from harness.fuzzers.base import Fuzzer
-from harness.honest.base import Honest
-from harness.mutants.base import Mutant
-from harness.sites import SITES
-from harness.suites.base import Suite
-from harness.synth.any_arch import variants
-from harness.synth.builtin import BUILTIN
+import lockstep
+from lockstep.engine.activations.base import ActivationFormat
+from lockstep.engine.architectures.base import Architecture
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.gguf.types import TYPES, type_by_name
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.quants.base import NO_PRODUCT, WeightFormat
+from lockstep.engine.registry import Registered
+from lockstep.engine.tokenizers.base import Tokenizer
+from lockstep.engine.weights import Weight
+from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.bench.base import Bench
+from lockstep.harness.catalogue.models import QUIETER, SPECIAL, WITH_KEYS
+from lockstep.harness.context.suite import Suite
+from lockstep.harness.fuzzers.base import Fuzzer
+from lockstep.harness.honest.base import Honest
+from lockstep.harness.mutants.base import Mutant
+from lockstep.harness.sites import SITES
+from lockstep.harness.synth.any_arch import variants
+from lockstep.harness.synth.builtin import BUILTIN
 
-PACKAGES = Path(engine.__file__).parents[1]  # of a checkout, or where it is installed
+PACKAGES = Path(lockstep.__file__).parents[1]  # of a checkout, or where it is installed
 FAMILIES: dict[str, type[Any]] = {
-    "engine.activations": ActivationFormat,
-    "engine.quants": WeightFormat,
-    "engine.tokenizers": Tokenizer,
-    "engine.architectures": Architecture,
-    "harness.adapters": Adapter,
-    "harness.bench": Bench,
-    "harness.fuzzers": Fuzzer,
-    "harness.honest": Honest,
-    "harness.mutants": Mutant,
-    "harness.suites": Suite,
+    "lockstep.engine.activations": ActivationFormat,
+    "lockstep.engine.quants": WeightFormat,
+    "lockstep.engine.tokenizers": Tokenizer,
+    "lockstep.engine.architectures": Architecture,
+    "lockstep.harness.adapters": Adapter,
+    "lockstep.harness.bench": Bench,
+    "lockstep.harness.fuzzers": Fuzzer,
+    "lockstep.harness.honest": Honest,
+    "lockstep.harness.mutants": Mutant,
+    "lockstep.harness.suites": Suite,
 }
 
 
+SHARED = ("__init__", "base", "resume")  # no members
+
+
 def members(package: str) -> list[str]:
-    """Every file of the folder; a leading underscore marks what its members share."""
+    """Every file of the folder, and of a folder in it the file that is named after the family."""
     folder = PACKAGES / package.replace(".", "/")
-    names = (path.stem for path in sorted(folder.glob("*.py")))
-    return [f"{package}.{n}" for n in names if not n.startswith("_") and n != "base"]
+    names = [path.stem for path in sorted(folder.glob("*.py")) if path.stem not in SHARED]
+    names += [f"{path.parent.name}.{path.stem}" for path in sorted(folder.glob("*/adapter.py"))]
+    names += [f"{path.parent.name}.{path.stem}" for path in sorted(folder.glob("*/fuzzer.py"))]
+    return [f"{package}.{name}" for name in names]
 
 
 MEMBERS = [(package, module) for package in FAMILIES for module in members(package)]
-for every in FAMILIES:
-    import_members(every)
+for _, each in MEMBERS:
+    importlib.import_module(each)
 FORMATS = sorted(WeightFormat.family.values(), key=lambda cls: cls.type_id)
 MUTANTS = [cls for cls in Adapter.family.values() if issubclass(cls, Mutant)]
 
@@ -92,8 +97,8 @@ def test_a_file_registers_exactly_one_member(package: str, module: str) -> None:
 
 
 def test_a_class_without_a_name_is_not_taken_for_something_shared() -> None:
-    assert defined("harness.mutants", "harness.mutants.base") == [Mutant]
-    assert not is_shared("harness.mutants", "harness.mutants.wrong_eps")
+    assert defined("lockstep.harness.mutants", "lockstep.harness.mutants.base") == [Mutant]
+    assert not is_shared("lockstep.harness.mutants", "lockstep.harness.mutants.wrong_eps")
 
 
 @pytest.mark.parametrize("module", [module for _, module in MEMBERS])

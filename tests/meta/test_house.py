@@ -11,11 +11,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST = 400
 LONGER = {  # file -> why it is one thought all the same
-    "tests/test_cli.py": "every command, and one table of bad input that all of them refuse",
-    "tests/test_gguf_file.py": "one table of every rule of the format and the bytes that break it",
-    "tests/test_tokenizer_llama.py": "one table of texts and the ids that llama.cpp gives them",
-    "tests/test_tokenizer_t5.py": "one table of vocabularies, normalisation maps and their ids",
-    "tests/differential/test_llama_cpp_adapter.py": "every question that can be asked of llama.cpp",
+    "tests/harness/cli/test_cli.py": "every command, and a table of bad input that all refuse",
+    "tests/engine/gguf/test_gguf_file.py": "one table of rules of the format, and what breaks each",
+    "tests/engine/tokenizers/test_tokenizer_llama.py": "one table of texts, ids as of llama.cpp",
+    "tests/engine/tokenizers/test_tokenizer_t5.py": "one table of vocabularies, maps and ids",
+    "tests/differential/test_llama_cpp_adapter.py": "every question to be asked of llama.cpp",
 }
 # Whoever clones the repository has none of these. Joined here, or this file would hold them too.
 PLACES = b"|".join([b"work", b"root", b"home", b"Users", b"mnt"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TOP = ("engine", "harness", "golden")
+TOP = ("lockstep",)
 
 
 @pytest.fixture

@@ -1,5 +1,0 @@
-"""`python -m harness.cli` is `lockstep`."""
-
-from harness.cli import main
-
-main()

@@ -1,0 +1,1 @@
+"""Lockstep: conformance and differential testing for GGUF language-model engines."""

@@ -1,0 +1,69 @@
+"""The contract of an activation format, and the ways in which builds of ggml round to one.
+
+ggml's generic C and its vector code convert alike but for two things: whether they multiply by
+127 / max or by the reciprocal of max / 127, and where a value half-way between two steps goes. Both
+ways are kept by name; `lockstep doctor` says which one an installed library takes.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.errors import InvalidModel
+from lockstep.engine.quants.base import F32
+from lockstep.engine.registry import Registered
+
+F64 = NDArray[np.float64]
+X86, GENERIC = "x86", "generic"
+VARIANTS = (X86, GENERIC)
+
+
+@dataclass(frozen=True, eq=False)
+class Converted:
+    """Activations as a product sees them."""
+
+    values: F64  # (..., n)
+    sums: F64 | None = None  # (..., n / summed), if the format carries others than those of values
+
+
+class ActivationFormat(Registered):
+    """`summed`: activations that share one of the sums that minima are multiplied by; 0: none."""
+
+    type_id: ClassVar[int]
+    block: ClassVar[int] = 1
+    summed: ClassVar[int] = 0
+    layout: ClassVar[np.dtype[Any]]
+
+    @classmethod
+    def quantise(cls, x: F32, variant: str = X86) -> NDArray[Any]:
+        """x: (..., n) -> blocks (..., n / block), the very bytes that ggml makes of it."""
+        raise NotImplementedError
+
+    @classmethod
+    def read(cls, blocks: NDArray[Any]) -> Converted:
+        """What the blocks stand for, without another rounding."""
+        raise NotImplementedError
+
+    @classmethod
+    def convert(cls, x: F32, variant: str = X86) -> Converted:
+        """x: (..., n) -> what is left of it."""
+        return cls.read(cls.quantise(x, variant))
+
+    @classmethod
+    def cut(cls, x: F32) -> F32:
+        """(..., n) -> (..., n / block, block)"""
+        blocks, rest = divmod(x.shape[-1], cls.block)
+        if rest:
+            raise InvalidModel(f"{x.shape[-1]} activations are no whole {cls.name} blocks "
+                               f"of {cls.block}")  # fmt: skip
+        return np.ascontiguousarray(x).reshape(*x.shape[:-1], blocks, cls.block)
+
+
+def rounded_away(x: F32) -> F32:
+    """Like C's roundf: half-way cases go away from zero."""
+    whole = np.trunc(x)
+    return np.where(
+        np.abs(x - whole) >= np.float32(0.5), whole + np.copysign(np.float32(1), x), whole
+    )

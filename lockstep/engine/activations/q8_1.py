@@ -1,0 +1,41 @@
+"""Q8_1: Q8_0 with the sum of each block, for weights that have a minimum (Q4_1, Q5_1)."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.activations.base import GENERIC, X86, ActivationFormat, Converted
+from lockstep.engine.activations.q8_0 import Q8_0, half, integers, packed, steps
+from lockstep.engine.quants.base import F32
+
+
+class Q8_1(ActivationFormat, name="Q8_1"):
+    type_id = 9
+    block = 32
+    summed = 32
+    layout = np.dtype([("d", "<f2"), ("s", "<f2"), ("qs", "i1", 32)])
+
+    @classmethod
+    def quantise(cls, x: F32, variant: str = X86) -> NDArray[Any]:
+        """s = d * (sum of qs), d unrounded: an exact integer sum, one float32 product, one half.
+
+        So s is neither the sum of the activations nor d * sum with the d that is stored.
+        """
+        whole, d = steps(cls.cut(x), variant)
+        blocks = np.empty(d.shape, cls.layout)
+        blocks["d"], blocks["qs"] = half(d), packed(whole, variant)
+        with np.errstate(all="ignore"):
+            blocks["s"] = half(d * total(whole, variant))
+        return blocks
+
+    @classmethod
+    def read(cls, blocks: NDArray[Any]) -> Converted:
+        return Converted(Q8_0.read(blocks).values, blocks["s"].astype(np.float64))
+
+
+def total(whole: F32, variant: str) -> F32:
+    """C adds the bytes, the vector code the integers before it packs them."""
+    terms = packed(whole, variant) if variant == GENERIC else integers(whole)
+    added: F32 = terms.sum(axis=-1, dtype=np.int32).astype(np.float32)
+    return added

@@ -1,0 +1,59 @@
+"""Q8_K: blocks of 256 signed bytes with a float32 scale and the sums of each 16."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.activations.base import X86, ActivationFormat, Converted
+from lockstep.engine.quants.base import F32
+
+MAGIC = np.float32(1.5 * 2**23)  # added to a small float, it leaves the nearest integer's bits
+
+
+class Q8_K(ActivationFormat, name="Q8_K"):
+    type_id = 15
+    block = 256
+    summed = 16
+    layout = np.dtype([("d", "<f4"), ("qs", "i1", 256), ("bsums", "<i2", 16)])
+
+    @classmethod
+    def quantise(cls, x: F32, variant: str = X86) -> NDArray[Any]:
+        """The largest magnitude becomes -127, whatever its sign: d has the sign of its opposite.
+
+        quantize_row_q8_K_ref in ggml-quants.c, the same for every build, and equal in value to the
+        four rows at a time of repacked weights. ggml leaves the sums of a block of zeros as they
+        were in memory; here they are zeros. The float32 scale needs no half.
+        """
+        blocks = cls.cut(x)
+        made = np.zeros(blocks.shape[:-1], cls.layout)
+        with np.errstate(all="ignore"):
+            largest = signed_largest(blocks)
+            some = largest != 0
+            inverse = np.float32(-127) / largest
+            whole = np.minimum(nearest_int(blocks * inverse[..., None]), 127)
+            made["qs"] = np.where(some[..., None], whole, 0).astype(np.int8)
+            made["d"] = np.where(some, np.float32(1) / inverse, np.float32(0))
+        made["bsums"] = made["qs"].reshape(*made.shape, 16, 16).sum(axis=-1, dtype=np.int16)
+        return made
+
+    @classmethod
+    def read(cls, blocks: NDArray[Any]) -> Converted:
+        """d * bsums is exactly the sum of 16 values: it adds nothing to them."""
+        with np.errstate(invalid="ignore"):
+            values = blocks["d"].astype(np.float64)[..., None] * blocks["qs"]
+        return Converted(values.reshape(*blocks.shape[:-1], blocks.shape[-1] * cls.block))
+
+
+def signed_largest(blocks: F32) -> F32:
+    """The element of largest magnitude with its sign, the first of equals; NaN is passed over."""
+    sizes = np.abs(blocks)
+    at = np.where(np.isnan(sizes), np.float32(-1), sizes).argmax(axis=-1)
+    found = np.take_along_axis(blocks, at[..., None], axis=-1)[..., 0]
+    return np.where(np.isnan(found), np.float32(0), found)
+
+
+def nearest_int(x: F32) -> NDArray[np.int32]:
+    """Ties to even, by adding a number so large that no fraction is left (ggml-quants.c)."""
+    bits = (x + MAGIC).view(np.int32)
+    return (bits & 0x007FFFFF) - 0x00400000

@@ -1,0 +1,97 @@
+"""The contract every architecture fulfils: hyperparameters, a table of tensors, a graph."""
+
+from lockstep.engine.architectures.step import Step
+from lockstep.engine.architectures.tensors import Table, Tensors
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.hparams import Hparams, Keys, Metadata
+from lockstep.engine.memory.recurrent import States
+from lockstep.engine.memory.store import KeysValues
+from lockstep.engine.ops.reference import RopeParams
+from lockstep.engine.quants.base import F32
+from lockstep.engine.registry import Registered
+from lockstep.engine.weights import Weight
+
+
+class Architecture(Registered):
+    """Turns token ids into logits, showing each named tensor to a probe on the way."""
+
+    # keys that say something about the model but nothing about its graph
+    ignored: frozenset[str] = frozenset({"rope.scaling.finetuned"})
+
+    embeds = False  # it comes to embeddings, and has no logits
+
+    causal = True  # or tokens see those behind them too, and nothing is remembered
+
+    def __init__(self, file: GgufFile) -> None:
+        self.hparams = self.read_hparams(file.metadata)
+        self.tensors = Tensors(file, self.hparams, self.table(self.hparams))
+        self.tensors.check(self.name, self.kinds)
+        self.rope_params()
+
+    @classmethod
+    def read_hparams(cls, metadata: Metadata) -> Hparams:
+        keys = Keys(metadata, cls.name)
+        hparams = cls.hparams_of(keys)
+        keys.refuse_unread(cls.ignored)
+        hparams.check(cls.name)
+        return hparams
+
+    @classmethod
+    def hparams_of(cls, keys: Keys) -> Hparams:
+        raise NotImplementedError
+
+    @classmethod
+    def table(cls, hparams: Hparams) -> Table:
+        raise NotImplementedError
+
+    def kinds(self, layer: int) -> tuple[str, ...]:
+        """Of a layer, as the table of tensors names them."""
+        return ()
+
+    def rope_params(self, layer: int = 0) -> RopeParams | None:
+        """How keys are rotated; None if they are not."""
+        raise NotImplementedError
+
+    def forward(self, step: Step) -> F32:
+        """-> (outputs, vocabulary); the batch's keys and values go into the cache."""
+        raise NotImplementedError
+
+    # --- what most graphs are made of, each shown under its name -----------------------------
+
+    def linear(self, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
+        """x: (tokens, inputs) -> (tokens, outputs)"""
+        weight = self.tensors.in_layer(layer, f"{name}.weight")
+        out: F32 = step.probe(site, layer, step.ops.linear(x, weight))
+        return out
+
+    def biased(self, step: Step, layer: int, site: str, x: F32, name: str, summed: str) -> F32:
+        """As `linear`, and plus a bias; `summed` is the name of that, "" where there is none."""
+        h = self.linear(step, layer, site, x, name)
+        out = step.ops.add(h, self.tensors.in_layer(layer, f"{name}.bias").values())
+        return step.probe(summed, layer, out) if summed else out
+
+    def norm(self, step: Step, layer: int, site: str, x: F32, name: str = "") -> F32:
+        """RMS norm over the last axis; a site without a name is not shown."""
+        weight = self.tensors.in_layer(layer, f"{name or site}.weight").values()
+        out: F32 = step.ops.rms_norm(x, weight, self.hparams.f_norm_rms_eps)
+        return step.probe(site, layer, out) if site else out
+
+    def head(self) -> Weight:
+        """The output matrix, or the embeddings once more."""
+        w = self.tensors
+        return w["output.weight" if "output.weight" in w else "token_embd.weight"]
+
+    # --- what is remembered ------------------------------------------------------------------
+
+    def window(self, layer: int) -> int:
+        """How many tokens a layer sees, itself counted; 0: all before it."""
+        return 0
+
+    def turned(self) -> slice:
+        """Which part of a key, as it is kept, is rotated."""
+        return slice(None)
+
+    def kept(self, layer: int) -> KeysValues | States:
+        """What a layer leaves in the memory."""
+        hp = self.hparams
+        return KeysValues(hp.n_head_kv, hp.n_embd_head, hp.n_embd_head, self.window(layer))

@@ -1,0 +1,78 @@
+"""What the graph of one ubatch reads and calls, as one value."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.memory.base import View
+from lockstep.engine.ops.reference import Reference
+from lockstep.engine.quants.base import F32
+from lockstep.engine.trace import Probe
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    batch: Batch
+    memory: Mapping[int, View]  # of each layer, what it remembers
+    ops: Reference
+    probe: Probe
+    flash_attn: bool
+
+    def attend(
+        self,
+        layer: int,
+        q: F32,
+        k: F32,
+        v: F32 | None,
+        scale: float,
+        window: int = 0,
+        cap: float = 0.0,
+        within: int = 0,
+        sinks: F32 | None = None,
+    ) -> F32:
+        """q: (tokens, heads, dim); k, v: (tokens, kv_heads, dim) -> (tokens, heads * dim).
+
+        window: how many tokens each sees, itself counted; 0: all before it.
+        cap: what no score exceeds (tanh); 0: there is none.
+        within: without v, the first elements of the keys that are the values.
+        sinks: (heads,), a score that each row has besides, without a value.
+        """
+        ops, probe = self.ops, self.probe
+        memory = self.memory[layer]
+        memory.store(k, k[:, :, :0] if v is None else v)
+        keys, values = memory.read()  # (cells, kv_heads, dim)
+        visible = memory.visible(window)
+        keys = shown(probe, "k_cache", layer, keys)
+        values = keys[:, :, :within] if v is None else shown(probe, "v_cache", layer, values)
+        out: F32
+        if self.flash_attn:
+            # llama.cpp casts what is no half yet (build_attn_mha in llama-graph.cpp)
+            keys, values = (x.astype(np.float16, copy=False) for x in (keys, values))
+            out = ops.flash_attn(q, keys, values, scale, visible, cap, sinks)
+            out = probe("fattn", layer, out)
+            return out
+        kq = probe("kq", layer, ops.kq(q, keys))  # (heads, tokens, cells)
+        if cap:
+            kq = probe("kq_scaled_2", layer, ops.soft_cap(kq, cap))
+        if sinks is None:
+            kq = ops.soft_max(kq, scale, visible)
+        else:
+            kq = ops.soft_max_with_sinks(kq, scale, visible, sinks)
+        kq = probe("kq_soft_max", layer, kq)
+        out = ops.kqv(kq, values)
+        if v is None:  # what llama.cpp names so comes of it behind attention
+            heads = out.reshape(len(q), q.shape[1], within).transpose(1, 0, 2)
+            heads = probe("kqv", layer, heads)  # (heads, tokens, within)
+            return heads.transpose(1, 0, 2).reshape(out.shape)
+        out = probe("kqv_out", layer, out)
+        return out
+
+
+def shown(probe: Probe, name: str, layer: int, kept: NDArray[Any]) -> NDArray[Any]:
+    """What a cache holds, shown as float32 and given back in the cache's own type."""
+    out: NDArray[Any] = probe(name, layer, kept.astype(np.float32)).astype(kept.dtype)
+    return out

@@ -1,0 +1,1 @@
+"""The format: bytes -> header, metadata, tensor table; strict about every rule of it."""

@@ -1,0 +1,106 @@
+"""A model in one file, or split over several as llama.cpp's gguf-split writes them, opened as one.
+
+The rules are those of src/llama-model-loader.cpp in llama-cpp-python 0.3.36: metadata are the first
+file's, the others are found by its name (`NAME-00001-of-00003.gguf`), and say which one they are.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.errors import InvalidModel
+from lockstep.engine.gguf.file import GgufFile
+
+COUNT, NUMBER, N_TENSORS = "split.count", "split.no", "split.tensors.count"
+NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.gguf", re.DOTALL)
+
+
+class SplitModel(GgufFile):
+    """The tensors of all files; what the header says is the first one's."""
+
+    def __init__(self, files: Sequence[GgufFile]) -> None:
+        first = files[0]
+        self.version, self.metadata = first.version, first.metadata
+        self.alignment, self.data_offset = first.alignment, first.data_offset
+        self._files = tuple(files)
+        self._holders = {name: file for file in files for name in file.tensors}
+        self.tensors = {name: file.tensors[name] for name, file in self._holders.items()}
+
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        return self._holders[name].raw(name)
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self._files)
+
+    def release(self) -> None:
+        for file in self._files:
+            file.release()
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+
+def open_model(path: Path) -> GgufFile:
+    """The file and those that it is split into. Raises EngineError, OSError."""
+    paths = parts_of(path)
+    if len(paths) == 1:
+        return GgufFile.open(path)
+    files = list(map(opened_part, paths, range(len(paths))))
+    check_tensors(path, files)
+    return SplitModel(files)
+
+
+def parts_of(path: Path) -> tuple[Path, ...]:
+    """The paths of all files that the model is split into: of most models its own."""
+    with GgufFile.open(path) as file:
+        count, number = number_in(file, COUNT), number_in(file, NUMBER)
+    if count <= 1:
+        return (path,)
+    named = NAME.fullmatch(path.name)
+    if named is None or (int(named["number"]), int(named["count"])) != (number + 1, count):
+        expected = part_name("NAME", number, count)
+        raise InvalidModel(f"it is part {number + 1} of {count}, and its name is not {expected}")
+    paths = tuple(path.with_name(part_name(named["stem"], n, count)) for n in range(count))
+    if number:
+        raise InvalidModel(f"it is part {number + 1} of {count}: name the first, {paths[0].name}")
+    return paths
+
+
+def part_name(stem: str, number: int, count: int) -> str:
+    return f"{stem}-{number + 1:05}-of-{count:05}.gguf"
+
+
+def opened_part(path: Path, number: int) -> GgufFile:
+    if not path.is_file():
+        raise InvalidModel(f"the model is split, and its part {path.name} is not there")
+    file = GgufFile.open(path)
+    if NUMBER not in file.metadata or number_in(file, NUMBER) != number:
+        raise InvalidModel(f"{path.name} does not say {NUMBER} = {number}, as part {number + 1}")
+    return file
+
+
+def number_in(file: GgufFile, key: str) -> int:
+    found = file.metadata.get(key)
+    if found is None:
+        return 0
+    if type(found.data) is not int:
+        raise InvalidModel(f"{key} is {found.data!r:.80}, expected a number")
+    return found.data
+
+
+def check_tensors(path: Path, files: Sequence[GgufFile]) -> None:
+    """Each is there once, and as many as the first file says."""
+    names = [name for file in files for name in file.tensors]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidModel(f"two of its {len(files)} parts hold the tensor {twice!r}")
+    said = number_in(files[0], N_TENSORS)
+    if said != len(names):
+        raise InvalidModel(
+            f"{N_TENSORS} is {said}, and the {len(files)} parts hold {len(names)} tensors"
+        )

@@ -1,0 +1,44 @@
+"""How functions are compiled, and when what is kept of that on disk is out of date."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from numba import config, njit
+
+from lockstep.engine.errors import Unsupported
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def source_stamp(file: str) -> str:
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+def compiled(function: Callable[..., Any], stamp: str = "", **options: Any) -> Any:
+    """The function, compiled at its first call; the result is kept on disk for the next process.
+
+    It is kept until the function's own file changes (numba looks at that) or `stamp`, a hash of
+    whatever else goes into it: numba has no public way to say what else to look at. Where no folder
+    can be written, every process compiles anew. Raises Unsupported if numba may not compile.
+    """
+    if config.DISABLE_JIT:
+        raise Unsupported(
+            "NUMBA_DISABLE_JIT is set, and without numba's compiler there are no kernels: unset it"
+        )
+    try:
+        kept = njit(cache=True, **options)(function)
+    except RuntimeError:  # "no locator available": neither beside the file nor in the user's cache
+        return njit(**options)(function)
+    if stamp:
+        index = kept._cache._cache_file
+        index._source_stamp = (index._source_stamp, stamp)
+    return kept
+
+
+def is_kept(kernel: Any) -> bool:
+    """Whether some compiled form of this very source lies on disk: numba's own index says."""
+    if kernel.stats.cache_path is None:  # nothing is kept: each process compiles
+        return False
+    return bool(kernel._cache._cache_file._load_index())

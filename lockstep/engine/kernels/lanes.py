@@ -1,0 +1,389 @@
+"""Vectors of numbers for decoders: what the processor has and numba does not show.
+
+    q = bytes_at(raw, at, 16)             # 16 bytes, each as an int32 lane
+    store(out, to, d * as_float(q & 15) - m)
+
+A kernel (`@kernel`) that is written with them reads like the format's specification and runs at the
+speed of the processor's vectors: every operation is one on whole vectors in LLVM, whatever their
+width. Lanes hold int32 or float32, live inside compiled functions only, and round after every
+operation: nothing is contracted or reordered. A scalar beside lanes is spread over them: integers
+as they are, floats if they are float32 (float64 is refused, as it would round twice).
+
+No load or store is checked: `at` counts elements of the array, and the caller has made sure that
+there are enough of them.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.datamodel import models
+from numba.core.errors import TypingError
+from numba.core.typing import signature
+from numba.extending import intrinsic, lower_builtin, register_model, type_callable
+from numba.np.arrayobj import make_array
+from numpy.typing import NDArray
+
+from lockstep.engine.kernels.unpacking import kernel as kernel  # for the formats
+from lockstep.engine.kernels.vectors import (
+    F32,
+    F64,
+    I1,
+    I8,
+    I16,
+    I32,
+    I64,
+    address,
+    as_it_is,
+    brain,
+    filled,
+    half,
+    joined,
+    number,
+    packed,
+    same,
+    shuffled,
+    signed,
+    unsigned,
+)
+
+# --- the type ---------------------------------------------------------------------------------
+
+
+class Lanes(types.Type):  # type: ignore[misc]  # numba has no types
+    """`count` numbers of one kind: int (int32) or float (float32)."""
+
+    def __init__(self, kind: str, count: int) -> None:
+        self.kind, self.count = kind, count
+        super().__init__(name=f"Lanes({kind} x {count})")
+
+    @property
+    def scalar(self) -> Any:
+        return types.int32 if self.kind == "int" else types.float32
+
+    @property
+    def vector(self) -> ir.VectorType:
+        return ir.VectorType(I32 if self.kind == "int" else F32, self.count)
+
+
+class LanesModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, lanes: Lanes) -> None:
+        super().__init__(manager, lanes, lanes.vector)
+
+
+register_model(Lanes)(LanesModel)
+
+
+def compiled_as(build: Callable[..., Any]) -> Any:
+    """`build(typing context, argument types...)` -> signature and code generator."""
+    return intrinsic(prefer_literal=True)(build)
+
+
+def written(count: Any) -> int:
+    """How many lanes: known when the kernel is compiled, so written as a number."""
+    if not isinstance(count, types.IntegerLiteral):
+        raise TypingError(f"a number of lanes must be written as a number, got {count}")
+    return int(count.literal_value)
+
+
+# --- loads and stores -------------------------------------------------------------------------
+
+
+Widen = Callable[[Any, Any, Any, Any], Any]  # (context, builder, value, wider LLVM type) -> value
+
+
+def load_of(stored: Any, widen: Widen, kind: str) -> Any:
+    """A function (array, at, count) -> lanes, for numbers that lie there as `stored`."""
+
+    def load(typing: Any, array: Any, at: Any, count: Any) -> Any:
+        lanes = Lanes(kind, written(count))
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            narrow = ir.VectorType(stored, lanes.count)
+            start = address(context, builder, array, args[0], args[1], narrow)
+            return widen(context, builder, builder.load(start, align=1), lanes.vector)
+
+        return lanes(array, types.intp, count), codegen
+
+    return compiled_as(load)
+
+
+def scalar_of(stored: Any, widen: Widen, kind: Any, to: Any) -> Any:
+    """A function (array, at) -> one number."""
+
+    def load(typing: Any, array: Any, at: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            start = address(context, builder, array, args[0], args[1], stored)
+            return widen(context, builder, builder.load(start, align=1), to)
+
+        return kind(array, types.intp), codegen
+
+    return compiled_as(load)
+
+
+# arrays of bytes -> int lanes, little endian
+bytes_at = load_of(I8, unsigned, "int")
+signed_bytes_at = load_of(I8, signed, "int")
+uint16s_at = load_of(I16, unsigned, "int")
+uint32s_at = load_of(I32, as_it_is, "int")  # beyond 2**31 the lane is negative
+# arrays of bytes or of floats -> float lanes
+halves_at = load_of(I16, half, "float")
+floats_at = load_of(F32, as_it_is, "float")
+
+# one number: int64 (so that shifts and sums cannot overflow), float32 or float64
+byte_at = scalar_of(I8, unsigned, types.int64, I64)
+signed_byte_at = scalar_of(I8, signed, types.int64, I64)
+uint16_at = scalar_of(I16, unsigned, types.int64, I64)
+int16_at = scalar_of(I16, signed, types.int64, I64)
+uint32_at = scalar_of(I32, unsigned, types.int64, I64)
+int32_at = scalar_of(I32, signed, types.int64, I64)
+int64_at = scalar_of(I64, as_it_is, types.int64, I64)
+half_at = scalar_of(I16, half, types.float32, F32)
+brain_float_at = scalar_of(I16, brain, types.float32, F32)
+float_at = scalar_of(F32, as_it_is, types.float32, F32)
+double_at = scalar_of(F64, as_it_is, types.float64, F64)
+
+
+@compiled_as
+def store(typing: Any, out: Any, at: Any, lanes: Any) -> Any:
+    """Write float lanes to out[at : at + count]."""
+    if not isinstance(lanes, Lanes) or lanes.kind != "float" or out.dtype != types.float32:
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        start = address(context, builder, out, args[0], args[1], lanes.vector)
+        builder.store(args[2], start, align=4)
+        return context.get_dummy_value()
+
+    return types.void(out, types.intp, lanes), codegen
+
+
+# --- from lanes to lanes ----------------------------------------------------------------------
+
+
+@compiled_as
+def as_float(typing: Any, lanes: Any) -> Any:
+    """Integers as floats of the same value."""
+    wide = Lanes("float", lanes.count)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.sitofp(args[0], wide.vector)
+
+    return wide(lanes), codegen
+
+
+@compiled_as
+def half_of_bits(typing: Any, bits: Any) -> Any:
+    """An integer's lowest 16 bits as a half: for scales that do not lie in one piece."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return half(context, builder, builder.trunc(args[0], I16), F32)
+
+    return types.float32(types.int64), codegen
+
+
+@compiled_as
+def spread(typing: Any, value: Any, count: Any) -> Any:
+    """A scalar in every lane; a float must be float32."""
+    lanes = Lanes("float" if value == types.float32 else "int", written(count))
+    if isinstance(value, types.Float) and value != types.float32:
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return filled(builder, args[0], lanes.count)
+
+    return lanes(lanes.scalar, count), codegen
+
+
+@compiled_as
+def bits_of(typing: Any, value: Any, count: Any) -> Any:
+    """The lowest `count` bits of an integer (8, 16, 32 or 64), lowest first: lanes of 0 and 1."""
+    lanes = Lanes("int", written(count))
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        exact = args[0] if lanes.count == 64 else builder.trunc(args[0], ir.IntType(lanes.count))
+        return builder.zext(builder.bitcast(exact, ir.VectorType(I1, lanes.count)), lanes.vector)
+
+    return lanes(types.int64, count), codegen
+
+
+@compiled_as
+def where(typing: Any, chosen: Any, a: Any, b: Any) -> Any:
+    """Per lane: a where `chosen` is not 0, else b; lanes or scalars."""
+    kinds = [t.kind for t in (a, b) if isinstance(t, Lanes)]
+    floats = "float" in kinds or types.float32 in (a, b)
+    lanes = Lanes("float" if floats else "int", chosen.count)
+    if any(not fits(t, lanes) for t in (a, b)):
+        return None
+    sides = [t if isinstance(t, Lanes) else lanes.scalar for t in (a, b)]
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        x, y = as_vectors(builder, signature.args[1:], args[1:], lanes)
+        return builder.select(builder.icmp_signed("!=", args[0], same(args[0].type, 0)), x, y)
+
+    return lanes(chosen, *sides), codegen
+
+
+@compiled_as
+def concat(typing: Any, a: Any, b: Any) -> Any:
+    """The lanes of a, then those of b."""
+    if a != b:
+        return None
+    lanes = Lanes(a.kind, 2 * a.count)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return joined(builder, *args)
+
+    return lanes(a, b), codegen
+
+
+@compiled_as
+def lookup(typing: Any, table: Any, lanes: Any) -> Any:
+    """table[lane] for each lane.
+
+    The table is a tuple of 16 integers of 8 bits (it then stays in a register; every lane must be
+    in 0 to 15) or a flat array of integers or float32.
+    """
+    if isinstance(table, types.BaseTuple):
+        return lanes(types.UniTuple(types.int64, 16), lanes), in_register
+    found = Lanes("float" if table.dtype == types.float32 else "int", lanes.count)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        result = ir.Constant(found.vector, ir.Undefined)
+        for i in range(lanes.count):
+            at = builder.zext(builder.extract_element(args[1], number(i)), I64)
+            array = make_array(table)(context, builder, args[0])
+            value = builder.load(builder.gep(array.data, [at]))
+            value = context.cast(builder, value, table.dtype, found.scalar)
+            result = builder.insert_element(result, value, number(i))
+        return result
+
+    return found(table, lanes), codegen
+
+
+def in_register(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    table = packed(builder, [builder.trunc(n, I8) for n in cgutils.unpack_tuple(builder, args[0])])
+    lanes = signature.return_type
+    at = builder.trunc(args[1], ir.VectorType(I8, lanes.count))
+    found = []
+    for start in range(0, lanes.count, 16):
+        order = [number(min(start + i, lanes.count - 1)) for i in range(16)]
+        sixteen = builder.shuffle_vector(at, at, ir.Constant(ir.VectorType(I32, 16), order))
+        found += shuffled(context, builder, table, sixteen)
+    return builder.sext(packed(builder, found[: lanes.count]), lanes.vector)
+
+
+# --- operators --------------------------------------------------------------------------------
+
+
+def fits(kind: Any, lanes: Lanes) -> bool:
+    """Whether a value of this type can stand beside the lanes."""
+    if isinstance(kind, Lanes):
+        return bool(kind == lanes)
+    if isinstance(kind, types.Integer | types.IntegerLiteral):
+        return True
+    return lanes.kind == "float" and kind == types.float32
+
+
+def as_vectors(builder: Any, kinds: Any, args: Any, lanes: Lanes) -> list[Any]:
+    return [
+        value if isinstance(kind, Lanes) else filled(builder, value, lanes.count)
+        for kind, value in zip(kinds, args, strict=True)
+    ]
+
+
+def binary(symbol: Callable[..., Any], on_int: str | None, on_float: str | None) -> None:
+    """Make an operator work between lanes, and between lanes and a scalar on either side."""
+
+    def result(context: Any) -> Callable[[Any, Any], Any]:
+        def typer(a: Any, b: Any) -> Any:
+            lanes = a if isinstance(a, Lanes) else b
+            if not isinstance(lanes, Lanes) or not (fits(a, lanes) and fits(b, lanes)):
+                return None
+            if (on_int if lanes.kind == "int" else on_float) is None:
+                return None
+            sides = (t if isinstance(t, Lanes) else lanes.scalar for t in (a, b))
+            return signature(lanes, *sides)
+
+        return typer
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        lanes = sig.return_type
+        x, y = as_vectors(builder, sig.args, args, lanes)
+        return getattr(builder, str(on_int if lanes.kind == "int" else on_float))(x, y)
+
+    type_callable(symbol)(result)
+    for sides in ((Lanes, Lanes), (Lanes, types.Number), (types.Number, Lanes)):
+        lower_builtin(symbol, *sides)(codegen)
+
+
+binary(operator.and_, "and_", None)
+binary(operator.or_, "or_", None)
+binary(operator.xor, "xor", None)
+binary(operator.lshift, "shl", None)
+binary(operator.rshift, "lshr", None)  # zeros come in from above, also where a lane is negative
+binary(operator.add, "add", "fadd")
+binary(operator.sub, "sub", "fsub")
+binary(operator.mul, "mul", "fmul")
+
+
+def negative(context: Any) -> Callable[[Any], Any]:
+    def typer(lanes: Any) -> Any:
+        return lanes if isinstance(lanes, Lanes) else None
+
+    return typer
+
+
+def negate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    return builder.fneg(*args) if sig.return_type.kind == "float" else builder.neg(*args)
+
+
+type_callable(operator.neg)(negative)
+lower_builtin(operator.neg, Lanes)(negate)
+
+
+def item(context: Any) -> Callable[[Any, Any], Any]:
+    def typer(lanes: Any, index: Any) -> Any:
+        if isinstance(lanes, Lanes) and isinstance(index, types.Integer | types.IntegerLiteral):
+            return signature(lanes.scalar, lanes, types.int32)
+        return None
+
+    return typer
+
+
+def take_item(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    return builder.extract_element(*args)
+
+
+type_callable(operator.getitem)(item)
+lower_builtin(operator.getitem, Lanes, types.Integer)(take_item)
+
+
+# --- what several formats share ---------------------------------------------------------------
+
+
+@kernel
+def scales_and_minima(raw: NDArray[np.uint8], at: int) -> Any:
+    """12 bytes -> 8 scales and 8 minima of 6 bits each."""
+    a, b, c = bytes_at(raw, at, 4), bytes_at(raw, at + 4, 4), bytes_at(raw, at + 8, 4)
+    # the last four of each: four bits in c, the two above them at the top of a and of b
+    scales = concat(a & 63, (c & 15) | (a >> 6 << 4))
+    minima = concat(b & 63, (c >> 4) | (b >> 6 << 4))
+    return scales, minima
+
+
+@compiled_as
+def crumbs_of(typing: Any, word: Any) -> Any:
+    """The 16 pairs of bits of an integer, lowest first: lanes of 0 to 3."""
+    lanes = Lanes("int", 16)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        shifts = ir.Constant(lanes.vector, list(range(0, 32, 2)))
+        word = filled(builder, args[0], lanes.count)
+        return builder.and_(builder.lshr(word, shifts), same(lanes.vector, 3))
+
+    return lanes(types.int32), codegen

@@ -1,0 +1,284 @@
+"""The memory of attention: cells that tokens are placed in, shared, moved, copied, restored.
+
+Source: llama-kv-cache.cpp of llama-cpp-python 0.3.36.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.memory.base import Memory, View
+from lockstep.engine.memory.cells import Cells
+from lockstep.engine.memory.store import NONE, Index, Kept, Numbers, Store
+from lockstep.engine.memory.ubatch import Entries, Entry, Ubatch, split_equal, split_simple
+from lockstep.engine.quants.base import F32
+
+Row = tuple[int, frozenset[int], tuple[int, int]]  # position, sequences, (stream, cell)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An ubatch and where its tokens go; `streams` are the streams of the rows of `cells`."""
+
+    ubatch: Ubatch
+    streams: list[int]
+    cells: list[list[int]]
+
+
+@dataclass(frozen=True)
+class SavedCells:
+    """Rows stream by stream, and what lay in their cells."""
+
+    streams: list[list[Row]]
+    numbers: Kept
+
+    def __bool__(self) -> bool:
+        return any(self.streams)
+
+
+class Attention(Memory):
+    """Streams of cells: one for all sequences (unified), or one for each.
+
+    `window`: how many positions back a token sees; 0: all of them.
+    """
+
+    def __init__(
+        self,
+        *,
+        size: int,
+        n_seq: int,
+        unified: bool,
+        window: int = 0,
+        numbers: Numbers = NONE,
+    ) -> None:
+        super().__init__(n_seq)
+        self.unified, self.window = unified or n_seq == 1, window
+        self.size = size
+        self.streams = [Cells(size) for _ in range(1 if self.unified else n_seq)]
+        self.store = Store(numbers, size * len(self.streams))  # numbered through all streams
+        self.purged = 0  # cells that a sequence lost to an overwritten one behind them
+        self.purges_ahead = False  # has happened while places were sought for a later ubatch
+        self.tried: list[Placed] = []  # the ubatches of the last batch that found room
+
+    def stream(self, seq: int) -> int:
+        return 0 if self.unified else seq
+
+    def cells(self, seq: int) -> Cells:
+        return self.streams[self.stream(seq)]
+
+    def hidden(self, pos: int, looking: int) -> bool:
+        """Whether a token at `looking` is too far on to see `pos`."""
+        return self.window > 0 and looking - pos >= self.window
+
+    def pos_min(self, seq: int) -> int:
+        return self.cells(seq).pos_min(seq)
+
+    def pos_max(self, seq: int) -> int:
+        return self.cells(seq).pos_max(seq)
+
+    # --- decoding -----------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Keys are stored rotated: those of cells that have moved are rotated further."""
+        for stream, cells in enumerate(self.streams):
+            moved = [i for i in cells.used() if cells.shift[i]]
+            if moved:
+                deltas = np.array([cells.shift[i] for i in moved], np.int32)
+                self.store.turn(self.numbered(stream, moved), deltas)
+            cells.shift = [0] * cells.size
+
+    def numbered(self, stream: int, cells: Sequence[int]) -> Index:
+        return np.array(cells, np.intp) + stream * self.size
+
+    def split(self, batch: Entries, n_ubatch: int) -> list[Ubatch] | None:
+        if self.unified:
+            return split_simple(batch, n_ubatch)
+        return split_equal(batch, n_ubatch, sequential=True) or None
+
+    def place(self, batch: Entries, n_ubatch: int) -> list[Placed] | None:
+        ubatches = self.split(batch, n_ubatch)
+        if ubatches is None:
+            return None
+        self.seen.ubatches += ubatches
+        return self.fit(batch, ubatches)
+
+    def fit(self, batch: Entries, ubatches: Sequence[Ubatch]) -> list[Placed] | None:
+        """Find cells for each ubatch as if those before it were in place; change nothing."""
+        before = [cells.copy() for cells in self.streams]
+        placed: list[Placed] = []
+        for ubatch in ubatches:
+            slot = self.find(batch, ubatch)
+            if slot is None:
+                break
+            purged = self.purged
+            self.apply(batch, slot)
+            self.purges_ahead |= bool(placed) and self.purged > purged
+            placed.append(slot)
+        self.streams, self.tried = before, placed
+        return placed if len(placed) == len(ubatches) else None
+
+    def find(self, batch: Entries, ubatch: Ubatch) -> Placed | None:
+        seqs = sorted({s for at in ubatch.order for s in batch[at].seqs})
+        for seq in seqs:
+            stream = self.stream(seq)
+            self.seen.slots.append([self.window, stream, *self.streams[stream].look()])
+        streams = [0] if self.unified else seqs
+        n = len(ubatch.order) // len(streams)
+        cells = [self.streams[s].find(n, self.hidden) for s in streams]
+        if any(found is None for found in cells):
+            return None
+        return Placed(ubatch, streams, [found for found in cells if found is not None])
+
+    def apply(self, batch: Entries, placed: Placed) -> None:
+        """Tokens into cells. A position that is overwritten takes all before it along, so that what
+        is left of a sequence has no gaps."""
+        lost: dict[tuple[int, int], int] = {}
+        order = iter(placed.ubatch.order)
+        for stream, found in zip(placed.streams, placed.cells, strict=True):
+            cells = self.streams[stream]
+            for i in found:
+                for seq in cells.seqs[i]:
+                    key = (stream, seq)
+                    lost[key] = max(lost.get(key, -1), cells.pos[i])
+                entry = batch[next(order)]
+                cells.put(i, entry.pos, entry.seqs)
+            head = found[-1] + 1
+            cells.head = head
+        for (stream, seq), pos in lost.items():
+            cells = self.streams[stream]
+            head, before = cells.head, len(cells.of(seq))
+            cells.seq_rm(seq, -1, pos + 1)
+            cells.head = head
+            self.purged += before - len(cells.of(seq))
+
+    # --- operations ---------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        for cells in self.streams:
+            cells.reset()
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
+        for cells in self.streams if seq < 0 else [self.cells(seq)]:
+            cells.seq_rm(seq, p0, p1)
+        return True
+
+    def seq_cp(self, source: int, to: int, p0: int, p1: int) -> None:
+        """Within a stream, cells are shared; another stream becomes a copy, whole ranges only."""
+        if source == to:
+            return
+        if self.unified:
+            self.streams[0].seq_cp(source, to, p0, p1)
+            return
+        target, cells = self.streams[to], self.streams[source]
+        target.reset()
+        for i in cells.of(source):
+            target.put(i, cells.pos[i], frozenset({to}))
+            target.shift[i] = cells.shift[i]
+        target.head = cells.head
+        self.copied(source, to)
+
+    def copied(self, source: int, to: int) -> None:
+        """A stream's numbers follow."""
+        at, into = (self.numbered(stream, range(self.size)) for stream in (source, to))
+        self.store.put(into, self.store.get(at, np.zeros(self.size, np.int32)))
+
+    def seq_keep(self, seq: int) -> None:
+        for cells in self.streams:
+            cells.seq_keep(seq)
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        self.cells(seq).seq_add(seq, p0, p1, delta)
+
+    def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
+        self.cells(seq).seq_div(seq, p0, p1, d)
+
+    # --- state --------------------------------------------------------------------------------
+
+    def save(self, seq: int) -> SavedCells:
+        """Stream by stream, the cells of a sequence that its next token could see, or all."""
+        streams = [self.rows(stream, seq) for stream in range(len(self.streams))]
+        places = [place for rows in streams for _, _, place in rows]
+        at = np.array([stream * self.size + i for stream, i in places], np.intp)
+        moved = np.array([self.streams[stream].shift[i] for stream, i in places], np.int32)
+        return SavedCells(streams, self.store.get(at, moved))
+
+    def rows(self, stream: int, seq: int) -> list[Row]:
+        cells = self.streams[stream]
+        if seq < 0:
+            return [(cells.pos[i], cells.seqs[i], (stream, i)) for i in cells.used()]
+        last, one = cells.pos_max(seq), frozenset({seq})
+        kept = [i for i in cells.of(seq) if not self.hidden(cells.pos[i], last)]
+        return [(cells.pos[i], one, (stream, i)) for i in kept]
+
+    def load(self, seq: int, saved: SavedCells) -> bool:
+        if seq < 0:
+            return self.load_all(saved)
+        self.cells(seq).seq_rm(seq, -1, -1)
+        rows = [row for stream in saved.streams for row in stream]
+        if not rows:
+            return True
+        stream = self.stream(seq)
+        cells = self.streams[stream]
+        self.seen.slots.append([self.window, stream, *cells.look()])
+        found = cells.find(len(rows), self.hidden)
+        if found is None:
+            return False
+        entries = [Entry(0, pos, frozenset({seq})) for pos, _, _ in rows]
+        ubatch = Ubatch(tuple(range(len(rows))), 1, equal=True)
+        self.apply(entries, Placed(ubatch, [stream], [found]))
+        self.store.put(self.numbered(stream, found), saved.numbers)
+        return True
+
+    def load_all(self, saved: SavedCells) -> bool:
+        self.clear()
+        at = []
+        for stream, rows in enumerate(saved.streams):
+            for i, (pos, seqs, _) in enumerate(rows):
+                self.streams[stream].put(i, pos, seqs)
+            at.append(self.numbered(stream, range(len(rows))))
+        self.store.put(np.concatenate(at), saved.numbers)
+        return True
+
+    # --- numbers ------------------------------------------------------------------------------
+
+    def views(self, batch: Entries, placed: Placed) -> Mapping[int, View]:
+        look = Look(self, batch, placed)
+        return {layer: CellView(look, self.store, layer) for layer in self.store.keys}
+
+
+class Look:
+    """Where the tokens of an ubatch are, and which of the cells up to the last in use they see."""
+
+    def __init__(self, memory: Attention, batch: Entries, placed: Placed) -> None:
+        rows = zip(placed.streams, placed.cells, strict=True)
+        self.at = np.concatenate([memory.numbered(stream, cells) for stream, cells in rows])
+        ends = [(s, max(memory.streams[s].live) + 1) for s in placed.streams]
+        self.cells = np.concatenate([memory.numbered(s, range(end)) for s, end in ends])
+        held = [one for s, end in ends for one in memory.streams[s].seqs[:end]]
+        pos = np.array([p for s, end in ends for p in memory.streams[s].pos[:end]], np.int32)
+        entries = [batch[at] for at in placed.ubatch.order]
+        first = [min(e.seqs) for e in entries]  # several sequences of a token see the same
+        mine = {seq: np.array([seq in one for one in held]) for seq in set(first)}
+        self.ahead = np.array([e.pos for e in entries], np.int32)[:, None] - pos  # (tokens, cells)
+        self.past = np.array([mine[seq] for seq in first]) & (self.ahead >= 0)
+
+
+class CellView(View):
+    def __init__(self, look: Look, store: Store, layer: int) -> None:
+        self.look, self.numbers, self.layer = look, store, layer
+
+    def store(self, *numbers: F32) -> None:
+        """Keys and values: (tokens, kv_heads, dim) each."""
+        k, v = numbers
+        self.numbers.write(self.layer, self.look.at, k, v)
+
+    def read(self) -> tuple[NDArray[Any], ...]:
+        """Keys and values as stored: (cells, kv_heads, dim) each."""
+        return self.numbers.read(self.layer, self.look.cells)
+
+    def visible(self, window: int) -> NDArray[np.bool_]:
+        """Cells of its own sequence, up to its own position."""
+        return self.look.past & (self.look.ahead < window) if window else self.look.past

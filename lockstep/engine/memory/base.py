@@ -1,0 +1,130 @@
+"""The contract of a memory: positions of sequences, and what a graph reads and writes of it.
+
+Each follows llama.cpp (llama-memory.h of llama-cpp-python 0.3.36) except where that breaks the
+promises of llama.h. Without layers it is a machine of positions alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.memory.ubatch import Entries, Ubatch
+from lockstep.engine.quants.base import F32
+
+
+@dataclass
+class Seen:
+    """What can be observed of one call: every ubatch formed, the cells looked at."""
+
+    ubatches: list[Ubatch] = field(default_factory=list)
+    slots: list[list[Any]] = field(default_factory=list)
+
+
+class View:
+    """What the graph of one ubatch, which has been applied, sees of one layer."""
+
+    def store(self, *numbers: F32) -> None:
+        raise NotImplementedError
+
+    def read(self) -> tuple[NDArray[Any], ...]:
+        raise NotImplementedError
+
+    def visible(self, window: int) -> NDArray[np.bool_]:
+        """Which of the cells that are read each token may look at: (tokens, cells).
+
+        window: how many positions it sees, its own counted; 0: all up to its own.
+        """
+        raise NotImplementedError
+
+
+class Memory:
+    """Positions are -1 for a sequence that has none. This one remembers nothing of any."""
+
+    def __init__(self, n_seq: int) -> None:
+        self.n_seq = n_seq
+        self.seen = Seen()
+
+    def pos_min(self, seq: int) -> int:
+        return -1
+
+    def pos_max(self, seq: int) -> int:
+        return -1
+
+    def settle(self) -> None:
+        """What operations have put off is done before a batch is placed."""
+
+    def place(self, batch: Entries, n_ubatch: int) -> list[Any] | None:
+        """Ubatches with their places, to be applied one after the other; None: there is no room."""
+        raise NotImplementedError
+
+    def apply(self, batch: Entries, placed: Any) -> None:
+        """The tokens of an ubatch are in memory from now on."""
+
+    def views(self, batch: Entries, placed: Any) -> Mapping[int, View]:
+        """Of every layer that remembers anything, for the ubatch that was applied last."""
+        raise NotImplementedError
+
+    def clear(self) -> None:
+        pass
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
+        """False if a part of a sequence cannot be removed; whole ones always can."""
+        return True
+
+    def seq_cp(self, source: int, to: int, p0: int, p1: int) -> None:
+        pass
+
+    def seq_keep(self, seq: int) -> None:
+        pass
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        pass
+
+    def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
+        pass
+
+    def save(self, seq: int) -> Any:
+        """What `load` needs; -1 is everything."""
+
+    def load(self, seq: int, saved: Any) -> bool:
+        """The sequence, or everything, becomes what was saved. False, and empty: no room."""
+        return True
+
+
+class Pair(Memory):
+    """Two memories in step: what they do to a sequence in the same way."""
+
+    @property
+    def both(self) -> tuple[Memory, Memory]:
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        for part in self.both:
+            part.settle()
+
+    def clear(self) -> None:
+        for part in self.both:
+            part.clear()
+
+    def seq_cp(self, source: int, to: int, p0: int, p1: int) -> None:
+        for part in self.both:
+            part.seq_cp(source, to, p0, p1)
+
+    def seq_keep(self, seq: int) -> None:
+        for part in self.both:
+            part.seq_keep(seq)
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        for part in self.both:
+            part.seq_add(seq, p0, p1, delta)
+
+    def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
+        for part in self.both:
+            part.seq_div(seq, p0, p1, d)
+
+    def save(self, seq: int) -> tuple[Any, Any]:
+        first, second = self.both
+        return first.save(seq), second.save(seq)

@@ -1,0 +1,72 @@
+"""Which batches may be decoded: the rules of llama.cpp, in its order, each with a name.
+
+Source: `llama_context::decode` and `llama_batch_allocr::init` (llama-batch.cpp, 0.3.36). What those
+do not check and should, we refuse all the same, and say so: `UNCHECKED`.
+"""
+
+from collections.abc import Callable
+
+from lockstep.engine.memory.ubatch import Entries
+
+SeqPos = Callable[[int], int]  # the smallest or largest position of a sequence; -1: none
+UNCHECKED = ("no sequence", "negative position")  # rules of ours that llama.cpp lacks
+
+
+def refusal(
+    batch: Entries, *, n_vocab: int, n_seq_max: int, pos_min: SeqPos, pos_max: SeqPos
+) -> str | None:
+    """The name of the first rule that the batch breaks, or None."""
+    if not batch:
+        return "empty"
+    if any(not 0 <= e.token < n_vocab for e in batch):
+        return "token id"
+    if any(not e.seqs for e in batch):
+        return "no sequence"
+    if any(not 0 <= s < n_seq_max for e in batch for s in e.seqs):
+        return "sequence id"
+    if any(e.pos < 0 for e in batch):
+        return "negative position"
+    return (
+        broken_positions(batch, pos_max)
+        or diverged_couples(batch, pos_min, pos_max)
+        or broken_order(batch)
+    )
+
+
+def broken_positions(batch: Entries, pos_max: SeqPos) -> str | None:
+    """Each sequence goes on right after what is in memory, and leaves no gap."""
+    for seq in sequences(batch):
+        mine = {e.pos for e in batch if seq in e.seqs}
+        last = pos_max(seq)
+        if last >= 0 and min(mine) != last + 1:
+            return "not consecutive"
+        if max(mine) - min(mine) + 1 > len(mine):
+            return "gap"
+    return None
+
+
+def diverged_couples(batch: Entries, pos_min: SeqPos, pos_max: SeqPos) -> str | None:
+    """Sequences that share a token must span the same positions in memory."""
+    for entry in batch:
+        if len({(pos_min(s), pos_max(s)) for s in entry.seqs}) > 1:
+            return "diverged"
+    return None
+
+
+def broken_order(batch: Entries) -> str | None:
+    """The positions of a sequence may not go back.
+
+    llama.cpp means to refuse sequences that change their company as well, but what it intersects
+    always holds the sequence itself, so its rule never applies; nor does it exist here.
+    """
+    last: dict[int, int] = {}
+    for entry in batch:
+        for seq in sorted(entry.seqs):
+            if entry.pos < last.get(seq, -1):
+                return "decreasing"
+            last[seq] = entry.pos
+    return None
+
+
+def sequences(batch: Entries) -> list[int]:
+    return sorted({s for e in batch for s in e.seqs})

@@ -1,0 +1,53 @@
+"""The memory of models that remember nothing: a batch is computed at once, and sees itself alone.
+
+Source: `llama_context::encode` of llama-cpp-python 0.3.36, which models without a causal mask take.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.memory.base import Memory, View
+from lockstep.engine.memory.ubatch import Entries, Ubatch, split_simple
+from lockstep.engine.quants.base import F32
+
+
+class NoMemory(Memory):
+    """Nothing is left of a sequence, so there is nothing to move, to copy or to save."""
+
+    def __init__(self, n_seq: int, layers: Collection[int] = ()) -> None:
+        super().__init__(n_seq)
+        self.layers = layers
+
+    def place(self, batch: Entries, n_ubatch: int) -> list[Ubatch] | None:
+        """All tokens at once, or not at all: none could see those of another ubatch."""
+        ubatches = split_simple(batch, n_ubatch)
+        self.seen.ubatches += ubatches
+        return ubatches if len(ubatches) == 1 else None
+
+    def views(self, batch: Entries, placed: Ubatch) -> Mapping[int, View]:
+        entries = [batch[at] for at in placed.order]
+        seqs = np.array([min(e.seqs) for e in entries])
+        pos = np.array([e.pos for e in entries])
+        return {layer: BatchView(seqs, pos) for layer in self.layers}
+
+
+class BatchView(View):
+    """The keys and values of the batch itself, as they were computed."""
+
+    def __init__(self, seqs: NDArray[np.int64], pos: NDArray[np.int64]) -> None:
+        self.seqs, self.pos = seqs, pos
+        self.numbers: tuple[F32, ...] = ()
+
+    def store(self, *numbers: F32) -> None:
+        self.numbers = numbers
+
+    def read(self) -> tuple[NDArray[Any], ...]:
+        return self.numbers
+
+    def visible(self, window: int) -> NDArray[np.bool_]:
+        """All tokens of the same sequence, before and behind; a window has its middle here."""
+        same: NDArray[np.bool_] = self.seqs[:, None] == self.seqs
+        return same & (np.abs(self.pos[:, None] - self.pos) <= window // 2) if window else same

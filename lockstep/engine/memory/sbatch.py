@@ -1,0 +1,115 @@
+"""The older sequence-aware batch (`llama_sbatch`), which llama.cpp had until mid-2025.
+
+Tokens are sorted into groups of one set of sequences each, and ubatches take from the groups' ends
+of the list. Attention models did not sort: all tokens were one group without sequences.
+
+Source: llama-batch.cpp as of llama-cpp-python 0.3.8. Its sort was unstable; here ties keep their
+order, which is what its worked examples show.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lockstep.engine.memory.ubatch import Ubatch, split
+
+
+@dataclass(frozen=True, slots=True)
+class SbatchToken:
+    """A token's place. The order of `seqs` matters here: it is compared as written."""
+
+    pos: int
+    seqs: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Group:
+    """A run of the sorted ids with the same sequences; none for the group of a simple split."""
+
+    seqs: tuple[int, ...]
+    offset: int
+    length: int
+
+
+class Sbatch:
+    def __init__(self, tokens: Sequence[SbatchToken], *, simple: bool) -> None:
+        self.ids = list(range(len(tokens)))
+        self.groups = [Group((), 0, len(tokens))]
+        self.simple = simple
+        if not simple:
+            # shared prompts first, then by sequence, then by position
+            self.ids.sort(key=lambda i: (-len(tokens[i].seqs), tokens[i].seqs, tokens[i].pos))
+            self.groups = runs([tokens[i].seqs for i in self.ids])
+            # shared prompts to the end, and the shortest behind the longer ones: taken first
+            self.groups.sort(key=lambda g: (len(g.seqs), -g.length))
+
+    @property
+    def left(self) -> int:
+        return sum(group.length for group in self.groups)
+
+    def next_simple(self, n_ubatch: int) -> Ubatch | None:
+        """The next tokens as they come."""
+        if not self.simple:
+            raise ValueError("a sorted batch has no simple split")
+        order = self.take(self.groups[0], min(n_ubatch, self.left))
+        return Ubatch(order, len(order), equal=False) if order else None
+
+    def next_seq(self, n_ubatch: int) -> Ubatch | None:
+        """As much of the last group as fits."""
+        self.drop_empty()
+        if not self.groups:
+            return None
+        last = self.groups[-1]
+        return Ubatch(self.take(last, min(n_ubatch, last.length)), 1, equal=True)
+
+    def next_equal(self, n_ubatch: int) -> Ubatch | None:
+        """As many tokens of each of the last groups as the shortest has; a shared prompt alone."""
+        self.drop_empty()
+        if not self.groups:
+            return None
+        n_ubatch = min(n_ubatch, self.left)
+        length = min(self.groups[-1].length, n_ubatch)
+        order: list[int] = []
+        n_seqs = 0
+        for group in reversed(self.groups):
+            order += self.take(group, length)
+            n_seqs += 1
+            if len(group.seqs) > 1 or length + len(order) > n_ubatch:
+                break
+        return Ubatch(tuple(order), n_seqs, equal=True)
+
+    def take(self, group: Group, length: int) -> tuple[int, ...]:
+        taken = self.ids[group.offset : group.offset + length]
+        group.offset += length
+        group.length -= length
+        return tuple(taken)
+
+    def drop_empty(self) -> None:
+        if self.simple:
+            raise ValueError("a batch that is not sorted has only a simple split")
+        while self.groups and not self.groups[-1].length:
+            self.groups.pop()
+
+
+def runs(sets: Sequence[tuple[int, ...]]) -> list[Group]:
+    groups: list[Group] = []
+    for at, seqs in enumerate(sets):
+        if groups and groups[-1].seqs == seqs:
+            groups[-1].length += 1
+        else:
+            groups.append(Group(seqs, at, 1))
+    return groups
+
+
+def sbatch_simple(tokens: Sequence[SbatchToken], n_ubatch: int) -> list[Ubatch]:
+    batch = Sbatch(tokens, simple=True)
+    return split(lambda: batch.next_simple(n_ubatch))
+
+
+def sbatch_equal(tokens: Sequence[SbatchToken], n_ubatch: int) -> list[Ubatch]:
+    batch = Sbatch(tokens, simple=False)
+    return split(lambda: batch.next_equal(n_ubatch))
+
+
+def sbatch_seq(tokens: Sequence[SbatchToken], n_ubatch: int) -> list[Ubatch]:
+    batch = Sbatch(tokens, simple=False)
+    return split(lambda: batch.next_seq(n_ubatch))

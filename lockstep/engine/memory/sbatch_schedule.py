@@ -1,0 +1,47 @@
+"""Decode calls on a context that still has the older sequence-aware batch: how each is taken apart.
+
+What such a context remembers is not modelled: its rules for cells and positions were others.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.memory.sbatch import SbatchToken, sbatch_equal, sbatch_seq, sbatch_simple
+from lockstep.engine.memory.schedule import INVALID, shown
+from lockstep.engine.memory.ubatch import Entry, Ubatch, outputs_in_order
+
+# simple: attention. equal: recurrent models. seq: recurrent models whose embeddings are pooled
+SPLITS = {"simple": sbatch_simple, "equal": sbatch_equal, "seq": sbatch_seq}
+
+
+class SbatchSchedule:
+    """Each step's answer as an adapter gives it, with None for what is not modelled."""
+
+    def __init__(self, split: str, n_vocab: int, n_ubatch: int) -> None:
+        if split not in SPLITS:
+            raise Unsupported(f"no split of llama_sbatch is {split!r} (known: {', '.join(SPLITS)})")
+        self.form, self.n_vocab, self.n_ubatch = SPLITS[split], n_vocab, n_ubatch
+        self.all_outputs = split == "seq"  # what is pooled is needed of every token
+
+    def step(self, step: Sequence[Any]) -> dict[str, Any]:
+        if step[0] != "decode":
+            raise Unsupported("of a context with llama_sbatch only decode calls are modelled")
+        rows = step[1]
+        unseen = dict.fromkeys(("pos", "slots", "order", "logits"))
+        answer: dict[str, Any] = {"code": 0, "ubatches": [], **unseen}
+        if not rows or not all(0 <= row[0] < self.n_vocab for row in rows):
+            return answer | {"code": INVALID}
+        ubatches = self.ubatches([SbatchToken(pos, tuple(seqs)) for _, pos, seqs, _ in rows])
+        batch = [Entry(t, p, frozenset(s), out or self.all_outputs) for t, p, s, out in rows]
+        return answer | {
+            "ubatches": [shown(batch, ubatch) for ubatch in ubatches],
+            "order": self.order(outputs_in_order(batch, ubatches)),
+        }
+
+    def ubatches(self, tokens: Sequence[SbatchToken]) -> list[Ubatch]:
+        return self.form(tokens, self.n_ubatch)
+
+    def order(self, outputs: list[int]) -> list[int]:
+        """The tokens with outputs as they are computed."""
+        return outputs

@@ -1,0 +1,102 @@
+"""Keys and values in cells, layer by layer. What a cell holds is rounded to a storage type."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.quants.base import F32
+
+STORAGE: dict[str, type[np.floating[Any]]] = {"F32": np.float32, "F16": np.float16}
+Index = NDArray[np.intp]
+Kept = dict[int, tuple[NDArray[Any], NDArray[Any]]]  # keys and values of some cells, by layer
+# keys of a layer: (cells, kv_heads, dim), and how many positions each moves
+Rotate = Callable[[int, F32, NDArray[np.int32]], F32]
+
+
+@dataclass(frozen=True)
+class KeysValues:
+    """What a layer of attention keeps of a token.
+
+    window: how many positions back a token sees, itself counted; 0: all of them.
+    """
+
+    n_head_kv: int
+    n_embd_head_k: int
+    n_embd_head_v: int
+    window: int = 0
+
+
+def storage(kind: str) -> type[np.floating[Any]]:
+    if kind not in STORAGE:
+        raise Unsupported(f"no cache storage type {kind!r} (known: {', '.join(STORAGE)})")
+    return STORAGE[kind]
+
+
+def never(layer: int, keys: F32, deltas: NDArray[np.int32]) -> F32:
+    """Keys that are the same at every position."""
+    return keys
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What a memory of attention keeps, and how: no layers are positions alone."""
+
+    layers: Mapping[int, KeysValues]
+    type_k: str = "F32"
+    type_v: str = "F32"
+    rotate: Rotate = never
+
+    def of(self, layers: Mapping[int, KeysValues]) -> "Numbers":
+        return Numbers(layers, self.type_k, self.type_v, self.rotate)
+
+
+NONE = Numbers({})
+
+
+class Store:
+    """keys, values: of each layer (cells, kv_heads, dim)."""
+
+    def __init__(self, numbers: Numbers, n_cells: int) -> None:
+        kinds = storage(numbers.type_k), storage(numbers.type_v)
+        self.rotate = numbers.rotate
+        self.keys: dict[int, NDArray[Any]] = {}
+        self.values: dict[int, NDArray[Any]] = {}
+        for layer, kept in numbers.layers.items():
+            self.keys[layer], self.values[layer] = (
+                np.zeros((n_cells, kept.n_head_kv, n_embd_head), kind)
+                for n_embd_head, kind in zip(
+                    (kept.n_embd_head_k, kept.n_embd_head_v), kinds, strict=True
+                )
+            )
+
+    def write(self, layer: int, cells: Index, k: F32, v: F32) -> None:
+        """k, v: (tokens, kv_heads, dim), rounded to the storage types on the way in."""
+        with np.errstate(over="ignore"):  # beyond 65504 a half is infinite
+            self.keys[layer][cells] = k
+            self.values[layer][cells] = v
+
+    def read(self, layer: int, cells: Index) -> tuple[NDArray[Any], NDArray[Any]]:
+        """As stored: (cells, kv_heads, dim) each."""
+        return self.keys[layer][cells], self.values[layer][cells]
+
+    def get(self, cells: Index, deltas: NDArray[np.int32]) -> Kept:
+        """Of every layer, with keys as they are once they have moved by so many positions."""
+        kept, moved = (
+            {layer: self.read(layer, cells) for layer in self.keys},
+            np.flatnonzero(deltas),
+        )
+        for layer, (keys, _) in kept.items() if len(moved) else ():
+            keys[moved] = self.rotate(layer, keys[moved], deltas[moved])
+        return kept
+
+    def put(self, cells: Index, kept: Kept) -> None:
+        for layer, (keys, values) in kept.items():
+            self.keys[layer][cells], self.values[layer][cells] = keys, values
+
+    def turn(self, cells: Index, deltas: NDArray[np.int32]) -> None:
+        """Keys are stored rotated, so those of tokens that have moved are rotated further."""
+        self.put(cells, self.get(cells, deltas))

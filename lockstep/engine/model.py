@@ -1,0 +1,146 @@
+"""A model file, opened: its graph, its memory and its tokenizer, behind a handful of calls."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.architectures.base import Architecture
+from lockstep.engine.architectures.step import Step
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import InvalidModel
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.gguf.split_files import open_model
+from lockstep.engine.hparams import architecture_name
+from lockstep.engine.memory.base import Memory, View
+from lockstep.engine.memory.decode import decode, entries_of
+from lockstep.engine.memory.kinds import memory_of
+from lockstep.engine.ops.reference import Reference
+from lockstep.engine.quants.base import F32
+from lockstep.engine.sampling import greedy
+from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
+from lockstep.engine.trace import Probe, silent
+
+N_SEQ_MAX = 256  # sequences that a memory may hold: LLAMA_MAX_SEQ of llama-cparams.h, 0.3.36
+LARGE = 1 << 28  # bytes of a file from which its pages are given back after each batch
+
+
+def architecture_of(file: GgufFile) -> type[Architecture]:
+    return Architecture.named(architecture_name(file.metadata))
+
+
+class Model:
+    """One file with one way of computing (`ops`) and one kind of memory."""
+
+    def __init__(
+        self,
+        path: Path,
+        ops: Reference,
+        *,
+        type_k: str = "F32",
+        type_v: str = "F32",
+        flash_attn: bool = False,
+        n_ctx: int = 512,
+        n_ubatch: int = 512,
+    ) -> None:
+        self.file = open_model(path)
+        self.graph = architecture_of(self.file)(self.file)
+        self.ops = ops
+        self.type_k, self.type_v = type_k, type_v
+        self.flash_attn = flash_attn
+        self.n_ctx, self.n_ubatch = n_ctx, n_ubatch
+
+    def tokenizer(self) -> Tokenizer:
+        return tokenizer_of(self.file.metadata)
+
+    def new_memory(
+        self,
+        *,
+        size: int | None = None,
+        n_seq: int = N_SEQ_MAX,
+        unified: bool = True,
+        n_ubatch: int | None = None,
+    ) -> Memory:
+        """Cells that all sequences share, or (not `unified`) a stream of them for each.
+
+        size: of a stream; n_ctx if not given. n_ubatch: a window keeps what such ubatches need.
+        """
+        graph = self.graph
+        return memory_of(
+            [graph.kept(layer) for layer in range(graph.hparams.n_layer)],
+            causal=graph.causal,
+            size=size or self.n_ctx,
+            n_seq=n_seq,
+            unified=unified,
+            n_ubatch=n_ubatch,
+            type_k=self.type_k,
+            type_v=self.type_v,
+            rotate=self.rotate,
+        )
+
+    def decode(
+        self,
+        batch: Batch,
+        memory: Memory,
+        probe: Probe = silent,
+        *,
+        ops: Reference | None = None,
+    ) -> F32:
+        """(outputs, vocabulary), in the order of the batch, in however many ubatches; of embeddings
+        (tokens or sequences, width).
+
+        ops: another way of computing than the model's own, for this batch.
+        """
+
+        def compute(ubatch: Batch, views: Mapping[int, View]) -> F32:
+            return self.compute(ubatch, views, probe, ops)
+
+        if self.graph.embeds and len(batch) > self.n_ubatch:
+            raise InvalidModel(f"{len(batch)} tokens at once, and a ubatch holds {self.n_ubatch}")
+        sizes = {"n_vocab": self.graph.hparams.n_vocab, "n_ubatch": self.n_ubatch}
+        logits = decode(entries_of(batch), memory, compute, **sizes)
+        assert logits is not None
+        if self.file.size > LARGE:
+            self.file.release()  # or every open model would count the whole file as its memory
+        return logits
+
+    def compute(
+        self,
+        ubatch: Batch,
+        views: Mapping[int, View],
+        probe: Probe = silent,
+        ops: Reference | None = None,
+    ) -> F32:
+        """One ubatch, which is in the memory that it sees: (outputs, vocabulary)."""
+        step = Step(ubatch, views, ops or self.ops, probe, self.flash_attn)
+        with np.errstate(all="ignore"):  # numbers that overflow are the model's own, and an answer
+            return self.graph.forward(step)
+
+    def rotate(self, layer: int, keys: F32, deltas: NDArray[np.int32]) -> F32:
+        """Keys as they lie in a memory, moved by so many positions: (cells, kv_heads, dim)."""
+        params = self.graph.rope_params(layer)
+        if params is None:  # keys without a rotation are the same at every position
+            return keys
+        moved = keys.astype(np.float32)
+        part = moved[..., self.graph.turned()]
+        # what YaRN makes larger has been made so once
+        part[...] = self.ops.rope(part, deltas, replace(params, magnitude=1.0))
+        return moved
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        """`n` tokens after the prompt; an end-of-text token does not stop it."""
+        return [token for token, _ in self.choices(prompt, n)]
+
+    def choices(self, prompt: Sequence[int], n: int) -> Iterator[tuple[int, F32]]:
+        """The tokens of `greedy`, each with the logits that it was chosen by."""
+        memory, batch = self.new_memory(), Batch.of(prompt)
+        for at in range(len(prompt), len(prompt) + n):
+            last = self.decode(batch, memory)[-1]
+            token = greedy(last)
+            yield token, last
+            batch = Batch.of([token], start=at)
+
+    def close(self) -> None:
+        self.file.close()

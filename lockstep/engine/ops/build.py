@@ -1,0 +1,57 @@
+"""What decides about roundings: llama.cpp's deliberate ones are options here, each by its name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.ops.near import F64, Number, exact
+from lockstep.engine.ops.sums import in_order
+
+Multiply = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]  # of matrices, or stacks of them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """What a build and its settings decide about roundings.
+
+    plain: of no build of ggml, but of any engine that computes in float32: nothing is looked up in
+    halves or converted on purpose, and a sum rounds at every term, in whatever order.
+    multiply: how the truth is multiplied: by BLAS, fast, whose last bit depends on the CPU; or
+    `in_order`, where it is written down.
+    zeros: whether terms of a product that are zero count as rounded: no, unless a bound is written
+    down for any inputs of a shape.
+    bounds: whether results come with one; an engine that runs has no use for it.
+    sizes: whether products with weights add up magnitudes as well, of which their bound is a share:
+    half of their time, and for nothing where the bound is not looked at or known.
+    activations: what those that meet weights quantised in blocks are converted to if plain, by an
+    engine that has a format of its own for them; None: they stay as they are.
+    tip: what becomes of a product's activations and of what they were converted to; ties: so many
+    numbers by which equal values are put in order. None: nothing is disturbed.
+    """
+
+    lanes: int  # float32 values in a vector register
+    n_threads: int = 1
+    generic: tuple[str, ...] = ()  # activation formats that it rounds as generic C does
+    plain: bool = False
+    multiply: Multiply = np.matmul
+    zeros: bool = False
+    bounds: bool = True
+    sizes: bool = True
+    activations: "Callable[[NDArray[np.float32]], F64] | None" = None
+    tip: "Callable[[NDArray[Any], F64], F64] | None" = None
+    ties: "Callable[[int], NDArray[Any]] | None" = None
+
+    def number(self, x: NDArray[Any]) -> Number:
+        """As a formula takes it, with or without a radius."""
+        wide = x.astype(np.float64)
+        return exact(wide) if self.bounds else wide
+
+    def parameter(self, x: float) -> float:
+        """A float32 in ggml's op_params."""
+        return x if self.plain else float(np.float32(x))
+
+
+ANY_ENGINE = Build(lanes=1, plain=True, multiply=in_order, zeros=True)

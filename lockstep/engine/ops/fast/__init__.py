@@ -1,0 +1,1 @@
+"""The ops again, compiled: it never judges, and is held against the formulas."""

@@ -1,0 +1,189 @@
+"""llama.cpp's CPU flash attention, rounding by rounding, with a running bound on what is left.
+
+Three paths (ggml_compute_forward_flash_attn_ext_f16, llama.cpp of llama-cpp-python 0.3.36):
+one key at a time with an F16 accumulator; the same on pieces of the cache that are merged (one
+token, at least 512 cells); tiles of 64 queries in float32 (64 tokens or more).
+
+An F16 accumulator turns a difference of one part in ten million into a whole half-precision step,
+but only where the value before rounding lay that close to the middle between two halves. So the
+mirror carries, beside each accumulator, the radius within which an honest implementation's value
+lies, and drops it to zero again whenever both ends of the interval round to the same half.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.kernels.compiled import compiled
+from lockstep.engine.ops.functions import STAMP, one_exp
+
+kernel = partial(compiled, stamp=STAMP)  # `one_exp` is compiled in
+TILE = 64  # GGML_FA_TILE_Q and GGML_FA_TILE_KV
+SPLIT_KV = 512  # cells from which one token's attention is split over threads
+U = np.float64(2.0**-24)  # unit roundoff of float32
+NO_SINK = np.full(1, np.nan)
+LANES_UP = 7  # rounds of the tree that adds the partial sums; at least four are kept
+
+
+@dataclass(frozen=True)
+class FlashMirror:
+    n_threads: int
+    n_ctx: int
+
+    def n_kv(self, n_cells: int) -> int:
+        """Cells that are looked at, padded to 256 (get_n_kv in llama-kv-cache.cpp)."""
+        return min(self.n_ctx, max(256, -(-n_cells // 256) * 256))
+
+    def pieces(self, n_tokens: int, n_cells: int) -> NDArray[np.int64]:
+        """Where the cache is cut."""
+        n_kv = self.n_kv(n_cells)
+        if n_tokens > 1 or n_kv < SPLIT_KV:
+            return np.array([0, n_cells])
+        size = -(-n_kv // self.n_threads)
+        cuts = range(0, n_kv + size, size)
+        return np.array([min(cut, n_cells) for cut in cuts])
+
+
+@kernel
+def to_half(x: float) -> float:
+    """The nearest half, ties to even; from 65520 on infinity."""
+    size = abs(x)
+    if size == 0.0 or not np.isfinite(size):
+        return x
+    if size >= 65520.0:
+        return float(np.copysign(np.inf, x))
+    exponent = max(np.floor(np.log2(size)), -14.0)
+    step = 2.0 ** (exponent - 10.0)
+    if size / step >= 2048.0:  # log2 fell just short of a power of two
+        step *= 2.0
+    if size / step < 1024.0 and exponent > -14.0:
+        step *= 0.5
+    return float(np.copysign(np.round(size / step) * step, x))
+
+
+@kernel
+def settle(z: float, radius: float) -> tuple[float, float]:
+    """Round to half; the radius that is left is zero where the whole interval rounds alike."""
+    y = to_half(z)
+    if radius == 0.0 or not np.isfinite(y):
+        return y, 0.0
+    return y, max(abs(to_half(z + radius) - y), abs(y - to_half(z - radius)))
+
+
+@kernel
+def one_by_one(
+    s: NDArray[Any],
+    r_s: NDArray[Any],
+    on: NDArray[Any],
+    v: NDArray[Any],
+    edges: NDArray[Any],
+    narrow: bool,
+    sinks: NDArray[Any],
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The sequential paths: (tokens, heads, dim of values) and the radius.
+
+    s, r_s, on: (tokens, heads, cells), the scores, how far each may be off, and which are not
+    hidden; v: (cells, kv_heads, dim); `edges` cuts the cells into pieces that are merged at the
+    end; sinks: a score without a value for each head, or one NaN.
+    """
+    n, heads, _ = s.shape
+    dim = v.shape[2]
+    group = heads // v.shape[1]
+    out = np.zeros((n, heads, dim), np.float64)
+    radius = np.zeros((n, heads, dim), np.float64)
+    for t in range(n):
+        for h in range(heads):
+            total, r_total, top, r_top = 0.0, 0.0, -np.inf, 0.0
+            acc = np.zeros(dim)
+            r_acc = np.zeros(dim)
+            for piece in range(len(edges) - 1):
+                sink = sinks[h % len(sinks)] if piece == 0 else np.nan
+                y, r, s_sum, r_sum, m, r_m = piece_of(
+                    s[t, h], r_s[t, h], on[t, h], v[:, h // group],
+                    edges[piece], edges[piece + 1], narrow, sink,
+                )  # fmt: skip
+                if s_sum == 0.0:
+                    continue
+                new = max(top, m)
+                # a power of zero is one in every run, or what both sums share
+                old_by, r_old = power_of(new - top, r_top + r_m) if top < new else (1.0, 0.0)
+                new_by, r_new = power_of(new - m, r_top + r_m) if m < new else (1.0, 0.0)
+                slack = 2.0 * U if total != 0.0 else 0.0  # a product and the sum
+                for d in range(dim):
+                    wide = abs(acc[d]) * r_old + abs(y[d]) * r_new
+                    wide += slack * (abs(acc[d]) * old_by + abs(y[d]) * new_by)
+                    acc[d] = acc[d] * old_by + y[d] * new_by
+                    r_acc[d] = r_acc[d] * old_by + r[d] * new_by + wide
+                wide = total * r_old + s_sum * r_new
+                total = total * old_by + s_sum * new_by
+                r_total = r_total * old_by + r_sum * new_by + wide + slack * total
+                if m >= top:
+                    r_top = r_m
+                top = new
+            for d in range(dim):
+                if total != 0.0:  # NaN as well: it must show
+                    value = acc[d] / total
+                    out[t, h, d] = value
+                    radius[t, h, d] = (
+                        r_acc[d] / total + abs(value) * r_total / total + 4.0 * U * abs(value)
+                    )
+    return out, radius
+
+
+@kernel
+def piece_of(
+    s: NDArray[Any],
+    r_s: NDArray[Any],
+    on: NDArray[Any],
+    v: NDArray[Any],
+    start: int,
+    stop: int,
+    narrow: bool,
+    sink: float,
+) -> tuple[NDArray[Any], NDArray[Any], float, float, float, float]:
+    """Unnormalised sum of values and its radius, so of weights, largest score and its radius."""
+    dim = v.shape[1]
+    y = np.zeros(dim)
+    r = np.zeros(dim)
+    s_sum, r_sum, top, r_top = 0.0, 0.0, -np.inf, 0.0
+    for c in range(start, stop + 1):
+        sinks = c == stop  # after the keys and in float32; it may be the new maximum
+        if np.isnan(sink) if sinks else not on[c]:
+            continue
+        here, r_here = (sink, 0.0) if sinks else (s[c], r_s[c])
+        half = narrow and not sinks
+        vs, r_vs = 1.0, 0.0
+        if here > top:
+            ms, r_ms = power_of(here - top, r_here + r_top)
+            top, r_top = here, r_here
+            for d in range(dim):
+                z = y[d] * ms
+                wide = r[d] * ms + abs(y[d]) * r_ms + U * abs(z)
+                y[d], r[d] = settle(z, wide) if half else (z, wide)
+            r_sum = r_sum * ms + s_sum * r_ms
+            s_sum = s_sum * ms
+            r_sum += U * s_sum
+        else:
+            vs, r_vs = power_of(top - here, r_here + r_top)
+        for d in range(0 if sinks else dim):
+            value = np.float64(v[c, d])
+            term = value * vs
+            z = y[d] + term
+            wide = r[d] + abs(value) * r_vs
+            if term != 0.0:
+                wide += U * (abs(term) + abs(z))
+            y[d], r[d] = settle(z, wide) if half else (z, wide)
+        s_sum += vs
+        r_sum += r_vs + U * s_sum
+    return y, r, s_sum, r_sum, top, r_top
+
+
+@kernel
+def power_of(apart: float, r: float) -> tuple[float, float]:
+    """expf of minus a difference of two scores that are off by r together, and how far it is off:
+    the difference is rounded once, and expf is good to one unit in the last place."""
+    power = np.float64(np.float32(one_exp(-apart)))
+    return power, power * (r + U * apart + 2.0 * U) if power > 0.0 else 0.0

@@ -1,0 +1,252 @@
+"""exp, log, tanh, sine, cosine and erf in float64: the same bits on every CPU.
+
+numpy and the C library choose another program for each kind of vector unit, and these differ in the
+last bit. What is here is made of additions, products, quotients and exact scalings alone, which
+IEEE 754 determines, in one order (numba fuses nothing without `fastmath`). Results are within a few
+units in the last place, less than a millionth of what float32 rounds away.
+"""
+
+import math
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lockstep.engine.kernels.compiled import compiled, source_stamp
+
+F64 = NDArray[np.float64]
+STAMP = source_stamp(__file__)  # for kernels of other files that these are compiled into
+
+# so many bits that products with the integers they meet are exact, and what is left of the constant
+LN2_HIGH, LN2_LOW = float.fromhex("0x1.62e42fee00000p-1"), float.fromhex("0x1.a39ef35793c76p-33")
+QUARTER = (  # of a turn: pi / 2
+    *(float.fromhex("0x1.921fb54400000p+0"), float.fromhex("0x1.0b4611a600000p-34")),
+    *(float.fromhex("0x1.3198a2e000000p-69"), float.fromhex("0x1.b839a252049c1p-104")),
+)
+ENOUGH = 2.0**-60  # of a sum, which a smaller term no longer changes
+FEW_TURNS = 2.0**20  # below, as many quarters times a part of QUARTER are exact
+# the factors of rising powers, from the last one on
+EXPM1 = tuple(1 / math.factorial(n) for n in range(15, 1, -1))
+LOG = tuple(2 / n for n in range(23, 2, -2))
+SIN = tuple((-1) ** (n // 2) / math.factorial(n) for n in range(19, 2, -2))
+COS = tuple((-1) ** (n // 2) / math.factorial(n) for n in range(20, 1, -2))
+
+
+def exp(x: ArrayLike) -> F64:
+    return each(exps, x)
+
+
+def expm1(x: ArrayLike) -> F64:
+    return each(expm1s, x)
+
+
+def log(x: ArrayLike) -> F64:
+    return each(logs, x)
+
+
+def tanh(x: ArrayLike) -> F64:
+    return each(tanhs, x)
+
+
+def erf(x: ArrayLike) -> F64:
+    return each(erfs, x)
+
+
+def power(base: ArrayLike, exponent: ArrayLike) -> F64:
+    """Of positive bases. The error grows with the logarithm of the result: a unit for each."""
+    return exp(np.asarray(exponent, np.float64) * log(base))
+
+
+def sin(x: ArrayLike) -> F64:
+    n, rest = quarters(np.asarray(x, np.float64))
+    return each(sines, rest, n)
+
+
+def cos(x: ArrayLike) -> F64:
+    n, rest = quarters(np.asarray(x, np.float64))
+    return each(sines, rest, n + 1)
+
+
+def each(loop: Callable[..., None], x: ArrayLike, *more: NDArray[np.int64]) -> F64:
+    """In the shape of x."""
+    wide = np.asarray(x, np.float64)
+    out = np.empty(wide.size)
+    loop(wide.reshape(-1), *(other.reshape(-1) for other in more), out)
+    return out.reshape(wide.shape)
+
+
+@compiled
+def series(x: float, factors: tuple[float, ...]) -> float:
+    """Of rising powers of x, the last factor without one."""
+    out = 0.0
+    for factor in factors:
+        out = out * x + factor
+    return out
+
+
+@compiled
+def expm1_near_zero(r: float) -> float:
+    """For |r| up to log(2) / 2."""
+    if r == 0.0:  # which has a sign
+        return r
+    return float(r + r * (r * series(r, EXPM1)))
+
+
+@compiled
+def reduced(x: float) -> tuple[int, float]:
+    """k and r with x = k log(2) + r, for x that is finite and no larger than 1000."""
+    k = math.floor(x / LN2_HIGH + 0.5)
+    return k, (x - k * LN2_HIGH) - k * LN2_LOW
+
+
+@compiled
+def one_exp(x: float) -> float:
+    if not abs(x) < 1000.0:
+        return x if x != x else (math.inf if x > 0 else 0.0)
+    k, r = reduced(x)
+    return math.ldexp(1.0 + expm1_near_zero(r), k)
+
+
+@compiled
+def one_expm1(x: float) -> float:
+    if abs(x) < LN2_HIGH / 2:
+        return float(expm1_near_zero(x))
+    if not abs(x) < 700.0:
+        return float(one_exp(x) - 1.0)
+    k, r = reduced(x)
+    return math.ldexp(expm1_near_zero(r) + (1.0 - math.ldexp(1.0, -k)), k)
+
+
+@compiled
+def one_log(x: float) -> float:
+    if not 0.0 < x < math.inf:
+        return -math.inf if x == 0 else (x if x > 0 else math.nan)
+    m, k = math.frexp(x)
+    if m < math.sqrt(0.5):
+        m, k = 2.0 * m, k - 1
+    f = m - 1.0
+    s = f / (2.0 + f)
+    z = s * s
+    near_one = f - s * (f - z * series(z, LOG))
+    return float(k * LN2_HIGH + (near_one + k * LN2_LOW))
+
+
+@compiled
+def one_tanh(x: float) -> float:
+    if abs(x) > 22.0:
+        return math.copysign(1.0, x)
+    t = one_expm1(2.0 * abs(x))
+    return math.copysign(t / (t + 2.0), x)
+
+
+@compiled
+def one_erf(x: float) -> float:
+    a = abs(x)
+    if not a < 6.0:
+        return x if x != x else math.copysign(1.0, x)
+    if a < 3.0:  # a series of positive terms
+        term, total, n = a, a, 1.0
+        while term > ENOUGH * total:
+            term = term * (2.0 * a * a) / (2.0 * n + 1.0)
+            total, n = total + term, n + 1.0
+        out = 2.0 / math.sqrt(math.pi) * one_exp(-a * a) * total
+    else:  # a continued fraction for what is missing from one
+        below = 0.0
+        for n in range(25, 0, -1):
+            below = n / 2.0 / (a + below)
+        out = 1.0 - one_exp(-a * a) / (math.sqrt(math.pi) * (a + below))
+    return math.copysign(out, x)
+
+
+@compiled
+def one_sin(quarter: int, r: float) -> float:
+    """Of so many quarters of a turn, and r more, up to half a quarter to either side."""
+    z = r * r
+    if quarter % 2:
+        side = 1.0 + z * series(z, COS)
+    else:
+        side = r if r == 0.0 else r + r * (z * series(z, SIN))  # zero has a sign
+    return float(side if quarter % 4 < 2 else -side)
+
+
+@compiled
+def exps(x: F64, out: F64) -> None:
+    for i in range(len(x)):
+        out[i] = one_exp(x[i])
+
+
+@compiled
+def expm1s(x: F64, out: F64) -> None:
+    for i in range(len(x)):
+        out[i] = one_expm1(x[i])
+
+
+@compiled
+def logs(x: F64, out: F64) -> None:
+    for i in range(len(x)):
+        out[i] = one_log(x[i])
+
+
+@compiled
+def tanhs(x: F64, out: F64) -> None:
+    for i in range(len(x)):
+        out[i] = one_tanh(x[i])
+
+
+@compiled
+def erfs(x: F64, out: F64) -> None:
+    for i in range(len(x)):
+        out[i] = one_erf(x[i])
+
+
+@compiled
+def sines(r: F64, quarter: NDArray[np.int64], out: F64) -> None:
+    for i in range(len(r)):
+        out[i] = one_sin(quarter[i], r[i])
+
+
+def quarters(x: F64) -> tuple[NDArray[np.int64], F64]:
+    """The nearest quarter of a turn, of which the last two bits count, and what is left."""
+    few = np.abs(x) < FEW_TURNS
+    near = np.where(few, x, 0.0)
+    n = np.rint(near / QUARTER[0])
+    rest = near
+    for part in QUARTER:
+        rest = rest - n * part
+    rest = np.where(n == 0, near, rest)  # minus zero stays
+    whole = n.astype(np.int64)
+    if few.all():
+        return whole, rest
+    whole, rest = np.array(whole), np.array(rest)
+    for at in np.argwhere(~few):
+        whole[tuple(at)], rest[tuple(at)] = many_quarters(float(x[tuple(at)]))
+    return whole, rest
+
+
+def many_quarters(x: float) -> tuple[int, float]:
+    """The same for any number, by integers."""
+    if not math.isfinite(x):
+        return 0, math.nan
+    bits = 1200  # more than the exponent of the largest number, and twice its significant bits
+    n, d = x.as_integer_ratio()
+    above, below = n << bits, d * half_pi(bits)
+    count = (2 * above + below) // (2 * below)
+    return count % 4, (above - count * below) / (d << bits)
+
+
+@cache
+def half_pi(bits: int) -> int:
+    """pi / 2 times two to the power of `bits`, by Machin's formula."""
+    guard = 20
+    one = 1 << (bits + guard)
+    return (8 * arctan_of_inverse(5, one) - 2 * arctan_of_inverse(239, one)) >> guard
+
+
+def arctan_of_inverse(n: int, one: int) -> int:
+    term, total, k = one // n, 0, 0
+    while term:
+        total += (-1) ** k * (term // (2 * k + 1))
+        term //= n * n
+        k += 1
+    return total

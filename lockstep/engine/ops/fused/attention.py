@@ -1,0 +1,88 @@
+"""Attention over one row of cells, over blocks of a pool, and over latent keys and values."""
+
+import numpy as np
+
+from lockstep.engine.ops.attention import attended
+from lockstep.engine.ops.build import ANY_ENGINE
+from lockstep.engine.ops.fused.base import Call, Result, operation
+from lockstep.engine.ops.near import F64, Expected, Near, near
+
+REASON = "scores, a softmax and its sums in any order"
+
+
+def causal(tokens: int, cells: int, offset: int, window: int) -> F64:
+    """Token t has position offset + t and sees the cells up to its own, or the last `window`."""
+    back = offset + np.arange(tokens)[:, None] - np.arange(cells)[None]
+    seen = (back >= 0) & ((back < window) if window else True)
+    return np.where(seen, 0.0, -np.inf)
+
+
+def expected(found: Near) -> Expected:
+    return found.expected(REASON)
+
+
+def stacked(found: list[Near]) -> Near:
+    return Near(np.stack([n.v for n in found]), np.stack([np.asarray(n.r) for n in found]))
+
+
+@operation("flash_attention")
+def flash_attention(call: Call) -> dict[str, Result]:
+    """q: (batch, heads, tokens, dim), k, v: (batch, kv_heads, cells, dim) -> as q.
+
+    Neighbouring heads share one of the kv_heads.
+    """
+    q, k, v = (call[name] for name in "qkv")
+    tokens, cells = q.shape[2], k.shape[2]
+    added = np.zeros((1, 1))
+    if call.number("causal"):
+        added = causal(tokens, cells, call.number("pos_offset"), call.number("window"))
+    found = [seen(q[i], k[i], v[i], added, call.real("scale")) for i in range(len(q))]
+    return {"y": expected(stacked(found))}
+
+
+def seen(q: F64, k: F64, v: F64, added: F64, scale: float) -> Near:
+    """q: (heads, tokens, dim), k and v: (kv_heads, cells, dim)."""
+    k, v = (np.repeat(x, len(q) // len(x), axis=0) for x in (k, v))
+    return near(attended(q, k, v, added, scale, ANY_ENGINE))
+
+
+@operation("paged_decode_attention")
+def paged_decode_attention(call: Call) -> dict[str, Result]:
+    """Pools: (blocks, kv_heads, block_size, dim), tables: (sequences, blocks), lengths: one each.
+
+    One token of each sequence: q (sequences, heads, dim). Or several of one, the last of which is
+    the last of the context: q (heads, tokens, dim).
+    """
+    lengths, single = call.inputs["context_lens"], call.number("q_len") == 1
+    q = call["q"][:, :, None] if single else call["q"][None]
+    found = []
+    for i, length in enumerate(lengths):
+        k, v = (cells_of(call, f"{name}_pool", i, int(length)) for name in "kv")
+        tokens = q.shape[2]
+        added = causal(tokens, int(length), int(length) - tokens, 0)
+        found.append(seen(q[i], k, v, added, call.real("scale")))
+    all_of_them = stacked(found)
+    return {"y": expected(all_of_them[:, :, 0] if single else all_of_them[0])}
+
+
+def cells_of(call: Call, pool: str, sequence: int, length: int) -> F64:
+    """The context of a sequence in order: (kv_heads, length, dim)."""
+    blocks = call[pool][call.inputs["block_tables"][sequence]]
+    return np.concatenate(list(blocks), axis=1)[:, :length]
+
+
+@operation("mla_attention")
+def mla_attention(call: Call) -> dict[str, Result]:
+    """Multi-head latent attention, absorbed: all heads share one key, which is the latent vector
+    with a rotated part behind it, and the value is the latent vector.
+
+    q: (batch, heads, tokens, rank + rope), kv_compressed: (batch, cells, rank), kv_rope: (batch,
+    cells, rope) -> (batch, heads, tokens, rank)
+    """
+    q, latent, turned = (call[name] for name in ("q", "kv_compressed", "kv_rope"))
+    added = causal(q.shape[2], latent.shape[1], call.number("pos_offset"), 0)
+    keys = np.concatenate([latent, turned], axis=-1)
+    found = [
+        seen(q[i], keys[i, None], latent[i, None], added, call.real("scale")) for i in range(len(q))
+    ]
+    return {"y": expected(stacked(found))}

@@ -1,0 +1,84 @@
+"""What ranks do together: inputs and results of all ranks, (ranks, ..), one row for each.
+
+A sum over ranks may be taken in any order, but every rank must end with a sum within the bound.
+"""
+
+import numpy as np
+
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.ops.fused.base import Call, Result, copied, operation
+from lockstep.engine.ops.near import Expected, constant, exact, total
+
+EXACT_ONES = {"max": np.max, "min": np.min}
+
+
+def reduced(call: Call) -> Expected:
+    """(length): over ranks"""
+    x, op = call["x"], str(call.params["reduce"])
+    if op in EXACT_ONES:
+        return copied(EXACT_ONES[op](call.inputs["x"], axis=0))
+    if op not in ("sum", "mean"):
+        raise Unsupported(f"reduce {op!r} (known: sum, mean, max, min)")
+    near = total(exact(x), len(x) - 1, axis=0, keep=False)
+    if op == "mean":
+        near = near / constant(len(x))
+    return near.expected("summed over ranks in any order")
+
+
+def for_all(found: Expected, ranks: int) -> Expected:
+    value = np.repeat(found.value[None], ranks, axis=0)
+    return Expected(value, np.broadcast_to(np.asarray(found.allowed), value.shape), found.reason)
+
+
+@operation("all_reduce")
+def all_reduce(call: Call) -> dict[str, Result]:
+    return {"y": for_all(reduced(call), len(call.inputs["x"]))}
+
+
+@operation("reduce_scatter")
+def reduce_scatter(call: Call) -> dict[str, Result]:
+    """Rank r keeps part r of the result: (ranks, length / ranks)"""
+    found, ranks = reduced(call), len(call.inputs["x"])
+    value = found.value.reshape(ranks, -1)
+    allowed = np.broadcast_to(np.asarray(found.allowed), found.value.shape)
+    return {"y": Expected(value, allowed.reshape(value.shape), found.reason)}
+
+
+@operation("all_gather")
+def all_gather(call: Call) -> dict[str, Result]:
+    """Every rank gets the parts of all, in the order of ranks: (ranks, ranks * length)"""
+    x = call.inputs["x"]
+    return {"y": copied(np.repeat(x.reshape(1, -1), len(x), axis=0))}
+
+
+@operation("broadcast")
+def broadcast(call: Call) -> dict[str, Result]:
+    x = call.inputs["x"]
+    return {"y": copied(np.repeat(x[None, call.number("src_rank")], len(x), axis=0))}
+
+
+@operation("all_to_all")
+def all_to_all(call: Call) -> dict[str, Result]:
+    """Part j of rank i becomes part i of rank j: (ranks, ranks, length)"""
+    return {"y": copied(call.inputs["x"].swapaxes(0, 1))}
+
+
+@operation("send_recv")
+def send_recv(call: Call) -> dict[str, Result]:
+    """Each rank sends to the rank `shift` further on, round the ring."""
+    return {"y": copied(np.roll(call.inputs["x"], call.number("shift"), axis=0))}
+
+
+@operation("gather_to_rank")
+def gather_to_rank(call: Call) -> dict[str, Result]:
+    """One rank gets the parts of all; the buffers of the others stay: (ranks, ranks * length)"""
+    x, out = call.inputs["x"], call.inputs["before"].copy()
+    out[call.number("dst_rank")] = x.reshape(-1)
+    return {"y": copied(out)}
+
+
+@operation("scatter_from_rank")
+def scatter_from_rank(call: Call) -> dict[str, Result]:
+    """Rank r gets part r of what one rank has: x (ranks, ranks * length) -> (ranks, length)"""
+    x = call.inputs["x"]
+    return {"y": copied(x[call.number("src_rank")].reshape(len(x), -1))}

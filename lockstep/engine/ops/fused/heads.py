@@ -1,0 +1,99 @@
+"""From a fused QKV to heads that are normed, rotated and put away.
+
+Rows of tokens come in, heads first go out: (tokens, heads, head_dim) -> (heads, tokens, head_dim).
+Rotations take cosines and sines from tables, (positions, head_dim / 2); `pairs` says which elements
+turn together: "half" a row apart, as in Qwen and in ggml's NEOX, or "adjacent", as in its NORMAL.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.ops.fused.base import Call, Result, copied, operation
+from lockstep.engine.ops.fused.norms import rms_normed
+from lockstep.engine.ops.near import Near, exact, near
+from lockstep.engine.ops.rotation import turned
+
+TRANSPOSE, NORM_AND_ROTATE, ROTATE = 0, 1, 2  # modes of qk_norm_rope
+PAIRS: dict[str, Callable[[int], tuple[slice, slice]]] = {
+    "half": lambda n: (slice(0, n // 2), slice(n // 2, n)),
+    "adjacent": lambda n: (slice(0, n, 2), slice(1, n, 2)),
+}
+
+
+def rotated(x: Near, cos: Near, sin: Near, pairs: str) -> Near:
+    """x: (tokens, heads, dim); cos, sin: (tokens, 1, dim / 2)."""
+    if pairs not in PAIRS:
+        raise Unsupported(f"pairs {pairs!r} (known: {', '.join(PAIRS)})")
+    return near(turned(x, cos, sin, *PAIRS[pairs](x.v.shape[-1])))
+
+
+def tables(call: Call, tokens: int) -> tuple[Near, Near]:
+    """Of the positions of so many tokens from `pos_offset` on."""
+    at = call.number("pos_offset")
+    cos, sin = (exact(call[name][at : at + tokens, None]) for name in ("cos", "sin"))
+    return cos, sin
+
+
+def heads_first(x: Near) -> Near:
+    wide = np.broadcast_to(np.asarray(x.r), x.v.shape)
+    return Near(x.v.transpose(1, 0, 2), wide.transpose(1, 0, 2))
+
+
+def prepared(call: Call, x: Near, weight: str, mode: int) -> Near:
+    """(tokens, heads, dim) -> (heads, tokens, dim), after what the mode asks for."""
+    if mode == NORM_AND_ROTATE:
+        x = rms_normed(x, call.exact(weight), call.real("eps"))
+    if mode in (NORM_AND_ROTATE, ROTATE):
+        x = rotated(x, *tables(call, len(x.v)), str(call.params["pairs"]))
+    elif mode != TRANSPOSE:
+        raise Unsupported(f"mode {mode} (known: 0, 1, 2)")
+    return heads_first(x)
+
+
+@operation("apply_rotary_emb")
+def apply_rotary_emb(call: Call) -> dict[str, Result]:
+    """x: (tokens, heads, dim) -> the same."""
+    x = call.exact("x")
+    found = rotated(x, *tables(call, len(x.v)), str(call.params["pairs"]))
+    return {"y": found.expected("two products and their sum")}
+
+
+@operation("qk_norm_rope")
+def qk_norm_rope(call: Call) -> dict[str, Result]:
+    mode = call.number("mode")
+    if mode == TRANSPOSE:
+        return {"y": copied(call.inputs["x"].transpose(1, 0, 2))}
+    found = prepared(call, call.exact("x"), "weight", mode)
+    return {"y": found.expected("a norm and a rotation")}
+
+
+def parts(call: Call) -> dict[str, NDArray[np.float32]]:
+    """(tokens, heads, dim) each, from rows of (q_heads + 2 * kv_heads) * dim."""
+    dim = call.number("head_dim")
+    ends = np.cumsum([call.number("q_heads"), call.number("kv_heads")]) * dim
+    split = np.split(call.inputs["qkv"], ends, axis=1)
+    return {name: part.reshape(len(part), -1, dim) for name, part in zip("qkv", split, strict=True)}
+
+
+@operation("split_qkv")
+def split_qkv(call: Call) -> dict[str, Result]:
+    """Rows of q, k and v: (tokens, heads * dim) each."""
+    return {name: copied(part.reshape(len(part), -1)) for name, part in parts(call).items()}
+
+
+def split_and_prepared(call: Call) -> dict[str, Result]:
+    found, mode = parts(call), call.number("qk_mode")
+    out: dict[str, Result] = {"v": copied(found["v"].transpose(1, 0, 2))}
+    for name in "qk":
+        turned_heads = prepared(call, exact(found[name].astype(np.float64)), f"{name}_weight", mode)
+        out[name] = turned_heads.expected("a norm and a rotation")
+    return out
+
+
+@operation("split_qkv_norm_rope")
+def split_qkv_norm_rope(call: Call) -> dict[str, Result]:
+    """Heads first, all three; only q and k are normed and rotated."""
+    return split_and_prepared(call)

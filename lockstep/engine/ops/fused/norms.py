@@ -1,0 +1,34 @@
+"""Norms with their weights, and those that take the residual stream along."""
+
+from lockstep.engine.ops import norms
+from lockstep.engine.ops.build import ANY_ENGINE
+from lockstep.engine.ops.fused.base import Call, Result, operation
+from lockstep.engine.ops.near import Near, near
+
+REASON = "sums in any order"
+
+
+def rms_normed(x: Near, weight: Near, eps: float) -> Near:
+    """Each row of x to unit mean square, times the weight."""
+    return near(norms.rms_normed(x, weight, eps, ANY_ENGINE))
+
+
+@operation("weighted_rms_norm")
+def weighted_rms_norm(call: Call) -> dict[str, Result]:
+    found = rms_normed(call.exact("x"), call.exact("weight"), call.real("eps"))
+    return {"y": found.expected(REASON)}
+
+
+@operation("affine_layer_norm")
+def affine_layer_norm(call: Call) -> dict[str, Result]:
+    """((x - mean) / sqrt(variance + eps)) * gamma + beta"""
+    found = near(norms.centred(call.exact("x"), call.real("eps"), ANY_ENGINE))
+    return {"y": (found * call.exact("gamma") + call.exact("beta")).expected(REASON)}
+
+
+@operation("fused_add_rms_norm")
+def fused_add_rms_norm(call: Call) -> dict[str, Result]:
+    """residual + x goes on, and its norm besides."""
+    residual = call.exact("residual") + call.exact("x")
+    found = rms_normed(residual, call.exact("weight"), call.real("eps"))
+    return {"residual": residual.expected("one sum"), "y": found.expected(REASON)}

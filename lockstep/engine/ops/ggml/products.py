@@ -1,0 +1,100 @@
+"""Matrix products as ggml takes them: the second factor as the first one's type wants it.
+
+Source: ggml_compute_forward_mul_mat and _mul_mat_id in ggml-cpu/ggml-cpu.c, and
+ggml_compute_forward_lightning_indexer in ops.cpp, of llama.cpp in llama-cpp-python 0.3.36.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.ops import products
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.ggml.base import Node, Operand, meaning, single
+from lockstep.engine.ops.near import F64, Expected, Near, U, exact, finite, near, total
+from lockstep.engine.quants.base import F32, WeightFormat
+from lockstep.engine.weights import Weight
+
+
+def matrix(operand: Operand, i3: int, i2: int) -> Weight:
+    """One matrix of a stack, as a weight: (rows, columns)."""
+    assert operand.value is not None
+    raw = np.ascontiguousarray(operand.value[i3, i2]).reshape(-1).view(np.uint8)
+    shape = (operand.ne[1], operand.ne[0])
+    return Weight(operand.name, WeightFormat.named(operand.type), shape, raw)
+
+
+def multiplied(x: F32 | F64, weight: Weight, build: Build) -> Near:
+    """x: (tokens, columns) -> (tokens, rows); exact, as if nothing were rounded, without sizes."""
+    if weight.format.name == "F64":  # decoding would round to float32
+        right = weight.raw.view(np.float64).reshape(weight.shape).T
+        return near(products.of_floats(x.astype(np.float64), right, build))
+    acts = products.converted(x, weight, build)
+    if not build.sizes:
+        alone = replace(build, bounds=False)
+        value, _ = products.added_up(acts.values, acts.sums, weight, alone, x.dtype)
+        return exact(value.astype(np.float64, copy=False))
+    return products.bounded_product(acts.values, acts.sums, weight, build, x.dtype)
+
+
+def reason_of(operand: Operand, build: Build) -> str:
+    kind = WeightFormat.named(operand.type)
+    run = 1 if build.plain or kind.name == "F64" else products.run_of(kind)
+    roundings = products.product_roundings(operand.ne[0], build.lanes, run)
+    return f"{operand.ne[0]} products summed in float32, {roundings} roundings"
+
+
+def factor(operand: Operand) -> F32 | F64:
+    if operand.value is None or operand.type not in ("F32", "F16", "F64"):
+        raise Unsupported(f"a product with a second factor of type {operand.type}")
+    return single(operand.value, operand.type)
+
+
+@meaning("MUL_MAT")
+def mul_mat(node: Node, build: Build) -> Expected:
+    """(.., rows, k) and (.., tokens, k) -> (.., tokens, rows); the first one repeats."""
+    a, b = node.source(0), factor(node.source(1))
+    value, allowed = np.empty(node.value.shape), np.empty(node.value.shape)
+    per3, per2 = b.shape[0] // a.ne[3], b.shape[1] // a.ne[2]
+    for i3, i2 in np.ndindex(a.ne[3], a.ne[2]):
+        part = slice(i3 * per3, (i3 + 1) * per3), slice(i2 * per2, (i2 + 1) * per2)
+        rows = b[part]
+        found = multiplied(rows.reshape(-1, rows.shape[-1]), matrix(a, i3, i2), build).settled()
+        value[part] = found.value.reshape(value[part].shape)
+        allowed[part] = np.reshape(found.allowed, value[part].shape)
+    return Expected(value, allowed, reason_of(a, build))
+
+
+@meaning("MUL_MAT_ID")
+def mul_mat_id(node: Node, build: Build) -> Expected:
+    """Each row times the matrix of the expert chosen for it: (tokens, used, rows)."""
+    experts, b = node.source(0), factor(node.source(1))[0]  # (tokens, used or 1, k)
+    ids = node.source(2).value
+    assert ids is not None
+    chosen = ids[0, 0]  # (tokens, used)
+    x = np.broadcast_to(b, (*chosen.shape, b.shape[-1]))
+    value = np.empty((*chosen.shape, experts.ne[1]))
+    allowed = np.empty(value.shape)
+    for expert in np.unique(chosen):
+        at = chosen == expert
+        weight = matrix(experts, 0, int(expert))
+        found = multiplied(x[at], weight, build).settled()
+        value[at], allowed[at] = found.value, found.allowed
+    return Expected(value[None], allowed[None], reason_of(experts, build))
+
+
+@meaning("LIGHTNING_INDEXER")
+def lightning_indexer(node: Node, build: Build) -> Expected:
+    """Sum over heads of max(q . k, 0) * weight, plus the mask: (streams, 1, tokens, cells)."""
+    q, k, w, mask = (node.wide(i) for i in range(4))
+    terms, heads = q.shape[-1], q.shape[2]
+    right = k[:, None, :, 0].swapaxes(-1, -2)  # (streams, 1, size, cells)
+    dots = build.multiply(q, right).swapaxes(-1, -2)  # (streams, tokens, cells, heads)
+    size = build.multiply(np.abs(q), np.abs(right)).swapaxes(-1, -2)
+    shown = np.maximum(dots, 0)
+    off = products.product_roundings(terms, build.lanes, 1) * U * size + U * np.abs(dots)
+    scores = total(Near(shown, off) * exact(w[:, 0][:, :, None, :]), heads + 1, keep=False)
+    per = np.repeat(mask[:, 0], len(q) // len(mask), axis=0)
+    out = finite(scores + exact(per))[:, None]
+    return out.expected(f"{terms} products, {heads} heads added one after the other")

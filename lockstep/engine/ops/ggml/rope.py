@@ -1,0 +1,148 @@
+"""Rotary positions: pairs side by side or half a row apart, in sections, stretched by YaRN.
+
+ggml multiplies the angle up from pair to pair in float32, which is mirrored; the rest is bounded.
+Source: ggml_compute_forward_rope_flt in ggml-cpu/ops.cpp of llama-cpp-python 0.3.36.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.ops import functions
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.ggml.base import Node, meaning
+from lockstep.engine.ops.near import F64, LIBM_ULP, Expected, Near, U, exact, near
+from lockstep.engine.ops.rotation import recursion, turned
+
+NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40  # GGML_ROPE_TYPE_*
+one = np.float32
+
+
+def log(x: float) -> float:
+    return float(functions.log(x))
+
+
+def corrections(n_dims: int, n_ctx_orig: int, base: float, fast: float, slow: float) -> list[float]:
+    """Between which pairs YaRN goes over from one frequency to the other."""
+
+    def dim(turns: float) -> float:
+        where = log(n_ctx_orig / (turns * 2 * math.pi)) if n_ctx_orig > 0 else -math.inf
+        return n_dims * where / (2 * log(base))
+
+    ends = dim(fast), dim(slow)
+    if not all(map(math.isfinite, ends)):
+        return [0.0, 0.0]
+    return [max(0.0, math.floor(ends[0])), min(n_dims - 1.0, math.ceil(ends[1]))]
+
+
+def bases(node: Node, pairs: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """By which of the four positions of a token each pair turns, and at which step of the
+    frequencies: (pairs,) each. In VISION every section begins with the first."""
+    mode, sections = int(node.params[2]), [int(s) for s in node.params[11:15]]
+    step = np.arange(pairs)
+    if not mode & MROPE:
+        return np.zeros(pairs, np.int64), step
+    sector = step % sum(sections)
+    if mode == IMROPE:
+        which = np.full(pairs, 3)
+        for rest, part in enumerate(sections[:3]):
+            which[(sector % 3 == rest) & (sector < 3 * part)] = rest
+        return which, step
+    edges = np.cumsum(sections)[:3]
+    which = np.searchsorted(edges, sector, side="right")
+    return which, sector - np.r_[0, edges][which] if mode == VISION else step
+
+
+def angles(node: Node, pairs: int) -> NDArray[np.float32]:
+    """(tokens, pairs), as ggml's float32 recursion has them, before factors and scaling."""
+    n_dims, base = int(node.params[1]), node.floats()[5]
+    ids = node.source(1).value
+    assert ids is not None
+    positions = ids.reshape(-1, node.ne[2]).astype(np.float32)  # (1 or 4, tokens)
+    flat: NDArray[np.float32] = recursion(positions.reshape(-1), n_dims, base, pairs)
+    theta = flat.reshape(len(positions), -1, pairs)
+    which, at = bases(node, pairs)
+    return theta[which, :, at].T
+
+
+def angles_in_any_way(node: Node, pairs: int) -> tuple[F64, F64]:
+    """(tokens, pairs), and how far float32 may be: multiplied up from pair to pair, or a power."""
+    n_dims, base = int(node.params[1]), float(node.floats()[5])
+    ids = node.source(1).value
+    assert ids is not None
+    positions = ids.reshape(-1, node.ne[2]).astype(np.float64)
+    which, at = bases(node, pairs)
+    each = positions[which].T * functions.power(base, -2 * at / n_dims)
+    # each step: a power to 1 ulp and a product; once: the exponent's rounding, times log(base), and
+    # the products with position, factor and scale
+    roundings = at * (2 * LIBM_ULP + 1) + log(base) + 3
+    return each, np.abs(each) * roundings * U
+
+
+def mixing(node: Node, pairs: int) -> tuple[F64 | None, np.float32]:
+    """Which share of each pair's angle YaRN does not scale, None without it, and the magnitude."""
+    scale, ext, magnitude, fast, slow = (node.floats()[i] for i in (6, 7, 8, 9, 10))
+    if ext == 0:
+        return None, magnitude
+    low, high = corrections(
+        int(node.params[1]), int(node.params[4]), float(node.floats()[5]), fast, slow
+    )
+    ramp = 1 - np.clip((np.arange(pairs) - low) / max(0.001, high - low), 0, 1)
+    return ramp * float(ext), magnitude * one(1 + 0.1 * log(1 / scale))
+
+
+def rotations(node: Node, pairs: int, build: Build) -> tuple[Near, Near]:
+    """Cosines and sines: (tokens, 1, pairs) each."""
+    scale, ext = node.floats()[6], node.floats()[7]
+    mix, magnitude = mixing(node, pairs)
+    theta: NDArray[Any]
+    if build.plain:
+        theta, wide_theta = angles_in_any_way(node, pairs)
+    else:
+        theta = angles(node, pairs)
+        wide_theta = np.zeros(theta.shape)
+    factors = node.optional(2)
+    if factors is not None:
+        stretch: NDArray[Any] = node.wide(2).reshape(-1)[:pairs].astype(theta.dtype)
+        theta, wide_theta = theta / stretch, wide_theta / np.abs(stretch)
+    turned = theta * theta.dtype.type(scale)
+    slack = wide_theta * abs(float(scale))
+    if mix is not None:
+        turned = turned.astype(np.float64) * (1 - mix) + theta.astype(np.float64) * mix
+        slack = wide_theta * max(abs(float(scale)), abs(float(ext)), 1.0)
+        slack += 6 * U * (np.abs(turned) + np.abs(theta))  # ramp, its complement, products, sum
+    wide = turned.astype(np.float64)[:, None, :]
+    reach = slack[:, None, :]
+    size = abs(float(magnitude))
+    off = size * (reach + (2 + (3 if ext != 0 else 1)) * U)  # the function, the factor
+    return Near(functions.cos(wide) * magnitude, off), Near(functions.sin(wide) * magnitude, off)
+
+
+def pair_places(node: Node) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where the first and the second element of each pair lie in a row."""
+    n_dims, mode, start = int(node.params[1]), int(node.params[2]), int(node.params[15])
+    if mode == NORMAL:
+        first = start + np.arange(0, n_dims, 2)
+        return first, first + 1
+    if mode in (NEOX, MROPE, IMROPE):
+        first = start + np.arange(n_dims // 2)
+        return first, first + n_dims // 2
+    if mode == VISION:  # all of the row, which is twice as long as n_dims
+        return np.arange(n_dims), np.arange(n_dims) + n_dims
+    raise Unsupported(f"ROPE of mode {mode}")
+
+
+@meaning("ROPE", "ROPE_BACK")
+def rope(node: Node, build: Build) -> Expected:
+    """x: (ne3, tokens, heads, dim); what is not rotated is copied."""
+    x = node.wide(0)
+    first, second = pair_places(node)
+    cos, sin = rotations(node, len(first), build)
+    if node.op == "ROPE_BACK":
+        sin = Near(-sin.v, sin.r)
+    found = near(turned(exact(x), cos, sin, first, second))
+    angle = "in any way" if build.plain else "by ggml's recursion"
+    return found.settled(f"cosine, sine, two products and their sum; the angle {angle}")

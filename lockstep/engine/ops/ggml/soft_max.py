@@ -1,0 +1,51 @@
+"""Softmax of scaled scores, with a mask, ALiBi slopes and sinks.
+
+Source: ggml_compute_forward_soft_max_f32 in ggml-cpu/ops.cpp of llama-cpp-python 0.3.36.
+"""
+
+import math
+
+import numpy as np
+
+from lockstep.engine.ops import functions, softmax
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.ggml.base import Node, like, meaning
+from lockstep.engine.ops.near import F64, Expected, Near, constant, exact, finite, near
+
+
+def slopes(n_head: int, max_bias: float) -> F64:
+    """(heads, 1, 1); ones without a bias. Powers of float32 bases, as ggml takes them."""
+    if max_bias <= 0:
+        return np.ones((1, 1, 1))
+    log2 = 1 << (n_head.bit_length() - 1)
+    m0, m1 = (power_of_two(-bias / log2) for bias in (max_bias, max_bias / 2))
+    times = [(m0, h + 1) if h < log2 else (m1, 2 * (h - log2) + 1) for h in range(n_head)]
+    return np.array([math.prod([base] * n) for base, n in times])[:, None, None]
+
+
+def power_of_two(exponent: float) -> float:
+    """As float32 holds it."""
+    return float(functions.power(2.0, exponent).astype(np.float32))
+
+
+def scores(node: Node) -> Near:
+    """x * scale + slope * mask: (ne3, heads, rows, columns)."""
+    factor, max_bias = (float(f) for f in node.floats()[:2])
+    x = exact(node.wide(0))
+    if factor != 1.0:
+        x = finite(x * constant(factor))
+    mask = node.optional(1)
+    if mask is None:
+        return x
+    rows = x.v.shape[2]
+    shown = like(node.wide(1)[:, :, :rows], x.v.shape)
+    slope = slopes(x.v.shape[1], max_bias)
+    added = exact(shown) * Near(slope, 0.0 if max_bias <= 0 else 4 * 2.0**-24 * slope)
+    return finite(x + finite(added))
+
+
+@meaning("SOFT_MAX")
+def soft_max(node: Node, build: Build) -> Expected:
+    sinks = None if node.optional(2) is None else node.wide(2).reshape(1, -1, 1, 1)
+    found = near(softmax.of_scores(scores(node), build, sinks))
+    return found.expected(found.reason)

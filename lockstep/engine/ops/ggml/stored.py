@@ -1,0 +1,67 @@
+"""Rows as a quantised cache holds them: ggml's conversions from float32, as values.
+
+A product and a sum may be fused or not, which decides where a value half-way between two codes
+goes: both are right. Source: quantize_row_*_ref in ggml-quants.c of llama-cpp-python 0.3.36; some
+types are activation formats as well.
+"""
+
+import numpy as np
+
+from lockstep.engine.activations.base import GENERIC, X86
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.near import F64
+from lockstep.engine.ops.products import activation_format
+from lockstep.engine.quants.base import F32, WeightFormat
+
+ACTIVATIONS = ("Q8_0", "BF16")
+BLOCK = 32
+CENTRED = {"Q4_0": 8, "Q5_0": 16}  # codes below zero; the largest value has the lowest code
+FROM_MINIMUM = {"Q4_1": 15, "Q5_1": 31}  # codes above zero
+
+
+def stored(rows: F32, kind: str, build: Build) -> tuple[F64, F64]:
+    """(..., n) -> what its codes stand for, and how far an honest build may be from that."""
+    if kind in ACTIVATIONS:
+        target = activation_format(WeightFormat.named(kind))
+        variant = GENERIC if kind in build.generic else X86
+        values = target.convert(rows, variant).values
+        return values, np.zeros(values.shape)
+    blocks = rows.reshape(*rows.shape[:-1], -1, BLOCK)
+    if kind in CENTRED:
+        values, slack = centred(blocks, CENTRED[kind])
+    elif kind in FROM_MINIMUM:
+        values, slack = from_minimum(blocks, FROM_MINIMUM[kind])
+    else:
+        raise Unsupported(f"storing rows as {kind}")
+    return values.reshape(rows.shape), slack.reshape(rows.shape)
+
+
+def centred(blocks: F32, below: int) -> tuple[F64, F64]:
+    """The first value of the largest magnitude decides scale and sign."""
+    at = np.abs(blocks).argmax(axis=-1)[..., None]
+    scale = np.take_along_axis(blocks, at, axis=-1) / np.float32(-below)
+    low, high = codes(blocks, scale, below + 0.5, 2 * below - 1)
+    d = half(scale)
+    return d * (low - below), np.abs(d) * (high - low)
+
+
+def from_minimum(blocks: F32, most: int) -> tuple[F64, F64]:
+    minimum = blocks.min(axis=-1, keepdims=True)
+    scale = (blocks.max(axis=-1, keepdims=True) - minimum) / np.float32(most)
+    low, high = codes(blocks - minimum, scale, 0.5, most)
+    d, m = half(scale), half(minimum)
+    return (d * low + m).astype(np.float32).astype(np.float64), np.abs(d) * (high - low) * 1.000001
+
+
+def codes(values: F32, scale: F32, shift: float, most: int) -> tuple[F64, F64]:
+    """The code of each value, and the one after it where the two ways to round differ."""
+    inverse = np.where(scale != 0, np.float32(1) / scale, np.float32(0))
+    apart = values * inverse + np.float32(shift)
+    fused = (values.astype(np.float64) * inverse + shift).astype(np.float32)
+    both = [np.minimum(np.trunc(x), most).astype(np.float64) for x in (apart, fused)]
+    return np.minimum(*both), np.maximum(*both)
+
+
+def half(x: F32) -> F64:
+    return x.astype(np.float16).astype(np.float64)

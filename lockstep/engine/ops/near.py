@@ -1,0 +1,251 @@
+"""Numbers with the distance that an honest float32 computation may be from them.
+
+Written with these, a formula gives the result in float64 and its bound at once: each operation adds
+one rounding of its own and hands on what its arguments were off by. A compiler that fuses a product
+with a sum rounds less often, so it stays inside. Given arrays instead, the same formula gives the
+same result and nothing else, which is what an engine runs.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.ops import functions
+
+F64 = NDArray[np.float64]
+
+U = 2.0**-24  # unit roundoff of float32: a correctly rounded operation is off by U times its result
+U16 = 2.0**-11  # of float16
+SMALLEST = 2.0**-126  # below it float32 is subnormal, and vector code may flush to zero
+LARGEST = float(np.finfo(np.float32).max)
+# ggml's vector exp says 1.46 + 0.5 in vec.h; glibc's manual lists 1 for its float functions, 2 for
+# tanhf ("Known Maximum Errors in Math Functions")
+EXP_ULP, LIBM_ULP, TANH_ULP = 2.0, 1.0, 2.0
+ULP = 2 * U  # of a value: at most
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """The result, and how far from it each element may be.
+
+    `actual` is what is compared where the node's own value is not: orders that leave ties free.
+    `answer` is then one of the right results.
+    """
+
+    value: NDArray[Any]
+    allowed: F64 | float
+    reason: str
+    actual: NDArray[Any] | None = None
+    answer: NDArray[np.int32] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Near:
+    """v: in float64; r: how far float32 may be, of the same shape or one that broadcasts.
+
+    reason: what was counted, in words; copied: elements that nothing was computed for.
+    """
+
+    v: F64
+    r: F64 | float = 0.0
+    reason: str = ""
+    copied: NDArray[np.bool_] | None = None
+
+    __array_ufunc__ = None  # an array leaves arithmetic with these to them
+
+    def __add__(self, other: "Number | float") -> "Near":
+        other = near(other)
+        return rounded(self.v + other.v, self.r + other.r)
+
+    def __sub__(self, other: "Number | float") -> "Near":
+        other = near(other)
+        return rounded(self.v - other.v, self.r + other.r)
+
+    def __mul__(self, other: "Number | float") -> "Near":
+        other = near(other)
+        r = np.abs(self.v) * other.r + np.abs(other.v) * self.r + self.r * other.r
+        return rounded(self.v * other.v, r)
+
+    def __truediv__(self, other: "Number | float") -> "Near":
+        other = near(other)
+        v = self.v / other.v
+        smaller = np.maximum(np.abs(other.v) - other.r, 0.0)
+        return rounded(v, (self.r + np.abs(v) * other.r) / smaller)
+
+    def __radd__(self, other: F64 | float) -> "Near":
+        return near(other) + self
+
+    def __rsub__(self, other: F64 | float) -> "Near":
+        return near(other) - self
+
+    def __rmul__(self, other: F64 | float) -> "Near":
+        return near(other) * self
+
+    def __rtruediv__(self, other: F64 | float) -> "Near":
+        return near(other) / self
+
+    def __neg__(self) -> "Near":
+        return Near(-self.v, self.r)
+
+    def __getitem__(self, key: object) -> "Near":
+        r = np.broadcast_to(np.asarray(self.r), self.v.shape)[key]  # type: ignore[call-overload]
+        return Near(np.asarray(self.v[key]), r)  # type: ignore[call-overload]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.v.shape
+
+    def twice(self) -> "Near":
+        """Kept in double where it was computed, then rounded once: an exact step costs nothing."""
+        return rounded(self.v, self.r)
+
+    def exp(self, ulp: float = EXP_ULP) -> "Near":
+        v = functions.exp(self.v)
+        return Near(v, spread(v * functions.expm1(self.r), v, ulp))
+
+    def sqrt(self) -> "Near":
+        v = np.sqrt(self.v)
+        return rounded(v, v - np.sqrt(np.maximum(self.v - self.r, 0.0)))
+
+    def tanh(self) -> "Near":
+        v = functions.tanh(self.v)
+        above, below = functions.tanh(self.v + self.r), functions.tanh(self.v - self.r)
+        r = np.maximum(above - v, v - below)
+        return Near(v, spread(np.asarray(r), v, TANH_ULP))
+
+    def log(self) -> "Near":
+        v = functions.log(self.v)
+        slope = self.r / np.maximum(self.v - self.r, SMALLEST)
+        return Near(v, spread(slope, v, LIBM_ULP))
+
+    def expected(self, reason: str) -> Expected:
+        """With room for the rounding of the truth itself."""
+        return self.settled(f"{reason}: every operation rounded once, exp to 2 ulp")
+
+    def settled(self, reason: str = "") -> Expected:
+        """The same, for reasons that need no more words."""
+        out = U * np.where(np.isfinite(self.v), np.abs(self.v), 0.0)
+        allowed = np.broadcast_to(np.asarray(self.r), self.v.shape) + out + SMALLEST
+        if self.copied is not None:
+            allowed = np.where(self.copied, 0.0, allowed)
+        return Expected(self.v, allowed, reason or self.reason)
+
+
+# what a formula is given and gives back: a bound comes out where one went in
+Number = F64 | Near
+
+
+def near(x: "Number | float") -> Near:
+    return x if isinstance(x, Near) else Near(np.asarray(x, np.float64), 0.0)
+
+
+def exact(v: F64) -> Near:
+    return Near(v, 0.0)
+
+
+def value_of(x: Number) -> F64:
+    return x.v if isinstance(x, Near) else x
+
+
+def because(x: Number, reason: str) -> Number:
+    """A result that says what its bound counts."""
+    return replace(x, reason=reason) if isinstance(x, Near) else x
+
+
+def finite(x: Near) -> Near:
+    """What is masked is minus infinity in every implementation."""
+    return Near(x.v, np.where(np.isfinite(x.v), x.r, 0.0))
+
+
+def constant(value: float) -> Near:
+    return Near(np.float64(value) * np.ones(1), 0.0)
+
+
+def rounded(v: F64, r: F64 | float) -> Near:
+    return Near(v, r + U * (np.abs(v) + r))
+
+
+def spread(r: F64, v: F64, ulp: float) -> F64:
+    wide: F64 = r + ulp * ULP * (np.abs(v) + r)
+    return wide
+
+
+# --- functions of either kind of number ---------------------------------------------------------
+
+
+def exp(x: Number) -> Number:
+    return x.exp() if isinstance(x, Near) else functions.exp(x)
+
+
+def sqrt(x: Number) -> Number:
+    return x.sqrt() if isinstance(x, Near) else np.sqrt(x)
+
+
+def tanh(x: Number) -> Number:
+    return x.tanh() if isinstance(x, Near) else functions.tanh(x)
+
+
+def twice(x: Number) -> Number:
+    """Rounded once, after it was kept in double."""
+    return x.twice() if isinstance(x, Near) else x
+
+
+def total(terms: Near, roundings: float, *, axis: int = -1, keep: bool = True) -> Near:
+    """A sum in float32 with so many roundings on the longest path."""
+    v = terms.v.sum(axis=axis, keepdims=keep)
+    wide = np.broadcast_to(np.asarray(terms.r), terms.v.shape)
+    size = (np.abs(terms.v) + wide).sum(axis=axis, keepdims=keep)
+    return Near(v, wide.sum(axis=axis, keepdims=keep) + roundings * U * size)
+
+
+def summed(terms: Number, roundings: float, *, axis: int = -1, keep: bool = True) -> Number:
+    if isinstance(terms, Near):
+        return total(terms, roundings, axis=axis, keep=keep)
+    return np.asarray(terms.sum(axis=axis, keepdims=keep))
+
+
+def squared(x: Number) -> Number:
+    """Without a rounding, which a sum of squares counts with its own."""
+    if isinstance(x, Near):
+        return Near(x.v * x.v, 2 * np.abs(x.v) * x.r + x.r * x.r)
+    return x * x
+
+
+def chosen(condition: NDArray[np.bool_], a: "Number | float", b: "Number | float") -> Number:
+    if not (isinstance(a, Near) or isinstance(b, Near)):
+        return np.where(condition, a, b)
+    a, b = near(a), near(b)
+    return Near(np.where(condition, a.v, b.v), np.where(condition, a.r, b.r))
+
+
+def arranged(x: Number, order: Callable[[F64], F64]) -> Number:
+    """In another shape or order."""
+    if isinstance(x, Near):
+        r = np.broadcast_to(np.asarray(x.r), x.v.shape)
+        return replace(x, v=order(x.v), r=order(r))
+    return order(x)
+
+
+def sigmoid(x: Near) -> Near:
+    out = constant(1.0) / (constant(1.0) + Near(-x.v, x.r).exp())
+    return Near(out.v, np.where(np.isfinite(out.r), out.r, 0.0))
+
+
+def silu(x: Number) -> Number:
+    return swish(x, x)
+
+
+def swish(x: Number, sloped: Number) -> Number:
+    """x / (1 + exp(-sloped)), also where the exponential overflows."""
+    out = x / (1.0 + exp(-sloped))
+    if not isinstance(out, Near):
+        return out
+    r = np.where(np.isfinite(out.r), out.r, 0.0) + 2.0**-120 * np.abs(value_of(x))
+    return Near(out.v, r)
+
+
+def softplus(x: Near) -> Near:
+    return near(chosen(x.v > 20.0, x, (constant(1.0) + x.exp()).log()))

@@ -1,0 +1,77 @@
+"""RMS and layer norm. Sums of squares are kept in double by ggml; the rest rounds to float32.
+
+Source: ggml-cpu/ops.cpp and vec.cpp of llama.cpp in llama-cpp-python 0.3.36.
+"""
+
+import numpy as np
+
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.near import LARGEST, Near, Number, because, sqrt, squared, summed, twice
+from lockstep.engine.quants.base import F32
+
+TREE = 6  # roundings of a vector's lanes added as a tree, with the square
+
+
+def rms_norm(x: F32, weight: F32, eps: float, build: Build) -> Number:
+    """x: (.., width), each row scaled to unit mean square, times weight: (width,)."""
+    return rms_normed(build.number(x), build.number(weight), build.parameter(eps), build)
+
+
+def rms_normed(x: Number, weight: Number | None, eps: float, build: Build) -> Number:
+    return of_squares(x, squares(x, build), weight, eps, build)
+
+
+def of_squares(x: Number, sums: Number, weight: Number | None, eps: float, build: Build) -> Number:
+    """sums: of the squares of each row, (.., 1)."""
+    out = x * (1.0 / sqrt(sums / x.shape[-1] + eps))
+    return in_range(out if weight is None else out * weight, sums, build)
+
+
+def layer_norm(x: F32, weight: F32, bias: F32, eps: float, build: Build) -> Number:
+    """x: (tokens, width), each row with mean zero and variance one; times weight, plus bias."""
+    out = centred(build.number(x), build.parameter(eps), build)
+    reason = "mean and squares summed in float32"
+    if not build.plain:
+        reason = "mean in double, squares of a vector summed in float32"
+    return because(out * build.number(weight) + build.number(bias), reason)
+
+
+def centred(x: Number, eps: float, build: Build) -> Number:
+    """A row with mean zero and variance one."""
+    n = x.shape[-1]
+    off = x - sum_of(x, build) / n
+    sums = squares(off, build, TREE)
+    return in_range(off * (1.0 / sqrt(sums / n + eps)), sums, build)
+
+
+def mean(x: F32, build: Build) -> Number:
+    """(tokens, width) -> (width,)"""
+    out = summed(build.number(x), len(x), axis=0, keep=False) / len(x)
+    return because(out, "a sum in float32, in any order, and a quotient")
+
+
+def sum_of(x: Number, build: Build) -> Number:
+    """The sum of a row, rounded once from double, or in float32."""
+    n = x.shape[-1]
+    if build.plain:
+        return summed(x, n)
+    return twice(summed(x, n * 2.0**-29))  # 2^-53 as a share of U
+
+
+def squares(x: Number, build: Build, together: float = 1) -> Number:
+    """The sum of squares of a row in double: only the squares round, or a few of them together."""
+    if build.plain:
+        return summed(squared(x), x.shape[-1] + 1)
+    return twice(summed(squared(x), together))
+
+
+def in_range(x: Number, sums: Number, build: Build) -> Number:
+    """Without a limit where the squares are beyond float32: one engine overflows, another not."""
+    if not (isinstance(x, Near) and isinstance(sums, Near)):
+        return x
+    beyond = np.isfinite(sums.v) & (sums.v > LARGEST)
+    return Near(x.v, np.where(beyond, np.inf, x.r), how_summed(build))
+
+
+def how_summed(build: Build) -> str:
+    return "squares summed in float32" if build.plain else "squares in float32, their sum in double"

@@ -1,0 +1,273 @@
+"""How ggml takes a product with a weight matrix apart, which decides where it rounds.
+
+A weight with a minimum is scale * step - minimum (or plus). Its block's steps are multiplied by the
+activations, its minima by the activations' sums: for Q8_1 those are not the sums of the values but
+what the format carries, rounded to half. Steps and minima may cancel, so a bound needs both.
+
+The parts come from the format's own decoder: with its scale `d` set to zero a block decodes to its
+minima, with `m` or `dmin` set to zero to its scaled steps.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import reduce
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.activations.base import F64, GENERIC, X86, ActivationFormat, Converted
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.ops.build import Build, Multiply
+from lockstep.engine.ops.near import LARGEST, SMALLEST, Near, Number, U
+from lockstep.engine.quants.base import F32, NO_PRODUCT, WeightFormat
+from lockstep.engine.weights import CHUNK, Weight
+
+IntOrInts = TypeVar("IntOrInts", int, NDArray[Any])
+Factors = tuple[F64, F32]  # (tokens, k) and (rows, k): to be multiplied and added up over k
+
+MINIMA = ("m", "dmin")  # ggml's names for the scale of a block's minima
+# ggml may multiply grid and shift of these apart; of |grid + shift| that is 9 to 7 at most
+APART = {"IQ1_S": 9 / 7, "IQ1_M": 9 / 7}
+# codes that ggml's vector code multiplies unsigned: the offset that makes them signed, times sums
+# of activations, is subtracted in other lanes than those of the codes, so that both are rounded
+UNSIGNED = {"Q6_K": ("ql", "qh"), "TQ1_0": ("qs", "qh"), "TQ2_0": ("qs",)}
+
+
+def activation_format(kind: type[WeightFormat]) -> type[ActivationFormat]:
+    """What activations are converted to before they meet weights of this kind."""
+    if kind.vec_dot_type == NO_PRODUCT:
+        raise Unsupported(f"llama.cpp has no product with a matrix of type {kind.name}")
+    return ActivationFormat.named(kind.vec_dot_type)
+
+
+def convert(x: F32, kind: type[WeightFormat], generic: Collection[str] = ()) -> Converted:
+    """x: (..., n) as a product sees it; `generic` names the formats rounded as generic C does."""
+    target = activation_format(kind)
+    return target.convert(x, GENERIC if target.name in generic else X86)
+
+
+def is_in_blocks(kind: type[WeightFormat]) -> bool:
+    """Whether activations become blocks with scales of their own before they meet such weights."""
+    named = kind.vec_dot_type != NO_PRODUCT
+    return named and activation_format(kind).layout.names is not None
+
+
+def minimum_of(kind: type[WeightFormat]) -> str | None:
+    """The field that scales the minima of a block, if its weights have any."""
+    return next((name for name in MINIMA if name in (kind.layout.names or ())), None)
+
+
+def run_of(kind: type[WeightFormat]) -> int:
+    """Weights in a row that are multiplied as integers, exactly: those that share all scales."""
+    scales = math.prod(kind.layout["d"].shape) if "d" in (kind.layout.names or ()) else 1
+    return min(kind.weights // scales, activation_format(kind).block)
+
+
+def additions(terms: int, lanes: int) -> int:
+    """Roundings on the longest path of a sum of products.
+
+    `lanes` partial sums are kept, unrolled four times; what does not fill the four goes one by one;
+    the partial sums are added as a tree. A scalar engine has one lane.
+    """
+    if lanes == 1:
+        return terms + 1
+    return terms // lanes + terms % (4 * lanes) + math.ceil(math.log2(4 * lanes)) + 1
+
+
+def block_roundings(runs: IntOrInts, lanes: int) -> IntOrInts:
+    """Roundings where weights are multiplied as integers, so many runs of them (`run_of`).
+
+    Only the sum over such runs is rounded: the product of the scales, the conversion to float, one
+    fused addition a run, and the sum of the partial sums with that of the minima. Vector code adds
+    its lanes as a tree; the generic C of the K formats keeps eight partial sums and adds them one
+    after the other.
+    """
+    return runs + 2 + (8 if lanes == 1 else math.ceil(math.log2(lanes))) + 1
+
+
+def product_roundings(
+    terms: int, lanes: int, run: int, nonzero: NDArray[Any] | int | None = None
+) -> NDArray[Any]:
+    """Roundings of a product of so many terms, of which `run` in a row are integers; nonzero: how
+    many such runs are not all zeros."""
+    most = np.asarray(terms // run if nonzero is None else nonzero)
+    if run > 1:
+        return np.asarray(block_roundings(most, lanes))
+    return np.asarray(np.minimum(additions(terms, lanes), most + 1))
+
+
+def factors(
+    acts: F64, sums: F64 | None, weight: Weight, *, apart: bool = True
+) -> Iterator[tuple[slice, tuple[Factors, ...]]]:
+    """For runs of rows, the pairs whose products make up the result, decoded a chunk at a time.
+
+    acts: (tokens, columns) as converted; sums: what the activation format carries, None if that is
+    no more than the sums of the values; apart: steps and minima, as ggml has them.
+    """
+    minimum = minimum_of(weight.format) if apart else None
+    if minimum is None:
+        for rows, chunk in weight.chunks():
+            yield rows, ((acts, chunk),)
+        return
+    group = activation_format(weight.format).summed
+    if sums is None:
+        sums = acts.reshape(len(acts), acts.shape[-1] // group, group).sum(axis=-1)
+    step = max(1, CHUNK // weight.shape[-1])
+    for start in range(0, weight.shape[0], step):
+        rows = slice(start, min(start + step, weight.shape[0]))
+        scaled = without(weight, rows, minimum)
+        minima = without(weight, rows, "d")[:, ::group]
+        yield rows, ((acts, scaled), (sums, minima))
+
+
+def without(weight: Weight, rows: slice, *fields: str) -> F32:
+    """These rows with some fields of every block set to zero, decoded: (rows, columns)."""
+    raw = weight.raw[rows.start * weight.row_bytes : rows.stop * weight.row_bytes]
+    blocks = raw.copy().view(weight.format.layout)
+    for field in fields:
+        blocks[field] = 0
+    return weight.format.dequantize(blocks.view(np.uint8)).reshape(-1, weight.shape[-1])
+
+
+def multiplied(pairs: Iterable[Factors], multiply: Multiply = np.matmul) -> F64:
+    """(tokens, rows), in float64."""
+    with np.errstate(invalid="ignore", over="ignore"):  # activations may be infinite
+        return reduce(np.add, (multiply(a, w.astype(np.float64).T) for a, w in pairs))
+
+
+def linear(
+    x: F32,
+    weight: Weight,
+    activations: Callable[[F32, Weight], F64],
+    sums: Callable[[F32, Weight], F64 | None],
+    build: Build,
+) -> Number | F32:
+    """x: (tokens, columns), weight: (rows, columns) -> (tokens, rows), rounded to float32.
+
+    activations, sums: x as the product sees it, and its carried sums.
+    """
+    acts, carried = activations(x, weight), sums(x, weight)
+    if build.bounds:
+        return bounded_product(acts, carried, weight, build)
+    return added_up(acts, carried, weight, build)[0]
+
+
+def converted(x: F32 | F64, weight: Weight, build: Build) -> Converted:
+    """Activations as the weight's `vec_dot_type` wants them, and their sums if it carries those."""
+    kind = weight.format
+    if build.plain and build.activations is not None and is_in_blocks(kind):
+        return Converted(build.activations(np.asarray(x, np.float32)))
+    if build.plain:
+        return Converted(x.astype(np.float64))
+    found = convert(np.asarray(x, np.float32), kind, build.generic)
+    values = found.values if build.tip is None else build.tip(x, found.values)
+    return Converted(values, found.sums if carries_sums(kind) else None)
+
+
+def carries_sums(kind: type[WeightFormat]) -> bool:
+    """Whether activations for such weights have sums that are more than those of their values."""
+    return kind.vec_dot_type == "Q8_1"
+
+
+def bounded_product(
+    acts: F64, sums: F64 | None, weight: Weight, build: Build, dtype: Any = np.float32
+) -> Near:
+    """acts: (tokens, columns) as converted -> (tokens, rows); dtype: what products are kept in.
+
+    A zero times anything and a sum with zero are exact in any order, so that only terms (runs of
+    integers) that are not zero are counted.
+    """
+    value, size = added_up(acts, sums, weight, build, dtype)
+    run = 1 if build.plain else run_of(weight.format)
+    nonzero = None if build.zeros else filled(acts, run)
+    wide = value.astype(np.float64, copy=False)
+    return summed_products(wide, size, weight.shape[-1], build, run, nonzero)
+
+
+def of_floats(a: F64, b: F64, build: Build) -> Number:
+    """(.., m, k) and (.., k, n) -> (.., m, n), multiplied and added up in float32."""
+    value = build.multiply(a, b)
+    if not build.bounds:
+        return value
+    size = build.multiply(np.abs(a), np.abs(b))
+    return summed_products(value, size, a.shape[-1], build)
+
+
+def summed_products(
+    value: F64,
+    size: F64,
+    terms: int,
+    build: Build,
+    run: int = 1,
+    nonzero: NDArray[Any] | None = None,
+) -> Near:
+    """value: so many terms added up; size: the sum of their magnitudes; run: how many in a row are
+    multiplied as integers; nonzero: how many runs are not zero, in a shape that broadcasts."""
+    most = np.asarray(terms // run if nonzero is None else nonzero)
+    roundings = product_roundings(terms, build.lanes, run, most)
+    # a partial sum may overflow where another order of addition stays within float32
+    r = np.where(size > LARGEST, np.inf, roundings * U * size + (terms - 1) * SMALLEST)
+    what = "integer products" if run > 1 else "products"
+    lanes = "" if run > 1 else f" in {build.lanes} lanes"
+    reason = f"{most.max(initial=0)} {what} summed in float32{lanes}"
+    return Near(value, r, f"{reason}, {roundings.max(initial=0)} roundings")
+
+
+def filled(acts: F64, run: int) -> NDArray[Any]:
+    """(tokens, inputs) -> (tokens, 1): how many runs of inputs are not all zeros."""
+    runs = acts.reshape(len(acts), acts.shape[-1] // run, run)
+    counts: NDArray[Any] = runs.any(axis=-1).sum(axis=-1, keepdims=True)
+    return counts
+
+
+def added_up(
+    acts: F64, sums: F64 | None, weight: Weight, build: Build, dtype: Any = np.float32
+) -> tuple[NDArray[Any], F64]:
+    """(tokens, rows): the product, added up in float64, and, if a bound is asked for, the sum of
+    the magnitudes of all that is added up for it, or a bit more."""
+    shape = len(acts), weight.shape[0]
+    floats = build.plain or weight.format.name in ("F32", "F16")
+    out = np.empty(shape, np.float64 if floats and build.bounds else dtype)
+    size = np.empty(shape if build.bounds else 0)
+    left: list[F32] = []
+    for rows, pairs in factors(acts, sums, weight, apart=not build.plain):
+        with np.errstate(over="ignore"):
+            out[:, rows] = multiplied(pairs, build.multiply)
+        if build.bounds and floats:
+            sizes = [(np.abs(a), np.abs(w)) for a, w in pairs]
+            size[:, rows] = multiplied(sizes, build.multiply)
+        elif build.bounds:
+            added = (*pairs, *offsets(acts, weight, rows))
+            with np.errstate(over="ignore"):
+                left = left or [np.abs(a).astype(np.float32) for a, _ in added]  # of all chunks
+            size[:, rows] = magnitude(left, added, build.multiply)
+    return out, size if floats else size * APART.get(weight.format.name, 1.0)
+
+
+def offsets(acts: F64, weight: Weight, rows: slice) -> tuple[Factors, ...]:
+    """What unsigned codes add, and what is subtracted again: the same magnitude twice."""
+    codes = UNSIGNED.get(weight.format.name)
+    if codes is None:
+        return ()
+    return ((acts, 2 * without(weight, rows, *codes)),)
+
+
+def magnitude(left: list[F32], pairs: tuple[Factors, ...], multiply: Multiply) -> F64:
+    """(tokens, rows): no less than the sum of |a| * |w|; left: the |a|, rounded. Changes the w.
+
+    It only scales a bound, so float32 will do, which takes half the time. No term is negative: of
+    n of them float32 loses at most the share of n + 2 roundings (each |a|, each product, n - 1
+    additions and that of the second pair). Twice that is added back, because it is a share of the
+    exact sum, not of the one that was found. Where float32 overflows, float64 does it again.
+    """
+    terms = sum(a.shape[-1] for a in left)
+    right = [np.abs(w, out=w) for _, w in pairs]
+    with np.errstate(invalid="ignore", over="ignore"):
+        found: F32 = reduce(np.add, (multiply(a, w.T) for a, w in zip(left, right, strict=True)))
+    if not np.isfinite(found).all():
+        wide = [(np.abs(a), w) for (a, _), w in zip(pairs, right, strict=True)]
+        return multiplied(wide, multiply)
+    size = found.astype(np.float64)
+    size *= 1 + 2 * (terms + 2) * U
+    return size

@@ -1,0 +1,188 @@
+"""The ops that architectures call: arrays of float32 in and out of the formulas of this package.
+
+Numerics as written on paper: float64 inside, one rounding to float32 on the way out. Shapes are
+numpy's, slowest first. A weight matrix is (outputs, inputs), as it lies in a GGUF file.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.ops import attention, experts, gates, norms, products, rotation, softmax
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.near import F64, Near, Number
+from lockstep.engine.ops.rotation import I32 as I32
+from lockstep.engine.ops.rotation import RopeParams as RopeParams
+from lockstep.engine.quants.base import F32
+from lockstep.engine.weights import Weight
+
+Bools = NDArray[np.bool_]
+Formula = Callable[..., Number | F32]  # its last argument is the build
+
+
+class Reference:
+    """The meaning of every op."""
+
+    build = Build(lanes=1, plain=True, bounds=False)
+
+    def run(self, formula: Formula, *args: Any) -> F32:
+        """What the formula gives for this build, rounded once."""
+        with np.errstate(all="ignore"):
+            found = formula(*args, self.build)
+            return rounded(found.v if isinstance(found, Near) else found)
+
+    # --- embeddings and norms -------------------------------------------------------------
+
+    def get_rows(self, weight: Weight, ids: I32) -> F32:
+        """-> (ids, columns)"""
+        return weight.take(ids)
+
+    def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
+        """x: (tokens, width) -> same shape, each row scaled to unit mean square, times weight."""
+        return self.run(norms.rms_norm, x, weight, eps)
+
+    def layer_norm(self, x: F32, weight: F32, bias: F32, eps: float) -> F32:
+        """x: (tokens, width), each row with mean zero and variance one; times weight, plus bias."""
+        return self.run(norms.layer_norm, x, weight, bias, eps)
+
+    # --- products with weights ------------------------------------------------------------
+
+    def activations(self, x: F32, weight: Weight) -> F64:
+        """The activations as the product sees them."""
+        return products.converted(x, weight, self.build).values
+
+    def sums(self, x: F32, weight: Weight) -> F64 | None:
+        """The block sums that minima are multiplied by, where they are more than sums of values."""
+        if not products.carries_sums(weight.format):
+            return None
+        return products.converted(x, weight, self.build).sums
+
+    def linear(self, x: F32, weight: Weight) -> F32:
+        """x: (tokens, inputs), weight: (outputs, inputs) -> (tokens, outputs)."""
+        return self.run(products.linear, x, weight, self.activations, self.sums)
+
+    def linear_id(self, x: F32, weight: Weight, ids: I32) -> F32:
+        """x: (tokens, used or 1, inputs), weight: (experts, outputs, inputs), ids: (tokens, used)
+        -> (tokens, used, outputs): each row times the matrix of the expert chosen for it."""
+        out = np.empty((*ids.shape, weight.shape[1]), np.float32)
+        rows = np.broadcast_to(x, (*ids.shape, x.shape[-1]))
+        for expert in np.unique(ids):
+            chosen = ids == expert
+            out[chosen] = self.linear(rows[chosen], weight.part(int(expert)))
+        return out
+
+    # --- positions ------------------------------------------------------------------------
+
+    def rotations(self, positions: I32, params: RopeParams) -> tuple[F64, F64]:
+        """Cosine and sine of every pair's angle: (tokens, n_rot / 2) each."""
+        return rotation.from_powers(positions, params)
+
+    def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
+        """Rotate pairs of each head; x: (tokens, heads, dim). The first `n_rot` elements turn:
+        (0, 1), (2, 3), ..., or (0, n_rot / 2), (1, n_rot / 2 + 1), ..."""
+        return self.run(rotation.rope, x, positions, params, self.rotations)
+
+    # --- attention ------------------------------------------------------------------------
+
+    def spread(self, kv: NDArray[Any], n_head: int) -> F64:
+        """(cells, kv_heads, dim) -> (heads, cells, dim): each KV head serves a run of heads."""
+        wide = kv.astype(np.float64).transpose(1, 0, 2)
+        return np.repeat(wide, n_head // kv.shape[1], axis=0)
+
+    def kq(self, q: F32, k: NDArray[Any]) -> F32:
+        """q: (tokens, heads, dim), k: (cells, kv_heads, dim) -> (heads, tokens, cells)."""
+        return self.run(attention.kq, q, k, self.spread)
+
+    def soft_max(self, x: F32, scale: float, visible: Bools | None) -> F32:
+        """Over the last axis of x * scale, hidden entries left out; `visible` lacks the heads.
+
+        A row that sees nothing is all zeros.
+        """
+        return self.run(softmax.soft_max, x, scale, visible)
+
+    def soft_max_with_sinks(self, x: F32, scale: float, visible: Bools, sinks: F32) -> F32:
+        """As of one entry more in each row, the sink of its head: (heads,). It gives nothing."""
+        return self.run(softmax.soft_max_with_sinks, x, scale, visible, sinks)
+
+    def kqv(self, p: F32, v: NDArray[Any]) -> F32:
+        """p: (heads, tokens, cells), v: (cells, kv_heads, dim) -> (tokens, heads * dim)."""
+        return self.run(attention.kqv, p, v, self.spread)
+
+    def flash_attn(
+        self,
+        q: F32,
+        k: NDArray[Any],
+        v: NDArray[Any],
+        scale: float,
+        visible: Bools,
+        cap: float = 0.0,
+        sinks: F32 | None = None,
+    ) -> F32:
+        """The three ops above in one, without roundings between them -> (tokens, heads * dim of v).
+
+        Scores are capped, if a cap is given, and each head may have a sink."""
+        return self.run(attention.flash_attn, q, k, v, scale, visible, cap, sinks, self.spread)
+
+    # --- element by element ---------------------------------------------------------------
+
+    def add(self, a: F32, b: F32) -> F32:
+        return a + b  # one rounding, in float32 as in float64
+
+    def mul(self, a: F32, b: F32) -> F32:
+        return a * b
+
+    def scale(self, x: F32, factor: float) -> F32:
+        return x * np.float32(factor)
+
+    def swiglu(self, gate: F32, up: F32) -> F32:
+        """silu(gate) * up"""
+        return self.run(gates.swiglu, gate, up)
+
+    def swiglu_oai(self, gate: F32, up: F32) -> F32:
+        """gate * sigmoid(1.702 * gate) * (up + 1), both clamped at 7."""
+        return self.run(gates.swiglu_oai, gate, up)
+
+    def gelu(self, x: F32) -> F32:
+        """By the formula with tanh, as ggml's GELU is."""
+        return self.run(gates.gelu, x)
+
+    def geglu(self, gate: F32, up: F32) -> F32:
+        """gelu(gate) * up"""
+        return self.run(gates.geglu, gate, up)
+
+    def sigmoid(self, x: F32) -> F32:
+        return self.run(gates.sigmoid, x)
+
+    def soft_cap(self, x: F32, cap: float) -> F32:
+        """tanh(x / cap) * cap: nothing is larger."""
+        return self.run(gates.soft_cap, x, cap)
+
+    def mean(self, x: F32) -> F32:
+        """(tokens, width) -> (width,)"""
+        return self.run(norms.mean, x)
+
+    # --- mixture of experts ---------------------------------------------------------------
+
+    def top_k(self, probs: F32, n: int) -> I32:
+        """The ids of the `n` largest of each row, largest first; the lowest id wins a tie."""
+        return np.argsort(-probs, axis=-1, kind="stable")[..., :n].astype(np.int32)
+
+    def pick(self, probs: F32, ids: I32) -> F32:
+        """probs: (tokens, experts), ids: (tokens, used) -> (tokens, used)"""
+        return np.take_along_axis(probs, ids.astype(np.int64), axis=-1)
+
+    def normalise(self, weights: F32) -> F32:
+        """Each row divided by its sum."""
+        return self.run(experts.normalise, weights)
+
+    def sum_experts(self, x: F32) -> F32:
+        """(tokens, used, width) -> (tokens, width)"""
+        return self.run(experts.sum_experts, x)
+
+
+def rounded(wide: F64 | F32) -> F32:
+    """The one rounding."""
+    with np.errstate(over="ignore"):
+        return wide.astype(np.float32, copy=False)

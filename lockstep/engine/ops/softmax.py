@@ -1,0 +1,103 @@
+"""Softmax over the last axis.
+
+Source: ggml_compute_forward_soft_max_f32 in ggml-cpu/ops.cpp of llama-cpp-python 0.3.36.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.near import (
+    F64,
+    LARGEST,
+    Near,
+    Number,
+    because,
+    chosen,
+    exp,
+    summed,
+    value_of,
+)
+from lockstep.engine.quants.base import F32
+
+TREE = 4  # roundings of the 16 lanes of one vector, added as a tree; vectors are added in double
+
+
+def soft_max(x: F32, scale: float, visible: NDArray[np.bool_] | None, build: Build) -> Number:
+    """Of x * scale, hidden entries left out; `visible` lacks the heads.
+
+    A row that sees nothing is all zeros.
+    """
+    out = of_scores(scaled(x, scale, visible, build), build, empty=0.0)
+    size = np.abs(x.astype(np.float64) * scale)  # of a score of minus infinity that is not hidden
+    return in_range(out, size if visible is None else np.where(visible, size, 0.0))
+
+
+def soft_max_with_sinks(
+    x: F32, scale: float, visible: NDArray[np.bool_], sinks: F32, build: Build
+) -> Number:
+    """As of one entry more in each row, the sink of its head: (heads,). It gives nothing."""
+    ends = sinks.astype(np.float64)[:, None, None]
+    return of_scores(scaled(x, scale, visible, build), build, ends)
+
+
+def scaled(x: F32, scale: float, visible: NDArray[np.bool_] | None, build: Build) -> Number:
+    s, scale = build.number(x), build.parameter(scale)
+    if scale != 1.0:
+        s = s * scale
+    return s if visible is None else chosen(visible, s, -np.inf)
+
+
+def of_scores(s: Number, build: Build, sinks: F64 | None = None, empty: float = np.nan) -> Number:
+    """s: scores, minus infinity hides; sinks: one more score for each row, which has no weight;
+    empty: what a row is that is hidden throughout."""
+    cells = value_of(s).shape[-1]
+    powers, sums = weights(s, build, sinks, cells if build.plain else TREE)
+    if build.plain and isinstance(sums, Near):  # ggml keeps the sum in double for its reciprocal
+        sums = sums.twice()
+    out = powers * (1.0 / sums)
+    if not np.isnan(empty):
+        out = chosen(value_of(sums) == 0, empty, out)
+    over = "in float32" if build.plain else "over the lanes of a vector"
+    v = value_of(s)
+    out = in_range(out, np.where(np.isneginf(v), 0.0, np.abs(v)))
+    return because(out, f"scores, their largest, and the sum {over}")
+
+
+def in_range(out: Number, size: F64) -> Number:
+    """Without a limit where the size of a score is beyond float32: honest engines part there."""
+    if not isinstance(out, Near):
+        return out
+    beyond = size.max(axis=-1, keepdims=True) > LARGEST
+    return replace(out, r=np.where(beyond, np.inf, out.r))
+
+
+def weights(
+    s: Number, build: Build, sinks: F64 | None, roundings: float, extra: float = 0.0
+) -> tuple[Number, Number]:
+    """Powers of the scores below the largest, and their sum; extra: what else a power is off by, as
+    a share. A power that is zero is so in every implementation."""
+    top = largest(s, sinks, build)
+    powers = exp(s - top)
+    if isinstance(powers, Near):
+        powers = Near(powers.v, np.where(powers.v == 0, 0.0, powers.r + extra * powers.v))
+    sums = summed(powers, roundings)
+    return powers, sums if sinks is None else sums + exp(sinks - top)
+
+
+def largest(s: Number, sinks: F64 | None, build: Build) -> Number:
+    """Of each row; zero where all is hidden.
+
+    Whatever float32 takes for the largest, it is the same for all powers of a row, and goes out
+    again with their sum. But engines that add up while they look for it have several, and scale
+    from one to the next: then it may be off by as much as any score.
+    """
+    v = value_of(s).max(axis=-1, keepdims=True)
+    v = v if sinks is None else np.maximum(v, sinks)
+    v = np.where(np.isneginf(v), 0.0, v)
+    if not isinstance(s, Near):
+        return v
+    r = np.broadcast_to(np.asarray(s.r), s.v.shape).max(axis=-1, keepdims=True)
+    return Near(v, r if build.plain else 0.0)

@@ -1,0 +1,58 @@
+"""Products of matrices that are added up in a fixed order: the same bits on every CPU."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.kernels.compiled import compiled
+
+TILE = 32  # columns of the right matrix that are added up side by side
+DEPTH = 256  # of their rows that are copied at a time
+AT_ONCE = 4  # terms that are added before a sum is written back
+
+
+def in_order(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """As np.matmul, but each element starts at zero and gets one term after the other."""
+    shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    kind = np.result_type(a, b)
+    out = np.zeros((*shape, a.shape[-2], b.shape[-1]), kind)
+    left, right = (
+        np.broadcast_to(x.astype(kind, copy=False), (*shape, *x.shape[-2:])) for x in (a, b)
+    )
+    for place in np.ndindex(shape):
+        add_products(np.ascontiguousarray(left[place]), right[place], out[place])
+    return out
+
+
+@compiled
+def add_products(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
+    """a: (rows, terms), b: (terms, columns) -> out: (rows, columns), zeros before.
+
+    Without fastmath nothing is fused or put in another order, however wide the CPU's vectors are.
+    """
+    rows, terms = a.shape
+    columns = b.shape[1]
+    tile = np.zeros((DEPTH, TILE), out.dtype)
+    for first in range(0, columns, TILE):
+        width = min(TILE, columns - first)
+        sums = np.zeros((rows, TILE), out.dtype)
+        for begin in range(0, terms, DEPTH):
+            depth = min(DEPTH, terms - begin)
+            for j in range(width):
+                for k in range(depth):
+                    tile[k, j] = b[begin + k, first + j]
+            whole = depth // AT_ONCE * AT_ONCE
+            for i in range(rows):
+                for k in range(0, whole, AT_ONCE):
+                    w, x = a[i, begin + k], a[i, begin + k + 1]
+                    y, z = a[i, begin + k + 2], a[i, begin + k + 3]
+                    for j in range(TILE):
+                        s = sums[i, j] + w * tile[k, j]
+                        s = s + x * tile[k + 1, j]
+                        s = s + y * tile[k + 2, j]
+                        sums[i, j] = s + z * tile[k + 3, j]
+                for k in range(whole, depth):
+                    for j in range(TILE):
+                        sums[i, j] += a[i, begin + k] * tile[k, j]
+        out[:, first : first + width] = sums[:, :width]

@@ -1,0 +1,78 @@
+"""The contract every weight format fulfils."""
+
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.errors import MalformedFile
+from lockstep.engine.registry import Registered
+
+F32 = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+
+NO_PRODUCT = "no product"  # `vec_dot_type` of what llama.cpp reads but cannot multiply by
+
+
+class WeightFormat(Registered):
+    """How one fixed-size block of bytes becomes `weights` floats.
+
+    `vec_dot_type` names the activation format (engine/activations) to which llama.cpp's CPU code
+    converts what it multiplies by weights of this one (`type_traits_cpu` in ggml-cpu.c), or is
+    NO_PRODUCT.
+    """
+
+    type_id: ClassVar[int]  # ggml_type in the file
+    weights: ClassVar[int]  # per block
+    layout: ClassVar[np.dtype[np.void]]  # field order is byte order
+    vec_dot_type: ClassVar[str]
+
+    @staticmethod
+    def unpack(raw: Bytes, out: F32) -> None:
+        """Whole blocks -> all of their weights: the format's one statement, a kernel of `lanes`.
+
+        Both are flat, out has `weights` per block. Any bytes are legal: NaN, infinite and
+        subnormal scales follow from the arithmetic, in ggml's order and roundings.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def dequantize(cls, raw: Bytes) -> F32:
+        """Whole blocks of bytes -> their weights, flat."""
+        out = np.empty(cls.whole_blocks(raw) * cls.weights, np.float32)
+        cls.dequantize_into(raw, out)
+        return out
+
+    @classmethod
+    def dequantize_into(cls, raw: Bytes, out: F32) -> None:
+        """Fill `out`, flat and contiguous. Threads may do this side by side."""
+        blocks = cls.whole_blocks(raw)
+        if out.dtype != np.float32 or out.shape != (blocks * cls.weights,) or not usable(out):
+            raise ValueError(
+                f"{blocks} blocks of {cls.name} need a flat, contiguous, aligned and writeable "
+                f"float32 array of {blocks * cls.weights}, got {out.dtype} of shape {out.shape}"
+            )
+        raw = np.ascontiguousarray(raw).reshape(-1).view()
+        raw.flags.writeable = False  # of our view: one kind of array is one compilation
+        cls.unpack(raw, out)
+
+    @classmethod
+    def whole_blocks(cls, raw: Bytes) -> int:
+        """How many blocks these bytes are; MalformedFile if the last one is cut off."""
+        blocks, rest = divmod(raw.size, cls.layout.itemsize)
+        if rest:
+            raise MalformedFile(
+                "partial-block",
+                raw.size - rest,
+                f"{cls.name} needs whole {cls.layout.itemsize}-byte blocks, got {raw.size} bytes",
+            )
+        return blocks
+
+
+def offsets(layout: np.dtype[np.void]) -> tuple[int, ...]:
+    """Where each field of a block starts, in bytes, for kernels: they see bytes, not fields."""
+    return tuple(layout.fields[name][1] for name in layout.names or () if layout.fields)
+
+
+def usable(out: F32) -> bool:
+    return out.flags.c_contiguous and out.flags.aligned and out.flags.writeable

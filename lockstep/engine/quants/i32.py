@@ -1,0 +1,23 @@
+"""I32: signed integers of 32 bits.
+
+llama.cpp reads such tensors but has no decoder (`to_float`) for them: as float32, more than 24 bits
+are rounded to nearest, ties to even.
+"""
+
+import numpy as np
+
+from lockstep.engine.kernels.lanes import int32_at, kernel
+from lockstep.engine.quants.base import F32, NO_PRODUCT, Bytes, WeightFormat
+
+
+class I32(WeightFormat, name="I32"):
+    type_id = 26
+    weights = 1
+    layout = np.dtype([("x", "<i4")])
+    vec_dot_type = NO_PRODUCT
+
+    @staticmethod
+    @kernel
+    def unpack(raw: Bytes, out: F32) -> None:
+        for i in range(out.size):
+            out[i] = int32_at(raw, 4 * i)

@@ -1,0 +1,21 @@
+"""The "gemma4" tokenizer: "gpt2" on plain UTF-8, with `▁` for spaces and lines for words.
+
+A line is merged as a whole, and a run of newlines that is a token is that token. What is no token
+is spelled with the tokens `<0xNN>`, and a byte without one is lost. The file's pre-tokenizer is not
+looked at, `add_bos_token` is true whatever the file says, and decoding drops spaces before
+punctuation, although the tokens hold all spaces.
+
+Source: the "gemma4" case of llama_vocab::impl::load, and LLAMA_VOCAB_PRE_TYPE_GEMMA4, in
+src/llama-vocab.cpp of llama-cpp-python 0.3.36.
+"""
+
+from lockstep.engine.tokenizers.gpt2 import Gpt2
+from lockstep.engine.tokenizers.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from lockstep.engine.tokenizers.vocabulary import Defaults, Metadata
+
+
+class Gemma4(Gpt2, name="gemma4"):
+    defaults = Defaults()
+
+    def choose(self, metadata: Metadata) -> PreTokenizer:
+        return PRE_TOKENIZERS["gemma4"]

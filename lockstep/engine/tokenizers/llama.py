@@ -1,0 +1,80 @@
+"""The "llama" tokenizer: SentencePiece vocabularies, merged pair by pair, best score first.
+
+Source: llm_tokenizer_spm_session and the SPM cases of llama_vocab::impl::tokenize and
+llama_vocab::byte_to_token in src/llama-vocab.cpp of llama-cpp-python 0.3.36.
+"""
+
+from collections.abc import Iterable
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.errors import InvalidModel
+from lockstep.engine.tokenizers.base import SPACE, Tokenizer, required
+from lockstep.engine.tokenizers.merging import Merging
+from lockstep.engine.tokenizers.tables import table_of
+from lockstep.engine.tokenizers.vocabulary import Defaults
+
+MISSING = -2  # stands for the token of byte 0, and so on down
+
+
+class Llama(Tokenizer, name="llama"):
+    """All tokens take part in merging, whatever their type: control tokens too."""
+
+    defaults = Defaults(bos=1, eos=2, unk=0, add_space_prefix=True, add_bos=True)
+
+    def encode(
+        self, text: bytes, *, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        vocabulary = self.vocabulary
+        ids: list[int] = []
+        if add_special and vocabulary.add_bos:
+            ids.append(required(vocabulary.bos, "bos"))
+        # llama.cpp prefixes a space where the text starts and after a special token; between two
+        # special tokens there is never more than one part, so that is every part
+        prefix = b" " if vocabulary.add_space_prefix else b""
+        for part in self.partition(text, parse_special=parse_special):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids.extend(self.segment((prefix + part).replace(b" ", SPACE)))
+        if add_special and vocabulary.add_eos:
+            ids.append(required(vocabulary.eos, "eos"))
+        return ids
+
+    def segment(self, text: bytes) -> Iterable[int]:
+        """Ids of a text without spaces; a symbol that is no token is spelled in bytes.
+
+        llama.cpp also knows how to take a merged symbol apart again; that never happens, because
+        it merges only what is a token.
+        """
+        (ids,) = self.merging.ids(text, [len(text)])
+        if min(ids, default=0) < 0:  # llama.cpp ends the process
+            byte = MISSING - next(token for token in ids if token < 0)
+            raise InvalidModel(
+                f"tokenizer.ggml.tokens must have <0x{byte:02X}> to spell byte {byte}, which is in "
+                f"the text and in no token"
+            )
+        return ids
+
+    @cached_property
+    def merging(self) -> Merging:
+        tokens = self.vocabulary.ids
+        order = self.order()
+        return Merging(
+            pairs=table_of(tokens, order[list(tokens.values())]),
+            by_split=False,
+            tokens=table_of(tokens, tokens.values()),
+            spell=np.array([self.byte_token(byte) for byte in range(256)], np.int32),
+        )
+
+    def order(self) -> NDArray[np.int32]:
+        """By token; the lowest is merged first, which is the best score."""
+        scores = np.array(self.vocabulary.scores, np.float32)
+        return np.unique(-scores, return_inverse=True)[1].astype(np.int32)
+
+    def byte_token(self, byte: int) -> int:
+        """The token `<0xNN>`, or else the one whose text is that byte alone, or MISSING - byte."""
+        ids = self.vocabulary.ids
+        return ids.get(b"<0x%02X>" % byte, ids.get(bytes([byte]), MISSING - byte))

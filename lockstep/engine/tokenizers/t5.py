@@ -1,0 +1,150 @@
+"""The "t5" tokenizer: SentencePiece's unigram model, the pieces whose scores sum to the most.
+
+Source: llm_tokenizer_ugm_session in src/llama-vocab.cpp of llama-cpp-python 0.3.36.
+"""
+
+from bisect import bisect
+from sys import float_info
+
+import numpy as np
+
+from lockstep.engine.tokenizers.base import SPACE, Tokenizer, required
+from lockstep.engine.tokenizers.charsmap import KEY, Charsmap
+from lockstep.engine.tokenizers.matcher import Matcher
+from lockstep.engine.tokenizers.utf8 import LENGTHS, REPLACEMENT, sequence_size, to_utf8
+from lockstep.engine.tokenizers.vocabulary import Attr, Defaults, Metadata, Vocabulary, read_array
+
+PIECE = Attr.NORMAL | Attr.USER_DEFINED | Attr.UNUSED
+UNKNOWN_PENALTY = np.float32(10)  # below the worst score
+NO_UNKNOWN = -1
+
+
+class T5(Tokenizer, name="t5"):
+    """Which tokens are pieces is what the file says, before types are repaired."""
+
+    defaults = Defaults(eos=1, unk=2, pad=0, add_eos=True)
+
+    def __init__(self, metadata: Metadata) -> None:
+        super().__init__(metadata)
+        vocabulary = self.vocabulary
+        stored = list(enumerate(vocabulary.stored_attrs))
+        blob = read_array(metadata, KEY, ("int8", "uint8"))
+        self.charsmap = None if blob is None else Charsmap(blob.tobytes())
+        self.matcher = Matcher({vocabulary.texts[i]: i for i, attr in stored if attr & PIECE})
+        self.verbatim = Beginnings(
+            [vocabulary.texts[i] for i, attr in stored if attr & Attr.USER_DEFINED]
+        )
+        self.scores = [
+            0.0 if attr & Attr.USER_DEFINED else score
+            for attr, score in zip(vocabulary.attrs, vocabulary.scores, strict=True)
+        ]
+        self.unknown_score = unknown_score(vocabulary)
+        self.normalize(b"\n")  # llama.cpp does while loading: a broken trie is found early
+
+    def segment(self, text: bytes) -> list[int]:
+        return self.best(self.normalize(text))
+
+    def normalize(self, text: bytes) -> bytes:
+        """Characters replaced, runs of spaces made one, a space put before: as the keys say.
+
+        With `remove_extra_whitespaces` a space goes before every word, `add_space_prefix` or not.
+        """
+        merge, prefix = self.vocabulary.remove_extra_whitespaces, self.vocabulary.add_space_prefix
+        found = bytearray()
+        in_word = False
+        at = 0
+        while at < len(text):
+            form, size = self.normal_form(text, at)
+            at += size
+            for byte in form:
+                if byte == 0x20:
+                    in_word = False
+                    found += b"" if merge else SPACE
+                    continue
+                if not in_word and (merge or prefix):
+                    found += SPACE
+                    prefix = False
+                in_word = True
+                found.append(byte)
+        return bytes(found)
+
+    def normal_form(self, text: bytes, at: int) -> tuple[bytes, int]:
+        """What stands for the characters at `at`, and how many bytes these are."""
+        size = self.verbatim.shared(text, at)
+        if not size and self.charsmap and (found := self.charsmap.longest(text, at)):
+            return found
+        size = size or sequence_size(text, at)
+        return (text[at : at + size], size) if size else (to_utf8(REPLACEMENT), 1)
+
+    def best(self, text: bytes) -> list[int]:
+        """The ids of a normalised text; among equal sums, what was found first.
+
+        A character that is no token is unknown, and so is each one in a run of them at once.
+        """
+        unk = NO_UNKNOWN if self.vocabulary.unk is None else self.vocabulary.unk
+        sums = [0.0] + [-float_info.max] * len(text)
+        starts, tokens = [0] * len(sums), [unk] * len(sums)
+        at = 0
+        while at < len(text):
+            size = min(LENGTHS[text[at] >> 4], len(text) - at)
+            found = list(self.matcher.matches(text, at))
+            steps = [(length, token, self.scores[token]) for length, token in found]
+            if not any(length == size for length, _ in found):
+                steps.append((size, unk, self.unknown_score))
+            for length, token, score in steps:
+                if sums[at] + score > sums[at + length]:
+                    sums[at + length] = sums[at] + score
+                    starts[at + length], tokens[at + length] = at, token
+            at += size
+        return self.walk_back(starts, tokens, unk) if text else []
+
+    def walk_back(self, starts: list[int], tokens: list[int], unk: int) -> list[int]:
+        ids: list[int] = []
+        at, after = len(tokens) - 1, NO_UNKNOWN - 1
+        while True:
+            if not tokens[at] == after == unk:
+                ids.append(tokens[at])
+            if starts[at] == 0:
+                break
+            at, after = starts[at], tokens[at]
+        if NO_UNKNOWN in ids:
+            required(None, "unknown", "a character that is in no token")
+        return ids[::-1]
+
+
+class Beginnings:
+    """Texts that are not normalised: user-defined tokens.
+
+    llama.cpp follows them as far as they go and leaves that much as it is, even if it is less
+    than a token, and less than a character.
+    """
+
+    def __init__(self, texts: list[bytes]) -> None:
+        self.texts = sorted(texts)
+        self.firsts = frozenset(text[0] for text in texts)
+        self.longest = max(map(len, texts), default=0)
+
+    def shared(self, text: bytes, at: int) -> int:
+        """How many bytes from `at` are the beginning of one of the texts."""
+        if text[at] not in self.firsts:
+            return 0
+        part = text[at : at + self.longest]
+        i = bisect(self.texts, part)
+        neighbours = self.texts[max(i - 1, 0) : i + 1]  # one of them shares the most
+        return max(shared_size(part, neighbour) for neighbour in neighbours)
+
+
+def shared_size(a: bytes, b: bytes) -> int:
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+def unknown_score(vocabulary: Vocabulary) -> float:
+    """In float32, as the scores are."""
+    normal = [
+        score
+        for attr, score in zip(vocabulary.stored_attrs, vocabulary.scores, strict=True)
+        if attr & Attr.NORMAL
+    ]
+    lowest = np.float32(min(normal, default=np.finfo(np.float32).max))
+    return float(lowest - UNKNOWN_PENALTY)

@@ -1,0 +1,82 @@
+"""Tensors of a model as arrays, decoded on demand from the mapped file: never all at once."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.errors import InvalidModel
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.quants.base import F32, WeightFormat
+
+CHUNK = 1 << 18  # weights decoded at a time: 2 MB as float64, which stays in the cache
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A tensor as it lies in the file: `shape` is (..., rows, columns), slowest first."""
+
+    name: str
+    format: type[WeightFormat]
+    shape: tuple[int, ...]
+    raw: NDArray[np.uint8]
+
+    @property
+    def row_bytes(self) -> int:
+        return self.shape[-1] // self.format.weights * self.format.layout.itemsize
+
+    def rows(self, start: int, stop: int) -> F32:
+        """Rows `start` to `stop` of a matrix, decoded: (rows, columns)."""
+        raw = self.raw[start * self.row_bytes : stop * self.row_bytes]
+        return self.format.dequantize(raw).reshape(-1, self.shape[-1])
+
+    def take(self, ids: NDArray[Any]) -> F32:
+        """The rows with these ids, decoded: (ids, columns)."""
+        by_row = self.raw.reshape(-1, self.row_bytes)
+        return self.format.dequantize(by_row[ids].reshape(-1)).reshape(len(ids), self.shape[-1])
+
+    def chunks(self) -> Iterator[tuple[slice, F32]]:
+        """The matrix in runs of rows that are small enough to hold decoded."""
+        step = max(1, CHUNK // self.shape[-1])
+        for start in range(0, self.shape[0], step):
+            stop = min(start + step, self.shape[0])
+            yield slice(start, stop), self.rows(start, stop)
+
+    def values(self) -> F32:
+        """All of it: for vectors and small matrices."""
+        return self.format.dequantize(self.raw).reshape(self.shape)
+
+    def part(self, index: int) -> "Weight":
+        """One matrix of a stack: an expert."""
+        size = self.raw.size // self.shape[0]
+        raw = self.raw[index * size : (index + 1) * size]
+        return Weight(f"{self.name}[{index}]", self.format, self.shape[1:], raw)
+
+
+class Weights:
+    """The tensors of one file by name. Whoever reads them says which shape it expects."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self.file = file
+        self.formats: dict[str, type[WeightFormat]] = {}
+        for name, info in file.tensors.items():
+            try:
+                self.formats[name] = WeightFormat.named(info.type.name)
+            except Exception as error:
+                raise type(error)(f"tensor {name!r}: {error}") from None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.file.tensors
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Weight:
+        info = self.file.tensors.get(name)
+        if info is None:
+            raise InvalidModel(f"tensor {name!r} is missing; the model needs it with shape {shape}")
+        if info.shape != shape:
+            raise InvalidModel(f"tensor {name!r} has shape {info.shape}; expected {shape}")
+        return Weight(name, self.formats[name], shape, self.file.raw(name))
+
+    def vector(self, name: str, size: int) -> F32:
+        return self.tensor(name, (size,)).values()

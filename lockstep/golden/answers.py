@@ -1,0 +1,138 @@
+"""Answers to op vectors that an engine without an adapter has written into files.
+
+A folder with one file for each operation that it answers, `NAME.safetensors` as in the vectors, and
+in it a tensor `CASE/OUTPUT` for each output of each case, in the output's type and shape.
+"""
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.engine.choices import choices
+from lockstep.golden.load import load_vectors
+from lockstep.golden.manifest import Entry, read_manifest
+from lockstep.golden.ops.judge import judge
+from lockstep.golden.store import (
+    DEFAULT_ROOT,
+    MAX_TENSORS,
+    BrokenGolden,
+    Tensors,
+    parse_tensors,
+    read,
+)
+from lockstep.golden.suites.base import Vectors, Verdicts
+from lockstep.golden.suites.ops import sentence
+from lockstep.harness.records import Verdict
+
+SUFFIX = ".safetensors"
+SHOWN = 4  # names in a sentence
+NOT_ANSWERED, FOREIGN = "not-answered", "foreign"  # cases of verdicts that are about no operation
+
+
+def judge_answers(
+    folder: Path,
+    root: Path = DEFAULT_ROOT,
+    progress: Callable[[str], None] = lambda _: None,
+    *,
+    only: Sequence[str] = (),
+) -> Iterator[Verdict]:
+    """One verdict for each operation that is right, one for each output that is wrong.
+
+    only: names such as "rope"; all if empty. What has no answer is not compared, and says so; what
+    answers nothing, such as a file whose name is misspelt, is named. Raises BrokenGolden for
+    vectors that are not intact.
+    """
+    entries = {entry.path: entry for entry in read_manifest(root)}
+    known = {Path(e.path).stem: e for e in entries.values() if e.kind == "ops"}
+    refuse_unknown(only, known)
+    there, foreign = answered(folder, known)
+    missing = []
+    for op in only or sorted(known):
+        if op not in there:
+            missing.append(op)
+            continue
+        progress(op)
+        vectors = load_vectors(root, known[op], entries)
+        verdict = verdicts(op, folder)
+        try:
+            answers = parse_tensors(read(there[op], MAX_TENSORS), there[op].name)
+        except BrokenGolden as error:
+            yield verdict("not-compared", f"{op}: {error}", {"file": there[op].name})
+            continue
+        yield from of_operation(vectors, answers, verdict)
+    if missing:
+        text = f"no answers to {len(missing)} of {len(only or known)} operations: {some(missing)}"
+        case = "asked-for" if only else NOT_ANSWERED
+        yield verdicts(case, folder)("not-compared", text, {"missing": missing})
+    if foreign:
+        text = f"{len(foreign)} entries of the folder answer no operation: {some(foreign)}"
+        yield verdicts(FOREIGN, folder)("not-compared", text, {"foreign": foreign})
+
+
+def counted(found: Sequence[Verdict]) -> list[Verdict]:
+    """Those that decide whether an engine conforms: it need not have every operation."""
+    return [verdict for verdict in found if verdict.case not in (NOT_ANSWERED, FOREIGN)]
+
+
+def answered(folder: Path, known: Mapping[str, Entry]) -> tuple[dict[str, Path], list[str]]:
+    """Files by operation, and the names of what else is there."""
+    if not folder.is_dir():
+        raise BrokenGolden(f"{folder} is no folder")
+    found, foreign = {}, []
+    for path in sorted(folder.iterdir()):
+        op = path.name.removesuffix(SUFFIX)
+        if path.suffix == SUFFIX and op in known and path.is_file():
+            found[op] = path
+        else:
+            foreign.append(path.name)
+    return found, foreign
+
+
+def refuse_unknown(names: Sequence[str], known: Mapping[str, Entry]) -> None:
+    for name in names:
+        if name not in known:
+            raise BrokenGolden(f"no operation {name!r} has vectors {choices(name, known)}")
+
+
+def verdicts(op: str, folder: Path) -> Verdicts:
+    words = ["lockstep", "golden", "ops", "--answers", str(folder)]
+    words += ["--only", op] if op not in (NOT_ANSWERED, FOREIGN, "asked-for") else []
+    return Verdicts(suite="golden-ops", case=op, repro=shlex.join(words))
+
+
+def of_operation(vectors: Vectors, answers: Tensors, verdict: Verdicts) -> Iterator[Verdict]:
+    rows, op = vectors.document["cases"], vectors.document["op"]
+    names = {f"{row['id']}/{name}" for row in rows for name in row["outputs"]}
+    strange = sorted(answers.keys() - names)
+    if strange:
+        text = f"{op}: no case has {some(strange)} (a name is such as {min(names)!r})"
+        yield verdict("not-compared", text, {"strange": strange})
+    held, missing = [], []
+    for row in rows:
+        mine = outputs_of(row, answers)
+        if mine.keys() == row["outputs"].keys():
+            held += list(judge(row, vectors.tensors, mine))
+        else:
+            missing.append(row["id"])
+    for one in held:
+        if one.wrong is not None:
+            detail = {"case": one.case, "output": one.output, "reason": one.reason}
+            yield verdict("diverged", sentence(op, one), detail, key=f"value/{op}/{one.case}")
+    if missing:
+        text = f"{op}: no answers to {len(missing)} of {len(rows)} cases: {some(missing)}"
+        yield verdict("not-compared", text, {"missing": missing})
+    if held and all(one.wrong is None for one in held):
+        share = max(one.share for one in held)
+        text = f"{op}: {len(held)} outputs, at most {share:.2f} of what is allowed"
+        yield verdict("agreed", text, {"worst_share": share})
+
+
+def outputs_of(row: Mapping[str, Any], answers: Tensors) -> Tensors:
+    named = {name: f"{row['id']}/{name}" for name in row["outputs"]}
+    return {name: answers[where] for name, where in named.items() if where in answers}
+
+
+def some(names: Sequence[str]) -> str:
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

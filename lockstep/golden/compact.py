@@ -1,0 +1,136 @@
+"""A large matrix kept small, by what any engine can form from its own.
+
+Of each row: its largest values, the values of some seeded columns, and two sums over every block of
+columns, so that no value is outside them. A sum sees a block that is wrong as a whole, or one value
+that is far off; in a moment each value counts as often as its place says, so that values which have
+changed places are seen as well.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.quants.base import F32
+from lockstep.golden.store import Tensors
+from lockstep.harness.judging.compare import mismatch_between, worst_distance
+from lockstep.harness.records import Mismatch
+from lockstep.harness.synth.draws import integers, stream
+
+TOP = 32  # largest values of a row: enough for the ids that tie for the next token
+COLUMNS = 256
+BLOCK = 256  # columns of a sum
+SUMS = ("sums", "moments")
+RULE = (
+    f"sums: of each {BLOCK} columns, in float64, from zero, one after the other; moments: the same "
+    f"of value times place in its block, 1 to {BLOCK}, a product that float64 holds exactly"
+)
+
+
+def seeded_columns(seed: int, name: str, width: int) -> NDArray[np.int32]:
+    """Ascending: one in each of COLUMNS equal stretches, or all if there are no more."""
+    n = min(COLUMNS, width)
+    edges = np.arange(n + 1, dtype=np.int64) * width // n
+    drawn = integers(stream(seed, f"golden.columns {name}"), n, 1 << 31) % np.diff(edges)
+    return (edges[:-1] + drawn).astype(np.int32)
+
+
+def kept(matrix: F32, columns: NDArray[np.int32]) -> Tensors:
+    """What a way of a golden has on the disk; of equal values the smaller id comes first."""
+    ids = np.argsort(-matrix, axis=1, kind="stable")[:, :TOP].astype(np.int32)
+    sums, moments = block_sums(matrix)
+    return {
+        "ids": ids,
+        "top": np.take_along_axis(matrix, ids, axis=1),
+        "columns": matrix[:, columns],
+        "sums": sums,
+        "moments": moments,
+    }
+
+
+def block_sums(matrix: F32) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(rows, blocks) each, as RULE says; the last block may be shorter."""
+    rows, width = matrix.shape
+    blocks = -(-width // BLOCK)
+    wide = np.zeros((rows, blocks * BLOCK))
+    wide[:, :width] = matrix
+    wide = wide.reshape(rows, blocks, BLOCK)
+    sums, moments = np.zeros((rows, blocks)), np.zeros((rows, blocks))
+    with np.errstate(invalid="ignore"):  # of infinities
+        for place in range(BLOCK):
+            sums += wide[:, :, place]
+            moments += (place + 1) * wide[:, :, place]
+    return sums, moments
+
+
+@dataclass(kw_only=True)
+class Floor:
+    """How far honest runs were from the one without errors, at worst."""
+
+    value: float = 0.0
+    sums: float = 0.0
+    moments: float = 0.0
+
+    def widen(self, honest: F32, moved: F32) -> None:
+        self.value = max(self.value, worst_distance(honest, moved))
+        pairs = zip(block_sums(honest), block_sums(moved), strict=True)
+        sums, moments = (worst_distance(a, b) for a, b in pairs)
+        self.sums, self.moments = max(self.sums, sums), max(self.moments, moments)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A kept matrix of a golden, and how far another engine's may be from it."""
+
+    tensors: Tensors  # as `kept` gives them
+    columns: NDArray[np.int32]
+    allowed: Mapping[str, float]  # of values, sums and moments
+
+    def parts(self, got: F32) -> Iterator[tuple[str, NDArray[Any], NDArray[Any], float]]:
+        """Name, what is held, what `got` has there, and what is allowed."""
+        sums, moments = block_sums(got)
+        top = np.take_along_axis(got, self.tensors["ids"].astype(np.int64), axis=1)
+        values = self.allowed["values"]
+        yield "top", self.tensors["top"], top, values
+        yield "columns", self.tensors["columns"], got[:, self.columns], values
+        yield "sums", self.tensors["sums"], sums, self.allowed["sums"]
+        yield "moments", self.tensors["moments"], moments, self.allowed["moments"]
+
+    def differences(self, got: F32) -> Iterator[tuple[str, Mismatch]]:
+        """Each part that is beyond what is allowed, with its worst element."""
+        for name, held, mine, allowed in self.parts(got):
+            off = mismatch_between(held, mine, allowed)
+            if off is not None:
+                yield name, off
+        off = self.above(got)
+        if off is not None:
+            yield "rest", off
+
+    def above(self, got: F32) -> Mismatch | None:
+        """None of the other values of a row may be larger than the least of its top."""
+        rest, allowed = got.astype(np.float64), self.allowed["values"]
+        np.put_along_axis(rest, self.tensors["ids"].astype(np.int64), -np.inf, axis=1)
+        least = self.tensors["top"][:, -1].astype(np.float64)
+        with np.errstate(invalid="ignore"):  # minus infinity less minus infinity
+            excess = np.nan_to_num(np.fmax.reduce(rest, axis=1) - least, nan=-np.inf)
+        bad = excess > allowed
+        if not bad.any():
+            return None
+        row = int(excess.argmax())
+        at = int(np.nanargmax(rest[row]))
+        return Mismatch(
+            kind="value",
+            index=(row, at),
+            expected=float(least[row]),
+            actual=float(rest[row, at]),
+            allowed=allowed,
+            mismatched=int(bad.sum()),
+            total=len(got),
+        )
+
+    def share(self, got: F32) -> float:
+        """How much of what is allowed the worst part uses."""
+        used = [(worst_distance(a, b), allowed) for _, a, b, allowed in self.parts(got)]
+        return max(far / most if most else (float("inf") if far else 0.0) for far, most in used)

@@ -1,0 +1,88 @@
+"""Nodes near the beginning of a run, which are kept unasked: no noise hides a fault there.
+
+In the logits of a quantised model an honest engine may be off by several percent of the largest,
+and a wrong norm's by less. What the first product reads is exact but for a few roundings.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from lockstep.harness.graph.program import Graph, PlannedNode, Program, View
+from lockstep.harness.graph.wiring import layers_of
+from lockstep.harness.judging.findings import by_layer
+
+MOST_ROWS = 16  # of a token: the rotations of more heads than that take half a megabyte
+COPIES = ("GET_ROWS", "CPY", "CONT", "SET_ROWS")  # of a layer's result, the rows that go on
+PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
+
+
+def early_nodes(program: Program) -> tuple[str, ...]:
+    """What the first product by a weight reads, and of its layer the rotations and the result.
+
+    By name; none that the graph of some batch lacks, but for an encoder's.
+    """
+    graphs = [graph for graph in program.graphs if graph.step not in program.encoding]
+    results = [results_of(program, graph) for graph in graphs]
+    early = list(nodes_of_first_layer(graphs[0]))
+    most = MOST_ROWS * rows(early[0].result) if early else 0
+    names = {program.names[graphs[0].place(node)]: node.result for node in early}
+    return tuple(
+        name
+        for name, result in names.items()
+        if rows(result) <= most and can_be_kept([views.get(name) for views in results])
+    )
+
+
+def results_of(program: Program, graph: Graph) -> Mapping[str, View]:
+    return {program.names[graph.place(node)]: node.result for node in graph.nodes}
+
+
+def rows(view: View) -> int:
+    return math.prod(view.ne[1:])
+
+
+def can_be_kept(views: Sequence[View | None]) -> bool:
+    """As one matrix of float32: every graph has it, and as wide."""
+    present = [view for view in views if view is not None and view.type == "F32"]
+    return len(present) == len(views) and len({view.ne[0] for view in present}) == 1
+
+
+def nodes_of_first_layer(graph: Graph) -> Iterator[PlannedNode]:
+    """First what the product reads; nothing of a graph that multiplies by no weight."""
+    layers = list(layers_of(graph.nodes))
+    writers: dict[int, PlannedNode] = {}
+    for node, layer in zip(graph.nodes, layers, strict=True):
+        if read := factor_of(graph, node):
+            if read.root in writers:
+                yield writers[read.root]
+                yield from rotations_and_end(graph, layers, layer)
+            return
+        writers[node.result.root] = node
+
+
+def factor_of(graph: Graph, node: PlannedNode) -> View | None:
+    """What a weight is multiplied by there, if one is."""
+    if node.op not in PRODUCTS:
+        return None
+    weight, factor, *_ = node.sources
+    by_weight = weight is not None and weight.root >= 0
+    return factor if by_weight and graph.roots[weight.root].kind == "weight" else None
+
+
+def rotations_and_end(
+    graph: Graph, layers: Sequence[int | None], layer: int | None
+) -> Iterator[PlannedNode]:
+    if layer is None:
+        return
+    (group,) = (group for group in by_layer(layers) if layers[group[0]] == layer)
+    nodes = [graph.nodes[at] for at in group]
+    yield from (node for node in nodes if node.op == "ROPE")
+    last = next(node for node in reversed(nodes) if node.op not in COPIES)
+    if is_named(last):
+        yield last
+
+
+def is_named(node: PlannedNode) -> bool:
+    """Or else ggml calls it by its number in the graph, which is nothing to go by."""
+    return not re.fullmatch(r"node_\d+", node.name)

@@ -1,0 +1,153 @@
+"""One level of the vectors in a folder of its own: documents, models, page, licence and index."""
+
+import base64
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.choices import choices
+from lockstep.golden.export.pages import readme
+from lockstep.golden.export.sources import c_source, c_table
+from lockstep.golden.load import load_vectors
+from lockstep.golden.manifest import NAME as MANIFEST
+from lockstep.golden.manifest import read_manifest
+from lockstep.golden.models import write_model
+from lockstep.golden.store import (
+    DEFAULT_ROOT,
+    DTYPES,
+    BrokenGolden,
+    parse_json,
+    read,
+    sha256,
+    tensor_bytes,
+)
+from lockstep.golden.suites.base import Vectors
+
+LEVELS = ("tokens", "dequant", "dot", "ops", "logits", "files")
+FORMS = ("json", "safetensors", "c")
+WITH_TENSORS = ("dequant", "dot", "ops", "logits")
+HERE = Path(__file__).parent
+LICENCE = "MIT"
+
+
+def export(
+    out: Path,
+    level: str,
+    form: str,
+    *,
+    only: Sequence[str] = (),
+    root: Path = DEFAULT_ROOT,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Path]:
+    """The files that were written. only: documents such as "q4_k"; all of the level if empty.
+
+    Raises BrokenGolden for vectors that are not intact, for a level without tensors as safetensors,
+    for a name that the level has not, and for a folder with anything in it.
+    """
+    if form == "safetensors" and level not in WITH_TENSORS:
+        raise BrokenGolden(f"the level {level} has no tensors: --as json or --as c has all of it")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise BrokenGolden(f"{out} is there and is not empty: name a new folder")
+    entries = {entry.path: entry for entry in read_manifest(root)}
+    paths = {Path(p).stem: p for p, e in entries.items() if e.kind != "tensors" and of(p, level)}
+    for name in only:
+        if name not in paths:
+            raise BrokenGolden(f"{level} has no {name!r} {choices(name, sorted(paths))}")
+    names = sorted(set(only) or paths)
+    out.mkdir(parents=True, exist_ok=True)
+    written, models = [], dict[str, Mapping[str, Any]]()
+    for name in names:
+        progress(f"{level}/{name}")
+        vectors = load_vectors(root, entries[paths[name]], entries)
+        if "model" in vectors.document:
+            models[vectors.document["model"]["name"]] = vectors.document["model"]
+        written += [put(out / file, raw) for file, raw in files_of(level, form, name, vectors)]
+    if form == "c":
+        written.append(put(out / "vectors.c", c_table(level, names).encode("ascii")))
+        written += [copied(f"{level}.h", out, f"{level}.h"), copied(f"{level}.c", out, "runner.c")]
+    written += [path for row in models.values() for path in model_files(row, out)]
+    written.append(put(out / "LICENSE", (HERE / "LICENSE").read_bytes()))
+    about = about_export(root, level, form, names, models)
+    written.append(put(out / "README.md", readme(about).encode("utf-8")))
+    hashes = {p.relative_to(out).as_posix(): sha256(p.read_bytes()) for p in sorted(written)}
+    index = json.dumps({**about, "files": hashes}, indent=1, sort_keys=True) + "\n"
+    return [*written, put(out / "index.json", index.encode("ascii"))]
+
+
+def of(path: str, level: str) -> bool:
+    return path.startswith(f"{level}/")
+
+
+def files_of(level: str, form: str, name: str, vectors: Vectors) -> Iterator[tuple[str, bytes]]:
+    if form == "c":
+        yield f"{name}.c", c_source(level, name, vectors).encode("ascii")
+    elif form == "safetensors":
+        body = {k: v for k, v in vectors.document.items() if k != "tensors"}
+        yield f"{name}.json", as_json({**body, "tensors": f"{name}.safetensors"})
+        yield f"{name}.safetensors", tensor_bytes(vectors.tensors)
+    else:
+        body = {k: v for k, v in vectors.document.items() if k != "tensors"}
+        tensors = {key: inline(value) for key, value in vectors.tensors.items()}
+        yield f"{name}.json", as_json({**body, "tensors": tensors} if tensors else body)
+
+
+def inline(value: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Little-endian bytes: JSON has no NaN, and not every reader keeps the last bit of a number."""
+    little = np.ascontiguousarray(value).astype(value.dtype.newbyteorder("<"), copy=False)
+    return {
+        "dtype": DTYPES[value.dtype.name],
+        "shape": list(value.shape),
+        "base64": base64.b64encode(little.tobytes()).decode("ascii"),
+    }
+
+
+def as_json(document: Mapping[str, Any]) -> bytes:
+    return (json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n").encode("ascii")
+
+
+def model_files(row: Mapping[str, Any], out: Path) -> Iterator[Path]:
+    """The model as a file, if a recipe makes it; others are found by their hash, by the user."""
+    if row["recipe"] is not None:
+        path = out / "models" / f"{row['name']}.gguf"
+        path.parent.mkdir(exist_ok=True)
+        write_model(row, path)
+        yield path
+
+
+def about_export(
+    root: Path,
+    level: str,
+    form: str,
+    names: Sequence[str],
+    models: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    try:
+        ours = version("gguf-lockstep")
+    except PackageNotFoundError:
+        ours = "of a checkout"
+    left_out = {n: row["sha256"] for n, row in models.items() if row["recipe"] is None}
+    return {
+        "format": 1,
+        "level": level,
+        "as": form,
+        "names": list(names),
+        "gguf-lockstep": ours,
+        "vectors": root.name,
+        "seal": parse_json(read(root / MANIFEST, 1 << 20), MANIFEST)["seal"],
+        "licence": LICENCE,
+        "models_not_included": left_out,
+    }
+
+
+def put(path: Path, raw: bytes) -> Path:
+    path.write_bytes(raw)
+    return path
+
+
+def copied(source: str, out: Path, name: str) -> Path:
+    return Path(shutil.copyfile(HERE / "c" / source, out / name))

@@ -1,0 +1,130 @@
+"""Our own runs of a model, of which goldens are made: llama.cpp's graph, computed with our ops.
+
+They have the same bits on every CPU: nothing in them asks BLAS or the C library, and how many lanes
+the oracle's build has does not enter. So what is written down is ours, and the oracle and, where we
+have one, our own graph are held against it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.ggml.base import Node
+from lockstep.engine.ops.sums import in_order
+from lockstep.engine.quants.base import F32
+from lockstep.harness.context.runner import Session
+from lockstep.harness.context.suite import NoAnswer, no_answer
+from lockstep.harness.graph.floor import whole
+from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
+from lockstep.harness.graph.record import record
+from lockstep.harness.graph.replay import replay
+from lockstep.harness.graph.ways import Honest, Noisy, Wide
+from lockstep.harness.records import Settings
+
+LANES = 16  # of the widest vectors, which round least: no bound is wider on another CPU
+LOGITS, EMBEDDINGS = "logits", "embeddings"  # what a run comes to; all else that is shown is a node
+Matrices = dict[str, F32]  # (rows, width) of all batches, by name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """llama.cpp's graphs of some batches, and what it computed at the nodes that were asked for."""
+
+    program: Program
+    result: str  # what it comes to: LOGITS, or EMBEDDINGS of a model without
+    names: tuple[str, ...]  # of nodes
+    shown: Matrices
+
+    @cached_property
+    def places(self) -> dict[Place, str]:
+        """Raises Unsupported for a name that no node has, with the nearest."""
+        return {place: name for name in self.names for place in self.program.places_of(name)}
+
+
+@dataclass(kw_only=True)
+class Seen:
+    """Values of nodes, in the order in which they come."""
+
+    values: dict[str, dict[Place, NDArray[Any]]] = field(default_factory=dict)
+
+    def add(self, name: str, place: Place, value: NDArray[Any]) -> None:
+        self.values.setdefault(name, {})[place] = value.copy()
+
+    def matrices(self) -> Matrices:
+        return {name: matrix_of(name, found.values()) for name, found in self.values.items()}
+
+
+def recorded(
+    session: Session, batches: Sequence[Batch], result: str, names: Sequence[str] = ()
+) -> Recorded:
+    """Raises NoAnswer if the session's engine does not show its graph, Unsupported for a name."""
+    values: dict[Place, NDArray[Any]] = {}
+
+    def watch(node: Node, place: Place) -> None:
+        # which node bears a name alone is known when all have come
+        if any(name == node.name or name.startswith(f"{node.name} ") for name in names):
+            values[place] = node.value.copy()
+
+    program = record(session, batches, watch=watch, embeddings=result == EMBEDDINGS)
+    if not isinstance(program, Program):
+        raise no_answer(session.name, "capture", program)
+    if not program.has_result:
+        raise NoAnswer("not-applicable", f"the model has no {result}", {})
+    found = Recorded(program=program, result=result, names=tuple(names), shown={})
+    seen = Seen()
+    for place, name in found.places.items():
+        seen.add(name, place, values[place])
+    return replace(found, shown=seen.matrices())
+
+
+def run(
+    found: Recorded, file: GgufFile, settings: Settings, way: Honest, *, plain: bool = False
+) -> Matrices:
+    """The result, and the nodes. Raises Unsupported for what has no formula."""
+    build = Build(
+        lanes=LANES, n_threads=settings.n_threads, plain=plain, multiply=in_order, zeros=True
+    )
+    seen = Seen()
+
+    def see(graph: Graph, node: PlannedNode, value: NDArray[Any]) -> None:
+        place = graph.place(node)
+        if place in found.places:
+            seen.add(found.places[place], place, value)
+
+    outputs = whole(replay(found.program, file, build, way, trace=see))
+    every = {found.result: np.concatenate(outputs), **seen.matrices()}
+    return {name: matrix.astype(np.float32) for name, matrix in every.items()}
+
+
+def as_ggml(found: Recorded, file: GgufFile, settings: Settings) -> Matrices:
+    """With the roundings that llama.cpp makes on purpose, activations converted."""
+    return run(found, file, settings, Honest())
+
+
+def as_plain(found: Recorded, file: GgufFile, settings: Settings) -> Matrices:
+    """In float64 and without conversions of activations."""
+    return run(found, file, settings, Wide(), plain=True)
+
+
+def unlucky(found: Recorded, file: GgufFile, settings: Settings, seed: int) -> Matrices:
+    """As ggml, and every op off by a random share of its bound."""
+    return run(found, file, settings, Noisy(seed=seed))
+
+
+def matrix_of(name: str, values: Iterable[NDArray[Any]]) -> F32:
+    """(all leading dimensions, the last) of every batch, one below the other."""
+    parts = [value.reshape(-1, value.shape[-1]) for value in values]
+    kinds = {part.dtype.name for part in parts}
+    if not kinds <= {"float32", "float64"}:
+        raise Unsupported(f"the values of {name} are {min(kinds)}: only float32 can be kept")
+    if len({part.shape[1] for part in parts}) > 1:
+        raise Unsupported(f"the width of {name} changes from batch to batch: it cannot be kept")
+    return np.concatenate(parts)

@@ -1,0 +1,48 @@
+"""The list of all vectors, with their hashes and its own."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.golden.schemas import violations
+from lockstep.golden.store import BrokenGolden, canonical, parse_json, read, sha256
+
+NAME = "manifest.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One file. `model` is the sha256 of a model that no recipe makes; its user has the file."""
+
+    path: str
+    sha256: str
+    bytes: int
+    kind: str  # "tensors", or the suite of a document
+    schema: str | None
+    model: str | None
+
+
+def manifest_bytes(entries: Sequence[Entry]) -> bytes:
+    """`seal` is the hash of the manifest without it, so that a hand's edit shows."""
+    body: dict[str, Any] = {
+        "format": FORMAT,
+        "files": [asdict(entry) for entry in sorted(entries, key=lambda entry: entry.path)],
+    }
+    return canonical({**body, "seal": sha256(canonical(body))})
+
+
+def read_manifest(root: Path) -> list[Entry]:
+    """Raises BrokenGolden if the manifest is missing, edited or no manifest."""
+    raw = read(root / NAME, limit=1 << 20)
+    document = parse_json(raw, NAME)
+    wrong = next(violations("manifest", document), None)
+    if wrong is not None:
+        raise BrokenGolden(f"{NAME} breaks its schema: {wrong}")
+    entries = [Entry(**row) for row in document["files"]]
+    if raw != manifest_bytes(entries):
+        raise BrokenGolden(f"{NAME} was not written by the generator: its seal or form is wrong")
+    if len({entry.path for entry in entries}) != len(entries):
+        raise BrokenGolden(f"{NAME} lists a file twice")
+    return entries

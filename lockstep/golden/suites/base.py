@@ -1,0 +1,158 @@
+"""The contract of a kind of golden, and the way from an outcome to an answer."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep.engine.registry import Registered
+from lockstep.golden.store import Tensors
+from lockstep.harness.context.runner import Session
+from lockstep.harness.context.suite import NoAnswer, no_answer
+from lockstep.harness.records import BOTH, EXACT, Answered, EngineInfo, Settings, Verdict
+
+GENERATOR = "golden.generate 1"  # the number changes with the meaning of the vectors
+FORMAT = 1
+MEMORY = 8 << 30  # bytes that an engine may take, as in `check`
+SEED = 1  # of blocks, texts and prompts; a model that we make has its own
+
+Case = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vectors:
+    """A document and its float data, as they are on disk."""
+
+    document: Mapping[str, Any]
+    tensors: Tensors = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """An engine in a session, under a name for sentences."""
+
+    engine: str
+    session: Session
+    path: Path | None = None  # the model's file: llama.cpp's own cases lie beside a vocabulary
+
+    def __call__(self, question: str, *args: Any, **kwargs: Any) -> Any:
+        """The answer, or NoAnswer (harness.context.suite) with what became of the question."""
+        outcome = self.session.ask(question, *args, **kwargs)
+        if isinstance(outcome, Answered):
+            return outcome.value
+        raise no_answer(self.engine, question, outcome)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What vectors are made from: an oracle and, but for dequant, a model."""
+
+    ask: Asked
+    info: EngineInfo
+    settings: Settings
+    seed: int
+    path: Path | None = None
+    model: Mapping[str, Any] | None = None  # as golden.models.model_row has it
+    nodes: tuple[str, ...] = ()  # of llama.cpp's graph, whose values are wanted as well
+    progress: Callable[[str], None] = field(default=lambda _: None)
+
+    def head(self, kind: str, *, build: bool = False) -> Case:
+        """`build`: the answer depends on the CPU's features, so they belong to its provenance."""
+        oracle = {"engine": self.info.engine, "version": self.info.version}
+        if build:
+            oracle["build"] = self.info.build
+        knobs = asdict(self.settings)
+        del knobs["generic"]  # no knob but a fact of the build
+        provenance = {
+            "generator": GENERATOR,
+            "oracle": oracle,
+            "settings": knobs,
+            "seed": self.seed,
+        }
+        return {"kind": kind, "format": FORMAT, "provenance": provenance}
+
+
+def source_of(
+    ask: Asked, progress: Callable[[str], None], seed: int = SEED, **of_model: Any
+) -> Source:
+    info = ask("describe")
+    return Source(ask=ask, info=info, settings=EXACT, seed=seed, progress=progress, **of_model)
+
+
+def difference(held: Vectors, made: Vectors, but: Collection[str] = ()) -> str:
+    """The first part of the document, or tensor, that is another one; the CPU is no part."""
+    a, b = parts(held), parts(made)
+    changed = (name for name in sorted({*a, *b} - {*but}) if a.get(name) != b.get(name))
+    return next((f"{name!r} is another one" for name in changed), "")
+
+
+def parts(vectors: Vectors) -> Case:
+    found = {name: part for name, part in vectors.document.items() if name != "tensors"}
+    oracle = {k: v for k, v in found["provenance"]["oracle"].items() if k != "build"}
+    found["provenance"] = {**found["provenance"], "oracle": oracle}
+    arrays = {k: (str(v.dtype), v.shape, v.tobytes()) for k, v in vectors.tensors.items()}
+    return {**found, **arrays}
+
+
+class Golden(Registered):
+    """One kind of vectors; its name is that of the schema and of the folder."""
+
+    def make(self, source: Source, what: str) -> Vectors:
+        """Ask the oracle. what: the type of weights, or the name of the model."""
+        raise NotImplementedError
+
+    def inconsistencies(self, vectors: Vectors) -> Iterator[str]:
+        """What no schema can say, each as a sentence; the document is valid by its schema."""
+        return iter(())
+
+    def outdated(self, held: Vectors, made: Vectors) -> str:
+        """Why `held`, on the disk, cannot stay in place of `made`, in words; empty if it can.
+
+        Any difference is a reason, where the CPU decides no bit of the answer.
+        """
+        return difference(held, made)
+
+    def cases(self, vectors: Vectors) -> Mapping[str, Any]:
+        """What a diff speaks of: JSON values and arrays by the names of their cases."""
+        raise NotImplementedError
+
+    def replay(self, vectors: Vectors, ask: Asked, verdict: "Verdicts") -> Iterator[Verdict]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdicts:
+    """Makes the verdicts of one golden; the suite is `golden-KIND`."""
+
+    suite: str
+    case: str
+    repro: str
+    engine: str = BOTH
+
+    def __call__(
+        self, status: Any, summary: str, detail: Mapping[str, Any] | None = None, key: str = ""
+    ) -> Verdict:
+        return Verdict(
+            suite=self.suite,
+            case=self.case,
+            status=status,
+            summary=summary,
+            detail=detail or {},
+            key=f"{self.suite}/{key}" if key else "",
+            repro="" if status == "agreed" else self.repro,
+            about=self.engine,
+        )
+
+
+def each(verdict: Verdicts, *questions: Callable[[], Iterator[Verdict]]) -> Iterator[Verdict]:
+    """The verdicts on each question; one that an engine does not answer costs no other."""
+    for question in questions:
+        try:
+            yield from question()
+        except NoAnswer as error:
+            yield unanswered(verdict, error)
+
+
+def unanswered(verdict: Verdicts, error: NoAnswer) -> Verdict:
+    key = error.status if error.status != "not-compared" else ""
+    return verdict(error.status, error.summary, error.detail, key)

@@ -1,0 +1,145 @@
+"""Vectors of single operations: inputs, the truth in float64 and a bound for every element."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.ops.ggml.base import has_meaning
+from lockstep.golden.ops.form import Case, node_of
+from lockstep.golden.ops.judge import Array, Judged, judge
+from lockstep.golden.ops.vectors import RESULT, case_of, cases_of, written
+from lockstep.golden.store import BrokenGolden, Tensors
+from lockstep.golden.suites.base import Asked, Golden, Source, Vectors, Verdicts
+from lockstep.harness.records import Mismatch, Verdict
+
+COMPARE = (
+    "no element of an output further than `allowed` from the truth; NaN and infinity must be the "
+    "same; of several ways one must fit all elements of the output"
+)
+
+HELD = {  # ggml's or not: what the truth was held against when it was written
+    True: "llama.cpp computed every case, and was within the bounds but for what is a finding",
+    False: "a second writing of the operation in float32, and the mistakes that it must not let "
+    "pass: tests/golden/test_fused_ops.py",
+}
+
+
+class Ops(Golden, name="ops"):
+    def make(self, source: Source, what: str) -> Vectors:
+        """what: the operation. Raises BrokenGolden if the oracle's own result is out of bound."""
+        source.progress(f"{what}: cases of an operation")
+        rows, tensors = [], Tensors()
+        for case in cases_of(what, source.seed):
+            row, more = written(what, case)
+            rows.append(row)
+            tensors |= more
+            check_oracle(what, case, row, more, source.ask)
+        ggml = has_meaning(what)
+        body = {"op": what, "ggml": ggml, "held": HELD[ggml], "compare": COMPARE, "cases": rows}
+        return Vectors(document={**source.head("ops"), **body}, tensors=tensors)
+
+    def inconsistencies(self, vectors: Vectors) -> Iterator[str]:
+        rows, tensors = vectors.document["cases"], vectors.tensors
+        if len({row["id"] for row in rows}) != len(rows):
+            yield "two cases have the same id"
+        named = dict(pair for row in rows for pair in named_tensors(row))
+        for where in sorted(named.keys() ^ tensors.keys()):
+            yield f"{where!r} is not both in the document and among the tensors"
+        for where in named.keys() & tensors.keys():
+            if list(tensors[where].shape) != named[where]:
+                shape = tensors[where].shape
+                yield f"the tensor {where!r} has shape {shape}, the document says {named[where]}"
+            if where.endswith(".allowed") and not is_bound(tensors[where]):
+                yield f"the bound {where!r} is negative or not finite"
+
+    def cases(self, vectors: Vectors) -> Mapping[str, Any]:
+        document = vectors.document
+        found = {key: document[key] for key in ("provenance", "op", "held", "compare")}
+        return {**found, **{row["id"]: row for row in document["cases"]}, **vectors.tensors}
+
+    def replay(self, vectors: Vectors, ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
+        op = vectors.document["op"]
+        held: list[Judged] = []
+        for row in vectors.document["cases"]:
+            case = case_of(row, vectors.tensors)
+            answers = answered(op, case, ask, ggml=vectors.document["ggml"])
+            held += judge(row, vectors.tensors, answers)
+        yield verdict_of(vectors.document, held, verdict, engine=ask.engine)
+
+
+def named_tensors(row: Mapping[str, Any]) -> Iterator[tuple[str, list[int]]]:
+    """Those that the document speaks of, and their shapes."""
+    for name, held in row["inputs"].items():
+        yield f"{row['id']}/{name}", held["shape"]
+    for name, output in row["outputs"].items():
+        for way, found in output["ways"].items():
+            where = f"{row['id']}/{name}.{way}"
+            yield where, output["shape"]
+            if found["allowed"] is None:
+                yield f"{where}.allowed", output["shape"]
+
+
+def is_bound(allowed: Array) -> bool:
+    return bool(np.isfinite(allowed).all() and (allowed >= 0).all())
+
+
+def answered(op: str, case: Case, ask: Asked, *, ggml: bool) -> dict[str, Array]:
+    """What an engine answers to a case. Raises NoAnswer."""
+    if ggml:
+        return {RESULT: ask("compute", node_of(op, case)).reshape(case.shape)}
+    return dict(ask("operate", op, dict(case.inputs), dict(case.params)))
+
+
+def check_oracle(op: str, case: Case, row: Mapping[str, Any], tensors: Tensors, ask: Asked) -> None:
+    for one in judge(row, tensors, answered(op, case, ask, ggml=has_meaning(op))):
+        if (one.wrong is None) is (case.finding is not None):
+            raise BrokenGolden(
+                f"{op}, {case.id}: {ask.engine} is {'off' if one.wrong else 'right'} "
+                f"({sentence(op, one)}), which is {'a' if one.wrong else 'no longer a'} finding"
+            )
+
+
+def sentence(op: str, one: Judged) -> str:
+    """Where, what was expected, what came, what was allowed."""
+    where = f"{op}, {one.case}, {one.output}"
+    if one.wrong is None:
+        return f"{where}: agrees"
+    return f"{where}{described(one.wrong)}"
+
+
+def described(wrong: Mismatch) -> str:
+    if wrong.kind != "value":
+        return f": {wrong.detail}"
+    return (
+        f"{list(wrong.index)}: expected {wrong.expected:.9g}, got {wrong.actual:.9g} "
+        f"(allowed {wrong.allowed:.2g}); {wrong.mismatched} of {wrong.total} elements are off"
+    )
+
+
+def verdict_of(
+    document: Mapping[str, Any], held: list[Judged], verdict: Verdicts, *, engine: str
+) -> Verdict:
+    """One for all cases: a finding of the oracle's own is excused, as long as it is one."""
+    op, oracle = document["op"], document["provenance"]["oracle"]["engine"]
+    known = {row["id"]: row["finding"] for row in document["cases"] if engine == oracle}
+    wrong = [one for one in held if one.wrong is not None]
+    news = [one for one in wrong if not known.get(one.case)]
+    detail: dict[str, Any]
+    over = {case for case, finding in known.items() if finding} - {one.case for one in wrong}
+    if over:
+        text = f"{op}: {min(over)} agrees by now: take {known[min(over)]} out of the findings"
+        return verdict("diverged", text, key=f"over/{op}")
+    n = len(document["cases"])
+    if news:
+        names = sorted({one.case for one in news})
+        text = f"{sentence(op, news[0])}; {len(names)} of {n} cases are wrong"
+        detail = {"wrong": names, "output": news[0].output, "reason": news[0].reason}
+        return verdict("diverged", text, detail, key=f"value/{op}")
+    share = max((one.share for one in held if one.wrong is None), default=0.0)
+    text = f"{op}: {n} cases, at most {share:.2f} of what is allowed"
+    detail = {"worst_share": share, "ways": dict(Counter(one.way for one in held))}
+    if wrong:
+        return verdict("excused", f"{text}; {known[wrong[0].case]} is a known finding", detail)
+    return verdict("agreed", text, detail)

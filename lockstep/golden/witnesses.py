@@ -1,0 +1,33 @@
+"""Runs of others that a golden is held against before it is written."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.model import Model
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.golden.honest import LOGITS, Matrices, Recorded
+from lockstep.golden.shown import answered
+from lockstep.golden.suites.base import Source
+from lockstep.harness.asking.facts import ModelFacts
+from lockstep.harness.judging.noise import run
+
+
+def other_runs(
+    source: Source, facts: ModelFacts, batches: Sequence[Batch], found: Recorded
+) -> Iterator[tuple[str, Matrices]]:
+    """The oracle's, and that of our own graph where we have one: a graph that llama.cpp has wrong
+    is right in a replay of it."""
+    own = {found.result: np.concatenate(answered(source.ask, found.result, batches))}
+    yield source.info.engine, {**own, **found.shown}
+    if facts.not_ours or found.result != LOGITS:
+        return
+    assert source.path is not None
+    s = source.settings
+    source.progress("the same along our own graph")
+    model = Model(source.path, Mirror(s.n_threads, s.n_ctx), n_ctx=s.n_ctx, n_ubatch=s.n_ubatch)
+    try:
+        yield "our own graph", {LOGITS: np.concatenate(run(model, batches, model.ops))}
+    finally:
+        model.close()

@@ -1,0 +1,101 @@
+"""Weights of a model whose norms subtract the mean: what is written comes with as much of less.
+
+No gates, no rotary positions: a position is a token's own coordinates.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from lockstep.harness.acid.shape import F64, Shape
+from lockstep.harness.acid.weights import CONST, NOTHING, TINY, Weights
+
+# of the constant and the state, of the first position, and of what tests write
+BALANCES = ("balance 0", "balance 1")
+OF_MARK, OF_VALUES = "balance of the mark", "balance of values"
+COS, SIN = "position cosine", "position sine"
+LEVEL = 4.0
+POSITION = 0.5  # how large they are
+FIRST = "first position"  # a coordinate that row 0 of the table alone has
+# what some tests measure lies in the same coordinates, since a token measures for one test alone
+SHARED = "value {}"
+
+
+class Centred(Weights):
+    """`sharing`: tests whose values nothing else writes while another measures: no head that finds
+    what they look for, and no unit that is on."""
+
+    def __init__(self, shape: Shape, n_vocab: int) -> None:
+        super().__init__(shape, n_vocab)
+        s = shape
+        self.sharing: set[str] = set()
+        self.positions: F64 = np.zeros((s.n_ctx, s.n_embd))
+        self.q_bias: F64 = np.zeros((s.n_layer, s.n_head, s.n_embd_head))
+        self.v_bias: F64 = np.zeros((s.n_layer, s.n_head, s.n_embd_head))
+        self.o_bias: F64 = np.zeros((s.n_layer, s.n_embd))
+        self.up_bias: F64 = np.zeros((s.n_layer, s.n_ff))
+        self.down_bias: F64 = np.zeros((s.n_layer, s.n_embd))
+        self.attn_norm_bias: F64 = np.zeros((s.n_layer, s.n_embd))
+        self.ffn_norm_bias: F64 = np.zeros((s.n_layer, s.n_embd))
+        self.output_norm_bias: F64 = np.zeros(s.n_embd)
+        self.uncentred: dict[str, float] = {}  # states whose tokens have a mean, and how much of it
+        self.write_positions()
+
+    def coordinate(self, name: str) -> int:
+        name = NOTHING if name == TINY else name  # there are no short tokens
+        kind, _, rest = name.partition(":")
+        test, _, number = rest.rpartition(":")
+        shared = kind == "value" and bool({test, rest} & self.sharing)
+        return super().coordinate(SHARED.format(number) if shared else name)
+
+    def write_positions(self) -> None:
+        at = np.arange(self.shape.n_ctx)
+        for name, values in ((COS, np.cos(at)), (SIN, np.sin(at))):
+            self.positions[:, self.coordinate(name)] = POSITION * values
+            self.positions[:, self.coordinate(f"{name}, less")] = -POSITION * values
+        self.positions[0, self.coordinate(FIRST)] = 1
+        self.positions[0, self.coordinate(OF_MARK)] = -1
+
+    def embed(self, token: int, state: str, size: float = 1.0, base: str = CONST) -> None:
+        """A short token would be as long as its position: it is a usual one."""
+        super().embed(token, state, 1.0 if base != CONST else size, CONST)
+
+    def unit(
+        self,
+        layer: int,
+        gate: Mapping[str, float],
+        up: Mapping[str, float],
+        out: Mapping[str, float],
+        *,
+        last: bool = False,
+    ) -> None:
+        """One unit, act(gate), written to coordinates with these factors; up: 1 where there is."""
+        assert set(up.values()) <= {1.0}, "there are no gated units"
+        super().unit(layer, gate, {}, out, last=last)
+
+    def turn(
+        self,
+        place: tuple[int, int, int],
+        state: str,
+        keys: Mapping[str, float],
+        distance: float,
+        score: float,
+    ) -> None:
+        """Nothing turns: these keys have the score wherever they are."""
+        layer, head, _ = place
+        element = self.free_key(layer)
+        self.key(layer, element, keys)
+        self.query(layer, head, element, state, score)
+
+    def finish(self) -> None:
+        """What is written to the residual stream leaves its mean at zero. Queries are not
+        so much larger than keys, so that who takes one for the other still writes a report."""
+        self.q, self.k, self.q_bias = self.q / LEVEL, self.k * LEVEL, self.q_bias / LEVEL
+        low, high = (self.coordinate(name) for name in BALANCES)
+        for at in (low, high):
+            self.embd[:, at] -= self.embd.sum(axis=1) if at == high else self.embd.sum(axis=1) / 2
+        for state, size in self.uncentred.items():
+            self.embd[self.embd[:, self.coordinate(state)] > 0, self.coordinate(OF_MARK)] = size
+        less = self.coordinate(OF_VALUES)
+        for written in (self.o, self.down, self.o_bias, self.down_bias):
+            written[:, less] -= written.sum(axis=1)

@@ -1,0 +1,17 @@
+"""Which acid models there are: of llama one of each type, of other architectures one in F32."""
+
+from collections.abc import Iterator
+
+from lockstep.harness.acid.architectures import ARCHITECTURES
+from lockstep.harness.acid.write import TYPES
+
+FIRST = "F32"
+ALL_TYPES_OF = "llama"
+
+
+def every(arch: str | None = None) -> Iterator[tuple[str, str]]:
+    """Architecture and type; those in F32 come first. arch: this one alone."""
+    chosen = [each for each in ARCHITECTURES if arch in (None, each)]
+    yield from ((each, FIRST) for each in chosen)
+    if ALL_TYPES_OF in chosen:
+        yield from ((ALL_TYPES_OF, kind) for kind in TYPES if kind != FIRST)

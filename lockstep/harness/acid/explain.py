@@ -1,0 +1,89 @@
+"""Reports and tests in words, for people."""
+
+from collections.abc import Iterator, Sequence
+
+from lockstep.harness.acid.measurements.base import Measurement, honest_lead, room
+from lockstep.harness.acid.read import Read, Reading, known_report
+from lockstep.harness.acid.report import Report
+
+LOST = (
+    "each of these is likely a NO whose words were lost: some programs leave long tokens out "
+    "(llama-cpp-python those of more than 32 bytes)"
+)
+
+
+def explain(reading: Reading) -> Iterator[str]:
+    """What a report says, and where to begin: with what rests on nothing else that is wrong."""
+    report = known_report(reading.arch, reading.quant)
+    assert report is not None, "a reading without a problem is of a known report"
+    tests = {test.name: test for test in report.tests}
+    wrong = [answer for answer in reading.answers if not answer.ok]
+    n = len(reading.answers)
+    yield f"acid {reading.arch} {reading.quant}: {n - len(wrong)} of {n} tests ok"
+    roots = [a for a in wrong if rests_on_nothing_wrong(tests, a.test, {b.test for b in wrong})]
+    for answer in roots:
+        yield from explain_no(answer, tests[answer.test])
+    rest = [answer for answer in wrong if answer not in roots]
+    if rest:
+        yield "These rest on what is wrong above; look at them when it is right:"
+        yield from (f"  {answer.test}: {answer.says or 'NO'}" for answer in rest)
+    yield from what_is_missing(reading, len(report.prompted))
+
+
+def explain_no(answer: Read, test: Measurement) -> Iterator[str]:
+    yield f"{test.name} NO{f': {answer.says}' if answer.says else ''}"
+    yield f"  should be so: {test.sees}"
+    yield f"  measured in: {test.where}"
+
+
+def what_is_missing(reading: Reading, n_prompted: int) -> Iterator[str]:
+    if reading.missing:
+        yield f"not in the report: {', '.join(reading.missing)}"
+        if reading.ended:
+            yield f"  {LOST}"
+    if not reading.ended:
+        yield "the report does not end: let the engine write 64 tokens or more"
+    if not reading.prompted:
+        yield (
+            f"{n_prompted} tests were left out, because the prompt was not the acid prompt: "
+            "lockstep acid list --prompt prints it"
+        )
+
+
+def rests_on_nothing_wrong(tests: dict[str, Measurement], name: str, wrong: set[str]) -> bool:
+    """But on those that rest on it as well, such as parts of one block."""
+    return all(name in below(tests, other) for other in wrong & below(tests, name))
+
+
+def below(tests: dict[str, Measurement], name: str) -> set[str]:
+    """All tests that this one rests on."""
+    found: set[str] = set()
+    left = list(tests[name].rests_on)
+    while left:
+        if (each := left.pop()) not in found and each in tests:
+            found.add(each)
+            left += tests[each].rests_on
+    return found - {name}
+
+
+def list_tests(report: Report) -> Iterator[str]:
+    """Each test: what it sees, by how much right leads wrong, what it tells apart."""
+    for title, tests in (
+        ("for any prompt:", report.usual),
+        ("with the acid prompt besides:", report.prompted),
+    ):
+        yield title
+        for test in tests:
+            yield from describe(test)
+
+
+def describe(test: Measurement) -> Sequence[str]:
+    says = "; ".join(each for each, _ in test.wrong if each) or "NO alone"
+    return (
+        f"{test.name}: {test.sees}",
+        f"  in: {test.where}",
+        f"  margin: an honest engine's answer leads by {honest_lead(test):.0f} logits or more, and "
+        f"its values lie {room(test):.0f} times closer than they might ({test.reason})",
+        f"  tells apart: {says}",
+        f"  catches: {', '.join(test.catches) or '-'}",
+    )

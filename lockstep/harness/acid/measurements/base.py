@@ -1,0 +1,132 @@
+"""What a test declares, and how much the right answer leads by."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from lockstep.harness.acid.shape import F64
+from lockstep.harness.acid.vocabulary import Vocabulary
+from lockstep.harness.acid.weights import Weights
+
+LEAD = 60.0  # logits between the right answer and the nearest wrong one: e^-60 at temperature 1
+Values = tuple[float, ...]
+Wrong = tuple[tuple[str, Values], ...]
+Names = tuple[str, ...]
+
+
+class Measurement(ABC):
+    """Values come to lie in coordinates of their own, as shares of `SMALL`. The next
+    token is the answer whose values are nearest: `right`, or one of `wrong`, by what it says.
+
+    `radius` is how far an honest engine's values may lie from the right ones. `catches` names wrong
+    engines of the catalogue that make it say NO, `rests_on` the tests whose subject it needs.
+    """
+
+    name: str
+    sees: str
+    right: Values
+    wrong: tuple[tuple[str, Values], ...]
+    radius: float
+    reason: str  # why the radius is as it is
+    where: str  # layer and kind of weights, in words
+    catches: tuple[str, ...] = ()
+    rests_on: tuple[str, ...] = ()
+    needs_prompt: bool = False
+    of_tokenizer: bool = False  # left out where a matrix has blocks, whose tests need the room
+
+    @abstractmethod
+    def build(self, w: Weights, at: "Place") -> None:
+        """Writes the weights that measure."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a test stands: its state and values, and the states of the others."""
+
+    test: Measurement
+    order: tuple[Measurement, ...]  # of the report, those that need the acid prompt first
+    vocabulary: Vocabulary
+
+    @property
+    def state(self) -> str:
+        return state_of(self.test)
+
+    def value(self, i: int = 0) -> str:
+        return value_of(self.test, i)
+
+    @property
+    def behind_prompt(self) -> int:
+        """How many positions it stands behind the last token of the acid prompt."""
+        return 2 + self.order.index(self.test)
+
+    def behind(self, letter: str) -> int:
+        """How many positions it stands behind a letter of the end of the acid prompt."""
+        return self.vocabulary.back(letter) + self.behind_prompt
+
+    @property
+    def behind_start(self) -> int:
+        """How many positions it stands behind what comes before the acid prompt."""
+        return self.vocabulary.n_prompt + self.behind_prompt
+
+    def before(self, steps: int) -> str:
+        """The state of the token that so many steps before was the last."""
+        return state_of(self.order[self.order.index(self.test) - steps])
+
+
+def state_of(test: Measurement) -> str:
+    return f"state:{test.name}"
+
+
+def value_of(test: Measurement, i: int = 0) -> str:
+    return f"value:{test.name}:{i}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer: its text, and how its logit grows with the measured values.
+
+    logit = gain * sum(away * (values - middle)): it passes the right one's, which is zero, halfway.
+    """
+
+    text: str
+    away: F64
+    middle: F64
+    gain: float
+
+    def lead(self, values: F64) -> float:
+        """Of the right answer over this one, in units of the normalised constant."""
+        return -float(self.gain * (self.away * (values - self.middle)).sum())
+
+
+def answers_of(test: Measurement, unit: float) -> list[Answer]:
+    """The right one first. unit: what a 1 measured is behind the last norm."""
+    right = np.array(test.right)
+    aways = [(says, np.array(values) - right) for says, values in test.wrong]
+    nearest = min(float((away * away).sum()) for _, away in aways)
+    gain = LEAD / (nearest / 2 * unit)
+    zero = np.zeros_like(right)
+    found = [Answer(f" {test.name} ok\n", zero, zero, 0.0)]
+    for says, away in aways:
+        no = f"NO ({says})" if says else "NO"
+        text = f" {test.name} {says if says.startswith('ok ') else no}\n"
+        found.append(Answer(text, away, right + away / 2, gain))
+    return found
+
+
+def honest_lead(test: Measurement) -> float:
+    """The least lead, in logits, that an engine within the radius has."""
+    leads = []
+    for answer in answers_of(test, 1.0)[1:]:
+        worst = answer.gain * test.radius * np.abs(answer.away).sum()
+        leads.append(answer.lead(np.array(test.right)) - float(worst))
+    return min(leads)
+
+
+def room(test: Measurement) -> float:
+    """How many radii it is from the right values to the nearest that would be called wrong."""
+    found = []
+    for _, values in test.wrong:
+        away = np.abs(np.array(values) - np.array(test.right))
+        found.append(float((away * away).sum() / 2 / away.sum()))
+    return min(found) / test.radius

@@ -1,0 +1,143 @@
+"""Tests of a tokenizer of merges: which ids the acid prompt has, found by what they are."""
+
+from typing import ClassVar
+
+from lockstep.harness.acid.measurements.base import Measurement, Place
+from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
+from lockstep.harness.acid.measurements.scores import REASON
+from lockstep.harness.acid.tokens import role
+from lockstep.harness.acid.vocabulary import BOS
+from lockstep.harness.acid.weights import Weights
+
+BOTH, ABOVE = 7, 25.0  # the pair that finds the prompt's beginning, and by which score
+FOUND = 90.0  # a score that is enough at the end of a long report as well
+
+
+class Cut(Measurement):
+    """`shown`: what the prompt's tokens may show, the right thing first, each with its values."""
+
+    needs_prompt = True
+    where = "the tokenizer; layer 0, head 0"
+    shown: ClassVar[dict[str, tuple[float, ...]]]
+    side: ClassVar[tuple[str, float]]  # an element of keys, and which sign of it is looked for
+    radius = 7 * HALF_BF16
+    reason = REASON
+    rests_on: tuple[str, ...] = ("prompt-end", "positions-in-prompt", "far-64")
+
+    def build(self, w: Weights, at: Place) -> None:
+        name, sign = self.side
+        element = w.shared_key(0, name)
+        w.key(0, element, {role(name): sign for name in self.shown})
+        w.query(0, 0, element, at.state, sign * FOUND)
+        for i in range(len(self.right)):
+            parts = {role(name): values[i] for name, values in self.shown.items() if values[i]}
+            w.read(0, parts, at.value(i))
+
+
+class Merges(Cut):
+    """Of "abc" b and c merge, and a stays; the merge of a and b comes behind it."""
+
+    name = "bpe-merges"
+    sees = "tokens are merged, the pair with the best rank first"
+    side = ("words", 1.0)
+    shown: ClassVar = {"best-merge": (1.0, 0.0), "left-merge": (0.0, 1.0)}
+    right = (1.0, 0.0)
+    wrong = (
+        ("from left to right, or by length", (0.0, 1.0)),
+        ("nothing is merged", (0.0, 0.0)),
+        ("too low", (-1.0, 0.0)),
+    )
+    catches = ("merges-from-left", "merges-unread")
+
+
+class Bytes(Cut):
+    """No token is an e with an accent: it is spelled in two bytes."""
+
+    name = "bpe-bytes"
+    sees = "a character without a token is spelled in the bytes of its UTF-8"
+    side = ("words", -1.0)
+    shown: ClassVar = {"byte-of-utf-8": (1.0,), "byte-of-latin-1": (-1.0,)}
+    right = (1.0,)
+    wrong = (
+        ("characters for bytes", (-1.0,)),
+        ("no byte of it", (0.0,)),
+        ("too large", (2.0,)),
+    )
+
+
+class Digits(Cut):
+    """Merges make one token of a space, 1 and 2, if nothing parts them before."""
+
+    name = "bpe-pre-tokenizer"
+    sees = "tokenizer.ggml.pre: each digit is a word, so that no merge of two is made"
+    side = ("signs", 1.0)
+    shown: ClassVar = {
+        "digits-apart": (1.0, 0.0),
+        "digits-together": (0.0, 1.0),
+        "space-and-digits": (-1.0, 0.0),
+    }
+    right = (1.0, 0.0)
+    wrong: tuple[tuple[str, tuple[float, ...]], ...] = (
+        ("two digits are a word", (0.0, 1.0)),
+        ("a space and digits are a word", (-1.0, 0.0)),
+        ("", (0.0, 0.0)),
+    )
+    catches: tuple[str, ...] = ("default-pre-tokenizer",)
+
+
+class SpaceAndDigits(Digits):
+    sees = "tokenizer.ggml.pre: a space and the digits behind it are one word"
+    right = (-1.0, 0.0)
+    wrong = (
+        ("two digits are a word", (0.0, 1.0)),
+        ("each digit is a word", (1.0, 0.0)),
+        ("", (0.0, 0.0)),
+    )
+    rests_on = ("bpe-merges", *Cut.rests_on)
+
+
+class UserDefined(Cut):
+    """Its text is in the prompt, which is plain text for control tokens alone."""
+
+    name = "user-defined-token"
+    sees = "the text of a token of the type USER_DEFINED is this token, in any text"
+    side = ("signs", -1.0)
+    shown: ClassVar = {"word": (1.0,), "word-in-pieces": (-1.0,)}
+    right = (1.0,)
+    wrong = (
+        ("its text was cut into pieces", (-1.0,)),
+        ("", (0.0,)),
+        ("too large", (2.0,)),
+    )
+
+
+class Beginning(Measurement):
+    """BOS and the prompt's first letter, beside it, have the same score: a half each."""
+
+    name = "bos"
+    sees = "tokenizer.ggml.add_bos_token: BOS is put before a text, and once"
+    needs_prompt = True
+    where = "the tokenizer; layer 0, head 0"
+    right = (0.5,)
+    wrong = (
+        ("no BOS", (0.0,)),
+        ("BOS twice", (0.6667,)),
+    )
+    radius = 7 * HALF_BF16
+    reason = REASON
+    catches = ("bos-missing", "bos-doubled")
+    rests_on = ("far-256", "positions-in-prompt", "rope-base")
+
+    size = 1.0  # by which BOS is shorter than others, behind a norm
+
+    def build(self, w: Weights, at: Place) -> None:
+        both = {BOS: 1 / self.size, role("m"): 1.0}
+        w.turn((0, 0, BOTH), at.state, both, at.behind_start - 0.5, ABOVE)
+        w.read(0, {BOS: 1 / self.size}, at.value())
+
+
+class FirstBeginning(Beginning):
+    """BOS and the prompt's first letter have the same score, though BOS is longer, by the mark of
+    row 0 of position_embd: a half each."""
+
+    size = 0.8649  # 1 / sqrt(6.5 / 96 + 1 / 64), of 4

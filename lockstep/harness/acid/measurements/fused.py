@@ -1,0 +1,71 @@
+"""Tests of one matrix for queries, keys and values: its parts, its heads, its biases."""
+
+from lockstep.harness.acid.centred import Centred
+from lockstep.harness.acid.measurements.base import Measurement, Place
+from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
+from lockstep.harness.acid.measurements.scores import REASON
+from lockstep.harness.acid.vocabulary import BOS
+from lockstep.harness.acid.weights import ALWAYS, SCORE, SMALL, Weights
+
+BIASED = 2  # a head that has nothing to do but this
+
+
+class Heads(Measurement):
+    """Each head looks for a token of its own, whose value for it is 1; that of the others is -1.
+    It does so by more than what head 1 looks for in any state, a distance."""
+
+    name = "heads"
+    sees = "attn_qkv holds queries, keys and values one after the other, each of head after head"
+    where = "layer 0, all three heads"
+    right = (1.0, 1.0, 1.0)
+    wrong = (
+        ("head 0 lost", (0.0, 1.0, 1.0)),
+        ("head 1 lost", (1.0, 0.0, 1.0)),
+        ("head 2 lost", (1.0, 1.0, 0.0)),
+        ("keys or values of other heads", (-1.0, -1.0, -1.0)),
+        ("", (0.0, 0.0, 0.0)),
+    )
+    radius = 7 * HALF_BF16
+    reason = REASON
+    catches = ("qkv-split-by-head", "heads-interleaved", "last-head-dropped")
+    rests_on = ("earlier-token", "matrix-edges")  # a third of all states lies in the last 32
+
+    def build(self, w: Weights, at: Place) -> None:
+        targets = [at.before(2 + head) for head in range(w.shape.n_head)]
+        key, element = w.free_key(0), w.free_value(0)
+        for head, target in enumerate(targets):
+            w.key_of(0, head, key, {target: 1.0})
+            w.query(0, head, key, at.state, 5 * SCORE)
+            values = {each: 1.0 if each == target else -1.0 for each in targets}
+            w.value_of(0, head, element, values)
+            w.out(0, head, element, at.value(head))
+
+
+class Biases(Measurement):
+    """Head 2 looks for BOS in every state, because its queries have a bias; an element of its
+    values has nothing but a bias."""
+
+    name = "qkv-bias"
+    sees = "the bias of attn_qkv is added: to queries, and to values"
+    where = "layer 1, head 2, attn_qkv.bias"
+    right = (-0.866, 1.0)  # BOS is longer, by the mark of its position
+    wrong = (
+        ("no bias", (-0.1, 0.0)),
+        ("none of queries", (-0.1, 1.0)),
+        ("none of values", (-0.866, 0.0)),
+        ("too large", (-1.6, 1.8)),
+    )
+    radius = 7 * HALF_BF16
+    reason = REASON
+    catches = ("qkv-bias-missing",)
+    rests_on = ("heads", "bos", "far-256", "first-position")
+
+    def build(self, w: Weights, at: Place) -> None:
+        assert isinstance(w, Centred)
+        w.busy.add((1, BIASED, ALWAYS))
+        w.q_bias[1, BIASED, 0] = SCORE * w.shape.n_embd_head**0.5
+        w.key_of(1, BIASED, 0, {BOS: 1.0})
+        w.value_of(1, BIASED, 0, {BOS: -1.0})
+        w.v_bias[1, BIASED, 1] = 1.0
+        for element in (0, 1):
+            w.o[1, w.coordinate(at.value(element)), BIASED, element] = SMALL

@@ -1,0 +1,126 @@
+"""Tests of the norms that queries and keys of a head have of their own."""
+
+import numpy as np
+
+from lockstep.harness.acid.measurements.base import Measurement, Names, Place, Values, Wrong
+from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
+from lockstep.harness.acid.normed_heads import NormedHeads
+from lockstep.harness.acid.weights import Weights
+
+STRETCH = 8.0  # by which a norm makes a vector shorter
+SCORE, LESS = 40.0, 31 / 32
+
+
+def share(score: float) -> float:
+    """Of the first of two tokens, whose scores lie so far apart."""
+    return round(float(1 / (1 + np.exp(-score))), 4)
+
+
+def apart(frequency: float, times: float) -> float:
+    """Scores of a token three steps back over another four steps back."""
+    return SCORE * float(np.cos(3 * frequency) - LESS * np.cos(4 * frequency)) * times
+
+
+class HeadNorm(Measurement):
+    """Two tokens share as two scores do that are a little apart; where what should be normed is
+    longer, the first has all."""
+
+    radius = 9 * HALF_BF16
+    reason = "scores within 2^-8 of 1.4, and seven roundings to BF16"
+    rests_on: Names = ("head-norm-weights", "attention-scale", "rope-base", "kv-heads-of-keys")
+
+    def look_for_two(self, w: Weights, at: Place, layer: int, pair: int, heads: int) -> None:
+        assert isinstance(w, NormedHeads), "an architecture whose heads are normed"
+        element, value = w.shape.pair(pair)[1], w.free_value(layer)
+        w.key(layer, element, {at.before(3): 1.0, at.before(4): LESS})
+        w.value(layer, value, {at.before(3): 1.0})
+        for i, head in enumerate((0, heads)):
+            w.query(layer, head, element, at.state, SCORE)
+            w.out(layer, head, value, at.value(i))
+
+
+class QueryNorm(HeadNorm):
+    """The query of head 1 is eight times as long as that of head 0, before the norm."""
+
+    name = "query-norm"
+    sees = "the query of each head is divided by its own root mean square"
+    where = "layer 0, heads 0 and 1, attn_q_norm"
+    right: Values = (share(apart(0.03162, 1)),) * 2
+    wrong: Wrong = (
+        ("queries are not normed", (right[0], 1.0)),
+        ("heads are normed together", (share(apart(0.03162, 1 / 4)), share(apart(0.03162, 2)))),
+        ("scores too large", (1.0, 1.0)),
+        ("scores too small", (0.5, 0.5)),
+    )
+    catches: Names = ("query-norm-missing", "head-norms-missing", "heads-normed-together")
+
+    def build(self, w: Weights, at: Place) -> None:
+        self.look_for_two(w, at, 0, 8, 1)
+        assert isinstance(w, NormedHeads)
+        w.stretched["q", 0, 1, at.state] = STRETCH
+
+
+class KeyNorm(HeadNorm):
+    """In KV head 1 the key of the first token is eight times as long, before the norm."""
+
+    name = "key-norm"
+    sees = "the key of each head is divided by its own root mean square"
+    where = "layer 1, heads 0 and 2, attn_k_norm"
+    right = (share(apart(0.0487, 1)),) * 2
+    wrong = (
+        ("keys are not normed", (right[0], 1.0)),
+        ("heads are normed together", (0.0, 1.0)),
+        ("scores too large", (1.0, 1.0)),
+        ("scores too small", (0.5, 0.5)),
+    )
+    catches = ("key-norm-missing", "head-norms-missing", "heads-normed-together")
+
+    def build(self, w: Weights, at: Place) -> None:
+        self.look_for_two(w, at, 1, 7, 2)
+        assert isinstance(w, NormedHeads)
+        w.stretched["k", 1, 1, at.before(3)] = STRETCH
+
+
+class HeadNormWeights(Measurement):
+    """A query in the second element of pair 0 and a key in the first meet by turning, two steps
+    apart. The weights of the norms are 4 and 4 there, and 1/4 in the other two elements: 320 is
+    scored, 20 where they come behind the turn, and 1.25 exchanged. Another token has 100 for head
+    0, and 8 for 1."""
+
+    name = "head-norm-weights"
+    sees = "normed queries and keys are multiplied by attn_q_norm and attn_k_norm, and turned then"
+    where = "layer 1, heads 0 and 1, pair 0"
+    right = (1.0, 1.0)
+    wrong = (
+        ("turned before they are multiplied, or no weights", (0.0, 1.0)),
+        ("weights of queries and keys exchanged", (0.0, 0.0)),
+        ("too small", (0.5, 0.5)),
+        ("too large", (2.0, 2.0)),
+    )
+    radius = 7 * HALF_BF16
+    reason = "a weight of attention within exp(-10) of one, and seven roundings to BF16"
+    catches = (
+        "head-norms-exchanged",
+        "head-norm-after-rope",
+        "norm-without-weight",
+        "weight-before-norm",
+    )
+    rests_on = ("newest-token", "query-norm", "key-norm", "rope-pairing")
+
+    def build(self, w: Weights, at: Place) -> None:
+        assert isinstance(w, NormedHeads)
+        target, other = at.before(2), at.before(3)
+        (first, second), element, value = w.shape.pair(0), w.free_key(1), w.free_value(1)
+        w.q_norm[1, second] *= 4
+        w.k_norm[1, first] *= 4
+        w.q_norm[1, first] /= 4
+        w.k_norm[1, second] /= 4
+        w.key(1, first, {target: 1.0})
+        w.key(1, element, {other: 1.0})
+        w.value(1, value, {target: 1.0})
+        # the norm's own weights make sixteen times as much of it
+        meets = 20.0 / float(np.sin(2 * w.frequency(1, 0)))
+        for head, score in enumerate((100.0, 8.0)):
+            w.query(1, head, second, at.state, -meets)
+            w.query(1, head, element, at.state, score)
+            w.out(1, head, value, at.value(head))

@@ -1,0 +1,130 @@
+"""Tests of rotary positions: a query is turned so that one distance fits; wrong turns fit others.
+
+Only a few tokens of the report are looked at, so which of them is found tells mistakes apart.
+"""
+
+from lockstep.harness.acid.measurements.base import Measurement, Names, Place, Wrong
+from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
+from lockstep.harness.acid.weights import Weights
+
+
+class Rope(Measurement):
+    """`layer`, `turns` (a pair) and `score` of the turned query of head 0; `distances` of what it
+    may find, the right one first, each with a value of its own; `others` have none."""
+
+    layer: int
+    turns: int
+    score: float
+    distances: tuple[int, ...]
+    others: tuple[int, ...] = ()
+    radius = 7 * HALF_BF16
+    reason = "a weight of attention within exp(-10) of one, and seven roundings to BF16"
+    rests_on: tuple[str, ...] = ("earlier-token",)
+
+    def build(self, w: Weights, at: Place) -> None:
+        every = {at.before(d): 1.0 for d in (*self.distances, *self.others)}
+        w.look(self.layer, at.state, every)
+        place = (self.layer, 0, self.turns)
+        w.turn(place, at.state, every, self.distances[0], self.score)
+        for i, distance in enumerate(self.distances):
+            w.read(self.layer, {at.before(distance): 1.0}, at.value(i))
+
+
+class Pairing(Rope):
+    """Pair 0 turns by one radian a position, whatever the base. Paired otherwise, the second part
+    of a query never meets the key, and the score goes with cos(4) * cos(d), whose best is 3; turned
+    the other way with cos(d + 4), whose best is 2; keys a position late are found one further back.
+    """
+
+    name = "rope-pairing"
+    sees = "which elements of a head turn together, which way, and from which position"
+    where = "layer 0, head 0, pair 0"
+    layer, turns, score = 0, 0, 100.0
+    distances, others = (4, 3, 2, 5), (6,)
+    right = (1.0, 0.0, 0.0, 0.0)
+    wrong = (
+        ("pairs of the other kind", (0.0, 1.0, 0.0, 0.0)),
+        ("turned the other way", (0.0, 0.0, 1.0, 0.0)),
+        ("keys one position late", (0.0, 0.0, 0.0, 1.0)),
+        ("", (0.0, 0.0, 0.0, 0.0)),
+    )
+    catches = (
+        "rope-half-split",
+        "rope-other-way",
+        "rope-keys-not-rotated",
+        "rope-keys-one-late",
+        "rope-exponent-from-one",
+        "rope-last-half-of-the-head",
+        "rope-queries-twice",
+        "rope-restarts-with-batch",
+        "rope-rows-not-permuted",
+        "cache-keys-rotated-again",
+    )
+
+
+class Base(Rope):
+    """Pair 4 turns by 0.178 radians at the base 1000 of the file, and by 0.1 at 10,000: then 9
+    positions are taken for 16."""
+
+    name = "rope-base"
+    sees = "rope.freq_base of the file, and that frequencies fall from pair to pair"
+    where = "layer 0, head 0, pair 4"
+    layer, turns, score = 0, 4, 100.0
+    distances = (9, 16, 3)
+    right = (1.0, 0.0, 0.0)
+    wrong: Wrong = (
+        ("turns too slowly: 10000 taken for 1000?", (0.0, 1.0, 0.0)),
+        ("turns too fast", (0.0, 0.0, 1.0)),
+        ("", (0.0, 0.0, 0.0)),
+    )
+    catches: Names = (
+        "rope-base-of-llama3",
+        "rope-exponent-halved",
+        "rope-exponent-from-one",
+        "rope-half-the-head",
+    )
+    rests_on: Names = ("rope-pairing",)
+
+
+class SlowPairs(Rope):
+    """Pair 8 of 16 turns by 0.03 radians. Where it is not turned, four tokens are as good as each
+    other."""
+
+    name = "rope-slow-pairs"
+    sees = "the second half of a head's pairs turns as well"
+    where = "layer 1, head 0, pair 8"
+    layer, turns, score = 1, 8, 400.0
+    distances, others = (14,), (2, 3, 4)
+    right = (1.0,)
+    wrong = (
+        ("", (0.25,)),
+        ("too large", (1.75,)),
+    )
+    catches = ("rope-half-the-head", "rope-last-half-of-the-head")
+    rests_on = ("rope-pairing", "rope-base")
+
+
+class ValuesStay(Measurement):
+    """The value lies in the elements that turn fastest, of pairs of either kind."""
+
+    name = "values-not-turned"
+    sees = "values are not rotated"
+    where = "layer 0, head 0"
+    right = (1.0, 1.0, 1.0)
+    wrong = (
+        ("", (0.0, 0.0, 0.0)),
+        ("pair 0", (0.0, 1.0, 1.0)),
+        ("pair 1", (1.0, 0.0, 1.0)),
+        ("pair 2", (1.0, 1.0, 0.0)),
+    )
+    radius = 7 * HALF_BF16
+    reason = Rope.reason
+    catches = ("rope-of-values",)
+    rests_on = ("earlier-token",)
+
+    def build(self, w: Weights, at: Place) -> None:
+        target = at.before(2)
+        w.look(0, at.state, {target: 1.0})
+        for i, element in enumerate((0, 2, 4)):
+            w.value(0, element, {target: 1.0})
+            w.out(0, 0, element, at.value(i))

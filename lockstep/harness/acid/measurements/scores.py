@@ -1,0 +1,143 @@
+"""Tests of attention's scores: their scale, the softmax over them, and which tokens take part."""
+
+from lockstep.harness.acid.measurements.base import Measurement, Names, Place
+from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
+from lockstep.harness.acid.weights import CONST, NOT_ITS_OWN, TINY, Weights
+
+REASON = "a weight of attention within exp(-50) of one, and seven roundings to BF16"
+
+
+class NewestToken(Measurement):
+    """The token looks for itself."""
+
+    name = "newest-token"
+    sees = "a token attends to itself, so the newest cells of the cache are looked at"
+    where = "layer 1, head 0"
+    right = (1.0,)
+    wrong = (
+        ("", (0.0,)),
+        ("too large", (2.0,)),
+    )
+    radius = 7 * HALF_BF16
+    reason = REASON
+    catches = (
+        "mask-not-itself",
+        "attention-last-cells-dropped",
+        "race-cache-written-late",
+        "cache-one-slot-late",
+        "cache-read-before-written",
+        "cache-keys-for-values",
+        "cache-values-transposed",
+    )
+
+    rests_on = ("prompt-end", "head-norm-weights", "heads", "post-attention-norm")
+
+    def build(self, w: Weights, at: Place) -> None:
+        w.look(1, at.state, {at.state: 1.0})
+        w.read(1, {at.state: 1.0}, at.value())
+
+
+class EarlierToken(Measurement):
+    """It looks for the token written five steps before."""
+
+    name = "earlier-token"
+    sees = "a token attends to one written some steps before"
+    where = "layer 0, head 0"
+    right = (1.0,)
+    wrong = (
+        ("", (0.0,)),
+        ("too large", (2.0,)),
+    )
+    radius = 7 * HALF_BF16
+    reason = REASON
+    catches = (
+        "cache-batch-sees-itself-alone",
+        "mask-from-the-left",
+        "cache-keys-for-values",
+        "cache-values-transposed",
+    )
+
+    rests_on = ("newest-token", "heads")
+
+    def build(self, w: Weights, at: Place) -> None:
+        target = at.before(5)
+        w.look(0, at.state, {target: 1.0})
+        w.read(0, {target: 1.0}, at.value())
+
+
+class Scale(Measurement):
+    """Two tokens stand out, their scores 1.25 apart: they share as 0.777 to 0.223."""
+
+    name = "attention-scale"
+    sees = "scores are divided by the root of a head's width"
+    where = "layer 1, head 0"
+    right = (0.7773,)
+    wrong = (
+        ("scores too large", (0.95,)),
+        ("scores too small", (0.6,)),
+    )
+    radius = 9 * HALF_BF16
+    reason = "scores within 2^-8 of 1.25, and seven roundings to BF16"
+    catches: Names = (
+        "attention-scale-squared",
+        "attention-scale-of-width",
+        "missing-scale",
+        "softmax-not-divided",
+    )
+    rests_on = ("earlier-token", "norm-mean")
+
+    def build(self, w: Weights, at: Place) -> None:
+        first, second = at.before(3), at.before(4)
+        w.look(1, at.state, {first: 1.0, second: 31 / 32}, score=40.0, alone=True)
+        w.read(1, {first: 1.0}, at.value())
+
+
+class Softmax(Measurement):
+    """Every score is below -20, so that whatever is added to the sum with a score of zero is all
+    that is left."""
+
+    name = "softmax-sum"
+    sees = "a softmax is over the visible scores alone, and comes to one"
+    where = "layer 1, head 0"
+    right = (1.0,)
+    wrong = (
+        ("scores of zero count as well", (0.0,)),
+        ("the sum is less than it should be", (2.0,)),
+    )
+    radius = 7 * HALF_BF16
+    reason = REASON
+    catches = (
+        "softmax-plus-one",
+        "mask-padding-counted",
+        "batch-odd-row-lost",
+        "race-cache-written-late",
+    )
+    rests_on = ("earlier-token", "norm-mean")
+
+    def build(self, w: Weights, at: Place) -> None:
+        target = at.before(3)
+        w.key(1, NOT_ITS_OWN, {CONST: -1.0, TINY: -1.5, target: 0.75})
+        w.query(1, 0, NOT_ITS_OWN, at.state, 100.0)
+        w.read(1, {target: 1.0}, at.value())
+
+
+class SoftmaxDivided(Measurement):
+    """Two tokens have the same score: each is a half."""
+
+    name = "softmax-division"
+    sees = "a softmax is divided by its sum: two equal scores are a half each"
+    where = "layer 1, head 0"
+    right = (0.5,)
+    wrong = (
+        ("not divided", (1.0,)),
+        ("less than a half", (0.25,)),
+    )
+    radius = 7 * HALF_BF16
+    reason = REASON
+    catches = ("softmax-not-divided",)
+    rests_on = ("earlier-token", "norm-mean")
+
+    def build(self, w: Weights, at: Place) -> None:
+        first, second = at.before(4), at.before(5)
+        w.look(1, at.state, {first: 1.0, second: 1.0}, alone=True)
+        w.read(1, {first: 1.0}, at.value())

@@ -1,0 +1,202 @@
+"""Tests of a SentencePiece tokenizer: which ids the acid prompt has, found by what they are."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from lockstep.harness.acid.measurements.base import Measurement, Place
+from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
+from lockstep.harness.acid.measurements.scores import REASON
+from lockstep.harness.acid.tokens import role
+from lockstep.harness.acid.vocabulary import BOS
+from lockstep.harness.acid.weights import Weights, free
+
+FOUND = 90.0  # a score that is enough where a slow pair has turned by a radian
+# Elements of keys and values that no other test takes: those would show it where a slow element is
+# none to an engine that turns wrongly.
+SLOW, LESS = 25, 18
+VALUES = tuple(range(5, 16))
+# the pairs that find the prompt's beginning, and by which score above all else
+BEGINS, FIRST, ABOVE = 7, 6, 25.0
+
+
+class Cut(Measurement):
+    """`shown`: what the prompt's tokens may show, the right thing first, each with its values.
+    `side`: the layer, an element of its keys, and which sign of it is looked for: two tests may
+    share one."""
+
+    needs_prompt = of_tokenizer = True
+    where = "the tokenizer"
+    shown: ClassVar[Mapping[str, tuple[float, ...]]]
+    side: ClassVar[tuple[int, int, float]]
+    radius = 7 * HALF_BF16
+    reason = REASON
+    rests_on: tuple[str, ...] = ("positions-in-prompt", "far-64", "rope-pairing", "rope-base")
+
+    def build(self, w: Weights, at: Place) -> None:
+        layer, element, sign = self.side
+        w.key(layer, element, {role(name): sign for name in self.shown})
+        w.query(layer, 0, element, at.state, sign * FOUND)
+        self.read(w, at, layer)
+
+    def read(self, w: Weights, at: Place, layer: int) -> None:
+        for i in range(len(self.right)):
+            parts = {role(name): values[i] for name, values in self.shown.items() if values[i]}
+            self.read_parts(w, layer, parts, at.value(i))
+
+    def read_parts(self, w: Weights, layer: int, parts: Mapping[str, float], to: str) -> None:
+        element = free(VALUES, w.values, (layer,))
+        w.value(layer, element, parts)
+        w.out(layer, 0, element, to)
+
+
+class Bos(Cut):
+    """BOS and the prompt's first token, beside it, have the same score: a half each."""
+
+    name = "bos"
+    sees = "tokenizer.ggml.add_bos_token: BOS is put before a text, and once"
+    right = (0.5,)
+    wrong = (
+        ("no BOS", (0.0,)),
+        ("BOS twice", (0.6667,)),
+    )
+    radius = 8 * HALF_BF16
+    reason = "scores within 2^-7 of each other, and seven roundings to BF16"
+    catches = ("bos-missing", "bos-doubled")
+    rests_on = ("far-256", "rope-pairing", "rope-base", "attention-scale")
+
+    def build(self, w: Weights, at: Place) -> None:
+        either = {BOS: 1.0, role("with-space"): 1.0, role("without-space"): 1.0}
+        w.turn((0, 0, BEGINS), at.state, either, at.behind_start - 0.5, ABOVE)
+        self.read_parts(w, 0, {BOS: 1.0}, at.value())
+
+
+class SpacePrefix(Cut):
+    """The prompt begins with h: a token of its own, and one behind a space."""
+
+    name = "space-prefix"
+    sees = "tokenizer.ggml.add_space_prefix: a space is put before a text"
+    shown: ClassVar = {"with-space": (1.0,), "without-space": (-1.0,)}
+    right = (1.0,)
+    wrong = (
+        ("no space is put before it", (-1.0,)),
+        ("", (0.0,)),
+        ("too large", (2.0,)),
+    )
+    catches = ("no-space-prefix",)
+    rests_on = ("far-256", "rope-pairing", "rope-base", "attention-scale")
+
+    def build(self, w: Weights, at: Place) -> None:
+        either = {role(name): 1.0 for name in self.shown}
+        w.turn((0, 0, FIRST), at.state, either, at.behind_start - 1, ABOVE)
+        self.read(w, at, 0)
+
+
+class Merges(Cut):
+    """Of "abc" b and c merge, which have the better score; a and b have the lower id."""
+
+    name = "merges"
+    sees = "characters are merged, the pair whose token has the best score first"
+    side = (0, SLOW, 1.0)
+    shown: ClassVar = {"best-score": (1.0,), "first-token": (-1.0,)}
+    right = (1.0,)
+    wrong = (
+        ("by the order of the tokens, or from the left", (-1.0,)),
+        ("nothing is merged", (0.0,)),
+        ("too large", (2.0,)),
+    )
+    catches = ("merges-by-rank",)
+
+
+class EqualMerges(Cut):
+    """Of "def" both pairs have the same score."""
+
+    name = "merges-alike"
+    sees = "of two pairs with the same score the left one is merged"
+    side = (0, LESS, 1.0)
+    shown: ClassVar = {"left-of-two": (1.0,), "right-of-two": (-1.0,)}
+    right = (1.0,)
+    wrong = (
+        ("the right one", (-1.0,)),
+        ("neither is merged", (0.0,)),
+        ("too large", (2.0,)),
+    )
+    catches = ("ties-to-the-right",)
+    rests_on = (*Cut.rests_on, "merges")
+
+
+class PoorMerges(Cut):
+    """The token of "uv" has a score that is less than the sum of those of u and v."""
+
+    name = "merges-not-sums"
+    sees = "what can be merged is, however poor its score: this is no unigram tokenizer"
+    side = (0, LESS, -1.0)
+    shown: ClassVar = {"merged": (1.0,), "best-sum": (-1.0,)}
+    right = (1.0,)
+    wrong = (
+        ("kept apart, as by the best sum of scores", (-1.0,)),
+        ("", (0.0,)),
+        ("too large", (2.0,)),
+    )
+    catches = ("unigram-for-llama",)
+    rests_on = (*Cut.rests_on, "merges")
+
+
+class Bytes(Cut):
+    """No token is an e with an accent: it is spelled in the two bytes of its UTF-8."""
+
+    name = "byte-fallback"
+    sees = "a character without a token is spelled in tokens of its bytes"
+    side = (1, LESS, 1.0)
+    shown: ClassVar = {
+        "byte-of-utf-8": (1.0, 0.0),
+        "byte-of-latin-1": (0.0, 1.0),
+        "unknown": (-1.0, 0.0),
+    }
+    right = (1.0, 0.0)
+    wrong = (
+        ("the unknown token", (-1.0, 0.0)),
+        ("characters for bytes", (0.5, 0.5)),
+        ("nothing", (0.0, 0.0)),
+        ("too large", (2.0, 0.0)),
+    )
+    catches = ("no-byte-fallback",)
+
+
+class TwoSpaces(Cut):
+    """Two spaces are one token, and one space is another."""
+
+    name = "two-spaces"
+    sees = "spaces side by side stay two"
+    side = (1, LESS, -1.0)
+    shown: ClassVar = {"two-spaces": (1.0,), "one-space": (-1.0,)}
+    right = (1.0,)
+    wrong = (
+        ("they are made one, or not merged", (-1.0,)),
+        ("no space", (0.0,)),
+        ("too large", (2.0,)),
+    )
+    catches = ("spaces-merged",)
+
+
+class Specials(Cut):
+    """The text of a control token is in the prompt. In a chat it is that token, and what follows it
+    begins with a space, as a text does; where a text alone is asked for it is text."""
+
+    name = "special-tokens"
+    sees = "the text of a control token is that token, with a space put behind it; or it is text"
+    side = (0, SLOW, -1.0)
+    shown: ClassVar = {
+        "parsed": (1.0, 0.0),
+        "as-text": (-1.0, 0.0),
+        "space-behind": (0.0, 1.0),
+        "nothing-behind": (0.0, -1.0),
+    }
+    right = (0.5, 0.5)
+    wrong = (
+        ("ok (as text)", (-0.5, -0.5)),
+        ("no space behind it", (0.5, -0.5)),
+        ("", (0.0, 0.0)),
+        ("too large", (1.5, 1.5)),
+    )
+    radius = 0.08
+    reason = "tokens up to three positions apart, whose scores lie within 0.3 of each other"

@@ -1,0 +1,114 @@
+"""An engine's text in, what it says about the engine out. Nothing in the text is trusted."""
+
+import re
+from dataclasses import dataclass
+
+from lockstep.harness.acid.measurements.base import Measurement, answers_of
+from lockstep.harness.acid.report import END, VERSION, Report, report_for
+from lockstep.harness.acid.tokens import SPACE
+
+LONGEST = 1 << 22  # characters that are looked at
+COLOURS = re.compile(r"\x1b\[[0-9;]{0,16}m")
+TITLE = re.compile(r"acid (\d{1,4}) ([a-z0-9-]{1,32}) ([A-Z0-9_]{1,16})([:,])")
+
+NAME = re.compile(r"lockstep acid (\d{1,4}) ([a-z0-9-]{1,32}) ([A-Z0-9_]{1,16})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """One line of a report."""
+
+    test: str
+    ok: bool
+    says: str = ""  # the known mistake, behind NO
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """problem: why there is no report in the text; "" if there is one."""
+
+    arch: str = ""
+    quant: str = ""
+    prompted: bool = False  # all tests were asked for, by the acid prompt
+    answers: tuple[Read, ...] = ()
+    missing: tuple[str, ...] = ()
+    ended: bool = False
+    problem: str = ""
+
+    @property
+    def complete(self) -> bool:
+        return not self.problem and not self.missing and self.ended
+
+    @property
+    def code(self) -> int:
+        """0 all ok, 1 a NO, 2 no report, 3 not all of it. A NO weighs more than a missing line."""
+        if self.problem:
+            return 2
+        if any(not answer.ok for answer in self.answers):
+            return 1
+        return 0 if self.complete else 3
+
+
+def read_report(text: str) -> Reading:
+    """The first report in the text, whatever stands before and behind it."""
+    text = COLOURS.sub("", text[:LONGEST])
+    found = TITLE.search(text)
+    if not found:
+        return Reading(problem=no_title(text))
+    version, arch, quant, sign = found.groups()
+    report = known_report(arch, quant)
+    if int(version) != VERSION or report is None:
+        said = f"acid {int(version)} {arch} {quant}"
+        return Reading(problem=f"no report of {said!r} is known (version {VERSION} is)")
+    prompted = sign == ":"
+    tests = report.tests if prompted else report.usual
+    rest = text[found.end() :]
+    again = TITLE.search(rest)
+    rest = rest[: again.start()] if again else rest
+    answers = []
+    for test in tests:
+        if answer := answer_in(rest, test):
+            answers.append(answer)
+    seen = {answer.test for answer in answers}
+    return Reading(
+        arch=arch,
+        quant=quant,
+        prompted=prompted,
+        answers=tuple(answers),
+        missing=tuple(test.name for test in tests if test.name not in seen),
+        ended=END.strip() in rest,
+    )
+
+
+def report_named(name: str) -> Report | None:
+    """Of a model by its `general.name`; None: it is no acid model, or one of another version."""
+    found = NAME.fullmatch(name)
+    if found is None or int(found[1]) != VERSION:
+        return None
+    return known_report(found[2], found[3])
+
+
+def known_report(arch: str, quant: str) -> Report | None:
+    from lockstep.harness.acid.architectures import ARCHITECTURES
+    from lockstep.harness.acid.write import TYPES
+
+    return report_for(arch, quant) if arch in ARCHITECTURES and quant in TYPES else None
+
+
+def answer_in(text: str, test: Measurement) -> Read | None:
+    """The first of the test's own answers that is there, wherever lines end."""
+    said = re.search(rf"(?<![\w-]){re.escape(test.name)} (ok|NO(?: \([^()\n]*\))?)(?!\w)", text)
+    if said is None:
+        return None
+    known = {answer.text.strip() for answer in answers_of(test, 1.0)}
+    what = said.group().strip() if said.group().strip() in known else f"{test.name} NO"
+    ok = said.group(1) == "ok"
+    return Read(test=test.name, ok=ok, says="" if ok else what.partition("NO")[2].strip(" ()"))
+
+
+def no_title(text: str) -> str:
+    if not text.strip():
+        return "the text is empty"
+    if TITLE.search(text.replace(SPACE, " ")):
+        return f"the report is written with {SPACE!a} for spaces: tokens are decoded as stored"
+    return f"no report in this text: no line begins with 'acid {VERSION} ARCH TYPE'"

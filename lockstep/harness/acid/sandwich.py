@@ -1,0 +1,98 @@
+"""Weights of a model that norms what attention and the feed-forward network give, before it is
+added, that multiplies its embeddings, and whose output matrix is the table of embeddings.
+
+A part writes a ballast beside what is measured, so that a norm divides by about the same every
+time. A token's row says of which state it comes (its embedding) and which state it answers: the
+latter in coordinates of their own, which a layer writes, and in which the row is short, so that it
+hardly counts as an embedding, and the last norm's weights are large.
+"""
+
+import numpy as np
+
+from lockstep.harness.acid.normed_heads import NormedHeads
+from lockstep.harness.acid.shape import F64, Shape
+from lockstep.harness.acid.vocabulary import ASKED, FULL, SHORT, START
+from lockstep.harness.acid.weights import CONST, EDGE, SMALL, TINY
+
+BALLAST, REST = "ballast", "answer: rest"
+HEAVY = 32.0  # how large the ballast is, beside a 1 that is measured
+HOLDER, ELEMENT = 1, 1  # the head and the element of values that write it
+SHORT_ROW = 2.0**-9  # how large a row is in the coordinates of answers, at most
+# short tokens answer the first two, and must not have longer rows than they are; what answers the
+# others does so by eight times as much, and must not answer itself
+LESS = {START: 2.0**-7, ASKED: 2.0**-7, FULL: 2.0**-4, SHORT: 2.0**-4}
+ANSWERS = (2, 3, 4)  # layers that write which state is to be answered
+LOCAL_BASE = 10000.0  # of layers with a window
+
+
+class Sandwich(NormedHeads):
+    def __init__(self, shape: Shape, n_vocab: int) -> None:
+        super().__init__(shape, n_vocab)
+        s = shape
+        # so that a 1 that is measured becomes SMALL of what a 1 of the embedding is
+        self.post_attention_norm: F64 = np.full((s.n_layer, s.n_embd), HEAVY * SMALL)
+        self.post_ffw_norm: F64 = np.full((s.n_layer, s.n_embd), HEAVY * SMALL)
+        self.hold()
+
+    def hold(self) -> None:
+        """The ballast of all parts; short tokens have as much of it."""
+        root = float(np.sqrt(2))
+        every = {CONST: 1.0, TINY: root}
+        here = self.coordinate(BALLAST)
+        self.post_attention_norm[:, here] = self.post_ffw_norm[:, here] = 0
+        for layer in range(self.shape.n_layer):
+            self.value(layer, ELEMENT, every)
+            self.o[layer, here, HOLDER, ELEMENT] = SMALL * HEAVY
+            eight = {name: 8 * size for name, size in every.items()}
+            self.unit(layer, eight, every, {BALLAST: HEAVY / 8})
+
+    def has_window(self, layer: int) -> bool:
+        return layer % 6 < 5
+
+    def frequency(self, layer: int, pair: int) -> float:
+        base = LOCAL_BASE if self.has_window(layer) else self.shape.rope_base
+        return float(base ** (-2 * pair / self.shape.n_embd_head))
+
+    def embed(self, token: int, state: str, size: float = 1.0, base: str = CONST) -> None:
+        """The embedding is multiplied, and a short token is as short afterwards."""
+        by = float(np.sqrt(self.shape.n_embd)) if base == TINY else 1.0
+        super().embed(token, state, size / by, base)
+
+    def finish(self) -> None:
+        super().finish()
+        self.write_states()
+        self.tie()
+
+    def write_states(self) -> None:
+        """Which state is to be answered, where a row of the table looks for it."""
+        answered = [name for name in self.at if np.any(self.head[:, self.at[name]])]
+        letters = [name for name in answered if name.startswith("letter:")]
+        states = [name for name in answered if name.startswith("state:") and name != START]
+        for i, state in enumerate(states):
+            size = 2.0 if state in (FULL, SHORT) else 1.0  # half as much comes of short tokens
+            out = {answer_of(state): size / 8}
+            self.unit(ANSWERS[i % len(ANSWERS)], {state: 8.0}, {state: 1.0}, out)
+        starts = [START, *letters]  # whatever a prompt ends in is answered alike
+        eight, one = dict.fromkeys(starts, 8.0), dict.fromkeys(starts, 1.0)
+        self.unit(ANSWERS[-1], eight, one, {answer_of(START): 1 / 8})
+        self.unit(ANSWERS[-1], {CONST: 8.0}, {CONST: 1.0}, {REST: 1 / 8})
+
+    def tie(self) -> None:
+        """What the head was to be goes into the table, and into the last norm."""
+        weights = self.output_norm.copy()
+        self.output_norm[:] = 0
+        for name, at in list(self.at.items()):
+            column = self.head[:, at]
+            if name == EDGE or name.startswith("letter:") or not np.any(column):
+                continue
+            measured = name.startswith("value:")
+            to = at if measured else self.coordinate(REST if name == CONST else answer_of(name))
+            wide = column if measured else column / SMALL
+            row = SHORT_ROW * LESS.get(name, 1.0)
+            times = 2.0 ** np.ceil(np.log2(np.abs(wide).max() / row))
+            self.embd[:, to] += wide / times
+            self.output_norm[to] = times * weights[at]
+
+
+def answer_of(state: str) -> str:
+    return f"answer: {state}"

@@ -1,0 +1,93 @@
+"""A vocabulary of bytes and merges: what the acid prompt says of the tokenizer lies in its ids."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lockstep.harness.acid.tokens import CONTROL, LETTERS, NORMAL, letter_states, role
+from lockstep.harness.acid.vocabulary import BOS, Keys, Vocabulary
+
+FIRST, LAST, WORD = "<|first|>", "<|last|>", "<|word|>"  # BOS, EOS, one that users defined
+USER_DEFINED = 4  # token type of the GGUF specification
+SPACE = "\u0120"  # how a space is spelled
+# "abc": b and c merge first, and nothing is left for a; " 12": one token, or two where words of
+# digits have no space, or three where each digit is a word
+MERGES = ("b c", "a b", "1 2", f"{SPACE} 12")
+# é is two bytes, none of which has a merge, and in Latin-1 a third
+PIECES = ("abc", " 12", "\u00e9", WORD)
+# with BOS the tokens of the prompt are odd in number, for engines that take them in pairs
+PROMPT = "m" + "k" * 200 + "n" + "x" * 96 + "".join(f"{p}xx" for p in PIECES) + "pqrs" + "xgx" + "~"
+# what a test looks for, by the tokens that show it
+SHOWN: Mapping[str, tuple[str, ...]] = {
+    "best-merge": ("bc",),
+    "left-merge": ("ab",),
+    "digits-apart": ("1",),
+    "digits-together": ("12",),
+    "space-and-digits": (f"{SPACE}12",),
+    "byte-of-utf-8": ("\u00c3",),
+    "byte-of-latin-1": ("\u00e9",),
+    "word": (WORD,),
+    "word-in-pieces": ("<",),
+}
+
+
+def visible(byte: int) -> str:
+    """The character that spells a byte: itself, or one from U+0100 up for those not to be seen."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    if byte in seen:
+        return chr(byte)
+    return chr(0x100 + [each for each in range(256) if each not in seen].index(byte))
+
+
+SPELLED = tuple(map(visible, range(256)))
+TOKENS = (FIRST, LAST, WORD, *SPELLED, *(merge.replace(" ", "") for merge in MERGES))
+
+
+def spell(text: str) -> str:
+    return "".join(SPELLED[byte] for byte in text.encode())
+
+
+def places(letters: str) -> Mapping[str, tuple[str, float]]:
+    """The letters as in any acid prompt, the beginning, and what shows how a text was cut."""
+    found = {letter: state for letter, state in letter_states().items() if letter in letters}
+    shown = {token: (role(name), 1.0) for name, tokens in SHOWN.items() for token in tokens}
+    return {**found, FIRST: (BOS, 1.0), **shown}
+
+
+@dataclass(frozen=True)
+class Bpe:
+    """`tokenizer.ggml.*` of byte-level merges behind this pre-tokenizer."""
+
+    pre: str
+
+    def __call__(self, lines: Sequence[str]) -> dict[str, tuple[str, Any]]:
+        tokens = [*TOKENS, *map(spell, lines)]
+        types = [CONTROL, CONTROL, USER_DEFINED] + [NORMAL] * (len(tokens) - 3)
+        keys: Keys = {
+            "tokenizer.ggml.model": ("STR", "gpt2"),
+            "tokenizer.ggml.pre": ("STR", self.pre),
+            "tokenizer.ggml.tokens": ("ARR[STR]", tokens),
+            "tokenizer.ggml.token_type": ("ARR[I32]", np.array(types, "<i4")),
+            "tokenizer.ggml.merges": ("ARR[STR]", list(MERGES)),
+            "tokenizer.ggml.bos_token_id": ("U32", 0),
+            "tokenizer.ggml.eos_token_id": ("U32", 1),
+            "tokenizer.ggml.add_bos_token": ("BOOL", True),
+            "tokenizer.ggml.add_eos_token": ("BOOL", False),
+            "tokenizer.chat_template": ("STR", PROMPT),
+        }
+        return keys
+
+
+def vocabulary(pre: str, n_digits: int, letters: str = LETTERS) -> Vocabulary:
+    """n_digits: how many tokens " 12" is cut into; letters: those that tests look for."""
+    n_prompt = len(PROMPT) - len("".join(PIECES)) + 2 + n_digits + 2 + 1
+    return Vocabulary(
+        prompt=PROMPT,
+        n_prompt=n_prompt,
+        tokens=TOKENS,
+        places=places(letters),
+        eos=1,
+        keys=Bpe(pre),
+    )

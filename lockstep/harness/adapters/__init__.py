@@ -1,0 +1,55 @@
+"""One file per engine that can be asked; the only place that imports llama_cpp or gguf."""
+
+import importlib
+import importlib.util
+import re
+
+from lockstep.engine.choices import choices
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.registry import import_members
+from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.adapters.parts.users import PREFIX, is_users, registered_names, users_class
+
+NAMES = "there are reference, fast, replay, llama.cpp, llama.cpp@VERSION, mutant:NAME, honest:NAME"
+# of an engine that is more than asked: it computes along what llama.cpp shows
+ELSEWHERE = {"replay": "lockstep.harness.graph.engine"}
+PACKAGES = (
+    *(__name__, "lockstep.harness.adapters.llama_cpp", "lockstep.harness.adapters.gguf_py"),
+    *("lockstep.harness.mutants", "lockstep.harness.honest"),
+)
+LAST_WITH_SBATCH = (0, 3, 9)  # of llama-cpp-python
+
+
+def has_sbatch(version: str) -> bool:
+    """Whether this version of llama.cpp splits with llama_sbatch (engine.memory.sbatch)."""
+    release = re.match(r"\d+(\.\d+)*", version)
+    return release is not None and tuple(map(int, release[0].split("."))) <= LAST_WITH_SBATCH
+
+
+def split_version(name: str) -> tuple[str, str]:
+    """Engine and version of `NAME@VERSION`; the installed version has none, and no path has."""
+    engine, _, version = name.partition("@")
+    return (name, "") if "/" in engine or name.startswith(PREFIX) else (engine, version)
+
+
+def adapter_class(name: str) -> type[Adapter]:
+    """The adapter with that name, of any version; raises Unsupported, naming the choices.
+
+    The file that is named after the engine is tried first, so that a worker does not load every
+    other engine as well; then all adapters, then the engines that are wrong on purpose, then those
+    that are right in another way. A class of the user's is for a worker to load: it is theirs.
+    """
+    if is_users(name):
+        return users_class(name)
+    name, _ = split_version(name)
+    own = ELSEWHERE.get(name) or f"{__name__}.{re.sub(r'[^a-z0-9]', '_', name.lower())}"
+    if name not in Adapter.family and (found := importlib.util.find_spec(own)):
+        importlib.import_module(f"{own}.adapter" if found.submodule_search_locations else own)
+    for package in PACKAGES:
+        if name not in Adapter.family:
+            import_members(package)
+    if name not in Adapter.family:
+        known = choices(name, sorted({*Adapter.family, *registered_names()}))
+        more = f"{NAMES}, those of lockstep engine list, or a program: ./{name}"
+        raise Unsupported(f"no engine named {name!r} {known}; {more}")
+    return Adapter.named(name)

@@ -1,0 +1,174 @@
+"""What the harness asks of an engine. Oracle and subject are roles, not classes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.ops.ggml.base import Node
+from lockstep.engine.registry import Registered
+from lockstep.harness.records import (
+    Captured,
+    EngineInfo,
+    Evaluation,
+    Fault,
+    FileSummary,
+    Nodes,
+    Request,
+    Settings,
+    TensorSummary,
+)
+
+
+class Adapter(Registered):
+    """One engine with one model and one preset; override the questions that it can answer.
+
+    An engine's refusal of its input is an `EngineError`; everything else that goes wrong is a bug,
+    of the engine or of its adapter, and is reported as a crash. Answers are held against what is
+    said below (harness.answers) before anything is compared.
+    """
+
+    isolated = False  # True: must be asked in a process of its own (harness.context.runner does)
+    # distribution and module of which any version can be asked, as NAME@VERSION
+    package: tuple[str, str] | None = None
+
+    def __init__(self, model: Path | None, settings: Settings) -> None:
+        self.model = model
+        self.settings = settings
+
+    def describe(self) -> EngineInfo:
+        return EngineInfo(engine=self.name, version="unknown", settings=self.settings)
+
+    def metadata(self) -> FileSummary:
+        raise Unsupported(f"{self.name} does not show how it reads a file")
+
+    def parse(
+        self, blob: NDArray[np.uint8], ends: NDArray[np.int64], way: str
+    ) -> dict[str, NDArray[Any] | dict[int, str]]:
+        """Many GGUF files, read one by one in one of the engine's ways (see parts.parsing).
+
+        A file that kills, stops or fills the reader is an answer like others, not a failure.
+        """
+        raise Unsupported(f"{self.name} does not parse many files")
+
+    def tokenize(
+        self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
+    ) -> list[list[int]]:
+        raise Unsupported(f"{self.name} does not tokenize")
+
+    def detokenize(
+        self, ids: Sequence[Sequence[int]], *, remove_special: bool, unparse_special: bool
+    ) -> list[bytes]:
+        raise Unsupported(f"{self.name} does not detokenize")
+
+    def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Every weight of whole blocks, in one row."""
+        raise Unsupported(f"{self.name} does not expose its weight decoders")
+
+    def multiply(
+        self, type_name: str, raw: NDArray[np.uint8], x: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """x: (tokens, columns) times a matrix with rows of so many weights -> (tokens, rows)."""
+        raise Unsupported(f"{self.name} does not expose its matrix product")
+
+    def time_dequantize(
+        self, type_name: str, raw: NDArray[np.uint8], seconds: float, threads: int
+    ) -> float:
+        """Seconds for all these blocks, if each of `threads` threads decodes them for `seconds`.
+
+        With two threads that keep out of each other's way it is half of what it is with one.
+        """
+        raise Unsupported(f"{self.name} cannot be timed")
+
+    def name_tensors(self, metadata: bytes) -> tuple[TensorSummary, ...]:
+        """The tensors that a model with this metadata (a GGUF file without any) would have."""
+        raise Unsupported(f"{self.name} does not name the tensors of a model")
+
+    def evaluate(self, request: Request) -> Evaluation:
+        raise Unsupported(f"{self.name} does not evaluate batches")
+
+    def embed(self, batches: Sequence[Batch]) -> tuple[NDArray[np.float32], ...]:
+        """Of each batch in turn, (tokens, width): what a model without logits comes to; or
+        (sequences, width), where the metadata says how to pool."""
+        raise Unsupported(f"{self.name} does not give embeddings")
+
+    def capture(
+        self,
+        batches: Sequence[Batch],
+        fault: Fault | None,
+        emit: Callable[[Nodes], None],
+        *,
+        embeddings: bool = False,
+    ) -> Captured:
+        """Decode the batches on an empty cache, and emit every node that computes something.
+
+        embeddings: come to them, also where there are logits. What is emitted is read before
+        `emit` returns: its arrays may be used again.
+        """
+        raise Unsupported(f"{self.name} does not show its graph")
+
+    def time_capture(self, batches: Sequence[Batch]) -> dict[str, float]:
+        """Seconds of all batches but the first, or of the only one, each way once.
+
+        plain; callback: past an empty one of Python; capture; copy: of the bytes captured.
+        """
+        raise Unsupported(f"{self.name} does not show its graph")
+
+    def compute(self, node: Node) -> NDArray[Any]:
+        """The result of one op alone, on the sources that the node holds: (ne3, ne2, ne1, ne0)."""
+        raise Unsupported(f"{self.name} does not compute single ops")
+
+    def operate(
+        self, op: str, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, int | float | str]
+    ) -> dict[str, NDArray[Any]]:
+        """The named results of an operation of engines' interfaces (engine.ops.fused)."""
+        raise Unsupported(f"{self.name} does not compute fused operations")
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        """The ids of `n` tokens after the prompt, each the argmax of the logits before it.
+
+        Generation does not stop at an end-of-text token: a comparison wants all `n`.
+        """
+        raise Unsupported(f"{self.name} does not generate")
+
+    def logprobs(
+        self, prefixes: Sequence[Sequence[int] | bytes], k: int
+    ) -> list[list[tuple[int | bytes, float]]]:
+        """Of each prefix the k likeliest next tokens with their log-probabilities, likeliest first.
+
+        A prefix is its ids, or of an engine that says `text_only` its text. A token is its id, or
+        its text where the engine knows no ids. Fewer than k will do, and so will any constant
+        that all values of a prefix are off by.
+        """
+        raise Unsupported(f"{self.name} does not list candidates")
+
+    def generate(self, prompt: bytes, n: int) -> bytes:
+        """The text of `n` greedy tokens after the prompt. It may end with an end-of-text token."""
+        raise Unsupported(f"{self.name} does not generate text")
+
+    def schedule(self, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What each step of a schedule did, in a context of its own.
+
+        plan: `n_ctx`, `n_ubatch`, `n_seq`, `unified` and `steps`: `["decode", rows]` with rows of
+        token, position, sequences, output; `["rm", seq, p0, p1]`, `["cp", from, to, p0, p1]`,
+        `["keep", seq]`, `["add", seq, p0, p1, delta]`, `["div", seq, p0, p1, d]`, `["clear"]`,
+        `["save", seq]` and `["load", seq, k]`: what the k-th save kept; seq -1 is everything.
+        `sbatch`, if there: the context still has llama_sbatch, and takes batches apart by its
+        split "simple", "equal" or "seq" (recurrent, with pooled embeddings).
+
+        Each answer: `code`; `pos`, the smallest and largest position of each sequence; `ubatches`
+        (equal, n_seqs, rows) as they were formed, `slots`, the cells that were looked at for them,
+        and `order`, the tokens with outputs as they were computed; `logits`: (outputs,
+        vocabulary). None, for a whole or a part, is what cannot be seen.
+        """
+        raise Unsupported(f"{self.name} does not run schedules")
+
+    def borrow(self, session: Any) -> None:
+        """Ask this open session of llama.cpp, where an engine would open one of its own."""
+
+    def close(self) -> None:
+        """Give back what the engine holds."""

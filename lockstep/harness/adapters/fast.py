@@ -1,0 +1,10 @@
+"""Our engine as it is run, compiled; never used to judge."""
+
+from lockstep.engine.ops.fast.ops import Fast
+from lockstep.engine.ops.reference import Reference as Ops
+from lockstep.harness.adapters.reference import Reference
+
+
+class FastEngine(Reference, name="fast"):
+    def make_ops(self) -> Ops:
+        return Fast(n_threads=self.settings.n_threads)

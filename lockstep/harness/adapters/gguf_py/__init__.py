@@ -1,0 +1,1 @@
+"""gguf-py as an engine: it reads files."""

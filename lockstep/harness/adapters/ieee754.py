@@ -1,0 +1,31 @@
+"""What the standard says a number is as float32: the oracle where llama.cpp has no decoder.
+
+ggml stores F64 and integers, but no part of it reads them as weights. They are numbers, so the
+conversion is given all the same: to the nearest float32, ties to even, beyond the largest infinite.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.errors import EngineError, Unsupported
+from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.records import EngineInfo
+
+NUMBERS = {"F64": "<f8", "I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
+
+
+class Ieee754(Adapter, name="ieee754"):
+    """numpy's conversion, which is the processor's; the version is that of the rule."""
+
+    def describe(self) -> EngineInfo:
+        return EngineInfo(engine=self.name, version="2019", settings=self.settings)
+
+    def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+        if type_name not in NUMBERS:
+            known = ", ".join(NUMBERS)
+            raise Unsupported(f"{type_name} is no plain number (known: {known})")
+        dtype = np.dtype(NUMBERS[type_name])
+        if raw.size % dtype.itemsize:
+            raise EngineError(f"{raw.size} bytes are no whole number of {type_name} values")
+        with np.errstate(all="ignore"):  # too large for float32, or a signalling NaN
+            return np.ascontiguousarray(raw).reshape(-1).view(dtype).astype(np.float32)

@@ -1,0 +1,1 @@
+"""llama.cpp as an engine, through ctypes."""

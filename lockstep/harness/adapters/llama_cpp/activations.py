@@ -1,0 +1,89 @@
+"""llama.cpp's conversions of activations: what it makes of values that are hard to round."""
+
+import ctypes
+
+import numpy as np
+from numpy.random import Philox
+from numpy.typing import NDArray
+
+from lockstep.engine.activations.base import GENERIC, VARIANTS, ActivationFormat
+from lockstep.engine.quants.base import F32
+from lockstep.engine.registry import import_members
+from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.adapters.llama_cpp.lib import I64, Library, P, library
+from lockstep.harness.records import EngineInfo
+
+BLOCK = 256  # the longest one
+
+
+class CpuTraits(ctypes.Structure):
+    """`struct ggml_type_traits_cpu`, as far as we read it."""
+
+    _fields_ = (
+        ("from_float", ctypes.CFUNCTYPE(None, P, P, I64)),
+        ("vec_dot", P),
+        ("vec_dot_type", ctypes.c_int),
+    )
+
+
+class Activations(Adapter, name="llama.cpp activations"):
+    """Can only describe itself: `build` names the variants of each format that agree with it."""
+
+    isolated = True
+
+    def describe(self) -> EngineInfo:
+        lib = library()
+        import_members("lockstep.engine.activations")
+        formats = sorted(ActivationFormat.family.values(), key=lambda kind: kind.type_id)
+        return EngineInfo(
+            engine=self.name,
+            version=lib.version,
+            build=" | ".join(f"{kind.name}: {' '.join(agreeing(lib, kind))}" for kind in formats),
+            settings=self.settings,
+        )
+
+
+def agreeing(lib: Library, kind: type[ActivationFormat]) -> list[str]:
+    """The variants that give the library's very bytes; one it has in common with another, too."""
+    if kind.name == "F32" and not cpu_traits(lib, kind.type_id).from_float:
+        return list(VARIANTS)  # 0.3.8 leaves them as they are without a function for it
+    x = hard_to_round()
+    theirs = converted(lib, kind, x).tobytes()
+    return [name for name in VARIANTS if kind.quantise(x, name).tobytes() == theirs]
+
+
+def generic_formats(lib: Library) -> tuple[str, ...]:
+    """The formats that the library rounds as generic C does, and not as its x86 code."""
+    if not hasattr(lib.ggml, "ggml_get_type_traits_cpu"):
+        return ()  # a version too old to be asked
+    import_members("lockstep.engine.activations")
+    kinds = ActivationFormat.family.values()
+    return tuple(sorted(kind.name for kind in kinds if agreeing(lib, kind) == [GENERIC]))
+
+
+def hard_to_round() -> F32:
+    """Ties of each format, and values of all sizes whose scales are not exact."""
+    bits = Philox(key=8).random_raw(64 * BLOCK)
+    signed = (bits >> np.uint64(40)).astype(np.int64) - (1 << 23)
+    steps = (signed[: 32 * BLOCK] % 509 - 254).astype(np.float32).reshape(-1, 32) / 2
+    steps[:, 5] = 127  # the largest, so that steps are 1 and every other value is a tie
+    spread = np.float32(2.0) ** (np.arange(32 * BLOCK) // 32 % 24 - 12).astype(np.float32)
+    sizes = signed[32 * BLOCK :].astype(np.float32) * np.float32(2.0**-23) * spread
+    halves = signed[:BLOCK].astype(np.float32) // 4096 * 2 + 2049  # between two halves
+    brains = (((bits[:BLOCK] % 256 + 0x3F00) << np.uint64(16)) | np.uint64(0x8000)).astype("<u4")
+    return np.concatenate([steps.reshape(-1), sizes, halves, brains.view(np.float32)])
+
+
+def converted(lib: Library, kind: type[ActivationFormat], x: F32) -> NDArray[np.uint8]:
+    """The bytes that the library's `from_float` makes of x."""
+    x = np.ascontiguousarray(x, np.float32)
+    out = np.zeros(x.size // kind.block * kind.layout.itemsize, np.uint8)
+    cpu_traits(lib, kind.type_id).from_float(x.ctypes.data, out.ctypes.data, x.size)
+    return out
+
+
+def cpu_traits(lib: Library, type_id: int) -> CpuTraits:
+    find = lib.ggml.ggml_get_type_traits_cpu
+    find.restype, find.argtypes = ctypes.POINTER(CpuTraits), (ctypes.c_int,)
+    traits: CpuTraits = find(type_id).contents
+    return traits

@@ -1,0 +1,381 @@
+"""llama.cpp, through llama-cpp-python's low-level interface: the usual oracle."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch, encoded_first
+from lockstep.engine.choices import choices
+from lockstep.engine.errors import EngineError, NotInModel, Unsupported
+from lockstep.engine.ops.ggml.base import Node
+from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.adapters.llama_cpp import gguf, product, synth
+from lockstep.harness.adapters.llama_cpp import op as single_op
+from lockstep.harness.adapters.llama_cpp.activations import generic_formats
+from lockstep.harness.adapters.llama_cpp.lib import Library, TypeTraits, library
+from lockstep.harness.adapters.llama_cpp.model import MAX_SEQUENCES, Context, Model
+from lockstep.harness.adapters.llama_cpp.parse import parse
+from lockstep.harness.adapters.llama_cpp.schedule import run_schedule
+from lockstep.harness.adapters.llama_cpp.sites import ARCHITECTURES
+from lockstep.harness.adapters.llama_cpp.tokens import check_ids, detokenize, tokenize
+from lockstep.harness.adapters.llama_cpp.trace import (
+    CACHES,
+    AttentionKind,
+    Recorder,
+    check_replaceable,
+)
+from lockstep.harness.adapters.parts.parsing import files_of
+from lockstep.harness.adapters.parts.timing import Piece, pieces_of, seconds_each
+from lockstep.harness.records import (
+    Captured,
+    EngineInfo,
+    Evaluation,
+    Fault,
+    FileSummary,
+    Nodes,
+    Request,
+    Settings,
+    TensorSummary,
+    Trace,
+)
+
+if TYPE_CHECKING:
+    from lockstep.harness.adapters.llama_cpp.capture import Watch
+
+
+class LlamaCpp(Adapter, name="llama.cpp"):
+    """Loads what a question needs when it is asked, and keeps it until `close`."""
+
+    isolated = True
+    package = ("llama-cpp-python", "llama_cpp")
+
+    def __init__(self, model: Path | None, settings: Settings) -> None:
+        super().__init__(model, settings)
+        self._vocab_only: Model | None = None
+        self._full: Model | None = None
+        self._contexts: dict[bool, Context] = {}  # traced? -> context
+        self._embedding: Context | None = None
+        self._watched: tuple[Context, Watch] | None = None
+        self._attention: AttentionKind | None = None  # once it has been looked at
+
+    @property
+    def lib(self) -> Library:
+        return library()
+
+    def describe(self) -> EngineInfo:
+        build = self.lib.llama.llama_print_system_info().decode().strip(" |")
+        if not self.lib.repacking_is_a_choice:
+            build += " | it repacks weights whatever the settings say"
+        return EngineInfo(
+            engine=self.name,
+            version=self.lib.version,
+            build=build,
+            generic=generic_formats(self.lib),
+            settings=self.settings,
+            fixed=CACHES,  # storage; what is stored there can be replaced before
+            computes_nodes=self.lib.number == single_op.WRITTEN_FOR,
+        )
+
+    def metadata(self) -> FileSummary:
+        return gguf.read(self.lib, self._path())
+
+    def parse(
+        self, blob: NDArray[np.uint8], ends: NDArray[np.int64], way: str
+    ) -> dict[str, NDArray[Any] | dict[int, str]]:
+        return parse(self.lib, list(files_of(blob, ends)), way)
+
+    def tokenize(
+        self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
+    ) -> list[list[int]]:
+        model = self._tokenizer()
+        return [tokenize(model, text, add_special, parse_special) for text in texts]
+
+    def detokenize(
+        self, ids: Sequence[Sequence[int]], *, remove_special: bool, unparse_special: bool
+    ) -> list[bytes]:
+        model = self._tokenizer()
+        return [detokenize(model, row, remove_special, unparse_special) for row in ids]
+
+    def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+        return dequantize(self.lib, type_name, raw)
+
+    def multiply(
+        self, type_name: str, raw: NDArray[np.uint8], x: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        kinds = traits_of(self.lib)
+        if type_name not in kinds:
+            raise Unsupported(f"llama.cpp knows no type {type_name!r}")
+        kind = (type_name, kinds[type_name][0])
+        return product.multiply(self.lib, kind, raw, x, self.settings.n_threads)
+
+    def time_dequantize(
+        self, type_name: str, raw: NDArray[np.uint8], seconds: float, threads: int
+    ) -> float:
+        return time_to_float(self.lib, type_name, raw, seconds, threads)
+
+    def name_tensors(self, metadata: bytes) -> tuple[TensorSummary, ...]:
+        return synth.name_tensors(self.lib, metadata)
+
+    def evaluate(self, request: Request) -> Evaluation:
+        self._check(request)
+        recorder = None
+        if request.capture or request.replace:
+            recorder = Recorder(self.lib.ggml, capture=request.capture, replace=request.replace)
+        context = self._context(traced=recorder is not None)
+        context.clear()
+        context.observer = recorder
+        logits, tokens = [], 0
+        for batch in request.batches:
+            logits.append(context.decode(batch))
+            tokens += len(batch)
+            if recorder is not None:
+                flash = self.settings.flash_attn
+                recorder.finish_step(tokens=tokens, layers=context.model.n_layer, flash=flash)
+        trace = None
+        if recorder is not None and request.capture:
+            trace = Trace(engine=self.name, records=tuple(recorder.records))
+        return Evaluation(logits=tuple(logits), trace=trace)
+
+    def embed(self, batches: Sequence[Batch]) -> tuple[NDArray[np.float32], ...]:
+        self._check_batches(batches)
+        if self._embedding is None:
+            self._embedding = Context(self._weights(), self.settings)
+            self._embedding.show_embeddings(True)
+        context = self._embedding
+        self._check_embeds(context)
+        self._check_ubatches(context, batches)
+        context.clear()
+        return tuple(context.embed(batch) for batch in batches)
+
+    def capture(
+        self,
+        batches: Sequence[Batch],
+        fault: Fault | None,
+        emit: Callable[[Nodes], None],
+        *,
+        embeddings: bool = False,
+    ) -> Captured:
+        self._check_batches(batches)
+        from lockstep.harness.adapters.llama_cpp.capture import capture_batches
+
+        context, watch = self._watching()
+        self._check_ubatches(context, batches)
+        has_logits = context.model.has_decoder and context.has_memory
+        context.show_embeddings(embeddings or not has_logits)
+        context.clear()
+        return capture_batches(context, watch, batches, fault, emit, embeddings=embeddings)
+
+    def time_capture(self, batches: Sequence[Batch]) -> dict[str, float]:
+        from lockstep.harness.adapters.llama_cpp.capture_time import time_capture
+
+        plain, traced = self._made(traced=False), self._made(traced=True)
+        return time_capture(plain, traced, self._watching(), batches)
+
+    def compute(self, node: Node) -> NDArray[Any]:
+        return single_op.compute(self.lib, node, self.settings.n_threads)
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        if not prompt:
+            raise EngineError("a prompt needs at least one token")
+        batch = Batch.of(prompt)
+        batch.outputs[:-1] = False
+        self._check_room(len(prompt) + n - 1)
+        self._check_tokens(batch)
+        context = self._context(traced=False)
+        context.clear()
+        if context.model.has_encoder:
+            context.run(Batch.to_encode(batch))
+            batch = Batch.of([context.model.decoder_start])
+        ids: list[int] = []
+        at = len(batch)
+        while len(ids) < n:
+            ids.append(int(np.argmax(context.decode(batch)[-1])))
+            batch = Batch.of([ids[-1]], start=at + len(ids) - 1)
+        return ids
+
+    def schedule(self, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return run_schedule(self._weights(), self.settings, plan)
+
+    def close(self) -> None:
+        for context in self._contexts.values():
+            context.close()
+        self._contexts.clear()
+        for extra in (self._embedding, self._watched and self._watched[0]):
+            if extra is not None:
+                extra.close()
+        self._embedding = self._watched = None
+        for model in (self._full, self._vocab_only):
+            if model is not None:
+                model.close()
+        self._full = self._vocab_only = None
+
+    # --- what is loaded -----------------------------------------------------------------------
+
+    def _path(self) -> Path:
+        if self.model is None:
+            raise EngineError("the question needs a model file, and none was given")
+        return self.model
+
+    def _weights(self) -> Model:
+        if self._full is None:
+            self._full = Model(self.lib, self._path(), self.settings, vocab_only=False)
+        return self._full
+
+    def _tokenizer(self) -> Model:
+        model = self._full or self._vocab_only
+        if model is None:
+            model = Model(self.lib, self._path(), self.settings, vocab_only=True)
+            self._vocab_only = model
+        if not model.has_tokenizer:
+            raise EngineError(f"{self._path().name} has no tokenizer (tokenizer.ggml.model)")
+        return model
+
+    def _context(self, *, traced: bool) -> Context:
+        if not self._looked_at().logits:
+            name = self._weights().metadata("general.architecture")
+            raise NotInModel(f"the model ({name}) has no logits, so there is no next token")
+        return self._made(traced=traced)
+
+    def _made(self, *, traced: bool) -> Context:
+        if traced not in self._contexts:
+            self._contexts[traced] = Context(self._weights(), self.settings, traced=traced)
+        return self._contexts[traced]
+
+    def _watching(self) -> tuple[Context, "Watch"]:
+        if self._watched is None:
+            from lockstep.harness.adapters.llama_cpp.capture import (
+                Watch,  # compiled: it takes a moment
+            )
+
+            watch = Watch(self.lib)
+            context = Context(self._weights(), self.settings, watch=watch.callback)
+            self._watched = context, watch
+        return self._watched
+
+    def _looked_at(self) -> AttentionKind:
+        """llama.cpp decides by itself whether flash attention is possible: see what it did, where
+        we map its graph onto ours. Of others (T5 and Grok have layers without) the graph says it.
+        Nor does it say that a model has no logits, such as a BERT: it hands out zeros.
+
+        One token is enough, because the choice is made when a context is made.
+        """
+        if self._attention is not None:
+            return self._attention
+        context, one = self._made(traced=True), Batch.of([0])
+        context.clear()  # somebody may have decoded on it
+        kind = AttentionKind(self.lib.ggml, context.model.n_vocab)
+        context.observer = kind
+        for batch in encoded_first([one], context.model.has_both):
+            context.run(batch)
+        wrong = kind.plain if self.settings.flash_attn else kind.flash
+        mapped = context.model.metadata("general.architecture") in ARCHITECTURES
+        if wrong and mapped:
+            asked = "on" if self.settings.flash_attn else "off"
+            raise EngineError(f"flash attention should be {asked}, but {wrong} layers differ")
+        self._attention = kind
+        return kind
+
+    # --- what is refused ----------------------------------------------------------------------
+
+    def _check(self, request: Request) -> None:
+        self._check_batches(request.batches)
+        if not request.capture and not request.replace:
+            return
+        check_replaceable(request.replace, len(request.batches))
+        architecture = self._weights().metadata("general.architecture")
+        if architecture not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
+            raise Unsupported(f"no map of llama.cpp's {architecture!r} graph (known: {known})")
+        longest = max(map(len, request.batches), default=0)
+        if longest > self.settings.n_ubatch:
+            raise EngineError(
+                f"a batch of {longest} tokens is computed in several ubatches of "
+                f"{self.settings.n_ubatch}; sites can be shown for one ubatch per batch only"
+            )
+
+    def _check_embeds(self, context: Context) -> None:
+        """Embeddings are what a model has instead of logits, or what its metadata asks for."""
+        if self._looked_at().logits and not context.pools:
+            raise NotInModel("the model has logits, and does not ask for embeddings")
+
+    def _check_ubatches(self, context: Context, batches: Sequence[Batch]) -> None:
+        """llama.cpp aborts where attention goes both ways and a batch has several ubatches."""
+        model = context.model
+        causal = model.metadata(f"{model.metadata('general.architecture')}.attention.causal")
+        every = causal == "false" or not (model.has_decoder and context.has_memory)
+        longest = max((len(batch) for batch in batches if every or batch.encoder), default=0)
+        if longest > self.settings.n_ubatch:
+            raise Unsupported(
+                f"llama.cpp computes a batch of this model in one ubatch; {longest} tokens are "
+                f"more than {self.settings.n_ubatch}"
+            )
+
+    def _check_room(self, tokens: int) -> None:
+        if tokens > self.settings.n_ctx:
+            raise EngineError(
+                f"{tokens} tokens do not fit a context of {self.settings.n_ctx} (settings.n_ctx)"
+            )
+
+    def _check_batches(self, batches: Sequence[Batch]) -> None:
+        self._check_room(sum(len(batch) for batch in batches if not batch.encoder))
+        for batch in batches:
+            self._check_tokens(batch)
+        both = self._weights().has_both
+        if both and batches and not batches[0].encoder:
+            raise EngineError("the first batch of a model with a decoder is for its encoder")
+        if not both and any(batch.encoder for batch in batches):
+            raise EngineError("a batch is for an encoder, and the model has none beside a decoder")
+
+    def _check_tokens(self, batch: Batch) -> None:
+        n_vocab = self._weights().n_vocab
+        if len(batch) == 0:
+            raise EngineError("a batch needs at least one token")
+        check_ids(batch.tokens.tolist(), n_vocab)
+        if batch.seq_ids.min() < 0 or batch.seq_ids.max() >= MAX_SEQUENCES:
+            raise EngineError(f"sequence ids go from 0 to {MAX_SEQUENCES - 1}")
+
+
+def dequantize(lib: Library, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+    traits = decoder(lib, type_name)
+    blocks, rest = divmod(raw.size, traits.block_bytes)
+    if rest:
+        raise EngineError(
+            f"{raw.size} bytes are no whole number of {type_name} blocks of {traits.block_bytes}"
+        )
+    raw = np.ascontiguousarray(raw, np.uint8).reshape(-1)
+    if type_name == "F32":  # ggml needs no decoder for it
+        return raw.view(np.float32).copy()
+    out = np.empty(blocks * traits.block_weights, np.float32)
+    traits.to_float(raw.ctypes.data, out.ctypes.data, out.size)
+    return out
+
+
+def decoder(lib: Library, type_name: str) -> TypeTraits:
+    kinds = traits_of(lib)
+    if type_name not in kinds or not (kinds[type_name][1].to_float or type_name == "F32"):
+        known = sorted(n for n, (_, t) in kinds.items() if t.to_float or n == "F32")
+        raise Unsupported(f"llama.cpp has no decoder for {type_name!r} {choices(type_name, known)}")
+    return kinds[type_name][1]
+
+
+def traits_of(lib: Library) -> dict[str, tuple[int, TypeTraits]]:
+    """Id and traits of every type that ggml knows, by the name that files of ours give it."""
+    every = [(i, lib.ggml.ggml_get_type_traits(i)) for i in range(lib.n_types)]
+    return {t.contents.type_name.decode().upper(): (i, t.contents) for i, t in every}
+
+
+def time_to_float(
+    lib: Library, type_name: str, raw: NDArray[np.uint8], seconds: float, threads: int
+) -> float:
+    traits = decoder(lib, type_name)
+    if not traits.to_float:
+        raise Unsupported(f"llama.cpp reads {type_name} as it is: there is nothing to time")
+
+    def decode(piece: Piece) -> None:
+        traits.to_float(piece[0].ctypes.data, piece[1].ctypes.data, piece[1].size)
+
+    pieces = pieces_of(raw, (traits.block_bytes, traits.block_weights), threads)
+    return seconds_each(decode, pieces, seconds)

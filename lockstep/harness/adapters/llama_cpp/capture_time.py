@@ -1,0 +1,83 @@
+"""What capture costs: the same batches decoded plainly, past an empty callback, and captured."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from lockstep.engine.batch import Batch
+from lockstep.harness.adapters.llama_cpp.capture import Watch
+from lockstep.harness.adapters.llama_cpp.faults import Injector
+from lockstep.harness.adapters.llama_cpp.model import Context
+from lockstep.harness.records import Nodes
+
+
+class Nobody:
+    """An observer that asks for every node and looks at none."""
+
+    def wants(self, address: int) -> bool:
+        return True
+
+    def sees(self, address: int) -> None:
+        pass
+
+
+def time_capture(
+    plain: Context, traced: Context, watched: tuple[Context, Watch], batches: Sequence[Batch]
+) -> dict[str, float]:
+    """Seconds of all batches but the first, which is the prompt, or of the only one."""
+    context, watch = watched
+    sizes: list[int] = []
+    counts: list[int] = []
+
+    def emit(nodes: Nodes) -> None:
+        sizes.append(nodes.data.size)
+        counts.append(int((nodes.place < 0).sum()))
+
+    def begin() -> None:
+        watch.hand_on()  # the prompt
+        sizes.clear()
+        counts.clear()
+
+    traced.observer = Nobody()
+    try:
+        found = {
+            "plain": seconds(plain, batches, lambda _: None, lambda: None),
+            "callback": seconds(traced, batches, lambda _: None, lambda: None),
+        }
+        watch.begin(emit, Injector(None))
+        found["capture"] = seconds(context, batches, watch.begin_step, begin, watch.hand_on)
+    finally:
+        traced.observer = None
+    return found | {
+        "copy": copying(sum(sizes)),
+        "nodes": float(sum(counts)),
+        "bytes": float(sum(sizes)),
+    }
+
+
+def seconds(
+    context: Context,
+    batches: Sequence[Batch],
+    before: Callable[[int], None],
+    begin: Callable[[], None],
+    end: Callable[[], None] = lambda: None,
+) -> float:
+    context.clear()
+    untimed = min(1, len(batches) - 1)
+    for step, batch in enumerate(batches):
+        if step == untimed:
+            begin()
+            started = time.perf_counter()
+        before(step)
+        context.run(batch)
+    end()
+    return time.perf_counter() - started
+
+
+def copying(size: int) -> float:
+    """Of so many bytes, from memory that has been written to memory that has been read."""
+    source, target = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+    started = time.perf_counter()
+    np.copyto(target, source)
+    return time.perf_counter() - started

@@ -1,0 +1,97 @@
+"""A node of llama.cpp's graph, while it exists, and views of its values in our shapes."""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.harness.adapters.llama_cpp.lib import GgmlTensor
+
+DTYPES: dict[int, np.dtype[Any]] = {  # of ggml's type ids
+    0: np.dtype(np.float32),
+    1: np.dtype(np.float16),
+    26: np.dtype(np.int32),
+    27: np.dtype(np.int64),
+}
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A tensor of the graph, while it exists."""
+
+    ggml: ctypes.CDLL
+    address: int
+    tensor: GgmlTensor
+
+    @classmethod
+    def at(cls, ggml: ctypes.CDLL, address: int) -> "Node":
+        return cls(ggml, address, GgmlTensor.from_address(address))
+
+    @property
+    def name(self) -> str:
+        return str(self.tensor.name.decode(errors="replace"))
+
+    @property
+    def op(self) -> str:
+        return str(self.ggml.ggml_op_name(self.tensor.op).decode())
+
+    def source(self, i: int) -> "Node":
+        if not self.tensor.src[i]:
+            raise LookupError(f"llama.cpp's {self.op} {self.name!r} has no source {i}")
+        return Node.at(self.ggml, self.tensor.src[i])
+
+    @property
+    def root(self) -> "Node":
+        """What it is a view of, or itself: the cache, for a view of cells."""
+        return Node.at(self.ggml, self.tensor.view_src) if self.tensor.view_src else self
+
+    @property
+    def ne(self) -> tuple[int, ...]:
+        return tuple(self.tensor.ne)
+
+    def values(self) -> Array:
+        """A view of the tensor's memory, slowest dimension first, always with four dimensions."""
+        dtype = DTYPES.get(self.tensor.type)
+        if dtype is None:
+            raise LookupError(f"llama.cpp's {self.name!r} has ggml's type {self.tensor.type}")
+        shape = tuple(reversed(self.tensor.ne))
+        if 0 in shape:
+            return np.empty(shape, dtype)
+        memory = (ctypes.c_ubyte * self.ggml.ggml_nbytes(self.address)).from_address(
+            self.tensor.data
+        )
+        strides = tuple(reversed(self.tensor.nb))
+        return np.ndarray(shape, dtype, buffer=memory, strides=strides)
+
+
+def rows(node: Node, _: int) -> Array:
+    return node.values()[0, 0, :, :]
+
+
+def heads(node: Node, _: int) -> Array:
+    return node.values()[0, :, :, :]
+
+
+def heads_side_by_side(node: Node, _: int) -> Array:
+    _, tokens, n_head, size = node.values().shape
+    return node.values().reshape(tokens, n_head * size)
+
+
+def column(node: Node, _: int) -> Array:
+    return node.values()[0, :, :, 0]  # (tokens, used, 1) without the last
+
+
+def used_cells(node: Node, cells: int) -> Array:
+    """llama.cpp pads the number of cells to a multiple of 256."""
+    return node.values()[0, :, :, :cells]  # (heads, tokens, cells)
+
+
+def cells_first(node: Node, cells: int) -> Array:
+    return node.values()[0, :, :cells, :].transpose(1, 0, 2)  # from (kv_heads, cells, head_dim)
+
+
+def cells_last(node: Node, cells: int) -> Array:
+    return node.values()[0, :, :, :cells].transpose(2, 0, 1)  # from (kv_heads, head_dim, cells)

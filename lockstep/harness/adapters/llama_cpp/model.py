@@ -1,0 +1,279 @@
+"""A model of llama.cpp and its contexts: the C objects, owned, with every knob set explicitly."""
+
+import ctypes
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import EngineError, Unsupported
+from lockstep.engine.gguf.types import type_by_name
+from lockstep.harness.adapters.llama_cpp.lib import Library
+from lockstep.harness.adapters.llama_cpp.versions import put
+from lockstep.harness.records import CACHE_TYPES, Settings
+
+MAX_SEQUENCES = 8
+MAPPED = 1  # llama_load_mode
+FLASH_AUTO, FLASH_OFF = -1, 0  # llama_flash_attn_type
+VOCABULARY_NONE = 0  # llama_vocab_type
+TOKEN_NULL = -1
+POOLING_NONE, POOLING_RANK = 0, 4  # llama_pooling_type
+NO_CELL, INVALID_BATCH = 1, -1  # what llama_decode returns for input that it refuses
+UNKNOWN = "unknown model architecture"  # to this version: no verdict about the file
+NO_FIELDS: Mapping[str, Any] = {}
+
+
+class Observer(Protocol):
+    """Whom a traced context asks about its nodes."""
+
+    def wants(self, address: int) -> bool:
+        """Whether to show this node once it is computed."""
+
+    def sees(self, address: int) -> None:
+        """The node has just been computed."""
+
+
+class Model:
+    """The weights, or the vocabulary alone. Raises EngineError with llama.cpp's own reason."""
+
+    def __init__(self, lib: Library, path: Path, settings: Settings, *, vocab_only: bool) -> None:
+        self.lib = lib
+        llama = lib.llama
+        params = llama.llama_model_default_params()
+        put(
+            params,
+            n_gpu_layers=0,
+            load_mode=MAPPED,
+            use_mmap=True,
+            use_extra_bufts=settings.repack,
+            vocab_only=vocab_only,
+        )
+        with lib.refusals(f"llama.cpp does not load {path.name}"):
+            self.pointer = llama.llama_model_load_from_file(bytes(path), params)
+            if not self.pointer:
+                kind = Unsupported if lib.complained_of(UNKNOWN) else EngineError
+                raise kind("llama_model_load_from_file failed")
+        self.vocabulary = llama.llama_model_get_vocab(self.pointer)
+        self.n_vocab: int = llama.llama_vocab_n_tokens(self.vocabulary)
+        self.n_layer: int = llama.llama_model_n_layer(self.pointer)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        kind: int = self.lib.llama.llama_vocab_type(self.vocabulary)
+        return kind != VOCABULARY_NONE
+
+    @property
+    def has_encoder(self) -> bool:
+        found: bool = self.lib.llama.llama_model_has_encoder(self.pointer)
+        return found
+
+    @property
+    def has_decoder(self) -> bool:
+        found: bool = self.lib.llama.llama_model_has_decoder(self.pointer)
+        return found
+
+    @property
+    def has_both(self) -> bool:
+        return self.has_encoder and self.has_decoder
+
+    @property
+    def decoder_start(self) -> int:
+        """What a decoder begins with, chosen as llama.cpp's tools choose it."""
+        llama = self.lib.llama
+        start: int = llama.llama_model_decoder_start_token(self.pointer)
+        if start == TOKEN_NULL:
+            start = llama.llama_vocab_bos(self.vocabulary)
+        return max(start, 0)
+
+    def metadata(self, key: str) -> str:
+        """A value as llama.cpp prints it; empty if there is none."""
+        size = 256
+        text = ctypes.create_string_buffer(size)
+        self.lib.llama.llama_model_meta_val_str(self.pointer, key.encode(), text, size)
+        return text.value.decode(errors="replace")
+
+    def close(self) -> None:
+        self.lib.llama.llama_model_free(self.pointer)
+
+
+class Context:
+    """A KV cache and a graph; with `traced`, one whose nodes an observer can see.
+
+    `watch`: the addresses of a C function that is called for each node instead, and of its data.
+    `fields`: parameters of llama.cpp that shall be otherwise than the settings make them.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        settings: Settings,
+        *,
+        traced: bool = False,
+        watch: tuple[int, int] | None = None,
+        fields: Mapping[str, Any] = NO_FIELDS,
+    ) -> None:
+        self.model = model
+        self.lib = model.lib
+        self.observer: Observer | None = None
+        self.error: BaseException | None = None
+        llama = self.lib.llama
+        self._callback = llama.ggml_backend_sched_eval_callback(self._on_node)  # held: see C code
+        params = context_params(self.lib, settings)
+        put(params, **fields)
+        if traced:
+            params.cb_eval = self._callback
+        if watch is not None:
+            params.cb_eval = llama.ggml_backend_sched_eval_callback(watch[0])
+            params.cb_eval_user_data = watch[1]
+        with self.lib.refusals("llama.cpp does not make a context"):
+            self.pointer = llama.llama_init_from_model(model.pointer, params)
+            if not self.pointer:
+                raise EngineError("llama_init_from_model failed")
+
+    @property
+    def has_memory(self) -> bool:
+        """An encoder has none."""
+        return bool(self.lib.llama.llama_get_memory(self.pointer))
+
+    def show_embeddings(self, shown: bool) -> None:
+        """Have the graph go on to them, pooled if the model says how."""
+        self.lib.llama.llama_set_embeddings(self.pointer, shown)
+
+    @property
+    def pools(self) -> bool:
+        """Whether embeddings are those of sequences, not of tokens."""
+        return bool(self.lib.llama.llama_pooling_type(self.pointer) != POOLING_NONE)
+
+    def clear(self) -> None:
+        """Forget every token, and zero the cache."""
+        llama = self.lib.llama
+        if self.has_memory:
+            llama.llama_memory_clear(llama.llama_get_memory(self.pointer), True)
+
+    def decode(self, batch: Batch) -> NDArray[np.float32]:
+        """The logits of a batch's outputs: (outputs, vocabulary)."""
+        self.run(batch)
+        return self._logits(np.flatnonzero(batch.outputs))
+
+    def embed(self, batch: Batch) -> NDArray[np.float32]:
+        """(tokens, width), or (sequences, width) if the model pools them."""
+        self.run(batch)
+        return self._embeddings(batch)
+
+    def run(self, batch: Batch) -> None:
+        """Compute what the model has for a batch, and fetch nothing."""
+        llama = self.lib.llama
+        encodes = batch.encoder or not self.model.has_decoder
+        held = llama.llama_batch_init(max(len(batch), 1), 0, 1)
+        try:
+            fill(held, batch)
+            with self.lib.refusals("llama.cpp does not compute the batch"):
+                self._compute(llama.llama_encode if encodes else llama.llama_decode, held)
+        finally:
+            llama.llama_batch_free(held)
+
+    def logits_if_any(self, batch: Batch) -> NDArray[np.float32] | None:
+        """Of the outputs of the batch that was run last; None where there are none to fetch."""
+        outputs = np.flatnonzero(batch.outputs)
+        if not self.model.has_decoder or not len(outputs):
+            return None
+        if not self.lib.llama.llama_get_logits_ith(self.pointer, int(outputs[0])):
+            return None
+        return self._logits(outputs)
+
+    def close(self) -> None:
+        self.lib.llama.llama_free(self.pointer)
+
+    def call(self, work: Any, held: Any) -> int:
+        """What it returned. Raises what the observer raised meanwhile."""
+        self.error = None
+        status: int = work(self.pointer, held)
+        if self.error is not None:
+            raise self.error
+        return status
+
+    def _compute(self, work: Any, held: Any) -> None:
+        status = self.call(work, held)
+        if status in (NO_CELL, INVALID_BATCH):
+            raise EngineError(f"{work.__name__} returned {status}")
+        if status != 0:
+            raise RuntimeError(f"{work.__name__} returned {status}")
+
+    def _logits(self, outputs: NDArray[np.intp]) -> NDArray[np.float32]:
+        n_vocab = self.model.n_vocab
+        logits = np.empty((len(outputs), n_vocab), np.float32)
+        for row, at in enumerate(outputs):
+            pointer = self.lib.llama.llama_get_logits_ith(self.pointer, int(at))
+            if not pointer:
+                raise RuntimeError(f"llama.cpp holds no logits for token {at} of the batch")
+            logits[row] = np.ctypeslib.as_array(pointer, (n_vocab,))
+        return logits
+
+    def _embeddings(self, batch: Batch) -> NDArray[np.float32]:
+        llama, model = self.lib.llama, self.model.pointer
+        rank = llama.llama_pooling_type(self.pointer) == POOLING_RANK
+        width = (llama.llama_model_n_cls_out if rank else llama.llama_model_n_embd_out)(model)
+        fetch = llama.llama_get_embeddings_seq if self.pools else llama.llama_get_embeddings_ith
+        rows = np.unique(batch.seq_ids) if self.pools else np.arange(len(batch))
+        embeddings = np.empty((len(rows), width), np.float32)
+        for row, at in zip(embeddings, rows.tolist(), strict=True):
+            pointer = fetch(self.pointer, at)
+            if not pointer:
+                raise RuntimeError(f"llama.cpp holds no embeddings for {at}")
+            row[:] = np.ctypeslib.as_array(pointer, (width,))
+        return embeddings
+
+    def _on_node(self, address: int, asking: bool, _: object) -> bool:
+        """An exception cannot cross C: it waits in `error`, and the graph is left at once."""
+        if self.observer is None or self.error is not None:
+            return False
+        try:
+            if asking:
+                return self.observer.wants(address)
+            self.observer.sees(address)
+        except BaseException as error:
+            self.error = error
+            return asking  # so that there is a node to stop at
+        return True
+
+
+def context_params(lib: Library, settings: Settings) -> Any:
+    params = lib.llama.llama_context_default_params()
+    put(
+        params,
+        n_ctx=settings.n_ctx,
+        n_batch=settings.n_ctx,
+        n_ubatch=min(settings.n_ubatch, settings.n_ctx),
+        n_seq_max=MAX_SEQUENCES,
+        kv_unified=True,
+        n_threads=settings.n_threads,
+        n_threads_batch=settings.n_threads,
+        flash_attn_type=FLASH_AUTO if settings.flash_attn else FLASH_OFF,
+        flash_attn=settings.flash_attn,
+        type_k=cache_type(settings.type_k),
+        type_v=cache_type(settings.type_v),
+        embeddings=False,
+        offload_kqv=False,
+        op_offload=False,
+        no_perf=True,
+    )
+    return params
+
+
+def cache_type(name: str) -> int:
+    if name not in CACHE_TYPES:
+        raise EngineError(f"no cache type {name!r} (known: {', '.join(CACHE_TYPES)})")
+    return type_by_name(name).id
+
+
+def fill(held: Any, batch: Batch) -> None:
+    held.n_tokens = len(batch)
+    for i in range(len(batch)):
+        held.token[i] = int(batch.tokens[i])
+        held.pos[i] = int(batch.positions[i])
+        held.n_seq_id[i] = 1
+        held.seq_id[i][0] = int(batch.seq_ids[i])
+        held.logits[i] = int(batch.outputs[i])

@@ -1,0 +1,209 @@
+"""From llama.cpp's graph nodes to our sites: which node is which, in every version.
+
+Written against the llama graphs of llama-cpp-python 0.3.8, 0.3.16 and 0.3.36; the tests hold the
+tables against recorded graphs of all three. A node that works on a weight or on the cache is known
+by that, because names differ between versions, are ambiguous (`Qcur-0` is a product, a reshape and
+a rotation) or are missing. The others are known by their name and op. No two versions mean
+different sites by the same name and op, so that one table serves all of them.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.errors import Unsupported
+from lockstep.harness.adapters.llama_cpp.graph import (
+    Array,
+    Node,
+    cells_first,
+    cells_last,
+    column,
+    heads,
+    heads_side_by_side,
+    rows,
+    used_cells,
+)
+from lockstep.harness.sites import SITES
+
+ARCHITECTURES = ("llama",)  # whose graphs the tables below are known to cover
+View = Callable[[Node, int], Array]  # of a node, with so many cells in use
+
+PRODUCTS: dict[str, str] = {  # weight, without "blk.N." and ".weight" -> site
+    info.weight: name
+    for name, info in SITES.items()
+    if info.weight is not None and info.op in ("MUL_MAT", "MUL_MAT_ID")
+}
+BY_NAME: dict[tuple[str, str], tuple[str, View]] = {  # (name, op) -> (site, where it lies)
+    ("embd", "GET_ROWS"): ("embd", rows),
+    ("inp_embd", "GET_ROWS"): ("embd", rows),  # 0.3.8, 0.3.16
+    ("attn_norm", "MUL"): ("attn_norm", rows),
+    ("Qcur", "ROPE"): ("Qcur_rope", heads),
+    ("Kcur", "ROPE"): ("Kcur_rope", heads),
+    ("kqv_out", "CONT"): ("kqv_out", rows),
+    ("kqv_merged_cont", "CONT"): ("kqv_out", rows),  # 0.3.8, which calls `attn_out` kqv_out
+    ("ffn_inp", "ADD"): ("ffn_inp", rows),
+    ("ffn_norm", "MUL"): ("ffn_norm", rows),
+    ("ffn_swiglu", "GLU"): ("ffn_swiglu", rows),
+    ("ffn_gate_par", "MUL"): ("ffn_swiglu", rows),  # 0.3.8: of SILU and the other factor
+    ("ffn_moe_probs", "SOFT_MAX"): ("ffn_moe_probs", rows),
+    ("ffn_moe_topk", "VIEW"): ("ffn_moe_topk", rows),
+    ("ffn_moe_weights", "GET_ROWS"): ("ffn_moe_weights", column),
+    ("ffn_moe_weights_norm", "DIV"): ("ffn_moe_weights_norm", rows),
+    ("ffn_moe_swiglu", "GLU"): ("ffn_moe_swiglu", heads),
+    ("ffn_moe_weighted", "GLU"): ("ffn_moe_swiglu", heads),  # 0.3.16: a slip, named twice
+    ("ffn_moe_gate_par", "MUL"): ("ffn_moe_swiglu", heads),  # 0.3.8
+    ("ffn_moe_out", "ADD"): ("ffn_moe_out", rows),
+    ("ffn_moe_out", "CONT"): ("ffn_moe_out", rows),  # of the only expert in use
+    ("l_out", "ADD"): ("l_out", rows),
+    ("result_norm", "MUL"): ("result_norm", rows),
+}
+NORM_WEIGHTS = {  # the MUL of a norm must be by this weight
+    name: info.weight for name, info in SITES.items() if info.op == "RMS_NORM"
+}
+SHOWN_LATER = {  # a bias: no site of ours, but it flows into the next one
+    *(("Qcur", "ADD"), ("Kcur", "ADD"), ("Vcur", "ADD"), ("attn_out", "ADD")),
+    ("kqv_out", "ADD"),  # 0.3.8
+}
+VIEWS = ("RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")  # compute nothing
+KNOWN_NAMES = {name for name, _ in BY_NAME} | set(SITES)
+NAME = re.compile(r"(?P<base>.+?)(?:-(?P<layer>\d+))?")
+WEIGHT = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<base>\w+)\.weight")
+CACHE = re.compile(r"cache_(?P<kind>[kv])_l(?P<layer>\d+)")
+
+
+class GraphNode(Protocol):
+    """What decides which site a node is."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def op(self) -> str: ...
+    @property
+    def root(self) -> "GraphNode": ...
+    def source(self, i: int) -> "GraphNode": ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The site of a node, and where its values lie."""
+
+    name: str
+    layer: int | None
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A part of the cache that a node reads: the site, which source it is, where values lie."""
+
+    name: str
+    layer: int
+    source: int
+    view: View
+
+
+def place_of(node: GraphNode) -> Place | None:
+    """None for a node that is no site of ours.
+
+    Raises Unsupported for a node that has the name of a site but is computed in another way.
+    """
+    place = product_of(node) or attention_of(node)
+    if place is not None:
+        return place
+    op = node.op
+    base, layer = split_name(node.name)
+    found = BY_NAME.get((base, op))
+    if found is None:
+        if base in KNOWN_NAMES and op not in VIEWS and (base, op) not in SHOWN_LATER:
+            raise Unsupported(f"llama.cpp's {node.name!r} is a {op}, which we cannot place")
+        return None
+    site, view = found
+    if site in NORM_WEIGHTS and base_of_weight(node.source(1)) != (NORM_WEIGHTS[site], layer):
+        raise Unsupported(f"llama.cpp's {node.name!r} is not scaled by {NORM_WEIGHTS[site]}")
+    return Place(site, layer, view)
+
+
+def product_of(node: GraphNode) -> Place | None:
+    """The site of a product by a weight, whatever its name: a bias may have taken it.
+
+    What the experts compute, times their weights, has no name in some versions either.
+    """
+    if node.op == "MUL" and node.source(0).op == "MUL_MAT_ID":
+        weight, layer = base_of_weight(node.source(0).source(0))
+        return Place("ffn_moe_weighted", layer, heads) if weight == "ffn_down_exps" else None
+    if node.op not in ("MUL_MAT", "MUL_MAT_ID"):
+        return None
+    weight, layer = base_of_weight(node.source(0))
+    if weight == "token_embd" and node.name == "result_output":
+        weight = "output"  # tied: one tensor is both
+    site = PRODUCTS.get(weight or "")
+    if site is None:
+        return None
+    return Place(site, layer, heads if node.op == "MUL_MAT_ID" else rows)
+
+
+def attention_of(node: GraphNode) -> Place | None:
+    """The site of an op on the cache, or of the weights that attention makes of one."""
+    if node.op == "MUL_MAT" and (layer := layer_of_cache(node.source(0), "k")) is not None:
+        return Place("kq", layer, used_cells)
+    if node.op == "SOFT_MAX":
+        scores = attention_of(node.source(0))
+        if scores is not None and scores.name == "kq":
+            return Place("kq_soft_max", scores.layer, used_cells)
+    if node.op == "FLASH_ATTN_EXT" and (layer := layer_of_cache(node.source(1), "k")) is not None:
+        return Place("fattn", layer, heads_side_by_side)
+    return None
+
+
+def caches_read_by(node: GraphNode) -> list[Held]:
+    """The layout of V depends on flash attention: it is stored transposed when that is off."""
+    if node.op == "MUL_MAT":
+        if (layer := layer_of_cache(node.source(0), "k")) is not None:
+            return [Held("k_cache", layer, 0, cells_first)]
+        if (layer := layer_of_cache(node.source(0), "v")) is not None:
+            return [Held("v_cache", layer, 0, cells_last)]
+    if node.op == "FLASH_ATTN_EXT" and (layer := layer_of_cache(node.source(1), "k")) is not None:
+        return [
+            Held("k_cache", layer, 1, cells_first),
+            Held("v_cache", layer, 2, cells_first),
+        ]
+    return []
+
+
+def layer_of_cache(node: GraphNode, kind: str) -> int | None:
+    """Of the keys' ("k") or the values' ("v") cache that a node is a view of."""
+    found = CACHE.fullmatch(node.root.name)
+    return int(found["layer"]) if found and found["kind"] == kind else None
+
+
+def base_of_weight(node: GraphNode) -> tuple[str | None, int | None]:
+    found = WEIGHT.fullmatch(node.name)
+    if found is None:
+        return None, None
+    return found["base"], None if found["layer"] is None else int(found["layer"])
+
+
+def split_name(name: str) -> tuple[str, int | None]:
+    found = NAME.fullmatch(name)
+    if found is None:
+        return name, None
+    return found["base"], None if found["layer"] is None else int(found["layer"])
+
+
+def stores_keys(node: GraphNode) -> bool:
+    """Older versions copy keys into a view of cells that lie side by side, newer ones set rows."""
+    return node.op in ("SET_ROWS", "CPY") and layer_of_cache(node, "k") is not None
+
+
+def cells_stored_by(node: Node) -> NDArray[np.int64]:
+    """The cells that a node writes keys to, which is one that does."""
+    if node.op == "SET_ROWS":
+        return node.source(1).values().reshape(-1).astype(np.int64)
+    keys = node.source(0)  # (head_dim, kv_heads, tokens), or reshaped to (width, tokens)
+    tokens = keys.ne[1 if keys.op == "RESHAPE" else 2]
+    first = node.tensor.view_offs * tokens // node.ggml.ggml_nbytes(node.address)
+    return np.arange(first, first + tokens)

@@ -1,0 +1,84 @@
+"""Ubatches as they show in the inputs of llama.cpp's graphs, for versions that do not log them.
+
+An ubatch is a graph: its tokens are what the embedding is looked up by, its positions what the
+first rotation turns by, its outputs the rows that are kept before the head. Inputs are known by who
+reads them, because only some versions name them. Where a model has no such input the place is None,
+and so are the sequences, which no input names.
+"""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.harness.adapters.llama_cpp.graph import Node
+
+TOKENS, POSITIONS, OUTPUTS = "tokens", "positions", "outputs"
+
+
+class Ubatches:
+    """An observer; `begin` before each decode call."""
+
+    def __init__(self, ggml: ctypes.CDLL) -> None:
+        self.ggml = ggml
+        self.begin()
+
+    def begin(self) -> None:
+        self.graphs: list[dict[str, list[int]]] = []  # input -> its values
+        self.n_seqs: list[int | None] = []
+        self.computed: list[NDArray[np.float32]] = []  # rows of logits
+
+    def wants(self, address: int) -> bool:
+        """Inputs are read when a node that reads them is about to be computed."""
+        node = Node.at(self.ggml, address)
+        what = input_of(node)
+        if what == TOKENS:
+            self.graphs.append({})
+            self.n_seqs.append(None)
+        if what and self.graphs:  # before there are any, keys are turned that have moved
+            self.graphs[-1].setdefault(what, node.source(1).values().reshape(-1).tolist())
+        if node.op == "SSM_SCAN":  # of (states, x, ...): x is (sequences, tokens of each, inner)
+            self.n_seqs[-1] = int(node.source(1).tensor.ne[2])
+        return node.name == "result_output"
+
+    def sees(self, address: int) -> None:
+        values = Node.at(self.ggml, address).values()[0, 0]
+        self.computed += list(values.astype(np.float32))
+
+    def shown(self) -> list[list[Any]]:
+        """As `Adapter.schedule` answers them."""
+        return [self.one(*graph) for graph in zip(self.graphs, self.n_seqs, strict=True)]
+
+    def one(self, graph: dict[str, list[int]], n_seqs: int | None) -> list[Any]:
+        tokens = graph[TOKENS]
+        positions = graph.get(POSITIONS, [None] * len(tokens))
+        kept = graph.get(OUTPUTS)
+        rows = [
+            [token, pos, None, None if kept is None else at in kept]
+            for at, (token, pos) in enumerate(zip(tokens, positions, strict=True))
+        ]
+        return [None, n_seqs, rows]
+
+    def order(self, logits: dict[int, NDArray[np.float32]]) -> list[int] | None:
+        """The tokens of the batch whose logits were computed one after the other.
+
+        logits: what llama.cpp says are those of each token with an output. None if two tokens have
+        the same, for then nobody can tell.
+        """
+        places = {row.tobytes(): at for at, row in logits.items()}
+        if len(places) < len(logits) or len(logits) != len(self.computed):
+            return None
+        return [places.get(row.tobytes(), -1) for row in self.computed]
+
+
+def input_of(node: Node) -> str | None:
+    """Which input of the graph a node reads as its second source, if it is one that we look for."""
+    if node.op == "ROPE":
+        return POSITIONS
+    if node.op != "GET_ROWS" or node.source(1).op != "NONE":  # rows that the graph chose itself
+        return None
+    rows_of = node.source(0).name
+    if rows_of == "token_embd.weight":
+        return TOKENS
+    return None if rows_of.startswith("cache_") else OUTPUTS

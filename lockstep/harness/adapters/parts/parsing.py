@@ -1,0 +1,151 @@
+"""What parsers of GGUF files are asked, many files at a time, and the one list of answers.
+
+The question is `parse(blob, ends, way)`: file i is `blob[ends[i - 1]:ends[i]]`. Two parsers have
+read the same if their digests are the same: of header, every pair, every row of the tensor table.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.gguf.fields import KINDS
+
+# Our reader's kinds, and what only others say: no memory for it, or none of these reasons.
+REFUSALS = (*sorted(KINDS), "memory", "other")
+ACCEPTED, CRASHED, HUNG = "accepted", "crashed", "hung"
+ENDINGS = (ACCEPTED, *REFUSALS, CRASHED, HUNG)
+NUMBER = {ending: i for i, ending in enumerate(ENDINGS)}
+
+SPARE_MEMORY = 16 << 20  # beyond a multiple of the file's size: what any program may take
+# Bytes that a reader may keep for each byte of a file. Ours decodes when asked. A std::string for
+# each text of an array, which is 8 bytes at least, and tables of them are less than 32. gguf-py
+# keeps a numpy view of 0.72 kB for each element of an array, and the shortest is one byte.
+MEMORY_PER_BYTE = {"reference": 2, "gguf-py": 768}
+OTHERS_PER_BYTE = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What reading one file may cost: so much, and more for each of its bytes."""
+
+    seconds: float = 2.0  # of processor time; a file takes microseconds
+    seconds_per_byte: float = 1e-5
+    memory: int = 1 << 30
+    memory_per_byte: int = OTHERS_PER_BYTE
+
+    def seconds_for(self, size: int) -> float:
+        return self.seconds + self.seconds_per_byte * size
+
+    def memory_for(self, size: int) -> int:
+        return self.memory + self.memory_per_byte * size
+
+
+def allowed_memory(engine: str, sizes: Any) -> Any:
+    """Bytes that it may take for files of these sizes without being called wasteful."""
+    return SPARE_MEMORY + MEMORY_PER_BYTE.get(engine, OTHERS_PER_BYTE) * sizes
+
+
+Row = tuple[str, int, int]  # ending, digest, bytes of memory that it took or -1: not measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parsed:
+    """Answers to many files. words: of some files, by index, the reason or the last words."""
+
+    endings: NDArray[np.uint8]  # numbers of ENDINGS
+    digests: NDArray[np.uint64]  # 0 unless accepted, and for ways that show nothing
+    peaks: NDArray[np.int64]  # bytes; -1 where nobody looked
+    words: Mapping[int, str] = field(default_factory=dict)
+
+    def ending(self, i: int) -> str:
+        return ENDINGS[int(self.endings[i])]
+
+
+def packed(files: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    ends = np.cumsum([len(raw) for raw in files], dtype=np.int64)
+    return np.frombuffer(b"".join(files), np.uint8), ends
+
+
+def files_of(blob: NDArray[np.uint8], ends: NDArray[np.int64]) -> Iterator[bytes]:
+    raw, start = blob.tobytes(), 0
+    for end in ends.tolist():
+        yield raw[start:end]
+        start = end
+
+
+def answer_of(rows: Iterable[Row], words: Mapping[int, str]) -> dict[str, Any]:
+    """What crosses the wire."""
+    columns = list(zip(*rows, strict=True)) or [(), (), ()]
+    return {
+        "endings": np.array([NUMBER[ending] for ending in columns[0]], np.uint8),
+        "digests": np.array(columns[1], np.uint64),
+        "peaks": np.array(columns[2], np.int64),
+        "words": dict(words),
+    }
+
+
+def parsed(answer: Any, n: int) -> Parsed:
+    """Raises ValueError for an answer that is none: a worker is not believed."""
+    found = Parsed(**answer)
+    columns = (found.endings, found.digests, found.peaks)
+    if any(not isinstance(c, np.ndarray) or c.shape != (n,) for c in columns):
+        raise ValueError(f"the answer is not about {n} files")
+    if found.endings.max(initial=0) >= len(ENDINGS):
+        raise ValueError("an ending that is none")
+    return found
+
+
+# A digest is three of 21 bits, so that it also says what differs. One difference in two millions
+# goes unseen in one file, and is seen in the next.
+PARTS = (("header", 0), ("pairs", 21), ("rows", 42))
+PART_MASK = (1 << 21) - 1
+
+# --- one spelling of what a file says ---------------------------------------------------------
+
+Number = int | float | bool
+
+
+def scalar(value: Number) -> Number | str:
+    """A NaN is like any other, a bool is 0 or 1, and -0.0 stays what it is."""
+    if value != value:
+        return "nan"
+    return int(value) if isinstance(value, bool) else value
+
+
+def to_c(raw: bytes) -> bytes:
+    """A C interface ends a key or string at its first zero byte."""
+    end = raw.find(0)
+    return raw if end < 0 else raw[:end]
+
+
+def extents(ne: Sequence[int]) -> tuple[int, ...]:
+    """Without trailing ones: ggml always has four dimensions."""
+    sizes = [int(n) for n in ne]
+    while sizes and sizes[-1] == 1:
+        sizes.pop()
+    return tuple(sizes)
+
+
+def digest(head: tuple[int, int, int], pairs: Iterable[Any], rows: Sequence[Any]) -> int:
+    """head: version, alignment, offset of the data; pairs: key, type, element's type or -1, value;
+    rows: name, ne, type, offset, bytes.
+
+    A value is bytes, a number, or a tuple of bytes; an array of numbers is the bytes of the file.
+    Without tensors there is no data section, so that its offset is nothing to agree on.
+    """
+    version, alignment, offset = head
+    parts = (version, alignment, offset if rows else 0), tuple(pairs), tuple(rows)
+    return sum(hashed(part) << at for part, (_, at) in zip(parts, PARTS, strict=True))
+
+
+def hashed(part: Any) -> int:
+    raw = hashlib.blake2b(repr(part).encode(), digest_size=8).digest()
+    return int.from_bytes(raw, "little") & PART_MASK
+
+
+def parts_that_differ(one: int, other: int) -> list[str]:
+    return [name for name, at in PARTS if (one ^ other) >> at & PART_MASK]

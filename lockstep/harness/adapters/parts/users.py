@@ -1,0 +1,146 @@
+"""A class of the user's: in a module, in a file, or registered by an installed package.
+
+Nothing of it is imported but in the worker, where it may crash, hang and print.
+"""
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from dataclasses import replace
+from importlib.metadata import EntryPoint, entry_points
+from inspect import isclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from lockstep.engine.errors import Unsupported
+from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.records import EngineInfo
+from lockstep.harness.sites import SITES
+
+PREFIX = "adapter:"
+GROUP = "lockstep.engines"  # of entry points: NAME = "package.module:Class"
+# levels of harness.protocol by the method that answers them
+LEVELS = {
+    "parse": "metadata",
+    **{name: name for name in ("tokenize", "detokenize", "dequantize", "multiply", "operate")},
+    **{name: name for name in ("embed", "generate", "greedy", "logprobs")},
+    "logits": "evaluate",
+}
+
+
+def is_users(name: str) -> bool:
+    return name.startswith(PREFIX) or registered(name) is not None
+
+
+def registered(name: str) -> EntryPoint | None:
+    """What an installed package gives that name; our own engines keep theirs.
+
+    Raises Unsupported where two packages do.
+    """
+    if ":" in name or "/" in name or "@" in name or is_ours(name):
+        return None
+    found = list(entry_points(group=GROUP, name=name))
+    if len({entry.value for entry in found}) > 1:
+        packages = ", ".join(sorted(entry.dist.name for entry in found if entry.dist))
+        raise Unsupported(f"several packages register an engine named {name!r}: {packages}")
+    return found[0] if found else None
+
+
+def is_ours(name: str) -> bool:
+    file = name.lower().replace(".", "_").replace("-", "_")
+    return (
+        file.isidentifier()
+        and importlib.util.find_spec(f"lockstep.harness.adapters.{file}") is not None
+    )
+
+
+def registered_names() -> list[str]:
+    return sorted({entry.name for entry in entry_points(group=GROUP)})
+
+
+def users_class(name: str) -> type[Adapter]:
+    """Raises Unsupported in one sentence, whatever goes wrong."""
+    entry = None if name.startswith(PREFIX) else registered(name)
+    address = entry.value if entry else name.removeprefix(PREFIX)
+    place, _, wanted = address.strip().partition(":")
+    module = module_at(place)
+    found: type[Adapter] = only(classes_in(module), wanted, place)
+    if "name" not in vars(found):
+        found.name = found.__name__
+    return found
+
+
+def module_at(place: str) -> ModuleType:
+    path = Path(place)
+    is_file = path.suffix == ".py" or os.sep in place
+    if is_file and not path.is_file():
+        raise Unsupported(f"{place}: no such file")
+    sys.path.insert(0, str(path.resolve().parent if is_file else Path.cwd()))
+    try:
+        return module_in(path) if is_file else importlib.import_module(place)
+    except (Exception, SystemExit) as error:  # whatever a user's code may raise
+        what = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        raise Unsupported(f"{place} cannot be imported: {what}{line_in(error)}") from error
+
+
+def module_in(path: Path) -> ModuleType:
+    name = f"lockstep_user_{path.stem}"  # a file engine.py must not take our package's place
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError("it is no Python source")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and the like look there
+    spec.loader.exec_module(module)
+    return module
+
+
+def line_in(error: BaseException) -> str:
+    """The last line of code that is the user's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f.filename != __file__ and "importlib" not in f.filename]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+
+
+def classes_in(module: ModuleType) -> dict[str, type[Adapter]]:
+    """Engines that the module defines, or else those that it only imports from elsewhere."""
+    found = {
+        name: held
+        for name, held in vars(module).items()
+        if isclass(held)
+        and issubclass(held, Adapter)
+        and not held.__module__.startswith("harness.")
+        and not name.startswith("_")
+    }
+    own = {name: held for name, held in found.items() if held.__module__ == module.__name__}
+    return own or found
+
+
+def only(classes: dict[str, type[Adapter]], wanted: str, place: str) -> type[Adapter]:
+    known = ", ".join(classes)
+    if wanted and wanted not in classes:
+        raise Unsupported(f"{place} has no engine {wanted!r} (known: {known or 'none'})")
+    if not classes:
+        raise Unsupported(f"{place} defines no subclass of lockstep.harness.adapters.base.Adapter")
+    if len(set(classes.values())) > 1 and not wanted:
+        first = next(iter(classes))
+        raise Unsupported(f"{place} defines several engines: {known}; name one: {place}:{first}")
+    return classes[wanted] if wanted else next(iter(classes.values()))
+
+
+def lacks(cls: type[Adapter], question: str) -> bool:
+    """Whether the user's class has no method of its own for it: then it is not asked."""
+    return question != "describe" and getattr(cls, question) is getattr(Adapter, question)
+
+
+def described(cls: type[Adapter], info: Any) -> Any:
+    """With the levels that its methods are. Tensors are shown by those alone that name them."""
+    if type(info) is not EngineInfo:
+        return info  # what it answers is looked at elsewhere
+    levels = tuple(level for level, method in LEVELS.items() if not lacks(cls, method))
+    ours = str(getattr(cls.evaluate, "__module__", "")).startswith("harness.")
+    if info.shows is None and not (ours and "logits" in levels):
+        info = replace(info, shows=(), fixed=tuple(SITES))
+    return replace(info, levels=levels)

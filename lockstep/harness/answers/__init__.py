@@ -1,0 +1,50 @@
+"""Is an answer one to its question? One form for each question, held before anybody compares.
+
+A form takes the answer, the facts of the session's file, and what was asked: it has the parameters
+of the adapter's method. It costs no copy and looks at no tensor's values.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lockstep.harness.answers import files, ops, runs, texts
+from lockstep.harness.answers.base import Facts, MalformedAnswer, facts_of
+
+__all__ = ["FORMS", "PIECES", "Facts", "MalformedAnswer", "check_answer", "check_piece", "facts_of"]
+
+FORMS: dict[str, Callable[..., None]] = {
+    "describe": files.check_describe,
+    "metadata": files.check_metadata,
+    "parse": files.check_parse,
+    "name_tensors": files.check_name_tensors,
+    "tokenize": texts.check_tokenize,
+    "detokenize": texts.check_detokenize,
+    "greedy": texts.check_greedy,
+    "logprobs": texts.check_logprobs,
+    "generate": texts.check_generate,
+    "evaluate": runs.check_evaluate,
+    "embed": runs.check_embed,
+    "capture": runs.check_capture,
+    "schedule": runs.check_schedule,
+    "dequantize": ops.check_dequantize,
+    "multiply": ops.check_multiply,
+    "time_dequantize": ops.check_time_dequantize,
+    "time_capture": ops.check_time_capture,
+    "compute": ops.check_compute,
+    "operate": ops.check_operate,
+}
+PIECES: dict[str, Callable[..., None]] = {"capture": runs.check_nodes}
+
+
+def check_answer(
+    question: str, value: Any, facts: Facts, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Raises MalformedAnswer."""
+    FORMS[question](value, facts, *args, **kwargs)
+
+
+def check_piece(
+    question: str, value: Any, facts: Facts, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Raises MalformedAnswer."""
+    PIECES[question](value, facts, *args, **kwargs)

@@ -1,0 +1,151 @@
+"""Answers about runs of a model: logits, traces, nodes of a graph, schedules."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.batch import Batch
+from lockstep.harness.answers.base import (
+    Facts,
+    MalformedAnswer,
+    expect_array,
+    expect_many,
+    expect_plain,
+    expect_record,
+    expect_size,
+    expect_type,
+)
+from lockstep.harness.records import (
+    Captured,
+    Evaluation,
+    Fault,
+    Nodes,
+    Request,
+    Site,
+    TensorRecord,
+    Trace,
+)
+
+STEP = {"code", "pos", "ubatches", "slots", "order", "logits"}
+# of columns; others are flat
+WIDTHS = {"ne": 4, "nb": 4, "params": 16, "name": 64, "weight": 64, "root_name": 64}
+
+
+def check_evaluate(value: Any, facts: Facts, request: Request) -> None:
+    expect_type(value, Evaluation, "the run")
+    check_outputs = check_embed if request.embeddings else check_logits
+    check_outputs(value.logits, facts, request.batches)
+    if not request.capture:
+        expect_type(value.trace, type(None), "the trace that nobody asked for")
+        return
+    expect_record(value.trace, Trace, "the trace")
+    if not value.trace.records:
+        raise MalformedAnswer("the trace", "at least one site", value.trace.records)
+    check_sites(value.trace, len(request.batches))
+
+
+def check_logits(value: Any, facts: Facts, batches: Sequence[Batch]) -> None:
+    """(outputs, vocabulary) for each batch; NaN is a number like any other."""
+    expect_type(value, tuple, "the logits")
+    if len(value) != len(batches):
+        raise MalformedAnswer("the logits", f"those of {len(batches)} batches", value)
+    n_vocab = facts.n_vocab
+    for i, (logits, batch) in enumerate(zip(value, batches, strict=True)):
+        outputs = int(np.count_nonzero(batch.outputs))
+        expect_array(logits, np.float32, (outputs, n_vocab), f"the logits of batch {i}")
+        n_vocab = logits.shape[1]
+
+
+def check_embed(value: Any, facts: Facts, batches: Sequence[Batch]) -> None:
+    """A row for each token, or for each sequence, all of one width."""
+    expect_type(value, tuple, "the embeddings")
+    if len(value) != len(batches):
+        raise MalformedAnswer("the embeddings", f"those of {len(batches)} batches", value)
+    width = None
+    for i, (rows, batch) in enumerate(zip(value, batches, strict=True)):
+        where = f"the embeddings of batch {i}"
+        expect_array(rows, np.float32, (None, width), where)
+        sizes = {len(batch), len(np.unique(batch.seq_ids))}
+        if len(rows) not in sizes:
+            raise MalformedAnswer(f"the rows of {where}", " or ".join(map(str, sizes)), len(rows))
+        width = rows.shape[1]
+
+
+def check_sites(trace: Trace, steps: int) -> None:
+    """Whether they are nodes of the model's graph, and in the shapes of these, is seen there."""
+    seen: set[Site] = set()
+    for record in trace.records:
+        expect_record(record, TensorRecord, "a record of the trace")
+        check_step(record.site, steps)
+        expect_array(record.value, None, record.value.shape, f"{record.site}")
+        if record.site in seen:
+            where = f"{record.site} of step {record.site.step}"
+            raise MalformedAnswer(where, "each site once", "it twice")
+        seen.add(record.site)
+
+
+def check_step(site: Any, steps: int) -> None:
+    expect_record(site, Site, "a site of the trace")
+    if not 0 <= site.step < steps:
+        raise MalformedAnswer(f"the step of {site.name}", f"0 to {steps - 1}", site.step)
+
+
+# --- a graph, node by node ----------------------------------------------------------------------
+
+
+def check_capture(
+    value: Any,
+    facts: Facts,
+    batches: Sequence[Batch],
+    fault: Fault | None,
+    embeddings: bool = False,
+) -> None:
+    expect_record(value, Captured, "what was captured")
+    for name in ("nodes", "views"):
+        expect_size(getattr(value, name), name)
+    if value.honest is not None:
+        expect_array(value.honest, None, value.honest.shape, "what a fault replaced")
+
+
+def check_nodes(
+    value: Any,
+    facts: Facts,
+    batches: Sequence[Batch],
+    fault: Fault | None,
+    embeddings: bool = False,
+) -> None:
+    """One piece of a capture: columns of one length. harness.shadow.nodes looks at each row."""
+    expect_record(value, Nodes, "a piece of the graph")
+    rows = len(value.place)
+    for name in Nodes.__slots__:
+        if name in ("ops", "types", "data"):
+            continue
+        column, width = getattr(value, name), WIDTHS.get(name)
+        shape = (rows,) if width is None else (rows, width)
+        if column.shape != shape:
+            raise MalformedAnswer(f"the column {name}", f"shape {shape}", column)
+    if value.data.ndim != 1:
+        raise MalformedAnswer("the column data", "bytes in a row", value.data)
+    if rows and not 0 <= value.step.min() <= value.step.max() < len(batches):
+        wrong = next(step for step in value.step.tolist() if not 0 <= step < len(batches))
+        raise MalformedAnswer("the column step", f"0 to {len(batches) - 1}", wrong)
+
+
+# --- schedules ------------------------------------------------------------------------------------
+
+
+def check_schedule(value: Any, facts: Facts, plan: Mapping[str, Any]) -> None:
+    steps = plan["steps"]
+    expect_many(value, len(steps), "steps", "the schedule")
+    for i, step in enumerate(value):
+        expect_type(step, dict, f"step {i}")
+        if step.keys() != STEP:
+            raise MalformedAnswer(f"step {i}", ", ".join(sorted(STEP)), step)
+        expect_type(step["code"], int, f"the code of step {i}")
+        for name in ("pos", "ubatches", "slots", "order"):
+            if step[name] is not None:
+                expect_type(step[name], list, f"{name} of step {i}")
+                expect_plain(step[name], f"{name} of step {i}")
+        if step["logits"] is not None:
+            expect_array(step["logits"], np.float32, (None, None), f"the logits of step {i}")

@@ -1,0 +1,204 @@
+"""Other versions of an engine, each in a Python environment of its own: `llama.cpp@0.3.8`.
+
+pip builds them from their source distribution, into the user's cache folder. A worker runs there
+with that environment's interpreter and packages, and with our own code behind those.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from lockstep.engine.errors import EngineError, Unsupported
+from lockstep.harness.adapters import adapter_class, split_version
+from lockstep.harness.asking.downloads import cache_folder, last_words, locked
+
+# the public versions of PEP 440, as they are written on PyPI: nothing that pip or a path takes for
+# something else
+VERSION = re.compile(r"(?:\d+!)?\d{1,9}(?:\.\d{1,9})*(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?")
+WORKER_NEEDS = ("numba>=0.60", "numpy>=1.26")  # all that our code loads in a worker
+LIBRARIES = "LLAMA_CPP_LIB_PATH"  # the user's own build of llama.cpp, of the pinned version
+BUILD_SECONDS = 3600.0
+SAY_SECONDS = 1.0  # between two words of progress; the terminal shows as many as it wants
+LAST_LINES = 6
+Progress = Callable[[str], None]
+LOCK, UNFINISHED = "build.lock", ".building-"
+
+
+class NotBuilt(EngineError):
+    """An engine's version is not there or could not be had; one sentence that says why."""
+
+
+def package_of(name: str) -> tuple[str, str, str]:
+    """(distribution, module, version) of `NAME@VERSION`. Raises Unsupported for nonsense."""
+    engine, version = split_version(name)
+    package = adapter_class(engine).package
+    if package is None:
+        raise Unsupported(
+            f"{engine} cannot be asked in another version; llama.cpp can: llama.cpp@0.3.8"
+        )
+    if not VERSION.fullmatch(version):
+        raise Unsupported(
+            f"{version[:40]!r} is no version of {package[0]}; expected one such as {engine}@0.3.8"
+        )
+    return *package, version
+
+
+def folder_of(name: str) -> Path:
+    """Where its environment is or would be: one for each version of Python as well."""
+    distribution, _, version = package_of(name)
+    return environments() / f"{distribution}-{version}-{sys.implementation.cache_tag}"
+
+
+def environments() -> Path:
+    return cache_folder() / "engines"
+
+
+def python_of(name: str) -> Path:
+    """The interpreter that answers for this version. Raises NotBuilt; nothing is built."""
+    folder = folder_of(name)
+    if not folder.is_dir():
+        raise NotBuilt(f"{name} is not built yet; do so: lockstep oracle add {name}")
+    return interpreter(folder)
+
+
+def interpreter(folder: Path) -> Path:
+    return folder / "bin" / "python"
+
+
+def variables() -> dict[str, str]:
+    """The user's, without those that are meant for the installed version."""
+    return {name: value for name, value in os.environ.items() if name != LIBRARIES}
+
+
+def provide(name: str, progress: Progress = lambda _: None) -> Path | None:
+    """Build the environment of `NAME@VERSION` if it is not there; None if it needs none.
+
+    Raises NotBuilt, and then nothing is left behind.
+    """
+    if not split_version(name)[1]:
+        return None
+    folder = folder_of(name)
+    if folder.is_dir():  # before the lock, which a build of another version may hold for minutes
+        return folder
+    return built_once(folder, lambda new: build(name, new, progress))
+
+
+def built_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """Made beside the final place, then renamed: a folder of that name is whole. Raises NotBuilt,
+    and then nothing is left behind."""
+    try:
+        with locked(environments() / LOCK):
+            for old in environments().glob(f"{UNFINISHED}*"):  # of a process that was killed
+                shutil.rmtree(old, ignore_errors=True)
+            if not folder.is_dir():
+                with tempfile.TemporaryDirectory(dir=folder.parent, prefix=UNFINISHED) as work:
+                    new = Path(work) / "environment"
+                    make(new)
+                    new.rename(folder)
+    except OSError as error:
+        raise NotBuilt(f"{error.filename or folder}: {error.strerror or error}") from error
+    return folder
+
+
+def take_away(folder: Path) -> None:
+    with locked(environments() / LOCK):
+        gone = Path(tempfile.mkdtemp(dir=folder.parent, prefix=UNFINISHED))
+        folder.rename(gone / "environment")
+        shutil.rmtree(gone)
+
+
+def build(name: str, new: Path, progress: Progress) -> None:
+    distribution, module, version = package_of(name)
+    progress(f"building {distribution} {version} from source, once: minutes on two cores")
+    checked(
+        [sys.executable, "-m", "venv", "--without-pip", str(new)],
+        f"no environment {name}",
+        lambda seconds: progress(f"making an environment{after(seconds)}"),
+    )
+    checked(
+        [
+            *(sys.executable, "-m", "pip", "--python", str(interpreter(new)), "install"),
+            *("--disable-pip-version-check", "--no-input", "--progress-bar", "off"),
+            *("--retries", "1", "--no-binary", distribution),
+            *(f"{distribution}=={version}", *WORKER_NEEDS),
+        ],
+        f"pip could not install {distribution} {version}",
+        lambda seconds: progress(f"building {distribution} {version} by pip{after(seconds)}"),
+    )
+    found = checked(
+        [
+            *(str(interpreter(new)), "-I", "-c"),
+            f"import {module}, importlib.metadata as m; print(m.version({distribution!r}))",
+        ],
+        f"{distribution} {version} was built and does not load",
+        lambda seconds: progress(f"loading {distribution} {version}{after(seconds)}"),
+    )
+    if found.strip() != version:
+        raise NotBuilt(f"pip installed {distribution} {found.strip()[:40]}, not {version}")
+
+
+def remove(name: str) -> Path:
+    """Raises NotBuilt if there is no such environment."""
+    folder = python_of(name).parents[1]
+    take_away(folder)
+    return folder
+
+
+def built(engine: str) -> Iterator[tuple[str, Path]]:
+    """Every version of an engine that this Python can run: its name and its folder."""
+    package = adapter_class(engine).package
+    if package is None or not environments().is_dir():
+        return
+    tag = sys.implementation.cache_tag
+    for folder in sorted(environments().glob(f"{package[0]}-*-{tag}")):
+        version = folder.name.removeprefix(f"{package[0]}-").removesuffix(f"-{tag}")
+        yield f"{engine}@{version}", folder
+
+
+def after(seconds: float) -> str:
+    return f", {seconds:.0f} s so far"
+
+
+def checked(command: list[str], problem: str, waiting: Callable[[float], None]) -> str:
+    """What a command prints. Raises NotBuilt with the problem and the command's last words.
+
+    waiting: is told now and then how many seconds it has taken, so that nobody thinks it hangs.
+    """
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=variables(),
+        start_new_session=True,  # with all that a build starts it is one group
+    )
+    try:
+        out, err = words_of(process, problem, waiting)
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()  # closes its pipes
+    if process.returncode:
+        raise NotBuilt(f"{problem}: {last_words(err or out, LAST_LINES)}")
+    return out
+
+
+def words_of(
+    process: "subprocess.Popen[str]", problem: str, waiting: Callable[[float], None]
+) -> tuple[str, str]:
+    started = time.monotonic()
+    while (taken := time.monotonic() - started) < BUILD_SECONDS:
+        waiting(taken)
+        with suppress(subprocess.TimeoutExpired):  # what it has said so far is kept
+            return process.communicate(timeout=SAY_SECONDS)
+    raise NotBuilt(f"{problem}: not done within {BUILD_SECONDS:.0f} s")

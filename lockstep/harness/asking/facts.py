@@ -1,0 +1,136 @@
+"""What a model's file says of itself, whether or not our own engine has a graph for it."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.engine.architectures.base import Architecture
+from lockstep.engine.errors import InvalidModel, Unsupported
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.gguf.split_files import open_model
+from lockstep.engine.model import architecture_of
+from lockstep.engine.registry import import_members
+from lockstep.harness.answers.base import facts_in
+
+VOCABULARY, TOKENS = "tokenizer.ggml.model", "tokenizer.ggml.tokens"
+POSITIONS = "position_embd.weight"
+# what we refuse of these is broken; of others llama.cpp takes forms that are none of ours, and says
+# itself what is broken
+IN_EVERY_FORM = ("llama",)
+# values of tokenizer.ggml.model; the last is of models that llama.cpp makes to test itself
+NO_VOCABULARY = ("", "none", "no_vocab", "test")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    architecture: str
+    kind: str  # general.type: model, adapter, imatrix, ...
+    n_tensors: int
+    n_vocab: int  # 0: not known
+    has_vocabulary: bool
+    n_positions: int  # rows of a table of positions; 0: it has none, and any position will do
+    not_ours: str  # why our own engine cannot run it; "" if it can
+    has_logits: bool  # says our own graph, if there is one
+    decoder_start: int | None  # the token that follows an encoder; None: not both are there
+
+    @property
+    def no_run(self) -> str:
+        return why_no_run(self.architecture, self.kind, self.n_tensors)
+
+
+def facts_of_model(path: Path) -> ModelFacts:
+    """Raises EngineError or OSError for what is no GGUF file, or a broken model of ours."""
+    with open_model(path) as file:
+        architecture, kind = what_it_is(file)
+        ours = our_graph(file, architecture, kind)
+        return ModelFacts(
+            architecture=architecture,
+            kind=kind,
+            n_tensors=len(file.tensors),
+            n_vocab=size_of_vocabulary(file),
+            has_vocabulary=vocabulary_of(file),
+            n_positions=size_of_positions(file),
+            not_ours=ours if isinstance(ours, str) else "",
+            has_logits=not isinstance(ours, str) and not ours.embeds,
+            decoder_start=decoder_start(file, architecture),
+        )
+
+
+def what_it_is(file: GgufFile) -> tuple[str, str]:
+    """The architecture, which may be missing, and the type."""
+    architecture, kind = (
+        str(file.metadata[key].data) if key in file.metadata else default
+        for key, default in (("general.architecture", ""), ("general.type", "model"))
+    )
+    return architecture, kind
+
+
+def why_no_run(architecture: str, kind: str, n_tensors: int) -> str:
+    """Why no engine can run such a file; "" if llama.cpp may."""
+    if not architecture:
+        return "the file has no general.architecture: it is no model"
+    if kind != "model":
+        return f"the file is of type {kind!r}, no model"
+    return "" if n_tensors else "the file holds no tensors"
+
+
+def decoder_start(file: GgufFile, architecture: str) -> int | None:
+    """What the decoder begins with where the file has an encoder as well, as llama.cpp's tools
+    choose it."""
+    if not has_both(file.tensors):
+        return None
+    for key in (f"{architecture}.decoder_start_token_id", "tokenizer.ggml.bos_token_id"):
+        if key in file.metadata:
+            return int(file.metadata[key].data)
+    return 0
+
+
+def has_both(tensors: Collection[str]) -> bool:
+    """An encoder and a decoder, by the names that llama.cpp gives their tensors."""
+    return all(any(name.startswith(part) for name in tensors) for part in ("enc.", "dec."))
+
+
+def vocabulary_of(file: GgufFile) -> bool:
+    """Whether there is one. Tokens of no kind are a broken one, which is refused by its key."""
+    if VOCABULARY not in file.metadata:
+        return TOKENS in file.metadata
+    return str(file.metadata[VOCABULARY].data) not in NO_VOCABULARY
+
+
+def size_of_vocabulary(file: GgufFile) -> int:
+    """As metadata has it, or else the rows of the embedding matrix."""
+    known = facts_in(file, file.size).n_vocab
+    embeddings = file.tensors.get("token_embd.weight")
+    return known or (embeddings.shape[0] if embeddings is not None else 0)
+
+
+def size_of_positions(file: GgufFile) -> int:
+    table = file.tensors.get(POSITIONS)
+    return table.shape[0] if table is not None else 0
+
+
+def too_long(n_positions: int, needed: int) -> str:
+    """Why so many tokens are not decoded; "" if they can be."""
+    if not 0 < n_positions < needed:
+        return ""
+    return (
+        f"the model has {n_positions} positions ({POSITIONS}), and {needed} are needed; beyond "
+        f"them llama.cpp aborts (positions-beyond-the-table)"
+    )
+
+
+def our_graph(file: GgufFile, arch: str, kind: str) -> Architecture | str:
+    """Or why there is none. Raises InvalidModel for a broken model of an architecture that is
+    ours."""
+    import_members("lockstep.engine.architectures")
+    if arch not in Architecture.family:
+        ours = ", ".join(sorted(Architecture.family))
+        return f"our engine has no graph of {arch!r} (it has: {ours})"
+    try:
+        return architecture_of(file)(file)
+    except Unsupported as error:
+        return f"our graph of {arch!r} lacks something: {error}"
+    except InvalidModel as error:
+        if kind == "model" and file.tensors and arch in IN_EVERY_FORM:
+            raise
+        return str(error)

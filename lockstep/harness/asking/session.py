@@ -1,0 +1,197 @@
+"""One engine with one model and one preset, and everything that asking it can end in."""
+
+import time
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.answers import Facts, MalformedAnswer, check_answer, check_piece, facts_of
+from lockstep.harness.asking.worker import QUESTIONS, STREAMS, failure
+from lockstep.harness.processes.wire import WireError
+from lockstep.harness.records import (
+    Answered,
+    Crashed,
+    Malformed,
+    Outcome,
+    Rejected,
+    Settings,
+    Site,
+    Unanswerable,
+)
+
+# questions that have another name where users meet them: in the protocol and in the commands
+IN_WORDS = {"describe": "start", "metadata": "parse", "evaluate": "logits", "capture": "its graph"}
+
+
+def in_words(question: str) -> str:
+    """What is said of a question, with whatever stands behind its name."""
+    name, _, rest = question.partition(" ")
+    return f"{IN_WORDS.get(name, name)} {rest}".strip()
+
+
+class Session:
+    """One engine with one model and one preset; a context manager."""
+
+    name: str  # the adapter's
+    model: Path | None = None
+
+    @cached_property
+    def facts(self) -> Facts:
+        """What answers are held against; our own reader looks once, when the first comes."""
+        return facts_of(self.model)
+
+    @cached_property
+    def recorded(self) -> dict[bytes, Any]:
+        """Programs of its graphs, by what was run (harness.graph.record)."""
+        return {}
+
+    @property
+    def stored(self) -> Mapping[Site, str]:
+        """Of what it shows: in which type it was written down, where that is not as computed."""
+        return {}
+
+    @property
+    def pid(self) -> int | None:
+        """Of the worker, while there is one."""
+        return None
+
+    @property
+    def asks(self) -> "Session | None":
+        """Another session that it asks for its answers."""
+        return None
+
+    def start(self) -> None:
+        """Begin to start it, if it is another process: the first question finds it further on."""
+
+    def ask(self, question: str, *args: Any, **kwargs: Any) -> Outcome:
+        """The outcome of calling the adapter's method of that name."""
+        if question not in QUESTIONS:
+            raise ValueError(f"no question named {question!r} (known: {', '.join(QUESTIONS)})")
+        return self._checked(question, args, kwargs, self._ask(question, args, kwargs))
+
+    def stream(
+        self, question: str, consume: Callable[[Any], None], *args: Any, **kwargs: Any
+    ) -> Outcome:
+        """Like `ask`, for an answer that comes in pieces: each is consumed before the next comes.
+
+        The time limit is for the silence before a piece, because the consumer takes its time too.
+        """
+        if question not in STREAMS:
+            raise ValueError(f"no stream named {question!r} (known: {', '.join(STREAMS)})")
+
+        failed: list[Exception] = []
+
+        def checked(piece: Any) -> None:
+            try:
+                check_piece(question, piece, self.facts, args, kwargs)
+                consume(piece)
+            except Exception as error:
+                failed.append(error)
+                raise
+
+        try:
+            outcome = self._ask(question, args, kwargs, checked)
+            if failed:  # an engine in this process sees it as well, and may keep it
+                raise failed[0]
+        except MalformedAnswer as error:
+            return Malformed(message=str(error))
+        return self._checked(question, args, kwargs, outcome)
+
+    def _checked(
+        self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any], outcome: Outcome
+    ) -> Outcome:
+        """No suite sees an answer that is none to its question."""
+        if isinstance(outcome, Answered):
+            try:
+                check_answer(question, outcome.value, self.facts, args, kwargs)
+            except MalformedAnswer as error:
+                return Malformed(message=str(error))
+        return outcome
+
+    def _ask(
+        self,
+        question: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        consume: Callable[[Any], None] | None = None,
+    ) -> Outcome:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Give back what the engine holds; a worker has ended when this returns."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class LocalSession(Session):
+    """An engine in this process: trusted, and without limits."""
+
+    def __init__(self, cls: type[Adapter], model: Path | None, settings: Settings) -> None:
+        self.cls = cls
+        self.name = cls.name
+        self.model = model
+        self.settings = settings
+        self.adapter: Adapter | None = None
+        self.lender: Session | None = None
+
+    @property
+    def asks(self) -> Session | None:
+        return self.lender
+
+    def _ask(
+        self,
+        question: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        consume: Callable[[Any], None] | None = None,
+    ) -> Outcome:
+        extra = {} if consume is None else {"emit": consume}
+        return self.attempt(lambda engine: getattr(engine, question)(*args, **kwargs, **extra))
+
+    def attempt(self, work: Callable[[Adapter], Any]) -> Outcome:
+        """What work does with the engine, as if it had been asked for that."""
+        started = time.perf_counter()
+        try:
+            self.adapter = self.adapter or self.cls(self.model, self.settings)
+            value = work(self.adapter)
+        except Exception as error:
+            return outcome_of(failure(error))
+        return Answered(value=value, seconds=time.perf_counter() - started)
+
+    def close(self) -> None:
+        if self.adapter is not None:
+            self.adapter.close()
+            self.adapter = None
+
+
+def outcome_of(answer: Any) -> Outcome:
+    """Raises WireError for an answer that no worker of ours gives."""
+    match answer:
+        case {"kind": "value", "value": value, "seconds": float(seconds)}:
+            return Answered(value=value, seconds=seconds)
+        case {"kind": "rejected", "message": str(message)}:
+            return Rejected(message=message)
+        case {
+            "kind": "unanswerable",
+            "message": str(message),
+            "of_model": bool(of_model),
+            "declared": bool(declared),
+        }:
+            return Unanswerable(message=message, of_model=of_model, declared=declared)
+        case {"kind": "crashed", "message": str(message)}:
+            return Crashed(message=message, said=True)
+        case {"kind": "malformed", "message": str(message)}:
+            return Malformed(message=message)
+    raise WireError("an answer must be a value, a refusal or a crash")

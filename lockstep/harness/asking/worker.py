@@ -1,0 +1,123 @@
+"""The process in which an untrusted engine answers: `python -m ...asking.worker SOCKET PARENT`.
+
+SOCKET is the number of an inherited socket, so that whatever C code prints goes to the log (file
+descriptors 1 and 2) and never into an answer. The first message says which adapter to load with
+which model and settings; every later one is a question. The adapter lives as long as the process.
+"""
+
+import contextlib
+import faulthandler
+import importlib
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep.engine.errors import EngineError, NotInModel, Unsupported
+from lockstep.harness.adapters import adapter_class
+from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.adapters.parts.users import described, is_users, lacks
+from lockstep.harness.processes.limits import die_with, limit_memory
+from lockstep.harness.processes.wire import Channel, Closed, WireError
+
+QUESTIONS = (
+    *("describe", "metadata", "parse", "tokenize", "detokenize", "evaluate", "greedy"),
+    *("embed", "logprobs", "generate"),
+    *("dequantize", "multiply", "time_dequantize", "name_tensors", "capture", "compute"),
+    *("operate", "schedule", "time_capture"),
+)
+STREAMS = ("capture",)  # questions whose answer comes in pieces: they take a function `emit`
+
+
+def main() -> None:
+    die_with(parent=int(sys.argv[2]))
+    faulthandler.enable()
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    with contextlib.suppress(Closed):  # the session is over
+        serve(channel)
+
+
+def serve(channel: Channel) -> None:
+    opening = channel.receive()
+    for module in opening["modules"]:
+        importlib.import_module(module)
+    users = is_users(opening["adapter"])
+    if users:
+        limit_memory(opening["memory_limit"])  # before anything of theirs is run
+    try:
+        cls = adapter_class(opening["adapter"])
+    except EngineError as error:
+        channel.send({"kind": "unable", "message": str(error)})
+        return
+    limit_memory(opening["memory_limit"])
+    channel.send({"kind": "ready"})
+    model = None if opening["model"] is None else Path(opening["model"])
+    adapter: Adapter | None = None
+    try:
+        while True:
+            call = channel.receive()
+            started = time.perf_counter()
+            if users and lacks(cls, call["question"]):
+                deliver(channel, not_offered(cls, call["question"]))
+                continue
+            try:
+                adapter = adapter or cls(model, opening["settings"])
+                extra = {"emit": piece_by_piece(channel)} if call["question"] in STREAMS else {}
+                value = getattr(adapter, call["question"])(*call["args"], **call["kwargs"], **extra)
+                seconds = time.perf_counter() - started
+                if users and call["question"] == "describe":
+                    value = described(cls, value)
+                answer = {"kind": "value", "value": value, "seconds": seconds}
+            except Exception as error:
+                answer = failure(error)
+            deliver(channel, answer)
+    finally:
+        if adapter is not None:
+            adapter.close()
+
+
+def not_offered(cls: type[Adapter], question: str) -> dict[str, Any]:
+    text = f"{cls.name} does not offer {question}"
+    return {"kind": "unanswerable", "message": text, "of_model": False, "declared": True}
+
+
+def piece_by_piece(channel: Channel) -> Callable[[Any], None]:
+    """Sends pieces as they come; it waits while the other side is busy with earlier ones."""
+    return lambda value: channel.send({"kind": "piece", "value": value})
+
+
+def deliver(channel: Channel, answer: Mapping[str, Any]) -> None:
+    try:
+        channel.send(answer)
+    except WireError as error:
+        channel.send(failure(error))
+
+
+class Crash(Exception):
+    """What an engine relies on has crashed; a sentence that says how."""
+
+
+def failure(error: Exception) -> dict[str, Any]:
+    """What an exception says about the engine that raised it."""
+    if isinstance(error, Unsupported):
+        of_model = isinstance(error, NotInModel)
+        said = {"message": str(error), "of_model": of_model, "declared": False}
+        return {"kind": "unanswerable", **said}
+    if isinstance(error, WireError):
+        return {"kind": "malformed", "message": str(error)}
+    if isinstance(error, EngineError):
+        return {"kind": "rejected", "message": f"{type(error).__name__}: {error}"}
+    if isinstance(error, Crash):
+        return {"kind": "crashed", "message": str(error)}
+    if isinstance(error, MemoryError):
+        return {"kind": "crashed", "message": f"out of memory: {error}".rstrip(": ")}
+    # the engine's own frames: who reads this wrote them, and not the worker
+    lines = [line for line in traceback.format_exception(error)[1:] if f'"{__file__}"' not in line]
+    return {"kind": "crashed", "message": "".join(lines[-3:]).strip()}
+
+
+if __name__ == "__main__":
+    main()

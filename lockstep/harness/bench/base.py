@@ -1,0 +1,79 @@
+"""The contract of a benchmark: engines take turns, so that a busy machine is unfair to none."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lockstep.engine.registry import Registered
+
+Progress = Callable[[str, str], None]  # (what is measured, text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchPlan:
+    """`targets` are of the benchmark's list, all if empty; `seconds` for each engine and round.
+
+    `size` counts the units that an engine is given at a time: of weights by default as many as our
+    engine decodes at a time (engine.weights.CHUNK). Their floats stay in the cache, where whoever
+    multiplies by them wants them; with many more the speed of the memory is measured, which one
+    thread of ours uses up already.
+    """
+
+    targets: tuple[str, ...] = ()
+    size: int = 1 << 18
+    seconds: float = 0.02
+    rounds: int = 7
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One target. rates: units a second, by engine and number of threads; absent if it has none."""
+
+    target: str
+    rates: dict[tuple[str, int], float]
+
+    def ratio(self, a: tuple[str, int], b: tuple[str, int]) -> float | None:
+        if a not in self.rates or b not in self.rates:
+            return None
+        return self.rates[a] / self.rates[b]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """What the project promises of a ratio, and what was measured."""
+
+    text: str
+    least: float
+    found: float
+    below: tuple[str, ...] = ()  # the targets that are the reason
+
+    @property
+    def kept(self) -> bool:
+        return self.found >= self.least
+
+
+class Bench(Registered):
+    unit: ClassVar[str]  # of what a rate counts
+    # adapters and their names in a table: ours first, then the one to beat
+    engines: ClassVar[dict[str, str]]
+    threads: ClassVar[tuple[int, ...]] = (1, 2)
+
+    def targets(self) -> list[str]:
+        raise NotImplementedError
+
+    def run(self, plan: BenchPlan, progress: Progress) -> Iterator[Row]:
+        raise NotImplementedError
+
+    def promises(self, rows: Sequence[Row]) -> list[Promise]:
+        """Of those rows that they are about."""
+        return []
+
+
+def bench_named(name: str) -> Bench:
+    return Bench.named(name)()
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan

@@ -1,0 +1,184 @@
+"""`lockstep bisect`: the first layer that diverges, the guilty ops in it, and the proof."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lockstep.harness.check.check import run_suites, suites_named
+from lockstep.harness.context.further_runs import FurtherRun, further_runs
+from lockstep.harness.context.repeats import Unsteady, unsteady
+from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.judging.findings import Findings, by_layer
+from lockstep.harness.judging.judge import SiteFinding
+from lockstep.harness.locate.locate import Patched, locate, oracles_outputs, outputs_of, patch
+from lockstep.harness.records import EngineInfo, Evaluation, Request, Site, Verdict
+from lockstep.harness.suites.embeddings import further_run
+from lockstep.harness.suites.logits import compared
+from lockstep.harness.suites.products import on_sparse_inputs
+
+NO_OP = 4  # exit code: both engines part, and no op is wrong on its own inputs
+UNANSWERED = {"crashed", "timed-out", "malformed", "not-compared"}
+Place = tuple[int | None, str]  # layer and site
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layer:
+    """One layer (or what comes before or after the layers) in the subject's own run."""
+
+    layer: int | None
+    last: str  # the last site of it, in execution order
+    error: float  # of that site, relative to the largest value: what the layer passes on
+    guilty: tuple[str, ...]  # sites of it at which an op is wrong by itself
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Bisection:
+    found: Findings
+    layers: tuple[Layer, ...]
+    culprits: tuple[SiteFinding, ...]  # one for each place, from the first step that shows it
+    patched: Patched | None  # None: there is nothing to put right, or it `failed`
+    failed: str = ""
+    logits: Verdict | None  # of the subject's own run; None: there are culprits
+    asked: str = ""  # what else check asks for, that this is of
+    others: tuple[Verdict, ...] = ()  # what check says besides, where no op is guilty
+    engines: tuple[EngineInfo, ...] = ()  # oracle and subject
+    unsteady: Unsteady | None = None  # its runs differ from each other: no patch shows anything
+
+    @property
+    def not_compared(self) -> tuple[Site, ...]:
+        return self.found.not_compared
+
+    @property
+    def exit_code(self) -> int:
+        """Without a culprit both engines conform if the logits agree as well."""
+        if self.culprits:
+            return 1
+        said = {v.status for v in (*self.others, *filter(None, [self.logits]))}
+        if "diverged" in said:
+            return 1 if self.found.other_graph else NO_OP
+        if said & UNANSWERED:
+            return 3
+        agree = self.logits is not None and self.logits.status == "agreed"
+        return 0 if agree and not self.found.not_shown and any(map(compares, self.found.all)) else 3
+
+    @property
+    def first(self) -> SiteFinding | None:
+        return self.culprits[0] if self.culprits else None
+
+
+def bisect(context: Context) -> Bisection:
+    """Of the usual run, and where that conforms of whatever `check` finds wrong besides: of the
+    first of its further runs in which an op is; what is left is wrong in no op on its own."""
+    first = bisect_run(context)
+    if first.exit_code:
+        return first
+    said = tuple(said_by_check(context))
+    wrong = tuple(verdict for verdict in said if verdict.status == "diverged")
+    asked = {verdict.detail.get("asked") for verdict in wrong}
+    for run in runs_asked(context, first):
+        found = bisect_further(context, run) if run.words in asked else None
+        if found is not None:
+            return found
+    if any(verdict.suite == "products" for verdict in wrong):
+        found = bisected(on_sparse_inputs(context), asked="on inputs that are put into its run")
+        if found.culprits:
+            return found
+    return replace(first, others=wrong or tuple(v for v in said if v.status in UNANSWERED))
+
+
+def said_by_check(context: Context) -> Iterable[Verdict]:
+    """Of all suites but the one whose question was the first, and those of the oracle alone."""
+    names = [s.name for s in suites_named(()) if not s.of_oracle_alone and s.name != "trace"]
+    return run_suites(context, names)
+
+
+def runs_asked(context: Context, first: Bisection) -> Iterable[FurtherRun]:
+    return [further_run(context)] if first.found.embeddings else further_runs(context)
+
+
+def bisect_further(context: Context, run: FurtherRun) -> Bisection | None:
+    """None: no op is wrong in it, or it shows no tensors that could be held against the oracle's,
+    as where both take its batches apart."""
+    try:
+        found = bisect_run(replace(context, given=run.batches))
+    except NoAnswer:
+        return None
+    return replace(found, asked=run.words) if found.culprits else None
+
+
+def bisect_run(context: Context) -> Bisection:
+    found = locate(context)
+    if found.embeddings:
+        context = context.for_embeddings()
+    logits = None if found.guilty else own_logits(context, found)
+    patched, failed, shaky = None, "", None
+    try:
+        if logits is None or logits.status == "diverged":
+            shaky = unsteadiness(context, found)
+        if found.guilty and not shaky:
+            patched = patch(context, found)
+    except NoAnswer as error:  # what was found is true all the same
+        failed = error.summary
+    return bisected(found, patched=patched, failed=failed, logits=logits, unsteady=shaky)
+
+
+def bisected(
+    found: Findings,
+    *,
+    patched: Patched | None = None,
+    failed: str = "",
+    logits: Verdict | None = None,
+    unsteady: Unsteady | None = None,
+    asked: str = "",
+) -> Bisection:
+    culprits: dict[Place, SiteFinding] = {}
+    for finding in found.guilty:
+        culprits.setdefault((finding.layer, finding.site.name), finding)
+    return Bisection(
+        found=found,
+        layers=layers_of(found),
+        culprits=tuple(culprits.values()),
+        patched=patched,
+        failed=failed,
+        logits=logits,
+        unsteady=unsteady,
+        asked=asked,
+    )
+
+
+def unsteadiness(context: Context, found: Findings) -> Unsteady | None:
+    """None: its runs are alike, so that what is put into one of them proves something."""
+    capture = context.subject_info.shows != ()
+    request = Request(batches=context.batches, embeddings=found.embeddings, capture=capture)
+    first: Evaluation = context.ask(context.subject, "evaluate", request)
+    return unsteady(context.subject, request, first)
+
+
+def own_logits(context: Context, found: Findings) -> Verdict:
+    """Whether there is nothing to find: a fault may lie in what is not shown."""
+    oracle, own = (
+        Evaluation(logits=rows, trace=None)
+        for rows in (oracles_outputs(context, found), outputs_of(context, context.subject, found))
+    )
+    truth = np.concatenate(context.noise.logits)
+    return compared(context, "bisect", context.batches, oracle, own, truth, found.what)
+
+
+def compares(finding: SiteFinding) -> bool:
+    return finding.compared > 0
+
+
+def layers_of(found: Findings) -> tuple[Layer, ...]:
+    """In the order of the graph, from the prompt's run (step 0)."""
+    first = [f for f in found.all if f.site.step == 0]
+    groups = [[first[i] for i in group] for group in by_layer([f.layer for f in first])]
+    return tuple(
+        Layer(
+            layer=group[0].layer,
+            last=group[-1].site.name,
+            error=found.err_out(group[-1]),
+            guilty=tuple(f.site.name for f in group if f.mismatch is not None),
+        )
+        for group in groups
+    )

@@ -1,0 +1,206 @@
+"""Both engines are asked on models that are made for one question, and judged as in `check`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import EngineError, Unsupported
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.gguf.split_files import open_model
+from lockstep.harness.blackbox.rewriting import Recipe, rewrite
+from lockstep.harness.blackbox.roles import Node, graph_of, mask_of, role_of
+from lockstep.harness.blackbox.slices import ALIKE, architecture, roles_of, slice_of
+from lockstep.harness.check.check import (
+    LLAMA_CPP,
+    BadInput,
+    Opened,
+    Plan,
+    open_plan,
+    run_suites,
+    unanswered,
+)
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.graph.program import Graph
+from lockstep.harness.records import Request, Settings, Status, Verdict
+from lockstep.harness.suites.logits import compared
+
+SUITE = "black-box"
+Make = Callable[[GgufFile], Recipe]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What the two engines came to on one model."""
+
+    status: Status
+    summary: str
+    worst: float = 0.0  # of the largest logit; 0 where tokens were compared
+    allowed: float = 0.0
+
+    @property
+    def agrees(self) -> bool:
+        return self.status == "agreed"
+
+    @property
+    def differs(self) -> bool:
+        return self.status in ("diverged", "crashed", "malformed", "timed-out")
+
+
+@dataclass(kw_only=True)
+class Asker:
+    """plan: of the user's models; folder: for those that are made of them, one at a time."""
+
+    plan: Plan
+    folder: Path
+    progress: Callable[[str], None]
+
+    @cached_property
+    def file(self) -> GgufFile:
+        return open_model(self.plan.model)
+
+    @cached_property
+    def subject_file(self) -> GgufFile:
+        same = self.plan.subject_model == self.plan.model
+        return self.file if same else open_model(self.plan.subject_model)
+
+    @cached_property
+    def roles(self) -> dict[tuple[tuple[Node, ...], bool], dict[str, int] | str]:
+        """By what llama.cpp's graph says of a layer: the keys that make one such, or why not."""
+        return {}
+
+    def close(self) -> None:
+        for name in ("file", "subject_file"):
+            if name in self.__dict__:
+                self.__dict__[name].close()
+
+    # --- models made of the user's ------------------------------------------------------------
+
+    def made(self, make: Make) -> Plan:
+        """The plan for what `make` makes of the oracle's file and of the subject's."""
+        ours = self.folder / "oracle.gguf"
+        rewrite(self.file, make(self.file), ours)
+        theirs = ours
+        if self.subject_file is not self.file:
+            theirs = self.folder / "subject.gguf"
+            rewrite(self.subject_file, make(self.subject_file), theirs)
+        return replace(self.plan, model=ours, subject_model=theirs)
+
+    def ask(self, make: Make, given: Sequence[Batch] = ()) -> Answer:
+        """given: these batches, of an engine that shows logits."""
+        return answered(self.made(make), given, self.progress)
+
+    # --- what a layer is by its number --------------------------------------------------------
+
+    @cached_property
+    def graph(self) -> Graph:
+        """llama.cpp's, of one token of the whole model."""
+        self.progress("what llama.cpp's graph says of each layer")
+        return self.graph_in(self.plan.model)
+
+    def graph_in(self, model: Path) -> Graph:
+        settings: Settings = self.plan.settings
+        runner = Runner(time_limit=self.plan.time_limit, memory_limit=self.plan.memory_limit)
+        with runner.open(self.plan.oracle, model, settings) as session:
+            return graph_of(session)
+
+    def role(self, layer: int) -> dict[str, int]:
+        """The keys with which a model of this layer alone has it as it was. Raises Unsupported."""
+        if architecture(self.file) in ALIKE:
+            return {}
+        if self.plan.oracle != LLAMA_CPP:
+            raise Unsupported("only llama.cpp's graph says what a layer is by its number")
+        other_mask = mask_of(self.graph, layer) != mask_of(self.graph, 0)
+        key = role_of(self.graph, layer), other_mask
+        if key not in self.roles:
+            self.roles[key] = self.find_role(layer, key)
+        found = self.roles[key]
+        if isinstance(found, str):
+            raise Unsupported(found)
+        return found
+
+    def find_role(self, layer: int, wanted: tuple[tuple[Node, ...], bool]) -> dict[str, int] | str:
+        path = self.folder / "role.gguf"
+        for role in roles_of(self.file):
+            if not role and wanted[1]:
+                continue  # the first layer has another mask
+            rewrite(self.file, slice_of(self.file, layer, role=role), path)
+            try:
+                if role_of(self.graph_in(path), 0) == wanted[0]:
+                    return dict(role)
+            except EngineError:
+                continue  # llama.cpp refuses or aborts: it is no such model
+            finally:
+                path.unlink()
+        return f"layer {layer} is what it is by its number: no model of one layer has such a one"
+
+
+def answered(plan: Plan, given: Sequence[Batch], progress: Callable[[str], None]) -> Answer:
+    """An engine that cannot be started says no more than one that does not answer."""
+    try:
+        opened = open_plan(plan, progress)
+    except NoAnswer as error:
+        return left_unanswered(error, plan.oracle)
+    except BadInput as error:
+        return Answer(status="not-compared", summary=str(error))
+    try:
+        return worst_of(verdicts_of(opened, given), plan.oracle)
+    finally:
+        opened.close()
+
+
+def verdicts_of(opened: Opened, given: Sequence[Batch]) -> list[Verdict]:
+    context = replace(opened.context, given=tuple(given))
+    levels = context.subject_info.levels
+    if levels is None or "logits" in levels:
+        return [logits_of(context)]
+    if given:
+        text = "no single tokens can be given to an engine that shows no logits"
+        return [context.verdict(SUITE, "not-applicable", text)]
+    names = ("logprobs",) if "logprobs" in levels else ("decode",)
+    return list(run_suites(context, names))
+
+
+def logits_of(context: Context) -> Verdict:
+    request = Request(batches=context.batches)
+    try:
+        expected, actual = context.ask_both("evaluate", request)
+        truth = np.concatenate(context.noise.logits)
+        return compared(context, SUITE, context.batches, expected, actual, truth)
+    except NoAnswer as error:
+        return unanswered(SUITE, context, error)
+    except EngineError as error:
+        return context.verdict(SUITE, "not-compared", str(error))
+
+
+def worst_of(verdicts: Sequence[Verdict], oracle: str) -> Answer:
+    order = (1, 2, 3, 0)
+    worst = min(verdicts, key=lambda verdict: order.index(exit_code([verdict])))
+    status, detail = worst.status, worst.detail
+    if is_nobodys(status, worst.summary, detail, oracle):
+        status = "not-compared"
+    return Answer(
+        status=status,
+        summary=worst.summary,
+        worst=float(detail.get("worst_relative_to_largest_logit", 0.0)),
+        allowed=float(detail.get("allowed_relative", 0.0)),
+    )
+
+
+def left_unanswered(error: NoAnswer, oracle: str) -> Answer:
+    nobodys = is_nobodys(error.status, str(error), error.detail, oracle)
+    return Answer(status="not-compared" if nobodys else error.status, summary=str(error))
+
+
+def is_nobodys(status: Status, said: str, detail: Mapping[str, Any], oracle: str) -> bool:
+    """Nobody is blamed for refusing a model that nobody has trained, nor for what the oracle does
+    with one."""
+    of_oracle = status != "agreed" and said.startswith(f"{oracle} ")
+    refused = status == "diverged" and "question" in detail
+    return of_oracle or refused or detail.get("at_fault") in ("oracle", "both")

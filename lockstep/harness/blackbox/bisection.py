@@ -1,0 +1,196 @@
+"""`lockstep bisect --black-box`: which layer, and which part of it, of an engine without tensors.
+
+What comes before and after the layers is asked alone, then each layer between them. All in F32:
+nothing is converted, so that little has to be allowed. Then lenses show the decoded weights.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.blackbox.asking import Answer, Asker, answered
+from lockstep.harness.blackbox.looking import Looked, look
+from lockstep.harness.blackbox.naming import OF_ATTENTION, OF_FFN, OUTSIDE, Part, part_of
+from lockstep.harness.blackbox.parts import (
+    EMBEDDING,
+    OUTPUT,
+    Maker,
+    Neutral,
+    heads_of,
+    off,
+    smaller,
+)
+from lockstep.harness.blackbox.rewriting import Recipe
+from lockstep.harness.blackbox.slices import ATTENTION_OUT, FFN_OUT, muted, n_layers, slice_of
+
+SMALL, AT_ITS_PLACE = "small activations", "the others muted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One slice. layer: None outside the layers. parts: what is at fault in it."""
+
+    layer: int | None
+    answer: Answer
+    what: str = ""  # of the slice, if it is no plain one
+    parts: tuple[Part, ...] = ()
+    asked: Mapping[str, Answer] | None = None  # with parts neutral, by words
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlackBox:
+    rows: tuple[Row, ...]
+    lenses: tuple[Looked, ...]
+    whole: Answer
+    left_out: tuple[str, ...] = ()  # what was not asked, and why
+
+    @property
+    def guilty(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.answer.differs)
+
+    @property
+    def exit_code(self) -> int:
+        """Whatever is not known spoils a zero; a fault that was named is one beside it."""
+        answers = [*(row.answer for row in self.rows), *(look.answer for look in self.lenses)]
+        if any(answer.status == "diverged" for answer in (*answers, self.whole)):
+            return 1
+        known = all(answer.status in ("agreed", "not-applicable") for answer in answers)
+        return 0 if known and not self.left_out and self.whole.agrees else 3
+
+
+def bisect_black_box(asker: Asker) -> BlackBox:
+    n, left_out = n_layers(asker.file), []
+    rows = list(outside(asker))
+    if any(row.answer.differs for row in rows):
+        left_out.append(f"{n} layers: their slices have the fault outside the layers as well")
+    else:
+        for layer in range(n):
+            likely = {part.asked_as for row in rows for part in row.parts}
+            rows.append(of_layer(asker, layer, n, likely))
+    lenses, unseen = look(asker)
+    asker.progress("the whole model")
+    whole = answered(asker.plan, (), asker.progress)
+    answers = [*(row.answer for row in rows), *(look.answer for look in lenses)]
+    seen = any(answer.differs for answer in answers)
+    if whole.differs and not seen:
+        rows += by_number(asker, n)
+    left_out += unseen
+    return BlackBox(rows=tuple(rows), lenses=tuple(lenses), whole=whole, left_out=tuple(left_out))
+
+
+def outside(asker: Asker) -> Iterator[Row]:
+    """Without the layers; and once more where eps matters, which else nobody would see."""
+    asker.progress("embedding, norm and head")
+    ask = half(asker, 0, {}, (*ATTENTION_OUT, *FFN_OUT))
+    answer = plain(ask)
+    if answer.differs:
+        part, asked = part_of(OUTSIDE, ask, "embedding, output norm or output matrix")
+        yield Row(layer=None, answer=answer, parts=(part,), asked=asked)
+        return
+    yield Row(layer=None, answer=answer)
+    small = ask(smaller)
+    assert small is not None
+    part = Part(name="eps", words="they differ where the squares of activations are small")
+    yield Row(layer=None, answer=small, parts=(part,) if small.differs else (), what=SMALL)
+
+
+def of_layer(asker: Asker, layer: int, n: int, likely: Collection[str] = ()) -> Row:
+    asker.progress(f"layer {layer} of {n}")
+    try:
+        role = asker.role(layer)
+    except Unsupported as error:
+        return Row(layer=layer, answer=Answer(status="not-compared", summary=str(error)))
+    answer = plain(half(asker, layer, role, ()))
+    if not answer.differs:
+        return Row(layer=layer, answer=answer)
+    return parts_of_layer(asker, layer, role, answer, likely)
+
+
+def parts_of_layer(
+    asker: Asker, layer: int, role: Mapping[str, int], answer: Answer, likely: Collection[str]
+) -> Row:
+    asked: dict[str, Answer] = {}
+    parts: list[Part] = []
+    for name, others, questions in (
+        ("attention", FFN_OUT, OF_ATTENTION),
+        ("FFN", ATTENTION_OUT, OF_FFN),
+    ):
+        ask = half(asker, layer, role, others)
+        alone = plain(ask)
+        asked[f"{name} alone"] = alone
+        if not alone.differs:
+            continue
+        part, more = part_of(questions, ask, f"{name}: its matrices", likely)
+        if name == "attention" and part.name.startswith("attention:"):
+            part = heads(asker, layer, ask) or part
+        asked |= {f"{name} alone, {words}": told for words, told in more.items()}
+        parts.append(replace(part, name=in_half(name, part.name), asked_as=part.name))
+    if not parts:
+        words = "each half alone agrees"
+        parts.append(Part(name="how attention and FFN are joined", words=words))
+    return Row(layer=layer, answer=answer, parts=tuple(parts), asked=asked)
+
+
+def in_half(half: str, part: str) -> str:
+    return part if part.startswith(half) else f"{half}: {part}"
+
+
+def heads(asker: Asker, layer: int, ask: Callable[[Maker], Answer | None]) -> Part | None:
+    """The heads that are wrong alone, if there are right ones."""
+    found = {head: ask(maker) for head, maker in heads_of(asker.file, layer)}
+    wrong = [head for head, answer in found.items() if answer is not None and answer.differs]
+    if not wrong or len(wrong) == len(found):
+        return None
+    named = ", ".join(map(str, wrong))
+    return Part(name=f"heads {named}", words=f"{len(found) - len(wrong)} other heads agree")
+
+
+def half(
+    asker: Asker, layer: int, role: Mapping[str, int], muted_parts: tuple[str, ...]
+) -> Callable[[Maker], Answer | None]:
+    """Asks on the layer's slice with some parts muted and one more made neutral."""
+
+    def ask(maker: Maker) -> Answer | None:
+        if maker(asker.file, layer) is None:
+            return None
+        own = maker(asker.file, layer)
+        assert own is not None
+
+        def make(file: GgufFile) -> Recipe:
+            neutral = maker(file, layer)
+            assert neutral is not None
+            muting = off(muted_parts)(file, layer)
+            assert muting is not None
+            changes = {**neutral.changes, **muting.changes}
+            recipe = slice_of(file, layer, role=role, changes=changes)
+            recipe = replace(recipe, keys={**recipe.keys, **neutral.keys})
+            return with_own_head(recipe) if neutral.own_head else recipe
+
+        return asker.ask(make, own.given)
+
+    return ask
+
+
+def with_own_head(recipe: Recipe) -> Recipe:
+    """Changed embeddings are not a changed head, where both are one matrix."""
+    names = recipe.names
+    return recipe if OUTPUT in names else replace(recipe, names={**names, OUTPUT: EMBEDDING})
+
+
+def plain(ask: Callable[[Maker], Answer | None]) -> Answer:
+    answer = ask(lambda file, layer: Neutral())
+    assert answer is not None
+    return answer
+
+
+def by_number(asker: Asker, n: int) -> list[Row]:
+    """No slice differs and the whole does: each layer alone at its own place, the others muted."""
+    rows = []
+    for layer in range(n):
+        asker.progress(f"layer {layer} of {n} at its place")
+        answer = asker.ask(lambda file, layer=layer: muted(file, layer))  # type: ignore[misc]
+        part = Part(name="what the layer does by its number", words="its slice agrees")
+        parts = (part,) if answer.differs else ()
+        rows.append(Row(layer=layer, answer=answer, parts=parts, what=AT_ITS_PLACE))
+    return rows

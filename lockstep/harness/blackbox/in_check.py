@@ -1,0 +1,136 @@
+"""What `check` asks of an engine that shows no tensors, on models made of a quantised one.
+
+Its whole runs are allowed a few percents there: honest engines convert activations otherwise. The
+F32 twin converts nothing, and shows a fault of the graph from some 1e-5 on; of a large model each
+layer's slice is asked instead. Lenses show each weight as the engine decodes it.
+"""
+
+import errno
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from lockstep.engine.errors import EngineError
+from lockstep.harness.blackbox.asking import Answer, Asker, answered
+from lockstep.harness.blackbox.bisection import of_layer, outside
+from lockstep.harness.blackbox.lenses import lenses_of
+from lockstep.harness.blackbox.looking import Looked, through
+from lockstep.harness.blackbox.slices import n_layers
+from lockstep.harness.check.check import Plan
+from lockstep.harness.context.suite import Context
+from lockstep.harness.dumps.dump import DumpSession
+from lockstep.harness.http.session import is_address
+from lockstep.harness.records import Verdict
+from lockstep.harness.synth.twin import KEPT, write_twin
+
+SUITE = "black-box"
+LARGEST_TWIN = 1 << 30  # bytes, which two engines hold at once
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+LENSES = 8  # for which both engines are started; bisect --black-box looks through all
+
+
+def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
+    if reason := not_asked(context):
+        if context.named:
+            yield context.verdict(SUITE, "not-applicable", reason)
+        return
+    with TemporaryDirectory(prefix="lockstep-") as folder:
+        inner = replace(plan, suites=(), by_name=False)
+        asker = Asker(plan=inner, folder=Path(folder), progress=context.progress)
+        try:
+            yield from of_graph(asker, context)
+            yield from of_weights(asker, context)
+        except EngineError as error:
+            yield context.verdict(SUITE, "not-applicable", str(error))
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            text = f"a model made of this one cannot be written to {folder}: {error.strerror}"
+            yield context.verdict(SUITE, "not-applicable", f"{text}; TMPDIR names another folder")
+        finally:
+            asker.close()
+
+
+def not_asked(context: Context) -> str:
+    info = context.subject_info
+    silent = info.shows == () or (info.levels is not None and "trace" not in info.levels)
+    if info.computes_nodes or info.shows_nodes or not silent:
+        return f"{context.subject.name} shows tensors, which say more"
+    if isinstance(context.subject, DumpSession) or is_address(context.subject.name):
+        return f"{context.subject.name} holds one model and opens no other"
+    if all(info.type.name in KEPT for info in context.file.tensors.values()):
+        return "nothing is quantised: whole runs say as much"
+    return ""
+
+
+def of_graph(asker: Asker, context: Context) -> Iterator[Verdict]:
+    size = sum(4 * info.n_elements for info in asker.file.tensors.values())
+    if size <= LARGEST_TWIN:
+        yield said(context, "the F32 twin", twin(asker), "its layers: lockstep bisect --black-box")
+        return
+    rows = list(outside(asker))
+    if not any(row.answer.differs for row in rows):
+        n = n_layers(asker.file)
+        rows += [of_layer(asker, layer, n) for layer in range(n)]
+    for row in rows:
+        layer = "outside the layers" if row.layer is None else f"layer {row.layer}"
+        place = ", ".join(filter(None, (layer, row.what)))
+        parts = "; ".join(part.name for part in row.parts)
+        yield said(context, f"the slice in F32, {place}", row.answer, parts)
+
+
+def twin(asker: Asker) -> Answer:
+    """Both engines on the whole model in F32."""
+    asker.progress("the F32 twin")
+    ours = asker.folder / "twin.gguf"
+    write_twin(asker.plan.model, ours)
+    theirs = ours
+    if asker.subject_file is not asker.file:
+        theirs = asker.folder / "subject.gguf"
+        write_twin(asker.plan.subject_model, theirs)
+    try:
+        return answered(replace(asker.plan, model=ours, subject_model=theirs), (), asker.progress)
+    finally:
+        for path in {ours, theirs}:
+            path.unlink()
+
+
+def said(context: Context, what: str, answer: Answer, more: str) -> Verdict:
+    """A model that an engine does not take is held against nobody."""
+    status = "not-applicable" if answer.status == "not-compared" else answer.status
+    text = f"{what}: {answer.summary}"
+    if answer.differs and more:
+        text += f" ({more})"
+    detail = {"worst_relative": answer.worst, "allowed_relative": answer.allowed}
+    return context.verdict(SUITE, status, text, detail, (SUITE, status, what))
+
+
+def of_weights(asker: Asker, context: Context) -> Iterator[Verdict]:
+    lenses, unseen = lenses_of(asker.file)
+    first = list({lens.type: lens for lens in reversed(lenses)}.values())
+    some = [*first, *(lens for lens in lenses if lens not in first)][: max(LENSES, len(first))]
+    found = []
+    for number, lens in enumerate(some, 1):
+        asker.progress(f"lens {number} of {len(some)}: {lens.type}")
+        found.append(through(asker, lens))
+    if len(some) < len(lenses):
+        unseen.append(f"{len(lenses) - len(some)} lenses more: lockstep bisect --black-box")
+    for each in found:
+        if each.answer.differs:
+            text = f"a lens of {each.lens.type}: {each.answer.summary}"
+            detail = {"type": each.lens.type, "tensors": list(each.tensors)}
+            key = (SUITE, "lens", each.lens.type)
+            yield context.verdict(SUITE, each.answer.status, text, detail, key)
+    yield from of_right_ones([each for each in found if each.answer.agrees], context)
+    others = [e.answer.summary for e in found if not (e.answer.agrees or e.answer.differs)]
+    for text in dict.fromkeys((*others, *unseen)):
+        yield context.verdict(SUITE, "not-applicable", f"weights not seen: {text}")
+
+
+def of_right_ones(fine: Sequence[Looked], context: Context) -> Iterator[Verdict]:
+    if fine:
+        types = ", ".join(dict.fromkeys(each.lens.type for each in fine))
+        n = sum(each.weights for each in fine)
+        text = f"{n:,} weights ({types}) are what their bytes say, seen through {len(fine)} lenses"
+        yield context.verdict(SUITE, "agreed", text, {"lenses": len(fine), "weights": n})

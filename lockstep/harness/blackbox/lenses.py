@@ -1,0 +1,228 @@
+"""Lenses: models whose logits show the decoded weights of another model's matrices.
+
+A model of one layer that adds nothing. Its head is the bytes of the matrices under the lens, as
+rows of the model's width (blocks stand by themselves, so that any run of them is a row). Its
+embeddings are zero but for one input in every block, and these are all +a or -a. The last norm
+makes of them 127 * 2**-6, whatever a is: a block's largest value is then 127 times a power of two,
+which every conversion of activations represents exactly (to 8 bits with a scale in half or single
+precision by block, superblock or row, to half, to bfloat16), and nobody's rounding is in the way.
+
+A logit is the sum of one weight of each block. So many tokens as a block has weights show each
+weight once. The signs differ from block to block and from token to token, so that exchanged blocks
+are seen as well. As many are positive as negative, which a norm that subtracts the mean needs.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.random import Philox
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.gguf.file import GgufFile, TensorInfo
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.near import SMALLEST, U
+from lockstep.engine.ops.products import added_up
+from lockstep.engine.quants.base import F32, WeightFormat
+from lockstep.engine.weights import Weight
+from lockstep.harness.blackbox.changes import Change, ones, zero
+from lockstep.harness.blackbox.parts import EMBEDDING, OUTPUT
+from lockstep.harness.blackbox.rewriting import Recipe
+from lockstep.harness.blackbox.slices import ATTENTION_OUT, FFN_OUT, slice_of, without
+from lockstep.harness.synth.twin import CHUNK, KEPT
+
+LARGEST_STEP = 127.0 * 2.0**-6  # what an activation is behind the last norm, or its negative
+SIZE = 2.0**10  # of the embeddings: eps beside their squares is less than a rounding
+BLOCK, SUPERBLOCK = 32, 256
+OF_POSITIONS = ("position_embd", "token_types", "rel_b", "output.bias", "output_norm.bias")
+# roundings of the norm (mean, root, two products, its weight, a scale) and of a product's end
+MORE = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """Rows of a lens that are weights of one tensor."""
+
+    tensor: str
+    start: int  # row of the lens
+    rows: int
+    first: int  # number of the first weight in the tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lens:
+    type: str
+    width: int
+    vocabulary: int
+    period: int  # inputs from one that is not zero to the next: so many tokens are asked
+    stretches: tuple[Stretch, ...]
+
+    @property
+    def hot(self) -> int:
+        return self.width // self.period
+
+    @property
+    def batches(self) -> Iterator[tuple[Batch, NDArray[np.float64]]]:
+        """Tokens and what the head meets of them, (tokens, width), a few at a time."""
+        for start in range(0, self.period, BLOCK):
+            ids = range(start, min(start + BLOCK, self.period))
+            yield Batch.of(list(ids)), self.inputs(ids) * LARGEST_STEP
+
+    def inputs(self, tokens: Sequence[int]) -> NDArray[np.float64]:
+        found = np.zeros((len(tokens), self.width))
+        for row, token in zip(found, tokens, strict=True):
+            row[token :: self.period] = self.signs(token)
+        return found
+
+    def signs(self, token: int) -> NDArray[np.float64]:
+        half = -(-self.hot // 2)
+        bits = Philox(key=token).random_raw(half) >> np.uint64(63)
+        signs = np.where(bits, 1.0, -1.0)
+        return np.concatenate([signs, -signs])[: self.hot]
+
+    def where(self, row: int, column: int) -> tuple[str, int]:
+        """The tensor, and the number of the weight in it."""
+        for s in self.stretches:
+            if s.start <= row < s.start + s.rows:
+                return s.tensor, s.first + (row - s.start) * self.width + column
+        return "", 0  # a row of zeros
+
+
+def lenses_of(file: GgufFile) -> tuple[list[Lens], list[str]]:
+    """All that show the file's matrices, by type; and what none shows, with the reason."""
+    embedding = file.tensors.get(EMBEDDING)
+    if embedding is None or len(embedding.ne) != 2:
+        raise Unsupported(f"it has no matrix {EMBEDDING}: no lenses")
+    width, vocabulary = embedding.ne
+    by_type: dict[str, list[TensorInfo]] = {}
+    left_out = []
+    for info in file.tensors.values():
+        if info.type.name in KEPT or len(info.ne) < 2:
+            continue
+        period = period_of(info, width)
+        if width % info.type.block or period > vocabulary:
+            why = f"rows of {width} are no whole blocks of {info.type.name}"
+            left_out.append(f"{info.name}: {why}")
+            continue
+        by_type.setdefault(info.type.name, []).append(info)
+    made = [lens for same in by_type.values() for lens in filled(same, width, vocabulary)]
+    return made, left_out
+
+
+def period_of(info: TensorInfo, width: int) -> int:
+    if info.type.block == SUPERBLOCK:
+        return SUPERBLOCK
+    return next(n for n in (BLOCK, 16, 8, 4, 2, 1) if width % n == 0)
+
+
+def filled(tensors: Sequence[TensorInfo], width: int, vocabulary: int) -> Iterator[Lens]:
+    """Rows of one type, in as few lenses as they fit in."""
+    empty = Lens(
+        type=tensors[0].type.name,
+        width=width,
+        vocabulary=vocabulary,
+        period=period_of(tensors[0], width),
+        stretches=(),
+    )
+    lens, used = empty, 0
+    for info in tensors:
+        left, first = -(-info.n_elements // width), 0
+        while left:
+            rows = min(left, vocabulary - used)
+            stretch = Stretch(tensor=info.name, start=used, rows=rows, first=first)
+            lens = replace(lens, stretches=(*lens.stretches, stretch))
+            left, first, used = left - rows, first + rows * width, used + rows
+            if used == vocabulary:
+                yield lens
+                lens, used = empty, 0
+    if used:
+        yield lens
+
+
+def recipe_of(file: GgufFile, lens: Lens, role: dict[str, int]) -> Recipe:
+    """Raises Unsupported where the file has other types than the one that the lens is of."""
+    changes: dict[str, Change] = {
+        EMBEDDING: embeddings(lens),
+        "output_norm.weight": last_norm(lens),
+    }
+    changes |= without(file, 0, (*ATTENTION_OUT, *FFN_OUT))
+    for name in file.tensors:
+        if name.startswith("token_embd_norm"):
+            changes[name] = ones if name.endswith("weight") else zero
+        elif name.startswith(OF_POSITIONS):
+            changes[name] = zero
+    recipe = slice_of(file, 0, role=role, changes=changes)
+    names = {new: old for new, old in recipe.names.items() if new != OUTPUT}
+    head = (OUTPUT, (lens.width, lens.vocabulary), lens.type, head_of(file, lens))
+    for stretch in lens.stretches:
+        if file.tensors[stretch.tensor].type.name != lens.type:
+            raise Unsupported(f"{stretch.tensor} is of another type than {lens.type}")
+    return replace(recipe, names=names, more=(head,))
+
+
+def embeddings(lens: Lens) -> Change:
+    def change(rows: F32, start: int) -> F32:
+        found = np.zeros_like(rows)
+        ids = range(start, min(start + len(rows), lens.period))
+        if ids:
+            found[: len(ids)] = SIZE * lens.inputs(ids)
+        return found
+
+    return change
+
+
+def last_norm(lens: Lens) -> Change:
+    """A norm makes inputs of which one in `period` is not zero the root of that."""
+    return lambda rows, start: np.full_like(rows, LARGEST_STEP / lens.period**0.5)
+
+
+def row_bytes(lens: Lens) -> int:
+    format = WeightFormat.named(lens.type)
+    return lens.width // format.weights * format.layout.itemsize
+
+
+def head_of(file: GgufFile, lens: Lens) -> Iterator[bytes]:
+    """As the bytes lie in the file; what fills the last row of a tensor, and the last rows of all,
+    is bytes of zeros, which are zeros in every type."""
+    size, used = row_bytes(lens), 0
+    for stretch in lens.stretches:
+        raw = bytes_of(file, lens, stretch)
+        for start in range(0, len(raw), CHUNK):
+            yield raw[start : start + CHUNK].tobytes()
+        yield bytes(stretch.rows * size - len(raw))
+        used += stretch.rows
+        file.release()
+    yield bytes((lens.vocabulary - used) * size)
+
+
+def bytes_of(file: GgufFile, lens: Lens, stretch: Stretch) -> NDArray[np.uint8]:
+    info, size = file.tensors[stretch.tensor], row_bytes(lens)
+    start = stretch.first // info.type.block * info.type.bytes
+    return file.raw(info.name)[start : start + stretch.rows * size]
+
+
+def expected_of(
+    file: GgufFile, lens: Lens, inputs: NDArray[np.float64], lanes: int
+) -> Iterator[tuple[slice, NDArray[np.float64], NDArray[np.float64]]]:
+    """Rows of the lens, what the logits of them are, and how far an honest engine may be from it.
+
+    Every term of a sum is rounded at most once in each of its parts, and added to the others in
+    some order; the inputs are off by the roundings of the last norm, a sum of as many squares.
+    """
+    format, size = WeightFormat.named(lens.type), row_bytes(lens)
+    roundings = (2 * lens.hot + MORE) * U
+    for stretch in lens.stretches:
+        raw = bytes_of(file, lens, stretch)
+        step = max(1, CHUNK // lens.width)
+        for start in range(0, stretch.rows, step):
+            part = raw[start * size : min(start + step, stretch.rows) * size]
+            part = np.concatenate([part, np.zeros(-len(part) % size, np.uint8)])
+            shape = len(part) // size, lens.width
+            weight = Weight(stretch.tensor, format, shape, part)
+            with np.errstate(all="ignore"):
+                value, sizes = added_up(inputs, None, weight, Build(lanes=lanes), np.float64)
+            rows = slice(stretch.start + start, stretch.start + start + shape[0])
+            yield rows, value, roundings * sizes + lens.hot * SMALLEST
+        file.release()

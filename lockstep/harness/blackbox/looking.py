@@ -1,0 +1,121 @@
+"""Looks at the weights of both engines through lenses."""
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.errors import EngineError, Unsupported
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.quants.base import F32
+from lockstep.harness.blackbox.asking import Answer, Asker, left_unanswered
+from lockstep.harness.blackbox.lenses import Lens, expected_of, lenses_of, recipe_of
+from lockstep.harness.check.check import BadInput, Opened, open_plan
+from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.judging.compare import mismatch_between
+from lockstep.harness.records import Request
+
+NAMED = 4  # tensors named in a sentence
+
+
+@dataclass(kw_only=True)
+class Seen:
+    """What one engine showed through a lens: by tensor, how many logits are off, and the worst."""
+
+    wrong: Counter[str] = field(default_factory=Counter)
+    worst: float = 0.0  # times what is allowed
+    sentence: str = ""
+    logits: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looked:
+    """lens: which weights; tensors: those that are not decoded as their bytes say."""
+
+    lens: Lens
+    answer: Answer
+    tensors: tuple[str, ...] = ()
+
+    @property
+    def weights(self) -> int:
+        return sum(stretch.rows for stretch in self.lens.stretches) * self.lens.width
+
+
+def look(asker: Asker) -> tuple[list[Looked], list[str]]:
+    """Through every lens; and the tensors that none shows."""
+    lenses, left_out = lenses_of(asker.file)
+    found = []
+    for number, lens in enumerate(lenses, 1):
+        asker.progress(f"lens {number} of {len(lenses)}: {lens.type}")
+        found.append(through(asker, lens))
+    return found, left_out
+
+
+def through(asker: Asker, lens: Lens) -> Looked:
+    try:
+        role = asker.role(0)
+        plan = asker.made(lambda file: recipe_of(file, lens, role))
+        opened = open_plan(replace(plan, suites=("logits",)), asker.progress)
+    except NoAnswer as error:
+        return Looked(lens=lens, answer=left_unanswered(error, asker.plan.oracle))
+    except (BadInput, Unsupported) as error:
+        return Looked(lens=lens, answer=Answer(status="not-compared", summary=str(error)))
+    try:
+        return judged(opened, asker.file, lens)
+    except NoAnswer as error:
+        return Looked(lens=lens, answer=left_unanswered(error, asker.plan.oracle))
+    except EngineError as error:
+        return Looked(lens=lens, answer=Answer(status="not-compared", summary=str(error)))
+    finally:
+        opened.close()
+
+
+def judged(opened: Opened, file: GgufFile, lens: Lens) -> Looked:
+    """Both against what the bytes of the oracle's file mean."""
+    context = opened.context
+    levels = context.subject_info.levels
+    if levels is not None and "logits" not in levels:
+        text = f"{context.subject.name} shows no logits"
+        return Looked(lens=lens, answer=Answer(status="not-applicable", summary=text))
+    oracle, subject = seen_by_both(context, file, lens)
+    if oracle.wrong:
+        text = f"{context.oracle.name} does more to logits than a product: {oracle.sentence}"
+        return Looked(lens=lens, answer=Answer(status="not-compared", summary=text))
+    if not subject.wrong:
+        text = f"{subject.logits:,} logits show each weight once, within {subject.worst:.2g} of the"
+        answer = Answer(status="agreed", summary=f"{text} limit")
+        return Looked(lens=lens, answer=answer)
+    tensors = tuple(name for name, _ in subject.wrong.most_common())
+    more = f" and {len(tensors) - NAMED} more" if len(tensors) > NAMED else ""
+    text = f"{', '.join(tensors[:NAMED])}{more}: {subject.sentence}"
+    return Looked(lens=lens, answer=Answer(status="diverged", summary=text), tensors=tensors)
+
+
+def seen_by_both(context: Context, file: GgufFile, lens: Lens) -> tuple[Seen, Seen]:
+    both = Seen(), Seen()
+    for batch, inputs in lens.batches:
+        runs = context.ask_both("evaluate", Request(batches=(batch,)))
+        expected = list(expected_of(file, lens, inputs, context.lanes))
+        for seen, run in zip(both, runs, strict=True):
+            for rows, value, allowed in expected:
+                hold(seen, lens, rows, value, run.logits[0][:, rows], allowed)
+    return both
+
+
+def hold(seen: Seen, lens: Lens, rows: slice, value: Any, got: F32, allowed: Any) -> None:
+    seen.logits += got.size
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = np.abs(got - value) / allowed
+    seen.worst = max(seen.worst, float(np.nan_to_num(share, nan=0.0).max(initial=0.0)))
+    off = mismatch_between(value, got, allowed)
+    if off is None:
+        return
+    row = off.index[1]
+    tensor, first = lens.where(rows.start + row, 0)
+    if not seen.sentence:
+        seen.sentence = (
+            f"the sum of {lens.hot} weights of the {lens.width} from number {first} of {tensor} on "
+            f"is {off.actual:.9g}, expected {off.expected:.9g} (allowed {off.allowed:.1e})"
+        )
+    seen.wrong[tensor] += off.mismatched

@@ -1,0 +1,82 @@
+"""A model written anew from file to file: other names, other keys, some values changed.
+
+Memory is bounded: a chunk of a tensor at a time, and the header.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.engine.gguf.file import GgufFile, TensorInfo, Value
+from lockstep.engine.quants.base import WeightFormat
+from lockstep.harness.blackbox.changes import Change
+from lockstep.harness.synth.gguf_writer import Tensor, Typed, write_gguf
+from lockstep.harness.synth.twin import ALL_F32, CHUNK, FILE_TYPE, KEPT, SPLIT
+
+ROW = 1  # elements of a row that is empty: a scalar's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """names: of the tensors to write, each with the source's own; changes: by the new names."""
+
+    names: Mapping[str, str]
+    keys: Mapping[str, Typed | Value] = field(default_factory=dict)  # others than the source's
+    without: frozenset[str] = frozenset()  # keys that are left out
+    changes: Mapping[str, Change] = field(default_factory=dict)
+    stored: frozenset[str] = frozenset()  # as they are in the source, whatever their type
+    more: Sequence[Tensor] = ()  # tensors that the source does not have
+
+
+def rewrite(file: GgufFile, recipe: Recipe, output: Path) -> None:
+    """Raises EngineError, OSError; then nothing is left."""
+    tensors = [*(tensor_of(file, recipe, name) for name in recipe.names), *recipe.more]
+    write_gguf(
+        output, keys_of(file, recipe), tensors, version=file.version, alignment=file.alignment
+    )
+
+
+def keys_of(file: GgufFile, recipe: Recipe) -> Mapping[str, Typed | Value]:
+    left_out = {*SPLIT, *recipe.without}
+    pairs: dict[str, Typed | Value] = {k: v for k, v in file.metadata.items() if k not in left_out}
+    if FILE_TYPE in pairs and not recipe.stored:
+        pairs[FILE_TYPE] = (file.metadata[FILE_TYPE].type, ALL_F32)
+    return pairs | dict(recipe.keys)
+
+
+def tensor_of(file: GgufFile, recipe: Recipe, name: str) -> Tensor:
+    info, change = file.tensors[recipe.names[name]], recipe.changes.get(name)
+    as_it_is = name in recipe.stored or info.type.name in KEPT
+    if change is None and as_it_is:
+        return name, info.ne, info.type.name, raw_chunks(file, info)
+    return name, info.ne, "F32", decoded_chunks(file, info, change)
+
+
+def raw_chunks(file: GgufFile, info: TensorInfo) -> Iterator[bytes]:
+    raw = file.raw(info.name)
+    for start in range(0, len(raw), CHUNK):
+        yield raw[start : start + CHUNK].tobytes()
+    file.release()
+
+
+def decoded_chunks(file: GgufFile, info: TensorInfo, change: Change | None) -> Iterator[bytes]:
+    """Whole rows at a time. What was read of the source is let go of, or all of it piles up."""
+    format, raw = WeightFormat.named(info.type.name), file.raw(info.name)
+    width = info.ne[0] if info.ne else ROW
+    row_bytes = width // info.type.block * info.type.bytes
+    step = max(1, CHUNK // max(width, 1))
+    for start in range(0, len(raw) // max(row_bytes, 1), step):
+        part = raw[start * row_bytes : (start + step) * row_bytes]
+        rows = format.dequantize(part).reshape(-1, width)
+        yield (rows if change is None else change(rows, start)).astype("<f4", copy=False).tobytes()
+    file.release()
+
+
+def zeros(ne: Sequence[int]) -> Iterator[bytes]:
+    """Of a tensor of F32."""
+    left = 4 * int(np.prod(ne))
+    while left > 0:
+        yield bytes(min(left, CHUNK))
+        left -= CHUNK

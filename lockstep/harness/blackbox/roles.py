@@ -1,0 +1,65 @@
+"""Is a slice's only layer what it was in the model? Two graphs of llama.cpp say it, op by op.
+
+A layer may be something by its number: every sixth without a window, the first without experts.
+What it reads and computes is the same, parameter by parameter, or the slice is another model.
+"""
+
+import re
+from typing import Any, TypeAlias
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import Unsupported
+from lockstep.harness.context.runner import Session
+from lockstep.harness.graph.program import Graph, PlannedNode, Program, View
+from lockstep.harness.graph.record import record
+from lockstep.harness.graph.wiring import layers_of
+
+ONE_TOKEN = (Batch.of([0]),)
+ROWS_WITH_OUTPUTS = "out_ids"  # the last layer drops the other rows, whichever it is
+NORMS = ("RMS_NORM", "NORM")
+NUMBER = re.compile(r"blk\.\d+\.")
+Node: TypeAlias = tuple[Any, ...]
+
+
+def graph_of(session: Session) -> Graph:
+    """Of one token. Raises Unsupported where there is none."""
+    found = record(session, ONE_TOKEN)
+    if not isinstance(found, Program):
+        said = getattr(found, "message", str(found))
+        raise Unsupported(f"{session.name} shows no graph of it: {said}")
+    return found.graphs[-1]
+
+
+def role_of(graph: Graph, layer: int) -> tuple[Node, ...]:
+    """What each node of a layer is, without its number."""
+    found = []
+    for node, own in zip(graph.nodes, layers_of(graph.nodes), strict=True):
+        read = [source_of(graph, view) for view in node.sources if view is not None]
+        if own == layer and not any(name == ROWS_WITH_OUTPUTS for _, name, _ in read):
+            found.append((node.op, parameters(node), node.result.ne, *read))
+    while found and found[-1][0] in NORMS:  # the model's last norm, which has no number
+        found.pop()
+    return tuple(sorted(found, key=repr))  # queries, keys and values come in any order
+
+
+def parameters(node: PlannedNode) -> bytes:
+    """Where a view begins is a parameter as well, and may count the layers before."""
+    return b"" if node.op == "VIEW" else node.params
+
+
+def source_of(graph: Graph, view: View) -> Node:
+    if view.root < 0:
+        return ("nothing", "", view.ne)
+    root = graph.roots[view.root]
+    name = root.name if root.kind in ("weight", "input") else ""
+    return root.kind, NUMBER.sub("blk.*.", name), view.ne
+
+
+def mask_of(graph: Graph, layer: int) -> int:
+    """Which of the graph's inputs says what the layer sees: one with a window has another. They
+    have the same name and size, so that only their number tells them apart; -1: it reads none."""
+    for node, own in zip(graph.nodes, layers_of(graph.nodes), strict=True):
+        for view in node.sources if own == layer else ():
+            if view is not None and view.root >= 0 and "mask" in graph.roots[view.root].name:
+                return view.root
+    return -1

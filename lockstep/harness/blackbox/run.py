@@ -1,0 +1,23 @@
+"""A bisection of a black box as work for a process of its own."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from lockstep.engine.errors import EngineError
+from lockstep.harness.blackbox.asking import Asker
+from lockstep.harness.blackbox.bisection import bisect_black_box
+from lockstep.harness.check.check import BadInput, Plan, preflight
+from lockstep.harness.parallel.children import Say
+
+
+def bisect_one(plan: Plan, folder: Path, say: Say) -> None:
+    """Says what it does as text, and then the BlackBox. folder: where models may be written."""
+    preflight(plan)
+    with TemporaryDirectory(dir=folder) as inside:
+        asker = Asker(plan=plan, folder=Path(inside), progress=say)
+        try:
+            say(bisect_black_box(asker))
+        except EngineError as error:
+            raise BadInput(str(error)) from error
+        finally:
+            asker.close()

@@ -1,0 +1,132 @@
+"""A slice of a model: what comes before the layers, one of them as layer 0, what comes after.
+
+Metadata that are arrays with an element for each layer keep one. Where a layer's role depends on
+its number (every sixth sees all tokens, the first few have no experts) other keys say what it is;
+`roles.py` looks at llama.cpp's graphs whether the slice's layer is that of the model.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.gguf.file import GgufFile, Value
+from lockstep.harness.blackbox.changes import Change, zero
+from lockstep.harness.blackbox.rewriting import Recipe
+from lockstep.harness.synth.gguf_writer import Typed
+
+IN_A_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
+# what a part of a layer adds to the residual comes out of these, and of their biases
+ATTENTION_OUT = ("attn_output", "attn_out", "ssm_out", "time_mix_output", "shortconv.out_proj")
+FFN_OUT = ("ffn_down", "ffn_down_exps", "ffn_down_shexp", "ffn_down_chexps", "channel_mix_value")
+NOT_BY_LAYER = ("rope.dimension_sections",)  # arrays that are as long by accident
+DENSE, MTP = "leading_dense_block_count", "nextn_predict_layers"
+PERIOD, FULL = "attention.sliding_window_pattern", "full_attention_interval"
+WINDOW, PERIOD = "attention.sliding_window", "attention.sliding_window_pattern"
+FULL = "full_attention_interval"
+NO_END = 1 << 20  # of a window that no text fills
+# What a layer may be in a model of one: as the first is; with a window that hides nothing; without
+# any; with one; full attention where others are recurrent
+ROLES: tuple[Mapping[str, int], ...] = (
+    *({}, {WINDOW: NO_END}, {WINDOW: 0}, {PERIOD: 0}, {PERIOD: 1}, {FULL: 1}),
+)
+ALIKE = ("llama", "qwen2", "qwen3", "gpt2", "phi2")  # whose layers are the same but for weights
+
+
+def architecture(file: GgufFile) -> str:
+    return str(file.metadata["general.architecture"].data)
+
+
+def n_layers(file: GgufFile) -> int:
+    """Raises Unsupported for what cannot be sliced, with the reason."""
+    arch = architecture(file)
+    if any(name.startswith(("enc.", "dec.")) for name in file.tensors):
+        raise Unsupported("its encoder and its decoder have layers of their own: no slices")
+    found = file.metadata.get(f"{arch}.block_count")
+    if found is None or not isinstance(found.data, int):
+        raise Unsupported(f"{arch}.block_count is not one number: no slices")
+    extra = file.metadata.get(f"{arch}.{MTP}")
+    return found.data - (int(extra.data) if extra is not None else 0)
+
+
+def slice_of(
+    file: GgufFile,
+    layer: int,
+    *,
+    role: Mapping[str, int] | None = None,
+    changes: Mapping[str, Change] | None = None,
+    stored: bool = False,
+) -> Recipe:
+    """changes: by the slice's names, whose layer is 0; stored: matrices keep their type."""
+    names = {}
+    for name in file.tensors:
+        inside = IN_A_LAYER.fullmatch(name)
+        if inside is None:
+            names[name] = name
+        elif int(inside[1]) == layer:
+            names[f"blk.0.{inside[2]}"] = name
+    return Recipe(
+        names=names,
+        keys=keys_of_one(file, layer, role or {}),
+        changes=changes or {},
+        stored=frozenset(names if stored else ()),
+    )
+
+
+def keys_of_one(file: GgufFile, layer: int, role: Mapping[str, int]) -> Mapping[str, Typed | Value]:
+    arch, n = architecture(file), int(file.metadata[f"{architecture(file)}.block_count"].data)
+    found: dict[str, Typed | Value] = {f"{arch}.block_count": ("U32", 1)}
+    for key, value in file.metadata.items():
+        by_layer = value.element is not None and len(value.data) == n
+        if key.startswith(f"{arch}.") and by_layer and not key.endswith(NOT_BY_LAYER):
+            found[key] = replace(value, data=value.data[layer : layer + 1])
+    if f"{arch}.{DENSE}" in file.metadata:
+        found[f"{arch}.{DENSE}"] = ("U32", int(layer < file.metadata[f"{arch}.{DENSE}"].data))
+    if f"{arch}.{MTP}" in file.metadata:
+        found[f"{arch}.{MTP}"] = ("U32", 0)
+    return found | {f"{arch}.{key}": ("U32", number) for key, number in role.items()}
+
+
+def roles_of(file: GgufFile) -> Iterator[Mapping[str, int]]:
+    """Ways to say what a layer is, the likeliest first: only what the file says otherwise."""
+    arch = architecture(file)
+    wanted = {PERIOD: WINDOW}  # a period may be the architecture's own, a window is in the file
+    for role in ROLES:
+        held = [file.metadata.get(f"{arch}.{wanted.get(key, key)}") for key in role]
+        if all(value is not None and value.element is None for value in held):
+            yield role
+
+
+def muted(file: GgufFile, layer: int) -> Recipe:
+    """The whole model, in which all layers but one add nothing: its number stays what it is."""
+    changes: dict[str, Change] = {}
+    for name in file.tensors:
+        inside = IN_A_LAYER.fullmatch(name)
+        if inside and int(inside[1]) != layer and is_one_of(inside[2], ATTENTION_OUT + FFN_OUT):
+            changes[name] = zero
+    return Recipe(names={name: name for name in file.tensors}, changes=changes)
+
+
+def without(file: GgufFile, layer: int, parts: Sequence[str]) -> dict[str, Change]:
+    """Changes that let the slice's layer add nothing through these."""
+    return {name: zero for name in within(file, layer) if is_one_of(name[6:], parts)}
+
+
+def within(file: GgufFile, layer: int) -> list[str]:
+    """The names of the slice's layer."""
+    prefix = f"blk.{layer}."
+    return [f"blk.0.{n.removeprefix(prefix)}" for n in file.tensors if n.startswith(prefix)]
+
+
+def is_one_of(name: str, parts: Sequence[str]) -> bool:
+    """name: without its layer, such as attn_output.bias."""
+    return name.rsplit(".", 1)[0] in parts
+
+
+def number(file: GgufFile, key: str, default: Any = None) -> Any:
+    """Of the architecture's keys; of one by layer the first."""
+    found = file.metadata.get(f"{architecture(file)}.{key}")
+    if found is None:
+        return default
+    return found.data if found.element is None else found.data[0]

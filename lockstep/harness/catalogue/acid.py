@@ -1,0 +1,111 @@
+"""What wrong engines of the catalogue, and honest ones, write when they run an acid model.
+
+An engine is covered if a test names it in `catches`. It is named rightly if such a test says NO; of
+the tests that do not rest on one of those, each should stay ok.
+"""
+
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.harness.acid.architectures import architecture_named
+from lockstep.harness.acid.measurements.base import Measurement
+from lockstep.harness.acid.read import read_report
+from lockstep.harness.acid.report import Report
+from lockstep.harness.acid.tokens import PROMPT
+from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.asking.session import LocalSession
+from lockstep.harness.catalogue.run import wrong_engines
+from lockstep.harness.records import EXACT, Answered, Settings
+
+TOKENS = 64
+SHORT = "Hello"
+# what every test rests on: how large a layer is beside the embedding, and what norms divide by
+FOUNDATIONS = {"layers", "norm-of-each-token"}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One engine's report."""
+
+    engine: str
+    covering: tuple[str, ...]  # tests that name it
+    said_no: tuple[str, ...]
+    kept: tuple[str, ...]  # tests that do not rest on what is covered, and said ok
+    lost: tuple[str, ...]  # ... and did not
+    complete: bool
+
+    @property
+    def named(self) -> bool:
+        return any(name in self.said_no for name in self.covering)
+
+
+def try_engine(name: str, path: Path, report: Report, settings: Settings = EXACT) -> Seen:
+    """With the acid prompt and with another: each report may name a mistake.
+
+    What else a mistake makes of a report is counted where a test for any prompt covers it in the
+    report of a short prompt, because hundreds of tokens show most mistakes everywhere.
+    """
+    covering = tuple(t.name for t in report.tests if name.partition(":")[2] in t.catches)
+    read = {p: read_report(text_of(name, path, settings, p)) for p in (report.prompt, SHORT)}
+    short = any(t.name in covering for t in report.usual)
+    said = {answer.test: answer.ok for answer in read[SHORT if short else report.prompt].answers}
+    asked = report.usual if short else report.tests
+    if (FOUNDATIONS | architecture_named(report.arch).foundations) & set(covering):
+        asked = ()
+    apart = [t.name for t in asked if not needs(report, t) & set(covering)]
+    every = [answer for reading in read.values() for answer in reading.answers]
+    return Seen(
+        engine=name,
+        covering=covering,
+        said_no=tuple(dict.fromkeys(answer.test for answer in every if not answer.ok)),
+        kept=tuple(test for test in apart if said.get(test)),
+        lost=tuple(test for test in apart if not said.get(test)),
+        complete=all(reading.complete for reading in read.values()),
+    )
+
+
+def covered_by(tests: Sequence[Measurement]) -> list[str]:
+    """The wrong engines that these tests say to catch, in the order of the catalogue."""
+    caught = {name for test in tests for name in test.catches}
+    return [cls.name for cls in wrong_engines() if cls.name.partition(":")[2] in caught]
+
+
+def needs(report: Report, test: Measurement) -> Set[str]:
+    """The test itself and all that it rests on."""
+    by_name = {each.name: each for each in report.tests}
+    found: set[str] = set()
+    left = [test.name]
+    while left:
+        name = left.pop()
+        if name not in found and name in by_name:
+            found.add(name)
+            left += by_name[name].rests_on
+    return found
+
+
+def text_of(name: str, path: Path, settings: Settings, prompt: str = PROMPT) -> str:
+    """Greedy text behind the prompt; what an engine does not answer is an empty text."""
+    with LocalSession(Adapter.named(name), path, settings) as session:
+        ids = session.ask("tokenize", [prompt.encode()])
+        if not isinstance(ids, Answered):
+            return ""
+        new = session.ask("greedy", ids.value[0], TOKENS)
+        if not isinstance(new, Answered):
+            return ""
+        flags = {"remove_special": True, "unparse_special": False}
+        said = session.ask("detokenize", [new.value], **flags)
+        return said.value[0].decode("utf-8", "replace") if isinstance(said, Answered) else ""
+
+
+def table(seen: Sequence[Seen]) -> Iterator[str]:
+    covered = [s for s in seen if s.covering]
+    for s in seen:
+        mark = "named" if s.named else ("MISSED" if s.covering else "-")
+        said = "all ok" if s.complete else "no whole report"
+        said = f"{len(s.said_no)} NO: {', '.join(s.said_no[:4])}" if s.said_no else said
+        lost = f"  (lost {len(s.lost)}: {', '.join(s.lost[:6])})" if s.covering and s.lost else ""
+        yield f"{s.engine:44} {mark:7} {said}{lost}"
+    yield f"covered {len(covered)}, named rightly {sum(s.named for s in covered)}"
+    kept, lost_ = (sum(len(getattr(s, what)) for s in covered) for what in ("kept", "lost"))
+    yield f"tests that do not rest on it: {kept} of {kept + lost_} ok"

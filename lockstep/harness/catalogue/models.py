@@ -1,0 +1,124 @@
+"""The model that shows a mistake: a built-in one, or one of any architecture and type."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.gguf.types import type_by_name
+from lockstep.engine.quants.base import WeightFormat
+from lockstep.engine.registry import import_members
+from lockstep.harness.runs.run import builtin_model
+from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.synth.any_arch import variant_named
+from lockstep.harness.synth.builtin import BUILTIN, BUILTIN_VOCABULARIES
+from lockstep.harness.synth.gguf_writer import write_gguf
+from lockstep.harness.synth.llama import LlamaRecipe, write_llama
+
+ARCH, OWN = "arch:", "arch:llama:"
+Rows = NDArray[Any]  # the blocks of a matrix, row by row
+
+
+def scale(rows: Rows, factor: np.float32) -> None:
+    rows["x"] *= factor
+
+
+def lowest_bytes(rows: Rows) -> None:
+    rows["qs"][..., ::8] = -128
+
+
+# a recipe, and how one of its matrices is made what no recipe makes it
+SPECIAL: Mapping[str, tuple[LlamaRecipe, str, Callable[[Rows], None] | None]] = MappingProxyType(
+    {
+        # the first and the last token are due
+        "few-tokens": (LlamaRecipe(seed=1, n_vocab=3, vocabulary=False), "", None),
+        "lowest-bytes": (BUILTIN["q8_0"], "", lowest_bytes),
+        "yarn": (LlamaRecipe(seed=8, n_ctx_train=256, rope_yarn_factor=4.0), "", None),
+    }
+)
+# models of `synth` with other keys: what scales positions, how experts are weighed
+WITH_KEYS: Mapping[str, tuple[str, Mapping[str, tuple[str, Any]]]] = MappingProxyType(
+    {
+        "deepseek2-yarn": (
+            "deepseek2",
+            {
+                "rope.scaling.type": ("STR", "yarn"),
+                "rope.scaling.factor": ("F32", 4.0),
+                "rope.scaling.original_context_length": ("U32", 64),
+                "rope.scaling.yarn_log_multiplier": ("F32", 0.1),
+            },
+        ),
+        "deepseek2-lite": (  # as V2-Lite: a softmax over all, and what is chosen keeps its share
+            "deepseek2",
+            {"expert_gating_func": ("U32", 1), "expert_weights_norm": ("BOOL", False)},
+        ),
+        "gemma3-scaled": ("gemma3", {"rope.scaling.factor": ("F32", 8.0)}),
+    }
+)
+# tied embeddings are large beside what layers add, so that each token is followed by itself,
+# whatever is wrong: text would show nothing
+QUIETER: Mapping[str, tuple[str, np.float32]] = MappingProxyType(
+    {"gemma2-quieter": ("gemma2", np.float32(0.03))}
+)
+
+
+def model_for(shows_on: str, folder: Path) -> Path:
+    """Written once into the folder."""
+    path = folder / f"{shows_on.replace(':', '-')}.gguf"
+    if path.exists():
+        return path
+    if shows_on in BUILTIN:
+        return builtin_model(shows_on, folder)
+    if shows_on in SPECIAL:
+        recipe, tensor, change = SPECIAL[shows_on]
+        write_llama(recipe, path)
+        if change:
+            rewrite(path, tensor, change)
+    elif shows_on in WITH_KEYS:
+        arch, keys = WITH_KEYS[shows_on]
+        with_keys(model_for(ARCH + arch, folder), path, {f"{arch}.{k}": keys[k] for k in keys})
+    elif shows_on in QUIETER:
+        arch, factor = QUIETER[shows_on]
+        with_keys(model_for(ARCH + arch, folder), path, {})
+        rewrite(path, "token_embd.weight", lambda rows: scale(rows, factor))
+    elif shows_on.startswith(OWN):
+        write_llama(long_rows(shows_on.removeprefix(OWN)), path)
+    elif shows_on.startswith(ARCH):
+        with opened() as session:
+            make_variant(variant_named(shows_on.removeprefix(ARCH)), path, session=session)
+    else:
+        write_llama(BUILTIN_VOCABULARIES[shows_on], path)
+    return path
+
+
+def long_rows(quant: str) -> LlamaRecipe:
+    """Rows of whole blocks, several where these are short."""
+    width = 256 if type_by_name(quant).block > 64 else 96
+    return LlamaRecipe(seed=11, quant=quant, n_embd=width, n_ff=width)
+
+
+def rewrite(path: Path, tensor: str, change: Callable[[Rows], None]) -> None:
+    """The blocks of one tensor, or of every matrix that has blocks."""
+    import_members("lockstep.engine.quants")
+    with GgufFile.open(path) as file:
+        found = [
+            (file.data_offset + info.offset, info)
+            for info in file.tensors.values()
+            if info.name == tensor or (not tensor and info.type.block > 1)
+        ]
+    for offset, info in found:
+        layout = WeightFormat.named(info.type.name).layout
+        rows = np.memmap(path, layout, "r+", offset, (info.n_bytes // layout.itemsize,))
+        change(rows.reshape(info.shape[0], -1))
+        rows.flush()
+
+
+def with_keys(made: Path, path: Path, keys: Mapping[str, tuple[str, Any]]) -> None:
+    with GgufFile.open(made) as file:
+        every = file.tensors.values()
+        rows = [(t.name, t.ne, t.type.name, [file.raw(t.name).tobytes()]) for t in every]
+        write_gguf(path, {**file.metadata, **keys}, rows)

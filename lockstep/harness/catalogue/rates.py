@@ -1,0 +1,61 @@
+"""What came of a whole catalogue, small enough to be kept: the source of the tables in
+README.md and reports/TRUST.md."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from lockstep.harness.catalogue.fixed_limits import LIMITS
+from lockstep.harness.catalogue.table import lines, summary
+from lockstep.harness.catalogue.trial import Seen, Trial
+from lockstep.harness.catalogue.views import VIEWS
+
+BEGIN, END = "<!-- catalogue: begin -->\n", "<!-- catalogue: end -->\n"
+PAGES = {"README.md": summary, "reports/TRUST.md": lines}  # what of it stands in each
+
+
+def written(found: Sequence[Trial]) -> str:
+    """JSON, a line for each engine and model."""
+    ordered = sorted(found, key=lambda t: (t.honest, t.family, t.engine, t.model, t.preset, t.seed))
+    return "[\n" + ",\n".join(json.dumps(short(trial)) for trial in ordered) + "\n]\n"
+
+
+def short(trial: Trial) -> dict[str, Any]:
+    """first: the suite that found it in each view; "": none did; null: nothing was compared."""
+    row: dict[str, Any] = {"engine": trial.engine, "family": trial.family, "model": trial.model}
+    if trial.honest:
+        row |= {"preset": trial.preset, "seed": trial.seed}
+    seen = [trial.views[view.name] for view in VIEWS]
+    row["first"] = [(one.suite if one.caught else "") if one.compared else None for one in seen]
+    row["passes"] = [int(trial.passes[limit]) for limit in LIMITS]
+    row["found"] = trial.found
+    if not (trial.honest or trial.op_right):
+        row |= {"expected": trial.expected, "layer_right": trial.layer_right}
+    return row
+
+
+def read(text: str) -> list[Trial]:
+    return [trial_of(row) for row in json.loads(text)]
+
+
+def trial_of(row: dict[str, Any]) -> Trial:
+    first, passes = row.pop("first"), row.pop("passes")
+    placed = "expected" not in row
+    seen = [Seen(caught=bool(s), compared=s is not None, suite=s or "") for s in first]
+    rest = {"expected": row["found"], "layer_right": True, **row}
+    return Trial(
+        mistake="",
+        effect="",
+        source="",
+        views=dict(zip((view.name for view in VIEWS), seen, strict=True)),
+        passes=dict(zip(LIMITS, map(bool, passes), strict=True)),
+        op_right=placed,
+        **rest,
+    )
+
+
+def with_tables(page: str, text: str, found: Sequence[Trial]) -> str:
+    """The text of a page with what stands between its two comments made anew."""
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    return before + BEGIN + "\n".join(PAGES[page](found)).rstrip() + "\n" + END + after

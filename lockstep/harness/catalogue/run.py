@@ -1,0 +1,150 @@
+"""`lockstep selftest --catalogue` and `--honest`: wrong engines and honest ones, what was found."""
+
+import tempfile
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Protocol
+
+from lockstep.engine.registry import import_members
+from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.catalogue.table import lines, not_found
+from lockstep.harness.catalogue.trial import (
+    HONEST,
+    Trial,
+    Wrong,
+    bench_for,
+    trial_of,
+    try_honest,
+    try_wrong,
+)
+from lockstep.harness.honest.base import Honest
+from lockstep.harness.mutants.base import Mutant
+from lockstep.harness.mutants.parts.tokenizers import WRONG
+from lockstep.harness.parallel.row_files import add_rows, read_rows
+from lockstep.harness.parallel.works import Executor, as_done
+from lockstep.harness.records import EXACT, PRESETS
+
+AT_ONCE = 16  # engines of one model, for which its oracle is started once
+WITH_EXPERTS = ("moe", "moe-q8_0", "arch:qwen3moe")
+# for honest engines; those that treat experts otherwise are like all others where there are none
+TEN = ("f32", "q8_0", "yarn", "bf16", "q4_0", "f16", "arch:qwen3", "arch:gemma3", "moe", "moe-q8_0")
+
+
+Place = tuple[str, str, str, int]  # engine, model, preset, seed
+
+
+class Output(Protocol):
+    def line(self, text: str) -> None: ...
+    def progress(self, case: str, text: str) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Engines that are tried on one model, one after the other."""
+
+    model: str
+    engines: tuple[str, ...]
+    preset: str = EXACT.name
+    seed: int = 0
+
+
+def wrong_engines() -> list[Wrong]:
+    import_members("lockstep.harness.mutants")
+    found = [c for c in Adapter.family.values() if issubclass(c, Mutant)]
+    return [*sorted(found, key=lambda cls: (cls.group, cls.name)), *WRONG.values()]
+
+
+def honest_engines() -> list[type[Honest]]:
+    import_members("lockstep.harness.honest")
+    found = [c for c in Adapter.family.values() if issubclass(c, Honest)]
+    return sorted(found, key=lambda cls: cls.name)
+
+
+def family_of(cls: type[Adapter]) -> str:
+    if issubclass(cls, Mutant):
+        return cls.group
+    return HONEST if issubclass(cls, Honest) else "tokenizers"
+
+
+def parts_of(engines: Sequence[Wrong | type[Honest]]) -> Iterator[Part]:
+    ordered = sorted(engines, key=lambda cls: (cls.shows_on != "f32", cls.shows_on))
+    for model, same in groupby(ordered, key=lambda cls: cls.shows_on):
+        names = [cls.name for cls in same]
+        for start in range(0, len(names), AT_ONCE):
+            yield Part(model=model, engines=tuple(names[start : start + AT_ONCE]))
+
+
+def try_part(part: Part) -> list[Trial]:
+    wrong_engines()
+    honest_engines()
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+        bench = bench_for(part.model, Path(folder), PRESETS[part.preset], part.seed)
+        try:
+            found = []
+            for name in part.engines:
+                cls: Any = Adapter.named(name)
+                attempt = try_honest if issubclass(cls, Honest) else try_wrong
+                found.append(attempt(bench, cls, part.model))
+            return found
+        finally:
+            bench.opened.close()
+
+
+def honest_parts(runs: int) -> Iterator[Part]:
+    """All designs on each model in both presets, so many times with other tokens."""
+    engines = honest_engines()
+    for seed in range(runs):
+        for model in (*TEN, *(model for model in WITH_EXPERTS if model not in TEN)):
+            some = [cls for cls in engines if model in models_of(cls)]
+            for preset in PRESETS:
+                names = tuple(cls.name for cls in some)
+                yield Part(model=model, engines=names, preset=preset, seed=seed)
+
+
+def models_of(cls: type[Honest]) -> tuple[str, ...]:
+    return WITH_EXPERTS if cls.shows_on in WITH_EXPERTS else TEN
+
+
+def run_catalogue(out: Output, *, only: str, file: Path | None, executor: Executor | None) -> int:
+    """0: every wrong engine is caught with its tensors shown, and no honest one at all."""
+    chosen = [cls for cls in (*wrong_engines(), *honest_engines()) if only in ("", family_of(cls))]
+    return run_parts(out, list(parts_of(chosen)), file, executor)
+
+
+def run_honest(out: Output, runs: int, *, file: Path | None, executor: Executor | None) -> int:
+    """0: nobody is accused."""
+    return run_parts(out, list(honest_parts(runs)), file, executor)
+
+
+def run_parts(
+    out: Output, parts: Sequence[Part], file: Path | None, executor: Executor | None
+) -> int:
+    """file: a line of JSON for each engine; those that are there are not tried again."""
+    asked = {place for part in parts for place in places_of(part)}
+    found = [trial for trial in read_rows(file, trial_of) if place_of(trial) in asked]
+    tried = {place_of(trial) for trial in found}
+    rest = [left for part in parts if (left := without(part, tried)).engines]
+    for number, some in enumerate(as_done(try_part, rest, executor), 1):
+        out.progress("catalogue", f"{number} of {len(rest)} parts")
+        found += some
+        add_rows(file, some)
+    for line in (*lines(found), *not_found(found)):
+        out.line(line)
+    accused = any(seen.caught for t in found if t.honest for seen in t.views.values())
+    missed = any(not t.views["tensors"].caught for t in found if not t.honest)
+    return 1 if accused or missed or not found else 0
+
+
+def places_of(part: Part) -> list[Place]:
+    return [(name, part.model, part.preset, part.seed) for name in part.engines]
+
+
+def place_of(trial: Trial) -> Place:
+    return trial.engine, trial.model, trial.preset, trial.seed
+
+
+def without(part: Part, tried: Set[Place]) -> Part:
+    left = [place[0] for place in places_of(part) if place not in tried]
+    return replace(part, engines=tuple(left))

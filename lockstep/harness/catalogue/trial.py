@@ -1,0 +1,244 @@
+"""One engine through the ordinary suites and `bisect`, as much of it shown as a view has."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep.engine.architectures.base import Architecture
+from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.asking.session import LocalSession
+from lockstep.harness.bisect.bisection import bisect
+from lockstep.harness.catalogue.fixed_limits import Truth, passed_by, truth_of
+from lockstep.harness.catalogue.memory import Remembering, remembering
+from lockstep.harness.catalogue.models import model_for
+from lockstep.harness.catalogue.views import ALL, VIEWS, View, seen_through
+from lockstep.harness.check.check import (
+    Opened,
+    Plan,
+    described,
+    open_plan,
+    run_suites,
+    suites_named,
+)
+from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.honest.base import Honest
+from lockstep.harness.mutants.base import Mutant
+from lockstep.harness.mutants.parts.tokenizers import WrongTokenizer
+from lockstep.harness.records import EXACT, Settings, Verdict
+
+Wrong = type[Mutant] | type[WrongTokenizer]
+QUESTIONS_OF = {"metadata": ("metadata",), "tokens": ("tokenize", "detokenize", "tokenizer")}
+N_TOKENS = 64  # of greedy text
+HONEST = "honest"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What came of one view."""
+
+    caught: bool
+    compared: bool = True  # else nothing of the model can be seen so: embeddings are no text
+    suite: str = ""  # the first that found something
+    said: str = ""
+    seconds: float = 0.0  # of this process, whatever runs beside it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Of one engine. family HONEST: nothing is wrong with it."""
+
+    engine: str
+    family: str
+    mistake: str
+    effect: str
+    source: str
+    model: str
+    preset: str = EXACT.name
+    seed: int = 0  # of the tokens
+    expected: str  # where it is wrong
+    found: str = ""  # where bisect saw it first, or the suite, where no op is wrong
+    views: dict[str, Seen] = field(default_factory=dict)
+    layer_right: bool = False
+    op_right: bool = False
+    confirmed: bool = False
+    passes: dict[str, bool] = field(default_factory=dict)  # by fixed limits
+    seconds: float = 0.0
+
+    @property
+    def honest(self) -> bool:
+        return self.family == HONEST
+
+
+def trial_of(row: dict[str, Any]) -> Trial:
+    return Trial(**{**row, "views": {name: Seen(**seen) for name, seen in row["views"].items()}})
+
+
+# --- what is known of a model before any engine is tried ----------------------------------------
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """A model and its oracle; what is asked of them is asked once."""
+
+    opened: Opened
+    truth: Truth
+
+    @property
+    def context(self) -> Context:
+        return self.opened.context
+
+
+def bench_for(shows_on: str, folder: Path, settings: Settings = EXACT, seed: int = 0) -> Bench:
+    path = model_for(shows_on, folder)
+    plan = Plan(
+        case=shows_on,
+        model=path,
+        subject_model=path,
+        settings=settings,
+        n_steps=N_TOKENS,
+        seed=seed,
+    )
+    opened = open_plan(plan, lambda _: None)
+    context = opened.context
+    context.oracle = Remembering(context.oracle)
+    make = context.make_honest
+    both = [remembering(make(each)) for each in (context, context.for_embeddings())]
+    context.make_honest = lambda each: both[each.embeddings]
+    embeds = Architecture.named(context.facts.architecture).embeds
+    if not embeds:
+        context.noise_on(context.batches)
+    return Bench(opened=opened, truth=truth_of(context, embeds=embeds))
+
+
+# --- one engine ---------------------------------------------------------------------------------
+
+
+def opened_anew(bench: Bench, name: str) -> LocalSession:
+    return LocalSession(Adapter.named(name), bench.context.subject_model, bench.context.settings)
+
+
+def through(bench: Bench, name: str, view: View) -> Context:
+    """A new session for each view: what an engine remembers of one is not seen in another."""
+    base, session = bench.context, seen_through(view, opened_anew(bench, name))
+    return base.with_subject(session, base.subject_model, described(session, under_test=True))
+
+
+def suites(cls: type[Reference]) -> list[str]:
+    """Those in which the subject is asked what it does not answer as the reference does: that one
+    is held against llama.cpp elsewhere."""
+    same = {
+        name
+        for name, questions in QUESTIONS_OF.items()
+        if all(getattr(cls, question) is getattr(Reference, question) for question in questions)
+    }
+    all_of_them = (suite.name for suite in suites_named(()) if not suite.of_oracle_alone)
+    return [name for name in all_of_them if name not in same]
+
+
+def look(bench: Bench, cls: type[Reference], view: View) -> Seen:
+    started = time.process_time()
+    try:
+        context = through(bench, cls.name, view)
+    except NoAnswer as error:
+        return Seen(caught=error.status != "not-compared", suite="start", said=str(error))
+    verdicts = []
+    for verdict in run_suites(context, suites(cls)):  # the rest is for bisect
+        verdicts.append(verdict)
+        if blames(verdict):
+            break
+    context.subject.close()
+    first = verdict if blames(verdict) else None
+    return Seen(
+        caught=first is not None,
+        compared=any(blames(v) or v.status in ("agreed", "excused") for v in verdicts),
+        suite=first.suite if first else "",
+        said=(first.summary if first else unfinished(verdicts))[:300],
+        seconds=round(time.process_time() - started, 2),
+    )
+
+
+def blames(verdict: Verdict) -> bool:
+    """A crash of the engine is found as well as a difference."""
+    return verdict.status in ("diverged", "crashed", "malformed", "timed-out")
+
+
+def unfinished(verdicts: Sequence[Verdict]) -> str:
+    lacking = [v for v in verdicts if v.status in ("not-compared", "internal")]
+    return "; ".join(f"{v.suite}: {v.status}: {v.summary}" for v in lacking)
+
+
+def place(layer: int | None, site: str) -> str:
+    return site if layer is None else f"{site}-{layer}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Located:
+    found: str
+    layer: int | None
+    confirmed: bool
+
+
+def locate(bench: Bench, name: str) -> Located:
+    """By bisect, of an engine that shows all."""
+    context = through(bench, name, ALL)
+    try:
+        result = bisect(context)
+    except NoAnswer as error:
+        return Located(found=f"no answer: {error}", layer=None, confirmed=False)
+    finally:
+        context.subject.close()
+    confirmed = result.patched is not None and result.patched.confirms
+    seen = result.first or result.unsteady  # which says where its own runs begin to differ
+    site = seen.site if seen else None
+    if site is None:
+        return Located(found="nowhere", layer=None, confirmed=confirmed)
+    return Located(found=place(site.layer, site.name), layer=site.layer, confirmed=confirmed)
+
+
+def try_wrong(bench: Bench, cls: Wrong, model: str) -> Trial:
+    started = time.process_time()
+    views = {view.name: look(bench, cls, view) for view in VIEWS}
+    site, layer = (cls.site, cls.layer) if issubclass(cls, Mutant) else ("tokens", None)
+    if at_suite := site in {suite.name for suite in suites_named(())}:
+        located = Located(found=views[ALL.name].suite, layer=None, confirmed=True)
+    else:
+        located = locate(bench, cls.name)
+    right = located.found == place(layer, site)
+    return Trial(
+        engine=cls.name,
+        family=cls.group if issubclass(cls, Mutant) else "tokenizers",
+        mistake=cls.mistake,
+        effect=getattr(cls, "effect", ""),
+        source=getattr(cls, "source", ""),
+        model=model,
+        expected=place(layer, site),
+        found=located.found,
+        views=views,
+        layer_right=right if at_suite else located.found != "nowhere" and located.layer == layer,
+        op_right=right,
+        confirmed=located.confirmed,
+        passes=passed_by(bench.truth, opened_anew(bench, cls.name)),
+        seconds=round(time.process_time() - started, 2),
+    )
+
+
+def try_honest(bench: Bench, cls: type[Honest], model: str) -> Trial:
+    started = time.process_time()
+    return Trial(
+        engine=cls.name,
+        family=HONEST,
+        mistake=cls.design,
+        effect="",
+        source="",
+        model=model,
+        preset=bench.context.settings.name,
+        seed=bench.context.seed,
+        expected="nowhere",
+        views={view.name: look(bench, cls, view) for view in VIEWS},
+        found=locate(bench, cls.name).found,
+        passes=passed_by(bench.truth, opened_anew(bench, cls.name)),
+        seconds=round(time.process_time() - started, 2),
+    )

@@ -1,0 +1,1 @@
+"""What `lockstep check` runs, from what a user names to the verdicts of suites."""

@@ -1,0 +1,365 @@
+"""`lockstep check`: every suite that applies, on one model and one preset."""
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import EngineError, Unsupported
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.build import Build
+from lockstep.engine.registry import import_members
+from lockstep.engine.tokenizers.base import tokenizer_of
+from lockstep.harness.adapters import split_version
+from lockstep.harness.adapters.parts.users import is_users
+from lockstep.harness.asking.environments import provide
+from lockstep.harness.asking.facts import ModelFacts, facts_of_model, too_long
+from lockstep.harness.asking.session import LocalSession
+from lockstep.harness.context.runner import Runner, Session, is_outside
+from lockstep.harness.context.suite import (
+    STEPS_TRACED,
+    Context,
+    NoAnswer,
+    Suite,
+    no_answer,
+    patient,
+)
+from lockstep.harness.dumps.dump import (
+    Dump,
+    DumpSession,
+    check_map,
+    check_model,
+    folder_of,
+    map_of,
+    read_dump,
+)
+from lockstep.harness.graph.honest_runs import AlongLlamaCpp
+from lockstep.harness.http.session import is_address
+from lockstep.harness.judging.lanes import lanes_of
+from lockstep.harness.known.foreign import excused_if_foreign
+from lockstep.harness.known.runs import excused_if_known
+from lockstep.harness.processes.limits import MEMORY
+from lockstep.harness.protocol.session import ProgramSession
+from lockstep.harness.records import (
+    BOTH,
+    Answered,
+    Crashed,
+    EngineInfo,
+    Malformed,
+    Rejected,
+    Settings,
+    TimedOut,
+    Unanswerable,
+    Verdict,
+)
+from lockstep.harness.shadow.known import known_crash
+from lockstep.harness.suites.decode import PROMPT
+
+LLAMA_CPP = "llama.cpp"
+REFERENCE, REPLAY = "reference", "replay"  # the second takes the first's place, see stand_in
+CELLS = 256  # llama.cpp's granule of the cache
+PROMPT_TOKENS = 64  # room for the prompt of `decode`, unless a longer one is given
+UNQUANTISED = ("F32", "F16", "BF16")  # values that llama.cpp attends to without flash attention
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What was asked for."""
+
+    case: str
+    model: Path
+    subject_model: Path
+    engine: str = "reference"
+    oracle: str = "llama.cpp"
+    settings: Settings
+    suites: tuple[str, ...] = ()  # empty: all
+    by_name: bool = True  # somebody asked for just these, so none may be left out
+    n_tokens: int = 32
+    n_steps: int = 64
+    prompt: bytes = PROMPT  # what `decode` goes on from, if the model has a vocabulary
+    seed: int = 0
+    time_limit: float = 300.0  # seconds for one answer, and for a start
+    memory_limit: int = MEMORY
+    optional: bool = False  # one of many that are made for any engine, which need not take it
+    command: str = ""  # the options that make this plan, for the command that repeats it
+
+
+class BadInput(Exception):
+    """What was asked for cannot be done: a usage or configuration error, exit code 2."""
+
+
+def suites_named(names: Sequence[str]) -> list[type[Suite]]:
+    """In the order of a run; all of them if none is named."""
+    import_members("lockstep.harness.suites")
+    chosen = [Suite.named(name) for name in names] or list(Suite.family.values())
+    return sorted(set(chosen), key=lambda suite: suite.order)
+
+
+def preflight(plan: Plan) -> ModelFacts:
+    """Can both files be checked at all? What the oracle's says of itself.
+
+    A broken vocabulary is refused by the key that is wrong, if a suite needs it.
+    """
+    suites = suites_named(plan.suites)
+    found = {}
+    for path in dict.fromkeys((plan.model, plan.subject_model)):
+        try:
+            found[path] = facts = facts_of_model(path)
+            if facts.has_vocabulary and any(suite.name == "tokens" for suite in suites):
+                with GgufFile.open(path) as file:
+                    tokenizer_of(file.metadata)
+            check_length(plan, facts.n_positions)
+            if plan.prompt != PROMPT and not facts.has_vocabulary:
+                raise Unsupported("it has no vocabulary, so that a --prompt cannot be read")
+        except EngineError as error:
+            raise BadInput(f"{path}: {error}") from error
+        except OSError as error:
+            raise BadInput(f"{path}: {error.strerror or error}") from error
+    return found[plan.model]
+
+
+def check_length(plan: Plan, n_positions: int) -> None:
+    """Raises Unsupported, an EngineError."""
+    room = prompt_room(plan)
+    options = (("--tokens", plan.n_tokens, STEPS_TRACED), ("--steps", plan.n_steps, room))
+    for option, n, besides in options:
+        if reason := too_long(n_positions, n + besides):
+            raise Unsupported(f"{reason}; take {option} {n_positions - besides} or fewer")
+
+
+def prompt_room(plan: Plan) -> int:
+    """A token is at least a byte, but for BOS and the space before the text."""
+    return max(PROMPT_TOKENS, len(plan.prompt) + 2)
+
+
+def settings_for(plan: Plan) -> Settings:
+    """The preset with a cache and a ubatch that hold what the plan decodes."""
+    n_trained = plan.n_tokens + STEPS_TRACED
+    needed = max(n_trained, plan.n_steps + prompt_room(plan))
+    n_ctx = max(plan.settings.n_ctx, -(-needed // CELLS) * CELLS)
+    return replace(plan.settings, n_ctx=n_ctx, n_ubatch=max(plan.settings.n_ubatch, plan.n_tokens))
+
+
+@dataclass(kw_only=True)
+class Opened:
+    """Both engines, opened for a plan. Close it when done."""
+
+    context: Context
+    engines: tuple[EngineInfo, ...]
+
+    def close(self) -> None:
+        self.context.close()
+        self.context.oracle.close()
+        self.context.subject.close()
+        self.context.llama_cpp.close()
+
+
+def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
+    dump = dump_given(plan)
+    given = dump.batches if dump else ()
+    plan = replace(plan, n_tokens=sum(map(len, given)) or plan.n_tokens)
+    facts = preflight(plan)
+    check_ids(plan, given, facts.n_vocab)
+    if dump:
+        check_names(dump, facts)
+    engine = stand_in(plan.engine, facts)
+    runner = Runner(time_limit=plan.time_limit, memory_limit=plan.memory_limit)
+    settings = settings_for(plan)
+    try:
+        program = None
+        if is_outside(engine):
+            program = runner.open(engine, plan.subject_model, settings)
+            # it may not be able to set everything, and the oracle can
+            progress(f"starting {program.name}")
+            settings = described(program, under_test=True).settings or settings
+            check_followed(program, settings)
+        for name in (plan.oracle, engine):
+            provide(name, progress)
+        oracle = runner.open(plan.oracle, plan.model, settings)
+        progress(f"starting {plan.oracle}")
+        build = described(oracle)
+        settings = replace(settings, generic=build.generic)  # so that both round activations alike
+        subject = program or runner.open(engine, plan.subject_model, settings)
+        graph = plan.oracle == LLAMA_CPP
+        llama_cpp = oracle if graph else runner.open(LLAMA_CPP, plan.model, settings)
+    except Unsupported as error:
+        raise BadInput(str(error)) from error
+    if not is_compiled("mirror", flash_attn=settings.flash_attn):
+        progress("compiling kernels, which only the first run does: some seconds")
+    subject_info = described(subject, under_test=True)
+    if engine == REPLAY and plan.oracle == LLAMA_CPP and plan.subject_model == plan.model:
+        assert isinstance(subject, LocalSession)
+        assert subject.adapter is not None
+        subject.adapter.borrow(oracle)  # one worker shows its graph to whoever wants it
+        subject.lender = oracle
+    return Opened(
+        context=Context(
+            case=plan.case,
+            model=plan.model,
+            subject_model=plan.subject_model,
+            oracle=oracle,
+            subject=subject,
+            llama_cpp=llama_cpp,
+            subject_info=subject_info,
+            settings=settings,
+            n_tokens=plan.n_tokens,
+            n_steps=plan.n_steps,
+            prompt=plan.prompt,
+            seed=plan.seed,
+            named=plan.by_name and bool(plan.suites),
+            facts=facts,
+            make_honest=along_llama_cpp,
+            lanes=lanes_of(build.build),
+            repro=lambda suite: f"lockstep check {plan.command} --suite {suite}",
+            progress=progress,
+            given=given,
+        ),
+        engines=(build, subject_info),
+    )
+
+
+def check_followed(program: Session, settings: Settings) -> None:
+    """Raises BadInput where llama.cpp cannot be run with the settings of a program: it would be
+    blamed for refusing them."""
+    if settings.type_v not in UNQUANTISED and not settings.flash_attn:
+        program.close()
+        raise BadInput(
+            f"{program.name} keeps values in a {settings.type_v} cache without flash attention, "
+            "which llama.cpp cannot; let it take another type, or flash attention"
+        )
+
+
+def dump_given(plan: Plan) -> Dump | None:
+    """The run that the subject holds, if it holds one. Raises BadInput."""
+    folder = folder_of(plan.engine)
+    if folder is None:
+        return None
+    try:
+        dump = read_dump(folder, map_of(plan.engine))
+        check_model(dump, plan.subject_model)
+    except EngineError as error:
+        raise BadInput(str(error)) from error
+    except OSError as error:  # of the model
+        raise BadInput(f"{plan.subject_model}: {error.strerror or error}") from error
+    return dump
+
+
+def check_names(dump: Dump, facts: ModelFacts) -> None:
+    """Raises BadInput."""
+    try:
+        check_map(dump, facts.architecture)
+    except EngineError as error:
+        raise BadInput(str(error)) from error
+
+
+def check_ids(plan: Plan, given: Sequence[Batch], n_vocab: int) -> None:
+    """Raises BadInput: whoever is asked for such a run would be blamed for refusing it."""
+    largest = max((int(batch.tokens.max()) for batch in given), default=-1)
+    if n_vocab and largest >= n_vocab:
+        text = f"the run has token {largest}, and {plan.model} a vocabulary of {n_vocab}"
+        raise BadInput(f"{plan.engine}: {text}")
+
+
+def stand_in(engine: str, facts: ModelFacts) -> str:
+    """Our reference engine along llama.cpp's graph, of a model that it has no graph for."""
+    replayed = engine == REFERENCE and facts.not_ours and not facts.no_run
+    return REPLAY if replayed else engine
+
+
+def along_llama_cpp(context: Context) -> AlongLlamaCpp:
+    s = context.settings
+    return AlongLlamaCpp(
+        llama_cpp=context.llama_cpp,
+        path=context.model,
+        build=Build(lanes=context.lanes, n_threads=s.n_threads, generic=s.generic),
+        embeddings=context.embeddings,
+        flash_attn=s.flash_attn,
+    )
+
+
+def is_compiled(ops: str, *, flash_attn: bool) -> bool:
+    """Imported late: the kernels' own imports take a while."""
+    from lockstep.engine.ops.fast import ops as fast
+
+    return fast.is_compiled(ops, flash_attn=flash_attn)
+
+
+def described(session: Session, *, under_test: bool = False) -> EngineInfo:
+    """Raises BadInput where the fault is in what was asked for, and NoAnswer for what the engine
+    under test did when it was started: that is a verdict like others."""
+    outcome = session.ask("describe")
+    if isinstance(outcome, Unanswerable | Rejected) and (
+        is_address(session.name) or is_users(session.name)
+    ):
+        raise BadInput(f"{session.name}: {outcome.message}")
+    if under_test and isinstance(outcome, Crashed | TimedOut | Malformed):
+        raise no_answer(session.name, "describe", outcome)
+    if isinstance(outcome, Rejected | Unanswerable) and isinstance(session, ProgramSession):
+        text = f"{session.name} does not take the model: {outcome.message}"
+        raise NoAnswer("not-compared", text, {})
+    if not isinstance(outcome, Answered):
+        why = str(no_answer(session.name, "describe", outcome)).splitlines()[-1]
+        raise BadInput(f"{session.name} cannot be started: {why}; see lockstep doctor")
+    info: EngineInfo = outcome.value
+    version = split_version(session.name)[1]
+    if version and not info.version.endswith(f" {version}"):
+        raise BadInput(
+            f"the environment of {session.name} holds {info.version}; build it anew: "
+            f"lockstep oracle remove {session.name}"
+        )
+    return replace(info, engine=session.name)
+
+
+def run_suites(context: Context, names: Sequence[str]) -> Iterator[Verdict]:
+    """The verdicts of each suite in turn, and whom they are about."""
+    suites = suites_named(names)
+    for suite in suites:
+        if not suite().inapplicable(context.facts):
+            context.progress(f"suite {suite.name}: what can be begun")
+            with suppress(NoAnswer, EngineError):  # its run meets it again, and says it
+                suite().begin(context)
+    for suite in suites:
+        context.progress(f"suite {suite.name}")
+        about = context.oracle.name if suite.of_oracle_alone else BOTH
+        for verdict in verdicts_of(suite, context):
+            known = excused_if_known(verdict, context.facts.architecture, context.oracle.name)
+            who, version = context.subject.name, context.subject_info.version
+            if not isinstance(context.subject, DumpSession):  # that can call itself anything
+                known = excused_if_foreign(known, who, version, context.subject_model)
+            yield replace(known, about=about)
+
+
+def verdicts_of(suite: type[Suite], context: Context) -> Iterator[Verdict]:
+    """What an engine leaves unanswered is one as well, and so is a defect of ours."""
+    if reason := suite().inapplicable(context.facts):
+        if suite.expected or context.named:
+            yield context.verdict(suite.name, "not-applicable", reason)
+        return
+    try:
+        yield from suite().run(context)
+    except NoAnswer as error:
+        yield unanswered(suite.name, context, error)
+    except EngineError as error:
+        yield context.verdict(suite.name, "not-compared", str(error))
+    except Exception as error:  # one suite's defect costs that suite
+        text = defect(f"{type(error).__name__}: {error}"[:500])
+        detail = {"traceback": traceback.format_exc()}
+        yield context.verdict(suite.name, "internal", text, detail, (suite.name, "internal"))
+
+
+def unanswered(suite: str, context: Context, error: NoAnswer) -> Verdict:
+    """A crash of llama.cpp that is known is one still, and says so."""
+    without_key = ("not-compared", "not-applicable")
+    key = () if error.status in without_key else (suite, error.status)
+    text, detail = patient(error).summary, error.detail
+    crashed = error.status == "crashed" and context.oracle.name == "llama.cpp"
+    known = known_crash(context.facts.architecture, context.settings.name) if crashed else ""
+    if known:
+        text, detail = f"{text} (known: {known})", {**detail, "known": known}
+    return context.verdict(suite, error.status, text, detail, key)
+
+
+def defect(what: str) -> str:
+    return f"Lockstep failed, please report this with the command and the traceback: {what}"

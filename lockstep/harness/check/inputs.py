@@ -1,0 +1,51 @@
+"""What a user names: files to read and to write, and texts that may come from a pipe."""
+
+import sys
+from pathlib import Path
+
+STANDARD_INPUT = Path("-")
+# A text becomes a list of up to as many ids as it has bytes, each some ten times as large as one.
+LARGEST_TEXT = 64 << 20
+
+
+def read_file(path: Path, limit: int | None = None) -> bytes:
+    """Raises BadInput for what is no regular file, cannot be read, or has more bytes."""
+    from lockstep.engine.gguf.regular_file import read_regular
+    from lockstep.harness.check.check import BadInput
+
+    try:
+        return read_regular(path, limit)
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror or error}") from error
+
+
+def check_file(path: Path, otherwise: str = "") -> Path:
+    """The same path, if a regular file is there. Raises BadInput; `otherwise` ends its sentence."""
+    from lockstep.engine.gguf.regular_file import check_regular
+    from lockstep.harness.check.check import BadInput
+
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror or error}{otherwise}") from error
+    return path
+
+
+def check_folder_of(path: Path) -> None:
+    """Before a file is written. Raises BadInput where its folder is not there."""
+    from lockstep.harness.check.check import BadInput
+
+    if not path.absolute().parent.is_dir():
+        raise BadInput(f"{path}: cannot be written: {path.absolute().parent} is no folder")
+
+
+def read_text(path: Path) -> bytes:
+    """A file, or with `-` standard input to its end. Raises BadInput, also for too many bytes."""
+    from lockstep.harness.check.check import BadInput
+
+    if path != STANDARD_INPUT:
+        return read_file(path, LARGEST_TEXT)
+    raw = sys.stdin.buffer.read(LARGEST_TEXT + 1)
+    if len(raw) > LARGEST_TEXT:
+        raise BadInput(f"standard input: longer than {LARGEST_TEXT:,} bytes")
+    return raw

@@ -1,0 +1,140 @@
+"""The command line: arguments in, exit code out. The only package that prints.
+
+Exit codes: 0 conform, 1 divergence, 2 usage, configuration or adapter error, 3 incomplete.
+"""
+
+import os
+import signal
+import sys
+from io import TextIOWrapper
+from typing import Any
+
+import typer
+
+from lockstep.harness.cli import (
+    acid,
+    answers,
+    batch,
+    bench,
+    bisect,
+    check,
+    diagnose,
+    engines,
+    export,
+    files,
+    findings,
+    formats,
+    fuzz,
+    golden,
+    matrix,
+    oracle,
+    quick,
+    real_models,
+    report,
+    selftest,
+    shadow,
+    smoke,
+    synth,
+    tokens,
+    twin,
+)
+from lockstep.harness.cli.options import JsonOpt
+from lockstep.harness.cli.shared import screen
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Conformance and differential testing for GGUF language-model engines.\n\n"
+    "Runs two engines in step, usually a small reference engine and llama.cpp, and says where, "
+    "why and by how much they part.\n\n"
+    "Exit codes: 0 conform, 1 divergence, 2 usage or configuration error, 3 incomplete.",
+)
+app.command("check")(check.check)
+app.command("bisect")(bisect.bisect)
+app.command("diagnose")(diagnose.diagnose)
+app.command("trace")(quick.trace)
+app.command("run")(quick.run)
+app.command("tokenize")(quick.tokenize)
+app.add_typer(golden.app, name="golden")
+app.add_typer(fuzz.app, name="fuzz")
+app.add_typer(bench.app, name="bench")
+app.add_typer(oracle.app, name="oracle")
+app.add_typer(engines.app, name="engine")
+app.add_typer(acid.app, name="acid")
+report.app.command("convert")(formats.convert)
+app.add_typer(report.app, name="report")
+fuzz.app.command("batch")(batch.fuzz_batch)
+golden.app.command("fetch")(tokens.fetch)
+golden.app.command("ops")(answers.ops)
+golden.app.command("export")(export.export)
+fuzz.app.command("gguf")(files.fuzz_gguf)
+app.command("synth")(synth.synth)
+app.command("shadow")(shadow.shadow)
+app.command("selftest")(selftest.selftest)
+app.command("smoke")(smoke.smoke)
+app.command("matrix")(matrix.matrix)
+app.command("fetch")(real_models.fetch)
+app.command("finding")(findings.finding)
+app.command("twin")(twin.twin)
+
+
+@app.command()
+def doctor(as_json: JsonOpt = False) -> None:
+    """Versions, llama.cpp's build, CPU features, what is missing."""
+    from lockstep.harness.runs.doctor import examine
+
+    with screen(quiet=True, as_json=as_json) as out:
+        code = out.examination(examine())
+    raise typer.Exit(code)
+
+
+# What click says of wrong options. Newer versions of typer carry a click of their own, which is not
+# the one that `import click` finds: the class is asked for by its child, which both export.
+CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
+
+
+class AskedToEnd(KeyboardInterrupt):
+    """A KeyboardInterrupt itself, once it has passed through exec() (a dataclass being made), lets
+    Python end by SIGINT, whoever caught it and with whatever exit code."""
+
+
+def main() -> None:
+    """Ends the process with the exit code; what click says of wrong options stays click's.
+
+    Asked to end (kill, a closed terminal), a command cleans up as after Ctrl-C.
+    """
+    from lockstep.engine.errors import EngineError
+    from lockstep.harness.processes.allocator import keep_freed_memory
+
+    came: list[int] = []
+
+    def end(number: int, _: object) -> None:
+        if not came:  # who asks twice does not stop the cleaning up
+            came.append(number)
+            raise AskedToEnd
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, end)
+    # Read when numpy is loaded. Threads of a product that is as small as ours, a few rows of a
+    # matrix, wait for each other on a busy machine: with two on two busy processors a model took
+    # nine times the processor time that it takes with one. A user's own choice stays.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    keep_freed_memory()
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it is an exception
+        for stream in (sys.stdout, sys.stderr):  # a text that they cannot encode is no error
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        code = app(standalone_mode=False)
+    except CLICK_ERROR as error:
+        error.show()
+        code = error.exit_code
+    except EngineError as error:  # kernels cannot be compiled: noticed as soon as they are imported
+        sys.stderr.write(f"lockstep: {error}\n")
+        code = 2
+    except (KeyboardInterrupt, typer.Abort):
+        sys.stderr.write("lockstep: interrupted\n")
+        code = 130
+    sys.exit(128 + came[0] if came else code)

@@ -1,0 +1,160 @@
+"""`lockstep bench TARGET`: engines side by side in one run, and whether we keep our promises."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.harness.cli.options import JsonOpt, QuietOpt
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from lockstep.harness.bench.base import Bench, BenchPlan, Promise, Row
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="How fast we are, beside llama.cpp and its peers; they take turns in one run.",
+)
+
+
+@app.command()
+def quants(
+    type_: Annotated[
+        list[str] | None, typer.Option("--type", help="Only this weight type (repeatable).")
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(help="Turns of each engine; the best one counts.", min=1)
+    ] = 7,
+    seconds: Annotated[float, typer.Option(help="Length of a turn.", min=0.0)] = 0.02,
+    size: Annotated[int, typer.Option(help="Weights decoded at a time.", min=256)] = 1 << 18,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Weights a second of every decoder: ours, ggml's to_float and gguf-py, one thread and two.
+
+    The exit code says nothing about speed: a machine that is busy is slow.
+    """
+    from lockstep.harness.bench.base import BenchPlan
+
+    targets = tuple(dict.fromkeys(type_ or ()))
+    plan = BenchPlan(targets=targets, size=size, seconds=seconds, rounds=rounds)
+    legend = "xN: N threads; ratio: ours to ggml's; x2/x1: ours with two threads to one"
+    measure("quants", plan, table_of, legend, as_json=as_json, quiet=quiet)
+
+
+@app.command()
+def shadow(
+    model: Annotated[
+        list[str] | None, typer.Option(help="A GGUF file or builtin:NAME (repeatable).")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Turns; the best one counts.", min=1)] = 20,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """What it costs llama.cpp to be watched: a plain decode, an empty callback, and a capture.
+
+    A capture leaves every node's inputs and result in memory, ready to be sent; to send and to
+    judge them is not counted. The exit code says nothing about speed.
+    """
+    from lockstep.harness.bench.base import BenchPlan
+
+    plan = BenchPlan(targets=tuple(model or ()), rounds=rounds)
+    legend = "callback: past an empty one of Python; copy: of the bytes that were captured"
+    measure("shadow", plan, times_of, legend, as_json=as_json, quiet=quiet)
+
+
+def measure(
+    name: str,
+    plan: "BenchPlan",
+    table: "Callable[[Bench, Sequence[Row]], Table]",
+    legend: str,
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Run a bench and print its rows and what became of its promises."""
+    from lockstep.harness.bench.base import bench_named
+    from lockstep.harness.cli.terminal import Terminal
+
+    with Terminal(quiet=quiet, as_json=as_json) as out:
+        bench = bench_named(name)
+        rows = list(bench.run(plan, out.progress))
+        promises = bench.promises(rows)
+        if as_json:
+            out.json(figures(bench, rows, promises))
+            return
+        out.quieten()
+        out.out.print(table(bench, rows))
+        out.line(legend)
+        for promise in promises:
+            out.line(in_words(promise))
+        out.line(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+
+
+def times_of(bench: "Bench", rows: "Sequence[Row]") -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, title="milliseconds")
+    table.add_column("model, settings, work")
+    for label in bench.engines.values():
+        table.add_column(label, justify="right")
+    for row in rows:
+        times = [1000 / row.rates[name, 1] for name in bench.engines]
+        table.add_row(row.target, *(f"{time:.3g}" for time in times))
+    return table
+
+
+def figures(bench: "Bench", rows: "Sequence[Row]", promises: "Sequence[Promise]") -> Any:
+    return {
+        "bench": bench.name,
+        "unit": f"{bench.unit} a second",
+        "load": list(os.getloadavg()),
+        "processors": os.cpu_count(),
+        "rows": [
+            {"target": row.target}
+            | {
+                f"{name} x{threads}": float(f"{rate:.4g}")
+                for (name, threads), rate in row.rates.items()
+            }
+            for row in rows
+        ],
+        "promises": [
+            {"text": p.text, "least": p.least, "found": p.found, "kept": p.kept}
+            | {"below": list(p.below)}
+            for p in promises
+        ],
+    }
+
+
+def table_of(bench: "Bench", rows: "Sequence[Row]") -> "Table":
+    ours, theirs, *_ = bench.engines
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, title=f"10^9 {bench.unit} a second")
+    table.add_column("type")
+    for threads in bench.threads:
+        for name in bench.engines.values():
+            table.add_column(f"{name} x{threads}", justify="right")
+        table.add_column("ratio", justify="right")
+    table.add_column("x2/x1", justify="right")
+    for row in rows:
+        cells = []
+        for threads in bench.threads:
+            rates = [row.rates.get((name, threads)) for name in bench.engines]
+            cells += [shown(None if rate is None else rate / 1e9) for rate in rates]
+            cells.append(shown(row.ratio((ours, threads), (theirs, threads))))
+        cells.append(shown(row.ratio((ours, bench.threads[1]), (ours, bench.threads[0]))))
+        table.add_row(row.target, *cells)
+    return table
+
+
+def shown(number: float | None) -> str:
+    return "-" if number is None else f"{number:.2f}"
+
+
+def in_words(promise: "Promise") -> str:
+    ending = f" ({', '.join(promise.below)} below)" if promise.below else ""
+    kept = "reached" if promise.kept else "NOT REACHED"
+    return f"{promise.text}: {promise.found:.2f}, promised {promise.least:g}: {kept}{ending}"

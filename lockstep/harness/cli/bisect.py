@@ -1,0 +1,108 @@
+"""`lockstep bisect`: the first layer, the op, the elements."""
+
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.harness.cli import blackbox, diagnosis
+from lockstep.harness.cli.formats import FormatOpt, formats_wanted, write_formats
+from lockstep.harness.cli.options import (
+    AdapterOpt,
+    EngineOpt,
+    JsonOpt,
+    MapOpt,
+    OptModelArg,
+    OracleOpt,
+    QuietOpt,
+    ReportOpt,
+    SeedOpt,
+    SettingsOpt,
+    SubjectOpt,
+    TimeoutOpt,
+    TokensOpt,
+)
+from lockstep.harness.cli.shared import (
+    REFERENCE,
+    SECONDS,
+    engine_of,
+    model_folder,
+    models_of,
+    plan_of,
+    screen,
+)
+
+
+def bisect(
+    model: OptModelArg = None,
+    engine: EngineOpt = REFERENCE,
+    adapter: AdapterOpt = None,
+    node_map: MapOpt = None,
+    oracle: OracleOpt = "llama.cpp",
+    settings: SettingsOpt = None,
+    subject_model: SubjectOpt = None,
+    tokens: TokensOpt = 32,
+    seed: SeedOpt = 0,
+    timeout: TimeoutOpt = SECONDS,
+    black_box: Annotated[
+        bool,
+        typer.Option(
+            "--black-box",
+            help="Of an engine that shows no tensors: it is given models made of MODEL, a layer "
+            "each, with parts made neutral, and such whose logits are decoded weights.",
+        ),
+    ] = False,
+    report: ReportOpt = Path("reports"),
+    formats: FormatOpt = None,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Find the first layer, then the op, then the elements where two engines part.
+
+    Every op of the engine under test is computed from the engine's own inputs, so that the ops that
+    introduce an error are told from those that pass it on. Then the oracle's tensors are put in at
+    the culprits: if the rest agrees, they were all. Where the usual run agrees, what `check` asks
+    besides is asked as well; where no op is found wrong, known mistakes are tried, as `diagnose`
+    does. Exit code: 0 nothing to find, 1 culprits, 3 incomplete, 4 the engines
+    part and no op is wrong on its own inputs. Without MODEL: the built-in model that the engine is
+    known to be wrong on, or the first.
+    """
+    from lockstep.harness.adapters import adapter_class
+    from lockstep.harness.bisect.report import write_bisection
+    from lockstep.harness.check.check import BadInput
+    from lockstep.harness.cli.bisection import bisection_lines
+    from lockstep.harness.context.runner import is_outside
+    from lockstep.harness.parallel.children import result_of
+    from lockstep.harness.runs.run import bisect_one, provide_engines, run_folder
+
+    engine, began = engine_of(engine, adapter, node_map), time.perf_counter()
+    with screen(quiet, as_json) as out, model_folder() as folder:
+        wanted = formats_wanted(formats)
+        cls = None if is_outside(engine) else adapter_class(engine)
+        default = getattr(cls, "shows_on", "f32")
+        name, path = next(iter(models_of(model or Path(f"builtin:{default}"), folder)))
+        plan = plan_of(
+            *(name, path, engine, oracle, settings, subject_model, tokens, 64, seed, ["trace"]),
+            timeout=timeout,
+        )
+        provide_engines([plan], out.progress)
+        if black_box:
+            if wanted:
+                raise BadInput("--format: a bisection by --black-box writes no report yet")
+            raise typer.Exit(blackbox.bisect(plan, folder, out))
+        work = partial(bisect_one, plan)
+        result = result_of(work, partial(out.progress, plan.case))
+        diagnosed = diagnosis.where_no_op_is_found(plan, result, out)
+        code = out.bisection(plan, result, diagnosed)
+        folder_of_run = run_folder(report, "bisect")
+        command = ["lockstep", *sys.argv[1:]]
+        write_bisection(folder_of_run, plan, result, command, bisection_lines(plan, result), began)
+        write_formats(wanted, folder_of_run, out)
+        if not as_json:
+            out.line(
+                f"report: {folder_of_run}/report.jsonl\nto look at: {folder_of_run}/report.html"
+            )
+    raise typer.Exit(code)

@@ -1,0 +1,147 @@
+"""What the command line shows of a bisection."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.harness.bisect.bisection import NO_OP, Bisection
+from lockstep.harness.check.check import Plan
+from lockstep.harness.locate.locate import Patched
+from lockstep.harness.report.text import explain_finding, site_name
+from lockstep.harness.suites.trace import detail_of
+
+SHOWN = 5  # culprits explained in full
+NO_OP_GUILTY = (
+    "no op is wrong on its own inputs: look at what is kept from call to call, at the order of "
+    "calls, and at sampling"
+)
+
+
+def bisection_of(plan: Plan, result: Bisection) -> Mapping[str, Any]:
+    patched = result.patched
+    return {
+        "case": plan.case,
+        "engine": plan.engine,
+        "exit_code": result.exit_code,
+        "layers": [
+            {"layer": x.layer, "error": x.error, "guilty": list(x.guilty)} for x in result.layers
+        ],
+        "culprits": [detail_of(result.found, c) for c in result.culprits],
+        "asked": result.asked,
+        "others": [v.summary for v in result.others],
+        "not_deterministic": None if result.unsteady is None else str(result.unsteady),
+        "confirmed": None if patched is None else patched.confirms,
+        "worst_before_patch": None if patched is None else patched.before,
+        "worst_after_patch": None if patched is None else patched.worst,
+        "logits": None if result.logits is None else result.logits.summary,
+        "other_graph": result.found.other_graph,
+        "other_keys": list(result.found.other_keys),
+        "not_shown": [str(site) for site in result.found.not_shown],
+        "not_compared": [str(site) for site in result.not_compared],
+    }
+
+
+def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
+    found, first = result.found, result.first
+    if first is None:
+        return lines_without_culprit(plan, result)
+    lines = [f"{plan.case}: {plan.engine} against {plan.oracle}, settings {plan.settings.name}"]
+    if result.asked:
+        lines.append(f"  {result.asked}; in the usual run there is nothing to find")
+    lines.append("  layer   error it passes on   ops that are wrong by themselves")
+    for layer in result.layers:
+        name = "-" if layer.layer is None else str(layer.layer)
+        lines.append(f"  {name:>5}   {layer.error:>18.1e}   {', '.join(layer.guilty) or '-'}")
+    where = "outside the layers" if first.layer is None else f"layer {first.layer}"
+    lines += ["", f"first divergence: {where}, op {first.op}, site {first.site.name}"]
+    for culprit in result.culprits[:SHOWN]:
+        lines.append(f"  {explain_finding(culprit)}")
+        weight = culprit.weight
+        rows = ", ".join(map(str, culprit.outputs[:8]))
+        more = len(culprit.outputs) - 8
+        lines.append(
+            (f"    its weight is {weight}; " if weight else "    ")
+            + f"affected output rows: {rows}"
+            + (f" and {more} more" if more > 0 else "")
+        )
+        if culprit.parameters:
+            lines.append(f"    {culprit.parameters}")
+        lines.append(
+            f"    error in {found.err_in(culprit):.1e}, out {found.err_out(culprit):.1e} (of the "
+            f"largest value); on {found.basis} {culprit.err_local:.2g} absolute"
+        )
+        lines.append(f"    allowed because: {culprit.reason}")
+        if culprit.at_fault != "subject":
+            lines.append(f"    against float64, at fault: {culprit.at_fault}")
+    if len(result.culprits) > SHOWN:
+        names = ", ".join(site_name(c.site) for c in result.culprits[SHOWN : SHOWN + 12])
+        rest = len(result.culprits) - SHOWN - 12
+        lines.append(f"  also: {names}" + (f" and {rest} more" if rest > 0 else ""))
+    lines += [found.rest, *other_graph(result)]
+    return lines + proof(plan, result)
+
+
+def proof(plan: Plan, result: Bisection) -> list[str]:
+    """What became of the run in which the oracle's tensors are put in."""
+    if result.unsteady is not None:
+        return [f"not confirmed: {plan.engine} is not deterministic: {result.unsteady}"]
+    if result.failed:
+        return [f"not confirmed: with the oracle's tensors put in, {result.failed}"]
+    return [] if result.patched is None else [confirmation(result.patched)]
+
+
+def lines_without_culprit(plan: Plan, result: Bisection) -> list[str]:
+    """What agrees, what nobody looked at, and whether the outputs say that there is more."""
+    left_out = result.not_compared
+    well = result.exit_code == 0 and not left_out and not result.found.other_graph
+    lines = [f"{plan.case}: {result.found.rest}" + ("; nothing to find" if well else "")]
+    if left_out:
+        names = ", ".join(dict.fromkeys(site.name for site in left_out))
+        lines.append(f"  not compared: {len(left_out)} ops: {names}")
+    lines += [f"  {line}" for line in other_graph(result)]
+    if result.logits is not None:
+        own = f"{result.logits.status}: {result.logits.summary}"
+        lines.append(f"  {result.found.what}s of its own run: {own}")
+    lines += [f"  {v.suite}: {v.summary}" for v in result.others]
+    if result.unsteady is not None:
+        lines.append(f"  {plan.engine} is not deterministic: {result.unsteady}")
+    elif result.exit_code == NO_OP:
+        lines.append(f"  {NO_OP_GUILTY}")
+    return lines
+
+
+def other_graph(result: Bisection) -> list[str]:
+    """What no op judged alone can show, and where it comes from."""
+    where, keys = result.found.other_graph, result.found.other_keys
+    lines = [f"llama.cpp makes another graph of the subject's file: {where}"] if where else []
+    if keys:
+        more = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
+        lines.append(f"keys that the subject's file has otherwise: {', '.join(keys[:SHOWN])}{more}")
+    return lines
+
+
+def confirmation(p: Patched) -> str:
+    """What the run says in which the oracle's tensors were put in at the culprits."""
+    allowed = f"{float(p.bound.allowed):.1e} absolute"
+    if not p.sites:
+        return "not confirmed: the engine cannot go on with other values at these sites"
+    if not p.differed and p.explains:
+        return (
+            f"confirmed by patching: with the oracle's tensor at {p.sites} sites the {p.what}s are "
+            f"{p.worst:.1e} of the largest off, {p.before:.1e} before (which alone would be within "
+            f"what honest runs may differ, {allowed})"
+        )
+    if not p.differed:
+        return (
+            f"not confirmed: the {p.what}s are {p.before:.1e} of the largest off without a patch, "
+            f"within what honest runs of this model may differ ({allowed}), so patching proves "
+            "nothing; the op was judged by itself"
+        )
+    if p.agrees:
+        return (
+            f"confirmed by patching: with the oracle's tensor at {p.sites} sites the rest agrees "
+            f"({p.what}s {p.worst:.1e} of the largest, {p.before:.1e} before; allowed {allowed})"
+        )
+    return (
+        f"patching {p.sites} sites: THE REST STILL DIFFERS: there is more to find ({p.what}s "
+        f"{p.worst:.1e} of the largest, {p.before:.1e} before; allowed {allowed})"
+    )

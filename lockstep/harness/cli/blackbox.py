@@ -1,0 +1,120 @@
+"""What the command line shows of an engine that was asked on models made for one question each."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstep.harness.blackbox.asking import Answer
+    from lockstep.harness.blackbox.bisection import BlackBox, Row
+    from lockstep.harness.blackbox.looking import Looked
+    from lockstep.harness.check.check import Plan
+    from lockstep.harness.cli.terminal import Terminal
+
+ENDS = {
+    0: "every slice, every weight and the whole model agree",
+    1: "DIVERGENCE",
+    3: "INCOMPLETE: something was not compared",
+}
+SHOWN_TENSORS = 4
+SHOWN = 200  # characters of what an engine said
+
+
+def bisect(plan: "Plan", folder: str, out: "Terminal") -> int:
+    """Print it; the exit code."""
+    from lockstep.harness.blackbox.run import bisect_one
+    from lockstep.harness.parallel.children import result_of
+
+    work = partial(bisect_one, plan, Path(folder))
+    result: BlackBox = result_of(work, partial(out.progress, plan.case))
+    if out.as_json:
+        out.json(report_of(plan, result))
+    else:
+        for text in lines_of(plan, result):
+            out.line(text)
+    return result.exit_code
+
+
+def report_of(plan: "Plan", result: "BlackBox") -> Mapping[str, Any]:
+    return {
+        "case": plan.case,
+        "engine": plan.engine,
+        "exit_code": result.exit_code,
+        "slices": [
+            {
+                "layer": row.layer,
+                "what": row.what,
+                **asdict(row.answer),
+                "parts": [asdict(part) for part in row.parts],
+                "asked": {words: asdict(answer) for words, answer in (row.asked or {}).items()},
+            }
+            for row in result.rows
+        ],
+        "lenses": [
+            {"type": look.lens.type, "weights": look.weights, **asdict(look.answer)}
+            | {"tensors": list(look.tensors)}
+            for look in result.lenses
+        ],
+        "whole": asdict(result.whole),
+        "left_out": list(result.left_out),
+        "repro": f"lockstep bisect {plan.command} --black-box",
+    }
+
+
+def lines_of(plan: "Plan", result: "BlackBox") -> Iterator[str]:
+    yield f"{plan.case}: {plan.engine} against {plan.oracle}, settings {plan.settings.name}"
+    yield "  slice in F32                             differ by    allowed   at fault"
+    for row in result.rows:
+        fault = "; ".join(part.name for part in row.parts) or "-"
+        yield f"  {name_of(row):<38} {figures(row.answer)}   {fault}"
+    if result.lenses:
+        yield "  lens (as stored)                           weights              at fault"
+        for kind in dict.fromkeys(look.lens.type for look in result.lenses):
+            same = [look for look in result.lenses if look.lens.type == kind]
+            weights = sum(look.weights for look in same)
+            yield f"  {kind:<38} {weights:>11,}              {fault_of(same)}"
+    yield f"  {'the whole model':<38} {figures(result.whole)}"
+    yield ""
+    yield from reasons(result.rows, result.lenses)
+    yield from (f"not compared: {text}" for text in result.left_out)
+    yield ENDS[result.exit_code]
+
+
+def fault_of(same: Sequence["Looked"]) -> str:
+    """Of the lenses of one type: the tensors, or the type itself if no tensor of it is right."""
+    wrong = list(dict.fromkeys(name for look in same for name in look.tensors))
+    held = {stretch.tensor for look in same for stretch in look.lens.stretches}
+    if not wrong:
+        return "; ".join(dict.fromkeys(mark(look.answer) for look in same))
+    if len(wrong) == len(held) > 1:
+        return f"the format: all of its {len(held)} tensors"
+    return ", ".join(wrong[:SHOWN_TENSORS]) + (", ..." if len(wrong) > SHOWN_TENSORS else "")
+
+
+def name_of(row: "Row") -> str:
+    name = "outside the layers" if row.layer is None else f"layer {row.layer}"
+    return f"{name}, {row.what}" if row.what else name
+
+
+def figures(answer: "Answer") -> str:
+    if answer.status in ("agreed", "diverged") and answer.allowed:
+        return f"{answer.worst:>11.1e} {answer.allowed:>10.1e}"
+    return f"{mark(answer):>22}"
+
+
+def mark(answer: "Answer") -> str:
+    return {"agreed": "-", "diverged": "DIVERGED"}.get(answer.status, answer.status)
+
+
+def reasons(rows: Sequence["Row"], lenses: Sequence["Looked"]) -> Iterator[str]:
+    """What made each part certain, and what was said of what was not compared."""
+    for row in rows:
+        if row.answer.status not in ("agreed", "diverged"):
+            yield f"{name_of(row)}: {row.answer.status}: {row.answer.summary[:SHOWN]}"
+        for part in row.parts:
+            yield f"{name_of(row)}: {part.name}: {part.words}"
+    for look in lenses:
+        if not look.answer.agrees:
+            yield f"lens {look.lens.type}: {look.answer.status}: {look.answer.summary[:SHOWN]}"

@@ -1,0 +1,186 @@
+"""`lockstep check`: every suite that applies, of one model or many."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.harness.cli import diagnosis
+from lockstep.harness.cli.acid_models import check_opens_files, files_to_check
+from lockstep.harness.cli.formats import FormatOpt, formats_wanted, write_formats
+from lockstep.harness.cli.options import (
+    AdapterOpt,
+    ArchOpt,
+    ClusterOpt,
+    EngineOpt,
+    JsonOpt,
+    MapOpt,
+    OptModelArg,
+    OracleOpt,
+    QuietOpt,
+    ReportOpt,
+    SeedOpt,
+    SettingsOpt,
+    SubjectOpt,
+    TimeoutOpt,
+    TokensOpt,
+)
+from lockstep.harness.cli.shared import REFERENCE, SECONDS, engine_of, model_folder, plan_of, screen
+
+if TYPE_CHECKING:
+    from lockstep.harness.check.check import Plan
+    from lockstep.harness.runs.run import RunResult
+
+STEPS_OF_VARIANTS = 16
+OF_TEXTS = ("--steps", "--prompt")  # options that bisect has not: it generates nothing
+OF_RUNS = ("logits", "logprobs", "embeddings", "decode", "text", "black-box", "trace", "products")
+
+
+def check(
+    model: OptModelArg = None,
+    engine: EngineOpt = REFERENCE,
+    adapter: AdapterOpt = None,
+    node_map: MapOpt = None,
+    oracle: OracleOpt = "llama.cpp",
+    settings: SettingsOpt = None,
+    suite: Annotated[list[str] | None, typer.Option(help="Only this suite (repeatable).")] = None,
+    arch: ArchOpt = None,
+    subject_model: SubjectOpt = None,
+    tokens: TokensOpt = 32,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Tokens to generate. Default: 64; with --arch 16.", min=1, max=4096),
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help='What decode goes on from. Default: "Once upon a time".')
+    ] = None,
+    seed: SeedOpt = 0,
+    known: Annotated[
+        Path | None,
+        typer.Option(help="Divergences listed there are excused; one that is gone is an error."),
+    ] = None,
+    write_known: Annotated[
+        Path | None, typer.Option(help="Write such a list of what diverges now; reasons stay.")
+    ] = None,
+    timeout: TimeoutOpt = SECONDS,
+    report: ReportOpt = Path("reports"),
+    formats: FormatOpt = None,
+    as_json: JsonOpt = False,
+    jobs: Annotated[int, typer.Option("-j", help="Models checked side by side.", min=1)] = 1,
+    cluster: ClusterOpt = None,
+    diagnose: Annotated[
+        bool, typer.Option("--diagnose", help="Where something diverges, try known mistakes.")
+    ] = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Run every suite that applies.
+
+    In order: metadata, tokens, dequant, logits, logprobs, embeddings, decode, text, black-box,
+    acid, trace, products, shadow. logprobs and text are for engines that show no logits, black-box
+    for those that show no tensors, acid for models of `lockstep acid`.
+
+    Without MODEL it checks the built-in seeded models; with --suite acid the acid models of every
+    type, of which one alone is acid:ARCH:TYPE in the place of MODEL. Examples:
+
+    \b
+      lockstep check
+      lockstep check model.gguf --settings default
+      lockstep check model.gguf --engine mutant:rope-half-split --suite trace
+      lockstep check --suite acid --engine ./my-engine
+      lockstep check --arch qwen3
+      lockstep check --arch all -j 2 --quiet
+      lockstep check model.gguf --engine http://localhost:8080
+      lockstep check model.gguf --adapter my_engine.py
+      lockstep check model.gguf --engine dump:FOLDER --map transformers
+      lockstep check model.gguf --engine ./my-engine --write-known known.json
+      lockstep check model.gguf --engine ./my-engine --known known.json
+      lockstep check model.gguf --engine ./my-engine --format junit=junit.xml
+    """
+    from lockstep.harness.parallel.cluster import executor_for
+    from lockstep.harness.parallel.works import Forks
+    from lockstep.harness.runs.known_failures import KnownFailures, check_writable, read_known
+    from lockstep.harness.runs.known_failures import write_known as write_failures
+    from lockstep.harness.runs.run import Listener, run_plans
+
+    engine = engine_of(engine, adapter, node_map)
+    if arch is not None and (model is not None or subject_model is not None):
+        raise typer.BadParameter("--arch makes the model: give no MODEL, no --subject-model")
+    n = steps or (64 if arch is None else STEPS_OF_VARIANTS)
+    with screen(quiet, as_json) as out, model_folder() as folder:
+        wanted = formats_wanted(formats)
+        if write_known:
+            check_writable(write_known)
+        out.progress("models", "making them")
+        files = files_to_check(model, arch, suite, folder, seed)
+        if any(optional for *_, optional in files):
+            check_opens_files(engine, subject_model)
+        plans = [
+            replace(
+                plan_of(
+                    *(name, path, engine, oracle, settings, subject_model, tokens, n, seed, suites),
+                    prompt=prompt,
+                    timeout=timeout,
+                ),
+                optional=optional,
+            )
+            for name, path, suites, optional in files
+        ]
+        listener = Listener(progress=out.progress, verdict=out.verdict)
+        listed = read_known(known) if known else KnownFailures()
+        command = ["lockstep", *sys.argv[1:]]
+        with executor_for(1, cluster) as executor:
+            executor = executor or Forks(jobs)
+            result = run_plans(plans, report, command, executor, listener, listed)
+        diagnosed = diagnosis.of_run(plans, result, out) if diagnose else ()
+        out.summary(result, diagnosed, "" if diagnose else next_step(plans, result))
+        write_formats(wanted, result.folder, out)
+        if write_known:
+            n = write_failures(write_known, result.verdicts, listed)
+            out.remark(f"{n} divergences in {write_known}: write down why, and pass it as --known")
+    raise typer.Exit(result.code)
+
+
+def next_step(plans: "Sequence[Plan]", result: "RunResult") -> str:
+    """The command that says more of the first model whose runs differ, or of an engine that shows
+    too little for a place; "": there is none."""
+    return where_it_differs(plans, result) or what_sees_more(plans, result)
+
+
+def what_sees_more(plans: "Sequence[Plan]", result: "RunResult") -> str:
+    """Of a conforming engine that opens any file and shows no tensors."""
+    from lockstep.harness.locate.locate import NEEDS_NONE
+    from lockstep.harness.protocol.session import command_of
+
+    plan = plans[0]
+    blind = any(v.suite == "trace" and NEEDS_NONE in v.summary for v in result.verdicts)
+    if not blind or command_of(plan.engine) is None:
+        return ""
+    bisection = f"lockstep bisect {without(plan.command, *OF_TEXTS)} --black-box"
+    acid = f"lockstep check --suite acid --engine {shlex.quote(plan.engine)}"
+    return f"what sees more without tensors: {bisection}; {acid}"
+
+
+def where_it_differs(plans: "Sequence[Plan]", result: "RunResult") -> str:
+    for plan in plans:
+        found = [v for v in result.verdicts if v.case == plan.case and v.about != plan.oracle]
+        wrong = {v.suite for v in found if v.status == "diverged"}
+        if not wrong.intersection(OF_RUNS) or plan.command.startswith("--arch"):
+            continue
+        if any(v.suite == "trace" and v.status in ("agreed", "diverged") for v in found):
+            return f"the place, and the proof: lockstep bisect {without(plan.command, *OF_TEXTS)}"
+        if not plan.engine.startswith("dump:"):
+            command = without(plan.command, "--oracle")  # it is always llama.cpp
+            return f"which known mistake it is: lockstep diagnose {command}"
+    return ""
+
+
+def without(command: str, *options: str) -> str:
+    words = shlex.split(command)
+    for option in options:
+        if option in words:
+            del words[(at := words.index(option)) : at + 2]
+    return shlex.join(words)

@@ -1,0 +1,70 @@
+"""`lockstep diagnose`: the known mistake that makes an engine's answers."""
+
+from typing import Annotated
+
+import typer
+
+from lockstep.harness.cli import diagnosis
+from lockstep.harness.cli.options import (
+    AdapterOpt,
+    EngineOpt,
+    JsonOpt,
+    ModelArg,
+    QuietOpt,
+    SeedOpt,
+    SettingsOpt,
+    SubjectOpt,
+    TimeoutOpt,
+    TokensOpt,
+)
+from lockstep.harness.cli.shared import (
+    REFERENCE,
+    SECONDS,
+    engine_of,
+    model_folder,
+    models_of,
+    plan_of,
+    screen,
+)
+
+
+def diagnose(
+    model: ModelArg,
+    engine: EngineOpt = REFERENCE,
+    adapter: AdapterOpt = None,
+    settings: SettingsOpt = None,
+    subject_model: SubjectOpt = None,
+    prompt: Annotated[str | None, typer.Option(help="As of check.")] = None,
+    tokens: TokensOpt = 32,
+    steps: Annotated[int, typer.Option(help="Tokens of text.", min=1, max=4096)] = 64,
+    seed: SeedOpt = 0,
+    timeout: TimeoutOpt = SECONDS,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Which known mistake makes the answers of an engine that is wrong?
+
+    All that the engine can be asked (logits, lists, greedy tokens, text, ids) is asked of it, of
+    the right engine, and where these part of some four hundred engines that are wrong in one known
+    way each. A mistake is named if it gives all of the answers, within the noise of honest runs,
+    and the right engine does not. Exit code: 0 all is as the right engine has it, 1 it is not, 3
+    incomplete. Examples:
+
+    \b
+      lockstep diagnose model.gguf --engine ./my-engine
+      lockstep diagnose model.gguf --engine http://localhost:8080
+      lockstep diagnose builtin:f32 --engine mutant:rope-half-split
+    """
+    from lockstep.harness.runs.run import provide_engines
+
+    engine = engine_of(engine, adapter, None)
+    with screen(quiet, as_json) as out, model_folder() as folder:
+        name, path = next(iter(models_of(model, folder)))
+        plan = plan_of(
+            *(name, path, engine, "llama.cpp", settings, subject_model, tokens, steps, seed, None),
+            prompt=prompt,
+            timeout=timeout,
+        )
+        provide_engines([plan], out.progress)
+        code = out.diagnosis(plan, diagnosis.diagnosed(plan, out))
+    raise typer.Exit(code)

@@ -1,0 +1,99 @@
+"""What the command line shows of a diagnosis: which known mistake makes an engine's answers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstep.harness.bisect.bisection import Bisection
+    from lockstep.harness.check.check import Plan
+    from lockstep.harness.cli.terminal import Terminal
+    from lockstep.harness.diagnosis.diagnosis import Diagnosed, Diagnosis, Match, Rows
+    from lockstep.harness.runs.run import RunResult
+
+SHOWN = 4  # mistakes that cannot be told apart
+OF = {"metadata": "what it says of the file", "tokens": "its tokens", "runs": "its runs"}
+
+
+def diagnosed(plan: "Plan", out: "Terminal") -> "Diagnosed":
+    from lockstep.harness.diagnosis.run import diagnose_one
+    from lockstep.harness.parallel.children import result_of
+
+    found: Diagnosed = result_of(partial(diagnose_one, plan), partial(out.progress, plan.case))
+    return found
+
+
+def of_run(
+    plans: "Sequence[Plan]", result: "RunResult", out: "Terminal"
+) -> "list[tuple[Plan, Diagnosed]]":
+    """Of the models of which something diverged."""
+    wrong = {verdict.case for verdict in result.verdicts if verdict.status == "diverged"}
+    return [(plan, diagnosed(plan, out)) for plan in plans if plan.case in wrong]
+
+
+def where_no_op_is_found(plan: "Plan", result: "Bisection", out: "Terminal") -> "Diagnosed | None":
+    """Of an engine that is wrong, and does not show where."""
+    from lockstep.harness.bisect.bisection import NO_OP
+
+    parts = result.first is None and result.exit_code in (1, NO_OP)
+    return diagnosed(plan, out) if parts else None
+
+
+def diagnosis_of(plan: "Plan", found: "Diagnosed") -> Mapping[str, Any]:
+    return {
+        "case": plan.case,
+        "engine": plan.engine,
+        "exit_code": found.exit_code,
+        "diagnoses": [asdict(each) for each in found.of],
+        "not_answered": list(found.missing),
+        "repro": f"lockstep diagnose {plan.command}",
+    }
+
+
+def diagnosis_lines(plan: "Plan", found: "Diagnosed") -> Iterator[str]:
+    yield f"{plan.case}: {plan.engine}, settings {plan.settings.name}"
+    for each in found.of:
+        yield f"  {OF[each.aspect]}: {as_the_right(each.rows)} as the right engine's"
+        yield from (f"  {line}" for line in result_lines(each))
+    yield from (f"  not answered: {text}" for text in found.missing)
+
+
+def as_the_right(rows: "Sequence[Rows]") -> str:
+    return ", ".join(f"{row.right} of {row.compared} {row.unit}" for row in rows)
+
+
+def result_lines(each: "Diagnosis") -> Iterator[str]:
+    if each.status == "not-compared":
+        yield "  honest runs of this model overflow, so that no limit can be given"
+    if each.unsteady:
+        yield f"  {each.unsteady}: no mistake that is always made gives such answers"
+    if each.status == "none":
+        far = ""
+        if each.closest:
+            left = f"{each.closest.left:.0%} of the difference"
+            far = f"; the closest leaves {left}: {words_of(each.closest)}"
+        yield f"  none of {each.tried} known mistakes makes these answers{far}"
+    if not each.named:
+        return
+    if each.status == "few":
+        yield "  too few answers differ to be sure; what makes them all:"
+    every = ", ".join(f"{row.compared} of {row.compared} {row.unit}" for row in each.rows)
+    yield from of_group(each.named, f"DIAGNOSIS ({every})", "cannot be told apart by these answers")
+    yield from of_group(each.also, "also within the noise", "are farther from them")
+
+
+def of_group(group: "Sequence[Match]", title: str, more: str) -> Iterator[str]:
+    if len(group) == 1:
+        yield f"  {title}: {words_of(group[0])}"
+    elif group:
+        yield f"  {title}: {len(group)} known mistakes, which {more}:"
+        yield from (f"    {words_of(match)}" for match in group[:SHOWN])
+        if len(group) > SHOWN:
+            yield f"    and {len(group) - SHOWN} more"
+
+
+def words_of(match: "Match") -> str:
+    seen = f"; seen as: {match.effect}" if match.effect else ""
+    source = f"; as in {match.source}" if match.source else ""
+    return f"{match.mistake} ({match.engine}{seen}{source})"

@@ -1,0 +1,126 @@
+"""Commands about GGUF files as such: `fuzz gguf`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.harness.cli import fuzz as fuzz_cli
+from lockstep.harness.cli.formats import FormatOpt
+from lockstep.harness.cli.options import (
+    ClusterOpt,
+    HexOpt,
+    JsonOpt,
+    OracleOpt,
+    QuietOpt,
+    ReportOpt,
+    ResumeOpt,
+    SecondsOpt,
+    SeedOpt,
+    StartOpt,
+    TargetsOpt,
+)
+
+
+def fuzz_gguf(
+    family: Annotated[
+        list[str] | None,
+        typer.Option(help="Only these files: valid, broken, several, mutated, corpus, models."),
+    ] = None,
+    cases: Annotated[
+        int | None,
+        typer.Option(help="Files of each family: 250,000; of a guided round: a million.", min=1),
+    ] = None,
+    seconds: SecondsOpt = None,
+    seed: SeedOpt = 0,
+    start: StartOpt = 0,
+    file: Annotated[list[Path] | None, typer.Option(help="This file instead (repeatable).")] = None,
+    hex_: HexOpt = None,
+    corpus: Annotated[
+        Path | None, typer.Option(help="A folder of files to mutate, for the family `corpus`.")
+    ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            "--guided",
+            help="A folder: make files until no new branch of our reader is reached in a whole "
+            "round, keep those that reach one, and show them to every parser. Needs atheris.",
+        ),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="The parser under test: reference, llama.cpp.")
+    ] = "reference",
+    oracle: OracleOpt = "llama.cpp",
+    witness: Annotated[
+        bool,
+        typer.Option(help="Ask gguf-py too, about a sample and all about which the others part."),
+    ] = True,
+    resume: ResumeOpt = None,
+    report: ReportOpt = Path("reports"),
+    formats: FormatOpt = None,
+    as_json: JsonOpt = False,
+    jobs: TargetsOpt = 1,
+    cluster: ClusterOpt = None,
+    quiet: QuietOpt = False,
+) -> None:
+    """Parse files that are valid, unusual, broken in named ways or mutated, with every parser.
+
+    Ours and llama.cpp's parser in memory see every file; its parser of files, of files with their
+    data, its vocab-only and full load see some, gguf-py a few and all that is odd. A crash costs a
+    process and no file. Findings fold by stage, symptom and kind, and are made small. Examples:
+
+    \b
+      lockstep fuzz gguf -j 2
+      lockstep fuzz gguf --family mutated --cases 1000000
+      lockstep fuzz gguf --corpus models/ --family corpus --seconds 60
+      lockstep fuzz gguf --family models --cases 10000
+      lockstep fuzz gguf --guided kept/
+      lockstep fuzz gguf --file broken.gguf
+      lockstep fuzz gguf --resume reports/20261120-134501-fuzz-gguf
+    """
+    from lockstep.harness.fuzzers.base import FuzzPlan
+
+    def plan() -> FuzzPlan:
+        given = bool(file or hex_)
+        return FuzzPlan(
+            targets=("given",) if given else families(family or (), corpus, keep),
+            engine=engine,
+            oracle=oracle,
+            cases=cases or (250_000 if keep is None else 1_000_000),
+            start=start,
+            seconds=seconds,
+            seed=seed,
+            given=tuple(map(fuzz_cli.from_hex, hex_ or ())),
+            files=tuple(file or ()),
+            corpus=corpus,
+            witness=witness,
+            keep=keep,
+        )
+
+    fuzz_cli.campaign(
+        "gguf",
+        plan,
+        resume,
+        report,
+        formats,
+        jobs=jobs,
+        cluster=cluster,
+        as_json=as_json,
+        quiet=quiet,
+    )
+
+
+def families(given: Sequence[str], corpus: Path | None, keep: Path | None) -> tuple[str, ...]:
+    """A corpus is there to be used; a guided run is nothing else."""
+    if keep is not None:
+        from lockstep.harness.check.check import BadInput
+
+        if given:
+            raise BadInput("--guided makes files of its own kind: leave --family away")
+        return ("guided",)
+    if given or corpus is None:
+        return tuple(dict.fromkeys(given))
+    from lockstep.harness.fuzzers.base import fuzzer_named
+
+    return (*fuzzer_named("gguf").targets(), "corpus")

@@ -1,0 +1,65 @@
+"""`lockstep finding`: what engines from public packages were found to do, ready to be filed."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.harness.cli.options import QuietOpt
+
+
+def finding(
+    name: Annotated[
+        str | None, typer.Argument(help="Its id. Default: list all.", metavar="ID")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the smallest file that shows it.")
+    ] = None,
+    run: Annotated[bool, typer.Option("--run", help="See whether it is still true.")] = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """What engines of `lockstep engine` were found to do otherwise than llama.cpp.
+
+    With an ID: a text that can be filed as it is, with the commands that show it. Exit codes of
+    --run: 0 it is, 1 the engine does so no more, 3 the engine failed otherwise. Example:
+
+    \b
+      lockstep finding
+      lockstep finding hyllama-latin-1
+      lockstep finding hyllama-latin-1 -o case.gguf
+      lockstep finding hyllama-latin-1 --run
+    """
+    from lockstep.harness.check.inputs import check_folder_of
+    from lockstep.harness.cli.terminal import Terminal
+    from lockstep.harness.known.foreign import finding_named, foreign_findings
+    from lockstep.harness.selftest.foreign_findings import (
+        ending_of,
+        is_seen_in,
+        text_of,
+        verdicts_on_case,
+        write_case,
+    )
+
+    if name is None and (run or output is not None):
+        raise typer.BadParameter("--run and -o are about one finding: give its ID")
+    code = 0
+    with Terminal(quiet=quiet) as out:
+        if name is None:
+            for each in foreign_findings():
+                out.line(f"{each.id:<34}{each.engine} {each.version}: {each.sentence}")
+            return
+        found = finding_named(name)
+        if output is not None:
+            check_folder_of(output)
+            write_case(found, output)
+            out.line(f"wrote {output}")
+        if run:
+            verdicts = verdicts_on_case(found, lambda text: out.progress(name, text))
+            for verdict in verdicts:
+                if is_seen_in(found, verdict):
+                    out.line(f"{verdict.suite}: {verdict.summary}")
+            code, words = ending_of(found, verdicts)
+            out.line(f"{name}: {words}")
+        elif output is None:
+            out.line(text_of(found))
+    raise typer.Exit(code)

@@ -1,0 +1,120 @@
+"""`--format` of commands that write a report; `lockstep report convert` of one that is there."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from lockstep.harness.cli.terminal import Terminal
+    from lockstep.harness.report.formats.results import RunResults
+
+COMPLETIONS = ("junit", "ctrf", "markdown", "badge")  # those of FORMATS, at no import
+FormatOpt = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--format",
+        help="Write the report as junit, ctrf, markdown or badge too, into its folder or into FILE "
+        "(repeatable). On GitHub markdown is the job's summary as well, with annotations.",
+        metavar="NAME[=FILE]",
+        autocompletion=lambda: list(COMPLETIONS),
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WantedFormat:
+    name: str
+    path: Path | None  # None: in the folder of the run
+
+
+def formats_wanted(given: Sequence[str] | None) -> list[WantedFormat]:
+    """Before the run: what cannot be written is refused, and what an earlier run has left in its
+    place is removed, lest it be taken for this run's. Raises BadInput."""
+    from lockstep.engine.choices import choices
+    from lockstep.harness.check.check import BadInput
+    from lockstep.harness.report.formats import FORMATS
+
+    wanted = []
+    for text in given or ():
+        name, equals, file = text.partition("=")
+        if name not in FORMATS:
+            raise BadInput(f"--format: no format {name!r:.80} {choices(name, FORMATS)}")
+        if equals and not file:
+            raise BadInput(f"--format {name}=: name a file, or leave the = away")
+        wanted.append(WantedFormat(name=name, path=Path(file) if file else None))
+    paths = [one.path.resolve() for one in wanted if one.path]
+    if len(set(paths)) < len(paths):
+        raise BadInput("--format: two formats have the same file")
+    for path in paths:
+        make_room(path)
+    return wanted
+
+
+def make_room(path: Path) -> None:
+    from lockstep.harness.check.check import BadInput
+
+    if path.is_dir():
+        raise BadInput(f"--format: {path} is a folder: name a file in it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(4) == b"GGUF":
+                raise BadInput(f"--format: {path} is a model, and would be overwritten")
+        path.unlink()
+    if not os.access(path.parent, os.W_OK):
+        raise BadInput(f"--format: {path.parent} cannot be written to")
+
+
+def write_formats(wanted: Sequence[WantedFormat], folder: Path, out: "Terminal") -> None:
+    """Of a run's folder. What GitHub offers a job is used where `markdown` is asked for."""
+    from lockstep.harness.report.formats import write_format
+    from lockstep.harness.report.formats.results import read_results
+
+    run = read_results(folder) if wanted else None
+    for one in wanted:
+        path = write_format(folder, one.name, one.path, run)
+        out.remark(f"{one.name}: {path}")
+        if one.name == "markdown" and run is not None:
+            tell_github(run, path, out)
+
+
+def tell_github(run: "RunResults", path: Path, out: "Terminal") -> None:
+    """A job's summary is a file that its steps append to; annotations are lines of its log."""
+    from lockstep.harness.report.formats.annotations import annotations
+
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary:
+        with Path(summary).open("a", encoding="utf-8") as file:
+            file.write(path.read_text(encoding="utf-8") + "\n")
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for line in annotations(run):
+            out.annotation(line)
+
+
+def convert(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run.", metavar="FOLDER")],
+    formats: FormatOpt = None,
+) -> None:
+    """Write the report of a run in other formats; junit if none is named.
+
+    A run that did not finish is converted too, and says so. Examples:
+
+    \b
+      lockstep report convert reports/20261120-103923-check
+      lockstep report convert FOLDER --format ctrf --format junit=out/junit.xml
+    """
+    from lockstep.harness.check.check import BadInput
+    from lockstep.harness.cli.shared import screen
+    from lockstep.harness.report.jsonl import BrokenReport
+
+    with screen(quiet=False) as out:
+        if not (folder / "report.jsonl").is_file():
+            raise BadInput(f"{folder} holds no report.jsonl: name the folder of a run")
+        try:
+            write_formats(formats_wanted(formats or ["junit"]), folder, out)
+        except BrokenReport as error:
+            raise BadInput(str(error)) from error

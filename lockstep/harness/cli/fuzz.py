@@ -1,0 +1,139 @@
+"""`lockstep fuzz TARGET`: cases without end, until two engines part."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.harness.cli.formats import FormatOpt, formats_wanted, write_formats
+from lockstep.harness.cli.options import (
+    ClusterOpt,
+    JsonOpt,
+    OracleOpt,
+    QuietOpt,
+    ReportOpt,
+    ResumeOpt,
+    SecondsOpt,
+    SeedOpt,
+    StartOpt,
+    TargetsOpt,
+)
+
+if TYPE_CHECKING:
+    from lockstep.harness.fuzzers.base import FuzzPlan
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Random and directed cases, until two engines part; what differs is made small and named.",
+)
+
+
+@app.command()
+def quants(
+    type_: Annotated[
+        list[str] | None, typer.Option("--type", help="Only this weight type (repeatable).")
+    ] = None,
+    cases: Annotated[int, typer.Option(help="Blocks of each type.", min=1)] = 1_000_000,
+    seconds: SecondsOpt = None,
+    seed: SeedOpt = 0,
+    start: StartOpt = 0,
+    block: Annotated[
+        list[str] | None, typer.Option(help="This block, as hex, instead (repeatable).")
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="The engine under test: reference, gguf-py, mutant:NAME.")
+    ] = "reference",
+    oracle: OracleOpt = "llama.cpp",
+    resume: ResumeOpt = None,
+    report: ReportOpt = Path("reports"),
+    formats: FormatOpt = None,
+    as_json: JsonOpt = False,
+    jobs: TargetsOpt = 1,
+    cluster: ClusterOpt = None,
+    quiet: QuietOpt = False,
+) -> None:
+    """Decode blocks of any bytes with two engines and compare the bits of every weight.
+
+    Half of the blocks are directed while there are any left: every value of every scale, every byte
+    in every place, every pair of bytes in two fields. The rest is random. NaN equals NaN; where
+    only its sign differs, that is counted. gguf-py sees one block in 64, and every one that
+    differs. Examples:
+
+    \b
+      lockstep fuzz quants
+      lockstep fuzz quants --type Q4_K --cases 10000000
+      lockstep fuzz quants --type Q4_0 --block 003c08000000000000000000000000000000
+    """
+    from lockstep.harness.fuzzers.base import FuzzPlan
+
+    def plan() -> FuzzPlan:
+        return FuzzPlan(
+            targets=tuple(dict.fromkeys(type_ or ())),
+            engine=engine,
+            oracle=oracle,
+            cases=cases,
+            start=start,
+            seconds=seconds,
+            seed=seed,
+            given=tuple(map(from_hex, block or ())),
+        )
+
+    campaign(
+        "quants",
+        plan,
+        resume,
+        report,
+        formats,
+        jobs=jobs,
+        cluster=cluster,
+        as_json=as_json,
+        quiet=quiet,
+    )
+
+
+def campaign(
+    name: str,
+    plan: "Callable[[], FuzzPlan]",
+    resume: Path | None,
+    report: Path,
+    formats: list[str] | None,
+    *,
+    jobs: int,
+    cluster: str | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Run it to its exit code. What is wrong with a plan is one line, like all bad input."""
+    from lockstep.harness.cli.terminal import Terminal
+    from lockstep.harness.fuzzers.base import run_campaign
+    from lockstep.harness.fuzzers.resume import resume_campaign
+    from lockstep.harness.parallel.cluster import executor_for
+    from lockstep.harness.runs.run import Listener
+
+    with (
+        Terminal(quiet=quiet, as_json=as_json) as out,
+        executor_for(jobs, cluster) as executor,
+    ):
+        wanted = formats_wanted(formats)
+        listener = Listener(progress=out.progress, verdict=out.verdict)
+        if resume is None:
+            command = ["lockstep", *sys.argv[1:]]
+            result = run_campaign(name, plan(), report, command, executor, listener)
+        else:
+            result = resume_campaign(name, resume, executor, listener)
+        out.summary(result)
+        write_formats(wanted, result.folder, out)
+    raise typer.Exit(result.code)
+
+
+def from_hex(text: str) -> bytes:
+    from lockstep.harness.check.check import BadInput
+
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise BadInput(
+            f"--block and --hex need pairs of hexadecimal digits, got {text[:40]!r}"
+        ) from None

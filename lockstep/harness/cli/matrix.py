@@ -1,0 +1,145 @@
+"""`lockstep matrix`: many engines on the same cases."""
+
+import shlex
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.harness.cli.options import (
+    JsonOpt,
+    OracleOpt,
+    Preset,
+    QuietOpt,
+    ReportOpt,
+    SeedOpt,
+    TimeoutOpt,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from lockstep.harness.runs.matrix import Row
+
+# One of each thing that engines get wrong: plain, grouped heads, quantised, tied, experts.
+BUILTINS = ("f32", "bf16", "q8_0", "q4_0", "moe")
+ARCHITECTURES = ("qwen3", "gemma3", "gpt2")
+INTERRUPTED = "the run was interrupted before"
+
+
+def matrix(
+    engines: Annotated[
+        list[str],
+        typer.Argument(help="As --engine of check, each in quotes.", metavar="ENGINE..."),
+    ],
+    model: Annotated[list[Path] | None, typer.Option(help="A GGUF file more (repeatable).")] = None,
+    only: Annotated[bool, typer.Option("--only", help="The files of --model alone.")] = False,
+    oracle: OracleOpt = "llama.cpp",
+    settings: Annotated[Preset | None, typer.Option(help="As of check.")] = None,
+    tokens: Annotated[int, typer.Option(help="Length of the prompt.", min=1, max=4096)] = 16,
+    steps: Annotated[int, typer.Option(help="Tokens to generate.", min=1, max=4096)] = 16,
+    seed: SeedOpt = 0,
+    timeout: TimeoutOpt = 300.0,
+    report: ReportOpt = Path("reports"),
+    html: Annotated[bool, typer.Option("--html", help="Write matrix.html as well.")] = False,
+    as_json: JsonOpt = False,
+    jobs: Annotated[int, typer.Option("-j", help="Models checked side by side.", min=1)] = 1,
+    quiet: QuietOpt = False,
+) -> None:
+    """What each of many engines can do, and where it stands: one table, one JSON.
+
+    The cases are the same for all: five built-in llama models (plain, bf16, Q8_0, Q4_0, experts),
+    one each of qwen3, gemma3 and gpt2, and those of --model. A cell counts the cases that agree, of
+    those that the engine offers an answer to. Each engine has a report of its own beside it. The
+    exit code is the worst of all. Examples:
+
+    \b
+      lockstep matrix reference llama.cpp@0.3.8 ./my-engine
+      lockstep matrix "./my-engine --threads 1" --model model.gguf --only
+      lockstep matrix reference ./my-engine --html
+    """
+    from lockstep.harness.check.check import preflight
+    from lockstep.harness.cli.shared import plan_of, screen
+    from lockstep.harness.runs.matrix import (
+        Row,
+        exit_code_of_matrix,
+        row_of,
+        run_matrix,
+        write_matrix,
+    )
+
+    if only and not model:
+        raise typer.BadParameter("--only runs the files of --model: give one")
+    with screen(quiet, as_json) as out, TemporaryDirectory(prefix="lockstep-") as folder:
+        out.progress("models", "making them")
+        cases = named_apart(model or [])
+        cases = cases if only else [*cases_made(folder, seed), *cases]
+        plans = {
+            engine: [
+                plan_of(
+                    *(case, path, engine, oracle, settings, None, tokens, steps, seed, None),
+                    timeout=timeout,
+                )
+                for case, path in cases
+            ]
+            for engine in dict.fromkeys(engines)
+        }
+        command = ["lockstep", *sys.argv[1:]]
+        rows: list[Row] = []
+        same = next(iter(plans.values()))
+        for plan in same:
+            preflight(plan)  # a file that cannot be read at all is no verdict on any engine
+        try:
+            for row in run_matrix(plans, report, command, jobs, out.progress):
+                rows.append(row)
+        except KeyboardInterrupt:  # what was found is kept, and nobody is left out in silence
+            left = [Row(engine=engine, error=INTERRUPTED) for engine in [*plans][len(rows) :]]
+            if rows:
+                every = [*rows, *left]
+                paths = write_matrix(every, same, report, shlex.join(command), html=html)
+                out.remark(f"written: {paths[0]}, without {', '.join(e.engine for e in left)}")
+            raise
+        paths = write_matrix(rows, same, report, shlex.join(command), html=html)
+        if as_json:
+            out.json([row_of(row) for row in rows])
+        else:
+            out.quieten()
+            out.out.print(table_of(rows))
+            for row in rows:
+                if row.error:
+                    out.line(f"\n{row.engine} was not asked: {row.error}")
+            others = ", ".join(path.name for path in paths[1:])
+            out.line(f"\nwritten: {paths[0]}, {others}")
+    raise typer.Exit(exit_code_of_matrix(rows))
+
+
+def named_apart(models: list[Path]) -> list[tuple[str, Path]]:
+    """Each file once, by its name, or by its whole path where two have the same name: verdicts are
+    told apart by it."""
+    paths = list({path.resolve(): path for path in models}.values())
+    names = [path.name for path in paths]
+    return [(p.name if names.count(p.name) == 1 else str(p), p) for p in paths]
+
+
+def cases_made(folder: str, seed: int) -> list[tuple[str, Path]]:
+    from lockstep.harness.cli.variants import variant_files
+    from lockstep.harness.runs.run import BUILTIN_PREFIX, builtin_model
+
+    made = [(f"{BUILTIN_PREFIX}{name}", builtin_model(name, Path(folder))) for name in BUILTINS]
+    return [*made, *(case for arch in ARCHITECTURES for case in variant_files(arch, folder, seed))]
+
+
+def table_of(rows: "list[Row]") -> "Table":
+    from rich.table import Table
+
+    from lockstep.harness.runs.matrix import columns, names_of, texts_of
+
+    suites = columns(rows)
+    table = Table(box=None, pad_edge=False)
+    for name in ("engine", *suites):
+        table.add_column(name)
+    for name, row in zip(names_of(rows), rows, strict=True):
+        table.add_row(name, *texts_of(row, suites))
+    return table

@@ -1,0 +1,51 @@
+"""`lockstep oracle`: other versions of an engine, each in an environment of its own."""
+
+from typing import Annotated
+
+import typer
+
+from lockstep.harness.cli.options import QuietOpt
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Other versions of llama.cpp, for --oracle and --engine: built from source, and kept.",
+)
+NameArg = Annotated[
+    str, typer.Argument(help="Such as llama.cpp@0.3.8: a version of llama-cpp-python.")
+]
+
+
+@app.command()
+def add(name: NameArg, quiet: QuietOpt = False) -> None:
+    """Build a version now. `check` and `fuzz` do it by themselves when they first need one."""
+    from lockstep.harness.asking.environments import provide
+    from lockstep.harness.check.check import BadInput
+    from lockstep.harness.cli.terminal import Terminal
+
+    with Terminal(quiet=quiet) as out:
+        folder = provide(name, lambda text: out.progress(name, text))
+        if folder is None:
+            raise BadInput(f"{name} is no version; expected one such as llama.cpp@0.3.8")
+        out.line(f"{name} is ready: {folder}")
+
+
+@app.command("list")
+def list_() -> None:
+    """The versions that are built for this Python."""
+    from lockstep.harness.adapters.llama_cpp.adapter import LlamaCpp
+    from lockstep.harness.asking.environments import built
+    from lockstep.harness.cli.terminal import Terminal
+
+    with Terminal(quiet=True) as out:
+        for name, folder in built(LlamaCpp.name):
+            out.line(f"{name}  {folder}")
+
+
+@app.command()
+def remove(name: NameArg) -> None:
+    """Delete a version's environment."""
+    from lockstep.harness.asking.environments import remove as remove_environment
+    from lockstep.harness.cli.terminal import Terminal
+
+    with Terminal(quiet=True) as out:
+        out.line(f"removed {remove_environment(name)}")

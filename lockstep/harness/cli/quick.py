@@ -1,0 +1,124 @@
+"""`lockstep trace`, `run` and `tokenize`: the quick look at one engine."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.harness.check.inputs import read_text
+from lockstep.harness.cli.options import (
+    EngineOpt,
+    JsonOpt,
+    ModelArg,
+    QuietOpt,
+    SeedOpt,
+    SettingsOpt,
+    TokensOpt,
+)
+from lockstep.harness.cli.shared import model_folder, models_of, plan_of, preset_of, screen, usage
+
+
+def trace(
+    model: ModelArg,
+    output: Annotated[Path, typer.Option("-o", "--output", help="A folder for the tensors.")],
+    engine: EngineOpt = "reference",
+    settings: SettingsOpt = None,
+    prompt: Annotated[str | None, typer.Option(help="Text instead of seeded tokens.")] = None,
+    tokens: TokensOpt = 32,
+    seed: SeedOpt = 0,
+    quiet: QuietOpt = False,
+) -> None:
+    """Write every named tensor of a run: tensors.safetensors and index.json."""
+    from lockstep.harness.parallel.children import result_of
+    from lockstep.harness.runs.dump import dump_trace
+    from lockstep.harness.runs.run import provide_engines
+
+    with screen(quiet) as out, model_folder() as folder:
+        name, path = next(iter(models_of(model, folder)))
+        plan = plan_of(name, path, engine, engine, settings, None, tokens, 1, seed, ["trace"])
+        provide_engines([plan], out.progress)
+        work = partial(dump_trace, plan, output, prompt)
+        n, who = result_of(work, partial(out.progress, name))
+        out.line(f"{n} tensors of {who} in {output}")
+
+
+def run(
+    model: ModelArg,
+    prompt: Annotated[str | None, typer.Option(help="The text to go on from.")] = None,
+    ids: Annotated[
+        str | None, typer.Option(help="Or its ids, a JSON list: for models without a vocabulary.")
+    ] = None,
+    n: Annotated[int, typer.Option("-n", help="Tokens to generate.", min=1, max=100_000)] = 64,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="As of check. Default: fast, or llama.cpp for an architecture that our engine "
+            "has no graph of."
+        ),
+    ] = None,
+    settings: SettingsOpt = None,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Greedy text from any engine: the quick look."""
+    from lockstep.harness.runs.quick import generate, ids_of
+
+    with screen(quiet, as_json) as out, model_folder() as folder:
+        if (prompt is None) is (ids is None):
+            raise usage("give --prompt or --ids, and not both")
+        name, path = next(iter(models_of(model, folder)))
+        given = prompt if prompt is not None else ids_of(str(ids).encode())
+        answer = generate(
+            path,
+            engine,
+            preset_of(engine or "", settings),
+            given,
+            n,
+            lambda text: out.progress(name, text),
+        )
+        if as_json:
+            out.json(answer)
+        else:
+            if answer["why"]:
+                out.remark(answer["why"])
+            out.line(str(answer["ids"]) if answer["text"] is None else answer["text"])
+            for tie in answer["ties"] or ():
+                out.remark(
+                    f"token {tie['token']} is {tie['chosen']}, and {tie['other']} is as likely: "
+                    f"{tie['apart']:.2g} apart, and the engine is off from itself by "
+                    f"{tie['noise']:.2g}; another engine may go on otherwise from here"
+                )
+
+
+def tokenize(
+    model: ModelArg,
+    text: Annotated[list[str] | None, typer.Option(help="A text (repeatable).")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(help="A file: all of it is one text, of up to 64 MiB; -: standard input."),
+    ] = None,
+    engine: EngineOpt = "reference",
+    decode: Annotated[
+        bool, typer.Option("--decode", help="The inputs are JSON lists of ids; print text.")
+    ] = False,
+    special: Annotated[
+        bool, typer.Option(help="Add BOS and the like where the model says so.")
+    ] = True,
+    parse_special: Annotated[
+        bool, typer.Option(help="Read text that looks like a special token as that token.")
+    ] = False,
+) -> None:
+    """Ids from any engine: one JSON list for each input. --decode goes the other way."""
+    from lockstep.harness.runs.quick import decode_ids, encode_texts
+
+    with screen(quiet=True) as out, model_folder() as folder:
+        _, path = next(iter(models_of(model, folder)))
+        inputs = [t.encode("utf-8", "surrogateescape") for t in text or []]
+        if file is not None:
+            inputs.append(read_text(file))
+        if not inputs:
+            raise usage("give --text or --file")
+        work = decode_ids if decode else encode_texts
+        for line in work(path, engine, inputs, special, parse_special):
+            out.line(line)

@@ -1,0 +1,155 @@
+"""`lockstep report`: the page of a run's folder, and what changed from one run to another."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from lockstep.harness.cli.options import JsonOpt, QuietOpt
+from lockstep.harness.cli.shared import screen
+
+if TYPE_CHECKING:
+    from lockstep.harness.report.changes import Changes
+
+
+class PageUnlessNamed(TyperGroup):
+    """`lockstep report FOLDER` is `lockstep report page FOLDER`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            args = ["page", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=PageUnlessNamed,
+    no_args_is_help=True,
+    help="A run as a page (report FOLDER), what changed between two (report diff A B), and the "
+    "formats of CI (report convert FOLDER).",
+)
+FolderArg = Annotated[
+    Path, typer.Argument(help="A run's folder, or its report.jsonl.", metavar="FOLDER")
+]
+
+
+@app.command()
+def page(folder: FolderArg, quiet: QuietOpt = False) -> None:
+    """Write report.html beside report.jsonl, as each run does at its end.
+
+    One file that a browser opens from anywhere. It does not ask the engines again; a run that did
+    not finish has a page as well, which says so. Examples:
+
+    \b
+      lockstep report reports/20261120-103923-check
+      lockstep report page reports/20261120-103923-check/report.jsonl
+    """
+    from lockstep.harness.report.page.write import write_page
+
+    with screen(quiet) as out:
+        path, rows = report_in(folder)
+        out.line(f"wrote {write_page(path, rows)}")
+
+
+SHOWN = 20  # rows of a kind; the page and --json have all of them
+
+
+@app.command()
+def diff(
+    a: Annotated[Path, typer.Argument(help="The folder of the earlier run.", metavar="A")],
+    b: Annotated[Path, typer.Argument(help="The folder of the later run.", metavar="B")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write a page of it.", metavar="FILE")
+    ] = None,
+    moved: Annotated[
+        float | None,
+        typer.Option(
+            help="Exit with 1 as well where a figure came nearer to its limit by this share of it.",
+            min=0.1,
+        ),
+    ] = None,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """What changed from run A to run B: of llama.cpp, of an engine, of Lockstep itself.
+
+    New differences and those that are gone, suites of a model with another verdict, and what came
+    nearer to its limit by more than a tenth of it. What B does not compare any more counts as
+    worse. Exit code: 1 where something got worse, else 0. Examples:
+
+    \b
+      lockstep report diff reports/MONDAY-check reports/TUESDAY-check
+      lockstep report diff reports/MONDAY-check reports/TUESDAY-check -o changes.html
+      lockstep report diff reports/MONDAY-shadow reports/TUESDAY-shadow --moved 0.25
+    """
+    from lockstep.harness.check.inputs import check_folder_of
+    from lockstep.harness.report import changes
+    from lockstep.harness.report.page.diff import page_of_changes, sentence_of
+    from lockstep.harness.report.page.verdicts import Run
+    from lockstep.harness.report.page.write import write_text
+
+    with screen(quiet, as_json) as out:
+        if output is not None:
+            check_folder_of(output)
+        runs = [Run.of(report_in(folder)[1]) for folder in (a, b)]
+        found = changes.changes_between(*runs)
+        if as_json:
+            out.json(changes.as_json(found))
+        else:
+            for name, folder, run in (("A", a, runs[0]), ("B", b, runs[1])):
+                out.line(f"{name}: {folder}: {changes.title_of(run)}")
+            for line in lines_of(found):
+                out.line(line)
+            out.line(sentence_of(found))
+        if output is not None:
+            write_text(output, page_of_changes(runs[0], runs[1], (str(a), str(b)), found))
+            out.remark(f"wrote {output}")
+    far = moved is not None and any(move.by >= moved for move in found.moved)
+    raise typer.Exit(1 if found.worse or far else 0)
+
+
+def lines_of(found: "Changes") -> Iterator[str]:
+    from lockstep.harness.report.changes import line_of
+    from lockstep.harness.report.page.diff import words
+    from lockstep.harness.report.page.texts import of_limit
+
+    yield from (f"note: {text}" for text in found.remarks)
+    for kind, causes in (("new", found.new_causes), ("gone", found.gone_causes)):
+        told = []
+        for cause in causes:
+            row, more = cause.first, len(cause.rows) - 1
+            others = f", and {more} more of this kind" if more else ""
+            told.append(f"{row['suite']} {row['case']} {cause.title}: {line_of(row)}{others}")
+        yield from some(kind, told)
+    texts = [
+        f"{c.suite} {c.case}: {words(c.before)} to {words(c.after)}" + (", worse" * c.worse)
+        for c in found.changed
+    ]
+    yield from some("changed", texts)
+    texts = [
+        f"{m.suite} {m.case} {m.what}: {of_limit(m.before)} to {of_limit(m.after)}"
+        for m in found.moved
+    ]
+    yield from some("nearer", texts)
+
+
+def some(kind: str, texts: Sequence[str]) -> Iterator[str]:
+    for text in texts[:SHOWN]:
+        yield f"{kind:<8} {text.splitlines()[0][:400] if text else ''}"
+    if len(texts) > SHOWN:
+        yield f"{kind:<8} and {len(texts) - SHOWN} more: -o FILE or --json has all"
+
+
+def report_in(folder: Path) -> tuple[Path, list[dict[str, object]]]:
+    """The file and its rows. Raises BadInput."""
+    from lockstep.harness.check.check import BadInput
+    from lockstep.harness.report.jsonl import BrokenReport, read_unfinished
+
+    path = folder / "report.jsonl" if folder.is_dir() else folder
+    if not path.is_file():
+        raise BadInput(f"{folder}: expected a run's folder with a report.jsonl, found none")
+    try:
+        return path, read_unfinished(path)
+    except BrokenReport as error:
+        raise BadInput(str(error)) from error

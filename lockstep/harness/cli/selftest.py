@@ -1,0 +1,107 @@
+"""`lockstep selftest`: are wrong engines caught, and damaged models located?"""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.harness.cli.options import ClusterOpt, Preset, QuietOpt, ReportOpt, SeedOpt
+from lockstep.harness.cli.shared import screen
+
+if TYPE_CHECKING:
+    from lockstep.harness.damage.trials import DamagePlan
+
+ALL = "all"
+
+
+def selftest(
+    list_only: Annotated[bool, typer.Option("--list", help="Only name the wrong engines.")] = False,
+    clean: Annotated[
+        int, typer.Option(help="Clean random cases, of all own graphs, to try as well.", min=0)
+    ] = 0,
+    arch: Annotated[
+        str | None,
+        typer.Option(help="Damage models of this architecture instead; all: of every one."),
+    ] = None,
+    faults: Annotated[
+        int, typer.Option(help="Tensors of each model in which one element is changed.", min=1)
+    ] = 3,
+    quant: Annotated[str, typer.Option(help="Type of the matrices of such a model.")] = "F32",
+    settings: Annotated[Preset, typer.Option(help="Of such runs.")] = Preset.exact,
+    seed: SeedOpt = 0,
+    catalogue: Annotated[
+        bool, typer.Option("--catalogue", help="All wrong engines, and what an engine shows.")
+    ] = False,
+    diagnosis: Annotated[
+        bool,
+        typer.Option("--diagnosis", help="Of each of them, is the mistake named (see diagnose)?"),
+    ] = False,
+    sample: Annotated[
+        int | None, typer.Option(help="So many of them, drawn by --seed.", min=1)
+    ] = None,
+    honest: Annotated[
+        int, typer.Option(help="Runs of each honest engine on ten models in both presets.", min=0)
+    ] = 0,
+    only: Annotated[str, typer.Option(help="This family of them alone.")] = "",
+    file: Annotated[
+        Path | None,
+        typer.Option("--json", help="What came of each: those are not run again."),
+    ] = None,
+    report: ReportOpt = Path("reports"),
+    jobs: Annotated[int, typer.Option("-j", help="Processes.", min=1)] = 1,
+    cluster: ClusterOpt = None,
+    quiet: QuietOpt = False,
+) -> None:
+    """Run the wrong engines: are all caught, and located where they are wrong?
+
+    With --arch: is the tensor named in which one element was changed? With --catalogue: how many
+    are found of an engine that shows all, layers, logits, lists of tokens, text? Examples:
+
+    \b
+      lockstep selftest
+      lockstep selftest --clean 10000 --json clean.jsonl -j 2
+      lockstep selftest --catalogue --json catalogue.jsonl -j 2
+      lockstep selftest --diagnosis --sample 50
+      lockstep selftest --honest 100 --json honest.jsonl -j 2
+      lockstep selftest --arch qwen3
+      lockstep selftest --arch all --faults 3 -j 2
+    """
+    from lockstep.harness.catalogue.run import run_catalogue, run_honest
+    from lockstep.harness.damage.run import run_damage
+    from lockstep.harness.diagnosis.selftest import run_diagnosis
+    from lockstep.harness.parallel.cluster import executor_for
+    from lockstep.harness.selftest.selftest import run_selftest
+
+    with screen(quiet) as out, executor_for(jobs, cluster) as executor:
+        if diagnosis:
+            code = run_diagnosis(
+                out, only=only, sample=sample, seed=seed, file=file, executor=executor
+            )
+        elif catalogue:
+            code = run_catalogue(out, only=only, file=file, executor=executor)
+        elif honest:
+            code = run_honest(out, honest, file=file, executor=executor)
+        elif arch is None:
+            code = run_selftest(
+                out, list_only=list_only, clean=clean, seed=seed, file=file, executor=executor
+            )
+        else:
+            plans = damage_plans(arch, faults, quant, settings, seed)
+            code = run_damage(plans, report, ["lockstep", *sys.argv[1:]], executor, out)
+    raise typer.Exit(code)
+
+
+def damage_plans(
+    arch: str, faults: int, quant: str, settings: Preset, seed: int
+) -> "list[DamagePlan]":
+    from lockstep.harness.damage.trials import DamagePlan
+    from lockstep.harness.records import PRESETS
+    from lockstep.harness.synth.any_arch import variant_named, variants
+
+    names = list(variants()) if arch == ALL else [variant_named(arch).name]
+    preset = PRESETS[settings.value]
+    return [
+        DamagePlan(variant=name, quant=quant, settings=preset, seed=seed, faults=faults)
+        for name in names
+    ]

@@ -1,0 +1,226 @@
+"""`lockstep shadow`: llama.cpp's own graph, op by op, against our ops."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.harness.check.inputs import check_file
+from lockstep.harness.cli.formats import FormatOpt, formats_wanted, write_formats
+from lockstep.harness.cli.options import ClusterOpt, JsonOpt, Preset, QuietOpt, ReportOpt, SeedOpt
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from lockstep.harness.records import Verdict
+    from lockstep.harness.runs.shadow import ShadowPlan
+    from lockstep.harness.shadow.batches import Work
+
+ALL = "all"
+FAULT_LEGEND = """\
+found/injected for each kind of fault; located: found at its node and nowhere else; smallest: of
+those injected, in bounds (of more than 2 none may be missed). Drawn again: same: no bit changed;
+small: at most 2 bounds; fatal: llama.cpp ended of it; unjudged: the node is not compared.
+"""
+
+
+def shadow(
+    models: Annotated[
+        list[Path] | None, typer.Argument(help="GGUF files.", metavar="MODEL...")
+    ] = None,
+    arch: Annotated[
+        str | None,
+        typer.Option(help="Make a model of this architecture instead; all: of every one."),
+    ] = None,
+    quant: Annotated[str, typer.Option(help="Type of the matrices of such a model.")] = "F32",
+    settings: Annotated[
+        Preset,
+        typer.Option(help="exact: F32 cache, one thread. default: what users of llama.cpp run."),
+    ] = Preset.exact,
+    tokens: Annotated[int, typer.Option(help="Length of the prompt.", min=1, max=4096)] = 16,
+    steps: Annotated[
+        int, typer.Option(help="Batches after it: one of three tokens, then single ones.", min=0)
+    ] = 2,
+    sequences: Annotated[
+        int, typer.Option(help="Sequences side by side in every batch.", min=1, max=8)
+    ] = 1,
+    ubatch: Annotated[
+        int | None,
+        typer.Option(help="Tokens that llama.cpp computes together at most.", min=1),
+    ] = None,
+    cache_type_k: Annotated[
+        str | None, typer.Option(help="Type of the keys in the cache, instead of the preset's.")
+    ] = None,
+    cache_type_v: Annotated[
+        str | None, typer.Option(help="Of the values; a quantised one needs flash attention.")
+    ] = None,
+    seed: SeedOpt = 0,
+    faults: Annotated[
+        int,
+        typer.Option(help="Put so many faults into llama.cpp's tensors instead: all found?", min=0),
+    ] = 0,
+    start: Annotated[int, typer.Option(help="The first of these faults.", min=0)] = 0,
+    report: ReportOpt = Path("reports"),
+    formats: FormatOpt = None,
+    as_json: JsonOpt = False,
+    jobs: Annotated[int, typer.Option("-j", help="Models judged side by side.", min=1)] = 1,
+    cluster: ClusterOpt = None,
+    quiet: QuietOpt = False,
+) -> None:
+    """Recompute every op of llama.cpp's own graph from llama.cpp's own inputs.
+
+    Each node is held to a bound that is derived from its roundings. What has no semantics here is
+    reported as not compared, by name and count. Examples:
+
+    \b
+      lockstep shadow model.gguf
+      lockstep shadow models/*.gguf --quiet
+      lockstep shadow --arch mamba2
+      lockstep shadow --arch all -j 2
+      lockstep shadow --arch all --faults 200
+    """
+    from lockstep.harness.cli.shared import screen
+    from lockstep.harness.parallel.cluster import executor_for
+    from lockstep.harness.records import PRESETS
+    from lockstep.harness.runs.run import Listener
+    from lockstep.harness.runs.shadow import run_shadow, settings_for, with_trials
+    from lockstep.harness.shadow.batches import Work
+
+    with screen(quiet, as_json) as out, executor_for(jobs, cluster) as executor:
+        wanted = formats_wanted(formats)
+        work = Work(tokens=tokens, batches=steps, sequences=sequences)
+        fitted = settings_for(
+            work,
+            PRESETS[settings.value],
+            ubatch=ubatch,
+            cache_type_k=cache_type_k,
+            cache_type_v=cache_type_v,
+        )
+        changed = {
+            "--quant": quant,
+            "--ubatch": ubatch,
+            "--cache-type-k": cache_type_k,
+            "--cache-type-v": cache_type_v,
+        }
+        plans = plans_of(
+            models or [],
+            arch,
+            quant=quant,
+            settings=fitted,
+            work=work,
+            seed=seed,
+            options=options_of(settings, work, seed, changed),
+        )
+        if faults:
+            plans = with_trials(plans, range(start, start + faults))
+        listener = Listener(progress=out.progress, verdict=out.verdict)
+        result = run_shadow(plans, report, ["lockstep", *sys.argv[1:]], executor, listener)
+        if not as_json:
+            out.quieten()
+            out.out.print((fault_table if faults else op_table)(result.verdicts))
+            for line in [FAULT_LEGEND] if faults else notes(result.verdicts):
+                out.line(line)
+        out.summary(result)
+        write_formats(wanted, result.folder, out)
+    raise typer.Exit(result.code)
+
+
+def options_of(
+    preset: Preset, work: "Work", seed: int, changed: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """What repeats the run; what is as usual is left out."""
+    options = {"--settings": preset.value, "--tokens": work.tokens, "--seed": seed}
+    usual = {"--steps": 2, "--sequences": 1, "--quant": "F32"}
+    given = {"--steps": work.batches, "--sequences": work.sequences, **changed}
+    options |= {k: v for k, v in given.items() if v != usual.get(k)}
+    return tuple(str(word) for pair in options.items() for word in pair)
+
+
+def plans_of(models: Sequence[Path], arch: str | None, **same: Any) -> list["ShadowPlan"]:
+    """One of each file, or of each variant; they have the rest in common."""
+    from lockstep.harness.cli.shared import usage
+    from lockstep.harness.runs.shadow import ShadowPlan, every_variant
+    from lockstep.harness.synth.any_arch import variant_named
+
+    if bool(models) == (arch is not None):
+        raise usage("give a MODEL or --arch, and not both")
+    if models:
+        cases = zip(cases_of(models), models, strict=True)
+        return [ShadowPlan(case=case, model=check_file(model), **same) for case, model in cases]
+    names = every_variant() if arch == ALL else (variant_named(str(arch)).name,)
+    return [ShadowPlan(case=f"synth:{name}", model=None, variant=name, **same) for name in names]
+
+
+def cases_of(models: Sequence[Path]) -> list[str]:
+    """File names; whole paths where two files have the same."""
+    names = [model.name for model in models]
+    return names if len(set(names)) == len(names) else [str(model) for model in models]
+
+
+def by_op(verdicts: Sequence["Verdict"]) -> dict[str, list["Verdict"]]:
+    rows: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        if "op" in verdict.detail:
+            rows.setdefault(verdict.detail["op"], []).append(verdict)
+    return rows
+
+
+def notes(verdicts: Sequence["Verdict"]) -> list[str]:
+    """Of each kind of op, over all models: is it as far off as its bound lets one expect?"""
+    from lockstep.harness.shadow.notes import note_of
+
+    found = []
+    for op, same in by_op(verdicts).items():
+        reach, worst = (max(v.detail[name] for v in same) for name in ("reach", "worst_share"))
+        found.append(note_of(op, total(same, "free"), reach, worst))
+    return [f"note: {text}" for text in found if text]
+
+
+def op_table(verdicts: Sequence["Verdict"]) -> "Table":
+    """One row for each kind of op, over all models."""
+    from rich.table import Table
+
+    rows = by_op(verdicts)
+    table = Table(box=None, pad_edge=False)
+    for name in ("op", "models", "nodes", "compared", "exact", "of the bound", "beyond it"):
+        table.add_column(name, justify="left" if name == "op" else "right")
+    for op, same in sorted(rows.items(), key=lambda row: -total(row[1], "nodes")):
+        worst = max(v.detail["worst_share"] for v in same)
+        wrong = total(same, "violations")
+        table.add_row(
+            op,
+            str(len({v.case for v in same})),
+            *(str(total(same, name)) for name in ("nodes", "compared", "exact")),
+            f"{worst:.0%}",
+            str(wrong or ""),
+        )
+    return table
+
+
+def total(same: Sequence["Verdict"], name: str) -> int:
+    """A model has one verdict of an op for each reason, all with the same counts."""
+    return sum({v.case: int(v.detail[name]) for v in same}.values())
+
+
+def fault_table(verdicts: Sequence["Verdict"]) -> "Table":
+    """One row for each family of ops: found of injected by kind, and what was drawn again."""
+    from typing import get_args
+
+    from rich.table import Table
+
+    from lockstep.harness.shadow.fault_verdicts import counted
+    from lockstep.harness.shadow.faults import KINDS, Again
+
+    reasons = get_args(Again)
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
+    for name in ("ops", *KINDS, "located", "smallest", *reasons):
+        table.add_column(name, justify="left" if name == "ops" else "right")
+    for family, count in counted(verdicts).items():
+        kinds = [f"{count.found[kind]}/{count.injected[kind]}" for kind in KINDS]
+        located = f"{count.located}/{count.injected.total()}"
+        smallest = f"{count.smallest:.2g}" if count.injected else ""
+        again = [str(count.again[why] or "") for why in reasons]
+        table.add_row(family, *kinds, located, smallest, *again)
+    return table

@@ -1,0 +1,125 @@
+"""What the commands share: a screen, the models, a plan of what was asked for."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from lockstep.engine.choices import choices
+from lockstep.harness.cli.options import Preset
+
+if TYPE_CHECKING:  # everything of weight is imported by the command that needs it
+    from lockstep.harness.check.check import Plan
+    from lockstep.harness.cli.terminal import Terminal
+
+REFERENCE = "reference"
+SECONDS = 300.0  # of a Plan
+
+
+def screen(quiet: bool, as_json: bool = False) -> "Terminal":
+    """Not called `terminal`: importing the module of that name would put it in the place."""
+    from lockstep.harness.cli.terminal import Terminal
+
+    return Terminal(quiet=quiet, as_json=as_json)
+
+
+def usage(message: str) -> Exception:
+    from lockstep.harness.check.check import BadInput
+
+    return BadInput(message)
+
+
+def model_folder() -> Any:
+    """A folder for built-in models that lives as long as the command."""
+    from tempfile import TemporaryDirectory
+
+    return TemporaryDirectory(prefix="lockstep-")
+
+
+def models_of(model: Path | None, folder: str) -> list[tuple[str, Path]]:
+    """Names for the report, and files. Built-in models are written when they are asked for."""
+    from lockstep.harness.cli.acid_models import ACID_PREFIX, acid_model
+    from lockstep.harness.runs.run import BUILTIN_PREFIX, builtin_model
+    from lockstep.harness.synth.builtin import BUILTIN
+
+    if model is not None and str(model).startswith(ACID_PREFIX):
+        return [(str(model), acid_model(str(model), Path(folder)))]
+    if model is not None and not str(model).startswith(BUILTIN_PREFIX):
+        return [(model.name, model)]
+    names = list(BUILTIN) if model is None else [str(model).removeprefix(BUILTIN_PREFIX)]
+    for name in names:
+        if name not in BUILTIN:
+            raise usage(f"no built-in model {name!r} {choices(name, BUILTIN)}")
+    return [(f"{BUILTIN_PREFIX}{name}", builtin_model(name, Path(folder))) for name in names]
+
+
+def engine_of(engine: str, adapter: str | None, node_map: str | None) -> str:
+    from lockstep.harness.adapters.parts.users import PREFIX
+    from lockstep.harness.dumps.dump import MAP, folder_of
+
+    if node_map is not None:
+        if folder_of(engine) is None:
+            raise typer.BadParameter("--map translates the names of a dump: --engine dump:FOLDER")
+        return engine + MAP + node_map
+    if adapter is None:
+        return engine
+    if engine != REFERENCE:
+        raise typer.BadParameter("--adapter names the engine under test, and so does --engine")
+    return PREFIX + adapter
+
+
+def preset_of(engine: str, settings: Preset | None) -> str:
+    from lockstep.harness.http.session import preset_for
+
+    return settings.value if settings else preset_for(engine)
+
+
+def plan_of(
+    name: str,
+    path: Path,
+    engine: str,
+    oracle: str,
+    settings: Preset | None,
+    subject_model: Path | None,
+    tokens: int,
+    steps: int,
+    seed: int,
+    suites: list[str] | None,
+    *,
+    prompt: str | None = None,
+    timeout: float = SECONDS,
+) -> "Plan":
+    import shlex
+
+    from lockstep.harness.check.check import Plan
+    from lockstep.harness.cli.acid_models import ACID_PREFIX
+    from lockstep.harness.cli.variants import VARIANT_PREFIX
+    from lockstep.harness.records import PRESETS
+    from lockstep.harness.runs.run import BUILTIN_PREFIX
+    from lockstep.harness.suites.decode import PROMPT
+
+    model = [name if name.startswith((BUILTIN_PREFIX, ACID_PREFIX)) else str(path)]
+    if name.startswith(VARIANT_PREFIX):
+        model = ["--arch", name.removeprefix(VARIANT_PREFIX)]
+    preset = preset_of(engine, settings)
+    options = [*model, "--engine", engine, "--settings", preset]
+    options += ["--oracle", oracle] if oracle != "llama.cpp" else []
+    options += ["--subject-model", str(subject_model)] if subject_model else []
+    options += ["--tokens", str(tokens), "--steps", str(steps), "--seed", str(seed)]
+    options += ["--prompt", prompt] if prompt is not None else []
+    options += ["--timeout", f"{timeout:g}"] if timeout != SECONDS else []
+    return Plan(
+        case=name,
+        model=path,
+        subject_model=subject_model or path,
+        engine=engine,
+        oracle=oracle,
+        settings=PRESETS[preset],
+        suites=tuple(suites or ()),
+        n_tokens=tokens,
+        n_steps=steps,
+        prompt=PROMPT if prompt is None else prompt.encode("utf-8", "surrogateescape"),
+        seed=seed,
+        time_limit=timeout,
+        command=shlex.join(options),
+    )

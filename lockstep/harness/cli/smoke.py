@@ -1,0 +1,90 @@
+"""`lockstep smoke`: how far a program gets in the protocol, or what a server offers."""
+
+from pathlib import Path
+from shlex import join
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+from lockstep.harness.cli.options import JsonOpt, QuietOpt
+
+MEMORY = 8 << 30
+MARKS = {"works": "ok", "not offered": "-", "refused": "refused", "wrong": "WRONG"}
+
+
+def smoke(
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            help="The program and its arguments, behind --; or a server's address.",
+            metavar="COMMAND...",
+        ),
+    ],
+    model: Annotated[
+        Path | None, typer.Option(help="A GGUF file. Default: a tiny llama model of ours.")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option("--timeout", "--seconds", help="Seconds for one answer.", min=0.1)
+    ] = 30.0,
+    start_seconds: Annotated[float, typer.Option(help="Seconds for the start.", min=0.1)] = 120.0,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Say level by level what an engine can be asked, and what it answers wrongly in form.
+
+    It is what `check --engine COMMAND` asks, once each and on a tiny model; whether the numbers are
+    right is for `check`. The protocol is in lockstep/harness/protocol/PROTOCOL.md, examples in C,
+    JavaScript and Python in examples/. Exit codes: 0 all that is offered works, 1 something is
+    answered wrongly, 3 nothing works. Examples:
+
+    \b
+      lockstep smoke -- ./my-engine --threads 1
+      lockstep smoke --model model.gguf -- python my_engine.py
+      lockstep smoke --model model.gguf http://localhost:8080
+      lockstep smoke -- tinygrad
+    """
+    from dataclasses import asdict
+
+    from lockstep.harness.asking.session import Session
+    from lockstep.harness.check.inputs import check_file
+    from lockstep.harness.cli.terminal import Terminal
+    from lockstep.harness.http.session import HttpSession, is_address
+    from lockstep.harness.protocol import smoke as work
+    from lockstep.harness.protocol.session import ProgramSession, command_of, found_command
+    from lockstep.harness.records import EXACT
+    from lockstep.harness.runs.run import builtin_model
+
+    with Terminal(quiet=quiet, as_json=as_json) as out, TemporaryDirectory() as folder:
+        path = check_file(model) if model else builtin_model("f32", Path(folder))
+        session: Session
+        if len(command) == 1 and is_address(command[0]):
+            words = command
+            session = HttpSession(
+                *(command[0], path if model else None, EXACT),
+                time_limit=seconds,
+                start_limit=start_seconds,
+            )
+        else:
+            known = command_of(command[0]) if len(command) == 1 else None  # an engine to add
+            words = known or found_command(command)
+            session = ProgramSession(
+                *(words, path, EXACT),
+                time_limit=seconds,
+                start_limit=start_seconds,
+                memory_limit=MEMORY,
+                name=command[0] if known else "",
+            )
+        steps = []
+        with session:
+            for step in work.smoke(session):
+                steps.append(step)
+                if not as_json:
+                    out.line(f"{step.level:<12}{MARKS[step.status]:<8} {step.words}".rstrip())
+        offered = [s for s in steps if s.status == "works" and s.level != work.START]
+        wrong = any(step.status == "wrong" for step in steps)
+        if as_json:
+            out.json({"command": words, "levels": [asdict(step) for step in steps]})
+        elif offered and not wrong:
+            out.line(f"go on: lockstep check {model or 'MODEL'} --engine {join([join(command)])}")
+    raise typer.Exit(1 if wrong else 0 if offered else 3)

@@ -1,0 +1,136 @@
+"""`lockstep synth`: small seeded models of any architecture."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from lockstep.harness.cli.terminal import Terminal
+
+SYNTH_TYPES = (  # of lockstep/harness/synth/generator.py, which is too much to import for --help
+    "F32 F16 BF16 F64 Q1_0 Q2_0 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ1_S IQ1_M "
+    "IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ4_NL IQ4_XS TQ1_0 TQ2_0 MXFP4 NVFP4"
+)
+# options that go with any architecture, and those among them that are sizes, in ggml's names
+ANY = ("output", "arch", "quant", "seed", "list_only", "no_vocab")
+SIZES = {
+    "layers": "n_layer",
+    "width": "n_embd",
+    "heads": "n_head",
+    "kv_heads": "n_head_kv",
+    "ff": "n_ff",
+    "vocabulary": "n_vocab",
+    "experts": "n_expert",
+    "experts_used": "n_expert_used",
+}
+
+
+def synth(
+    context: typer.Context,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The file to write.")
+    ] = None,
+    arch: Annotated[str, typer.Option(help="llama, or any other of --list.")] = "llama",
+    quant: Annotated[
+        str, typer.Option(help=f"Type of the matrices, any of: {SYNTH_TYPES}.")
+    ] = "F32",
+    seed: Annotated[int, typer.Option(help="Seed of everything random.", min=0, max=2**63 - 1)] = 0,
+    layers: Annotated[int, typer.Option(min=1, max=512)] = 2,
+    width: Annotated[int, typer.Option(help="n_embd", min=2, max=65536)] = 64,
+    heads: Annotated[int, typer.Option(min=1, max=1024)] = 4,
+    kv_heads: Annotated[int, typer.Option(min=1, max=1024)] = 2,
+    head_size: Annotated[int, typer.Option(help="0: width / heads", min=0, max=4096)] = 0,
+    ff: Annotated[int, typer.Option(help="n_ff", min=1, max=1_000_000)] = 96,
+    vocabulary: Annotated[int, typer.Option(help="Number of tokens.", min=1, max=1_000_000)] = 384,
+    experts: Annotated[int, typer.Option(help="0: dense", min=0, max=512)] = 0,
+    experts_used: Annotated[int, typer.Option(min=0, max=512)] = 0,
+    tied: Annotated[bool, typer.Option("--tied", help="No output head of its own.")] = False,
+    rope_freqs: Annotated[bool, typer.Option("--rope-freqs", help="Frequency factors.")] = False,
+    rope_factor: Annotated[float, typer.Option(help="Linear scaling; 0: none.", min=0)] = 0.0,
+    no_vocab: Annotated[bool, typer.Option("--no-vocab", help="No tokenizer.")] = False,
+    list_only: Annotated[
+        bool, typer.Option("--list", help="Only name the architectures, and those left out.")
+    ] = False,
+) -> None:
+    """Write a small seeded model; the same options give the same bytes on every machine.
+
+    The defaults are those of a llama. Of other architectures llama.cpp is asked which tensors they
+    have; their sizes are tiny ones that go together, but for those that are given. They have a
+    vocabulary of the kind that published models have, where that is known. Examples:
+
+        lockstep synth -o tiny.gguf --quant Q4_0
+        lockstep synth -o tiny.gguf --arch qwen3 --width 256 --layers 4 --quant Q4_K
+    """
+    from lockstep.harness.cli.shared import screen, usage
+    from lockstep.harness.report.header import sha256_of
+    from lockstep.harness.synth.llama import LlamaRecipe, write_llama
+
+    with screen(quiet=True) as out:
+        if list_only:
+            list_variants(out)
+            return
+        if output is None:
+            raise usage("name the file to write: -o FILE")
+        if arch != "llama":
+            sizes = sizes_given(context, arch)
+            write_any(arch, output, seed, quant, sizes, vocabulary=0 if no_vocab else vocabulary)
+            out.line(f"{output}: {output.stat().st_size:,} bytes, sha256 {sha256_of(output)}")
+            return
+        recipe = LlamaRecipe(
+            seed=seed,
+            quant=quant,
+            n_layer=layers,
+            n_embd=width,
+            n_head=heads,
+            n_head_kv=kv_heads,
+            n_embd_head=head_size,
+            n_ff=ff,
+            n_vocab=vocabulary,
+            n_expert=experts,
+            n_expert_used=experts_used,
+            tied=tied,
+            rope_freqs=rope_freqs,
+            rope_linear_factor=rope_factor,
+            vocabulary=not no_vocab,
+        )
+        write_llama(recipe, output)
+        out.line(f"{output}: {output.stat().st_size:,} bytes, sha256 {sha256_of(output)}")
+
+
+def sizes_given(context: typer.Context, arch: str) -> dict[str, int]:
+    """Those of the command line; what only a llama obeys is not dropped in silence."""
+    from lockstep.harness.cli.shared import usage
+
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = [name for name, at in sources.items() if at and at.name == "COMMANDLINE"]
+    if unknown := [name for name in given if name not in SIZES and name not in ANY]:
+        options = ", ".join("--" + name.replace("_", "-") for name in unknown)
+        raise usage(f"{options}: can be chosen for llama only, not for {arch}")
+    return {SIZES[name]: context.params[name] for name in given if name in SIZES}
+
+
+def write_any(
+    arch: str, output: Path, seed: int, quant: str, sizes: dict[str, int], *, vocabulary: int
+) -> None:
+    """vocabulary: how many tokens, where its usual kind is known; 0: none."""
+    from dataclasses import replace
+
+    from lockstep.harness.shadow.models import make_variant, opened
+    from lockstep.harness.synth.any_arch import variant_named, with_vocabulary
+
+    variant = replace(variant_named(arch), sizes=tuple(sizes.items()))
+    variant = with_vocabulary(variant, vocabulary)
+    with opened() as session:
+        make_variant(variant, output, seed=seed, quant=quant, session=session)
+
+
+def list_variants(out: "Terminal") -> None:
+    from lockstep.harness.synth.any_arch import IMPOSSIBLE, variants
+
+    made = variants()
+    for variant in made.values():
+        out.line(f"{variant.name:24} {'experts' if variant.moe else 'dense'}")
+    for name, reason in IMPOSSIBLE.items():
+        out.line(f"{name:24} not made: {reason}")
+    out.line(f"{len(made)} variants; not made: {len(IMPOSSIBLE)}")

@@ -1,0 +1,319 @@
+"""What the command line shows: errors on standard error, results on standard output."""
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import typer
+from rich.status import Status
+from rich.text import Text
+
+from lockstep.engine.errors import EngineError
+from lockstep.harness.check.check import BadInput, Plan, defect
+from lockstep.harness.cli.consoles import Screen
+from lockstep.harness.cli.tables import table_of
+from lockstep.harness.context.suite import NoAnswer
+from lockstep.harness.exit_codes import is_compared
+from lockstep.harness.records import BOTH, Site, Verdict
+from lockstep.harness.report.jsonl import plain
+from lockstep.harness.report.text import MARKS, explain, last_words, printable, site_name
+
+if TYPE_CHECKING:
+    from lockstep.harness.bisect.bisection import Bisection
+    from lockstep.harness.diagnosis.diagnosis import Diagnosed
+    from lockstep.harness.runs.run import RunResult
+
+SILENCE = 20.0  # seconds without a line, in a pipe, after which any progress is worth one
+SHOWN = 5  # divergences explained in full; the report holds all of them
+
+
+class Terminal:
+    """As a context manager it turns what can go wrong into one line and exit code 2."""
+
+    def __init__(self, *, quiet: bool, as_json: bool = False) -> None:
+        self.quiet, self.as_json = quiet, as_json
+        style: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False}
+        self.out = Screen(**style, soft_wrap=True)
+        self.err = Screen(**style, stderr=True, soft_wrap=True)
+        self.status: Status | None = None
+        self.last = ("", "")
+        self.spoken = time.monotonic()  # the last plain line
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.quieten()
+        if isinstance(error, BrokenPipeError):  # `lockstep ... | head`: who read has enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor at the exit
+            raise typer.Exit(141) from error
+        if isinstance(error, BadInput | EngineError | OSError) or is_broken_golden(error):
+            self.err.print(f"lockstep: {printable(str(error))}")
+            raise typer.Exit(2) from error
+        if isinstance(error, KeyboardInterrupt):
+            text = "the report, if any, has no footer; a fuzzer goes on with --resume"
+            self.err.print(f"lockstep: interrupted; {text}")
+            raise typer.Exit(130) from error
+        if isinstance(error, NoAnswer):
+            self.err.print(f"lockstep: {printable(error.summary)}")
+            for line in last_words(error.detail.get("log", [])):
+                self.err.print(f"  | {printable(line)}")
+            raise typer.Exit(1 if error.status == "diverged" else 3) from error
+        if isinstance(error, Exception) and not isinstance(error, OF_TYPER):
+            self.err.print(printable(f"lockstep: {defect(what_and_where(error))}"))
+            if os.environ.get("LOCKSTEP_TRACEBACK"):
+                traceback.print_exception(error)
+            raise typer.Exit(2) from error
+
+    # --- progress -------------------------------------------------------------------------
+
+    def progress(self, case: str, text: str) -> None:
+        """A moving line in a terminal; in a pipe a plain one for each suite, and now and then."""
+        if self.quiet:
+            return
+        line = printable(f"{case}: {text}")
+        if self.err.is_terminal:
+            shown = Text(line, no_wrap=True)  # in a str rich reads markup
+            if self.status is None:
+                self.status = self.err.status(shown)
+                self.status.start()
+            self.status.update(shown)
+        elif (case, text) != self.last and (
+            text.startswith(("suite ", "compiling", "building", "done"))
+            or time.monotonic() - self.spoken >= SILENCE
+        ):
+            self.err.print(line)
+            self.spoken = time.monotonic()
+        self.last = (case, text)
+
+    def verdict(self, verdict: Verdict) -> None:
+        """Say at once what is not well; what agrees is counted in the table."""
+        if verdict.status in ("agreed", "not-applicable") or self.quiet:
+            return
+        self.err.print(
+            f"{MARKS[verdict.status]}: {printable(verdict.case)} {verdict.suite}: "
+            f"{printable(verdict.summary)[:200]}"
+        )
+
+    def quieten(self) -> None:
+        if self.status is not None:
+            self.status.stop()
+            self.status = None
+
+    # --- results --------------------------------------------------------------------------
+
+    def line(self, text: str) -> None:
+        """As it is into a pipe (rich would expand tabs); what could steer a terminal is escaped."""
+        self.quieten()
+        sys.stdout.write((printable(text, "\n\t") if self.out.is_terminal else text) + "\n")
+
+    def remark(self, text: str) -> None:
+        """On standard error, beside a result."""
+        self.quieten()
+        if not self.quiet:
+            self.err.print(f"note: {printable(text)}")
+
+    def annotation(self, line: str) -> None:
+        """For GitHub's runner, which reads standard error too: as it is, in no color, unwrapped."""
+        self.quieten()
+        sys.stderr.write(f"{line}\n")
+
+    def json(self, value: Any) -> None:
+        self.quieten()
+        sys.stdout.write(json.dumps(plain(value), ensure_ascii=True) + "\n")
+
+    def summary(
+        self,
+        result: "RunResult",
+        diagnosed: "Sequence[tuple[Plan, Diagnosed]]" = (),
+        next_step: str = "",
+    ) -> None:
+        from lockstep.harness.cli.diagnosis import diagnosis_lines, diagnosis_of
+
+        self.quieten()
+        if self.as_json:
+            more = [diagnosis_of(plan, found) for plan, found in diagnosed]
+            self.json({**summary_of(result), **({"diagnoses": more} if more else {})})
+            return
+        self.out.print(table_of(result.verdicts))
+        folded = fold(result.verdicts)
+        for same in folded[:SHOWN]:
+            self.out.print(f"\n{printable(explain(same[0]), keep=chr(10))}{more_like(same)}")
+        if len(folded) > SHOWN:
+            n = len(folded) - SHOWN
+            self.out.print(f"\n{n} more {'kinds are' if n > 1 else 'kind is'} in the report")
+        for line in not_applicable(result):
+            self.out.print(f"\n{printable(line)}")
+        for plan, found in diagnosed:
+            self.out.print("\n" + "\n".join(map(printable, diagnosis_lines(plan, found))))
+        ending = f"{ENDINGS[result.code]}{reach_of(result)} in {result.seconds:.1f} s"
+        self.out.print(f"\n{printable(ending)}; report: {result.folder}/report.jsonl")
+        self.out.print(f"to look at: {result.folder}/report.html")
+        if next_step:
+            self.out.print(printable(next_step))
+
+    def bisection(
+        self, plan: Plan, result: "Bisection", diagnosed: "Diagnosed | None" = None
+    ) -> int:
+        """Print it; the exit code."""
+        from lockstep.harness.cli.bisection import bisection_lines, bisection_of
+        from lockstep.harness.cli.diagnosis import diagnosis_lines, diagnosis_of
+
+        self.quieten()
+        if self.as_json:
+            more = {"diagnosis": diagnosis_of(plan, diagnosed)} if diagnosed else {}
+            self.json({**bisection_of(plan, result), **more})
+        else:
+            lines = diagnosis_lines(plan, diagnosed) if diagnosed else ()
+            for text in (*bisection_lines(plan, result), *lines):
+                self.out.print(printable(text))
+        return result.exit_code
+
+    def diagnosis(self, plan: Plan, found: "Diagnosed") -> int:
+        """Print it; the exit code."""
+        from lockstep.harness.cli.diagnosis import diagnosis_lines, diagnosis_of
+
+        self.quieten()
+        if self.as_json:
+            self.json(diagnosis_of(plan, found))
+        else:
+            for text in diagnosis_lines(plan, found):
+                self.out.print(printable(text))
+        return found.exit_code
+
+    def examination(self, rows: Sequence[tuple[str, str, bool]]) -> int:
+        """What `doctor` found: name, text, whether it is well."""
+        if self.as_json:
+            self.json([{"what": a, "found": b, "ok": ok} for a, b, ok in rows])
+        else:
+            for name, text, ok in rows:
+                self.out.print(f"{'ok     ' if ok else 'MISSING'} {name:<18} {printable(text)}")
+        return 0 if all(ok for _, _, ok in rows) else 2
+
+
+# The last is click's ClickException, in typer's own copy of click or in click.
+OF_TYPER = (typer.Exit, typer.Abort, typer.BadParameter.__mro__[2])
+
+
+def what_and_where(error: Exception) -> str:
+    """In one line; all of the traceback is printed if LOCKSTEP_TRACEBACK is set."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(last.filename).name}, line {last.lineno}"
+    what = str(error).splitlines()[0][:300] if str(error) else ""
+    return f"{type(error).__name__}: {what} ({where}; LOCKSTEP_TRACEBACK=1 shows the traceback)"
+
+
+def is_broken_golden(error: BaseException | None) -> bool:
+    """Asked without importing golden, which most commands do not need."""
+    return any(kind.__name__ == "BrokenGolden" for kind in type(error).__mro__)
+
+
+ENDINGS = {
+    0: "conform: everything compared agrees",
+    1: "DIVERGENCE",
+    2: "INTERNAL ERROR: Lockstep failed, please report it",
+    3: "INCOMPLETE: something that was asked for was not compared",
+}
+
+
+def not_judged(result: "RunResult") -> list[str]:
+    """Engines of the run about which nothing was compared."""
+    about = {v.about for v in result.verdicts if v.status == "diverged" or is_compared(v)}
+    names = dict.fromkeys(engine.engine for engine in result.engines)
+    return [name for name in names if not about & {BOTH, name}]
+
+
+def reach_of(result: "RunResult") -> str:
+    """Of a run that conforms, or is incomplete: whom that leaves out."""
+    left_out = not_judged(result)
+    if result.code not in (0, 3) or not left_out:
+        return ""
+    if result.code == 3:
+        return f"; nothing was compared about {', '.join(left_out)};"
+    who = ", ".join(dict.fromkeys(v.about for v in result.verdicts if v.status == "agreed"))
+    return f", all of it about {who}: nothing was compared about {', '.join(left_out)};"
+
+
+def fold(verdicts: Sequence[Verdict]) -> list[list[Verdict]]:
+    """Those that are not well, grouped by cause."""
+    groups: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        if verdict.status not in ("agreed", "excused", "not-applicable"):
+            key = verdict.key or f"{verdict.suite}/{verdict.summary}"
+            groups.setdefault(key, []).append(verdict)
+    return list(groups.values())
+
+
+def not_applicable(result: "RunResult") -> list[str]:
+    """A line for each reason, with the suites and models that it holds for; and whose graph was
+    replayed."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for verdict in result.verdicts:
+        if verdict.status == "not-applicable":
+            reasons.setdefault((verdict.case, verdict.summary), []).append(verdict.suite)
+    alike: dict[tuple[str, str], list[str]] = {}
+    for (case, reason), suites in reasons.items():
+        alike.setdefault((", ".join(dict.fromkeys(suites)), reason), []).append(case)
+    lines = [
+        f"{cases[0] if len(cases) == 1 else f'{len(cases)} models'}: {suites} not applicable: "
+        f"{reason}"
+        for (suites, reason), cases in alike.items()
+    ]
+    return lines + [f"{e.engine}: {e.build}" for e in result.engines if e.engine == "replay"]
+
+
+def more_like(same: Sequence[Verdict]) -> str:
+    """The other places of one cause."""
+    if len(same) == 1:
+        return ""
+    places = dict.fromkeys(place_of(v, same[0].case) for v in same[1:])
+    shown = ", ".join(list(places)[:8])
+    return f"\n  and {len(same) - 1} more like it: {shown}" + (" ..." if len(places) > 8 else "")
+
+
+def place_of(verdict: Verdict, case: str) -> str:
+    d = verdict.detail
+    place = d.get("tensor") or verdict.suite
+    if "site" in d:
+        place = site_name(Site(step=d["step"], layer=d["layer"], name=d["site"]))
+    return str(place) if verdict.case == case else f"{verdict.case} {place}"
+
+
+def by_engine(verdicts: Sequence[Verdict]) -> Mapping[str, list[str]]:
+    """The statuses of verdicts about each engine, and about both."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for verdict in verdicts:
+        found[verdict.about].append(verdict.status)
+    return found
+
+
+def summary_of(result: "RunResult") -> Mapping[str, Any]:
+    counts = Counter(v.status for v in result.verdicts)
+    return {
+        "exit_code": result.code,
+        "report": str(result.folder / "report.jsonl"),
+        "page": str(result.folder / "report.html"),
+        "seconds": round(result.seconds, 3),
+        "counts": dict(counts),
+        "about": {who: dict(Counter(same)) for who, same in by_engine(result.verdicts).items()},
+        "nothing_about": not_judged(result),
+        "divergences": [
+            {"case": v.case, "suite": v.suite, "status": v.status, "count": len(same)}
+            | {"about": v.about}
+            | {"summary": v.summary, "key": v.key, "repro": v.repro, "detail": v.detail}
+            for same in fold(result.verdicts)
+            for v in same[:1]
+        ],
+    }

@@ -1,0 +1,203 @@
+"""Commands about tokenizers: `fuzz tokens`, `bench tokens` and `golden fetch`."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.harness.cli import bench as bench_cli
+from lockstep.harness.cli import fuzz as fuzz_cli
+from lockstep.harness.cli.formats import FormatOpt
+from lockstep.harness.cli.options import (
+    ClusterOpt,
+    HexOpt,
+    JsonOpt,
+    QuietOpt,
+    ReportOpt,
+    ResumeOpt,
+    SecondsOpt,
+    SeedOpt,
+    StartOpt,
+    TargetsOpt,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from lockstep.harness.bench.base import Row
+
+MEASURED = ("llama-spm", "gpt-2")
+VocabOpt = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--vocab",
+        help="A GGUF file, a name such as gpt-2 (see golden fetch) or builtin:KIND (repeatable).",
+    ),
+]
+
+
+@fuzz_cli.app.command("tokens")
+def fuzz_tokens(
+    vocab: VocabOpt = None,
+    cases: Annotated[int, typer.Option(help="Texts for each vocabulary.", min=1)] = 100_000,
+    seconds: SecondsOpt = None,
+    seed: SeedOpt = 0,
+    start: StartOpt = 0,
+    hexes: HexOpt = None,
+    engine: Annotated[
+        str, typer.Option(help="The engine under test: reference, llama.cpp, mutant:NAME.")
+    ] = "reference",
+    oracle: Annotated[
+        str, typer.Option(help="The engine it is held against; or tokenizers, sentencepiece.")
+    ] = "llama.cpp",
+    resume: ResumeOpt = None,
+    report: ReportOpt = Path("reports"),
+    formats: FormatOpt = None,
+    as_json: JsonOpt = False,
+    jobs: TargetsOpt = 1,
+    cluster: ClusterOpt = None,
+    quiet: QuietOpt = False,
+) -> None:
+    """Tokenize texts that know the vocabulary with two engines, and ids at random the way back.
+
+    Pieces are glued, cut and made to overlap; there are ties of score, sides of merges, unknown
+    characters, normalisation traps, broken UTF-8 and what looks like special tokens. What differs
+    is shrunk. Without --vocab: the built-in vocabularies, and llama.cpp's if they were fetched.
+    Examples:
+
+    \b
+      lockstep fuzz tokens --vocab gpt-2 --cases 1000000
+      lockstep fuzz tokens --vocab qwen2 --oracle tokenizers
+      lockstep fuzz tokens --vocab builtin:t5 --hex e282
+    """
+    from lockstep.harness.fuzzers.base import FuzzPlan
+
+    def plan() -> FuzzPlan:
+        return FuzzPlan(
+            targets=targets_of(vocab) if vocab else all_targets(),
+            engine=engine,
+            oracle=oracle,
+            cases=cases,
+            start=start,
+            seconds=seconds,
+            seed=seed,
+            given=tuple(map(fuzz_cli.from_hex, hexes or ())),
+        )
+
+    fuzz_cli.campaign(
+        "tokens",
+        plan,
+        resume,
+        report,
+        formats,
+        jobs=jobs,
+        cluster=cluster,
+        as_json=as_json,
+        quiet=quiet,
+    )
+
+
+@bench_cli.app.command("tokens")
+def bench_tokens(
+    vocab: VocabOpt = None,
+    rounds: Annotated[
+        int, typer.Option(help="Turns of each engine; the best one counts.", min=1)
+    ] = 5,
+    size: Annotated[int, typer.Option(help="Bytes of a text.", min=1000)] = 1 << 20,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Bytes a second of our tokenizer and of llama.cpp's: on prose, and on one word without end.
+
+    Each turn has a new text and a tokenizer that has just been opened. Without --vocab: llama-spm
+    and gpt-2 if they were fetched, else built-in ones. The exit code says nothing about speed: a
+    machine that is busy is slow.
+    """
+    from lockstep.harness.bench.base import BenchPlan, bench_named
+    from lockstep.harness.cli.terminal import Terminal
+
+    with Terminal(quiet=quiet, as_json=as_json) as out:
+        chosen = targets_of(vocab) if vocab else fetched(MEASURED)
+        bench = bench_named("tokens")
+        plan = BenchPlan(targets=chosen, size=size, rounds=rounds)
+        rows = list(bench.run(plan, out.progress))
+        promises = bench.promises(rows)
+        if as_json:
+            out.json(bench_cli.figures(bench, rows, promises))
+            return
+        out.quieten()
+        out.out.print(table_of(rows, bench.engines))
+        for promise in promises:
+            out.line(bench_cli.in_words(promise))
+        out.line(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+
+
+def fetch(
+    sdist: Annotated[
+        Path | None, typer.Option(help="The archive, if you have it; pip is not asked.")
+    ] = None,
+    quiet: QuietOpt = False,
+) -> None:
+    """Get llama.cpp's 19 vocabularies: from the pinned llama-cpp-python sdist, by pip, once.
+
+    The cache is `lockstep` in the user's cache folder, or LOCKSTEP_CACHE. A folder that holds the
+    files already is named by LOCKSTEP_VOCABULARIES.
+    """
+    from lockstep.golden.fetch import FILES, NAMES
+    from lockstep.golden.fetch import fetch as fetch_files
+    from lockstep.harness.cli.terminal import Terminal
+
+    with Terminal(quiet=quiet) as out:
+        folder = fetch_files(lambda text: out.progress("golden", text), sdist=sdist)
+        out.line(f"{len(NAMES)} vocabularies in {len(FILES)} files: {folder}")
+
+
+# --- vocabularies -------------------------------------------------------------------------------
+
+
+def targets_of(given: Sequence[str]) -> tuple[str, ...]:
+    """Names become files; what is a file or built in stays. Raises BadInput."""
+    from lockstep.golden.fetch import NAMES, vocabularies, vocabulary
+    from lockstep.harness.check.check import BadInput
+
+    targets = []
+    for name in dict.fromkeys(given):
+        if name not in NAMES or Path(name).is_file():
+            targets.append(name)
+            continue
+        folder = vocabularies()
+        if folder is None:
+            raise BadInput(f"{name} is not in the cache; `lockstep golden fetch` gets it")
+        targets.append(str(vocabulary(folder, name)))
+    return tuple(targets)
+
+
+def fetched(names: Sequence[str]) -> tuple[str, ...]:
+    """The files of these names, none if the cache is empty."""
+    from lockstep.golden.fetch import vocabularies, vocabulary
+
+    folder = vocabularies()
+    return () if folder is None else tuple(str(vocabulary(folder, name)) for name in names)
+
+
+def all_targets() -> tuple[str, ...]:
+    from lockstep.golden.fetch import NAMES
+    from lockstep.harness.fuzzers.base import fuzzer_named
+
+    return (*fuzzer_named("tokens").targets(), *fetched(NAMES))
+
+
+def table_of(rows: "Sequence[Row]", engines: "dict[str, str]") -> "Table":
+    from rich.table import Table
+
+    ours, theirs = engines
+    table = Table(box=None, pad_edge=False, title="10^6 bytes a second")
+    for name in ("text", *engines.values(), "ratio"):
+        table.add_column(name, justify="left" if name == "text" else "right")
+    for row in rows:
+        rates = [row.rates.get((engine, 1)) for engine in engines]
+        cells = [bench_cli.shown(None if rate is None else rate / 1e6) for rate in rates]
+        table.add_row(row.target, *cells, bench_cli.shown(row.ratio((ours, 1), (theirs, 1))))
+    return table

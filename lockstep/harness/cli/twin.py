@@ -1,0 +1,33 @@
+"""`lockstep twin`: a model of the same values in which nothing is quantised."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.harness.cli.options import QuietOpt
+
+
+def twin(
+    model: Annotated[Path, typer.Argument(help="A GGUF file.", metavar="MODEL")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
+    quiet: QuietOpt = False,
+) -> None:
+    """Write MODEL with every matrix decoded to F32; metadata stays, but for the file type.
+
+    llama.cpp converts activations to 8 bits before it multiplies them by quantised weights, and an
+    engine that does not is honest too, so much must be allowed of logits and text. On the twin
+    nothing is converted: what two engines differ by there is an error. Examples:
+
+    \b
+      lockstep twin model.gguf -o twin.gguf
+      lockstep check twin.gguf
+      lockstep check model.gguf --subject-model twin.gguf --suite dequant
+    """
+    from lockstep.harness.cli.shared import screen
+    from lockstep.harness.synth.twin import write_twin
+
+    with screen(quiet) as out:
+        n = write_twin(model, output, lambda text: out.progress("twin", text))
+        size = output.stat().st_size
+        out.line(f"{output}: {n} tensors decoded to F32, {size:,} bytes")

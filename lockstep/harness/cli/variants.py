@@ -1,0 +1,17 @@
+"""`--arch`: models of any architecture, made when they are asked for."""
+
+from pathlib import Path
+
+ALL = "all"
+VARIANT_PREFIX = "synth:"
+VOCABULARY = 384  # tokens, as `lockstep synth` makes by itself
+
+
+def variant_files(arch: str, folder: str, seed: int) -> list[tuple[str, Path]]:
+    """Names for the report, and files."""
+    from lockstep.harness.shadow.models import make_variants
+    from lockstep.harness.synth.any_arch import variant_named, variants
+
+    names = list(variants()) if arch == ALL else [variant_named(arch).name]
+    paths = make_variants(names, Path(folder), seed=seed, vocabulary=VOCABULARY)
+    return [(VARIANT_PREFIX + name, path) for name, path in zip(names, paths, strict=True)]

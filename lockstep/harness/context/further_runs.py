@@ -1,0 +1,157 @@
+"""What a prompt and single tokens leave out: few rows at once, many, and whole tiles of them,
+batches of several tokens on a filled cache, its last cell, ids from all over, another sequence that
+comes later, and prompts that are almost the one before.
+
+Both engines are asked for these runs as well, and held against each other and an honest one.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Philox
+
+from lockstep.engine.batch import Batch, encoded_first
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.context.suite import Context
+from lockstep.harness.records import Rejected, Unanswerable
+
+PROMPT = 67  # whole tiles of 4, 8, 16, 32 or 64 rows, and some of another
+WHOLE = 128  # rows, and cells, that leave no rest; the next token alone finds a tile and one cell
+FEW = (2, 3, 4, 6, 7, 8, 1)  # kernels for few rows are often others than for many
+FILLED = 5  # tokens of the first batch of a few on a filled cache
+CELLS = 300  # at least: llama.cpp's caches grow by 256
+DEPTH = 16  # times the prompt: of one of 32 tokens the whole cache
+LONGER = (PROMPT, 261)  # tokens of a prefix
+SMALL = 16 << 20  # bytes of weights that every cell is filled with: the work of a second or so
+ROWS = 1 << 20  # logits of a batch that are asked for at every token
+PLACES = (  # (sequence, position) of each token of each batch
+    [(0, i) for i in range(9)],
+    [(0, 9), (0, 10), (0, 11), *((1, i) for i in range(5))],
+    [(1, 5), (0, 12), (1, 6), (0, 13)],
+    [(1, 7), (1, 8)],
+)
+EDGES = (0, 127, 128, 255, 256, 32767, 32768, 65535, 65536)  # ids where narrow integers end
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FurtherRun:
+    """usual: nothing is computed that the usual run does not compute, so that no honest run of its
+    own is needed until the engines part."""
+
+    words: str
+    batches: tuple[Batch, ...]
+    usual: bool = False
+
+
+def further_runs(context: Context) -> Iterator[FurtherRun]:
+    both = context.facts.decoder_start is not None
+    n = n_cells(context)
+    if n > sum(FEW) + FILLED:
+        sizes = batch_sizes(n)
+        batches = encoded_first(filling(context, sizes), both)
+        yield FurtherRun(
+            words=f"for {n} tokens in batches of {', '.join(map(str, sizes))}", batches=batches
+        )
+    if not both and sum(map(len, PLACES)) <= context.settings.n_ctx:
+        yield FurtherRun(words="with a second sequence that comes later", batches=joined(context))
+    if not both and context.n_tokens > 2:
+        yield from almost_the_same(context)
+
+
+def almost_the_same(context: Context) -> Iterator[FurtherRun]:
+    """The usual run with one token changed: what is kept of calls before may be found by its size,
+    its beginning, its end or a part, and be another's."""
+    first, *rest = context.batches
+    for words, at in (("first", 0), ("middle", len(first) // 2)):
+        ids = first.tokens.tolist()
+        ids[at] = (ids[at] + 1) % context.facts.n_vocab
+        batches = (Batch.of(ids), *rest)
+        yield FurtherRun(words=f"with another {words} token", batches=batches, usual=True)
+
+
+def n_cells(context: Context) -> int:
+    """As many positions as all engines must have; of a large model no more than say something, and
+    not very many behind a prompt that was asked to be short."""
+    n = min(context.settings.n_ctx, DEPTH * context.n_tokens)
+    key = f"{context.facts.architecture}.context_length"
+    trained = context.file.metadata.get(key)
+    limits = [context.facts.n_positions, trained.data if trained else 0]
+    n = min([n, *(int(limit) for limit in limits if limit)])
+    return n if is_small(context.file) else min(n, CELLS)
+
+
+def is_small(file: GgufFile) -> bool:
+    return sum(tensor.n_bytes for tensor in file.tensors.values()) <= SMALL
+
+
+def batch_sizes(n: int) -> list[int]:
+    """Whole tiles and one token on them, if there is room; a few tokens, a prompt, all the rest but
+    for small batches, which end in cell n."""
+    room = n - sum(FEW) - FILLED
+    tiles = [WHOLE, 1] if room > WHOLE + PROMPT else []
+    prompt = min(PROMPT, room - sum(tiles))
+    rest = room - sum(tiles) - prompt
+    first = [*tiles, FILLED, prompt] if tiles else [prompt, FILLED]
+    return [size for size in (*first, rest, *FEW) if size]
+
+
+def filling(context: Context, sizes: Sequence[int]) -> tuple[Batch, ...]:
+    """Of FILLED tokens outputs of two that are neither the first nor the last; of large
+    vocabularies those of long batches at their last."""
+    ids, at, batches = many_ids(context, sum(sizes)), 0, []
+    for number, size in enumerate(sizes):
+        batch = Batch.of(ids[at : at + size], start=at)
+        if number == sizes.index(FILLED):
+            batch.outputs[[0, 2, 4]] = False
+        elif size > max(FEW) and size * context.facts.n_vocab > ROWS:
+            batch.outputs[:-1] = False
+        batches.append(batch)
+        at += size
+    return tuple(batches)
+
+
+def many_ids(context: Context, n: int) -> list[int]:
+    """The last and the first, those where narrow integers end, then the others in a seeded order:
+    a small vocabulary is met whole."""
+    n_vocab = len(context.tokens) and context.facts.n_vocab  # raises where it is not known
+    others = np.argsort(Philox(key=[context.seed, n_vocab]).random_raw(n_vocab), kind="stable")
+    edges = [n_vocab - 1, *(token for token in EDGES if token < n_vocab)]
+    ids = list(dict.fromkeys([*edges, *others[:n].tolist()]))
+    return [ids[i % len(ids)] for i in range(n)]
+
+
+def longer(context: Context, ids: Sequence[int], question: str) -> tuple[list[int], list[int], str]:
+    """Of an engine that is asked for one next token at a time: the same ids and others behind
+    them, the lengths of beginnings to ask for besides, and why it takes no longer ones."""
+    most = n_cells(context)
+    every = [*ids, *many_ids(context, most)]
+    ends, why = [], ""
+    for n in (n for n in LONGER if len(ids) < n <= most):
+        prompt = [every[:n]] if question == "logprobs" else every[:n]
+        outcome = context.subject.ask(question, prompt, 1)
+        if isinstance(outcome, Unanswerable | Rejected):
+            why = f"beginnings of {n} tokens: {outcome.message}"
+            break
+        ends.append(n)
+    return every[: max([len(ids), *ends])], ends, why
+
+
+def with_rows(ids: Sequence[int], ends: Sequence[int]) -> Batch:
+    batch = Batch.of(ids)
+    batch.outputs[:] = False
+    batch.outputs[np.array(ends) - 1] = True
+    return batch
+
+
+def joined(context: Context) -> tuple[Batch, ...]:
+    """The second sequence begins beside the end of the first, takes turns with it, and is alone."""
+    ids = many_ids(context, 64)[:31:-1]
+    batches = []
+    for places in PLACES:
+        sequences, positions = zip(*places, strict=True)
+        batch = Batch.of([ids.pop() for _ in places])
+        batch.seq_ids[:], batch.positions[:] = sequences, positions
+        batches.append(batch)
+    batches[1].outputs[[0, 3]] = False
+    return tuple(batches)

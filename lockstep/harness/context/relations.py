@@ -1,0 +1,125 @@
+"""The same logits however they are asked for: with outputs of some tokens only, beside another
+sequence, with tensors shown. An engine is held against its own first answer.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.random import Philox
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.quants.base import F32
+from lockstep.harness.context.suite import Context, no_answer
+from lockstep.harness.judging.compare import largest, mismatch_between, worst_distance
+from lockstep.harness.judging.tolerances import whole_run
+from lockstep.harness.records import Answered, Evaluation, Rejected, Request, Unanswerable, Verdict
+
+EVERY = 3  # of outputs one in three is asked for
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Way:
+    """Another request, and which rows of the first answer it gives, and at which of its own."""
+
+    words: str
+    request: Request
+    first: Sequence[NDArray[np.intp]]  # for each batch
+    own: Sequence[NDArray[np.intp]]
+
+
+def ways(context: Context) -> Iterator[Way]:
+    """None of a model whose encoder reads the prompt first: its batches are of two kinds."""
+    batches = context.batches
+    if any(batch.encoder or not batch.outputs.all() for batch in batches):
+        return
+    if context.subject_info.shows != ():
+        rows = [np.arange(len(batch)) for batch in batches]
+        shown = Request(batches=batches, capture=True)
+        yield Way(words="with tensors shown", request=shown, first=rows, own=rows)
+    if len(batches[0]) > 1:
+        yield some_outputs(batches)
+    if 2 * sum(map(len, batches)) <= context.settings.n_ctx:
+        yield beside_another(batches, context.facts.n_vocab, context.seed)
+
+
+def some_outputs(batches: Sequence[Batch]) -> Way:
+    """Of each batch the last token, and before it one in three."""
+    chosen = [np.arange(len(batch))[::-1][::EVERY][::-1] for batch in batches]
+    masked = []
+    for batch, rows in zip(batches, chosen, strict=True):
+        outputs = np.zeros(len(batch), np.bool_)
+        outputs[rows] = True
+        masked.append(replace(batch, outputs=outputs))
+    return Way(
+        words="with outputs of some tokens only",
+        request=Request(batches=tuple(masked)),
+        first=chosen,
+        own=[np.arange(len(rows)) for rows in chosen],
+    )
+
+
+def beside_another(batches: Sequence[Batch], n_vocab: int, seed: int) -> Way:
+    """Each token is followed by one of another sequence, at the same position."""
+    mixed, own = [], []
+    for number, batch in enumerate(batches):
+        raw = Philox(key=[seed, number + 1]).random_raw(len(batch))
+        others = ((raw >> np.uint64(33)) % np.uint64(n_vocab)).astype(np.int32)
+        tokens = np.stack([batch.tokens, others], axis=1).ravel()
+        seq_ids = np.stack([batch.seq_ids, batch.seq_ids + 1], axis=1).ravel()
+        mixed.append(
+            Batch(tokens, np.repeat(batch.positions, 2), seq_ids, np.ones(len(tokens), np.bool_))
+        )
+        own.append(np.arange(0, len(tokens), 2))
+    return Way(
+        words="beside another sequence",
+        request=Request(batches=tuple(mixed)),
+        first=[np.arange(len(batch)) for batch in batches],
+        own=own,
+    )
+
+
+def asked_otherwise(
+    context: Context, subject: Evaluation
+) -> tuple[list[str], list[str], list[Verdict]]:
+    """In which ways it gives the same, in which it does not answer, and what differs."""
+    same: list[str] = []
+    unanswered: list[str] = []
+    wrong: list[Verdict] = []
+    for way in ways(context):
+        context.progress(f"the subject's logits {way.words}")
+        outcome = context.subject.ask("evaluate", way.request)
+        if isinstance(outcome, Unanswerable | Rejected):
+            unanswered.append(f"{way.words}: {outcome.message}")
+            continue
+        if not isinstance(outcome, Answered):
+            raise no_answer(context.subject.name, f"evaluate {way.words}", outcome)
+        if verdict := difference(context, way, subject.logits, outcome.value.logits):
+            wrong.append(verdict)
+        else:
+            same.append(way.words)
+    return same, unanswered, wrong
+
+
+def difference(
+    context: Context, way: Way, first: Sequence[F32], again: Sequence[F32]
+) -> Verdict | None:
+    """Beyond what honest runs differ by: sums of another number of rows may be added otherwise."""
+    before = np.concatenate([rows[at] for rows, at in zip(first, way.first, strict=True)])
+    after = np.concatenate([rows[at] for rows, at in zip(again, way.own, strict=True)])
+    bound = whole_run(context.noise.relative, largest(before))
+    if mismatch_between(before, after, bound.allowed) is None:
+        return None
+    bound = whole_run(context.noise_on(context.batches), largest(before))
+    off = mismatch_between(before, after, bound.allowed)
+    if off is None:
+        return None
+    far = worst_distance(before, after) / (largest(before) or 1.0)
+    text = (
+        f"{context.subject.name} gives other logits {way.words}: {off.mismatched} of {off.total} "
+        f"are not what they were, worst {far:.1e} of the largest (allowed "
+        f"{float(bound.allowed) / (largest(before) or 1.0):.1e}); at fault: subject"
+    )
+    detail = {"asked": way.words, "at_fault": "subject", "reason": bound.reason}
+    return context.verdict("logits", "diverged", text, detail, ("logits", way.words, "subject"))

@@ -1,0 +1,98 @@
+"""Is the same question answered the same, bit for bit? Of an engine whose runs differ no place is
+at fault, and what is done to it once shows nothing: it is said how often, and from where on.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.harness.context.runner import Session
+from lockstep.harness.context.suite import Context, no_answer
+from lockstep.harness.judging.compare import largest, worst_distance
+from lockstep.harness.records import Answered, Evaluation, Request, Site, Verdict
+
+MORE = 7  # runs where something differs: a coin that is off is met in 127 of 128 cases
+AGAIN = 3  # of whole texts
+
+Place = tuple[int, str, Site | None]  # how far into the run, and in words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unsteady:
+    differ: int  # so many of the runs gave other bits than the first
+    runs: int
+    place: str  # the first in the order of a run
+    site: Site | None  # of it, where tensors are shown
+    apart: float  # the farthest logits, of the largest
+
+    def __str__(self) -> str:
+        return (
+            f"{self.differ} of {self.runs} more runs of the same batches give other bits, from "
+            f"{self.place} on; logits are up to {self.apart:.1e} of the largest apart"
+        )
+
+
+def unsteady(
+    session: Session, request: Request, first: Evaluation, *, doubt: bool = False
+) -> Unsteady | None:
+    """None: asked once more it answers with the same bits; seven times more where there is doubt
+    already, or that first time gives any. Raises NoAnswer."""
+    places: list[Place] = []
+    apart, runs = 0.0, 0
+    while runs < (MORE if doubt or places else 1):
+        outcome = session.ask("evaluate", request)
+        if not isinstance(outcome, Answered):
+            raise no_answer(session.name, "evaluate the same again", outcome)
+        runs += 1
+        if place := first_difference(first, outcome.value):
+            places.append(place)
+            pairs = zip(first.logits, outcome.value.logits, strict=True)
+            apart = max(apart, *(worst_distance(a, b) for a, b in pairs))
+    if not places:
+        return None
+    size = max(map(largest, first.logits), default=0.0) or 1.0
+    _, words, site = min(places, key=lambda place: place[0])
+    return Unsteady(differ=len(places), runs=runs, place=words, site=site, apart=apart / size)
+
+
+def first_difference(first: Evaluation, again: Evaluation) -> Place | None:
+    """Tensors that both show, in the order in which they are computed, then logits."""
+    shown = again.trace.values() if again.trace else {}
+    before = first.trace.values() if first.trace else {}
+    for at, (site, value) in enumerate(before.items()):
+        if site in shown and not same_bits(value, shown[site]):
+            return at, f"{site} of batch {site.step}", site
+    for batch, (a, b) in enumerate(zip(first.logits, again.logits, strict=True)):
+        if not same_bits(a, b):
+            row, token = np.argwhere(a.view(np.uint32) != b.view(np.uint32))[0]
+            return len(before) + batch, f"output {row} of batch {batch}, token {token}", None
+    return None
+
+
+def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    return a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def not_deterministic(context: Context, suite: str, found: Unsteady) -> Verdict:
+    """What is listed as known by this key is excused: some engines add in any order on purpose."""
+    text = f"{context.subject.name} is not deterministic: {found}"
+    detail: dict[str, Any] = {"at_fault": "subject", "kind": "not-deterministic"}
+    detail |= {"place": found.place, "differ": found.differ, "runs": found.runs}
+    detail |= {"apart": found.apart}
+    return context.verdict(suite, "diverged", text, detail, (suite, "not-deterministic"))
+
+
+def asked_again(
+    context: Context, suite: str, first: Any, question: str, *args: Any
+) -> Iterator[Verdict]:
+    """Of an answer that is wrong and no run: whether it is always that one."""
+    answers = [context.ask(context.subject, question, *args) for _ in range(AGAIN)]
+    differ = sum(repr(answer) != repr(first) for answer in answers)
+    if differ:
+        who = context.subject.name
+        text = f"{who} is not deterministic: {differ} of {AGAIN} answers are others than the first"
+        detail = {"differ": differ, "runs": AGAIN, "at_fault": "subject"}
+        yield context.verdict(suite, "diverged", text, detail, (suite, "not-deterministic"))

@@ -1,0 +1,253 @@
+"""Asks engines, and turns everything that can happen into an outcome.
+
+An adapter that says `isolated` answers in a process of its own, with limits on time and memory.
+When that process dies, the question that it was asked has crashed, and the next one gets a new
+process.
+"""
+
+import importlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lockstep
+from lockstep.harness.adapters import adapter_class, split_version
+from lockstep.harness.adapters.parts.users import is_users
+from lockstep.harness.asking.environments import python_of, variables
+from lockstep.harness.asking.session import LocalSession, Session, in_words, outcome_of
+from lockstep.harness.dumps.dump import DumpSession, folder_of, map_of
+from lockstep.harness.foreign.engines import ENGINES
+from lockstep.harness.http.session import HttpSession, is_address
+from lockstep.harness.processes.engine_process import LOG_LINES, EngineProcess, has_ended
+from lockstep.harness.processes.wire import Channel, Closed, WireError, WrongField, pack
+from lockstep.harness.protocol.messages import printable
+from lockstep.harness.protocol.session import ProgramSession, command_of
+from lockstep.harness.records import Crashed, Malformed, Outcome, Settings, TimedOut, Unanswerable
+
+__all__ = ["LOG_LINES", "IsolatedSession", "LocalSession", "Runner", "Session", "environment"]
+
+WORKER = "lockstep.harness.asking.worker"
+START_SECONDS = 120.0  # a cold start compiles; not charged to the first question
+
+
+class Runner:
+    """Opens sessions. `time_limit` is seconds per question, and for the start of what
+    is the user's (a program, a server, a class); `memory_limit` bytes per worker.
+
+    `modules` register further adapters; workers import them too.
+    """
+
+    def __init__(
+        self,
+        *,
+        time_limit: float = 300.0,
+        memory_limit: int | None = 4 << 30,
+        modules: tuple[str, ...] = (),
+    ) -> None:
+        self.time_limit = time_limit
+        self.memory_limit = memory_limit
+        self.modules = modules
+
+    def open(self, adapter: str, model: Path | None, settings: Settings) -> Session:
+        """Raises Unsupported for an adapter that does not exist; the engine is not asked yet.
+
+        A path, a command with arguments or the name of an engine of harness.foreign is a program
+        (harness.protocol), dump:FOLDER the run that is written there (harness.dumps), an address a
+        server (harness.http).
+        `NAME@VERSION` needs its environment (harness.asking.environments), or NotBuilt is raised.
+        """
+        for module in self.modules:
+            importlib.import_module(module)
+        if folder := folder_of(adapter):
+            return DumpSession(folder, model, settings, map_of(adapter))
+        if is_address(adapter):
+            limits = {"time_limit": self.time_limit, "start_limit": self.time_limit}
+            return HttpSession(adapter, model, settings, **limits)
+        users = adapter not in ENGINES and is_users(adapter)
+        if not users and (command := command_of(adapter)):
+            return ProgramSession(
+                command,
+                model,
+                settings,
+                time_limit=self.time_limit,
+                start_limit=self.time_limit,
+                memory_limit=self.memory_limit,
+                name=adapter if adapter in ENGINES else "",
+            )
+        if not users:
+            cls = adapter_class(adapter)
+            if not cls.isolated and "@" not in adapter:
+                return LocalSession(cls, model, settings)
+        opening = {
+            "adapter": adapter,
+            "modules": list(self.modules),
+            "model": None if model is None else str(model),
+            "settings": settings,
+            "memory_limit": self.memory_limit,
+        }
+        python = python_of(adapter) if split_version(adapter)[1] else None
+        start = self.time_limit if users else START_SECONDS
+        return IsolatedSession(opening, self.time_limit, python, start_limit=start)
+
+
+def is_outside(engine: str) -> bool:
+    """Whether it is named by where it is: a dump, a server, a class of the user's, a command."""
+    if folder_of(engine) is not None or is_address(engine) or is_users(engine):
+        return True
+    return command_of(engine) is not None
+
+
+class Unable(Exception):
+    """A worker has no such engine; a sentence that says why."""
+
+
+class IsolatedSession(Session):
+    """An engine in a worker that is started when needed and replaced when it has died.
+
+    python: the interpreter of another environment, for an engine's version that is there.
+    """
+
+    def __init__(
+        self,
+        opening: Mapping[str, Any],
+        time_limit: float,
+        python: Path | None = None,
+        *,
+        start_limit: float = START_SECONDS,
+    ) -> None:
+        self.opening = opening
+        self.start_limit = start_limit
+        self.python = python
+        self.name = str(opening["adapter"])
+        self.model = None if opening["model"] is None else Path(opening["model"])
+        self.time_limit = time_limit
+        self.worker: Worker | None = None
+        self.is_ready = False  # it has taken its opening
+
+    @property
+    def pid(self) -> int | None:
+        return self.worker.process.pid if self.worker else None
+
+    def _ask(
+        self,
+        question: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        consume: Callable[[Any], None] | None = None,
+    ) -> Outcome:
+        frame = pack({"question": question, "args": list(args), "kwargs": kwargs})
+        who = f"the worker of {self.opening['adapter']}"
+        limit = self.start_limit
+        try:
+            channel = self._ready_worker().channel
+            limit = self.time_limit
+            deadline = time.monotonic() + limit
+            channel.write(frame, deadline)
+            answer = channel.receive(deadline)
+            while consume is not None and is_piece(answer):
+                consume(answer["value"])
+                answer = channel.receive(time.monotonic() + limit)
+            outcome = outcome_of(answer)
+        except TimeoutError:
+            return TimedOut(seconds=limit, log=self._end())
+        except Unable as error:
+            self._end()
+            return Unanswerable(message=printable(str(error)))
+        except Closed:
+            death = self.worker.death() if self.worker else "did not start"
+            return Crashed(message=f"{who} {death} during {in_words(question)}", log=self._end())
+        except WrongField as error:
+            self._end()
+            return Malformed(message=str(error))
+        except WireError as error:
+            return Crashed(message=f"{who} sent garbage: {error}", log=self._end())
+        except BaseException:
+            self._end()  # its answer would be taken for that of the next question
+            raise
+        if isinstance(outcome, Crashed):
+            return replace(outcome, log=self._end())  # what it left half done dies with it
+        return outcome
+
+    def close(self) -> None:
+        if self.worker is not None:
+            self.worker.dismiss()
+            self.worker = None
+
+    def start(self) -> None:
+        if self.worker is not None and has_ended(self.worker.process):
+            self._end()  # it died while nobody waited for an answer
+        if self.worker is None:
+            self.worker = Worker(self.python)
+            self.is_ready = False
+
+    def _ready_worker(self) -> "Worker":
+        self.start()
+        assert self.worker is not None
+        if not self.is_ready:
+            deadline = time.monotonic() + self.start_limit
+            self.worker.channel.send(self.opening, deadline)
+            match self.worker.channel.receive(deadline):
+                case {"kind": "ready"}:
+                    pass
+                case {"kind": "unable", "message": str(message)}:
+                    raise Unable(message)
+                case _:
+                    raise WireError("the first message must be 'ready'")
+            self.is_ready = True
+        return self.worker
+
+    def _end(self) -> tuple[str, ...]:
+        """Kill the worker and return its last words."""
+        worker, self.worker = self.worker, None
+        return worker.kill() if worker else ()
+
+
+class Worker(EngineProcess):
+    """A child process with our own code, and the channel to it."""
+
+    def __init__(self, python: Path | None = None) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [*interpreter(python), str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs.fileno(),),
+                env=environment(python),
+                start_new_session=True,
+            )
+        assert process.stdout is not None
+        self.channel = Channel(ours)
+        super().__init__(process, process.stdout, ours)
+
+
+def interpreter(python: Path | None) -> list[str]:
+    """The command that a worker's arguments follow.
+
+    In another environment that environment's packages are meant, and of ours the code alone: it
+    comes last, because it may lie among the packages of this one.
+    """
+    if python is None:
+        return [sys.executable, "-P", "-m", WORKER]
+    code = str(Path(lockstep.__file__).parents[1])
+    start = f"import sys; sys.path.append({code!r}); from {WORKER} import main; main()"
+    return [str(python), "-P", "-c", start]
+
+
+def environment(python: Path | None) -> dict[str, str]:
+    """A worker's variables: the user's, but other versions have libraries of their own."""
+    if python is None:
+        path = [entry or os.getcwd() for entry in sys.path]
+        return os.environ | {"PYTHONPATH": os.pathsep.join(path)}
+    return variables() | {"PYTHONPATH": ""}
+
+
+def is_piece(answer: Any) -> bool:
+    return isinstance(answer, dict) and answer.get("kind") == "piece" and "value" in answer

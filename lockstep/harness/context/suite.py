@@ -1,0 +1,332 @@
+"""The contract of a suite, and what all suites share: sessions, settings and the oracle's runs."""
+
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.random import Philox
+
+from lockstep.engine.batch import Batch, encoded_first
+from lockstep.engine.errors import EngineError
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.gguf.split_files import open_model
+from lockstep.engine.quants.base import F32
+from lockstep.engine.registry import Registered
+from lockstep.engine.tokenizers.base import tokenizer_of
+from lockstep.harness.asking.facts import ModelFacts
+from lockstep.harness.asking.session import in_words
+from lockstep.harness.context.runner import Session
+from lockstep.harness.judging.noise import MORE_RUNS, RUNS, NoiseFloor
+from lockstep.harness.processes.ahead import at_once
+from lockstep.harness.records import (
+    Answered,
+    Crashed,
+    EngineInfo,
+    Malformed,
+    Outcome,
+    Rejected,
+    Settings,
+    Status,
+    TimedOut,
+    Unanswerable,
+    Verdict,
+)
+
+STEPS_TRACED = 2  # single tokens decoded after the prompt, so that the cache is read as well
+
+
+class NoAnswer(Exception):
+    """An engine did not answer, so that what was asked for cannot be compared."""
+
+    def __init__(self, status: Status, summary: str, detail: dict[str, Any]) -> None:
+        super().__init__(summary)
+        self.status, self.summary, self.detail = status, summary, detail
+
+
+class HonestRuns(Protocol):
+    """Our own runs of the oracle's file (harness.graph.honest_runs)."""
+
+    def begin(self, batches: Sequence[Batch], *, seed: int, runs: int) -> None:
+        """`floor` of the same will be asked for: it may be computed in the meantime."""
+
+    def floor(self, batches: Sequence[Batch], *, seed: int, runs: int) -> NoiseFloor:
+        """One run without errors, and the worst of so many with."""
+
+    def unlucky(self, batches: Sequence[Batch], *, seed: int, runs: int) -> Iterator[F32]:
+        """So many runs with errors, (outputs, vocabulary) each."""
+
+    def logits(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
+        """(outputs, vocabulary) each: as llama.cpp rounds, and in float64 without conversions."""
+
+    def converted(
+        self, batches: Sequence[Batch], only: Sequence[int] | None = None
+    ) -> Iterator[F32]:
+        """As engines convert activations that have another format for them, one by one. only: the
+        formats with these numbers, in this order."""
+
+
+@dataclass(kw_only=True)
+class Context:
+    """One model, one preset, two engines in their roles."""
+
+    case: str  # how the report names the model
+    model: Path  # the oracle's file
+    subject_model: Path  # the subject's
+    oracle: Session
+    subject: Session
+    llama_cpp: Session  # on the oracle's file: its graph is what ops are judged along
+    subject_info: EngineInfo  # what the subject says of itself: which sites it shows
+    settings: Settings
+    n_tokens: int
+    n_steps: int
+    prompt: bytes  # that generation goes on from
+    seed: int
+    named: bool  # the user asked for these very suites, not for all that can be run
+    facts: ModelFacts  # of the oracle's file
+    make_honest: Callable[["Context"], HonestRuns]
+    lanes: int  # partial sums in the oracle's vector code
+    repro: Callable[[str], str]  # suite -> the command that shows it again
+    progress: Callable[[str], None] = field(default=lambda _: None)
+    # of an engine without tensors: what is asked on models that are made of this one
+    black_box: "Callable[[Context], Iterator[Verdict]] | None" = None
+    embeddings: bool = False  # what honest runs come to, instead of logits
+    given: tuple[Batch, ...] = ()  # of a subject that holds one run; else they are seeded
+    noise_measured: tuple[Sequence[Batch], float] | None = None  # see `noise_on`
+
+    @cached_property
+    def file(self) -> GgufFile:
+        """The oracle's."""
+        return open_model(self.model)
+
+    @cached_property
+    def honest(self) -> HonestRuns:
+        return self.make_honest(self)
+
+    @cached_property
+    def tokens(self) -> list[int]:
+        """Seeded ids from all over the vocabulary: text would only reach the common ones."""
+        n_vocab = self.facts.n_vocab
+        if not n_vocab:
+            raise NoAnswer("not-compared", "how many tokens there are is not in the file", {})
+        raw = Philox(key=self.seed).random_raw(self.n_tokens + STEPS_TRACED)
+        return [int(r >> np.uint64(33)) % n_vocab for r in raw]
+
+    @cached_property
+    def batches(self) -> tuple[Batch, ...]:
+        """A prompt, which an encoder is given first, then single tokens."""
+        if self.given:
+            return self.given
+        prompt, rest = self.tokens[: self.n_tokens], self.tokens[self.n_tokens :]
+        steps = [Batch.of([t], start=self.n_tokens + i) for i, t in enumerate(rest)]
+        both = self.facts.decoder_start is not None
+        return encoded_first((Batch.of(prompt), *steps), both)
+
+    def begin_noise(self) -> None:
+        """Engines are asked first, and in the meantime it may be measured."""
+        if "noise" not in self.__dict__:
+            self.honest.begin(self.batches, seed=self.seed, runs=RUNS)
+
+    @cached_property
+    def noise(self) -> NoiseFloor:
+        self.progress("measuring the noise of honest runs")
+        return self.honest.floor(self.batches, seed=self.seed, runs=RUNS)
+
+    def noise_on(self, batches: Sequence[Batch]) -> float:
+        """The relative noise on these very batches, from more runs: asked before blaming anyone.
+        A run of many tokens meets as many rare events as several of few."""
+        if self.noise_measured is None or self.noise_measured[0] is not batches:
+            self.progress("a difference: measuring the noise of more honest runs")
+            many = sum(map(len, batches)) // max(1, sum(map(len, self.batches)))
+            runs = max(RUNS, MORE_RUNS // max(1, many))
+            more = self.honest.floor(batches, seed=self.seed + MORE_RUNS, runs=runs)
+            self.noise_measured = (batches, max(more.relative, self.noise.relative))
+        return self.noise_measured[1]
+
+    def honest_runs(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
+        """Logits of the oracle's file by our ops, (outputs, vocabulary) each: with llama.cpp's
+        conversions of activations, and in float64 without any."""
+        self.progress("a difference: our own runs say which engine is wrong")
+        return self.honest.logits(batches)
+
+    def converted_runs(
+        self, batches: Sequence[Batch], only: Sequence[int] | None = None
+    ) -> Iterator[F32]:
+        self.progress("a difference: our own runs that convert activations otherwise")
+        return self.honest.converted(batches, only=only)
+
+    def with_subject(self, subject: Session, path: Path, info: EngineInfo) -> "Context":
+        """The same with another subject: all that is known so far is of the oracle."""
+        other = copy(self)
+        other.subject, other.subject_model, other.subject_info = subject, path, info
+        return other
+
+    def for_embeddings(self) -> "Context":
+        """The same with honest runs that come to embeddings."""
+        return replace(self, embeddings=True)
+
+    def ask_both(self, question: str, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """The oracle's answer and the subject's. Where both refuse, nobody is blamed.
+
+        What the model lacks, says the oracle, is no excuse for a subject that says something else.
+        """
+        first, second = self.outcomes(question, *args, **kwargs)
+        if isinstance(second, Rejected) and (isinstance(first, Rejected) or lacks(first)):
+            said = f"{getattr(first, 'message', '')}; {second.message}"
+            raise NoAnswer("not-compared", f"both engines refuse: {said}", {})
+        if lacks(first) and not lacks(second):
+            self.answer(self.subject, question, second)
+        expected = self.answer(self.oracle, question, first)
+        return expected, self.answer(self.subject, question, second)
+
+    def outcomes(self, question: str, *args: Any, **kwargs: Any) -> tuple[Outcome, Outcome]:
+        """The oracle's and the subject's, asked at once where the oracle is another process, which
+        the subject does not ask itself. Who has not answered in time beside the other is asked
+        again alone: a limit is for an engine by itself."""
+        oracle = partial(self.oracle.ask, question, *args, **kwargs)
+        subject = partial(self.subject.ask, question, *args, **kwargs)
+        if self.oracle.pid is None or self.oracle in (self.subject, self.subject.asks):
+            return oracle(), subject()
+        self.oracle.start()  # in this thread: it would die with the other one
+        first, second = at_once(oracle, subject)
+        if isinstance(first, TimedOut):
+            first = oracle()
+        if isinstance(second, TimedOut):
+            second = subject()
+        return first, second
+
+    def ask(self, session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
+        """The answer, or NoAnswer with what became of the question."""
+        return self.answer(session, question, session.ask(question, *args, **kwargs))
+
+    def answer(self, session: Session, question: str, outcome: Outcome) -> Any:
+        """What `ask` makes of an outcome."""
+        if isinstance(outcome, Answered):
+            return outcome.value
+        if isinstance(outcome, Unanswerable) and outcome.declared:
+            raise NoAnswer("not-applicable", outcome.message, {})
+        error = no_answer(session.name, question, outcome)
+        if isinstance(outcome, Rejected):
+            raise self.refusal(session, question, error)
+        lacking = session is self.subject or (self.facts.has_logits and not self.embeddings)
+        if error.status == "not-applicable" and lacking:
+            # the oracle was asked first, and a graph of ours has logits: it is the engine that
+            # lacks something, not the model
+            text = f"{session.name} cannot be asked: {error.summary}"
+            raise NoAnswer("not-compared", text, error.detail)
+        raise error
+
+    def refusal(self, session: Session, question: str, error: NoAnswer) -> NoAnswer:
+        """With whom it accuses: who refuses what our own engine takes as well."""
+        wrong = "unknown"
+        if self.takes(session, question):
+            wrong = {self.oracle: "oracle", self.subject: "subject"}.get(session, session.name)
+        why = f"our own engine takes it: at fault: {wrong}"
+        if wrong == "unknown":
+            why = "nothing is known of which of them is right"
+        return NoAnswer(error.status, f"{error.summary}; {why}", error.detail | {"at_fault": wrong})
+
+    def takes(self, session: Session, question: str) -> bool:
+        """Whether our own engine, which is not the one that refuses, reads or runs the file."""
+        if session.name == "reference":
+            return False
+        if session is self.subject and self.subject_model != self.model:
+            return False  # nobody looked at its file
+        try:
+            if question in ("tokenize", "detokenize"):
+                tokenizer_of(self.file.metadata)
+        except EngineError:
+            return False
+        return not self.facts.not_ours or question not in ("evaluate", "greedy")
+
+    def verdict(
+        self,
+        suite: str,
+        status: Status,
+        summary: str,
+        detail: dict[str, Any] | None = None,
+        key: Sequence[str] = (),
+    ) -> Verdict:
+        return Verdict(
+            suite=suite,
+            case=self.case,
+            status=status,
+            summary=summary,
+            detail=detail or {},
+            key="/".join(key),
+            repro="" if status == "agreed" else self.repro(suite),
+        )
+
+    def close(self) -> None:
+        for name in ("file", "honest"):
+            if name in self.__dict__ and hasattr(self.__dict__[name], "close"):
+                self.__dict__[name].close()
+
+
+def not_offered(context: Context, level: str, suite: str) -> list[Verdict] | None:
+    """What is said of a level that engines with logits need not have; None: the engine has it."""
+    levels = context.subject_info.levels
+    if levels is not None and level in levels:
+        return None
+    if not context.named and (levels is None or "logits" in levels):
+        return []  # its logits say more
+    text = f"{context.subject.name} does not offer {level}"
+    return [context.verdict(suite, "not-applicable", text)]
+
+
+def lacks(outcome: Outcome) -> bool:
+    """Whether an engine says that the model has no such thing, whoever is asked."""
+    return isinstance(outcome, Unanswerable) and outcome.of_model
+
+
+def no_answer(engine: str, question: str, outcome: Outcome) -> NoAnswer:
+    question = in_words(question)
+    if isinstance(outcome, Crashed):
+        log = {"log": list(outcome.log), "said": outcome.said}
+        return NoAnswer("crashed", f"{engine} crashed in {question}: {outcome.message}", log)
+    if isinstance(outcome, TimedOut):
+        log = {"log": list(outcome.log)}
+        text = f"{engine} did not answer {question} within {outcome.seconds:g} s"
+        return NoAnswer("timed-out", text, log)
+    if isinstance(outcome, Malformed):
+        text = f"{engine} gave no proper answer to {question}: {outcome.message}"
+        return NoAnswer("malformed", text, {"engine": engine, "question": question})
+    if isinstance(outcome, Unanswerable):
+        if outcome.of_model:
+            return NoAnswer("not-applicable", outcome.message, {})
+        return NoAnswer("not-compared", f"{engine} cannot be asked: {outcome.message}", {})
+    if isinstance(outcome, Rejected):
+        text = f"{engine} refuses what the other engine accepts: {outcome.message}"
+        return NoAnswer("diverged", text, {"engine": engine, "question": question})
+    raise TypeError(f"{outcome!r} is an answer")
+
+
+def patient(error: NoAnswer) -> NoAnswer:
+    """The same; who waited in vain is told how to wait otherwise."""
+    if error.status != "timed-out":
+        return error
+    text = f"{error.summary} (--timeout SECONDS: how long is waited for an answer)"
+    return NoAnswer(error.status, text, error.detail)
+
+
+class Suite(Registered):
+    """Asks both engines the same and compares the answers. `order` is the order of a run."""
+
+    members: ClassVar[str] = "lockstep.harness.suites"
+    order: ClassVar[int]
+    expected: ClassVar[bool] = True  # False: where it does not apply nobody misses it
+    of_oracle_alone: ClassVar[bool] = False  # the subject is not asked, and nothing said of it
+
+    def inapplicable(self, facts: ModelFacts) -> str:
+        """Why there is nothing to compare in a model like this; "" if there is."""
+        return ""
+
+    def begin(self, context: Context) -> None:
+        """What may be computed while other suites ask engines."""
+
+    def run(self, context: Context) -> Iterator[Verdict]:
+        """One verdict for each thing compared, also for what turned out not to be comparable."""
+        raise NotImplementedError

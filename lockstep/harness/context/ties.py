@@ -1,0 +1,77 @@
+"""Where greedy text hangs by a thread: tokens that another honest engine may choose otherwise.
+
+The noise is measured, not assumed: the engine computes its text twice, token by token and in one
+batch, and is off from itself by so much. Where the two largest logits are no further apart than
+twice that (either may move), the choice says nothing about who is right.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch
+from lockstep.harness.context.runner import Session
+from lockstep.harness.records import Answered, Evaluation, Request
+
+LOOKED_AT = 256  # tokens: of each, all logits are held twice
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tie:
+    """token: number of the generated token, from 0."""
+
+    token: int
+    chosen: int
+    other: int
+    apart: float  # the two largest logits
+    noise: float  # by which the engine's logits are off from themselves there
+
+
+def close_choices(
+    session: Session, prompt: Sequence[int], ids: Sequence[int], decoder_start: int | None = None
+) -> list[Tie] | None:
+    """Of the first LOOKED_AT tokens; None if the engine shows no logits."""
+    ids = ids[:LOOKED_AT]
+    encoded: tuple[Batch, ...] = ()
+    if decoder_start is not None:
+        encoded, prompt = (Batch.to_encode(Batch.of(prompt)),), [decoder_start]
+    start = len(prompt)
+    steps = [Batch.of([t], start=start + i) for i, t in enumerate(ids[:-1])]
+    first = Batch.of(prompt)
+    first.outputs[:-1] = False
+    whole = Batch.of([*prompt, *ids[:-1]])
+    whole.outputs[: start - 1] = False
+    ways = (*encoded, first, *steps), (*encoded, whole)
+    found = [logits_of(session, batches) for batches in ways]
+    if (
+        found[0] is None
+        or found[1] is None
+        or {len(f) for f in found if f is not None} != {len(ids)}
+    ):
+        return None
+    return ties_between(ids, found[0], found[1])
+
+
+def logits_of(session: Session, batches: tuple[Batch, ...]) -> NDArray[np.float32] | None:
+    outcome = session.ask("evaluate", Request(batches=batches))
+    if not isinstance(outcome, Answered) or not isinstance(outcome.value, Evaluation):
+        return None
+    return np.concatenate(outcome.value.logits)
+
+
+def ties_between(
+    ids: Sequence[int], stepwise: NDArray[np.float32], at_once: NDArray[np.float32]
+) -> list[Tie]:
+    """Both: (tokens, vocabulary)."""
+    found = []
+    for at, (chosen, row, again) in enumerate(zip(ids, stepwise, at_once, strict=True)):
+        others = row.copy()
+        others[chosen] = -np.inf
+        other = int(np.argmax(others))
+        apart = float(row[chosen]) - float(row[other])
+        noise = float(np.abs(row[[chosen, other]] - again[[chosen, other]]).max())
+        if apart <= 2 * noise:
+            found.append(Tie(token=at, chosen=chosen, other=other, apart=apart, noise=noise))
+    return found

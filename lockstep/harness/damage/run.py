@@ -1,0 +1,109 @@
+"""`lockstep selftest --arch`: damaged models of many architectures, their report, their counts."""
+
+import shlex
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol
+
+from lockstep.harness.damage.trials import SUITE, DamagePlan, Tried, model_path, trials
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.parallel.works import Executor, as_done
+from lockstep.harness.records import Verdict
+from lockstep.harness.report.header import header
+from lockstep.harness.report.jsonl import ReportWriter
+from lockstep.harness.runs.run import run_folder
+from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.synth.any_arch import variant_named
+
+Progress = Callable[[str], None]
+
+
+class Output(Protocol):
+    def line(self, text: str) -> None: ...
+    def progress(self, case: str, text: str) -> None: ...
+    def verdict(self, verdict: Verdict) -> None: ...
+
+
+def run_damage(
+    plans: Sequence[DamagePlan],
+    reports: Path,
+    command: Sequence[str],
+    executor: Executor | None,
+    out: Output,
+) -> int:
+    """Every verdict is on disk before the next model's. 1 if a change is missed."""
+    started = time.perf_counter()
+    verdicts: list[Verdict] = []
+    writer: ReportWriter | None = None
+    for tried in results(plans, executor, lambda text: out.progress("selftest", text)):
+        if writer is None:
+            head = header(shlex.join(command), plans[0].seed, [], tried.engines)
+            writer = ReportWriter(run_folder(reports, SUITE), head)
+        for verdict in tried.verdicts:
+            verdicts.append(verdict)
+            writer.verdict(verdict)
+            out.verdict(verdict)
+    assert writer is not None
+    code = exit_code(verdicts)
+    writer.footer(code, time.perf_counter() - started)
+    for line in table(verdicts):
+        out.line(line)
+    out.line(f"report: {writer.path}")
+    return code
+
+
+def results(
+    plans: Sequence[DamagePlan], executor: Executor | None, progress: Progress
+) -> Iterator[Tried]:
+    with TemporaryDirectory(prefix="lockstep-") as name:
+        folder = Path(name)
+        make_models(plans, folder)
+
+        def here(plan: DamagePlan) -> Tried:
+            progress(f"suite {plan.variant}")
+            return trials(plan, folder)
+
+        work = here if executor is None else partial(trials, folder=folder)
+        for tried in as_done(work, plans, executor, [model_path(p, folder) for p in plans]):
+            progress(f"{tried.variant} is done")
+            yield tried
+
+
+def make_models(plans: Sequence[DamagePlan], folder: Path) -> None:
+    """One engine names the tensors of all: to start it takes longer than to ask it."""
+    with opened() as session:
+        for plan in plans:
+            variant, path = variant_named(plan.variant), model_path(plan, folder)
+            make_variant(variant, path, seed=plan.seed, quant=plan.quant, session=session)
+
+
+COLUMNS = ("changes", "move an output", "named", "beyond a bound", "alone", "confirmed")
+
+
+def table(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """By kind of change, then what was not found, then what could not be tried."""
+    tried = [v for v in verdicts if "damage" in v.detail]
+    yield f"{'':<8}" + "".join(f"{name:>16}" for name in COLUMNS)
+    kinds = Counter(v.detail["kind"] for v in tried)
+    for kind in (*sorted(kinds), "all"):
+        same = [v for v in tried if kind in (v.detail["kind"], "all")]
+        yield f"{kind:<8}" + "".join(f"{n:>16}" for n in counts(same))
+    for verdict in verdicts:
+        if verdict.status not in ("agreed", "excused"):
+            yield f"{verdict.status}: {verdict.case}: {verdict.summary}"
+    models = len({v.case for v in verdicts})
+    moved = [v for v in tried if v.detail["changed"]]
+    named = sum(v.detail["named"] for v in moved)
+    share = f" ({named / len(moved):.1%})" if moved else ""
+    yield f"{models} models: {named} of {len(moved)} changes that move an output are named{share}"
+
+
+def counts(tried: Sequence[Verdict]) -> list[int]:
+    """As COLUMNS, of those that move an output from the third on."""
+    moved = [v for v in tried if v.detail["changed"]]
+    names = ("named", "beyond_bound", "alone", "confirmed")
+    return [len(tried), len(moved), *(sum(v.detail[name] for v in moved) for name in names)]

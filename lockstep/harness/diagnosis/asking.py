@@ -1,0 +1,219 @@
+"""Which questions tell mistakes apart, of what an engine says that it can be asked."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.architectures.base import Architecture
+from lockstep.engine.batch import Batch
+from lockstep.engine.gguf.types import type_by_name
+from lockstep.harness.context.further_runs import further_runs, many_ids, n_cells
+from lockstep.harness.context.relations import ways
+from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.diagnosis.questions import (
+    Continued,
+    Decoded,
+    Embedded,
+    Greedy,
+    Header,
+    Ids,
+    Likeliest,
+    Question,
+    Run,
+    Written,
+)
+from lockstep.harness.judging.candidates import read_list
+from lockstep.harness.records import Answered, Unanswerable
+from lockstep.harness.suites.decode import Decode
+from lockstep.harness.suites.logprobs import LENGTHS, by_text, names
+from lockstep.harness.suites.text import LONG, OTHERS, Pieces
+from lockstep.harness.suites.tokens import MORE_TEXTS, TEXTS, may_be_asked, some_tokens
+
+BLOCKS = 4096  # of each type of weights
+LONGEST = 4000  # bytes of a text: some wrong tokenizers take a step for each pair of them
+AFTER = 16  # tokens of an engine whose logits are shown as well
+BEGINNINGS = 32  # behind each of which an engine without logits is asked for one token
+LONG_ONES = (33, 40, 48, 56, 64, 65, 67, 80, 96, 112, 127, 129, 160, 200, 257, 261)
+SHORT = 8  # tokens behind each text but the first
+CELLS = 64  # of a run that costs no more than a text
+CANDIDATES = 64  # of a list: a server sends them one by one
+WORDS = 5  # that each beginning of a long text has more than the one before
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Asked:
+    """A question, and what the subject said."""
+
+    question: Question
+    said: Any
+
+
+def asked(context: Context) -> tuple[list[Asked], list[str]]:
+    """All that the subject answers, in the order in which every other engine is asked, and what it
+    does not answer."""
+    found, missing = [], []
+    for question in questions_for(context):
+        context.progress(f"asking {context.subject.name} for {question.words}")
+        outcome = question.ask(context.subject)
+        if isinstance(outcome, Answered):
+            found.append(Asked(question=question, said=readable(context, question, outcome.value)))
+        elif not isinstance(outcome, Unanswerable):  # what it does not offer is no gap
+            why = getattr(outcome, "message", "no answer in time")
+            missing.append(f"{question.words}: {why}")
+    return found, missing
+
+
+def readable(context: Context, question: Question, said: Any) -> Any:
+    if not isinstance(question, Likeliest):
+        return said
+    return read_list(said[0], names(context, said))
+
+
+def questions_for(context: Context) -> Iterator[Question]:
+    """In order: what is cheap first, and long runs last."""
+    levels = context.subject_info.levels
+
+    def offers(level: str) -> bool:
+        return levels is None or level in levels
+
+    if offers("parse"):
+        yield Header()
+    if context.facts.has_vocabulary:
+        yield from of_tokens(context, ids=offers("tokenize"), texts=offers("detokenize"))
+    if offers("dequantize"):
+        yield from of_weights(context)
+    if not (context.facts.not_ours or context.facts.no_run):
+        yield from of_runs(context, offers)
+
+
+def of_runs(context: Context, offers: Callable[[str], bool]) -> Iterator[Question]:
+    """An engine that shows logits shows all that its lists and texts could."""
+    more = context.subject_info.levels is not None  # than is asked of engines that do not say
+    if Architecture.named(context.facts.architecture).embeds:
+        if offers("embed"):
+            yield from of_embeddings(context)
+    elif offers("logits"):
+        yield from of_logits(context, greedy=offers("greedy"))
+    else:
+        if more and offers("logprobs"):
+            yield from of_lists(context)
+        if offers("greedy"):
+            yield from of_tokens_behind(context)
+        if more and offers("generate") and context.facts.has_vocabulary:
+            yield from of_texts(context)
+
+
+def of_tokens(context: Context, *, ids: bool, texts: bool) -> Iterator[Question]:
+    every = tuple(
+        text
+        for text in (*TEXTS, *MORE_TEXTS)
+        if len(text) < LONGEST and may_be_asked(context, text)
+    )
+    rows = tuple((token,) for token in some_tokens(context.facts.n_vocab))
+    several = tuple(tuple(int(t) for t in np.ravel(rows[i : i + 5])) for i in range(0, 100, 5))
+    for special, parsed in product((True, False), repeat=2):
+        which = ("with" if special else "without") + " special tokens"
+        which += ", which are read in texts" if parsed else ""
+        if ids:
+            flags = (("add_special", special), ("parse_special", parsed))
+            yield Ids(words=f"the ids of texts {which}", texts=every, flags=flags)
+        if texts:
+            flags = (("remove_special", special), ("unparse_special", parsed))
+            words = f"the texts of ids {which}"
+            yield Written(words=words, rows=(*rows, *filter(None, several)), flags=flags)
+
+
+def of_weights(context: Context) -> Iterator[Question]:
+    first = {tensor.type.name: tensor for tensor in [*context.file.tensors.values()][::-1]}
+    for name, tensor in sorted(first.items()):
+        most = BLOCKS * type_by_name(name).bytes
+        raw = context.file.raw(tensor.name).reshape(-1)[:most].copy()
+        yield Decoded(words=f"weights of {tensor.name} ({name})", type=name, raw=raw)
+
+
+def of_embeddings(context: Context) -> Iterator[Question]:
+    yield Embedded(words="the embeddings of a prompt", batches=context.batches)
+    ids = many_ids(context, min(67, n_cells(context)))
+    beside = Batch.of([*ids[:5], *ids[:3]])
+    beside.seq_ids[:], beside.positions[:] = [1] * 5 + [2] * 3, [*range(5), *range(3)]
+    words = "the embeddings of a longer prompt and of two at once"
+    yield Embedded(words=words, batches=(Batch.of(ids), beside))
+
+
+def of_logits(context: Context, *, greedy: bool) -> Iterator[Question]:
+    """As `check` asks, and once with other tokens in batches of the same sizes."""
+    yield Run(words="the logits of a prompt and of tokens behind it", batches=context.batches)
+    if context.subject_info.partial or context.given:
+        return
+    both = context.facts.decoder_start is not None
+    if not both:
+        turned = [replace(batch, tokens=batch.tokens[::-1].copy()) for batch in context.batches]
+        words = "the logits of the same prompt backwards"
+        yield Run(words=words, batches=tuple(turned))
+        for way in ways(context):
+            if not way.request.capture:
+                yield Run(words=f"the logits {way.words}", batches=way.request.batches)
+    runs = sorted(further_runs(context), key=lambda run: sum(map(len, run.batches)))
+    short = [run for run in runs if sum(map(len, run.batches)) <= CELLS]
+    for run in short:
+        yield Run(words=f"the logits {run.words}", batches=run.batches)
+    if greedy:
+        yield text_of(context, min(AFTER, context.n_steps))
+    for run in runs[len(short) :]:
+        yield Run(words=f"the logits {run.words}", batches=run.batches)
+
+
+def text_of(context: Context, n: int) -> Greedy:
+    return Greedy(
+        words=f"{n} greedy tokens",
+        ids=tuple(Decode().prompt(context)),
+        n=n,
+        decoder_start=context.facts.decoder_start,
+    )
+
+
+def of_tokens_behind(context: Context) -> Iterator[Question]:
+    """One token behind each of many beginnings, and a text: of one that goes on rightly nothing is
+    seen, however long it is."""
+    if context.facts.decoder_start is None:
+        for ids, n in beginnings(context):
+            words = f"the token behind {n} seeded ones, from {ids[0]} on"
+            yield Greedy(words=words, ids=tuple(ids[:n]), n=1)
+    yield text_of(context, context.n_steps)
+
+
+def beginnings(context: Context) -> Iterator[tuple[list[int], int]]:
+    first = context.tokens[: min(context.n_tokens, BEGINNINGS)]
+    second = many_ids(context, min(max(LONG_ONES), n_cells(context)))
+    for ids in (first, second):
+        yield from ((ids, n) for n in range(min(len(ids), BEGINNINGS), 0, -1))
+    yield from ((second, n) for n in LONG_ONES if n <= len(second))
+
+
+def of_lists(context: Context) -> Iterator[Question]:
+    k = min(CANDIDATES, context.facts.n_vocab)
+    if context.subject_info.text_only:
+        try:
+            prefixes: Sequence[Any] = by_text(context).prefixes
+        except NoAnswer:
+            return
+    else:
+        ids = tuple(context.tokens[: context.n_tokens])
+        prefixes = [ids[:n] for n in (len(ids), *reversed(LENGTHS)) if n <= len(ids)]
+    for prefix in prefixes:
+        words = f"the likeliest tokens behind {prefix!r:.60} ({len(prefix)})"
+        yield Likeliest(words=words, prefix=prefix, k=k)
+
+
+def of_texts(context: Context) -> Iterator[Question]:
+    pieces = Pieces.of(context)
+    parts = LONG.split(b" ")
+    some = [b" ".join(parts[:n]) for n in range(2, len(parts), WORDS)]
+    room = n_cells(context) - SHORT - 2  # a token is a byte at least
+    prompts = [text for text in (*OTHERS, *some) if len(text) <= room]
+    for prompt, n in ((context.prompt, context.n_steps), *((text, SHORT) for text in prompts)):
+        words = f"the text behind {prompt[-24:]!r} ({len(prompt)} bytes)"
+        yield Continued(words=words, prompt=prompt, n=n, pieces=pieces)

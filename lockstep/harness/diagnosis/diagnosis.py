@@ -1,0 +1,250 @@
+"""Known mistakes are tried on the questions that a subject answers otherwise than the right engine.
+
+One is named if it gives all of the subject's answers, and the right engine does not.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+from typing import Literal
+
+import numpy as np
+
+from lockstep.engine.batch import steps_of
+from lockstep.engine.gguf.split_files import open_model
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.catalogue.trial import Wrong
+from lockstep.harness.context.suite import Context
+from lockstep.harness.diagnosis.asking import Asked, asked, readable
+from lockstep.harness.diagnosis.engines import Engines, candidates
+from lockstep.harness.diagnosis.questions import Greedy, value_of
+from lockstep.harness.diagnosis.race import Held, Tried, held, is_text, race
+from lockstep.harness.records import Answered, Request
+
+ASPECTS = ("metadata", "tokens", "runs")
+# A mistake that agrees within the noise must also explain the better part of the difference from
+# the right engine, three quarters of its squares: where that is hardly larger than the noise,
+# mistakes without any effect would agree as well.
+LEFT = 0.5
+# Of 36 mistakes of many models, each left out of the catalogue, the others left 0.46 or more.
+CLOSE = 0.25
+# Where one or two tokens differ, nearly ties, another small error may well tip the same.
+PLACES = 3
+AGAIN = 3
+TINY = 1e-6  # of the difference: what float32 leaves of two ways to compute one mistake
+
+# right: as the right engine; few: too little differs for a name; not-compared: there is no limit
+Status = Literal["right", "named", "few", "none", "not-compared"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """A known mistake. left: of the distance between subject and right engine, as a share."""
+
+    engine: str
+    mistake: str
+    effect: str
+    source: str
+    left: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """What was compared of one kind, and how much of it the right engine has as the subject."""
+
+    unit: str
+    compared: int
+    right: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What was found of one aspect of an engine: how it reads the file, its tokens, its runs.
+
+    named: they make the subject's answers, and cannot be told apart by them; also: so do these
+    within the noise, and the others come closer.
+    """
+
+    aspect: str
+    status: Status
+    rows: tuple[Rows, ...]
+    named: tuple[Match, ...] = ()
+    also: tuple[Match, ...] = ()
+    closest: Match | None = None
+    nearest: float = inf  # what the closest leaves, however much that is
+    tried: int = 0
+    places: int = 0  # questions that the right engine answers otherwise
+    unsteady: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosed:
+    of: tuple[Diagnosis, ...]
+    missing: tuple[str, ...]  # what the subject did not answer
+
+    @property
+    def exit_code(self) -> int:
+        found = {each.status for each in self.of}
+        if found - {"right"}:
+            return 1
+        return 0 if found and not self.missing else 3
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """Engines of ours on one file: as ggml rounds, and without."""
+
+    rounding: Engines
+    plain: Engines
+    near: tuple[Wrong, ...]
+    far: tuple[Wrong, ...]
+
+    @classmethod
+    def of(cls, context: Context, *, keep: bool = False) -> "Bench":
+        path, facts = context.subject_model, context.facts
+        with open_model(path) as file:
+            found = candidates(file, facts.architecture, vocabulary=facts.has_vocabulary)
+        both = [
+            Engines(path=path, settings=context.settings, plain=plain, keep=keep)
+            for plain in (False, True)
+        ]
+        return cls(rounding=both[0], plain=both[1], near=found.near, far=found.far)
+
+    def close(self) -> None:
+        self.rounding.close()
+        self.plain.close()
+
+
+def diagnose(context: Context, bench: Bench) -> Diagnosed:
+    facts = context.facts
+    if not (facts.has_logits or facts.not_ours):
+        context = context.for_embeddings()
+    every, missing = asked(context)
+    if facts.not_ours:
+        missing.append(f"its runs: {facts.not_ours}, so that no known mistake can be tried")
+    found = []
+    for aspect in ASPECTS:
+        if of_it := [one for one in every if one.question.aspect == aspect]:
+            found.append(of_aspect(context, bench, aspect, of_it))
+    return Diagnosed(of=tuple(found), missing=tuple(missing))
+
+
+def of_aspect(context: Context, bench: Bench, aspect: str, every: Sequence[Asked]) -> Diagnosis:
+    noise = context.noise.relative if aspect == "runs" else 0.0
+    of = held(bench.rounding, every, noise)
+    if of.off and aspect == "runs":
+        of = held(bench.rounding, every, context.noise_on(context.batches))
+    rows = rows_of(of)
+    if not isfinite(of.noise):
+        return Diagnosis(aspect=aspect, status="not-compared", rows=rows)
+    if not of.off:
+        return Diagnosis(aspect=aspect, status="right", rows=rows)
+    ways = [(bench.rounding, of)]
+    if aspect == "runs":
+        plain = held(bench.plain, every, of.noise)
+        if not plain.off:
+            return Diagnosis(aspect=aspect, status="right", rows=rows_of(plain))
+        ways.append((bench.plain, plain))
+    found: list[Tried] = []
+    for engines, of in ways:
+        for classes in (bench.near, bench.far):
+            found += race(engines, classes, of, context.progress)
+            if any(survives(row) for row in found):
+                return named(context, aspect, engines, of, found)
+    return Diagnosis(
+        aspect=aspect,
+        status="none",
+        rows=rows,
+        closest=closest(found),
+        nearest=min((row.left for row in found), default=inf),
+        tried=number_of(found),
+        places=len(of.off),
+        unsteady=unsteadiness(context, of),
+    )
+
+
+def number_of(found: Sequence[Tried]) -> int:
+    return len({row.cls for row in found})
+
+
+def survives(row: Tried) -> bool:
+    return row.survived and row.left <= LEFT
+
+
+def closest(found: Sequence[Tried]) -> Match | None:
+    first = min(found, key=lambda row: row.left, default=None)
+    return match(first) if first is not None and first.left <= CLOSE else None
+
+
+def named(
+    context: Context, aspect: str, engines: Engines, of: Held, found: Sequence[Tried]
+) -> Diagnosis:
+    matching = sorted(filter(survives, found), key=lambda row: row.left)
+    limit = 2 * matching[0].left + TINY
+    return Diagnosis(
+        aspect=aspect,
+        status="named" if says_enough(engines, of) else "few",
+        rows=rows_of(of),
+        named=tuple(match(row) for row in matching if row.left <= limit),
+        also=tuple(match(row) for row in matching if row.left > limit),
+        nearest=min((row.left for row in found), default=inf),
+        tried=number_of(found),
+        places=len(of.off),
+        unsteady=unsteadiness(context, of),
+    )
+
+
+def says_enough(engines: Engines, of: Held) -> bool:
+    """Rows without a number in the subject's answer say nothing of how they came to be."""
+    off = [(one, c) for one, c in zip(of.every, of.right, strict=True) if not c.same.all()]
+    numbers = any(np.isfinite(c.apart[~c.same]).any() for one, c in off if not is_text(one))
+    return numbers or sum(choices(engines, one) for one, _ in off if is_text(one)) >= PLACES
+
+
+def choices(engines: Engines, one: Asked) -> int:
+    """How many tokens of a text the right engine would choose otherwise where they stand; of a text
+    whose tokens nobody knows at least one."""
+    question = one.question
+    if not isinstance(question, Greedy) or question.n == 1:
+        return 1
+    batches = steps_of(question.ids, one.said, question.decoder_start)
+    run = value_of(engines.session(Reference).ask("evaluate", Request(batches=batches)))
+    if run is None:
+        return 1
+    rows = np.concatenate(run.logits)[-len(one.said) :]
+    return max(1, int((rows.argmax(axis=1) != one.said).sum()))
+
+
+def match(row: Tried) -> Match:
+    cls = row.cls
+    return Match(
+        engine=cls.name,
+        mistake=cls.mistake,
+        effect=getattr(cls, "effect", ""),
+        source=getattr(cls, "source", ""),
+        left=row.left,
+    )
+
+
+def rows_of(of: Held) -> tuple[Rows, ...]:
+    every: Counter[str] = Counter()
+    right: Counter[str] = Counter()
+    for one, c in zip(of.every, of.right, strict=True):
+        every[one.question.unit] += len(c.same)
+        right[one.question.unit] += int(c.same.sum())
+    return tuple(Rows(unit=unit, compared=every[unit], right=right[unit]) for unit in every)
+
+
+def unsteadiness(context: Context, of: Held) -> str:
+    """Whether the first question that the right engine answers otherwise is answered alike each
+    time: no mistake makes answers that differ from each other."""
+    question, said = of.off[0].question, of.off[0].said
+    for _ in range(AGAIN):
+        outcome = question.ask(context.subject)
+        if not isinstance(outcome, Answered):
+            return ""
+        if not question.repeats(said, readable(context, question, outcome.value), of.noise):
+            who = context.subject.name
+            return f"asked again for {question.words}, {who} gives something else"
+    return ""

@@ -1,0 +1,110 @@
+"""The right engine and every wrong one, asked in this process on one file."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.asking.session import LocalSession
+from lockstep.harness.catalogue.models import ARCH, WITH_KEYS
+from lockstep.harness.catalogue.run import wrong_engines
+from lockstep.harness.catalogue.trial import Wrong
+from lockstep.harness.diagnosis.questions import Question
+from lockstep.harness.mutants.parts.changed import WrongFormat
+from lockstep.harness.mutants.parts.tokenizers import WrongTokenizer
+from lockstep.harness.records import Settings
+
+LLAMA = "llama"  # what models are of unless their name says otherwise
+
+
+@dataclass(kw_only=True)
+class Engines:
+    """plain: nothing is converted or rounded on purpose, as in engines that do not follow ggml.
+    keep: all that was answered, for more subjects on the same file."""
+
+    path: Path
+    settings: Settings
+    plain: bool = False
+    keep: bool = False
+    answers: dict[tuple[type[Any], str], Any] = field(default_factory=dict)
+    sessions: dict[type[Any], LocalSession] = field(default_factory=dict)
+
+    @contextmanager
+    def opened(self, cls: type[Any]) -> Iterator[None]:
+        """What it holds is given back behind this, unless it is to be kept."""
+        try:
+            yield
+        finally:
+            if not self.keep and cls is not Reference and cls in self.sessions:
+                self.sessions.pop(cls).close()
+
+    def session(self, cls: type[Any]) -> LocalSession:
+        if cls not in self.sessions:
+            made = without_roundings(cls) if self.plain else cls
+            self.sessions[cls] = LocalSession(made, self.path, self.settings)
+        return self.sessions[cls]
+
+    def answer(self, cls: type[Any], question: Question) -> Any:
+        if question.is_as_right(cls):
+            cls = Reference
+        key = cls, question.words
+        if key in self.answers:
+            return self.answers[key]
+        found = question.of(self.session(cls))
+        if self.keep or cls is Reference:
+            self.answers[key] = found
+        return found
+
+    def close(self) -> None:
+        for session in self.sessions.values():
+            session.close()
+
+
+def without_roundings(cls: type[Any]) -> type[Any]:
+    def make_ops(self: Any) -> Any:
+        ops = cls.make_ops(self)
+        if isinstance(ops, Mirror):
+            ops.build = replace(ops.build, plain=True)
+        return ops
+
+    return type(cls.__name__, (cls,), {"make_ops": make_ops})
+
+
+# --- which of them may have been made in an engine that runs this file -----------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidates:
+    """near: seen on models of the same architecture; far: on others, for want of one of these."""
+
+    near: tuple[Wrong, ...]
+    far: tuple[Wrong, ...]
+
+
+def candidates(file: GgufFile, architecture: str, *, vocabulary: bool) -> Candidates:
+    types = {tensor.type.name for tensor in file.tensors.values()}
+    fit = [cls for cls in wrong_engines() if may_be(cls, types, vocabulary=vocabulary)]
+    near = [cls for cls in fit if is_near(cls, architecture)]
+    return Candidates(near=tuple(near), far=tuple(cls for cls in fit if cls not in near))
+
+
+def may_be(cls: Wrong, types: set[str], *, vocabulary: bool) -> bool:
+    if issubclass(cls, WrongFormat):
+        return cls.kind in types
+    return vocabulary or not issubclass(cls, WrongTokenizer)
+
+
+def is_near(cls: Wrong, architecture: str) -> bool:
+    return issubclass(cls, WrongTokenizer | WrongFormat) or shown_on(cls) == architecture
+
+
+def shown_on(cls: Wrong) -> str:
+    """The architecture of the model that shows it."""
+    if cls.shows_on in WITH_KEYS:
+        return WITH_KEYS[cls.shows_on][0]
+    named = cls.shows_on.removeprefix(ARCH).partition(":")[0]
+    return named if cls.shows_on.startswith(ARCH) else LLAMA

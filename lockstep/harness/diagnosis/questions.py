@@ -1,0 +1,351 @@
+"""What is asked of an engine, of the right one and of every wrong one, and when two answers are the
+same: bit for bit, token by token, or within the noise of honest runs.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.asking.session import LocalSession, Session
+from lockstep.harness.judging.candidates import Listed, off_from
+from lockstep.harness.judging.compare import largest
+from lockstep.harness.judging.tolerances import whole_run
+from lockstep.harness.records import Answered, FileSummary, Outcome, Request
+from lockstep.harness.suites.dequant import bits
+from lockstep.harness.suites.text import Pieces, Reading, fits, readings, why_not_compared
+
+RUN = ("ops", "make_ops", "make_model", "loaded", "evaluate")
+IDS = ("tokenize", "tokenizer")
+TEXTS = ("detokenize", "tokenizer")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Compared:
+    """Of each row of an answer. apart: squared distances; what is no distance is 0 or 1."""
+
+    same: NDArray[np.bool_]
+    apart: NDArray[np.float64]
+
+    @classmethod
+    def exactly(cls, same: Iterable[bool]) -> "Compared":
+        found = np.fromiter(same, np.bool_)
+        return cls(same=found, apart=(~found).astype(np.float64))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Question:
+    """`of` is asked of engines of ours in this process; None: it has no answer.
+
+    words: what no other question of a model has. aspect: mistakes of one show in no other's
+    answers. methods: an engine that has all of them from the right one answers as that does.
+    """
+
+    words: str
+    unit: ClassVar[str]
+    aspect: ClassVar[str]
+    methods: ClassVar[Sequence[str]]
+
+    def ask(self, session: Session) -> Outcome:
+        raise NotImplementedError
+
+    def of(self, session: LocalSession) -> Any:
+        outcome = self.ask(session)
+        return outcome.value if isinstance(outcome, Answered) else None
+
+    def compare(self, said: Any, answer: Any, session: LocalSession, noise: float) -> Compared:
+        """said: by the subject; answer: of `of`, by the session's engine."""
+        raise NotImplementedError
+
+    def repeats(self, said: Any, again: Any, noise: float) -> bool:
+        """Whether the subject said the same twice."""
+        return bool(said == again)
+
+    def is_as_right(self, cls: type[Any]) -> bool:
+        """Whether an engine must answer as the right one does."""
+        return all(getattr(cls, name) is getattr(Reference, name) for name in self.methods)
+
+
+# --- what a file says ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Header(Question):
+    words: str = "what the file says"
+    unit = "entries"
+    aspect = "metadata"
+    methods = ("metadata", "file", "open_file")
+
+    def ask(self, session: Session) -> Outcome:
+        return session.ask("metadata")
+
+    def compare(
+        self, said: FileSummary, answer: FileSummary, session: LocalSession, noise: float
+    ) -> Compared:
+        """A key that is not shown is none that is compared."""
+        own, other = ({t.name: t for t in found.tensors} for found in (said, answer))
+        keys = [said.metadata.get(k) == answer.metadata.get(k) for k in sorted(answer.metadata)]
+        if "tensors" in said.unknown:
+            return Compared.exactly(keys)
+        return Compared.exactly([*keys, *(own.get(name) == other[name] for name in other)])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ids(Question):
+    texts: tuple[bytes, ...]
+    flags: tuple[tuple[str, bool], ...]
+    unit = "texts"
+    aspect = "tokens"
+    methods = IDS
+
+    def ask(self, session: Session) -> Outcome:
+        return session.ask("tokenize", list(self.texts), **dict(self.flags))
+
+    def compare(
+        self, said: list[Any], answer: list[Any], session: LocalSession, noise: float
+    ) -> Compared:
+        return Compared.exactly(list(a) == list(b) for a, b in zip(said, answer, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Written(Ids):
+    texts: tuple[bytes, ...] = ()
+    rows: tuple[tuple[int, ...], ...]
+    unit = "texts"
+    methods = TEXTS
+
+    def ask(self, session: Session) -> Outcome:
+        return session.ask("detokenize", [list(row) for row in self.rows], **dict(self.flags))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Decoded(Question):
+    type: str
+    raw: NDArray[np.uint8]
+    unit = "weights"
+    aspect = "runs"
+    methods = ("dequantize",)
+
+    def ask(self, session: Session) -> Outcome:
+        return session.ask("dequantize", self.type, self.raw)
+
+    def compare(self, said: Any, answer: Any, session: LocalSession, noise: float) -> Compared:
+        return Compared.exactly((bits(said) == bits(answer)).tolist())
+
+    def repeats(self, said: Any, again: Any, noise: float) -> bool:
+        return np.array_equal(bits(said), bits(again))
+
+
+# --- logits -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run(Question):
+    batches: tuple[Batch, ...]
+    unit = "rows of logits"
+    aspect = "runs"
+    methods: ClassVar[Sequence[str]] = RUN
+
+    def ask(self, session: Session) -> Outcome:
+        return session.ask("evaluate", Request(batches=self.batches))
+
+    def rows(self, answer: Any) -> NDArray[np.float32]:
+        return np.concatenate(answer.logits)
+
+    def compare(self, said: Any, answer: Any, session: LocalSession, noise: float) -> Compared:
+        own, other = self.rows(said), self.rows(answer)
+        if own.shape != other.shape:
+            return Compared.exactly([False] * len(own))
+        return within(own, other, float(whole_run(noise, largest(other)).allowed))
+
+    def repeats(self, said: Any, again: Any, noise: float) -> bool:
+        first, second = self.rows(said), self.rows(again)
+        allowed = float(whole_run(noise, largest(first)).allowed)
+        return first.shape == second.shape and bool(within(first, second, allowed).same.all())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Embedded(Run):
+    unit = "rows of embeddings"
+    methods = (*RUN, "embed")
+
+    def ask(self, session: Session) -> Outcome:
+        return session.ask("embed", self.batches)
+
+    def rows(self, answer: Any) -> NDArray[np.float32]:
+        return np.concatenate(answer)
+
+
+def within(said: NDArray[Any], answer: NDArray[Any], allowed: float) -> Compared:
+    """NaN and infinity are the same as themselves only."""
+    with np.errstate(all="ignore"):
+        off = said.astype(np.float64) - answer
+        equal = (said == answer) | (np.isnan(said) & np.isnan(answer))
+        off = np.where(equal, 0.0, off)
+        close: NDArray[np.bool_] = np.less_equal(np.abs(off), allowed)  # no NaN is
+    squares = np.where(np.isfinite(off), off**2, np.inf)
+    return Compared(same=np.all(close, axis=1), apart=squares.sum(axis=1))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Likeliest(Question):
+    """A list of candidates behind a beginning, which is ids, or a text."""
+
+    prefix: tuple[int, ...] | bytes
+    k: int
+    unit = "lists"
+    aspect = "runs"
+    methods = (*RUN, *IDS)
+
+    def ask(self, session: Session) -> Outcome:
+        given = self.prefix if isinstance(self.prefix, bytes) else list(self.prefix)
+        return session.ask("logprobs", [given], self.k)
+
+    def of(self, session: LocalSession) -> Any:
+        ids = self.prefix
+        if isinstance(ids, bytes):
+            ids = tuple(*value_of(session.ask("tokenize", [ids]), [[]]))
+        return value_of(session.ask("evaluate", Request(batches=(last_row(ids),)))) if ids else None
+
+    def compare(self, said: Listed, answer: Any, session: LocalSession, noise: float) -> Compared:
+        """said: as harness.judging.candidates has it, once names of tokens are known."""
+        (row,) = answer.logits[0]
+        if not (np.isfinite(row) | np.isneginf(row)).all():
+            return Compared.exactly([False])
+        allowed = float(whole_run(noise, largest(row)).allowed)
+        return Compared.exactly([off_from(said, row, allowed) is None])
+
+
+def last_row(ids: Sequence[int]) -> Batch:
+    batch = Batch.of(ids)
+    batch.outputs[:-1] = False
+    return batch
+
+
+def value_of(outcome: Outcome, default: Any = None) -> Any:
+    return outcome.value if isinstance(outcome, Answered) else default
+
+
+# --- text ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Greedy(Question):
+    ids: tuple[int, ...]
+    n: int
+    decoder_start: int | None = None
+    unit = "tokens"
+    aspect = "runs"
+    methods = (*RUN, "greedy")
+
+    def ask(self, session: Session) -> Outcome:
+        return session.ask("greedy", list(self.ids), self.n)
+
+    def of(self, session: LocalSession) -> Any:
+        """The tokens, and the logits by which each was chosen: it may be a tie. Without them of an
+        engine that chooses in a way of its own."""
+        if session.cls.greedy is not Reference.greedy or self.decoder_start is not None:
+            ids = value_of(self.ask(session))
+            return None if ids is None else (ids, None)
+        return chosen(session, self.ids, self.n)
+
+    def compare(
+        self, said: list[int], answer: Any, session: LocalSession, noise: float
+    ) -> Compared:
+        """Behind a tie within the noise, which each may choose for itself, nothing is compared."""
+        ids, rows = answer
+        equal = [a == b for a, b in zip(said, ids, strict=True)]
+        first = equal.index(False) if False in equal else len(equal)
+        if rows and first < len(equal) and is_tie(rows[first], ids[first], said[first], noise):
+            return Compared.exactly(equal[:first])
+        return Compared.exactly(i < first for i in range(len(equal)))
+
+    def shortened(self, n: int) -> "Greedy":
+        return replace(self, words=f"the first {n} of {self.words}", n=n)
+
+    def beginning(self, said: list[int], n: int) -> list[int]:
+        return said[:n]
+
+
+def chosen(
+    session: LocalSession, prompt: Sequence[int], n: int
+) -> tuple[list[int], list[NDArray[np.float32]]] | None:
+    """None: the engine does not go on, as one of a mistake that cannot be made in this model."""
+
+    def run(engine: Any) -> tuple[list[int], list[NDArray[np.float32]]]:
+        every = list(engine.loaded.choices(prompt, n))
+        return [token for token, _ in every], [row for _, row in every]
+
+    found: tuple[list[int], list[NDArray[np.float32]]] | None = value_of(session.attempt(run))
+    return found
+
+
+def is_tie(row: NDArray[np.float32], own: int, other: int, noise: float) -> bool:
+    """Not of logits that are exactly alike: which of these is chosen an engine decides."""
+    if not np.isfinite(row).all():
+        return False
+    allowed = 2 * float(whole_run(noise, largest(row)).allowed)
+    return bool(0 < row[own] - row[other] <= allowed)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Continued(Question):
+    """A text behind a text. The tokens of the engine that is asked are what is counted."""
+
+    prompt: bytes
+    n: int
+    pieces: Pieces
+    unit = "tokens"
+    aspect = "runs"
+    methods = (*RUN, "greedy", "tokenize", "detokenize", "tokenizer")
+
+    def ask(self, session: Session) -> Outcome:
+        return session.ask("generate", self.prompt, self.n)
+
+    def of(self, session: LocalSession) -> Any:
+        """The ids, the logits by which each was chosen, and the text if it writes texts otherwise
+        than the right engine."""
+        ids = value_of(session.ask("tokenize", [self.prompt]), [[]])[0]
+        free = Greedy(words="", ids=tuple(ids), n=self.n).of(session) if ids else None
+        if free is None or all(
+            getattr(session.cls, name) is getattr(Reference, name) for name in TEXTS
+        ):
+            return free and (*free, None)
+        flags = {"remove_special": True, "unparse_special": False}
+        return *free, value_of(session.ask("detokenize", [free[0]], **flags), [None])[0]
+
+    def compare(self, said: bytes, answer: Any, session: LocalSession, noise: float) -> Compared:
+        """What is behind the end of the subject's text, or behind a tie, is not compared."""
+        free, rows, text = answer
+        if text is not None:
+            return Compared.exactly([said.strip().startswith(text.strip())] * len(free))
+        free = free[: self.pieces.shown(free)]
+        if not free:
+            return Compared.exactly([not said])
+        best = max(readings(said, free, self.pieces), key=lambda r: (r.end, -len(r.rest)))
+        if best.end < len(free) and (
+            why_not_compared(best, free, self.pieces)
+            or (rows and self.is_tie(rows[best.end], free[best.end], best, noise))
+        ):
+            return Compared.exactly([True] * best.end)
+        return Compared.exactly(i < best.end for i in range(len(free)))
+
+    def is_tie(self, row: NDArray[np.float32], own: int, best: Reading, noise: float) -> bool:
+        """Whether another token that fits the text is as likely."""
+        if not np.isfinite(row).all():
+            return False
+        margins = row.max() - row
+        likely = np.flatnonzero(margins <= 2 * float(whole_run(noise, largest(row)).allowed))
+        others = (int(token) for token in likely if token != own)
+        return any(fits(self.pieces[token], best.rest, self.pieces) for token in others)
+
+    def shortened(self, n: int) -> "Continued":
+        return replace(self, words=f"the first {n} tokens of {self.words}", n=n)
+
+    def beginning(self, said: bytes, n: int) -> bytes:
+        """All of it: what is written of fewer tokens it begins with."""
+        return said

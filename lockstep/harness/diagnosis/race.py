@@ -1,0 +1,110 @@
+"""Wrong engines on the questions in turn, until one is answered otherwise than by the subject."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf, sqrt
+from typing import Any
+
+import numpy as np
+
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.catalogue.trial import Wrong
+from lockstep.harness.diagnosis.asking import Asked
+from lockstep.harness.diagnosis.engines import Engines
+from lockstep.harness.diagnosis.questions import Compared, Continued, Greedy, Run
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Held:
+    """The right engine's answers beside the subject's; of texts those come first that part, and
+    soon: of the others no mistake is seen, and each token is a run."""
+
+    every: tuple[Asked, ...]
+    right: tuple[Compared, ...]
+    noise: float
+
+    @property
+    def off(self) -> list[Asked]:
+        return [one for one, c in zip(self.every, self.right, strict=True) if not c.same.all()]
+
+
+def held(engines: Engines, every: Sequence[Asked], noise: float) -> Held:
+    pairs = [(one, compared(engines, Reference, one, noise)) for one in every]
+    found = [(one, c) for one, c in pairs if c is not None]
+    found.sort(key=lambda pair: cost(*pair))
+    return Held(every=tuple(one for one, _ in found), right=tuple(c for _, c in found), noise=noise)
+
+
+def cost(one: Asked, right: Compared) -> tuple[bool, bool, int]:
+    text = is_text(one)
+    return text, text and bool(right.same.all()), int(right.same.sum()) if text else 0
+
+
+def beginning(one: Asked, right: Compared) -> Asked | None:
+    """Of a text that parts early, up to there: few wrong engines come so far."""
+    question, n = one.question, int(right.same.sum()) + 1
+    if not isinstance(question, Greedy | Continued) or right.same.all() or 2 * n > question.n:
+        return None
+    return Asked(question=question.shortened(n), said=question.beginning(one.said, n))
+
+
+def is_text(one: Asked) -> bool:
+    return isinstance(one.question, Greedy | Continued)
+
+
+def compared(engines: Engines, cls: type[Any], one: Asked, noise: float) -> Compared | None:
+    answer = engines.answer(cls, one.question)
+    if answer is None:
+        return None
+    return one.question.compare(one.said, answer, engines.session(cls), noise)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tried:
+    """left: of the distance between the logits of the subject and of the right engine, as a share;
+    of one that answers nothing all and more."""
+
+    cls: Wrong
+    survived: bool
+    left: float
+
+
+def race(
+    engines: Engines, classes: Sequence[Wrong], of: Held, progress: Callable[[str], None]
+) -> Iterator[Tried]:
+    for number, cls in enumerate(classes, 1):
+        progress(f"known mistake {number} of {len(classes)}")
+        with engines.opened(cls):
+            yield tried(engines, cls, of)
+
+
+def tried(engines: Engines, cls: Wrong, of: Held) -> Tried:
+    found: list[Compared] = []
+    for one, right in zip(of.every, of.right, strict=True):
+        begun = beginning(one, right)
+        first = compared(engines, cls, begun, of.noise) if begun else None
+        if first is not None and not first.same.all():
+            found.append(first)
+            break
+        own = compared(engines, cls, one, of.noise)
+        if own is None:
+            return Tried(cls=cls, survived=False, left=inf)
+        found.append(own)
+        if not own.same.all():
+            break
+    survived = len(found) == len(of.every) and all(own.same.all() for own in found)
+    return Tried(cls=cls, survived=survived, left=left_by(found, of))
+
+
+def left_by(own: Sequence[Compared], of: Held) -> float:
+    """Of rows on which the right engine is off. What is NaN there, or infinite, and the same in the
+    wrong one is explained, and no distance."""
+    of_it, of_right = 0.0, 0.0
+    for one, a, b in zip(of.every, own, of.right, strict=False):
+        if isinstance(one.question, Run) and len(a.same) == len(b.same):
+            off = ~b.same & np.isfinite(b.apart)
+            of_it += float(a.apart[off].sum())
+            of_right += float(b.apart[off].sum())
+    if of_right:
+        return sqrt(of_it / of_right)
+    return 0.0 if own and all(a.same.all() for a in own) else inf

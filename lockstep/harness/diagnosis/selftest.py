@@ -1,0 +1,107 @@
+"""`lockstep selftest --diagnosis`: of wrong engines that show little, is the mistake named?"""
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from lockstep.harness.catalogue.run import family_of, parts_of, wrong_engines
+from lockstep.harness.diagnosis.trials import Row, tries
+from lockstep.harness.parallel.row_files import add_rows, read_rows
+from lockstep.harness.parallel.works import Executor, as_done
+
+# what is promised of engines that show logits, or text alone
+PROMISED = {"logits": 0.90, "text": 0.75}
+HEAD = ("view", "engines", "differ", "named", "alone", "others", "none", "few")
+
+
+class Output(Protocol):
+    def line(self, text: str) -> None: ...
+    def progress(self, case: str, text: str) -> None: ...
+
+
+def run_diagnosis(
+    out: Output,
+    *,
+    only: str,
+    sample: int | None,
+    seed: int,
+    file: Path | None,
+    executor: Executor | None,
+) -> int:
+    """0: of those whose answers differ so many are named as is promised, and nothing else is.
+
+    file: a line of JSON for each engine and view; engines that are there are not tried again.
+    """
+    chosen = [cls for cls in wrong_engines() if only in ("", family_of(cls))]
+    if sample is not None and sample < len(chosen):
+        chosen = random.Random(seed).sample(chosen, sample)
+    names = {cls.name for cls in chosen}
+    rows = [row for row in read_rows(file, row_of) if row.engine in names]
+    done = {row.engine for row in rows}
+    parts = list(parts_of([cls for cls in chosen if cls.name not in done]))
+    for number, some in enumerate(as_done(tries, parts, executor), 1):
+        out.progress("diagnosis", f"{number} of {len(parts)} parts")
+        rows += some
+        add_rows(file, some)
+    for line in lines(rows, len(wrong_engines())):
+        out.line(line)
+    return 0 if is_kept(rows) else 1
+
+
+def row_of(said: dict[str, Any]) -> Row:
+    lists = {name: tuple(said[name]) for name in ("named", "also", "others")}
+    return Row(**{**said, **lists})
+
+
+# --- counting -----------------------------------------------------------------------------------
+
+
+def differs(row: Row) -> bool:
+    """Of the others there is nothing to explain."""
+    return row.status not in ("right", "not asked")
+
+
+def is_named(row: Row) -> bool:
+    """Among mistakes that make the same answers, within the noise, on all that was asked."""
+    return row.status == "named" and row.engine in (*row.named, *row.also)
+
+
+def is_wrong(row: Row) -> bool:
+    return row.status == "named" and not is_named(row)
+
+
+def is_kept(rows: Sequence[Row]) -> bool:
+    """What is promised; of a view in which nothing differs nothing is."""
+    seen = {row.view for row in rows if differs(row)}
+    enough = all(share(rows, view) >= PROMISED[view] for view in PROMISED if view in seen)
+    return bool(seen) and enough and not any(map(is_wrong, rows))
+
+
+def share(rows: Sequence[Row], view: str) -> float:
+    """Of a view in which some differ."""
+    some = [row for row in rows if row.view == view and differs(row)]
+    return sum(map(is_named, some)) / len(some)
+
+
+def lines(rows: Sequence[Row], of: int) -> Iterator[str]:
+    yield f"{len({row.engine for row in rows})} of {of} wrong engines"
+    yield "".join(f"{cell:>9}" for cell in HEAD)
+    for view in dict.fromkeys(row.view for row in rows):
+        yield "".join(f"{cell:>9}" for cell in counted(view, rows))
+    without = [row for row in rows if differs(row)]
+    n = sum(bool(row.others) for row in without)
+    yield f"with the mistake left out of the catalogue another is named: {n} of {len(without)}"
+    for row in rows:
+        if differs(row) and not is_named(row):
+            yield f"{row.engine} on {row.model}, {row.view}: {row.status} {' '.join(row.named)}"
+
+
+def counted(view: str, rows: Sequence[Row]) -> list[str]:
+    of_view = [row for row in rows if row.view == view]
+    some = [row for row in of_view if differs(row)]
+    found = [row for row in some if is_named(row)]
+    alone = sum(len(row.named) == 1 for row in found)
+    numbers = [len(of_view), len(some), len(found), alone, sum(map(is_wrong, some))]
+    numbers += [sum(row.status == status for row in some) for status in ("none", "few")]
+    return [view, *map(str, numbers)]

@@ -1,0 +1,159 @@
+"""A wrong engine shown through a view, and which mistake is named; what is, if nobody knows it."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import numpy as np
+from numpy.random import Philox
+
+from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.asking.session import LocalSession
+from lockstep.harness.catalogue.run import Part, family_of, wrong_engines
+from lockstep.harness.catalogue.trial import Bench as Tried
+from lockstep.harness.catalogue.trial import bench_for
+from lockstep.harness.catalogue.views import ALL, LOGITS, TEXT, Narrow, View
+from lockstep.harness.check.check import described
+from lockstep.harness.diagnosis.asking import Asked, asked
+from lockstep.harness.diagnosis.diagnosis import ASPECTS, Bench, Diagnosis, of_aspect
+from lockstep.harness.diagnosis.engines import without_roundings
+from lockstep.harness.judging.compare import largest
+from lockstep.harness.mutants.parts.tokenizers import WrongTokenizer
+from lockstep.harness.records import Answered, Evaluation, Outcome
+
+# what a tokenizer does to a text is seen in texts alone
+TEXTS = View(name="text", levels=("generate",), questions=frozenset({"generate"}))
+RACES = "races"  # of mistakes: their answers are made to be others than those of the same engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One engine through one view.
+
+    named: as Diagnosis has it, of the aspect that differs; others: what is named once these are
+    not in the catalogue.
+    """
+
+    engine: str
+    family: str
+    model: str
+    view: str
+    status: str
+    named: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    nearest: float = inf  # what the best of those leaves, as Match has it
+    places: int = 0  # questions that the right engine answers otherwise
+    differs: int = 0
+    unsteady: bool = False
+    seconds: float = 0.0
+
+
+class Shown(Narrow):
+    """An engine as a view shows it: its logits are as far off as an honest run's may be, and the
+    text behind a text is that of its greedy tokens."""
+
+    def __init__(self, inner: LocalSession, view: View, noise: float) -> None:
+        super().__init__(inner, view)
+        self.noise, self.asked = noise, 0
+
+    def _ask(
+        self,
+        question: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        consume: Callable[[Any], None] | None = None,
+    ) -> Outcome:
+        if question == "generate" and question in self.view.questions:
+            return self.generated(*args)
+        if self.view.levels is None:
+            outcome = self.inner._ask(question, args, kwargs, consume)
+        else:
+            outcome = super()._ask(question, args, kwargs, consume)
+        if isinstance(outcome, Answered) and isinstance(outcome.value, Evaluation):
+            moved = tuple(map(self.moved, outcome.value.logits))
+            return replace(outcome, value=replace(outcome.value, logits=moved))
+        if isinstance(outcome, Answered) and question == "embed":
+            return replace(outcome, value=tuple(map(self.moved, outcome.value)))
+        return outcome
+
+    def moved(self, logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        self.asked += 1
+        raw = Philox(key=self.asked).random_raw(logits.size) >> np.uint64(11)
+        share = (raw.astype(np.float64) * 2.0**-52 - 1).reshape(logits.shape)
+        return (logits + share * self.noise * largest(logits)).astype(np.float32)
+
+    def generated(self, prompt: bytes, n: int) -> Outcome:
+        ids = self.inner.ask("tokenize", [prompt])
+        free = self.inner.ask("greedy", ids.value[0], n) if isinstance(ids, Answered) else ids
+        if not isinstance(free, Answered):
+            return free
+        flags = {"remove_special": True, "unparse_special": False}
+        text = self.inner.ask("detokenize", [free.value], **flags)
+        return replace(text, value=text.value[0]) if isinstance(text, Answered) else text
+
+
+def views(cls: type[Any]) -> tuple[View, ...]:
+    return (ALL, LOGITS, TEXTS if issubclass(cls, WrongTokenizer) else TEXT)
+
+
+def tries(part: Part) -> list[Row]:
+    """Engines of one model, through each view."""
+    wrong_engines()
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+        tried = bench_for(part.model, Path(folder))
+        bench = Bench.of(tried.context, keep=True)
+        try:
+            classes: list[Any] = [Adapter.named(name) for name in part.engines]
+            return [one(tried, bench, cls, view) for cls in classes for view in views(cls)]
+        finally:
+            bench.close()
+            tried.opened.close()
+
+
+def one(tried: Tried, bench: Bench, cls: Any, view: View) -> Row:
+    started, base = process_time(), tried.context
+    types = {tensor.type.name for tensor in base.file.tensors.values()}
+    made = without_roundings(cls) if types == {"F32"} else cls
+    own = base.for_embeddings() if not base.facts.has_logits else base
+    with Shown(
+        LocalSession(made, base.subject_model, base.settings), view, own.noise.relative
+    ) as subject:
+        if family_of(cls) == RACES:
+            subject.inner.ask("greedy", [1, 2, 3], 2)
+        info = described(subject, under_test=True)
+        context = own.with_subject(subject, base.subject_model, info)
+        every, _ = asked(context)
+        for aspect in ASPECTS:
+            some = [each for each in every if each.question.aspect == aspect]
+            found = of_aspect(context, bench, aspect, some) if some else None
+            if found is not None and found.status != "right":
+                break
+        ending = {"engine": cls.name, "family": family_of(cls), "model": cls.shows_on}
+        ending |= {"view": view.name}
+        if found is None:
+            return Row(status="right" if every else "not asked", **ending)
+        rest = without(context, bench, found, some) if found.status != "right" else None
+    return Row(
+        **ending,
+        status=found.status,
+        named=tuple(m.engine for m in found.named),
+        also=tuple(m.engine for m in found.also),
+        others=tuple(m.engine for m in rest.named) if rest else (),
+        nearest=rest.nearest if rest else inf,
+        places=found.places,
+        differs=sum(row.compared - row.right for row in found.rows),
+        unsteady=bool(found.unsteady),
+        seconds=round(process_time() - started, 2),
+    )
+
+
+def without(context: Any, bench: Bench, found: Diagnosis, some: Sequence[Asked]) -> Diagnosis:
+    """The same with nobody knowing of what was named, of mistakes of this architecture."""
+    names = {match.engine for match in found.named}
+    near = tuple(cls for cls in bench.near if cls.name not in names)
+    return of_aspect(context, replace(bench, near=near, far=()), found.aspect, some)

@@ -1,0 +1,365 @@
+"""A folder of tensors that some engine wrote, judged later: `--engine dump:FOLDER`.
+
+    index.json     {"engine": "mine", "version": "1", "tokens": [[1, 5, 9], [2], [7]]}
+    *.safetensors  step0/embd, step0/attn_norm-0, ..., step0/result_output, step1/embd, ...
+
+The tokens are those of each batch, one sequence from position 0 on. `lockstep trace` writes the
+same form, and so which ids to run. Any node may be missing, but not result_output: the logits.
+What the index says beside that of the cache ("settings": {"type_k": "F16", ...}) and of the model
+("models": [{"sha256": ...}]) holds: llama.cpp is run with the same, and no other file is compared.
+Other names are translated by a map (node_maps): `"map": "transformers"` in the index, a
+path from the folder, or `dump:FOLDER#map=MAP`. Without `stepN/` a tensor is of step 0.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.choices import choices
+from lockstep.engine.errors import EngineError, InvalidModel
+from lockstep.engine.gguf.regular_file import check_regular, read_regular
+from lockstep.harness.answers import MalformedAnswer
+from lockstep.harness.asking.session import Session
+from lockstep.harness.dumps.node_maps import NodeMap, Rule, not_found, read_map, ready
+from lockstep.harness.judging.stored import KINDS, ROUNDED, bf16_of, looks_like
+from lockstep.harness.protocol.messages import printable, settings_of, site_of
+from lockstep.harness.records import (
+    EXACT,
+    Answered,
+    EngineInfo,
+    Evaluation,
+    Malformed,
+    Outcome,
+    Rejected,
+    Request,
+    Settings,
+    Site,
+    TensorRecord,
+    Trace,
+    Unanswerable,
+)
+from lockstep.harness.report.header import sha256_of
+from lockstep.harness.sites import SITES
+
+PREFIX, MAP = "dump:", "#map="
+INDEX = "index.json"
+LARGEST_INDEX = 64 << 20
+MOST_TOKENS = 1 << 20
+LOGITS = "result_output"
+WIDE = ("F32", "F64")
+NUMERIC = ("type_k", "type_v", "flash_attn", "n_threads")
+STEP = re.compile(r"step[0-9]{1,6}/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dump:
+    """What the index says, and in which file each tensor lies."""
+
+    folder: Path
+    engine: str
+    version: str
+    batches: tuple[Batch, ...]
+    files: Mapping[Site, "Held"]
+    settings: Mapping[str, Any]  # those that are known
+    models: tuple[str, ...]  # hashes of the file that was run, if they are known
+    strangers: tuple[str, ...] = ()  # names that no pattern of the map fits
+    map: NodeMap | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A tensor in a file. rule: of the map, if there is one."""
+
+    path: Path
+    key: str
+    kind: str  # as safetensors calls its type
+    rule: Rule | None = None
+
+
+def folder_of(engine: str) -> Path | None:
+    """If that is what names the engine."""
+    place = engine.removeprefix(PREFIX).rpartition(MAP)
+    return Path(place[0] or place[2]) if engine.startswith(PREFIX) else None
+
+
+def map_of(engine: str) -> str:
+    """What its tensors' names are translated by; "": what the index says."""
+    folder, _, name = engine.removeprefix(PREFIX).rpartition(MAP)
+    return name if folder else ""
+
+
+def read_dump(folder: Path, map_name: str = "") -> Dump:
+    """map_name: a ready one, or a file from here; else what the index says, from the folder.
+
+    Raises EngineError: what is missing or wrong in which file.
+    """
+    path = folder / INDEX
+    check_inside(folder, path)
+    try:
+        index = json.loads(read_regular(path, LARGEST_INDEX))
+    except OSError as error:
+        text = f"{path}: {error.strerror or error}; lockstep trace shows what a dump is like"
+        raise InvalidModel(text) from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidModel(f"{path}: no JSON: {error}") from error
+    if type(index) is not dict:
+        raise InvalidModel(f"{path}: expected an object, got a {type(index).__name__}")
+    batches = batches_of(path, index.get("tokens"))
+    said = index.get("engines") or [index]  # of one that lockstep wrote
+    who = said[0] if type(said) is list and type(said[0]) is dict else {}
+    settings = recorded_settings(path, who.get("settings", {}))
+    names = map_in(path, index, map_name)
+    files, strangers = sites_in(folder, len(batches), names)
+    return Dump(
+        folder=folder,
+        engine=printable(str(who.get("engine", folder.name))),
+        version=printable(str(who.get("version", "unknown"))),
+        batches=batches,
+        files=files,
+        settings=settings,
+        models=hashes_in(index.get("models")),
+        strangers=strangers,
+        map=names,
+    )
+
+
+def recorded_settings(path: Path, said: Any) -> dict[str, Any]:
+    """Those that numbers depend on."""
+    known = {key: said[key] for key in NUMERIC if key in said} if type(said) is dict else said
+    try:
+        settings_of(EXACT, known)
+    except MalformedAnswer as error:
+        raise InvalidModel(f"{path}: {error}") from error
+    return dict(known)
+
+
+def hashes_in(models: Any) -> tuple[str, ...]:
+    rows = models if type(models) is list else []
+    rows = [row for row in rows if type(row) is dict and row.get("role") in ("both", "subject")]
+    return tuple(row["sha256"] for row in rows if type(row.get("sha256")) is str)
+
+
+def check_model(dump: Dump, path: Path) -> None:
+    """Raises InvalidModel if the run was of another file."""
+    if not dump.models:
+        return
+    found = sha256_of(path)
+    if found not in dump.models:
+        raise InvalidModel(
+            f"{dump.folder / INDEX}: the run was of a model with sha256 "
+            f"{printable(dump.models[0][:64])}, and {path} has {found}: check the dump with its own"
+        )
+
+
+def check_map(dump: Dump, architecture: str) -> None:
+    """Raises InvalidModel if the map is for other models: engines would be accused by its names."""
+    of = dump.map.architectures if dump.map else ()
+    if dump.map and of and architecture not in of:
+        raise InvalidModel(
+            f"the map {dump.map.name} is for files of {', '.join(of)}, and this one is "
+            f"{architecture}; write one of your own: --map FILE"
+        )
+
+
+def map_in(path: Path, index: Mapping[str, Any], name: str) -> NodeMap | None:
+    if name:
+        return read_map(name)
+    said = index.get("map")
+    if said is not None and type(said) is not str:
+        raise InvalidModel(f'{path}: "map" must be the name of a map, or a file')
+    if said and said not in ready():
+        check_inside(path.parent, path.parent / said)
+    return read_map(said, path.parent) if said else None
+
+
+def check_inside(folder: Path, path: Path) -> None:
+    """A dump may come from anywhere: nothing outside of it is read on its word. Raises
+    InvalidModel."""
+    try:
+        inside = path.resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError):  # a loop, a NUL: said where it is opened
+        return
+    if not inside:
+        raise InvalidModel(
+            f"{path} leads out of the dump's folder: copy it there, or give a map by --map"
+        )
+
+
+def batches_of(path: Path, tokens: Any) -> tuple[Batch, ...]:
+    """One sequence, each batch behind the one before."""
+    good = type(tokens) is list and bool(tokens) and all(type(row) is list for row in tokens)
+    if not good or not all(tokens) or sum(map(len, tokens)) > MOST_TOKENS:
+        raise InvalidModel(f'{path}: "tokens" must be a list of lists of ids, one for each batch')
+    for token in (token for row in tokens for token in row):
+        if type(token) is not int or not 0 <= token < 1 << 31:
+            raise InvalidModel(f'{path}: "tokens" holds {token!r:.40}, which is no id')
+    starts = (0, *accumulate(map(len, tokens)))
+    return tuple(Batch.of(row, start=at) for row, at in zip(tokens, starts, strict=False))
+
+
+def sites_in(
+    folder: Path, steps: int, names: NodeMap | None
+) -> tuple[dict[Site, Held], tuple[str, ...]]:
+    """Where each tensor lies, and the names that the map has nothing for."""
+    found: dict[Site, Held] = {}
+    strangers: list[str] = []
+    for path in sorted(folder.glob("*.safetensors")):
+        check_inside(folder, path)
+        for key, kind in kinds_in(path).items():
+            held = translated(path, key, kind, names)
+            if held is None:
+                strangers.append(key)
+                continue
+            site = site_in(path, *held)
+            if site.step >= steps or site in found:
+                why = "is there twice" if site in found else f"is of none of {steps} batches"
+                raise InvalidModel(f"{path}: {key} {why}")
+            found[site] = held[1]
+    for step in range(steps):
+        if Site(step=step, layer=None, name=LOGITS) not in found:
+            of = f" ({not_found(strangers)}: no pattern of {names.name} fits)" if names else ""
+            of = of or next((f"; {unknown(each)}" for each in found if each.name not in SITES), "")
+            raise InvalidModel(f"{folder}: no tensor step{step}/{LOGITS} in any *.safetensors{of}")
+    return found, tuple(strangers)
+
+
+def unknown(site: Site) -> str:
+    maps = ", ".join(ready())
+    known = choices(site.name, SITES)
+    return f"no node named {site.name!r} {known}; --map translates other names ({maps})"
+
+
+def kinds_in(path: Path) -> dict[str, str]:
+    """The type of each tensor, by its name."""
+    try:
+        check_regular(path)
+        with safe_open(path, framework="numpy") as file:
+            names = list(file.keys())
+            found = {key: str(file.get_slice(key).get_dtype()) for key in names}
+    except (SafetensorError, OSError) as error:
+        raise InvalidModel(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    for key, kind in found.items():
+        if kind not in KINDS:
+            raise InvalidModel(f"{path}: {key[:80]!r} is of type {kind}, not {', '.join(KINDS)}")
+    return found
+
+
+def translated(path: Path, key: str, kind: str, names: NodeMap | None) -> tuple[str, Held] | None:
+    """Its name as `stepN/NODE`; None: the map has none for it."""
+    if names is None:
+        return key, Held(path=path, key=key, kind=kind)
+    match = STEP.match(key)
+    step = match[0] if match else "step0/"
+    found = names.find(key.removeprefix(step))
+    if found is None:
+        return None
+    return step + found[0], Held(path=path, key=key, kind=kind, rule=found[1])
+
+
+def site_in(path: Path, name: str, held: Held) -> Site:
+    try:
+        site = site_of(name)
+    except MalformedAnswer as error:
+        raise InvalidModel(f"{path}: {error}") from error
+    return site
+
+
+def value_of(site: Site, held: Held, sizes: Mapping[str, int]) -> NDArray[Any]:
+    """As the engine computed it: floats in single precision, without leading axes of one."""
+    value: NDArray[Any]
+    if held.kind == "BF16":
+        value = bf16_of(held.path, held.key)
+    else:
+        with safe_open(held.path, framework="numpy") as file:
+            value = file.get_tensor(held.key)
+    info = SITES.get(site.name)  # none of a node that llama.cpp alone has a name for
+    while info and value.ndim > len(info.shape.split(",")) and value.shape[0] == 1:
+        value = value[0]
+    if held.rule is not None:
+        try:
+            value = held.rule.apply(value, sizes)
+        except ValueError as error:
+            raise ValueError(f"{held.key}: {error}") from error
+    return value.astype(np.float32) if value.dtype.kind == "f" else value
+
+
+class DumpSession(Session):
+    """It answers about the run that it holds, and about nothing else."""
+
+    def __init__(
+        self, folder: Path, model: Path | None, settings: Settings, map_name: str = ""
+    ) -> None:
+        self.name, self.map_name = folder.name or str(folder), map_name
+        self.folder, self.model, self.settings = folder, model, settings
+        self.dump: Dump | None = None
+        self.rounded = ""  # what floats of more bits were rounded to, all of them, before
+
+    def _ask(
+        self,
+        question: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        consume: Callable[[Any], None] | None = None,
+    ) -> Outcome:
+        try:
+            self.dump = self.dump or read_dump(self.folder, self.map_name)
+            if question == "describe":
+                return Answered(value=self.info(self.dump), seconds=0.0)
+            if question != "evaluate":
+                return Unanswerable(message=f"a dump holds no answer to {question}", declared=True)
+            return self.evaluate(self.dump, args[0])
+        except EngineError as error:
+            return Rejected(message=str(error))
+        except (SafetensorError, OSError, ValueError, TypeError) as error:
+            return Malformed(message=printable(f"{self.folder}: {error}"))
+
+    @property
+    def stored(self) -> Mapping[Site, str]:
+        files = self.dump.files if self.dump else {}
+        kinds = {k: self.rounded for k in WIDE if self.rounded} | {k: k for k in ROUNDED}
+        return {site: kinds[held.kind] for site, held in files.items() if held.kind in kinds}
+
+    def info(self, dump: Dump) -> EngineInfo:
+        names = {site.name for site in dump.files}
+        return EngineInfo(
+            engine=self.name,
+            version=f"{dump.engine} {dump.version}",
+            build=f"not mapped: {not_found(dump.strangers)}" if dump.strangers else "",
+            settings=replace(self.settings, **dump.settings),
+            shows=tuple(sorted(names)),
+            fixed=tuple({*SITES, *names}),
+            partial=True,
+        )
+
+    def evaluate(self, dump: Dump, request: Request) -> Outcome:
+        if not same(request.batches, dump.batches):
+            text = "a dump holds one run, and was asked for another one"
+            return Unanswerable(message=text, declared=True)
+        if request.replace:
+            return Unanswerable(message="nothing can be put into a dump", declared=True)
+        sizes = self.facts.axes
+        values = {site: value_of(site, held, sizes) for site, held in dump.files.items()}
+        wide = (site for site, held in dump.files.items() if held.kind in WIDE)
+        self.rounded = looks_like(values[site] for site in wide)
+        logits = tuple(
+            values[Site(step=i, layer=None, name=LOGITS)] for i in range(len(dump.batches))
+        )
+        records = tuple(TensorRecord(site=site, value=v) for site, v in values.items())
+        trace = Trace(engine=self.name, records=records) if request.capture else None
+        return Answered(value=Evaluation(logits=logits, trace=trace), seconds=0.0)
+
+
+def same(a: tuple[Batch, ...], b: tuple[Batch, ...]) -> bool:
+    return len(a) == len(b) and all(
+        np.array_equal(x.tokens, y.tokens) and np.array_equal(x.positions, y.positions)
+        for x, y in zip(a, b, strict=True)
+    )

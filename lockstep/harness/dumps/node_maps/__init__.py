@@ -1,0 +1,174 @@
+"""Maps from an engine's own names of tensors to llama.cpp's names of nodes.
+
+    [nodes]
+    "model.embed_tokens" = "embd"
+    "model.layers.{layer}.self_attn.q_proj" = { node = "Qcur-{layer}", rows = "halves" }
+    "attention.{layer}.query" = { node = "Qcur_rope-{layer}", axes = [1, 0, 2] }
+
+{layer} stands for a number, * in a name for anything. The first pattern that fits counts, and what
+no pattern fits is not compared. `rows`: "halves" where a head's first half is rotated with its
+second (as Hugging Face has it), and llama.cpp's with its neighbour. `axes`: the order of theirs in
+which they are as llama.cpp's, behind leading axes of one. `architectures = ["llama"]` above the
+table: the names mean these nodes in files of these alone.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.choices import choices
+from lockstep.engine.errors import InvalidModel
+from lockstep.engine.gguf.regular_file import read_regular
+
+LARGEST = 1 << 20  # bytes of a map file
+MOST_STARS = 2
+LONGEST_NAME = 500
+# names times patterns: a hundred layers with thirty names each are 10^5 with the maps here, and at
+# worst one try takes tens of microseconds, which makes half a minute
+MOST_TRIES = 1_000_000
+LAYER = "{layer}"
+NODE = re.compile(r"[\w.]{1,64}(-\{layer\})?")  # which there are, a model's graph says
+HEADS = {"Qcur": "heads", "Kcur": "kv_heads", "Qcur_rope": "heads", "Kcur_rope": "kv_heads"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """node: with {layer}, if it is one of a layer."""
+
+    pattern: re.Pattern[str]
+    node: str
+    halves: bool = False
+    axes: tuple[int, ...] = ()
+
+    def apply(self, value: NDArray[Any], sizes: Mapping[str, int]) -> NDArray[Any]:
+        """The tensor as llama.cpp has it. sizes: of the model's axes. Raises ValueError."""
+        if self.axes:
+            value = np.transpose(value, self.axes)
+        if self.halves:
+            value = neighbours(value, sizes.get(HEADS[self.node.partition("-")[0]], 0))
+        return np.ascontiguousarray(value)
+
+
+def neighbours(value: NDArray[Any], n_head: int) -> NDArray[Any]:
+    """Of each head element i and i + n/2 come to stand side by side."""
+    width = value[0].size if len(value) else 0
+    if not n_head or width % (2 * n_head):
+        raise ValueError(f"{width} rows are no {n_head} heads of two halves")
+    halves = value.reshape(len(value), n_head, 2, -1)  # (tokens, heads, halves, head_dim / 2)
+    return np.swapaxes(halves, 2, 3).reshape(value.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeMap:
+    name: str
+    rules: tuple[Rule, ...]
+    architectures: tuple[str, ...] = ()  # whose names these are; empty: nobody says
+    known: dict[str, tuple[str, Rule] | None] = field(default_factory=dict, compare=False)
+
+    def find(self, name: str) -> tuple[str, Rule] | None:
+        """The node, such as attn_norm-3, and the rule that says so.
+
+        Raises InvalidModel if there is too much to try.
+        """
+        if name not in self.known:
+            if (len(self.known) + 1) * len(self.rules) > MOST_TRIES:
+                raise InvalidModel(
+                    f"{self.name}: {len(self.rules)} patterns and more than {len(self.known)} names"
+                    f" to try them on: at most {MOST_TRIES} tries"
+                )
+            self.known[name] = self.looked_up(name)
+        return self.known[name]
+
+    def looked_up(self, name: str) -> tuple[str, Rule] | None:
+        for rule in self.rules if len(name) <= LONGEST_NAME else ():
+            if match := rule.pattern.fullmatch(name):
+                layer = match.groupdict().get("layer") or ""
+                return rule.node.replace(LAYER, layer.lstrip("0") or "0"), rule
+        return None
+
+
+def ready() -> list[str]:
+    """Names of the maps that come with Lockstep."""
+    return sorted(p.name.removesuffix(".toml") for p in files(__package__).iterdir() if is_map(p))
+
+
+def is_map(path: Any) -> bool:
+    return str(path.name).endswith(".toml")
+
+
+def read_map(name: str, folder: Path = Path()) -> NodeMap:
+    """A ready one, or a file, looked for in the folder. Raises InvalidModel."""
+    known = ready()
+    if name in known:
+        return map_of(name, (files(__package__) / f"{name}.toml").read_bytes())
+    path = folder / name
+    try:
+        return map_of(str(path), read_regular(path, LARGEST))
+    except OSError as error:
+        text = f"{path}: {error.strerror or error}; ready maps {choices(name, known)}"
+        raise InvalidModel(text) from error
+
+
+def map_of(name: str, raw: bytes) -> NodeMap:
+    try:
+        said = tomllib.loads(raw.decode())
+    except (ValueError, RecursionError) as error:
+        raise InvalidModel(f"{name}: no TOML: {error}") from error
+    nodes, of = said.get("nodes"), said.get("architectures", [])
+    good = {"nodes"} <= said.keys() <= {"nodes", "architectures"}
+    if not good or type(nodes) is not dict or not nodes:
+        raise InvalidModel(f'{name}: expected one table [nodes], of "PATTERN" = "NODE"')
+    if type(of) is not list or not all(type(each) is str for each in of):
+        raise InvalidModel(f"{name}: architectures must be a list of texts")
+    rules = tuple(rule_of(name, *row) for row in nodes.items())
+    return NodeMap(name=name, rules=rules, architectures=tuple(of))
+
+
+def rule_of(name: str, pattern: str, said: Any) -> Rule:
+    where = f"{name}: {pattern!r}"
+    row = {"node": said} if type(said) is str else said
+    if type(row) is not dict or not {"node"} <= row.keys() <= {"node", "rows", "axes"}:
+        raise InvalidModel(f"{where}: expected a node, or a table of node, rows and axes")
+    node, axes = row["node"], row.get("axes", [])
+    check_node(where, pattern, node)
+    if row.get("rows", "halves") != "halves" or ("rows" in row and base_of(node) not in HEADS):
+        known = ", ".join(HEADS)
+        raise InvalidModel(f'{where}: rows may be "halves", of {known}')
+    if type(axes) is not list or sorted(map(str, axes)) != [str(i) for i in range(len(axes))]:
+        raise InvalidModel(f"{where}: axes must be an order such as [1, 0, 2], got {axes!r:.60}")
+    return Rule(pattern=regex(where, pattern), node=node, halves="rows" in row, axes=tuple(axes))
+
+
+def base_of(node: str) -> str:
+    return node.removesuffix(f"-{LAYER}")
+
+
+def check_node(where: str, pattern: str, node: Any) -> None:
+    if type(node) is not str or not NODE.fullmatch(node):
+        raise InvalidModel(f"{where}: expected a node such as attn_norm-{LAYER}, got {node!r:.80}")
+    if (LAYER in node) is not (LAYER in pattern):
+        raise InvalidModel(f"{where}: {LAYER} must be in both the name and the node, or in none")
+
+
+def regex(where: str, pattern: str) -> re.Pattern[str]:
+    if pattern.count("*") > MOST_STARS or pattern.count(LAYER) > 1:
+        raise InvalidModel(f"{where}: at most {MOST_STARS} * and one {LAYER}")
+    layer = r"(?<![0-9])(?P<layer>[0-9]{1,6})(?![0-9])"  # never a part of a number
+    first, *parts = re.escape(pattern).replace(re.escape(LAYER), layer).split(r"\*")
+    # what stands between two stars is taken where it comes first and never looked for again, so
+    # that a name is gone through a few times and not once for each of its places
+    between = [f"(?>.*?{part})" for part in parts[:-1]]
+    return re.compile(first + "".join(between) + "".join(f".*{part}" for part in parts[-1:]))
+
+
+def not_found(names: Sequence[str]) -> str:
+    """A few of the names that no pattern fits."""
+    few = ", ".join(name[:80] for name in names[:4])
+    return f"{few}, and {len(names) - 4} more" if len(names) > 4 else few

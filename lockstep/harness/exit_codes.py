@@ -1,0 +1,39 @@
+"""What a run's verdicts come to: the exit code of the command."""
+
+from collections.abc import Sequence
+
+from lockstep.harness.records import BOTH, Verdict
+
+
+def exit_code_of_run(verdicts: Sequence[Verdict]) -> int:
+    """The worst of its models': one of which nothing was compared does not hide among others,
+    unless it is one that the engine need not take."""
+    cases: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        cases.setdefault(verdict.case, []).append(verdict)
+    taken = [same for same in cases.values() if not all(v.detail.get("optional") for v in same)]
+    codes = {exit_code(same) for same in taken} or {3}
+    return next(code for code in (1, 2, 3, 0) if code in codes)
+
+
+def exit_code(verdicts: Sequence[Verdict]) -> int:
+    """0 conform, 1 divergence, 2 a defect of Lockstep, 3 incomplete.
+
+    Nothing compared is incomplete, never conform; nor does it help the engine under test that the
+    oracle is right by itself, unless nothing else was asked.
+    """
+    found = {v.status for v in verdicts}
+    of_subject = [v for v in verdicts if v.about == BOTH] or verdicts
+    if "diverged" in found:
+        return 1
+    if "internal" in found:
+        return 2
+    if found & {"crashed", "timed-out", "malformed", "not-compared"}:
+        return 3
+    return 0 if any(map(is_compared, of_subject)) else 3
+
+
+def is_compared(verdict: Verdict) -> bool:
+    """Whether it says something: what the user lists as known was compared, a tie tells nothing."""
+    listed = verdict.status == "excused" and "listed" in verdict.detail
+    return listed or verdict.status == "agreed"

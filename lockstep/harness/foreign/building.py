@@ -1,0 +1,122 @@
+"""Builds the environment of an engine from public packages, and says how its program is started."""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from lockstep.engine.errors import Unsupported
+from lockstep.harness.asking.environments import (
+    NotBuilt,
+    Progress,
+    after,
+    built_once,
+    checked,
+    environments,
+    interpreter,
+    take_away,
+)
+from lockstep.harness.foreign.engines import ENGINES, PROGRAMS, Foreign, named
+
+ENTRY = "entry.mjs"  # of a node environment: imports the engine from where it lies
+
+
+def folder_of(engine: Foreign) -> Path:
+    """Where its environment is or would be; another version of the engine has another one."""
+    tag = sys.implementation.cache_tag if engine.kind == "python" else "node"
+    return environments() / f"{engine.name}-{engine.version}-{tag}"
+
+
+def is_added(engine: Foreign) -> bool:
+    return folder_of(engine).is_dir()
+
+
+def command_of(name: str) -> list[str] | None:
+    """What starts the engine of that name; None if it is none of these.
+
+    Raises Unsupported if it is not there yet.
+    """
+    if name not in ENGINES:
+        return None
+    engine = ENGINES[name]
+    folder, program = folder_of(engine), str(PROGRAMS / engine.program)
+    if not folder.is_dir():
+        raise Unsupported(f"{name} is not added yet; do so: lockstep engine add {name}")
+    if engine.kind == "node":
+        return ["node", program, str(folder / ENTRY)]
+    # neither variables nor packages of the user's Python are meant; its own folder is
+    return [str(interpreter(folder)), "-E", "-s", program]
+
+
+def add(name: str, progress: Progress = lambda _: None) -> Path:
+    """Build the environment if it is not there. Raises NotBuilt, and then nothing is left."""
+    engine = named(name)
+
+    def make(new: Path) -> None:
+        progress(f"building the environment of {name} {engine.version}: {engine.size}")
+        (make_python if engine.kind == "python" else make_node)(engine, new, progress)
+
+    return built_once(folder_of(engine), make)
+
+
+def make_python(engine: Foreign, new: Path, progress: Progress) -> None:
+    checked(
+        [sys.executable, "-m", "venv", "--without-pip", str(new)],
+        f"no environment for {engine.name}",
+        lambda seconds: progress(f"making an environment{after(seconds)}"),
+    )
+    checked(
+        [
+            *(sys.executable, "-m", "pip", "--python", str(interpreter(new)), "install"),
+            *("--disable-pip-version-check", "--no-input", "--progress-bar", "off"),
+            *("--retries", "1", *engine.packages),
+        ],
+        f"pip could not install {engine.name}",
+        lambda seconds: progress(f"pip installs {engine.packages[0]}{after(seconds)}"),
+    )
+    checked(
+        [str(interpreter(new)), "-I", "-c", f"import {engine.module}"],
+        f"{engine.name} was installed and does not load",
+        lambda seconds: progress(f"loading {engine.name}{after(seconds)}"),
+    )
+
+
+def make_node(engine: Foreign, new: Path, progress: Progress) -> None:
+    for tool in ("node", "npm"):
+        if shutil.which(tool) is None:
+            raise NotBuilt(f"{engine.name} needs node 20 or newer, and there is no {tool} here")
+    new.mkdir()
+    (new / "package.json").write_text('{"private": true}\n')
+    (new / ENTRY).write_text(
+        f'import * as all from "{engine.module}";\n'
+        f'export const engine = {{ ...all, version: "{engine.version}" }};\n'
+    )
+    checked(
+        [
+            *("npm", "install", "--prefix", str(new), "--ignore-scripts", "--no-audit"),
+            *("--no-fund", "--loglevel", "error", *engine.packages),
+        ],
+        f"npm could not install {engine.name}",
+        lambda seconds: progress(f"npm installs {engine.packages[0]}{after(seconds)}"),
+    )
+    checked(
+        ["node", str(new / ENTRY)],
+        f"{engine.name} was installed and does not load",
+        lambda seconds: progress(f"loading {engine.name}{after(seconds)}"),
+    )
+
+
+def remove(name: str) -> Path:
+    """Raises Unsupported if there is no such environment."""
+    engine = named(name)
+    folder = folder_of(engine)
+    if not folder.is_dir():
+        raise Unsupported(f"{name} is not added, so there is nothing to remove")
+    take_away(folder)
+    return folder
+
+
+def added() -> Iterator[tuple[Foreign, Path | None]]:
+    """Every engine, and its environment if it has one."""
+    for engine in ENGINES.values():
+        yield engine, folder_of(engine) if is_added(engine) else None

@@ -1,0 +1,152 @@
+"""Which engines from public packages can be put under test, and of what each is built."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lockstep.engine.choices import choices
+from lockstep.engine.errors import Unsupported
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foreign:
+    """One engine: its packages, all pinned, and the program that asks it in the protocol."""
+
+    name: str
+    kind: Literal["python", "node"]
+    packages: tuple[str, ...]  # the engine's own first
+    module: str  # whose import shows that it is whole
+    program: str
+    can: str  # what it can be asked, in words
+    size: str  # of what is downloaded
+    needs: str = ""  # besides, of the machine
+
+    @property
+    def version(self) -> str:
+        """Of the engine itself."""
+        return self.packages[0].rpartition("=" if self.kind == "python" else "@")[2]
+
+
+ENGINES: dict[str, Foreign] = {
+    engine.name: engine
+    for engine in (
+        Foreign(
+            name="transformers",
+            kind="python",
+            packages=(
+                *("transformers==5.23.0", "torch==2.13.0", "gguf==0.19.0", "accelerate>=1"),
+                *("sentencepiece>=0.2", "numpy>=1.26"),
+            ),
+            module="transformers, torch, gguf",
+            program="transformers_torch.py",
+            can="text, weights, greedy tokens, logits, tensors of every layer",
+            size="1.2 GB; several more on Linux where pip finds no torch for CPUs alone",
+        ),
+        Foreign(
+            name="tinygrad",
+            kind="python",
+            packages=("tinygrad==0.14.0", "numpy>=1.26"),
+            module="tinygrad",
+            program="tinygrad_engine.py",
+            can="keys, weights, greedy tokens, logits, tensors of every layer",
+            size="25 MB",
+            needs="clang or libLLVM, when it runs",
+        ),
+        Foreign(
+            name="mlx",
+            kind="python",
+            packages=("mlx[cpu]==0.32.4", "mlx-lm==0.32.2", "numpy>=1.26"),
+            module="mlx.core, mlx_lm",
+            program="mlx_engine.py",
+            can="keys, weights, greedy tokens, logits, tensors of every layer",
+            size="350 MB",
+            needs="a C++ compiler, when it runs",
+        ),
+        Foreign(
+            name="ctransformers",
+            kind="python",
+            packages=("ctransformers==0.2.27", "numpy>=1.26"),
+            module="ctransformers",
+            program="ctransformers_engine.py",
+            can="text, greedy tokens, logits; a ggml of 2023, llama alone",
+            size="40 MB",
+        ),
+        Foreign(
+            name="ik-llama-cpp",
+            kind="python",
+            packages=("ik-llama-cpp-python==0.1.5", "numpy>=1.26"),
+            module="ik_llama_cpp",
+            program="ik_llama_cpp_engine.py",
+            can="text, greedy tokens, logits; a fork of llama.cpp",
+            size="40 MB",
+        ),
+        Foreign(
+            name="gpt4all",
+            kind="python",
+            packages=("gpt4all==2.8.2", "numpy>=1.26"),
+            module="gpt4all",
+            program="gpt4all_engine.py",
+            can="what text follows a text",
+            size="130 MB",
+        ),
+        Foreign(
+            name="xllamacpp",
+            kind="python",
+            packages=("xllamacpp==2026.10.11549", "numpy>=1.26"),
+            module="xllamacpp",
+            program="xllamacpp_engine.py",
+            can="text, greedy tokens; llama.cpp's server in a Python process",
+            size="50 MB",
+        ),
+        Foreign(
+            name="mistralrs",
+            kind="python",
+            packages=("mistralrs==0.9.5", "numpy>=1.26"),
+            module="mistralrs",
+            program="mistralrs_engine.py",
+            can="text, what text follows a text",
+            size="45 MB",
+        ),
+        Foreign(
+            name="huggingface-gguf",
+            kind="node",
+            packages=("@huggingface/gguf@0.4.6",),
+            module="@huggingface/gguf",
+            program="huggingface_gguf.mjs",
+            can="keys and tensor table",
+            size="4 MB",
+        ),
+        Foreign(
+            name="hyllama",
+            kind="node",
+            packages=("hyllama@0.2.2",),
+            module="hyllama",
+            program="hyllama_engine.mjs",
+            can="keys",
+            size="1 MB",
+        ),
+        Foreign(
+            name="node-llama-cpp",
+            kind="node",
+            packages=("node-llama-cpp@3.22.1",),
+            module="node-llama-cpp",
+            program="node_llama_cpp.mjs",
+            can="keys, text, greedy tokens, logits",
+            size="720 MB",
+        ),
+    )
+}
+
+# tried, and what happened: `engine add` says so instead of building it
+NOT_RUNNING: dict[str, str] = {}
+
+
+def named(name: str) -> Foreign:
+    """Raises Unsupported, with the names that are known or what became of it."""
+    if name in NOT_RUNNING:
+        raise Unsupported(f"{name} cannot be put under test: {NOT_RUNNING[name]}")
+    if name not in ENGINES:
+        raise Unsupported(f"no engine named {name!r} {choices(name, ENGINES)}")
+    return ENGINES[name]

@@ -1,0 +1,259 @@
+"""The contract of a fuzzer, and a campaign: plan in, a report folder and an exit code out."""
+
+import importlib
+import json
+import pkgutil
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lockstep.engine.choices import choices
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.registry import Registered
+from lockstep.harness import fuzzers
+from lockstep.harness.asking.environments import provide
+from lockstep.harness.check.check import BadInput, described
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.parallel.children import Done, Said, Say, raise_for
+from lockstep.harness.parallel.works import Executor, events_of
+from lockstep.harness.records import EXACT, EngineInfo, Settings, Verdict
+from lockstep.harness.report.header import header
+from lockstep.harness.report.jsonl import ReportWriter, plain
+from lockstep.harness.runs.run import Listener, RunResult, run_folder
+
+Progress = Callable[[str, str], None]  # (target, text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FuzzPlan:
+    """What was asked for. Case n depends on seed, target and n alone, so a run goes on at `start`.
+
+    `seconds` bounds the time of each target; what it did not reach is in no verdict, and the
+    verdicts say where the next run starts. `given` are cases of the user's own, instead of numbered
+    ones.
+    """
+
+    targets: tuple[str, ...] = ()  # of the fuzzer's list; all if empty
+    engine: str = "reference"
+    oracle: str = "llama.cpp"
+    cases: int = 1_000_000  # for each target
+    start: int = 0
+    seconds: float | None = None
+    seed: int = 0
+    given: tuple[bytes, ...] = ()
+    files: tuple[Path, ...] = ()  # likewise, where the fuzzer takes whole files
+    corpus: Path | None = None  # a folder of files to start from, where the fuzzer mutates files
+    witness: bool = True  # ask a third engine too, where the fuzzer has one
+    keep: Path | None = None  # a folder for files worth keeping, where the fuzzer keeps any
+    found: tuple[str, ...] = ()  # keys of findings that need not be told again
+    settings: Settings = EXACT
+    time_limit: float = 300.0
+    memory_limit: int = 8 << 30
+
+    def runner(self) -> Runner:
+        return Runner(time_limit=self.time_limit, memory_limit=self.memory_limit)
+
+    def command(self, fuzzer: str, target: str, *options: str) -> str:
+        """What shows a finding again; the options say which case."""
+        words = ["lockstep", "fuzz", fuzzer, "--type", target, "--engine", self.engine]
+        words += [] if self.oracle == "llama.cpp" else ["--oracle", self.oracle]
+        return shlex.join([*words, *options])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """Everything about a target's cases before `done` has been said."""
+
+    target: str
+    done: int
+
+
+class Fuzzer(Registered):
+    """Asks two engines about cases without end. `targets` are the parts that can run alone."""
+
+    def targets(self) -> list[str]:
+        raise NotImplementedError
+
+    def check(self, plan: FuzzPlan) -> None:
+        """Raises BadInput for a plan that makes no sense."""
+        for name in plan.targets:
+            if name not in self.targets():
+                known = choices(name, self.targets())
+                raise BadInput(f"fuzz {self.name} knows no {name!r} {known}")
+
+    def run(self, plan: FuzzPlan, progress: Progress) -> Iterator[Verdict | Checkpoint]:
+        """Target by target, at least one verdict for each, with the cases that it is about.
+
+        A checkpoint is for who may be stopped: behind it a run goes on (harness.fuzzers.resume).
+        One follows each target in any case.
+        """
+        raise NotImplementedError
+
+
+def fuzzer_named(name: str) -> Fuzzer:
+    """The file that is named after it is tried first: a worker needs no other."""
+    packages = [each.name for each in pkgutil.iter_modules(fuzzers.__path__) if each.ispkg]
+    for each in [name] if name in packages else packages:
+        importlib.import_module(f"{fuzzers.__name__}.{each}.fuzzer")
+    return Fuzzer.named(name)()
+
+
+def run_campaign(
+    name: str,
+    plan: FuzzPlan,
+    reports: Path,
+    command: Sequence[str],
+    executor: Executor | None = None,
+    listener: Listener | None = None,
+) -> RunResult:
+    """Every verdict is on disk before the next one is made. Raises BadInput before any work."""
+    listener = listener or Listener()
+    fuzzer = fuzzer_named(name)
+    fuzzer.check(plan)
+    engines = engines_of(plan, lambda text: listener.progress(f"fuzz {name}", text))
+    folder = run_folder(reports, f"fuzz-{name}")
+    about = header(shlex.join(command), plan.seed, (), engines)
+    writer = ReportWriter(folder, {**about, "campaign": campaign_row(fuzzer, plan)})
+    each = [replace(plan, targets=(target,)) for target in plan.targets or fuzzer.targets()]
+    return written(fuzzer, each, writer, engines, executor, listener)
+
+
+def written(
+    fuzzer: Fuzzer,
+    plans: Sequence[FuzzPlan],
+    writer: ReportWriter,
+    engines: tuple[EngineInfo, ...],
+    executor: Executor | None,
+    listener: Listener,
+    before: Sequence[Verdict] = (),
+) -> RunResult:
+    """Run and write to the end. before: verdicts that are in the report already."""
+    started = time.perf_counter()
+    verdicts, told = list(before), {as_text(verdict) for verdict in before}
+    with closing(writer), told_how_to_go_on(fuzzer, writer.path.parent):
+        for made in stream_of(fuzzer, plans, executor, listener):
+            if isinstance(made, Checkpoint):
+                writer.checkpoint(made.target, made.done)
+            elif as_text(made) not in told:
+                verdicts.append(made)
+                writer.verdict(made)
+                listener.verdict(made)
+        code, seconds = exit_code(verdicts), time.perf_counter() - started
+        writer.footer(code, seconds)
+    folder = writer.path.parent
+    return RunResult(code=code, folder=folder, verdicts=verdicts, engines=engines, seconds=seconds)
+
+
+@contextmanager
+def told_how_to_go_on(fuzzer: Fuzzer, folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except ChildProcessError as error:
+        text = f"{error}, by the system for want of memory or by somebody"
+        again = shlex.join(["lockstep", "fuzz", fuzzer.name, "--resume", str(folder)])
+        raise ChildProcessError(f"{text}; go on with {again}") from error
+
+
+def as_text(verdict: Verdict) -> str:
+    return json.dumps(plain(asdict(verdict)), sort_keys=True)
+
+
+def engines_of(
+    plan: FuzzPlan, progress: Callable[[str], None] = lambda _: None
+) -> tuple[EngineInfo, ...]:
+    names = (plan.oracle, plan.engine)
+    with ExitStack() as stack:
+        try:
+            for name in names:
+                provide(name, progress)
+            opened = [plan.runner().open(name, None, plan.settings) for name in names]
+        except Unsupported as error:
+            raise BadInput(str(error)) from error
+        for session in opened:
+            stack.enter_context(session)
+        return tuple(described(session) for session in opened)
+
+
+def campaign_row(fuzzer: Fuzzer, plan: FuzzPlan) -> dict[str, object]:
+    return {
+        "fuzzer": fuzzer.name,
+        "targets": list(plan.targets or fuzzer.targets()),
+        "cases": plan.cases,
+        "start": plan.start,
+        "seconds": plan.seconds,
+        "given": [case.hex() for case in plan.given],
+        **({"files": [str(path) for path in plan.files]} if plan.files else {}),
+        **({"corpus": str(plan.corpus)} if plan.corpus else {}),
+        **({} if plan.witness else {"witness": False}),
+        **({"keep": str(plan.keep)} if plan.keep else {}),
+    }
+
+
+def stream_of(
+    fuzzer: Fuzzer, plans: Sequence[FuzzPlan], executor: Executor | None, listener: Listener
+) -> Iterator[Verdict | Checkpoint]:
+    """Each target is one work, or all are done here, one after the other."""
+    if executor is None:
+        for plan in plans:
+            yield from whole_target(fuzzer, plan, listener.progress)
+            listener.progress(plan.targets[0], "done")
+        return
+    works = [TargetWork(fuzzer=fuzzer.name, plan=plan) for plan in plans]
+    for number, event in events_of(executor, works, files_of(plans)):
+        match event:
+            case Said(made):
+                yield made
+            case Done():
+                listener.progress(plans[number].targets[0], "done")
+            case _:
+                raise_for(event)
+
+
+def files_of(plans: Sequence[FuzzPlan]) -> list[Path]:
+    some = [path for plan in plans for path in (*plan.files, plan.corpus, plan.keep) if path]
+    return list(dict.fromkeys(some))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetWork:
+    """One target of a campaign, for a process of its own. What is made is said at once: a process
+    that is stopped takes nothing with it."""
+
+    fuzzer: str
+    plan: FuzzPlan
+
+    def __call__(self, say: Say) -> None:
+        for made in whole_target(fuzzer_named(self.fuzzer), self.plan, lambda target, text: None):
+            say(made)
+
+    def is_checkpoint(self, made: Any) -> bool:
+        return isinstance(made, Checkpoint)
+
+    def behind(self, made: Sequence[Any]) -> "TargetWork":
+        """What is left; with nothing left, a plan of no cases."""
+        done = [each.done for each in made if isinstance(each, Checkpoint)]
+        keys = [each.key for each in made if isinstance(each, Verdict)]
+        return replace(self, plan=rest_of(self.plan, done, keys))
+
+
+def rest_of(plan: FuzzPlan, done: Sequence[int], keys: Sequence[str]) -> FuzzPlan:
+    """What is left of a target behind its last checkpoint. keys: of what it has found."""
+    start = done[-1] if done else plan.start
+    found = tuple(dict.fromkeys((*plan.found, *filter(None, keys))))
+    return replace(plan, start=start, cases=plan.start + plan.cases - start, found=found)
+
+
+def whole_target(
+    fuzzer: Fuzzer, plan: FuzzPlan, progress: Progress
+) -> Iterator[Verdict | Checkpoint]:
+    said = -1
+    for made in fuzzer.run(plan, progress):
+        said = made.done if isinstance(made, Checkpoint) else said
+        yield made
+    if said < 0:
+        yield Checkpoint(target=plan.targets[0], done=plan.start + plan.cases)

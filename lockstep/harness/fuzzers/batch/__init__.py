@@ -1,0 +1,1 @@
+"""Schedules of batches and cache operations, for engines with a cache."""

@@ -1,0 +1,302 @@
+"""What a schedule does that is known to go wrong, told by our machine: the causes of [[batch]].
+
+A difference is excused only if the cause of a known one holds, at its step or before.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lockstep.engine.memory.attention import Attention
+from lockstep.engine.memory.base import Memory
+from lockstep.engine.memory.batch_rules import refusal
+from lockstep.engine.memory.cells import Cells
+from lockstep.engine.memory.hybrid import Hybrid
+from lockstep.engine.memory.schedule import INVALID, NO_ROOM
+from lockstep.engine.memory.ubatch import Entries, Entry, Ubatch
+from lockstep.engine.memory.window import Window
+from lockstep.harness.fuzzers.batch.judge import other_size
+from lockstep.harness.fuzzers.batch.machines import caches, in_streams, machine_of, states
+from lockstep.harness.fuzzers.batch.sbatch_schedules import causes_of_sbatch
+from lockstep.harness.fuzzers.batch.schedule import Schedule, Step
+from lockstep.harness.synth.small import N_VOCAB
+
+Answer = dict[str, Any]
+
+
+def causes(case: Schedule, kind: str) -> dict[str, int]:
+    """Every cause that holds, and the first step at which it does.
+
+    In both runs that are compared with each other: that of the schedule and that in ubatches of
+    another size.
+    """
+    if case.sbatch:
+        return causes_of_sbatch(case)
+    found: dict[str, int] = {}
+    for n_ubatch in (case.n_ubatch, other_size(case)):
+        watch = Watch(replace(case, n_ubatch=n_ubatch), kind)
+        for at, step in enumerate(case.steps):
+            watch.step(step)
+            found |= {name: min(at, found.get(name, at)) for name in watch.causes}
+    return found
+
+
+class Watch:
+    """A machine of ours, and what it was seen to do."""
+
+    def __init__(self, shape: Schedule, kind: str) -> None:
+        self.kind = kind
+        self.machine = machine_of(kind, shape)
+        self.causes: set[str] = set()
+        self.queued: set[int] = set()  # streams between which llama.cpp has yet to copy numbers
+        self.cleared = False  # since the first of those was queued
+
+    def step(self, step: Step) -> Answer:
+        return self.decode(step) if step[0] == "decode" else self.operation(step)
+
+    # --- batches --------------------------------------------------------------------------------
+
+    def decode(self, step: Step) -> Answer:
+        memory = self.machine.memory
+        batch = [Entry(t, p, frozenset(s), bool(out)) for t, p, s, out in step[1]]
+        found = {name for name, holds in BEFORE_DECODE.items() if holds(memory, batch)}
+        heads = [[cells.head for cells in cache.streams] for cache in caches(memory)]
+        answer = self.machine.step(step)
+        if answer["code"] != INVALID:
+            self.queued, self.cleared = set(), False
+        if crowded(batch, memory.seen.ubatches, self.machine.n_ubatch):
+            found.add("crowded")
+        if answer["code"] == NO_ROOM and any(map(heads_misplaced, caches(memory), heads)):
+            found.add("heads")
+        if any(cache.purges_ahead for cache in caches(memory)):
+            found.add("purge")
+        self.causes |= found
+        return answer
+
+    # --- operations -----------------------------------------------------------------------------
+
+    def operation(self, step: Step) -> Answer:
+        holds = BEFORE.get(step[0], {})
+        self.causes |= {name for name, cause in holds.items() if cause(self, *step[1:])}
+        self.note_queue(step)
+        before = states(self.machine.memory)
+        held = before is not None and step[0] == "load" and before.pos_max(step[1]) >= 0
+        answer = self.machine.step(step)
+        if held and not answer["code"]:
+            self.causes.add("no room")
+        if out_of_step(self.machine.memory):
+            self.causes.add("out of step")
+        return answer
+
+    def note_queue(self, step: Step) -> None:
+        memory = self.machine.memory
+        if step[0] == "cp" and in_streams(memory) and step[1] != step[2]:
+            self.queued |= {step[1], step[2]}
+        elif step[0] == "clear" or (step[0] == "load" and step[1] < 0):
+            self.cleared |= bool(self.queued)
+
+
+def out_of_step(memory: Memory) -> bool:
+    """The parts of a hybrid memory hold no position of a sequence in common."""
+    return isinstance(memory, Hybrid) and any(
+        memory.pos_min(s) != max(part.pos_min(s) for part in memory.both)
+        or memory.pos_max(s) != min(part.pos_max(s) for part in memory.both)
+        for s in range(memory.n_seq)
+    )
+
+
+# --- before a batch -----------------------------------------------------------------------------
+
+
+def broken_rule(memory: Memory, batch: Entries) -> str | None:
+    return refusal(
+        batch,
+        n_vocab=N_VOCAB,
+        n_seq_max=memory.n_seq,
+        pos_min=memory.pos_min,
+        pos_max=memory.pos_max,
+    )
+
+
+def nobody(memory: Memory, batch: Entries) -> bool:
+    """A token has no sequence."""
+    return broken_rule(memory, batch) == "no sequence"
+
+
+def minus_one(memory: Memory, batch: Entries) -> bool:
+    """A sequence begins at position -1."""
+    rule = broken_rule(memory, batch)
+    return rule == "negative position" and min(entry.pos for entry in batch) == -1
+
+
+def twice(memory: Memory, batch: Entries) -> bool:
+    """A batch that is not refused gives a sequence one position twice."""
+    places = [(s, entry.pos) for entry in batch for s in entry.seqs]
+    return len(set(places)) < len(places) and broken_rule(memory, batch) is None
+
+
+def parted(memory: Memory, batch: Entries) -> bool:
+    """Sequences that see different cells share a token: of the past, or of its own position, which
+    one of them may be given once more later in the batch."""
+    if broken_rule(memory, batch) is not None:
+        return False
+    pasts = {s: pasts_of(memory, s) for entry in batch for s in entry.seqs}
+    for at, entry in enumerate(batch):
+        beside = [(i, e.seqs) for i, e in enumerate(batch) if i > at and e.pos == entry.pos]
+        again = {s: [("batch", i) for i, seqs in beside if s in seqs] for s in entry.seqs}
+        if len({(*pasts[s], *again[s]) for s in entry.seqs}) > 1:
+            return True
+        for s in entry.seqs:
+            pasts[s].append(("batch", at))
+    return False
+
+
+def pasts_of(memory: Memory, seq: int) -> list[tuple[Any, int]]:
+    return [
+        (number, i) for number, cache in enumerate(caches(memory)) for i in cache.cells(seq).of(seq)
+    ]
+
+
+BEFORE_DECODE: dict[str, Callable[[Memory, Entries], bool]] = {
+    "nobody": nobody,
+    "minus one": minus_one,
+    "twice": twice,
+    "parted": parted,
+}
+
+# --- after a batch ------------------------------------------------------------------------------
+
+
+def crowded(batch: Entries, ubatches: Sequence[Ubatch], n_ubatch: int) -> bool:
+    """An equal split has as many sets as an ubatch has tokens, and another set is waiting."""
+    left = set(range(len(batch)))
+    for ubatch in ubatches:
+        waiting = {batch[at].seqs for at in left}
+        if ubatch.equal and ubatch.n_seqs == n_ubatch < len(waiting):
+            return True
+        left = left.difference(ubatch.order) or set(range(len(batch)))  # split another way
+    return False
+
+
+def heads_misplaced(cache: Attention, before: Sequence[int]) -> bool:
+    """Whether heads that are put back by their order in the ubatch go to other streams."""
+    heads, olds = list(before), []
+    for placed in cache.tried:
+        olds.append(heads[:])
+        for stream, found in zip(placed.streams, placed.cells, strict=True):
+            heads[stream] = found[-1] + 1
+    for placed, old in zip(reversed(cache.tried), reversed(olds), strict=True):
+        for at, stream in enumerate(placed.streams):
+            heads[stream] = old[at]
+    return heads != list(before)
+
+
+# --- before an operation ------------------------------------------------------------------------
+
+
+def kept(watch: Watch, seq: int) -> bool:
+    """Another sequence has cells in a stream of its own."""
+    memory = watch.machine.memory
+    others = (memory.pos_max(s) >= 0 for s in range(memory.n_seq) if s != seq)
+    return in_streams(memory) and any(others)
+
+
+def divided(watch: Watch, seq: int, p0: int, p1: int, d: int) -> bool:
+    """A position is divided, and its key is to be turned."""
+    for cache in caches(watch.machine.memory):
+        cells = cache.cells(seq).copy()
+        cells.seq_div(seq, p0, p1, d)
+        if cells.pos != cache.cells(seq).pos:
+            return True
+    return False
+
+
+def grown(watch: Watch, seq: int, p0: int, p1: int, delta: int) -> bool:
+    """A key that YaRN has made larger is to be turned."""
+    if watch.kind != "yarn":
+        return False
+    (cache,) = caches(watch.machine.memory)
+    cells = cache.cells(seq).copy()
+    cells.seq_add(seq, p0, p1, delta)
+    return cells.pos != cache.cells(seq).pos
+
+
+def part_of_a_stream(watch: Watch, source: int, to: int, p0: int, p1: int) -> bool:
+    """A part is copied into a stream of its own."""
+    memory = watch.machine.memory
+    if source == to or not in_streams(memory):
+        return False
+    size = max(cells.size for cache in caches(memory) for cells in cache.streams)
+    return any(0 < p < size - 1 for p in (p0, p1))
+
+
+def unshifted(watch: Watch, seq: int) -> bool:
+    """A cell that is saved has moved since the last batch."""
+    return any(cells.shift[i] for cells, i in cells_saved(watch.machine.memory, seq))
+
+
+def cells_saved(memory: Memory, seq: int) -> Iterator[tuple[Cells, int]]:
+    for cache in caches(memory):
+        for rows in cache.save(seq).streams:
+            yield from ((cache.streams[stream], i) for _, _, (stream, i) in rows)
+
+
+def uncopied(watch: Watch, seq: int) -> bool:
+    """What is saved has yet to be copied."""
+    return bool(watch.queued) if seq < 0 else seq in watch.queued
+
+
+def nothing(watch: Watch, seq: int, k: int) -> bool:
+    """A sequence is restored that had no cells."""
+    memory, saved = watch.machine.memory, watch.machine.saved[k]
+    rows = saved[0] if isinstance(memory, Window | Hybrid) else saved
+    return bool(caches(memory)) and seq >= 0 and not rows
+
+
+def emptied(watch: Watch, seq: int, k: int) -> bool:
+    """Nothing is restored over something."""
+    return nothing(watch, seq, k) and watch.machine.memory.pos_max(seq) >= 0
+
+
+def late_copy(watch: Watch, seq: int, k: int) -> bool:
+    """A stream is restored between which and another numbers have yet to be copied."""
+    return seq in watch.queued and not watch.cleared
+
+
+def late_copy_after_clear(watch: Watch, seq: int, k: int) -> bool:
+    """As `late copy`, of a memory that has been cleared since; restoring all of it clears too."""
+    return bool(watch.queued) if seq < 0 else seq in watch.queued and watch.cleared
+
+
+def any_sequence(watch: Watch, seq: int, p0: int, p1: int) -> bool:
+    """A state is to be removed whatever its sequence."""
+    return states(watch.machine.memory) is not None and seq < 0
+
+
+def before_the_last(watch: Watch, seq: int, p0: int, p1: int) -> bool:
+    """A state is to forget what lies before its last position."""
+    part = states(watch.machine.memory)
+    return part is not None and seq >= 0 and max(p0, 0) < p1 <= part.pos_max(seq)
+
+
+def below_zero(watch: Watch, seq: int, p0: int, p1: int, delta: int) -> bool:
+    """A state moves to a negative position."""
+    part = states(watch.machine.memory)
+    state = None if part is None else part.at(seq, p0, p1)
+    return state is not None and state.pos + delta < 0
+
+
+BEFORE: dict[str, dict[str, Callable[..., bool]]] = {
+    "rm": {"any sequence": any_sequence, "before the last": before_the_last},
+    "cp": {"part of a stream": part_of_a_stream},
+    "keep": {"kept": kept},
+    "add": {"below zero": below_zero, "grown": grown},
+    "div": {"divided": divided},
+    "save": {"unshifted": unshifted, "uncopied": uncopied},
+    "load": {
+        "nothing": nothing,
+        "emptied": emptied,
+        "late copy": late_copy,
+        "late copy after clear": late_copy_after_clear,
+    },
+}

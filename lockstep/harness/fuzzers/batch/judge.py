@@ -1,0 +1,269 @@
+"""Holds two engines, and each engine against itself, to one schedule."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.harness.context.runner import Session
+from lockstep.harness.fuzzers.batch.schedule import Row, Schedule
+from lockstep.harness.records import (
+    Answered,
+    Crashed,
+    Malformed,
+    Outcome,
+    Rejected,
+    TimedOut,
+    Unanswerable,
+)
+from lockstep.harness.synth.small import N_VOCAB
+
+Answers = list[dict[str, Any]]
+# Two honest runs differ by how float32 sums are put together: some 1e-7 of the largest term in each
+# op, so a squared error of some 1e-14 to 1e-12 of the logits' own squares. 1e-9 is the squared
+# error of 3e-5, hundreds of roundings; one token that sees one cell too many or too few, or a key
+# turned by one position, moves logits by percents.
+ALLOWED_NMSE = 1e-9
+# in the order in which they depend on one another
+EXACT = ("code", "pos", "ubatches", "slots", "order")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The first that parted. `symptom`: of EXACT, logits, neighbours, splitting, crashed ..."""
+
+    symptom: str
+    step: int
+    name: str  # of the step
+    text: str
+    who: str = ""  # the engine, if it contradicts itself
+    # of the step: what each engine says of it, without logits; None: they were not held together
+    expected: dict[str, Any] | None = None
+    actual: dict[str, Any] | None = None
+
+
+@dataclass
+class Judge:
+    """`counts` say how much was compared."""
+
+    oracle: Session
+    subject: Session
+    counts: Counter[str] = field(default_factory=Counter)
+    relations: bool = True  # hold each engine against itself as well
+    relations_of_subject: bool = True
+
+    def __call__(self, case: Schedule) -> Difference | None:
+        first, second = (self.ask(session, case) for session in (self.oracle, self.subject))
+        for session, answer in ((self.oracle, first), (self.subject, second)):
+            if isinstance(answer, Difference):
+                return replace(answer, who=session.name)
+        assert not isinstance(first, Difference)
+        assert not isinstance(second, Difference)
+        self.counts["schedules"] += 1
+        found = self.compared(case, first, second)
+        if found is not None or not self.relations:
+            return found
+        pairs = [(self.oracle, first)]
+        pairs += [(self.subject, second)] if self.relations_of_subject else []
+        for session, answers in pairs:
+            for relation in (self.neighbours, self.splitting):
+                found = relation(session, case, answers)
+                if found is not None:
+                    return replace(found, who=session.name)
+        return None
+
+    def ask(self, session: Session, case: Schedule) -> Answers | Difference:
+        outcome: Outcome = session.ask("schedule", case.plan())
+        match outcome:
+            case Answered(value=answers):
+                return list(answers)
+            case TimedOut(seconds=seconds):
+                symptom, text = "timed-out", f"no answer in {seconds:.0f} s"
+            case Rejected() | Unanswerable() | Crashed() | Malformed():
+                symptom, text = type(outcome).__name__.lower(), outcome.message
+        words = [line for line in getattr(outcome, "log", ()) if "GGML_ASSERT" in line]
+        told = [line.rpartition("GGML_ASSERT")[2] for line in words[:1]]
+        return Difference(symptom=symptom, step=-1, name="", text="; ".join([text, *told]))
+
+    # --- engine against engine ------------------------------------------------------------------
+
+    def compared(self, case: Schedule, first: Answers, second: Answers) -> Difference | None:
+        for at, (step, want, got) in enumerate(zip(case.steps, first, second, strict=True)):
+            self.counts["steps"] += 1
+            if found := self.step_differs(at, str(step[0]), want, got):
+                said = [{k: v for k, v in a.items() if k != "logits"} for a in (want, got)]
+                return replace(found, expected=said[0], actual=said[1])
+        return None
+
+    def step_differs(
+        self, at: int, name: str, want: dict[str, Any], got: dict[str, Any]
+    ) -> Difference | None:
+        for what in EXACT:
+            if None in (want[what], got[what]):
+                continue
+            self.counts[what] += len(want[what]) if isinstance(want[what], list) else 1
+            if not same(want[what], got[what]):
+                text = in_words(what, want[what], got[what])
+                return Difference(symptom=what, step=at, name=name, text=text)
+        if want["logits"] is None or got["logits"] is None:
+            return None
+        self.counts["logits"] += len(want["logits"])
+        text = ""
+        if want["logits"].shape != got["logits"].shape:
+            text = f"{len(got['logits'])} rows of logits, expected {len(want['logits'])}"
+        elif not (error := worst(want["logits"], got["logits"])) <= ALLOWED_NMSE:
+            text = f"logits differ by {error:.1e} of their squares (allowed {ALLOWED_NMSE})"
+        return Difference(symptom="logits", step=at, name="decode", text=text) if text else None
+
+    # --- an engine against itself ---------------------------------------------------------------
+
+    def neighbours(self, session: Session, case: Schedule, base: Answers) -> Difference | None:
+        """Other sequences say something else: not a bit of these may change."""
+        mine = component(case)
+        changed = with_others_changed(case, mine)
+        if changed == case:
+            return None
+
+        def same(at: int, row: Row, a: NDArray[Any], b: NDArray[Any]) -> bool:
+            if not mine.issuperset(row[2]):
+                return True
+            self.counts["neighbours"] += 1
+            return np.array_equal(a, b, equal_nan=True)
+
+        text = "logits change with what sequences say that have nothing to do with these"
+        return self.rows_differ(session, case, changed, base, same, "neighbours", text)
+
+    def splitting(self, session: Session, case: Schedule, base: Answers) -> Difference | None:
+        """Ubatches of another size."""
+        other = replace(case, n_ubatch=other_size(case))
+
+        def same(at: int, row: Row, a: NDArray[Any], b: NDArray[Any]) -> bool:
+            self.counts["splitting"] += 1
+            return worst(a[None], b[None]) <= ALLOWED_NMSE
+
+        text = f"logits differ with ubatches of {other.n_ubatch} tokens"
+        return self.rows_differ(session, case, other, base, same, "splitting", text)
+
+    def rows_differ(
+        self,
+        session: Session,
+        case: Schedule,
+        other: Schedule,
+        base: Answers,
+        same: Callable[[int, Row, NDArray[Any], NDArray[Any]], bool],
+        symptom: str,
+        text: str,
+    ) -> Difference | None:
+        """Output by output, until the two runs part in what they accept."""
+        if all(answer["logits"] is None for answer in base):
+            return None
+        answers = self.ask(session, other)
+        if isinstance(answers, Difference):
+            return answers
+        for at, (step, a, b) in enumerate(zip(case.steps, base, answers, strict=True)):
+            if a["code"] == b["code"] and a["logits"] is not None and b["logits"] is not None:
+                outputs = [row for row in step[1] if row[3]]
+                if not len(outputs) == len(a["logits"]) == len(b["logits"]):
+                    text = (
+                        f"{len(a['logits'])} and {len(b['logits'])} rows for {len(outputs)} outputs"
+                    )
+                    return Difference(symptom=symptom, step=at, name="decode", text=text)
+                for row, x, y in zip(outputs, a["logits"], b["logits"], strict=True):
+                    if not same(at, row, x, y):
+                        return Difference(symptom=symptom, step=at, name="decode", text=text)
+            if a["code"] != b["code"] or a["pos"] != b["pos"]:  # what follows need not be the same
+                self.counts["parted"] += 1
+                return None
+        return None
+
+
+def other_size(case: Schedule) -> int:
+    """Small ubatches for large ones, and the other way round; one token of each sequence fits."""
+    smaller = max(case.n_seq + 1, case.n_ubatch // 4)
+    return smaller if case.n_ubatch > 4 else max(24, case.n_seq)
+
+
+def worst(a: NDArray[Any], b: NDArray[Any]) -> float:
+    """The largest normalised squared error of a row. NaN in the same places is no error."""
+    both = np.isnan(a) & np.isnan(b)
+    a, b = np.where(both, 0, a).astype(np.float64), np.where(both, 0, b).astype(np.float64)
+    size = np.maximum((a * a).sum(axis=-1), 1e-30)
+    errors = ((a - b) ** 2).sum(axis=-1) / size
+    return float(np.nan_to_num(errors, nan=np.inf).max(initial=0.0))
+
+
+def component(case: Schedule) -> frozenset[int]:
+    """The first sequence with outputs, and all that ever shared or copied anything with it."""
+    groups = {seq: {seq} for seq in range(-1, case.n_seq + 1)}
+
+    def join(*seqs: int) -> None:
+        whole = set().union(*(groups[s] for s in seqs))
+        for seq in whole:
+            groups[seq] = whole
+
+    saves: list[int] = []
+    outputs: list[int] = []
+    for step in case.steps:
+        if step[0] == "decode":
+            for _, _, seqs, output in step[1]:
+                if seqs:
+                    join(*seqs)
+                    outputs += [seqs[0]] if output else []
+        elif step[0] == "cp":
+            join(step[1], step[2])
+        elif step[0] == "save":
+            saves.append(step[1])
+        elif step[0] == "load" and step[1] >= 0:
+            join(step[1], saves[step[2]])
+    return frozenset(groups[outputs[0]] if outputs else ())
+
+
+def with_others_changed(case: Schedule, mine: frozenset[int]) -> Schedule:
+    def other(row: Row) -> Row:
+        token = row[0]
+        if 0 < token < N_VOCAB and not mine.intersection(row[2]):
+            token = token % (N_VOCAB - 1) + 1
+        return (token, *row[1:])
+
+    steps = [
+        (step[0], tuple(map(other, step[1]))) if step[0] == "decode" else step
+        for step in case.steps
+    ]
+    return case.with_steps(steps)
+
+
+def same(want: Any, got: Any) -> bool:
+    """None is what one of them does not show."""
+    if want is None or got is None or want == got:
+        return True
+    lists = isinstance(want, list) and isinstance(got, list)
+    return lists and len(want) == len(got) and all(map(same, want, got))
+
+
+def in_words(what: str, want: Any, got: Any) -> str:
+    if not isinstance(want, list):
+        return f"{what} {got}, expected {want}"
+    at = next((i for i, (a, b) in enumerate(zip(want, got, strict=False)) if not same(a, b)), -1)
+    if at < 0:
+        return f"{len(got)} {what}, expected {len(want)}"
+    names = {"pos": "positions of sequence", "ubatches": "ubatch", "slots": "cells looked at"}
+    names["order"] = "the token of output"
+    return f"{names[what]} {at}: {short(got[at])}, expected {short(want[at])}"
+
+
+def short(value: Any) -> str:
+    if isinstance(value, list) and len(value) == 3 and isinstance(value[2], Sequence):
+        kind = {None: "an ubatch", True: "equal", False: "simple"}[value[0]]
+        value = f"{kind}, {value[1] or '?'} sets: {' '.join(map(short_row, value[2]))}"
+    text = str(value)
+    return text if len(text) < 160 else text[:157] + "..."
+
+
+def short_row(row: Sequence[Any]) -> str:
+    """token@position/sequences, with ? for what cannot be seen and ! for an output"""
+    token, pos, seqs, output = row
+    where = "?" if seqs is None else ",".join(map(str, seqs))
+    return f"{token}@{'?' if pos is None else pos}/{where}{'!' if output else ''}"

@@ -1,0 +1,56 @@
+"""Schedules on which an engine is known to differ: [[batch]] of harness/known."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lockstep.harness.fuzzers.batch.causes import causes
+from lockstep.harness.fuzzers.batch.judge import Difference
+from lockstep.harness.fuzzers.batch.schedule import Schedule, schedule_from
+from lockstep.harness.known import entries
+
+MEMORY = {"yarn": "attention"}  # of a kind of model that has no other
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownSchedule:
+    """One entry. symptom: what differs first; cause: what our machine must have seen by then
+    (`_causes`), for nothing is excused for its shape; case: the smallest schedule, as JSON."""
+
+    id: str
+    component: str  # an adapter's name
+    version: str  # in which it was seen
+    kinds: tuple[str, ...]  # of memory
+    symptom: str
+    cause: str
+    case: str
+    sentence: str
+    status: str  # as in _known.Known
+    link: str
+
+    @property
+    def schedule(self) -> Schedule:
+        return schedule_from(self.case)
+
+
+def known_schedules() -> list[KnownSchedule]:
+    return [KnownSchedule(**{**row, "kinds": tuple(row["kinds"])}) for row in entries("batch")]
+
+
+def entry_for(
+    known: Sequence[KnownSchedule],
+    engines: Sequence[str],
+    kind: str,
+    found: Difference,
+    case: Schedule,
+) -> KnownSchedule | None:
+    """The entry that a difference is an example of. A crash may have been at any step; logits that
+    are wrong in ubatches of another size alone differ with the size."""
+    why = causes(case, kind)
+    last = found.step if found.step >= 0 else len(case.steps)
+    kinds = {kind, MEMORY.get(kind, kind)}
+    for one in known:
+        here = one.component in engines and not kinds.isdisjoint(one.kinds)
+        shows = (one.symptom, "splitting") if one.symptom == "logits" else (one.symptom,)
+        if here and found.symptom in shows and why.get(one.cause, last + 1) <= last:
+            return one
+    return None

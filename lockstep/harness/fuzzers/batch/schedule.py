@@ -1,0 +1,120 @@
+"""A schedule as a value: a context's shape and its steps, to and from JSON."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lockstep.harness.check.check import BadInput
+
+Step = tuple[Any, ...]  # as `Adapter.schedule` takes it; rows and their sequences are tuples
+Row = tuple[int, int, tuple[int, ...], bool]  # token, position, sequences, output
+SIZES = {"decode": 2, "rm": 4, "cp": 5, "keep": 2, "add": 5, "div": 5, "clear": 1, "save": 2}
+SIZES |= {"load": 3}
+SBATCH_SPLITS = ("simple", "equal", "seq")
+MOST = {"n_ctx": 4096, "n_ubatch": 512, "n_seq": 8}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    n_ctx: int
+    n_ubatch: int
+    n_seq: int
+    unified: bool
+    steps: tuple[Step, ...]
+    sbatch: str = ""  # the split of the older llama_sbatch that the context makes, if it has one
+
+    @property
+    def names(self) -> str:
+        return "-".join(str(step[0]) for step in self.steps)
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Few steps before many, then few tokens, then few sequences and the simpler numbers."""
+        rows = [row for step in self.steps if step[0] == "decode" for row in step[1]]
+        numbers = [n for step in self.steps if step[0] != "decode" for n in step[1:]]
+        shape = (self.n_seq, self.n_ctx, self.n_ubatch, self.unified)
+        simple = sum(abs(n) for n in numbers) + sum(row[0] + 2 * row[1] + row[3] for row in rows)
+        return len(self.steps), len(rows), sum(len(row[2]) for row in rows), *shape, simple
+
+    def plan(self) -> dict[str, Any]:
+        """As a question."""
+        older = {"sbatch": self.sbatch} if self.sbatch else {}
+        return {
+            "n_ctx": self.n_ctx,
+            "n_ubatch": self.n_ubatch,
+            "n_seq": self.n_seq,
+            "unified": self.unified,
+            "steps": [listed(step) for step in self.steps],
+            **older,
+        }
+
+    def text(self) -> str:
+        return json.dumps(self.plan(), separators=(",", ":"))
+
+    def with_steps(self, steps: Sequence[Step]) -> "Schedule":
+        return replace(self, steps=tuple(steps))
+
+
+def listed(value: Any) -> Any:
+    return [listed(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def schedule_from(text: bytes | str) -> Schedule:
+    """Raises BadInput: what is run comes from a user, and llama.cpp aborts on some nonsense."""
+    try:
+        made = json.loads(text)
+        n_ctx, n_ubatch, n_seq = (made[name] for name in MOST)
+        steps = tuple(step_from(step) for step in made["steps"])
+        unified, sbatch = made["unified"], made.get("sbatch", "")
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise BadInput(f"no schedule: {type(error).__name__}: {error}") from error
+    for (name, most), n in zip(MOST.items(), (n_ctx, n_ubatch, n_seq), strict=True):
+        if type(n) is not int or not 1 <= n <= most:
+            raise BadInput(f"no schedule: {name} is {n!r:.40}; expected 1 to {most}")
+    if type(unified) is not bool:
+        raise BadInput(f"no schedule: unified is {unified!r:.40}; expected true or false")
+    if sbatch not in ("", *SBATCH_SPLITS):
+        raise BadInput(f"no schedule: sbatch is {sbatch!r:.40}; expected one of {SBATCH_SPLITS}")
+    saves: list[int] = []
+    for step in steps:
+        if step[0] == "save":
+            saves.append(step[1])
+        if step[0] == "load" and not 0 <= step[2] < len(saves):
+            raise BadInput(f"no schedule: {list(step)} loads what is not saved yet")
+        if step[0] == "load" and (step[1] < 0) != (saves[step[2]] < 0):
+            raise BadInput(
+                f"no schedule: {list(step)} loads one sequence from all, or all from one"
+            )
+    return Schedule(n_ctx, n_ubatch, n_seq, unified, steps, sbatch)
+
+
+def step_from(step: Any) -> Step:
+    name, *rest = step
+    if SIZES[name] != len(step):
+        raise ValueError(f"{name} takes {SIZES[name] - 1} values, got {len(rest)}")
+    if name == "decode":
+        return name, tuple(one for row in rest[0] for one in rows_from(row))
+    return name, *(whole(n) for n in rest)
+
+
+def rows_from(row: Any) -> Iterator[Row]:
+    """A row, or with a number behind it so many of them, one position after the other."""
+    n = whole(row[4]) if len(row) == 5 else 1
+    if not 1 <= n <= MOST["n_ctx"]:
+        raise ValueError(f"a row is repeated {n} times; expected 1 to {MOST['n_ctx']}")
+    token, pos, seqs, output = row_from(row[:4])
+    yield from ((token, pos + i, seqs, output) for i in range(n))
+
+
+def row_from(row: Any) -> Row:
+    token, pos, seqs, output = row
+    if len(seqs) > MOST["n_seq"]:
+        raise ValueError(f"a token of {len(seqs)} sequences; expected {MOST['n_seq']} at most")
+    return whole(token), whole(pos), tuple(whole(seq) for seq in seqs), bool(output)
+
+
+def whole(n: Any) -> int:
+    if type(n) is not int or not -(2**31) <= n < 2**31:
+        raise ValueError(f"{n!r:.40} is no whole number of 32 bits")
+    return n

@@ -1,0 +1,158 @@
+"""Makes a schedule that shows a difference as short and simple as it can be."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from lockstep.harness.fuzzers.batch.machines import machine_of
+from lockstep.harness.fuzzers.batch.schedule import Row, Schedule, Step
+
+Wrong = Callable[[Schedule], bool]
+TRIES = 500  # questions for one finding
+
+
+def shrunk(case: Schedule, kind: str, wrong: Wrong, tries: int = TRIES) -> Schedule:
+    """The smallest schedule found for which `wrong` holds, as it does for `case`."""
+    best, improved = case, True
+    while improved and tries > 0:
+        improved = False
+        for candidate in smaller(best, kind):
+            if candidate.size >= best.size:
+                continue
+            tries -= 1
+            if wrong(candidate):
+                best, improved = candidate, True
+                break
+            if tries <= 0:
+                break
+    return best
+
+
+def smaller(case: Schedule, kind: str) -> Iterator[Schedule]:
+    """Simpler schedules, the boldest first; each also with positions that go on again."""
+    for candidate in [*without_steps(case), *without_rows(case), *simpler(case)]:
+        yield candidate
+        repaired = going_on(candidate, kind)
+        if repaired != candidate:
+            yield repaired
+
+
+def without_steps(case: Schedule) -> Iterator[Schedule]:
+    n = len(case.steps)
+    for size in sorted({max(n >> shift, 1) for shift in range(1, 5)}, reverse=True):
+        for at in range(0, n, size):
+            if n > size:
+                yield from without(case, at, at + size)
+
+
+def without(case: Schedule, start: int, stop: int) -> Iterator[Schedule]:
+    """Steps left out, with the loads of what is then not saved; the others are renumbered."""
+    numbers: list[int | None] = []
+    kept: list[Step] = []
+    n_saved = 0
+    for at, step in enumerate(case.steps):
+        out = start <= at < stop
+        if step[0] == "save":
+            numbers.append(None if out else n_saved)
+            n_saved += not out
+        if out:
+            continue
+        if step[0] == "load":
+            number = numbers[step[2]]
+            if number is None:
+                continue
+            step = ("load", step[1], number)
+        kept.append(step)
+    yield case.with_steps(kept)
+
+
+def without_rows(case: Schedule) -> Iterator[Schedule]:
+    for at, step in enumerate(case.steps):
+        if step[0] != "decode":
+            continue
+        rows = step[1]
+        sizes = {max(len(rows) >> shift, 1) for shift in range(1, 8)} | {2}
+        for size in sorted(sizes, reverse=True):
+            for start in range(0, len(rows), size):
+                left = rows[:start] + rows[start + size :]
+                if left:
+                    yield with_step(case, at, ("decode", left))
+        for seq in range(case.n_seq):
+            left = tuple(row for row in rows if seq not in row[2])
+            if left and len(left) < len(rows):
+                yield with_step(case, at, ("decode", left))
+
+
+def simpler(case: Schedule) -> Iterator[Schedule]:
+    yield from smaller_shapes(case)
+    for at, step in enumerate(case.steps):
+        simple = simpler_batches(step[1]) if step[0] == "decode" else simpler_numbers(step)
+        for other in simple:
+            yield with_step(case, at, other)
+
+
+def smaller_shapes(case: Schedule) -> Iterator[Schedule]:
+    used = [s for step in case.steps for s in sequences(step) if s < case.n_seq]
+    n_seq = max(used, default=0) + 1
+    yield replace(case, n_seq=n_seq, n_ctx=256 if case.unified else 256 * n_seq)
+    for n in (1, 2, 4, case.n_seq, case.n_ubatch // 2):
+        if 0 < n < case.n_ubatch:
+            yield replace(case, n_ubatch=n)
+
+
+def simpler_batches(rows: tuple[Row, ...]) -> Iterator[Step]:
+    yield "decode", tuple(numbered(rows))
+    for i, row in enumerate(rows):
+        if row[3] and i + 1 < len(rows):
+            yield "decode", (*rows[:i], (*row[:3], False), *rows[i + 1 :])
+        if len(row[2]) > 1:
+            yield "decode", (*rows[:i], (*row[:2], row[2][:1], row[3]), *rows[i + 1 :])
+
+
+def simpler_numbers(step: Step) -> Iterator[Step]:
+    for i, n in enumerate(step[1:], 1):
+        for m in sorted({0, 1, -1, 2, n // 2} - {n}):
+            whole = step[0] == "save" and (m < 0) != (n < 0)  # its loads would not fit
+            if step[0] not in ("load", "div") and abs(m) <= abs(n) and not whole:
+                yield *step[:i], m, *step[i + 1 :]
+
+
+def numbered(rows: tuple[Row, ...]) -> Iterator[Row]:
+    """Tokens that tell themselves apart, and no more."""
+    for i, row in enumerate(rows):
+        legal = 0 < row[0] < 60
+        yield (i % 59 + 1 if legal else row[0], *row[1:])
+
+
+def sequences(step: Step) -> list[int]:
+    if step[0] == "decode":
+        return [seq for row in step[1] for seq in row[2] if seq >= 0]
+    if step[0] == "clear":
+        return []
+    return [seq for seq in (step[1:3] if step[0] == "cp" else step[1:2]) if seq >= 0]
+
+
+def with_step(case: Schedule, at: int, step: Step) -> Schedule:
+    return case.with_steps((*case.steps[:at], step, *case.steps[at + 1 :]))
+
+
+def going_on(case: Schedule, kind: str) -> Schedule:
+    """Positions renumbered so that every batch goes on where its sequences stand."""
+    machine = machine_of(kind, case)
+    steps: list[Step] = []
+    for step in case.steps:
+        if step[0] == "decode":
+            step = ("decode", tuple(renumbered(step[1], machine.memory.pos_max, case.n_seq)))
+        steps.append(step)
+        machine.step(step)
+    return case.with_steps(steps)
+
+
+def renumbered(rows: tuple[Row, ...], last: Callable[[int], int], n_seq: int) -> Iterator[Row]:
+    nexts: dict[int, int] = {}
+    for token, pos, seqs, output in rows:
+        if not seqs or not all(0 <= s < n_seq for s in seqs):
+            yield token, pos, seqs, output
+            continue
+        at = nexts.get(seqs[0], last(seqs[0]) + 1)
+        nexts.update(dict.fromkeys(seqs, at + 1))
+        yield token, at, seqs, output

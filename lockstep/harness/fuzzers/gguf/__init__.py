@@ -1,0 +1,1 @@
+"""Files, valid, unusual and broken, for readers of GGUF."""

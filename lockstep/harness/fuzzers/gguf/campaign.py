@@ -1,0 +1,364 @@
+"""One family of files against every parser: compare in bulk, shrink and name what is odd."""
+
+import shlex
+import time
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.gguf.regular_file import read_regular
+from lockstep.harness.adapters.parts.parsing import (
+    ACCEPTED,
+    CRASHED,
+    NUMBER,
+    SPARE_MEMORY,
+    Parsed,
+    allowed_memory,
+)
+from lockstep.harness.context.runner import Session
+from lockstep.harness.fuzzers.base import Checkpoint, FuzzPlan, Progress
+from lockstep.harness.fuzzers.gguf.findings import (
+    MODEL_WAYS,
+    TABLE,
+    Cause,
+    cause_of,
+    known_files,
+    own_cause,
+    refined,
+    suspects,
+    table_cause,
+    types_in,
+)
+from lockstep.harness.fuzzers.gguf.given import CORPUS, GIVEN, GUIDED, files_in, given_cases
+from lockstep.harness.fuzzers.gguf.grammar import Case, cases
+from lockstep.harness.fuzzers.gguf.models import MODELS, model_cases
+from lockstep.harness.fuzzers.gguf.shrink import cost_of, shrunk
+from lockstep.harness.fuzzers.gguf.stages import FULL, Stage, answer_about, part, said
+from lockstep.harness.records import Status, Verdict
+
+BATCH = 1024
+BATCH_OF_MODELS = 16  # some hundred kilobytes each
+SLICE = 64  # batches about which one verdict speaks
+MOST_SHRUNK = 24  # examples of one cause whose parts are looked at, in a campaign
+LONG = 16  # tries that a long file gets at least, each of which may take seconds
+DEAR = 100  # files tried in shrinking one that ends a process, each of which may take a second
+
+
+@dataclass(kw_only=True)
+class Batch:
+    """Files, what the subject says of them, and what others will say of some."""
+
+    cases: list[Case]
+    subject: Parsed
+    pending: list[tuple[Stage, list[int], "Future[Parsed]"]]
+
+
+class Campaign:
+    """`run` gives verdicts as findings are made, and one for each slice of files."""
+
+    def __init__(
+        self, plan: FuzzPlan, family: str, subject: Session, stages: list[Stage], say: Progress
+    ) -> None:
+        self.plan, self.family, self.subject, self.stages = plan, family, subject, stages
+        self.say = say
+        self.corpus = [read_regular(path) for path in files_in(plan.corpus)]
+        self.size = BATCH_OF_MODELS if family == MODELS else BATCH
+        self.known = {cause: entry for entry in known_files() for cause in entry.causes}
+        self.found: Counter[Cause] = Counter({c: 0 for c in map(as_cause, plan.found)})
+        self.told = set(self.found)  # known ones; others are told as they are found
+        self.shrinks: Counter[Cause] = Counter()
+        self.slice: Counter[str] = Counter()
+        self.peak = 0  # the most that the subject took beyond twice a file's size
+        self.started = time.monotonic()
+
+    def run(self) -> Iterator[Verdict | Checkpoint]:
+        """`start` of the checkpoint is where to go on."""
+        plan = self.plan
+        first, end = plan.start, plan.start + plan.cases
+        begun = first
+        ahead = self.batch(first, min(first + self.size, end))
+        while first < end:
+            batch, first = ahead, min(first + self.size, end)
+            if first < end:
+                ahead = self.batch(first, min(first + self.size, end))
+            yield from self.judged(batch)
+            late = plan.seconds is not None and time.monotonic() > self.started + plan.seconds
+            if first - begun >= SLICE * self.size or first >= end or late:
+                yield self.about(begun, first)
+                yield Checkpoint(target=self.family, done=first)
+                begun = first
+            self.tell(first - plan.start)
+            if late:
+                for _, _, waiting in ahead.pending:
+                    waiting.exception()
+                return
+
+    def given(self, made: Sequence[Case]) -> Iterator[Verdict]:
+        """Files of the user's own, to every parser: each has its verdicts, whatever others have."""
+        for stage in self.stages:
+            stage.every = 1
+        for at, case in enumerate(made):
+            self.found.clear()
+            self.told.clear()
+            self.shrinks.clear()
+            self.say(self.family, f"{at:,} of {len(made):,} files, now {case.name}")
+            yield from self.judged(self.asked([case]))
+            yield self.about(case.number, case.number + 1, case)
+
+    def kept(self, made: Sequence[Case]) -> Iterator[Verdict]:
+        """Files of a guided run, to every parser; findings fold."""
+        for stage in self.stages:
+            stage.every = 1
+        for first in range(0, len(made), BATCH):
+            yield from self.judged(self.asked(list(made[first : first + BATCH])))
+        yield self.about(0, len(made))
+
+    def batch(self, first: int, end: int) -> Batch:
+        if self.family == MODELS:
+            return self.asked(model_cases(self.plan.seed, first, end - first, self.corpus))
+        return self.asked(cases(self.plan.seed, self.family, first, end - first, self.corpus))
+
+    def asked(self, made: list[Case]) -> Batch:
+        """Others are asked first: they think while our reader does."""
+        pending = []
+        for stage in self.stages:
+            every = 1 if self.family == MODELS and stage.way in MODEL_WAYS else stage.every
+            some = [i for i, case in enumerate(made) if case.number % every == 0]
+            if some:
+                pending.append((stage, some, stage.ask([made[i].raw for i in some])))
+        subject = answer_about(self.subject, FULL, [case.raw for case in made])
+        return Batch(cases=made, subject=subject, pending=pending)
+
+    def tell(self, done: int) -> None:
+        seconds = time.monotonic() - self.started
+        causes = sum(1 for n in self.found.values() if n)
+        text = f"{done:,} files, {causes} causes, {done / seconds:,.0f} a second"
+        for stage in self.stages:
+            if stage.witness:
+                text += f", {stage.asked / seconds:,.0f} of them to {stage.name}"
+        self.say(self.family, text)
+
+    # --- judging --------------------------------------------------------------------------------
+
+    def judged(self, batch: Batch) -> Iterator[Verdict]:
+        made, subject = batch.cases, batch.subject
+        self.slice["files"] += len(made)
+        self.slice["accepted"] += int((subject.endings == NUMBER[ACCEPTED]).sum())
+        sizes = np.array([len(case.raw) for case in made], np.int64)
+        share = allowed_memory(self.subject.name, sizes) - SPARE_MEMORY
+        beyond = int((subject.peaks - share).max(initial=0))
+        self.peak = max(self.peak, beyond)
+        for i, case in enumerate(made):
+            cause = own_cause(self.subject.name, subject, i, case.raw)
+            if cause is None and self.family in ("valid", "broken"):
+                cause = table_cause(subject.ending(i), case.faults)
+            if cause is not None:
+                yield from self.noted(cause, case, None)
+        parted: set[int] = set()
+        for stage, some, future in batch.pending:
+            odd = yield from self.compared(stage, batch, some, future.result())
+            parted.update(() if stage.witness else odd)
+        for stage in self.stages:
+            if stage.witness:
+                some = sorted(i for i in parted if made[i].number % stage.every)
+                other = stage.ask([made[i].raw for i in some]).result()
+                yield from self.compared(stage, batch, some, other)
+
+    def compared(
+        self, stage: Stage, batch: Batch, some: list[int], other: Parsed
+    ) -> Generator[Verdict, None, list[int]]:
+        """some: files of the batch that were asked about. Returns those about which they part."""
+        made, subject = [batch.cases[i] for i in some], part(batch.subject, some)
+        sizes = np.array([len(case.raw) for case in made], np.int64)
+        self.count(stage, subject, other)
+        odd = suspects(stage.session.name, stage.way, subject, other, sizes).tolist()
+        for i in odd:
+            cause = cause_of(stage.session.name, stage.way, subject, other, i, made[i].raw)
+            if cause is not None:
+                yield from self.noted(cause, made[i], stage)
+        return [some[i] for i in odd]
+
+    def count(self, stage: Stage, subject: Parsed, other: Parsed) -> None:
+        """How answers pair; a refusal for another reason is a refusal all the same."""
+        mine, theirs = subject.endings == NUMBER[ACCEPTED], other.endings == NUMBER[ACCEPTED]
+        stage.asked += len(mine)
+        stage.counts["asked"] += len(mine)
+        stage.counts["both accept"] += int((mine & theirs).sum())
+        stage.counts["both refuse"] += int((~mine & ~theirs).sum())
+        if stage.way in MODEL_WAYS:  # what was read, and is then no model
+            refused = ~theirs & (other.endings < NUMBER[CRASHED])
+            stage.counts["refused late"] += int((mine & refused).sum())
+        same = subject.endings == other.endings
+        stage.counts["for the same reason"] += int((~mine & ~theirs & same).sum())
+
+    def noted(self, cause: Cause, case: Case, stage: Stage | None) -> Iterator[Verdict]:
+        """One example of each cause is made small and told; the others are counted."""
+        for same in self.explanations(cause, case.raw):
+            self.found[same] += 1
+            if same in self.known and same not in self.told:
+                self.told.add(same)
+                yield self.finding(same, case, self.known[same].raw)
+            return
+        if self.shrinks[cause] >= MOST_SHRUNK:
+            self.slice["not looked at"] += 1
+            return
+        self.shrinks[cause] += 1
+        small = self.small(cause, case, stage)
+        exact = refined(cause, small)
+        is_new = exact not in self.found
+        self.found[exact] += 1
+        if is_new:
+            yield self.finding(exact, case, small)
+
+    def explanations(self, cause: Cause, raw: bytes) -> Iterator[Cause]:
+        """What was found already, or is known, that this may be another example of."""
+        if cause.symptom != "value":
+            if cause in self.found or cause in self.known:
+                yield cause
+            return
+        for other in (*self.found, *self.known):
+            part, *types = other.kind.split(" ")
+            if (other.stage, other.symptom, part) == (cause.stage, cause.symptom, cause.kind) and (
+                not types or types_in(raw, part) & set(types)
+            ):
+                yield other
+
+    def small(self, cause: Cause, case: Case, stage: Stage | None) -> bytes:
+        if cause.stage == TABLE:
+            return case.raw  # what a fault is would be lost
+
+        def shows(files: list[bytes]) -> list[bool]:
+            subject = answer_about(self.subject, FULL, files)
+            if stage is None:
+                return [own_cause(cause.stage, subject, i, raw) == cause
+                        for i, raw in enumerate(files)]  # fmt: skip
+            other = stage.ask(files).result()
+            return [
+                cause_of(stage.session.name, stage.way, subject, other, i, raw) == cause
+                for i, raw in enumerate(files)
+            ]
+
+        dear = cause.symptom in ("hangs", "memory") or (stage and stage.way in MODEL_WAYS)
+        most = DEAR if dear else 10 * DEAR if cause.symptom == "crashes" else 4000
+        return shrunk(case.raw, shows, max(most, LONG * cost_of([case.raw])))
+
+    # --- verdicts -------------------------------------------------------------------------------
+
+    def finding(self, cause: Cause, case: Case, small: bytes) -> Verdict:
+        known = self.known.get(cause)
+        status: Status = "diverged"
+        if known:
+            status = "excused"
+        elif cause.stage == self.subject.name:
+            status = "diverged"  # that it crashes is its own fault, and no lack of an answer
+        elif cause.symptom in ("crashes", "hangs"):
+            status = "crashed" if cause.symptom == "crashes" else "timed-out"
+        answers = self.answers(small)
+        text = f"{case.name}: " if case.name else ""
+        text += f"{cause.stage} {cause.symptom} {cause.kind}".strip()
+        text += f": {len(small)} bytes, {small[:60].hex()}{'...' if len(small) > 60 else ''}"
+        detail = {
+            "stage": cause.stage,
+            "symptom": cause.symptom,
+            "kind": cause.kind,
+            "case": case.number,
+            "name": case.name,
+            "faults": list(case.faults),
+            "file": small.hex() if len(small) <= 1 << 16 else "",
+            "bytes": len(small),
+            "first_bytes": len(case.raw),
+            "answers": answers,
+            "known": known.id if known else None,
+        }
+        return self.verdict(
+            status, text, detail, f"fuzz-gguf/{cause}", self.again(cause, case, small)
+        )
+
+    def again(self, cause: Cause, case: Case, small: bytes) -> list[str]:
+        """The options that show a finding again. What the table says is said of its files alone."""
+        if len(small) <= 2048 and cause.stage != TABLE:
+            return ["--hex", small.hex()]
+        return list(case.again) or self.numbered(case.number, 1)
+
+    def answers(self, raw: bytes) -> dict[str, str]:
+        """What every parser says of one file, with its words."""
+        subject = answer_about(self.subject, FULL, [raw])
+        told = {self.subject.name: said(subject)}
+        for stage in self.stages:
+            told[stage.name] = said(stage.ask([raw]).result())
+        return told
+
+    def about(self, first: int, end: int, case: Case | None = None) -> Verdict:
+        """case: the one file that it is about, if it has a name."""
+        known = {str(c): n for c, n in sorted(self.found.items()) if n and c in self.known}
+        other = {str(c): n for c, n in sorted(self.found.items()) if n and c not in self.known}
+        n = self.slice["files"]
+        text = f"{n:,} files read, {self.slice['accepted']:,} accepted; "
+        if case is not None:
+            text = f"{case.name}: {'accepted' if self.slice['accepted'] else 'refused'}; "
+        text += f"{len(known) + len(other)} causes so far, {len(known)} of them known"
+        detail = {
+            "seed": self.plan.seed,
+            "cases": [first, end],
+            **self.slice,
+            "peak": self.peak,
+            "stages": {stage.name: dict(stage.counts) for stage in self.stages},
+            "known": known,
+            "found": other,
+        }
+        self.slice.clear()
+        for stage in self.stages:
+            stage.counts.clear()
+        return self.verdict("agreed" if n else "not-compared", text, detail)
+
+    def numbered(self, first: int, n: int) -> list[str]:
+        words = ["--family", self.family, "--seed", str(self.plan.seed)]
+        words += ["--corpus", str(self.plan.corpus)] if self.family == CORPUS else []
+        return [*words, "--start", str(first), "--cases", str(n)]
+
+    def all_again(self) -> list[str]:
+        """The options of the whole target."""
+        plan = self.plan
+        if self.family == GIVEN:
+            return [word for case in given_cases(plan) for word in case.again]
+        if self.family == GUIDED:
+            return [
+                "--guided",
+                str(plan.keep),
+                "--seed",
+                str(plan.seed),
+                "--cases",
+                str(plan.cases),
+            ]
+        return self.numbered(plan.start, plan.cases)
+
+    def verdict(
+        self,
+        status: Status,
+        summary: str,
+        detail: dict[str, Any],
+        key: str = "",
+        again: Sequence[str] = (),
+    ) -> Verdict:
+        words = ["lockstep", "fuzz", "gguf", "--engine", self.plan.engine]
+        words += [] if self.plan.oracle == "llama.cpp" else ["--oracle", self.plan.oracle]
+        words += [] if self.plan.witness else ["--no-witness"]
+        return Verdict(
+            suite="fuzz-gguf",
+            case=self.family,
+            status=status,
+            summary=f"{self.family}: {summary}",
+            detail=detail,
+            key=key,
+            repro=shlex.join([*words, *again]) if again else "",
+        )
+
+
+def as_cause(key: str) -> Cause:
+    """Of the key of a verdict."""
+    _, stage, symptom, kind = key.split("/", 3)
+    return Cause(stage, symptom, kind)

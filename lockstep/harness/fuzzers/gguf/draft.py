@@ -1,0 +1,113 @@
+"""A GGUF file as a small value whose every field can be wrong, and its bytes.
+
+A field left alone says the truth: counts count, lengths are lengths, offsets follow from sizes.
+What is set says what it is set to, and nothing else changes with it.
+"""
+
+from dataclasses import dataclass, field
+from struct import Struct, pack
+
+from lockstep.engine.gguf.fields import DEFAULT_ALIGNMENT, padded
+
+U32, U64 = Struct("<I"), Struct("<Q")
+HEADER = Struct("<4sIQQ")
+LOW64 = 2**64 - 1
+MOST_DATA = 1 << 16  # bytes written for one tensor or one padding: a claim may be larger
+
+
+def string(raw: bytes, length: int | None = None) -> bytes:
+    return U64.pack(len(raw) if length is None else length) + raw
+
+
+def array(element: int, n: int, items: bytes = b"") -> bytes:
+    return pack("<IQ", element, n) + items
+
+
+@dataclass(slots=True)
+class Pair:
+    """A metadata pair; `value` is all that follows the type."""
+
+    key: bytes
+    type: int
+    value: bytes
+    key_length: int | None = None
+
+    def raw(self) -> bytes:
+        return string(self.key, self.key_length) + U32.pack(self.type) + self.value
+
+
+@dataclass(slots=True)
+class Row:
+    """A row of the tensor table. Extents are taken modulo 2^64."""
+
+    name: bytes
+    ne: tuple[int, ...]
+    type: int
+    n_bytes: int  # what the tensor needs; it decides where the next one starts
+    offset: int | None = None
+    n_dims: int | None = None
+    name_length: int | None = None
+
+    def raw(self, offset: int) -> bytes:
+        n_dims = len(self.ne) if self.n_dims is None else self.n_dims
+        at = offset if self.offset is None else self.offset
+        extents = [extent & LOW64 for extent in self.ne]
+        shape = pack(f"<I{len(extents)}Q", n_dims, *extents)
+        return string(self.name, self.name_length) + shape + pack("<IQ", self.type, at & LOW64)
+
+
+@dataclass(slots=True)
+class Draft:
+    """A whole file. cut: how many bytes are left away at the end."""
+
+    pairs: list[Pair] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    magic: bytes = b"GGUF"
+    version: int = 3
+    n_rows: int | None = None
+    n_pairs: int | None = None
+    alignment: int = DEFAULT_ALIGNMENT
+    padding: bytes | None = None  # between the tables and the data
+    data: bytes | None = None
+    tail: bytes = b""  # after everything
+    cut: int = 0
+    whole: bytes | None = None  # these bytes instead of all that
+
+    def put(self, key: bytes, type: int, value: bytes, key_length: int | None = None) -> None:
+        self.pairs.append(Pair(key, type, value, key_length))
+
+    def add(self, name: bytes, ne: tuple[int, ...], type: int, n_bytes: int) -> Row:
+        self.rows.append(Row(name, ne, type, n_bytes))
+        return self.rows[-1]
+
+    def tables(self) -> bytes:
+        """Header, metadata and tensor table."""
+        n_rows = len(self.rows) if self.n_rows is None else self.n_rows
+        n_pairs = len(self.pairs) if self.n_pairs is None else self.n_pairs
+        parts = [HEADER.pack(self.magic, self.version, n_rows, n_pairs)]
+        parts += [pair.raw() for pair in self.pairs]
+        offset = 0
+        for row in self.rows:
+            parts.append(row.raw(offset))
+            offset += padded(row.n_bytes, self.alignment)
+        return b"".join(parts)
+
+    def raw(self) -> bytes:
+        made = self.whole
+        if made is None:
+            made = self.tables()
+            if self.rows:
+                made += self.padding_after(len(made)) + self.contents()
+            made += self.tail
+        return made[: len(made) - self.cut] if self.cut else made
+
+    def padding_after(self, n: int) -> bytes:
+        if self.padding is not None:
+            return self.padding
+        return bytes(min(-n % self.alignment, MOST_DATA))
+
+    def contents(self) -> bytes:
+        """Zeros, with the padding after the last tensor that llama.cpp wants when it reads data."""
+        if self.data is not None:
+            return self.data
+        return bytes(sum(min(padded(row.n_bytes, self.alignment), MOST_DATA) for row in self.rows))

@@ -1,0 +1,157 @@
+"""When answers to one file are a finding, of which cause it is, and whether the cause is known."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.errors import MalformedFile
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.adapters.parts.parsing import (
+    ACCEPTED,
+    CRASHED,
+    HUNG,
+    NUMBER,
+    Parsed,
+    allowed_memory,
+    parts_that_differ,
+)
+from lockstep.harness.fuzzers.gguf.faults import FAULTS
+from lockstep.harness.fuzzers.gguf.grammar import alone
+from lockstep.harness.known import entries
+
+PLACE = re.compile(r"GGML_ASSERT\(.*?\) failed|GGML_ABORT.*|what\(\): .*|^was killed by \w+")
+TABLE = "table"
+MODEL_WAYS = ("vocab", "load")  # refuse what is no model: their refusals say nothing
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cause:
+    """By which findings fold. stage: an engine and its way, `table`, or the subject alone."""
+
+    stage: str
+    symptom: str  # accepts, refuses, value, crashes, hangs, memory: what the stage does
+    kind: str  # with which the other refuses; the part that differs; the assertion; ""
+
+    def __str__(self) -> str:
+        return "/".join((self.stage, self.symptom, self.kind))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownFile:
+    """An entry of [[gguf]] of harness/known.
+
+    case: a file, as hex, or `fault NAME` for a long one: that fault and nothing else.
+
+    ways: of the component, all of which do the same with this file and the others of this cause.
+    """
+
+    id: str
+    component: str
+    version: str
+    ways: tuple[str, ...]
+    symptom: str
+    kind: str
+    case: str
+    sentence: str
+    status: str
+    link: str
+
+    @property
+    def raw(self) -> bytes:
+        word, _, name = self.case.partition(" ")
+        return alone(name) if word == "fault" else bytes.fromhex(self.case)
+
+    @property
+    def causes(self) -> list[Cause]:
+        return [Cause(f"{self.component} {way}", self.symptom, self.kind) for way in self.ways]
+
+
+def known_files() -> list[KnownFile]:
+    return [KnownFile(**{**row, "ways": tuple(row["ways"])}) for row in entries("gguf")]
+
+
+def suspects(
+    engine: str, way: str, subject: Parsed, other: Parsed, sizes: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Indices of files about which there may be something to say; `cause_of` says what."""
+    mine, theirs = subject.endings, other.endings
+    yes, dead = NUMBER[ACCEPTED], NUMBER[CRASHED]
+    odd = theirs >= dead
+    odd |= other.peaks > allowed_memory(engine, sizes)
+    if way in MODEL_WAYS:
+        odd |= (theirs == yes) & (mine != yes)
+    else:
+        odd |= (mine == yes) != (theirs == yes)
+        odd |= (mine == yes) & (theirs == yes) & (subject.digests != other.digests)
+    found: NDArray[np.int64] = np.flatnonzero(odd)
+    return found
+
+
+def cause_of(
+    engine: str, way: str, subject: Parsed, other: Parsed, i: int, raw: bytes
+) -> Cause | None:
+    """What is odd about file i, the worst first. The subject's own troubles are `own_cause`'s."""
+    mine, theirs, stage = subject.ending(i), other.ending(i), f"{engine} {way}"
+    if theirs in (CRASHED, HUNG):
+        return Cause(stage, "hangs" if theirs == HUNG else "crashes", place_of(other, i))
+    if other.peaks[i] > allowed_memory(engine, len(raw)):
+        return Cause(stage, "memory", mine)
+    if theirs == ACCEPTED != mine:
+        return None if mine in (CRASHED, HUNG) else Cause(stage, "accepts", mine)
+    if way in MODEL_WAYS or mine != ACCEPTED:
+        return None
+    if theirs != ACCEPTED:
+        return Cause(stage, "refuses", theirs)
+    parts = parts_that_differ(int(subject.digests[i]), int(other.digests[i]))
+    return Cause(stage, "value", parts[0]) if parts else None
+
+
+def place_of(answer: Parsed, i: int) -> str:
+    """Where a parser died, without what changes from file to file."""
+    if answer.ending(i) == HUNG:
+        return ""
+    said = PLACE.findall(answer.words.get(i, ""))
+    return str(said[-1]).replace("/", "|") if said else "death"
+
+
+def own_cause(name: str, subject: Parsed, i: int, raw: bytes) -> Cause | None:
+    """What no reader does, whatever the file: ours takes twice its size and 16 MB at most."""
+    ending = subject.ending(i)
+    if ending in (CRASHED, HUNG):
+        words = subject.words.get(i, "").split(":")[0]
+        return Cause(name, "hangs" if ending == HUNG else "crashes", words)
+    if subject.peaks[i] > allowed_memory(name, len(raw)):
+        return Cause(name, "memory", ending)
+    return None
+
+
+def table_cause(ending: str, faults: Sequence[str]) -> Cause | None:
+    """A file with one fault, or none, has the verdict of the table."""
+    if len(faults) > 1 or ending in (CRASHED, HUNG):
+        return None
+    kinds = FAULTS[faults[0]].kinds if faults else ()
+    if ending in (kinds or (ACCEPTED,)):
+        return None
+    fault = faults[0] if faults else "no fault"
+    return Cause(TABLE, "accepts" if ending == ACCEPTED else "refuses", fault)
+
+
+def refined(cause: Cause, raw: bytes) -> Cause:
+    """Of a small file that is read differently: what it holds in the part that differs."""
+    if cause.symptom != "value":
+        return cause
+    types = sorted(types_in(raw, cause.kind))
+    return Cause(cause.stage, "value", " ".join([cause.kind, *types]))
+
+
+def types_in(raw: bytes, part: str) -> set[str]:
+    try:
+        file = GgufFile.from_bytes(raw)
+    except MalformedFile:
+        return set()
+    if part == "pairs":
+        return {value.type_name for value in file.metadata.values()}
+    return {tensor.type.name for tensor in file.tensors.values()} if part == "rows" else set()

@@ -1,0 +1,23 @@
+"""Files that the user has: a corpus to mutate, and those to be looked at themselves."""
+
+from pathlib import Path
+
+from lockstep.harness.check.inputs import check_file
+from lockstep.harness.fuzzers.base import FuzzPlan
+from lockstep.harness.fuzzers.gguf.grammar import Case
+
+CORPUS, GIVEN, GUIDED = "corpus", "given", "guided"  # targets whose files come from the user
+
+
+def files_in(folder: Path | None) -> list[Path]:
+    """Of a corpus."""
+    paths = folder.rglob("*") if folder else ()
+    found = sorted(path for path in paths if path.suffix in (".gguf", ".bin"))
+    return [check_file(path) for path in found if not path.is_dir()]
+
+
+def given_cases(plan: FuzzPlan) -> list[Case]:
+    """Files, and then bytes."""
+    given = [(path.read_bytes(), ("--file", str(path))) for path in plan.files]
+    given += [(raw, ("--hex", raw.hex())) for raw in plan.given]
+    return [Case(i, raw, again=again) for i, (raw, again) in enumerate(given)]

@@ -1,0 +1,280 @@
+"""GGUF files without end: valid, unusual, broken in a named way or in several, and mutated.
+
+Case n of a family is decided by the seed, the family and n alone, and for `corpus` by its files.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from struct import pack_into
+
+import numpy as np
+from numpy.random import Philox
+
+from lockstep.engine.gguf.fields import SCALARS, ValueType
+from lockstep.engine.gguf.types import TYPES
+from lockstep.harness.fuzzers.gguf import table_faults as _gguf_table_faults  # noqa: F401  fills the table of faults
+from lockstep.harness.fuzzers.gguf.draft import Draft, array, string
+from lockstep.harness.fuzzers.gguf.faults import FAULTS, Fault
+from lockstep.harness.synth.draws import stream
+
+FAMILIES = ("valid", "broken", "several", "mutated", "corpus")
+NUMBERS = 96  # drawn ahead for each case; few need more
+LARGEST = 1 << 16  # a longer file of a corpus costs too much to be mutated
+
+VALID = [f for f in FAULTS.values() if not f.kinds]
+BROKEN = [f for f in FAULTS.values() if f.kinds]
+# Written over a few bytes, these are what counts, lengths, offsets and types go wrong with.
+EDGES = [0, 1, 2, 3, 7, 8, 9, 13, 31, 32, 33, 63, 64, 127, 128, 255, 256, 65535, 65536, 2**24]
+EDGES += [2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**60, 2**61, 2**62, 2**63 - 1, 2**63]
+EDGES += [2**64 - 64, 2**64 - 32, 2**64 - 8, 2**64 - 1]
+
+
+class Numbers:
+    """The numbers of one case. What was drawn ahead is followed by a stream of its own."""
+
+    __slots__ = ("left", "more")
+
+    def __init__(self, left: list[int], more: Callable[[], list[int]]) -> None:
+        self.left = left
+        self.more = more
+
+    def below(self, n: int) -> int:
+        if not self.left:
+            self.left = self.more()
+        return self.left.pop() * n >> 64
+
+
+def numbers_of(seed: int, family: str, first: int, count: int) -> list[Numbers]:
+    """Of the cases `first` and on. Philox makes four numbers for each step of its counter."""
+    name = f"fuzz.gguf.{family}"
+    key = stream(seed, name).state["state"]["key"]
+    bits = Philox(key=key, counter=first * (NUMBERS // 4))
+    drawn = bits.random_raw(NUMBERS * count).reshape(count, NUMBERS).tolist()
+
+    def more(at: int) -> Callable[[], list[int]]:
+        bits: list[Philox] = []
+
+        def draw() -> list[int]:
+            if not bits:
+                bits.append(stream(seed, f"{name}.{at}"))
+            found: list[int] = bits[0].random_raw(1024).tolist()
+            return found
+
+        return draw
+
+    return [Numbers(row, more(first + i)) for i, row in enumerate(drawn)]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A file on its way: its number, its bytes, and the faults that it was given.
+
+    again: the option that names a file of the user's own; none has a number that says what it is.
+    """
+
+    number: int
+    raw: bytes
+    faults: tuple[str, ...] = ()
+    again: tuple[str, str] | tuple[()] = ()
+
+    @property
+    def name(self) -> str:
+        """Of a file of the user's own; bytes are named by the first."""
+        kind, name = self.again or ("", "")
+        return name[:80] if kind == "--hex" else name
+
+
+def cases(
+    seed: int, family: str, first: int, count: int, corpus: Sequence[bytes] = ()
+) -> list[Case]:
+    """The cases `first` and on. corpus: what the family of that name mutates."""
+    make = MAKERS[family]
+    usable = [raw for raw in corpus if len(raw) <= LARGEST]
+    drawn = numbers_of(seed, family, first, count)
+    return [make(first + i, draw, usable) for i, draw in enumerate(drawn)]
+
+
+class Least:
+    """Of all that a fault leaves open, the first."""
+
+    def below(self, n: int) -> int:
+        return 0
+
+
+def alone(name: str) -> bytes:
+    """A file with this fault and nothing else."""
+    draft = Draft()
+    FAULTS[name].apply(draft, Least())
+    return draft.raw()
+
+
+# --- valid files ------------------------------------------------------------------------------
+
+KEYS = [
+    *(b"general.architecture", b"general.name", b"general.file_type", b"llama.block_count"),
+    *(b"tokenizer.ggml.tokens", b"k", b"a.b.c", b"general.quantization_version", b"x_1"),
+]
+NAMES = [b"token_embd.weight", b"blk.0.attn_q.weight", b"output_norm.weight", b"t", b"rope_freqs"]
+TEXTS = [b"", b"a", b"llama", b"\xe2\x96\x81the", b"\xf0\x9f\xa6\x99", b"<0x0A>", b"x" * 40, b" "]
+LAYOUTS = [(kind.id, kind.block, kind.bytes) for kind in TYPES.values()]
+LAYOUTS += [(0, 1, 4)] * 20  # most tensors of most files
+SIZES = {int(kind): scalar.size for kind, scalar in SCALARS.items()}
+STR, ARR, BOOL = int(ValueType.STR), int(ValueType.ARR), int(ValueType.BOOL)
+
+
+def items(draw: Numbers, kind: int, n: int) -> bytes:
+    if kind == STR:
+        return b"".join(string(TEXTS[draw.below(len(TEXTS))]) for _ in range(n))
+    if kind == BOOL:
+        return bytes(draw.below(2) for _ in range(n))
+    size = n * SIZES[kind]
+    word = draw.below(1 << 64).to_bytes(8, "little")
+    return (word * (size // 8 + 1))[:size]
+
+
+def add_pair(draft: Draft, draw: Numbers, at: int) -> None:
+    key = KEYS[at] if at < len(KEYS) else b"more.%d" % at
+    kind = draw.below(13)
+    if kind != ARR:
+        draft.put(key, kind, items(draw, kind, 1))
+        return
+    element, n = draw.below(12), draw.below(5)
+    element += element >= ARR  # an array of arrays is a fault of its own
+    draft.put(key, ARR, array(element, n, items(draw, element, n)))
+
+
+def add_row(draft: Draft, draw: Numbers, at: int) -> None:
+    kind, block, size = LAYOUTS[draw.below(len(LAYOUTS))]
+    shape = draw.below(64)
+    ne = [block * (1 + shape % 3), *(1 + (shape >> i) % 2 for i in range(2, 2 + draw.below(4)))]
+    count = int(np.prod(ne)) // block if len(ne) > 2 else ne[0] // block * (ne[1:] or [1])[0]
+    draft.add(NAMES[at % len(NAMES)] + (b"" if at < len(NAMES) else b"%d" % at), tuple(ne), kind,
+              count * size)  # fmt: skip
+
+
+def plain_draft(draw: Numbers) -> Draft:
+    """A valid file, with nothing unusual about it."""
+    draft = Draft()
+    shape = draw.below(1 << 32)
+    start = shape >> 8 & 7  # which of the keys come
+    for at in range(shape % 5):
+        add_pair(draft, draw, start + at)
+    for at in range((shape >> 16) % 4):
+        add_row(draft, draw, at)
+    return draft
+
+
+def chosen(draw: Numbers, table: Sequence[Fault]) -> Fault:
+    return table[draw.below(len(table))]
+
+
+def of_valid(number: int, draw: Numbers, corpus: Sequence[bytes]) -> Case:
+    """Half of them have something unusual about them."""
+    draft = plain_draft(draw)
+    if number % 2:
+        return Case(number, draft.raw())
+    fault = chosen(draw, VALID)
+    fault.apply(draft, draw)
+    return Case(number, draft.raw(), (fault.name,))
+
+
+def of_broken(number: int, draw: Numbers, corpus: Sequence[bytes]) -> Case:
+    """The faults take turns, so that each is seen in many files."""
+    draft, fault = plain_draft(draw), BROKEN[number % len(BROKEN)]
+    fault.apply(draft, draw)
+    return Case(number, draft.raw(), (fault.name,))
+
+
+def of_several(number: int, draw: Numbers, corpus: Sequence[bytes]) -> Case:
+    draft = plain_draft(draw)
+    faults = [chosen(draw, EVERY) for _ in range(2 + draw.below(3))]
+    for fault in faults:
+        fault.apply(draft, draw)
+    return Case(number, draft.raw(), tuple(fault.name for fault in faults))
+
+
+EVERY = list(FAULTS.values())
+
+# --- mutated files ----------------------------------------------------------------------------
+
+
+def of_mutated(number: int, draw: Numbers, corpus: Sequence[bytes]) -> Case:
+    draft = plain_draft(draw)
+    if draw.below(4) == 0:
+        chosen(draw, VALID).apply(draft, draw)
+    return Case(number, mutated(draw, draft.raw(), corpus))
+
+
+def of_corpus(number: int, draw: Numbers, corpus: Sequence[bytes]) -> Case:
+    raw = corpus[number % len(corpus)]
+    return Case(number, raw if number < len(corpus) else mutated(draw, raw, corpus))
+
+
+def mutated(draw: Numbers, raw: bytes, corpus: Sequence[bytes]) -> bytes:
+    """One to four changes. Most fall into the first kilobyte, where small files have tables."""
+    made = bytearray(raw)
+    for _ in range(1 + draw.below(4)):
+        change(made, draw)
+    return bytes(made)
+
+
+def change(made: bytearray, draw: Numbers) -> None:
+    reach = len(made) + 1 if draw.below(4) == 0 else min(len(made) + 1, 1024)
+    at = draw.below(reach)
+    CHANGES[draw.below(len(CHANGES))](made, at, draw)
+
+
+def flip(made: bytearray, at: int, draw: Numbers) -> None:
+    if at < len(made):
+        made[at] ^= 1 << draw.below(8)
+
+
+def edge(made: bytearray, at: int, draw: Numbers) -> None:
+    """An edge of the integers over one, four or eight bytes, or a small step from what is there."""
+    size = (1, 4, 8, 8)[draw.below(4)]
+    at = max(0, min(at, len(made) - size))
+    if len(made) < size:
+        return
+    word = EDGES[draw.below(len(EDGES))]
+    if draw.below(3) == 0:
+        word = int.from_bytes(made[at : at + size], "little") + draw.below(9) - 4
+    made[at : at + size] = (word % (1 << 8 * size)).to_bytes(size, "little")
+
+
+def at_a_length(made: bytearray, at: int, draw: Numbers) -> None:
+    """The same where a field of eight bytes seems to be: a small number before seven zeros."""
+    found = made.find(bytes(7), at)
+    if found > 0 and len(made) >= found + 7:
+        pack_into("<Q", made, found - 1, EDGES[draw.below(len(EDGES))])
+
+
+def drop(made: bytearray, at: int, draw: Numbers) -> None:
+    del made[at : at + 1 + draw.below((1, 8, 32)[draw.below(3)])]
+
+
+def repeat(made: bytearray, at: int, draw: Numbers) -> None:
+    made[at:at] = made[at : at + 1 + draw.below((4, 16, 64)[draw.below(3)])]
+
+
+def insert(made: bytearray, at: int, draw: Numbers) -> None:
+    made[at:at] = bytes([draw.below(256)]) * (1 + draw.below(8))
+
+
+def move(made: bytearray, at: int, draw: Numbers) -> None:
+    """A stretch of the file, over another."""
+    n, start = 1 + draw.below(32), draw.below(len(made) + 1)
+    made[at : at + n] = made[start : start + n]
+
+
+def cut(made: bytearray, at: int, draw: Numbers) -> None:
+    del made[at:]
+
+
+CHANGES = (flip, flip, edge, edge, edge, at_a_length, at_a_length, drop, repeat, insert, move, cut)
+MAKERS: dict[str, Callable[[int, Numbers, Sequence[bytes]], Case]] = {
+    "valid": of_valid,
+    "broken": of_broken,
+    "several": of_several,
+    "mutated": of_mutated,
+    "corpus": of_corpus,
+}

@@ -1,0 +1,79 @@
+"""Reads the files that libFuzzer makes, with a reader whose branches atheris counts.
+
+`python -m ...gguf.guided_reader MODULES PARENT [options of libFuzzer] FOLDER`: the
+branches of these modules are followed, and the first has a class GgufFile. What it raises besides a
+refusal ends the process, and so does a file that costs it more memory than our reader may take;
+libFuzzer leaves such a file in the folder.
+"""
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+SECONDS = 10.0  # of processor time for one file, which takes microseconds
+Read = Callable[[bytes], None]
+Mutate = Callable[[bytes, int, int], bytes]
+
+
+def main() -> None:
+    names, parent, *options = sys.argv[1:]
+    modules = names.split(",")
+    import atheris
+
+    with atheris.instrument_imports(include=modules):
+        reader = import_module(modules[0]).GgufFile  # before anything that imports it, too
+    from lockstep.harness.processes.limits import die_with
+
+    die_with(parent=int(parent))
+    from lockstep.harness.adapters.parts.reference_parse import stopwatch
+
+    mutate = grammatical(lambda raw, longest: atheris.Mutate(raw, longest))  # replaced by Fuzz
+    with stopwatch() as start:
+        read = checked(reader.from_bytes, start)
+        atheris.Setup([sys.argv[0], *options], read, custom_mutator=mutate)
+        atheris.Fuzz()
+
+
+def checked(open_file: Callable[[bytes], Any], start: Callable[[float], None]) -> Read:
+    """start: gives a file so many seconds; libFuzzer's own alarm may go off while it reports."""
+    from lockstep.engine.errors import MalformedFile
+    from lockstep.harness.adapters.parts.forked import taken
+    from lockstep.harness.adapters.parts.parsing import allowed_memory
+    from lockstep.harness.adapters.parts.reference_parse import digest_of
+
+    def read(raw: bytes) -> None:
+        start(SECONDS)
+        before = taken()
+        file = None
+        with suppress(MalformedFile):
+            file = open_file(raw)
+        if (more := taken() - before) > allowed_memory("reference", len(raw)):
+            raise MemoryError(f"{more} bytes for a file of {len(raw)}")
+        if file is not None:
+            digest_of(file)  # which decodes all that it says
+
+    return read
+
+
+def grammatical(plain: Callable[[bytes, int], bytes]) -> Mutate:
+    """A half is libFuzzer's own; then come changes that know what fields are, and new files."""
+    from lockstep.harness.fuzzers.gguf.grammar import change, numbers_of, of_several
+
+    def mutate(raw: bytes, longest: int, seed: int) -> bytes:
+        (draw,) = numbers_of(seed, "guided", 0, 1)
+        choice = draw.below(8)
+        if choice > 3:
+            return plain(raw, longest)
+        if choice == 0:
+            return of_several(0, draw, ()).raw[:longest]
+        made = bytearray(raw)
+        change(made, draw)
+        return bytes(made[:longest])
+
+    return mutate
+
+
+if __name__ == "__main__":
+    main()

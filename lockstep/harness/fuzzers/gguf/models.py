@@ -1,0 +1,95 @@
+"""Whole models that are a little wrong: one number, pair or tensor is not what the graph wants.
+
+Every parser reads such a file; what is tried is the loader behind it, with tiny models of several
+architectures. A case is decided by the seed, its number, and the models.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from lockstep.engine.gguf.fields import SCALARS, ValueType
+from lockstep.harness.context.runner import Session
+from lockstep.harness.fuzzers.gguf.draft import Draft, Pair
+from lockstep.harness.fuzzers.gguf.grammar import EDGES, Case, Numbers, numbers_of
+from lockstep.harness.fuzzers.gguf.shrink import draft_of
+from lockstep.harness.shadow.models import make_variant
+from lockstep.harness.synth.any_arch import variant_named
+
+MODELS = "models"
+ARCHITECTURES = (
+    *("llama", "qwen2", "gemma2", "phi3", "deepseek2", "mamba", "rwkv7", "bert", "t5", "granite"),
+)
+WHOLE = {int(kind): SCALARS[kind].size for kind in ValueType if kind.name in ("U32", "I32", "U64")}
+F32 = int(ValueType.F32)
+VOCABULARY = b"tokenizer."
+
+
+def tiny_models(session: Session) -> list[bytes]:
+    """session: llama.cpp, which names the tensors of an architecture."""
+    with TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"{name}.gguf" for name in ARCHITECTURES]
+        for name, path in zip(ARCHITECTURES, paths, strict=True):
+            make_variant(variant_named(name), path, session=session)
+        return [path.read_bytes() for path in paths]
+
+
+def model_cases(seed: int, first: int, count: int, models: Sequence[bytes]) -> list[Case]:
+    """The cases `first` and on; the models take turns, and come as they are first."""
+    drawn = numbers_of(seed, MODELS, first, count)
+    return [one_case(first + i, draw, models) for i, draw in enumerate(drawn)]
+
+
+def one_case(number: int, draw: Numbers, models: Sequence[bytes]) -> Case:
+    raw = models[number % len(models)]
+    if number < len(models):
+        return Case(number, raw)
+    draft = draft_of(raw)
+    assert draft is not None  # we wrote it
+    draft.n_pairs = draft.n_rows = None  # they follow from what is there
+    change = CHANGES[draw.below(len(CHANGES))]
+    change(draft, draw)
+    return Case(number, draft.raw())
+
+
+def other_number(draft: Draft, draw: Numbers) -> None:
+    """An edge of the integers, or a small step."""
+    pair = chosen_pair(draft, draw, set(WHOLE))
+    size = len(pair.value)
+    word = EDGES[draw.below(len(EDGES))]
+    if draw.below(2):
+        word = int.from_bytes(pair.value, "little") + draw.below(9) - 4
+    pair.value = (word % (1 << 8 * size)).to_bytes(size, "little")
+
+
+def other_type(draft: Draft, draw: Numbers) -> None:
+    chosen_pair(draft, draw, {int(ValueType.U32)}).type = F32
+
+
+def chosen_pair(draft: Draft, draw: Numbers, types: set[int]) -> Pair:
+    some = [p for p in draft.pairs if p.type in types and not p.key.startswith(VOCABULARY)]
+    return some[draw.below(len(some))]
+
+
+def without_a_pair(draft: Draft, draw: Numbers) -> None:
+    del draft.pairs[draw.below(len(draft.pairs))]
+
+
+def renamed(draft: Draft, draw: Numbers) -> None:
+    draft.rows[draw.below(len(draft.rows))].name += b"x"
+
+
+def transposed(draft: Draft, draw: Numbers) -> None:
+    row = draft.rows[draw.below(len(draft.rows))]
+    row.ne = row.ne[::-1]
+
+
+def of_other_type(draft: Draft, draw: Numbers) -> None:
+    """I32 for F32: as many bytes, and no weights."""
+    draft.rows[draw.below(len(draft.rows))].type = 26
+
+
+CHANGES: tuple[Callable[[Draft, Numbers], None], ...] = (
+    *(other_number, other_number, other_number, other_number, other_type, without_a_pair),
+    *(renamed, transposed, of_other_type),
+)

@@ -1,0 +1,82 @@
+"""Which lines of our reader some files reach, and which they never do."""
+
+import dis
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from inspect import CO_NEWLOCALS
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.adapters.parts.reference_parse import digest_of
+
+MODULES = (
+    "lockstep.engine.gguf.file",
+    "lockstep.engine.gguf.fields",
+    "lockstep.engine.gguf.entries",
+)
+Place = tuple[str, int]  # a module's file, a line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reached:
+    """Lines of the functions that reading calls, and the functions that it does not call."""
+
+    lines: int
+    never: tuple[str, ...]  # the others, as `module:line: text`
+    not_called: tuple[str, ...]
+
+
+def reached(files: Iterable[bytes]) -> Reached:
+    """By opening them here and decoding all that they say."""
+    modules = [import_module(name) for name in MODULES]
+    seen = lines_reached(files, {str(module.__file__) for module in modules})
+    lines, never, not_called = 0, [], []
+    for module in modules:
+        path = str(module.__file__)
+        text = Path(path).read_text().splitlines()
+        for function in functions_of(compile("\n".join(text), path, "exec")):
+            inside = {line for _, line in dis.findlinestarts(function) if line}
+            inside.discard(function.co_firstlineno)
+            if not any((path, line) in seen for line in inside):
+                not_called.append(function.co_qualname)
+                continue
+            lines += sum((path, line) in seen for line in inside)
+            never += [f"{module.__name__}:{line}: {text[line - 1].strip()}"
+                      for line in sorted(inside) if (path, line) not in seen]  # fmt: skip
+    return Reached(lines=lines, never=tuple(never), not_called=tuple(not_called))
+
+
+def functions_of(code: CodeType) -> Iterator[CodeType]:
+    """Those that have a name; what runs inside one, such as a comprehension, is part of it."""
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType) and not inner.co_name.startswith("<"):
+            if inner.co_flags & CO_NEWLOCALS:
+                yield inner
+            yield from functions_of(inner)
+
+
+def lines_reached(files: Iterable[bytes], places: set[str]) -> set[Place]:
+    """Of the sources in `places`. What is raised is another's business."""
+    found: set[Place] = set()
+
+    def step(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_filename not in places:
+            return None
+        if event == "line":
+            found.add((frame.f_code.co_filename, frame.f_lineno))
+        return step
+
+    before = sys.gettrace()
+    sys.settrace(step)
+    try:
+        for raw in files:
+            with suppress(Exception):
+                digest_of(GgufFile.from_bytes(raw))
+    finally:
+        sys.settrace(before)
+    return found

@@ -1,0 +1,107 @@
+"""Asks a parser, in one of its ways, about many files, and learns which it cannot stand."""
+
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.harness.adapters.parts.parsing import CRASHED, HUNG, Parsed, answer_of, packed, parsed
+from lockstep.harness.context.runner import Session
+from lockstep.harness.context.suite import no_answer
+from lockstep.harness.records import Answered, Crashed, Outcome, TimedOut
+
+FULL = "buffer"  # the subject's way, and that of the oracle which sees every file
+
+
+@dataclass(kw_only=True)
+class Stage:
+    """A parser and one of its ways. every: it is asked about one file in so many.
+
+    A witness is slow, so it sees a sample, and all about which the subject and others part.
+    """
+
+    session: Session
+    way: str
+    every: int
+    witness: bool
+    helper: ThreadPoolExecutor  # one for each session: it asks one thing at a time
+    counts: Counter[str] = field(default_factory=Counter)
+    asked: int = 0  # in all; `counts` begins anew with each verdict
+
+    @property
+    def name(self) -> str:
+        return f"{self.session.name} {self.way}"
+
+    def ask(self, files: Sequence[bytes]) -> "Future[Parsed]":
+        return self.helper.submit(answer_about, self.session, self.way, files)
+
+
+def answer_about(session: Session, way: str, files: Sequence[bytes]) -> Parsed:
+    """What becomes of a question is asked again of half of its files, until it is one's ending.
+
+    Raises NoAnswer for an engine that answers about no file at all.
+    """
+    if not files:
+        return parsed(answer_of([], {}), 0)
+    outcome = session.ask("parse", *packed(files), way)
+    if isinstance(outcome, Answered):
+        return parsed(outcome.value, len(files))
+    nothing = session.ask("parse", *packed([]), way)
+    if not isinstance(outcome, Crashed | TimedOut) or not isinstance(nothing, Answered):
+        raise no_answer(session.name, "parse", outcome)
+    if len(files) == 1:
+        return parsed(ending_of(session.name, outcome), 1)
+    middle = len(files) // 2
+    halves = (answer_about(session, way, some) for some in (files[:middle], files[middle:]))
+    return joined(*halves)
+
+
+def ending_of(engine: str, outcome: Outcome) -> dict[str, Any]:
+    ending = HUNG if isinstance(outcome, TimedOut) else CRASHED
+    return answer_of([(ending, 0, -1)], {0: no_answer(engine, "parse", outcome).summary})
+
+
+def joined(one: Parsed, other: Parsed) -> Parsed:
+    n = len(one.endings)
+    return Parsed(
+        endings=np.concatenate([one.endings, other.endings]),
+        digests=np.concatenate([one.digests, other.digests]),
+        peaks=np.concatenate([one.peaks, other.peaks]),
+        words={**one.words, **{n + i: text for i, text in other.words.items()}},
+    )
+
+
+def part(answer: Parsed, some: Sequence[int]) -> Parsed:
+    words = {j: answer.words[i] for j, i in enumerate(some) if i in answer.words}
+    chosen: NDArray[np.int64] = np.array(some, np.int64)
+    return Parsed(
+        endings=answer.endings[chosen],
+        digests=answer.digests[chosen],
+        peaks=answer.peaks[chosen],
+        words=words,
+    )
+
+
+def said(answer: Parsed) -> str:
+    words = answer.words.get(0, "")
+    return f"{answer.ending(0)}: {words}" if words else answer.ending(0)
+
+
+def opened_stages(
+    stack: ExitStack, sessions: dict[Session, dict[str, int]], witness: str = ""
+) -> list[Stage]:
+    """sessions: an engine, and its ways with how many files apart they are asked."""
+    stages = []
+    for session, ways in sessions.items():
+        helper = stack.enter_context(ThreadPoolExecutor(1))
+        is_witness = session.name == witness
+        stages += [
+            Stage(session=session, way=way, every=every, witness=is_witness, helper=helper)
+            for way, every in ways.items()
+        ]
+    return stages

@@ -1,0 +1,1 @@
+"""Blocks of weight formats, for decoders."""

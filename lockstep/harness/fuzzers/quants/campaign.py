@@ -1,0 +1,302 @@
+"""One weight format's blocks against an oracle: compare in bulk, shrink and name what differs."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.quants.base import F32, Bytes, WeightFormat
+from lockstep.harness.context.runner import Session
+from lockstep.harness.context.suite import NoAnswer, no_answer
+from lockstep.harness.fuzzers.base import FuzzPlan, Progress
+from lockstep.harness.fuzzers.quants.blocks import Blocks, Cases
+from lockstep.harness.fuzzers.quants.differences import Differences, symptom_of
+from lockstep.harness.fuzzers.quants.examples import SAME, Examiner, Example, decoded_by
+from lockstep.harness.fuzzers.quants.known import Known, entry_for, known_divergences
+from lockstep.harness.records import Answered, Crashed, Malformed, Status, Unanswerable, Verdict
+
+CHUNK = 1 << 22  # weights asked for at a time: 16 MB of answer
+SAMPLE = 64  # the witness is slow: it sees one block in so many, and all that differ
+EXAMPLES = 4  # differing blocks that are shrunk in one chunk, and
+SHRUNK = 48  # in a campaign
+
+
+@dataclass
+class Pair:
+    """What was found between the oracle and one other engine."""
+
+    other: Session
+    blocks: int = 0
+    differing: int = 0
+    nan_sign: int = 0
+    shrunk: int = 0
+    examples: dict[str, list[Example]] = field(default_factory=dict)
+
+
+class Campaign:
+    """verdicts() runs it. `numbers` is asked where the oracle has no decoder."""
+
+    def __init__(
+        self,
+        plan: FuzzPlan,
+        kind: type[WeightFormat],
+        subject: Session,
+        oracle: Session,
+        witness: Session,
+        numbers: Session,
+        progress: Progress,
+    ) -> None:
+        self.plan, self.kind, self.progress = plan, kind, progress
+        self.oracle, self.numbers = oracle, numbers
+        self.subject, self.witness = Pair(subject), Pair(witness)
+        self.cases = Cases(kind, plan.seed)
+        self.step = max(1, CHUNK // kind.weights)
+        self.done = plan.start  # the first case that was not compared
+        self.lacks = ""  # why the witness says nothing
+        self.known = known_divergences()
+
+    def verdicts(self) -> Iterator[Verdict]:
+        try:
+            self.choose_oracle()
+            self.compare_all()
+        except NoAnswer as error:
+            yield self.unanswered(error)
+        try:
+            yield from self.divergences()
+            yield from self.of_the_witness()
+        except NoAnswer as error:
+            yield self.unanswered(error)
+        if self.subject.blocks and not self.subject.differing:
+            yield self.agreement()
+
+    # --- asking -----------------------------------------------------------------------------
+
+    def choose_oracle(self) -> None:
+        block = np.zeros(self.kind.layout.itemsize, np.uint8)
+        asked = [s.ask("dequantize", self.kind.name, block) for s in (self.oracle, self.numbers)]
+        if isinstance(asked[0], Unanswerable) and isinstance(asked[1], Answered):
+            self.oracle = self.numbers
+        outcome = self.witness.other.ask("dequantize", self.kind.name, block)
+        if not isinstance(outcome, Answered):
+            self.lacks = no_answer(self.witness.other.name, "dequantize", outcome).summary
+
+    def compare_all(self) -> None:
+        """Chunk by chunk; the oracle decodes while the subject does and the next chunk is made."""
+        if self.plan.given:
+            raw = np.frombuffer(b"".join(self.plan.given), np.uint8)
+            self.compare(0, raw, decoded_by(self.oracle, self.kind, raw))
+            return
+        step, stop = self.step, self.plan.start + self.plan.cases
+        until = time.monotonic() + (self.plan.seconds or float("inf"))
+        # a worker belongs to the thread that starts it, so it is started here
+        decoded_by(self.oracle, self.kind, self.cases.blocks(0, 1))
+        with ThreadPoolExecutor(1) as helper:
+            raw = self.cases.blocks(self.done, min(self.done + step, stop))
+            while self.done < stop:
+                pending: Future[F32] = helper.submit(decoded_by, self.oracle, self.kind, raw)
+                after = min(self.done + step, stop)
+                following = self.cases.blocks(after, min(after + step, stop))
+                self.compare(self.done, raw, pending)
+                raw, self.done = following, after
+                self.progress(self.kind.name, f"{self.done - self.plan.start:,} blocks")
+                if time.monotonic() > until:
+                    break
+
+    def compare(self, first: int, raw: Bytes, pending: "Future[F32] | F32") -> None:
+        """Cases `first` and on; what the oracle says may still be on its way."""
+        actual = decoded_by(self.subject.other, self.kind, raw)
+        expected = pending.result() if isinstance(pending, Future) else pending
+        blocks = raw.reshape(-1, self.kind.layout.itemsize)
+        rows = expected.reshape(-1, self.kind.weights)
+        found = self.compared(self.subject, first, blocks, rows, actual)
+        if self.lacks:
+            return
+        sample = np.arange(0, len(blocks), SAMPLE)
+        if len(found.values):
+            sample = np.unique(np.concatenate([sample, found.values[:1000]]))
+        with self.witness_may_fail():
+            theirs = decoded_by(self.witness.other, self.kind, blocks[sample].reshape(-1))
+            self.compared(self.witness, first + sample, blocks[sample], rows[sample], theirs)
+
+    @contextmanager
+    def witness_may_fail(self) -> Iterator[None]:
+        """It was not asked for: that it has no answer is said, and no fault of the subject."""
+        try:
+            yield
+        except NoAnswer as error:
+            self.lacks = error.summary
+
+    def compared(
+        self,
+        pair: Pair,
+        numbers: int | NDArray[np.int64],
+        blocks: Blocks,
+        expected: F32,
+        actual: F32,
+    ) -> Differences:
+        """Count what differs, and shrink some of it."""
+        found = Differences.between(expected.reshape(-1), actual, self.kind.weights)
+        pair.blocks += len(blocks)
+        pair.differing += len(found.values)
+        pair.nan_sign += len(found.nan_sign)
+        places = list(found.values[:: max(1, len(found.values) // EXAMPLES)][:EXAMPLES])
+        if pair is self.witness and "nan-sign" not in {k.split("/")[1] for k in pair.examples}:
+            places += list(found.nan_sign[:1])
+        for i in places if pair.shrunk < SHRUNK else ():
+            case = int(numbers[i]) if isinstance(numbers, np.ndarray) else numbers + int(i)
+            example = self.examiner(pair).example(case, blocks, int(i))
+            pair.shrunk += 1
+            pair.examples.setdefault(example.key, []).append(example)
+        return found
+
+    # --- verdicts ---------------------------------------------------------------------------
+
+    def verdict(
+        self, status: Status, summary: str, detail: dict[str, Any], key: str = "", repro: str = ""
+    ) -> Verdict:
+        return Verdict(
+            suite="fuzz-quants",
+            case=self.kind.name,
+            status=status,
+            summary=f"{self.kind.name}: {summary}",
+            detail={"type": self.kind.name, "oracle": self.oracle.name, **detail},
+            key=f"fuzz-quants/{self.kind.name}/{key}" if key else "",
+            repro=repro,
+        )
+
+    def counts(self) -> dict[str, Any]:
+        start, stop = (0, 0) if self.plan.given else (self.plan.start, self.done)
+        return {
+            "seed": self.plan.seed,
+            "cases": [start, stop],
+            "blocks": self.subject.blocks,
+            "directed": self.cases.directed_among(start, stop),
+            "differing": self.subject.differing,
+            "nan_sign": self.subject.nan_sign,
+            "witness": self.witness.other.name,
+            "witness_blocks": self.witness.blocks,
+            "witness_differing": self.witness.differing,
+            "witness_nan_sign": self.witness.nan_sign,
+        }
+
+    def agreement(self) -> Verdict:
+        counts = self.counts()
+        text = f"{self.subject.blocks:,} blocks ({counts['directed']:,} directed) agree bit for bit"
+        text += f" with {self.oracle.name}"
+        if self.subject.nan_sign:
+            text += f"; in {self.subject.nan_sign:,} a NaN has another sign, which is no difference"
+        return self.verdict("agreed", text, counts)
+
+    def unanswered(self, error: NoAnswer) -> Verdict:
+        """A crash or a lie is narrowed down to one block, if one block alone is enough."""
+        options = ["--seed", str(self.plan.seed), "--start", str(self.done)]
+        options += ["--cases", str(self.step)]
+        if self.plan.given:
+            options = [word for raw in self.plan.given for word in ("--block", raw.hex())]
+        if error.status in ("crashed", "malformed") and not self.plan.given:
+            stop = min(self.done + self.step, self.plan.start + self.plan.cases)
+            block = self.failing_block(self.cases.blocks(self.done, stop))
+            options = options if block is None else ["--block", block.tobytes().hex()]
+        repro = self.plan.command("quants", self.kind.name, *options)
+        key = "" if error.status == "not-compared" else error.status
+        return self.verdict(
+            error.status, error.summary, {**self.counts(), **error.detail}, key, repro
+        )
+
+    def failing_block(self, raw: Bytes) -> Bytes | None:
+        session, size = self.subject.other, self.kind.layout.itemsize
+        if not isinstance(session.ask("dequantize", self.kind.name, raw), Crashed | Malformed):
+            return None  # then the oracle failed, or it does not happen every time
+        while raw.size > size:
+            middle = raw.size // size // 2 * size
+            halves = (raw[:middle], raw[middle:])
+            outcomes = (session.ask("dequantize", self.kind.name, half) for half in halves)
+            failed = (isinstance(outcome, Crashed | Malformed) for outcome in outcomes)
+            found = next((h for h, bad in zip(halves, failed, strict=True) if bad), None)
+            if found is None:
+                return None
+            raw = found
+        return raw
+
+    def divergences(self) -> Iterator[Verdict]:
+        """One for each kind of mistake, with its smallest block."""
+        for key, same in self.subject.examples.items():
+            example = min(same, key=lambda example: example.size)
+            alone = self.who_stands_alone(example)
+            text = (
+                f"{example.in_words(self.kind)}; {alone}. {self.subject.differing:,} of "
+                f"{self.subject.blocks:,} blocks differ"
+            )
+            detail = {**self.counts(), **detail_of(example), "found": len(same), "alone": alone}
+            yield self.verdict("diverged", text, detail, key, self.again(example))
+
+    def again(self, example: Example) -> str:
+        shown = example.beside or (example.block,)
+        options = [word for block in shown for word in ("--block", block.tobytes().hex())]
+        if example.symptom == "unsteady":
+            options = ["--seed", str(self.plan.seed), "--start", str(example.case)]
+            options += ["--cases", str(self.step)]
+        return self.plan.command("quants", self.kind.name, *options)
+
+    def who_stands_alone(self, example: Example) -> str:
+        """Two against one says who is wrong, most of the time."""
+        names = self.oracle.name, self.subject.other.name, self.witness.other.name
+        third = None
+        if not self.lacks and example.symptom not in ("neighbours", "unsteady"):
+            with self.witness_may_fail():
+                third = decoded_by(self.witness.other, self.kind, example.block)
+        if third is None:
+            return f"{names[2]} has no opinion"
+        with_oracle = symptom_of(example.expected, third) in SAME
+        with_subject = symptom_of(example.actual, third) in SAME
+        if with_oracle:
+            return f"{names[2]} agrees with {names[0]}"
+        return f"{names[2]} agrees with {names[1]}" if with_subject else "all three differ"
+
+    def of_the_witness(self) -> Iterator[Verdict]:
+        """Where it differs from the oracle and the subject does not: excused, and named."""
+        name = self.witness.other.name
+        if self.lacks:
+            known = entry_for(self.known, name, self.kind.name, "unsupported")
+            text, detail = f"{self.lacks}{noted(known)}", {"known": id_of(known)}
+            if self.oracle is not self.numbers:  # of plain numbers it is not expected
+                yield self.verdict("excused", text, detail)
+            return
+        for key, same in self.witness.examples.items():
+            example = min(same, key=lambda example: example.size)
+            if self.examiner(self.subject).symptom(example.block) not in SAME:
+                continue  # then it is a divergence of the subject
+            known = entry_for(self.known, name, self.kind.name, example.symptom)
+            count = self.witness.nan_sign if "nan-sign" in key else self.witness.differing
+            text = (
+                f"{name} differs from {self.oracle.name} and {self.subject.other.name} in "
+                f"{count:,} of {self.witness.blocks:,} blocks: {example.in_words(self.kind)}"
+            )
+            detail = {**self.counts(), **detail_of(example), "known": id_of(known)}
+            yield self.verdict("excused", text + noted(known), detail)
+
+    def examiner(self, pair: Pair) -> Examiner:
+        return Examiner(self.kind, self.oracle, pair.other)
+
+
+def detail_of(example: Example) -> dict[str, Any]:
+    return {
+        "case": example.case,
+        "block": example.block.tobytes().hex(),
+        "original": example.original.tobytes().hex(),
+        "field": example.fields,
+        "symptom": example.symptom,
+    }
+
+
+def id_of(known: Known | None) -> str | None:
+    return None if known is None else known.id
+
+
+def noted(known: Known | None) -> str:
+    return " (not among the known divergences)" if known is None else f" (known: {known.id})"

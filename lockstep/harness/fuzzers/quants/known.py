@@ -1,0 +1,30 @@
+"""What is known to differ between decoders: [[dequant]] of harness/known."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lockstep.harness.known import entries
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """One entry. case: a block as hex; symptom: a word of harness.fuzzers, or `unsupported`."""
+
+    id: str
+    component: str  # an adapter's name
+    version: str  # in which it was seen
+    type: str
+    case: str
+    symptom: str
+    sentence: str
+    status: str  # "reported" or "not reported", and what was found when looking for a report
+    link: str
+
+
+def known_divergences() -> list[Known]:
+    return [Known(**row) for row in entries("dequant")]
+
+
+def entry_for(known: Sequence[Known], component: str, type_name: str, symptom: str) -> Known | None:
+    wanted = (component, type_name, symptom)
+    return next((k for k in known if (k.component, k.type, k.symptom) == wanted), None)

@@ -1,0 +1,75 @@
+"""Goes on with a campaign that was stopped, where its report ends, in the same report."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lockstep.harness.check.check import BadInput
+from lockstep.harness.fuzzers.base import FuzzPlan, engines_of, fuzzer_named, rest_of, written
+from lockstep.harness.parallel.works import Executor
+from lockstep.harness.records import PRESETS, Verdict
+from lockstep.harness.report.jsonl import BrokenReport, ReportWriter, read_unfinished
+from lockstep.harness.runs.run import Listener, RunResult
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def resume_campaign(
+    name: str,
+    folder: Path,
+    executor: Executor | None = None,
+    listener: Listener | None = None,
+) -> RunResult:
+    """The plan is that of the report. Findings that it has are not told again."""
+    path = folder / "report.jsonl"
+    if not path.is_file():
+        raise BadInput(f"{folder}: no report.jsonl there, so there is nothing to go on with")
+    try:
+        rows = read_unfinished(path)
+    except BrokenReport as error:
+        raise BadInput(str(error)) from error
+    fuzzer_name = rows[0].get("campaign", {}).get("fuzzer")
+    if fuzzer_name != name:
+        raise BadInput(f"{folder}: a report of {fuzzer_name or 'no fuzzer'}, expected {name}")
+    if rows[-1]["kind"] == "footer":
+        raise BadInput(f"{folder}: the run has finished; start another with --start")
+    fuzzer = fuzzer_named(name)
+    plan = plan_of(rows[0])
+    fuzzer.check(plan)
+    left = [rest for target in plan.targets if (rest := left_of(plan, target, rows)).cases > 0]
+    before = [verdict_of(row) for row in rows if row["kind"] == "verdict"]
+    writer = ReportWriter.go_on(path, rows)
+    return written(
+        fuzzer, left, writer, engines_of(plan), executor, listener or Listener(), before=before
+    )
+
+
+def plan_of(header: Mapping[str, Any]) -> FuzzPlan:
+    campaign, (oracle, subject) = header["campaign"], header["engines"]
+    return FuzzPlan(
+        targets=tuple(campaign["targets"]),
+        engine=subject["engine"],
+        oracle=oracle["engine"],
+        cases=campaign["cases"],
+        start=campaign["start"],
+        seconds=campaign["seconds"],
+        seed=header["seed"],
+        given=tuple(bytes.fromhex(case) for case in campaign["given"]),
+        files=tuple(Path(path) for path in campaign.get("files", ())),
+        corpus=Path(campaign["corpus"]) if "corpus" in campaign else None,
+        witness=campaign.get("witness", True),
+        keep=Path(campaign["keep"]) if "keep" in campaign else None,
+        settings=PRESETS[subject["settings"]["name"]],
+    )
+
+
+def left_of(plan: FuzzPlan, target: str, rows: Rows) -> FuzzPlan:
+    """Of a target; no cases if nothing is."""
+    done = [r["done"] for r in rows if r["kind"] == "checkpoint" and r["target"] == target]
+    keys = [r["key"] for r in rows if r["kind"] == "verdict" and r["case"] == target]
+    return rest_of(replace(plan, targets=(target,)), done, keys)
+
+
+def verdict_of(row: Mapping[str, Any]) -> Verdict:
+    return Verdict(**{name: value for name, value in row.items() if name != "kind"})

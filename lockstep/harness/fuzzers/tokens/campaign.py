@@ -1,0 +1,175 @@
+"""Two tokenizers on one vocabulary: compares many inputs at once and makes small what differs."""
+
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, product
+from typing import Any
+
+from lockstep.harness.fuzzers.tokens.ask import Asker, Failure
+from lockstep.harness.fuzzers.tokens.shrink import order, shrunk
+
+MOST_FOUND = 10  # kinds of difference, of one vocabulary, that are told apart
+MOST_SHRUNK = 40  # inputs that are made small to see of which kind they are
+CONFIRMED = 3  # inputs refused by one engine of which the other is asked whether it takes them
+FLAGS = tuple(product((False, True), (False, True)))
+QUESTIONS = {
+    "encode": ("tokenize", ("add_special", "parse_special")),
+    "decode": ("detokenize", ("remove_special", "unparse_special")),
+}
+Flags = tuple[bool, bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One input on which the engines part, as small as it got."""
+
+    way: str  # encode or decode
+    flags: Flags
+    given: Any  # bytes, or a tuple of ids
+    expected: Any  # ids, bytes or a Failure
+    actual: Any
+    case: int  # the number of the case that showed it first
+
+    @property
+    def status(self) -> str:
+        """An oracle that fails is no divergence of the subject; a subject that fails is."""
+        return self.expected.status if isinstance(self.expected, Failure) else "diverged"
+
+    @property
+    def deadly(self) -> bool:
+        return is_deadly(self.expected) or is_deadly(self.actual)
+
+    @property
+    def shape(self) -> str:
+        """The kinds of its characters, runs as one: `Ll Zs Mn`, or the number of ids.
+
+        Two differences of one shape and direction count as one.
+        """
+        if isinstance(self.given, tuple):
+            return f"{len(self.given)} ids"
+        text = self.given.decode("utf-8", "surrogateescape")
+        kinds = [kind for kind, _ in groupby(map(unicodedata.category, text))]
+        return " ".join(kinds) or "empty"
+
+
+@dataclass(kw_only=True)
+class Campaign:
+    """Compares, and keeps what was found. `refuser` is the engine that fails cheaply, if one is."""
+
+    subject: Asker
+    oracle: Asker
+    refuser: Asker | None = None
+    legal: Callable[[Any], bool] = lambda _: True  # of inputs that shrinking tries
+    found: list[Difference] = field(default_factory=list)
+    more: int = 0  # inputs that differ as another does, or came after MOST_FOUND
+    shrinks: int = 0
+    texts: int = 0
+    runs: int = 0
+    refused: int = 0  # inputs that the refuser refuses
+    refused_texts: int = 0  # of them, texts
+    confirmed: list[tuple[str, Any, Failure, Failure]] = field(default_factory=list)
+
+    def encode(self, cases: Sequence[tuple[int, bytes]], flags: Flags) -> list[tuple[int, Any]]:
+        """Compare texts; by number of the case, the oracle's ids, for the way back."""
+        self.texts += len(cases)
+        before = self.refused
+        answers = self.compare("encode", cases, flags)
+        self.refused_texts += self.refused - before
+        return [(at, tuple(ids)) for at, ids in answers if not isinstance(ids, Failure)]
+
+    def decode(self, cases: Sequence[tuple[int, tuple[int, ...]]], flags: Flags) -> None:
+        self.runs += len(cases)
+        self.compare("decode", cases, flags)
+
+    def compare(
+        self, way: str, cases: Sequence[tuple[int, Any]], flags: Flags
+    ) -> list[tuple[int, Any]]:
+        """By number of the case, what the oracle says of it where it was asked."""
+        deadly = [d.given for d in self.found if d.way == way and d.deadly]
+        if deadly:
+            safe = [row for row in cases if not any(holds(row[1], part) for part in deadly)]
+            self.more += len(cases) - len(safe)
+            cases = safe
+        expected, actual = self.answers(way, [given for _, given in cases], flags)
+        rows = list(zip(cases, expected, actual, strict=True))
+        for (at, given), want, got in rows:
+            if want is None or got is None:
+                self.refused += 1
+            elif isinstance(want, Failure) and isinstance(got, Failure):
+                self.refused += 1
+                self.confirmed.append((way, given, want, got))
+            elif not same(want, got):
+                self.note(way, at, given, flags, deadly=is_deadly(want) or is_deadly(got))
+        return [(at, want) for (at, _), want, _ in rows if want is not None]
+
+    def answers(self, way: str, inputs: Sequence[Any], flags: Flags) -> tuple[list[Any], list[Any]]:
+        """Of oracle and subject. None: not asked, because the refuser refuses the input, and that
+        the other one does so too was seen often enough."""
+        question, names = QUESTIONS[way]
+        on = dict(zip(names, flags, strict=True))
+        if self.refuser is None:
+            return self.oracle(question, inputs, **on), self.subject(question, inputs, **on)
+        first = self.refuser(question, inputs, **on)
+        other = self.subject if self.refuser is self.oracle else self.oracle
+        failed = {i for i, answer in enumerate(first) if isinstance(answer, Failure)}
+        taken = [i for i in range(len(inputs)) if i not in failed]
+        second: list[Any] = [None] * len(inputs)
+        for i, answer in zip(taken, other(question, [inputs[i] for i in taken], **on), strict=True):
+            second[i] = answer
+        for i in sorted(failed)[: max(0, CONFIRMED - len(self.confirmed))]:
+            (second[i],) = other(question, [inputs[i]], **on)
+        return (first, second) if self.refuser is self.oracle else (second, first)
+
+    def note(self, way: str, at: int, given: Any, flags: Flags, *, deadly: bool) -> None:
+        """Shrink what differs, unless it holds something that is known to."""
+        known = [d for d in self.found if d.way == way]
+        enough = len(self.found) >= MOST_FOUND or self.shrinks >= MOST_SHRUNK
+        if enough or any(holds(given, d.given) for d in known):
+            self.more += 1
+            return
+        self.shrinks += 1
+        judge = self.first_wrong if deadly else self.wrong
+        small = shrunk(given, lambda inputs: judge(way, inputs, flags))
+        (want,), (got,) = self.answers(way, [small], flags)
+        difference = Difference(
+            way=way, flags=flags, given=small, expected=want, actual=got, case=at
+        )
+        if any(d.shape == difference.shape for d in known):
+            self.more += 1
+        else:
+            self.found.append(difference)
+
+    def wrong(self, way: str, inputs: Sequence[Any], flags: Flags) -> list[bool]:
+        legal = [i for i, given in enumerate(inputs) if self.legal(given)]
+        found = [False] * len(inputs)
+        answers = self.answers(way, [inputs[i] for i in legal], flags)
+        for i, want, got in zip(legal, *answers, strict=True):
+            both_fail = isinstance(want, Failure) and isinstance(got, Failure)
+            found[i] = None not in (want, got) and not both_fail and not same(want, got)
+        return found
+
+    def first_wrong(self, way: str, inputs: Sequence[Any], flags: Flags) -> list[bool]:
+        """Only the shortest that is wrong is told: every one that is may end a process."""
+        found = [False] * len(inputs)
+        for i in sorted(range(len(inputs)), key=lambda i: order(inputs[i])):
+            if self.wrong(way, [inputs[i]], flags)[0]:
+                found[i] = True
+                break
+        return found
+
+
+def is_deadly(answer: Any) -> bool:
+    return isinstance(answer, Failure) and answer.deadly
+
+
+def same(want: Any, got: Any) -> bool:
+    if isinstance(want, Failure | None) or isinstance(got, Failure | None):
+        return False
+    return bool(list(want) == list(got))
+
+
+def holds(given: Any, part: Any) -> bool:
+    """Whether a smaller input that differs is in this one: then it need not be shrunk again."""
+    n = len(part)
+    return n > 0 and any(given[at : at + n] == part for at in range(len(given) - n + 1))

@@ -1,0 +1,245 @@
+"""Tokenizers: texts made from what is in the vocabulary, and ids, until two engines part."""
+
+import shlex
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep.engine.errors import EngineError
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.tokenizers.base import tokenizer_of
+from lockstep.harness.check.inputs import check_file
+from lockstep.harness.context.runner import LocalSession, Runner, Session
+from lockstep.harness.context.suite import NoAnswer
+from lockstep.harness.fuzzers.base import Fuzzer, FuzzPlan, Progress
+from lockstep.harness.fuzzers.tokens.ask import Asker, Failure, GivenUp
+from lockstep.harness.fuzzers.tokens.campaign import FLAGS, QUESTIONS, Campaign, Difference, Flags
+from lockstep.harness.fuzzers.tokens.texts import Counter, Material, id_list, material_of, text
+from lockstep.harness.records import Verdict
+from lockstep.harness.synth.builtin import BUILTIN_VOCABULARIES
+from lockstep.harness.synth.llama import write_llama
+
+BATCH = 2000  # texts judged before the clock is looked at
+SECONDS = 30.0  # for one question at most: llama.cpp can loop without end
+BUILTIN = "builtin:"
+# libraries that tokenizers come from: the flags that they know; they take UTF-8 and encode only
+ORIGINALS = {"tokenizers": FLAGS[:2], "sentencepiece": FLAGS[:1]}
+
+
+class Tokens(Fuzzer, name="tokens"):
+    """A target is a GGUF file, or a built-in vocabulary of some kind."""
+
+    def targets(self) -> list[str]:
+        return [f"{BUILTIN}{kind}" for kind in BUILTIN_VOCABULARIES if kind != "none"]
+
+    def check(self, plan: FuzzPlan) -> None:
+        known = ", ".join(self.targets())
+        for target in plan.targets:
+            if target not in self.targets():
+                check_file(Path(target), f", and no built-in vocabulary ({known})")
+
+    def run(self, plan: FuzzPlan, progress: Progress) -> Iterator[Verdict]:
+        with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+            for target in plan.targets or self.targets():
+                path = Path(target)
+                if target.startswith(BUILTIN):
+                    path = Path(folder) / "vocabulary.gguf"
+                    write_llama(BUILTIN_VOCABULARIES[target.removeprefix(BUILTIN)], path)
+                yield from Vocabulary(plan=plan, target=target, path=path, say=progress).verdicts()
+
+
+@dataclass(kw_only=True)
+class Vocabulary:
+    """One target of a plan."""
+
+    plan: FuzzPlan
+    target: str  # as the command line names it
+    path: Path
+    say: Progress
+    done: int = field(default=0, init=False)  # the first case that was not compared
+
+    @property
+    def case(self) -> str:
+        return self.target if self.target.startswith(BUILTIN) else self.path.name
+
+    @property
+    def original(self) -> str:
+        """The library that plays a part, or nothing."""
+        return next((n for n in (self.plan.oracle, self.plan.engine) if n in ORIGINALS), "")
+
+    @property
+    def ways(self) -> Sequence[Flags]:
+        return ORIGINALS.get(self.original, FLAGS)
+
+    def verdicts(self) -> Iterator[Verdict]:
+        try:
+            with GgufFile.open(self.path) as file:
+                material = material_of(tokenizer_of(file.metadata), file.metadata)
+        except (EngineError, OSError) as error:
+            yield self.verdict("not-compared", f"no texts can be made: {error}")
+            return
+        settings = self.plan.settings
+        limit = min(SECONDS, self.plan.time_limit)
+        runner = Runner(time_limit=limit, memory_limit=self.plan.memory_limit)
+        with (
+            runner.open(self.plan.oracle, self.path, settings) as oracle,
+            runner.open(self.plan.engine, self.path, settings) as subject,
+        ):
+            campaign = campaign_of(oracle, subject)
+            if self.original:
+                campaign.legal = is_readable
+            try:
+                self.judge(campaign, material)
+            except (NoAnswer, GivenUp) as error:
+                status = getattr(error, "status", "crashed")
+                yield self.verdict(status, str(error), key=f"fuzz-tokens/{status}")
+        yield from self.told(campaign)
+
+    def judge(self, campaign: Campaign, material: Material) -> None:
+        if self.plan.given:
+            cases = list(enumerate(self.plan.given))
+            for flags in self.ways:
+                runs = campaign.encode(cases, flags)
+                for back in () if self.original else FLAGS:
+                    campaign.decode(runs, back)
+            return
+        started, plan = time.perf_counter(), self.plan
+        self.done, end = plan.start, plan.start + plan.cases
+        while self.done < end:
+            if plan.seconds is not None and time.perf_counter() - started > plan.seconds:
+                return
+            numbers = range(self.done, min(self.done + BATCH, end))
+            self.judge_batch(campaign, material, numbers)
+            self.done = numbers.stop
+            rate = (self.done - plan.start) / (time.perf_counter() - started)
+            differ = len(campaign.found) + campaign.more
+            self.say(
+                self.case, f"{self.done:,} of {end:,}, {differ:,} differ, {rate:,.0f} a second"
+            )
+
+    def judge_batch(self, campaign: Campaign, material: Material, numbers: range) -> None:
+        """Texts in the four ways to encode; the ids of each, and ids at random, in those to decode.
+
+        A case is decided by seed and number alone, its flags too.
+        """
+        runs: dict[int, list[tuple[int, Any]]] = {0: [], 1: [], 2: [], 3: []}
+        ways = self.ways
+        for way, flags in enumerate(ways):
+            texts = []
+            for at in numbers[(way - numbers.start) % len(ways) :: len(ways)]:
+                draw = Counter(self.plan.seed, f"fuzz.tokens.{at}")
+                made = text(draw, material)
+                texts.append((at, readable(made) if self.original else made))
+                if at // 16 % 4 == 0:
+                    runs[at // 4 % 4].append((at, tuple(id_list(draw, material))))
+            for at, ids in campaign.encode(texts, flags):
+                runs[at // 4 % 4].append((at, ids))
+        for way, cases in () if self.original else runs.items():
+            campaign.decode(cases, FLAGS[way])
+
+    # --- what is said of it -----------------------------------------------------------------------
+
+    def told(self, campaign: Campaign) -> Iterator[Verdict]:
+        counts = {
+            "texts": campaign.texts,
+            "id_lists": campaign.runs,
+            "refused_by_both": campaign.refused,
+            "more": campaign.more,
+            "next": self.done,
+        }
+        for at, difference in enumerate(campaign.found):
+            summary = in_words(difference)
+            if at == 0 and campaign.more:
+                summary += f"; {campaign.more} more inputs differ in these ways"
+            yield self.verdict(
+                difference.status,
+                summary,
+                {**detail_of(difference), **counts},
+                key=f"fuzz-tokens/{difference.way}/{difference.shape}",
+                again=self.again(difference),
+            )
+        if not campaign.found:
+            summary = f"{campaign.texts:,} texts and {campaign.runs:,} lists of ids agree"
+            if campaign.refused:
+                summary += f"; {campaign.refused:,} are refused"
+            compared = campaign.texts > campaign.refused_texts
+            yield self.verdict("agreed" if compared else "not-compared", summary, counts)
+        if campaign.confirmed:
+            way, given, want, got = min(campaign.confirmed, key=lambda row: len(row[1]))
+            summary = f"neither engine takes {given!r}: {want.text}; {self.plan.engine} {got.text}"
+            detail = {"way": way, "input": repr(given), "oracle": want.text, "subject": got.text}
+            yield self.verdict("excused", summary, detail)
+
+    def again(self, d: Difference) -> list[str]:
+        if isinstance(d.given, bytes):
+            return ["--hex", d.given.hex()]
+        if self.plan.given:  # ids of a text of the user's own
+            return ["--hex", self.plan.given[d.case].hex()]
+        return ["--seed", str(self.plan.seed), "--start", str(d.case), "--cases", "1"]
+
+    def verdict(
+        self,
+        status: Any,
+        summary: str,
+        detail: Mapping[str, Any] | None = None,
+        key: str = "",
+        again: list[str] | None = None,
+    ) -> Verdict:
+        plan = self.plan
+        words = ["lockstep", "fuzz", "tokens", "--vocab", self.target, "--engine", plan.engine]
+        words += [] if plan.oracle == "llama.cpp" else ["--oracle", plan.oracle]
+        campaign = ["--seed", str(plan.seed), "--start", str(plan.start)]
+        campaign += ["--cases", str(plan.cases)]
+        given = [word for text in plan.given for word in ("--hex", text.hex())]
+        words += again or given or campaign
+        return Verdict(
+            suite="fuzz-tokens",
+            case=self.case,
+            status=status,
+            summary=summary,
+            detail=detail or {},
+            key=key,
+            repro="" if status == "agreed" else shlex.join(words),
+        )
+
+
+def readable(text: bytes) -> bytes:
+    return text.decode(errors="ignore").encode()
+
+
+def is_readable(given: Any) -> bool:
+    return isinstance(given, bytes) and readable(given) == given
+
+
+def campaign_of(oracle: Session, subject: Session) -> Campaign:
+    """An engine of this process refuses at no cost; one of another may die of the same input."""
+    asked = Asker(session=oracle), Asker(session=subject)
+    local = [asker for asker in asked if isinstance(asker.session, LocalSession)]
+    return Campaign(oracle=asked[0], subject=asked[1], refuser=local[-1] if local else None)
+
+
+def in_words(d: Difference) -> str:
+    names = QUESTIONS[d.way][1]
+    on = " ".join(name for name, value in zip(names, d.flags, strict=True) if value) or "no flags"
+    want, got = (x.text if isinstance(x, Failure) else repr(x) for x in (d.expected, d.actual))
+    return f"{d.way} ({on}) of {repr(d.given)[:80]} gives {got[:120]}, expected {want[:120]}"
+
+
+def detail_of(d: Difference) -> dict[str, Any]:
+    def plain(value: Any) -> Any:
+        if isinstance(value, Failure):
+            return value.text
+        return value.hex() if isinstance(value, bytes) else list(value)
+
+    return {
+        "way": d.way,
+        "flags": dict(zip(QUESTIONS[d.way][1], d.flags, strict=True)),
+        "input": plain(d.given),
+        "expected": plain(d.expected),
+        "actual": plain(d.actual),
+        "case": d.case,
+        "shape": d.shape,
+    }

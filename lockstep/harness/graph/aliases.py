@@ -1,0 +1,77 @@
+"""The names by which an engine may show a node: llama.cpp's own, and those of harness.sites."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from lockstep.engine.choices import choices
+from lockstep.engine.errors import Unsupported
+from lockstep.harness.adapters.llama_cpp.graph import heads, rows
+from lockstep.harness.adapters.llama_cpp.sites import BY_NAME, PRODUCTS, WEIGHT, split_name
+from lockstep.harness.graph.program import Place, PlannedNode, Program
+from lockstep.harness.graph.shown import CACHE
+from lockstep.harness.graph.wiring import Wire
+from lockstep.harness.records import Site
+from lockstep.harness.sites import SITES
+
+CELLS = "attn_inp_k_idxs"  # llama.cpp's name of the cells that keys are stored in, of each cache
+LAYOUTS = (rows, heads)  # in which ggml's order is the order that sites have
+
+
+def places_by_site(program: Program, wires: Mapping[Place, Wire]) -> dict[Site, Place]:
+    """Every name of every node. Where ubatches are several, harness.sites's name the first."""
+    found = {wire.site: place for place, wire in wires.items()}
+    for graph in program.graphs:
+        # where some layers have windows there are two; engines keep those in rings of their own
+        windows = sum(root.name == CELLS for root in graph.roots) > 1
+        for node in graph.nodes if graph.ubatch == 0 else ():
+            place = graph.place(node)
+            names = cache_names(node) if not windows else []
+            for name, layer in names + other_names(node, wires[place]):
+                found.setdefault(Site(step=graph.step, layer=layer, name=name), place)
+    return found
+
+
+def renamed(wires: Mapping[Place, Wire], names: Mapping[Site, Place]) -> dict[Place, Wire]:
+    """With the names that traces have, where a node has one."""
+    called = {wires[place].site: site for site, place in names.items() if site.name in SITES}
+    return {
+        place: replace(
+            wire,
+            site=called.get(wire.site, wire.site),
+            inputs=tuple(called.get(site, site) for site in wire.inputs),
+        )
+        for place, wire in wires.items()
+    }
+
+
+def cache_names(node: PlannedNode) -> list[tuple[str, int | None]]:
+    """Of the rows that are stored: what attention reads is all that was stored so far."""
+    found = CACHE.fullmatch(node.name) if node.op == "SET_ROWS" else None
+    return [(f"{found['kind']}_cache", int(found["layer"]))] if found else []
+
+
+def other_names(node: PlannedNode, wire: Wire) -> list[tuple[str, int | None]]:
+    base, layer = split_name(node.name)
+    known = BY_NAME.get((base, node.op))
+    names = [(known[0], layer)] if known and known[1] in LAYOUTS else []
+    if (base, node.op) == ("ffn_moe_argsort", "ARGSORT"):
+        names.append(("ffn_moe_topk", layer))  # a view of its first columns
+    if node.op == "FLASH_ATTN_EXT":
+        names.append(("fattn", wire.layer))
+    if node.op in ("MUL_MAT", "MUL_MAT_ID") and wire.weights:
+        weight = WEIGHT.fullmatch(wire.weights[0])
+        what = "output" if node.name == "result_output" else weight["base"] if weight else ""
+        if what in PRODUCTS:
+            inside = weight["layer"] if weight else None
+            at = None if inside is None else int(inside)
+            # the second, where the sum with a bias has the first
+            names += [(PRODUCTS[what], at), (f"{PRODUCTS[what]} {node.op}", at)]
+    return names
+
+
+def place_named(places: Mapping[Site, Place], site: Site) -> Place:
+    """Raises Unsupported, with the nearest names."""
+    if site not in places:
+        near = choices(str(site), sorted({str(known) for known in places}))
+        raise Unsupported(f"llama.cpp's graph has no node {str(site)!r} in step {site.step} {near}")
+    return places[site]

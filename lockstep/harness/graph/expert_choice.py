@@ -1,0 +1,51 @@
+"""Whether the experts that an engine says it chose are as good a choice as any.
+
+What puts them in order gives the ids of all, and the first few are read. These may come in any
+order, and any of several experts with the same score will do: so their scores are compared.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.ops.ggml.base import Node
+from lockstep.engine.ops.ggml.order import DESCENDING
+from lockstep.engine.ops.near import F64
+from lockstep.harness.graph.program import Graph, PlannedNode
+
+CHOOSE = ("ARGSORT", "TOP_K")
+
+
+def scores_of(node: Node) -> F64 | None:
+    """What a node of ids chooses from, the best the largest; None of others."""
+    if node.op not in CHOOSE:
+        return None
+    scores = node.wide(0)
+    return scores if node.op == "TOP_K" or node.params[0] == DESCENDING else -scores
+
+
+def used_of(graph: Graph, node: PlannedNode) -> int:
+    """How many ids of a row any later node reads."""
+    root, kind = node.result.root, node.result.type
+    later = (reader for reader in graph.nodes if reader.index > node.index)
+    views = (view for reader in later for view in reader.sources if view is not None)
+    return max((v.ne[0] for v in views if (v.root, v.type) == (root, kind)), default=1)
+
+
+def legal(ids: NDArray[np.generic], node: PlannedNode) -> NDArray[np.int32]:
+    """Ids that can be gone on with: those of no expert are taken for another's."""
+    source = node.sources[0]
+    assert source is not None
+    known = np.nan_to_num(ids.astype(np.float64), posinf=0.0, neginf=0.0)
+    return np.clip(known, 0, source.ne[0] - 1).astype(np.int32)
+
+
+def chosen(scores: F64, ids: NDArray[np.generic], used: int) -> F64:
+    """(.., used): of each row what the first ids choose, the largest first; NaN where these are not
+    so many different experts."""
+    first = ids.reshape(*scores.shape[:-1], -1)[..., :used]
+    with np.errstate(invalid="ignore"):
+        at = first.astype(np.int64)
+    good = ((at == first) & (at >= 0) & (at < scores.shape[-1])).all(axis=-1)
+    good &= (np.diff(np.sort(at, axis=-1), axis=-1) > 0).all(axis=-1)
+    found = np.take_along_axis(scores, np.clip(at, 0, scores.shape[-1] - 1), axis=-1)
+    return np.where(good[..., None], -np.sort(-found, axis=-1), np.nan)

@@ -1,0 +1,116 @@
+"""Runs of our own by which whole runs are judged: llama.cpp's graph with our ops."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch, joined
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.gguf.split_files import open_model
+from lockstep.engine.ops.build import Build
+from lockstep.engine.quants.base import F32
+from lockstep.harness.context.runner import Session
+from lockstep.harness.context.suite import NoAnswer, no_answer
+from lockstep.harness.graph.floor import replay_floor, whole
+from lockstep.harness.graph.program import Program
+from lockstep.harness.graph.record import record
+from lockstep.harness.graph.replay import replay
+from lockstep.harness.graph.ways import Honest, Noisy, Wide
+from lockstep.harness.judging.conversions import builds, is_quantised
+from lockstep.harness.judging.noise import NoiseFloor
+from lockstep.harness.processes.ahead import Ahead, may_fork
+from lockstep.harness.processes.wire import digest
+from lockstep.harness.records import Rejected
+
+
+@dataclass(kw_only=True)
+class AlongLlamaCpp:
+    """Of any architecture: llama.cpp's graph replayed with our ops; a wrong graph is not seen."""
+
+    llama_cpp: Session
+    path: Path
+    build: Build
+    embeddings: bool = False  # instead of logits
+    flash_attn: bool = False
+    begun: dict[bytes, Ahead] = field(default_factory=dict)  # floors that forks compute
+
+    @cached_property
+    def file(self) -> GgufFile:
+        return open_model(self.path)
+
+    def recording(self, batches: Sequence[Batch]) -> Program:
+        found = record(self.llama_cpp, batches, embeddings=self.embeddings)
+        if isinstance(found, Rejected):  # nobody else was asked: no two engines differ by it
+            text = f"{self.llama_cpp.name} refuses the model: {found.message}"
+            raise NoAnswer("not-compared", text, {})
+        if not isinstance(found, Program):
+            raise no_answer(self.llama_cpp.name, "capture", found)
+        return found
+
+    def program(self, batches: Sequence[Batch]) -> Program:
+        """Of all batches at once where each token is computed alike in a batch of any size: sixty
+        graphs of one token cost as much as one of thousands."""
+        alike = not (self.flash_attn or self.embeddings or any(b.encoder for b in batches))
+        program = self.recording((joined(batches),) if alike else batches)
+        if not program.has_result:
+            raise NoAnswer("not-applicable", "the model has no logits", {})
+        return program
+
+    def begin(self, batches: Sequence[Batch], *, seed: int, runs: int) -> None:
+        """A floor that is wanted soon, in a fork, while engines are asked."""
+        if may_fork():
+            with suppress(NoAnswer):  # it is said when the floor is wanted
+                key, work = self.work(batches, seed, runs)
+                if key not in self.begun:
+                    self.begun[key] = Ahead(work)
+
+    def floor(self, batches: Sequence[Batch], *, seed: int, runs: int) -> NoiseFloor:
+        key, work = self.work(batches, seed, runs)
+        *logits, relative = self.begun.pop(key).result() if key in self.begun else work()
+        return NoiseFloor(logits=tuple(logits), relative=float(relative))
+
+    def work(
+        self, batches: Sequence[Batch], seed: int, runs: int
+    ) -> tuple[bytes, Callable[[], list[NDArray[Any]]]]:
+        """Its name, and how it is made: outputs of each batch, and the noise."""
+        program, file = self.program(batches), self.file
+
+        def work() -> list[NDArray[Any]]:
+            found = replay_floor(program, file, self.build, seed=seed, runs=runs)
+            return [*found.outputs, np.array(found.relative)]
+
+        return digest(batches, seed, runs), work
+
+    def close(self) -> None:
+        for ahead in self.begun.values():
+            ahead.close()
+
+    def unlucky(self, batches: Sequence[Batch], *, seed: int, runs: int) -> Iterator[F32]:
+        program = self.program(batches)
+        for i in range(runs):
+            yield np.concatenate(
+                whole(replay(program, self.file, self.build, Noisy(seed=seed + i)))
+            )
+
+    def converted(
+        self, batches: Sequence[Batch], only: Sequence[int] | None = None
+    ) -> Iterator[F32]:
+        if is_quantised(self.file):
+            program = self.program(batches)
+            every = list(builds(self.build))
+            for build in every if only is None else [every[n] for n in only]:
+                found = np.concatenate(whole(replay(program, self.file, build, Wide(sizes=False))))
+                yield found.astype(np.float32)
+
+    def logits(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
+        program = self.program(batches)
+        mirror = whole(replay(program, self.file, self.build, Honest(sizes=False)))
+        wide = replace(self.build, plain=True)
+        plain = whole(replay(program, self.file, wide, Wide(sizes=False)))
+        return np.concatenate(mirror), np.concatenate(plain).astype(np.float32)

@@ -1,0 +1,118 @@
+"""The memory of a replay: bytes of roots, seen through offsets and strides as ggml's tensors are.
+
+In a wide memory whatever is F32 in ggml is F64: the same places, twice as far apart.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.errors import EngineError, Unsupported
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.ggml.base import Operand
+from lockstep.harness.graph.program import Graph, Place, Program, Root, View
+from lockstep.harness.shadow.judge import view_of
+
+Bytes = NDArray[np.uint8]
+WIDER = 2  # times as many bytes
+
+
+class Unknown(EngineError):
+    """Memory that holds nothing that we have computed."""
+
+
+class Memory:
+    """Of one replay. Weights stay in the file; caches live as long as the memory."""
+
+    def __init__(self, program: Program, file: GgufFile, *, wide: bool) -> None:
+        self.file, self.wide = file, wide
+        self.caches = {root.cache: self.empty(root) for root in program.caches}
+        self.carried: dict[Place, NDArray[Any]] = {}  # results that later graphs are given
+        self.unknown: set[int] = set()  # caches that hold something that was not computed
+        self.held: dict[int, Bytes] = {}
+        self.roots: tuple[Root, ...] = ()
+        self.inputs: Mapping[int, Bytes] = {}
+
+    def begin(self, graph: Graph) -> None:
+        """Nothing of the graph before is left but caches."""
+        self.roots, self.inputs, self.held = graph.roots, graph.inputs, {}
+
+    def empty(self, root: Root) -> Bytes:
+        return np.zeros(root.size * (WIDER if self.widened(root.type, root) else 1), np.uint8)
+
+    def widened(self, kind: str, root: Root) -> bool:
+        return self.wide and kind == "F32" and root.kind != "weight"
+
+    def seen(self, view: View) -> Operand:
+        """The tensor without its value, as wide as it is here."""
+        root = self.roots[view.root]
+        kind, nb, offset = view.type, view.nb, view.offset
+        if self.widened(kind, root):
+            kind, nb, offset = "F64", tuple(WIDER * n for n in nb), WIDER * offset
+        weight = root.name if root.kind == "weight" else ""
+        return Operand(
+            name=view.name, type=kind, ne=view.ne, value=None, weight=weight, offset=offset, nb=nb
+        )
+
+    def read(self, view: View) -> Operand:
+        """Raises Unknown for what was not computed, EngineError for what lies outside."""
+        if view.root < 0:
+            return Operand(name=view.name, type=view.type, ne=view.ne, value=None, nb=view.nb)
+        operand = self.seen(view)
+        value = view_of(self.bytes_of(view.root), operand)
+        if not operand.weight:
+            value = np.array(value, order="C")  # an op may run in place
+        return replace(operand, value=value, weight="")
+
+    def write(self, view: View, value: NDArray[Any]) -> None:
+        """The first write of a root that a node owns makes its bytes."""
+        root = self.roots[view.root]
+        if root.kind == "computed" and view.root not in self.held:
+            self.held[view.root] = self.empty(root)
+        target = view_of(self.bytes_of(view.root), self.seen(view))
+        target[...] = value.reshape(target.shape)
+
+    def has(self, view: View) -> bool:
+        return self.roots[view.root].kind != "computed" or view.root in self.held
+
+    def bytes_of(self, number: int) -> Bytes:
+        root = self.roots[number]
+        if root.kind == "cache":
+            if root.cache in self.unknown:
+                raise Unknown(f"{root.name} holds what was not computed")
+            return self.caches[root.cache]
+        if number not in self.held:
+            self.held[number] = self.given(root, number)
+        return self.held[number]
+
+    def given(self, root: Root, number: int) -> Bytes:
+        """What a graph starts with."""
+        if root.kind == "weight":
+            if root.name not in self.file.tensors:
+                raise Unsupported(f"the weight {root.name!r} is not in the file")
+            return self.file.raw(root.name)
+        if root.kind == "carried":
+            if root.carried not in self.carried:
+                raise Unknown(f"{root.name}, of another graph, was not computed")
+            return self.carried[root.carried].reshape(-1).view(np.uint8).copy()
+        if root.kind == "computed" or number not in self.inputs:
+            raise Unknown(f"{root.name} was not computed")
+        raw = self.inputs[number].copy()
+        if self.widened(root.type, root):
+            return raw.view(np.float32).astype(np.float64).view(np.uint8)
+        return raw
+
+    def spoil(self, view: View) -> None:
+        """Nothing may read it any more: it should hold what was not computed."""
+        root = self.roots[view.root]
+        if root.kind == "cache":
+            self.unknown.add(root.cache)
+        else:
+            self.held.pop(view.root, None)
+            self.inputs = {n: raw for n, raw in self.inputs.items() if n != view.root}
+
+    def forget(self, number: int) -> None:
+        self.held.pop(number, None)

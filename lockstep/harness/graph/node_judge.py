@@ -1,0 +1,277 @@
+"""Judges what two engines make of each node of the oracle's graph, from the oracle's own inputs.
+
+Nodes come as the oracle shows them and are forgotten. The subject computes the same op on the same
+inputs, with the weights of its own file. A fault lies where it appears, and several show at once.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.errors import EngineError, Unsupported
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.ggml.base import Node, Operand, expect, layout
+from lockstep.engine.ops.near import Expected
+from lockstep.harness.graph.node_designs import Computed, designs_of
+from lockstep.harness.graph.node_formats import ProductFormats
+from lockstep.harness.graph.other_file import Parameters, parameters_in_words
+from lockstep.harness.graph.program import Place
+from lockstep.harness.graph.wiring import Wire
+from lockstep.harness.judging.compare import mismatch_between, share_of_limit, worst_distance
+from lockstep.harness.judging.designs import Other
+from lockstep.harness.judging.findings import Values
+from lockstep.harness.judging.judge import SiteFinding, affected, finding_of, without_fault
+from lockstep.harness.judging.tolerances import Bound
+from lockstep.harness.records import Site
+from lockstep.harness.shadow.judge import SENSELESS, rounded_to, view_of
+
+AXES = "(ne3, ne2, ne1, ne0)"  # ggml's sizes, as numpy has them
+KEPT_BYTES = 1 << 30  # of guilty values: more of them make no run that is worth putting right
+OWN_WEIGHTS = "the same op on the same inputs gives every bit again if the weights are the same"
+OWN_PARAMETERS = OWN_WEIGHTS.replace("weights", "parameters")
+
+Compute = Callable[[Node], NDArray[Any] | None]  # None: the engine does not offer such an op
+
+
+@dataclass(kw_only=True, eq=False)
+class NodeJudge:
+    """Keeps findings, and of values those of guilty nodes, of what they read and of `wanted`.
+
+    Any other value is forgotten after its last reader, and of guilty ones no more is kept than
+    `limit` bytes: what comes then is found all the same, and not put right.
+    """
+
+    wires: Mapping[Place, Wire]
+    build: Build
+    oracle: GgufFile
+    subject: GgufFile
+    compute: Compute  # the subject's
+    changed: frozenset[str]  # weights that the subject's file holds otherwise
+    wanted: Collection[Site]
+    findings: list[SiteFinding] = field(default_factory=list)
+    hidden: list[Site] = field(default_factory=list)
+    unknown: dict[str, list[Site]] = field(default_factory=dict)
+    kept: Values = field(default_factory=dict)
+    recent: Values = field(default_factory=dict)  # that a later node of the graph reads
+    limit: int = KEPT_BYTES
+    parameters: Parameters = field(default_factory=dict)  # that the subject's file gives otherwise
+    formats: ProductFormats = field(init=False)
+    otherwise: dict[Site, SiteFinding] = field(default_factory=dict)  # if its format is accepted
+    last_read: dict[Place, list[Site]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.formats = ProductFormats(build=self.build)
+        readers: dict[Site, Place] = {}
+        for place, wire in self.wires.items():
+            readers |= dict.fromkeys((wire.site, *wire.inputs), place)
+        self.last_read = {}
+        for site, place in readers.items():
+            self.last_read.setdefault(place, []).append(site)
+
+    def __call__(self, node: Node) -> None:
+        """Judge the node, and forget what nobody reads any more."""
+        place = node.place
+        self.judge(node, place)
+        for site in self.last_read.get(place, ()):
+            self.recent.pop(site, None)
+
+    def accept_formats(self) -> None:
+        """Once all nodes were judged: products are right if one other format of activations is
+        that of all of them."""
+        accepted = {site: self.otherwise[site] for site in self.formats.accepted()}
+        self.findings = [accepted.get(found.site, found) for found in self.findings]
+
+    def judge(self, node: Node, place: Place) -> None:
+        if place not in self.wires:
+            raise EngineError(f"the second run has a node that the first had not: {node.name}")
+        wire = self.wires[place]
+        if not node.value.size:
+            return
+        self.remember(node, wire.site)
+        if other := self.other_form(wire):
+            self.unknown.setdefault(other, []).append(wire.site)
+            return
+        try:
+            expected = expect(with_weights(node, self.oracle), self.build)
+        except (EngineError, *SENSELESS) as error:
+            known = isinstance(error, EngineError)
+            reason = str(error) if known else f"the node makes no sense: {error!r:.200}"
+            self.unknown.setdefault(reason, []).append(wire.site)
+            return
+        finding = self.finding(node, wire, expected)
+        if finding is None:
+            return
+        self.findings.append(finding)
+        if finding.mismatch is not None:
+            self.keep(site for site in (wire.site, *wire.inputs) if site in self.recent)
+
+    def keep(self, sites: Iterable[Site]) -> None:
+        more = {site: self.recent[site] for site in sites if site not in self.kept}
+        self.limit -= sum(value.nbytes for value in more.values())
+        if self.limit >= 0:
+            self.kept |= more
+
+    def remember(self, node: Node, site: Site) -> None:
+        """Views and later ops read what an earlier node of the graph has computed."""
+        self.recent[site] = node.value.copy()
+        if site in self.wanted:
+            self.kept[site] = self.recent[site]
+
+    def finding(self, node: Node, wire: Wire, expected: Expected) -> SiteFinding | None:
+        """None for an op that the subject lacks, unless the oracle is wrong there."""
+        own = self.own_parameters(node)
+        theirs = self.theirs(node if own is None else replace(node, params=own))
+        shown = node.value if expected.actual is None else expected.actual
+        compared = shown if theirs is None else self.comparable(node, expected, theirs)
+        bound = Bound(expected.allowed, expected.reason)
+        truth = rounded_to(expected.value, shown)
+        found = finding_of(
+            wire.site, node.op, truth, shown, compared, bound, self.others(node, expected)
+        )
+        if theirs is None:
+            self.hidden.append(wire.site)
+            if found.mismatch is None:
+                return None
+            return self.described(node, wire, replace(found, at_fault="oracle"))
+        self.formats.count(node)
+        if found.mismatch is None:
+            found = self.with_own_file(node, wire, theirs, found)
+        elif found.at_fault != "oracle":
+            weighted = with_weights(node, self.oracle)
+            if self.formats.is_given(wire.site, weighted, compared):
+                right = without_fault(found)
+                right = self.with_own_file(node, wire, theirs, right)
+                if found.at_fault == "both":
+                    right = replace(found, at_fault="oracle")
+                self.otherwise[wire.site] = self.described(node, wire, right)
+        return self.described(node, wire, found)
+
+    def described(self, node: Node, wire: Wire, found: SiteFinding) -> SiteFinding:
+        own = self.own_parameters(node)
+        return replace(
+            found,
+            layer=wire.layer,
+            axes=AXES,
+            inputs=wire.inputs,
+            weight=", ".join(self.blamed(wire.weights)),
+            parameters="" if own is None else parameters_in_words(node.params, own),
+        )
+
+    def own_parameters(self, node: Node) -> NDArray[np.int32] | None:
+        return self.parameters.get(node.place)
+
+    def other_form(self, wire: Wire) -> str:
+        """Of which weight the subject's file has none that the node can be computed with."""
+        for name in self.oracle.tensors.keys() & set(wire.weights):
+            ours, theirs = self.oracle.tensors[name], self.subject.tensors.get(name)
+            if theirs is None:
+                return f"the subject's file has no {name}"
+            if theirs.ne != ours.ne:
+                return f"{name} is {theirs.ne} in the subject's file, {ours.ne} in the oracle's"
+        return ""
+
+    def theirs(self, node: Node) -> NDArray[Any] | None:
+        try:
+            return self.compute(with_weights(node, self.subject))
+        except Unsupported:  # its file has other tensors
+            return None
+
+    def comparable(self, node: Node, expected: Expected, value: NDArray[Any]) -> NDArray[Any]:
+        """What is compared of an order that leaves ties free."""
+        if expected.actual is None or value.shape != node.value.shape:
+            return value
+        again = expect(with_weights(replace(node, value=value), self.oracle), self.build).actual
+        assert again is not None
+        return again
+
+    def others(self, node: Node, expected: Expected) -> Iterator[Other]:
+        """The designs of its op, or what an engine computes that makes none of ggml's deliberate
+        roundings, if that differs.
+
+        Where nothing is rounded on purpose its bound has room for sums in any order: llama.cpp's
+        order is what a replay of its graph is held to.
+        """
+
+        def plain(_: NDArray[Any]) -> tuple[NDArray[Any], Bound]:
+            found = expect(with_weights(node, self.oracle), replace(self.build, plain=True))
+            same = np.array_equal(found.value, expected.value, equal_nan=True)
+            chosen = expected if same else found
+            return rounded_to(chosen.value, node.value), Bound(chosen.allowed, chosen.reason)
+
+        if expected.actual is not None or expected.value.dtype.kind != "f":
+            return
+        known = designs_of(Computed([with_weights(node, self.oracle)], expected, self.build))
+        yield from [plain] if known is None else known
+
+    def with_own_file(
+        self, node: Node, wire: Wire, theirs: NDArray[Any], found: SiteFinding
+    ) -> SiteFinding:
+        """Of what agrees: its file may give the op another number or weight."""
+        if self.own_parameters(node) is not None:
+            return self.with_own(node, theirs, found, OWN_PARAMETERS)
+        if not self.changed.isdisjoint(wire.weights):
+            return self.with_own(node, theirs, found, OWN_WEIGHTS)
+        return found
+
+    def with_own(
+        self, node: Node, theirs: NDArray[Any], found: SiteFinding, reason: str
+    ) -> SiteFinding:
+        """Its weights or parameters are others: does that move its result, if only within the
+        bound?"""
+        right = self.compute(with_weights(node, self.oracle))
+        mismatch = mismatch_between(right, theirs, 0.0) if right is not None else None
+        if right is None or mismatch is None:
+            return found
+        return replace(
+            found,
+            err_local=worst_distance(right, theirs),
+            worst=share_of_limit(right, theirs, 0.0),
+            allowed=0.0,
+            reason=reason,
+            mismatch=mismatch,
+            at_fault="subject",
+            outputs=affected(right, theirs, np.zeros(right.shape)),
+        )
+
+    def blamed(self, weights: tuple[str, ...]) -> tuple[str, ...]:
+        """Of several weights those that are known to differ."""
+        return tuple(name for name in weights if name in self.changed) or weights
+
+
+def with_weights(node: Node, file: GgufFile) -> Node:
+    """The node with the values of its weights, as a file has them. Raises Unsupported."""
+    sources = (s if s is None or not s.weight else weight_in(file, s) for s in node.sources)
+    return replace(node, sources=tuple(sources))
+
+
+def weight_in(file: GgufFile, operand: Operand) -> Operand:
+    """Of another type than the operand's a whole weight only."""
+    if operand.weight not in file.tensors:
+        raise Unsupported(f"the weight {operand.weight!r} is not in the file")
+    tensor, raw = file.tensors[operand.weight], file.raw(operand.weight)
+    if tensor.type.name == operand.type:
+        return replace(operand, value=view_of(raw, operand), weight="")
+    if operand.offset or prod(operand.ne) != prod(tensor.ne):
+        raise Unsupported(f"the weight {operand.weight!r} is {tensor.type.name} in the file")
+    dtype, shape, _ = layout(tensor.type.name, operand.ne)
+    value = np.ndarray(shape, dtype, raw)
+    return replace(operand, type=tensor.type.name, nb=(), value=value, weight="")
+
+
+def differing_weights(a: GgufFile, b: GgufFile) -> frozenset[str]:
+    """Tensors of both files that have not the same bytes, or not the same type."""
+    common = [name for name in a.tensors if name in b.tensors]
+    return frozenset(name for name in common if not same_bytes(a, b, name))
+
+
+def same_bytes(a: GgufFile, b: GgufFile, name: str, step: int = 1 << 24) -> bool:
+    first, second = a.raw(name), b.raw(name)
+    if a.tensors[name].type != b.tensors[name].type or first.size != second.size:
+        return False
+    starts = range(0, first.size, step)
+    return all(np.array_equal(first[at : at + step], second[at : at + step]) for at in starts)

@@ -1,0 +1,69 @@
+"""Where llama.cpp's graph of one file parts from that of another: in parameters, in nodes.
+
+Nodes are told by their names. A key of a file, such as the rope's base, is a parameter of an op or
+makes other nodes: no weight shows it.
+"""
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
+
+Parameters: TypeAlias = Mapping[Place, NDArray[np.int32]]
+Name: TypeAlias = tuple[int, int, str]  # step, ubatch, the node's own
+
+
+def other_parameters(oracle: Program, subject: Program) -> Parameters:
+    """Of the oracle's nodes that are in both graphs: the subject's parameters, where others."""
+    theirs, found = by_name(subject), {}
+    for name, (place, node) in by_name(oracle).items():
+        other = theirs[name][1] if name in theirs else None
+        if other is not None and same_form(node, other) and node.params != other.params:
+            found[place] = np.frombuffer(other.params, np.int32)
+    return found
+
+
+def first_other_node(oracle: Program, subject: Program) -> str:
+    """In words the first node that is not in both graphs, or of another op or size; "" if none."""
+    ours, theirs = by_name(oracle), by_name(subject)
+    for name, (_, node) in ours.items():
+        if name not in theirs:
+            return f"{name[2]!r} ({node.op}) is not in it"
+        if not same_form(node, theirs[name][1]):
+            return f"{name[2]!r} is {form(theirs[name][1])}, expected {form(node)}"
+    more = next((name for name in theirs if name not in ours), None)
+    return f"{more[2]!r} ({theirs[more][1].op}) is not in the oracle's" if more else ""
+
+
+def by_name(program: Program) -> dict[Name, tuple[Place, PlannedNode]]:
+    def places(graph: Graph) -> list[tuple[Place, PlannedNode]]:
+        return [(graph.place(node), node) for node in graph.nodes]
+
+    found = (each for graph in program.graphs for each in places(graph))
+    return {(place[0], place[1], program.names[place]): (place, node) for place, node in found}
+
+
+def same_form(a: PlannedNode, b: PlannedNode) -> bool:
+    return (a.op, a.result.type, a.result.ne) == (b.op, b.result.type, b.result.ne)
+
+
+def form(node: PlannedNode) -> str:
+    return f"{node.op} of {node.result.type} {list(node.result.ne)} (ne0 first)"
+
+
+def parameters_in_words(expected: NDArray[np.int32], actual: NDArray[np.int32]) -> str:
+    """ggml has sixteen for each op; which of them are floats it does not say."""
+    found = [
+        f"number {i} is {number(actual[i])}, expected {number(expected[i])}"
+        for i in np.flatnonzero(expected != actual)
+    ]
+    return "its parameters are those of the subject's file: " + "; ".join(found)
+
+
+def number(word: np.int32) -> str:
+    """Small words are integers: as floats they would be below 1e-37."""
+    small = abs(int(word)) < 1 << 23
+    return str(int(word)) if small else f"{float(word.view(np.float32)):.9g}"

@@ -1,0 +1,158 @@
+"""A recorded run of a model: graphs of nodes that read and write memory, and what they are given.
+
+Memory is ggml's: a tensor is a view of the bytes of its root, with an offset and strides. No value
+that a node computes is part of it. All of it is numbers, texts and arrays: it could be sent.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.choices import choices
+from lockstep.engine.errors import Unsupported
+
+# computed: by a node of the graph; input: filled by llama.cpp for each graph; weight: of the
+# model's file; cache: written by nodes, and lives from graph to graph; carried: what a node of
+# another graph computed
+Kind = Literal["computed", "input", "weight", "cache", "carried"]
+LOGITS, EMBEDDINGS = "result_output", "result_embd_pooled"  # pooled or not, the second is so named
+Place = tuple[int, int, int]  # step, ubatch, index
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Root:
+    """Memory that tensors are views of."""
+
+    kind: Kind
+    name: str
+    type: str
+    size: int  # bytes
+    cache: int = -1  # which cache of the program
+    carried: Place = (-1, -1, -1)  # the node whose result it holds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """A tensor: where it lies, and how."""
+
+    name: str
+    type: str  # ggml's name
+    ne: tuple[int, ...]
+    nb: tuple[int, ...]  # strides in bytes, ggml's order
+    root: int  # of the graph's roots; -1: a tensor without memory
+    offset: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedNode:
+    """One op with what it reads and writes."""
+
+    index: int
+    op: str
+    name: str
+    layer: int | None
+    params: bytes
+    sources: tuple[View | None, ...]
+    result: View
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Graph:
+    """One ubatch: nodes in order, the memory they share, and the inputs' bytes."""
+
+    step: int
+    ubatch: int
+    roots: tuple[Root, ...]
+    nodes: tuple[PlannedNode, ...]
+    inputs: Mapping[int, NDArray[np.uint8]]  # of the graph's roots: all that nodes read of it
+    last_use: Mapping[int, int]  # of the graph's roots: behind this node nobody reads it
+    shown: Mapping[int, NDArray[Any]] = field(default_factory=dict)  # node -> llama.cpp's value
+    result: str = LOGITS  # the name of what it is run for
+
+    @property
+    def output(self) -> PlannedNode:
+        """The result, or what the graph computes last."""
+        named = (node for node in reversed(self.nodes) if node.name == self.result)
+        return next(named, self.nodes[-1])
+
+    def place(self, node: PlannedNode) -> Place:
+        return self.step, self.ubatch, node.index
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Program:
+    """The graphs of all batches, in the order in which they were computed."""
+
+    graphs: tuple[Graph, ...]
+    caches: tuple[Root, ...]
+    # of each batch: which of the rows computed is each output's; empty: as they were computed
+    orders: tuple[tuple[int, ...], ...]
+    encoding: frozenset[int] = frozenset()  # steps of an encoder, which a decoder follows
+
+    @property
+    def steps(self) -> int:
+        return len(self.orders)
+
+    @property
+    def has_result(self) -> bool:
+        """By name, or because llama.cpp hands out as it what the graphs compute last."""
+        return any(self.orders) or any(graph.output.name == graph.result for graph in self.graphs)
+
+    @property
+    def width(self) -> int:
+        """Of a row of what it comes to."""
+        return self.graphs[-1].output.result.ne[0]
+
+    @property
+    def nodes(self) -> int:
+        return sum(len(graph.nodes) for graph in self.graphs)
+
+    def in_order(self, values: Mapping[Place, NDArray[Any]]) -> tuple[NDArray[Any] | None, ...]:
+        """Of each batch what its graphs come to, (rows, width) in the order of its outputs; None
+        where a value is not there."""
+        return tuple(self.rows_of(step, values) for step in range(self.steps))
+
+    def rows_of(self, step: int, values: Mapping[Place, NDArray[Any]]) -> NDArray[Any] | None:
+        if step in self.encoding:
+            return np.empty((0, self.width), np.float32)
+        outputs = [g for g in self.graphs if g.step == step]
+        named = [g for g in outputs if g.output.name == g.result]
+        found = [values.get(g.place(g.output)) for g in named or outputs]
+        parts = [value.reshape(-1, value.shape[-1]) for value in found if value is not None]
+        if not found or len(parts) < len(found):
+            return None
+        rows = np.concatenate(parts)
+        return rows[list(self.orders[step])] if self.orders[step] else rows
+
+    @cached_property
+    def names(self) -> dict[Place, str]:
+        """Each node's own name; of several with the same one the op tells them apart."""
+        found: dict[Place, str] = {}
+        for graph in self.graphs:
+            for node, name in zip(graph.nodes, unique_names(graph.nodes), strict=True):
+                found[graph.place(node)] = name
+        return found
+
+    def places_of(self, name: str) -> list[Place]:
+        """Of the node with that name in every graph. Raises Unsupported, with the nearest names."""
+        found = [place for place, known in self.names.items() if known == name]
+        if not found:
+            raise Unsupported(f"no node named {name!r} {choices(name, self.names.values())}")
+        return found
+
+
+def unique_names(nodes: Sequence[PlannedNode]) -> list[str]:
+    """llama.cpp's names; where one stands for several nodes, with the op; then with a number."""
+    several = {name for name, n in Counter(node.name for node in nodes).items() if n > 1}
+    seen: Counter[str] = Counter()
+    found = []
+    for node in nodes:
+        name = f"{node.name} {node.op}" if node.name in several else node.name
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else f"{name} {seen[name]}")
+    return found

@@ -1,0 +1,88 @@
+"""Rows of a segment in which an engine chose other experts than most honest runs do.
+
+Of two experts whose scores nearly tie few runs choose the other, and then a row is another
+altogether: three runs, or twelve, may have met none. So where few rows are off, more runs are made,
+until one gives each of those rows. A row that none of them gives is a fault as before.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle, islice
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.ops.build import Build
+from lockstep.harness.graph.program import Place
+from lockstep.harness.graph.row_noise import Noise
+from lockstep.harness.graph.segment import Segment
+from lockstep.harness.graph.watched import Seen
+from lockstep.harness.graph.ways import Honest, Noisy
+from lockstep.harness.judging.conversions import builds
+from lockstep.harness.judging.noise import MORE_RUNS, RARE_RUNS
+from lockstep.harness.judging.stored import step_of
+
+
+class Runs(Protocol):
+    """Of a judge of segments."""
+
+    build: Build
+    seed: int
+    shown: Mapping[Place, NDArray[np.generic]]
+
+    def run(
+        self, way: Honest, build: Build | None = None, *, of: Sequence[Segment]
+    ) -> Mapping[Place, Seen]: ...
+
+
+def explained(
+    judge: Runs,
+    suspects: Sequence[Segment],
+    honest: Mapping[Place, Seen],
+    noise: Mapping[Place, Noise],
+    *,
+    is_small: bool,
+) -> set[Place]:
+    """Of these segments, the places where some honest run gives every row.
+
+    honest: the run without errors; is_small: a model of which many runs take a second or so.
+    """
+    left: dict[Place, NDArray[np.bool_]] = {}
+    rooms = {s.place: room(honest[s.place], noise[s.place]) for s in suspects if s.sorts}
+    for place, allowed in rooms.items():
+        truth, shown = honest[place].truth, judge.shown[place]
+        if shown.shape == truth.shape and shown.dtype.kind == "f":
+            rows = ~near(shown, truth, allowed)
+            if 0 < 2 * rows.sum() <= len(rows):
+                left[place] = rows
+    few = set(left)
+    of = [segment for segment in suspects if segment.place in few]
+    for seed, build in islice(ways(judge), RARE_RUNS if is_small else MORE_RUNS) if of else ():
+        seen = judge.run(Noisy(seed=seed), build, of=of)
+        for place in few:
+            left[place] = left[place] & ~near(judge.shown[place], seen[place].truth, rooms[place])
+        if not any(rows.any() for rows in left.values()):
+            break
+    return {place for place in few if not left[place].any()}
+
+
+def ways(judge: Runs) -> Iterator[tuple[int, Build]]:
+    """Every other run converts activations as llama.cpp does, the others in other formats."""
+    others = cycle(list(builds(judge.build)))
+    for number, seed in enumerate(iter(range(judge.seed + 2 * MORE_RUNS, 1 << 62))):
+        yield seed, judge.build if number % 2 else next(others)
+
+
+def room(seen: Seen, noise: Noise) -> NDArray[np.float64]:
+    """How far two honest values may be apart that come of the same choice."""
+    found: NDArray[np.float64] = seen.allowed + 2 * noise.worst + step_of(seen.truth)
+    return found
+
+
+def near(
+    shown: NDArray[np.generic], truth: NDArray[np.generic], allowed: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    """Of each row, along the last axis; flat."""
+    with np.errstate(invalid="ignore"):
+        close = np.abs(shown.astype(np.float64) - truth.astype(np.float64)) <= allowed
+    return np.asarray(close.all(axis=-1)).reshape(-1)

@@ -1,0 +1,290 @@
+"""Records a program while llama.cpp runs it: what nodes read and write, and the inputs' bytes.
+
+A value that a node computes is looked at when it comes, and forgotten, unless it is of an op that
+we cannot compute: a replay may borrow it, and says so.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import EngineError, Unsupported
+from lockstep.engine.ops.ggml.base import Node, Operand, meaning_of
+from lockstep.harness.answers.base import MalformedAnswer
+from lockstep.harness.context.runner import Session
+from lockstep.harness.graph.program import (
+    EMBEDDINGS,
+    LOGITS,
+    Graph,
+    Kind,
+    Place,
+    PlannedNode,
+    Program,
+    Root,
+    View,
+)
+from lockstep.harness.records import KEPT, WEIGHTS, Answered, Captured, Nodes, Outcome
+from lockstep.harness.shadow.judge import view_of
+from lockstep.harness.shadow.nodes import node_of, rows_of, text
+
+FROM_THE_ENCODER = "cross_embd"  # the input that llama.cpp copies from the encoder's last node
+KEPT_PROGRAMS = 3  # of a session: those of logits, of text, and of products with few inputs
+Watcher = Callable[[Node, Place], None]
+
+
+def record(
+    session: Session,
+    batches: Sequence[Batch],
+    *,
+    watch: Watcher | None = None,
+    keep: Callable[[Node], bool] | None = None,
+    embeddings: bool = False,
+) -> Program | Outcome:
+    """The program that the session's engine runs for these batches, or why there is none.
+
+    watch: sees every node with llama.cpp's values; keep: whose values a replay may borrow;
+    embeddings: come to them, also where there are logits. Without either, the session remembers:
+    whoever judges it and whoever replays it ask for the same.
+    """
+    plain = watch is None and keep is None
+    key = bytes([embeddings]) + b"".join(map(bytes_of, batches))
+    if plain and key in session.recorded:
+        known: Program = session.recorded[key]
+        return known
+    result = EMBEDDINGS if embeddings else LOGITS
+    recorder = Recorder(watch=watch, keep=keep or has_no_meaning, result=result)
+    more = {"embeddings": True} if embeddings else {}
+    outcome = session.stream("capture", recorder.piece, tuple(batches), None, **more)
+    if not isinstance(outcome, Answered):
+        return outcome
+    captured: Captured = outcome.value
+    if captured.nodes != recorder.seen:
+        raise MalformedAnswer("the graph", f"{captured.nodes} nodes", recorder.seen)
+    program = recorder.program(batches, captured.outputs)
+    if plain:
+        while len(session.recorded) >= KEPT_PROGRAMS:
+            session.recorded.pop(next(iter(session.recorded)))
+        session.recorded[key] = program
+    return program
+
+
+def bytes_of(batch: Batch) -> bytes:
+    arrays = (batch.tokens, batch.positions, batch.seq_ids, batch.outputs)
+    return b"%d %d " % (len(batch), batch.encoder) + b"".join(a.tobytes() for a in arrays)
+
+
+def has_no_meaning(node: Node) -> bool:
+    try:
+        meaning_of(node.op)
+    except Unsupported:
+        return True
+    return False
+
+
+@dataclass(eq=False)
+class Draft:
+    """A graph whose nodes are still coming."""
+
+    step: int
+    ubatch: int
+    numbers: dict[int, int] = field(default_factory=dict)  # address -> number of a root
+    roots: list[Root] = field(default_factory=list)
+    nodes: list[PlannedNode] = field(default_factory=list)
+    inputs: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
+    filled: set[View] = field(default_factory=set)  # of inputs: what has been copied
+    last_use: dict[int, int] = field(default_factory=dict)
+    shown: dict[int, NDArray[Any]] = field(default_factory=dict)
+    output: tuple[Place, PlannedNode, NDArray[Any]] | None = None  # the result, or what is last
+
+
+class Recorder:
+    """Takes pieces of a captured run, in order."""
+
+    def __init__(self, *, watch: Watcher | None, keep: Callable[[Node], bool], result: str) -> None:
+        self.watch, self.keep = watch, keep
+        self.result = result  # the name of what graphs are run for
+        self.drafts: list[Draft] = []
+        self.caches: dict[int, Root] = {}  # by address
+        self.written: set[int] = set()  # numbers of caches
+        self.same: dict[Any, Any] = {}  # graphs are alike: equal parts are held once
+        self.seen = 0
+
+    def piece(self, piece: Any) -> None:
+        for first, end in rows_of(piece):
+            try:
+                node = node_of(piece, first, end)
+                self.add(piece, node, first, end)
+            except (LookupError, TypeError, ValueError) as error:
+                where = f"row {first} of {len(piece.place)}"
+                raise MalformedAnswer(where, "a node", str(error)) from error
+
+    def add(self, piece: Nodes, node: Node, first: int, end: int) -> None:
+        self.seen += 1
+        draft = self.draft_of(node)
+        planned = self.planned(draft, piece, node, first, end)
+        draft.nodes.append(planned)
+        for used in (*planned.sources, planned.result):
+            if used is not None:
+                draft.last_use[used.root] = node.index
+        written = draft.roots[planned.result.root] if planned.result.root >= 0 else None
+        if written is not None and written.kind == "cache":
+            self.written.add(written.cache)
+        place = node.place
+        if draft.output is None or draft.output[1].name != self.result:
+            draft.output = place, planned, node.value.copy()
+        if self.keep(node):
+            draft.shown[node.index] = node.value.copy()
+        if self.watch is not None:
+            self.watch(node, place)
+
+    def planned(self, draft: Draft, piece: Nodes, node: Node, first: int, end: int) -> PlannedNode:
+        own = int(piece.address[first])
+        sources: list[View | None] = []
+        for row in range(first + 1, end):
+            sources += [None] * (int(piece.place[row]) - len(sources))
+            operand = node.sources[len(sources)]
+            assert operand is not None
+            view = self.view(draft, piece, row, own)
+            self.fill(draft, view, operand)
+            sources.append(view)
+        made = PlannedNode(
+            index=node.index,
+            op=node.op,
+            name=node.name,
+            layer=node.layer,
+            params=node.params.tobytes(),
+            sources=tuple(sources),
+            result=self.view(draft, piece, first, own),
+        )
+        found: PlannedNode = self.shared(made)
+        return found
+
+    def draft_of(self, node: Node) -> Draft:
+        last = self.drafts[-1] if self.drafts else None
+        if last is None or (last.step, last.ubatch) != (node.step, node.ubatch):
+            last = Draft(step=node.step, ubatch=node.ubatch)
+            self.drafts.append(last)
+        return last
+
+    def view(self, draft: Draft, piece: Nodes, row: int, own: int) -> View:
+        """own: the address of the node that reads or writes it."""
+        held = piece.at[row] >= 0 or text(piece.weight[row])
+        number = self.root(draft, piece, row, own) if held else -1
+        view = View(
+            name=text(piece.name[row]),
+            type=piece.types[piece.type[row]],
+            ne=tuple(piece.ne[row].tolist()),
+            nb=tuple(piece.nb[row].tolist()),
+            root=number,
+            offset=int(piece.offset[row]),
+        )
+        found: View = self.shared(view)
+        return found
+
+    def root(self, draft: Draft, piece: Nodes, row: int, own: int) -> int:
+        """Its number in the graph. What no node has computed before it is read was given."""
+        address = int(piece.root[row])
+        if address in draft.numbers:
+            return draft.numbers[address]
+        home, name = int(piece.root_home[row]), text(piece.root_name[row])
+        kind: Kind = "computed" if address == own else "input"
+        if home == WEIGHTS:
+            kind = "weight"
+        elif home == KEPT:
+            kind = "cache"
+        root = Root(
+            kind=kind,
+            name=name,
+            type=piece.types[piece.type[row]],
+            size=int(piece.root_size[row]),
+            cache=self.cache_number(address) if kind == "cache" else -1,
+        )
+        if kind == "input" and name == FROM_THE_ENCODER:
+            root = self.carried(root, piece, row)
+        if kind == "cache":
+            self.caches[address] = root
+        draft.numbers[address] = len(draft.roots)
+        draft.roots.append(self.shared(root))
+        return draft.numbers[address]
+
+    def cache_number(self, address: int) -> int:
+        known = self.caches.get(address)
+        return known.cache if known is not None else len(self.caches)
+
+    def carried(self, root: Root, piece: Nodes, row: int) -> Root:
+        """Raises EngineError if it is not what a graph has come to."""
+        at = int(piece.at[row])
+        for draft in reversed(self.drafts[:-1]):
+            if draft.output is None:
+                continue
+            place, _, value = draft.output
+            if piece.data[at : at + value.nbytes].tobytes() == value.tobytes():
+                return replace(root, kind="carried", carried=place)
+        raise EngineError(f"{root.name} is not what the encoder computed last")
+
+    def fill(self, draft: Draft, view: View, operand: Operand) -> None:
+        """Copy what is read of an input, the first time that it is."""
+        if view.root < 0 or view in draft.filled or operand.value is None:
+            return
+        root = draft.roots[view.root]
+        if root.kind == "cache" and root.cache not in self.written and operand.value.any():
+            raise EngineError(f"{root.name} is not empty when it is read first")
+        if root.kind != "input":
+            return
+        draft.filled.add(view)
+        raw = draft.inputs.setdefault(view.root, np.zeros(root.size, np.uint8))
+        if operand.value.size:
+            view_of(raw, operand)[...] = operand.value
+
+    def shared(self, part: Any) -> Any:
+        return self.same.setdefault(part, part)
+
+    def program(
+        self, batches: Sequence[Batch], outputs: Sequence[NDArray[np.float32] | None]
+    ) -> Program:
+        graphs = [
+            Graph(
+                step=draft.step,
+                ubatch=draft.ubatch,
+                roots=tuple(draft.roots),
+                nodes=tuple(draft.nodes),
+                inputs=draft.inputs,
+                last_use=draft.last_use,
+                shown=draft.shown,
+                result=self.result,
+            )
+            for draft in self.drafts
+        ]
+        orders = []
+        for step in range(len(batches)):
+            found = [draft.output for draft in self.drafts if draft.step == step and draft.output]
+            named = [value for _, node, value in found if node.name == self.result]
+            computed = named or [value for _, _, value in found]
+            orders.append(order_of(computed, outputs[step] if step < len(outputs) else None))
+        return Program(
+            graphs=tuple(graphs),
+            caches=tuple(self.caches.values()),
+            orders=tuple(orders),
+            encoding=frozenset(step for step, batch in enumerate(batches) if batch.encoder),
+        )
+
+
+def order_of(
+    computed: Sequence[NDArray[Any]], outputs: NDArray[np.float32] | None
+) -> tuple[int, ...]:
+    """Which computed row is each output's, by llama.cpp's own values; empty if that does not show.
+
+    Outputs that are equal to the bit are in the order in which they were computed.
+    """
+    rows = [row.tobytes() for value in computed for row in value.reshape(-1, value.shape[-1])]
+    wanted = [] if outputs is None else [row.tobytes() for row in outputs]
+    if sorted(rows) != sorted(wanted):
+        return ()
+    places: dict[bytes, list[int]] = {}
+    for at, row in enumerate(rows):
+        places.setdefault(row, []).append(at)
+    return tuple(places[row].pop(0) for row in wanted)

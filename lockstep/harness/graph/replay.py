@@ -1,0 +1,231 @@
+"""Runs a recorded program with our ops: every node reads what *we* computed before.
+
+What we cannot compute is named, and whatever reads it is not computed either: llama.cpp's value is
+taken only if it is to be borrowed, and then that is said.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.errors import EngineError
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.ggml.base import Node, layout
+from lockstep.harness.graph.memory import WIDER, Memory, Unknown
+from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
+from lockstep.harness.graph.shown import part_shown
+from lockstep.harness.graph.ways import Honest
+from lockstep.harness.shadow.judge import SENSELESS
+
+Trace = Callable[[Graph, PlannedNode, NDArray[Any]], None]  # sees each value as it is computed
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotComputed:
+    """A node that has no value of ours."""
+
+    place: Place
+    op: str
+    name: str
+    reason: str
+    borrowed: bool = False  # llama.cpp's value was taken
+
+    def __str__(self) -> str:
+        step, ubatch, index = self.place
+        where = f"step {step}, ubatch {ubatch}, node {index} ({self.name})"
+        return f"{self.op} at {where}{' is borrowed' if self.borrowed else ''}: {self.reason}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Replayed:
+    """What a run came to. outputs: of each batch, in its order; None: not computed."""
+
+    outputs: tuple[NDArray[Any] | None, ...]  # (rows, width)
+    missing: tuple[NotComputed, ...]  # the causes, not what only reads them
+    nodes: int  # computed
+    unknown: int  # nodes that read what was not computed
+
+
+def replay(
+    program: Program,
+    file: GgufFile,
+    build: Build,
+    way: Honest | None = None,
+    *,
+    trace: Trace | None = None,
+    values: Mapping[Place, NDArray[Any]] | None = None,
+    borrow: bool = False,
+    only: Collection[Place] | None = None,
+) -> Replayed:
+    """values: take the place of a node's own before another one reads them; only: no other node is
+    computed, and what has a value holds that alone."""
+    return Run(program, file, build, way or Honest(), trace, values or {}, borrow, only).run()
+
+
+class Run:
+    """One run from the first graph to the last."""
+
+    def __init__(
+        self,
+        program: Program,
+        file: GgufFile,
+        build: Build,
+        way: Honest,
+        trace: Trace | None,
+        values: Mapping[Place, NDArray[Any]],
+        borrow: bool,
+        only: Collection[Place] | None = None,
+    ) -> None:
+        self.program, self.build, self.way = program, build, way
+        self.trace, self.values, self.borrow, self.only = trace, values, borrow, only
+        self.memory = Memory(program, file, wide=way.wide)
+        self.carried = {root.carried for graph in program.graphs for root in graph.roots}
+        self.missing: list[NotComputed] = []
+        self.nodes = self.unknown = 0
+        self.wanted: set[Place] = set()  # what graphs come to
+        self.found: dict[Place, NDArray[Any]] = {}
+        self.writers: dict[int, int] = {}  # of each root of a graph, the node that wrote there last
+
+    def run(self) -> Replayed:
+        for graph in self.program.graphs:
+            self.memory.begin(graph)
+            self.writers = {}
+            self.wanted.add(graph.place(graph.output))
+            ends = ends_of(graph)
+            for node in graph.nodes:
+                self.step(graph, node)
+                for number in ends.get(node.index, ()):
+                    self.memory.forget(number)
+        return Replayed(
+            outputs=self.program.in_order(self.found),
+            missing=tuple(self.missing),
+            nodes=self.nodes,
+            unknown=self.unknown,
+        )
+
+    def step(self, graph: Graph, planned: PlannedNode) -> None:
+        place = graph.place(planned)
+        value = self.value_of(graph, planned)
+        self.writers[planned.result.root] = planned.index
+        if value is None:
+            if planned.result.root >= 0:
+                self.memory.spoil(planned.result)
+            return
+        try:
+            self.memory.write(planned.result, value)
+        except Unknown:  # given, into memory whose other writers were left out
+            return
+        if place in self.carried:
+            self.memory.carried[place] = value
+        if place in self.wanted:
+            self.found[place] = value
+
+    def value_of(self, graph: Graph, planned: PlannedNode) -> NDArray[Any] | None:
+        """What later nodes read; None if there is nothing of ours, and nothing is borrowed."""
+        place = graph.place(planned)
+        if self.only is not None and place not in self.only:
+            return self.given(planned, place)
+        try:
+            value = self.compute(graph, planned)
+        except Unknown:
+            self.unknown += 1
+            return None
+        except (EngineError, *SENSELESS) as error:
+            return self.not_computed(graph, planned, error)
+        self.nodes += 1
+        if place not in self.values:
+            return value
+        return put_in(value, np.asarray(self.values[place], value.dtype), planned.name)
+
+    def given(self, planned: PlannedNode, place: Place) -> NDArray[Any] | None:
+        """Of a node that is not computed."""
+        if place not in self.values or planned.result.root < 0:
+            return None
+        seen = self.memory.seen(planned.result)
+        dtype, shape, _ = layout(seen.type, seen.ne)
+        value = np.asarray(self.values[place], dtype)
+        return put_in(np.zeros(shape, dtype), value, planned.name)
+
+    def compute(self, graph: Graph, planned: PlannedNode) -> NDArray[Any]:
+        """What the node holds, in the type and shape of its tensor here."""
+        node = self.node_of(graph, planned)
+        value = self.way.compute(self.build, node).reshape(node.value.shape)
+        if self.trace is not None:
+            self.trace(graph, planned, value)
+        return value
+
+    def node_of(self, graph: Graph, planned: PlannedNode) -> Node:
+        own = planned.result
+        seen = self.memory.seen(own)
+        dtype, shape, _ = layout(seen.type, seen.ne)
+        blank = np.broadcast_to(np.zeros((), dtype), shape)
+        params = np.frombuffer(planned.params, np.int32)
+        if planned.op == "SET" and seen.type == "F64":  # strides and offset in bytes of F32
+            params = np.concatenate([WIDER * params[:4], params[4:]])
+        # a cast names itself as what it copies to, where nothing is yet
+        sources = tuple(
+            None
+            if view is None
+            else replace(seen, value=blank)
+            if view == own and not self.memory.has(own)
+            else replace(self.memory.read(view), producer=self.writers.get(view.root, -1))
+            for view in planned.sources
+        )
+        return Node(
+            step=graph.step,
+            ubatch=graph.ubatch,
+            index=planned.index,
+            op=planned.op,
+            name=planned.name,
+            layer=planned.layer,
+            type=seen.type,
+            ne=own.ne,
+            params=params,
+            sources=sources,
+            value=blank,
+        )
+
+    def not_computed(
+        self, graph: Graph, planned: PlannedNode, error: Exception
+    ) -> NDArray[Any] | None:
+        """Note why; llama.cpp's value if it is to be borrowed and was kept."""
+        shown = graph.shown.get(planned.index) if self.borrow else None
+        reason = str(error) if isinstance(error, EngineError) else f"no sense: {error!r:.200}"
+        self.missing.append(
+            NotComputed(
+                place=graph.place(planned),
+                op=planned.op,
+                name=planned.name,
+                reason=reason,
+                borrowed=shown is not None,
+            )
+        )
+        return shown
+
+
+def put_in(value: NDArray[Any], given: NDArray[Any], name: str) -> NDArray[Any]:
+    """A node's value with what is given in its place; cells that nobody uses have no weight, and
+    else stay as they are."""
+    new = np.array(value, order="C")
+    part = part_shown(new, given.shape, name)
+    if part is None:
+        raise EngineError(
+            f"a value of shape {given.shape} is put in at {name}, which has {value.shape}"
+        )
+    if name.startswith("kq_soft_max"):
+        new[...] = 0  # of a row of NaN they are none either
+    part[...] = given
+    return new
+
+
+def ends_of(graph: Graph) -> dict[int, list[int]]:
+    """The roots that nobody reads behind a node."""
+    ends: dict[int, list[int]] = {}
+    for number, index in graph.last_use.items():
+        if number >= 0 and graph.roots[number].kind != "cache":
+            ends.setdefault(index, []).append(number)
+    return ends

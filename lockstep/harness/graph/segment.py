@@ -1,0 +1,101 @@
+"""What leads from the tensors that an engine shows to one that it shows."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from lockstep.harness.graph.node_designs import has_designs
+from lockstep.harness.graph.program import Place, Program
+from lockstep.harness.graph.wiring import Wire
+from lockstep.harness.judging.judge import SiteFinding
+from lockstep.harness.records import Site
+from lockstep.harness.sites import SITES
+
+IDS = ("I32", "I64")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Segment:
+    """What leads from shown tensors to a shown one."""
+
+    wire: Wire
+    place: Place
+    op: str  # at its end
+    starts: tuple[Site, ...]  # shown, that it is computed from; none: from the tokens
+    inside: tuple[Site, ...]  # computed between, in order
+    rounds: bool  # whether one of these is of numbers: ids are exact
+    sorts: tuple[Place, ...] = ()  # of these, those that choose experts
+    formula: tuple[Place, ...] = ()  # all its nodes, where designs are of all of them together
+
+    @property
+    def middle(self) -> Site | None:
+        """What to show next: it halves the segment. One of the names that traces have, if any."""
+        named = [s for s in self.inside if s.name in SITES] or self.inside
+        return named[len(named) // 2] if named else None
+
+    def reason(self, own: str, more: float) -> str:
+        """Of a limit. own: of the last op's bound; more: what runs with random errors add to it."""
+        if not self.rounds:
+            return f"one op on the engine's own inputs: {own}"
+        text = (
+            f"{len(self.inside) + 1} ops from the engine's own inputs: twice the worst error of "
+            f"honest runs ({more / 2:.1e}), and the last op's own bound"
+        )
+        return f"{text}; show {self.middle} to halve it"
+
+
+def segments_of(
+    program: Program, wires: Mapping[Place, Wire], shown: Collection[Place]
+) -> Iterator[Segment]:
+    """In the order of execution."""
+    for graph in program.graphs:
+        ops = {wires[graph.place(node)].site: node.op for node in graph.nodes}
+        exact = {wires[graph.place(n)].site for n in graph.nodes if n.result.type in IDS}
+        at = {wires[graph.place(node)].site: graph.place(node) for node in graph.nodes}
+        for node in graph.nodes:
+            place = graph.place(node)
+            if place not in shown:
+                continue
+            starts, inside = before(place, at, wires, shown)
+            formula = (*(ops[site] for site in inside), node.op)
+            nodes = (*(at[site] for site in inside), place)
+            yield Segment(
+                wire=wires[place],
+                place=place,
+                op=node.op,
+                starts=starts,
+                inside=inside,
+                rounds=not exact.issuperset(inside),
+                sorts=tuple(at[s] for s in inside if ops[s] == "ARGSORT"),
+                formula=nodes if len(nodes) == 1 or has_designs(formula) else (),
+            )
+
+
+def before(
+    place: Place, at: Mapping[Site, Place], wires: Mapping[Place, Wire], shown: Collection[Place]
+) -> tuple[tuple[Site, ...], tuple[Site, ...]]:
+    """What is shown, and what is not, up to there."""
+    starts: set[Place] = set()
+    inside: set[Place] = set()
+    waiting = [place]
+    while waiting:
+        for site in wires[waiting.pop()].inputs:
+            earlier = at[site]
+            if earlier in shown:
+                starts.add(earlier)
+            elif earlier not in inside:
+                inside.add(earlier)
+                waiting.append(earlier)
+    first, between = (tuple(wires[p].site for p in sorted(each)) for each in (starts, inside))
+    return first, between
+
+
+Found = tuple[Segment, SiteFinding]
+
+
+def is_wrong(finding: SiteFinding | None) -> bool:
+    return finding is not None and finding.mismatch is not None
+
+
+def wrong(found: Sequence[Found], sort: Place) -> int:
+    """How many segments with this ARGSORT."""
+    return sum(finding.mismatch is not None for s, finding in found if sort in s.sorts)

@@ -1,0 +1,395 @@
+"""Judges an engine by the tensors that it shows, with nothing put into it: of any architecture.
+
+Whatever two shown tensors enclose is a segment of llama.cpp's graph. Each is computed by our ops
+from what the engine itself shows before it, and held against what it shows behind it, so a fault
+lies in the segment where it appears, and several show at once. What one op alone may be off is its
+bound; of a longer segment it is measured, by computing it with random honest errors.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.ggml.base import Node
+from lockstep.engine.ops.near import Expected
+from lockstep.harness.context.further_runs import is_small
+from lockstep.harness.graph.expert_choice import CHOOSE, chosen, legal, used_of
+from lockstep.harness.graph.expert_order import in_own_order
+from lockstep.harness.graph.node_designs import Computed, designs_of
+from lockstep.harness.graph.node_judge import AXES
+from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
+from lockstep.harness.graph.rare_choices import explained
+from lockstep.harness.graph.replay import replay
+from lockstep.harness.graph.row_noise import Noise, Noises, beyond
+from lockstep.harness.graph.segment import Found, Segment, is_wrong, segments_of, wrong
+from lockstep.harness.graph.shown import part_shown
+from lockstep.harness.graph.watched import Look, Seen, Watched
+from lockstep.harness.graph.ways import Honest, Noisy, Wide
+from lockstep.harness.graph.wiring import Wire, needed_for
+from lockstep.harness.judging.compare import (
+    largest,
+    mismatch_between,
+    share_of_limit,
+    worst_distance,
+)
+from lockstep.harness.judging.conversions import builds, is_type_in_blocks
+from lockstep.harness.judging.designs import Other, where_limited
+from lockstep.harness.judging.judge import (
+    SiteFinding,
+    affected,
+    elements_compared,
+    smallest_scale_error,
+    without_fault,
+)
+from lockstep.harness.judging.stored import half_step, step_of
+from lockstep.harness.records import Site
+from lockstep.harness.sites import SITES
+from lockstep.harness.synth.draws import stream
+
+RUNS, MORE = 3, 9  # with random errors; before anybody is blamed
+LONGEST = 6  # ops of a segment that are named
+
+
+Run = Mapping[Place, Seen]
+
+
+@dataclass(kw_only=True, eq=False)
+class SegmentJudge:
+    program: Program
+    wires: Mapping[Place, Wire]
+    file: GgufFile  # the oracle's: what the model says
+    build: Build
+    shown: Mapping[Place, NDArray[Any]]  # by the subject, in its own run
+    stored: Mapping[Place, str] = field(default_factory=dict)  # those that were rounded since
+    given: Mapping[Place, NDArray[Any]] = field(default_factory=dict)  # what it went on with there
+    seed: int = 0
+    # of ARGSORT the ids that the engine goes on with, where its experts come in an order of its own
+    orders: dict[Place, NDArray[Any]] = field(default_factory=dict)
+
+    def findings(self) -> Iterator[SiteFinding]:
+        """Of every shown tensor of numbers, in the order of execution. Raises Unsupported if a
+        node cannot be computed."""
+        rounded = bool(self.stored)  # then every segment begins with other numbers than were used
+        honest, noise, found = self.first_look()
+        self.orders = self.orders_seen(honest, found)
+        if self.orders:
+            before = found
+            honest, noise, found = self.first_look()
+            kept = {p: ids for p, ids in self.orders.items() if wrong(found, p) < wrong(before, p)}
+            if len(kept) < len(self.orders):  # the values are wrong, not in another order
+                self.orders = kept
+                honest, noise, found = self.first_look()
+        if any(finding.mismatch for _, finding in found):
+            suspects = [segment for segment, finding in found if finding.mismatch]
+            more = self.noise(honest, range(RUNS, RUNS + MORE), suspects, jitter=rounded)
+            noise = {place: noise[place] | more[place] for place in noise}
+            plain = self.run(Wide(), replace(self.build, plain=True), of=suspects)
+            wider = self.noise(honest, range(RUNS), suspects, jitter=True)
+            noises = noise, wider
+            # of rounded numbers none can tell which design they are of
+            known = {} if rounded else self.by_designs(suspects, honest, noises)
+            for s in suspects:
+                if s.place not in known:
+                    known[s.place] = self.again(s, (honest[s.place], plain[s.place]), noises)
+            if not rounded:
+                left = [s for s in suspects if is_wrong(known[s.place])]
+                rare = explained(self, left, honest, noise, is_small=is_small(self.file))
+                known |= {place: without_fault(known[place]) for place in rare}
+                known |= self.converted_otherwise(found, known, noises)
+            found = [(segment, known.get(segment.place, one)) for segment, one in found]
+        yield from (finding for _, finding in found)
+
+    def first_look(self) -> tuple[Run, dict[Place, Noise], list[Found]]:
+        """A run without errors, the noise of some with, and what is wrong by these."""
+        rounded = bool(self.stored)
+        honest = self.run(Honest())
+        numbers = [
+            s
+            for s in segments_of(self.program, self.wires, self.shown)
+            if self.is_of_numbers(s.place, honest)
+        ]
+        noisy = [segment for segment in numbers if segment.rounds or rounded]
+        noise = self.noise(honest, range(RUNS), noisy, jitter=rounded)
+        first = [(s, self.finding(s, honest[s.place], noise, alone=rounded)) for s in numbers]
+        return honest, noise, first
+
+    def orders_seen(self, honest: Run, found: Sequence[Found]) -> dict[Place, NDArray[Any]]:
+        """Of each ARGSORT whose experts are shown in another order than ours, the ids in that one.
+
+        By the widest of the wrong values behind it: numbers alone may be nearly the same.
+        """
+        suspects: dict[Place, Segment] = {}
+        for segment, finding in found:
+            shown = self.shown[segment.place]
+            same_shape = shown.shape == honest[segment.place].value.shape
+            if finding.mismatch is None or not same_shape or not segment.sorts:
+                continue
+            first = suspects.setdefault(segment.sorts[-1], segment)
+            if self.shown[first.place].size < shown.size:
+                suspects[segment.sorts[-1]] = segment
+        return dict(self.orders_of(suspects, honest)) if suspects else {}
+
+    def orders_of(
+        self, suspects: Mapping[Place, Segment], honest: Run
+    ) -> Iterator[tuple[Place, NDArray[Any]]]:
+        ids: dict[Place, NDArray[Any]] = {}
+
+        def see(graph: Graph, node: PlannedNode, value: NDArray[Any]) -> None:
+            if graph.place(node) in suspects:
+                ids[graph.place(node)] = np.array(value)
+
+        values = {**self.usable, **self.given}
+        replay(self.program, self.file, self.build, values=values, trace=see)
+        for place, segment in suspects.items():
+            at = segment.place
+            own = in_own_order(ids[place], self.nodes[at][1], self.shown[at], honest[at].value)
+            if own is not None:
+                yield place, own
+
+    def is_of_numbers(self, place: Place, honest: Run) -> bool:
+        """Or somebody says so: whole numbers in the place of others are wrong where they are."""
+        return "f" in (self.shown[place].dtype.kind, honest[place].numbers.dtype.kind)
+
+    @cached_property
+    def nodes(self) -> dict[Place, tuple[Graph, PlannedNode]]:
+        return {g.place(node): (g, node) for g in self.program.graphs for node in g.nodes}
+
+    @cached_property
+    def usable(self) -> dict[Place, NDArray[Any]]:
+        """What is shown, to be gone on with."""
+        nodes = ((place, value, self.nodes[place][1]) for place, value in self.shown.items())
+        return {p: legal(value, node) if node.op in CHOOSE else value for p, value, node in nodes}
+
+    # --- runs -----------------------------------------------------------------------------------
+
+    def run(
+        self,
+        way: Honest,
+        build: Build | None = None,
+        values: Mapping[Place, Any] | None = None,
+        look: Look | None = None,
+        of: Sequence[Segment] | None = None,
+    ) -> Run:
+        """What our ops make of each shown node, or of these alone, from what is shown before it."""
+        wanted = {place: value.shape for place, value in self.shown.items()}
+        watched = Watched(way=way, wide=way.wide, wanted=wanted, look=look)
+        values = {**self.orders, **(self.usable if values is None else values), **self.given}
+        only = None
+        if of is not None:
+            only = needed_for(self.program, {segment.place for segment in of}, values)
+        done = replay(
+            *(self.program, self.file, build or self.build, watched), values=values, only=only
+        )
+        if done.missing:
+            raise Unsupported(f"not computed: {done.missing[0]}")
+        if of is not None and any(segment.place not in watched.seen for segment in of):
+            return self.run(way, build, values)  # it wants what is not said to be its source
+        return watched.seen
+
+    def noise(
+        self, honest: Run, seeds: range, of: Sequence[Segment], *, jitter: bool = False
+    ) -> dict[Place, Noise]:
+        """Of these, in runs with random honest errors.
+
+        jitter: the engine went on with wider numbers than those that it shows.
+        """
+        found = dict.fromkeys(honest, Noise())
+        for i in seeds if of else ():
+            values = self.jittered(i) if jitter else None
+            moved = self.run(Noisy(seed=self.seed + i), values=values, of=of)
+            for place in (segment.place for segment in of):
+                seen = honest[place]
+                a, b = seen.numbers, moved[place].numbers
+                rows = (beyond(seen.truth, b, seen.allowed),) if seen.scores is None else ()
+                found[place] |= Noise(worst_distance(a, b), rows)
+        return found
+
+    def jittered(self, number: int) -> dict[Place, NDArray[Any]]:
+        """What is shown, each number a step larger, a step smaller or as it is."""
+        found: dict[Place, NDArray[Any]] = {}
+        for place, value in self.usable.items():
+            raw = stream(self.seed + number, f"shown {place}").random_raw(value.size)
+            steps = (raw % np.uint64(3)).astype(np.float64).reshape(value.shape) - 1
+            numbers = value.dtype.kind == "f"
+            size = self.step_at(place, value) if numbers else 0
+            found[place] = value + steps * size if numbers else value
+        return found
+
+    def step_at(self, place: Place, value: NDArray[Any]) -> NDArray[np.float64]:
+        """How far a shown number may lie from that which the engine went on with."""
+        kind = self.stored.get(place)
+        return half_step(value, kind) if kind else step_of(value)
+
+    # --- verdicts -------------------------------------------------------------------------------
+
+    def finding(
+        self, segment: Segment, seen: Seen, noise: Mapping[Place, Noise], *, alone: bool = False
+    ) -> SiteFinding:
+        """alone: noise is for single ops as well."""
+        shown = self.shown[segment.place]
+        site = segment.wire.site
+        noisy = segment.rounds or alone
+        more = 2 * noise[segment.place].worst if noisy else 0.0
+        if seen.scores is not None:
+            seen, shown = self.of_choice(segment.place, seen, shown, more)
+        truth, allowed = seen.truth, seen.allowed
+        if noisy:  # a little before the last rounding may be a step behind it
+            allowed = allowed + more + step_of(truth)
+        if shown.shape == truth.shape:
+            if place_kind := self.stored.get(segment.place):
+                allowed = allowed + half_step(shown, place_kind)
+            shown = where_limited(truth, shown, allowed)
+        mismatch = mismatch_between(truth, shown, allowed)
+        one_op = alone and not (segment.rounds or self.stored)
+        rows = beyond(truth, shown, seen.allowed)
+        if mismatch is None and one_op and not noise[segment.place].explains(rows):
+            allowed = seen.allowed
+            mismatch = mismatch_between(truth, shown, allowed)
+        return SiteFinding(
+            site=site,
+            op=self.ops_of(segment),
+            err_local=worst_distance(truth, shown),
+            err_oracle=worst_distance(truth, shown),  # there is no other value
+            allowed=float(allowed.max(initial=0.0, where=np.isfinite(allowed))),
+            reason=segment.reason(seen.reason, more) + self.stored_as(segment),
+            size=largest(truth),
+            mismatch=mismatch,
+            at_fault="subject" if mismatch else "",
+            outputs=affected(truth, shown, allowed) if mismatch else (),
+            compared=elements_compared(truth, shown, allowed),
+            sees=smallest_scale_error(truth, allowed),
+            layer=segment.wire.layer,
+            inputs=segment.starts,
+            axes=SITES[site.name].shape if site.name in SITES else AXES,
+            weight=", ".join(self.weights_of(segment)),
+            worst=share_of_limit(truth, shown, allowed),
+        )
+
+    def of_choice(
+        self, place: Place, seen: Seen, ids: NDArray[Any], more: float
+    ) -> tuple[Seen, NDArray[Any]]:
+        """Scores in the place of ids. Of two that change places each may be off by so much."""
+        assert seen.scores is not None
+        used = used_of(*self.nodes[place])
+        truth, shown = (chosen(seen.scores, each, used) for each in (seen.truth, ids))
+        return replace(seen, truth=truth, allowed=np.full(truth.shape, more)), shown
+
+    def by_designs(
+        self, suspects: Sequence[Segment], honest: Run, noises: Noises
+    ) -> dict[Place, SiteFinding]:
+        """Of segments whose op has known designs: in agreement with one, or still wrong."""
+        ends = {place: segment for segment in suspects for place in segment.formula}
+        read: dict[Place, list[Node]] = {}
+        found: dict[Place, SiteFinding] = {}
+
+        def look(node: Node, expected: Expected) -> None:
+            if segment := ends.get(node.place):
+                nodes = read.setdefault(segment.place, [])
+                nodes.append(node)
+                if len(nodes) == len(segment.formula):
+                    designs = designs_of(Computed(read.pop(segment.place), expected, self.build))
+                    if designs is not None:
+                        ways = (self.seen_by(segment, node, design) for design in designs)
+                        seen = honest[segment.place]
+                        found[segment.place] = self.again(segment, chain([seen], ways), noises)
+
+        if suspects:
+            self.run(Honest(), look=look, of=suspects)
+        return found
+
+    def converted_otherwise(
+        self, found: Sequence[Found], known: Mapping[Place, SiteFinding], noises: Noises
+    ) -> dict[Place, SiteFinding]:
+        """Of an engine that has another format for activations: what agrees with one. Such an
+        engine computes so with most weights, or it is the reason of all that is wrong."""
+        wrong = [segment for segment, _ in found if is_wrong(known.get(segment.place))]
+        left = [segment for segment in wrong if self.quantised([segment])]
+        every = self.quantised(segment for segment, _ in found)
+        most = 2 * len(self.quantised(left)) > len(every)
+        best: dict[Place, SiteFinding] = {}
+        if not most and not any(segment.rounds for segment in left):
+            return best
+        for build in builds(self.build, every=True):
+            run = self.run(Wide(), build, of=left)
+            tried = {s.place: self.again(s, (run[s.place],), noises) for s in left}
+            best = max(best, {p: one for p, one in tried.items() if not is_wrong(one)}, key=len)
+            if len(best) == len(left):
+                break
+        explained = self.quantised(segment for segment in left if segment.place in best)
+        return best if 2 * len(explained) > len(every) or len(best) == len(wrong) else {}
+
+    def quantised(self, segments: Iterable[Segment]) -> set[str]:
+        """Weights that activations are converted for."""
+        sites = (site for s in segments for site in (s.wire.site, *s.inside))
+        weights = {name for site in sites for name in self.wires[self.place_of[site]].weights}
+        return {n for n in weights if is_type_in_blocks(self.file.tensors[n].type.name)}
+
+    def seen_by(self, segment: Segment, node: Node, design: Other) -> Seen:
+        """What a design gives that takes its choices from what is shown."""
+        shown = self.shown[segment.place]
+
+        def part(value: Any) -> NDArray[Any]:
+            whole = np.array(np.broadcast_to(np.asarray(value), node.value.shape))
+            found = part_shown(whole, shown.shape, node.name)
+            return whole if found is None else found
+
+        whole = np.zeros(node.value.shape, np.float32)
+        inside = part_shown(whole, shown.shape, node.name)
+        if inside is not None:
+            inside[...] = shown
+        with np.errstate(all="ignore"):  # the numbers of a degenerate model are judged as well
+            value, bound = design(whole)
+        truth = part(value)
+        return Seen(value=truth, truth=truth, allowed=part(bound.allowed), reason=bound.reason)
+
+    def again(self, segment: Segment, ways: Iterable[Seen], noises: Noises) -> SiteFinding:
+        """Is it what an engine of another design would show? With noise that is better known,
+        without ggml's roundings, or with wider numbers from op to op."""
+        noise, wider = noises
+        first: SiteFinding | None = None
+        for seen in ways:
+            tried = [self.finding(segment, seen, noise, alone=bool(self.stored))]
+            # else what was put in are its inputs
+            if segment.rounds or self.put_in.isdisjoint(segment.starts):
+                tried.append(self.finding(segment, seen, wider, alone=True))
+            for one in tried:
+                if one.mismatch is None:
+                    return one
+            first = first or tried[0]
+        assert first is not None
+        return first
+
+    def ops_of(self, segment: Segment) -> str:
+        if not segment.inside:
+            return segment.op
+        ops = [self.op_of[site] for site in segment.inside]
+        shown = " ".join(ops[:LONGEST]) + (" ..." if len(ops) > LONGEST else "")
+        return f"{len(ops) + 1} ops: {shown} {segment.op}"
+
+    @cached_property
+    def put_in(self) -> set[Site]:
+        return {self.wires[place].site for place in self.given}
+
+    @cached_property
+    def place_of(self) -> dict[Site, Place]:
+        return {wire.site: place for place, wire in self.wires.items()}
+
+    @cached_property
+    def op_of(self) -> dict[Site, str]:
+        return {self.wires[place].site: node.op for place, (_, node) in self.nodes.items()}
+
+    def weights_of(self, segment: Segment) -> tuple[str, ...]:
+        """Of one op; of several any could be meant."""
+        return () if segment.rounds else segment.wire.weights
+
+    def stored_as(self, segment: Segment) -> str:
+        kinds = {k for p, k in self.stored.items() if p == segment.place or segment.starts}
+        return f"; stored in {', '.join(sorted(kinds))}" if kinds else ""

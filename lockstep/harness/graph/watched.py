@@ -1,0 +1,71 @@
+"""A replay some of whose nodes are kept, in the shapes that an engine shows."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.ggml.base import Node
+from lockstep.engine.ops.near import Expected
+from lockstep.harness.graph.expert_choice import scores_of
+from lockstep.harness.graph.program import Place
+from lockstep.harness.graph.shown import part_shown
+from lockstep.harness.graph.ways import Honest
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Seen:
+    """One node of a run of ours."""
+
+    value: NDArray[Any]  # in the type of its tensor
+    truth: NDArray[Any]  # before it is rounded to that
+    allowed: NDArray[np.float64]  # what the op alone may be off
+    reason: str
+    scores: NDArray[np.float64] | None = None  # of ids: what they choose from
+
+    @property
+    def numbers(self) -> NDArray[Any]:
+        return self.value if self.scores is None else self.scores
+
+
+Look = Callable[[Node, Expected], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched(Honest):
+    """Another way, some of whose nodes are kept."""
+
+    way: Honest
+    wide: bool
+    wanted: Mapping[Place, tuple[int, ...]]  # in the shapes that are shown
+    look: Look | None = None  # at what each node is computed from
+    seen: dict[Place, Seen] = field(default_factory=dict)
+
+    def build(self, build: Build, node: Node) -> Build:
+        return self.way.build(build, node)
+
+    def result(self, node: Node, found: Expected) -> NDArray[Any]:
+        value = self.way.result(node, found)
+        if self.look is not None:
+            self.look(node, found)
+        place = node.place
+        if place in self.wanted:
+            truth = found.value if found.answer is None else found.answer
+            allowed = np.broadcast_to(np.asarray(found.allowed, np.float64), np.shape(truth))
+            self.seen[place] = Seen(
+                value=self.shown_of(node, value),
+                truth=self.shown_of(node, truth),
+                allowed=self.shown_of(node, allowed),
+                reason=found.reason,
+                scores=scores_of(node),
+            )
+        return value
+
+    def shown_of(self, node: Node, value: NDArray[Any]) -> NDArray[Any]:
+        """A copy of the part of a node that is shown."""
+        whole = np.array(value).reshape(node.value.shape)
+        part = part_shown(whole, self.wanted[node.place], node.name)
+        return whole if part is None else np.array(part)

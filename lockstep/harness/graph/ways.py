@@ -1,0 +1,129 @@
+"""The ways in which a replay computes a node: what becomes of the value that its formula gives."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+from numpy.random import Philox
+from numpy.typing import NDArray
+
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.ggml.base import PLAIN, Node, expect, settled
+from lockstep.engine.ops.near import F64, Expected
+from lockstep.harness.judging.noise import tipped
+from lockstep.harness.synth.draws import stream
+
+PRODUCT = "MUL_MAT"
+KEPT_BYTES = 64 << 20  # of bounds, beside a run's own values: 300 tokens of large models have more
+
+
+class Bounds:
+    """What products of a run may be off, kept for others of the same program, as room allows."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[int, int, int], NDArray[np.float32]] = {}
+        self.room = KEPT_BYTES
+
+    def keep(self, node: Node, allowed: F64 | float) -> None:
+        """In float32, rounded up."""
+        if node.op == PRODUCT and node.value.size * 4 <= self.room:
+            near = np.asarray(allowed).astype(np.float32)
+            self.kept[node.place] = np.nextafter(near, np.float32(np.inf))
+            self.room -= near.nbytes
+
+
+@dataclass(frozen=True)
+class Honest:
+    """The value, rounded to the node's type once; the build's deliberate roundings are made.
+
+    sizes: whether products with weights have bounds (`Build.sizes`); bounds: where those of
+    products are kept, if anywhere.
+    """
+
+    sizes: bool = field(default=True, kw_only=True)
+    bounds: Bounds | None = field(default=None, kw_only=True)
+    wide = False
+
+    def compute(self, build: Build, node: Node) -> NDArray[Any]:
+        """What an engine holds that computes this way."""
+        found = expect(node, self.build(build, node))
+        if self.bounds is not None:
+            self.bounds.keep(node, found.allowed)
+        return self.result(node, found)
+
+    def build(self, build: Build, node: Node) -> Build:
+        return build if self.sizes else replace(build, sizes=False)
+
+    def result(self, node: Node, found: Expected) -> NDArray[Any]:
+        if found.answer is not None:
+            return found.answer
+        if found.value.dtype == PLAIN.get(node.type, np.uint8):
+            return found.value
+        return settled(found.value, node.type)
+
+
+@dataclass(frozen=True)
+class Wide(Honest):
+    """What is F32 in ggml stays in float64 from node to node; conversions are made all the same."""
+
+    wide = True
+
+
+@dataclass(frozen=True)
+class Noisy(Honest):
+    """Each result is off by a random share of what its formula allows, and of each product that
+    converts activations one of them is tipped to the next step; equal values are in any order: an
+    honest engine, and unlucky.
+
+    known: bounds of products of a run without errors. Its inputs are a few roundings away from
+    those of this one, and so is the sum of magnitudes that a bound is a share of.
+    """
+
+    seed: int = 0
+    known: Bounds = field(default_factory=Bounds, kw_only=True)
+
+    def bits(self, node: Node, what: str) -> Philox:
+        return stream(self.seed, f"{what} {node.step} {node.ubatch} {node.index}")
+
+    def build(self, build: Build, node: Node) -> Build:
+        return replace(
+            build,
+            sizes=node.place not in self.known.kept,
+            tip=Tip(partial(self.bits, node, "tip")),
+            ties=lambda n: self.bits(node, "ties").random_raw(n),
+        )
+
+    def result(self, node: Node, found: Expected) -> NDArray[Any]:
+        if (bound := self.known.kept.get(node.place)) is not None:
+            found = replace(found, allowed=bound.astype(np.float64))
+        if found.answer is not None or not np.any(found.allowed):
+            return super().result(node, found)
+        raw = self.bits(node, "error").random_raw(found.value.size)
+        share = (raw >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
+        with np.errstate(invalid="ignore"):
+            off = share.reshape(found.value.shape) * np.asarray(found.allowed)
+        # whole numbers come of whole numbers, such as indices computed in floats: those are exact;
+        # beyond 2^24 every float32 is one
+        counted = (found.value == np.rint(found.value)) & (np.abs(found.value) < 2**24)
+        inexact = ~np.isnan(off) & ~counted
+        with np.errstate(invalid="ignore"):  # of what an engine shows infinite
+            return settled(found.value + np.where(inexact, off, 0.0), node.type)
+
+
+@dataclass(frozen=True, eq=False)
+class Tip:
+    """Moves one of the activations by one step of their conversion."""
+
+    begin: Callable[[], Philox]
+
+    @cached_property
+    def bits(self) -> Philox:
+        return self.begin()  # most nodes convert nothing
+
+    def __call__(self, x: NDArray[Any], converted: F64) -> F64:
+        if np.array_equal(converted, x):
+            return converted
+        row, column = (int(r >> np.uint64(33)) for r in self.bits.random_raw(2))
+        return tipped(x, converted, row % (x.size // x.shape[-1]), column % x.shape[-1])

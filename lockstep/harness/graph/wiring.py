@@ -1,0 +1,112 @@
+"""How the nodes of a recorded program hang together: their sites, what each reads, their layers."""
+
+import re
+from collections import defaultdict
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
+from lockstep.harness.judging.findings import by_layer
+from lockstep.harness.records import Site
+
+IN_A_LAYER = re.compile(r"(.+?)-(\d+)((?: .*)?)")  # Qcur-0, and what tells several apart
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wire:
+    """One node."""
+
+    site: Site
+    layer: int | None
+    inputs: tuple[Site, ...]  # computed before in the same graph
+    weights: tuple[str, ...]  # tensors of the model's file
+
+
+def wires_of(program: Program) -> dict[Place, Wire]:
+    """Of every node, in the order of execution."""
+    sites = sites_of(program)
+    found: dict[Place, Wire] = {}
+    for graph in program.graphs:
+        writers: dict[int, Site] = {}  # of each root, the node that wrote there last
+        for node, layer in zip(graph.nodes, layers_of(graph.nodes), strict=True):
+            found[graph.place(node)] = Wire(
+                site=sites[graph.place(node)],
+                layer=layer,
+                inputs=tuple(dict.fromkeys(writers[n] for n in roots_of(node) if n in writers)),
+                weights=tuple(dict.fromkeys(weights_of(graph, node))),
+            )
+            writers[node.result.root] = sites[graph.place(node)]
+    return found
+
+
+def sites_of(program: Program) -> dict[Place, Site]:
+    """Each node by the name that is its own; those of later ubatches say which they are of."""
+    return {place: site_of(name, place[0], place[1]) for place, name in program.names.items()}
+
+
+def site_of(name: str, step: int, ubatch: int = 0) -> Site:
+    """Of a node's own name, such as `Qcur-0 ROPE`."""
+    layer = None
+    if inside := IN_A_LAYER.fullmatch(name):
+        name, layer = inside[1] + inside[3], int(inside[2])
+    return Site(step=step, layer=layer, name=name + (f" ubatch {ubatch}" if ubatch else ""))
+
+
+def layers_of(nodes: Sequence[PlannedNode]) -> Iterator[int | None]:
+    """A node without a layer in its name, between two of the same, is of that layer."""
+    known = [node.layer for node in nodes]
+    after = [*known[1:], None]
+    for at in range(len(nodes) - 2, -1, -1):
+        after[at] = known[at + 1] if known[at + 1] is not None else after[at + 1]
+    before = None
+    for layer, later in zip(known, after, strict=True):
+        before = layer if layer is not None else before
+        yield layer if layer is not None or before != later else before
+
+
+def roots_of(node: PlannedNode) -> Iterator[int]:
+    return (view.root for view in node.sources if view is not None)
+
+
+def weights_of(graph: Graph, node: PlannedNode) -> Iterator[str]:
+    for number in roots_of(node):
+        if number >= 0 and graph.roots[number].kind == "weight":
+            yield graph.roots[number].name
+
+
+def ends_of_layers(wires: Mapping[Place, Wire]) -> set[Site]:
+    """The last node of each in the prompt's run."""
+    first = [wire for place, wire in wires.items() if place[0] == 0]
+    return {first[group[-1]].site for group in by_layer([wire.layer for wire in first])}
+
+
+def needed_for(program: Program, wanted: Set[Place], given: Container[Place]) -> set[Place]:
+    """These nodes and what they are computed from, back to what is given, through memory that
+    lives from graph to graph as well."""
+    at = {graph.place(node): (graph, node) for graph in program.graphs for node in graph.nodes}
+    writers: dict[Hashable, list[Place]] = defaultdict(list)
+    for place, (graph, node) in at.items():
+        if node.result.root >= 0:
+            writers[memory_of(graph, node.result.root)].append(place)
+    needed, waiting = set(wanted), list(wanted)
+    while waiting:
+        graph, node = at[waiting.pop()]
+        for number in roots_of(node):
+            if number < 0:
+                continue
+            root = graph.roots[number]
+            before = writers[memory_of(graph, number)]
+            if root.kind == "carried":
+                before = [root.carried, *(place for place in before if place[2] < node.index)]
+            elif root.kind == "computed":
+                before = [place for place in before if place[2] < node.index]
+            new = [place for place in before if place not in needed and place not in given]
+            needed.update(new)
+            waiting += new
+    return needed
+
+
+def memory_of(graph: Graph, number: int) -> Hashable:
+    """What tells one piece of memory from all others of a program."""
+    cache = graph.roots[number].cache
+    return cache if graph.roots[number].kind == "cache" else (graph.step, graph.ubatch, number)

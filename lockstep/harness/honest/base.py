@@ -1,0 +1,12 @@
+"""The contract of an honest engine of another design: the reference with other arithmetic."""
+
+from typing import ClassVar
+
+from lockstep.harness.adapters.reference import Reference
+
+
+class Honest(Reference):
+    """`shows_on` names a built-in model with the op that it computes otherwise."""
+
+    design: ClassVar[str]
+    shows_on: ClassVar[str] = "f32"

@@ -1,0 +1,13 @@
+"""Computes everything in float64 and converts no activation."""
+
+from lockstep.engine.ops.reference import Reference as Ops
+from lockstep.harness.honest.base import Honest
+
+
+class Float64(Honest, name="honest:float64"):
+    """What numpy does with code that names no types."""
+
+    design = "float64 throughout, activations as they are"
+
+    def make_ops(self) -> Ops:
+        return Ops()

@@ -1,0 +1,61 @@
+"""Adds every sum up one by one in float32: squares of norms, powers of softmax, products."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.ops.attention import like
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.ops.reference import Bools
+from lockstep.engine.quants.base import F32
+from lockstep.engine.weights import Weight
+from lockstep.harness.honest.base import Honest
+
+ONE = np.float32(1)
+
+
+def summed(terms: F32) -> F32:
+    """Over the last axis, one float32 addition after the other."""
+    return np.cumsum(terms, axis=-1, dtype=np.float32)[..., -1]
+
+
+class OneByOne(Mirror):
+    def linear(self, x: F32, weight: Weight) -> F32:
+        out = np.empty((len(x), weight.shape[0]), np.float32)
+        values = weight.values()
+        for row, token in zip(out, x, strict=True):
+            row[:] = summed(token * values)
+        return out
+
+    def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
+        mean = summed(x * x)[..., None] / np.float32(x.shape[-1])
+        out: F32 = ONE / np.sqrt(mean + np.float32(eps)) * x * weight
+        return out
+
+    def kq(self, q: F32, k: NDArray[Any]) -> F32:
+        keys = self.spread(k, q.shape[1]).astype(np.float32)  # (heads, cells, dim)
+        queries = like(q, k).transpose(1, 0, 2)
+        return np.stack([summed(queries[:, t, None] * keys) for t in range(len(q))], axis=1)
+
+    def soft_max(self, x: F32, scale: float, visible: Bools | None) -> F32:
+        scores = x * np.float32(scale)
+        if visible is not None:
+            scores = np.where(visible, scores, np.float32(-np.inf))
+        largest = scores.max(axis=-1, keepdims=True)
+        powers = np.exp(scores - np.where(np.isneginf(largest), 0, largest))
+        total = summed(powers)[..., None]
+        out: F32 = powers / np.where(total == 0, ONE, total)
+        return out
+
+    def kqv(self, p: F32, v: NDArray[Any]) -> F32:
+        values = self.spread(v, p.shape[0]).astype(np.float32).transpose(0, 2, 1)
+        rows = like(p, v).transpose(1, 0, 2)  # (tokens, heads, cells)
+        return np.stack([summed(row[:, None] * values).reshape(-1) for row in rows])
+
+
+class SumsOneByOne(Honest, name="honest:sums-one-by-one"):
+    """llama2.c, and every first version of an engine."""
+
+    ops = OneByOne
+    design = "float32 sums without vectors, activations as they are"

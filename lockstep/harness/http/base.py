@@ -1,0 +1,117 @@
+"""What the kinds of servers share: picking answers from JSON, and what a server says it is."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import nan
+from typing import Any, Protocol
+
+from lockstep.harness.answers import MalformedAnswer
+from lockstep.harness.records import EngineInfo
+
+Ask = Callable[..., Any]  # method, path, body=None -> JSON
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What a server says of itself and of its model; None: nothing."""
+
+    version: str
+    build: str
+    levels: tuple[str, ...]
+    text_only: bool = False
+    facts: tuple[tuple[str, Any], ...] = ()  # of the model, by name
+    path: str = ""  # of the model's file, where the server runs
+
+
+class Server(Protocol):
+    """One kind. Each question has a method of the adapter's name; what is not in `levels` of what
+    it says of itself is never asked."""
+
+    def about(self, ask: Ask) -> About: ...
+
+
+def member(said: Any, *path: str | int) -> Any:
+    """What lies there. Raises MalformedAnswer naming the first step that is missing."""
+    where = "the answer"
+    for step in path:
+        if isinstance(step, int):
+            if type(said) is not list or step >= len(said):
+                raise MalformedAnswer(where, f"a list of more than {step}", said)
+        elif type(said) is not dict or step not in said:
+            raise MalformedAnswer(where, f"an object with {step!r}", complaint(said))
+        said = said[step]
+        where = f"{where}[{step!r}]"
+    return said
+
+
+def complaint(said: Any) -> Any:
+    """Some servers say what is wrong, and that all is well by the status."""
+    found = said.get("error") if type(said) is dict else None
+    words = found.get("message") if type(found) is dict else found
+    return f"error: {words}" if type(words) is str else said
+
+
+def text(said: Any, *path: str | int) -> str:
+    found = member(said, *path)
+    if type(found) is not str:
+        raise MalformedAnswer(f"{path[-1]!r}", "a text", found)
+    return found
+
+
+def as_bytes(said: str) -> bytes:
+    """A lone half of a surrogate pair is no character."""
+    return said.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+
+
+def number(said: Any) -> float:
+    """JSON writers put null for NaN and infinities."""
+    if said is None:
+        return nan
+    if type(said) not in (int, float):
+        raise MalformedAnswer("a log-probability", "a number", said)
+    try:
+        return float(said)
+    except OverflowError:  # an int, of which JSON has any
+        raise MalformedAnswer("a log-probability", "a number of float64", said) from None
+
+
+def candidates(rows: Any) -> list[tuple[int | bytes, float]]:
+    """Of a list of objects with `id`, or `bytes`, or `token`."""
+    if type(rows) is not list:
+        raise MalformedAnswer("the candidates", "a list", rows)
+    return [(token_of(row), number(member(row, "logprob"))) for row in rows]
+
+
+def token_of(row: Any) -> int | bytes:
+    if type(row) is dict and type(row.get("id")) is int:
+        return int(row["id"])
+    raw = row.get("bytes") if type(row) is dict else None
+    if type(raw) is list and raw and all(type(b) is int and 0 <= b < 256 for b in raw):
+        return bytes(raw)
+    return as_bytes(text(row, "token"))
+
+
+def one_way(
+    rows: list[tuple[int | bytes, float]],
+) -> list[tuple[int | bytes, float]]:
+    """Raises MalformedAnswer where some tokens are ids and some are texts."""
+    if len({type(token) for token, _ in rows}) > 1:
+        raise MalformedAnswer("the candidates", "all with ids, or none", rows)
+    return rows
+
+
+def info_of(name: str, about: About, **more: Any) -> EngineInfo:
+    return EngineInfo(
+        engine=name,
+        version=about.version,
+        build=about.build,
+        shows=(),
+        levels=about.levels,
+        text_only=about.text_only,
+        utf8_only=True,
+        **more,
+    )
+
+
+def utf8(texts: Sequence[bytes]) -> list[str]:
+    return [each.decode() for each in texts]

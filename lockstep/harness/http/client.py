@@ -1,0 +1,176 @@
+"""One question to a server: a request, and JSON back. Nothing that a server sends is trusted.
+
+Time is bounded from the connection to the last byte, whoever trickles; sizes are bounded before
+memory is taken; no redirect is followed, because it could lead anywhere.
+"""
+
+import json
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any
+from urllib.parse import SplitResult, quote, urlsplit
+
+from lockstep.engine.errors import Unsupported
+from lockstep.harness.processes.wire import Closed, WireError
+
+KEY = "LOCKSTEP_API_KEY"  # the variable whose value servers that want a key are sent
+# bytes of an answer: a thousand candidates are some hundred kilobytes, and as JSON of nothing but
+# brackets it comes to twenty times as much memory
+LARGEST = 8 << 20
+LARGEST_ERROR = 1 << 16  # of a refusal, which is a sentence
+PIECE = 1 << 20
+
+
+class Refused(Exception):
+    """The server answered with a status that is none of success, and a sentence."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """base: the path that all requests begin with, without a slash at its end."""
+
+    secure: bool
+    host: str
+    port: int
+    base: str
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' * self.secure}://{host}:{self.port}{self.base}"
+
+
+def address_of(url: str) -> Address:
+    """Raises Unsupported for what is no address of a server."""
+    try:
+        parts: SplitResult = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise Unsupported(f"{url!r} is no address: {error}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+        raise Unsupported(f"{url!r} is no address such as http://localhost:8080")
+    if parts.username is not None or parts.password is not None:
+        raise Unsupported(f"an address holds no key: put it into the variable {KEY}")
+    secure = parts.scheme == "https"
+    return Address(
+        secure=secure,
+        host=parts.hostname,
+        port=(443 if secure else 80) if port is None else port,
+        base=quote(parts.path, safe="/%~:@!$&'()*+,;=").rstrip("/"),
+    )
+
+
+def exchange(address: Address, method: str, path: str, body: Any, deadline: float) -> Any:
+    """The JSON of the answer. body: None for none.
+
+    Raises Refused; WireError for what is no JSON or too long; Closed; TimeoutError; Unsupported for
+    a certificate that is not trusted.
+    """
+    headers = {"Accept": "application/json", "Connection": "close"}
+    if key := os.environ.get(KEY):
+        headers["Authorization"] = f"Bearer {key}"
+    raw = None
+    if body is not None:
+        raw = json.dumps(body, allow_nan=False).encode()
+        headers["Content-Type"] = "application/json"
+    with connection(address, deadline) as server:
+        server.request(method, address.base + path, raw, headers)
+        reply = server.getresponse()
+        ok = 200 <= reply.status < 300
+        said = body_of(reply, LARGEST if ok else LARGEST_ERROR, whole=ok)
+        location = reply.getheader("Location")
+    if not ok:
+        text = sentence_of(reply.status, said)
+        if 300 <= reply.status < 400 and location:
+            text += f" (no redirect is followed; give its address: {location[:200]})"
+        raise Refused(reply.status, text)
+    return json_of(said)
+
+
+@contextmanager
+def connection(address: Address, deadline: float) -> Iterator[HTTPConnection]:
+    """Closed at the deadline, whatever it is waiting for; what goes wrong is named."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the deadline has passed")
+    kind = HTTPSConnection if address.secure else HTTPConnection
+    server = kind(address.host, address.port, timeout=left)
+    over = threading.Event()
+    timer = threading.Timer(left, cut, (server, over))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield server
+        if over.is_set():  # cut off, a body of no length that was announced looks whole
+            raise TimeoutError("the deadline has passed")
+    except ssl.SSLCertVerificationError as error:  # a ValueError too, and no answer at all
+        text = f"its certificate is not trusted: {error.verify_message}"
+        raise Unsupported(f"{text} (SSL_CERT_FILE names one that is)") from error
+    except (HTTPException, OSError, ValueError, WireError) as error:
+        if over.is_set() or isinstance(error, TimeoutError):
+            raise TimeoutError("the deadline has passed") from error
+        if isinstance(error, WireError):
+            raise
+        if isinstance(error, ConnectionError) or not isinstance(error, HTTPException | ValueError):
+            raise Closed(f"{address}: {reason(error)}") from error
+        raise WireError(f"the answer is no HTTP: {type(error).__name__}: {error}") from error
+    finally:
+        timer.cancel()
+        server.close()
+
+
+def cut(server: HTTPConnection, over: threading.Event) -> None:
+    over.set()
+    with suppress(OSError, AttributeError):  # not connected yet, or not any more
+        server.sock.shutdown(socket.SHUT_RDWR)
+
+
+def reason(error: Exception) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "nobody listens there"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def body_of(reply: HTTPResponse, most: int, *, whole: bool) -> bytes:
+    """Raises WireError for more than that, or returns its beginning."""
+    found = bytearray()
+    while piece := reply.read(min(PIECE, most + 1 - len(found))):
+        found += piece
+        if len(found) > most:
+            if whole:
+                raise WireError(f"an answer of more than the {most} bytes that are read")
+            break
+    if whole and reply.length:  # what was announced and did not come
+        raise WireError(f"an answer that ends {reply.length} bytes before its end")
+    return bytes(found)
+
+
+def json_of(raw: bytes) -> Any:
+    """NaN and infinities, which some servers write, are numbers here: who asks looks at them."""
+    try:
+        return json.loads(raw.decode())
+    except (ValueError, RecursionError) as error:
+        start = repr(raw[:80]) + ("..." if len(raw) > 80 else "")
+        raise WireError(f"expected JSON, got {start}: {error}") from error
+
+
+def sentence_of(status: int, raw: bytes) -> str:
+    """What a server says with an error, in the forms that are common."""
+    with suppress(ValueError, RecursionError):
+        said = json.loads(raw)
+        for key in ("error", "message", "detail"):
+            said = said.get(key, said) if isinstance(said, dict) else said
+        if isinstance(said, str) and said:
+            return f"HTTP {status}: {said[:500]}"
+    text = raw[:200].decode(errors="replace").strip()
+    return f"HTTP {status}: {text}" if text else f"HTTP {status}"

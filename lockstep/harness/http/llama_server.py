@@ -1,0 +1,139 @@
+"""llama-server by its own endpoints: ids go in and come out, and log-probabilities of any number.
+
+Source: tools/server of llama.cpp, and what a build of 2026 answers. One request a prefix; nothing
+is taken from the cache of an earlier one, so that all prefixes are computed alike.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.engine.errors import Unsupported
+from lockstep.harness.answers import MalformedAnswer
+from lockstep.harness.http.base import About, Ask, as_bytes, candidates, member, one_way, text, utf8
+from lockstep.harness.http.client import Refused
+from lockstep.harness.protocol.messages import printable
+
+LEVELS = ("tokenize", "generate", "greedy", "logprobs")
+SURELY = 10_000  # added to a logit, which makes it the largest of any model's
+OF_MODEL = ("n_vocab", "n_embd", "n_params", "vocab_type")
+NO_VOCABULARY = 0  # of vocab_type; llama_token_to_piece asserts that there is one
+# the likeliest token whatever options the server was started with
+GREEDY = {
+    "temperature": 0,
+    "samplers": ["top_k"],
+    "top_k": 1,
+    "repeat_penalty": 1.0,
+    "cache_prompt": False,
+    "stream": False,
+}
+
+
+@dataclass(kw_only=True)
+class LlamaServer:
+    n_ctx: int = 0  # cells of a slot; 0: it does not say
+    plain: int | None = None  # see `letter`
+
+    def about(self, ask: Ask) -> About:
+        props = ask("GET", "/props")
+        build = props.get("build_info") if type(props) is dict else None
+        defaults = member(props, "default_generation_settings")
+        n_ctx = defaults.get("n_ctx") if type(defaults) is dict else None
+        self.n_ctx = n_ctx if type(n_ctx) is int else 0
+        path = props.get("model_path")
+        facts = model_facts(ask)
+        mute = dict(facts).get("vocab_type") == NO_VOCABULARY
+        return About(
+            version=printable(f"llama-server {build if type(build) is str else 'unknown'}"),
+            build="a model without a vocabulary: any question would end the server" if mute else "",
+            levels=() if mute else LEVELS,
+            facts=facts,
+            path=printable(path) if type(path) is str else "",
+        )
+
+    def tokenize(
+        self,
+        ask: Ask,
+        texts: Sequence[bytes],
+        *,
+        add_special: bool = True,
+        parse_special: bool = False,
+    ) -> list[list[int]]:
+        flags = {"add_special": add_special, "parse_special": parse_special, "with_pieces": False}
+        said = (ask("POST", "/tokenize", {"content": each, **flags}) for each in utf8(texts))
+        return [tokens_of(each) for each in said]
+
+    def generate(self, ask: Ask, prompt: bytes, n: int) -> bytes:
+        """A byte is a token at most, but for BOS and the space before."""
+        (words,) = utf8([prompt])
+        self.check_room(len(prompt) + 2 + n)
+        said = ask("POST", "/completion", {"prompt": words, "n_predict": n, **GREEDY})
+        return as_bytes(text(said, "content"))
+
+    def greedy(self, ask: Ask, prompt: Sequence[int], n: int) -> list[int]:
+        """The server stops at an end of text; then that token is asked for by its probability."""
+        self.check_room(len(prompt) + n)
+        found: list[int] = []
+        while len(found) < n:
+            here = [*map(int, prompt), *found]
+            body = {"prompt": here, "n_predict": n - len(found), "return_tokens": True, **GREEDY}
+            new = tokens_of(ask("POST", "/completion", body))
+            found += new[: n - len(found)]
+            if len(found) < n:
+                found.append(self.likeliest(ask, [*here, *new]))
+        return found
+
+    def likeliest(self, ask: Ask, prefix: Sequence[int]) -> int:
+        rows = self.listed(ask, prefix, 1)
+        if not rows or type(rows[0][0]) is not int:
+            raise Unsupported("the server does not say which token it ends with")
+        return rows[0][0]
+
+    def logprobs(
+        self, ask: Ask, prefixes: Sequence[Sequence[int]], k: int
+    ) -> list[list[tuple[int | bytes, float]]]:
+        self.check_room(max(map(len, prefixes), default=0) + 1)
+        return [self.listed(ask, prefix, k) for prefix in prefixes]
+
+    def listed(self, ask: Ask, prefix: Sequence[int], k: int) -> list[tuple[int | bytes, float]]:
+        """Of the raw logits, whatever the sampler does with them. The server sends no list with a
+        token that ends the text or begins a character, so that it is made to choose a letter."""
+        letter = self.letter(ask)
+        body = {"prompt": list(map(int, prefix)), "n_predict": 1, "n_probs": k}
+        body |= {"logit_bias": [[letter, SURELY]]}
+        said = ask("POST", "/completion", {**GREEDY, **body, "post_sampling_probs": False})
+        rows = member(said, "completion_probabilities", 0, "top_logprobs")
+        return one_way(candidates(rows))
+
+    def letter(self, ask: Ask) -> int:
+        """A token that is a whole text."""
+        if self.plain is None:
+            ids = self.tokenize(ask, [b"a"], add_special=False)[0]
+            if not ids:
+                raise Unsupported("the model has no token for the letter a")
+            self.plain = ids[-1]  # some put a space before
+        return self.plain
+
+    def check_room(self, n: int) -> None:
+        if 0 < self.n_ctx < n:
+            raise Unsupported(
+                f"the server's context has {self.n_ctx} cells, {n} are needed: --ctx-size"
+            )
+
+
+def tokens_of(said: Any) -> list[int]:
+    found = member(said, "tokens")
+    if type(found) is not list or not all(type(token) is int for token in found):
+        raise MalformedAnswer("'tokens'", "a list of ids", found)
+    return found
+
+
+def model_facts(ask: Ask) -> tuple[tuple[str, Any], ...]:
+    """Of /v1/models, which not every build has."""
+    try:
+        meta = member(ask("GET", "/v1/models"), "data", 0).get("meta")
+    except Refused:
+        return ()
+    if type(meta) is not dict:
+        return ()
+    return tuple((name, meta[name]) for name in OF_MODEL if type(meta.get(name)) is int)

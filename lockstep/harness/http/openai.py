@@ -1,0 +1,132 @@
+"""Servers with OpenAI's completions: text, and a few candidates as strings or with their bytes.
+
+Prompts are ids where the server takes them, which the number of prompt tokens that it reports
+shows; else they are texts, which it tokenises itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isnan
+from typing import Any
+
+from lockstep.engine.errors import Unsupported
+from lockstep.harness.http.base import (
+    About,
+    Ask,
+    as_bytes,
+    candidates,
+    member,
+    number,
+    one_way,
+    text,
+    utf8,
+)
+from lockstep.harness.http.client import Refused
+from lockstep.harness.protocol.messages import printable
+
+PROBE = [1, 2, 3, 4, 5]  # ids that every model has
+SIZES = (1024, 100, 20, 10, 5, 1)  # servers have limits of their own
+# not of OpenAI's making, but some servers punish repetition unless they are told not to
+PLAIN = {"repeat_penalty": 1.0, "repetition_penalty": 1.0}
+
+
+@dataclass(kw_only=True)
+class OpenAi:
+    """name: of the model, where a server has several."""
+
+    name: str = ""
+    most: int = 0  # candidates that it lists
+    takes_ids: bool = False
+    plain: Mapping[str, float] = field(default_factory=dict)  # of PLAIN, if it is not refused
+
+    def about(self, ask: Ask) -> About:
+        self.name = self.name or only_model(ask)
+        self.takes_ids = self.counts(ask, PROBE, len(PROBE))
+        self.plain = PLAIN if self.takes_plain(ask) else {}
+        self.most = next((k for k in SIZES if self.lists(ask, k)), 0)
+        return About(
+            version=printable(f"OpenAI-compatible server of {self.name}"),
+            build="",
+            levels=("generate", "logprobs") if self.most else ("generate",),
+            text_only=not self.takes_ids,
+        )
+
+    def generate(self, ask: Ask, prompt: bytes, n: int) -> bytes:
+        (words,) = utf8([prompt])
+        return as_bytes(text(self.complete(ask, words, n), "text"))
+
+    def logprobs(
+        self, ask: Ask, prefixes: Sequence[Sequence[int] | bytes], k: int
+    ) -> list[list[tuple[int | bytes, float]]]:
+        return [
+            listed(self.complete(ask, in_json(prefix), 1, logprobs=min(k, self.most)))
+            for prefix in prefixes
+        ]
+
+    def complete(self, ask: Ask, prompt: Any, n: int, **more: Any) -> Any:
+        """The only choice of the answer."""
+        body = {"model": self.name, "prompt": prompt, "max_tokens": n, "temperature": 0}
+        body |= {**self.plain, **more}
+        return member(ask("POST", "/completions", body), "choices", 0)
+
+    def counts(self, ask: Ask, prompt: Any, n: int) -> bool:
+        """Whether it takes the prompt for so many tokens."""
+        body = {"model": self.name, "prompt": prompt, "max_tokens": 1, "temperature": 0}
+        try:
+            said = ask("POST", "/completions", body)
+        except Refused as error:
+            if error.status in (401, 403, 404):
+                raise
+            return False
+        usage = said.get("usage") if type(said) is dict else None
+        one = type(said.get("choices")) is list and len(said["choices"]) == 1 if usage else False
+        return one and type(usage) is dict and usage.get("prompt_tokens") == n
+
+    def takes_plain(self, ask: Ask) -> bool:
+        try:
+            self.complete(ask, self.probe, 1, **PLAIN)
+        except Refused:
+            return False
+        return True
+
+    @property
+    def probe(self) -> list[int] | str:
+        return PROBE if self.takes_ids else "Once"
+
+    def lists(self, ask: Ask, k: int) -> bool:
+        """Whether it answers with a list where k candidates are asked for."""
+        try:
+            return bool(listed(self.complete(ask, self.probe, 1, logprobs=k)))
+        except Refused:
+            return False
+
+
+def only_model(ask: Ask) -> str:
+    """Raises Unsupported where there are several: nobody knows which is meant."""
+    names = [text(row, "id") for row in member(ask("GET", "/models"), "data")]
+    if len(names) != 1:
+        known = ", ".join(printable(name)[:80] for name in names[:8]) or "none"
+        raise Unsupported(f"name one of the server's models behind #, as in .../v1#NAME: {known}")
+    return names[0]
+
+
+def in_json(prefix: Sequence[int] | bytes) -> list[int] | str:
+    return prefix.decode() if isinstance(prefix, bytes) else list(map(int, prefix))
+
+
+def listed(choice: Any) -> list[tuple[int | bytes, float]]:
+    """Of the first token, in the newer form (`content`) or the older (`top_logprobs`). Neither
+    promises an order: members of an object have none, and some put the sampled token last."""
+    return sorted(in_any_order(choice), key=lambda row: (isnan(row[1]), -row[1]))
+
+
+def in_any_order(choice: Any) -> list[tuple[int | bytes, float]]:
+    said = choice.get("logprobs") if type(choice) is dict else None
+    if type(said) is not dict:
+        return []
+    if content := said.get("content"):
+        return one_way(candidates(member(content, 0, "top_logprobs")))
+    rows = said.get("top_logprobs")
+    if type(rows) is not list or not rows or type(rows[0]) is not dict:
+        return []
+    return [(as_bytes(name), number(value)) for name, value in rows[0].items()]

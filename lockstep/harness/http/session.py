@@ -1,0 +1,209 @@
+"""A server under test: asked over HTTP, trusted in nothing; it runs on, whatever it answers."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from lockstep.engine.errors import EngineError, Unsupported
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.answers import MalformedAnswer
+from lockstep.harness.asking.session import Session
+from lockstep.harness.http.base import About, Ask, info_of
+from lockstep.harness.http.client import Address, Refused, address_of, exchange
+from lockstep.harness.http.llama_server import LlamaServer
+from lockstep.harness.http.openai import OpenAi
+from lockstep.harness.processes.wire import Closed, WireError
+from lockstep.harness.protocol.messages import printable
+from lockstep.harness.records import (
+    DEFAULT,
+    EXACT,
+    Answered,
+    Crashed,
+    EngineInfo,
+    Malformed,
+    Outcome,
+    Rejected,
+    Settings,
+    TimedOut,
+    Unanswerable,
+)
+
+OPENAI = "openai:"
+START_SECONDS = 300.0  # while a server is loading its model
+AGAIN_SECONDS = 0.5
+BUSY = 503  # loading its model, or without a free slot
+LACKING = (404, 405, 501)
+CLOSED_TO_US = (401, 403)
+REFUSALS = (400, 422)  # of what was asked
+
+
+def is_address(engine: str) -> bool:
+    """Whether that names a server."""
+    return engine.removeprefix(OPENAI).lower().startswith(("http://", "https://"))
+
+
+def preset_for(engine: str) -> str:
+    """What the oracle runs with, unless that is said: of how a server was started nobody knows
+    more than that most are as llama-server starts, which is `default`."""
+    return DEFAULT.name if is_address(engine) else EXACT.name
+
+
+class HttpSession(Session):
+    """`http://HOST:PORT` is llama-server, or else what speaks as OpenAI's does under /v1;
+    `openai:http://HOST:PORT/v1#MODEL` is that in any case."""
+
+    def __init__(
+        self,
+        engine: str,
+        model: Path | None,
+        settings: Settings,
+        *,
+        time_limit: float,
+        start_limit: float = START_SECONDS,
+    ) -> None:
+        self.name, self.model, self.settings = engine, model, settings
+        self.time_limit, self.start_limit = time_limit, start_limit
+        url, _, self.chosen = engine.removeprefix(OPENAI).partition("#")
+        self.address = address_of(url)
+        self.only_openai = engine.startswith(OPENAI) or self.address.base.endswith("/v1")
+        self.server: LlamaServer | OpenAi | None = None
+        self.said: EngineInfo | None = None
+
+    def _ask(
+        self,
+        question: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        consume: Callable[[Any], None] | None = None,
+    ) -> Outcome:
+        limit = self.start_limit
+        try:
+            info = self.started(time.monotonic() + limit)
+            if question == "describe":
+                return Answered(value=info, seconds=0.0)
+            if question not in (info.levels or ()):
+                text = f"{self.name} does not offer {question}"
+                return Unanswerable(message=text, declared=True)
+            limit = self.time_limit
+            started = time.monotonic()
+            method = getattr(self.server, question)
+            value = method(self.asking(self.address, started + limit), *args, **kwargs)
+            return Answered(value=value, seconds=time.monotonic() - started)
+        except TimeoutError:
+            return TimedOut(seconds=limit)
+        except Closed as error:
+            return self.nobody(error) if self.said is None else Crashed(message=str(error))
+        except Refused as error:
+            return self.refusal(error)
+        except (WireError, MalformedAnswer) as error:
+            return Malformed(message=printable(str(error)))
+        except UnicodeDecodeError:
+            text = "a text that is no UTF-8 cannot be sent as JSON"
+            return Unanswerable(message=text, declared=True)
+        except Unsupported as error:
+            return Unanswerable(message=str(error))
+
+    def asking(self, address: Address, deadline: float) -> Ask:
+        def ask(method: str, path: str, body: Any = None) -> Any:
+            return waited_for(partial(exchange, address, method, path, body, deadline), deadline)
+
+        return ask
+
+    def nobody(self, error: Closed) -> Outcome:
+        text = f"{error}; start the server with the same model, and wait until it listens"
+        return Unanswerable(message=text)
+
+    def refusal(self, error: Refused) -> Outcome:
+        words = printable(error.message)
+        if error.status in CLOSED_TO_US:
+            return Unanswerable(message=f"{words} (a key? it goes into LOCKSTEP_API_KEY)")
+        if error.status in LACKING or 300 <= error.status < 400:
+            lost = error.status == 404 and self.said is None and "/v1" not in self.address.base
+            more = "; to the address of most servers of that kind belongs /v1" if lost else ""
+            return Unanswerable(message=words + more)
+        if error.status in REFUSALS:
+            return Rejected(message=words)
+        if error.status < 500:  # too many requests, too slow, too large: nothing about the input
+            return Unanswerable(message=words)
+        return Crashed(message=f"{self.name} failed: {words}")
+
+    # --- the start --------------------------------------------------------------------------------
+
+    def started(self, deadline: float) -> EngineInfo:
+        """Who it is, looked at once. Raises Unsupported where it has another model."""
+        if self.said is None:
+            self.server, about = self.found(deadline)
+            if difference := other_model(about, self.model):
+                raise Unsupported(f"the server has another model than MODEL: {difference}")
+            self.said = info_of(self.name, about, settings=self.settings)
+        return self.said
+
+    def found(self, deadline: float) -> tuple[LlamaServer | OpenAi, About]:
+        ask = self.asking(self.address, deadline)
+        if not self.only_openai:
+            props = page(ask, "/props")
+            if type(props) is dict and "default_generation_settings" in props:
+                native = LlamaServer()
+                return native, native.about(ask)
+        base = self.address.base
+        if not base.endswith("/v1") and not self.name.startswith(OPENAI):
+            self.address = address_of(f"{self.address}/v1")
+            ask = self.asking(self.address, deadline)
+        other = OpenAi(name=self.chosen)
+        return other, other.about(ask)
+
+
+def waited_for(get: Callable[[], Any], deadline: float) -> Any:
+    """Its answer, once the server has loaded its model or has room for a question."""
+    while True:
+        try:
+            return get()
+        except Refused as error:
+            if error.status != BUSY or time.monotonic() + AGAIN_SECONDS > deadline:
+                raise
+            time.sleep(AGAIN_SECONDS)
+
+
+def page(ask: Ask, path: str) -> Any:
+    """None where the server has no such page."""
+    try:
+        return ask("GET", path)
+    except Refused as error:
+        if error.status in LACKING:
+            return None
+        raise
+
+
+def other_model(about: About, model: Path | None) -> str:
+    """What the server says of its model and our own reader says otherwise; "": nothing."""
+    if model is None or not model.is_file():
+        return ""
+    theirs = Path(about.path) if about.path else None
+    if theirs and theirs.is_file() and theirs.stat().st_size != model.stat().st_size:
+        return f"{theirs} has {theirs.stat().st_size} bytes, {model} {model.stat().st_size}"
+    own = numbers_of(model)
+    for name, value in about.facts:
+        if own.get(name) not in (None, value):
+            return f"{name} is {value}, and {own[name]} in {model.name}"
+    return ""
+
+
+def numbers_of(model: Path) -> dict[str, int]:
+    """As llama-server names them; none of a file that our own reader refuses."""
+    try:
+        with GgufFile.open(model) as file:
+            arch = file.metadata.get("general.architecture")
+            width = file.metadata.get(f"{arch.data}.embedding_length") if arch else None
+            tokens = file.metadata.get("tokenizer.ggml.tokens")
+            n_params = sum(prod(tensor.ne) for tensor in file.tensors.values())
+    except (EngineError, OSError):
+        return {}
+    found = {"n_params": n_params}
+    if width is not None and type(width.data) is int:
+        found["n_embd"] = width.data
+    if tokens is not None and tokens.element is not None:
+        found["n_vocab"] = len(tokens.data)
+    return found

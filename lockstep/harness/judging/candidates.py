@@ -1,0 +1,252 @@
+"""Lists of a few likely tokens with log-probabilities, held against whole logits.
+
+One constant may take all values of a list to logits: they may be normalised over the vocabulary,
+over the list alone, or not at all. So what is compared is how far values stand from each other,
+that nothing is missing above the end of the list, and that the likeliest come first. A text that
+several tokens are shown as is any of them, and accuses none as long as one fits.
+"""
+
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from math import inf, isfinite, isnan, log
+from typing import Literal
+
+import numpy as np
+
+from lockstep.engine.ops.near import SMALLEST
+from lockstep.engine.quants.base import F32
+from lockstep.harness.judging.stored import half_step, looks_like
+from lockstep.harness.judging.tolerances import log_softmax_roundings
+
+FLOOR = log(SMALLEST)  # a float32 probability below it is subnormal or zero
+COARSE = 6  # decimals, or significant digits: who writes more has not rounded for reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    ids: tuple[int, ...]  # which tokens it may be
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """One list. unknown: of so many candidates nobody knows which tokens they are."""
+
+    candidates: tuple[Candidate, ...]
+    unknown: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Off:
+    """The worst candidate. expected: with the list's own constant; of one that is missing, by how
+    much its logit is above that of the last of the list; of one out of order, the smallest value
+    before it."""
+
+    kind: Literal["value", "not finite", "missing", "order"]
+    token: int
+    expected: float
+    actual: float
+    allowed: float
+    wrong: int
+
+
+def read_list(
+    said: Sequence[tuple[int | bytes, float]], names: Mapping[bytes, tuple[int, ...]]
+) -> Listed:
+    """names: which tokens a text may stand for; not looked at where tokens are ids."""
+    found = [
+        ((token,) if isinstance(token, int) else names.get(token, ()), value)
+        for token, value in said
+    ]
+    known = tuple(Candidate(ids=ids, value=value) for ids, value in found if ids)
+    return Listed(candidates=known, unknown=len(found) - len(known))
+
+
+def names_of(
+    pieces: Iterable[bytes], texts: Iterable[bytes], hidden: Container[int] = ()
+) -> dict[bytes, tuple[int, ...]]:
+    """Each way in which engines write a token, and whose it is.
+
+    pieces: the bytes that each token stands for; texts: as the vocabulary has it; hidden: control
+    tokens, which many do not show.
+    """
+    found: dict[bytes, list[int]] = defaultdict(list)
+    for token, (piece, text) in enumerate(zip(pieces, texts, strict=True)):
+        escaped = b"bytes:" + b"".join(b"\\x%02x" % byte for byte in piece)
+        shown, kept = (piece.decode("utf-8", way).encode() for way in ("replace", "ignore"))
+        # some decode a token alone, and lose the space that it begins with
+        names = {piece, text, escaped, shown, kept, shown.removeprefix(b" ")}
+        for name in names | ({b""} if token in hidden else set()):
+            found[name].append(token)
+    return {name: tuple(ids) for name, ids in found.items()}
+
+
+def off_from(listed: Listed, logits: F32, allowed: float) -> Off | None:
+    """What in the list no run can say whose logits are within `allowed` of these; None: nothing."""
+    return (
+        not_finite(listed, logits)
+        or off_in_value(listed, logits, allowed)
+        or missing(listed, logits, allowed)
+        or out_of_order(listed, logits, allowed)
+    )
+
+
+def not_finite(listed: Listed, logits: F32) -> Off | None:
+    """NaN is right where the logit is NaN too; infinite nothing can be but an impossibility."""
+    wrong = [
+        c
+        for c in listed.candidates
+        if (isnan(c.value) or c.value == inf) and not np.isnan(logits[list(c.ids)]).any()
+    ]
+    return off("not finite", wrong[0], logits, 0.0, len(wrong)) if wrong else None
+
+
+def off_in_value(listed: Listed, logits: F32, allowed: float) -> Off | None:
+    sure, rest, impossible = sorted_out(listed, logits)
+    largest = float(np.nanmax(logits))
+    halves = half_units(c.value for c in listed.candidates)
+
+    def tolerance(candidate: Candidate) -> float:
+        distance = largest - min(float(logits[token]) for token in candidate.ids)
+        rounded = halves[candidate.value] + log_softmax_roundings(candidate.value, distance)
+        return allowed + rounded
+
+    limit = np.array([tolerance(c) for c in sure])
+    apart = np.array([c.value - float(logits[c.ids[0]]) for c in sure])
+    low, high = (apart - limit).max(initial=-inf), (apart + limit).min(initial=inf)
+    middle = float(np.median(apart)) if sure else 0.0
+    if low > high:
+        excess = np.abs(apart - middle) - limit
+        worst = int(excess.argmax())
+        n = max(1, int((excess > 0).sum()))
+        return off("value", sure[worst], logits, float(limit[worst]), n, middle)
+    for candidate in rest if sure else ():
+        own = tolerance(candidate)
+        ways = [candidate.value - float(logits[token]) for token in candidate.ids]
+        if not any(low - own <= way <= high + own for way in ways):
+            return off("value", candidate, logits, own, 1, middle)
+    # the probability of the likeliest is at least one share of all
+    most = largest + FLOOR + log(len(logits)) + 2 * allowed
+    for candidate in impossible:
+        if float(np.nanmin(logits[list(candidate.ids)])) > most:
+            return off("value", candidate, logits, allowed, 1, middle)
+    return None
+
+
+def sorted_out(
+    listed: Listed, logits: F32
+) -> tuple[list[Candidate], list[Candidate], list[Candidate]]:
+    """Those of one token each, those of several, and those of no probability that float32 has."""
+    finite = np.isfinite(logits)
+    sure: list[Candidate] = []
+    rest: list[Candidate] = []
+    impossible: list[Candidate] = []
+    for c in listed.candidates:
+        if isnan(c.value) or c.value == inf:
+            continue
+        if c.value <= FLOOR:
+            impossible.append(c)
+        elif finite[list(c.ids)].all():
+            (sure if len(c.ids) == 1 else rest).append(c)
+    return sure, rest, impossible
+
+
+def missing(listed: Listed, logits: F32, allowed: float) -> Off | None:
+    """An unlisted token is no likelier than any that is listed, but for two runs' noise."""
+    sure, rest, _ = sorted_out(listed, logits)
+    if not sure and not rest:
+        return None
+    end = min(max(float(logits[token]) for token in c.ids) for c in (*sure, *rest))
+    above = np.flatnonzero(logits > end + 2 * allowed)
+    shown = {token for c in listed.candidates for token in c.ids}
+    left = sorted((int(t) for t in above if int(t) not in shown), key=lambda t: -logits[t])
+    if len(left) <= listed.unknown:
+        return None
+    first = left[0]
+    return Off(
+        kind="missing",
+        token=first,
+        expected=float(logits[first]) - end,
+        actual=0.0,
+        allowed=2 * allowed,
+        wrong=len(left),
+    )
+
+
+def out_of_order(listed: Listed, logits: F32, allowed: float) -> Off | None:
+    """By the list's own values: none is likelier than one before it, but for two runs' noise, of
+    which one may be what it was sorted by. Texts of several tokens stand where any of them did."""
+    sure, _, _ = sorted_out(listed, logits)
+    values = np.array([c.value for c in sure])
+    before = np.minimum.accumulate(values)
+    above = values - before
+    wrong = int((above > 2 * allowed).sum())
+    if not wrong:
+        return None
+    worst = int(above.argmax())
+    return Off(
+        kind="order",
+        token=sure[worst].ids[0],
+        expected=float(before[worst]),
+        actual=float(values[worst]),
+        allowed=2 * allowed,
+        wrong=wrong,
+    )
+
+
+def off(
+    kind: Literal["value", "not finite"],
+    candidate: Candidate,
+    logits: F32,
+    allowed: float,
+    wrong: int,
+    constant: float = 0.0,
+) -> Off:
+    token = min(candidate.ids, key=lambda t: abs(float(logits[t]) + constant - candidate.value))
+    return Off(
+        kind=kind,
+        token=token,
+        expected=float(logits[token]) + constant,
+        actual=candidate.value,
+        allowed=allowed,
+        wrong=wrong,
+    )
+
+
+def half_units(values: Iterable[float]) -> dict[float, float]:
+    """How far each may lie from what it was before it was rounded, which a list shows as a whole:
+    for reading, or to half precision; else 0."""
+    finite = [value for value in values if isfinite(value)]
+    decimal = half_units_of_decimals(finite)
+    whole = all(value == round(value) for value in finite)  # as a stub answers
+    kind = "" if whole else looks_like([np.array(finite)])
+    steps = half_step(np.array(finite), kind).tolist()
+    return {value: max(decimal[value], step) for value, step in zip(finite, steps, strict=True)}
+
+
+def half_units_of_decimals(values: Iterable[float]) -> dict[float, float]:
+    """Of values that were rounded for reading: half a unit of the last place that any of them has,
+    or of the last significant digit, by whatever a program writes numbers; else 0.
+
+    A value that comes from float32 without rounding has more than six of both, nearly always.
+    Fewer than one decimal and three digits nobody rounds to, but a stub answers whole numbers.
+    """
+    written = {value: Decimal(repr(value)).normalize() for value in values}
+    places = max((-int(d.as_tuple().exponent) for d in written.values()), default=COARSE + 1)
+    digits = max((len(d.as_tuple().digits) for d in written.values()), default=COARSE + 1)
+    by_place = 0.5 * 10.0 ** -max(places, 1) if places <= COARSE else 0.0
+    if digits > COARSE:
+        return dict.fromkeys(written, by_place)
+    return {
+        value: max(by_place, 0.5 * 10.0 ** (d.adjusted() + 1 - max(digits, 3)) if value else 0.0)
+        for value, d in written.items()
+    }
+
+
+def spread(listed: Listed, logits: F32) -> tuple[int, float]:
+    """How many values were compared with each other, and half of how far they are off."""
+    sure, _, _ = sorted_out(listed, logits)
+    apart = [c.value - float(logits[c.ids[0]]) for c in sure]
+    return (len(apart), (max(apart) - min(apart)) / 2) if len(apart) > 1 else (0, 0.0)

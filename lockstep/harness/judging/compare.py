@@ -1,0 +1,106 @@
+"""Hold two tensors against each other: the worst element decides; NaN and infinity are exact.
+
+Logits of a large vocabulary take gigabytes as float64, so they are widened a piece at a time.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.harness.records import Mismatch
+
+PIECE = 1 << 16  # elements at a time: half a megabyte as float64, which stays in the cache
+
+F64 = NDArray[np.float64]
+
+
+def mismatch_between(
+    expected: NDArray[Any], actual: NDArray[Any] | None, allowed: F64 | float
+) -> Mismatch | None:
+    """None if every element is within `allowed` (an array that broadcasts, or one number)."""
+    if actual is None:
+        return Mismatch(kind="missing")
+    if actual.shape != expected.shape:
+        return Mismatch(kind="shape", detail=f"expected shape {expected.shape}, got {actual.shape}")
+    most, at, mismatched = -1.0, 0, 0
+    for start, (want, got, limit) in pieces(expected, actual, np.asarray(allowed)):
+        with np.errstate(invalid="ignore"):  # inf - inf is not close, a signalling NaN is a NaN
+            distance = np.abs(got - want)
+            close = (distance <= limit) & np.isfinite(want)
+            bad = ~((got == want) | (np.isnan(got) & np.isnan(want)) | close)
+        if not bad.any():
+            continue
+        mismatched += int(bad.sum())
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            excess = np.nan_to_num(distance / np.where(limit > 0, limit, 1e-300), nan=np.inf)
+        here = int(np.where(bad, excess, -1.0).argmax())
+        if excess[here] > most:
+            most, at = float(excess[here]), start + here
+    if not mismatched:
+        return None
+    worst = tuple(int(i) for i in np.unravel_index(at, expected.shape))
+    return Mismatch(
+        kind="value",
+        index=worst,
+        expected=float(expected[worst]),
+        actual=float(actual[worst]),
+        allowed=float(np.broadcast_to(np.asarray(allowed, np.float64), expected.shape)[worst]),
+        mismatched=mismatched,
+        total=expected.size,
+    )
+
+
+def worst_distance(a: NDArray[Any], b: NDArray[Any]) -> float:
+    """The largest |a - b|; infinite where one is not finite and the other differs."""
+    if a.shape != b.shape:
+        return float("inf")
+    worst = 0.0
+    for _, (x, y) in pieces(a, b):
+        with np.errstate(invalid="ignore"):
+            same = (x == y) | (np.isnan(x) & np.isnan(y))
+            distance = np.where(same, 0.0, np.abs(x - y))
+        worst = max(worst, float(np.nan_to_num(distance, nan=np.inf, posinf=np.inf).max()))
+    return worst
+
+
+def share_of_limit(
+    expected: NDArray[Any], actual: NDArray[Any], allowed: F64 | float
+) -> tuple[float, tuple[int, ...]]:
+    """The largest |expected - actual| as a share of what is allowed, and where; () if all agree.
+
+    Infinite where nothing is allowed, or only one of both is a number.
+    """
+    if expected.shape != actual.shape:
+        return float("inf"), ()
+    most, at = 0.0, -1
+    for start, (want, got, limit) in pieces(expected, actual, np.asarray(allowed)):
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            same = (want == got) | (np.isnan(want) & np.isnan(got)) | np.isposinf(limit)
+            share = np.where(same, 0.0, np.abs(got - want) / limit)
+        share = np.nan_to_num(share, nan=np.inf, posinf=np.inf)
+        here = int(share.argmax()) if share.size else 0
+        if share.size and share[here] > most:
+            most, at = float(share[here]), start + here
+    if at < 0:
+        return 0.0, ()
+    return most, tuple(int(i) for i in np.unravel_index(at, expected.shape))
+
+
+def largest(x: NDArray[Any]) -> float:
+    """The largest finite magnitude: what an error is measured against."""
+    return max(
+        (float(np.abs(p[np.isfinite(p)]).max(initial=0.0)) for _, (p,) in pieces(x)), default=0.0
+    )
+
+
+def pieces(*arrays: NDArray[Any]) -> Iterator[tuple[int, tuple[F64, ...]]]:
+    """Where each piece starts in the flat first array, and all of them there, as float64; the
+    others broadcast to its shape."""
+    shape = arrays[0].shape
+    flat = [a if a.shape == () != shape else np.broadcast_to(a, shape).reshape(-1) for a in arrays]
+    for start in range(0, arrays[0].size, PIECE):
+        here = slice(start, start + PIECE)
+        with np.errstate(invalid="ignore"):  # a signalling NaN
+            yield start, tuple((a[here] if a.ndim else a).astype(np.float64) for a in flat)

@@ -1,0 +1,137 @@
+"""What honest engines of other designs compute: tried where a subject is not what llama.cpp is.
+
+Each has a bound of its own, so that none of them widens what llama.cpp is held to. Angles of rope
+have a file of their own, harness/judging/rope_designs.py.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.experts import sum_experts
+from lockstep.engine.ops.near import Near, Number, U, because, near, swish, tanh
+from lockstep.engine.ops.norms import of_squares
+from lockstep.engine.quants.base import F32
+from lockstep.harness.judging.compare import mismatch_between
+from lockstep.harness.judging.tolerances import Bound, bounded, limited
+
+GGML = Build(lanes=1)  # for ops in which the number of lanes does not matter
+PLAIN = Build(lanes=1, plain=True)
+
+# what a subject shows -> what its design would give (the nearest, if it leaves a choice), and how
+# far an honest run may be from it
+Other = Callable[[NDArray[Any]], tuple[NDArray[Any], Bound]]
+
+
+def agrees(other: Other, shown: NDArray[Any]) -> bool:
+    with np.errstate(all="ignore"):  # the numbers of a degenerate model are judged as well
+        value, bound = other(shown)
+    allowed = np.broadcast_to(np.asarray(bound.allowed), value.shape)
+    return mismatch_between(value, where_limited(value, shown, allowed), allowed) is None
+
+
+def where_limited(truth: NDArray[Any], value: Any, allowed: NDArray[np.float64]) -> Any:
+    """The value, and the truth where there is no limit to hold it to."""
+    if value is None or value.shape != truth.shape or np.isfinite(allowed).all():
+        return value
+    return np.where(np.isfinite(allowed), value, truth)
+
+
+# --- experts ------------------------------------------------------------------------------------
+
+
+def experts_in_any_order(x: F32) -> list[Other]:
+    """x: (tokens, used, width), summed in float32 in any order, or in float64."""
+    return [lambda _: bounded(sum_experts, x, build=PLAIN)]
+
+
+# --- softmax, norms and SwiGLU ----------------------------------------------------------------
+
+
+def of_sum_shown(
+    truth: NDArray[Any], bound: Bound, shown: NDArray[Any]
+) -> tuple[NDArray[np.float64], Bound]:
+    """The softmax with the sum that what is shown has, or the nearest honest one."""
+    wide = truth.astype(np.float64)
+    found = shown.sum(axis=-1, keepdims=True, dtype=np.float64)
+    factor = found / wide.sum(axis=-1, keepdims=True)
+    most = np.count_nonzero(truth, axis=-1, keepdims=True) * U
+    off = np.clip(factor - 1, -most, most)
+    return wide * (1 + np.where(np.isfinite(off), off, 0.0)), bound
+
+
+def norms_of_float32_sums(x: F32, weight: F32 | None, eps: float) -> Iterator[Other]:
+    """The squares added up in float32, which ggml does in double.
+
+    Of thousands of additions a bound could not tell much. But they are the same on every machine,
+    given the number of partial sums, and whether a square is rounded before it is added.
+    """
+    for lanes in (1, 2, 4, 8, 16, 32, 64):
+        for fused in (False, True):
+            yield partial(norm_of_sum, x, weight, eps, lanes, fused)
+
+
+def norm_of_sum(
+    x: F32, weight: F32 | None, eps: float, lanes: int, fused: bool, shown: NDArray[Any]
+) -> tuple[F32, Bound]:
+    rows = x.reshape(-1, x.shape[-1])
+    sums = sums_of_squares(rows, lanes, fused).reshape(*x.shape[:-1], 1).astype(np.float64)
+    squared = Near(sums, 2 * U * sums)  # as far off as a sum in double may be
+    wide, factor = GGML.number(x), None if weight is None else GGML.number(weight)
+    return limited(near(of_squares(wide, squared, factor, GGML.parameter(eps), GGML)))
+
+
+def sums_of_squares(x: F32, lanes: int, fused: bool) -> F32:
+    """x: (tokens, width) -> (tokens,), in so many partial sums, which are added as a tree."""
+    width = -(-x.shape[-1] // lanes) * lanes
+    rows = np.zeros((len(x), width), np.float32)
+    rows[:, : x.shape[-1]] = x
+    rows = rows.reshape(len(x), -1, lanes)
+    squares = np.square(rows, dtype=np.float64 if fused else np.float32)  # exact in float64
+    total = np.zeros((len(x), lanes), np.float32)
+    for i in range(rows.shape[1]):
+        total = (total + squares[:, i]).astype(np.float32)
+    while total.shape[-1] > 1:
+        total = total[:, ::2] + total[:, 1::2]
+    return total[:, 0]
+
+
+def swiglu_ways(gate: NDArray[Any], up: NDArray[Any] | None = None) -> list[Other]:
+    """Formulas that lose more than a share of the result where the gate is large and negative;
+    without the other factor, of SiLU alone."""
+    return [
+        lambda _: bounded(swiglu_by_tanh, gate, up, build=PLAIN),
+        lambda _: bounded(swiglu_by_exp2, gate, up, build=PLAIN),
+    ]
+
+
+def swiglu_by_tanh(gate: NDArray[Any], up: NDArray[Any] | None, build: Build) -> Number:
+    """The sigmoid is 1/2 + tanh(gate / 2) / 2, a sum that cancels where the gate is negative."""
+    x = build.number(gate)
+    turn = tanh(build.number(gate / 2))
+    out = times(x * (0.5 + in_half(turn)), up, build)
+    return because(out, "tanh to 2 ulp beside 1; sum, two products")
+
+
+def in_half(x: Number) -> Number:
+    """An exact operation."""
+    return Near(x.v / 2, x.r / 2) if isinstance(x, Near) else x / 2
+
+
+def times(x: Number, factor: NDArray[Any] | None, build: Build) -> Number:
+    return x if factor is None else x * build.number(factor)
+
+
+def swiglu_by_exp2(gate: NDArray[Any], up: NDArray[Any] | None, build: Build) -> Number:
+    """exp(-gate) is 2^(-gate * log2(e)): constant and product are rounded, and an absolute error
+    of the exponent is a relative one of the power."""
+    x = near(build.number(gate))
+    out = swish(x, Near(x.v, 2 * U * np.abs(x.v)))
+    return because(
+        times(out, up, build),
+        "exp by way of exp2, whose exponent is rounded twice; sum, division, product",
+    )

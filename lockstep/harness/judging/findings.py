@@ -1,0 +1,95 @@
+"""What was found along a graph: every op judged alone, beside the errors of the subject's own run.
+
+The graph is one of ours or llama.cpp's; a finding says itself what its op reads.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from lockstep.harness.judging.compare import largest, worst_distance
+from lockstep.harness.judging.judge import SiteFinding
+from lockstep.harness.records import Site
+
+Values = dict[Site, NDArray[Any]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Findings:
+    """All ops in execution order."""
+
+    all: tuple[SiteFinding, ...]
+    not_shown: tuple[Site, ...]  # the oracle does not show what the judge computed there
+    hidden: tuple[Site, ...]  # the subject says that it does not show them
+    not_given: tuple[Site, ...]  # the subject shows them, on inputs that could not be put in
+    free: Mapping[Site, float]  # subject's own run against the oracle, relative to the largest
+    values: Values  # the oracle's, at the guilty sites and what belongs to them
+    skipped: Mapping[str, tuple[Site, ...]] = field(default_factory=dict)  # reason: shown in vain
+    own_inputs: bool = False  # what is judged works on these, not on the oracle's
+    embeddings: bool = False  # these are: the model has no logits
+    unknown: Mapping[str, tuple[Site, ...]] = field(default_factory=dict)  # reason: no truth of it
+    other_graph: str = ""  # where the graph of the subject's file parts from the oracle's
+    other_keys: tuple[str, ...] = ()  # of the model: the subject's file has other values
+
+    @property
+    def what(self) -> str:
+        return "embedding" if self.embeddings else "logit"
+
+    @property
+    def guilty(self) -> tuple[SiteFinding, ...]:
+        return tuple(f for f in self.all if f.mismatch is not None)
+
+    @property
+    def not_compared(self) -> tuple[Site, ...]:
+        """Ops of which nothing is known: a fault may be in any of them."""
+        empty = (f.site for f in self.all if f.mismatch is None and not f.compared)
+        unknown = (site for sites in self.unknown.values() for site in sites)
+        return (*self.not_shown, *self.hidden, *self.not_given, *unknown, *empty)
+
+    def err_out(self, finding: SiteFinding) -> float:
+        return self.free.get(finding.site, float("inf"))
+
+    def err_in(self, finding: SiteFinding) -> float:
+        """The worst error among the op's inputs, in the subject's own run."""
+        known = [self.free[site] for site in finding.inputs if site in self.free]
+        return max(known, default=0.0)
+
+    def gain(self, finding: SiteFinding) -> float:
+        """How much larger the error leaves the op than it came in."""
+        error_in = self.err_in(finding)
+        return self.err_out(finding) / error_in if error_in else float("inf")
+
+    @property
+    def rest(self) -> str:
+        """What is not wrong, in words."""
+        fine = sum(f.mismatch is None and f.compared > 0 for f in self.all)
+        what = "segments" if self.own_inputs else "ops"
+        return f"on {self.basis} {fine} of {len(self.all)} {what} agree"
+
+    @property
+    def basis(self) -> str:
+        return "its own inputs" if self.own_inputs else "the oracle's inputs"
+
+
+def errors_between(oracle: Values, subject: Values) -> dict[Site, float]:
+    """The worst element of each site that both show, relative to the largest value."""
+    return {
+        site: worst_distance(value, subject[site]) / (largest(value) or 1.0)
+        for site, value in oracle.items()
+        if site in subject
+    }
+
+
+def by_layer(layers: Sequence[int | None]) -> list[list[int]]:
+    """Indices of what comes before the layers, of each layer, and of the rest outside of them.
+
+    llama.cpp computes parts of a layer in between others.
+    """
+    groups: dict[int | str, list[int]] = {"before": []}
+    for at, layer in enumerate(layers):
+        outside = "before" if len(groups) == 1 else "after"
+        groups.setdefault(outside if layer is None else layer, []).append(at)
+    after = groups.pop("after", [])
+    return [group for group in (*groups.values(), after) if group]

@@ -1,0 +1,132 @@
+"""What is found where an op is judged: three values of it on the same inputs.
+
+Ours (float64 inside, ggml's deliberate roundings kept) is the truth; the oracle's and the subject's
+are each held to the bound of the op, and whoever is beyond it is at fault.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.harness.judging.comparable import incomparable
+from lockstep.harness.judging.compare import mismatch_between, share_of_limit, worst_distance
+from lockstep.harness.judging.designs import Other, agrees, where_limited
+from lockstep.harness.judging.tolerances import Bound
+from lockstep.harness.records import Mismatch, Site
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SiteFinding:
+    """What the judge found at one site."""
+
+    site: Site
+    op: str
+    err_local: float  # subject against oracle, or truth, on the same inputs: worst element
+    err_oracle: float  # oracle against float64
+    allowed: float  # the limit of one honest implementation at its largest element
+    reason: str
+    size: float  # largest magnitude of the oracle's tensor
+    mismatch: Mismatch | None  # None: in agreement
+    at_fault: str  # "", "subject", "oracle" or "both"
+    outputs: tuple[int, ...] = ()  # indices along the last axis that are out of bound
+    sees: float = math.inf  # a scale of the whole result that is off by this share must show
+    compared: int = 1  # elements that are a number on some side, and have a limit
+    layer: int | None = None  # that the op is part of
+    axes: str = ""  # of the tensor, in words
+    inputs: tuple[Site, ...] = ()  # what the op reads of what was computed before
+    weight: str = ""  # the tensor of the file that it reads, or several
+    parameters: str = ""  # in words, where the subject's file gives the op others
+    # of the worst element: its error as a share of what it may be, and where it is. An engine of
+    # another design is beyond 1 and right
+    worst: tuple[float, tuple[int, ...]] = (0.0, ())
+
+
+def finding_of(
+    site: Site,
+    op: str,
+    truth: NDArray[Any],
+    oracle: NDArray[Any],
+    subject: NDArray[Any] | None,
+    bound: Bound,
+    others: Iterable[Other],
+) -> SiteFinding:
+    shown = {"oracle": oracle, "subject": subject}
+    allowed = np.broadcast_to(np.asarray(bound.allowed), truth.shape)
+    oracle, subject = (where_limited(truth, value, allowed) for value in (oracle, subject))
+    mismatch = mismatch_between(oracle, subject, np.multiply(2, allowed))
+    wrong: list[str] = []
+    if mismatch or mismatch_between(truth, oracle, allowed):
+        others = tuple(others)
+        wrong = [r for r, value in shown.items() if not conforms(value, truth, bound, others)]
+    at_fault = "both" if len(wrong) == 2 else "".join(wrong)
+    accused = subject if at_fault == "subject" else oracle
+    if not at_fault:
+        mismatch = None
+    elif mismatch is None:
+        mismatch = mismatch_between(truth, accused, allowed)
+    worst = (0.0, ()) if subject is None else share_of_limit(oracle, subject, 2 * allowed)
+    return SiteFinding(
+        site=site,
+        op=op,
+        err_local=worst_distance(oracle, subject) if subject is not None else float("inf"),
+        err_oracle=worst_distance(truth, oracle),
+        allowed=float(allowed.max(initial=0.0, where=np.isfinite(allowed))),
+        reason=bound.reason,
+        size=float(np.abs(oracle).max()) if oracle.size else 0.0,
+        mismatch=mismatch,
+        at_fault=at_fault,
+        outputs=affected(truth, accused, allowed),
+        sees=smallest_scale_error(truth, allowed),
+        compared=elements_compared(truth, oracle, allowed),
+        worst=worst,
+    )
+
+
+def without_fault(found: SiteFinding) -> SiteFinding:
+    return replace(found, mismatch=None, at_fault="", outputs=())
+
+
+def conforms(
+    shown: NDArray[Any] | None, truth: NDArray[Any], bound: Bound, others: Iterable[Other]
+) -> bool:
+    """Is it what llama.cpp, or any honest engine of another design, would show?"""
+    if shown is None or shown.shape != truth.shape:
+        return False
+    return any(agrees(way, shown) for way in (lambda _: (truth, bound), *others))
+
+
+def elements_compared(
+    truth: NDArray[Any], oracle: NDArray[Any], allowed: NDArray[np.float64]
+) -> int:
+    if oracle.shape != truth.shape:
+        return 0
+    return truth.size - incomparable(truth, oracle, allowed).total
+
+
+def affected(
+    truth: NDArray[Any], actual: NDArray[Any] | None, allowed: NDArray[np.float64]
+) -> tuple[int, ...]:
+    """Indices along the last axis at which any element is out of bound."""
+    if actual is None or actual.shape != truth.shape:
+        return ()
+    with np.errstate(invalid="ignore"):
+        bad = ~(np.abs(actual.astype(np.float64) - truth) <= allowed)
+    bad &= ~((actual == truth) | (np.isnan(actual) & np.isnan(truth)))
+    rows = bad.reshape(-1, bad.shape[-1]) if bad.size else bad.reshape(0, 0)
+    return tuple(int(i) for i in np.flatnonzero(rows.any(axis=0)))
+
+
+def smallest_scale_error(truth: NDArray[Any], allowed: NDArray[np.float64]) -> float:
+    """Which error of a factor of all elements must show at one of them, whatever was rounded.
+
+    Two honest values may be two bounds apart, and two bounds are allowed: a change by four of them
+    must show, and the honest value that is changed is no smaller than the truth less one bound.
+    """
+    with np.errstate(invalid="ignore"):
+        least = np.abs(truth, dtype=np.float64) - allowed
+    some = np.isfinite(least) & (least > 0)
+    return float((4 * allowed[some] / least[some]).min(initial=math.inf))

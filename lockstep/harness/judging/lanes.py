@@ -1,0 +1,15 @@
+"""How wide the vectors are with which a build of llama.cpp adds up."""
+
+
+def lanes_of(build: str) -> int:
+    """Float32 values in a vector register of the build, from llama.cpp's own system information."""
+    on = {
+        part.split("=")[0].strip()
+        for part in build.replace("|", "\n").splitlines()
+        if "= 1" in part
+    }
+    on |= {name.split(":")[-1].strip() for name in on}
+    for feature, lanes in (("AVX512", 16), ("AVX2", 8), ("AVX", 8), ("NEON", 4), ("SSE3", 4)):
+        if feature in on:
+            return lanes
+    return 1

@@ -1,0 +1,147 @@
+"""How far an honest run's logits may wander: measured by runs with random honest errors.
+
+Every op's result is moved by a random share of the bound that is derived for that op, and every
+product that converts its activations gets one activation moved by one step of the conversion,
+because a difference in the last bit can tip a rounding. The worst logit of a few such runs, against
+the run without errors, is the noise floor of this model on these tokens. Rare events (two experts
+whose scores tie) need more runs to be met: before a run is called divergent, more are made.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.random import Philox
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.model import Model
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.ops.near import F64
+from lockstep.engine.ops.reference import I32, Formula
+from lockstep.engine.ops.reference import Reference as Ops
+from lockstep.engine.quants.base import F32
+from lockstep.engine.trace import Probe, silent
+from lockstep.engine.weights import Weight
+from lockstep.harness.judging.compare import largest, worst_distance
+from lockstep.harness.judging.tolerances import EXACT, Bound, bounded
+from lockstep.harness.records import Settings
+
+RUNS = 3
+MORE_RUNS = 12  # before a whole run is called divergent
+# of a small model, until one chooses as an engine did: what one in 20 does is missed by 1 in 100
+RARE_RUNS = 96
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NoiseFloor:
+    logits: tuple[F32, ...]  # of the run without errors, per batch
+    # the worst error, relative to the largest logit; infinite where a run with errors overflows
+    # and the one without does not
+    relative: float
+
+
+def tipped(x: NDArray[Any], converted: F64, row: int, column: int) -> F64:
+    """One of the activations is moved by one step of its conversion."""
+    flat = converted.reshape(-1, converted.shape[-1]).copy()
+    exact = x.reshape(flat.shape)
+    # a conversion is off by half a step at most: twice the largest error is one step
+    step = 2 * float(np.abs(flat[row] - exact[row]).max())
+    flat[row, column] += step if flat[row, column] < exact[row, column] else -step
+    return flat.reshape(converted.shape)
+
+
+class Bounded(np.ndarray[Any, Any]):
+    """What an op gives, on the way to whom it is shown; what is computed from it has no bound."""
+
+    bound: Bound
+
+    def __array_finalize__(self, _: Any) -> None:
+        self.bound = EXACT
+
+    @classmethod
+    def of(cls, value: NDArray[Any], bound: Bound) -> "Bounded":
+        out = value.view(cls)
+        out.bound = bound
+        return out
+
+
+def carried(value: NDArray[Any]) -> Bounded:
+    """With its bound: a copy, or one correctly rounded operation, has none."""
+    return value if isinstance(value, Bounded) else Bounded.of(value, EXACT)
+
+
+class BoundedOps(Mirror):
+    """llama.cpp's ops, whose results carry their bounds."""
+
+    bounds = True
+
+    def run(self, formula: Formula, *args: Any) -> F32:
+        return Bounded.of(*bounded(formula, *args, build=self.build))
+
+    def linear_id(self, x: F32, weight: Weight, ids: I32) -> F32:
+        out = np.empty((*ids.shape, weight.shape[1]), np.float32)
+        allowed, reason = np.empty(out.shape), ""
+        rows = np.broadcast_to(x, (*ids.shape, x.shape[-1]))
+        for expert in np.unique(ids):
+            chosen = ids == expert
+            found = carried(self.linear(rows[chosen], weight.part(int(expert))))
+            out[chosen], allowed[chosen], reason = found, found.bound.allowed, found.bound.reason
+        return Bounded.of(out, Bound(allowed, reason))
+
+
+class Noisy(BoundedOps):
+    """Ops and probe of an engine that is honest and unlucky."""
+
+    def __init__(self, seed: int, settings: Settings, lanes: int) -> None:
+        super().__init__(settings.n_threads, settings.n_ctx, settings.generic, lanes=lanes)
+        self.bits = Philox(key=seed)
+
+    def uniform(self, n: int) -> NDArray[np.float64]:
+        return (self.bits.random_raw(n) >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
+
+    def below(self, n: int) -> int:
+        return int(self.bits.random_raw(1)[0] >> np.uint64(33)) % n
+
+    def activations(self, x: F32, weight: Weight) -> F64:
+        converted = super().activations(x, weight)
+        if np.array_equal(converted, x):
+            return converted
+        return tipped(x, converted, *(self.below(n) for n in (x.size // x.shape[-1], x.shape[-1])))
+
+    def __call__(self, name: str, layer: int | None, value: NDArray[Any]) -> NDArray[Any]:
+        bound, value = np.asarray(carried(value).bound.allowed), np.asarray(value)
+        if not bound.any():
+            return value
+        moved: F32 = (value + self.uniform(value.size).reshape(value.shape) * bound).astype(
+            np.float32
+        )
+        return moved
+
+
+def noise_floor(
+    model: Model,
+    batches: Sequence[Batch],
+    settings: Settings,
+    *,
+    lanes: int,
+    seed: int,
+    runs: int = RUNS,
+) -> NoiseFloor:
+    """Runs the batches once without errors and `runs` times with."""
+    honest = run(model, batches, Mirror(settings.n_threads, settings.n_ctx, settings.generic))
+    worst = 0.0
+    for i in range(runs):
+        noisy = Noisy(seed + i, settings, lanes)
+        moved = run(model, batches, noisy, noisy)
+        worst = max(worst, *(worst_distance(a, b) for a, b in zip(honest, moved, strict=True)))
+    size = max(map(largest, honest), default=0.0)
+    # where all logits are zero the noise is none: sums of zeros are exact in every engine
+    return NoiseFloor(logits=honest, relative=worst / size if size else 0.0)
+
+
+def run(model: Model, batches: Sequence[Batch], ops: Ops, probe: Probe = silent) -> tuple[F32, ...]:
+    """The logits of each batch, on an empty memory."""
+    memory = model.new_memory()
+    return tuple(model.decode(batch, memory, probe, ops=ops) for batch in batches)

@@ -1,0 +1,156 @@
+"""Honest angles of rope other than llama.cpp's, which multiplies them up pair by pair in float32.
+
+An angle is position * frequency, and a frequency is one number for all tokens and heads. Which
+float32 it is, the C library's pow decides; so those within the counted roundings are tried, and the
+first that gives what an engine shows is taken for each pair. Then all is as determined as
+llama.cpp's recursion, and the bound is the same: no room is made for angles that are merely near.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.ops.near import F64, near
+from lockstep.engine.ops.rotation import I32, POW, RopeParams, from_library, from_powers, rope
+from lockstep.engine.ops.rotation import turned as turned_pairs
+from lockstep.engine.quants.base import F32
+from lockstep.harness.judging.compare import mismatch_between
+from lockstep.harness.judging.designs import GGML, Other
+from lockstep.harness.judging.tolerances import Bound, bounded, limited
+
+AngleOf = Callable[[F32], F32]  # frequencies (pairs,) -> (tokens, pairs)
+# what was turned, and what an engine shows -> its angles, (tokens, pairs)
+AnglesFor = Callable[[F32, NDArray[Any]], NDArray[Any]]
+
+
+def ways_to_turn(x: F32, positions: I32, params: RopeParams, *_: Any) -> Iterator[Other]:
+    """None where an angle would be no number: there is no other way to compute it."""
+    numbers = (params.base, params.scale, *factors_of(params))
+    if params.kept is not None:
+        yield partial(mixed, x, positions, params)
+    elif params.base > 0 and all(math.isfinite(n) and n != 0 for n in numbers):
+        for angles_for in ways(positions, params):
+            yield partial(turned, x, params, angles_for)
+
+
+def turned(
+    x: F32, params: RopeParams, angles_for: AnglesFor, shown: NDArray[Any]
+) -> tuple[F32, Bound]:
+    def rotations(*_: Any) -> tuple[F64, F64]:
+        angles = angles_for(x, shown).astype(np.float64)
+        return np.cos(angles) * params.magnitude, np.sin(angles) * params.magnitude
+
+    return bounded(rope, x, (), params, rotations, build=GGML)
+
+
+def mixed(x: F32, positions: I32, params: RopeParams, shown: NDArray[Any]) -> tuple[F32, Bound]:
+    """YaRN's angles in float64."""
+    found = (t[:, None, :] for t in from_powers(positions, params))
+    cos, sin = (from_library(t, positions, params, any_way=True) for t in found)
+    return limited(near(turned_pairs(GGML.number(x), cos, sin, *params.pairs())))
+
+
+def ways(positions: I32, params: RopeParams) -> Iterator[AnglesFor]:
+    """In float64; rounded once at the end; and with frequencies in float32."""
+    at = positions.astype(np.float64)[:, None]
+    for scale in dict.fromkeys((params.scale, float(np.float32(params.scale)))):
+        wide = at * (exact_frequencies(params) * scale / factors_of(params))
+        yield partial(given, wide)
+        yield partial(given, wide.astype(np.float32))
+    for stretch, angle_of in formulas(positions, params):
+        for centre, radius in frequencies(params):
+            yield partial(fitted, params, centre * stretch, radius, angle_of)
+
+
+def factors_of(params: RopeParams) -> F64:
+    if params.factors is None:
+        return np.ones(params.n_rot // 2)
+    return params.factors.astype(np.float64)
+
+
+def exact_frequencies(params: RopeParams) -> F64:
+    exact: F64 = params.base ** (-np.arange(0, params.n_rot, 2) / params.n_rot)
+    return exact
+
+
+def frequencies(params: RopeParams) -> Iterator[tuple[F64, NDArray[np.int64]]]:
+    """Frequencies of pairs, and by how many float32 steps an honest engine may be off each.
+
+    A step is at least one U. A power: pow or exp, a division, and the rounding of what is given
+    here. step^i: the same without a division, given the step, which is such a power itself. Either
+    way four more where frequencies are scaled: the scale itself, the product with it, the division
+    by a factor, the rounding of what is given. Unscaled, the first pair's frequency is 1.
+    """
+    pairs = np.arange(params.n_rot // 2)
+    products = 0 if params.scale == 1 and params.factors is None else 4
+    for power in {power.tobytes(): power for power in powers(params)}.values():
+        yield power, np.where(pairs > 0, POW + 2, 0) + products
+    step = np.float32(params.base ** float(np.float32(-2) / np.float32(params.n_rot)))
+    for steps in range(-POW - 1, POW + 2):
+        yield (
+            moved(step, steps).astype(np.float64) ** pairs,
+            np.where(pairs > 0, POW + 1, 0) + products,
+        )
+
+
+def powers(params: RopeParams) -> Iterator[F64]:
+    """base^-x and exp(-x log(base)), x = 2i / n: what of their arguments is rounded to float32."""
+    twice = np.arange(0, params.n_rot, 2, dtype=np.float32)
+    n, log = np.float32(params.n_rot), np.float32(math.log(params.base))
+    yield exact_frequencies(params)
+    for x in (twice / n, twice * (np.float32(1) / n)):
+        yield params.base ** -x.astype(np.float64)
+        yield np.exp(-(x * log).astype(np.float64))
+    yield np.exp(-(twice * (log / n)).astype(np.float64))
+
+
+def formulas(positions: I32, params: RopeParams) -> Iterator[tuple[F64, AngleOf]]:
+    """Where scale and factors come in: what the frequencies contain, and an angle of them."""
+    at, scale = positions.astype(np.float32)[:, None], np.float32(params.scale)
+    factors = factors_of(params)
+    yield params.scale / factors, partial(np.multiply, at)
+    if scale == 1 and params.factors is None:
+        return
+    narrow = factors.astype(np.float32)
+    yield np.ones(len(factors)), lambda frequency: at * frequency / narrow * scale
+    for short in (at * scale, at / np.float32(1 / params.scale)):
+        yield 1 / factors, partial(np.multiply, short)
+
+
+def moved(x: NDArray[np.float32] | np.float32, steps: int) -> F32:
+    """The float32 value that is so many steps further from zero."""
+    return (np.asarray(x).view(np.int32) + np.int32(steps)).view(np.float32)
+
+
+def given(angles: NDArray[Any], x: F32, shown: NDArray[Any]) -> NDArray[Any]:
+    return angles
+
+
+def fitted(
+    params: RopeParams,
+    centre: F64,
+    radius: NDArray[np.int64],
+    angle_of: AngleOf,
+    x: F32,
+    shown: NDArray[Any],
+) -> F32:
+    """For each pair the angles of the nearest frequency that gives what is shown, if any does."""
+    narrow, most = centre.astype(np.float32), int(radius.max())
+    nearby = {n: angle_of(moved(narrow, n)) for n in sorted(range(-most, most + 1), key=abs)}
+    best = nearby[0].copy()
+    places = np.stack([np.arange(params.n_rot)[part] for part in params.pairs()], axis=-1)
+    alone = replace(params, n_rot=2, halves=False)
+    for at, pair, reach in zip(places, range(len(radius)), radius, strict=True):
+        for angles in (nearby[n][:, pair : pair + 1] for n in nearby if abs(n) <= reach):
+            value, bound = turned(x[..., at], alone, partial(given, angles), shown[..., at])
+            if mismatch_between(value, shown[..., at], bound.allowed) is None:
+                best[:, pair : pair + 1] = angles
+                break
+        else:
+            return best  # no need to look at the pairs that follow
+    return best

@@ -1,0 +1,71 @@
+"""Numbers that were rounded when they were written down: to F16 or BF16, as dumps often are."""
+
+import json
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.quants.base import F32
+
+# significant bits behind the first, and the exponent of the smallest number
+ROUNDED = {"F16": (10, -24), "BF16": (7, -133)}
+LARGEST = {"F16": 65504.0, "BF16": float(np.finfo(np.float32).max)}
+EXACT = ("F32", "F64", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")
+KINDS = (*EXACT, *ROUNDED)  # of safetensors, that can be read
+
+
+def half_step(value: NDArray[Any], kind: str) -> NDArray[np.float64]:
+    """How far each may lie from what was rounded to it, to the nearest; zero of other kinds."""
+    if kind not in ROUNDED:
+        return np.zeros(value.shape)
+    bits, smallest = ROUNDED[kind]
+    finite = np.isfinite(value)
+    exponents = np.frexp(np.where(finite, value, 0.0).astype(np.float64))[1] - 1
+    # frexp gives zero the exponent of a half, and what becomes zero is smaller than all else
+    of_step = np.where(value == 0, smallest, np.maximum(exponents - bits, smallest))
+    return np.where(finite, np.ldexp(0.5, of_step), 0.0)
+
+
+def step_of(value: NDArray[Any]) -> NDArray[np.float64]:
+    """From one float32 to the next, zero where there is none."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        steps = np.spacing(np.abs(value).astype(np.float32)).astype(np.float64)
+    finite: NDArray[np.float64] = np.nan_to_num(steps, nan=0.0, posinf=0.0)
+    return finite
+
+
+def looks_like(values: Iterable[NDArray[Any]]) -> str:
+    """The type that all these numbers were rounded to, whatever they are kept in now; "": none.
+
+    Of numbers that were not rounded one in 2^13 is one of F16, and one in 2^16 of BF16. Those of
+    BF16 are of F16 too, unless they are very large or small: then it is the coarser.
+    """
+    kinds, found = list(ROUNDED), False
+    for value in values:
+        finite = value[np.isfinite(value)].astype(np.float64)
+        found |= bool(finite.any())
+        kinds = [kind for kind in kinds if are_numbers_of(finite, kind)]
+        if not kinds:
+            return ""
+    return kinds[-1] if found else ""
+
+
+def are_numbers_of(value: NDArray[np.float64], kind: str) -> bool:
+    """Whether rounding changes none; a float64 divided by a power of two loses nothing."""
+    steps = value / (2 * half_step(value, kind))
+    return bool((np.rint(steps) == steps).all() and (np.abs(value) <= LARGEST[kind]).all())
+
+
+def bf16_of(path: Path, key: str) -> F32:
+    """numpy has no such type, so the file is read by hand; safetensors has looked at its header."""
+    with path.open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        row = json.loads(file.read(size))[key]
+        start, end = row["data_offsets"]
+        file.seek(8 + size + start)
+        raw = np.frombuffer(file.read(end - start), "<u2")
+    return (raw.astype(np.uint32) << 16).view(np.float32).reshape(row["shape"])

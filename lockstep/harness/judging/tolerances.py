@@ -1,0 +1,71 @@
+"""Limits of single ops and of whole runs, with the reason beside each.
+
+A limit says how far an honest float32 implementation of an op may be from the same op in float64 on
+the same inputs; two honest implementations are then at most two limits apart. What is counted for
+an op stands in its formula (engine/ops).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.near import LARGEST, Near, U
+from lockstep.engine.ops.reference import Formula
+from lockstep.engine.quants.base import F32
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    allowed: NDArray[np.float64] | float
+    reason: str
+
+
+EXACT = Bound(0.0, "a copy, or one correctly rounded float32 operation: every bit is determined")
+
+
+def bounded(formula: Formula, *args: Any, build: Build) -> tuple[F32, Bound]:
+    """What a formula gives, rounded once, and its bound."""
+    with np.errstate(all="ignore"):
+        found = formula(*args, build)
+        if not isinstance(found, Near):  # it gives no radius to what rounds to what it rounds to
+            return found.astype(np.float32), EXACT
+        return limited(found)
+
+
+def limited(found: Near) -> tuple[F32, Bound]:
+    """Without a limit where a value is beyond float32, in which one engine overflows and another
+    computes in double. Of what is no number every honest result is none, if it has a limit."""
+    truth = found.settled()
+    with np.errstate(all="ignore"):
+        allowed = np.where(np.abs(truth.value) > LARGEST, np.inf, truth.allowed)
+        instead = np.where(np.isnan(truth.value), 0.0, np.inf)
+        allowed = np.where(np.isnan(allowed), instead, allowed)
+        return truth.value.astype(np.float32), Bound(allowed, truth.reason)
+
+
+# --- whole runs -----------------------------------------------------------------------------
+
+
+def whole_run(noise: float, size: float) -> Bound:
+    """How far apart the logits of two honest runs may be, absolutely.
+
+    noise: the worst logit error of an honest run (judging/noise.py), relative to the largest
+    logit; size: the largest logit.
+    """
+    return Bound(
+        2 * noise * size,
+        f"two honest runs, each within {noise:.1e} of the largest logit: measured by runs whose "
+        "every op is off by a random share of its derived bound",
+    )
+
+
+def log_softmax_roundings(value: float, distance: float) -> float:
+    """Of the logarithm of a softmax in float32, but for the constant that a list may be off by.
+
+    distance: of the logit from the largest, whose subtraction is rounded; exp is off by two units,
+    the division by one more, and log by one of its result, which is rounded once more.
+    """
+    return U * (distance + 3 + 2 * abs(value))

@@ -1,0 +1,123 @@
+"""What engines of harness.foreign are known to do otherwise than llama.cpp: [[foreign]]."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lockstep.engine.choices import choices
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.hparams import architecture_name
+from lockstep.harness.known import entries
+from lockstep.harness.records import Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One difference: which verdict it explains, on which files, and the smallest of these."""
+
+    id: str
+    engine: str
+    version: str
+    suites: tuple[str, ...]
+    says: str  # a pattern for each thing that the verdict says to differ
+    sentence: str
+    cause: str  # where in the engine's source, or what is known of it
+    status: str
+    link: str = ""
+    tensor: str = ""  # excused only where the file has a tensor of that name
+    key: str = ""  # ... or this key
+    kind: str = ""  # ... or a tensor of that type
+    within: float = 0.0  # at most so much off at the worst place, relative; 0: anything
+    arch: str = ""  # ... or is of this architecture
+    acid: str = ""  # the case is the acid model of this type, of a llama
+    recipe: Mapping[str, Any] = field(default_factory=dict)  # of a seeded model: the case
+    keys: Mapping[str, tuple[str, Any]] = field(default_factory=dict)  # more, or others, of it
+    without: tuple[str, ...] = ()  # keys that it does not have
+
+    def is_about(self, engine: str, version: str, suite: str) -> bool:
+        same = self.engine == engine and version.endswith(f" {self.version}")
+        return same and suite in self.suites
+
+    def applies(self, file: GgufFile) -> bool:
+        """Whether the file has what the finding is about."""
+        return (
+            (not self.tensor or self.tensor in file.tensors)
+            and (not self.key or self.key in file.metadata)
+            and (not self.arch or self.arch == architecture_name(file.metadata))
+            and (not self.kind or any(t.type.name == self.kind for t in file.tensors.values()))
+        )
+
+    def explains(self, text: str, verdict: Verdict) -> bool:
+        """One thing that the verdict says to differ."""
+        return bool(re.search(self.says, text, re.DOTALL)) and self.is_near(verdict)
+
+    def is_near(self, verdict: Verdict) -> bool:
+        """Of a whole run as its suite measures it, relative to the largest; else of the worst
+        element."""
+        if not self.within:
+            return True
+        if (error := verdict.detail.get("worst_relative_to_largest_logit")) is not None:
+            return bool(error <= self.within)
+        expected, actual = (verdict.detail.get(name) for name in ("expected", "actual"))
+        if type(expected) is not float or type(actual) is not float:
+            return False
+        return abs(actual - expected) <= self.within * abs(expected)
+
+
+@cache
+def foreign_findings() -> tuple[Finding, ...]:
+    return tuple(Finding(**{**row, **lists(row)}) for row in entries("foreign"))
+
+
+def lists(row: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    return {name: tuple(row.get(name, ())) for name in ("suites", "without")}
+
+
+def finding_named(name: str) -> Finding:
+    """Raises Unsupported, with the ids that are known."""
+    found = {each.id: each for each in foreign_findings()}
+    if name not in found:
+        raise Unsupported(f"no finding named {name!r} {choices(name, found)}")
+    return found[name]
+
+
+def excused_if_foreign(verdict: Verdict, engine: str, version: str, model: Path) -> Verdict:
+    """The same verdict, unless all that it accuses this version of that engine of is known.
+
+    What ended a question stays what it is, and says that it is known: other questions of the suite
+    were not asked.
+    """
+    suspects = [
+        each for each in foreign_findings() if each.is_about(engine, version, verdict.suite)
+    ]
+    if not suspects or verdict.status not in ("diverged", "crashed", "not-compared"):
+        return verdict
+    with GgufFile.open(model) as file:
+        suspects = [each for each in suspects if each.applies(file)]
+    found: dict[str, str] = {}
+    for text in differences_of(verdict):
+        known = next((each for each in suspects if each.explains(text, verdict)), None)
+        if known is None:
+            return verdict
+        found[known.id] = f"{known.id}: {known.sentence}"
+    said = "; ".join(found.values())
+    return replace(
+        verdict,
+        status="excused" if verdict.status == "diverged" else verdict.status,
+        summary=f"{verdict.summary} (known: {said})",
+        detail={**verdict.detail, "known": said},
+    )
+
+
+def differences_of(verdict: Verdict) -> list[str]:
+    """Each in words; what it does not tell is known to nobody."""
+    said = verdict.detail.get("differences")
+    if not said:
+        return [verdict.summary]
+    if len(said) < verdict.detail.get("total", len(said)):
+        return [*(row["text"] for row in said), "and others"]
+    return [row["text"] for row in said]

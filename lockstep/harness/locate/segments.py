@@ -1,0 +1,183 @@
+"""Find the wrong segments of an engine that shows tensors, judged from its own inputs along
+llama.cpp's graph (harness.graph.segments).
+"""
+
+from collections.abc import Mapping, Sequence
+from math import inf, prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.choices import choices
+from lockstep.engine.gguf.split_files import open_model
+from lockstep.engine.ops.ggml.base import Node
+from lockstep.harness.context.suite import Context
+from lockstep.harness.graph.aliases import places_by_site, renamed
+from lockstep.harness.graph.program import Place, Program
+from lockstep.harness.graph.segments import SegmentJudge
+from lockstep.harness.graph.shown import part_shown
+from lockstep.harness.graph.ways import Honest
+from lockstep.harness.graph.wiring import Wire, wires_of
+from lockstep.harness.judging.compare import largest, worst_distance
+from lockstep.harness.judging.findings import Findings, Values
+from lockstep.harness.judging.judge import SiteFinding
+from lockstep.harness.locate.nodes import build_of, recorded, run_through
+from lockstep.harness.records import Evaluation, Mismatch, Request, Site
+from lockstep.harness.sites import SITES
+
+LOGITS = "result_output"
+# an honest number beyond 65504 is infinite in F16, and what is computed from that is none
+TOO_LARGE = "infinite where they were stored in F16, so nothing can be computed from these"
+CACHES = ("k_cache", "v_cache")
+
+
+def shows_tensors(context: Context) -> bool:
+    """Whether it shows any besides its logits."""
+    shown = context.subject_info.shows
+    return shown is None or bool({*shown} - {LOGITS})
+
+
+def locate_segments(context: Context, given: Values | None = None) -> Findings:
+    """given: what the subject is made to go on with at some sites, whatever it computes there."""
+    program = recorded(context)
+    places = places_by_site(program, wires_of(program))
+    wires = renamed(wires_of(program), places)
+    values = own_run(context, program, given)
+    absent = [places[site] for site in promised(context, places, values)]
+    shown = {places[site]: value for site, value in values.items() if site in places}
+    unfit = {**misshapen(program, shown), **dict.fromkeys(absent, Mismatch(kind="missing"))}
+    stored = {places[s]: kind for s, kind in context.subject.stored.items() if s in places}
+    lost = [p for p, value in shown.items() if stored.get(p) == "F16" and np.isinf(value).any()]
+    shown = {p: value for p, value in shown.items() if p not in unfit and p not in lost}
+    context.progress(f"judging what {len(shown)} shown tensors enclose")
+    with open_model(context.model) as file:
+        judge = SegmentJudge(
+            program=program,
+            wires=wires,
+            file=file,
+            build=build_of(context),
+            shown=shown,
+            stored=stored,
+            given={places[site]: value for site, value in (given or {}).items()},
+            seed=context.seed,
+        )
+        found = {judge.place_of[f.site]: f for f in judge.findings()}
+        found |= {p: unusable(wires[p], judge.op_of[wires[p].site], m) for p, m in unfit.items()}
+        free = errors_of(judge, {place: wires[place].site for place in shown})
+    fixed = context.subject_info.fixed
+    names = {places[s]: s for s in values if places.get(s) in shown and s.name not in fixed}
+    if judge.orders:  # its experts come in another order than the oracle's
+        names = {}
+    put_in = healed([place for place, f in found.items() if f.mismatch], names)
+    otherwise = tuple(site for site in values if site not in places)
+    return Findings(
+        all=tuple(found[place] for place in sorted(found)),
+        not_shown=(),
+        hidden=(),
+        not_given=(),
+        free=free,
+        values=oracle_values(context, put_in, shown),
+        embeddings=not program.has_result,
+        skipped={no_such_node(otherwise, places): otherwise} if otherwise else {},
+        unknown={TOO_LARGE: tuple(wires[place].site for place in lost)} if lost else {},
+        own_inputs=True,
+    )
+
+
+def own_run(context: Context, program: Program, given: Values | None) -> Values:
+    context.progress("the subject's own run")
+    request = Request(
+        batches=context.batches,
+        capture=True,
+        embeddings=not program.has_result,
+        replace=given or {},
+    )
+    run: Evaluation = context.ask(context.subject, "evaluate", request)
+    assert run.trace is not None
+    return run.trace.values()
+
+
+def promised(context: Context, places: Mapping[Site, Place], values: Values) -> list[Site]:
+    """What an engine does not show though it says so. Ours does not say what, and one that shows a
+    name nowhere may have no such tensor in this architecture."""
+    info, there = context.subject_info, {site.name for site in values}
+    if info.partial or (info.shows is None and info.shows_nodes):
+        return []
+    names = there & ({*SITES} if info.shows is None else {*info.shows})
+    return [site for site in places if site.name in names and site not in values]
+
+
+def no_such_node(sites: Sequence[Site], places: Mapping[Site, Place]) -> str:
+    near = choices(sites[0].name, sorted({site.name for site in places}))
+    return f"llama.cpp's graph has no such node, or keeps it in another order of axes {near}"
+
+
+def healed(guilty: Sequence[Place], names: Mapping[Place, Site]) -> dict[Place, Site]:
+    """Where the oracle's values are put in. A wrong cache is so until its last step: what is put in
+    is read, and not kept."""
+    first = {(names[p].layer, names[p].name): p[0] for p in reversed(guilty) if p in names}
+    return {
+        place: site
+        for place, site in names.items()
+        if place in guilty
+        or (site.name in CACHES and place[0] > first.get((site.layer, site.name), inf))
+    }
+
+
+def oracle_values(
+    context: Context, names: Mapping[Place, Site], shown: Mapping[Place, NDArray[Any]]
+) -> Values:
+    """What the oracle has at these places, in the shapes and by the names that the subject has."""
+    found = Values()
+
+    def keep(node: Node) -> None:
+        place = node.place
+        if place in names:
+            part = part_shown(node.value, shown[place].shape, node.name)
+            if part is not None:
+                found[names[place]] = part.astype(shown[place].dtype)
+
+    if names:
+        context.progress(f"the oracle's values at {len(names)} sites")
+        run_through(context, keep)
+    return found
+
+
+def misshapen(program: Program, shown: Mapping[Place, NDArray[Any]]) -> dict[Place, Mismatch]:
+    """What cannot be the node's value: nothing can be computed from it."""
+    nodes = {graph.place(node): node for graph in program.graphs for node in graph.nodes}
+    found = {}
+    for place, value in shown.items():
+        node = nodes[place]
+        expected = tuple(reversed(node.result.ne))
+        if part_shown(np.broadcast_to(np.int8(0), expected), value.shape, node.name) is None:
+            text = f"expected {prod(expected)} elements {expected}, got {value.shape}"
+            found[place] = Mismatch(kind="shape", detail=text)
+    return found
+
+
+def unusable(wire: Wire, op: str, mismatch: Mismatch) -> SiteFinding:
+    return SiteFinding(
+        site=wire.site,
+        op=op,
+        err_local=inf,
+        err_oracle=0.0,
+        allowed=0.0,
+        reason="the shape follows from the model and the tokens",
+        size=0.0,
+        mismatch=mismatch,
+        at_fault="subject",
+        layer=wire.layer,
+        weight=", ".join(wire.weights),
+    )
+
+
+def errors_of(judge: SegmentJudge, sites: dict[Place, Site]) -> dict[Site, float]:
+    """Of the subject's own run, where they pile up: against a whole run of ours."""
+    ours = judge.run(Honest(), values={})
+    return {
+        site: worst_distance(ours[place].value, judge.shown[place])
+        / (largest(ours[place].value) or 1.0)
+        for place, site in sites.items()
+    }

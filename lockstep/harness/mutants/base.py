@@ -1,0 +1,22 @@
+"""The contract of a wrong engine: the reference with one mistake that people really make."""
+
+from typing import ClassVar
+
+from lockstep.harness.adapters.reference import Reference
+
+
+class Mutant(Reference):
+    """`shows_on` names the built-in model that shows the mistake, `arch:NAME` the one that `synth
+    --arch NAME` makes, or `arch:NAME:TYPE`, with matrices of that type; `site` and `layer` the
+    place where a bisection under `--settings exact` must find it first. Where no op is wrong,
+    `site` is the suite that must diverge first."""
+
+    mistake: ClassVar[str]
+    group: ClassVar[str] = ""  # reading, formats, norms, rope, ...; `family` is the registry
+    effect: ClassVar[str] = ""  # what a user sees of it, in words
+    source: ClassVar[str] = ""  # a public thread, "llama.cpp #8676", where it really happened
+    shows_on: ClassVar[str] = "f32"
+    site: ClassVar[str]
+    layer: ClassVar[int | None] = 0
+    first_of_all: ClassVar[bool] = False  # also of a plain `selftest`
+    moves_logits: ClassVar[bool] = True  # if not, no patch can confirm what the trace finds

@@ -1,0 +1,343 @@
+"""Mixtures of experts gone wrong: which are chosen, what they weigh, what they come to."""
+
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.architectures.step import Step
+from lockstep.engine.model import Model
+from lockstep.engine.ops.reference import I32, Bools
+from lockstep.engine.quants.base import F32
+from lockstep.engine.weights import Weight
+from lockstep.harness.mutants.parts.mistakes import Op, Part, put
+
+VAGUE = "text is fluent and beside the point"
+NONSENSE = "text is nonsense from the first token on"
+
+
+class Experts(Part):
+    group = "experts"
+    effect = VAGUE
+    shows_on = "moe"
+
+
+# --- the choice ---------------------------------------------------------------------------------
+
+
+class SigmoidForSoftmax(Experts, name="mutant:experts-sigmoid-for-softmax"):
+    mistake = "a router's softmax is taken for a sigmoid"
+    shows_on = "arch:qwen3moe"
+    site = "ffn_moe_probs"
+
+    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
+        return right(x, scale, visible) if x.ndim == 3 else self.loaded.ops.sigmoid(x)
+
+
+class SoftmaxForSigmoid(Experts, name="mutant:experts-softmax-for-sigmoid"):
+    mistake = "expert_gating_func is ignored, and a softmax taken where it says sigmoid"
+    shows_on = "arch:deepseek2"
+    site = "ffn_moe_probs"
+    layer = 1
+
+    def sigmoid(self, right: Op, x: F32) -> F32:
+        return self.loaded.ops.soft_max(x, 1.0, None)
+
+
+class SoftmaxOverTokens(Experts, name="mutant:experts-softmax-over-tokens"):
+    mistake = "a router's softmax goes over the tokens of the batch"
+    site = "ffn_moe_probs"
+
+    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
+        return right(x, scale, visible) if x.ndim == 3 else right(x.T, scale, visible).T
+
+
+class LeastLiked(Experts, name="mutant:experts-least-liked"):
+    mistake = "the least likely experts are chosen"
+    effect = NONSENSE
+    site = "ffn_moe_topk"
+
+    def top_k(self, right: Op, probs: F32, n: int) -> F32:
+        return right(-probs, n)
+
+
+class ChosenForFirst(Experts, name="mutant:experts-of-the-first-token"):
+    mistake = "all tokens of a batch go to the experts of its first"
+    effect = "prompts are misunderstood; single tokens are right"
+    site = "ffn_moe_topk"
+
+    def top_k(self, right: Op, probs: F32, n: int) -> F32:
+        ids = right(probs, n)
+        return np.broadcast_to(ids[:1], ids.shape).copy()
+
+
+class BiasIgnored(Experts, name="mutant:experts-bias-ignored"):
+    mistake = "exp_probs_b is not added before experts are chosen"
+    shows_on = "arch:deepseek2"
+    site = "ffn_moe_probs_biased"
+    layer = 1
+
+    def add(self, right: Op, a: F32, b: F32) -> F32:
+        is_choice = b.ndim == 1 and len(b) == self.loaded.graph.hparams.n_expert
+        return a if is_choice else right(a, b)
+
+
+class RouterInBf16(Experts, name="mutant:experts-router-bf16"):
+    mistake = "the router reads its activations in BF16"
+    effect = "now and then another expert is chosen; text drifts"
+    site = "ffn_moe_logits"
+
+    def linear(self, right: Op, x: F32, weight: Weight) -> F32:
+        if "ffn_gate_inp" in weight.name:
+            x = (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+        return right(x, weight)
+
+
+class RouterBiasMissing(Experts, name="mutant:experts-router-bias-missing"):
+    mistake = "the bias of the router of gpt-oss is not added"
+    shows_on = "arch:gpt-oss"
+    site = "ffn_moe_probs"
+
+    def add(self, right: Op, a: F32, b: F32) -> F32:
+        is_choice = b.ndim == 1 and len(b) == self.loaded.graph.hparams.n_expert
+        return a if is_choice else right(a, b)
+
+
+# --- weights ------------------------------------------------------------------------------------
+
+
+class NotNormalised(Experts, name="mutant:experts-not-normalised"):
+    mistake = "weights of the chosen are not made to sum to one: norm_topk_prob is false by default"
+    source = "transformers #41151"
+    shows_on = "arch:qwen3moe"
+    site = "ffn_moe_weights_norm"
+
+    def normalise(self, right: Op, weights: F32) -> F32:
+        return weights
+
+
+class NotNormalisedLlama(NotNormalised, name="mutant:experts-not-normalised-llama"):
+    mistake = "weights of the chosen of a Mixtral are not made to sum to one"
+    shows_on = "moe"
+
+
+class NormOfTheFirst(Experts, name="mutant:experts-divided-by-the-largest"):
+    mistake = "weights are divided by the largest, not by their sum"
+    site = "ffn_moe_weights_norm"
+
+    def normalise(self, right: Op, weights: F32) -> F32:
+        out: F32 = weights / weights.max(axis=-1, keepdims=True)
+        return out
+
+
+class AlwaysNormalised(Experts, name="mutant:experts-always-normalised"):
+    mistake = "weights of the chosen are made to sum to one, whatever expert_weights_norm says"
+    shows_on = "deepseek2-lite"
+    site = "ffn_moe_weights"
+    layer = 1
+
+    def pick(self, right: Op, probs: F32, ids: I32) -> F32:
+        return self.loaded.ops.normalise(right(probs, ids))
+
+
+class SoftmaxOverChosen(Experts, name="mutant:experts-softmax-over-chosen"):
+    mistake = "a softmax goes over the chosen experts only, where the model wants all"
+    source = "mlxcel #391"
+    shows_on = "deepseek2-lite"
+    site = "ffn_moe_weights"
+    layer = 1
+
+    def pick(self, right: Op, probs: F32, ids: I32) -> F32:
+        return self.loaded.ops.soft_max(np.log(right(probs, ids)), 1.0, None)
+
+
+class SoftmaxOverAll(Experts, name="mutant:experts-softmax-over-all"):
+    mistake = "of gpt-oss the softmax goes over all experts instead of the chosen"
+    shows_on = "arch:gpt-oss"
+    site = "ffn_moe_weighted"
+    seen: tuple[F32, I32]
+
+    def pick(self, right: Op, probs: F32, ids: I32) -> F32:
+        self.seen = probs, ids
+        return right(probs, ids)
+
+    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
+        if x.ndim == 3:
+            return right(x, scale, visible)
+        scores, ids = self.seen
+        return np.take_along_axis(right(scores, scale, visible), ids.astype(np.int64), axis=-1)
+
+
+class WeightsById(Experts, name="mutant:experts-weights-by-id"):
+    mistake = "weights are in the order of the experts' ids, experts in that of their rank"
+    site = "ffn_moe_weights"
+
+    def pick(self, right: Op, probs: F32, ids: I32) -> F32:
+        return right(probs, np.sort(ids, axis=-1))
+
+
+class BiasInWeights(Experts, name="mutant:experts-bias-in-weights"):
+    mistake = "exp_probs_b, which is for the choice alone, goes into the weights as well"
+    shows_on = "arch:deepseek2"
+    site = "ffn_moe_weights"
+    layer = 1
+    choice: F32
+
+    def top_k(self, right: Op, probs: F32, n: int) -> F32:
+        self.choice = probs
+        return right(probs, n)
+
+    def pick(self, right: Op, probs: F32, ids: I32) -> F32:
+        return right(self.choice, ids)
+
+
+class ScaleIgnored(Experts, name="mutant:experts-weights-scale-ignored"):
+    mistake = "expert_weights_scale is not read"
+    shows_on = "arch:deepseek2"
+    site = "ffn_moe_weights_scaled"
+    layer = 1
+
+    def scale(self, right: Op, x: F32, factor: float) -> F32:
+        return x
+
+
+class NotWeighted(Experts, name="mutant:experts-not-weighted"):
+    mistake = "results of experts are added up without their weights"
+    source = "Jlama #201"
+    site = "ffn_moe_weighted"
+
+    def mul(self, right: Op, a: F32, b: F32) -> F32:
+        return a if a.ndim == 3 else right(a, b)
+
+
+class OneFewer(Experts, name="mutant:experts-one-fewer"):
+    mistake = "the last of the chosen experts weighs nothing"
+    site = "ffn_moe_weights"
+
+    def pick(self, right: Op, probs: F32, ids: I32) -> F32:
+        out = right(probs, ids)
+        out[..., -1] = 0
+        return out
+
+
+class InputsWeighted(Experts, name="mutant:experts-inputs-weighted"):
+    mistake = "weights are multiplied into what experts read, not into what they give"
+    site = "ffn_moe_up"
+    weights: F32
+
+    def normalise(self, right: Op, weights: F32) -> F32:
+        self.weights = right(weights)
+        return self.weights
+
+    def linear_id(self, right: Op, x: F32, weight: Weight, ids: I32) -> F32:
+        reads = "_down_" not in weight.name
+        return right(x * self.weights[..., None] if reads else x, weight, ids)
+
+    def mul(self, right: Op, a: F32, b: F32) -> F32:
+        return a if a.ndim == 3 else right(a, b)
+
+
+# --- what they compute --------------------------------------------------------------------------
+
+
+class NextExpert(Experts, name="mutant:experts-ids-from-one"):
+    mistake = "the matrix of the next expert is taken"
+    effect = NONSENSE
+    site = "ffn_moe_up"
+
+    def linear_id(self, right: Op, x: F32, weight: Weight, ids: I32) -> F32:
+        return right(x, weight, (ids + 1) % weight.shape[0])
+
+
+class DownOfTheFirst(Experts, name="mutant:experts-down-of-the-first"):
+    mistake = "the way back goes through the first of the chosen experts for all"
+    site = "ffn_moe_down"
+
+    def linear_id(self, right: Op, x: F32, weight: Weight, ids: I32) -> F32:
+        one = np.broadcast_to(ids[:, :1], ids.shape)
+        return right(x, weight, one if "_down_" in weight.name else ids)
+
+
+class Capacity(Experts, name="mutant:experts-of-limited-capacity"):
+    mistake = "an expert takes 12 tokens of a batch, and the rest get nothing from it"
+    effect = "prompts are misunderstood; single tokens are right"
+    site = "ffn_moe_down"
+
+    def linear_id(self, right: Op, x: F32, weight: Weight, ids: I32) -> F32:
+        out = right(x, weight, ids)
+        if "_down_" in weight.name:
+            for expert in np.unique(ids):
+                rows, used = np.nonzero(ids == expert)
+                out[rows[12:], used[12:]] = 0
+        return out
+
+
+class GateAndUpExchanged(Experts, name="mutant:experts-gate-and-up-exchanged"):
+    mistake = "what is gated and what gates are exchanged"
+    site = "ffn_moe_swiglu"
+
+    def swiglu(self, right: Op, gate: F32, up: F32) -> F32:
+        return right(up, gate)
+
+
+class DownBiasMissing(Experts, name="mutant:experts-down-bias-missing"):
+    mistake = "the bias behind the experts of gpt-oss is not added"
+    shows_on = "arch:gpt-oss"
+    site = "ffn_moe_down_biased"
+
+    def change(self, model: Model) -> None:
+        put(model.graph, "by_expert", self.by_expert)
+
+    def by_expert(self, right: Op, *args: Any) -> F32:
+        step, layer, site, x, name, ids = args
+        if name != "ffn_down_exps":
+            return right(*args)
+        weight = self.loaded.graph.tensors.in_layer(layer, f"{name}.weight")
+        out: F32 = step.probe(site, layer, step.ops.linear_id(x, weight, ids))
+        out = step.probe(f"{site}_biased", layer, out)
+        return out
+
+
+class LastNotAdded(Experts, name="mutant:experts-last-not-added"):
+    mistake = "the result of the last of the chosen is not added"
+    site = "ffn_moe_out"
+
+    def sum_experts(self, right: Op, x: F32) -> F32:
+        return right(x[:, :-1])
+
+
+class Averaged(Experts, name="mutant:experts-averaged"):
+    mistake = "results of the chosen are averaged, though their weights sum to one"
+    site = "ffn_moe_out"
+
+    def sum_experts(self, right: Op, x: F32) -> F32:
+        return right(x) / np.float32(x.shape[1])
+
+
+class Shared(Experts):
+    """What the expert that all tokens share gives, gone wrong."""
+
+    shows_on = "arch:deepseek2"
+    site = "ffn_out"
+    layer = 1
+    factor = np.float32(0)
+
+    def change(self, model: Model) -> None:
+        put(model.graph, "feed_forward", self.feed_forward)
+
+    def feed_forward(self, right: Op, step: Step, layer: int, x: F32, kind: str = "") -> F32:
+        out = right(step, layer, x, kind)
+        return out * self.factor if kind else out
+
+
+class SharedMissing(Shared, name="mutant:experts-shared-missing"):
+    mistake = "the shared expert is computed and not added"
+
+
+class SharedScaled(Shared, name="mutant:experts-shared-scaled"):
+    mistake = "expert_weights_scale is applied to the shared expert as well"
+    factor = np.float32(1.5)
+
+
+class SharedTwice(Shared, name="mutant:experts-shared-twice"):
+    mistake = "the shared expert is added twice"
+    factor = np.float32(2)

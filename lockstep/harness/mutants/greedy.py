@@ -1,0 +1,59 @@
+"""The greedy loop gone wrong: what is fed, and whose logits are looked at."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.quants.base import F32
+from lockstep.harness.mutants.parts.mistakes import Part
+
+
+class Loop(Part):
+    """`choose` is what is made of the logits; no op is wrong."""
+
+    group = "sampling"
+    effect = "text differs from the first token on, and the logits are right"
+    site = "decode"
+    layer = None
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        memory, ids = self.loaded.new_memory(), list(prompt)
+        logits = self.loaded.decode(self.first(ids), memory)
+        while True:
+            ids.append(self.choose(logits, ids))
+            if len(ids) == len(prompt) + n:
+                return ids[len(prompt) :]
+            fed = self.fed(ids)
+            logits = self.loaded.decode(Batch.of([fed], start=len(ids) - 1), memory)
+
+    def first(self, prompt: Sequence[int]) -> Batch:
+        return Batch.of(prompt)
+
+    def fed(self, ids: Sequence[int]) -> int:
+        return ids[-1]
+
+    def choose(self, logits: F32, ids: Sequence[int]) -> int:
+        return int(np.argmax(logits[-1]))
+
+
+class LastOfPromptLost(Loop, name="mutant:greedy-last-of-prompt-lost"):
+    mistake = "the last token of the prompt is fed as the first one again"
+
+    def first(self, prompt: Sequence[int]) -> Batch:
+        return Batch.of([*prompt[:-1], prompt[0]])
+
+
+class RowBefore(Loop, name="mutant:greedy-row-before"):
+    mistake = "the first token is chosen by the logits of the last but one"
+
+    def choose(self, logits: F32, ids: Sequence[int]) -> int:
+        return int(np.argmax(logits[-2 if len(logits) > 1 else -1]))
+
+
+class FeedsOneLate(Loop, name="mutant:greedy-feeds-one-late"):
+    mistake = "the token before the one that was just chosen is fed"
+    effect = "text differs from the second token on, and the logits are right"
+
+    def fed(self, ids: Sequence[int]) -> int:
+        return ids[-2]

@@ -1,0 +1,220 @@
+"""Heads gone wrong: which of them go together, their order, and what is added or normed."""
+
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.architectures.llama import Llama
+from lockstep.engine.architectures.step import Step
+from lockstep.engine.model import Model
+from lockstep.engine.quants.base import F32
+from lockstep.harness.mutants.parts.mistakes import Op, Part, put
+
+VAGUE = "text is fluent and beside the point"
+NONSENSE = "text is nonsense from the first token on"
+
+
+class Heads(Part):
+    """What a method of this name does, the graph's own does no more: it is the first argument."""
+
+    group = "attention"
+    effect = VAGUE
+
+    def change(self, model: Model) -> None:
+        for name in ("norm", "biased", "attention", "heads"):
+            if hasattr(self, name):
+                put(model.graph, name, getattr(self, name))
+
+
+class ValuesByModulo(Heads, name="mutant:value-heads-by-modulo"):
+    mistake = "keys are shared by heads in runs, values by h modulo the number of KV heads"
+    source = "candle #3838"
+    site = "kqv_out"
+
+    def kqv(self, right: Op, p: F32, v: Any) -> F32:
+        return right(p, np.tile(v, (1, len(p) // v.shape[1], 1)))
+
+
+class FirstForAll(Heads, name="mutant:first-kv-head-for-all"):
+    mistake = "all heads attend to the keys of the first KV head"
+    site = "kq"
+
+    def kq(self, right: Op, q: F32, k: Any) -> F32:
+        return right(q, k[:, :1])
+
+
+class LastHeadDropped(Heads, name="mutant:last-head-dropped"):
+    mistake = "the last head gives nothing"
+    site = "kqv_out"
+
+    def kqv(self, right: Op, p: F32, v: Any) -> F32:
+        out = right(p, v)
+        out[:, -v.shape[-1] :] = 0
+        return out
+
+
+class HeadsInterleaved(Heads, name="mutant:heads-interleaved"):
+    mistake = "results of heads are laid side by side, element by element"
+    effect = NONSENSE
+    site = "kqv_out"
+
+    def kqv(self, right: Op, p: F32, v: Any) -> F32:
+        out = right(p, v)
+        return out.reshape(len(out), len(p), -1).swapaxes(1, 2).reshape(out.shape)
+
+
+class SplitByHead(Heads, name="mutant:qkv-split-by-head"):
+    mistake = "the matrix of gpt2 is taken for queries, keys and values head by head"
+    effect = NONSENSE
+    shows_on = "arch:gpt2"
+    site = "kq"
+
+    def biased(self, right: Op, step: Step, layer: int, site: str, x: F32, *names: str) -> F32:
+        out = right(step, layer, site, x, *names)
+        if names[0] != "attn_qkv":
+            return out
+        hp = self.loaded.graph.hparams
+        by_head = out.reshape(len(x), hp.n_head, 3, hp.n_embd_head)
+        return by_head.swapaxes(1, 2).reshape(out.shape)
+
+
+# --- biases -------------------------------------------------------------------------------------
+
+
+class BiasMissing(Heads):
+    effect = NONSENSE
+    shows_on = "arch:qwen2"
+    missing: str
+
+    def biased(
+        self, right: Op, step: Step, layer: int, site: str, x: F32, name: str, summed: str
+    ) -> F32:
+        if name != self.missing:
+            return right(step, layer, site, x, name, summed)
+        out = self.loaded.graph.linear(step, layer, site, x, name)
+        return step.probe(summed, layer, out) if summed else out
+
+
+class QueryBiasMissing(BiasMissing, name="mutant:query-bias-missing"):
+    mistake = "the bias of queries is not added"
+    site = "Qcur ADD"
+    missing = "attn_q"
+
+
+class KeyBiasMissing(BiasMissing, name="mutant:key-bias-missing"):
+    mistake = "the bias of keys is not added"
+    site = "Kcur ADD"
+    missing = "attn_k"
+
+
+class ValueBiasMissing(BiasMissing, name="mutant:value-bias-missing"):
+    mistake = "the bias of values is not added"
+    site = "Vcur ADD"
+    missing = "attn_v"
+
+
+class OutputBiasMissing(BiasMissing, name="mutant:attention-output-bias-missing"):
+    mistake = "the bias behind attention is not added"
+    shows_on = "arch:gpt-oss"
+    site = "attn_out"
+    missing = "attn_output"
+
+
+class BiasOfGpt2Missing(BiasMissing, name="mutant:qkv-bias-missing"):
+    mistake = "the bias of queries, keys and values of gpt2 is not added"
+    shows_on = "arch:gpt2"
+    site = "wqkv_b"
+    missing = "attn_qkv"
+
+
+class BiasesOverwrite(Heads, name="mutant:biases-by-order-of-loading"):
+    mistake = "the bias of keys takes the place of that of queries, which was loaded before"
+    effect = NONSENSE
+    source = "imp #690"
+    shows_on = "arch:qwen2"
+    site = "Qcur ADD"
+
+    def biased(
+        self, right: Op, step: Step, layer: int, site: str, x: F32, name: str, summed: str
+    ) -> F32:
+        if name != "attn_q":
+            return right(step, layer, site, x, name, summed)
+        out = self.loaded.graph.linear(step, layer, site, x, name)
+        bias = self.loaded.graph.tensors.in_layer(layer, "attn_k.bias").values()
+        out = step.ops.add(out, np.resize(bias, out.shape[-1]))
+        return step.probe(summed, layer, out)
+
+
+# --- norms of heads -----------------------------------------------------------------------------
+
+
+class Normed(Heads):
+    shows_on = "arch:qwen3"
+    site = "Qcur_normed"
+
+    def norm(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str = "") -> F32:
+        if name not in ("attn_q_norm", "attn_k_norm"):
+            return right(step, layer, site, x, name)
+        return self.norm_of_heads(right, step, layer, site, x, name)
+
+    def norm_of_heads(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
+        raise NotImplementedError
+
+
+class QueryNormMissing(Normed, name="mutant:query-norm-missing"):
+    mistake = "queries of heads are not normed"
+
+    def norm_of_heads(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
+        return step.probe(site, layer, x) if "q" in name else right(step, layer, site, x, name)
+
+
+class KeyNormMissing(Normed, name="mutant:key-norm-missing"):
+    mistake = "keys of heads are not normed"
+    site = "Kcur_normed"
+
+    def norm_of_heads(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
+        return step.probe(site, layer, x) if "k" in name else right(step, layer, site, x, name)
+
+
+class KeyNormMissingGemma3(KeyNormMissing, name="mutant:key-norm-missing-gemma3"):
+    mistake = "keys of heads of gemma3 are not normed"
+    shows_on = "arch:gemma3"
+
+
+class KeyNormMissingLfm2(KeyNormMissing, name="mutant:key-norm-missing-lfm2"):
+    mistake = "keys of heads of lfm2 are not normed"
+    shows_on = "arch:lfm2"
+    site = "model.layers.{}.self_attn.k_layernorm"
+
+
+class NormAfterRope(Heads, name="mutant:head-norm-after-rope"):
+    mistake = "heads are rotated first, and normed then"
+    shows_on = "arch:qwen3"
+    site = "Qcur_normed"
+
+    def attention(self, right: Op, step: Step, layer: int, x: F32) -> F32:
+        graph: Any = self.loaded.graph
+        at, rope, ops = step.batch.positions, graph.rope_params(layer), step.ops
+        q, k, v = Llama.heads(graph, step, layer, x)
+        q = graph.norm(step, layer, "Qcur_normed", ops.rope(q, at, rope), "attn_q_norm")
+        k = graph.norm(step, layer, "Kcur_normed", ops.rope(k, at, rope), "attn_k_norm")
+        q, k = step.probe("Qcur_rope", layer, q), step.probe("Kcur_rope", layer, k)
+        out = step.attend(layer, q, k, v, graph.hparams.n_embd_head**-0.5)
+        return self.loaded.graph.linear(step, layer, "attn_out", out, "attn_output")
+
+
+class OrderOfPhi3(Heads, name="mutant:qkv-order-of-phi3"):
+    mistake = "the matrix of phi3 is taken for keys, queries and values"
+    effect = NONSENSE
+    shows_on = "arch:phi3"
+    site = "Qcur_rope"
+
+    def change(self, model: Model) -> None:
+        put(model.graph, "linear", self.exchanged)
+
+    def exchanged(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
+        out = right(step, layer, site, x, name)
+        if name != "attn_qkv":
+            return out
+        q, k, v = np.split(out, 3, axis=1)  # as many heads of each
+        return np.concatenate([k, q, v], axis=1)

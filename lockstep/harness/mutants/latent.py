@@ -1,0 +1,210 @@
+"""Latent attention gone wrong: of deepseek2, one narrow vector a token for all heads."""
+
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.architectures.step import Step
+from lockstep.engine.model import Model
+from lockstep.engine.ops.reference import I32, Bools, RopeParams
+from lockstep.engine.quants.base import F32
+from lockstep.engine.weights import Weight
+from lockstep.harness.mutants.parts.mistakes import Op, Part, put
+
+NONSENSE = "text is nonsense from the second token on"
+LATER = "text is fine at first and falls apart the longer it gets"
+
+
+class Latent(Part):
+    group = "latent attention"
+    effect = NONSENSE
+    shows_on = "arch:deepseek2"
+
+    @property
+    def hp(self) -> Any:
+        return self.loaded.graph.hparams
+
+
+class KeyPositionFirst(Latent, name="mutant:mla-key-position-first"):
+    mistake = "what is rotated of a key is taken from the beginning of what is kept"
+    site = "kv_cmpr"
+
+    def change(self, model: Model) -> None:
+        put(model.graph, "linear", self.turned_first)
+
+    def turned_first(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
+        out = right(step, layer, site, x, name)
+        return np.roll(out, -self.hp.n_rot, axis=1) if name == "attn_kv_a_mqa" else out
+
+
+class QueryPositionFirst(Latent, name="mutant:mla-query-position-first"):
+    mistake = "what is rotated of a query is taken from the beginning of a head"
+    site = "q_nope_absorbed"
+
+    def change(self, model: Model) -> None:
+        put(model.graph, "queries", self.queries)
+
+    def queries(self, right: Op, step: Step, layer: int, x: F32) -> F32:
+        q = right(step, layer, x)
+        heads = q.reshape(len(q), self.hp.n_head, -1)
+        return np.roll(heads, -self.hp.n_rot, axis=-1).reshape(q.shape)
+
+
+class KeyNotRotated(Latent, name="mutant:mla-key-not-rotated"):
+    mistake = "the one key of positions is not rotated"
+    site = "k_pe"
+
+    def rope(self, right: Op, x: F32, at: I32, params: RopeParams) -> F32:
+        return x if x.shape[1] == 1 else right(x, at, params)
+
+
+class ExponentOfHead(Latent, name="mutant:mla-frequencies-of-the-head"):
+    mistake = "frequencies are those of a whole head, of which only a part is rotated"
+    effect = LATER
+    site = "q_pe"
+
+    def rope(self, right: Op, x: F32, at: I32, params: RopeParams) -> F32:
+        share = params.n_rot / (self.hp.n_nope + self.hp.n_rot)
+        other = RopeParams(params.n_rot, params.base**share, params.scale, params.factors)
+        return right(x, at, other)
+
+
+# --- norms --------------------------------------------------------------------------------------
+
+
+class NormMissing(Latent):
+    tensor: str
+
+    def change(self, model: Model) -> None:
+        put(model.graph, "norm", self.norm)
+
+    def norm(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str = "") -> F32:
+        if name != self.tensor:
+            return right(step, layer, site, x, name)
+        return step.probe(site, layer, x)
+
+
+class KeptNotNormed(NormMissing, name="mutant:mla-kv-norm-missing"):
+    mistake = "what is kept of a token is not normed"
+    site = "kv_cmpr"
+    tensor = "attn_kv_a_norm"
+
+
+class QueriesNotNormed(NormMissing, name="mutant:mla-query-norm-missing"):
+    mistake = "queries are not normed where they are narrow"
+    site = "q MUL"
+    tensor = "attn_q_a_norm"
+
+
+class NormOfAll(Latent, name="mutant:mla-norm-with-position"):
+    mistake = "what is kept is normed together with the key of positions"
+    site = "kv_cmpr"
+    whole = np.zeros((0, 0), np.float32)
+
+    def change(self, model: Model) -> None:
+        put(model.graph, "linear", self.remembered)
+        put(model.graph, "norm", self.norm)
+
+    def remembered(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
+        out = right(step, layer, site, x, name)
+        self.whole = out if name == "attn_kv_a_mqa" else self.whole
+        return out
+
+    def norm(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str = "") -> F32:
+        if name != "attn_kv_a_norm":
+            return right(step, layer, site, x, name)
+        own, both = ((part**2).mean(axis=-1, keepdims=True) for part in (x, self.whole))
+        weight = self.loaded.graph.tensors.in_layer(layer, f"{name}.weight").values()
+        out = step.ops.rms_norm(x, weight, self.hp.f_norm_rms_eps) * np.sqrt(own / both)
+        return step.probe(site, layer, out)
+
+
+# --- scale --------------------------------------------------------------------------------------
+
+
+class ScaleOfKept(Latent, name="mutant:mla-scale-of-what-is-kept"):
+    mistake = "scores are scaled by the width of what is kept, not by that of a head"
+    effect = "text is fluent and beside the point"
+    site = "kq_soft_max"
+
+    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
+        return right(x, self.hp.n_embd_head**-0.5 if x.ndim == 3 else scale, visible)
+
+
+class ScaleWithoutPosition(Latent, name="mutant:mla-scale-without-position"):
+    mistake = "scores are scaled by the width of a head without what is rotated"
+    effect = "text is fluent and beside the point"
+    site = "kq_soft_max"
+
+    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
+        return right(x, self.hp.n_nope**-0.5 if x.ndim == 3 else scale, visible)
+
+
+class MscaleMissing(Latent, name="mutant:mla-mscale-missing"):
+    """Invisible at position 0, where there is one score."""
+
+    mistake = "the scale lacks the square of YaRN's mscale"
+    effect = LATER
+    source = "mobius #548"
+    shows_on = "deepseek2-yarn"
+    site = "kq_soft_max"
+
+    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
+        plain = (self.hp.n_nope + self.hp.n_rot) ** -0.5
+        return right(x, plain if x.ndim == 3 else scale, visible)
+
+
+class MscaleOnce(MscaleMissing, name="mutant:mla-mscale-not-squared"):
+    mistake = "YaRN's mscale goes into the scale once, not squared"
+    source = "imp #880"
+
+    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
+        plain = (self.hp.n_nope + self.hp.n_rot) ** -0.5
+        return right(x, (plain * scale) ** 0.5 if x.ndim == 3 else scale, visible)
+
+
+# --- values and heads ---------------------------------------------------------------------------
+
+
+class ValuesWithPosition(Latent, name="mutant:mla-values-from-the-end"):
+    mistake = "values are the last elements of what is kept, the rotated ones among them"
+    site = "kqv"
+    keys: Any
+
+    def kq(self, right: Op, q: F32, k: Any) -> F32:
+        self.keys = k
+        return right(q, k)
+
+    def kqv(self, right: Op, p: F32, v: Any) -> F32:
+        return right(p, self.keys[..., -v.shape[-1] :])
+
+
+class HeadsBackwards(Latent):
+    tensor: str
+
+    def linear_id(self, right: Op, x: F32, weight: Weight, ids: I32) -> F32:
+        return right(x, weight, self.wrong(ids) if self.tensor in weight.name else ids)
+
+    def wrong(self, ids: I32) -> I32:
+        return ids[:, ::-1].copy()
+
+
+class KeysOfOtherHeads(HeadsBackwards, name="mutant:mla-k-b-of-other-heads"):
+    mistake = "queries go through the matrices of other heads"
+    site = "q_nope_absorbed"
+    tensor = "attn_k_b"
+
+
+class ValuesOfOtherHeads(HeadsBackwards, name="mutant:mla-v-b-of-other-heads"):
+    mistake = "what attention gives goes through the matrices of other heads"
+    site = "kqv_mla"
+    tensor = "attn_v_b"
+
+
+class ValuesOfFirstHead(HeadsBackwards, name="mutant:mla-v-b-of-the-first-head"):
+    mistake = "what attention gives goes through the matrix of the first head"
+    site = "kqv_mla"
+    tensor = "attn_v_b"
+
+    def wrong(self, ids: I32) -> I32:
+        return np.zeros_like(ids)

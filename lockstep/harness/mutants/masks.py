@@ -1,0 +1,229 @@
+"""What attention sees gone wrong: the mask, hidden cells, windows."""
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.architectures.gpt_oss import GptOssHparams
+from lockstep.engine.model import Model
+from lockstep.engine.ops.reference import Bools
+from lockstep.engine.quants.base import F32
+from lockstep.harness.mutants.parts.mistakes import Op, Part, put
+
+VAGUE = "text is fluent and beside the point"
+NONSENSE = "text is nonsense from the second token on"
+FORGETS = "what was said earlier is forgotten or mixed up"
+
+
+class Seen(Part):
+    group = "attention"
+    effect = VAGUE
+    site = "kq_soft_max"
+
+
+# --- mask ---------------------------------------------------------------------------------------
+
+
+class Mask(Seen):
+    """`mask` makes of what a token may see what it sees here: (tokens, cells)."""
+
+    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
+        return right(x, scale, None if visible is None else self.mask(visible))
+
+    def mask(self, visible: Bools) -> Bools:
+        raise NotImplementedError
+
+
+def shifted(visible: Bools, by: int) -> Bools:
+    """Each row sees as the one `by` rows behind it does."""
+    cells = visible.shape[1]
+    last = np.where(visible.any(axis=1), cells - 1 - visible[:, ::-1].argmax(axis=1), -1) + by
+    out: Bools = np.arange(cells) <= last[:, None]
+    return out
+
+
+class NotItself(Mask, name="mutant:mask-not-itself"):
+    mistake = "a token sees what is before it and not itself"
+    effect = NONSENSE
+
+    def mask(self, visible: Bools) -> Bools:
+        return shifted(visible, -1)
+
+
+class SeesTheNext(Mask, name="mutant:mask-sees-the-next"):
+    mistake = "a token of the prompt sees the one behind it"
+    effect = "fine to read, but scores of a text are far too good"
+
+    def mask(self, visible: Bools) -> Bools:
+        return shifted(visible, 1)
+
+
+class NoMask(Mask, name="mutant:mask-missing"):
+    mistake = "all tokens of a prompt see each other"
+    effect = "fine to read, but scores of a text are far too good"
+
+    def mask(self, visible: Bools) -> Bools:
+        return np.ones_like(visible)
+
+
+class FromTheLeft(Mask, name="mutant:mask-from-the-left"):
+    mistake = "row i of any batch sees the first i + 1 cells"
+    effect = "the prompt is understood; what is generated sees its first token alone"
+
+    def mask(self, visible: Bools) -> Bools:
+        return np.tri(*visible.shape, dtype=np.bool_)
+
+
+class SecondFromTheLeft(Mask, name="mutant:mask-of-second-batch"):
+    mistake = "row i of several tokens on a filled cache sees the first i + 1 cells"
+    effect = "the second question of a conversation is answered wrongly"
+
+    def mask(self, visible: Bools) -> Bools:
+        return np.tri(*visible.shape, dtype=np.bool_) if len(visible) > 1 else visible
+
+
+class SecondUnmasked(Mask, name="mutant:mask-missing-in-second-batch"):
+    mistake = "several tokens on a filled cache see each other"
+    effect = "the second question of a conversation is answered wrongly"
+
+    def mask(self, visible: Bools) -> Bools:
+        n, cells = visible.shape
+        return np.ones_like(visible) if n < cells else visible
+
+
+class HiddenAsZero(Seen, name="mutant:mask-hidden-as-zero"):
+    mistake = "a hidden score is made zero instead of minus infinity"
+    effect = VAGUE
+
+    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
+        return right(x if visible is None else np.where(visible, x, np.float32(0)), scale, None)
+
+
+class HiddenAfterwards(Seen, name="mutant:mask-after-softmax"):
+    mistake = "hidden cells count in the sum, and are made zero after it"
+    effect = VAGUE
+
+    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
+        out = right(x, scale, None)
+        return out if visible is None else out * visible
+
+
+class HiddenByTen(Seen, name="mutant:mask-of-minus-ten"):
+    mistake = "hidden scores are ten lower, which is not enough"
+    effect = VAGUE
+
+    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
+        lower = 0 if visible is None else np.where(visible, 0, -10 / scale)
+        return right((x + lower).astype(np.float32), scale, None)
+
+
+class PaddingCounted(Seen, name="mutant:mask-padding-counted"):
+    mistake = "cells up to the next 32 count in the sum with a score of zero"
+    source = "lucebox #128"
+
+    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
+        if visible is None:
+            return right(x, scale, visible)
+        more = -x.shape[-1] % 32
+        wide = np.pad(x, ((0, 0), (0, 0), (0, more)))
+        seen = np.pad(visible, ((0, 0), (0, more)), constant_values=True)
+        return right(wide, scale, seen)[..., : x.shape[-1]]
+
+
+class CausalBert(Seen, name="mutant:mask-causal-bert"):
+    mistake = "tokens of an encoder see only those before them"
+    effect = "embeddings of sentences are poor; searches miss"
+    shows_on = "arch:bert"
+
+    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
+        return right(x, scale, np.tri(*x.shape[-2:], dtype=np.bool_))
+
+
+# --- windows ------------------------------------------------------------------------------------
+
+
+class Window(Seen):
+    effect = FORGETS
+    shows_on = "gemma2-quieter"
+
+
+class WindowIgnored(Window, name="mutant:window-ignored"):
+    mistake = "layers with a window see all tokens"
+    source = "mistral.rs #246"
+
+    def numbers(self, hparams: Any) -> Any:
+        return replace(hparams, n_swa=0)
+
+
+class WindowIgnoredGptOss(WindowIgnored, name="mutant:window-ignored-gpt-oss"):
+    mistake = "layers of gpt-oss with a window see all tokens"
+    source = "litgpt #2153"
+    shows_on = "arch:gpt-oss"
+
+
+class WindowLarger(Window, name="mutant:window-one-more"):
+    mistake = "a window reaches one token further back"
+
+    def numbers(self, hparams: Any) -> Any:
+        return replace(hparams, n_swa=hparams.n_swa + 1)
+
+
+class WindowSmaller(Window, name="mutant:window-one-less"):
+    mistake = "a window ends one token too early"
+
+    def numbers(self, hparams: Any) -> Any:
+        return replace(hparams, n_swa=hparams.n_swa - 1)
+
+
+class WindowSmallerGptOss(WindowSmaller, name="mutant:window-one-less-gpt-oss"):
+    mistake = "the window of gpt-oss ends one token too early"
+    shows_on = "arch:gpt-oss"
+
+
+class WindowEverywhere(Window, name="mutant:window-everywhere"):
+    mistake = "every layer has a window"
+    layer = 1
+
+    def numbers(self, hparams: Any) -> Any:
+        return replace(hparams, windows=0)
+
+
+class WindowsExchanged(Window, name="mutant:windows-exchanged"):
+    mistake = "odd layers have a window where even ones should"
+
+    def numbers(self, hparams: Any) -> Any:
+        return replace(hparams, windows=tuple(il % 2 == 1 for il in range(hparams.n_layer)))
+
+
+class OddWindows(GptOssHparams):
+    def window(self, layer: int) -> int:
+        return self.n_swa if layer % 2 else 0
+
+
+class WindowsExchangedGptOss(Window, name="mutant:windows-exchanged-gpt-oss"):
+    mistake = "odd layers of gpt-oss have a window where even ones should"
+    shows_on = "arch:gpt-oss"
+
+    def numbers(self, hparams: Any) -> Any:
+        return OddWindows(**asdict(hparams))
+
+
+class WindowsOfGemma3(Window, name="mutant:windows-of-gemma3-from-the-first"):
+    mistake = "the first of six layers sees everything, not the last"
+    shows_on = "arch:gemma3"
+
+    def change(self, model: Model) -> None:
+        put(model.graph, "window", self.window)
+
+    def window(self, right: Callable[[int], int], layer: int) -> int:
+        return right((layer - 1) % 6)
+
+
+class WindowOfPrompt(Window, name="mutant:window-in-decode-only"):
+    mistake = "the window is a matter of which cells are kept, so a prompt is not cut to it"
+
+    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
+        prompt = visible is not None and len(visible) > 1
+        return right(x, scale, np.tri(*x.shape[-2:], dtype=np.bool_) if prompt else visible)

@@ -1,0 +1,1 @@
+"""What wrong engines are made of."""

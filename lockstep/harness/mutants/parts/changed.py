@@ -1,0 +1,90 @@
+"""How a wrong engine is made of the right one: other ops, other numbers, other weights."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.model import Model
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.quants.base import F32, Bytes, WeightFormat
+from lockstep.engine.weights import Weight
+from lockstep.harness.mutants.parts.mistakes import Part
+
+Blocks = NDArray[Any]  # (n,) of a format's layout
+
+
+def ops_with(**methods: Callable[..., Any]) -> type[Mirror]:
+    """The ops with some of them replaced."""
+    return type("Wrong", (Mirror,), methods)
+
+
+def set_hparams(model: Model, **values: Any) -> None:
+    model.graph.hparams = replace(model.graph.hparams, **values)
+
+
+def change_weights(model: Model, change: Callable[[Callable[[str], Weight], str], Weight]) -> None:
+    """change: of how a tensor is read and its name, what is taken for it."""
+    weights = model.graph.tensors.weights
+    right = weights.tensor
+
+    def tensor(name: str, shape: tuple[int, ...]) -> Weight:
+        return change(lambda other: right(other, weights.file.tensors[other].shape), name)
+
+    weights.tensor = tensor  # type: ignore[method-assign]
+
+
+def as_weight(weight: Weight, values: F32) -> Weight:
+    """Other numbers in its place, unquantised."""
+    raw = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
+    return Weight(weight.name, WeightFormat.named("F32"), values.shape, raw)
+
+
+class WrongFormat(Part):
+    """Reads weights of one format wrongly: `before` changes the bytes, `after` what comes of
+    them."""
+
+    group = "formats"
+    kind: ClassVar[str]
+    site = "embd"
+    layer = None
+
+    def __init_subclass__(cls, *, name: str | None = None, **options: Any) -> None:
+        super().__init_subclass__(name=name, **options)
+        if name is not None and "shows_on" not in vars(cls):
+            cls.shows_on = f"arch:llama:{cls.kind}"
+
+    @staticmethod
+    def before(blocks: Blocks) -> None:
+        """Of the format's layout, a copy."""
+
+    @staticmethod
+    def after(blocks: Blocks, out: F32) -> None:
+        """out: (blocks, weights of each)"""
+
+    @classmethod
+    def wrong(cls) -> type[WeightFormat]:
+        right = WeightFormat.named(cls.kind)
+
+        def unpack(raw: Bytes, out: F32) -> None:
+            blocks = raw.copy().view(right.layout)
+            cls.before(blocks)
+            right.unpack(blocks.view(np.uint8), out)
+            with np.errstate(all="ignore"):
+                cls.after(blocks, out.reshape(-1, right.weights))
+
+        return type("Wrong", (right,), {"unpack": staticmethod(unpack)})
+
+    def change(self, model: Model) -> None:
+        formats = model.graph.tensors.weights.formats
+        wrong = self.wrong()
+        for name, kind in formats.items():
+            if kind.name == self.kind:
+                formats[name] = wrong
+
+    def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+        if type_name == self.kind:
+            return self.wrong().dequantize(raw)
+        return super().dequantize(type_name, raw)

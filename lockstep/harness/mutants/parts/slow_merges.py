@@ -1,0 +1,76 @@
+"""Merging in a few lines of plain Python, to be wrong in one way or none.
+
+Wrong engines and tests use it. Ours is compiled, and has no way to be wrong on purpose.
+"""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import accumulate, islice, pairwise
+
+from lockstep.engine.tokenizers.llama import Llama
+from lockstep.engine.tokenizers.utf8 import LENGTHS
+
+Rank = Callable[[bytes, bytes], float | None]
+
+
+def merged(
+    parts: list[bytes], rank: Rank, *, from_the_right: bool = False, careless: bool = False
+) -> list[bytes]:
+    """Joins neighbours, the lowest rank first, and among equals the leftmost, if it is not told
+    otherwise. If careless, it does not see that the left one of a pair is gone."""
+    text, sizes = b"".join(parts), list(map(len, parts))
+    starts = list(accumulate(sizes, initial=0))
+    waiting: list[tuple[float, int, int, int]] = []  # rank, place, right, bytes of both
+
+    def part(i: int) -> bytes:
+        return text[starts[i] : starts[i] + sizes[i]]
+
+    def add(left: int, right: int) -> None:
+        found = rank(part(left), part(right))
+        if found is not None:
+            place = -left if from_the_right else left
+            heappush(waiting, (found, place, right, sizes[left] + sizes[right]))
+
+    for right in range(1, len(parts)):
+        add(right - 1, right)
+    while waiting:
+        best = heappop(waiting)
+        left, right = abs(best[1]), best[2]
+        there = sizes[right] and (sizes[left] or careless)
+        if not there or sizes[left] + sizes[right] != best[3]:
+            continue
+        sizes[left], sizes[right] = best[3], 0
+        before = [*islice((i for i in range(left - 1, -1, -1) if sizes[i]), 1)]
+        after = [*islice((i for i in range(right, len(sizes)) if sizes[i]), 1)]
+        for one, other in pairwise([*before, left, *after]):
+            add(one, other)
+    return [part(i) for i in range(len(sizes)) if sizes[i]]
+
+
+def characters(text: bytes) -> list[bytes]:
+    """Going by first bytes alone: what follows one is not looked at."""
+    parts, at = [], 0
+    while at < len(text):
+        size = LENGTHS[text[at] >> 4]
+        parts.append(text[at : at + size])
+        at += size
+    return parts
+
+
+def ids(
+    tokenizer: Llama, text: bytes, *, from_the_right: bool = False, careless: bool = False
+) -> list[int]:
+    """What `tokenizer.segment` gives, if it is not to be wrong."""
+    known, scores = tokenizer.vocabulary.ids, tokenizer.vocabulary.scores
+
+    def rank(left: bytes, right: bytes) -> float | None:
+        token = known.get(left + right)
+        return None if token is None else -scores[token]
+
+    parts = merged(characters(text), rank, from_the_right=from_the_right, careless=careless)
+    return [token for part in parts for token in spelled(tokenizer, part)]
+
+
+def spelled(tokenizer: Llama, symbol: bytes) -> list[int]:
+    token = tokenizer.vocabulary.ids.get(symbol)
+    return [tokenizer.byte_token(byte) for byte in symbol] if token is None else [token]

@@ -1,0 +1,335 @@
+"""Recurrent state gone wrong: convolutions, the scan of mamba, what is carried along."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.architectures.step import Step
+from lockstep.engine.memory.recurrent import StateView
+from lockstep.engine.model import Model
+from lockstep.engine.ops.near import F64
+from lockstep.engine.ops.reference import rounded
+from lockstep.engine.quants.base import F32
+from lockstep.engine.weights import Weight
+from lockstep.harness.mutants.parts.mistakes import Op, Part, put
+
+AFTER = "the prompt is understood; what is generated is not"
+NONSENSE = "text is nonsense from the first token on"
+DRIFTS = "the longer the text, the less it remembers"
+Arrays = tuple[NDArray[Any], ...]
+CONV = "model.layers.{}.conv.conv"  # of lfm2, whose first layer attends
+
+
+class State(Part):
+    """Of mamba what happens between two norms has no names: the end of the layer is its place."""
+
+    group = "recurrent"
+    effect = AFTER
+    shows_on = "arch:mamba"
+    site = "l_out"
+
+
+# --- what is carried ----------------------------------------------------------------------------
+
+
+class Empty(StateView):
+    def read(self) -> Arrays:
+        return tuple(np.zeros_like(array) for array in super().read())
+
+
+class NotCarried(State, name="mutant:state-not-carried"):
+    mistake = "every batch begins with an empty state"
+    view = Empty
+
+
+class NotCarriedLfm2(NotCarried, name="mutant:state-not-carried-lfm2"):
+    mistake = "every batch of lfm2 begins with an empty convolution"
+    shows_on = "arch:lfm2"
+    site = CONV
+    layer = 1
+
+
+class TailLate(StateView):
+    def read(self) -> Arrays:
+        tail, *rest = super().read()
+        return np.concatenate([np.zeros_like(tail[..., :1]), tail[..., :-1]], axis=-1), *rest
+
+
+class ConvolutionLate(State, name="mutant:conv-state-one-late"):
+    mistake = "the newest token is not in the convolution's state"
+    view = TailLate
+
+
+class ConvolutionLateLfm2(ConvolutionLate, name="mutant:conv-state-one-late-lfm2"):
+    mistake = "of lfm2 the newest token is not in the convolution's state"
+    shows_on = "arch:lfm2"
+    site = CONV
+    layer = 1
+
+
+class TailBackwards(StateView):
+    def read(self) -> Arrays:
+        tail, *rest = super().read()
+        return tail[..., ::-1].copy(), *rest
+
+
+class ConvolutionBackwards(State, name="mutant:conv-state-backwards"):
+    mistake = "the convolution's state is kept with the newest token first"
+    view = TailBackwards
+
+
+class FirstOfAll(StateView):
+    def read(self) -> Arrays:
+        return tuple(np.broadcast_to(array[:1], array.shape) for array in super().read())
+
+
+class StateShared(State, name="mutant:state-shared-by-sequences"):
+    """No op is wrong while there is one sequence."""
+
+    mistake = "all sequences of a batch go on from the state of the first"
+    effect = "users of one server get each other's text"
+    site = "logits"
+    layer = None
+    view = FirstOfAll
+
+
+class StateSharedLfm2(StateShared, name="mutant:state-shared-by-sequences-lfm2"):
+    mistake = "all sequences of a batch of lfm2 go on from the convolution of the first"
+    shows_on = "arch:lfm2"
+
+
+class Half(StateView):
+    def store(self, *numbers: F32) -> None:
+        super().store(*(array.astype(np.float16).astype(np.float32) for array in numbers))
+
+
+class StateInHalf(State, name="mutant:state-f16"):
+    mistake = "the state is kept in F16"
+    effect = DRIFTS
+    view = Half
+
+
+# --- the convolution ----------------------------------------------------------------------------
+
+
+class Kernel(State):
+    """The convolution's weights in another order."""
+
+    effect = NONSENSE
+    tensor = "ssm_conv1d.weight"
+
+    def change(self, model: Model) -> None:
+        put(model.graph.tensors, "in_layer", self.in_layer)
+
+    def in_layer(self, right: Callable[..., Weight], layer: int, name: str) -> Weight:
+        weight = right(layer, name)
+        if name != self.tensor:
+            return weight
+        raw = np.ascontiguousarray(self.other(weight.values())).view(np.uint8).reshape(-1)
+        return replace(weight, raw=raw)
+
+    def other(self, kernel: F32) -> F32:
+        return kernel[:, ::-1]
+
+
+class KernelBackwards(Kernel, name="mutant:conv-kernel-backwards"):
+    mistake = "the kernel's first weight goes to the newest token"
+
+
+class KernelBackwardsLfm2(Kernel, name="mutant:conv-kernel-backwards-lfm2"):
+    mistake = "the first weight of the kernel of lfm2 goes to the newest token"
+    shows_on = "arch:lfm2"
+    site = CONV
+    layer = 1
+    tensor = "shortconv.conv.weight"
+
+
+class KernelTransposed(Kernel, name="mutant:conv-kernel-transposed"):
+    mistake = "the kernel is read as if it lay token by token"
+    source = "sglang #36864"
+
+    def other(self, kernel: F32) -> F32:
+        return kernel.reshape(kernel.shape[::-1]).T
+
+
+class KernelTransposedLfm2(KernelTransposed, name="mutant:conv-kernel-transposed-lfm2"):
+    mistake = "the kernel of lfm2 is read as if it lay token by token"
+    shows_on = "arch:lfm2"
+    site = CONV
+    layer = 1
+    tensor = "shortconv.conv.weight"
+
+
+class GatesOfLfm2(State, name="mutant:conv-gates-exchanged"):
+    mistake = "the gate before the convolution of lfm2 and the one behind it are exchanged"
+    effect = NONSENSE
+    shows_on = "arch:lfm2"
+    site = CONV
+    layer = 1
+
+    def change(self, model: Model) -> None:
+        put(model.graph, "linear", self.exchanged)
+
+    def exchanged(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
+        out = right(step, layer, site, x, name)
+        if not name.endswith("in_proj"):
+            return out
+        b, c, h = np.split(out, 3, axis=1)
+        return np.concatenate([c, b, h], axis=1)
+
+
+class ConvolutionBiasMissing(Kernel, name="mutant:conv-bias-missing"):
+    mistake = "the convolution's bias is not added"
+    tensor = "ssm_conv1d.bias"
+
+    def other(self, kernel: F32) -> F32:
+        return np.zeros_like(kernel)
+
+
+# --- the scan -----------------------------------------------------------------------------------
+
+
+class StepBiasMissing(Kernel, name="mutant:dt-bias-missing"):
+    mistake = "the bias of the step dt is not added"
+    effect = DRIFTS
+    tensor = "ssm_dt.bias"
+
+    def other(self, kernel: F32) -> F32:
+        return np.zeros_like(kernel)
+
+
+class SkipMissing(Kernel, name="mutant:ssm-d-missing"):
+    mistake = "what goes past the state, D, is left out"
+    effect = "text is fluent and beside the point"
+    tensor = "ssm_d"
+
+    def other(self, kernel: F32) -> F32:
+        return np.zeros_like(kernel)
+
+
+class ExpTwice(Kernel, name="mutant:ssm-a-exp-twice"):
+    mistake = "-exp is applied to ssm_a, which holds -exp(A_log) already"
+    effect = DRIFTS
+    source = "candle #3838"
+    tensor = "ssm_a"
+
+    def other(self, kernel: F32) -> F32:
+        return -np.exp(kernel)
+
+
+class NotNegated(Kernel, name="mutant:ssm-a-not-negated"):
+    mistake = "the decay has the wrong sign, so that the state grows"
+    effect = "text ends in NaN after some tokens"
+    tensor = "ssm_a"
+
+    def other(self, kernel: F32) -> F32:
+        return -kernel
+
+
+class DecayTransposed(Kernel, name="mutant:ssm-a-transposed"):
+    mistake = "ssm_a is read as (d_state, d_inner)"
+    source = "sglang #36864"
+    tensor = "ssm_a"
+
+    def other(self, kernel: F32) -> F32:
+        return kernel.reshape(kernel.shape[::-1]).T
+
+
+class Scan(State):
+    """The scan in a few lines, to be wrong in one of them."""
+
+    effect = DRIFTS
+
+    def change(self, model: Model) -> None:
+        put(model.graph, "scan", self.scan)
+
+    def scan(self, right: Op, layer: int, *args: F32) -> tuple[F32, F32]:
+        x, dt, b, c, state = (array.astype(np.float64) for array in args)
+        sets = len(state)
+        a = self.loaded.graph.tensors.in_layer(layer, "ssm_a").values().astype(np.float64)
+        rows = [array.reshape(sets, len(x) // sets, -1) for array in (x, dt, b, c)]
+        outs = []
+        for t in range(rows[0].shape[1]):
+            x_t, dt_t, b_t, c_t = (row[:, t] for row in rows)
+            after = self.next(state, a, x_t, self.step(dt_t), b_t)
+            outs.append((self.seen(state, after) * c_t[:, None, :]).sum(axis=-1))
+            state = after
+        return rounded(np.stack(outs, axis=1).reshape(x.shape)), rounded(state)
+
+    def step(self, dt: F64) -> F64:
+        return np.logaddexp(0, dt)
+
+    def next(self, state: F64, a: F64, x: F64, dt: F64, b: F64) -> F64:
+        kept: F64 = state * np.exp(dt[..., None] * a)
+        return kept + (dt * x)[..., None] * b[:, None, :]
+
+    def seen(self, before: F64, after: F64) -> F64:
+        return after
+
+
+class NoSoftplus(Scan, name="mutant:dt-softplus-missing"):
+    mistake = "the step dt is taken as it comes, without softplus"
+
+    def step(self, dt: F64) -> F64:
+        return dt
+
+
+class StateBefore(Scan, name="mutant:ssm-state-before"):
+    mistake = "the output is read from the state before the token"
+
+    def seen(self, before: F64, after: F64) -> F64:
+        return before
+
+
+class ZeroOrderHold(Scan, name="mutant:ssm-zero-order-hold"):
+    """As the paper derives it; the code that models were trained by takes Euler's step."""
+
+    mistake = "what enters the state is held constant over the step, instead of multiplied by it"
+
+    def next(self, state: F64, a: F64, x: F64, dt: F64, b: F64) -> F64:
+        decay: F64 = np.exp(dt[..., None] * a)
+        return state * decay + (decay - 1) / a * x[..., None] * b[:, None, :]
+
+
+class BAndCExchanged(State, name="mutant:ssm-b-and-c-exchanged"):
+    mistake = "what writes the state and what reads it are exchanged"
+    effect = NONSENSE
+
+    def change(self, model: Model) -> None:
+        put(model.graph, "scan", self.scan)
+
+    def scan(self, right: Op, layer: int, x: F32, dt: F32, b: F32, c: F32, state: F32) -> F32:
+        return right(layer, x, dt, c, b, state)
+
+
+class StepLast(State, name="mutant:ssm-x-order"):
+    mistake = "ssm_x is taken for B, C and dt, where it gives dt first"
+    effect = NONSENSE
+
+    def linear(self, right: Op, x: F32, weight: Weight) -> F32:
+        out = right(x, weight)
+        if not weight.name.endswith("ssm_x.weight"):
+            return out
+        hp: Any = self.loaded.graph.hparams
+        return np.roll(out, hp.dt_rank, axis=1)
+
+
+class HalvesExchanged(State, name="mutant:ssm-in-halves-exchanged"):
+    mistake = "what is mixed and its gate are exchanged"
+    effect = NONSENSE
+
+    def linear(self, right: Op, x: F32, weight: Weight) -> F32:
+        out = right(x, weight)
+        is_both = weight.name.endswith("ssm_in.weight")
+        return np.roll(out, out.shape[1] // 2, axis=1) if is_both else out
+
+
+class GateNotActive(State, name="mutant:ssm-gate-without-silu"):
+    mistake = "the gate is multiplied in without SiLU"
+    effect = NONSENSE
+
+    def swiglu(self, right: Op, gate: F32, up: F32) -> F32:
+        return gate * up

@@ -1,0 +1,330 @@
+"""Rotary positions gone wrong: which elements pair, by which angle, from which position."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from lockstep.engine.architectures.step import Step
+from lockstep.engine.model import Model
+from lockstep.engine.ops.near import F64
+from lockstep.engine.ops.reference import I32, RopeParams
+from lockstep.engine.ops.rotation import frequencies
+from lockstep.engine.quants.base import F32
+from lockstep.engine.weights import Weight
+from lockstep.harness.mutants.parts.mistakes import Op, Part, put
+
+Heads = Callable[..., tuple[F32, F32, F32]]
+LATER = "text is fine at first and falls apart the longer it gets"
+NONSENSE = "text is nonsense from the second token on"
+DEPTH = "answers get worse with every hundred tokens of context"
+
+
+class Rope(Part):
+    """`angles` is what the engine makes of the parameters of the model."""
+
+    group = "rope"
+    site = "Qcur_rope"
+
+    def rope(self, right: Op, x: F32, at: I32, params: RopeParams) -> F32:
+        return right(x, self.positions(at), self.angles(params))
+
+    def angles(self, params: RopeParams) -> RopeParams:
+        return params
+
+    def positions(self, at: I32) -> I32:
+        return at
+
+
+# --- pairs --------------------------------------------------------------------------------------
+
+
+class OtherPairs(Rope):
+    source = "ik_llama.cpp #2290"
+    effect = NONSENSE
+
+    def angles(self, params: RopeParams) -> RopeParams:
+        return replace(params, halves=not params.halves)
+
+
+class PairsForQwen2(OtherPairs, name="mutant:rope-pairs-for-qwen2"):
+    mistake = "neighbours rotated where qwen2 pairs halves"
+    shows_on = "arch:qwen2"
+
+
+class PairsForPhi3(OtherPairs, name="mutant:rope-pairs-for-phi3"):
+    mistake = "neighbours rotated where phi3 pairs halves"
+    shows_on = "arch:phi3"
+
+
+class PairsForGptOss(OtherPairs, name="mutant:rope-pairs-for-gpt-oss"):
+    mistake = "neighbours rotated where gpt-oss pairs halves"
+    shows_on = "arch:gpt-oss"
+
+
+class PairsForLfm2(OtherPairs, name="mutant:rope-pairs-for-lfm2"):
+    """What is rotated has no name in its graph: what is made of it has."""
+
+    mistake = "neighbours rotated where lfm2 pairs halves"
+    shows_on = "arch:lfm2"
+    site = "kq"
+
+
+class HalvesForDeepseek2(OtherPairs, name="mutant:rope-halves-for-deepseek2"):
+    mistake = "halves rotated where deepseek2 pairs neighbours"
+    source = "pie #427"
+    shows_on = "arch:deepseek2"
+    site = "q_pe"
+
+
+class NotPermuted(Rope, name="mutant:rope-rows-not-permuted"):
+    """Rows of Q and K as they are for the other pairing."""
+
+    mistake = "the permutation of the rows of Q and K is skipped when they are repacked"
+    effect = NONSENSE
+    source = "llama.cpp #22611"
+    site = "Qcur"
+
+    def linear(self, right: Op, x: F32, weight: Weight) -> F32:
+        out = right(x, weight)
+        if not weight.name.endswith(("attn_q.weight", "attn_k.weight")):
+            return out
+        heads = out.reshape(len(out), -1, 2, self.loaded.graph.hparams.n_embd_head // 2)
+        return heads.swapaxes(2, 3).reshape(out.shape)
+
+
+class OtherWay(Rope, name="mutant:rope-other-way"):
+    mistake = "the sign of the sine is exchanged, so that pairs turn the other way"
+    effect = NONSENSE
+
+    def rotations(self, right: Op, at: I32, params: RopeParams) -> tuple[F64, F64]:
+        cos, sin = right(at, params)
+        return cos, -sin
+
+
+class OtherWayHalves(OtherWay, name="mutant:rope-rotate-half-sign"):
+    mistake = "rotate_half negates the first half where it should the second"
+    shows_on = "arch:qwen3"
+
+
+class TableForNeighbours(Rope, name="mutant:rope-table-for-neighbours"):
+    mistake = "halves are rotated with a table whose entries are repeated side by side"
+    effect = NONSENSE
+    shows_on = "arch:qwen3"
+
+    def rope(self, right: Op, x: F32, at: I32, params: RopeParams) -> F32:
+        both = (np.repeat(t, 2, axis=1)[:, None] for t in self.loaded.ops.rotations(at, params))
+        cos, sin = both  # (tokens, 1, dim)
+        first, second = np.split(x, 2, axis=-1)
+        return (x * cos + np.concatenate([-second, first], axis=-1) * sin).astype(np.float32)
+
+
+# --- angles -------------------------------------------------------------------------------------
+
+
+class BaseOfLlama(Rope, name="mutant:rope-base-of-llama"):
+    mistake = "the base of qwen2 is taken for that of llama"
+    effect = DEPTH
+    shows_on = "arch:qwen2"
+
+    def angles(self, params: RopeParams) -> RopeParams:
+        return replace(params, base=10000.0)
+
+
+class BaseOfLlama3(Rope, name="mutant:rope-base-of-llama3"):
+    mistake = "a base of 500000 where the file says 10000"
+    effect = DEPTH
+
+    def angles(self, params: RopeParams) -> RopeParams:
+        return replace(params, base=500000.0)
+
+
+class ExponentOfHalf(Rope, name="mutant:rope-exponent-halved"):
+    mistake = "pair i has the exponent i / d instead of 2i / d"
+    effect = LATER
+
+    def angles(self, params: RopeParams) -> RopeParams:
+        return replace(params, base=math.sqrt(params.base))
+
+
+class ExponentFromOne(Rope, name="mutant:rope-exponent-from-one"):
+    mistake = "frequencies are counted from one, so that the first pair turns too slowly"
+    effect = LATER
+
+    def angles(self, params: RopeParams) -> RopeParams:
+        return replace(params, scale=params.scale * params.base ** (-2 / params.n_rot))
+
+
+class TableInBf16(Rope, name="mutant:rope-table-bf16"):
+    mistake = "cosines and sines are made in the model's type, BF16"
+    effect = LATER
+    source = "candle #3838"
+
+    def rotations(self, right: Op, at: I32, params: RopeParams) -> tuple[F64, F64]:
+        cut = (t.astype(np.float32).view(np.uint32) & 0xFFFF0000 for t in right(at, params))
+        cos, sin = (t.astype(np.uint32).view(np.float32).astype(np.float64) for t in cut)
+        return cos, sin
+
+
+class AnglesInHalf(Rope, name="mutant:rope-angles-f16"):
+    mistake = "inverse frequencies are kept in F16"
+    effect = LATER
+
+    def rotations(self, right: Op, at: I32, params: RopeParams) -> tuple[F64, F64]:
+        step = frequencies(params).astype(np.float16).astype(np.float64) * params.scale
+        return np.cos(at[:, None] * step), np.sin(at[:, None] * step)
+
+
+class ScaleInverted(Rope, name="mutant:rope-linear-scale-inverted"):
+    mistake = "positions are multiplied by the scaling factor, not divided"
+    effect = NONSENSE
+    shows_on = "q4_0"
+
+    def angles(self, params: RopeParams) -> RopeParams:
+        return replace(params, scale=1 / params.scale)
+
+
+class ScaleTwice(Rope, name="mutant:rope-linear-scale-twice"):
+    mistake = "the scaling factor goes into the frequencies and into the positions"
+    effect = LATER
+    shows_on = "q4_0"
+
+    def angles(self, params: RopeParams) -> RopeParams:
+        return replace(params, scale=params.scale**2)
+
+
+class ScaleOfBase(Rope, name="mutant:rope-linear-scale-as-ntk"):
+    mistake = "a linear scaling factor stretches the base, as NTK-aware scaling does"
+    effect = LATER
+    shows_on = "q4_0"
+
+    def angles(self, params: RopeParams) -> RopeParams:
+        grown = (1 / params.scale) ** (params.n_rot / (params.n_rot - 2))
+        return replace(params, scale=1.0, base=params.base * grown)
+
+
+class FactorsInverted(Rope, name="mutant:rope-factors-multiplied"):
+    mistake = "frequencies are multiplied by rope_freqs, not divided"
+    effect = LATER
+    shows_on = "bf16"
+
+    def angles(self, params: RopeParams) -> RopeParams:
+        assert params.factors is not None
+        return replace(params, factors=np.float32(1) / params.factors)
+
+
+class FactorsBackwards(Rope, name="mutant:rope-factors-backwards"):
+    mistake = "the first of rope_freqs goes to the slowest pair"
+    effect = LATER
+    shows_on = "bf16"
+
+    def angles(self, params: RopeParams) -> RopeParams:
+        assert params.factors is not None
+        return replace(params, factors=params.factors[::-1].copy())
+
+
+# --- which elements, which positions ------------------------------------------------------------
+
+
+class HalfTheHead(Rope, name="mutant:rope-half-the-head"):
+    mistake = "only the first half of a head is rotated"
+    effect = NONSENSE
+
+    def angles(self, params: RopeParams) -> RopeParams:
+        return replace(params, n_rot=params.n_rot // 2)
+
+
+class LastHalfOfHead(HalfTheHead, name="mutant:rope-last-half-of-the-head"):
+    mistake = "only the last half of a head is rotated"
+
+    def rope(self, right: Op, x: F32, at: I32, params: RopeParams) -> F32:
+        fixed, turned = np.split(x, 2, axis=-1)
+        return np.concatenate([fixed, right(turned, at, self.angles(params))], axis=-1)
+
+
+class QueriesAlone(Rope, name="mutant:rope-keys-not-rotated"):
+    mistake = "keys go into the cache without being rotated"
+    effect = NONSENSE
+    site = "Kcur_rope"
+
+    def rope(self, right: Op, x: F32, at: I32, params: RopeParams) -> F32:
+        is_key = x.shape[1] == self.loaded.graph.hparams.n_head_kv
+        return x if is_key else right(x, at, params)
+
+
+class KeysOneLate(Rope, name="mutant:rope-keys-one-late"):
+    mistake = "keys are rotated by the position of the next token"
+    effect = LATER
+    source = "onnxruntime-genai #2354"
+    site = "Kcur_rope"
+
+    def rope(self, right: Op, x: F32, at: I32, params: RopeParams) -> F32:
+        return right(x, at + (x.shape[1] == self.loaded.graph.hparams.n_head_kv), params)
+
+
+class ValuesRotated(Rope, name="mutant:rope-of-values"):
+    mistake = "values are rotated like keys"
+    effect = NONSENSE
+    site = "v_cache"
+
+    def change(self, model: Model) -> None:
+        put(model.graph, "heads", self.heads)
+
+    def heads(self, right: Heads, step: Step, layer: int, x: F32) -> tuple[F32, F32, F32]:
+        q, k, v = right(step, layer, x)
+        params = self.loaded.graph.rope_params(layer)
+        assert params is not None
+        return q, k, step.ops.rope(v, step.batch.positions, params)
+
+
+class RestartsWithBatch(Rope, name="mutant:rope-restarts-with-batch"):
+    mistake = "positions are counted from the beginning of each batch"
+    effect = "the prompt is understood; what is generated has no order"
+
+    def positions(self, at: I32) -> I32:
+        return np.arange(len(at), dtype=np.int32)
+
+
+class RestartsWithUbatch(Rope, name="mutant:rope-restarts-with-ubatch"):
+    mistake = "positions are counted from the beginning of each ubatch of 64"
+    effect = "prompts of more than an ubatch are garbled"
+
+    def positions(self, at: I32) -> I32:
+        return at % 64
+
+
+class PositionsInBf16(Rope, name="mutant:rope-positions-bf16"):
+    mistake = "positions are kept in BF16, which counts by two from 256 on"
+    effect = "fine up to 256 tokens, then worse and worse"
+
+    def positions(self, at: I32) -> I32:
+        return (
+            (at.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32).astype(np.int32)
+        )
+
+
+class TableTooShort(Rope, name="mutant:rope-table-too-short"):
+    mistake = "positions beyond the table of 128 are those of its last row"
+    effect = "fine up to 128 tokens, then every token stands at the same place"
+
+    def positions(self, at: I32) -> I32:
+        return np.minimum(at, 127)
+
+
+class OneForTheBatch(Rope, name="mutant:rope-one-position-for-the-batch"):
+    mistake = "all tokens of a prompt are rotated by the first one's position"
+    effect = "the order of the words of a prompt is lost"
+
+    def positions(self, at: I32) -> I32:
+        return np.broadcast_to(at[:1], at.shape)
+
+
+class QueriesTwice(Rope, name="mutant:rope-queries-twice"):
+    mistake = "queries are rotated in place, and once more by the kernel of attention"
+    effect = NONSENSE
+
+    def rope(self, right: Op, x: F32, at: I32, params: RopeParams) -> F32:
+        out = right(x, at, params)
+        is_query = x.shape[1] != self.loaded.graph.hparams.n_head_kv
+        return right(out, at, params) if is_query else out

@@ -1,0 +1,125 @@
+"""The choice of the next token, wrong: ops and logits are right."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.quants.base import F32
+from lockstep.harness.mutants.base import Mutant
+
+
+class WrongChoice(Mutant):
+    """A greedy loop with its mistakes as options."""
+
+    group = "sampling"
+    site = "decode"  # the suite: no op is wrong
+    layer = None
+    row: ClassVar[int] = -1  # of the prompt's logits
+    late: ClassVar[int] = 0  # added to positions of what is generated
+    stands: ClassVar[bool] = False  # they are all the first one
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        memory = self.loaded.new_memory()
+        last = self.loaded.decode(Batch.of(prompt), memory)[self.row]
+        ids: list[int] = []
+        while len(ids) < n:
+            ids.append(int(self.choose(last, ids)))
+            if len(ids) < n:
+                at = len(prompt) + self.late + (0 if self.stands else len(ids) - 1)
+                last = self.loaded.decode(Batch.of(ids[-1:], start=at), memory)[-1]
+        return ids
+
+    def choose(self, logits: F32, before: Sequence[int]) -> int:
+        return int(np.argmax(logits))
+
+
+class FirstRow(WrongChoice, name="mutant:greedy-of-first-row"):
+    row = 0
+    mistake = "the first token is chosen by the logits of the prompt's first row"
+    effect = "an answer begins with the wrong word"
+
+
+class PositionLate(WrongChoice, name="mutant:greedy-position-late"):
+    late = 1
+    mistake = "the first generated token is put one position behind its own"
+    effect = "text drifts"
+    source = "onnxruntime-genai #2354"
+
+
+class SecondBest(WrongChoice, name="mutant:greedy-second-best"):
+    mistake = "the second largest logit is chosen"
+    effect = "word salad"
+
+    def choose(self, logits: F32, before: Sequence[int]) -> int:
+        return int(np.argsort(-logits, kind="stable")[1])
+
+
+class LargestMagnitude(WrongChoice, name="mutant:greedy-of-magnitudes"):
+    mistake = "the logit of largest magnitude is chosen"
+    effect = "word salad"
+
+    def choose(self, logits: F32, before: Sequence[int]) -> int:
+        return int(np.argmax(np.abs(logits)))
+
+
+class FromOne(WrongChoice, name="mutant:greedy-from-one"):
+    shows_on = "few-tokens"
+    mistake = "the search for the largest logit begins at token 1"
+    effect = "nothing, unless token 0 is due"
+
+    def choose(self, logits: F32, before: Sequence[int]) -> int:
+        return 1 + int(np.argmax(logits[1:]))
+
+
+class NeverLast(WrongChoice, name="mutant:greedy-never-last"):
+    shows_on = "few-tokens"
+    mistake = "the search for the largest logit ends one token early"
+    effect = "nothing, unless the last token is due"
+
+    def choose(self, logits: F32, before: Sequence[int]) -> int:
+        return int(np.argmax(logits[:-1]))
+
+
+class BytesOnly(WrongChoice, name="mutant:greedy-of-one-byte"):
+    mistake = "the id that is chosen is kept in one byte"
+    effect = "word salad"
+
+    def choose(self, logits: F32, before: Sequence[int]) -> int:
+        return int(np.argmax(logits)) & 0xFF
+
+
+class Penalty(WrongChoice, name="mutant:greedy-with-penalty"):
+    mistake = "tokens that were generated are penalised by 1.1, which nobody asked for"
+    effect = "the text does not repeat itself where it should"
+
+    def choose(self, logits: F32, before: Sequence[int]) -> int:
+        logits = logits.copy()
+        known = np.unique(before).astype(int)
+        logits[known] = np.where(logits[known] > 0, logits[known] / 1.1, logits[known] * 1.1)
+        return int(np.argmax(logits))
+
+
+class Sampled(WrongChoice, name="mutant:greedy-is-sampled"):
+    mistake = "tokens are drawn by their probabilities though the temperature is 0"
+    effect = "another text each time"
+
+    def choose(self, logits: F32, before: Sequence[int]) -> int:
+        shares = np.exp(logits.astype(np.float64) - logits.max())
+        draw = np.random.Generator(np.random.Philox(len(before))).random()
+        return int(np.searchsorted(np.cumsum(shares / shares.sum()), draw).clip(0, len(logits) - 1))
+
+
+class LowPrecision(WrongChoice, name="mutant:greedy-of-rough-logits"):
+    mistake = "the largest of logits that were cut off to three bits behind the first is chosen"
+    effect = "another token now and then, where two are nearly alike"
+
+    def choose(self, logits: F32, before: Sequence[int]) -> int:
+        return int(np.argmax((logits.view(np.uint32) & np.uint32(0xFFF00000)).view(np.float32)))
+
+
+class StandsStill(WrongChoice, name="mutant:greedy-lacks-position"):
+    stands = True
+    mistake = "all that is generated is put at one position"
+    effect = "the text repeats itself"

@@ -1,0 +1,186 @@
+"""Scaled positions gone wrong: YaRN, and what Gemma 3 does by layer."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from lockstep.engine.architectures.positions import shares_kept
+from lockstep.engine.model import Model
+from lockstep.engine.ops.reference import I32, RopeParams
+from lockstep.engine.quants.base import F32
+from lockstep.harness.mutants.parts.mistakes import Op, Part, put
+
+Params = Callable[[int], RopeParams]
+LATER = "text is fine at first and falls apart the longer it gets"
+
+
+class Yarn(Part):
+    group = "rope"
+    effect = LATER
+    shows_on = "yarn"
+    site = "Qcur_rope"
+
+    def rope(self, right: Op, x: F32, at: I32, params: RopeParams) -> F32:
+        return right(x, at, self.angles(params))
+
+    def angles(self, params: RopeParams) -> RopeParams:
+        raise NotImplementedError
+
+    def ramp(self, params: RopeParams, n_ctx: int) -> F32:
+        return shares_kept(params.n_rot, params.base, n_ctx)
+
+
+class RampInverted(Yarn, name="mutant:yarn-ramp-inverted"):
+    mistake = "fast pairs are scaled and slow ones kept"
+    source = "llama.cpp #8676"
+
+    def angles(self, params: RopeParams) -> RopeParams:
+        assert params.kept is not None
+        return replace(params, kept=1 - params.kept)
+
+
+class RampInvertedGptOss(RampInverted, name="mutant:yarn-ramp-inverted-gpt-oss"):
+    mistake = "of gpt-oss fast pairs are scaled and slow ones kept"
+    shows_on = "arch:gpt-oss"
+
+
+class ExtFactorIgnored(Yarn, name="mutant:yarn-ext-factor-ignored"):
+    mistake = "every pair is scaled, as linear scaling does"
+
+    def angles(self, params: RopeParams) -> RopeParams:
+        return replace(params, kept=None)
+
+
+class NothingScaled(Yarn, name="mutant:yarn-ignored"):
+    mistake = "no pair is scaled, and nothing made larger"
+    source = "mlxcel #1355"
+
+    def angles(self, params: RopeParams) -> RopeParams:
+        return replace(params, kept=None, scale=1.0, magnitude=1.0)
+
+
+class OriginalContextIgnored(Yarn, name="mutant:yarn-original-context-ignored"):
+    mistake = "the ramp is that of the new context, not of the one that it was trained on"
+
+    def angles(self, params: RopeParams) -> RopeParams:
+        n_ctx = self.loaded.graph.hparams.n_ctx_train
+        return replace(params, kept=self.ramp(params, n_ctx))
+
+
+class OriginalContextGptOss(OriginalContextIgnored, name="mutant:yarn-original-context-gpt-oss"):
+    mistake = "of gpt-oss the ramp is that of the new context"
+    shows_on = "arch:gpt-oss"
+
+
+class RampNotRounded(Yarn, name="mutant:yarn-ramp-not-rounded"):
+    """As gpt-oss was trained, and no GGUF file can say: the file means the rounded one."""
+
+    mistake = "the ends of the ramp lie between pairs"
+    shows_on = "arch:gpt-oss"
+
+    def angles(self, params: RopeParams) -> RopeParams:
+        hp = self.loaded.graph.hparams
+        low, high = (
+            params.n_rot
+            * math.log(hp.n_ctx_orig_yarn / (turns * 2 * math.pi))
+            / (2 * math.log(params.base))
+            for turns in (32, 1)
+        )
+        along = (np.arange(params.n_rot // 2) - max(low, 0.0)) / (high - max(low, 0.0))
+        return replace(params, kept=(1 - np.clip(along, 0, 1)).astype(np.float32))
+
+
+class MagnitudeMissing(Yarn, name="mutant:yarn-magnitude-missing"):
+    mistake = "what YaRN turns is not made larger"
+
+    def angles(self, params: RopeParams) -> RopeParams:
+        return replace(params, magnitude=1.0)
+
+
+class MagnitudeMissingGptOss(MagnitudeMissing, name="mutant:yarn-magnitude-missing-gpt-oss"):
+    mistake = "of gpt-oss what YaRN turns is not made larger"
+    shows_on = "arch:gpt-oss"
+
+
+class MagnitudeTwice(Yarn, name="mutant:yarn-magnitude-twice"):
+    mistake = "the magnitude goes into queries and keys and once more into both"
+
+    def angles(self, params: RopeParams) -> RopeParams:
+        return replace(params, magnitude=params.magnitude**2)
+
+
+class MagnitudeOfRoot(Yarn, name="mutant:yarn-magnitude-of-context"):
+    mistake = "the magnitude is the root of a logarithm, as LongRoPE has it"
+
+    def angles(self, params: RopeParams) -> RopeParams:
+        n_ctx = self.loaded.graph.hparams.n_ctx_orig_yarn
+        return replace(params, magnitude=math.sqrt(1 - math.log(params.scale) / math.log(n_ctx)))
+
+
+class MagnitudeInRope(Yarn, name="mutant:yarn-magnitude-of-deepseek2"):
+    mistake = "deepseek2's mscale of all dimensions is put into the rotated part alone"
+    source = "imp #880"
+    shows_on = "deepseek2-yarn"
+    site = "q_pe"
+
+    def angles(self, params: RopeParams) -> RopeParams:
+        return replace(params, magnitude=1 - 0.1 * math.log(params.scale))
+
+
+# --- by layer -----------------------------------------------------------------------------------
+
+
+class Gemma3(Part):
+    group = "rope"
+    effect = LATER
+    source = "ollama #13452"
+    shows_on = "gemma3-scaled"
+    site = "Qcur_rope"
+
+    def change(self, model: Model) -> None:
+        put(model.graph, "rope_params", self.rope_params)
+
+    def rope_params(self, right: Params, layer: int = 0) -> RopeParams:
+        raise NotImplementedError
+
+
+class BasesExchanged(Gemma3, name="mutant:rope-gemma3-bases-exchanged"):
+    mistake = "layers with a window rotate by the global base, and the others by the local one"
+
+    def rope_params(self, right: Params, layer: int = 0) -> RopeParams:
+        return right(0 if layer == 5 else 5)
+
+
+class OneBase(Gemma3, name="mutant:rope-gemma3-local-base-for-all"):
+    mistake = "all layers rotate by the local base"
+    layer = 5
+
+    def rope_params(self, right: Params, layer: int = 0) -> RopeParams:
+        return right(0)
+
+
+class ScaleForAll(Gemma3, name="mutant:rope-gemma3-scale-for-all"):
+    mistake = "positions are scaled in layers with a window as well"
+
+    def rope_params(self, right: Params, layer: int = 0) -> RopeParams:
+        return replace(right(layer), scale=1 / 8)
+
+
+class ScaleOfGlobalMissing(Gemma3, name="mutant:rope-gemma3-scale-missing"):
+    mistake = "positions are not scaled in global layers"
+    source = "ollama #12348"
+    layer = 5
+
+    def rope_params(self, right: Params, layer: int = 0) -> RopeParams:
+        return replace(right(layer), scale=1.0)
+
+
+class ScaleUnasked(Gemma3, name="mutant:rope-gemma3-scale-unasked"):
+    mistake = "global layers are scaled by 8 where the file says nothing"
+    shows_on = "arch:gemma3"
+    layer = 5
+
+    def rope_params(self, right: Params, layer: int = 0) -> RopeParams:
+        return replace(right(layer), scale=1 / 8) if layer == 5 else right(layer)

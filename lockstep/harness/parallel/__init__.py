@@ -1,0 +1,1 @@
+"""Work side by side: in processes of this machine, or on a cluster."""

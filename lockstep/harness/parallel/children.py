@@ -1,0 +1,187 @@
+"""Work in processes of their own, whose words come as they are said and whose death is noticed.
+
+Our own engine and the judge read a model's mapped file in the process that checks it: a file that
+shrinks meanwhile ends that process (SIGBUS), and so may the system when memory runs out. The one
+that writes the report outlives it.
+"""
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from lockstep.engine.errors import EngineError
+from lockstep.harness.check.check import BadInput
+from lockstep.harness.context.suite import NoAnswer
+from lockstep.harness.processes.side_by_side import interrupts_later, killed_by, watch_parent
+from lockstep.harness.records import Status
+
+Say = Callable[[Any], None]
+Work = Callable[[Say], None]  # gives what it has to say to the function that it is called with
+
+# a fork is there at once and knows what this process has loaded; other systems do not fork safely
+START = "fork" if sys.platform == "linux" else "spawn"
+
+
+@dataclass(frozen=True)
+class Said:
+    value: Any
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The work cannot be done: bad input or a bad file, in one sentence."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """An engine left a question unanswered without which the work is not done."""
+
+    status: Status
+    summary: str
+    detail: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An exception that nobody foresaw: a defect of Lockstep."""
+
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Died:
+    """The process ended before its work did."""
+
+    how: str  # "was killed by SIGBUS"
+
+
+@dataclass(frozen=True)
+class Done:
+    """The work has been done, and all that it said has come."""
+
+
+Event = Said | Refused | Unanswered | Failed | Died | Done
+
+
+def side_by_side(works: Sequence[Work], jobs: int) -> Iterator[tuple[int, Event]]:
+    """Which of the works said or became what; the last event of each is not `Said`.
+
+    At most `jobs` at a time. Whoever stops to listen ends those that still run.
+    """
+    waiting = list(enumerate(works))[::-1]
+    running: dict[Connection, tuple[int, BaseProcess]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                number, work = waiting.pop()
+                connection, process = started(work)
+                running[connection] = number, process
+            ready: list[Any] = wait(list(running))
+            for connection in ready:
+                number, process = running[connection]
+                event = next_event(connection, process)
+                if not isinstance(event, Said):
+                    del running[connection]
+                    end(connection, process)
+                yield number, event
+    finally:
+        for connection, (_, process) in running.items():
+            end(connection, process)
+
+
+def result_of(work: Work, progress: Callable[[str], None]) -> Any:
+    """The last thing that a work says; text that it says before is progress.
+
+    Raises BadInput for what cannot be done, NoAnswer for an engine that leaves a question
+    unanswered, and RuntimeError for a defect of ours.
+    """
+    value = None
+    for _, event in side_by_side([work], 1):
+        match event:
+            case Said(str(text)):
+                progress(text)
+            case Said(said):
+                value = said
+            case Died(how):
+                text = f"the process that did the work {how}; did a file change meanwhile?"
+                raise NoAnswer("crashed", text, {})
+            case _:
+                raise_for(event)
+    return value
+
+
+def raise_for(event: Event) -> None:
+    """What the process of the work would have raised, had it been this one.
+
+    A death is a ChildProcessError.
+    """
+    match event:
+        case Refused(message):
+            raise BadInput(message)
+        case Unanswered(status, summary, detail):
+            raise NoAnswer(status, summary, detail)
+        case Failed(message, trace):
+            raise RuntimeError(f"{message}\n{trace}")
+        case Died(how):
+            raise ChildProcessError(f"a process of the run {how}")
+
+
+def started(work: Work) -> tuple[Connection, BaseProcess]:
+    context = get_context(START)
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=body, args=(work, theirs))  # type: ignore[attr-defined]
+    with interrupts_later():
+        process.start()
+    theirs.close()
+    return ours, process
+
+
+def body(work: Work, connection: Connection) -> None:
+    """What the child runs: an interrupt from a terminal is its parent's to answer."""
+    watch_parent()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    connection.send(ending_of(work, lambda value: connection.send(Said(value))))
+    connection.close()
+    os._exit(0)  # what the parent had registered to do at its own exit is not ours to do
+
+
+def ending_of(work: Work, say: Say) -> Event:
+    """Do it; how it ended."""
+    try:
+        work(say)
+    except NoAnswer as error:
+        return Unanswered(error.status, error.summary, error.detail)
+    except (BadInput, EngineError, OSError) as error:
+        return Refused(str(error))
+    except Exception as error:
+        return Failed(f"{type(error).__name__}: {error}"[:500], traceback.format_exc())
+    return Done()
+
+
+def next_event(connection: Connection, process: BaseProcess) -> Event:
+    try:
+        event: Event = connection.recv()
+        return event
+    except (EOFError, OSError):
+        process.join()
+        status = process.exitcode or 0
+        if status < 0:
+            return Died(killed_by(-status))
+        return Died(f"exited with status {status}")
+
+
+def end(connection: Connection, process: BaseProcess) -> None:
+    connection.close()
+    process.kill()
+    process.join()

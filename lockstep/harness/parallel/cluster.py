@@ -1,0 +1,190 @@
+"""Work on the workers of a Dask scheduler: what `harness.parallel.works` asks of an executor.
+
+Dask keeps the queue, hands a work to a worker that is free, and to another when a worker is lost.
+Ours is what comes back: a worker says things by a queue of Dask's, here they are held until the
+work is done or has said a checkpoint, and what a lost worker said after that does not count.
+"""
+
+import pickle
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from lockstep.harness.check.check import BadInput
+from lockstep.harness.parallel.children import Died, Event, Refused, Said, Work
+from lockstep.harness.parallel.cluster_worker import Begun, Needs, Task, do_task, end_processes
+from lockstep.harness.parallel.works import Executor, Processes, Resumable
+
+CONNECT = 10.0  # seconds
+WORKERS = 30.0  # seconds in which the first worker must be there
+LOOK = 0.05  # seconds between two looks at what has come
+MOST_LOSSES = 4  # machines that one work may cost without a step forward
+
+
+@contextmanager
+def executor_for(jobs: int, cluster: str | None) -> Iterator[Executor | None]:
+    """None: the work is done here, one after the other. Raises BadInput."""
+    if cluster is None:
+        yield None if jobs == 1 else Processes(jobs)
+    else:
+        with on_cluster(cluster) as executor:
+            yield executor
+
+
+@contextmanager
+def on_cluster(address: str) -> Iterator["DaskCluster"]:
+    """Raises BadInput where there is no scheduler, or nobody to work for it."""
+    try:
+        from distributed import Client
+    except ImportError as error:
+        text = f"--cluster needs Dask ({error}): pip install 'gguf-lockstep[cluster]'"
+        raise BadInput(text) from error
+    try:
+        client = Client(address, timeout=CONNECT, set_as_default=False)
+    except (OSError, ValueError, TimeoutError) as error:
+        text = f"--cluster {address}: no Dask scheduler answers there ({error})"
+        raise BadInput(
+            f"{text}; start one with `dask scheduler`, or leave --cluster away"
+        ) from error
+    with client:
+        try:
+            client.wait_for_workers(1, timeout=WORKERS)
+        except TimeoutError as error:
+            text = f"--cluster {address}: the scheduler has no workers after {WORKERS:.0f} s"
+            raise BadInput(f"{text}; start one with `dask worker {address}`") from error
+        yield DaskCluster(client)
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """Of one work: what it has said that counts, and what counts once it says a checkpoint."""
+
+    work: Work
+    future: Any
+    attempt: str
+    execution: str = ""  # Dask may start the same attempt again
+    next_message: int = 0
+    released: list[Any] = field(default_factory=list)
+    held: list[Any] = field(default_factory=list)
+    losses: int = 0  # since the last checkpoint
+    is_over: bool = False  # says Dask
+
+    def keep(self, value: Any) -> list[Any]:
+        """Take what it said; what now counts."""
+        if isinstance(value, str):
+            return [value]  # a word about progress may be said twice
+        self.held.append(value)
+        if not (isinstance(self.work, Resumable) and self.work.is_checkpoint(value)):
+            return []
+        self.losses = 0
+        return self.release()
+
+    def release(self) -> list[Any]:
+        values, self.held = self.held, []
+        self.released += values
+        return values
+
+
+class DaskCluster:
+    """The workers of a scheduler; one run at a time."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+
+    def run(self, works: Sequence[Work], files: Sequence[Path] = ()) -> Iterator[tuple[int, Event]]:
+        from distributed import Queue
+
+        self.name = f"lockstep-{uuid4().hex}"
+        self.needs = Needs.here(files)
+        queue = Queue(self.name, client=self.client)
+        self.open: dict[int, Progress] = {}
+        try:
+            for number, work in enumerate(works):
+                self.open[number] = self.submitted(number, work)
+            while self.open:
+                came = queue.get(batch=True)
+                for message in came:
+                    yield from self.taken(*pickle.loads(message))
+                if not came:
+                    yield from self.broken()
+                    time.sleep(LOOK)
+        finally:
+            self.client.cancel([progress.future for progress in self.open.values()])
+            with suppress(Exception):  # a worker that goes away just now has ended them itself
+                self.client.run(end_processes, self.name)
+            queue.close()
+
+    def submitted(self, number: int, work: Work) -> Progress:
+        attempt = uuid4().hex
+        task = Task(run=self.name, number=number, attempt=attempt, work=work, needs=self.needs)
+        future = self.client.submit(do_task, task, key=task.key, pure=False)
+        return Progress(work=work, future=future, attempt=attempt)
+
+    def taken(
+        self, number: int, attempt: str, execution: str, count: int, event: Event | Begun
+    ) -> Iterator[tuple[int, Event]]:
+        """A message, with its number among those of this execution."""
+        progress = self.open.get(number)
+        if progress is None or progress.attempt != attempt:
+            return  # of somebody who was given up
+        if isinstance(event, Begun):
+            yield from self.begun(number, progress, execution)
+            return
+        if progress.execution != execution:
+            return
+        if count != progress.next_message:
+            raise RuntimeError(f"{count - progress.next_message} messages of a worker were lost")
+        progress.next_message += 1
+        if isinstance(event, Said):
+            yield from ((number, Said(value)) for value in progress.keep(event.value))
+            return
+        del self.open[number]
+        yield from ((number, Said(value)) for value in progress.release())
+        yield number, event
+
+    def begun(self, number: int, progress: Progress, execution: str) -> Iterator[tuple[int, Event]]:
+        """A second time, because the machine of the first was lost: from the last checkpoint."""
+        again = bool(progress.execution)
+        progress.execution, progress.next_message = execution, 0
+        if again:
+            yield from self.lost(number, progress, goes_on=True)
+
+    def lost(self, number: int, progress: Progress, goes_on: bool) -> Iterator[tuple[int, Event]]:
+        """goes_on: Dask does the same again, from its beginning."""
+        progress.held.clear()
+        progress.losses += 1
+        if progress.losses >= MOST_LOSSES:
+            self.client.cancel([progress.future])
+            del self.open[number]
+            yield number, Died(f"was lost with its worker {progress.losses} times")
+        elif progress.released or not goes_on:
+            self.client.cancel([progress.future])
+            work = progress.work
+            if isinstance(work, Resumable) and progress.released:
+                work = work.behind(progress.released)
+            rest = self.submitted(number, work)
+            rest.losses = progress.losses
+            self.open[number] = rest
+
+    def broken(self) -> Iterator[tuple[int, Event]]:
+        """Of tasks that Dask gives up: with a worker too many, or because they cannot run there."""
+        from distributed import KilledWorker
+
+        for number, progress in list(self.open.items()):
+            status = progress.future.status
+            if status == "cancelled":
+                raise BadInput("the scheduler was lost, or the run was cancelled there")
+            if status == "finished" and progress.is_over:  # what it said last would be here
+                yield from self.lost(number, progress, goes_on=False)
+            elif status == "error":
+                error = progress.future.exception()
+                if isinstance(error, KilledWorker):
+                    yield from self.lost(number, progress, goes_on=False)
+                else:
+                    del self.open[number]
+                    yield number, Refused(f"a worker of the cluster cannot work: {error}")
+            progress.is_over = status == "finished"

@@ -1,0 +1,158 @@
+"""What a Dask worker does with a work: in a process of its own, whose death is not the worker's."""
+
+import hashlib
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any, Self
+from uuid import uuid4
+
+import lockstep
+from lockstep.harness.parallel.children import Died, Event, Refused, Said, Work
+from lockstep.harness.parallel.work_process import WorkProcess
+from lockstep.harness.processes.side_by_side import TEMPORARY
+
+LOOK = 0.5  # seconds between two looks at whether anybody still wants the answer
+PROCESSES = "lockstep_processes"  # of a Dask worker: those that are free, with their runs
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The first message of an execution."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a worker must have of where the run was started."""
+
+    folder: str  # relative paths mean the same in it
+    files: tuple[tuple[str, int | None], ...]  # bytes; None of a folder
+    source: str
+
+    @classmethod
+    def here(cls, files: Sequence[Path]) -> Self:
+        paths = [path.absolute() for path in dict.fromkeys(files)]
+        sizes = tuple((str(path), size_of(path)) for path in paths)
+        return cls(folder=os.getcwd(), files=sizes, source=source_digest())
+
+    def lacking(self) -> str:
+        """What is not so on this machine, in one sentence."""
+        if self.source != source_digest():
+            return "has another version of Lockstep: install the same on every machine"
+        same = "workers must see the same files under the same paths"
+        if not Path(self.folder).is_dir():
+            return f"sees no folder {self.folder}; {same}: start the run in a shared one"
+        for name, size in self.files:
+            path = Path(name)
+            if not path.exists():
+                how = "; models that a run makes lie in TMPDIR" if TEMPORARY_NAME in name else ""
+                return f"sees no file {name}; {same}{how}"
+            if size_of(path) != size:
+                return f"sees {size_of(path)} bytes in {name}, expected {size}; {same}"
+        return ""
+
+
+TEMPORARY_NAME = f"{os.sep}lockstep-"
+
+
+def size_of(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
+
+
+@cache
+def source_digest() -> str:
+    """Of all our code: what another version says cannot be told from a finding."""
+    found = hashlib.sha256()
+    top = Path(lockstep.__file__).parent
+    for package in ("engine", "harness"):
+        for path in sorted((top / package).rglob("*.py")):
+            found.update(path.relative_to(top).as_posix().encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One work, as it is handed in once; Dask may execute it more than once."""
+
+    run: str  # the name of the queue for what is said, too
+    number: int
+    attempt: str
+    work: Work
+    needs: Needs
+
+    @property
+    def key(self) -> str:
+        return f"{self.run}-{self.number}-{self.attempt}"
+
+
+def do_task(task: Task) -> None:
+    """Runs in a thread of a Dask worker."""
+    from distributed import Queue, get_worker
+
+    worker: Any = get_worker()
+    queue = Queue(task.run)
+    execution = uuid4().hex
+    try:
+        for count, event in enumerate(events_of(task, worker), -1):
+            queue.put(pickle.dumps((task.number, task.attempt, execution, count, event)))
+    finally:
+        queue.close()  # our share of it
+
+
+def events_of(task: Task, worker: Any) -> Iterator[Event | Begun]:
+    """The last is missing where nobody wants it any more."""
+    yield Begun()
+    if lacking := task.needs.lacking():
+        yield Refused(f"the worker {worker.address} {lacking}")
+        return
+    process = process_for(task, worker)
+    process.begin(task.work)
+    event: Event = Said("")
+    while isinstance(event, Said):
+        while not wait([process.connection], LOOK):
+            if not is_wanted(worker, task):
+                process.kill()
+                return
+        event = process.next_event()
+        if isinstance(event, Died):
+            process.kill()
+        elif not isinstance(event, Said):
+            idle_of(worker).append((task.run, process))
+        yield event
+
+
+def process_for(task: Task, worker: Any) -> WorkProcess:
+    """One of this run that is free, or a new one. Of another run there may be some whose end
+    nobody came to say."""
+    idle = idle_of(worker)
+    while idle:
+        run, process = idle.pop()
+        if run == task.run:
+            return process
+        process.kill()
+    return WorkProcess({TEMPORARY: worker.local_directory}, folder=task.needs.folder)
+
+
+def idle_of(worker: Any) -> list[tuple[str, WorkProcess]]:
+    found: list[tuple[str, WorkProcess]] = worker.__dict__.setdefault(PROCESSES, [])
+    return found
+
+
+def end_processes(run: str, dask_worker: Any = None) -> None:
+    """Of a run that has come to its end; Dask gives the worker by the name of the argument."""
+    idle = idle_of(dask_worker)
+    mine = [pair for pair in idle if pair[0] == run]
+    for pair in mine:
+        idle.remove(pair)
+        pair[1].kill()
+
+
+def is_wanted(worker: Any, task: Task) -> bool:
+    """Dask does not stop what runs: a task that is cancelled, or whose client is gone, only
+    changes its state."""
+    found = worker.state.tasks.get(task.key)
+    return found is not None and found.state == "executing" and worker.status.name == "running"

@@ -1,0 +1,31 @@
+"""Files with a row of JSON for each result, by which a long run goes on where it stopped."""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lockstep.harness.check.check import BadInput
+
+Row = TypeVar("Row")
+
+
+def read_rows(file: Path | None, row_of: Callable[[dict[str, Any]], Row]) -> list[Row]:
+    if file is None or not file.exists():
+        return []
+    found = []
+    for number, text in enumerate(file.read_bytes().splitlines(), 1):
+        try:
+            found.append(row_of(json.loads(text.decode())))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            what = f"{file}, line {number}: no result of such a run ({error})"
+            raise BadInput(f"{what}; name another file, or delete the line") from None
+    return found
+
+
+def add_rows(file: Path | None, rows: Iterable[Any]) -> None:
+    """rows: of a dataclass."""
+    if file is not None:
+        with file.open("a", encoding="utf-8") as text:
+            text.write("".join(f"{json.dumps(asdict(row))}\n" for row in rows))

@@ -1,0 +1,96 @@
+"""A process that does one work after the other: `python -m ...work_process SOCKET`.
+
+It is fresh, not a fork, so it may be started where there are threads, and it has loaded everything
+by its second work. Works and what they say cross as pickles: both ends are ours, and what engines
+and models say comes to neither in this form (their adapters speak `harness.processes.wire`).
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from threading import Thread
+
+from lockstep.harness.parallel.children import Died, Event, Said, Work, ending_of
+from lockstep.harness.processes.allocator import keep_freed_memory
+from lockstep.harness.processes.engine_process import EngineProcess
+from lockstep.harness.processes.side_by_side import BLAS, interrupts_later
+
+
+class WorkProcess(EngineProcess):
+    """Our end. It ends when our end is closed, whatever it is doing."""
+
+    def __init__(self, variables: Mapping[str, str], folder: str | None = None) -> None:
+        """variables: of its environment, beside ours; folder: in which it is, if not in ours."""
+        ours, theirs = socket.socketpair()
+        paths = [os.path.abspath(path) for path in sys.path]  # "" is this folder
+        inherited = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        with theirs, interrupts_later():
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "lockstep.harness.parallel.work_process",
+                    str(theirs.fileno()),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs.fileno(),),
+                env={BLAS: "1", **inherited, **variables},
+                cwd=folder,
+                start_new_session=True,
+            )
+        assert process.stdout is not None
+        self.connection = Connection(ours.detach())
+        super().__init__(process, process.stdout, self.connection)
+
+    def begin(self, work: Work) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # `next_event` says how it died
+            self.connection.send(work)
+
+    def next_event(self) -> Event:
+        """Of the work in hand. After `Died` there is no process any more."""
+        try:
+            event: Event = self.connection.recv()
+            return event
+        except (EOFError, OSError):
+            return Died(self.death())
+
+
+# --- the process itself -----------------------------------------------------------------------
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what to do about it is the parent's
+    keep_freed_memory()
+    connection = Connection(int(sys.argv[1]))
+    for work in works_from(connection):
+        event = ending_of(work, lambda value: connection.send(Said(value)))
+        connection.send(event)
+
+
+def works_from(connection: Connection) -> Iterator[Work]:
+    """As they come. Once the other end is closed there is nobody to work for."""
+    works: SimpleQueue[Work] = SimpleQueue()
+
+    def read() -> None:
+        while True:
+            try:
+                works.put(connection.recv())
+            except (EOFError, OSError):
+                os._exit(0)
+
+    Thread(target=read, daemon=True).start()
+    while True:
+        yield works.get()
+
+
+if __name__ == "__main__":
+    main()

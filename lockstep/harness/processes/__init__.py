@@ -1,0 +1,1 @@
+"""Processes: started, limited, ended, and spoken to."""

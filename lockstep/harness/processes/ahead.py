@@ -1,0 +1,108 @@
+"""What will be wanted soon, computed by a fork of this process while this one waits for engines.
+
+A fork has the recorded graph, the mapped file and the compiled kernels at once; it sends arrays
+and ends. Where none can be made, or it dies, the work is done when it is wanted.
+"""
+
+import os
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Thread
+from typing import Any, TypeVar
+
+from lockstep.harness.processes.limits import die_with
+from lockstep.harness.processes.side_by_side import BLAS, interrupts_later
+from lockstep.harness.processes.wire import Channel, Closed, WireError, pack
+
+A = TypeVar("A")
+B = TypeVar("B")
+BEHIND = 10  # more of niceness: engines have a time limit, and this has none
+
+
+class Ahead:
+    """work: gives what may cross a wire; it is forgotten if the fork does not end well."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.work = work
+        self.pid = 0
+        self.channel: Channel | None = None
+        with suppress(OSError):  # no memory, no more processes, no more files
+            ours, theirs = socket.socketpair()
+            self.channel = Channel(ours)
+            parent = os.getpid()
+            with theirs, interrupts_later(), warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # threads hold nothing of it
+                self.pid = os.fork()
+                if not self.pid:
+                    answer(work, theirs, parent)
+
+    def result(self) -> Any:
+        """What the work gives: the fork's, or else done here."""
+        try:
+            if self.channel is not None:
+                return self.channel.receive()
+        except (Closed, WireError, OSError):
+            pass
+        finally:
+            self.close()
+        return self.work()
+
+    def close(self) -> None:
+        """The fork has ended when this returns."""
+        if self.channel is not None:
+            self.channel.close()
+        if self.pid:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+            self.pid = 0
+
+
+def answer(work: Callable[[], Any], to: socket.socket, parent: int) -> None:
+    """In the fork, which ends here whatever happens, and closes nothing of its parent's."""
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        die_with(parent)
+        os.nice(BEHIND)
+        Channel(to).write(pack(work()))
+    finally:
+        os._exit(0)
+
+
+def may_fork() -> bool:
+    """Elsewhere libraries of the system do not survive it; on one processor nothing is gained; and
+    a fork may wait for ever for threads of BLAS that it does not have, so that there may be none:
+    the commands and the tests see to it."""
+    alone = os.environ.get(BLAS) == "1"
+    return sys.platform == "linux" and alone and len(os.sched_getaffinity(0)) > 1
+
+
+def at_once(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
+    """The first in a thread: it should be one that waits for another process. It has ended when
+    this returns or raises; but whoever is interrupted does not wait for an engine."""
+    found: list[A] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(first())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        other = second()
+    except Exception:
+        thread.join()
+        raise
+    thread.join()
+    if failed:
+        raise failed[0]
+    return found[0], other

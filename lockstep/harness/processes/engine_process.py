@@ -1,0 +1,89 @@
+"""A child process in which an engine answers: its log's last lines, how it died, and its end."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import IO, Protocol
+
+from lockstep.harness.processes.side_by_side import killed_by
+
+LOG_LINES = 50
+LOG_LINE_BYTES = 500
+GRACE_SECONDS = 5.0  # between the end of the connection and the end of the process
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+class EngineProcess:
+    """It leads a group of its own: an interrupt is for the parent alone, and whatever it has
+    started dies with it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes], *ours: Closable) -> None:
+        """log: what it prints; ours: our ends of what connects us, whose closing ends it."""
+        self.process = process
+        self.ours = ours
+        self.tail: deque[str] = deque(maxlen=LOG_LINES)
+        self.reader = threading.Thread(target=keep_tail, args=(log, self.tail), daemon=True)
+        self.reader.start()
+        self.finalizer = weakref.finalize(self, end_group, process, ours)
+
+    def death(self) -> str:
+        """How the process ended, for a sentence."""
+        if not self._ends_in_time():
+            return "closed its connection without an answer"
+        self.finalizer()
+        status = self.process.returncode
+        if status < 0:
+            return killed_by(-status)
+        return f"exited with status {status}"
+
+    def dismiss(self) -> None:
+        """Let it end by itself, so that its engine can put things back; then make sure."""
+        for end in self.ours:
+            end.close()
+        self._ends_in_time()
+        self.kill()
+
+    def kill(self) -> tuple[str, ...]:
+        """End it and return the last lines of its log."""
+        self.finalizer()
+        self.reader.join(GRACE_SECONDS)
+        return tuple(self.tail)
+
+    def _ends_in_time(self) -> bool:
+        deadline = time.monotonic() + GRACE_SECONDS
+        while not has_ended(self.process):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.002)
+        return True
+
+
+def has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Without reaping: until then neither its id nor that of its group can be given away."""
+    if process.returncode is not None:
+        return True
+    peek = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, process.pid, peek) is not None
+
+
+def end_group(process: subprocess.Popen[bytes], ours: Sequence[Closable]) -> None:
+    """Kill it and whatever it has started, and reap it."""
+    for end in ours:
+        end.close()
+    os.killpg(process.pid, signal.SIGKILL)  # a dead leader still leads its group until reaped
+    process.wait()
+
+
+def keep_tail(stream: IO[bytes], tail: deque[str]) -> None:
+    """Read a log to its end, so that its writer never blocks, keeping the last lines only."""
+    with stream:
+        while line := stream.readline(LOG_LINE_BYTES):
+            tail.append(line.decode(errors="replace").rstrip())

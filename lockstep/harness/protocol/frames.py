@@ -1,0 +1,202 @@
+"""A message: one line of JSON that announces arrays, and then their bytes.
+
+    {"id":7,"ask":"dequantize","type":"Q8_0","arrays":[["raw","u8",[34]]],"bytes":34}\\n<34 bytes>
+
+Nothing that an engine sends is trusted: a line and the arrays behind it are limited before memory
+is taken, and names, types and shapes come from closed lists.
+"""
+
+import json
+import os
+import select
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.harness.processes.wire import Closed, WireError, checked_shape, raw_bytes
+
+LONGEST_LINE = 64 << 20
+MOST_BYTES = 4 << 30  # of all arrays of a message
+MOST_ARRAYS = 1 << 20
+LONGEST_NAME = 200
+PIECE = 1 << 20
+DTYPES = {
+    name: np.dtype(code)
+    for name, code in (
+        *(("f32", "<f4"), ("f64", "<f8"), ("f16", "<f2")),
+        *(("i32", "<i4"), ("i64", "<i8"), ("u8", "<u1")),
+    )
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Message:
+    """head: without `arrays` and `bytes`."""
+
+    head: Mapping[str, Any]
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+
+def packed(message: Message) -> list[bytes | memoryview]:
+    """The line, and the arrays behind it in their order."""
+    arrays = {name: np.ascontiguousarray(value) for name, value in message.arrays.items()}
+    rows = [[name, NAMES[value.dtype], list(value.shape)] for name, value in arrays.items()]
+    n_bytes = sum(value.nbytes for value in arrays.values())
+    head = {**message.head, "arrays": rows, "bytes": n_bytes}
+    line = json.dumps(head, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+    return [line, *(raw_bytes(value) for value in arrays.values() if value.nbytes)]
+
+
+class Pipe:
+    """Both ends that are ours. Deadlines are on the monotonic clock."""
+
+    def __init__(self, to_engine: int, from_engine: int) -> None:
+        self.to_engine, self.from_engine = to_engine, from_engine
+        for descriptor in (to_engine, from_engine):
+            os.set_blocking(descriptor, False)
+        self.ahead = bytearray()  # read, and not yet asked for
+        self.searched = 0  # so many bytes of it hold no end of a line
+
+    def send(self, message: Message, deadline: float) -> None:
+        """Raises Closed; TimeoutError if nobody reads."""
+        for part in packed(message):
+            left = memoryview(part)
+            while left:
+                wait_for(deadline, writes=self.to_engine)
+                try:
+                    left = left[os.write(self.to_engine, left[:PIECE]) :]
+                except BlockingIOError:
+                    continue
+                except OSError as error:
+                    raise Closed("the engine does not read any more") from error
+
+    def receive(self, deadline: float) -> Message:
+        """Raises WireError for what is no message; Closed; TimeoutError."""
+        return self.message(self.line(deadline), deadline)
+
+    def message(self, line: bytes, deadline: float) -> Message:
+        """What the line begins."""
+        head = head_of(line)
+        shapes = shapes_of(head.pop("arrays", []), head.pop("bytes", None))
+        arrays = {name: np.empty(shape, dtype) for name, dtype, shape in shapes}
+        for value in arrays.values():
+            if value.nbytes:
+                self.fill(raw_bytes(value), deadline)
+        return Message(head=head, arrays=arrays)
+
+    def line(self, deadline: float) -> bytes:
+        """The next one, without its end."""
+        while (line := self.whole_line()) is None:
+            self.ahead += self.read(PIECE, deadline)
+        return line
+
+    def whole_line(self) -> bytes | None:
+        """If its end has been read already."""
+        end = self.ahead.find(b"\n", self.searched)
+        if end < 0:
+            self.searched = len(self.ahead)
+            if self.searched > LONGEST_LINE:
+                raise WireError(f"a line of more than {LONGEST_LINE} bytes: {clip(self.ahead)}")
+            return None
+        line = bytes(self.ahead[:end])
+        del self.ahead[: end + 1]
+        self.searched = 0
+        return line
+
+    def fill(self, target: memoryview, deadline: float) -> None:
+        at = min(len(self.ahead), len(target))
+        target[:at] = self.ahead[:at]
+        del self.ahead[:at]
+        while at < len(target):
+            piece = self.read(min(PIECE, len(target) - at), deadline)
+            target[at : at + len(piece)] = piece
+            at += len(piece)
+
+    def read(self, most: int, deadline: float) -> bytes:
+        while True:
+            wait_for(deadline, reads=(self.from_engine,))
+            try:
+                piece = os.read(self.from_engine, most)
+            except BlockingIOError:
+                continue
+            if not piece:
+                raise Closed("the engine closed its output")
+            return piece
+
+
+def wait_for(
+    deadline: float, *, reads: tuple[int, ...] = (), writes: int | None = None
+) -> list[int]:
+    """The descriptors of `reads` that have something. Raises TimeoutError."""
+    left = deadline - time.monotonic()
+    ready = select.select(reads, [] if writes is None else [writes], [], max(0.0, left))
+    if left <= 0 or not (ready[0] or ready[1]):
+        raise TimeoutError("the deadline has passed")
+    return ready[0]
+
+
+def head_of(line: bytes) -> dict[str, Any]:
+    try:
+        head = json.loads(line, parse_constant=no_constant, object_pairs_hook=each_once)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"expected a line of JSON, got {clip(line)}: {error}") from error
+    if type(head) is not dict:
+        raise WireError(f"expected a JSON object, got {clip(line)}")
+    return head
+
+
+def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Which of two values would be meant nobody knows."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"twice the key {next(k for k in found if keys.count(k) > 1)!r:.80}")
+    return found
+
+
+def no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON; numbers that may be NaN belong into arrays")
+
+
+def shapes_of(rows: Any, n_bytes: Any) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
+    """Of the arrays that a head announces. Raises WireError."""
+    try:
+        if type(rows) is not list or len(rows) > MOST_ARRAYS:
+            raise ValueError("it must be a list of [name, type, shape]")
+        found = [
+            (name_of(name), DTYPES[dtype], checked_shape(shape)) for name, dtype, shape in rows
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        known = ", ".join(DTYPES)
+        why = "it must be a list of [name, type, shape]" if type(error) is TypeError else error
+        raise WireError(f'"arrays" is wrong: {why} (types: {known})') from error
+    if len({name for name, _, _ in found}) < len(found):
+        raise WireError('"arrays" names one array twice')
+    declared = sum(dtype.itemsize * size_of(shape) for _, dtype, shape in found)
+    if declared > MOST_BYTES:
+        raise WireError(f"arrays of {declared} bytes are more than the {MOST_BYTES} allowed")
+    if n_bytes is not None and n_bytes != declared:
+        raise WireError(f'"bytes" is {n_bytes!r:.40}, and the arrays have {declared}')
+    return found
+
+
+def name_of(name: Any) -> str:
+    if type(name) is not str or not 0 < len(name) <= LONGEST_NAME:
+        raise ValueError(f"no name: {name!r:.80}")
+    return name
+
+
+def size_of(shape: tuple[int, ...]) -> int:
+    n = 1
+    for size in shape:
+        n *= size
+    return n
+
+
+def clip(line: bytes | bytearray) -> str:
+    return repr(bytes(line[:120])) + ("..." if len(line) > 120 else "")

@@ -1,0 +1,386 @@
+"""The questions of the protocol: what each sends, and what its answer must hold.
+
+An answer is put into the harness's own records here, and what its numbers must be like is then
+looked at as for every engine (harness.answers). A name, list or array that is not there is
+MalformedAnswer.
+"""
+
+import base64
+import binascii
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.gguf.types import type_by_name
+from lockstep.harness.adapters.parts.file_summary import shape
+from lockstep.harness.answers import MalformedAnswer
+from lockstep.harness.protocol.frames import Message
+from lockstep.harness.records import (
+    CACHE_TYPES,
+    EngineInfo,
+    Evaluation,
+    FileSummary,
+    Request,
+    Settings,
+    Site,
+    TensorRecord,
+    TensorSummary,
+    Trace,
+)
+from lockstep.harness.sites import SITES
+
+VERSION = 1
+# what an engine may say that it can do, from the least to the most
+LEVELS = (
+    *("parse", "tokenize", "detokenize", "dequantize", "multiply", "operate"),
+    *("embed", "generate", "greedy", "logprobs", "logits", "trace", "replace"),
+)
+SETTINGS = tuple(f.name for f in fields(Settings) if f.name not in ("generic", "repack"))
+INFINITIES = {"inf": math.inf, "-inf": -math.inf}
+MOST_SETTING = 1 << 20  # of threads, cells, tokens
+LONGEST_TEXT = 2000  # of an engine's own words
+LONGEST_NAME, MOST_NAMES = 64, 4096  # of nodes: GGML_MAX_NAME in ggml.h
+
+Read = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Question:
+    """How one of the adapter's questions is asked here."""
+
+    level: str
+    send: Callable[..., Message]
+    read: Read  # the answer, and what was asked -> the adapter's answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Introduction:
+    """What an engine says of itself when it is started."""
+
+    info: EngineInfo
+    can: frozenset[str]
+
+
+def start(model: str | None, settings: Settings) -> Message:
+    knobs = {name: getattr(settings, name) for name in SETTINGS}
+    return Message(head={"ask": "start", "protocol": VERSION, "model": model, "settings": knobs})
+
+
+def introduction(name: str, asked: Settings, answer: Message) -> Introduction:
+    said = answer.head["answer"]
+    if type(said) is not dict:
+        raise MalformedAnswer('"answer" to start', "an object", said)
+    if said.get("protocol") != VERSION:
+        raise MalformedAnswer('"protocol"', str(VERSION), said.get("protocol"))
+    can = texts_of(said, "can", LEVELS)
+    shows = names_of(said, "shows") if "shows" in said else tuple(SITES)
+    replaces = names_of(said, "replaces") if "replaces" in said else shows
+    if "trace" not in can:
+        shows = ()
+    if "replace" not in can:
+        replaces = ()
+    info = EngineInfo(
+        engine=name,
+        version=f"{text_of(said, 'engine')} {text_of(said, 'version')}",
+        build=text_of(said, "build") if "build" in said else "",
+        settings=settings_of(asked, said.get("settings", {})),
+        shows=None if shows == tuple(SITES) else shows,
+        fixed=tuple(name for name in dict.fromkeys((*SITES, *shows)) if name not in replaces),
+        levels=can,
+        utf8_only=unicode_of(said),
+    )
+    return Introduction(info=info, can=frozenset(can))
+
+
+def unicode_of(said: Mapping[str, Any]) -> bool:
+    """Whether its texts are UTF-8 alone, because its language has no others."""
+    if said.get("text", "bytes") not in ("bytes", "utf8"):
+        raise MalformedAnswer('"text"', '"bytes" or "utf8"', said["text"])
+    return said.get("text") == "utf8"
+
+
+def settings_of(asked: Settings, said: Any) -> Settings:
+    """As they really are: an engine need not be able to set everything."""
+    if type(said) is not dict or not said.keys() <= set(SETTINGS):
+        raise MalformedAnswer('"settings"', f"an object with some of {', '.join(SETTINGS)}", said)
+    for name, value in said.items():
+        if type(value) is not type(getattr(asked, name)):
+            raise MalformedAnswer(f'"settings", {name}', f"such as {getattr(asked, name)!r}", value)
+        # llama.cpp is run with the same, and its refusal would be told of llama.cpp
+        if name in ("type_k", "type_v") and value not in CACHE_TYPES:
+            raise MalformedAnswer(f'"settings", {name}', f"one of {', '.join(CACHE_TYPES)}", value)
+        if type(value) is int and not 1 <= value <= MOST_SETTING:
+            raise MalformedAnswer(f'"settings", {name}', f"1 to {MOST_SETTING}", value)
+    return replace(asked, **said)
+
+
+def text_of(said: Mapping[str, Any], key: str) -> str:
+    if type(said.get(key)) is not str or not said[key]:
+        raise MalformedAnswer(f'"{key}"', "a text", said.get(key))
+    return printable(said[key])
+
+
+def texts_of(said: Mapping[str, Any], key: str, known: Collection[str]) -> tuple[str, ...]:
+    found = said.get(key)
+    if type(found) is not list or not all(type(name) is str for name in found):
+        raise MalformedAnswer(f'"{key}"', "a list of texts", found)
+    for name in found:
+        if name not in known:
+            raise MalformedAnswer(f'"{key}"', f"some of {', '.join(known)}", name)
+    return tuple(name for name in known if name in found)
+
+
+def names_of(said: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """Of nodes: any that llama.cpp's graph of a model may have, those of harness.sites in order."""
+    found = said.get(key)
+    if type(found) is not list or len(found) > MOST_NAMES:
+        raise MalformedAnswer(f'"{key}"', f"a list of up to {MOST_NAMES} names", found)
+    for name in found:
+        if type(name) is not str or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+            raise MalformedAnswer(f'"{key}"', "names of nodes", name)
+    return tuple(dict.fromkeys([*(name for name in SITES if name in found), *found]))
+
+
+def printable(text: str) -> str:
+    """An engine's words in one line, without what a terminal would take for commands."""
+    return "".join(c if c.isprintable() else " " for c in text[:LONGEST_TEXT]).strip()
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+def read_parse(answer: Message) -> FileSummary:
+    """What a reader does not show it leaves out; types: all of them or none."""
+    said = answer.head["answer"]
+    unknown = [
+        name for name in ("version", "alignment", "data_offset", "tensors") if name not in said
+    ]
+    keys = said["metadata"]
+    if keys and all(kind is None for kind, _ in keys.values()):
+        unknown.append("types")
+    return FileSummary(
+        version=said.get("version", 0),
+        alignment=said.get("alignment", 0),
+        data_offset=said.get("data_offset", 0),
+        metadata={
+            key: (kind or "", value_of(kind or "F64", value)) for key, (kind, value) in keys.items()
+        },
+        tensors=tuple(tensor_of(row) for row in said.get("tensors", ())),
+        unknown=tuple(unknown),
+    )
+
+
+def value_of(kind: str, said: Any) -> Any:
+    """JSON has neither NaN nor infinities: they are texts, and NaN is one in our records too.
+
+    Where the types are not shown every such text is taken for one.
+    """
+    if not kind.removeprefix("ARR[").startswith(("F32", "F64")):
+        return said
+    if type(said) is list:
+        return [INFINITIES.get(x, x) if type(x) is str else x for x in said]
+    return INFINITIES.get(said, said) if type(said) is str else said
+
+
+def tensor_of(row: Mapping[str, Any]) -> TensorSummary:
+    """Its bytes follow from type and shape, where they are not said."""
+    ne = shape(row["ne"])
+    return TensorSummary(
+        name=row["name"],
+        ne=ne,
+        type=row["type"],
+        offset=row["offset"],
+        n_bytes=row["n_bytes"] if "n_bytes" in row else bytes_of(row["type"], ne),
+    )
+
+
+def bytes_of(type_name: str, ne: Sequence[int]) -> int:
+    try:
+        kind = type_by_name(type_name)
+    except Unsupported as error:
+        raise MalformedAnswer("a tensor's type", "a type of ggml", type_name) from error
+    return math.prod(ne) // kind.block * kind.bytes
+
+
+# --- text -------------------------------------------------------------------------------------
+
+
+def send_tokenize(
+    texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
+) -> Message:
+    head = {"ask": "tokenize", "texts": [base64.b64encode(text).decode() for text in texts]}
+    return Message(head={**head, "add_special": add_special, "parse_special": parse_special})
+
+
+def send_detokenize(
+    ids: Sequence[Sequence[int]], *, remove_special: bool, unparse_special: bool
+) -> Message:
+    head = {"ask": "detokenize", "ids": [list(map(int, row)) for row in ids]}
+    return Message(
+        head={**head, "remove_special": remove_special, "unparse_special": unparse_special}
+    )
+
+
+def read_detokenize(answer: Message) -> list[bytes]:
+    return [decoded(text, '"texts"') for text in answer.head["answer"]["texts"]]
+
+
+def decoded(text: str, where: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise MalformedAnswer(where, "base64", str(error)) from error
+
+
+def send_greedy(prompt: Sequence[int], n: int) -> Message:
+    return Message(head={"ask": "greedy", "prompt": list(map(int, prompt)), "n": n})
+
+
+def read_ids(answer: Message) -> Any:
+    return answer.head["answer"]["ids"]
+
+
+def send_generate(prompt: bytes, n: int) -> Message:
+    return Message(head={"ask": "generate", "prompt": base64.b64encode(prompt).decode(), "n": n})
+
+
+def read_generate(answer: Message) -> bytes:
+    return decoded(answer.head["answer"]["text"], '"text"')
+
+
+def send_logprobs(prefixes: Sequence[Sequence[int] | bytes], k: int) -> Message:
+    rows = [list(map(int, prefix)) for prefix in prefixes]
+    return Message(head={"ask": "logprobs", "prefixes": rows, "k": k})
+
+
+def read_logprobs(answer: Message) -> list[list[tuple[Any, float]]]:
+    """Tokens are ids, or texts as base64."""
+    said = answer.head["answer"]
+    tokens = said["ids"] if "ids" in said else texts_in(said["texts"])
+    return [
+        [*zip(row, map(number_of, values), strict=True)]
+        for row, values in zip(tokens, said["logprobs"], strict=True)
+    ]
+
+
+def texts_in(rows: Any) -> list[list[bytes]]:
+    return [[decoded(text, '"texts"') for text in row] for row in rows]
+
+
+def number_of(said: Any) -> float:
+    """JSON has neither NaN nor infinities: they are texts."""
+    if type(said) is str and said in (*INFINITIES, "nan"):
+        return float(said)
+    if type(said) not in (int, float):
+        raise MalformedAnswer('"logprobs"', 'numbers, "nan", "inf" or "-inf"', said)
+    return float(said)
+
+
+# --- single computations ----------------------------------------------------------------------
+
+
+def send_dequantize(type_name: str, raw: NDArray[np.uint8]) -> Message:
+    return Message(head={"ask": "dequantize", "type": type_name}, arrays={"raw": raw})
+
+
+def send_multiply(type_name: str, raw: NDArray[np.uint8], x: NDArray[np.float32]) -> Message:
+    return Message(head={"ask": "multiply", "type": type_name}, arrays={"raw": raw, "x": x})
+
+
+def send_operate(
+    op: str, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, int | float | str]
+) -> Message:
+    """Truth values go as u8."""
+    arrays = {k: v.astype(np.uint8) if v.dtype == bool else v for k, v in inputs.items()}
+    return Message(head={"ask": "operate", "op": op, "params": dict(params)}, arrays=arrays)
+
+
+def array_named(name: str) -> Read:
+    def read(answer: Message) -> NDArray[Any]:
+        if name not in answer.arrays:
+            raise MalformedAnswer("the arrays", f"one named {name!r}", list(answer.arrays)[:5])
+        return answer.arrays[name]
+
+    return read
+
+
+# --- runs -------------------------------------------------------------------------------------
+
+
+def send_logits(request: Request) -> Message:
+    head = {
+        "ask": "logits",
+        "batches": [batch_row(batch) for batch in request.batches],
+        "trace": request.capture,
+    }
+    return Message(head=head, arrays={key_of(s): v for s, v in request.replace.items()})
+
+
+def batch_row(batch: Batch) -> dict[str, list[int] | bool]:
+    return {
+        "tokens": batch.tokens.tolist(),
+        "positions": batch.positions.tolist(),
+        "sequences": batch.seq_ids.tolist(),
+        "outputs": batch.outputs.astype(int).tolist(),
+        "encoder": batch.encoder,
+    }
+
+
+def send_embed(batches: Sequence[Batch]) -> Message:
+    return Message(head={"ask": "embed", "batches": [batch_row(batch) for batch in batches]})
+
+
+def read_embed(answer: Message) -> tuple[NDArray[Any], ...]:
+    found: list[NDArray[Any]] = []
+    while (name := f"rows{len(found)}") in answer.arrays:
+        found.append(answer.arrays[name])
+    return tuple(found)
+
+
+def read_logits(answer: Message) -> Evaluation:
+    """Arrays `logits0`, `logits1`, ... in the order of the batches; others are of the trace."""
+    arrays = dict(answer.arrays)
+    logits: list[NDArray[Any]] = []
+    while (name := f"logits{len(logits)}") in arrays:
+        logits.append(arrays.pop(name))
+    records = [TensorRecord(site=site_of(key), value=value) for key, value in arrays.items()]
+    trace = Trace(engine="", records=tuple(records)) if records else None
+    return Evaluation(logits=tuple(logits), trace=trace)
+
+
+def key_of(site: Site) -> str:
+    """step0/attn_norm-3, as `lockstep trace` writes them."""
+    return f"step{site.step}/{site}"
+
+
+def site_of(key: str) -> Site:
+    step, _, node = key.partition("/")
+    name, dash, layer = node.rpartition("-")
+    inside = dash and layer.isdecimal() and len(layer) < 7
+    number = step.removeprefix("step")
+    if not step.startswith("step") or not number.isdecimal() or len(number) > 6:
+        raise MalformedAnswer("the name of an array", "logitsN or stepN/NODE", key)
+    return Site(
+        step=int(number), layer=int(layer) if inside else None, name=name if inside else node
+    )
+
+
+QUESTIONS: dict[str, Question] = {
+    "metadata": Question("parse", lambda: Message(head={"ask": "parse"}), read_parse),
+    "tokenize": Question("tokenize", send_tokenize, read_ids),
+    "detokenize": Question("detokenize", send_detokenize, read_detokenize),
+    "dequantize": Question("dequantize", send_dequantize, array_named("weights")),
+    "multiply": Question("multiply", send_multiply, array_named("product")),
+    "operate": Question("operate", send_operate, lambda answer: dict(answer.arrays)),
+    "embed": Question("embed", send_embed, read_embed),
+    "greedy": Question("greedy", send_greedy, read_ids),
+    "generate": Question("generate", send_generate, read_generate),
+    "logprobs": Question("logprobs", send_logprobs, read_logprobs),
+    "evaluate": Question("logits", send_logits, read_logits),
+}

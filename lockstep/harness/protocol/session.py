@@ -1,0 +1,311 @@
+"""A program under test: started with a command, asked in the protocol, trusted in nothing."""
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.engine.errors import Unsupported
+from lockstep.harness.answers import MalformedAnswer
+from lockstep.harness.asking.session import Session, in_words
+from lockstep.harness.foreign import building
+from lockstep.harness.processes import limits
+from lockstep.harness.processes.engine_process import EngineProcess, keep_tail
+from lockstep.harness.processes.wire import Closed, WireError
+from lockstep.harness.protocol.frames import PIECE, Message, Pipe, head_of, wait_for
+from lockstep.harness.protocol.messages import (
+    QUESTIONS,
+    Introduction,
+    Question,
+    introduction,
+    printable,
+    start,
+)
+from lockstep.harness.records import (
+    Answered,
+    Crashed,
+    Malformed,
+    Outcome,
+    Rejected,
+    Request,
+    Settings,
+    TimedOut,
+    Unanswerable,
+)
+
+DESCRIPTOR = "LOCKSTEP_ANSWERS"  # names one that answers may be written to, see PROTOCOL.md
+START_SECONDS = 300.0  # loading a model; not charged to the first question
+ENDINGS = ("answer", "refused", "unsupported", "failed")
+
+
+def command_of(engine: str) -> list[str] | None:
+    """The words of a command, if that is what names the engine: a path, or words with arguments,
+    or an engine of harness.foreign.
+
+    Raises Unsupported if there is no such program. No shell looks at it.
+    """
+    if command := building.command_of(engine):
+        return command
+    try:
+        words = shlex.split(engine)
+    except ValueError as error:
+        if "/" not in engine.split(" ")[0]:
+            return None
+        raise Unsupported(f"{engine!r} is no command: {error}") from error
+    if not words or not ("/" in words[0] or (len(words) > 1 and shutil.which(words[0]))):
+        return None
+    return found_command(words)
+
+
+def found_command(words: Sequence[str]) -> list[str]:
+    """The same words, if the first is a program. Raises Unsupported."""
+    if shutil.which(words[0]) is None:
+        found = "it cannot be executed (chmod +x?)" if Path(words[0]).exists() else "no such file"
+        raise Unsupported(f"{words[0]} is not started: {found}")
+    return list(words)
+
+
+def name_of(command: Sequence[str]) -> str:
+    """A short one for reports: of the script, if an interpreter is started with one."""
+    files = [word for word in command[1:] if Path(word).is_file()]
+    return Path((files or command)[0]).name
+
+
+class NotStarted(Exception):
+    """The engine's own word when it was started, instead of an introduction."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
+class ProgramSession(Session):
+    """Started when it is first asked, and anew for the next question when it has died."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        model: Path | None,
+        settings: Settings,
+        *,
+        time_limit: float,
+        memory_limit: int | None,
+        start_limit: float = START_SECONDS,
+        name: str = "",
+    ) -> None:
+        self.name, self.command = name or name_of(command), tuple(command)
+        self.model, self.settings = model, settings
+        self.time_limit, self.start_limit = time_limit, start_limit
+        self.memory_limit = memory_limit
+        self.program: Program | None = None
+        self.said: Introduction | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self.program.process.pid if self.program else None
+
+    def _ask(
+        self,
+        question: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        consume: Callable[[Any], None] | None = None,
+    ) -> Outcome:
+        limit = self.start_limit
+        try:
+            program = self.started(time.monotonic() + limit)
+            assert self.said is not None
+            if question == "describe":
+                return Answered(value=self.said.info, seconds=0.0)
+            if lacking := self.lacks(question, args):
+                text = f"{self.name} does not offer {lacking}"
+                return Unanswerable(message=text, declared=True)
+            limit = self.time_limit
+            return self.exchange(program, QUESTIONS[question], args, kwargs, limit)
+        except TimeoutError:
+            return TimedOut(seconds=limit, log=self.end())
+        except Closed:
+            death = self.program.death() if self.program else "did not start"
+            at = in_words(question) if self.said else "start"
+            return Crashed(message=f"{self.name} {death} during {at}", log=self.end())
+        except NotStarted as error:
+            self.end()
+            return error.outcome
+        except (WireError, MalformedAnswer) as error:
+            self.end()
+            return Malformed(message=printable(str(error)))
+        except BaseException:
+            self.end()  # its answer would be taken for that of the next question
+            raise
+
+    def lacks(self, question: str, args: tuple[Any, ...]) -> str:
+        """What a question needs and the engine does not say that it can; "": nothing."""
+        assert self.said is not None
+        if question not in QUESTIONS:
+            return f"{question}, for which the protocol has no question"
+        needed = [QUESTIONS[question].level]
+        if question == "evaluate":
+            request: Request = args[0]
+            needed += ["trace"] if request.capture else []
+            needed += ["replace"] if request.replace else []
+        return next((level for level in needed if level not in self.said.can), "")
+
+    def exchange(
+        self,
+        program: "Program",
+        question: Question,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        limit: float,
+    ) -> Outcome:
+        started = time.perf_counter()
+        answer = program.exchange(question.send(*args, **kwargs), time.monotonic() + limit)
+        seconds = time.perf_counter() - started
+        if outcome := self.no_answer(answer):
+            return outcome
+        return Answered(value=read(question, answer), seconds=seconds)
+
+    def no_answer(self, answer: Message) -> Outcome | None:
+        """The engine's own word instead of an answer; None: it has answered."""
+        (ending,) = (key for key in ENDINGS if key in answer.head)
+        if ending == "answer":
+            return None
+        said = answer.head[ending]
+        if type(said) is not str:
+            raise MalformedAnswer(f'"{ending}"', "a sentence", said)
+        words = printable(said)
+        if ending == "refused":
+            return Rejected(message=words)
+        if ending == "unsupported":
+            return Unanswerable(message=words)
+        assert self.program is not None
+        message = f"{self.name} failed: {words}"
+        return Crashed(message=message, log=tuple(self.program.tail), said=True)
+
+    def started(self, deadline: float) -> "Program":
+        if self.program is None:
+            self.program = Program(self.command, self.memory_limit)
+            model = None if self.model is None else str(self.model.resolve())
+            answer = self.program.exchange(start(model, self.settings), deadline)
+            if outcome := self.no_answer(answer):
+                raise NotStarted(outcome)
+            self.said = introduction(self.name, self.settings, answer)
+        return self.program
+
+    def end(self) -> tuple[str, ...]:
+        """Kill it, and return its last words."""
+        program, self.program = self.program, None
+        return program.kill() if program else ()
+
+    def close(self) -> None:
+        if self.program is not None:
+            self.program.dismiss()
+            self.program = None
+
+
+UNFIT = (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
+
+
+def read(question: Question, answer: Message) -> Any:
+    where, said = f'"answer" to {question.level}', answer.head["answer"]
+    if type(said) is not dict:
+        raise MalformedAnswer(where, "an object", said)
+    try:
+        return question.read(answer)
+    except UNFIT as error:
+        missing = f"no {error}" if isinstance(error, KeyError) else json.dumps(said)
+        raise MalformedAnswer(where, "what PROTOCOL.md says", missing) from error
+
+
+class Program(EngineProcess):
+    """The child, and the pipes to it."""
+
+    def __init__(self, command: Sequence[str], memory_limit: int | None) -> None:
+        from_engine, answers = os.pipe()
+        leash = [sys.executable, "-I", "-S", limits.__file__, str(os.getpid())]
+        try:
+            process = subprocess.Popen(
+                [*leash, str(memory_limit or 0), *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=(answers,),
+                env=os.environ | {"GGML_NO_BACKTRACE": "1", DESCRIPTOR: str(answers)},
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(from_engine)
+            raise
+        finally:
+            os.close(answers)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self.output, self.answers = process.stdout, os.fdopen(from_engine, "rb", 0)
+        self.pipe: Pipe | None = None  # not known before the first answer comes
+        super().__init__(process, process.stderr, process.stdin, self.output, self.answers)
+        self.asked = 0
+
+    def exchange(self, message: Message, deadline: float) -> Message:
+        """Raises WireError, Closed, TimeoutError."""
+        self.asked += 1
+        numbered = Message(head={"id": self.asked, **message.head}, arrays=message.arrays)
+        pipe = self.pipe or self.pipe_of(self.output.fileno())
+        pipe.send(numbered, deadline)
+        answer = self.pipe.receive(deadline) if self.pipe else self.first(deadline)
+        head = answer.head
+        if type(head.get("id")) is not int or head["id"] != self.asked:
+            raise WireError(f'expected "id":{self.asked}, got {head.get("id")!r:.60}')
+        if sum(key in head for key in ENDINGS) != 1:
+            raise WireError(f"expected one of {', '.join(ENDINGS)}, got {list(head)!r:.200}")
+        return answer
+
+    def first(self, deadline: float) -> Message:
+        """Of the descriptor that was offered, or of standard output, where a library may have
+        printed lines before."""
+        offered, output = (self.pipe_of(end.fileno()) for end in (self.answers, self.output))
+        waiting = {pipe.from_engine: pipe for pipe in (offered, output)}
+        while waiting:
+            for descriptor in wait_for(deadline, reads=tuple(waiting)):
+                pipe = waiting[descriptor]
+                try:
+                    pipe.ahead += pipe.read(PIECE, deadline)
+                except Closed:
+                    del waiting[descriptor]
+                    continue
+                while (line := pipe.whole_line()) is not None:
+                    if pipe is output and not is_object(line):
+                        self.tail.append(printable(line.decode(errors="replace")))
+                        continue
+                    self.pipe = pipe
+                    if pipe is offered:
+                        self.log_output()
+                    return pipe.message(line, deadline)
+        raise Closed("the engine closed its output")
+
+    def log_output(self) -> None:
+        """Standard output is a second log, read to its end, which comes after our end is closed."""
+        os.set_blocking(self.output.fileno(), True)
+        output = os.fdopen(os.dup(self.output.fileno()), "rb")
+        threading.Thread(target=keep_tail, args=(output, self.tail), daemon=True).start()
+
+    def pipe_of(self, from_engine: int) -> Pipe:
+        assert self.process.stdin
+        return Pipe(self.process.stdin.fileno(), from_engine)
+
+
+def is_object(line: bytes) -> bool:
+    """Or meant for one: who answers wrongly is told so at once, and does not wait for us."""
+    if line.lstrip().startswith(b'{"id"'):
+        return True
+    with contextlib.suppress(WireError):
+        return bool(head_of(line))
+    return False

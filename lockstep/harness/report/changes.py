@@ -1,0 +1,213 @@
+"""What changed from one run to another: of an engine, of llama.cpp, or of ourselves.
+
+A verdict is the same one where suite, model, key and place are. Where one run compared a suite of a
+model and the other did not, that is a change as well: what is not looked at any more is worse.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from lockstep.harness.report.page.facts import in_short
+from lockstep.harness.report.page.nodes import nodes_of
+from lockstep.harness.report.page.verdicts import LOUD, Cause, Row, Run, causes_of, place_of
+
+# how bad it is; those of one number are no worse than each other
+LEVELS = {"agreed": 0, "excused": 0, "not-applicable": 1, "not-compared": 2, "timed-out": 3}
+LEVELS |= {"crashed": 3, "malformed": 3, "internal": 3, "diverged": 4}
+ABSENT = "absent"  # instead of a status: the run says nothing of it
+NOTHING = 2  # how bad that is: as if it had not been compared
+MOVED = 0.1  # of its limit: less is what runs of another seed differ by as well
+Spot = tuple[str, str, str]  # suite, model, what of it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Of a suite on one model: its worst verdict before and after."""
+
+    suite: str
+    case: str
+    before: str
+    after: str
+
+    @property
+    def worse(self) -> bool:
+        return level(self.after) > level(self.before)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """A figure nearer to its limit: shares of it."""
+
+    suite: str
+    case: str
+    what: str
+    before: float
+    after: float
+
+    @property
+    def by(self) -> float:
+        return self.after - self.before
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """From run a to run b."""
+
+    new: Sequence[Row]  # differences, and what did not come to an end
+    gone: Sequence[Row]
+    changed: Sequence[Change]
+    moved: Sequence[Move]  # the furthest first
+    same: int  # suites of models whose verdict is as it was
+    remarks: Sequence[str]  # why the two may not be held against each other
+
+    @property
+    def worse(self) -> bool:
+        return bool(self.new) or any(change.worse for change in self.changed)
+
+    @property
+    def new_causes(self) -> list[Cause]:
+        return causes_of(self.new, LOUD)
+
+    @property
+    def gone_causes(self) -> list[Cause]:
+        return causes_of(self.gone, LOUD)
+
+
+def level(status: str) -> int:
+    return NOTHING if status == ABSENT else LEVELS[status]
+
+
+def changes_between(a: Run, b: Run) -> Changes:
+    before, after = loud(a), loud(b)
+    worst_before, worst_after = worst(a), worst(b)
+    every = [
+        Change(
+            suite=suite,
+            case=case,
+            before=worst_before.get((suite, case), ABSENT),
+            after=worst_after.get((suite, case), ABSENT),
+        )
+        for suite, case in {**worst_before, **worst_after}
+    ]
+    changed = [change for change in every if change.before != change.after]
+    return Changes(
+        new=[row for spot, row in after.items() if spot not in before],
+        gone=[row for spot, row in before.items() if spot not in after],
+        changed=sorted(changed, key=lambda change: not change.worse),
+        moved=moves(shares(a), shares(b)),
+        same=len(every) - len(changed),
+        remarks=[*remarks(a, b)],
+    )
+
+
+def loud(run: Run) -> dict[Spot, Row]:
+    return {spot_of(row): row for row in run.verdicts if row["status"] in LOUD}
+
+
+def spot_of(row: Row) -> Spot:
+    return row["suite"], row["case"], f"{row['key'] or row['summary']} {place_of(row)}"
+
+
+def worst(run: Run) -> dict[tuple[str, str], str]:
+    found: dict[tuple[str, str], str] = {}
+    for row in run.verdicts:
+        key = row["suite"], row["case"]
+        if key not in found or level(row["status"]) > level(found[key]):
+            found[key] = row["status"]
+    return found
+
+
+# --- how near to their limits -------------------------------------------------------------------
+
+
+def shares(run: Run) -> dict[Spot, float]:
+    """Of ops, of nodes and of logits: the worst error as a share of what it may be."""
+    found: dict[Spot, float] = {}
+    for row in run.verdicts:
+        for what, share in shares_of(row["detail"]):
+            spot = row["suite"], row["case"], what
+            if isinstance(share, int | float) and isfinite(share):
+                found[spot] = max(found.get(spot, 0.0), float(share))
+    return found
+
+
+def shares_of(detail: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    allowed = detail.get("allowed_relative")
+    if isinstance(allowed, float) and allowed > 0:
+        off = detail.get("worst_relative_to_largest_logit")
+        if isinstance(off, float):
+            yield "worst logit", off / allowed
+    if "worst_share" in detail and "op" in detail:
+        yield str(detail["op"]), detail["worst_share"]
+    elif "by_node" in detail:
+        for node in nodes_of(detail["by_node"]):
+            layer = "" if node["layer"] is None else f"-{node['layer']}"
+            yield f"{node['name']}{layer}", node["share"]
+
+
+def moves(before: Mapping[Spot, float], after: Mapping[Spot, float]) -> list[Move]:
+    """Nearer to a limit by more than MOVED; what is beyond it is told as a difference."""
+    found = [
+        Move(suite=suite, case=case, what=what, before=before[spot], after=share)
+        for spot, share in after.items()
+        for suite, case, what in [spot]
+        if spot in before and share - before[spot] > MOVED and share <= 1
+    ]
+    return sorted(found, key=lambda move: -move.by)
+
+
+# --- in words -------------------------------------------------------------------------------------
+
+
+def remarks(a: Run, b: Run) -> Iterator[str]:
+    for name, run in (("A", a), ("B", b)):
+        if run.footer is None:
+            yield f"{name} did not finish: what it lacks may only not have been reached"
+    if a.header["seed"] != b.header["seed"]:
+        yield f"the seeds differ: {a.header['seed']} and {b.header['seed']}"
+    hashes = [{m["case"]: m["sha256"] for m in run.header["models"]} for run in (a, b)]
+    for case in hashes[0].keys() & hashes[1].keys():
+        if hashes[0][case] != hashes[1][case]:
+            yield f"{case} is another file in B: its sha256 differs"
+    settings = [[e["settings"] for e in run.header["engines"]] for run in (a, b)]
+    if settings[0] != settings[1]:
+        yield "the engines' settings differ"
+
+
+def title_of(run: Run) -> str:
+    """Which engines it was about, with their versions."""
+    engines = [f"{e['engine']} {e['version']}" for e in run.header["engines"][::-1]]
+    return " against ".join(engines) or str(run.header["command"])
+
+
+def line_of(row: Row) -> str:
+    """How far a difference goes, how much is allowed, and why."""
+    far, allowed, why = in_short(row)
+    if not far:
+        return str(row["summary"])
+    return f"{far}, allowed {allowed}" + (f": {why}" if why else "")
+
+
+def as_json(changes: Changes) -> dict[str, Any]:
+    def plain(row: Row) -> dict[str, Any]:
+        return {name: row[name] for name in ("suite", "case", "status", "summary", "key", "repro")}
+
+    return {
+        "worse": changes.worse,
+        "new": [plain(row) for row in changes.new],
+        "gone": [plain(row) for row in changes.gone],
+        "changed": [
+            {"suite": c.suite, "case": c.case, "before": c.before, "after": c.after}
+            | {"worse": c.worse}
+            for c in changes.changed
+        ],
+        "moved": [
+            {"suite": m.suite, "case": m.case, "what": m.what, "before": m.before}
+            | {"after": m.after}
+            for m in changes.moved
+        ],
+        "same": changes.same,
+        "remarks": list(changes.remarks),
+    }

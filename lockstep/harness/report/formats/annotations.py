@@ -1,0 +1,42 @@
+"""GitHub's annotations: lines that its runner reads out of a job's log and shows at its top.
+
+One for each cause. GitHub shows ten errors and ten warnings of a step and drops what comes after.
+"""
+
+from collections.abc import Iterator
+
+from lockstep.harness.report.formats.markdown import causes
+from lockstep.harness.report.formats.results import RunResults, TestResult
+
+MOST = 10
+LONGEST_TEXT = 1000
+
+
+def annotations(run: RunResults) -> Iterator[str]:
+    found = [(level(same[0]), same) for same in causes(run.red)]
+    for wanted in ("error", "warning"):
+        of_level = [same for has, same in found if has == wanted]
+        told = of_level if len(of_level) <= MOST else of_level[: MOST - 1]
+        for same in told:
+            first = same[0]
+            more = f" (and {len(same) - 1} more like it)" if len(same) > 1 else ""
+            title = f"Lockstep: {first.model} {first.suite} {first.name}"
+            yield command(wanted, title, first.explanation[:LONGEST_TEXT] + more)
+        if len(of_level) > len(told):
+            rest = len(of_level) - len(told)
+            yield command(wanted, "Lockstep", f"{rest} more causes are in the report")
+
+
+def level(result: TestResult) -> str:
+    return "warning" if result.status == "not-compared" else "error"
+
+
+def command(name: str, title: str, text: str) -> str:
+    """As actions/toolkit escapes it: a text can neither end its line nor begin another command."""
+    return (
+        f"::{name} title={escaped(title).replace(':', '%3A').replace(',', '%2C')}::{escaped(text)}"
+    )
+
+
+def escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

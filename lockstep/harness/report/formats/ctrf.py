@@ -1,0 +1,69 @@
+"""CTRF, the Common Test Report Format: JSON, the same for every test framework.
+
+`diverged`, `crashed` and the like are failed; `not-compared` is `other`, for it is neither failed
+nor passed nor left out on purpose; `excused` and `not-applicable` are skipped. `rawStatus` says it
+in our words.
+"""
+
+import json
+from collections import Counter
+from typing import Any
+
+from lockstep.harness.report.formats.results import PASSED, RUN, SKIPPED, RunResults, TestResult
+
+SPECIFICATION = "0.0.0"
+STATUSES = ("passed", "failed", "skipped", "pending", "other")
+
+
+def ctrf(run: RunResults) -> str:
+    start = round(run.started.timestamp() * 1000)  # of 1970-01-01 in UTC
+    duration = round(run.seconds * 1000)
+    counts = Counter(map(status_of, run.results))
+    document = {
+        "reportFormat": "CTRF",
+        "specVersion": SPECIFICATION,
+        "generatedBy": "gguf-lockstep",
+        "results": {
+            "tool": {"name": "lockstep", "version": run.versions.get("gguf-lockstep", "")},
+            "summary": {
+                "tests": len(run.results),
+                **{status: counts[status] for status in STATUSES},
+                "suites": len({(result.model, result.suite) for result in run.results}),
+                "start": start,
+                "stop": start + duration,
+                "duration": duration,
+                "extra": {"exitCode": run.exit_code},
+            },
+            "tests": [row_of(result) for result in run.results],
+            "extra": {
+                "command": run.command,
+                "seed": run.seed,
+                "engines": list(run.engines),
+                "versions": dict(run.versions),
+            },
+        },
+    }
+    return json.dumps(document, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+
+
+def row_of(result: TestResult) -> dict[str, Any]:
+    row = {
+        "name": result.name,
+        "status": status_of(result),
+        "rawStatus": result.status,
+        "duration": 0,  # no verdict has a time of its own, and the format demands one
+        "suite": [result.model, result.suite],
+        "message": result.summary,
+    }
+    more = {"key": result.key, "repro": result.repro}
+    row |= {"trace": result.explanation} if result.is_red else {}
+    return row | ({"extra": {k: v for k, v in more.items() if v}} if any(more.values()) else {})
+
+
+def status_of(result: TestResult) -> str:
+    if result.status in PASSED:
+        return "passed"
+    if result.status in SKIPPED:
+        return "skipped"
+    # of a run that did not finish no format may say that nothing has failed
+    return "other" if result.status == "not-compared" and result.suite != RUN else "failed"

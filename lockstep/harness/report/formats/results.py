@@ -1,0 +1,157 @@
+"""The verdicts of a report as the results of tests, which is what every format of CI is a list of.
+
+What spoils the exit code is red in each of them, and what was not compared never reads as a pass.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from lockstep.harness.records import BOTH, Site, Verdict
+from lockstep.harness.report.jsonl import check_order, read_unfinished
+from lockstep.harness.report.text import explain, printable, site_name
+
+PASSED = ("agreed",)
+FAILED = ("diverged",)
+SKIPPED = ("excused", "not-applicable")  # no pass, and no reason for another exit code either
+LONGEST = 8000  # characters of one text: a token may have a million, and report.jsonl has them all
+LONGEST_NAME = 200
+# The head of a summary that names a part of a suite: `encode (no flags): 34 inputs agree`.
+PART = re.compile(r"([A-Za-z]\w{0,30}(?: \([a-z_ ]{1,60}\))?): ")
+RUN = "run"  # the suite of what no verdict says: how the run ended
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TestResult:
+    """One verdict. All texts are printable: no control characters but line feeds, no bidi marks."""
+
+    __test__ = False  # pytest takes it for tests otherwise
+
+    model: str
+    suite: str
+    name: str  # of the test: no two of a suite of a model have the same
+    status: str  # of harness.records.Status
+    summary: str  # one line
+    explanation: str  # lines: the summary, why so much is allowed, the last words, the command
+    about: str = ""  # the engine, of a verdict that says nothing of the other
+    key: str = ""  # what has the same has the same cause
+    repro: str = ""  # the command that shows it again
+
+    @property
+    def is_red(self) -> bool:
+        return self.status not in PASSED + SKIPPED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunResults:
+    """A report. results: in its order, and behind them how the run ended if that is not well."""
+
+    command: str
+    started: datetime
+    seconds: float
+    exit_code: int | None  # None: the run did not finish
+    seed: int
+    engines: tuple[str, ...]  # name and version
+    versions: Mapping[str, str]
+    results: tuple[TestResult, ...]
+
+    def with_status(self, *statuses: str) -> list[TestResult]:
+        return [result for result in self.results if result.status in statuses]
+
+    @property
+    def red(self) -> list[TestResult]:
+        return [result for result in self.results if result.is_red]
+
+
+def read_results(folder: Path) -> RunResults:
+    """Of a run's folder. Raises BrokenReport, but not for want of a footer."""
+    path = folder / "report.jsonl"
+    rows = read_unfinished(path)
+    finished = rows[-1]["kind"] == "footer"
+    if finished:
+        check_order(path, rows)
+    head: Mapping[str, Any] = rows[0]
+    foot: Mapping[str, Any] = rows[-1] if finished else {"seconds": 0.0, "exit_code": None}
+    results = list(results_of([verdict_of(r) for r in rows if r["kind"] == "verdict"]))
+    results += ending(foot["exit_code"], results)
+    engines = (f"{e['engine']} {e['version']}" for e in head["engines"])
+    return RunResults(
+        command=clipped(head["command"]),
+        started=datetime.fromisoformat(head["started"]),
+        seconds=foot["seconds"],
+        exit_code=foot["exit_code"],
+        seed=head["seed"],
+        engines=tuple(clipped(engine, LONGEST_NAME) for engine in engines),
+        versions={clipped(k): clipped(v) for k, v in head["versions"].items()},
+        results=tuple(results),
+    )
+
+
+def verdict_of(row: Mapping[str, Any]) -> Verdict:
+    """Of a line; JSON has no infinity, and the words of `plain` become numbers again."""
+    detail = {
+        name: float(value) if value in ("inf", "-inf", "nan") else value
+        for name, value in row["detail"].items()
+    }
+    return Verdict(**{k: v for k, v in row.items() if k != "kind"} | {"detail": detail})
+
+
+def results_of(verdicts: Sequence[Verdict]) -> Iterator[TestResult]:
+    named: Counter[tuple[str, str, str]] = Counter()
+    for verdict in verdicts:
+        model = clipped(verdict.case, LONGEST_NAME) or "-"
+        suite = clipped(verdict.suite, LONGEST_NAME) or "-"
+        name = clipped(name_of(verdict), LONGEST_NAME)
+        named[model, suite, name] += 1
+        number = named[model, suite, name]
+        yield TestResult(
+            model=model,
+            suite=suite,
+            name=name if number == 1 else f"{name} ({number})",
+            status=verdict.status,
+            summary=clipped(verdict.summary),
+            explanation=clipped(explain(verdict), keep="\n"),
+            about="" if verdict.about == BOTH else clipped(verdict.about, LONGEST_NAME),
+            key=clipped(verdict.key),
+            repro=clipped(verdict.repro),
+        )
+
+
+def name_of(verdict: Verdict) -> str:
+    """The same in the next run, as far as it can be: the place or the part, never a number."""
+    detail = verdict.detail
+    if all(part in detail for part in ("site", "step", "layer")):
+        site = Site(step=detail["step"], layer=detail["layer"], name=detail["site"])
+        name = site_name(site)
+    else:
+        head = PART.match(verdict.summary)
+        name = str(detail.get("tensor") or detail.get("op") or (head and head[1]) or verdict.suite)
+    return name if verdict.about == BOTH else f"{name} of {verdict.about}"
+
+
+def ending(exit_code: int | None, results: Sequence[TestResult]) -> list[TestResult]:
+    """What the exit code says and no verdict does."""
+    if exit_code is None:
+        return [of_run("finished", "the run did not finish: what was found is not all")]
+    if exit_code and not any(result.is_red for result in results):
+        text = "of a model, or of the engine under test, nothing was compared"
+        return [of_run("compared", f"{text} (exit code {exit_code})")]
+    return []
+
+
+def of_run(name: str, text: str) -> TestResult:
+    return TestResult(
+        model=RUN, suite=RUN, name=name, status="not-compared", summary=text, explanation=text
+    )
+
+
+def clipped(text: str, most: int = LONGEST, keep: str = "") -> str:
+    """Printable, and no longer than that."""
+    shown = printable(text[: most + 1], keep)
+    if len(shown) <= most:
+        return shown
+    return f"{shown[:most]}... (cut here: report.jsonl has all of it)"

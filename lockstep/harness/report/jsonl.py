@@ -1,0 +1,138 @@
+"""report.jsonl: header, verdicts, footer; a file without a footer is a run that did not finish."""
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+from lockstep.harness.records import Verdict
+from lockstep.harness.report.page.write import write_page_of_run
+
+SCHEMA = Path(__file__).parents[1] / "schemas" / "report.json"
+FORMAT = 1
+
+
+class ReportWriter:
+    """Writes one line at a time and flushes it, so that a crash leaves all that was known."""
+
+    def __init__(self, folder: Path, header: Mapping[str, Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / "report.jsonl"
+        self.file = self.path.open("x", encoding="utf-8")
+        self.counts: Counter[str] = Counter()
+        self.write({"kind": "header", "format": FORMAT, **header})
+
+    def verdict(self, verdict: Verdict) -> None:
+        self.counts[verdict.status] += 1
+        self.write({"kind": "verdict", **asdict(verdict)})
+
+    def checkpoint(self, target: str, done: int) -> None:
+        """Of a fuzzer: all that comes before case `done` of the target has been said."""
+        self.write({"kind": "checkpoint", "target": target, "done": done})
+
+    @classmethod
+    def go_on(cls, path: Path, rows: Sequence[Mapping[str, Any]]) -> Self:
+        """Append to the report of a run that was stopped, whose whole lines are these."""
+        writer = cls.__new__(cls)
+        writer.path = path
+        writer.counts = Counter(row["status"] for row in rows if row["kind"] == "verdict")
+        part = path.with_name(f"{path.name}.part")
+        part.write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+        part.replace(path)  # what the last line holds of a row is gone
+        writer.file = path.open("a", encoding="utf-8")
+        return writer
+
+    def footer(self, exit_code: int, seconds: float, **more: Any) -> None:
+        """The last line, and report.html. more: of a check the engines by model; the header knows
+        those of the first alone."""
+        counts = dict(sorted(self.counts.items()))
+        self.write(
+            {"kind": "footer", "exit_code": exit_code, "seconds": round(seconds, 3)}
+            | {"verdicts": sum(counts.values()), "counts": counts, **more}
+        )
+        self.file.close()
+        write_page_of_run(self.path)
+
+    def close(self) -> None:
+        """Without a footer, it stays the report of a run that did not finish."""
+        self.file.close()
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        self.file.write(json.dumps(plain(row), allow_nan=False, ensure_ascii=True) + "\n")
+        self.file.flush()
+        if row["kind"] == "footer":
+            os.fsync(self.file.fileno())
+
+
+def plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become the strings "nan", "inf" and "-inf"."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if isinstance(value, bytes):
+        return value.hex()
+    return value
+
+
+class BrokenReport(Exception):
+    """A report that is not what it should be: what, and in which line."""
+
+
+def read_report(path: Path) -> list[dict[str, Any]]:
+    """All rows but checkpoints, each valid by the schema; BrokenReport, also without a footer."""
+    rows = rows_of(path, path.read_bytes().splitlines())
+    check_order(path, rows)
+    return [row for row in rows if row["kind"] != "checkpoint"]
+
+
+def read_unfinished(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a run that was stopped, checkpoints too; BrokenReport if there are none.
+
+    The last line may be cut off.
+    """
+    raw = path.read_bytes()
+    rows = rows_of(path, raw[: raw.rfind(b"\n") + 1].splitlines())
+    if not rows or rows[0]["kind"] != "header":
+        raise BrokenReport(f"{path}: the first line must be the header")
+    return rows
+
+
+def rows_of(path: Path, lines: Sequence[bytes]) -> list[dict[str, Any]]:
+    from jsonschema import Draft202012Validator
+
+    validator = Draft202012Validator(json.loads(SCHEMA.read_text()))
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:  # no JSON, or no UTF-8
+            raise BrokenReport(f"{path}, line {number}: cut off or no JSON ({error})") from None
+        for fault in validator.iter_errors(row):
+            raise BrokenReport(f"{path}, line {number}: {fault.message}")
+        rows.append(row)
+    return rows
+
+
+def check_order(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    kinds = [row["kind"] for row in rows]
+    if not kinds or kinds[0] != "header":
+        raise BrokenReport(f"{path}: the first line must be the header")
+    if kinds[-1] != "footer":
+        raise BrokenReport(f"{path}: no footer: the run did not finish, its verdicts are not all")
+    if set(kinds[1:-1]) - {"verdict", "checkpoint"}:
+        raise BrokenReport(f"{path}: only verdicts may stand between header and footer")
+    if rows[-1]["verdicts"] != kinds.count("verdict"):
+        raise BrokenReport(
+            f"{path}: the footer counts {rows[-1]['verdicts']} verdicts, "
+            f"there are {kinds.count('verdict')}"
+        )
+    counts = Counter(row["status"] for row in rows if row["kind"] == "verdict")
+    if rows[-1]["counts"] != counts:
+        raise BrokenReport(f"{path}: the footer counts {rows[-1]['counts']}, there are {counts}")

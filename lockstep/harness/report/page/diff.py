@@ -1,0 +1,43 @@
+"""The page of two runs: what is new, gone, changed, and nearer to its limit."""
+
+from lockstep.harness.report.changes import ABSENT, Changes, title_of
+from lockstep.harness.report.page.page import rendered
+from lockstep.harness.report.page.verdicts import Run, counted
+from lockstep.harness.report.text import MARKS
+
+MOST = 400  # rows of a kind
+
+
+def sentence_of(changes: Changes) -> str:
+    """What two runs come to."""
+    worse = sum(change.worse for change in changes.changed)
+    if not (changes.new or changes.gone or changes.changed):
+        text = "No verdict changed"
+    else:
+        first = "Worse" if changes.worse else "No worse"
+        text = f"{first}: {counted(len(changes.new), 'new difference')}"
+        text += f" of {counted(len(changes.new_causes), 'kind')}" if changes.new else ""
+        text += f", {len(changes.gone)} gone, "
+        text += f"{counted(len(changes.changed), 'changed verdict')}"
+        text += f" ({worse} for the worse)" if changes.changed else ""
+    if changes.moved:
+        text += f"; {counted(len(changes.moved), 'figure')} nearer to the limit"
+    return f"{text}."
+
+
+def words(status: str) -> str:
+    return "not in the report" if status == ABSENT else MARKS[status].lower()
+
+
+def page_of_changes(a: Run, b: Run, names: tuple[str, str], changes: Changes) -> str:
+    return rendered(
+        "diff.html",
+        title="Lockstep: two runs",
+        sentence=sentence_of(changes),
+        a=names[0],
+        b=names[1],
+        titles=(title_of(a), title_of(b)),
+        changes=changes,
+        words=words,
+        most=MOST,
+    )

@@ -1,0 +1,115 @@
+"""What a verdict's detail can be drawn as: a chart, two columns of ids, bytes, a schedule, text.
+
+A detail comes from a file that anybody may have written: what is not in the form that is drawn is
+named, and the rest of the page stands.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.harness.report.page.alignment import alignment_of, runs_of_ids
+from lockstep.harness.report.page.chart import chart_of
+from lockstep.harness.report.page.hexdump import blocks_of, dump_of
+from lockstep.harness.report.page.schedules import schedule_of
+
+Detail = Mapping[str, Any]
+MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    kind: str  # a macro of figures.html
+    data: Any
+
+
+def figures_of(row: Mapping[str, Any]) -> list[Figure]:
+    found = []
+    for kind, draw in DRAWN.items():
+        try:
+            data = draw(row["detail"])
+        except MALFORMED:
+            text = f"The {kind} of this verdict is not in the form that this page draws; "
+            found.append(Figure(kind="remark", data=f"{text}report.jsonl has it."))
+            continue
+        if data is not None:
+            found.append(Figure(kind=kind, data=data))
+    return found
+
+
+def log_of(d: Detail) -> Any:
+    lines = d.get("log") or d.get("traceback")
+    if not lines:
+        return None
+    return "\n".join(map(str, lines)) if isinstance(lines, list) else str(lines)
+
+
+def answers_of(d: Detail) -> Any:
+    """What each way of reading a file says of it."""
+    answers = d.get("answers")
+    return [*answers.items()] if isinstance(answers, Mapping) and answers else None
+
+
+def differences_of(d: Detail) -> Any:
+    rows = d.get("differences")
+    if not isinstance(rows, list):
+        return None
+    return {"texts": [row["text"] for row in rows[1:21]], "total": int(d["total"])}
+
+
+def bisection_of(d: Detail) -> Any:
+    """Layers in the order of the graph: what each passes on, and which of its ops are wrong."""
+    given = d.get("bisection")
+    if given is None:
+        return None
+    layers = [
+        {
+            "name": "outside" if row["layer"] is None else f"layer {row['layer']}",
+            "last": row["last"],
+            "error": row["error"],
+            "guilty": list(row["guilty"]),
+        }
+        for row in given["layers"]
+    ]
+    return {"layers": layers, "proof": given["proof"]}
+
+
+DRAWN: dict[str, Callable[[Detail], Any]] = {
+    "chart": chart_of,
+    "alignment": alignment_of,
+    "ids": runs_of_ids,
+    "differences": differences_of,
+    "blocks": blocks_of,
+    "hexdump": dump_of,
+    "schedule": schedule_of,
+    "bisection": bisection_of,
+    "answers": answers_of,
+    "log": log_of,
+}
+
+
+MOST_CHARTS = 100  # of verdicts that agree; of more those nearest to their limit
+
+
+def agreeing_with_charts(verdicts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those that do not agree are drawn where they are told."""
+    fine = (row for row in verdicts if row["status"] in ("agreed", "excused"))
+    return [row for row in fine if "by_position" in row["detail"]]
+
+
+def charts_of(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Figure]]:
+    """In the order of the run."""
+    if len(rows) > MOST_CHARTS:
+        nearest = sorted(range(len(rows)), key=lambda i: -share_of_limit(rows[i]["detail"]))
+        rows = [rows[i] for i in sorted(nearest[:MOST_CHARTS])]
+    for row in rows:
+        for figure in figures_of(row):
+            if figure.kind in ("chart", "remark"):
+                yield row, figure
+
+
+def share_of_limit(d: Detail) -> float:
+    try:
+        return float(d["worst_relative_to_largest_logit"]) / float(d["allowed_relative"])
+    except MALFORMED:
+        return 0.0

@@ -1,0 +1,98 @@
+"""Bytes as text: a block of weights with its fields named, and a file as a hex dump."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.quants.base import WeightFormat
+from lockstep.engine.registry import import_members
+
+WIDE = 16  # bytes of a line
+MOST = 2048  # bytes of a dump
+NEAR = 16  # values on either side of the one that differs
+
+
+def blocks_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The block that a wrong weight is of, once for each engine whose bytes are others."""
+    if (given := detail.get("decoded")) is not None:
+        sides = {name: given[name] for name in ("oracle", "subject")}
+        same = sides["oracle"]["hex"] == sides["subject"]["hex"]
+        names = (
+            {"as both engines were given it": sides["oracle"]}
+            if same
+            else {f"of the {who}'s file": one for who, one in sides.items()}
+        )
+        found = [block(who, one["type"], one["hex"]) for who, one in names.items()]
+        return {"blocks": found, "values": values_of(sides)}
+    if "block" not in detail or "type" not in detail:
+        return None
+    found = [block("the smallest block", detail["type"], detail["block"])]
+    if detail.get("original") not in (None, detail["block"]):
+        found.append(block("as it was found", detail["type"], detail["original"]))
+    return {"blocks": found, "values": []}
+
+
+def block(who: str, kind: str, raw_hex: str) -> dict[str, Any]:
+    raw = bytes.fromhex(raw_hex)
+    return {"who": who, "type": kind, "bytes": len(raw), "fields": fields_of(kind, raw)}
+
+
+def fields_of(kind: str, raw: bytes) -> list[dict[str, Any]]:
+    """Name, type, place, bytes and, of one number, its value; one field where nobody names any."""
+    import_members("lockstep.engine.quants")
+    layout = WeightFormat.family[kind].layout if kind in WeightFormat.family else None
+    if layout is None or layout.itemsize != len(raw) or not layout.fields:
+        return [{"name": "bytes", "type": "", "at": 0, "lines": in_lines(raw), "value": ""}]
+    found = []
+    for name in layout.names or ():
+        dtype, at = layout.fields[name][:2]
+        part = raw[at : at + dtype.itemsize]
+        shape = "".join(f"[{n}]" for n in dtype.shape)
+        value = "" if dtype.shape else f"{np.frombuffer(part, dtype)[0]:.9g}"
+        row = {"name": name, "type": f"{dtype.base.name}{shape}", "at": at}
+        found.append(row | {"lines": in_lines(part), "value": value})
+    return found
+
+
+def in_lines(raw: bytes) -> list[str]:
+    return [raw[i : i + WIDE].hex(" ") for i in range(0, len(raw), WIDE)]
+
+
+def values_of(sides: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What both engines make of the weights around the one that is told."""
+    want, got = sides["oracle"]["values"], sides["subject"]["values"]
+    at = int(sides["oracle"]["weight"])
+    if len(want) != len(got):  # two types
+        return []
+    shown = range(max(0, at - NEAR), min(len(want), at + NEAR + 1))
+    return [
+        {"at": i, "expected": want[i], "actual": got[i], "differs": want[i] != got[i]}
+        for i in shown
+    ]
+
+
+def dump_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A minimal file of `fuzz gguf`, or the input of `fuzz tokens`."""
+    given = detail.get("file")
+    name = "The smallest file"
+    if not given and detail.get("way") == "encode" and is_hex(detail.get("input")):
+        given, name = detail["input"], "The smallest text"
+    if not given:
+        return None
+    raw = bytes.fromhex(given)
+    return {"name": name, "bytes": len(raw), "lines": dump(raw[:MOST]), "cut": len(raw) > MOST}
+
+
+def is_hex(text: Any) -> bool:
+    return isinstance(text, str) and not set(text) - set("0123456789abcdef") and len(text) % 2 == 0
+
+
+def dump(raw: bytes) -> Sequence[str]:
+    """As `00000010  47 47 55 46 ...  |GGUF...|`."""
+    lines = []
+    for at in range(0, len(raw), WIDE):
+        part = raw[at : at + WIDE]
+        text = "".join(chr(b) if 32 <= b < 127 else "." for b in part)
+        lines.append(f"{at:08x}  {part.hex(' '):<{3 * WIDE - 1}}  |{text}|")
+    return lines

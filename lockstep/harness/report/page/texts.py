@@ -1,0 +1,92 @@
+"""Text of models, tokens and engines as a page may show it: escaped, cut, with its length said."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from lockstep.harness.report.text import printable
+
+LONGEST = 2000  # characters of one text; a token may have megabytes
+LONGEST_BLOCK = 20_000  # of a dump or a log
+PATH = re.compile(r"[MVHhz0-9. -]*")
+NAME = 120  # of what stands in a line with others
+
+
+def shown(value: Any, longest: int = LONGEST) -> str:
+    """What a reader sees of any value: control and bidirectional characters are written out."""
+    if isinstance(value, float):
+        return number(value)
+    text = printable(cut(str(value), longest), keep="\n")
+    return text.encode(errors="backslashreplace").decode()  # lone surrogates of JSON
+
+
+def cut(text: str, longest: int) -> str:
+    if len(text) <= longest:
+        return text
+    return f"{text[:longest]} ... (cut: {len(text):,} characters)"
+
+
+def finalize(value: Any) -> Any:
+    """Of every expression of a template, before it is escaped. Markup is what macros made."""
+    if value is None:
+        return ""
+    return value if isinstance(value, Markup) else shown(value)
+
+
+def short_name(value: Any) -> str:
+    return shown(value, NAME)
+
+
+def paths(text: str) -> Markup:
+    """What we drew: numbers and letters of SVG paths, which are long and hold nothing else."""
+    if not PATH.fullmatch(text):
+        raise ValueError(f"no path: {text[:40]!r}")
+    return Markup(text)
+
+
+def long(text: Any) -> Markup:
+    """A text that is as long as it is on purpose, escaped."""
+    return escape(shown(text, LONGEST_BLOCK))
+
+
+def whole(text: str) -> Markup:
+    """An address, which is nothing if it is cut; escaped."""
+    return escape(text)
+
+
+def number(value: Any) -> str:
+    """Three digits; "inf" and "nan" as the report has them."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return shown(value, NAME)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+
+
+def exact(value: Any) -> str:
+    """Every digit of a float32."""
+    return f"{value:.9g}" if isinstance(value, float) else shown(value, NAME)
+
+
+def of_limit(share: Any, limit: str = "its limit") -> str:
+    """How far an error went, as `17% of its limit`, or `3e+05 times its limit`."""
+    if not isinstance(share, int | float):
+        return f"{shown(share, NAME)} times {limit}"
+    return f"{share:.0%} of {limit}" if share < 100 else f"{share:.2g} times {limit}"
+
+
+def data_block(value: Any) -> Markup:
+    """JSON inside a script element: nothing in it can end the element or open a comment."""
+    text = json.dumps(plain(value), separators=(",", ":"), ensure_ascii=True)
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return Markup(text)
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {short_name(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return shown(value) if isinstance(value, str) else value

@@ -1,0 +1,213 @@
+"""A report's verdicts as a reader wants them: the sentence at the top, causes, suites."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lockstep.harness.records import BOTH
+from lockstep.harness.report.page.texts import shown
+from lockstep.harness.report.text import MARKS
+
+Row = Mapping[str, Any]  # a verdict of report.jsonl
+QUIET = ("agreed", "excused", "not-applicable")
+LOUD = ("diverged", "internal", "crashed", "timed-out", "malformed", "not-compared")
+PLURALS = {"more place that differs": "more places that differ"}
+PLURALS["more step behind it"] = "more steps behind it"
+IN_SENTENCE = 60  # characters of a name
+PLACES = 24  # of one cause that are named
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The rows of one report."""
+
+    header: Row
+    verdicts: Sequence[Row]
+    footer: Row | None  # None: the run did not finish
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> "Run":
+        verdicts = [row for row in rows if row["kind"] == "verdict"]
+        footer = rows[-1] if rows[-1]["kind"] == "footer" else None
+        return cls(header=rows[0], verdicts=verdicts, footer=footer)
+
+    @property
+    def code(self) -> int | None:
+        return None if self.footer is None else int(self.footer["exit_code"])
+
+    @property
+    def cases(self) -> list[str]:
+        return list(dict.fromkeys(row["case"] for row in self.verdicts))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        found = Counter(row["status"] for row in self.verdicts)
+        return {status: found[status] for status in (*LOUD, *QUIET) if found[status]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """Verdicts with one key: the first is told in full."""
+
+    rows: Sequence[Row]
+    number: int = 0
+
+    @property
+    def first(self) -> Row:
+        return self.rows[0]
+
+    @property
+    def title(self) -> str:
+        d = self.first["detail"]
+        if "site" in d and "op" in d:
+            return f"{place_of(self.first)} = {d['op']}"
+        if self.first["suite"].startswith("fuzz-") and "symptom" in d:
+            words = (d.get("stage") or self.first["case"], d["symptom"], d.get("kind") or "")
+            return " ".join(str(word) for word in words if word)
+        if isinstance(d.get("way"), str):
+            on = [name for name, value in d.get("flags", {}).items() if value]
+            return f"{d['way']} ({' '.join(on) or 'no flags'})"
+        if "by_position" in d and d.get("index"):
+            return f"position {d['index'][0]}"
+        if "margin" in d and "step" in d:
+            return f"greedy token {d['step']}"
+        return str(d.get("tensor") or MARKS[self.first["status"]].lower())
+
+    @property
+    def places(self) -> list[str]:
+        """Where else it was seen."""
+        here = self.first["case"]
+        named = (place_of(row) for row in self.rows[1:])
+        cases = (row["case"] for row in self.rows[1:])
+        texts = [n if c == here else f"{c} {n}" for n, c in zip(named, cases, strict=True)]
+        return list(dict.fromkeys(texts))
+
+
+def place_of(row: Row) -> str:
+    d = row["detail"]
+    if "site" not in d:
+        return str(d.get("tensor") or row["suite"])
+    layer = "" if d.get("layer") is None else f"-{d['layer']}"
+    step = f" (step {d['step']})" if d.get("step") else ""
+    return f"{d['site']}{layer}{step}"
+
+
+def causes_of(verdicts: Sequence[Row], statuses: Sequence[str]) -> list[Cause]:
+    """Those with such a status, folded by key, the worst kind first, in the order of the run."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in verdicts:
+        if row["status"] in statuses:
+            key = row["key"] or f"{row['suite']}/{row['summary']}"
+            groups.setdefault((row["status"], key), []).append(row)
+    ordered = sorted(groups.values(), key=lambda rows: statuses.index(rows[0]["status"]))
+    return [Cause(rows=rows, number=i) for i, rows in enumerate(ordered, 1)]
+
+
+# --- the sentence -----------------------------------------------------------------------------
+
+
+def sentence(run: Run, causes: Sequence[Cause]) -> str:
+    """What the run comes to."""
+    if run.footer is None:
+        n = len(run.verdicts)
+        return f"Not finished: the run was stopped; what its {n} verdicts say is true, and not all."
+    return SENTENCES[run.footer["exit_code"]](run, causes)
+
+
+def conform(run: Run, causes: Sequence[Cause]) -> str:
+    text = f"Conform: {counted(run.counts.get('agreed', 0), 'comparison')} of "
+    text += f"{counted(len(run.cases), subject_of(run))} agree"
+    excused = run.counts.get("excused", 0)
+    text += f", {counted(excused, 'difference')} known or explained" if excused else ""
+    who = {row["about"] for row in run.verdicts if row["status"] == "agreed" and "about" in row}
+    if who and BOTH not in who:
+        text += f"; all of it is about {', '.join(sorted(who))} alone"
+    return f"{text}."
+
+
+def diverged(run: Run, causes: Sequence[Cause]) -> str:
+    wrong = [cause for cause in causes if cause.first["status"] == "diverged"]
+    cases = {row["case"] for cause in wrong for row in cause.rows}
+    rows = sum(len(cause.rows) for cause in wrong)
+    text = f"Diverged: {counted(rows, 'difference')} of {counted(len(wrong), 'kind')}"
+    if len(run.cases) > 1:
+        text += f" in {len(cases)} of {counted(len(run.cases), subject_of(run))}"
+    ops = [cause for cause in wrong if "site" in cause.first["detail"]]
+    if ops:
+        first = ops[0].first
+        text += f"; the first op that is wrong by itself is {shown(place_of(first), IN_SENTENCE)}"
+        text += f" ({shown(first['detail'].get('op', ''), IN_SENTENCE)})"
+    elif wrong:
+        text += f"; the first is {shown(wrong[0].title, IN_SENTENCE)} in {wrong[0].first['suite']}"
+    return f"{text}."
+
+
+def failed(run: Run, causes: Sequence[Cause]) -> str:
+    n = run.counts.get("internal", 0)
+    return f"Internal error: Lockstep itself failed {counted(n, 'time')}; please report it."
+
+
+def incomplete(run: Run, causes: Sequence[Cause]) -> str:
+    names = [f"{run.counts[s]} {MARKS[s].lower()}" for s in LOUD if s in run.counts]
+    why = ", ".join(names) or "nothing was compared"
+    return f"Incomplete: what was compared agrees, and something was not compared ({why})."
+
+
+def no_op(run: Run, causes: Sequence[Cause]) -> str:
+    return (
+        "Diverged, and no op is wrong on its own inputs: look at what is kept from call to call, "
+        "at the order of calls, and at sampling."
+    )
+
+
+SENTENCES = {0: conform, 1: diverged, 2: failed, 3: incomplete, 4: no_op}
+
+
+def subject_of(run: Run) -> str:
+    return "target" if "campaign" in run.header else "model"
+
+
+def counted(n: int, what: str) -> str:
+    if n == 1:
+        return f"{n:,} {what}"
+    return f"{n:,} {PLURALS.get(what, f'{what}s')}"
+
+
+# --- the tables ---------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class SuiteRow:
+    suite: str
+    about: str  # "" is both
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+def suites_of(verdicts: Sequence[Row]) -> list[SuiteRow]:
+    found: dict[tuple[str, str], SuiteRow] = {}
+    for row in verdicts:
+        about = row.get("about", BOTH)
+        about = "" if about == BOTH else about
+        one = found.setdefault((row["suite"], about), SuiteRow(suite=row["suite"], about=about))
+        one.counts[row["status"]] += 1
+    return list(found.values())
+
+
+def by_case(verdicts: Sequence[Row]) -> Iterator[tuple[str, list[Row], str]]:
+    """Each model with its verdicts and the worst status among them."""
+    found: dict[str, list[Row]] = {}
+    for row in verdicts:
+        found.setdefault(row["case"], []).append(row)
+    for case, rows in found.items():
+        statuses = {row["status"] for row in rows}
+        yield (
+            case,
+            rows,
+            next(s for s in (*LOUD, "excused", "agreed", "not-applicable") if s in statuses),
+        )
+
+
+def command_of(run: Run) -> str:
+    """The command that shows the run again."""
+    return str(run.header["command"])

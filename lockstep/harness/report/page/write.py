@@ -1,0 +1,30 @@
+"""Writes report.html beside report.jsonl."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.harness.report.page.page import NAME, page_of, undrawn
+from lockstep.harness.report.page.verdicts import Row, Run
+
+
+def write_page(report: Path, rows: Sequence[Row]) -> Path:
+    """The page of these rows, of a run that has finished or not."""
+    return write_text(report.with_name(NAME), page_of(Run.of(rows)))
+
+
+def write_page_of_run(report: Path) -> Path:
+    """Of a report that was just written. A defect of the page is said in the page: the run's
+    verdicts and its exit code stand without it."""
+    rows = [json.loads(line) for line in report.read_bytes().splitlines()]
+    try:
+        return write_page(report, rows)
+    except Exception as error:
+        return write_text(report.with_name(NAME), undrawn(error))
+
+
+def write_text(path: Path, text: str) -> Path:
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)  # never half a page
+    return path

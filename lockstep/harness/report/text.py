@@ -1,0 +1,82 @@
+"""What a person reads: sites, findings and verdicts in words."""
+
+import re
+from collections.abc import Sequence
+from math import isfinite
+
+from lockstep.harness.judging.judge import SiteFinding
+from lockstep.harness.records import Site, Verdict
+
+MARKS = {
+    "agreed": "ok",
+    "diverged": "DIVERGED",
+    "excused": "excused",
+    "not-compared": "not compared",
+    "not-applicable": "not applicable",
+    "crashed": "CRASHED",
+    "timed-out": "TIMED OUT",
+    "malformed": "MALFORMED",
+    "internal": "INTERNAL",
+}
+
+
+CI_COMMAND = re.compile(r"##(?=\w*\[)")
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Text from files and tokens, with everything escaped that could steer a terminal, or a CI that
+    reads commands anywhere in a line of a log: `##[error]` (GitHub), `##vso[` (Azure)."""
+    shown = "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
+    )
+    return CI_COMMAND.sub(r"#\\x23", shown)
+
+
+def site_name(site: Site) -> str:
+    return str(site) if site.step == 0 else f"{site} (step {site.step})"
+
+
+def explain_finding(finding: SiteFinding) -> str:
+    """One line: where, what, how far, how much was allowed."""
+    m = finding.mismatch
+    if m is None:
+        return f"{site_name(finding.site)} agrees"
+    where = f"{site_name(finding.site)} = {finding.op}"
+    if m.kind == "missing":
+        return f"{where}: missing, though the engine says that it shows it"
+    if m.kind != "value":
+        return f"{where}: {m.detail or m.kind}"
+    return (
+        f"{where}: {m.mismatched} of {m.total} elements off, worst {list(m.index)} of "
+        f"{finding.axes} is "
+        f"{m.actual:.9g}, expected {m.expected:.9g} (allowed {m.allowed:.2g})"
+    )
+
+
+def explain(verdict: Verdict) -> str:
+    """A divergence in four lines and a command."""
+    d = verdict.detail
+    lines = [f"{verdict.case} {verdict.suite}: {verdict.summary}"]
+    if "reason" in d:
+        lines.append(f"  allowed because: {d['reason']}")
+    if "err_local" in d:
+        line = f"  on {d.get('basis', 'its inputs')} it is {d['err_local']:.2g} off"
+        if isfinite(d["err_out"]):  # of what is shown
+            line += f"; in its own run {d['err_in']:.1e} comes in and {d['err_out']:.1e} goes out"
+            line += " (of the largest value)"
+        lines.append(line)
+    if d.get("parameters"):
+        lines.append(f"  {d['parameters']}")
+    if d.get("rest"):
+        lines.append(f"  {d['rest']}")
+    for line in last_words(d.get("log", [])):
+        lines.append(f"  | {line}")
+    if verdict.repro:
+        lines.append(f"  again: {verdict.repro}")
+    return "\n".join(lines)
+
+
+def last_words(log: Sequence[str]) -> Sequence[str]:
+    """What an engine said last, before Python wrote down where its process stood."""
+    fatal = next((i for i, line in enumerate(log) if line.startswith("Fatal Python error")), None)
+    return log[:fatal][-6:] if fatal else log[-6:]

@@ -1,0 +1,65 @@
+"""`lockstep doctor`: versions, llama.cpp's build, CPU features, what is missing."""
+
+import os
+import shutil
+from pathlib import Path
+
+from lockstep.harness.asking.environments import built
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.context.suite import no_answer
+from lockstep.harness.judging.lanes import lanes_of
+from lockstep.harness.records import EXACT, Answered
+from lockstep.harness.report.header import versions
+
+PINNED = "0.3.36"
+Row = tuple[str, str, bool]  # what, found, whether it is well
+
+
+def examine() -> list[Row]:
+    found = versions()
+    rows: list[Row] = [
+        (name, text, text != "absent") for name, text in found.items() if name != "llama-cpp-python"
+    ]
+    theirs = found["llama-cpp-python"]
+    says = theirs if theirs == PINNED else f"{theirs}; the goldens are made with {PINNED}"
+    rows.append(("llama-cpp-python", says, theirs == PINNED))
+    rows += oracle_rows()
+    rows += [
+        ("another version", f"{name} in {folder}", True) for name, folder in built("llama.cpp")
+    ]
+    rows.append(("processors", str(len(os.sched_getaffinity(0))), True))
+    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    rows.append(("C++ compiler", Path(compiler).name if compiler else "none found", bool(compiler)))
+    return rows
+
+
+def oracle_rows() -> list[Row]:
+    """llama.cpp says itself how it was built."""
+    with Runner(time_limit=60).open("llama.cpp", None, EXACT) as session:
+        outcome = session.ask("describe")
+    if not isinstance(outcome, Answered):
+        why = str(no_answer("llama.cpp", "describe", outcome)).splitlines()[-1]
+        return [("llama.cpp", f"does not start: {why}", False)]
+    build = outcome.value.build
+    return [
+        ("llama.cpp", outcome.value.version, True),
+        ("llama.cpp build", build, True),
+        ("float32 lanes", f"{lanes_of(build)} partial sums per vector register", True),
+        *rounding_rows(),
+    ]
+
+
+def rounding_rows() -> list[Row]:
+    """How the library rounds activations, which our products follow (engine/activations)."""
+    with Runner(time_limit=60).open("llama.cpp activations", None, EXACT) as session:
+        outcome = session.ask("describe")
+    if not isinstance(outcome, Answered):
+        why = str(no_answer("llama.cpp", "describe", outcome)).splitlines()[-1]
+        return [("activations", f"cannot be asked for: {why}", False)]
+    rows = []
+    for part in outcome.value.build.split(" | "):
+        name, _, variants = part.partition(": ")
+        ways = " and ".join(f"as {variant} code" for variant in variants.split())
+        says = ways or "in a way that is unknown; products are mirrored as x86 code rounds"
+        rows.append((f"{name} activations", f"rounded {says}", bool(ways)))
+    return rows

@@ -1,0 +1,112 @@
+"""`lockstep trace`: the named tensors of a run as safetensors, with an index."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.ops.ggml.base import Node
+from lockstep.harness.asking.session import Session
+from lockstep.harness.check.check import BadInput, Plan, open_plan
+from lockstep.harness.context.suite import lacks, no_answer
+from lockstep.harness.graph.program import Program
+from lockstep.harness.graph.record import record
+from lockstep.harness.graph.wiring import sites_of
+from lockstep.harness.parallel.children import Say
+from lockstep.harness.records import (
+    Answered,
+    Evaluation,
+    Request,
+    Site,
+    TensorRecord,
+    Trace,
+    Unanswerable,
+)
+from lockstep.harness.report.header import header, model_row
+from lockstep.harness.runs.quick import answer
+from lockstep.harness.shadow.nodes import capture
+from lockstep.harness.sites import SITES
+
+
+def dump_trace(plan: Plan, folder: Path, prompt: str | None, say: Say) -> None:
+    """Says how many tensors and whose in the end. A prompt's text replaces the seeded tokens."""
+    opened = open_plan(plan, say)
+    try:
+        context = opened.context
+        if context.facts.no_run:
+            raise BadInput(f"{plan.model}: {context.facts.no_run}, so there is nothing to run")
+        batches = context.batches
+        if prompt is not None:
+            raw = prompt.encode("utf-8", "surrogateescape")
+            batches = (Batch.of(answer(context.subject, "tokenize", [raw])[0]),)
+        say("running")
+        trace = traced(context.subject, batches)
+    finally:
+        opened.close()
+    tensors = {key_of(r.site): np.ascontiguousarray(r.value) for r in trace.records}
+    rows = [row_of(r.site, r.value) for r in trace.records]
+    tokens = [batch.tokens.tolist() for batch in batches]
+    index = header(
+        f"lockstep trace {plan.command}",
+        plan.seed,
+        [model_row(plan.case, plan.model)],
+        opened.engines[1:],
+    ) | {"tokens": tokens, "tensors": rows}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "tensors.safetensors")
+    (folder / "index.json").write_text(json.dumps(index, indent=1) + "\n")
+    say((len(tensors), opened.engines[1].engine))  # a replay in reference's place, say
+
+
+def traced(session: Session, batches: Sequence[Batch]) -> Trace:
+    """Of a model without logits the run that comes to embeddings; of llama.cpp, where
+    harness.sites does not say which node is which, every node of its own."""
+    request = Request(batches=tuple(batches), capture=True)
+    outcome = session.ask("evaluate", request)
+    if lacks(outcome):
+        request = replace(request, embeddings=True)
+    elif isinstance(outcome, Unanswerable):
+        found = record(session, batches)
+        if isinstance(found, Program):
+            return captured(session, batches, found)
+    run: Evaluation = answer(session, "evaluate", request)
+    assert run.trace is not None
+    return run.trace
+
+
+def captured(session: Session, batches: Sequence[Batch], program: Program) -> Trace:
+    """Under the names that a replay gives them."""
+    sites, records = sites_of(program), []
+
+    def keep(node: Node) -> None:
+        site = sites[node.place]
+        records.append(TensorRecord(site=site, value=node.value.copy()))
+
+    outcome = capture(session, keep, batches)
+    if not isinstance(outcome, Answered):
+        raise no_answer(session.name, "capture", outcome)
+    return Trace(engine=session.name, records=tuple(records))
+
+
+def key_of(site: Site) -> str:
+    return f"step{site.step}/{site}"
+
+
+def row_of(site: Site, value: NDArray[Any]) -> dict[str, Any]:
+    info = SITES.get(site.name)  # none of a node that llama.cpp alone has a name for
+    return {
+        "key": key_of(site),
+        "step": site.step,
+        "layer": site.layer,
+        "site": site.name,
+        "op": info.op if info else "",
+        "axes": info.shape if info else "",
+        "shape": list(value.shape),
+        "dtype": str(value.dtype),
+    }

@@ -1,0 +1,58 @@
+"""Whether a file is still the one that a run began with: verdicts about a mixture mean nothing."""
+
+import os
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lockstep.harness.report.header import sha256_of
+
+
+@dataclass(frozen=True)
+class FileState:
+    """What the system says of a file; its hash once somebody has read all of it."""
+
+    size: int
+    modified: int  # nanoseconds since 1970
+    inode: tuple[int, int]  # of a file that takes another's place it is another one
+    sha256: str = ""  # empty: not known
+
+    @classmethod
+    def of(cls, path: Path) -> "FileState":
+        """Raises OSError for a file that is not there."""
+        found = os.stat(path)
+        return cls(found.st_size, found.st_mtime_ns, (found.st_dev, found.st_ino))
+
+    def hashed(self, path: Path) -> "FileState":
+        """With the hash, unless the file has changed by the time that it was read."""
+        try:
+            sha256 = sha256_of(path)
+            return replace(self, sha256=sha256) if FileState.of(path) == self else self
+        except OSError:
+            return self
+
+    def row(self) -> dict[str, Any]:
+        """For the header of a report."""
+        return {"sha256": self.sha256, "bytes": self.size}
+
+    def change(self, path: Path) -> str:
+        """How the file differs from what it was, in a sentence; "" if its bytes are the same."""
+        try:
+            now = FileState.of(path)
+            if now == replace(self, sha256=""):
+                return ""
+            sha256 = sha256_of(path)
+        except OSError as error:
+            return f"{path} is gone ({error.strerror or error}); it had {self.size:,} bytes"
+        if sha256 == self.sha256:
+            return ""
+        return (
+            f"{path} changed while it was checked: it had {self.size:,} bytes, modified "
+            f"{clock(self.modified)}, sha256 {self.sha256[:12] or 'not known'}; now {now.size:,} "
+            f"bytes, {clock(now.modified)}, {sha256[:12]}"
+        )
+
+
+def clock(nanoseconds: int) -> str:
+    return datetime.fromtimestamp(nanoseconds / 1e9, UTC).strftime("%H:%M:%S.%f")[:-3]

@@ -1,0 +1,241 @@
+"""What each of many engines can do and where it stands, suite by suite, on the same cases."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep.harness.check.check import BadInput, Plan, suites_named
+from lockstep.harness.exit_codes import exit_code_of_run
+from lockstep.harness.parallel.works import Forks
+from lockstep.harness.records import EngineInfo, Status, Verdict
+from lockstep.harness.report.header import header
+from lockstep.harness.report.jsonl import plain
+from lockstep.harness.report.page.matrix import page_of_matrix
+from lockstep.harness.report.page.write import write_text
+from lockstep.harness.report.text import MARKS, printable
+from lockstep.harness.runs.run import Listener, run_folder, run_plans
+
+SCHEMA = Path(__file__).parents[1] / "schemas" / "matrix.json"
+FORMAT = 1
+WORST_FIRST: tuple[Status, ...] = (
+    *("diverged", "internal", "malformed", "crashed", "timed-out", "not-compared"),
+    *("excused", "agreed", "not-applicable"),
+)
+WELL: tuple[Status, ...] = ("agreed", "excused")
+NOTHING = "-"  # of a cell: the engine does not offer it, or no case has it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One engine. error: why it could not be asked at all."""
+
+    engine: str
+    info: EngineInfo | None = None
+    error: str = ""
+    report: str = ""
+    cells: Mapping[str, "Cell"] = field(default_factory=dict)  # by suite
+    code: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One suite on all cases: the worst verdict of each."""
+
+    cases: Mapping[str, Verdict]
+    partly: frozenset[str] = frozenset()  # cases that agree in what could be compared
+
+    @property
+    def counts(self) -> Counter[Status]:
+        return Counter(verdict.status for verdict in self.cases.values())
+
+    @property
+    def text(self) -> str:
+        """As `5/7, 2 diverged`: of those that have it, and what is wrong with the rest."""
+        counts, partly = self.counts, len(self.partly)
+        asked = len(self.cases) - counts["not-applicable"]
+        if not asked:
+            return NOTHING
+        words = [f"{sum(counts[status] for status in WELL) + partly}/{asked}"]
+        words += [f"{partly} partly"] if partly else []
+        counts["not-compared"] -= partly
+        rest = [s for s in WORST_FIRST if counts[s] > 0 and s not in ("agreed", "not-applicable")]
+        words += [f"{counts[status]} {MARKS[status].lower()}" for status in rest]
+        return ", ".join(words)
+
+
+def run_matrix(
+    plans: Mapping[str, Sequence[Plan]],
+    reports: Path,
+    command: Sequence[str],
+    jobs: int,
+    progress: Callable[[str, str], None],
+) -> Iterator[Row]:
+    """A row for each engine, with a report of its own. plans: by the engine's name."""
+    for engine, same in plans.items():
+        try:
+            result = run_plans(same, reports, command, Forks(jobs), listener_of(engine, progress))
+        except BadInput as error:
+            yield Row(engine=engine, error=str(error))
+            continue
+        found = next((info for info in result.engines if info.engine != same[0].oracle), None)
+        yield Row(
+            engine=engine,
+            info=found,
+            report=str(result.folder / "report.jsonl"),
+            cells=cells_of(result.verdicts, [plan.case for plan in same]),
+            code=exit_code_of_run(result.verdicts),
+        )
+
+
+def listener_of(engine: str, progress: Callable[[str, str], None]) -> Listener:
+    return Listener(progress=lambda case, text: progress(f"{engine} {case}", text))
+
+
+def cells_of(verdicts: Iterable[Verdict], cases: Sequence[str]) -> dict[str, Cell]:
+    """By suite, in the order of a run, without those in which the subject is not asked."""
+    order = {suite.name: suite.order for suite in suites_named(())}
+    apart = {suite.name for suite in suites_named(()) if suite.of_oracle_alone}
+    worst: dict[str, dict[str, Verdict]] = {}
+    agreed = set()
+    for verdict in verdicts:
+        if verdict.suite in apart:
+            continue
+        if verdict.status == "agreed":
+            agreed.add((verdict.suite, verdict.case))
+        of_suite = worst.setdefault(verdict.suite, {})
+        if verdict.case not in of_suite or rank(verdict) < rank(of_suite[verdict.case]):
+            of_suite[verdict.case] = verdict
+    found = {}
+    for suite in sorted(worst, key=lambda name: order.get(name, len(order))):
+        same = {case: worst[suite][case] for case in cases if case in worst[suite]}
+        part = {c for c, v in same.items() if v.status == "not-compared" and (suite, c) in agreed}
+        found[suite] = Cell(cases=same, partly=frozenset(part))
+    return found
+
+
+def rank(verdict: Verdict) -> int:
+    return WORST_FIRST.index(verdict.status)
+
+
+def exit_code_of_matrix(rows: Sequence[Row]) -> int:
+    """The worst of all engines; one that could not be asked is incomplete."""
+    found = {row.code for row in rows}
+    return next(code for code in (1, 2, 3, 0) if code in found)
+
+
+# --- as files -------------------------------------------------------------------------------
+
+
+def write_matrix(
+    rows: Sequence[Row],
+    plans: Sequence[Plan],
+    reports: Path,
+    command: str,
+    *,
+    html: bool = False,
+) -> list[Path]:
+    """matrix.json and matrix.md in a new folder, with html matrix.html as well. plans: those of any
+    one engine."""
+    folder = run_folder(reports, "matrix")
+    document = {
+        "format": FORMAT,
+        **header(command, plans[0].seed, [], []),
+        "oracle": plans[0].oracle,
+        "settings": plans[0].settings.name,
+        "cases": [plan.case for plan in plans],
+        "engines": [row_of(row) for row in rows],
+    }
+    del document["models"]
+    as_json, as_text = folder / "matrix.json", folder / "matrix.md"
+    as_json.write_text(json.dumps(plain(document), indent=1, allow_nan=False) + "\n")
+    as_text.write_text("\n".join(markdown(rows, plans)) + "\n", encoding="utf-8")
+    if not html:
+        return [as_json, as_text]
+    suites = columns(rows)
+    texts = [dict(zip(suites, texts_of(row, suites), strict=True)) for row in rows]
+    page = page_of_matrix(plain(document), names_of(rows), texts, folder)
+    return [as_json, as_text, write_text(folder / "matrix.html", page)]
+
+
+def row_of(row: Row) -> dict[str, Any]:
+    return {
+        "engine": row.engine,
+        "version": row.info.version if row.info else "",
+        "build": row.info.build if row.info else "",
+        "error": row.error,
+        "report": row.report,
+        "exit_code": row.code,
+        "suites": {suite: cell_of(cell) for suite, cell in row.cells.items()},
+    }
+
+
+def cell_of(cell: Cell) -> dict[str, Any]:
+    return {
+        case: {"status": v.status, "summary": v.summary, "key": v.key, "repro": v.repro}
+        for case, v in cell.cases.items()
+    }
+
+
+def columns(rows: Sequence[Row]) -> list[str]:
+    """Suites in which any engine was asked anything, in the order of a run."""
+    order = {suite.name: suite.order for suite in suites_named(())}
+    found = {n for row in rows for n, cell in row.cells.items() if cell.text != NOTHING}
+    return sorted(found, key=lambda name: order.get(name, len(order)))
+
+
+def names_of(rows: Sequence[Row]) -> list[str]:
+    """Each with its version; what it was asked for by as well, where others have the same name."""
+    names = [printable(name_of(row)) for row in rows]
+    return [
+        name if names.count(name) == 1 else f"{name} ({printable(row.engine)})"
+        for name, row in zip(names, rows, strict=True)
+    ]
+
+
+def name_of(row: Row) -> str:
+    if row.info is None:
+        return row.engine
+    # a program says its own name before its version
+    known = row.info.version.startswith(row.info.engine)
+    return row.info.version if known else f"{row.info.engine} {row.info.version}"
+
+
+def texts_of(row: Row, suites: Sequence[str]) -> list[str]:
+    """A cell for each suite."""
+    return [row.cells[suite].text if suite in row.cells else NOTHING for suite in suites]
+
+
+def markdown(rows: Sequence[Row], plans: Sequence[Plan]) -> Iterator[str]:
+    suites = columns(rows)
+    first = plans[0]
+    yield f"# Engines against {first.oracle}, `{first.settings.name}`"
+    yield ""
+    yield f"Of {len(plans)} cases ({', '.join(safe(plan.case) for plan in plans)}) how many agree."
+    yield f"`{NOTHING}`: the engine does not offer it, or no case has it."
+    yield ""
+    yield f"| engine | {' | '.join(suites)} |"
+    yield "|---" * (len(suites) + 1) + "|"
+    for name, row in zip(names_of(rows), rows, strict=True):
+        yield f"| {' | '.join(map(safe, [name, *texts_of(row, suites)]))} |"
+    for row in rows:
+        yield from ("", *notes_of(row))
+
+
+def notes_of(row: Row) -> Iterator[str]:
+    """What is not well, and the command that shows it."""
+    if row.error:
+        yield f"- **{safe(row.engine)}** was not asked: {safe(row.error)}"
+    for suite, cell in row.cells.items():
+        for case, verdict in cell.cases.items():
+            if verdict.status not in ("agreed", "not-applicable"):
+                what = f"{suite}, {safe(case)}: {MARKS[verdict.status].lower()}"
+                yield f"- **{safe(row.engine)}** {what}: {safe(verdict.summary)[:500]}"
+                yield f"  `{printable(verdict.repro).replace('`', '?')}`"
+
+
+def safe(text: str) -> str:
+    """Nothing from a token or an engine is read as markup."""
+    return "".join(f"&#{ord(c)};" if c in "<>&|`[]*_\\" else c for c in printable(text))

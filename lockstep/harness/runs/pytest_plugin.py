@@ -1,0 +1,212 @@
+"""The pytest plugin: an engine of the user's is checked by pytest in the user's own repository.
+
+    pytest --lockstep-engine "./my-engine --threads 1" --lockstep-model model.gguf -n auto
+
+One test for each model and suite. pytest loads this file wherever Lockstep is installed, so nothing
+of weight is imported before a test runs.
+"""
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SUITES = (
+    *("metadata", "tokens", "dequant", "logits", "logprobs", "embeddings", "decode", "text"),
+    *("trace", "products"),
+)
+OUTPUT = "lockstep report"  # the property of a test that names the folder of its run
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("lockstep", "conformance of GGUF engines")
+    group.addoption(
+        "--lockstep-engine",
+        metavar="CMD",
+        help="The engine under test: a command, or whatever lockstep check --engine takes.",
+    )
+    group.addoption(
+        "--lockstep-model",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="A GGUF file to check it on (repeatable).",
+    )
+    group.addoption(
+        "--lockstep-settings",
+        choices=("exact", "default"),
+        help="What llama.cpp runs with: exact (F32 cache, one thread) or default. [exact; of a "
+        "server default]",
+    )
+    group.addoption(
+        "--lockstep-suite",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help=f"Only this suite (repeatable): {', '.join(SUITES)}.",
+    )
+    group.addoption(
+        "--lockstep-known",
+        metavar="FILE",
+        help="Divergences listed there pass (lockstep check --write-known FILE lists them).",
+    )
+    group.addoption(
+        "--lockstep-timeout",
+        metavar="SECONDS",
+        type=float,
+        default=300.0,
+        help="Seconds that the engine has for one answer, and for its start. [300]",
+    )
+    group.addoption(
+        "--lockstep-report",
+        metavar="FOLDER",
+        default="reports",
+        help="Where the folders of runs go. [reports]",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Summary(), "lockstep summary")
+    if config.getoption("--lockstep-model") and not config.getoption("--lockstep-engine"):
+        raise pytest.UsageError("--lockstep-model needs --lockstep-engine: which one is checked?")
+    if config.getoption("--lockstep-engine") and not config.getoption("--lockstep-model"):
+        raise pytest.UsageError("--lockstep-engine needs --lockstep-model: a GGUF file")
+    for name in config.getoption("--lockstep-suite"):
+        if name not in SUITES:
+            raise pytest.UsageError(f"no suite named {name!r} (known: {', '.join(SUITES)})")
+    for path in config.getoption("--lockstep-model"):
+        if not Path(path).is_file():
+            raise pytest.UsageError(f"--lockstep-model {path}: no such file")
+
+
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """They belong to no file, so they come beside whatever was found in files."""
+    for path in config.getoption("--lockstep-model"):
+        for suite in config.getoption("--lockstep-suite") or SUITES:
+            name = f"lockstep[{Path(path).name}-{suite}]"
+            items.append(SuiteItem.from_parent(session, name=name, model=Path(path), suite=suite))
+
+
+class SuiteItem(pytest.Item):
+    """One suite on one model."""
+
+    def __init__(self, *, model: Path, suite: str, **of_pytest: Any) -> None:
+        super().__init__(**of_pytest)
+        self.model, self.suite = model, suite
+
+    def runtest(self) -> None:
+        asked = bool(self.config.getoption("--lockstep-suite"))
+        check_with(self.config, self.model, suites=(self.suite,), note=self.note, by_name=asked)
+
+    def note(self, folder: str) -> None:
+        self.user_properties.append((OUTPUT, folder))
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """What Lockstep says, without the traceback of who says it."""
+        if excinfo.errisinstance(pytest.fail.Exception):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        return self.model, None, self.name
+
+
+def check_with(
+    config: pytest.Config,
+    model: Path,
+    *,
+    engine: str | None = None,
+    suites: tuple[str, ...] = (),
+    note: Callable[[str], None] = lambda _: None,
+    **of_plan: Any,
+) -> Any:
+    """The run (runs.run.RunResult); fails the test by what differs, skips what is not there."""
+    from lockstep.engine.errors import EngineError
+    from lockstep.harness.check.check import BadInput, Plan
+    from lockstep.harness.http.session import preset_for
+    from lockstep.harness.parallel.works import Forks
+    from lockstep.harness.records import PRESETS
+    from lockstep.harness.report.text import explain
+    from lockstep.harness.runs.known_failures import read_known
+    from lockstep.harness.runs.run import Listener, run_plans
+
+    engine = engine or config.getoption("--lockstep-engine")
+    if not engine:
+        pytest.fail("no engine: pass one, or --lockstep-engine", pytrace=False)
+    preset = config.getoption("--lockstep-settings") or preset_for(engine)
+    of_plan = {"time_limit": config.getoption("--lockstep-timeout")} | of_plan
+    command = shlex.join([str(model), "--engine", engine, "--settings", preset])
+    plan = Plan(
+        case=model.name,
+        model=model,
+        subject_model=model,
+        engine=engine,
+        settings=PRESETS[preset],
+        suites=suites,
+        command=command,
+        **of_plan,
+    )
+    try:
+        reports = Path(config.getoption("--lockstep-report"))
+        listed = config.getoption("--lockstep-known")
+        known = read_known(Path(listed)) if listed else None
+        result = run_plans(
+            [plan], reports, ["pytest", *shlex.split(command)], Forks(1), Listener(), known
+        )
+    except (BadInput, EngineError) as error:
+        pytest.fail(str(error), pytrace=False)
+    note(str(result.folder))
+    said = [explain(v) for v in result.verdicts if v.status not in ("agreed", "excused")]
+    applies = {v.status for v in result.verdicts} - {"not-applicable"}
+    if not applies:
+        why = "; ".join(v.summary for v in result.verdicts) or "it does not apply"
+        pytest.skip(why)
+    if result.code:
+        pytest.fail("\n\n".join([*said, f"report: {result.folder}"]), pytrace=False)
+    return result
+
+
+@pytest.fixture
+def lockstep(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """A function: lockstep(model, engine=None, suites=(), **fields of harness.check.check.Plan)."""
+
+    def check(model: str | Path, **options: Any) -> Any:
+        def note(folder: str) -> None:
+            request.node.user_properties.append((OUTPUT, folder))
+
+        return check_with(request.config, Path(model), note=note, **options)
+
+    return check
+
+
+class Summary:
+    """Says at the end where the reports are; with xdist it is told by the workers.
+
+    Where each of our tests was skipped nothing was compared, and that is no success.
+    """
+
+    def __init__(self) -> None:
+        self.folders: list[str] = []
+        self.outcomes: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call":
+            ours = [str(value) for name, value in report.user_properties if name == OUTPUT]
+            self.folders += ours
+            self.outcomes |= {report.outcome} if ours else set()
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.outcomes == {"skipped"} and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self.folders:
+            terminalreporter.section("lockstep")
+            for folder in self.folders:
+                terminalreporter.line(f"{folder}/report.jsonl")
+        if self.outcomes == {"skipped"}:
+            terminalreporter.line("every test was skipped: nothing was compared")

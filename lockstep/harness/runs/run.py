@@ -1,0 +1,329 @@
+"""One run over one or more models: plans in, a report folder and an exit code out."""
+
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lockstep.engine.errors import EngineError, Unsupported
+from lockstep.harness.adapters import adapter_class
+from lockstep.harness.asking.environments import provide
+from lockstep.harness.bisect.bisection import bisect
+from lockstep.harness.blackbox.in_check import checked
+from lockstep.harness.check.check import (
+    REPLAY,
+    BadInput,
+    Opened,
+    Plan,
+    defect,
+    open_plan,
+    run_suites,
+    suites_named,
+)
+from lockstep.harness.context.runner import is_outside
+from lockstep.harness.context.suite import NoAnswer, patient
+from lockstep.harness.exit_codes import exit_code_of_run
+from lockstep.harness.parallel.children import (
+    Died,
+    Done,
+    Event,
+    Failed,
+    Refused,
+    Said,
+    Say,
+    Unanswered,
+)
+from lockstep.harness.parallel.works import Executor, events_of
+from lockstep.harness.records import EngineInfo, Status, Verdict
+from lockstep.harness.report.header import header
+from lockstep.harness.report.jsonl import ReportWriter
+from lockstep.harness.runs.file_state import FileState
+from lockstep.harness.runs.known_failures import KnownFailures
+from lockstep.harness.suites.acid import says_that_it_cannot
+from lockstep.harness.synth.builtin import BUILTIN
+from lockstep.harness.synth.llama import write_llama
+
+BUILTIN_PREFIX = "builtin:"
+
+
+@dataclass(kw_only=True)
+class RunResult:
+    code: int
+    folder: Path
+    verdicts: list[Verdict]
+    engines: tuple[EngineInfo, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listener:
+    """What the command line shows while a run goes on."""
+
+    progress: Callable[[str, str], None] = field(default=lambda case, text: None)
+    verdict: Callable[[Verdict], None] = field(default=lambda verdict: None)
+
+
+def builtin_model(name: str, folder: Path) -> Path:
+    """Write a built-in model once into the folder."""
+    path = folder / f"{name}.gguf"
+    if not path.exists():
+        write_llama(BUILTIN[name], path)
+    return path
+
+
+def run_folder(reports: Path, what: str) -> Path:
+    """A new folder for one run, named by time; a second run in the same second gets a number."""
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{what}"
+    for n in range(1000):
+        folder = reports / (stem if n == 0 else f"{stem}-{n}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise FileExistsError(f"{reports / stem} and 999 more exist already")
+
+
+def run_plans(
+    plans: Sequence[Plan],
+    reports: Path,
+    command: Sequence[str],
+    executor: Executor,
+    listener: Listener,
+    known: KnownFailures | None = None,
+) -> RunResult:
+    """Check every plan, each in a process of its own; each verdict is on disk before the next one.
+
+    known: divergences that are excused, and errors if they are none.
+
+    Raises BadInput if what was asked for cannot be done, before there is a report.
+    """
+    check_suites(known or KnownFailures())
+    provide_engines(plans, listener.progress)
+    import_what_checks_need(plans)
+    run = CheckRun(plans, reports, shlex.join(command), listener, known or KnownFailures())
+    files = [path for plan in plans for path in (plan.model, plan.subject_model)]
+    works = [partial(check_one, plan) for plan in plans]
+    for number, event in events_of(executor, works, files):
+        run.take(number, event)
+    return run.finish()
+
+
+def check_suites(known: KnownFailures) -> None:
+    """An entry of a suite that nobody runs would never be looked at. Raises BadInput."""
+    suites = {suite.name for suite in suites_named(())}
+    for _, suite, key in known.reasons:
+        if suite not in suites:
+            raise BadInput(
+                f"the list of known failures: {key}: no suite {suite!r:.80} ("
+                f"known: {', '.join(sorted(suites))})"
+            )
+
+
+def provide_engines(plans: Sequence[Plan], progress: Callable[[str, str], None]) -> None:
+    """Build other versions of an engine before there are children: these are killed when a run is
+    interrupted, and a build would go on without them. Raises BadInput."""
+    for plan in plans:
+        for name in (plan.oracle, plan.engine):
+            try:
+                provide(name, partial(progress, plan.case))
+            except Unsupported as error:
+                raise BadInput(str(error)) from error
+
+
+def import_what_checks_need(plans: Sequence[Plan]) -> None:
+    """Once, for all the forks. A name that nobody has is refused where it is opened."""
+    suites_named(())
+    for name in {REPLAY, *(name for plan in plans for name in (plan.engine, plan.oracle))}:
+        with suppress(EngineError):
+            if not is_outside(name):
+                adapter_class(name)
+
+
+class CheckRun:
+    """Takes what the processes say, as it comes, and writes the report."""
+
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        reports: Path,
+        command: str,
+        listener: Listener,
+        known: KnownFailures,
+    ) -> None:
+        self.known = known
+        self.started = time.perf_counter()
+        self.plans, self.reports, self.command, self.listener = plans, reports, command, listener
+        self.suite = ["the start"] * len(plans)  # what each is at, in case that it dies
+        self.changed: set[Path] = set()
+        paths = {path for plan in plans for path in (plan.model, plan.subject_model)}
+        self.files = {path: FileState.of(path) for path in paths if path.is_file()}
+        self.engines: dict[str, tuple[EngineInfo, ...]] = {}  # by case: a replay for some
+        self.writer: ReportWriter | None = None
+        self.verdicts: list[Verdict] = []
+
+    def take(self, number: int, event: Event) -> None:
+        plan = self.plans[number]
+        match event:
+            case Said(str(text)):
+                self.suite[number] = text if text.startswith("suite ") else self.suite[number]
+                self.listener.progress(plan.case, text)
+            case Said(Verdict() as verdict):
+                if verdict.status == "agreed" or not self.says_of_changes(plan):
+                    self.write(verdict)
+            case Said(engines):
+                self.engines[plan.case] = engines
+                self.writer = self.writer or self.open(engines)
+            case Done():
+                self.says_of_changes(plan)
+                self.listener.progress(plan.case, "done")
+            case Refused(message) if self.writer is None:
+                raise BadInput(message)
+            case _ if not self.says_of_changes(plan):
+                self.write(ending(plan, event, self.suite[number]))
+
+    def open(self, engines: tuple[EngineInfo, ...]) -> ReportWriter:
+        """The report, once there is something to report."""
+        self.files = {path: state.hashed(path) for path, state in self.files.items()}
+        rows = [row for plan in self.plans for row in model_rows(plan, self.files)]
+        head = header(self.command, self.plans[0].seed, rows, engines)
+        return ReportWriter(run_folder(self.reports, "check"), head)
+
+    def says_of_changes(self, plan: Plan) -> bool:
+        """Whether a file of the plan is not what it was: then nothing that is found counts."""
+        for path in dict.fromkeys((plan.model, plan.subject_model)):
+            if path in self.changed:
+                return True
+            if path in self.files and (change := self.files[path].change(path)):
+                self.changed.add(path)
+                self.write(file_changed(plan, change))
+                return True
+        return False
+
+    def write(self, verdict: Verdict) -> None:
+        verdict = self.known.excused(verdict)
+        self.writer = self.writer or self.open(())
+        self.verdicts.append(verdict)
+        self.writer.verdict(verdict)
+        self.listener.verdict(verdict)
+
+    def finish(self) -> RunResult:
+        self.writer = self.writer or self.open(())
+        for verdict in list(self.known.gone(self.verdicts)):
+            self.write(verdict)
+        code = exit_code_of_run(self.verdicts)
+        seconds = time.perf_counter() - self.started
+        engines = [engine for found in self.engines.values() for engine in found]
+        names = {case: [e.engine for e in found] for case, found in self.engines.items()}
+        self.writer.footer(code, seconds, engines=names)
+        return RunResult(
+            code=code,
+            folder=self.writer.path.parent,
+            verdicts=self.verdicts,
+            engines=tuple(e for n, e in enumerate(engines) if e not in engines[:n]),
+            seconds=seconds,
+        )
+
+
+def check_one(plan: Plan, say: Say) -> None:
+    """Says what it does as text, then who the engines are, then each verdict."""
+    try:
+        opened = opened_for(plan, say)
+    except (BadInput, NoAnswer) as error:
+        says_so = isinstance(error, BadInput) or says_that_it_cannot(error)
+        if not (plan.optional and says_so):
+            raise
+        say(not_taken(plan, str(error)))
+        return
+    try:
+        say(opened.engines)
+        opened.context.black_box = partial(checked, plan)
+        for verdict in run_suites(opened.context, plan.suites):
+            refused = plan.optional and verdict.detail.get("refused")
+            say(not_taken(plan, verdict.summary) if refused else verdict)
+    finally:
+        opened.close()
+
+
+def not_taken(plan: Plan, why: str) -> Verdict:
+    """Of a model that an engine need not take: it is said, and spoils nothing."""
+    return Verdict(
+        suite=plan.suites[0],
+        case=plan.case,
+        status="not-applicable",
+        summary=why,
+        detail={"optional": True},
+        repro=f"lockstep check {plan.command} --suite {plan.suites[0]}",
+    )
+
+
+def opened_for(plan: Plan, say: Say) -> Opened:
+    try:
+        return open_plan(plan, say)
+    except NoAnswer as error:
+        raise patient(error) from error
+
+
+def bisect_one(plan: Plan, say: Say) -> None:
+    """Says what it does as text, and then the Bisection."""
+    opened = opened_for(plan, say)
+    try:
+        say(replace(bisect(opened.context), engines=opened.engines))
+    except NoAnswer as error:
+        raise patient(error) from error
+    finally:
+        opened.close()
+
+
+def file_changed(plan: Plan, change: str) -> Verdict:
+    text = f"{change}; what was found from then on does not count"
+    return Verdict(
+        suite="file",
+        case=plan.case,
+        status="not-compared",
+        summary=text,
+        repro=f"lockstep check {plan.command}",
+    )
+
+
+def ending(plan: Plan, event: Event, suite: str) -> Verdict:
+    """Of a check that did not come to its end."""
+    status: Status = "not-compared"
+    text, detail = "", {}
+    match event:
+        case Refused(message):
+            text = message
+        case Unanswered(how_it_ended, summary, said):
+            status, text, detail = how_it_ended, summary, said
+        case Died(how):
+            who = f"the process in which {plan.engine} was checked"
+            status, text = "crashed", f"{who} {how} during {suite}"
+        case Failed(message, trace):
+            status, text, detail = "internal", defect(message), {"traceback": trace}
+    return Verdict(
+        suite=suite.removeprefix("suite "),
+        case=plan.case,
+        status=status,
+        summary=text,
+        detail=detail,
+        key=f"{suite}/{status}",
+        repro=f"lockstep check {plan.command}",
+    )
+
+
+def model_rows(plan: Plan, files: Mapping[Path, FileState]) -> Iterator[dict[str, Any]]:
+    """Which bytes were checked, and for a built-in model the recipe that makes them."""
+    name = plan.case.removeprefix(BUILTIN_PREFIX)
+    builtin = plan.case.startswith(BUILTIN_PREFIX) and name in BUILTIN
+    recipe = {"recipe": asdict(BUILTIN[name])} if builtin else {}
+    if plan.subject_model == plan.model:
+        yield {"case": plan.case, "role": "both"} | files[plan.model].row() | recipe
+    else:
+        yield {"case": plan.case, "role": "oracle"} | files[plan.model].row() | recipe
+        other = plan.subject_model
+        yield {"case": other.name, "role": "subject"} | files[other].row()

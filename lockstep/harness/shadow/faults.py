@@ -1,0 +1,170 @@
+"""Faults put into llama.cpp's own tensors: is each found, and at its node alone?
+
+What follows a faulty node works on the faulty value, as it would with a real bug, and is right.
+
+An honest value lies within its bound of the truth, so a change of more than twice the bound always
+leaves it: no such fault may be missed. Smaller ones are drawn again, and counted: a bound that is
+too wide shows there.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.random import Philox
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import EngineError
+from lockstep.engine.ops.ggml.base import Node
+from lockstep.harness.context.runner import Session
+from lockstep.harness.context.suite import no_answer
+from lockstep.harness.records import Answered, Captured, Crashed, Fault
+from lockstep.harness.shadow.judge import SENSELESS, ShadowJudge
+from lockstep.harness.shadow.nodes import capture
+from lockstep.harness.synth.draws import stream
+
+KINDS = ("scale", "swap", "nudge", "stale")
+SIZES = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of the values; the smallest are roundings of some ops
+TRIES = 50  # of other nodes, if a fault is none
+VISIBLE = 2.0  # bounds
+
+Again = Literal["same", "small", "fatal", "unjudged"]  # why a fault is drawn again
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    step: int
+    ubatch: int
+    index: int
+    op: str
+    name: str
+    layer: int | None
+
+    @classmethod
+    def of(cls, node: Any) -> "Place":
+        """Of a node, or of a finding about one."""
+        return cls(
+            step=node.step,
+            ubatch=node.ubatch,
+            index=node.index,
+            op=node.op,
+            name=node.name,
+            layer=node.layer,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Injected:
+    """A fault that must be found, and where the judge saw one."""
+
+    fault: Fault
+    place: Place
+    size: float  # of the change, in bounds
+    seen: tuple[Place, ...]
+
+    @property
+    def found(self) -> bool:
+        return self.place in self.seen
+
+    @property
+    def located(self) -> bool:
+        return self.seen == (self.place,)
+
+
+@dataclass(kw_only=True)
+class Trial:
+    """One fault, and those that were drawn before it and were none."""
+
+    number: int
+    kind: str
+    again: list[tuple[str, Again]] = field(default_factory=list)  # the op, and why
+    injected: Injected | None = None  # None: none of the tries was a fault
+
+
+@dataclass(kw_only=True)
+class Trials:
+    """Where faults are put in: one model in one session."""
+
+    session: Session
+    batches: Sequence[Batch]
+    judge: Callable[[], ShadowJudge]
+    seed: int
+
+    def run(self, numbers: Sequence[int]) -> Iterator[Trial]:
+        """Each is decided by the seed and its number alone."""
+        places: dict[str, list[Place]] = {}  # by op: rare ones are drawn as often as others
+        outcome = self.stream(lambda n: places.setdefault(n.op, []).append(Place.of(n)), None)
+        if not isinstance(outcome, Answered):
+            raise no_answer(self.session.name, "capture", outcome)
+        for number in numbers:
+            yield self.trial(places, number)
+
+    def trial(self, places: dict[str, list[Place]], number: int) -> Trial:
+        done = Trial(number=number, kind=KINDS[number % len(KINDS)])
+        bits = stream(self.seed, f"fault {number}")
+        while done.injected is None and len(done.again) < TRIES:
+            place, fault = drawn(places, done.kind, bits)
+            match self.injected(place, fault):
+                case Injected() as injected:
+                    done.injected = injected
+                case why:
+                    done.again.append((place.op, why))
+        return done
+
+    def injected(self, place: Place, fault: Fault) -> Injected | Again:
+        judge = self.judge()
+        struck: list[Node] = []
+
+        def consume(node: Node) -> None:
+            judge(node)
+            if Place.of(node) == place:
+                struck.append(node)
+
+        outcome = self.stream(consume, fault)
+        if isinstance(outcome, Crashed):  # an id that is none, say
+            return "fatal"
+        if not isinstance(outcome, Answered):
+            raise no_answer(self.session.name, "capture", outcome)
+        captured: Captured = outcome.value
+        if captured.honest is None:
+            return "same"
+        try:
+            size = size_of(judge, struck[0], captured.honest)
+        except (EngineError, *SENSELESS):
+            return "unjudged"
+        if size <= VISIBLE:
+            return "small"
+        seen = tuple(Place.of(finding) for finding in judge.findings)
+        return Injected(fault=fault, place=place, size=size, seen=seen)
+
+    def stream(self, consume: Any, fault: Fault | None) -> Any:
+        return capture(self.session, consume, self.batches, fault)
+
+
+def drawn(places: dict[str, list[Place]], kind: str, bits: Philox) -> tuple[Place, Fault]:
+    raw = [int(r >> np.uint64(33)) for r in bits.random_raw(4)]
+    same = places[sorted(places)[raw[0] % len(places)]]
+    place = same[raw[1] % len(same)]
+    fault = Fault(
+        step=place.step,
+        ubatch=place.ubatch,
+        index=place.index,
+        kind=kind,
+        draw=raw[2],
+        size=SIZES[raw[3] % len(SIZES)],
+    )
+    return place, fault
+
+
+def size_of(judge: ShadowJudge, struck: Node, honest: NDArray[Any]) -> float:
+    """The largest change of what is compared, in bounds; infinite where every bit is determined."""
+    expected, after = judge.expected(struck)
+    _, before = judge.expected(replace(struck, value=honest))
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        a, b = before.astype(np.float64), after.astype(np.float64)
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        change = np.where(same, 0.0, np.nan_to_num(np.abs(a - b), nan=np.inf, posinf=np.inf))
+        share = np.where(same, 0.0, change / np.asarray(expected.allowed))
+    return float(share.max(initial=0.0))

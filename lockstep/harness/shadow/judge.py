@@ -1,0 +1,262 @@
+"""Judges one node after the other: recomputes it from what it read, and holds it to its bound."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.errors import EngineError, Unsupported
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.ggml.base import Node, Operand, expect, layout, rounding_of
+from lockstep.engine.ops.near import F64, SMALLEST, Expected
+from lockstep.harness.judging.comparable import incomparable
+from lockstep.harness.judging.compare import mismatch_between
+from lockstep.harness.records import Mismatch
+from lockstep.harness.report.nodes import NodeRow
+
+# what a node raises whose shapes, types or parameters do not go together: an engine may lie
+UBATCH = 100_000  # more than the nodes of a graph: those of a later ubatch come behind it
+OF_LAYER = re.compile(r"-\d+(?= \(|$)")  # in llama.cpp's names of nodes
+SENSELESS = (ArithmeticError, AssertionError, LookupError, MemoryError, TypeError, ValueError)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NodeFinding:
+    """A node that is not what its sources say."""
+
+    step: int
+    ubatch: int
+    index: int
+    layer: int | None
+    op: str
+    name: str
+    type: str
+    sources: tuple[str, ...]
+    mismatch: Mismatch
+    reason: str
+
+    @property
+    def place(self) -> str:
+        return f"step {self.step}, ubatch {self.ubatch}, node {self.index} ({self.name})"
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """What was seen of one kind of op, in one layer or in all."""
+
+    nodes: int = 0
+    elements: int = 0  # really compared; these are not, see Incomparable:
+    nan: int = 0
+    unbounded: int = 0
+    worst: float = 0.0  # the largest error, as a share of what it may be
+    worst_error: float = 0.0  # the largest error, absolute
+    exact: int = 0  # nodes equal to the last bit to the rounded truth
+    free: int = 0  # elements whose bound counts more than the rounding on their way out
+    reach: float = 0.0  # of those, the largest error as a share of what `reach_of` says
+    violations: int = 0
+    not_compared: dict[str, int] = field(default_factory=dict)  # reason -> nodes
+
+    def add(self, other: "Tally") -> None:
+        self.nodes += other.nodes
+        self.elements += other.elements
+        self.nan += other.nan
+        self.unbounded += other.unbounded
+        self.exact += other.exact
+        self.free += other.free
+        self.reach = max(self.reach, other.reach)
+        self.violations += other.violations
+        self.worst = max(self.worst, other.worst)
+        self.worst_error = max(self.worst_error, other.worst_error)
+        for reason, n in other.not_compared.items():
+            self.not_compared[reason] = self.not_compared.get(reason, 0) + n
+
+    def skip(self, reason: str) -> None:
+        self.not_compared[reason] = self.not_compared.get(reason, 0) + 1
+
+    @property
+    def compared(self) -> int:
+        return self.nodes - sum(self.not_compared.values())
+
+
+class ShadowJudge:
+    """Takes nodes as they come and keeps counts and findings, never the nodes."""
+
+    def __init__(self, file: GgufFile, build: Build) -> None:
+        self.file = file
+        self.build = build
+        self.tallies: dict[tuple[str, int | None], Tally] = {}  # (op, layer)
+        self.findings: list[NodeFinding] = []
+        self.rows: list[NodeRow] = []
+
+    def __call__(self, node: Node) -> None:
+        tally = self.tallies.setdefault((node.op, node.layer), Tally())
+        tally.nodes += 1
+        try:
+            expected, actual = self.expected(node)
+        except (EngineError, *SENSELESS) as error:
+            known = isinstance(error, EngineError)
+            tally.skip(str(error) if known else f"the node makes no sense: {error!r:.200}")
+            return
+        self.compare(node, expected, actual, tally)
+
+    def expected(self, node: Node) -> tuple[Expected, NDArray[Any]]:
+        """What a node should hold, and what is compared with it. Raises EngineError, SENSELESS."""
+        sources = tuple(s if s is None else self.resolved(s) for s in node.sources)
+        expected = expect(replace(node, sources=sources), self.build)
+        return expected, node.value if expected.actual is None else expected.actual
+
+    def compare(self, node: Node, expected: Expected, actual: NDArray[Any], tally: Tally) -> None:
+        value, allowed = rounded_to(expected.value, actual), expected.allowed
+        actual = where_limited(expected, value, actual)
+        mismatch = mismatch_between(value, actual, allowed)
+        if mismatch is None and not self.count_elements(value, actual, allowed, tally):
+            return
+        share, error, worst = closeness(value, actual, allowed)
+        tally.worst, tally.worst_error = max(tally.worst, share), max(tally.worst_error, error)
+        wrong = mismatch is not None
+        self.rows.append(row_of(node, expected.reason, share, error, worst, wrong=wrong))
+        free, reach = reach_of(value, actual, allowed, rounding_of(node.type)[0])
+        tally.free, tally.reach = tally.free + free, max(tally.reach, reach)
+        if mismatch is None:
+            tally.exact += error == 0.0
+            return
+        tally.elements += actual.size
+        tally.violations += 1
+        names = (s.name for s in node.sources if s is not None)
+        self.findings.append(
+            NodeFinding(
+                step=node.step,
+                ubatch=node.ubatch,
+                index=node.index,
+                layer=node.layer,
+                op=node.op,
+                name=node.name,
+                type=node.type,
+                sources=tuple(names),
+                mismatch=mismatch,
+                reason=expected.reason,
+            )
+        )
+
+    def count_elements(
+        self, value: NDArray[Any], actual: NDArray[Any], allowed: F64 | float, tally: Tally
+    ) -> bool:
+        """Of a node without a mismatch; False if there is nothing in it to compare."""
+        none = incomparable(value, actual, allowed)
+        tally.nan += none.nan
+        tally.unbounded += none.unbounded
+        tally.elements += actual.size - none.total
+        if actual.size and none.total == actual.size:
+            tally.skip(none.reason)
+            return False
+        return True
+
+    def resolved(self, source: Operand) -> Operand:
+        """With its value; a weight is read from the model's file, as it lies there."""
+        if not source.weight:
+            return source
+        if source.weight not in self.file.tensors:
+            raise Unsupported(f"the weight {source.weight!r} is not in the file")
+        return replace(source, value=view_of(self.file.raw(source.weight), source))
+
+    def by_op(self) -> Iterator[tuple[str, Tally]]:
+        """All layers together, in the order of names."""
+        for op in sorted({op for op, _ in self.tallies}):
+            tally = Tally()
+            for (name, _), one in self.tallies.items():
+                if name == op:
+                    tally.add(one)
+            yield op, tally
+
+
+def row_of(
+    node: Node, reason: str, share: float, error: float, worst: tuple[int, ...], *, wrong: bool
+) -> NodeRow:
+    return NodeRow(
+        step=node.step,
+        order=node.ubatch * UBATCH + node.index,
+        layer=node.layer,
+        name=OF_LAYER.sub("", node.name),
+        op=node.op,
+        share=share,
+        error=error,
+        worst=worst,
+        reason=reason,
+        wrong=wrong,
+    )
+
+
+def view_of(raw: NDArray[np.uint8], source: Operand) -> NDArray[Any]:
+    """A view of a weight's bytes, with the strides of the operand. Raises EngineError outside."""
+    dtype, shape, strides = layout(source.type, source.ne, source.nb)
+    assert strides is not None
+    ends = ((n - 1) * b for n, b in zip(shape, strides, strict=True))
+    last = source.offset + sum(ends) + dtype.itemsize
+    fits = min(*shape, *strides) >= 0 and 0 <= source.offset < last <= raw.size
+    if prod(shape) and not fits:
+        raise EngineError(f"the operand {source.name!r} lies outside the weight {source.weight!r}")
+    return np.ndarray(shape, dtype, raw, source.offset, strides)
+
+
+def rounded_to(value: NDArray[Any], actual: NDArray[Any]) -> NDArray[Any]:
+    """The truth as the result's type can hold it; bounds have room for that rounding."""
+    if actual.dtype.kind != "f" or value.dtype == actual.dtype:
+        return value
+    with np.errstate(over="ignore"):
+        return value.astype(actual.dtype)
+
+
+def where_limited(expected: Expected, value: NDArray[Any], actual: NDArray[Any]) -> NDArray[Any]:
+    """What was shown, and the truth where a number has no limit: another order may overflow there.
+
+    An infinity has none either: it is no finite number in any order, but NaN where a part of the
+    sum that is left overflows to the other side.
+    """
+    unlimited = np.isposinf(expected.allowed)
+    if actual.shape != value.shape or not np.any(unlimited):
+        return actual
+    overflowed = np.isinf(expected.value) & np.isnan(actual)
+    return np.where(unlimited & (np.isfinite(expected.value) | overflowed), value, actual)
+
+
+def closeness(
+    value: NDArray[Any], actual: NDArray[Any], allowed: NDArray[np.float64] | float
+) -> tuple[float, float, tuple[int, ...]]:
+    """The worst error as a share of what is allowed, and absolute; of finite elements. And where
+    the first is; () if every element is exact."""
+    if value.shape != actual.shape or value.size == 0:
+        return 0.0, 0.0, ()
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        error = np.abs(actual.astype(np.float64) - value.astype(np.float64))
+        error = np.where(np.isfinite(error), error, 0.0)
+        share = np.where(error > 0, error / np.asarray(allowed), 0.0)
+    at = np.unravel_index(int(share.argmax()), share.shape) if share.any() else ()
+    return float(share.max()), float(error.max()), tuple(int(i) for i in at)
+
+
+def reach_of(
+    value: NDArray[Any], actual: NDArray[Any], allowed: NDArray[np.float64] | float, u: float
+) -> tuple[int, float]:
+    """How many elements have more roundings than their own, u, and how far they are off.
+
+    Their own counts twice, because the truth is rounded as well. Roundings have random signs: k of
+    them add up to about the root of k, the geometric mean of one and of all k, that is of u times
+    the size and of the bound. The largest share of that is told. An element in which everything
+    cancels has roundings of the others' size.
+    """
+    if value.shape != actual.shape or not np.any(allowed):
+        return 0, 0.0
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        want, limit = value.astype(np.float64), np.broadcast_to(np.asarray(allowed), value.shape)
+        size = np.abs(want)
+        finite = np.isfinite(size)
+        free = finite & (limit > 2.5 * u * size + 4 * SMALLEST)
+        usual = float(np.sqrt(np.square(size).mean(where=finite))) if finite.any() else 0.0
+        error = np.abs(actual.astype(np.float64) - want)
+        share = error / np.sqrt(limit * u * np.maximum(size, usual))
+    return int(free.sum()), float(share.max(initial=0.0, where=free & (error > 0)))

@@ -1,0 +1,47 @@
+"""The files of tiny models of any architecture: asks llama.cpp for the tensors, writes them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.engine.errors import EngineError
+from lockstep.harness.context.runner import Runner, Session
+from lockstep.harness.records import EXACT, Answered
+from lockstep.harness.synth.any_arch import (
+    Variant,
+    metadata_bytes,
+    variant_named,
+    with_vocabulary,
+    write_variant,
+)
+
+NAMES_TENSORS = "llama.cpp"  # the only engine that can
+
+
+def make_variant(
+    variant: Variant, path: Path, *, seed: int = 0, quant: str = "F32", session: Session
+) -> None:
+    """Write the file. Raises EngineError with what llama.cpp answered if it names no tensors."""
+    outcome = session.ask("name_tensors", metadata_bytes(variant))
+    if not isinstance(outcome, Answered):
+        raise EngineError(f"{NAMES_TENSORS} names no tensors of {variant.name!r}: {outcome}")
+    write_variant(variant, outcome.value, path, seed=seed, quant=quant)
+
+
+def make_variants(
+    names: Sequence[str], folder: Path, *, seed: int = 0, quant: str = "F32", vocabulary: int = 0
+) -> list[Path]:
+    """One engine names the tensors of all variants: to start it takes longer than to ask it.
+
+    vocabulary: as of `with_vocabulary`.
+    """
+    paths = [folder / f"{name}.gguf" for name in names]
+    with opened() as session:
+        for name, path in zip(names, paths, strict=True):
+            variant = with_vocabulary(variant_named(name), vocabulary)
+            make_variant(variant, path, seed=seed, quant=quant, session=session)
+    return paths
+
+
+def opened() -> Session:
+    """A session that `make_variant` can ask for any number of variants."""
+    return Runner().open(NAMES_TENSORS, None, EXACT)

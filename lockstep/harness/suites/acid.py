@@ -1,0 +1,217 @@
+"""What does the engine write when it runs a model with constructed weights? A verdict a test.
+
+What is right stands in the file, not in the oracle's answer: the oracle is asked the same, and
+where it does not write ok nothing is said of the subject.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.engine.errors import EngineError
+from lockstep.engine.gguf.split_files import open_model
+from lockstep.harness.acid.explain import below, rests_on_nothing_wrong
+from lockstep.harness.acid.measurements.base import Measurement
+from lockstep.harness.acid.read import Read, Reading, read_report, report_named
+from lockstep.harness.acid.report import Report
+from lockstep.harness.asking.facts import ModelFacts
+from lockstep.harness.asking.session import Session
+from lockstep.harness.context.suite import Context, NoAnswer, Suite
+from lockstep.harness.records import Verdict
+from lockstep.harness.suites.parts.acid_text import text_behind
+
+SUITE = "acid"
+ANOTHER = "Hello"  # any prompt gives a report; this one where the acid prompt's is not all ok
+SPARE = 8  # tokens besides those of the tests: a title and an end
+NO_ACID = (
+    "this is no acid model, and those are their own: leave MODEL out, and one of each type is made "
+    "for the engine; an engine that holds one model holds one of lockstep acid write"
+)
+NO_REPORT = (
+    "the token embedding, decoding to text, the output matrix or the choice of tokens is wrong, or "
+    "all of attention and the norms give NaN"
+)
+
+
+class Acid(Suite, name=SUITE):
+    order = 56
+    expected = False  # of models that are none
+
+    def inapplicable(self, facts: ModelFacts) -> str:
+        return facts.no_run
+
+    def run(self, context: Context) -> Iterator[Verdict]:
+        report = report_in(context.subject_model)
+        if report is None or report_in(context.model) is None:
+            if context.named:
+                yield context.verdict(SUITE, "not-applicable", NO_ACID)
+            return
+        try:
+            truth = asked(context, context.oracle, report)
+        except NoAnswer as error:  # the subject was not asked
+            text = f"acid {report.arch} {report.quant}: the oracle: {error.summary}"
+            yield context.verdict(SUITE, "not-compared", text, error.detail)
+            return
+        try:
+            found = asked(context, context.subject, report)
+        except NoAnswer as error:
+            if not says_that_it_cannot(error):
+                raise
+            text = f"acid {report.arch} {report.quant}: {error.summary}"
+            yield context.verdict(
+                SUITE, error.status, text, {**error.detail, "refused": True}, (SUITE, "refused")
+            )
+            return
+        yield from of_oracle(context, report, truth)
+        yield from of_subject(context, report, found, {no.test for no in truth.noes(report)})
+
+
+def says_that_it_cannot(error: NoAnswer) -> bool:
+    """A refusal, or an exception: whoever dies or hangs has not said that a model is none of its
+    own."""
+    return error.status in ("not-compared", "diverged") or bool(error.detail.get("said"))
+
+
+def report_in(path: Path) -> Report | None:
+    """Which report the model of that file writes; None: it is no acid model."""
+    try:
+        with open_model(path) as file:
+            name = file.metadata.get("general.name")
+            return report_named(str(name.data)) if name else None
+    except EngineError:
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What an engine wrote: behind the acid prompt, and behind another where that is not all ok."""
+
+    readings: tuple[Reading, ...]
+    texts: tuple[str, ...]
+    failed: tuple[NoAnswer, ...]  # behind one prompt, where another was answered
+
+    def answers(self, test: Measurement) -> list[Read]:
+        return [a for reading in self.readings for a in reading.answers if a.test == test.name]
+
+    def noes(self, report: Report) -> list[Read]:
+        """The first of each test that says NO; one that stands behind a short prompt says it
+        best."""
+        every = [[a for a in self.answers(test) if not a.ok] for test in report.tests]
+        return [answers[-1] for answers in every if answers]
+
+
+def asked(context: Context, session: Session, report: Report) -> Found:
+    """Raises NoAnswer where there is no text behind any prompt."""
+    n = len(report.tests) + SPARE
+    texts: list[str] = []
+    failed: list[NoAnswer] = []
+    for prompt in (report.prompt, ANOTHER):
+        context.progress(f"the report of {session.name} behind a prompt of {len(prompt)} letters")
+        try:
+            texts.append(text_behind(context, session, prompt, n))
+        except NoAnswer as error:
+            failed.append(error)
+            continue
+        if read_report(texts[-1]).code == 0:
+            break
+    if not texts:
+        raise failed[0]
+    readings = tuple(of_this_file(read_report(text), report) for text in texts)
+    return Found(readings=readings, texts=tuple(texts), failed=tuple(failed))
+
+
+def of_this_file(reading: Reading, report: Report) -> Reading:
+    """A report of another model is none of this one."""
+    if not reading.problem and (reading.arch, reading.quant) != (report.arch, report.quant):
+        said = f"acid {reading.arch} {reading.quant}"
+        return Reading(problem=f"the report is that of another model, {said}")
+    return reading
+
+
+def of_oracle(context: Context, report: Report, truth: Found) -> Iterator[Verdict]:
+    """Said only where it is wrong: its being right is no answer of the subject's."""
+    name = context.oracle.name
+    for no in truth.noes(report):
+        text = f"the oracle itself writes {line_of(no)}; at fault: oracle"
+        detail = {"test": no.test, "says": no.says, "at_fault": "oracle"}
+        yield context.verdict(SUITE, "diverged", text, detail, (SUITE, "oracle", no.test))
+    missing = [test.name for test in report.tests if not truth.answers(test)]
+    if missing:
+        text = f"{name}, the oracle, writes nothing of {', '.join(missing)}"
+        yield context.verdict(SUITE, "not-compared", text, {"tests": missing})
+
+
+def of_subject(
+    context: Context, report: Report, found: Found, wrong_in_oracle: set[str]
+) -> Iterator[Verdict]:
+    for error in found.failed:
+        key = (SUITE, error.status)
+        yield context.verdict(SUITE, error.status, error.summary, error.detail, key)
+    if all(reading.problem for reading in found.readings):
+        yield no_report(context, report, found)
+        return
+    noes = {no.test: no for no in found.noes(report)}
+    for test in report.tests:
+        if test.name in wrong_in_oracle and test.name in noes:
+            text = f"{line_of(noes[test.name])}, and the oracle writes no ok either"
+            yield context.verdict(SUITE, "not-compared", text, {"test": test.name})
+        elif test.name in noes:
+            yield said_no(context, report, noes, test)
+        elif found.answers(test):
+            detail = {"test": test.name, "file": report.quant}
+            yield context.verdict(SUITE, "agreed", f"{test.name} ok", detail)
+    yield from left_out(context, report, found)
+
+
+def said_no(
+    context: Context, report: Report, noes: Mapping[str, Read], test: Measurement
+) -> Verdict:
+    tests = {each.name: each for each in report.tests}
+    own = noes[test.name]
+    detail = {"test": test.name, "says": own.says, "file": report.quant, "at_fault": "subject"}
+    if rests_on_nothing_wrong(tests, test.name, set(noes)):
+        text = f"{line_of(own)}; should be so: {test.sees}; measured in: {test.where}"
+        root = test.name
+    else:
+        under = [name for name in tests if name in below(tests, test.name) and name in noes]
+        root = next((n for n in under if rests_on_nothing_wrong(tests, n, set(noes))), under[0])
+        text = f"{line_of(own)}; it rests on {root}, which is wrong as well"
+    text = f"acid {report.arch} {report.quant}: {text}; at fault: subject"
+    return context.verdict(SUITE, "diverged", text, detail, (SUITE, root))
+
+
+def line_of(answer: Read) -> str:
+    return f"{answer.test} NO{f' ({answer.says})' if answer.says else ''}"
+
+
+def no_report(context: Context, report: Report, found: Found) -> Verdict:
+    """Whoever writes something else has gone wrong at the first token; silence says nothing."""
+    n, text = len(report.tests), next(filter(str.strip, found.texts), "")
+    if not text:
+        said = f"{context.subject.name} writes nothing: {n} tests were not compared"
+        return context.verdict(SUITE, "not-compared", said)
+    why = next(reading.problem for reading in found.readings)
+    said = (
+        f"acid {report.arch} {report.quant}: {why}: {text[:60]!r}; {NO_REPORT}; its {n} tests were "
+        "not compared; at fault: subject"
+    )
+    detail = {"text": text[:200], "at_fault": "subject"}
+    return context.verdict(SUITE, "diverged", said, detail, (SUITE, "no report"))
+
+
+def left_out(context: Context, report: Report, found: Found) -> Iterator[Verdict]:
+    missing = [test.name for test in report.tests if not found.answers(test)]
+    if not missing:
+        return
+    why = reason_of(report, found, missing)
+    text = f"acid {report.arch} {report.quant}: {len(missing)} tests are not in the report"
+    text = f"{text} ({', '.join(missing)}): {why}"
+    yield context.verdict(SUITE, "not-compared", text, {"tests": missing}, (SUITE, "not whole"))
+
+
+def reason_of(report: Report, found: Found, missing: Sequence[str]) -> str:
+    if any(not reading.problem and not reading.ended for reading in found.readings):
+        return f"it does not end within {len(report.tests) + SPARE} tokens"
+    if set(missing) <= {test.name for test in report.prompted}:
+        return "behind the acid prompt there is no report of all tests"
+    return "it ends without them: a NO may be lost where an engine leaves long tokens out"

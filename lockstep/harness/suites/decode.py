@@ -1,0 +1,313 @@
+"""Do both engines stay together token by token: on given tokens, and on their own?"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.batch import Batch, steps_of
+from lockstep.engine.quants.base import F32
+from lockstep.harness.asking.facts import ModelFacts
+from lockstep.harness.context.further_runs import longer, with_rows
+from lockstep.harness.context.repeats import asked_again
+from lockstep.harness.context.suite import Context, Suite
+from lockstep.harness.judging.compare import largest
+from lockstep.harness.judging.tolerances import whole_run
+from lockstep.harness.records import Request, Verdict
+from lockstep.harness.suites.logits import compared, is_oracle_wrong
+from lockstep.harness.suites.parts.close_calls import (
+    Beginning,
+    closest,
+    designs_that_say,
+    is_honest,
+    said_behind,
+    said_of,
+    seeded_runs,
+)
+from lockstep.harness.suites.parts.control_tokens import control_token
+from lockstep.harness.suites.parts.pieces import sides
+
+PROMPT = b"Once upon a time"
+WRONG_ORACLE = "greedy tokens are held against the oracle's logits, and these are wrong"
+NOT_DETERMINED = "logits are NaN or infinite, so that greedy tokens are not determined"
+NO_LIMIT = "honest runs of this model overflow, so that no limit can be given for its tokens"
+EXACT_TIE = "an exact tie, of which llama.cpp takes the first"
+MOST_BEGINNINGS = 32  # behind each of which an engine is asked for one token
+MOST_TIES = 8  # behind which an engine is asked to go on, each time from the oracle's text
+
+
+class Decode(Suite, name="decode"):
+    order = 50
+
+    def inapplicable(self, facts: ModelFacts) -> str:
+        return facts.no_run
+
+    def run(self, context: Context) -> Iterator[Verdict]:
+        prompt = self.prompt(context)
+        context.progress(f"generating {context.n_steps} tokens")
+        asked = ("greedy", prompt, context.n_steps)
+        free, subject = context.ask_both(*asked)
+        request = Request(batches=steps_of(prompt, free, context.facts.decoder_start))
+        if shows_no_logits(context):
+            found = list(greedy_alone(context, prompt, request.batches, free, subject))
+            yield from found
+            if all(verdict.status != "diverged" for verdict in found):
+                found = list(next_tokens(context))
+                yield from found
+            if all(verdict.status != "diverged" for verdict in found):
+                found = list(close_calls(context))
+                yield from found
+            if any(verdict.status == "diverged" for verdict in found):
+                yield from asked_again(
+                    context, "decode", subject, "greedy", prompt, context.n_steps
+                )
+            return
+        context.honest.begin(in_one(request.batches), seed=context.seed, runs=0)
+        context.progress(f"decoding {len(request.batches)} batches in both engines")
+        expected, actual = context.ask_both("evaluate", request)
+        truth = whole_truth(context, request.batches)
+        whole = compared(context, "decode", request.batches, expected, actual, truth)
+        yield whole
+        if whole.detail.get("at_fault") in ("oracle", "both"):
+            yield context.verdict("decode", "not-compared", WRONG_ORACLE)
+            return
+        before, own = (np.concatenate(e.logits)[-len(free) :] for e in (expected, actual))
+        verdict = judged(context, request.batches, before, own, free, subject)
+        if verdict.status == "diverged":
+            yield verdict
+            yield from asked_again(context, "decode", subject, *asked)
+            return
+        text, wrong = control_token(context)
+        yield replace(verdict, summary=verdict.summary + text)
+        yield from [wrong] if wrong else []
+
+    def prompt(self, context: Context) -> list[int]:
+        if not context.facts.has_vocabulary:
+            return context.tokens[:4]
+        ids: list[int] = context.ask(context.oracle, "tokenize", [context.prompt])[0]
+        return ids or context.tokens[:4]  # a vocabulary may have no token for any of it
+
+
+def shows_no_logits(context: Context) -> bool:
+    levels = context.subject_info.levels
+    return levels is not None and "logits" not in levels
+
+
+def greedy_alone(
+    context: Context,
+    prompt: Sequence[int],
+    batches: Sequence[Batch],
+    oracle: Sequence[int],
+    subject: Sequence[int],
+) -> Iterator[Verdict]:
+    """Of an engine that has nothing but greedy tokens. Behind a tie it goes on in the oracle's
+    text, so that what comes later is compared as well."""
+    logits = oracles_logits(context, batches)
+    if logits is None:
+        yield context.verdict("decode", "not-compared", WRONG_ORACLE)
+        return
+    logits, start = logits[-len(oracle) :], 0
+    for _ in range(MOST_TIES):
+        rest = slice(start, None)
+        found = judged(context, batches, logits[rest], None, oracle[rest], subject, start)
+        yield found
+        if found.status != "excused" or (start := found.detail["step"] + 1) == len(oracle):
+            return
+        ids = [*prompt, *oracle[:start]]
+        subject = context.ask(context.subject, "greedy", ids, len(oracle) - start)
+    text = f"the {len(oracle) - start} tokens behind {MOST_TIES} ties were not compared"
+    yield context.verdict("decode", "not-compared", text)
+
+
+def next_tokens(context: Context) -> Iterator[Verdict]:
+    """The next token behind each beginning of the seeded tokens, of an engine that has no list of
+    candidates either: a greedy text alone stays on its way with a good deal wrong."""
+    if context.facts.decoder_start is not None or "logprobs" in (context.subject_info.levels or ()):
+        return
+    ids = context.tokens[: min(context.n_tokens, MOST_BEGINNINGS)]
+    ends = [*range(1, len(ids) + 1)]
+    ids, more, why = longer(context, ids, "greedy")
+    ends += more
+    if why:
+        yield context.verdict("decode", "not-applicable", why)
+    batches = (with_rows(ids, ends),)
+    logits = oracles_logits(context, batches)
+    if logits is None:
+        yield context.verdict("decode", "not-compared", WRONG_ORACLE)
+        return
+    if not np.isfinite(logits).all():
+        yield context.verdict("decode", "not-compared", NOT_DETERMINED)
+        return
+    context.progress(f"the next token behind {len(ends)} beginnings")
+    said = [context.ask(context.subject, "greedy", ids[:n], 1)[0] for n in ends]
+    margins = logits.max(axis=1) - logits[np.arange(len(ends)), said]
+    allowed = 2 * float(whole_run(context.noise.relative, largest(logits)).allowed)
+    if margins.max() > allowed:
+        allowed = 2 * float(whole_run(context.noise_on(batches), largest(logits)).allowed)
+    if not np.isfinite(allowed):
+        yield context.verdict("decode", "not-compared", NO_LIMIT)
+        return
+    n_same = int((logits.argmax(axis=1) == said).sum())
+    detail: dict[str, Any] = {"beginnings": len(ends), "same": n_same, "allowed": allowed}
+    if margins.max() > allowed and is_honest(context, batches, partial(nearly_chosen, said)):
+        text = f"the next token behind {n_same} of {len(ends)} seeded beginnings is the same, and "
+        text += "behind all what an honest run of another design chooses"
+        yield context.verdict("decode", "agreed" if n_same else "excused", text, detail)
+        return
+    if not margins.max() > allowed:
+        text = f"the next token behind {n_same} of {len(ends)} seeded beginnings is the same"
+        text += "" if n_same == len(ends) else ", and a tie within the noise behind the others"
+        yield context.verdict("decode", "agreed" if n_same else "excused", text, detail)
+        return
+    first = int(np.flatnonzero(margins > allowed)[0])
+    wrong = int((margins > allowed).sum())
+    detail |= {"step": ends[first] - 1, "at_fault": "subject", "margin": float(margins[first])}
+    detail |= {"expected": int(logits[first].argmax()), "actual": said[first]}
+    text = (
+        f"behind the first {ends[first]} seeded tokens the next is {said[first]}, the oracle's "
+        f"{detail['expected']}, which it likes better by {margins[first]:.2g} (allowed "
+        f"{allowed:.2g}); wrong behind {wrong} of {len(ends)} beginnings"
+    )
+    yield context.verdict("decode", "diverged", text, detail, key=("decode", "token"))
+
+
+def close_calls(context: Context) -> Iterator[Verdict]:
+    """The next token where the two likeliest are nearly alike, and not within the noise."""
+    if context.facts.decoder_start is not None or "logprobs" in (context.subject_info.levels or ()):
+        return
+    context.progress("looking for beginnings behind which two tokens are nearly alike")
+    close = closest(context, seeded_runs(context))
+    answers, why = said_behind(context, close, "greedy", lambda one: list(one.ids))
+    same = [one for one, (said,) in answers if said == one.chosen]
+    others = [(one, said) for one, (said,) in answers if said != one.chosen]
+    ties, designs = 0, None
+    for one, said in sorted(others, key=lambda other: behind_the_best(*other), reverse=True):
+        margin = behind_the_best(one, said)
+        allowed = 2 * float(whole_run(context.noise_on(one.batches), largest(one.logits)).allowed)
+        if not np.isfinite(allowed):
+            yield context.verdict("decode", "not-compared", NO_LIMIT)
+            return
+        if margin <= allowed:
+            ties += 1
+            continue
+        chosen = partial(nearly_chosen, [said])
+        if designs := designs_that_say(context, one.batches, chosen, designs):
+            continue
+        if oracles_logits(context, one.batches) is None:
+            yield context.verdict("decode", "not-compared", WRONG_ORACLE)
+            return
+        detail = {"step": len(one.ids) - 1, "at_fault": "subject", "margin": margin}
+        detail |= {"expected": one.chosen, "actual": said, "allowed": allowed, "ids": one.ids}
+        text = (
+            f"behind {len(one.ids)} seeded tokens the next is {said}, the oracle's {one.chosen}, "
+            f"which it likes better by {margin:.2g} (allowed {allowed:.2g})"
+        )
+        yield context.verdict("decode", "diverged", text, detail, key=("decode", "token"))
+        return
+    if why:
+        yield context.verdict("decode", "not-applicable", why)
+    yield from said_of(context, "decode", len(answers), same, ties)
+
+
+def behind_the_best(one: Beginning, token: int) -> float:
+    return float(one.logits[0].max() - one.logits[0, token])
+
+
+def nearly_chosen(tokens: Sequence[int], run: F32, allowed: float) -> bool:
+    """tokens: one behind each row, from the first on."""
+    rows = np.arange(len(tokens))
+    return bool((run[rows].max(axis=1) - run[rows, list(tokens)] <= allowed).all())
+
+
+def oracles_logits(context: Context, batches: Sequence[Batch]) -> F32 | None:
+    """Of each output; None if they are wrong."""
+    run = context.ask(context.oracle, "evaluate", Request(batches=tuple(batches)))
+    logits: F32 = np.concatenate(run.logits)
+    wrong = is_oracle_wrong(context, batches, logits, whole_truth(context, batches))
+    return None if wrong else logits
+
+
+def whole_truth(context: Context, batches: Sequence[Batch]) -> F32:
+    """Logits of an honest run of our own."""
+    floor = context.honest.floor(in_one(batches), seed=context.seed, runs=0)
+    return np.concatenate(floor.logits)
+
+
+def in_one(batches: Sequence[Batch]) -> tuple[Batch, ...]:
+    """All that is decoded in one batch: weights are decoded once."""
+    encoded = [batch for batch in batches if batch.encoder]
+    tokens = np.concatenate([batch.tokens for batch in batches if not batch.encoder])
+    return (*encoded, Batch.of(tokens.tolist()))
+
+
+def judged(
+    context: Context,
+    batches: Sequence[Batch],
+    logits: F32,
+    subjects: F32 | None,
+    oracle: Sequence[int],
+    subject: Sequence[int],
+    start: int = 0,
+) -> Verdict:
+    """logits, subjects: both engines' before each of the oracle's tokens, (steps, vocabulary).
+    start: the number of the first of them.
+
+    Its own token must be the largest of them too, or the oracle's greedy choice is wrong. Behind a
+    tie the texts are two; what the subject would choose in the oracle's is counted.
+    """
+    if not np.isfinite(logits).all():
+        return context.verdict("decode", "not-compared", NOT_DETERMINED)
+    rows = np.arange(len(logits))
+    behind = logits.max(axis=1) - logits[rows, list(oracle)]
+    first = int(np.flatnonzero(behind)[0]) if behind.any() else len(oracle)
+    first = next((i for i in range(first) if oracle[i] != subject[i]), first)
+    if first == len(oracle):
+        text = f"{len(oracle)} greedy tokens are the same"
+        return context.verdict(
+            "decode", "agreed", f"{text} from token {start} on" if start else text
+        )
+    a, b = oracle[first], subject[first]
+    margins = logits[first].max() - logits[first, [a, b]]
+    size = largest(logits[first])
+    bound = whole_run(context.noise.relative, size)
+    if margins.max() > 2 * bound.allowed:
+        bound = whole_run(context.noise_on(batches), size)
+    allowed = float(bound.allowed)
+    detail: dict[str, Any] = {"step": start + first, "expected": a, "actual": b, "allowed": allowed}
+    detail |= {"margin": float(margins[1]), "margin_of_oracle": float(margins[0])}
+    detail["reason"] = f"each of two logits may be off by it, so twice between them: {bound.reason}"
+    detail["sides"] = sides(context, oracle, subject)
+    text = (
+        f"greedy token {start + first} is {b}, the oracle's {a}; they are {margins[1]:.2g} and "
+        f"{margins[0]:.2g} below the oracle's largest logit"
+    )
+    if not np.isfinite(allowed):
+        return context.verdict("decode", "not-compared", f"{text}; no limit can be given", detail)
+    if margins.max() <= 2 * allowed:
+        text = f"{text}, {EXACT_TIE if not margins.any() else 'a tie within the noise'}"
+        if subjects is not None:
+            detail |= choices(oracle, subjects)
+            text += f"; in the oracle's text {detail['same_choices']} of {len(oracle)} choices are "
+            text += "the same"
+        return context.verdict("decode", "excused", text, detail)
+    wrong = [r for r, m in zip(("oracle", "subject"), margins, strict=True) if m > 2 * allowed]
+    behind_last = len(oracle) - first  # rows of the run from this one on
+
+    def chosen(run: F32, room: float) -> bool:
+        return nearly_chosen([b], run[-behind_last:], room)
+
+    if wrong == ["subject"] and is_honest(context, batches, chosen):
+        text += ", and what an honest run of another design chooses"
+        return context.verdict("decode", "excused", text, detail)
+    detail["at_fault"] = "both" if len(wrong) == 2 else wrong[0]
+    return context.verdict("decode", "diverged", text, detail, key=("decode", "token"))
+
+
+def choices(oracle: Sequence[int], subjects: F32) -> dict[str, Any]:
+    """Token by token in the oracle's text: how many the subject would choose too, and the others
+    as (step, the oracle's, the subject's)."""
+    own = subjects.argmax(axis=1).tolist()
+    other = [(step, a, b) for step, (a, b) in enumerate(zip(oracle, own, strict=True)) if a != b]
+    return {"same_choices": len(oracle) - len(other), "other_choices": other}

@@ -1,0 +1,219 @@
+"""Do both engines read the same weights out of the file, bit for bit?"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.gguf.split_files import parts_of
+from lockstep.engine.gguf.types import type_by_name
+from lockstep.harness.adapters.reference import summary_of
+from lockstep.harness.asking.facts import ModelFacts
+from lockstep.harness.context.runner import Session
+from lockstep.harness.context.suite import Context, NoAnswer, Suite
+from lockstep.harness.judging.compare import mismatch_between
+from lockstep.harness.records import FileSummary, TensorSummary, Unanswerable, Verdict
+
+CHUNK = 1 << 22  # weights compared at a time: whole blocks of every type
+
+
+class Dequant(Suite, name="dequant"):
+    order = 30
+
+    def inapplicable(self, facts: ModelFacts) -> str:
+        return "" if facts.n_tensors else "the file holds no tensors"
+
+    def run(self, context: Context) -> Iterator[Verdict]:
+        """Every tensor that the oracle's file holds, whatever the engines say that it holds."""
+        oracle = Side.of(context, context.oracle, context.model)
+        subject = Side.of(context, context.subject, context.subject_model)
+        agreed: dict[str, list[int]] = {}
+        for i, tensor in enumerate(oracle.held.values()):
+            context.progress(f"weights {i + 1}/{len(oracle.held)}: {tensor.name}")
+            found = verdict_of(context, tensor, oracle, subject)
+            if found is not None:
+                yield found
+            else:
+                kind = kinds(tensor, subject.held[tensor.name])
+                agreed.setdefault(kind, []).append(prod(tensor.ne))
+        for kind, sizes in sorted(agreed.items()):
+            yield context.verdict(
+                "dequant",
+                "agreed",
+                f"{kind}: {sum(sizes):,} weights of {len(sizes)} tensors agree bit for bit",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One engine with its file: what it lists, and what our own reader finds there."""
+
+    session: Session
+    places: Mapping[str, tuple[Path, int]]  # of a tensor: its file, and where that one's data begin
+    listed: Mapping[str, TensorSummary]
+    held: Mapping[str, TensorSummary]
+
+    @classmethod
+    def of(cls, context: Context, session: Session, path: Path) -> "Side":
+        first, *others = (summary_at(part) for part in parts_of(path))
+        outcome = session.ask("metadata")
+        # an engine that decodes and does not show how it reads a file is given what we read
+        given = isinstance(outcome, Unanswerable) and outcome.declared
+        said: FileSummary = first if given else context.answer(session, "metadata", outcome)
+        if {"tensors", "data_offset"} & {*said.unknown}:
+            said = first
+        # engines list the first part of a split model; of the others they are given what we read
+        listed = dict(zip(parts_of(path), (said, *others), strict=True))
+        return cls(
+            session=session,
+            places={
+                t.name: (part, summary.data_offset)
+                for part, summary in listed.items()
+                for t in summary.tensors
+            },
+            listed={t.name: t for summary in listed.values() for t in summary.tensors},
+            held={t.name: t for summary in (first, *others) for t in summary.tensors},
+        )
+
+    def lacks(self, name: str) -> str:
+        """Why its tensor cannot be decoded as the file has it; "" if it can."""
+        if name not in self.listed:
+            return f"{self.session.name} does not list it"
+        said, held = form(self.listed[name]), form(self.held[name])
+        return "" if said == held else f"{self.session.name} lists {said}, the file holds {held}"
+
+
+def summary_at(path: Path) -> FileSummary:
+    with GgufFile.open(path) as file:
+        return summary_of(file)
+
+
+def kinds(expected: TensorSummary, actual: TensorSummary) -> str:
+    """The type; both where the files differ in it, as those of a model and its F32 twin do."""
+    return expected.type if expected.type == actual.type else f"{expected.type} as {actual.type}"
+
+
+def form(tensor: TensorSummary) -> str:
+    return f"{tensor.type} {tensor.ne} of {tensor.n_bytes} bytes"
+
+
+def verdict_of(
+    context: Context, tensor: TensorSummary, oracle: Side, subject: Side
+) -> Verdict | None:
+    """None if both decode it alike. Verdicts with one key have one cause."""
+    detail = {"tensor": tensor.name}
+    kind, reason = why_not(tensor, oracle, subject)
+    if kind:
+        text = f"{tensor.name}: {reason}"
+        return context.verdict("dequant", "not-compared", text, detail, ("dequant", kind))
+    try:
+        return compare_tensor(context, tensor, oracle, subject)
+    except NoAnswer as error:
+        if error.status in ("crashed", "not-applicable"):
+            raise
+        text, key = f"{tensor.name}: {error.summary}", ("dequant", error.status, tensor.type)
+        return context.verdict("dequant", error.status, text, error.detail | detail, key)
+
+
+def why_not(tensor: TensorSummary, oracle: Side, subject: Side) -> tuple[str, str]:
+    """Why a tensor of the oracle's file is not compared: a word and a sentence, or nothing."""
+    other = subject.held.get(tensor.name)
+    if other is None:
+        return "absent", "the other file has no such tensor"
+    if other.ne != tensor.ne:
+        return "shape", f"the other file has it as {form(other)}, this one as {form(tensor)}"
+    if not tensor.n_bytes:
+        return "empty", "it holds no weights"
+    lacks = oracle.lacks(tensor.name) or subject.lacks(tensor.name)
+    return ("table", lacks) if lacks else ("", "")
+
+
+def compare_tensor(
+    context: Context, tensor: TensorSummary, oracle: Side, subject: Side
+) -> Verdict | None:
+    n_weights = prod(tensor.ne)
+    for start in range(0, n_weights, CHUNK):
+        stop = min(start + CHUNK, n_weights)
+        expected = decoded(context, oracle, tensor.name, start, stop)
+        actual = decoded(context, subject, tensor.name, start, stop)
+        if not np.array_equal(bits(expected), bits(actual)):
+            found = divergence(context, tensor, start, expected, actual)
+            return with_block(found, (oracle, subject), start, (expected, actual))
+    return None
+
+
+def decoded(context: Context, side: Side, name: str, start: int, stop: int) -> NDArray[np.float32]:
+    raw = blocks_of(side, name, start, stop)
+    kind = side.listed[name].type
+    values: NDArray[np.float32] = context.ask(side.session, "dequantize", kind, raw)
+    return values
+
+
+def blocks_of(side: Side, name: str, start: int, stop: int) -> NDArray[np.uint8]:
+    """A run of whole blocks, read from the file where the engine itself says that it lies."""
+    tensor = side.listed[name]
+    kind = type_by_name(tensor.type)
+    at, end = (weight // kind.block * kind.bytes for weight in (start, stop))
+    path, data_offset = side.places[name]
+    return np.fromfile(path, np.uint8, count=end - at, offset=data_offset + tensor.offset + at)
+
+
+def with_block(
+    found: Verdict, sides: tuple[Side, Side], start: int, values: tuple[Any, Any]
+) -> Verdict:
+    """With the bytes of the block that the weight is of, and what both engines make of them.
+    values: theirs of all weights from `start` on."""
+    d = found.detail
+    tensor = sides[0].listed[d["tensor"]]
+    at = d["row"] * (tensor.ne[0] if tensor.ne else 1) + d["column"]
+    rows = []
+    for side, decoded_by in zip(sides, values, strict=True):
+        kind = type_by_name(side.listed[tensor.name].type)
+        first = at // kind.block * kind.block
+        raw = blocks_of(side, tensor.name, first, first + kind.block)
+        shown = decoded_by[first - start : first - start + kind.block]
+        row = {"type": side.listed[tensor.name].type, "hex": raw.tobytes().hex()}
+        rows.append(row | {"weight": at - first, "values": [float(f"{v:.6g}") for v in shown]})
+    return replace(
+        found, detail={**d, "decoded": dict(zip(("oracle", "subject"), rows, strict=True))}
+    )
+
+
+def bits(values: NDArray[np.float32]) -> NDArray[np.uint32]:
+    """NaN equals NaN, whatever its sign and payload; zeros keep their sign."""
+    return np.where(np.isnan(values), np.float32(np.nan), values).view(np.uint32)
+
+
+def divergence(
+    context: Context,
+    tensor: TensorSummary,
+    first: int,
+    expected: NDArray[np.float32],
+    actual: NDArray[np.float32],
+) -> Verdict:
+    differ = np.flatnonzero(bits(expected) != bits(actual))
+    worst = mismatch_between(expected, actual, 0.0)  # None if only the signs of zeros differ
+    at = int(worst.index[0]) if worst else int(differ[0])
+    row, column = divmod(first + at, tensor.ne[0] if tensor.ne else 1)
+    detail: dict[str, Any] = {
+        "tensor": tensor.name,
+        "type": tensor.type,
+        "row": row,
+        "column": column,
+        "expected": float(expected[at]),
+        "actual": float(actual[at]),
+        "mismatched": len(differ),
+    }
+    return context.verdict(
+        "dequant",
+        "diverged",
+        f"{tensor.name} ({tensor.type}): {len(differ)} weights differ; row {row}, column {column} "
+        f"is {actual[at]:.9g}, expected {expected[at]:.9g}",
+        detail,
+        key=("dequant", "value", tensor.type),
+    )

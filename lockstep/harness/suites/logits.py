@@ -1,0 +1,308 @@
+"""Do both engines give the same logits at every position of a prompt, and the right ones?"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.quants.base import F32
+from lockstep.harness.asking.facts import ModelFacts
+from lockstep.harness.context.further_runs import FurtherRun, further_runs, is_small
+from lockstep.harness.context.relations import asked_otherwise
+from lockstep.harness.context.repeats import not_deterministic, unsteady
+from lockstep.harness.context.suite import Context, NoAnswer, Suite
+from lockstep.harness.judging.compare import largest, mismatch_between, worst_distance
+from lockstep.harness.judging.noise import MORE_RUNS, RARE_RUNS
+from lockstep.harness.judging.stored import half_step
+from lockstep.harness.judging.tolerances import Bound, whole_run
+from lockstep.harness.records import Evaluation, Mismatch, Rejected, Request, Unanswerable, Verdict
+from lockstep.harness.suites.parts.by_position import by_position
+
+LOGITS = "result_output"
+Ways = tuple[list[str], list[str], list[Verdict]]  # that give the same, not answered, what differs
+NOTHING = np.zeros(())
+
+
+class Logits(Suite, name="logits"):
+    order = 40
+
+    def inapplicable(self, facts: ModelFacts) -> str:
+        return facts.no_run
+
+    def begin(self, context: Context) -> None:
+        context.begin_noise()
+
+    def run(self, context: Context) -> Iterator[Verdict]:
+        request = Request(batches=context.batches)
+        context.progress("logits of both engines")
+        expected, actual = context.ask_both("evaluate", request)
+        truth = np.concatenate(context.noise.logits)
+        verdict = compared(context, "logits", context.batches, expected, actual, truth)
+        info = context.subject_info
+        if (info.shows_nodes and info.computes_nodes) or info.partial:
+            yield verdict  # llama.cpp's own way of asking, replayed; or a run that is over
+            return
+        try:
+            same, unanswered, wrong = asked_more(context, request, actual, verdict)
+        except NoAnswer:
+            yield verdict
+            raise
+        yield with_ways(verdict, same, unanswered)
+        yield from wrong
+
+
+def asked_more(context: Context, request: Request, first: Evaluation, verdict: Verdict) -> Ways:
+    """The same once more, then otherwise, then more."""
+    runs = list(further_runs(context)) if verdict.status == "agreed" else []
+    for run in runs:
+        if not run.usual:
+            context.honest.begin(run.batches, seed=context.seed, runs=0)
+    shaky = unsteady(context.subject, request, first, doubt=verdict.status != "agreed")
+    wrong = [not_deterministic(context, "logits", shaky)] if shaky else []
+    if shaky and shaky.apart > 2 * context.noise.relative:
+        return [], ["in other ways: its own runs differ by more"], wrong
+    same, unanswered, differ = asked_otherwise(context, first)
+    if verdict.status != "agreed":  # it would be said of every run again
+        return same, [*unanswered, "further on: this run does not agree"], wrong + differ
+    more = asked_further(context, runs)
+    return same + more[0], unanswered + more[1], wrong + differ + more[2]
+
+
+def asked_further(context: Context, runs: Sequence[FurtherRun]) -> Ways:
+    same: list[str] = []
+    unanswered: list[str] = []
+    wrong: list[Verdict] = []
+    for run in runs:
+        context.progress(f"logits of both engines {run.words}")
+        request = Request(batches=run.batches)
+        said = context.outcomes("evaluate", request)
+        refused = [o.message for o in said if isinstance(o, Unanswerable | Rejected)]
+        if refused:
+            unanswered.append(f"{run.words}: {refused[-1]}")
+            continue
+        roles = zip((context.oracle, context.subject), said, strict=True)
+        expected, actual = (context.answer(s, f"evaluate {run.words}", o) for s, o in roles)
+        verdict = further_verdict(context, run, expected, actual)
+        if verdict.status == "agreed":
+            same.append(run.words)
+        else:
+            wrong.append(placed(run, verdict))
+    return same, unanswered, wrong
+
+
+def further_verdict(
+    context: Context, run: FurtherRun, oracle: Evaluation, subject: Evaluation
+) -> Verdict:
+    """Where the engines agree on a usual run, an honest one besides would cost as much as both."""
+    truth = np.concatenate(oracle.logits)
+    if not run.usual or part(context, truth, subject):
+        truth = np.concatenate(context.honest.floor(run.batches, seed=context.seed, runs=0).logits)
+    return compared(context, "logits", run.batches, oracle, subject, truth)
+
+
+def part(context: Context, expected: F32, subject: Evaluation) -> bool:
+    allowed = whole_run(context.noise.relative, largest(expected)).allowed
+    got = np.concatenate(subject.logits)
+    return mismatch_between(expected, got, allowed + rounding(context, subject)) is not None
+
+
+def placed(run: FurtherRun, verdict: Verdict) -> Verdict:
+    """With what was asked, and the place as (batch, token of it)."""
+    detail = {**verdict.detail, "asked": run.words}
+    if "index" in detail:
+        asked = [np.flatnonzero(batch.outputs) for batch in run.batches]
+        places = [(i, int(token)) for i, tokens in enumerate(asked) for token in tokens]
+        detail["batch"], detail["token_of_batch"] = places[detail["index"][0]]
+    return replace(verdict, summary=f"{run.words}: {verdict.summary}", detail=detail)
+
+
+def with_ways(verdict: Verdict, same: Sequence[str], unanswered: Sequence[str]) -> Verdict:
+    text = verdict.summary
+    if verdict.status == "agreed" and same:
+        text += f"; the same {', '.join(same)}"
+    if unanswered:
+        text += f"; not compared {'; '.join(unanswered)}"
+    detail = {**verdict.detail, "same": list(same), "not_answered": list(unanswered)}
+    return replace(verdict, summary=text, detail=detail)
+
+
+def compared(
+    context: Context,
+    suite: str,
+    batches: Sequence[Batch],
+    oracle: Evaluation,
+    subject: Evaluation,
+    truth: F32,
+    what: str = "logit",
+) -> Verdict:
+    """Every logit of every output of the batches, (outputs, vocabulary) in all.
+
+    truth: of an honest run of our own, with which engines that agree must agree as well. Nobody is
+    called wrong by it alone: where there is a difference, more runs are made on these batches.
+    """
+    expected, got = np.concatenate(oracle.logits), np.concatenate(subject.logits)
+    if not np.isfinite(expected).any() and not np.isfinite(got).any():
+        text = f"none of {expected.size} {what}s is finite in either engine: nothing to compare"
+        return context.verdict(suite, "not-compared", text)
+    rounded = rounding(context, subject)
+    bound = whole_run(context.noise.relative, largest(expected))
+    off = difference(expected, got, truth, bound, rounded)
+    if off is not None and off.kind == "value":
+        bound = whole_run(context.noise_on(batches), largest(expected))
+        off = difference(expected, got, truth, bound, rounded)
+    if not np.isfinite(bound.allowed):
+        text = f"honest runs of this model overflow, so that no limit can be given for its {what}s"
+        return context.verdict(suite, "not-compared", text, {"reason": bound.reason})
+    detail: dict[str, Any] = {
+        "worst_relative_to_largest_logit": worst_distance(expected, got) / (largest(expected) or 1),
+        "allowed_relative": float(bound.allowed) / (largest(expected) or 1.0),
+        "largest_logit": largest(expected),
+        "reason": bound.reason,
+        "tokens": len(expected),
+        "not_finite": int((~np.isfinite(expected)).sum()),
+        **by_position(context, expected, got, what),
+    }
+    if off is None:
+        return context.verdict(suite, "agreed", agreement(detail, what), detail)
+    at_fault = who_is_wrong(context, batches, (expected, got), rounded)
+    if not at_fault:
+        text = "each agrees with an honest run, which converts activations or does not"
+        return context.verdict(suite, "agreed", text, detail)
+    runs = {"oracle": [expected], "subject": [got], "both": [expected, got]}[at_fault]
+    if by_chance(context, batches, truth, runs, float(bound.allowed)):
+        text = "where they part, an honest run in some dozens chooses the same other experts"
+        return context.verdict(suite, "agreed", text, detail)
+    detail |= {
+        "index": list(off.index),
+        "expected": off.expected,
+        "actual": off.actual,
+        "mismatched": off.mismatched,
+        "total": off.total,
+        "kind": off.kind,
+        "at_fault": at_fault,
+    }
+    return context.verdict(
+        suite, "diverged", sentence(off, at_fault, what), detail, key=(suite, off.kind, at_fault)
+    )
+
+
+def rounding(context: Context, run: Evaluation) -> NDArray[np.float64]:
+    """How far each of the subject's logits may be from what it was before it was written down."""
+    kinds = {site.step: k for site, k in context.subject.stored.items() if site.name == LOGITS}
+    steps = (half_step(rows, kinds.get(i, "F32")) for i, rows in enumerate(run.logits))
+    return np.concatenate(list(steps)) if kinds else NOTHING
+
+
+def difference(
+    expected: F32, got: F32, truth: F32, bound: Bound, rounded: NDArray[np.float64]
+) -> Mismatch | None:
+    """Between the engines, or else between the truth and what they agree on."""
+    between = mismatch_between(expected, got, bound.allowed + rounded)
+    return between or mismatch_between(truth, expected, bound.allowed)
+
+
+def who_is_wrong(
+    context: Context,
+    batches: Sequence[Batch],
+    runs: tuple[F32, F32],
+    rounded: NDArray[np.float64] = NOTHING,
+    *,
+    otherwise: bool = True,
+) -> str:
+    """Of oracle and subject: which agrees with no honest run of the oracle's file; "" if neither.
+
+    An engine need not convert activations as llama.cpp does, so there are several honest runs. How
+    large logits are they say too: those of a wrong engine may be none at all. rounded: how far the
+    subject's may be off besides; otherwise: the subject may have other formats for activations.
+    """
+    noise = context.noise_on(batches)
+    runs_of_ours = context.honest_runs(batches)
+    if not np.isfinite(runs_of_ours[0]).any() and np.isfinite(runs_of_ours[1]).any():
+        # in float64 there are numbers: a hidden cell, say, overflows in some engines and not in all
+        raise NoAnswer("not-compared", "honest runs overflow in float32: there is no limit", {})
+    honest = [(run, whole_run(noise, largest(run))) for run in runs_of_ours]
+    more = (NOTHING, rounded)
+    wrong = [
+        role
+        for role, logits, off in zip(("oracle", "subject"), runs, more, strict=True)
+        if all(mismatch_between(truth, logits, bound.allowed + off) for truth, bound in honest)
+    ]
+    doubt = otherwise and "subject" in wrong
+    if doubt and converts_otherwise(context, batches, runs[1], noise, rounded):
+        wrong.remove("subject")
+    return "both" if len(wrong) == 2 else "".join(wrong)
+
+
+def converts_otherwise(
+    context: Context,
+    batches: Sequence[Batch],
+    logits: F32,
+    noise: float,
+    rounded: NDArray[np.float64],
+) -> bool:
+    """Whether an engine gives these that has another format for activations than llama.cpp."""
+    return any(
+        mismatch_between(run, logits, whole_run(noise, largest(run)).allowed + rounded) is None
+        for run in context.converted_runs(batches)
+    )
+
+
+def by_chance(
+    context: Context, batches: Sequence[Batch], truth: F32, runs: Sequence[F32], allowed: float
+) -> bool:
+    """Whether each row in which one of these is off is what some honest run gives. Of two experts
+    whose scores nearly tie few runs choose the other, and then a row is another altogether."""
+    experts = context.file.metadata.get(f"{context.facts.architecture}.expert_count")
+    if experts is None or not experts.data:
+        return False
+    left = [~near(truth, run, allowed) for run in runs]
+    if not all(0 < 2 * rows.sum() <= len(rows) for rows in left):
+        return False  # whoever is blamed without a row of its own is not explained by other rows
+    n = RARE_RUNS if is_small(context.file) else MORE_RUNS
+    context.progress("few rows differ: looking for an honest run that chooses such experts")
+    for honest in context.honest.unlucky(batches, seed=context.seed + 2 * MORE_RUNS, runs=n):
+        left = [rows & ~near(honest, run, allowed) for rows, run in zip(left, runs, strict=True)]
+        if not any(rows.any() for rows in left):
+            return True
+    return False
+
+
+def near(a: F32, b: F32, allowed: float) -> NDArray[np.bool_]:
+    """Of each row."""
+    with np.errstate(invalid="ignore"):
+        close = np.abs(a.astype(np.float64) - b) <= allowed
+    return np.asarray(close.all(axis=1))
+
+
+def is_oracle_wrong(context: Context, batches: Sequence[Batch], logits: F32, truth: F32) -> bool:
+    """Whether its logits are none to hold others against. Both: (outputs, vocabulary)."""
+    bound = whole_run(context.noise.relative, largest(logits))
+    if mismatch_between(truth, logits, bound.allowed) is None:
+        return False
+    return bool(who_is_wrong(context, batches, (logits, logits), otherwise=False))
+
+
+def agreement(detail: dict[str, Any], what: str) -> str:
+    text = (
+        f"{detail['tokens']} positions: worst {detail['worst_relative_to_largest_logit']:.1e} of "
+        f"the largest {what} (allowed {detail['allowed_relative']:.1e})"
+    )
+    if not detail["largest_logit"]:
+        text += f"; every finite {what} is zero"
+    if detail["not_finite"]:
+        text += f"; {detail['not_finite']} are NaN or infinite in both"
+    return text
+
+
+def sentence(off: Mismatch, at_fault: str, what: str) -> str:
+    if off.kind != "value":
+        return f"{off.detail or off.kind}; at fault: {at_fault}"
+    row, column = off.index
+    place = f"token {column}" if what == "logit" else f"element {column}"
+    return (
+        f"{off.mismatched} of {off.total} {what}s differ; worst at position {row}, {place}: "
+        f"{off.actual:.9g}, expected {off.expected:.9g}; at fault: {at_fault}"
+    )

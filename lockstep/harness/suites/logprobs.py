@@ -1,0 +1,219 @@
+"""Of an engine that shows no logits: are the likeliest tokens that it lists the right ones, and as
+far apart as they are?"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import EngineError
+from lockstep.engine.quants.base import F32
+from lockstep.engine.tokenizers.base import tokenizer_of
+from lockstep.engine.tokenizers.vocabulary import Attr
+from lockstep.harness.asking.facts import ModelFacts
+from lockstep.harness.context.further_runs import longer, with_rows
+from lockstep.harness.context.suite import Context, NoAnswer, Suite, not_offered
+from lockstep.harness.judging.candidates import Listed, Off, names_of, off_from, read_list, spread
+from lockstep.harness.judging.compare import largest
+from lockstep.harness.judging.tolerances import whole_run
+from lockstep.harness.records import Request, Verdict
+from lockstep.harness.suites.logits import is_oracle_wrong
+
+MOST = 1024  # candidates of a list: more say little more, and are megabytes from a server
+LENGTHS = (1, 2, 3, 5, 8, 13, 21)  # of prefixes, besides the whole: each may cost a request
+TEXT = (
+    b"Once upon a time, there was a little girl named Lily. She loved to play outside, and on "
+    b"sunny days she took her red ball to the park, where 12 of her friends were waiting."
+)
+WRONG_ORACLE = "lists are held against the oracle's logits, and these are wrong"
+
+
+class LogProbs(Suite, name="logprobs"):
+    order = 42
+    expected = False  # of an engine that shows logits
+
+    def inapplicable(self, facts: ModelFacts) -> str:
+        if facts.decoder_start is not None:
+            return facts.no_run or "an encoder reads the prompt, so prefixes are not asked for"
+        return facts.no_run
+
+    def run(self, context: Context) -> Iterator[Verdict]:
+        if (said := not_offered(context, "logprobs", self.name)) is not None:
+            yield from said
+            return
+        asked = by_text(context) if context.subject_info.text_only else by_ids(context)
+        context.progress(f"the likeliest tokens after {len(asked.prefixes)} prefixes")
+        run = context.ask(context.oracle, "evaluate", Request(batches=(asked.batch,)))
+        k = min(MOST, run.logits[0].shape[1])
+        lists = context.ask(context.subject, "logprobs", asked.prefixes, k)
+        listed = [read_list(row, names(context, lists)) for row in lists]
+        verdict = compared(context, asked, run.logits[0], listed)
+        yield verdict
+        if asked.left_out:
+            yield context.verdict("logprobs", "not-applicable", asked.left_out)
+        if verdict.status == "agreed" and (text := left_open(listed)):
+            yield context.verdict("logprobs", "not-compared", text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """prefixes: as the engine is given them; batch: all of them in one, a row of logits each."""
+
+    prefixes: list[list[int] | bytes]
+    batch: Batch
+    left_out: str = ""  # what longer ones are not asked for, and why
+
+
+def by_ids(context: Context) -> Asked:
+    ids = context.tokens[: context.n_tokens]
+    ends = [n for n in LENGTHS if n < len(ids)] + [len(ids)]
+    ids, more, why = longer(context, ids, "logprobs")
+    ends += more
+    return Asked(prefixes=[ids[:n] for n in ends], batch=with_rows(ids, ends), left_out=why)
+
+
+def by_text(context: Context) -> Asked:
+    """Beginnings of a text whose ids are the beginnings of its ids."""
+    if not context.facts.has_vocabulary:
+        why = f"{context.subject.name} takes texts alone, and the file has no vocabulary"
+        raise NoAnswer("not-applicable", why, {})
+    ids: list[int] = context.ask(context.oracle, "tokenize", [TEXT])[0][: context.n_tokens]
+    flags = {"remove_special": True, "unparse_special": False}
+    numbers = range(1, len(ids) + 1)
+    found = context.ask(context.oracle, "detokenize", [ids[:n] for n in numbers], **flags)
+    # the space that a vocabulary puts before a text is none of the text
+    texts = [text if TEXT.startswith(text) else text[1:] for text in found]
+    again = context.ask(context.oracle, "tokenize", texts)
+    fits = [n for n in numbers if texts[n - 1] and again[n - 1] == ids[:n]]
+    if not fits:
+        text = "no beginning of a text has the ids that begin it, so there is no prefix to ask for"
+        raise NoAnswer("not-compared", text, {})
+    places = sorted({0, *(n for n in LENGTHS if n < len(fits)), len(fits) - 1})
+    ends = [fits[place] for place in places]
+    return Asked(prefixes=[texts[n - 1] for n in ends], batch=with_rows(ids[: ends[-1]], ends))
+
+
+def names(context: Context, lists: Sequence[Sequence[tuple[Any, float]]]) -> dict[bytes, Any]:
+    """Whose the texts are, if any list has texts. Raises NoAnswer."""
+    if not any(type(token) is bytes for row in lists for token, _ in row):
+        return {}
+    try:
+        tokenizer = tokenizer_of(context.file.metadata)
+    except EngineError as error:
+        text = f"candidates are texts, and our own reader cannot tell whose: {error}"
+        raise NoAnswer("not-compared", text, {}) from error
+    attrs = enumerate(tokenizer.vocabulary.attrs)
+    hidden = {token for token, attr in attrs if attr & Attr.HIDDEN}
+    return names_of(tokenizer.pieces, tokenizer.vocabulary.texts, hidden)
+
+
+def compared(context: Context, asked: Asked, logits: F32, listed: Sequence[Listed]) -> Verdict:
+    batches = (asked.batch,)
+    if not (np.isfinite(logits) | np.isneginf(logits)).all():
+        text = "logits are NaN or infinite, so that probabilities are not determined"
+        return context.verdict("logprobs", "not-compared", text)
+    truth = np.concatenate(context.honest.floor(batches, seed=context.seed, runs=0).logits)
+    if is_oracle_wrong(context, batches, logits, truth):
+        return context.verdict("logprobs", "not-compared", WRONG_ORACLE)
+    n = sum(len(each.candidates) for each in listed)
+    if not n:
+        text = f"{context.subject.name} lists no token that is known"
+        return context.verdict("logprobs", "not-compared", text)
+    bound = whole_run(context.noise.relative, largest(logits))
+    first = first_off(listed, logits, float(bound.allowed))
+    if first is not None:
+        bound = whole_run(context.noise_on(batches), largest(logits))
+        first = first_off(listed, logits, float(bound.allowed))
+    if not np.isfinite(bound.allowed):
+        text = "honest runs of this model overflow, so that no limit can be given"
+        return context.verdict("logprobs", "not-compared", text, {"reason": bound.reason})
+    detail = what_was_compared(listed, logits, float(bound.allowed)) | {"reason": bound.reason}
+    if first is None or agrees_with_an_honest_run(context, batches, listed):
+        return context.verdict("logprobs", "agreed", agreement(listed, detail), detail)
+    row, off = first
+    detail |= {"prefix": asked.prefixes[row], "at_fault": "subject", "kind": off.kind}
+    detail["prefix"] = (
+        repr(detail["prefix"]) if context.subject_info.text_only else detail["prefix"]
+    )
+    detail |= {"token": off.token, "expected": off.expected, "actual": off.actual}
+    text = f"after prefix {row + 1} of {len(listed)} {sentence(off)}; at fault: subject"
+    return context.verdict("logprobs", "diverged", text, detail, ("logprobs", off.kind))
+
+
+def first_off(listed: Sequence[Listed], logits: F32, allowed: float) -> tuple[int, Off] | None:
+    """The first list that is wrong: what follows it has its causes there."""
+    for row, (each, expected) in enumerate(zip(listed, logits, strict=True)):
+        if (off := off_from(each, expected, allowed)) is not None:
+            return row, off
+    return None
+
+
+def agrees_with_an_honest_run(
+    context: Context, batches: Sequence[Batch], listed: Sequence[Listed]
+) -> bool:
+    """With conversions of activations as llama.cpp makes them, without, or with others."""
+    noise = context.noise_on(batches)
+    runs = chain(context.honest_runs(batches), context.converted_runs(batches))
+    return any(
+        first_off(listed, run, float(whole_run(noise, largest(run)).allowed)) is None
+        for run in runs
+    )
+
+
+def what_was_compared(listed: Sequence[Listed], logits: F32, allowed: float) -> dict[str, Any]:
+    size = largest(logits) or 1.0
+    spreads = [spread(each, row) for each, row in zip(listed, logits, strict=True)]
+    return {
+        "prefixes": len(listed),
+        "candidates": [len(each.candidates) for each in listed],
+        "unknown_texts": sum(each.unknown for each in listed),
+        "shared_texts": sum(len(c.ids) > 1 for each in listed for c in each.candidates),
+        "empty_lists": sum(not each.candidates for each in listed),
+        "values_compared": sum(n for n, _ in spreads),
+        "worst_relative_to_largest_logit": max(worst for _, worst in spreads) / size,
+        "allowed_relative": allowed / size,
+    }
+
+
+def agreement(listed: Sequence[Listed], detail: dict[str, Any]) -> str:
+    sizes = detail["candidates"]
+    text = (
+        f"{len(listed)} prefixes, {min(sizes)} to {max(sizes)} candidates each: differences within "
+        f"{detail['worst_relative_to_largest_logit']:.1e} of the largest logit (allowed "
+        f"{detail['allowed_relative']:.1e}), none missing"
+    )
+    if not detail["values_compared"]:
+        text = f"{len(listed)} prefixes: ranks alone, no two values of a list could be compared"
+    return text
+
+
+def left_open(listed: Sequence[Listed]) -> str:
+    """A list of nothing agrees with anything, and a text that no token has may be one written
+    wrongly; "": there are none."""
+    empty = sum(not each.candidates and not each.unknown for each in listed)
+    unknown = sum(each.unknown for each in listed)
+    found = [f"{empty} of {len(listed)} lists, which are empty"] if empty else []
+    found += [f"{unknown} candidates whose texts no token has"] if unknown else []
+    return f"not compared were {' and '.join(found)}" if found else ""
+
+
+def sentence(off: Off) -> str:
+    if off.kind == "missing":
+        return (
+            f"token {off.token} is not listed, and its logit is {off.expected:.3g} above that of "
+            f"the last that is (allowed {off.allowed:.2g}); {off.wrong} are missing"
+        )
+    if off.kind == "not finite":
+        return f"{off.wrong} values are not finite; token {off.token} is {off.actual}"
+    if off.kind == "order":
+        return (
+            f"token {off.token} with {off.actual:.7g} is listed behind one with "
+            f"{off.expected:.7g}, and the likeliest come first (allowed {off.allowed:.2g})"
+        )
+    return (
+        f"token {off.token} is {off.actual:.7g}, expected {off.expected:.7g} (allowed "
+        f"{off.allowed:.2g}); {off.wrong} are off"
+    )

@@ -1,0 +1,120 @@
+"""Do our reader, gguf-py and llama.cpp read the same keys, values and tensor table?"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lockstep.engine.gguf.types import TYPES
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.context.suite import Context, Suite
+from lockstep.harness.known import entries
+from lockstep.harness.records import EXACT, FileSummary, Outcome, Rejected, Verdict
+
+AT_MOST = 20  # differences in one verdict
+ABSENT = ("absent", None)  # beside a key's type and value
+# gguf-py learns of a tensor type some releases after llama.cpp: 0.19 has no Q2_0
+NO_SUCH_TYPE = re.compile(
+    r": ValueError: (?:np\.uint32\()?(\d+)\)? is not a valid GGMLQuantizationType$"
+)
+
+
+class Metadata(Suite, name="metadata"):
+    order = 10
+
+    def run(self, context: Context) -> Iterator[Verdict]:
+        with Runner().open("gguf-py", context.model, EXACT) as session:
+            session.start()
+            oracle, subject = context.ask_both("metadata")
+            yield compared(context, context.subject.name, oracle, subject)
+            outcome = session.ask("metadata")
+        lacking = type_that_it_lacks(outcome, oracle)
+        if lacking:
+            text = f"gguf-py does not know tensor type {lacking}, so its reading was not compared"
+            detail = {"reader": "gguf-py", "type": lacking}
+            yield context.verdict("metadata", "excused", text, detail)
+        else:
+            answer = context.answer(session, "metadata", outcome)
+            yield compared(context, "gguf-py", oracle, answer)
+
+
+def type_that_it_lacks(outcome: Outcome, oracle: FileSummary) -> str:
+    """The type of a tensor of the file that gguf-py refuses for want of it; "" if none."""
+    refusal = isinstance(outcome, Rejected) and NO_SUCH_TYPE.search(outcome.message)
+    kind = TYPES.get(int(refusal[1])) if refusal else None
+    return kind.name if kind and kind.name in {t.type for t in oracle.tensors} else ""
+
+
+def compared(context: Context, reader: str, oracle: FileSummary, other: FileSummary) -> Verdict:
+    found = differences(oracle, other)
+    n = f"{len(oracle.metadata)} keys"
+    n += f" and {len(oracle.tensors)} tensors" if "tensors" not in other.unknown else ""
+    if not found:
+        text = f"{reader} and the oracle agree on {n}"
+        text += f"; it does not show {', '.join(other.unknown)}" if other.unknown else ""
+        return context.verdict("metadata", "agreed", text)
+    detail: dict[str, Any] = {"reader": reader, "total": len(found)}
+    detail["differences"] = found[:AT_MOST]
+    text = f"{reader} and the oracle read the file differently: {found[0]['text']}"
+    known = known_differences(reader)
+    if all(each["kind"] in known for each in found):
+        detail["known"] = sorted({known[each["kind"]] for each in found})
+        text += f"; known: {', '.join(detail['known'])}"
+        return context.verdict("metadata", "excused", text, detail)
+    key = ("metadata", found[0]["what"], reader)
+    return context.verdict("metadata", "diverged", text, detail, key)
+
+
+def known_differences(reader: str) -> dict[str, str]:
+    """Of [[gguf]] in harness/known: the kind of what is read differently -> the entry's id."""
+    rows = (row for row in entries("gguf") if row["component"] == reader)
+    return {row["kind"]: row["id"] for row in rows if row["symptom"] == "value"}
+
+
+def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]:
+    """Each as what (a short kind), text (a sentence), both values as text, and its kind in the
+    words of harness/known, if it has one there. What the other does not show is left out."""
+    found = fields(("version", "alignment"), oracle, other)
+    for key in {**oracle.metadata, **other.metadata}:
+        a, b = oracle.metadata.get(key, ABSENT), other.metadata.get(key, ABSENT)
+        values_alone = "types" in other.unknown and ABSENT not in (a, b)
+        if a[1:] != b[1:] if values_alone else a != b:
+            found.append(entry("key", *where_they_part(key, a, b)))
+    # behind the keys, whose sizes move it; without tensors there is no data, and where it would
+    # begin is nobody's to say
+    if oracle.tensors or other.tensors:
+        found += fields(("data_offset",), oracle, other)
+    if "tensors" in other.unknown:
+        return found
+    ours = {t.name: t for t in other.tensors}
+    theirs = {t.name: t for t in oracle.tensors}
+    for name in {**theirs, **ours}:
+        one, another = theirs.get(name), ours.get(name)
+        if one != another:
+            only_size = one and another and replace(one, n_bytes=another.n_bytes) == another
+            kind = f"rows {one.type}" if one and only_size else ""
+            found.append(entry("tensor", f"tensor {name!r}", one, another, kind))
+    if not found and list(ours) != list(theirs):
+        found.append(entry("order", "order of the tensors", list(theirs)[:3], list(ours)[:3]))
+    return found
+
+
+def fields(names: Sequence[str], oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]:
+    pairs = ((name, getattr(oracle, name), getattr(other, name)) for name in names)
+    return [entry(name, name, a, b) for name, a, b in pairs if a != b and name not in other.unknown]
+
+
+def where_they_part(key: str, a: tuple[str, Any], b: tuple[str, Any]) -> tuple[str, Any, Any]:
+    """The first element that differs, of arrays that are as long."""
+    pair = a[1], b[1]
+    lists = all(type(value) is list for value in pair) and len(pair[0]) == len(pair[1])
+    if not lists or pair[0] == pair[1]:
+        return f"key {key!r}", a, b
+    at = next(i for i, (x, y) in enumerate(zip(*pair, strict=True)) if x != y)
+    return f"key {key!r}, element {at}", pair[0][at], pair[1][at]
+
+
+def entry(what: str, where: str, expected: Any, actual: Any, kind: str = "") -> dict[str, Any]:
+    a, b = ("absent" if value is ABSENT else repr(value)[:200] for value in (expected, actual))
+    text = f"{where}: expected {a}, got {b}"
+    return {"what": what, "text": text, "expected": a, "actual": b, "kind": kind}

@@ -1,0 +1,94 @@
+"""What an engine of any level writes behind a prompt: text, or what its answers come to as text."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.batch import steps_of
+from lockstep.harness.asking.session import Session
+from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.records import Answered, Request, Unanswerable
+
+SPACE = "\u2581"  # of a vocabulary's own texts
+FLAGS = {"remove_special": True, "unparse_special": False}
+Way = Callable[[Context, Session, str, int], str | None]
+
+
+def text_behind(context: Context, session: Session, prompt: str, n: int) -> str:
+    """Of n greedy tokens. Raises NoAnswer where the engine offers nothing that shows them."""
+    for way in (by_text, by_tokens, by_logits, by_lists):
+        if (found := way(context, session, prompt, n)) is not None:
+            return found
+    text = f"{session.name} offers neither text nor greedy tokens, logits or candidates"
+    said = session.ask("greedy", [0], 1)
+    if isinstance(said, Unanswerable) and not said.declared:  # it says why
+        text += f": {said.message}"
+    raise NoAnswer("not-compared", text, {})
+
+
+def offered(context: Context, session: Session, question: str, *args: Any, **flags: Any) -> Any:
+    """The answer; None where the engine does not have the question."""
+    outcome = session.ask(question, *args, **flags)
+    if isinstance(outcome, Answered):
+        return outcome.value
+    return None if isinstance(outcome, Unanswerable) else context.answer(session, question, outcome)
+
+
+def by_text(context: Context, session: Session, prompt: str, n: int) -> str | None:
+    said = offered(context, session, "generate", prompt.encode(), n)
+    return None if said is None else said.decode("utf-8", "replace")
+
+
+def by_tokens(context: Context, session: Session, prompt: str, n: int) -> str | None:
+    new = offered(context, session, "greedy", ids_of(context, session, prompt), n)
+    return None if new is None else text_of(context, session, new)
+
+
+def by_logits(context: Context, session: Session, prompt: str, n: int) -> str | None:
+    """The likeliest token behind each of the oracle's: all answers of a test lead to the next one,
+    so that a wrong one changes nothing in the others."""
+    if not may_have(context, session, "logits"):
+        return None
+    ids = ids_of(context, session, prompt)
+    new = context.ask(context.oracle, "greedy", ids, n)
+    run = offered(context, session, "evaluate", Request(batches=steps_of(ids, new, None)))
+    if run is None:
+        return None
+    return text_of(context, session, np.concatenate(run.logits)[-n:].argmax(axis=1).tolist())
+
+
+def by_lists(context: Context, session: Session, prompt: str, n: int) -> str | None:
+    """The first candidate behind each of the oracle's tokens: an id, or its text."""
+    ids = ids_of(context, session, prompt)
+    new = context.ask(context.oracle, "greedy", ids, n)
+    lists = offered(context, session, "logprobs", [[*ids, *new[:i]] for i in range(n)], 1)
+    if lists is None:
+        return None
+    first = [row[0][0] for row in lists if row]
+    return "".join(
+        token.decode("utf-8", "replace").replace(SPACE, " ")
+        if isinstance(token, bytes)
+        else text_of(context, session, [token])
+        for token in first
+    )
+
+
+def may_have(context: Context, session: Session, level: str) -> bool:
+    levels = context.subject_info.levels if session is context.subject else None
+    return levels is None or level in levels
+
+
+def ids_of(context: Context, session: Session, prompt: str) -> list[int]:
+    """By its own tokenizer, if it has one."""
+    found = offered(context, session, "tokenize", [prompt.encode()])
+    found = found or context.ask(context.oracle, "tokenize", [prompt.encode()])
+    ids: list[int] = found[0]
+    return ids
+
+
+def text_of(context: Context, session: Session, ids: Sequence[int]) -> str:
+    found = offered(context, session, "detokenize", [list(ids)], **FLAGS)
+    found = found or context.ask(context.oracle, "detokenize", [list(ids)], **FLAGS)
+    text: bytes = found[0]
+    return text.decode("utf-8", "replace")

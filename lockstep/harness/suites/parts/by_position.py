@@ -1,0 +1,53 @@
+"""Logits position by position, for a report: how far off, and how clear each choice is."""
+
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.quants.base import F32
+from lockstep.harness.context.suite import Context
+from lockstep.harness.judging.compare import largest, worst_distance
+from lockstep.harness.report.nodes import short
+from lockstep.harness.suites.parts.pieces import pieces_of
+
+MOST = 512  # figures of each kind; of more positions the worst of so many neighbours
+
+
+def by_position(context: Context, expected: F32, actual: F32, what: str) -> dict[str, Any]:
+    """Of (outputs, vocabulary) each; errors and margins relative to the largest logit of all.
+
+    `margin`: how much larger the oracle's greedy token is than the next one: where that is less
+    than two errors, another token may be chosen. `first_other`: where it first is.
+    """
+    if expected.shape != actual.shape or not expected.size:
+        return {}
+    size, every = largest(expected) or 1.0, -(-len(expected) // MOST)
+    errors = [worst_distance(a, b) / size for a, b in zip(expected, actual, strict=True)]
+    groups = range(0, len(errors), every)
+    found: dict[str, Any] = {"every": every}
+    found["error"] = [short(max(errors[at : at + every])) for at in groups]
+    if what != "logit" or expected.shape[-1] < 2 or not np.isfinite(expected).all():
+        return {"by_position": found}
+    margins = [margin_of(row) / size for row in expected]
+    found["margin"] = [short(min(margins[at : at + every])) for at in groups]
+    pairs = [
+        [int(np.nan_to_num(x[i], nan=-np.inf).argmax()) for x in (expected, actual)]
+        for i in range(len(expected))
+    ]
+    other = [i for i, (a, b) in enumerate(pairs) if a != b]
+    found["other_choices"] = len(other)
+    if other:
+        found["first_other"] = {"position": other[0], **choice(context, *pairs[other[0]])}
+    return {"by_position": found}
+
+
+def margin_of(row: F32) -> float:
+    two = np.partition(row, -2)[-2:].astype(np.float64)
+    return float(two[1] - two[0])
+
+
+def choice(context: Context, expected: int, actual: int) -> dict[str, Any]:
+    """Two ids with their texts."""
+    texts = pieces_of(context, [expected, actual]) or [None, None]
+    found: dict[str, Any] = {"expected": expected, "actual": actual}
+    return found | {"expected_text": texts[0], "actual_text": texts[1]}

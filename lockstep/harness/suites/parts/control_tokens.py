@@ -1,0 +1,64 @@
+"""Does an engine choose a control token where it is the likeliest? Text seldom ends within a few
+tokens, and some engines leave these out of what they choose from.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.quants.base import F32
+from lockstep.harness.context.further_runs import ROWS, many_ids, n_cells
+from lockstep.harness.context.suite import Context
+from lockstep.harness.judging.compare import largest
+from lockstep.harness.judging.tolerances import whole_run
+from lockstep.harness.records import Evaluation, Request, Verdict
+
+TYPES = "tokenizer.ggml.token_type"
+UNKNOWN, CONTROL = 2, 3  # llama_token_type
+
+Ids = NDArray[np.intp]
+
+
+def control_token(context: Context) -> tuple[str, Verdict | None]:
+    """Behind the first of the seeded beginnings after which the oracle likes one best, by far: what
+    is said if the subject chooses it as well, "" if there is none; or what is wrong."""
+    controls = ids_of_control(context)
+    n = min(n_cells(context) - 1, ROWS // max(1, context.facts.n_vocab))
+    if context.facts.decoder_start is not None or not len(controls) or n < 1:
+        return "", None
+    ids = many_ids(context, n)
+    run: Evaluation = context.ask(context.oracle, "evaluate", Request(batches=(Batch.of(ids),)))
+    (logits,) = run.logits
+    allowed = 2 * float(whole_run(context.noise.relative, largest(logits)).allowed)
+    at = first_of(logits, controls, allowed)
+    if at is None:
+        return "", None
+    wanted = int(logits[at].argmax())
+    (said,) = context.ask(context.subject, "greedy", ids[: at + 1], 1)
+    if said == wanted:
+        return f"; so is the control token {wanted} behind {at + 1} seeded ones", None
+    margin = float(logits[at, wanted] - logits[at, said])
+    text = (
+        f"behind the first {at + 1} seeded tokens the next is {said}, the oracle's the control "
+        f"token {wanted}, which it likes better by {margin:.2g} (allowed {allowed:.2g})"
+    )
+    detail = {"at_fault": "subject", "expected": wanted, "actual": said, "allowed": allowed}
+    key = ("decode", "control token")
+    return "", context.verdict("decode", "diverged", text, detail, key)
+
+
+def ids_of_control(context: Context) -> Ids:
+    if TYPES not in context.file.metadata:
+        return np.zeros(0, np.intp)
+    types = np.asarray(context.file.metadata[TYPES].data)
+    return np.flatnonzero((types == UNKNOWN) | (types == CONTROL))
+
+
+def first_of(logits: F32, controls: Ids, allowed: float) -> int | None:
+    """Where the largest is one of these and no other is near."""
+    if not np.isfinite(logits).all() or logits.shape[1] < 2:
+        return None
+    first, second = np.sort(logits, axis=1)[:, :-3:-1].T
+    clear = np.isin(logits.argmax(axis=1), controls) & (first - second > allowed)
+    found = np.flatnonzero(clear)
+    return int(found[0]) if len(found) else None

@@ -1,0 +1,44 @@
+"""Texts of ids for a report, by our own tokenizer: what a reader needs to see what differs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lockstep.engine.errors import EngineError
+from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
+from lockstep.harness.context.suite import Context
+from lockstep.harness.report.text import printable
+
+MOST_IDS, LONGEST = 200, 80  # ids of one side; characters of a piece: a token may have megabytes
+
+
+def pieces_of(context: Context, ids: Sequence[int]) -> list[str | None] | None:
+    """A text for each id, None for an id that there is not; None: no vocabulary that we read."""
+    if not context.facts.has_vocabulary:
+        return None
+    try:
+        tokenizer = tokenizer_of(context.file.metadata)
+    except EngineError:
+        return None
+    return [piece_of(tokenizer, id_) for id_ in ids]
+
+
+def piece_of(tokenizer: Tokenizer, token: int) -> str | None:
+    if not 0 <= token < len(tokenizer.pieces):
+        return None
+    try:
+        text = printable(tokenizer.piece(token, special=True).decode(errors="backslashreplace"))
+    except EngineError:
+        return None
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"
+
+
+def sides(context: Context, expected: Sequence[int], actual: Sequence[int]) -> dict[str, Any]:
+    """The ids of both engines with their pieces, from a few before the first that differs."""
+    pairs = zip(expected, actual, strict=False)
+    same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(actual)))
+    start = max(0, same - MOST_IDS // 4)
+    found: dict[str, Any] = {"start": start}
+    for name, ids in (("expected", expected), ("actual", actual)):
+        shown = [int(i) for i in ids[start : start + MOST_IDS]]
+        found[name] = {"ids": shown, "pieces": pieces_of(context, shown), "count": len(ids)}
+    return found

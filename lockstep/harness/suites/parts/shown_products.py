@@ -1,0 +1,115 @@
+"""The products of an engine that shows tensors, on nearly empty inputs put into its run.
+
+What lies between an input and the next shown node is a segment of llama.cpp's graph. In the same
+run gates get larger inputs than small models have, where they clamp, and norms smaller ones, of
+which epsilon is a part.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.gguf.split_files import open_model
+from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.graph.aliases import places_by_site, renamed
+from lockstep.harness.graph.program import Place, Program
+from lockstep.harness.graph.segment import segments_of
+from lockstep.harness.graph.segments import SegmentJudge
+from lockstep.harness.graph.wiring import Wire, wires_of
+from lockstep.harness.judging.findings import Findings, Values
+from lockstep.harness.locate.locate import nothing_shown, replaceable
+from lockstep.harness.locate.nodes import build_of, recorded
+from lockstep.harness.records import Evaluation, Request, Site
+from lockstep.harness.suites.parts.sparse_products import product_with
+
+GATES = [(op,) for op in ("SWIGLU", "SWIGLU_OAI", "GEGLU", "REGLU", "SILU", "GELU")]
+NORMS = (("RMS_NORM",), ("RMS_NORM", "MUL"))
+LARGEST = 16.0  # of a gate's inputs: SWIGLU_OAI clamps at 7, and ggml's GELU is cut off at 10
+SMALLER = np.float32(2.0**-8)  # mean squares of about 1 come near to any epsilon
+
+Keep = Callable[[Any, int], Any]  # a value and a seed -> the value with few of its numbers
+
+
+def products_between_nodes(context: Context, keep: Keep) -> Findings:
+    batches = context.batches[:1]
+    program = recorded(context, batches)
+    wires = wires_of(program)
+    places = places_by_site(program, wires)
+    wires = renamed(wires, places)
+    products = products_of(program, wires)
+    read = {site for wire in products.values() for site in wire.inputs}
+    request = Request(batches=batches, capture=True, embeddings=not program.has_result)
+    values = shown_by(context, request)
+    given = {
+        site: keep(value, context.seed)
+        for site, value in values.items()
+        if site in places and wires[places[site]].site in read and value.dtype.kind == "f"
+    }
+    rare = {wires[place].site: at for place, at in rare_inputs(program, wires, places, values)}
+    given = {site: value for at in rare.values() for site, value in at.items()} | given
+    given = replaceable(context, given)
+    if not given:
+        who = context.subject.name
+        raise NoAnswer(nothing_shown(context), f"nothing can be put into the runs of {who}", {})
+    sparse = shown_by(context, replace(request, replace=given))
+    with open_model(context.model) as file:
+        judge = SegmentJudge(
+            program=program,
+            wires=wires,
+            file=file,
+            build=build_of(context),
+            shown={places[site]: value for site, value in sparse.items() if site in places},
+            given={places[site]: value for site, value in given.items()},
+            seed=context.seed,
+        )
+        starts = {wires[place].site for place in judge.given}
+        ends = {wire.site for wire in products.values() if not starts.isdisjoint(wire.inputs)}
+        ends |= {site for site, at in rare.items() if at.keys() <= given.keys()}
+        found = tuple(f for f in judge.findings() if f.site in ends)
+    judged = {finding.site for finding in found}
+    return Findings(
+        all=found,
+        not_shown=(),
+        hidden=(),
+        not_given=tuple(w.site for w in products.values() if w.site not in judged),
+        free={f.site: f.err_local / (f.size or 1.0) for f in found},
+        values={},
+        own_inputs=True,
+    )
+
+
+def products_of(program: Program, wires: dict[Place, Wire]) -> dict[Place, Wire]:
+    """Those with a weight of the file."""
+    nodes = ((graph, node) for graph in program.graphs for node in graph.nodes)
+    return {g.place(node): wires[g.place(node)] for g, node in nodes if product_with(g, node)}
+
+
+def rare_inputs(
+    program: Program, wires: dict[Place, Wire], places: dict[Site, Place], values: Values
+) -> Iterator[tuple[Place, Values]]:
+    """Of each gate and norm that is one formula of what is shown, other inputs for it."""
+    by_name = {wires[places[site]].site: site for site in values if site in places}
+    ops = {graph.place(node): node.op for graph in program.graphs for node in graph.nodes}
+    for segment in segments_of(program, wires, {places[site] for site in by_name.values()}):
+        formula = tuple(ops[place] for place in segment.formula)
+        starts = [by_name[site] for site in segment.starts]
+        if formula in NORMS:
+            yield segment.place, {site: values[site] * SMALLER for site in starts}
+        elif formula in GATES:
+            yield segment.place, {site: enlarged(values[site]) for site in starts}
+
+
+def enlarged(value: NDArray[Any]) -> NDArray[Any]:
+    largest = np.abs(value).max(initial=0.0)
+    found: NDArray[Any] = value * (LARGEST / largest if 0 < largest < LARGEST else 1)
+    return found.astype(value.dtype)
+
+
+def shown_by(context: Context, request: Request) -> Values:
+    run: Evaluation = context.ask(context.subject, "evaluate", request)
+    assert run.trace is not None
+    found: dict[Site, Any] = run.trace.values()
+    return found

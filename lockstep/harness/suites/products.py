@@ -1,0 +1,96 @@
+"""Is every product with weights right where next to nothing is rounded: on nearly empty inputs?
+
+Float additions hide small faults: of 4096 terms in float32 a scale that is off by 1e-4 may be the
+order of the sum. So both engines are given inputs of which each token keeps a few neighbouring
+values and the rest is zero. What is zero is exact in any order, and the bound counts what is left:
+a scale that is off by a few parts in a million shows, however long the rows are. Of an engine into
+whose run they are put, gates and norms get inputs in it that small models have none of.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.harness.asking.facts import ModelFacts
+from lockstep.harness.context.suite import Context, NoAnswer, Suite
+from lockstep.harness.graph.node_formats import PRODUCTS
+from lockstep.harness.judging.findings import Findings
+from lockstep.harness.judging.judge import SiteFinding
+from lockstep.harness.locate.locate import NEEDS_NONE, nothing_shown
+from lockstep.harness.locate.segments import shows_tensors
+from lockstep.harness.records import Verdict
+from lockstep.harness.report.text import explain_finding
+from lockstep.harness.suites.parts.shown_products import products_between_nodes
+from lockstep.harness.suites.parts.sparse_products import KEPT, products_along_nodes
+from lockstep.harness.suites.trace import detail_of, left_out
+
+
+class Products(Suite, name="products"):
+    order = 70
+
+    def inapplicable(self, facts: ModelFacts) -> str:
+        return facts.no_run
+
+    def run(self, context: Context) -> Iterator[Verdict]:
+        found = on_sparse_inputs(context)
+        for finding in found.guilty:
+            yield context.verdict(
+                "products",
+                "diverged",
+                explain_finding(finding),
+                detail_of(found, finding),
+                key=("products", finding.at_fault, finding.op, finding.site.name),
+            )
+        yield from left_out(context, "products", found)
+        if found.all or not (found.not_shown or found.hidden or found.not_given):
+            yield rest(context, found)
+
+
+def rest(context: Context, found: Findings) -> Verdict:
+    """What agrees, and how small a fault would have shown."""
+    products = products_in(found)
+    fine = [f for f in products if f.mismatch is None and f.compared]
+    others = [f for f in found.all if f not in products and f.mismatch is None and f.compared]
+    shown = [f.sees for f in fine if math.isfinite(f.sees)]
+    if not shown and not found.guilty:  # the empty ones are named already
+        text = "the products of what was kept of their inputs are zero throughout"
+        return context.verdict("products", "not-compared", text)
+    text = f"{len(fine)} of {len(products)} products agree on nearly empty inputs"
+    if shown:
+        text += f"; a scale that is off by {max(shown):.1e} shows at each"
+    if len(shown) < len(fine):
+        text += f" but {len(fine) - len(shown)}, which are zero throughout"
+    if others:
+        text += f"; {len(others)} gates on large inputs and norms on small ones agree"
+    detail = {"sites": len(products), "agreed": len(fine), "sees": max(shown, default=None)}
+    return context.verdict("products", "agreed", text, detail)
+
+
+def products_in(found: Findings) -> list[SiteFinding]:
+    return [finding for finding in found.all if finding.op.endswith(PRODUCTS)]
+
+
+def on_sparse_inputs(context: Context) -> Findings:
+    """The products of the prompt, each on sparse inputs. Raises NoAnswer."""
+    context.progress("products on nearly empty inputs")
+    if context.facts.no_run:
+        raise NoAnswer("not-applicable", context.facts.no_run, {})
+    if context.subject_info.computes_nodes:
+        return products_along_nodes(context)
+    if shows_tensors(context):
+        return products_between_nodes(context, kept)
+    text = f"{context.subject.name} does not show tensors; {NEEDS_NONE}"
+    raise NoAnswer(nothing_shown(context), text, {})
+
+
+def kept(value: NDArray[Any], seed: int) -> NDArray[Any]:
+    """(tokens, ..., width) with a run of `KEPT` values in each token, spread over the width."""
+    runs = -(-value.shape[-1] // KEPT)
+    out = np.zeros_like(value)
+    for token in range(len(value)):
+        start = (seed + token * max(1, runs // len(value))) % runs * KEPT
+        out[token, ..., start : start + KEPT] = value[token, ..., start : start + KEPT]
+    return out

@@ -1,0 +1,392 @@
+"""Of an engine that shows nothing but text: could greedy tokens of the oracle's model have made it?
+
+A text does not say where its tokens end, and the same bytes may be several tokens. So nothing is
+accused unless no token that fits the text is within the noise of the oracle's largest logit.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.batch import Batch, steps_of
+from lockstep.engine.errors import EngineError
+from lockstep.engine.quants.base import F32
+from lockstep.engine.tokenizers.base import Tokenizer, cleaned, tokenizer_of
+from lockstep.harness.asking.facts import ModelFacts
+from lockstep.harness.context.further_runs import n_cells
+from lockstep.harness.context.suite import Context, NoAnswer, Suite, not_offered
+from lockstep.harness.judging.compare import largest
+from lockstep.harness.judging.tolerances import whole_run
+from lockstep.harness.records import Verdict
+from lockstep.harness.suites.decode import EXACT_TIE, WRONG_ORACLE, oracles_logits
+from lockstep.harness.suites.parts.close_calls import (
+    beginnings_of,
+    closest,
+    designs_that_say,
+    said_behind,
+    said_of,
+    texts_of,
+)
+
+# Behind one prompt a wrong engine may well go on rightly: with BOS put in twice a model of stories
+# does so for 32 tokens behind "Once upon a time", and for 0 to 6 behind these.
+OTHERS = (b"2 + 2 =", b"The cat", b"def f(x):")
+N_OTHERS = 8  # tokens behind each
+LONG = (
+    b"On the first day of spring the old man opened the door of his shop, put 12 chairs before "
+    b"it, and waited. Nobody came. On the second day a girl stopped and asked: 'What do you "
+    b"sell?' He thought for a while. 'Time,' he said, 'but only by the hour, and no more than 3 "
+    b"a day.' She laughed, counted her coins (there were 7), and bought one. They sat down, and "
+    b"he told her about the river that once ran where the street is now, about the boats,"
+)
+REPLACED = "\ufffd".encode()  # what bytes that are no UTF-8 are shown as
+
+
+class Text(Suite, name="text"):
+    order = 52
+    expected = False  # of an engine that shows more
+
+    def inapplicable(self, facts: ModelFacts) -> str:
+        return facts.no_run or ("" if facts.has_vocabulary else "the file has no vocabulary")
+
+    def run(self, context: Context) -> Iterator[Verdict]:
+        if (said := not_offered(context, "generate", self.name)) is not None:
+            yield from said
+            return
+        found = set()
+        for verdict in behind(context, context.prompt, context.n_steps):
+            yield verdict
+            found.add(verdict.status)
+        for more in (behind_others, close_calls):
+            if not found <= {"agreed", "excused", "not-applicable"}:
+                return
+            for verdict in more(context):
+                yield verdict
+                found.add(verdict.status)
+
+
+def behind_others(context: Context) -> Iterator[Verdict]:
+    """Those that agree in one; what the model leaves open there is no gap of the engine's."""
+    same = 0
+    room = n_cells(context) - N_OTHERS - 2  # a token is a byte at least, but for BOS and a space
+    for prompt in (*OTHERS, *([LONG[:room]] if room > 0 else [])):
+        try:
+            for verdict in behind(context, prompt, min(N_OTHERS, context.n_steps)):
+                if verdict.status == "agreed":
+                    same += 1
+                    continue
+                yield replace(
+                    verdict, summary=f"behind {prompt[:20].decode()!r}: {verdict.summary}"
+                )
+                if verdict.status != "excused":
+                    return
+        except NothingToAsk:
+            continue
+        except NoAnswer as error:
+            if prompt in OTHERS or error.status not in ("not-compared", "diverged"):
+                raise
+            text = f"behind a prompt of {len(prompt)} bytes: {error.summary}"
+            yield context.verdict("text", "not-applicable", text)
+    if same:
+        text = f"the texts behind {same} more prompts are the same, of up to {N_OTHERS} tokens each"
+        yield context.verdict("text", "agreed", text)
+
+
+def close_calls(context: Context) -> Iterator[Verdict]:
+    """The next token where the two likeliest are nearly alike, and not within the noise."""
+    if context.facts.decoder_start is not None or "logprobs" in (context.subject_info.levels or ()):
+        return
+    context.progress("looking for prompts behind which two tokens are nearly alike")
+    pieces = Pieces.of(context)
+    texts: dict[tuple[int, ...], bytes] = {}
+    runs = []
+    for whole in texts_of(context, LONG):
+        ids, parts = beginnings_of(context, whole)
+        texts |= {tuple(ids[:n]): part for n, part in parts.items()}
+        runs.append((ids, [*parts]))
+    close = [one for one in closest(context, runs) if pieces[one.chosen].strip()]
+    answers, why = said_behind(context, close, "generate", lambda one: texts[one.ids])
+    same, others, ties, unclear = [], [], 0, 0
+    for one, said in answers:
+        found = list(judged(context, one.batches, one.logits, [one.chosen], said, pieces))
+        wrong = next((verdict for verdict in found if verdict.status == "diverged"), None)
+        statuses = {verdict.status for verdict in found}
+        others += [] if wrong is None else [(one, said, wrong)]
+        same += [one] if statuses == {"agreed"} else []
+        unclear += "not-compared" in statuses
+        ties += statuses == {"excused"}
+    designs = None
+    for one, said, wrong in sorted(others, key=lambda other: how_far(other[2]), reverse=True):
+        begins = partial(may_begin_with, said, pieces)
+        if designs := designs_that_say(context, one.batches, begins, designs):
+            continue
+        if oracles_logits(context, one.batches) is None:
+            yield context.verdict("text", "not-compared", WRONG_ORACLE)
+            return
+        where = f"behind {texts[one.ids][-20:].decode()!r}"
+        yield replace(wrong, summary=f"{where}: {wrong.summary}")
+        return
+    if unclear:
+        text = f"behind {unclear} prompts its text is longer or shorter than one token's"
+        yield context.verdict("text", "not-applicable", text)
+    if why:
+        yield context.verdict("text", "not-applicable", why)
+    n = len(same) + ties + len(others)
+    if n or not answers:
+        yield from said_of(context, "text", n, same, ties)
+
+
+def how_far(wrong: Verdict) -> float:
+    """Behind the likeliest token; of a text that no token begins with there is no number."""
+    margin = wrong.detail["margin"]
+    return math.inf if margin is None else float(margin)
+
+
+def may_begin_with(said: bytes, pieces: "Pieces", run: F32, allowed: float) -> bool:
+    row = run[0]
+    likely = np.flatnonzero(row.max() - row <= allowed).tolist()
+    texts = (said, b" " + said)  # some take the space from its beginning
+    return any(fits(pieces[token], text, pieces) for token in likely for text in texts)
+
+
+class NothingToAsk(NoAnswer):
+    """The model has nothing to compare behind a prompt."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__("not-compared", why, {})
+
+
+def behind(context: Context, prompt: bytes, n: int) -> Iterator[Verdict]:
+    """Raises NoAnswer."""
+    ids = context.ask(context.oracle, "tokenize", [prompt])[0]
+    if not ids:
+        raise NothingToAsk("the prompt has no tokens, so there is nothing to go on from")
+    context.progress(f"the text of {n} tokens")
+    free = context.ask(context.oracle, "greedy", ids, n)
+    said_text = context.ask(context.subject, "generate", prompt, n)
+    batches = steps_of(ids, free, context.facts.decoder_start)
+    logits = oracles_logits(context, batches)
+    if logits is None:
+        yield context.verdict("text", "not-compared", WRONG_ORACLE)
+        return
+    pieces = Pieces.of(context)
+    free = free[: pieces.shown(free)]
+    if not free:
+        raise NothingToAsk("the oracle begins with a token of no text, and engines may end there")
+    yield from judged(context, batches, logits[-n:], free, said_text, pieces)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pieces:
+    """The bytes of each token, by our own reader."""
+
+    tokenizer: Tokenizer
+
+    @classmethod
+    def of(cls, context: Context) -> "Pieces":
+        try:
+            return cls(tokenizer=tokenizer_of(context.file.metadata))
+        except EngineError as error:
+            text = f"our own reader cannot tell the texts of tokens: {error}"
+            raise NoAnswer("not-compared", text, {}) from error
+
+    def __getitem__(self, token: int) -> bytes:
+        """Of control tokens none: most engines do not show them."""
+        if token >= self.tokenizer.vocabulary.n_vocab:
+            return b""  # a model may have more logits than tokens
+        return self.tokenizer.piece(token, special=False)
+
+    def shown(self, ids: Sequence[int]) -> int:
+        """So many come before the first without a text: there engines may end, or show a name."""
+        return next((i for i, token in enumerate(ids) if not self[token]), len(ids))
+
+    @property
+    def cleans(self) -> bool:
+        return self.tokenizer.vocabulary.clean_spaces
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """The subject's text and the ends of the oracle's tokens, in one honest way to write both.
+
+    end: so many of the oracle's tokens fit; rest: of the subject's text behind them.
+    """
+
+    end: int
+    rest: bytes
+    note: str = ""
+
+
+def readings(said: bytes, free: Sequence[int], pieces: Pieces) -> Iterator[Reading]:
+    """The text as it is; with the space that some engines take from its beginning; without the
+    spaces that llama.cpp takes out where the vocabulary says so; as JSON has it."""
+    yield reading(said, free, pieces, bytes)
+    if pieces[free[0]].startswith(b" ") and not said.startswith(b" "):
+        note = "but for the space that it begins with"
+        yield replace(reading(b" " + said, free, pieces, bytes), note=note)
+    if pieces.cleans:
+        yield reading(cleaned(said), free, pieces, cleaned)
+    if REPLACED in said:
+        note = "but for bytes that are no characters"
+        yield replace(reading(in_characters(said), free, pieces, in_characters), note=note)
+
+
+def in_characters(text: bytes) -> bytes:
+    """How many U+FFFD stand for bytes that are no characters is everybody's own choice."""
+    return re.sub("\ufffd+", "\ufffd", text.decode("utf-8", "replace")).encode()
+
+
+def reading(
+    said: bytes, free: Sequence[int], pieces: Pieces, write: Callable[[bytes], bytes]
+) -> Reading:
+    text, before, fits = b"", b"", 0
+    for end, token in enumerate(free, 1):
+        text += pieces[token]
+        if said.startswith(written := write(text)):  # inside of a character it may not
+            before, fits = written, end
+    return Reading(end=fits, rest=said[len(before) :])
+
+
+def judged(
+    context: Context,
+    batches: Sequence[Batch],
+    logits: F32,
+    free: Sequence[int],
+    said: bytes,
+    pieces: Pieces,
+) -> Iterator[Verdict]:
+    """logits: the oracle's before each of its tokens; free: those of them that have a text."""
+    if not np.isfinite(logits).all():
+        text = "logits are NaN or infinite, so that greedy text is not determined"
+        yield context.verdict("text", "not-compared", text)
+        return
+    best = max(readings(said, free, pieces), key=lambda r: (r.end, -len(r.rest)))
+    if best.end == len(free):
+        more = "" if len(free) == len(logits) else "; there the oracle's has an end of text"
+        yield context.verdict("text", "agreed", f"{same(best)}{more}")
+        if best.rest.strip() and not more:
+            text = f"its text goes on behind the {len(free)} tokens that were asked for"
+            yield context.verdict("text", "not-compared", f"{text}: {best.rest[:40]!r}")
+        return
+    reason = why_not_compared(best, free, pieces)
+    if reason:
+        if best.end:
+            yield context.verdict("text", "agreed", same(best))
+        if best.end < len(free) - 1 or not best.end or lacks_characters(best, free, pieces):
+            yield context.verdict("text", "not-compared", reason)
+        return
+    if not np.isfinite(context.noise_on(batches)):
+        text = "honest runs of this model overflow, so that no limit can be given for its ties"
+        yield context.verdict("text", "not-compared", text)
+        return
+    tie = first_tie(context, batches, logits, free, best, pieces)
+    if tie is None:
+        yield divergence(context, logits, free, best, pieces)
+        return
+    step, detail = tie
+    kind = "a tie within the noise" if detail["margin"] else EXACT_TIE
+    if step:
+        yield context.verdict("text", "agreed", same(Reading(end=step, rest=b"", note=best.note)))
+    text = (
+        f"token {step} may be {detail['actual']}, the oracle's is {detail['expected']}: {kind} "
+        f"({detail['margin']:.2g} apart, allowed {detail['allowed']:.2g}); what "
+        f"follows is another text"
+    )
+    yield context.verdict("text", "excused", text, detail)
+
+
+def same(found: Reading) -> str:
+    note = f", {found.note}" if found.note else ""
+    return f"the text of {found.end} greedy tokens is the same{note}"
+
+
+def why_not_compared(best: Reading, free: Sequence[int], pieces: Pieces) -> str:
+    """Where the subject's text ends, or is no text any more; "": it goes on, and otherwise."""
+    of = f"of the {len(free)} tokens of the oracle's text"
+    piece = pieces[free[best.end]]
+    if piece.startswith(best.rest):
+        return f"its text ends after {best.end} {of}: what is behind them was not compared"
+    if is_replaced(best.rest, piece):
+        return f"behind {best.end} {of} bytes that are no characters are shown as U+FFFD"
+    return ""
+
+
+def lacks_characters(best: Reading, free: Sequence[int], pieces: Pieces) -> bool:
+    """Whether more of that token is not there than what who streams a text keeps back: the
+    beginning of a character; or spaces, which some take from its end."""
+    piece = pieces[free[best.end]]
+    if is_replaced(best.rest, piece):
+        return False
+    return bool(piece[len(best.rest) :].decode("utf-8", "ignore").strip())
+
+
+def is_replaced(rest: bytes, piece: bytes) -> bool:
+    pairs = enumerate(zip(rest, piece, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), min(len(rest), len(piece)))
+    while at and at < len(rest) and rest[at] & 0xC0 == 0x80:  # inside of a character
+        at -= 1
+    return rest[at:].startswith(REPLACED)
+
+
+def first_tie(
+    context: Context,
+    batches: Sequence[Batch],
+    logits: F32,
+    free: Sequence[int],
+    best: Reading,
+    pieces: Pieces,
+) -> tuple[int, dict[str, Any]] | None:
+    """The first token that another honest engine may choose otherwise, and with this very text."""
+    rest = b"".join(pieces[token] for token in free[: best.end]) + best.rest
+    noise = context.noise_on(batches)
+    for step in range(best.end + 1):
+        row, chosen = logits[step], free[step]
+        allowed = 2 * float(whole_run(noise, largest(row)).allowed)
+        margins = row.max() - row
+        for token in np.argsort(margins, kind="stable"):
+            if margins[token] > allowed:
+                break
+            if token != chosen and fits(pieces[int(token)], rest, pieces):
+                detail = {"step": step, "expected": chosen, "actual": int(token)}
+                return step, detail | {"margin": float(margins[token]), "allowed": allowed}
+        rest = rest[len(pieces[chosen]) :]
+    return None
+
+
+def fits(piece: bytes, rest: bytes, pieces: Pieces) -> bool:
+    """Whether a text may begin with that token, or end inside of it."""
+    if REPLACED in rest and REPLACED in piece.decode("utf-8", "replace").encode():
+        return True  # nobody can tell
+    if pieces.cleans:  # a space before may be gone
+        piece, rest = piece.lstrip(b" "), rest.lstrip(b" ")
+    return rest.startswith(piece) or piece.startswith(rest)
+
+
+def divergence(
+    context: Context, logits: F32, free: Sequence[int], best: Reading, pieces: Pieces
+) -> Verdict:
+    """Of all tokens that fit the text there, the likeliest is named."""
+    row, chosen = logits[best.end], free[best.end]
+    order = np.argsort(-row, kind="stable").tolist()
+    fitting = (t for t in order if pieces[t] and fits(pieces[t], best.rest, pieces))
+    actual = next(fitting, None)
+    margin = None if actual is None else float(row.max() - row[actual])
+    detail = {"step": best.end, "expected": chosen, "actual": actual, "margin": margin}
+    detail |= {"at_fault": "subject", "expected_text": repr(pieces[chosen])}
+    detail |= {"actual_text": repr(best.rest[:40])}
+    below = (
+        "no token fits it"
+        if margin is None
+        else f"the likeliest that fits, {actual}, is "
+        + (f"{margin:.2g} below the oracle's largest logit")
+    )
+    text = (
+        f"behind {best.end} greedy tokens the text goes on with {best.rest[:40]!r}, the oracle's "
+        f"with {pieces[chosen]!r}; {below}; at fault: subject"
+    )
+    return context.verdict("text", "diverged", text, detail, key=("text", "token"))

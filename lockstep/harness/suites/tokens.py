@@ -1,0 +1,209 @@
+"""Do both engines turn text into the same ids, and ids into the same bytes?"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from lockstep.harness.asking.facts import ModelFacts
+from lockstep.harness.context.suite import Context, NoAnswer, Suite, no_answer
+from lockstep.harness.records import Answered, Crashed, Rejected, Verdict
+from lockstep.harness.suites.parts.originals import Original, originals_of
+from lockstep.harness.suites.parts.pieces import sides
+
+AT_MOST, LONGEST = 60, 200  # differences in one verdict, characters of an input or an answer
+WHOLE = 4000  # characters of the shortest that differs: one text is very long
+BEYOND = b"\xf5\x80\x80\x80 too far"  # asked by itself: see Tokens.beyond
+TEXTS: tuple[bytes, ...] = (
+    b"",
+    b" ",
+    b"  ",
+    b"   three  spaces   ",
+    b"Once upon a time",
+    b" Once upon a time",
+    b"Hello, world!",
+    b"hello\nworld\n\n",
+    b"\ttab\tand\r\nreturn",
+    b"don't can't we'll I'm",
+    b"0123456789 3.14159 1,000,000",
+    b"a" * 100,
+    b"supercalifragilisticexpialidocious",
+    b"for (int i = 0; i < n; ++i) { x[i] += 1; }",
+    b"<s> </s> <unk> <0x41> <|endoftext|>",
+    "▁▁ already escaped ▁".encode(),
+    "Größe naïve façade ñandú".encode(),
+    "你好，世界 こんにちは 안녕하세요".encode(),
+    "שלום עולם مرحبا بالعالم".encode(),
+    "e\u0301 combining a\u0308\u0323".encode(),
+    "👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽".encode(),
+    "\ufeffbom \u200bzero\u00a0width \ue000private".encode(),
+    b"nul \x00 inside",
+    b"\xff\xfe invalid \xc3( and \xe2\x82 cut",
+    b"\xc0\xaf overlong",
+    b"Once upon a time, there was a little girl named Lily. She loved to play outside.",
+)
+
+# in no vector: TEXTS are kept as they are, with llama.cpp's answers
+MORE_TEXTS: tuple[bytes, ...] = (
+    b"spaces . before , punctuation ; and 'lln 0063",  # words of other pre-tokenizers
+    b"abcdefghijklm" * 20 + b" and a text " + b"beyond 255 bytes " * 16,
+    b"a\n" * 33_000,  # beyond 65,535 bytes; nothing to merge, which takes many engines n * n steps
+    "line\u2028paragraph\u2029next\u0085old\vvertical\fform\x1cfile\u3000wide".encode(),
+    b"if x:\n" + b" " * 16 + b"y\n" + b" " * 33 + b"z" + b"\t" * 9 + b"\n" * 9 + b"\r\n" * 3,
+    b"\xed\xa0\x80 high \xed\xb0\x80 low \xed\xa0\xbd\xed\xb8\x80 pair",  # surrogates in WTF-8
+    "DON'T I\u2019ll 1234567 \u0663\u0664 \uff11 \u2167 \u00bd \u0130\u01c5\ufb01\u1e9e".encode(),
+    "ภาษาไทย हिन्दी \u1112\u1161\u11ab \u00ad\u200d\U0010ffff".encode(),
+)
+
+
+def some_tokens(n_vocab: int) -> list[int]:
+    """The first and the last ones, where special tokens are, and some from all over."""
+    ends = {*range(min(n_vocab, 1000)), *range(max(0, n_vocab - 500), n_vocab)}
+    return sorted(ends | {*range(0, n_vocab, max(1, n_vocab // 500))})
+
+
+class Tokens(Suite, name="tokens"):
+    order = 20
+
+    def inapplicable(self, facts: ModelFacts) -> str:
+        return "" if facts.has_vocabulary else "the file has no vocabulary"
+
+    def run(self, context: Context) -> Iterator[Verdict]:
+        known = originals_of(context.file.metadata)
+        both = itertools.product((True, False), repeat=2)
+        flags = [{"add_special": add, "parse_special": parse} for add, parse in both]
+        yield from asked(context, "encode", flags, partial(self.encoded, known=known))
+        if not context.subject_info.utf8_only:
+            yield from asked(context, "encode", [{"add_special": True}], self.beyond)
+        oracle_ids = context.ask(context.oracle, "tokenize", [*TEXTS, *MORE_TEXTS])
+        n_vocab = context.facts.n_vocab
+        rows = [*oracle_ids, *([token] for token in some_tokens(n_vocab))]
+        both = itertools.product((True, False), repeat=2)
+        flags = [{"remove_special": remove, "unparse_special": unparse} for remove, unparse in both]
+        yield from asked(context, "decode", flags, partial(self.decoded, rows=rows))
+
+    def encoded(
+        self, context: Context, flags: dict[str, bool], known: Sequence[Original]
+    ) -> Verdict:
+        """Texts on which llama.cpp is known to differ from the original are asked as well."""
+        every = [*TEXTS, *MORE_TEXTS, *(each.text for each in known)]
+        texts = [text for text in every if may_be_asked(context, text)]
+        known = [each for each in known if each.text in texts]
+        expected, actual = context.ask_both("tokenize", texts, **flags)
+        verdict = judged(context, "encode", flags, texts, expected, actual, known)
+        return with_left_out(verdict, len(every) - len(texts))
+
+    def beyond(self, context: Context, flags: dict[str, bool]) -> Verdict:
+        """A text that ends the process of llama.cpp under most kinds of vocabulary."""
+        outcome = context.oracle.ask("tokenize", [BEYOND], **flags)
+        if isinstance(outcome, Answered):
+            actual = context.ask(context.subject, "tokenize", [BEYOND], **flags)
+            return judged(context, "encode", {}, [BEYOND], outcome.value, actual)
+        error = no_answer(context.oracle.name, "tokenize", outcome)
+        if not isinstance(outcome, Crashed | Rejected):
+            raise error
+        reply = context.subject.ask("tokenize", [BEYOND], **flags)
+        if not isinstance(reply, Answered | Rejected | Crashed):
+            raise no_answer(context.subject.name, "tokenize", reply)
+        words = reply.message if isinstance(reply, Rejected | Crashed) else "answers"
+        return context.verdict(
+            "tokens",
+            "excused",
+            f"a code point beyond U+10FFFF: {error.summary.splitlines()[0]}, as is known; "
+            f"{context.subject.name}: {words.splitlines()[-1]}",
+            {"input": repr(BEYOND), "oracle": error.summary, "subject": words},
+        )
+
+    def decoded(
+        self, context: Context, flags: dict[str, bool], rows: Sequence[Sequence[int]]
+    ) -> Verdict:
+        expected, actual = context.ask_both("detokenize", rows, **flags)
+        fit = [may_be_asked(context, text) for text in expected]
+        given, want, got = (list(itertools.compress(a, fit)) for a in (rows, expected, actual))
+        verdict = judged(context, "decode", flags, given, want, got)
+        return with_left_out(verdict, len(rows) - len(given))
+
+
+def asked(
+    context: Context, way: str, flags: Sequence[dict[str, bool]], question: Callable[..., Verdict]
+) -> Iterator[Verdict]:
+    """Flags that an engine does not have cost what is asked with them alone; if it has none of
+    them, it does not have the question."""
+    found: list[Verdict] = []
+    missing: list[NoAnswer] = []
+    for each in flags:
+        try:
+            found.append(question(context, flags=each))
+        except NoAnswer as error:
+            if error.status != "not-compared":
+                yield from found
+                raise
+            missing.append(error)
+            text = f"{way} ({named(each)}): {error.summary}"
+            found.append(context.verdict("tokens", error.status, text, error.detail))
+    if len(missing) == len(flags) > 1:
+        raise missing[0]
+    yield from found
+
+
+def may_be_asked(context: Context, text: bytes) -> bool:
+    """Many languages have no texts but those of UTF-8."""
+    return not context.subject_info.utf8_only or is_utf8(text)
+
+
+def is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def with_left_out(verdict: Verdict, n: int) -> Verdict:
+    text = f"{verdict.summary}; {n} that are no UTF-8 were not compared"
+    return replace(verdict, summary=text) if n else verdict
+
+
+def named(flags: dict[str, bool]) -> str:
+    return " ".join(name for name, value in flags.items() if value) or "no flags"
+
+
+def judged(
+    context: Context,
+    way: str,
+    flags: dict[str, bool],
+    inputs: Sequence[Any],
+    expected: Sequence[Any],
+    actual: Sequence[Any],
+    known: Sequence[Original] = (),
+) -> Verdict:
+    on = named(flags)
+    wrong = [
+        (len(repr(given)), repr(given), want, got)
+        for given, want, got in zip(inputs, expected, actual, strict=True)
+        if list(want) != list(got)
+    ]
+    if not wrong:
+        summary, detail = f"{way} ({on}): {len(inputs)} inputs agree", {}
+        if known:
+            summary += f"; {len(known)} of them: llama.cpp differs from the original"
+            detail = {"differs_from_the_original": [each.row() for each in known]}
+        return context.verdict("tokens", "agreed", summary, detail)
+    wrong.sort(key=lambda row: row[0])  # the shortest says it best
+    rows = [[text[:LONGEST] for text in (row[1], repr(row[3]), repr(row[2]))] for row in wrong]
+    texts = [f"{given} gives {got}, expected {want}" for given, got, want in rows]
+    _, given, want, got = wrong[0]
+    said: dict[str, Any] = {"way": way, "flags": flags, "input": given[:WHOLE], "total": len(wrong)}
+    said |= {"expected": repr(want)[:WHOLE], "actual": repr(got)[:WHOLE]}
+    if way == "encode":
+        said["sides"] = sides(context, want, got)
+    said["differences"] = [{"text": text} for text in texts[:AT_MOST]]
+    return context.verdict(
+        "tokens",
+        "diverged",
+        f"{way} ({on}): {len(wrong)} of {len(inputs)} inputs differ; {given[:80]} gives "
+        f"{repr(got)[:80]}, expected {repr(want)[:80]}",
+        said,
+        key=("tokens", way, on),
+    )

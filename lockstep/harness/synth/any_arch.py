@@ -1,0 +1,219 @@
+"""Tiny seeded models of any architecture: llama.cpp names the tensors, everything else is ours.
+
+llama.cpp is given `metadata` and says which tensors it would read, with their sizes
+(`Adapter.name_tensors`); `write_variant` draws the weights and writes the file. So the bytes depend
+on the variant, the seed, the weight type and llama.cpp's list of tensors, and on nothing else.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+
+from numpy.random import Philox
+
+from lockstep.engine.choices import choices
+from lockstep.engine.errors import InvalidModel, Unsupported
+from lockstep.engine.gguf.types import type_by_name
+from lockstep.harness.records import TensorSummary
+from lockstep.harness.synth.generator import stream, tensor_bytes
+from lockstep.harness.synth.gguf_writer import gguf_bytes, write_gguf
+from lockstep.harness.synth.llama import Lazy, TensorRow
+from lockstep.harness.synth.published import Draw, published
+from lockstep.harness.synth.variant_extras import (
+    BOTH,
+    DENSE_ONLY,
+    EXTRAS,
+    FUSED,
+    LEFT_OUT,
+    MOE_ONLY,
+    READ,
+    SIZES,
+    SPLIT,
+)
+from lockstep.harness.synth.variants import Keys, Sizes, common, experts
+from lockstep.harness.synth.vocabularies import (
+    LAST,
+    NO_SPACE_BEFORE,
+    USUAL,
+    check_kind,
+    vocabulary_keys,
+)
+
+MOE = "-moe"  # ends the name of the form with experts, where there are both
+# What llama.cpp cannot build, or not decode, from metadata alone
+IMPOSSIBLE: Mapping[str, str] = MappingProxyType(
+    {
+        "clip": "llama.cpp loads it as a companion of another model only",
+        "gptj": "llama.cpp knows the name and has no graph for it",
+        "gemma4-assistant": "it decodes on the cache of another model",
+        "eagle3": "it decodes on the layers of another model",
+        "dflash": "it decodes on the layers of another model",
+    }
+)
+# Weights that llama.cpp does not multiply by, or only as F32: they stay so with any type
+FLOATS = re.compile(
+    r"norm|bias|ffn_gate_inp|position|token_types|conv|ssm_|time_mix_|lora_|rel_b|altup|rope_freqs"
+    r"|sinks|exp_probs|hc_|indexer|\.scale|layer_out|posnet|ple|router|laurel|per_layer|nextn"
+)
+SIGMA = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """An architecture in its dense form, or with experts."""
+
+    arch: str
+    moe: bool
+    changed: tuple[tuple[str, int], ...] = ()  # keys with another U32 than in the table
+    sizes: tuple[tuple[str, int], ...] = ()  # of `Sizes`, with another value than in the table
+    vocab: str = ""  # the kind of its vocabulary, of harness.synth.vocabularies; "": it has none
+    vocab_pre: str = ""  # another pre-tokenizer than the kind's own
+    complete: bool = False  # also with the tensors that real files of the architecture lack
+
+    @property
+    def name(self) -> str:
+        return self.arch + MOE if self.moe and self.arch in BOTH else self.arch
+
+
+def variants() -> dict[str, Variant]:
+    """Every variant by name, those that cannot be made left out."""
+    forms = [(arch, False) for arch in (*DENSE_ONLY, *BOTH)]
+    forms += [(arch, True) for arch in (*MOE_ONLY, *BOTH)]
+    made = (Variant(arch=arch, moe=moe) for arch, moe in sorted(forms) if arch not in IMPOSSIBLE)
+    return {variant.name: variant for variant in made}
+
+
+def variant_named(name: str) -> Variant:
+    """Raises Unsupported with the reason, or with the names that there are."""
+    known = variants()
+    if name in IMPOSSIBLE:
+        raise Unsupported(f"synth makes no {name!r}: {IMPOSSIBLE[name]}")
+    if name not in known:
+        raise Unsupported(f"synth knows no architecture {name!r} {choices(name, known)}")
+    return known[name]
+
+
+def with_vocabulary(variant: Variant, n_vocab: int) -> Variant:
+    """Of the kind that published models have, where that is known. n_vocab: 0 is none."""
+    if not n_vocab or variant.arch not in USUAL:
+        return variant
+    kind, pre = USUAL[variant.arch]
+    sizes = tuple({**dict(variant.sizes), "n_vocab": n_vocab}.items())
+    return replace(variant, vocab=kind, vocab_pre=pre, sizes=sizes)
+
+
+def metadata(variant: Variant) -> Keys:
+    """All the keys of the file."""
+    sizes = replace(SIZES.get(variant.arch, Sizes()), **dict(variant.sizes))
+    check(variant, sizes)
+    keys = common(sizes)
+    if variant.moe:
+        keys.update(experts(sizes))
+    if variant.arch in EXTRAS:
+        keys.update(EXTRAS[variant.arch](sizes))
+    if variant.arch in READ and not variant.complete:
+        keys = {key: keys[key] for key in READ[variant.arch]}
+    keys["general.architecture"] = ("STR", variant.arch)
+    keys["tokenizer.ggml.model"] = ("STR", "no_vocab")
+    keys.update({key: ("U32", value) for key, value in variant.changed})
+    keys = {variant.arch + k if k.startswith(".") else k: v for k, v in keys.items()}
+    return dict(sorted(keys.items(), key=lambda item: item[0] != "general.architecture"))
+
+
+def check(variant: Variant, sizes: Sizes) -> None:
+    """Refuse what llama.cpp would end at. Raises InvalidModel."""
+    if sizes.n_embd % sizes.n_head:
+        raise InvalidModel(f"n_embd is {sizes.n_embd}; expected a multiple of {sizes.n_head} heads")
+    if sizes.n_head % sizes.kv_heads:
+        raise InvalidModel(f"{sizes.n_head} heads do not go with {sizes.kv_heads} KV heads")
+    if sizes.n_expert_used > sizes.n_expert:
+        raise InvalidModel(f"{sizes.n_expert_used} of {sizes.n_expert} experts cannot be used")
+    if variant.vocab:
+        check_kind(variant.vocab, sizes.n_vocab)
+
+
+def metadata_bytes(variant: Variant) -> bytes:
+    """The metadata as a GGUF file without tensors: the question to llama.cpp."""
+    return gguf_bytes(metadata(variant))
+
+
+def write_variant(
+    variant: Variant,
+    tensors: Sequence[TensorSummary],
+    path: Path,
+    *,
+    seed: int = 0,
+    quant: str = "F32",
+) -> None:
+    """tensors: as llama.cpp named them for `metadata_bytes`; quant: of what it multiplies by."""
+    keys: Keys = {
+        **metadata(variant),
+        "general.name": ("STR", f"lockstep synth {variant.name} {quant} seed {seed}"),
+    }
+    if variant.vocab:
+        n_vocab = keys[f"{variant.arch}.vocab_size"][1]
+        last = LAST.get(variant.arch, "")
+        keys |= vocabulary_keys(variant.vocab, n_vocab, seed, variant.vocab_pre, last)
+        if variant.arch in NO_SPACE_BEFORE:
+            keys["tokenizer.ggml.add_space_prefix"] = ("BOOL", False)
+    lacks = None if variant.complete else LEFT_OUT.get(variant.arch)
+    kept = [t for t in tensors if lacks is None or not re.search(lacks, t.name)]
+    if variant.arch in FUSED and not variant.complete:
+        kept = list(fused(kept))
+    if variant.arch in SPLIT and not variant.complete:
+        kept = [part for tensor in kept for part in halves(tensor)]
+    rows = {tensor.name: row(tensor, variant.arch, seed, quant) for tensor in kept}
+    write_gguf(path, keys, rows.values())
+
+
+def fused(tensors: Sequence[TensorSummary]) -> Iterator[TensorSummary]:
+    """One matrix in the place of queries', with the rows of keys' and values'."""
+    by_name = {tensor.name: tensor for tensor in tensors}
+    for tensor in tensors:
+        part = re.fullmatch(r"(blk\.\d+\.attn_)([qkv])(\.weight)", tensor.name)
+        if part is None:
+            yield tensor
+        elif part[2] == "q":
+            parts = [by_name[part[1] + each + part[3]] for each in "qkv"]
+            ne = (tensor.ne[0], sum(each.ne[1] for each in parts))
+            yield replace(tensor, name=f"{part[1]}qkv{part[3]}", ne=ne)
+
+
+def halves(tensor: TensorSummary) -> Iterator[TensorSummary]:
+    """Gates and what they let through apart, where llama.cpp would take one tensor."""
+    if "gate_up_exps" not in tensor.name:
+        yield tensor
+        return
+    columns, rows, *rest = tensor.ne
+    for name in ("gate_exps", "up_exps"):
+        ne = (columns, rows // 2, *rest)
+        yield replace(tensor, name=tensor.name.replace("gate_up_exps", name), ne=ne)
+
+
+def row(tensor: TensorSummary, arch: str, seed: int, quant: str) -> TensorRow:
+    kind, draw = type_of(tensor, quant), published(tensor.name, arch)
+    bits = partial(stream, seed, tensor.name)
+    return tensor.name, tensor.ne, kind, Lazy(lambda: weights(tensor, kind, bits(), draw))
+
+
+def type_of(tensor: TensorSummary, quant: str) -> str:
+    """The type asked for, for matrices whose rows are whole blocks of it."""
+    matrix = len(tensor.ne) > 1 and tensor.name.endswith(".weight")
+    if tensor.type != "F32" or not matrix or FLOATS.search(tensor.name):
+        return tensor.type
+    return quant if tensor.ne[0] % type_by_name(quant).block == 0 else "F32"
+
+
+def weights(tensor: TensorSummary, kind: str, bits: Philox, draw: Draw | None) -> Iterator[bytes]:
+    """Of a size that keeps activations near one; what has a range of its own is drawn from it."""
+    n, name = prod(tensor.ne), tensor.name
+    if draw is not None:
+        yield draw(bits, n, tensor.ne[0]).astype("<f4").tobytes()
+    else:
+        fan = tensor.ne[0] if len(tensor.ne) > 1 else 1 / SIGMA**2
+        sigma = 1.0 if name.startswith("token_embd.") else fan**-0.5
+        yield from tensor_bytes(bits, kind, n, sigma)

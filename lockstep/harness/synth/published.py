@@ -1,0 +1,71 @@
+"""Tensors that no product reads: drawn about the values that architectures begin training with.
+
+A factor near zero, where real files have ones, hides everything before it: the layer adds nothing
+that shows beside what passes it by, and a fault in it is below the noise of the rest.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+from numpy.random import Philox
+from numpy.typing import NDArray
+
+from lockstep.harness.synth.draws import uniform
+from lockstep.harness.synth.generator import around_one
+
+Values = NDArray[np.float32]
+Draw = Callable[[Philox, int, int], Values]  # how many, in rows of so many
+
+
+def beyond_one(bits: Philox, n: int, row: int) -> Values:
+    """What frequencies are divided by: an angle becomes no larger."""
+    return np.float32(1) + np.abs(uniform(bits, n, 1.0))
+
+
+def factors(bits: Philox, n: int, row: int) -> Values:
+    return around_one(bits, n)
+
+
+def decay(bits: Philox, n: int, row: int) -> Values:
+    """-exp(A_log), so a state never grows. Mamba: -1, -2, .. of the states of a channel; Mamba 2
+    and the gated delta rules: one number a head, evenly from -16 to -1."""
+    if row > 1 and n > row:
+        return -np.resize(np.arange(1, row + 1, dtype=np.float32), n) * around_one(bits, n)
+    return np.float32(-8.5) + between_ends(bits, n) * np.float32(7.5)
+
+
+def step(bits: Philox, n: int, row: int) -> Values:
+    """softplus gives a step in time, from 0.001 to 0.1 with an even logarithm: -6.9 to -2.3. So
+    small a number is nearly its own softplus, and no exp of another machine is in the bytes."""
+    return np.float32(-4.6) + between_ends(bits, n) * np.float32(2.3)
+
+
+def between_ends(bits: Philox, n: int) -> Values:
+    """Evenly from -1 to 1."""
+    return uniform(bits, n, 3**-0.5)
+
+
+PUBLISHED: tuple[tuple[str, Draw], ...] = (
+    (r"\.ssm_a$", decay),
+    (r"\.ssm_dt\.bias$", step),
+    (r"\.ssm_d$", factors),  # what passes the states by
+    (r"norm.*weight$|norm$", factors),  # Plamo's have no suffix
+    # of whole matrices, and of activations before the last one of MPT
+    (r"\.(input_)?scale$|\.act\.scales$", factors),
+    (r"^rope_f(reqs|actors_(long|short))\.weight$", beyond_one),
+)
+
+
+# What an architecture means otherwise by a name; None: drawn like a matrix
+OTHERWISE: Mapping[str, tuple[tuple[str, Draw | None], ...]] = MappingProxyType(
+    # exp(A_log) multiplies the argument of a sigmoid: with a step's bias every gate is shut
+    {"bailingmoe3": ((r"\.ssm_a$", factors), (r"\.ssm_dt\.bias$", None))}
+)
+
+
+def published(name: str, arch: str) -> Draw | None:
+    """How a tensor is drawn that has its own range; None: like a matrix."""
+    rules = (*OTHERWISE.get(arch, ()), *PUBLISHED)
+    return next((draw for pattern, draw in rules if re.search(pattern, name)), None)

@@ -1,0 +1,86 @@
+"""`lockstep twin`: the same model with every matrix decoded to F32, streamed from file to file.
+
+llama.cpp converts what it multiplies by quantised weights, and whoever does not is honest as well:
+that difference covers small faults in logits. In the twin there is nothing to convert, so that it
+hides none. Its values are those of the source, bit for bit (a NaN stays one), and so is its
+metadata but `general.file_type`. llama.cpp's own quantize rewrites that key as well, and keeps
+`general.quantization_version` in a file of F32.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+from lockstep.engine.errors import InvalidModel
+from lockstep.engine.gguf.file import GgufFile, TensorInfo, Value
+from lockstep.engine.gguf.split_files import COUNT, N_TENSORS, NUMBER, open_model
+from lockstep.engine.quants.base import WeightFormat
+from lockstep.harness.synth.gguf_writer import Tensor, Typed, write_gguf
+
+CHUNK = 1 << 20  # weights decoded at a time
+FILE_TYPE = "general.file_type"
+SPLIT = (COUNT, NUMBER, N_TENSORS)
+ALL_F32 = 0  # enum llama_ftype in include/llama.h
+KEPT = ("F32", "F64", "I8", "I16", "I32", "I64")  # no product converts anything for these
+Progress = Callable[[str], None]
+
+
+def write_twin(model: Path, output: Path, progress: Progress = lambda _: None) -> int:
+    """The number of tensors that were decoded. Raises EngineError, OSError; then nothing is left.
+
+    Memory is bounded: a chunk of a tensor at a time, and the header.
+    """
+    with open_model(model) as file:
+        if output.exists() and output.samefile(model):
+            raise InvalidModel(f"{output} is the model itself; name another file for its twin")
+        formats = {
+            name: WeightFormat.named(info.type.name)
+            for name, info in file.tensors.items()
+            if info.type.name not in KEPT
+        }
+        if not formats:
+            raise InvalidModel(f"{model} holds nothing but F32: it is its own twin")
+        write_gguf(
+            output,
+            metadata_of(file),
+            tensors_of(file, formats, progress),
+            version=file.version,
+            alignment=file.alignment,
+        )
+        return len(formats)
+
+
+def metadata_of(file: GgufFile) -> Mapping[str, Typed | Value]:
+    """Of a model in one file, also where the source is split."""
+    pairs: dict[str, Typed | Value] = {
+        key: value for key, value in file.metadata.items() if key not in SPLIT
+    }
+    if FILE_TYPE in pairs:
+        pairs[FILE_TYPE] = (file.metadata[FILE_TYPE].type, ALL_F32)
+    return pairs
+
+
+def tensors_of(
+    file: GgufFile, formats: Mapping[str, type[WeightFormat]], progress: Progress
+) -> Iterator[Tensor]:
+    for number, info in enumerate(file.tensors.values(), 1):
+        said = f"tensor {number} of {len(file.tensors)}: {info.name}"
+        kind = "F32" if info.name in formats else info.type.name
+        data = chunks(file, info, formats.get(info.name), partial(progress, said))
+        yield info.name, info.ne, kind, data
+
+
+def chunks(
+    file: GgufFile,
+    info: TensorInfo,
+    format: type[WeightFormat] | None,
+    started: Callable[[], None],
+) -> Iterator[bytes]:
+    """As they lie in the twin. What was read of the source is let go of, or all of it piles up."""
+    started()
+    raw = file.raw(info.name)
+    step = CHUNK * info.type.bytes // info.type.block
+    for start in range(0, len(raw), step):
+        part = raw[start : start + step]
+        yield part.tobytes() if format is None else format.dequantize(part).tobytes()
+    file.release()

@@ -1,0 +1,36 @@
+"""A seeded WordPiece vocabulary: every letter as the beginning of a word and as its middle."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lockstep.harness.synth.vocabularies.glue import CONTROL, NORMAL, glued
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+# lower-case and without accents, as normalised text is; capitals are never met
+LETTERS = "etaoinshrdlucmfwypvbgkjqxz0123456789.,!?'-ßд你好ก"
+SMALLEST = len(SPECIAL) + 2 * len(LETTERS) + 8
+
+
+def keys(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
+    """`▁` marks a beginning, as GGUF has it in place of `##` for all else."""
+    letters = [*LETTERS, *(f"▁{letter}" for letter in LETTERS)]
+    pieces = glued(letters, n_vocab - len(SPECIAL), seed, one_word)
+    types = [CONTROL] * len(SPECIAL) + [NORMAL] * len(pieces)
+    return {
+        "tokenizer.ggml.model": ("STR", "bert"),
+        "tokenizer.ggml.pre": ("STR", "default"),
+        "tokenizer.ggml.tokens": ("ARR[STR]", [*SPECIAL, *pieces]),
+        "tokenizer.ggml.token_type": ("ARR[I32]", np.array(types, np.int32)),
+        "tokenizer.ggml.padding_token_id": ("U32", 0),
+        "tokenizer.ggml.unknown_token_id": ("U32", 1),
+        "tokenizer.ggml.bos_token_id": ("U32", 2),
+        "tokenizer.ggml.seperator_token_id": ("U32", 3),  # spelled as GGUF spells it
+        "tokenizer.ggml.mask_token_id": ("U32", 4),
+    }
+
+
+def one_word(piece: str) -> bool:
+    """No punctuation and no Chinese in it: those are words of their own."""
+    return piece.removeprefix("▁").isalnum() and not any(c in piece for c in "你好")

@@ -1,0 +1,58 @@
+"""Pieces made of two earlier ones, so that every piece can be reached by merging."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from lockstep.harness.synth.draws import integers, stream
+
+LONGEST = 12  # characters of a piece
+ALPHABET = "etaoinshrdlucmfwypvbgkjqxz" + "0123456789.,!?'-ETASN" + "éñßд你好한ก"
+DRAWS = 512  # pairs drawn at a time
+PATIENCE = 200  # times that many, before giving up
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # token types of GGUF
+
+Merge = tuple[str, str]
+
+
+def merges_of(
+    letters: Sequence[str],
+    n: int,
+    seed: int,
+    legal: Callable[[str], bool] = lambda _: True,
+    taken: Iterable[str] = (),
+) -> list[Merge]:
+    """n merges of letters or of what earlier merges made, each with a result of its own."""
+    pieces, known = list(letters), {*letters, *taken}
+    merges: list[Merge] = []
+    bits = stream(seed, "tokenizer.ggml.merges")
+    for _ in range(PATIENCE):
+        for left, right in integers(bits, 2 * DRAWS, 1 << 31).reshape(-1, 2).tolist():
+            # squaring prefers early pieces, as in a real vocabulary
+            a, b = (pieces[int((i / 2**31) ** 2 * len(pieces))] for i in (left, right))
+            piece = a + b
+            if len(merges) == n:
+                return merges
+            if piece not in known and len(piece) <= LONGEST and legal(piece):
+                merges.append((a, b))
+                pieces.append(piece)
+                known.add(piece)
+    raise ValueError(f"{len(letters)} letters do not make {n} pieces of at most {LONGEST}")
+
+
+def glued(
+    letters: Sequence[str],
+    n: int,
+    seed: int,
+    legal: Callable[[str], bool] = lambda _: True,
+) -> list[str]:
+    """The letters, then pieces made of them: n in all."""
+    return [*letters, *(a + b for a, b in merges_of(letters, n - len(letters), seed, legal))]
+
+
+def words_only(piece: str) -> bool:
+    """A space only where the piece begins."""
+    return "▁" not in piece[1:]
+
+
+def bytes_as_tokens() -> list[str]:
+    return [f"<0x{byte:02X}>" for byte in range(256)]

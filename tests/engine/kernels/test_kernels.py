@@ -1,0 +1,103 @@
+"""Compiled kernels: when the ones kept on disk are used, and what other processors do with them."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.engine.kernels import unpacking as _kernel
+
+# --- what is kept on disk -------------------------------------------------------------------------
+
+SOURCE = """
+from engine.kernels.lanes import as_float, bytes_at, kernel, store
+
+@kernel
+def decode(raw, out):
+    store(out, 0, as_float(bytes_at(raw, 0, 8)))
+"""
+
+
+def hits(path: Path) -> int:
+    """How often the kernel of that file came from disk when it was needed."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.decode(np.zeros(8, np.uint8), np.empty(8, np.float32))
+    return sum(module.decode.stats.cache_hits.values())
+
+
+def test_a_compiled_kernel_is_kept_until_what_it_is_made_of_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "kept.py"
+    path.write_text(SOURCE)
+    assert hits(path) == 0
+    assert hits(path) == 1
+    monkeypatch.setattr(_kernel, "SHARED_SOURCES", "lanes.py or a code book was edited")
+    assert hits(path) == 0
+    assert hits(path) == 1
+    path.write_text(SOURCE + "\n")
+    assert hits(path) == 0
+
+
+@pytest.mark.parametrize("edited", ["lanes.py", "_vectors.py", "_kernel.py", "codebooks/x.hex"])
+def test_a_change_in_any_shared_file_is_seen(
+    edited: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "codebooks").mkdir()
+    for name in ("lanes.py", "_vectors.py", "_kernel.py", "codebooks/x.hex"):
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(_kernel, "HERE", tmp_path)
+    before = _kernel.shared_sources()
+    assert _kernel.shared_sources() == before
+    (tmp_path / edited).write_text("something else")
+    assert _kernel.shared_sources() != before
+
+
+# --- on other processors --------------------------------------------------------------------------
+
+ELSEWHERE = """
+import json, sys
+import numpy as np
+from engine.quants.base import WeightFormat
+from engine.registry import import_members
+import_members("engine.quants")
+found = {}
+for name in sys.argv[1:]:
+    kind = WeightFormat.named(name)
+    raw = np.arange(60 * kind.layout.itemsize, dtype=np.uint32) * 2654435761 >> 24
+    out = kind.dequantize(raw.astype(np.uint8))
+    out[np.isnan(out)] = 0
+    found[name] = out.view(np.uint32).tolist()
+print(json.dumps(found))
+"""
+TYPICAL = ["F16", "Q4_0", "Q5_1", "Q2_K", "MXFP4", "TQ1_0"]
+
+
+def decoded_there(processor: str | None, cache: Path) -> dict[str, list[int]]:
+    there = {"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": ""} if processor else {}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ELSEWHERE, *TYPICAL],
+        cwd=Path(__file__).resolve().parents[3],
+        env={**os.environ, **there, "NUMBA_CACHE_DIR": str(cache)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    found: dict[str, list[int]] = json.loads(done.stdout)
+    return found
+
+
+def test_a_processor_without_vector_extensions_decodes_the_same(tmp_path: Path) -> None:
+    here = decoded_there(None, tmp_path)
+    assert all(len(set(values)) > 10 for values in here.values())
+    assert decoded_there("generic", tmp_path) == here

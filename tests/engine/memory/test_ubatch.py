@@ -1,0 +1,102 @@
+"""Splits of a batch: llama.cpp's own examples in our words, and what every split must keep."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.engine.memory.ubatch import (
+    Entry,
+    Ubatch,
+    outputs_in_order,
+    split_equal,
+    split_seq,
+    split_simple,
+)
+
+
+def batch(*rows: tuple[int, Sequence[int]]) -> list[Entry]:
+    """Rows of position and sequences."""
+    return [Entry(at, pos, frozenset(seqs)) for at, (pos, seqs) in enumerate(rows)]
+
+
+def orders(ubatches: Sequence[Ubatch]) -> list[tuple[int, ...]]:
+    return [ubatch.order for ubatch in ubatches]
+
+
+TWO = batch((0, [0]), (0, [1]), (1, [0]), (1, [1]), (2, [1]), (0, [3]))
+FORKED = batch((0, [0, 1]), (1, [0, 1]), (2, [0]), (2, [1]), (3, [1]))
+
+
+def test_a_simple_split_takes_tokens_as_they_come() -> None:
+    assert orders(split_simple(TWO, 4)) == [(0, 1, 2, 3), (4, 5)]
+    assert [u.n_seqs for u in split_simple(TWO, 4)] == [4, 2]
+
+
+def test_an_equal_split_takes_as_many_tokens_of_each_sequence() -> None:
+    ubatches = split_equal(TWO, 16, sequential=False)
+    assert orders(ubatches) == [(0, 1, 5), (2, 3), (4,)]
+    assert [(u.n_seqs, u.n_seq_tokens) for u in ubatches] == [(3, 1), (2, 1), (1, 1)]
+
+
+def test_a_sequential_split_takes_only_ids_that_follow_one_another() -> None:
+    assert orders(split_equal(TWO, 16, sequential=True)) == [(0, 2, 1, 3), (4,), (5,)]
+
+
+def test_a_sequential_split_of_shared_tokens_does_not_exist() -> None:
+    assert split_equal(FORKED, 16, sequential=True) == []
+    assert orders(split_equal(FORKED, 16, sequential=False)) == [(0, 1), (2, 3), (4,)]
+
+
+def test_a_split_by_sequence_goes_from_shared_tokens_on_to_one_of_their_sequences() -> None:
+    assert orders(split_seq(FORKED, 16)) == [(0, 1, 2), (3, 4)]
+    assert orders(split_seq(FORKED, 2)) == [(0, 1), (2,), (3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "n_ubatch", "keep", "lengths"),
+    [(6, 4, 3, [3, 3]), (6, 4, 2, [4, 2]), (5, 4, 2, [3, 2]), (4, 4, 3, [4]), (9, 4, 3, [4, 2, 3])],
+)
+def test_the_tail_of_a_sequence_stays_together(
+    n_tokens: int, n_ubatch: int, keep: int, lengths: list[int]
+) -> None:
+    one = batch(*((pos, [0]) for pos in range(n_tokens)))
+    ubatches = split_equal(one, n_ubatch, sequential=True, keep_tail=keep)
+    assert [len(u.order) for u in ubatches] == lengths
+
+
+def test_sequences_whose_tail_would_be_cut_wait() -> None:
+    two = batch(*((pos, [0]) for pos in range(2)), *((pos, [1]) for pos in range(3)))
+    assert orders(split_equal(two, 8, sequential=True, keep_tail=2)) == [(0, 1), (2, 3, 4)]
+
+
+def test_a_tail_that_cannot_fit_is_a_mistake_of_the_caller() -> None:
+    with pytest.raises(ValueError, match="a tail of 4 tokens"):
+        split_equal(TWO, 4, sequential=True, keep_tail=4)
+
+
+def test_outputs_come_in_the_order_of_computation() -> None:
+    assert outputs_in_order(TWO, split_equal(TWO, 16, sequential=True)) == [0, 2, 1, 3, 4, 5]
+
+
+FORMS: list[Callable[[list[Entry], int], list[Ubatch]]] = [
+    split_simple,
+    split_seq,
+    lambda b, n: split_equal(b, n, sequential=False),
+    lambda b, n: split_equal(b, n, sequential=True),
+    lambda b, n: split_equal(b, n + 2, sequential=True, keep_tail=2),
+]
+
+
+@pytest.mark.parametrize("form", range(len(FORMS)))
+@given(seqs=st.lists(st.integers(0, 3), min_size=1, max_size=24), n_ubatch=st.integers(1, 9))
+def test_every_token_is_computed_once_and_in_its_sequences_order(
+    form: int, seqs: list[int], n_ubatch: int
+) -> None:
+    entries = batch(*((seqs[:at].count(seq), [seq]) for at, seq in enumerate(seqs)))
+    order = [at for ubatch in FORMS[form](entries, n_ubatch) for at in ubatch.order]
+    assert sorted(order) == list(range(len(seqs)))
+    for seq in range(4):
+        mine = [entries[at].pos for at in order if seqs[at] == seq]
+        assert mine == sorted(mine)

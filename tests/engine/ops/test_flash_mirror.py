@@ -1,0 +1,265 @@
+"""Mirrored flash attention: its halves are halves, and its radius holds what honest runs do."""
+
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.flash_mirror import TILE, FlashMirror, settle, to_half
+from lockstep.engine.ops.ggml import attention
+from lockstep.engine.ops.near import SMALLEST, Near
+from lockstep.engine.ops.reference import Bools, Reference
+from lockstep.engine.quants.base import F32
+from tests.engine.ops.test_ops_reference import floats
+
+HALVES = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float64)  # 0 to 65504
+MIDDLES = (HALVES[1:] + HALVES[:-1]) / 2
+SCALE = 0.25
+some = settings(max_examples=30, derandomize=True, deadline=None)
+
+
+def rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.array([to_half(float(x)) for x in values])
+
+
+# --- halves -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("side", [-np.inf, 0, np.inf])
+def test_to_half_is_numpys_float16_around_every_half_way_point(side: float, sign: int) -> None:
+    x = sign * (np.nextafter(MIDDLES, side) if side else MIDDLES)
+    expected = x.astype(np.float16).astype(np.float64)
+    assert rounded(x).tobytes() == expected.tobytes()
+
+
+def test_to_half_keeps_halves_and_rounds_up_to_the_end() -> None:
+    assert rounded(-HALVES).tobytes() == (-HALVES).tobytes()
+    assert to_half(np.nextafter(65520.0, 0)) == 65504
+    assert [to_half(x) for x in (65520.0, -1e300, np.inf)] == [np.inf, -np.inf, np.inf]
+    assert np.isnan(to_half(np.nan))
+
+
+def test_ties_rounded_up_would_be_noticed() -> None:
+    assert not np.array_equal(rounded(MIDDLES), HALVES[1:])
+
+
+@given(at=st.integers(0, 0x7BFF), share=st.floats(-0.5, 0.5), wide=st.floats(0, 1e-2))
+@some
+def test_settling_leaves_room_for_every_value_within_the_radius(
+    at: int, share: float, wide: float
+) -> None:
+    z = min(float(HALVES[at]) * (1 + share * 2.0**-10), 65519.0)
+    radius = min(wide * (z + 1e-5), 65519 - z)
+    y, left = settle(z, radius)
+    assert y == to_half(z)
+    for t in np.linspace(-1, 1, 21):
+        assert abs(to_half(z + t * radius) - y) <= left
+
+
+def test_settling_leaves_nothing_where_everything_rounds_alike() -> None:
+    assert settle(1.0002, 1e-5) == (1.0, 0.0)
+    assert settle(1.0 + 2.0**-11, 1e-9)[1] == 2.0**-10  # a tie may fall either way
+
+
+# --- the paths ----------------------------------------------------------------------------------
+
+
+def inputs(
+    seed: int, tokens: int, cells: int, kind: type[Any], heads: int = 4, kv_heads: int = 2
+) -> tuple[F32, NDArray[Any], NDArray[Any], Bools]:
+    q = floats(seed, tokens, heads, 16, size=2.0)
+    k, v = (floats(seed + i, cells, kv_heads, 16).astype(kind) for i in (1, 2))
+    visible = np.tri(tokens, cells, cells - tokens, dtype=bool)
+    return q, k, v, visible
+
+
+def attend(args: Any, n_threads: int = 1, n_ctx: int = 512) -> Near:
+    mirror, build = FlashMirror(n_threads, n_ctx), Build(lanes=1, n_threads=n_threads)
+    q, k, v, visible = args
+    with np.errstate(invalid="ignore"):
+        return attention.as_node(q, k, v, SCALE, visible, 0.0, None, mirror, build)
+
+
+def truth_of(args: Any) -> NDArray[np.float64]:
+    q, k, v, visible = args
+    return Reference().flash_attn(q, k, v, SCALE, visible).astype(np.float64)
+
+
+U = 2.0**-24
+
+
+@pytest.mark.parametrize(("tokens", "cells"), [(1, 1), (3, 20), (63, 63), (64, 64), (70, 200)])
+def test_with_an_f32_cache_the_truth_is_within_the_radius(tokens: int, cells: int) -> None:
+    args = inputs(1, tokens, cells, np.float32)
+    found, truth = attend(args), truth_of(args)
+    assert (np.abs(found.v - truth) <= found.r + U * np.abs(truth)).all()
+
+
+@pytest.mark.parametrize("tokens", [3, TILE])
+def test_a_cell_too_many_is_far_outside_the_radius(tokens: int) -> None:
+    q, k, v, visible = inputs(1, tokens, 100, np.float32)
+    found = attend((q, k, v, visible))
+    wrong = truth_of((q, k, v, np.tri(*visible.shape, 101 - tokens, dtype=bool)))
+    assert np.median(np.abs(found.v - wrong)[:-1] / found.r[:-1]) > 20
+
+
+@pytest.mark.parametrize("tokens", [3, TILE])
+def test_queries_become_halves_on_the_sequential_path_only(tokens: int) -> None:
+    q, k, v, visible = inputs(2, tokens, 80, np.float16)
+    as_halves = q.astype(np.float16).astype(np.float32)
+    assert not np.array_equal(q, as_halves)
+    same = np.array_equal(attend((q, k, v, visible)).v, attend((as_halves, k, v, visible)).v)
+    assert same == (tokens < TILE)
+
+
+def in_float16(args: Any) -> F32:
+    """ggml's loop in numpy: float32 arithmetic, and an accumulator that is a float16 array."""
+    q, k, v, visible = args
+    tokens, heads, dim = q.shape
+    out = np.zeros((tokens, heads, dim), np.float32)
+    queries = q.astype(np.float16).astype(np.float32)
+    for t, h in np.ndindex(tokens, heads):
+        g = h * k.shape[1] // heads
+        acc, total, top = np.zeros(dim, np.float16), np.float32(0), np.float32(-np.inf)
+        for c in np.flatnonzero(visible[t]):
+            s = np.float32(queries[t, h] @ k[c, g].astype(np.float32)) * np.float32(SCALE)
+            ms = vs = np.float32(1)
+            if s > top:
+                ms, top = np.exp(top - s, dtype=np.float32), s
+                acc = (acc.astype(np.float32) * ms).astype(np.float16)
+            else:
+                vs = np.exp(s - top, dtype=np.float32)
+            acc = (acc.astype(np.float32) + v[c, g].astype(np.float32) * vs).astype(np.float16)
+            total = total * ms + vs
+        if total:
+            out[t, h] = acc.astype(np.float32) * (np.float32(1) / total)
+    return out.reshape(tokens, -1)
+
+
+@pytest.mark.parametrize(("tokens", "cells"), [(1, 1), (1, 300), (5, 40)])
+def test_the_narrow_accumulator_is_that_of_numpys_float16(tokens: int, cells: int) -> None:
+    args = inputs(3, tokens, cells, np.float16)
+    found, simulated = attend(args), in_float16(args)
+    allowed = found.r + U * np.abs(found.v)
+    assert (np.abs(found.v - simulated.astype(np.float64)) <= allowed).all()
+    wide = np.abs(found.v - truth_of(args)) > allowed
+    assert wide.any() == (cells > 1)  # of a wide accumulator; one value is its own mean
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+@pytest.mark.parametrize("tokens", [1, 5, TILE])
+@given(seed=st.integers(0, 2**31))
+@settings(max_examples=8, derandomize=True, deadline=None)
+def test_queries_moved_by_one_bit_stay_within_the_radius(
+    kind: type[Any], tokens: int, seed: int
+) -> None:
+    """Such a run is within what a score is allowed; what follows from it must be as well."""
+    q, k, v, visible = inputs(seed, tokens, 70, kind)
+    wide = q.astype(kind).astype(np.float32)
+    before = attend((wide, k, v, visible))
+    moved = np.where(floats(seed + 9, *wide.shape) > 0, np.float32(np.inf), np.float32(-np.inf))
+    nudged = np.nextafter(wide, moved).astype(np.float32)
+    after = direct((nudged, k, v, visible))
+    off = np.abs(after - before.v)
+    assert (off <= before.r + U * np.abs(before.v)).all()
+    far = direct((wide * np.float32(1.01), k, v, visible))
+    assert (np.abs(far - before.v) > before.r).any()
+
+
+def direct(args: Any, n_threads: int = 1) -> NDArray[np.float64]:
+    """Without the conversion of queries, which would hide a small change."""
+    with patch.object(attention, "halves", lambda x: x):
+        return attend(args, n_threads).v
+
+
+# --- pieces of the cache ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("threads", "n_ctx", "tokens", "cells", "edges"),
+    [
+        (2, 512, 1, 256, [0, 256]),  # 256 cells in use are too few to split
+        (2, 512, 1, 257, [0, 256, 257]),  # padded to 512
+        (2, 512, 2, 500, [0, 500]),  # two tokens are not split
+        (1, 512, 1, 500, [0, 500]),
+        (3, 512, 1, 400, [0, 171, 342, 400]),
+        (2, 1024, 1, 600, [0, 384, 600]),
+        (4, 1024, 1, 257, [0, 128, 256, 257, 257]),
+        (2, 300, 1, 290, [0, 290]),  # the cache is smaller than the padding
+    ],
+)
+def test_the_cache_is_cut_as_llama_cpp_cuts_it(
+    threads: int, n_ctx: int, tokens: int, cells: int, edges: list[int]
+) -> None:
+    ops = FlashMirror(n_threads=threads, n_ctx=n_ctx)
+    assert ops.pieces(tokens, cells).tolist() == edges
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+def test_pieces_that_are_merged_change_roundings_only(kind: type[Any]) -> None:
+    args = inputs(5, 1, 500, kind)
+    whole, cut = attend(args), attend(args, n_threads=3)
+    assert not np.array_equal(whole.v, cut.v)
+    coarse = 2.0**-8 if kind is np.float16 else 0.0
+    assert (np.abs(cut.v - truth_of(args)) <= cut.r + U + coarse).all()
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+@pytest.mark.parametrize(("tokens", "threads"), [(1, 2), (4, 1), (TILE, 1)])
+def test_a_token_that_sees_nothing_gets_zeros(kind: type[Any], tokens: int, threads: int) -> None:
+    q, k, v, visible = inputs(6, tokens, 500, kind)
+    visible[0] = False
+    found = attend((q, k, v, visible), n_threads=threads)
+    assert not found.v[0].any()
+    assert (found.r[0] <= SMALLEST).all()
+    assert found.v[1:].all()
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+def test_what_is_hidden_does_not_matter(kind: type[Any]) -> None:
+    q, k, v, visible = inputs(7, 4, 20, kind)
+    visible[:, 7] = False
+    expected = attend((q, k, v, visible)).v
+    k[7], v[7] = 100, np.nan
+    assert np.array_equal(attend((q, k, v, visible)).v, expected)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (4, 4), (4, 2), (4, 1)])
+@pytest.mark.parametrize("tokens", [2, TILE])
+def test_each_kv_head_serves_a_run_of_heads(tokens: int, heads: tuple[int, int]) -> None:
+    args = inputs(8, tokens, 70, np.float32, *heads)
+    found, truth = attend(args), truth_of(args)
+    assert (np.abs(found.v - truth) <= found.r + U * np.abs(truth)).all()
+
+
+def test_queries_beyond_a_half_are_infinite_and_what_follows_is_nan() -> None:
+    q, k, v, visible = inputs(9, 2, 5, np.float16)
+    q[0, 0, 0], k[:, 0, 0] = 1e6, 0.5
+    assert np.isnan(attend((q, k, v, visible)).v[0, 0])
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+@given(seed=st.integers(0, 2**31))
+@settings(max_examples=4, derandomize=True, deadline=None)
+def test_a_piece_below_the_largest_score_is_off_by_what_both_scores_are(
+    kind: type[Any], seed: int
+) -> None:
+    """Only the second piece has values, so all that it is scaled by is in the result."""
+    q, k, v, visible = inputs(seed, 1, 512, kind)
+    wide = q.astype(kind).astype(np.float32)
+    visible[:], v[0] = False, 0
+    visible[0, [0, 300]] = True
+    k[0], k[300] = np.sign(wide[0, ::2]) * 3, -np.sign(wide[0, ::2]) / 2
+    before = attend((wide, k, v, visible), n_threads=2)
+    moved = np.nextafter(wide, np.float32(np.inf) * np.sign(wide)).astype(np.float32)
+    after = direct((moved, k, v, visible), n_threads=2)
+    off = np.abs(after - before.v)
+    assert (off <= before.r + U * np.abs(before.v)).all()
+    far = direct((wide * np.float32(1.001), k, v, visible), n_threads=2)
+    assert (np.abs(far - before.v) > before.r).any()

@@ -1,0 +1,305 @@
+"""Code books as data, and the formats that look into them, against the library's own decoder."""
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.random import Generator, Philox
+from numpy.typing import NDArray
+
+from lockstep.engine.quants import codebooks
+from lockstep.engine.quants.base import F32, Bytes, WeightFormat
+from lockstep.engine.quants.codebooks import codebook
+from lockstep.engine.registry import import_members
+
+import_members("lockstep.engine.quants")
+FOLDER = Path(codebooks.__file__).parent
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "make_codebooks.py"
+IQ = [WeightFormat.named(name) for name in sorted(WeightFormat.family) if name.startswith("IQ")]
+
+
+def values(name: str, length: int) -> NDArray[np.int8]:
+    return codebook(name).view(np.int8).reshape(-1, length)
+
+
+# --- the files ------------------------------------------------------------------------------------
+
+
+def unlike_their_sums(folder: Path) -> list[str]:
+    """Files that SHA256SUMS does not describe, or describes otherwise."""
+    lines = (folder / "SHA256SUMS").read_text("ascii").splitlines()
+    expected = {name: digest for digest, name in (line.split("  ") for line in lines)}
+    found = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.hex")
+    }
+    return sorted(name for name, _ in expected.items() ^ found.items())
+
+
+def copied(to: Path) -> Path:
+    for path in (*FOLDER.glob("*.hex"), FOLDER / "SHA256SUMS"):
+        (to / path.name).write_bytes(path.read_bytes())
+    return to
+
+
+def test_the_files_are_as_their_sums_say() -> None:
+    assert unlike_their_sums(FOLDER) == []
+
+
+def test_a_changed_a_missing_and_an_extra_file_are_noticed(tmp_path: Path) -> None:
+    folder = copied(tmp_path)
+    text = (folder / "iq3_s.hex").read_text("ascii")
+    (folder / "iq3_s.hex").write_text(text.replace("07", "09", 1), "ascii")
+    (folder / "signs.hex").unlink()
+    (folder / "new.hex").write_text("00\n", "ascii")
+    assert sorted(set(unlike_their_sums(folder))) == ["iq3_s.hex", "new.hex", "signs.hex"]
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "length", "allowed"),
+    [
+        ("iq1", 2048, 8, [-1, 0, 1]),
+        ("iq2_xxs", 256, 8, [8, 25, 43]),
+        ("iq2_xs", 512, 8, [8, 25, 43]),
+        ("iq2_s", 1024, 8, [8, 25, 43]),
+        ("iq3_xxs", 256, 4, [4, 12, 20, 28, 36, 44, 52, 62]),
+        ("iq3_s", 512, 4, [1, 3, 5, 7, 9, 11, 13, 15]),
+        (
+            "iq4_nl", 16, 1,
+            [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
+        ),
+    ],
+)  # fmt: skip
+def test_a_book_has_so_many_different_entries_of_these_values(
+    name: str, count: int, length: int, allowed: list[int]
+) -> None:
+    found = values(name, length)
+    assert found.shape == (count, length)
+    assert np.unique(found).tolist() == allowed
+    assert len(np.unique(found, axis=0)) == count
+
+
+def test_signs_are_the_seven_bits_and_one_that_makes_their_number_even() -> None:
+    signs = codebook("signs")
+    assert (signs & 127).tolist() == list(range(128))
+    assert (np.unpackbits(signs[:, None], axis=1).sum(axis=1) % 2 == 0).all()
+
+
+# --- the script -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def library() -> Any:
+    pytest.importorskip("llama_cpp", reason="no llama_cpp: code books and decoders not compared")
+    from lockstep.harness.adapters.llama_cpp.lib import library
+
+    return library()
+
+
+@pytest.fixture
+def script(library: Any) -> Any:
+    if not SCRIPT.is_file():
+        pytest.skip("no checkout: scripts/make_codebooks.py was not run")
+    spec = importlib.util.spec_from_file_location("make_codebooks", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(script: Any, monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> Any:
+    monkeypatch.setattr(script, "HERE", folder)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
+    return script.main()
+
+
+def test_the_library_still_says_what_the_files_say(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert run(script, monkeypatch, FOLDER, "--check") is None
+    assert run(script, monkeypatch, tmp_path) is None
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {
+        p.name: p.read_bytes() for p in (*FOLDER.glob("*.hex"), FOLDER / "SHA256SUMS")
+    }
+
+
+def test_the_script_names_a_file_that_the_library_contradicts(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = copied(tmp_path)
+    wrong = (folder / "iq4_nl.hex").read_bytes().replace(b"59", b"5a")
+    (folder / "iq4_nl.hex").write_bytes(wrong)
+    said = run(script, monkeypatch, folder, "--check")
+    assert said.endswith("says something else than iq4_nl.hex")
+    assert (folder / "iq4_nl.hex").read_bytes() == wrong
+
+
+# --- the decoders that look into them -------------------------------------------------------------
+
+
+def by_ggml(library: Any, kind: type[WeightFormat], blocks: NDArray[np.void]) -> F32:
+    out = np.empty(blocks.size * kind.weights, np.float32)
+    traits = library.ggml.ggml_get_type_traits(kind.type_id).contents
+    traits.to_float(blocks.ctypes.data, out.ctypes.data, out.size)
+    return out
+
+
+def same(a: F32, b: F32) -> bool:
+    """Bit for bit, but any NaN is as good as another."""
+    return a.shape == b.shape and bool(
+        ((a.view(np.uint32) == b.view(np.uint32)) | (np.isnan(a) & np.isnan(b))).all()
+    )
+
+
+def random_blocks(kind: type[WeightFormat], count: int, seed: int) -> NDArray[np.void]:
+    raw = Generator(Philox(seed)).integers(0, 256, count * kind.layout.itemsize, np.uint8)
+    return raw.view(kind.layout)
+
+
+def set_d(blocks: NDArray[np.void], halves: Any) -> NDArray[np.void]:
+    """Give each block this half, as bits, for its scale."""
+    bits = np.broadcast_to(np.asarray(halves, np.uint16), blocks.shape)
+    if "d" in (blocks.dtype.names or ()):
+        blocks["d"] = bits.view(np.float16)
+    else:  # IQ1_M has it in the highest nibbles of its four scales
+        nibbles = np.stack([bits >> 4 * i & 15 for i in range(4)], axis=1)
+        blocks["scales"] = blocks["scales"] & 0x0FFF | nibbles.astype(np.uint16) << 12
+    return blocks
+
+
+def entries_and_signs(kind: type[WeightFormat], count: int) -> NDArray[np.void]:
+    """Random indices and signs, and such scales that weights are entries (IQ1: + or - 1/8)."""
+    blocks = random_blocks(kind, count, seed=11)
+    names = blocks.dtype.names or ()
+    for name in (n for n in names if n.startswith("scales")):
+        blocks[name] = blocks[name] & 0x0FFFFFFF if name == "scales_and_signs" else 0
+    if kind.name == "IQ2_XXS":
+        blocks["qs"][:, 3::4] &= 0x0FFF
+    if kind.name == "IQ1_S":
+        blocks["qh"] &= 0x8FFF
+    if kind.name == "IQ4_XS":
+        blocks["scales_h"] = 0xAAAA  # scale 32, and the next line makes 33 of it
+        blocks["scales_l"] = 0x11
+    one = {"IQ2_XXS": 8, "IQ2_XS": 8, "IQ2_S": 8, "IQ3_XXS": 4}.get(kind.name, 1)
+    return set_d(blocks, np.float16(one).view(np.uint16))
+
+
+BOOK_OF = {
+    "IQ1_M": ("iq1", 8), "IQ1_S": ("iq1", 8), "IQ2_S": ("iq2_s", 8), "IQ2_XS": ("iq2_xs", 8),
+    "IQ2_XXS": ("iq2_xxs", 8), "IQ3_S": ("iq3_s", 4), "IQ3_XXS": ("iq3_xxs", 4),
+    "IQ4_NL": ("iq4_nl", 1), "IQ4_XS": ("iq4_nl", 1),
+}  # fmt: skip
+SIGN_PATTERNS = {"IQ2_XXS": 128, "IQ2_XS": 128, "IQ3_XXS": 128, "IQ2_S": 256, "IQ3_S": 256}
+
+
+@pytest.mark.parametrize("kind", IQ, ids=lambda kind: kind.name)
+def test_every_entry_and_every_sign_pattern_decodes_as_the_library_decodes_it(
+    kind: type[WeightFormat], library: Any
+) -> None:
+    blocks = entries_and_signs(kind, 4096)
+    found = kind.dequantize(blocks.view(np.uint8))
+    book, length = BOOK_OF[kind.name]
+    entry = np.rint(found) if book.startswith(("iq1", "iq4")) else np.abs(found)
+    met = np.unique(entry.reshape(-1, length), axis=0)
+    assert np.array_equal(met, np.unique(values(book, length), axis=0)), "not every entry was met"
+    if kind.name in SIGN_PATTERNS:
+        signs = np.packbits(np.signbit(found.reshape(-1, 8)), axis=1)
+        assert len(np.unique(signs)) == SIGN_PATTERNS[kind.name], "not every pattern was met"
+    assert same(found, by_ggml(library, kind, blocks))
+
+
+AWKWARD = (
+    0x0000, 0x8000, 0x0001, 0x8001, 0x03FF, 0x0400, 0x3C00, 0xBC00, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00,
+    0x7C01, 0xFC01, 0x7E00, 0xFE00, 0x7FFF, 0xFFFF,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", IQ, ids=lambda kind: kind.name)
+def test_any_half_as_scale_decodes_as_the_library_decodes_it(
+    kind: type[WeightFormat], library: Any
+) -> None:
+    halves = np.concatenate([np.repeat(AWKWARD, 32), np.arange(0, 65536, 13)])
+    blocks = set_d(random_blocks(kind, halves.size, seed=12), halves)
+    found = kind.dequantize(blocks.view(np.uint8))
+    assert np.isnan(found).any()
+    assert np.isinf(found).any()
+    assert ((found != 0) & (np.abs(found) < 2.0**-14)).any()
+    assert same(found, by_ggml(library, kind, blocks))
+
+
+def with_bytes(field: str, change: Callable[[Any], Any]) -> Callable[..., F32]:
+    """A decoder that reads one field wrongly."""
+
+    def decode(kind: type[WeightFormat], blocks: NDArray[np.void]) -> F32:
+        read = blocks.copy()
+        read[field] = change(read[field])
+        return kind.dequantize(read.view(np.uint8))
+
+    return decode
+
+
+def ignores_signs(kind: type[WeightFormat], blocks: NDArray[np.void]) -> F32:
+    found: F32 = np.abs(kind.dequantize(blocks.view(np.uint8)))
+    return found
+
+
+def a_value_off_by_one(kind: type[WeightFormat], blocks: NDArray[np.void]) -> F32:
+    """As if one value of one entry had been mistyped, seen where the scale is 1."""
+    found = kind.dequantize(blocks.view(np.uint8))
+    wrong = found.reshape(-1, BOOK_OF[kind.name][1])
+    wrong[(wrong == wrong[0]).all(axis=1), -1] += 1
+    return wrong.reshape(-1)
+
+
+def a_neighbour(q: Any) -> Any:
+    return np.where(q == 200, 201, q)
+
+
+def swapped_nibbles(q: Any) -> Any:
+    return q >> 4 | q << 4
+
+
+def shifted(q: Any) -> Any:
+    return q << 1
+
+
+WRONG = [
+    *((name, a_value_off_by_one) for name in BOOK_OF),
+    *((name, with_bytes("qs", a_neighbour)) for name in BOOK_OF if "XXS" not in name),
+    *((name, ignores_signs) for name in SIGN_PATTERNS),
+    *((name, with_bytes("qs", swapped_nibbles)) for name in ("IQ4_NL", "IQ4_XS")),
+    *((name, with_bytes("qh", shifted)) for name in ("IQ1_M", "IQ1_S", "IQ2_S", "IQ3_S")),
+]
+
+
+@pytest.mark.parametrize(("name", "wrong"), WRONG)
+def test_a_wrong_decoder_is_caught_by_the_same_blocks(
+    name: str, wrong: Callable[..., F32], library: Any
+) -> None:
+    kind = WeightFormat.named(name)
+    blocks = entries_and_signs(kind, 4096)
+    assert not same(wrong(kind, blocks), by_ggml(library, kind, blocks))
+
+
+SIGN_BYTE = {"IQ2_XXS": 6, "IQ2_XS": 3, "IQ2_S": 34, "IQ3_XXS": 66, "IQ3_S": 74}
+
+
+@pytest.mark.parametrize(("name", "at"), SIGN_BYTE.items())
+def test_gguf_py_leaves_a_nan_its_sign_where_ggml_and_we_change_it(
+    name: str, at: int, library: Any
+) -> None:
+    gguf: Any = pytest.importorskip("gguf", reason="no gguf-py: the sign of NaN was not compared")
+    kind = WeightFormat.named(name)
+    raw: Bytes = np.zeros(kind.layout.itemsize, np.uint8)
+    raw[1] = 0x7E  # d is NaN, its sign bit 0
+    raw[at] = 2 if name == "IQ2_XS" else 1  # weight 0 is negative
+    by_gguf_py = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[name]).reshape(-1)
+    found = kind.dequantize(raw)
+    assert np.isnan(found).all()
+    assert (np.signbit(found[0]), np.signbit(by_gguf_py[0])) == (True, False)
+    assert np.signbit(by_ggml(library, kind, raw.view(kind.layout))[0])

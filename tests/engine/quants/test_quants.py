@@ -1,0 +1,194 @@
+"""Weight formats against gguf-py's tables and decoders, and what they refuse."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.random import Generator, Philox
+
+from lockstep.engine.errors import MalformedFile, Unsupported
+from lockstep.engine.gguf.types import TYPES, type_by_id, type_by_name
+from lockstep.engine.quants.base import F32, NO_PRODUCT, Bytes, WeightFormat
+from lockstep.engine.quants.q4_0 import Q4_0
+from lockstep.engine.registry import import_members
+from tests.wrong_decoders import Mistake, mistaken, same
+
+import_members("lockstep.engine.quants")
+FORMATS = sorted(WeightFormat.family.values(), key=lambda kind: kind.type_id)
+PLAIN = ["I8", "I16", "I32", "I64", "F64", "F32"]  # numpy knows what they are
+GGUF_PY_LACKS = {"I8", "I16", "I32", "I64", "F64", "Q1_0", "Q2_0"}
+ACTIVATIONS_ONLY = {"Q8_1", "Q8_K"}  # no tensor of a file has these
+every_format = pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
+some = settings(max_examples=30, derandomize=True, deadline=None)
+
+
+@pytest.fixture(scope="module")
+def gguf() -> Any:
+    return pytest.importorskip("gguf", reason="no gguf-py: tables and decoders were not compared")
+
+
+def random_bytes(kind: type[WeightFormat], blocks: int, seed: int = 1) -> Bytes:
+    return Generator(Philox(seed)).integers(0, 256, blocks * kind.layout.itemsize, np.uint8)
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def test_every_type_that_a_file_can_have_is_here() -> None:
+    assert WeightFormat.family.keys() == {kind.name for kind in TYPES.values()} - ACTIVATIONS_ONLY
+
+
+@every_format
+def test_ids_and_sizes_are_those_of_gguf_py(kind: type[WeightFormat], gguf: Any) -> None:
+    type_id = getattr(gguf.GGMLQuantizationType, kind.name, None)
+    if type_id is None and kind.name in GGUF_PY_LACKS:
+        pytest.skip(f"gguf-py has no {kind.name}: its table was not compared")
+    assert kind.type_id == type_id
+    assert (kind.weights, kind.layout.itemsize) == gguf.GGML_QUANT_SIZES[type_id]
+
+
+@every_format
+def test_ids_and_sizes_are_those_of_our_own_table(kind: type[WeightFormat]) -> None:
+    entry = type_by_id(kind.type_id)
+    assert (entry.name, entry.block, entry.bytes) == (
+        kind.name, kind.weights, kind.layout.itemsize
+    )  # fmt: skip
+    assert kind.vec_dot_type == NO_PRODUCT or type_by_name(kind.vec_dot_type).block <= 256
+
+
+# --- decoders -------------------------------------------------------------------------------------
+
+
+def decoded_by_gguf_py(gguf: Any, name: str, raw: Bytes) -> F32:
+    try:
+        with np.errstate(all="ignore"):
+            found: F32 = gguf.quants.dequantize(raw, getattr(gguf.GGMLQuantizationType, name))
+    except (NotImplementedError, AttributeError):
+        assert name in GGUF_PY_LACKS
+        pytest.skip(f"gguf-py has no decoder of {name}: it was not compared")
+    return found.reshape(-1)
+
+
+@every_format
+@given(blocks=st.integers(1, 40), seed=st.integers(0, 2**32 - 1))
+@some
+def test_any_bytes_decode_as_gguf_py_decodes_them(
+    kind: type[WeightFormat], gguf: Any, blocks: int, seed: int
+) -> None:
+    raw = random_bytes(kind, blocks, seed)
+    assert same(kind.dequantize(raw), decoded_by_gguf_py(gguf, kind.name, raw))
+
+
+@pytest.mark.parametrize(
+    ("kind", "mistake"), mistaken(k for k in FORMATS if k.name not in GGUF_PY_LACKS)
+)
+def test_a_wrong_decoder_is_caught_by_the_same_comparison(
+    kind: type[WeightFormat], mistake: Mistake, gguf: Any
+) -> None:
+    raw = random_bytes(kind, 400)
+    assert not same(mistake(kind, raw), decoded_by_gguf_py(gguf, kind.name, raw))
+
+
+@pytest.mark.parametrize("name", ["F16", "BF16"])
+def test_each_of_the_65536_patterns_decodes_as_gguf_py_decodes_it(name: str, gguf: Any) -> None:
+    raw = np.arange(65536, dtype="<u2").view(np.uint8)
+    assert same(WeightFormat.named(name).dequantize(raw), decoded_by_gguf_py(gguf, name, raw))
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_plain_numbers_become_the_nearest_float32(name: str) -> None:
+    kind = WeightFormat.named(name)
+    raw = random_bytes(kind, 4001)
+    ties = np.array([2**24 + 1, 2**24 + 3, -(2**24) - 1, 2**25 + 2]) if "4" in name else [1, -1]
+    raw = np.concatenate([raw, np.array(ties).astype(kind.layout["x"]).view(np.uint8)])
+    with np.errstate(over="ignore"):  # a double beyond float32 is infinite
+        assert same(kind.dequantize(raw), raw.view(kind.layout["x"]).astype(np.float32))
+
+
+@every_format
+def test_a_block_decodes_alike_wherever_it_lies(kind: type[WeightFormat]) -> None:
+    """Alone, among others, at an odd address, in memory that must not be written."""
+    raw = random_bytes(kind, 67)
+    together = kind.dequantize(raw).reshape(67, kind.weights)
+    odd = np.empty(raw.size + 1, np.uint8)[1:]
+    odd[:] = raw
+    odd.flags.writeable = False
+    assert same(kind.dequantize(odd), together.reshape(-1))
+    for i in (0, 1, 33, 66):
+        alone = raw.reshape(67, -1)[i]
+        assert same(kind.dequantize(alone), together[i])
+
+
+@every_format
+def test_nothing_is_written_beyond_the_weights_and_nothing_is_left_out(
+    kind: type[WeightFormat],
+) -> None:
+    raw, n = random_bytes(kind, 35), 35 * kind.weights
+    around = np.full(n + 2, np.float32(-12345.678))
+    kind.dequantize_into(raw, around[1:-1])
+    assert around[0] == around[-1] == np.float32(-12345.678)
+    assert not (around[1:-1] == np.float32(-12345.678)).any()
+    assert raw.flags.writeable
+
+
+def test_no_blocks_are_no_weights() -> None:
+    for kind in FORMATS:
+        assert kind.dequantize(np.empty(0, np.uint8)).shape == (0,)
+
+
+# --- threads --------------------------------------------------------------------------------------
+
+
+@every_format
+def test_threads_that_decode_side_by_side_change_no_bit(kind: type[WeightFormat]) -> None:
+    parts = [random_bytes(kind, 101 + i) for i in range(4)]
+    alone = [kind.dequantize(part).tobytes() for part in parts]
+    with ThreadPoolExecutor(2) as pool:
+        assert [out.tobytes() for out in pool.map(kind.dequantize, parts)] == alone
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", [k for k in FORMATS if k.layout.itemsize > 1], ids=lambda kind: kind.name
+)
+def test_a_partial_block_is_refused_with_its_place(kind: type[WeightFormat]) -> None:
+    size = kind.layout.itemsize
+    with pytest.raises(
+        MalformedFile, match=f"{kind.name} needs whole {size}-byte blocks, got"
+    ) as e:
+        kind.dequantize(np.zeros(2 * size + 1, np.uint8))
+    assert (e.value.kind, e.value.offset) == ("partial-block", 2 * size)
+
+
+def read_only() -> F32:
+    out = np.empty(64, np.float32)
+    out.flags.writeable = False
+    return out
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        np.empty(63, np.float32),
+        np.empty(65, np.float32),
+        np.empty((2, 32), np.float32),
+        np.empty(64, np.float64),
+        np.empty(128, np.float32)[::2],
+        np.empty(4 * 64 + 1, np.uint8)[1:].view(np.float32),
+        read_only(),
+    ],
+    ids=["too short", "too long", "two rows", "doubles", "gaps", "odd address", "read-only"],
+)
+def test_an_array_that_cannot_be_filled_is_refused(out: Any) -> None:
+    with pytest.raises(ValueError, match=r"2 blocks of Q4_0 need a flat, .* array of 64, got "):
+        Q4_0.dequantize_into(np.zeros(36, np.uint8), out)
+
+
+def test_an_unknown_format_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(Unsupported, match=r"no WeightFormat named 'Q9_9' \(near: "):
+        WeightFormat.named("Q9_9")

@@ -1,0 +1,17 @@
+"""Batches keep their arrays in step."""
+
+import numpy as np
+
+from lockstep.engine.batch import Batch
+
+FIELDS = ("tokens", "positions", "seq_ids", "outputs")
+
+
+def test_of_counts_positions_from_the_start_and_asks_for_every_output() -> None:
+    batch = Batch.of([7, 7, 9], start=5, seq_id=2)
+    assert [getattr(batch, field).tolist() for field in FIELDS] == [
+        [7, 7, 9], [5, 6, 7], [2, 2, 2], [True] * 3
+    ]  # fmt: skip
+    assert [getattr(batch, field).dtype for field in FIELDS] == [np.int32] * 3 + [np.bool_]
+    assert len(batch) == 3
+    assert len(Batch.of([])) == 0

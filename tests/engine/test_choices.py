@@ -1,0 +1,33 @@
+"""A name that is none is answered with what it could have been, and not with four hundred names."""
+
+import pytest
+
+from lockstep.engine.choices import ALL, choices
+
+MANY = [f"{name}-{i}" for name in ("attn_norm", "ffn_out", "l_out") for i in range(40)]
+
+
+def test_few_names_are_all_told() -> None:
+    assert choices("c", ["a", "b"]) == "(known: a, b)"
+    assert choices("c", []) == "(known: none)"
+    assert choices("c", MANY[:ALL]).count("-") == ALL
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("ffn_out3", "ffn_out-3"), ("FFN_OUT-3", "ffn_out-3"), ("atn_norm-7", "attn_norm-7")],
+)
+def test_of_many_names_the_nearest_are_told_and_how_many_there_are(name: str, meant: str) -> None:
+    said = choices(name, MANY)
+    assert said.startswith("(near: ")
+    assert meant in said
+    assert "120 in all" in said
+    assert said.count(",") < 6
+
+
+def test_a_name_like_nothing_is_near_to_nothing() -> None:
+    assert choices("#", MANY) == "(near: none; 120 in all)"
+
+
+def test_a_name_that_is_given_twice_is_told_once() -> None:
+    assert choices("b", ["a", "a"]) == "(known: a)"

@@ -1,0 +1,299 @@
+"""The llama graph: how batches relate to each other, and what each part of a model is used for."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import InvalidBatch, InvalidModel, NoRoom, Unsupported
+from lockstep.engine.memory.decode import entries_of
+from lockstep.engine.model import Model
+from lockstep.engine.ops.fast.ops import Fast
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.ops.reference import Reference
+from lockstep.engine.quants.base import F32
+from lockstep.harness.judging.compare import largest, worst_distance
+from lockstep.harness.judging.noise import noise_floor
+from lockstep.harness.judging.tolerances import whole_run
+from lockstep.harness.records import EXACT
+from lockstep.harness.synth.gguf_writer import write_gguf
+from lockstep.harness.synth.llama import LlamaRecipe, metadata, tensors, write_llama
+
+TINY = LlamaRecipe(n_vocab=320, vocabulary=False, n_ff=64)
+IDS = [1, 17, 300, 5, 17, 44, 9, 250, 31, 8]
+Open = Callable[..., Model]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Any:
+    """Writes a recipe and opens it; closes what it opened."""
+    models: list[Model] = []
+
+    def open_(recipe: LlamaRecipe = TINY, ops: Reference | None = None, **settings: Any) -> Model:
+        path = tmp_path / f"{len(models)}.gguf"
+        write_llama(recipe, path)
+        models.append(Model(path, ops or Mirror(), **settings))
+        return models[-1]
+
+    yield open_
+    for model in models:
+        model.close()
+
+
+def logits_of(model: Model, *batches: Batch) -> F32:
+    """Of all batches, decoded one after the other."""
+    memory = model.new_memory()
+    return np.concatenate([model.decode(batch, memory) for batch in batches])
+
+
+def values_of(model: Model, batch: Batch) -> dict[tuple[str, int | None], NDArray[Any]]:
+    """Every site's value."""
+    seen: dict[tuple[str, int | None], NDArray[Any]] = {}
+
+    def probe(name: str, layer: int | None, value: NDArray[Any]) -> NDArray[Any]:
+        seen[name, layer] = value
+        return value
+
+    model.decode(batch, model.new_memory(), probe)
+    return seen
+
+
+# --- batches --------------------------------------------------------------------------------
+
+RECIPES = {
+    "F32": TINY,
+    "Q8_0": replace(TINY, quant="Q8_0"),
+    "F16, experts": replace(TINY, quant="F16", n_expert=4, n_expert_used=2),
+}
+ONE_BY_ONE = [Batch.of([token], start=i) for i, token in enumerate(IDS)]
+SPLITS = {
+    "token by token": ONE_BY_ONE,
+    "3 and 7": [Batch.of(IDS[:3]), Batch.of(IDS[3:], start=3)],
+}
+
+
+def floor(model: Model, batch: Batch) -> float:
+    """How far apart two honest runs of this model may be."""
+    noise = noise_floor(model, [batch], EXACT, lanes=1, seed=1)
+    return float(np.max(whole_run(noise.relative, largest(noise.logits[0])).allowed))
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
+@pytest.mark.parametrize("flash_attn", [False, True])
+def test_fast_gives_the_same_numbers_however_a_prompt_is_split(
+    opened: Open, recipe: LlamaRecipe, flash_attn: bool
+) -> None:
+    """Each sum is in the order of its terms, and what a token does not see adds zeros."""
+    model = opened(recipe, Fast(2), flash_attn=flash_attn)
+    whole = logits_of(model, Batch.of(IDS))
+    for batches in SPLITS.values():
+        assert np.array_equal(logits_of(model, *batches), whole)
+    model.n_ubatch = 4
+    assert np.array_equal(logits_of(model, Batch.of(IDS)), whole)
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
+def test_mirror_gives_the_same_to_within_the_noise_floor_however_a_prompt_is_split(
+    opened: Open, recipe: LlamaRecipe
+) -> None:
+    """Not the same bits: BLAS sums a float64 product in an order that depends on its shape."""
+    model = opened(recipe)
+    whole = logits_of(model, Batch.of(IDS))
+    for batches in SPLITS.values():
+        assert worst_distance(whole, logits_of(model, *batches)) <= floor(model, Batch.of(IDS))
+    forgets = [Batch.of(IDS[:3]), Batch.of(IDS[3:], seq_id=1)]
+    assert worst_distance(whole, logits_of(model, *forgets)) > floor(model, Batch.of(IDS))
+
+
+def interleaved(a: list[int], b: list[int]) -> Batch:
+    n = len(a)
+    return Batch(
+        tokens=np.array([a, b], np.int32).T.reshape(-1).copy(),
+        positions=np.repeat(np.arange(n, dtype=np.int32), 2),
+        seq_ids=np.tile(np.array([0, 1], np.int32), n),
+        outputs=np.ones(2 * n, bool),
+    )
+
+
+@pytest.mark.parametrize("flash_attn", [False, True])
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
+def test_two_sequences_in_one_batch_are_each_as_if_alone(
+    opened: Open, recipe: LlamaRecipe, flash_attn: bool
+) -> None:
+    model = opened(recipe, Fast(2), flash_attn=flash_attn)
+    first, second = IDS[:5], IDS[5:]
+    both = logits_of(model, interleaved(first, second))
+    assert np.array_equal(both[0::2], logits_of(model, Batch.of(first)))
+    assert np.array_equal(both[1::2], logits_of(model, Batch.of(second)))
+
+
+def test_what_a_neighbour_says_changes_no_bit_of_mirrors_answer(opened: Open) -> None:
+    model = opened()
+    ours = [logits_of(model, interleaved(IDS[:5], other))[0::2] for other in (IDS[5:], [2] * 5)]
+    assert ours[0].tobytes() == ours[1].tobytes()
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
+@pytest.mark.parametrize("shown", [[9], [0, 4, 5], [], list(range(10))], ids=str)
+def test_the_outputs_mask_selects_rows(opened: Open, recipe: LlamaRecipe, shown: list[int]) -> None:
+    model = opened(recipe, Fast(2))
+    batch = Batch.of(IDS)
+    whole = logits_of(model, batch)
+    masked = Batch(batch.tokens, batch.positions, batch.seq_ids, np.isin(np.arange(10), shown))
+    found = logits_of(model, masked)
+    assert found.shape == (len(shown), 320)
+    assert np.array_equal(found, whole[shown])
+    # and with the mirror's ops: no rows are no reason to fall over
+    model.ops = Mirror()
+    assert logits_of(model, masked).shape == found.shape
+
+
+@pytest.mark.parametrize("ids", [[-1], [320], [5, 321]])
+def test_a_token_beyond_the_vocabulary_is_refused(opened: Open, ids: list[int]) -> None:
+    with pytest.raises(InvalidBatch, match="token id"):
+        logits_of(opened(), Batch.of(ids))
+
+
+def test_a_prompt_longer_than_the_cache_is_refused(opened: Open) -> None:
+    with pytest.raises(NoRoom, match="no room for a batch of 10 tokens; raise n_ctx"):
+        logits_of(opened(n_ctx=9), Batch.of(IDS))
+
+
+# --- embeddings and head ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_head_is_its_own_matrix_or_the_embeddings(opened: Open, tied: bool) -> None:
+    model = opened(replace(TINY, tied=tied))
+    assert ("output.weight" in model.graph.tensors.weights) is not tied
+    seen = values_of(model, Batch.of(IDS))
+    embeddings = model.graph.tensors.weights.tensor("token_embd.weight", (320, 64))
+    assert np.array_equal(seen["embd", None], embeddings.values()[IDS])
+    by_embeddings = model.ops.linear(seen["result_norm", None], embeddings)
+    assert np.array_equal(seen["result_output", None], by_embeddings) is tied
+
+
+# --- positions --------------------------------------------------------------------------------
+
+
+def test_rope_factors_matter_from_the_second_position_on(opened: Open) -> None:
+    plain, stretched = (
+        logits_of(opened(replace(TINY, rope_freqs=on)), Batch.of(IDS)) for on in (False, True)
+    )
+    assert np.array_equal(plain[0], stretched[0])
+    assert np.abs(plain[1:] - stretched[1:]).max(axis=-1).min() > 1e-3
+
+
+def test_a_linear_factor_of_two_halves_every_position(opened: Open) -> None:
+    batch = Batch.of(IDS)
+    twice = Batch(batch.tokens, batch.positions * 2, batch.seq_ids, batch.outputs)
+    plain, scaled = opened(), opened(replace(TINY, rope_linear_factor=2.0))
+    memory, entries = scaled.new_memory(), entries_of(twice)
+    (placed,) = memory.place(entries, 512) or ()  # by hand: a batch with gaps is refused
+    memory.apply(entries, placed)
+    logits = scaled.compute(twice, memory.views(entries, placed))
+    assert np.array_equal(logits, logits_of(plain, batch))
+    assert not np.allclose(logits_of(scaled, batch), logits_of(plain, batch), atol=1e-3)
+
+
+def test_the_base_of_the_frequencies_matters(opened: Open) -> None:
+    plain, other = (
+        logits_of(opened(replace(TINY, rope_freq_base=base)), Batch.of(IDS)) for base in (1e4, 5e5)
+    )
+    assert not np.allclose(plain, other, atol=1e-3)
+
+
+@pytest.mark.parametrize("n_embd_head", [0, 32, 8])
+def test_heads_may_be_wider_or_narrower_than_their_share_of_the_width(
+    opened: Open, n_embd_head: int
+) -> None:
+    model = opened(replace(TINY, n_embd_head=n_embd_head))
+    seen = values_of(model, Batch.of(IDS))
+    assert seen["Qcur_rope", 0].shape == (10, 4, n_embd_head or 16)
+    assert seen["kqv_out", 0].shape == (10, 4 * (n_embd_head or 16))
+    assert seen["attn_out", 0].shape == (10, 64)
+
+
+# --- experts ----------------------------------------------------------------------------------
+
+
+def test_the_likeliest_experts_are_picked_and_mixed_by_their_share(opened: Open) -> None:
+    """By hand, one token and one expert at a time, in float64."""
+    model = opened(replace(TINY, n_expert=5, n_expert_used=2), Reference())
+    seen = values_of(model, Batch.of(IDS))
+    for layer in range(TINY.n_layer):
+        x = seen["ffn_norm", layer].astype(np.float64)
+        get = partial(tensor, model, layer)
+        router, up, gate, down = (
+            get(f"ffn_{k}") for k in ("gate_inp", "up_exps", "gate_exps", "down_exps")
+        )
+        for t in range(len(IDS)):
+            logits = router @ x[t]
+            ids = sorted(range(5), key=lambda e: -logits[e])[:2]
+            assert seen["ffn_moe_topk", layer][t].tolist() == ids
+            share = np.exp(logits[ids]) / np.exp(logits[ids]).sum()
+            mixed = np.zeros(64)
+            for e, by in zip(ids, share, strict=True):
+                g = gate[e] @ x[t]
+                mixed += by * (down[e] @ (g / (1 + np.exp(-g)) * (up[e] @ x[t])))
+            found = seen["ffn_moe_out", layer][t]
+            assert np.abs(found - mixed).max() < 1e-6 * np.abs(mixed).max()
+    assert len({tuple(row) for row in seen["ffn_moe_topk", 1].tolist()}) > 2  # not always the same
+
+
+def tensor(model: Model, layer: int, key: str) -> NDArray[np.float64]:
+    weight = model.graph.tensors.in_layer(layer, f"{key}.weight")
+    values: NDArray[np.float64] = weight.values().astype(np.float64)
+    return values
+
+
+# --- which tensors a file must have -------------------------------------------------------------
+
+
+def written(path: Path, change: Callable[[list[Any]], list[Any]]) -> Path:
+    write_gguf(path, metadata(TINY), change(list(tensors(TINY))))
+    return path
+
+
+NAMES = [name for name, *_ in tensors(TINY) if "blk.1" not in name and name != "output.weight"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
+    path = written(tmp_path / "m.gguf", lambda rows: [row for row in rows if row[0] != name])
+    with pytest.raises(InvalidModel, match=f"tensor '{name}' is missing"):
+        Model(path, Mirror())
+
+
+@pytest.mark.parametrize("name", [*NAMES, "output.weight"])
+def test_a_tensor_of_the_wrong_shape_is_named(tmp_path: Path, name: str) -> None:
+    def change(rows: list[Any]) -> list[Any]:
+        small = (name, (32, 3), "F32", bytes(4 * 32 * 3))
+        return [small if row[0] == name else row for row in rows]
+
+    with pytest.raises(InvalidModel, match=rf"tensor '{name}' has shape \(3, 32\); expected \("):
+        Model(written(tmp_path / "m.gguf", change), Mirror())
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_q.bias", "blk.2.attn_q.weight", "rope_freqs"])
+def test_a_tensor_that_would_go_unused_is_refused(tmp_path: Path, name: str) -> None:
+    extra = (name, (8,), "F32", bytes(32))
+    path = written(tmp_path / "m.gguf", lambda rows: [*rows, extra])
+    with pytest.raises(Unsupported, match=f"tensor '{name}' is not known"):
+        Model(path, Mirror())
+
+
+def test_a_weight_format_that_is_not_implemented_is_refused_with_its_tensor(tmp_path: Path) -> None:
+    def change(rows: list[Any]) -> list[Any]:
+        row = ("output.weight", (64, 320), "Q8_1", bytes(64 * 320 // 32 * 36))
+        return [row if r[0] == "output.weight" else r for r in rows]
+
+    said = r"tensor 'output.weight': no .* named 'Q8_1' \(near: Q8_0"
+    with pytest.raises(Unsupported, match=said):
+        Model(written(tmp_path / "m.gguf", change), Mirror())

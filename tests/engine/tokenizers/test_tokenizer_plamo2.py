@@ -1,0 +1,279 @@
+"""The "plamo2" tokenizer on a vocabulary written by hand: each rule, and who gets it wrong."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.engine.errors import InvalidModel
+from lockstep.engine.tokenizers.base import tokenizer_of
+from lockstep.engine.tokenizers.plamo2 import UNKNOWN, WORST, Plamo2, Step, gain_of
+from tests.tokenizer_cases import (
+    CONTROL,
+    NORMAL,
+    UNUSED,
+    USER_DEFINED,
+    Case,
+    Value,
+    Word,
+    byte_words,
+    decode,
+    plain,
+    vocabulary,
+)
+from tests.tokenizer_cases import UNKNOWN as UNKNOWN_TYPE
+
+WORDS: list[Word] = [
+    ("<|plamo:unk|>", 0, UNKNOWN_TYPE),
+    ("<|plamo:bos|>", 0, CONTROL),
+    ("<|plamo:eos|>", 0, CONTROL),
+    ("<|plamo:pad|>", 0, CONTROL),
+    *byte_words(),
+    *((letter, -5.0, NORMAL) for letter in "abcdefghk日 "),
+    # ties: "ab" + "c" and "a" + "bc"; a long one that does not pay
+    ("ab", -7, NORMAL),
+    ("bc", -7, NORMAL),
+    ("de", -3, NORMAL),
+    ("defg", -14, NORMAL),
+    ("efg", -3, NORMAL),
+    ("日本", -6, NORMAL),
+    ("本語", -4, NORMAL),
+    ("gg", -2000, NORMAL),  # as good as none
+    ("hh", -1000, NORMAL),  # hides what is shorter
+    ("kk", -np.inf, NORMAL),
+    ("▁a", -1, NORMAL),
+    ("\ufeff", -1, NORMAL),
+    ("zz", -1, UNUSED),
+    ("<tool>", -1, USER_DEFINED),
+    ("</s>", -1, NORMAL),
+    ("a<0x41>", -90, NORMAL),
+]  # fmt: skip
+TEXTS = [text for text, _, _ in WORDS]
+
+
+def tiny(**changes: Any) -> dict[str, Value]:
+    return vocabulary("plamo2", WORDS, **changes)
+
+
+def without(text: str) -> dict[str, Value]:
+    return vocabulary("plamo2", [word for word in WORDS if word[0] != text])
+
+
+def ids(*texts: str | int) -> list[int]:
+    """Ids of texts; a number stands for the token of that byte."""
+    return [TEXTS.index(f"<0x{text:02X}>" if isinstance(text, int) else text) for text in texts]
+
+
+# --- each rule, and a tokenizer that breaks it ----------------------------------------------------
+
+
+class Greedy(Plamo2):
+    def segment(self, text: bytes) -> Iterator[int]:
+        rest = text.decode()
+        while rest:
+            sizes = (size for size in range(len(rest), 0, -1) if rest[:size] in self.tokens)
+            size = next(sizes, 1)
+            yield self.tokens.get(rest[:size], 0)
+            rest = rest[size:]
+
+
+class GreedyShortest(Greedy):
+    def segment(self, text: bytes) -> Iterator[int]:
+        return (token for letter in text.decode() for token in super(type(self), self).segment(
+            letter.encode()
+        ))  # fmt: skip
+
+
+class ShortestOfEqualCosts(Plamo2):
+    def steps(self, state: str) -> tuple[Step, ...]:
+        return super().steps(state)[::-1]
+
+
+class UnknownInsteadOfBytes(Plamo2):
+    def segment(self, text: bytes) -> list[int]:
+        return [0 if 4 <= token < 260 else token for token in super().segment(text)]
+
+
+class FirstByteOnly(Plamo2):
+    def segment(self, text: bytes) -> list[int]:
+        return [token for token in super().segment(text) if not 4 + 0x80 <= token < 4 + 0xC0]
+
+
+class ByteOrderMarkKept(Plamo2):
+    def segment(self, text: bytes) -> Iterator[int]:
+        return super().segment(text.replace(b"\xef\xbb\xbf", b"\xef\xbb\xbf" * 2, 1))
+
+
+class ByteOrderMarkOnlyAtTheStart(Plamo2):
+    def partition(self, text: bytes, *, parse_special: bool) -> list[int | bytes]:
+        first, *rest = super().partition(text, parse_special=parse_special)
+        mark = b"\xef\xbb\xbf"
+        return [first, *(mark + p if isinstance(p, bytes) and p[:3] == mark else p for p in rest)]
+
+
+class CostsNoLimit(Plamo2):
+    def step(self, text: str) -> Step:
+        step = super().step(text)
+        return step._replace(gain=0) if step.token is not None and step.gain < UNKNOWN else step
+
+
+class NothingHidden(Plamo2):
+    def step(self, text: str) -> Step:
+        step = super().step(text)
+        return step._replace(gain=step.gain - 1) if step.gain == UNKNOWN else step
+
+
+class StateForgotten(Plamo2):
+    """Looks no further than the tokens themselves when it goes back a character."""
+
+    def extended(self, character: str, state: str) -> str:
+        text = super().extended(character, state)
+        return text if text in self.tokens else ""
+
+
+class InvalidBytesKept(Plamo2):
+    def segment(self, text: bytes) -> list[int]:
+        return [self.bytes[byte] for byte in text]
+
+
+class SpacesEscaped(Plamo2):
+    def segment(self, text: bytes) -> Iterator[int]:
+        return super().segment(text.replace(b" ", "▁".encode()))
+
+
+class SpacesUnescaped(Plamo2):
+    def render(self, token: int) -> bytes:
+        return super().render(token).replace("▁".encode(), b" ")
+
+
+class UnusedHidden(Plamo2):
+    def render(self, token: int) -> bytes:
+        return b"" if token == TEXTS.index("zz") else super().render(token)
+
+
+class BosAdded(Plamo2):
+    def around(self) -> tuple[list[int], list[int]]:
+        return [1], []
+
+
+class ControlTokensLeftOut(Plamo2):
+    def segment(self, text: bytes) -> list[int]:
+        return [token for token in super().segment(text) if token > 3]
+
+
+CASES = (
+    Case("the cheapest way wins, not the longest token", plain("defg"), ids("d", "efg"), Greedy),
+    Case("nor the shortest ones", plain("de"), ids("de"), GreedyShortest),
+    Case("of equal costs the longest first step", plain("abc"), ids("ab", "c"),
+         ShortestOfEqualCosts),
+    Case("characters count, not bytes", plain("日本語"), ids("日", "本語"), Greedy),
+    Case("what is no token is spelled in bytes", plain("a語q"),
+         ids("a", 0xE8, 0xAA, 0x9E, 0x71), UnknownInsteadOfBytes),
+    Case("in all of them", plain("é🙂"), ids(0xC3, 0xA9, 0xF0, 0x9F, 0x99, 0x82), FirstByteOnly),
+    Case("a byte order mark goes", plain("\ufeffa\ufeff"), ids("a", "\ufeff"), ByteOrderMarkKept),
+    Case("after special tokens too", plain("a<tool>\ufeffb"), ids("a", "<tool>", "b"),
+         ByteOrderMarkOnlyAtTheStart),
+    Case("a score of -2000 is none", plain("gg"), ids("g", "g"), CostsNoLimit),
+    Case("one of -1000 hides the shorter tokens", plain("hh"), ids("hh"), NothingHidden),
+    Case("minus infinity is none", plain("kk"), ids("k", "k"), CostsNoLimit),
+    Case("endings of tokens lead to their beginnings", plain("xdefg"), ids(0x78, "d", "efg"),
+         Greedy),
+    Case("a token grows over endings that are none", plain("a<0x41>"), ids("a<0x41>"),
+         StateForgotten),
+    Case("bytes that are no UTF-8 are U+FFFD", plain(b"a\xff"), ids("a", 0xEF, 0xBF, 0xBD),
+         InvalidBytesKept),
+    Case("surrogates and what is beyond Unicode stay", plain(b"\xed\xa0\x80\xf7\xbf\xbf\xbf"),
+         ids(0xED, 0xA0, 0x80, 0xF7, 0xBF, 0xBF, 0xBF), FirstByteOnly),
+    Case("spaces stay", plain(" a"), ids(" ", "a"), SpacesEscaped),
+    Case("nothing goes around a text", plain("a", add_special=True), ids("a"), BosAdded),
+    Case("control tokens are found in any text", plain("<|plamo:eos|>"), ids("<|plamo:eos|>"),
+         ControlTokensLeftOut),
+    Case("tokens are written as stored", decode(ids("▁a", 0x41)), "▁aA".encode(), SpacesUnescaped),
+    Case("unused ones too", decode(ids("zz")), b"zz", UnusedHidden),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
+def test_rule_holds_and_the_wrong_tokenizer_breaks_it(case: Case) -> None:
+    expected = list(case.expected)
+    assert list(case.ask(Plamo2(tiny()))) == expected
+    assert list(case.ask(case.wrong(tiny()))) != expected
+
+
+def test_nothing_is_left_of_a_byte_order_mark() -> None:
+    assert tokenizer_of(tiny()).encode("\ufeff".encode()) == []
+
+
+def test_the_end_of_plamo_makes_the_old_one_a_normal_token() -> None:
+    tokenizer = tokenizer_of(tiny())
+    assert tokenizer.vocabulary.eog == {2}
+    assert tokenizer.encode(b"</s>") == ids("</s>")
+
+
+@pytest.mark.parametrize(
+    ("score", "gain"),
+    [
+        (-1.0, -10_000),
+        (float(np.float32(-0.00005)), -0),  # -0.49999... as float32
+        (0.03125, 313),  # half goes away from zero
+        (-0.03125, -313),
+        (np.inf, -20_000_000),
+        (np.nan, -20_000_000),
+        (1e9, -20_000_000),  # beyond 32 bits
+    ],
+)
+def test_gains_are_rounded_as_in_c(score: float, gain: int) -> None:
+    assert gain_of(score) == gain
+
+
+def test_a_missing_byte_token_is_refused_and_so_is_one_with_id_0() -> None:
+    with pytest.raises(InvalidModel, match=r"tokenizer.ggml.tokens .*<0x41>"):
+        tokenizer_of(without("<0x41>"))
+    moved = [WORDS[4], *WORDS[:4], *WORDS[5:]]
+    with pytest.raises(InvalidModel, match=r"tokenizer.ggml.tokens .*<0x00>, not as id 0"):
+        tokenizer_of(vocabulary("plamo2", moved))
+
+
+def test_tokens_that_are_no_utf_8_are_refused() -> None:
+    with pytest.raises(InvalidModel, match=r"tokenizer.ggml.tokens must be UTF-8, and token 260"):
+        tokenizer_of(vocabulary("plamo2", [*WORDS[:260], ("a\udce6", 0, NORMAL)]))
+
+
+def test_no_text_costs_as_much_as_what_cannot_be_reached() -> None:
+    longest = 2**31  # bytes that llama.cpp takes at once
+    assert longest * -UNKNOWN < WORST
+
+
+class EveryState(Plamo2):
+    """Goes through all endings at each character."""
+
+    looked = 0
+
+    def extended(self, character: str, state: str) -> str:
+        self.looked += len(self.known_steps.get(state, ())) + len(state)
+        return super().extended(character, state)
+
+
+def test_the_work_for_a_character_does_not_grow_with_the_text() -> None:
+    tokenizer = EveryState(tiny())
+    looked = []
+    for length in (100, 400):
+        tokenizer.looked = 0
+        tokenizer.encode(b"defg" * length)
+        looked.append(tokenizer.looked)
+    assert looked[1] < 4.1 * looked[0]
+
+
+@pytest.mark.parametrize("word", [b"q", b"defg"], ids=str)
+def test_a_word_of_half_a_megabyte_is_encoded(word: bytes) -> None:
+    count = 2**19 // len(word)
+    once = tokenizer_of(tiny()).encode(word)
+    assert tokenizer_of(tiny()).encode(word * count) == once * count
+
+
+def test_types_are_those_of_the_file() -> None:
+    tokenizer = tokenizer_of(tiny())
+    tokenizer.vocabulary = replace(tokenizer.vocabulary, attrs=())
+    assert list(tokenizer.segment(b"abc")) == ids("ab", "c")

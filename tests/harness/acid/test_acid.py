@@ -1,0 +1,260 @@
+"""Acid models without llama.cpp: bytes, margins, reports of our engines, what is read of a text."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.model import Model
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.harness.acid.architectures import ARCHITECTURES
+from lockstep.harness.acid.coded import FORMATS
+from lockstep.harness.acid.measurements.base import LEAD, Measurement, answers_of, honest_lead, room
+from lockstep.harness.acid.read import read_report
+from lockstep.harness.acid.report import END, report_for
+from lockstep.harness.acid.shape import eight_bits
+from lockstep.harness.acid.tokens import PROMPT
+from lockstep.harness.acid.write import TYPES, write_acid
+from lockstep.harness.catalogue.acid import SHORT, text_of, try_engine
+from lockstep.harness.catalogue.run import honest_engines, wrong_engines
+from lockstep.harness.cli import acid as acid_cli
+from lockstep.harness.honest.base import Honest
+from lockstep.harness.records import EXACT, PRESETS
+from tests.harness.cli.test_cli import Lockstep, lockstep
+
+__all__ = ["lockstep"]
+
+HASHES = {
+    "F32": "fcdbaaebd35c8187155e07dd3698f4834ec39a1196008fe0e4355be1af5ec2a3",
+    "F16": "78544948dad45bebf77ce5d592b53d0c683ac7ba4f4cb074957f6ed582cadc07",
+    "BF16": "0d94ffaf8ec0aa44b020f63f8a04209437390e8c44f07299db5f37a39d2d3190",
+    "Q8_0": "1c349c7a9ea591afbc495b1aa1bd41dce7e2afd81f3bf882ed73dbb81aa27b1b",
+    "Q4_0": "5ffb0529e2eb826d6f2b964c4e3cd3f3184939715cada08a33eb5a47a7a152cf",
+    "Q4_K": "cc4211fcd9ae7f20565b0dc7642cd581f2826fc8445ad95e0f19081616ea7b00",
+    "Q6_K": "bc6338f8aff8a5b1e58ed0e5e43403cdb7c14ef4374e5e4c2a62a7f85c01ffe6",
+    "MXFP4": "bb40b0403a6048832ce5e9e3a135c5bf291ca9ddcc2f1f30b023f3d61e6636b7",
+}
+REPORT = report_for("llama", "F32")
+TESTS = REPORT.tests
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("acid") / "acid.gguf"
+    write_acid(path)
+    return path
+
+
+def named(test: Measurement) -> str:
+    return test.name
+
+
+# --- the file -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quant", HASHES)
+def test_the_same_bytes_are_written_everywhere(quant: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    write_acid(path, quant=quant)
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == HASHES[quant]
+
+
+@pytest.mark.parametrize("quant", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_1", "MXFP4"])
+def test_a_file_of_a_small_type_has_at_most_a_megabyte(quant: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    write_acid(path, quant=quant)
+    assert path.stat().st_size < 1_000_000
+
+
+def test_the_file_says_what_to_do_with_it(model: Path) -> None:
+    with GgufFile.open(model) as file:
+        said = str(file.metadata["general.description"].data)
+        assert file.metadata["tokenizer.chat_template"].data == PROMPT
+    assert "lockstep acid read" in said
+    assert "tokenizer.chat_template" in said
+
+
+def test_eight_bits_are_what_bf16_and_f16_hold() -> None:
+    values = eight_bits(np.cos(np.arange(1000.0)) * 450)
+    assert np.array_equal(values, values.astype(np.float16))
+    assert not np.any(values.astype(np.float32).view(np.uint32) & 0xFFFF)
+
+
+def test_the_options_name_the_types_that_are_written() -> None:
+    assert tuple(acid_cli.ACID_TYPES.split()) == TYPES
+
+
+# --- margins ------------------------------------------------------------------------------------
+
+
+def every_test() -> list[Measurement]:
+    return [test for kind in ("F32", *FORMATS) for test in report_for("llama", kind).tests]
+
+
+@pytest.mark.parametrize("test", {t.name: t for t in every_test()}.values(), ids=named)
+def test_an_honest_engine_is_far_from_every_threshold(test: Measurement) -> None:
+    assert room(test) >= 2
+    assert honest_lead(test) >= LEAD / 3
+
+
+@pytest.mark.parametrize("test", TESTS, ids=named)
+def test_known_mistakes_are_answered_by_what_they_are(test: Measurement) -> None:
+    answers = answers_of(test, 1.0)
+    for number, (_, values) in enumerate(test.wrong, 1):
+        leads = [answer.lead(np.array(values)) for answer in answers]
+        assert int(np.argmin(leads)) == number
+
+
+def test_a_whole_report_is_right_at_temperature_one(model: Path) -> None:
+    """Two tokens after the prompt have one follower; then every test's own. 1 - p is summed."""
+    engine = Model(model, Mirror(1, 512, ()), n_ctx=512)
+    doubt, text = 0.0, []
+    ids = engine.tokenizer().encode(PROMPT.encode(), add_special=True, parse_special=False)
+    for token, logits in engine.choices(ids, len(TESTS) + 3):
+        p = np.exp(logits.astype(np.float64) - logits.max())
+        doubt += 1 - 1 / float(p.sum())
+        text.append(token)
+    engine.close()
+    assert doubt < 1e-9
+    assert len(set(text)) == len(text)  # no token twice: repetition penalties change nothing
+
+
+# --- engines ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, SHORT, "", "thank", "x"])
+def test_any_prompt_gives_a_whole_report(model: Path, prompt: str) -> None:
+    reading = read_report(text_of("fast", model, EXACT, prompt))
+    assert reading.code == 0
+    assert reading.complete
+    assert reading.prompted is (prompt == PROMPT)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("engine", ["reference", "fast"])
+def test_our_engines_say_ok(model: Path, engine: str, preset: str) -> None:
+    assert read_report(text_of(engine, model, PRESETS[preset])).code == 0
+
+
+@pytest.mark.parametrize("cls", honest_engines(), ids=lambda cls: cls.name)
+def test_no_honest_engine_says_no(model: Path, cls: type[Honest]) -> None:
+    seen = try_engine(cls.name, model, REPORT)
+    assert seen.said_no == ()
+    assert seen.complete
+
+
+@pytest.mark.parametrize("quant", TYPES)
+def test_every_type_is_ok_in_our_engine(quant: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    write_acid(path, quant=quant)
+    reading = read_report(text_of("fast", path, EXACT, SHORT))
+    assert (reading.code, reading.quant) == (0, quant)
+
+
+@pytest.mark.parametrize(
+    ("engine", "test", "says"),
+    [
+        ("rope-half-split", "rope-pairing", "pairs of the other kind"),
+        ("rope-other-way", "rope-pairing", "turned the other way"),
+        ("kv-head-modulo", "kv-heads-of-values", "heads alternate between KV heads"),
+        ("gelu-for-silu", "silu", "GELU"),
+        ("mask-missing", "causal-mask", "later tokens are seen"),
+        ("cache-ring-of-32", "far-64", ""),
+        ("wrong-eps", "norm-eps", None),
+        ("missing-scale", "attention-scale", "scores too large"),
+    ],
+)
+def test_a_wrong_engine_names_its_mistake(
+    model: Path, engine: str, test: str, says: str | None
+) -> None:
+    wrong_engines()
+    reading = read_report(text_of(f"mutant:{engine}", model, EXACT))
+    (answer,) = (each for each in reading.answers if each.test == test)
+    assert not answer.ok
+    assert says is None or answer.says == says
+
+
+def test_every_mistake_that_a_test_catches_is_in_the_catalogue() -> None:
+    known = {cls.name.partition(":")[2] for cls in wrong_engines()}
+    assert {name for test in every_test() for name in test.catches} <= known
+
+
+def test_what_a_test_rests_on_is_a_test() -> None:
+    others = (test for arch in ARCHITECTURES for test in report_for(arch, "F32").tests)
+    names = {test.name for test in (*every_test(), *others)}
+    assert {name for test in every_test() for name in test.rests_on} <= names
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+SAID = "acid 1 llama F32, 21 tests; 14 more with the acid prompt\n"
+
+
+def lines(*without: str) -> str:
+    return "".join(f" {t.name} ok\n" for t in REPORT.usual if t.name not in without)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (SAID + lines() + END, 0),
+        (f"> hello\n{SAID}{lines()}{END}\nmain: 40 tokens", 0),
+        ((SAID + lines() + END).replace("\n", "\r\n"), 0),
+        ((SAID + lines() + END).replace("\n", ""), 0),
+        ((SAID + lines() + END).replace("ok", "\x1b[32mok\x1b[0m"), 0),
+        (SAID + lines("silu") + " silu NO (GELU)\n" + END, 1),
+        (SAID + lines("silu") + " silu NO (\x1b[2J)\n" + END, 1),
+        (SAID + lines("silu") + END, 3),
+        (SAID + lines(), 3),
+        ("", 2),
+        ("Paris is the capital of France.", 2),
+        ("acid 9 llama F32, 21 tests\n" + lines() + END, 2),
+        ("acid 1 llama Q9_9, 21 tests\n" + lines() + END, 2),
+    ],
+)
+def test_a_text_is_read_as_what_it_says(
+    text: str, code: int, tmp_path: Path, lockstep: Lockstep
+) -> None:
+    path = tmp_path / "said.txt"
+    path.write_bytes(text.encode())
+    ending = lockstep("acid", "read", path, "--json")
+    assert ending.code == code
+    assert json.loads(ending.out)["exit_code"] == code
+    assert "\x1b" not in lockstep_text(lockstep, path)
+
+
+def lockstep_text(lockstep: Lockstep, path: Path) -> str:
+    ending = lockstep("acid", "read", path)
+    return ending.out + ending.err
+
+
+def test_a_no_that_rests_on_another_is_told_apart(tmp_path: Path, lockstep: Lockstep) -> None:
+    path = tmp_path / "said.txt"
+    wrong = " rope-pairing NO (pairs of the other kind)\n rope-base NO\n"
+    path.write_text(SAID + lines("rope-pairing", "rope-base") + wrong + END)
+    ending = lockstep("acid", "read", path)
+    said = ending.out.splitlines()
+    assert ending.code == 1
+    assert said.index("rope-pairing NO: pairs of the other kind") < said.index("  rope-base: NO")
+
+
+def test_the_list_has_every_test_and_the_prompt(lockstep: Lockstep) -> None:
+    listed = lockstep("acid", "list").out
+    assert all(f"{test.name}: {test.sees}" in listed for test in TESTS)
+    assert "no test sees:" in listed
+    assert lockstep("acid", "list", "--prompt").out == PROMPT + "\n"
+
+
+@pytest.mark.parametrize(
+    "options", [("--arch", "nonsense"), ("--quant", "Q9_9")], ids=lambda options: options[0]
+)
+def test_what_cannot_be_written_is_one_line_with_the_choices(
+    options: tuple[str, str], tmp_path: Path, lockstep: Lockstep
+) -> None:
+    ending = lockstep("acid", "write", "-o", tmp_path / "a.gguf", *options)
+    assert ending.code == 2
+    assert "known: " in ending.err
+    assert len(ending.err.splitlines()) == 1

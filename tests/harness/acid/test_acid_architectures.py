@@ -1,0 +1,240 @@
+"""Acid models of other architectures than llama, without llama.cpp: bytes, margins, our engines."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.engine.model import Model
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.harness.acid.architectures import ARCHITECTURES
+from lockstep.harness.acid.measurements.base import LEAD, Measurement, answers_of, honest_lead, room
+from lockstep.harness.acid.read import read_report
+from lockstep.harness.acid.report import report_for
+from lockstep.harness.acid.write import write_acid
+from lockstep.harness.catalogue.acid import SHORT, text_of, try_engine
+from lockstep.harness.catalogue.run import honest_engines, wrong_engines
+from lockstep.harness.cli import acid as acid_cli
+from lockstep.harness.honest.base import Honest
+from lockstep.harness.records import EXACT, PRESETS
+from tests.harness.cli.test_cli import Lockstep, lockstep
+
+__all__ = ["lockstep"]
+
+HASHES = {
+    ("qwen3", "F32"): "61762df60d24f18487c2e830b863f96b964318b82c3c76ba21072e9f8267b3fa",
+    ("qwen3", "F16"): "f9fcbb4f5a66b0bded859190356ccdfaa5f704dfb5edfda0700e47ffc15c9341",
+    ("llama-moe", "F32"): "7328d4bbf40055ec396d6ba59eb0d518b2f9cebcc4e1e6fe3af32f9547c08852",
+    ("llama-moe", "BF16"): "eed28f9059c85412890df1e254b55f775f3dfc691495fd99755ce624e4f308dd",
+    ("gpt2", "F32"): "f7987a45efa73bb4a6f78530f9c892c4b53cf17b610f93b80ac6446fef24d499",
+    ("gemma3", "F32"): "7dd61df43cf6365e08e8128247281cd2879d8c26fdf463f55ee5f09c36c498ad",
+    ("gemma3", "BF16"): "a1981caee913927119162372f4a1e1e4622068ad0130509edbe85c7daf5302e4",
+    ("gpt2", "F16"): "07e4de8f3e4a3ef2b245695519334191d6852110fe2c081d66922c42ade8f41c",
+}
+OTHERS = tuple(name for name in ARCHITECTURES if name != "llama")
+
+
+@pytest.fixture(scope="module", params=OTHERS)
+def arch(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def model(arch: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("acid") / f"{arch}.gguf"
+    write_acid(path, arch)
+    return path
+
+
+def every_test(*archs: str) -> list[Measurement]:
+    return [test for arch in archs for test in report_for(arch, "F32").tests]
+
+
+def named(test: Measurement) -> str:
+    return type(test).__name__
+
+
+# --- the file -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("arch", "quant"), HASHES)
+def test_the_same_bytes_are_written_everywhere(arch: str, quant: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    write_acid(path, arch, quant)
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == HASHES[arch, quant]
+
+
+def test_a_file_has_at_most_a_megabyte(model: Path) -> None:
+    assert model.stat().st_size < 1_000_000
+
+
+def test_the_options_name_the_architectures_that_are_written() -> None:
+    assert tuple(acid_cli.ACID_ARCHITECTURES.split()) == tuple(ARCHITECTURES)
+
+
+def test_types_that_an_architecture_has_not_are_refused_with_those_it_has(
+    tmp_path: Path, lockstep: Lockstep
+) -> None:
+    ending = lockstep(
+        "acid", "write", "-o", tmp_path / "a.gguf", "--arch", "gpt2", "--quant", "Q4_K"
+    )
+    assert ending.code == 2
+    assert "known: F32, F16, BF16" in ending.err
+
+
+def test_the_prompt_is_that_of_the_architecture(arch: str, lockstep: Lockstep) -> None:
+    prompt = ARCHITECTURES[arch].vocabulary.prompt
+    assert lockstep("acid", "list", "--arch", arch, "--prompt").out == prompt + "\n"
+
+
+def test_the_prompt_has_as_many_tokens_as_tests_count_on(arch: str, model: Path) -> None:
+    vocabulary = ARCHITECTURES[arch].vocabulary
+    engine = Model(model, Mirror(1, 512, ()), n_ctx=512)
+    ids = engine.tokenizer().encode(
+        vocabulary.prompt.encode(), add_special=True, parse_special=False
+    )
+    engine.close()
+    assert len(ids) == 1 + vocabulary.n_prompt
+
+
+# --- margins ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("test", {named(t): t for t in every_test(*OTHERS)}.values(), ids=named)
+def test_an_honest_engine_is_far_from_every_threshold(test: Measurement) -> None:
+    assert room(test) >= 2
+    assert honest_lead(test) >= LEAD / 3
+
+
+@pytest.mark.parametrize("test", {named(t): t for t in every_test(*OTHERS)}.values(), ids=named)
+def test_known_mistakes_are_answered_by_what_they_are(test: Measurement) -> None:
+    answers = answers_of(test, 1.0)
+    for number, (_, values) in enumerate(test.wrong, 1):
+        leads = [answer.lead(np.array(values)) for answer in answers]
+        assert int(np.argmin(leads)) == number
+
+
+def test_a_whole_report_is_right_at_temperature_one(arch: str, model: Path) -> None:
+    report = report_for(arch, "F32")
+    engine = Model(model, Mirror(1, 512, ()), n_ctx=448)
+    ids = engine.tokenizer().encode(report.prompt.encode(), add_special=True, parse_special=False)
+    doubt, text = 0.0, []
+    for token, logits in engine.choices(ids, len(report.tests) + 3):
+        p = np.exp(logits.astype(np.float64) - logits.max())
+        doubt += 1 - 1 / float(p.sum())
+        text.append(token)
+    engine.close()
+    assert doubt < 1e-9
+    assert len(set(text)) == len(text)  # no token twice: repetition penalties change nothing
+
+
+# --- engines ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompt", [SHORT, "", "thank", "x", " 12", "~ abc"])
+def test_any_prompt_gives_a_whole_report(model: Path, prompt: str) -> None:
+    reading = read_report(text_of("fast", model, EXACT, prompt))
+    assert (reading.code, reading.complete, reading.prompted) == (0, True, False)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("engine", ["reference", "fast"])
+def test_our_engines_say_ok(arch: str, model: Path, engine: str, preset: str) -> None:
+    prompt = ARCHITECTURES[arch].vocabulary.prompt
+    reading = read_report(text_of(engine, model, PRESETS[preset], prompt))
+    assert (reading.code, reading.complete, reading.prompted) == (0, True, True)
+
+
+@pytest.mark.parametrize("cls", honest_engines(), ids=lambda cls: cls.name)
+def test_no_honest_engine_says_no(arch: str, model: Path, cls: type[Honest]) -> None:
+    seen = try_engine(cls.name, model, report_for(arch, "F32"))
+    assert seen.said_no == ()
+    assert seen.complete
+
+
+@pytest.mark.parametrize(
+    ("arch", "quant"), [(arch, quant) for arch in OTHERS for quant in ARCHITECTURES[arch].types]
+)
+def test_every_type_is_ok_in_our_engine(arch: str, quant: str, tmp_path: Path) -> None:
+    write_acid(tmp_path / "a.gguf", arch, quant)
+    prompt = ARCHITECTURES[arch].vocabulary.prompt
+    reading = read_report(text_of("fast", tmp_path / "a.gguf", EXACT, prompt))
+    assert (reading.code, reading.arch, reading.quant) == (0, arch, quant)
+
+
+@pytest.mark.parametrize(
+    ("arch", "engine", "test", "says"),
+    [
+        ("qwen3", "rope-half-split", "rope-pairing", "pairs of the other kind"),
+        ("qwen3", "query-norm-missing", "query-norm", "queries are not normed"),
+        ("qwen3", "heads-normed-together", "key-norm", "heads are normed together"),
+        (
+            "qwen3",
+            "head-norms-exchanged",
+            "head-norm-weights",
+            "weights of queries and keys exchanged",
+        ),
+        (
+            "qwen3",
+            "head-norm-after-rope",
+            "head-norm-weights",
+            "turned before they are multiplied, or no weights",
+        ),
+        ("qwen3", "merges-from-left", "bpe-merges", "from left to right, or by length"),
+        ("qwen3", "bos-doubled", "bos", "BOS twice"),
+        (
+            "llama-moe",
+            "experts-not-normalised-llama",
+            "experts-choice",
+            "weights do not sum to one",
+        ),
+        ("llama-moe", "experts-weights-by-id", "experts-choice", "weights in the order of ids"),
+        (
+            "llama-moe",
+            "experts-down-of-the-first",
+            "experts-matrices",
+            "the way back of the first for all",
+        ),
+        ("gemma3", "window-one-less", "window-inside", "the window ends earlier"),
+        (
+            "gemma3",
+            "window-one-more",
+            "window-beyond",
+            "the window reaches further, or there is none",
+        ),
+        (
+            "gemma3",
+            "embedding-scale-by-width",
+            "embedding-scale",
+            "multiplied by the width",
+        ),
+        ("gemma3", "silu-for-gelu", "gelu", "SiLU"),
+        ("gemma3", "key-norm-missing-gemma3", "key-norm", "keys are not normed"),
+        ("gpt2", "gelu-quick", "gelu", "the quick GELU"),
+        ("gpt2", "layer-norm-uncentred", "norm-mean", "the mean is not subtracted"),
+        ("gpt2", "layer-norm-without-bias", "norm-bias", "no biases"),
+        ("gpt2", "learned-positions-from-two", "first-position", "no token has row 0"),
+        ("gpt2", "qkv-bias-missing", "qkv-bias", "no bias"),
+    ],
+)
+def test_a_wrong_engine_names_its_mistake(
+    arch: str, engine: str, test: str, says: str, tmp_path: Path
+) -> None:
+    wrong_engines()
+    write_acid(tmp_path / "a.gguf", arch)
+    needs_prompt = any(t.name == test and t.needs_prompt for t in every_test(arch))
+    prompt = ARCHITECTURES[arch].vocabulary.prompt if needs_prompt else SHORT
+    reading = read_report(text_of(f"mutant:{engine}", tmp_path / "a.gguf", EXACT, prompt))
+    (answer,) = (each for each in reading.answers if each.test == test)
+    assert (answer.ok, answer.says) == (False, says)
+
+
+def test_every_mistake_that_a_test_catches_is_in_the_catalogue() -> None:
+    known = {cls.name.partition(":")[2] for cls in wrong_engines()}
+    assert {name for test in every_test(*OTHERS) for name in test.catches} <= known
+
+
+def test_what_a_test_rests_on_is_a_test_of_some_architecture() -> None:
+    names = {test.name for test in every_test(*ARCHITECTURES)}
+    assert {name for test in every_test(*ARCHITECTURES) for name in test.rests_on} <= names

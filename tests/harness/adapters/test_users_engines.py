@@ -1,0 +1,246 @@
+"""A Python class of the user's is an engine, run in a process of its own, believed in nothing."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from lockstep.engine.errors import Unsupported
+from lockstep.harness.adapters.parts.users import registered, registered_names
+from lockstep.harness.check.check import BadInput
+from lockstep.harness.cli import app
+from lockstep.harness.context.runner import IsolatedSession, Runner, is_outside
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.records import EXACT, Answered, Crashed, Unanswerable, Verdict
+from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.models import builtin
+
+HONEST = """
+    from engine.model import Model
+    from engine.ops.fast.ops import Fast
+    from harness.adapters.base import Adapter
+    from harness.records import Evaluation
+
+    class Mine(Adapter):
+        def evaluate(self, request):
+            model = Model(self.model, Fast())
+            memory = model.new_memory()
+            runs = (model.decode(batch, memory) for batch in request.batches)
+            return Evaluation(logits=tuple(runs), trace=None)
+"""
+EMPTY = """
+    from harness.adapters.base import Adapter
+
+    class {}(Adapter, name="{}"):
+        pass
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return builtin("f32", tmp_path_factory.mktemp("models"))
+
+
+def written(folder: Path, source: str, name: str = "mine.py") -> Path:
+    path = folder / name
+    path.write_text(dedent(source))
+    return path
+
+
+def checked(model: Path, engine: str, *suites: str) -> list[Verdict]:
+    return verdicts_of(plan_for(model, engine=engine, suites=suites, n_steps=3))
+
+
+def why(engine: str, model: Path | None = None) -> str:
+    with Runner(time_limit=60).open(engine, model, EXACT) as session:
+        outcome = session.ask("describe")
+    assert isinstance(outcome, Unanswerable), outcome
+    return outcome.message
+
+
+# --- files and modules ----------------------------------------------------------------------------
+
+
+def test_a_class_in_a_file_is_asked_for_what_it_overrides_alone(
+    model: Path, tmp_path: Path
+) -> None:
+    found = checked(model, f"adapter:{written(tmp_path, HONEST)}")
+    status = {v.suite: v.status for v in found}
+    assert status.pop("shadow") == "excused"  # of the oracle alone
+    assert status.pop("logits") == "agreed"
+    assert {*status.values()} == {"not-applicable"}, status
+    assert exit_code(found) == 0
+
+
+def test_a_wrong_class_diverges(model: Path, tmp_path: Path) -> None:
+    wrong = HONEST.replace("tuple(runs)", "tuple(run * 1.01 for run in runs)")
+    (found,) = checked(model, f"adapter:{written(tmp_path, wrong)}", "logits")
+    assert (found.status, found.detail["at_fault"]) == ("diverged", "subject")
+
+
+def test_a_module_is_looked_for_where_the_command_is_given(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, HONEST, "mine_as_module.py")
+    monkeypatch.chdir(tmp_path)
+    (found,) = checked(model, "adapter:mine_as_module", "logits")
+    assert found.status == "agreed"
+    assert "mine_as_module" not in sys.modules  # the worker alone has imported it
+
+
+def test_a_file_named_as_our_own_package_does_not_take_its_place(
+    model: Path, tmp_path: Path
+) -> None:
+    for name in ("engine.py", "harness.py"):
+        (found,) = checked(model, f"adapter:{written(tmp_path, HONEST, name)}", "logits")
+        assert found.status == "agreed"
+
+
+def test_a_file_may_import_its_neighbours(model: Path, tmp_path: Path) -> None:
+    written(tmp_path, HONEST, "neighbour.py")
+    path = written(tmp_path, "from neighbour import Mine\n")
+    with Runner(time_limit=60).open(f"adapter:{path}", model, EXACT) as session:
+        assert isinstance(session.ask("describe"), Answered)
+
+
+def test_of_several_classes_one_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path, EMPTY.format("A", "a") + EMPTY.format("B", "b"))
+    assert f"several engines: A, B; name one: {path}:A" in why(f"adapter:{path}")
+    assert "has no engine 'C' (known: A, B)" in why(f"adapter:{path}:C")
+    with Runner(time_limit=60).open(f"adapter:{path}:B", None, EXACT) as session:
+        outcome = session.ask("describe")
+    assert isinstance(outcome, Answered)
+    assert outcome.value.levels == ()
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("x = 1\n", "defines no subclass of lockstep.harness.adapters.base.Adapter"),
+        ("import nothing_of_that_name\n", "ModuleNotFoundError: No module named 'nothing_of"),
+        ("def f(:\n", "SyntaxError"),
+        ("\n\n1 / 0\n", r"ZeroDivisionError: division by zero (mine.py, line 3)"),
+        ("import sys\nsys.exit('no licence')\n", "SystemExit: no licence"),
+        (
+            EMPTY.format("A", "x") + EMPTY.format("B", "x"),
+            "TypeError: 'x' is already lockstep_user_mine",
+        ),
+    ],
+)
+def test_what_cannot_be_imported_is_one_sentence(source: str, words: str, tmp_path: Path) -> None:
+    said = why(f"adapter:{written(tmp_path, source)}")
+    assert words in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("init", "words"),
+    [
+        ("(self): pass", "TypeError: Mine.__init__() takes 1 positional argument but 3 were given"),
+        ("(self, *a): raise KeyError('no licence')", "KeyError: 'no licence'"),
+    ],
+)
+def test_a_class_that_cannot_be_made_is_a_crash_that_shows_its_own_lines_alone(
+    init: str, words: str, tmp_path: Path
+) -> None:
+    source = "from lockstep.harness.adapters.base import Adapter\nclass Mine(Adapter):\n"
+    path = written(tmp_path, f"{source}    def __init__{init}\n")
+    with Runner(time_limit=60).open(f"adapter:{path}", None, EXACT) as session:
+        outcome = session.ask("describe")
+    assert isinstance(outcome, Crashed)
+    assert outcome.message.endswith(words)
+    assert "worker.py" not in outcome.message
+    assert "Traceback" not in outcome.message
+
+
+def test_no_file_and_no_module_are_said(model: Path) -> None:
+    assert why("adapter:./nothing.py") == "./nothing.py: no such file"
+    assert "No module named 'nothing_here'" in why("adapter:nothing_here")
+    with pytest.raises(BadInput, match=r"nothing\.py: no such file"):
+        checked(model, "adapter:./nothing.py", "logits")
+
+
+def test_a_class_that_dies_or_fails_is_a_crash(model: Path, tmp_path: Path) -> None:
+    for line, words in (("os._exit(7)", "exited with status 7"), ("1 / 0", "ZeroDivisionError")):
+        source = HONEST.replace("model = Model(", f"import os; {line}\n            model = Model(")
+        (found,) = checked(model, f"adapter:{written(tmp_path, source)}", "logits")
+        assert (found.status, exit_code([found])) == ("crashed", 3)
+        assert words in found.summary
+
+
+def test_what_it_prints_is_its_log(model: Path, tmp_path: Path) -> None:
+    source = HONEST.replace("model = Model(", "print('hello'); 1 / 0\n            model = Model(")
+    path = written(tmp_path, source)
+    with Runner(time_limit=60).open(f"adapter:{path}", model, EXACT) as session:
+        assert isinstance(session.ask("describe"), Answered)
+        outcome = session.ask("greedy", [1], 1)
+        assert outcome == Unanswerable(message="Mine does not offer greedy", declared=True)
+
+
+# --- entry points ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package that registers two names, one of them ours."""
+    written(tmp_path, HONEST, "their_engine.py")
+    info = tmp_path / "their_engine-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-engine\nVersion: 1\n")
+    rows = "theirs = their_engine:Mine\nreference = their_engine:Mine\n"
+    (info / "entry_points.txt").write_text(f"[lockstep.engines]\n{rows}")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    yield
+    importlib.invalidate_caches()
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_package_registers_an_engine_by_name(model: Path) -> None:
+    (found,) = checked(model, "theirs", "logits")
+    assert found.status == "agreed"
+    assert is_outside("theirs")
+    assert registered_names() == ["reference", "theirs"]
+
+
+@pytest.mark.usefixtures("installed")
+def test_our_own_names_stay_ours(model: Path) -> None:
+    assert registered("reference") is registered("mutant:wrong-eps") is None
+    assert not isinstance(Runner().open("reference", model, EXACT), IsolatedSession)
+
+
+@pytest.mark.usefixtures("installed")
+def test_two_packages_with_one_name_are_refused(tmp_path: Path) -> None:
+    other = tmp_path / "other-1.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
+    (other / "entry_points.txt").write_text("[lockstep.engines]\ntheirs = other:Mine\n")
+    importlib.invalidate_caches()
+    with pytest.raises(Unsupported, match=r"several packages register .*: other, their-engine"):
+        Runner().open("theirs", None, EXACT)
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+def test_the_option_is_the_engine_with_a_prefix(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, HONEST)
+    options = ["check", str(model), "--adapter", str(path), "--suite", "logits", "--quiet"]
+    with pytest.raises(SystemExit) as end:
+        app([*options, "--oracle", "reference", "--tokens", "5", "--report", str(tmp_path)])
+    assert end.value.code == 0, capfd.readouterr()
+    with pytest.raises(SystemExit) as end:
+        app([*options, "--engine", "fast"])
+    assert end.value.code == 2
+    assert "so does --engine" in capfd.readouterr().err
+
+
+def test_a_crash_is_no_engine_that_is_missing(model: Path, tmp_path: Path) -> None:
+    path = written(tmp_path, "import os\nos._exit(3)\n")
+    with Runner(time_limit=60).open(f"adapter:{path}", model, EXACT) as session:
+        assert isinstance(session.ask("describe"), Crashed)

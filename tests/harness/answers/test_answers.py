@@ -1,0 +1,181 @@
+"""Every question has a form for its answer, in this process and from another."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.engine.batch import Batch
+from lockstep.harness.answers import FORMS, PIECES
+from lockstep.harness.asking.worker import QUESTIONS, STREAMS
+from lockstep.harness.context.runner import Runner, Session
+from lockstep.harness.records import (
+    EXACT,
+    Answered,
+    Evaluation,
+    Fault,
+    Malformed,
+    Nodes,
+    Request,
+    TensorSummary,
+)
+from tests.lies import EVERYWHERE, Saying
+from tests.shadow_nodes import node
+
+
+@pytest.fixture(scope="module")
+def apart() -> Iterator[Session]:
+    with Runner(modules=("tests.fake_engines",)).open("fake-apart", None, EXACT) as session:
+        yield session
+
+
+@pytest.mark.parametrize(
+    ("question", "args", "text"),
+    [
+        ("evaluate", (Request(batches=(Batch.of([1, 2]),)),), "those of 1 batches, got a tuple"),
+        ("dequantize", ("I8", np.zeros(4, np.uint8)), r"shape \(4,\), got float32 of shape \(3,\)"),
+        ("greedy", ([1, 2], 2), "a generator may not cross"),
+        ("describe", (), "version must be .*str.*, got a NoneType"),
+    ],
+)
+def test_an_isolated_engine_lies_no_better(
+    question: str, args: Any, text: str, apart: Session
+) -> None:
+    outcome = apart.ask(question, *args)
+    assert isinstance(outcome, Malformed), outcome
+    assert re.search(text, outcome.message)
+
+
+def test_an_isolated_engine_shows_no_graph_that_is_none(apart: Session) -> None:
+    fault = Fault(step=0, ubatch=0, index=0, kind="scale", draw=0)
+    seen: list[Nodes] = []
+    batches = (Batch.of([1]),)
+    whole = apart.stream("capture", seen.append, batches, None)
+    pieces = apart.stream("capture", seen.append, batches, fault)
+    assert len(seen) == 1
+    assert whole == Malformed(message="nodes: expected an int from 0 to 2^63 - 1, got -1")
+    assert pieces == Malformed(message="a piece of the graph: expected a Nodes, got None")
+
+
+BYTES = np.zeros(36, np.uint8)
+ENDS = np.array([10, 36])
+ENDED = {
+    "endings": np.zeros(2, np.uint8),
+    "digests": np.zeros(2, np.uint64),
+    "peaks": np.zeros(2, np.int64),
+    "words": {1: "why"},
+}
+DONE = {"code": 0, "pos": [[0, 1]], "ubatches": None, "slots": None, "order": [0], "logits": None}
+PLAN = {"steps": [["clear"], ["decode", []]]}
+SUM_OF = node("ADD", np.zeros((2, 3), np.float32))
+ROW = TensorSummary(name="t", ne=(32, 2), type="Q4_0", offset=0, n_bytes=36)
+TIMES = {"plain": 1.0, "callback": 1.0, "capture": 1.0, "copy": 1.0, "nodes": 3.0}
+TWO_AND_ONE = (Batch.of([0, 1]), Batch.of([2], start=2))
+ASKED: dict[str, tuple[tuple[Any, ...], Any, list[Any]]] = {  # arguments, an answer, lies
+    "multiply": (
+        ("Q4_0", BYTES, np.zeros((5, 32), np.float32)),
+        np.zeros((5, 2), np.float32),
+        [np.zeros((2, 5), np.float32), np.zeros((5, 2)), np.zeros(10, np.float32), [], None],
+    ),
+    "embed": (
+        (TWO_AND_ONE,),
+        (np.zeros((2, 8), np.float32), np.zeros((1, 8), np.float32)),  # or pooled: a row each
+        [
+            (np.zeros((2, 8), np.float32),),
+            (np.zeros((2, 8), np.float32), np.zeros((1, 9), np.float32)),
+            (np.zeros((3, 8), np.float32), np.zeros((1, 8), np.float32)),
+            (np.zeros((2, 8)), np.zeros((1, 8))),
+            [np.zeros((2, 8), np.float32), np.zeros((1, 8), np.float32)],
+            None,
+        ],
+    ),
+    "parse": (
+        (BYTES, ENDS, "buffer"),
+        ENDED,
+        [
+            {},
+            ENDED | {"more": 1},
+            ENDED | {"endings": np.zeros(3, np.uint8)},
+            ENDED | {"endings": np.full(2, 200, np.uint8)},
+            ENDED | {"endings": np.array(["a", "b"])},
+            ENDED | {"peaks": np.zeros(2)},
+            ENDED | {"words": {2: "of no file"}},
+            ENDED | {"words": [1, 2]},
+        ],
+    ),
+    "schedule": (
+        (PLAN,),
+        [DONE, DONE | {"logits": np.zeros((1, 8), np.float32)}],
+        [
+            [DONE],
+            [DONE, {}],
+            [DONE, DONE | {"code": None}],
+            [DONE, DONE | {"pos": 5}],
+            [DONE, DONE | {"order": [np.zeros(3)]}],
+            [DONE, DONE | {"logits": np.zeros(8, np.float32)}],
+            [DONE, DONE | {"logits": np.zeros((1, 8))}],
+        ],
+    ),
+    "compute": (
+        (SUM_OF,),
+        np.zeros((1, 1, 2, 3), np.float32),
+        [np.zeros((2, 3), np.float32), np.zeros((1, 1, 2, 3)), np.zeros((1, 1, 3, 2), np.float32)],
+    ),
+    "logprobs": (
+        ([[1, 2], b"text"], 3),
+        [[(1, -0.5), (7, float("-inf"))], [(b"a", -1.0), (b"a", -2.0)]],
+        [
+            [[(1, -0.5)]],
+            [[(1, -0.5), (1, -0.6)], []],
+            [[(1, -1)], []],
+            [[(1, 2, -1.0)], []],
+            [[(b"a", -1.0), (1, -2.0)], []],
+            [[(-1, -1.0)], []],
+            [[("a", -1.0)], []],
+            None,
+        ],
+    ),
+    "generate": ((b"prompt", 2), b"text", ["text", None, bytes(1 << 20)]),
+    "operate": (
+        ("rms_norm", {}, {}),
+        {"result": np.zeros(3, np.float32)},
+        [None, {1: np.zeros(3)}, {"result": [1.0]}, {"result": np.array([None])}],
+    ),
+    "name_tensors": (
+        (b"GGUF",),
+        (ROW,),
+        [[ROW], (ROW, ROW), (replace(ROW, n_bytes=35),), (replace(ROW, ne=(31, 2)),), ("t",)],
+    ),
+    "time_dequantize": (("Q4_0", BYTES, 0.1, 1), 1e-6, [0.0, -1.0, float("nan"), "1", None]),
+    "time_capture": (
+        ((Batch.of([1]),),),
+        TIMES,
+        [{}, TIMES | {"copy": 0.0}, TIMES | {"plain": "1"}, [1.0]],
+    ),
+}
+
+
+@pytest.mark.parametrize("question", ASKED)
+def test_what_no_suite_asks_has_a_form_as_well(question: str) -> None:
+    args, honest, lies = ASKED[question]
+    assert isinstance(Saying(honest).ask(question, *args), Answered)
+    for lie in lies:
+        outcome = Saying(lie).ask(question, *args)
+        assert isinstance(outcome, Malformed), lie
+        assert "expected" in outcome.message
+
+
+def test_every_question_has_a_form_and_every_stream_one_of_its_pieces() -> None:
+    assert FORMS.keys() == {*QUESTIONS}
+    assert PIECES.keys() == {*STREAMS}
+    assert {*ASKED} | {*EVERYWHERE} | {"describe"} == {*QUESTIONS}
+
+
+def test_numbers_that_are_not_finite_are_an_answer() -> None:
+    held = np.array([[np.nan, np.inf], [-np.inf, 0]], np.float32)
+    request = Request(batches=(Batch.of([0, 1]),))
+    session = Saying(Evaluation(logits=(held,), trace=None))
+    assert isinstance(session.ask("evaluate", request), Answered)

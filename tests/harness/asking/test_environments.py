@@ -1,0 +1,271 @@
+"""Other versions of an engine: environments are built whole or not at all, and say why not."""
+
+import io
+import re
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.engine.errors import Unsupported
+from lockstep.harness.adapters import adapter_class, split_version
+from lockstep.harness.asking import environments
+from lockstep.harness.asking.downloads import CACHE, last_words
+from lockstep.harness.asking.environments import (
+    LIBRARIES,
+    NotBuilt,
+    built,
+    folder_of,
+    provide,
+    python_of,
+    remove,
+    variables,
+)
+from lockstep.harness.check.check import BadInput, described
+from lockstep.harness.cli import app
+from lockstep.harness.context.runner import Runner, Session, environment
+from lockstep.harness.records import EXACT, Answered, EngineInfo, Outcome
+
+NAME = "llama.cpp@0.3.8"
+# an sdist that builds without anything from elsewhere, in place of llama-cpp-python's
+PROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+"""
+BACKEND = """
+import base64, hashlib, zipfile
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    assert not BROKEN, "the compiler says no"
+    name = "llama_cpp_python-VERSION-py3-none-any.whl"
+    info = "llama_cpp_python-VERSION.dist-info"
+    files = {
+        "llama_cpp/__init__.py": MODULE,
+        f"{info}/METADATA": "Metadata-Version: 2.1\\nName: llama-cpp-python\\nVersion: VERSION\\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
+    }
+    record = "".join(f"{file},,\\n" for file in [*files, f"{info}/RECORD"])
+    with zipfile.ZipFile(f"{folder}/{name}", "w") as wheel:
+        for file, text in {**files, f"{info}/RECORD": record}.items():
+            wheel.writestr(file, text)
+    return name
+"""
+Sdist = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and a pip that sees nothing but a folder of ours."""
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    monkeypatch.setenv(LIBRARIES, str(tmp_path / "none"))  # nothing here is for the installed one
+    monkeypatch.setattr(environments, "WORKER_NEEDS", ())
+    return tmp_path / "cache" / "engines"
+
+
+@pytest.fixture
+def sdist(tmp_path: Path) -> Sdist:
+    """Puts a version where pip finds it."""
+
+    def make(version: str, module: str = "", broken: bool = False) -> None:
+        backend = BACKEND.replace("VERSION", version).replace("BROKEN", str(broken))
+        files = {
+            "pyproject.toml": PROJECT,
+            "backend.py": backend.replace("MODULE", repr(module)),
+            "PKG-INFO": f"Metadata-Version: 2.1\nName: llama_cpp_python\nVersion: {version}\n",
+        }
+        with tarfile.open(tmp_path / f"llama_cpp_python-{version}.tar.gz", "w:gz") as tar:
+            for name, text in files.items():
+                info = tarfile.TarInfo(f"llama_cpp_python-{version}/{name}")
+                info.size = len(text)
+                tar.addfile(info, io.BytesIO(text.encode()))
+
+    return make
+
+
+def left_in(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.iterdir())
+
+
+def test_a_version_is_built_once_listed_used_and_removed(sdist: Sdist, cache: Path) -> None:
+    sdist("0.3.8", f"import os\n__version__ = '0.3.8'\nassert {LIBRARIES!r} not in os.environ")
+    said: list[str] = []
+    folder = provide(NAME, said.append)
+    assert folder == folder_of(NAME)
+    assert said[0] == "building llama-cpp-python 0.3.8 from source, once: minutes on two cores"
+    assert list(built("llama.cpp")) == [(NAME, folder)]
+    assert left_in(cache) == ["build.lock", folder.name]
+    n_said = len(said)
+    assert provide(NAME, said.append) == folder
+    assert len(said) == n_said
+    shown = [str(python_of(NAME)), "-c", "import llama_cpp; print(llama_cpp.__file__)"]
+    done = subprocess.run(shown, capture_output=True, text=True, check=True, env=variables())
+    assert done.stdout.startswith(str(folder))
+    assert remove(NAME) == folder
+    assert left_in(cache) == ["build.lock"]
+
+
+@pytest.mark.parametrize(
+    ("version", "module", "broken", "says"),
+    [
+        ("0.3.9", "", False, r"pip could not install llama-cpp-python 0\.3\.8: .*No matching"),
+        ("0.3.8", "", True, r"pip could not install llama-cpp-python 0\.3\.8: .*compiler says no"),
+        ("0.3.8", "import no_such", False, "built and does not load: .*No module named 'no_such'"),
+    ],
+    ids=["unknown version", "broken build", "broken library"],
+)
+def test_what_cannot_be_had_is_one_sentence_and_leaves_nothing(
+    sdist: Sdist, cache: Path, version: str, module: str, broken: bool, says: str
+) -> None:
+    sdist(version, module, broken)
+    (cache / ".building-1" / "environment").mkdir(parents=True)  # of a build that was killed
+    with pytest.raises(NotBuilt, match=says) as caught:
+        provide(NAME)
+    assert "\n" not in str(caught.value)
+    assert left_in(cache) == ["build.lock"]
+
+
+def test_without_a_network_it_is_told_what_pip_said(
+    monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    with pytest.raises(NotBuilt, match=r"[Cc]onnection.*No matching distribution"):
+        provide(NAME)
+    assert left_in(cache) == ["build.lock"]
+
+
+@pytest.mark.parametrize(
+    "version",
+    ["", "..", "../../x", "0.3.8; true", "0.3.8 --pre", "0.3.*", ">=0", "latest", "0.3.8\n"],
+)
+def test_only_a_version_reaches_pip_or_a_path(version: str) -> None:
+    with pytest.raises(Unsupported, match=r"is no version of llama-cpp-python; expected one such"):
+        python_of(f"llama.cpp@{version}")
+
+
+@pytest.mark.parametrize("version", ["0.3.8", "1.0rc1", "0.2.90.post1", "1!2.0.dev3"])
+def test_versions_as_they_are_published_are_taken(version: str) -> None:
+    with pytest.raises(NotBuilt, match=rf"lockstep oracle add llama\.cpp@{version}"):
+        python_of(f"llama.cpp@{version}")
+
+
+@pytest.mark.parametrize("name", ["reference@1", "gguf-py@0.18.0", "mutant:wrong-eps@2"])
+def test_engines_that_have_one_version_say_so(name: str) -> None:
+    with pytest.raises(Unsupported, match="cannot be asked in another version"):
+        Runner().open(name, None, EXACT)
+
+
+def test_an_engine_that_does_not_exist_is_refused_with_its_version() -> None:
+    with pytest.raises(Unsupported, match=r"no engine named 'lama\.cpp'"):
+        provide("lama.cpp@0.3.8")
+
+
+def test_the_installed_engine_needs_no_environment(cache: Path) -> None:
+    assert provide("llama.cpp") is None
+    assert provide("mutant:wrong-eps") is None
+    assert not cache.exists()
+
+
+def test_a_version_is_asked_through_the_same_adapter() -> None:
+    assert split_version(NAME) == ("llama.cpp", "0.3.8")
+    assert adapter_class(NAME) is adapter_class("llama.cpp")
+
+
+def test_a_worker_runs_with_the_packages_of_its_environment_before_ours(cache: Path) -> None:
+    """`describe` says which llama_cpp was loaded: a stand-in, though another one is installed."""
+    folder = folder_of(NAME)
+    make = [sys.executable, "-m", "venv", "--without-pip", str(folder)]
+    subprocess.run(make, check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "numpy.pth").write_text(str(Path(np.__file__).parents[1]))  # with what else is there
+    (site / "llama_cpp").mkdir()
+    text = "__version__ = 'a stand-in'\nraise NotImplementedError(__file__)"
+    (site / "llama_cpp" / "__init__.py").write_text(text)
+    with Runner(time_limit=60).open(NAME, None, EXACT) as session:
+        outcome = session.ask("describe")
+    assert not isinstance(outcome, Answered)
+    assert f"NotImplementedError: {site / 'llama_cpp'}" in str(outcome)
+
+
+class Stranger(Session):
+    name = NAME
+
+    def _ask(self, *_: Any) -> Outcome:
+        info = EngineInfo(engine="llama.cpp", version="llama-cpp-python 0.3.36")
+        return Answered(value=info, seconds=0.0)
+
+
+def test_an_environment_that_holds_another_version_is_no_oracle() -> None:
+    with pytest.raises(BadInput, match=r"llama\.cpp@0\.3\.8 holds llama-cpp-python 0\.3\.36"):
+        described(Stranger())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("oracle", "add", NAME),
+        ("oracle", "remove", NAME),
+        ("check", "builtin:f32", "--oracle", NAME),
+        ("fuzz", "quants", "--cases", "1", "--engine", NAME),
+        ("run", "builtin:f32", "--prompt", "a", "--engine", NAME),
+    ],
+    ids=" ".join,
+)
+def test_on_the_command_line_it_is_one_line_and_exit_code_2(
+    command: tuple[str, ...], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*_: object) -> None:
+        raise NotBuilt("llama.cpp@0.3.8 cannot be had")
+
+    monkeypatch.setattr(environments, "build", build)
+    with pytest.raises(SystemExit) as end:
+        app([*command, *(["--quiet"] if command[0] != "oracle" else [])])
+    assert end.value.code == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert re.fullmatch(
+        r"lockstep: llama\.cpp@0\.3\.8 (cannot be had|is not built yet.*)\n", said.err
+    )
+
+
+def test_pips_last_words_leave_out_addresses_and_advice() -> None:
+    text = "a\nERROR: b https://x.y/z\nc\n\n[notice] a new release of pip"
+    assert last_words(text) == "ERROR: b (address)"
+    assert last_words(text, 2) == "ERROR: b (address); c"
+    assert last_words("") == "it said nothing"
+
+
+def test_a_build_of_the_users_own_is_not_loaded_by_another_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(LIBRARIES, "build/bin")
+    assert environment(None)[LIBRARIES] == "build/bin"
+    assert LIBRARIES not in environment(Path("python"))
+
+
+def test_a_build_says_how_long_it_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environments, "SAY_SECONDS", 0.05)
+    waited: list[float] = []
+    command = [sys.executable, "-c", "import time; print(1); time.sleep(0.4); print(2)"]
+    assert environments.checked(command, "it fails", waited.append) == "1\n2\n"
+    assert len(waited) >= 3
+    assert waited == sorted(waited)
+
+
+def test_a_build_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environments, "SAY_SECONDS", 0.05)
+    monkeypatch.setattr(environments, "BUILD_SECONDS", 0.2)
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with pytest.raises(NotBuilt, match="it fails: not done within 0 s"):
+        environments.checked(command, "it fails", lambda _: None)

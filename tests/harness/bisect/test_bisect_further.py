@@ -1,0 +1,108 @@
+"""`bisect` finds what `check` finds, or says that no op is guilty of it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.registry import import_members
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.bisect.bisection import NO_OP, Bisection, bisect
+from lockstep.harness.check.check import open_plan
+from lockstep.harness.cli.bisection import bisection_lines
+from lockstep.harness.records import Request
+from tests.harness.check.test_check import plan_for
+from tests.models import builtin, written
+
+import_members("lockstep.harness.mutants")
+
+
+class ReplacesBytes(Reference, name="bisect: replaces bytes"):
+    """What is no UTF-8 is U+FFFD before it is a token."""
+
+    def tokenize(self, texts: Sequence[bytes], **flags: bool) -> list[list[int]]:
+        whole = [text.decode("utf-8", "replace").encode() for text in texts]
+        return super().tokenize(whole, **flags)
+
+
+class NoControl(Reference, name="bisect: no control tokens"):
+    """It never chooses one of the first three, which are UNK, BOS and EOS."""
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        ids: list[int] = []
+        while len(ids) < n:
+            request = Request(batches=(Batch.of([*prompt, *ids]),))
+            (logits,) = self.evaluate(request).logits
+            ids.append(3 + int(logits[-1, 3:].argmax()))
+        return ids
+
+
+def bisected(
+    name: str, folder: Path, model: Path | None = None, **options: Any
+) -> tuple[Bisection, str]:
+    plan = plan_for(model or builtin("f32", folder), engine=name, n_steps=8, **options)
+    opened = open_plan(plan, lambda _: None)
+    try:
+        found = bisect(opened.context)
+    finally:
+        opened.close()
+    return found, "\n".join(bisection_lines(plan, found))
+
+
+def test_a_fault_behind_64_cells_is_found_in_a_longer_run_and_confirmed(tmp_path: Path) -> None:
+    found, words = bisected("mutant:cache-cells-beyond-64", tmp_path)
+    assert found.first is not None
+    assert (found.exit_code, str(found.first.site)) == (1, "kq_soft_max-0")
+    assert "in batches of" in found.asked
+    assert found.asked in words
+    assert found.patched is not None
+    assert found.patched.confirms
+
+
+def test_a_wrong_choice_of_tokens_is_the_fault_of_no_op(tmp_path: Path) -> None:
+    found, words = bisected("mutant:greedy-second-best", tmp_path)
+    assert not found.culprits
+    assert found.exit_code == NO_OP
+    assert {verdict.suite for verdict in found.others} == {"decode"}
+    assert "no op is wrong on its own inputs" in words
+
+
+def test_a_wrong_tokenizer_is_said_by_bisect_too(tmp_path: Path) -> None:
+    found, words = bisected(ReplacesBytes.name, tmp_path)
+    assert found.exit_code == NO_OP
+    assert {verdict.suite for verdict in found.others} == {"tokens"}
+    assert "tokens: encode" in words
+
+
+def test_an_engine_that_never_chooses_a_control_token_is_found(tmp_path: Path) -> None:
+    model = written(tmp_path, n_layer=1, n_vocab=312)
+    found, words = bisected(NoControl.name, tmp_path, model, n_tokens=32)
+    assert found.exit_code == NO_OP
+    assert {verdict.suite for verdict in found.others} == {"decode"}
+    assert "the control token" in words
+    right, _ = bisected("reference", tmp_path, model, n_tokens=32)
+    assert right.exit_code == 0
+
+
+def test_a_prompt_taken_for_the_one_before_is_found_by_bisect_too(tmp_path: Path) -> None:
+    found, _ = bisected("mutant:state-logits-of-last-call", tmp_path)
+    assert found.exit_code in (1, NO_OP)
+
+
+@pytest.mark.parametrize("name", ["mutant:race-head-lost", "mutant:race-sum-of-parts"])
+def test_of_an_engine_that_is_not_deterministic_no_patch_confirms_anything(
+    name: str, tmp_path: Path
+) -> None:
+    found, words = bisected(name, tmp_path)
+    assert found.exit_code in (1, NO_OP)
+    assert found.patched is None
+    assert found.unsteady is not None
+    assert "is not deterministic" in words
+
+
+def test_of_an_honest_engine_nothing_is_said(tmp_path: Path) -> None:
+    found, words = bisected("honest:silu-tanh", tmp_path)
+    assert (found.exit_code, found.others, found.asked) == (0, (), "")
+    assert "nothing to find" in words

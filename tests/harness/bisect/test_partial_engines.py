@@ -1,0 +1,164 @@
+"""Engines that show some of their tensors, and can be given other values at some: what is not shown
+is not compared, and nobody is accused of it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.bisect.bisection import Bisection, bisect
+from lockstep.harness.check.check import open_plan, run_suites
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.mutants.rope_half_split import RopeHalfSplit
+from lockstep.harness.records import EngineInfo, Evaluation, Request, TensorRecord, Trace, Verdict
+from tests.harness.check.test_check import plan_for
+from tests.models import builtin
+
+LAYERS = ("embd", "l_out", "result_norm", "result_output")
+HOOKS = (*LAYERS, "attn_norm", "Qcur", "Kcur", "Vcur", "attn_out", "ffn_norm", "ffn_out")
+FUSED = ("Qcur_rope", "Kcur_rope", "kq", "kq_soft_max", "kqv_out", "attn_out", "l_out")
+
+
+class Partial(Reference):
+    """Shows what it says and nothing else, and goes on with other values there only."""
+
+    shown: ClassVar[tuple[str, ...]]
+    withheld: ClassVar[tuple[str, ...]] = ()
+
+    def describe(self) -> EngineInfo:
+        return replace(super().describe(), shows=self.shown)
+
+    def evaluate(self, request: Request) -> Evaluation:
+        known = [s for s in request.replace if s.name in self.shown]
+        assert len(known) == len(request.replace), "it is asked for what it does not offer"
+        run = super().evaluate(request)
+        if run.trace is None:
+            return run
+        kept = (r for r in run.trace.records if str(r.site) not in self.withheld)
+        records = tuple(r for r in kept if r.site.name in self.shown)
+        return replace(run, trace=Trace(engine=self.name, records=records))
+
+
+class ShowsLayers(Partial, name="test:shows-layers"):
+    shown = LAYERS
+
+
+class ShowsHooks(Partial, name="test:shows-hooks"):
+    shown = HOOKS
+
+
+class ShowsFused(Partial, name="test:shows-fused"):
+    shown = FUSED
+
+
+class ShowsNothing(Partial, name="test:shows-nothing"):
+    shown = ()
+
+
+class WrongRope(Partial, name="test:wrong-rope-fused"):
+    """No member of the catalogue, though it makes the same mistake."""
+
+    ops = RopeHalfSplit.ops
+    shown = ("Qcur", "Kcur", *FUSED)
+
+
+class Withholds(Partial, name="test:withholds"):
+    shown = HOOKS
+    withheld = ("Qcur-1",)
+
+
+def verdicts_of(
+    path: Path, engine: str, suites: Sequence[str] = ("trace", "products")
+) -> list[Verdict]:
+    opened = open_plan(plan_for(path, engine=engine), lambda _: None)
+    try:
+        return list(run_suites(opened.context, suites))
+    finally:
+        opened.close()
+
+
+@pytest.mark.parametrize("engine", [ShowsLayers, ShowsHooks, ShowsFused, ShowsNothing])
+@pytest.mark.parametrize("name", ["f32", "q8_0", "moe"])
+def test_an_honest_engine_that_shows_a_part_is_not_accused(
+    name: str, engine: type[Partial], tmp_path: Path
+) -> None:
+    found = verdicts_of(builtin(name, tmp_path), engine.name)
+    assert {v.status for v in found} <= {"agreed", "not-applicable", "not-compared"}
+    left_out = {v.suite: v.summary for v in found if v.status == "not-applicable"}
+    if engine is ShowsNothing:
+        assert set(left_out) == {"trace", "products"}
+        assert all("does not show tensors" in summary for summary in left_out.values())
+    else:  # what is not shown lies between what is; into some products nothing can be put
+        assert set(left_out) == {"products"}
+        assert [v.status for v in found if v.suite == "trace"] == ["agreed"]
+
+
+def test_where_nothing_is_shown_nothing_agrees(tmp_path: Path) -> None:
+    found = verdicts_of(builtin("f32", tmp_path), ShowsNothing.name)
+    assert {v.status for v in found} == {"not-applicable"}
+    assert exit_code(found) == 3
+
+
+def test_what_is_shown_and_wrong_is_still_found(tmp_path: Path) -> None:
+    found = verdicts_of(builtin("f32", tmp_path), WrongRope.name, ("trace",))
+    wrong = {v.detail["site"] for v in found if v.status == "diverged"}
+    assert wrong == {"Qcur_rope", "Kcur_rope"}
+
+
+def test_what_an_engine_says_that_it_shows_it_must_show(tmp_path: Path) -> None:
+    found = verdicts_of(builtin("f32", tmp_path), Withholds.name, ("trace",))
+    wrong: list[Any] = [v for v in found if v.status == "diverged"]
+    assert {(v.detail["site"], v.detail["layer"], v.detail["kind"]) for v in wrong} == {
+        ("Qcur", 1, "missing")
+    }
+    assert exit_code(found) == 1
+
+
+class WrongWhereItIsHidden(ShowsLayers, name="test:wrong-where-it-is-hidden"):
+    ops = RopeHalfSplit.ops
+
+
+class ShowsItWrong(Reference, name="test:shows-it-wrong"):
+    """Right, but for one tensor as it is shown."""
+
+    def evaluate(self, request: Request) -> Evaluation:
+        run = super().evaluate(request)
+        if run.trace is None:
+            return run
+        records = tuple(
+            TensorRecord(site=r.site, value=2 * r.value) if r.site.name == "ffn_norm" else r
+            for r in run.trace.records
+        )
+        return replace(run, trace=Trace(engine=self.name, records=records))
+
+
+def bisection_of(path: Path, engine: str) -> Bisection:
+    opened = open_plan(plan_for(path, engine=engine), lambda _: None)
+    try:
+        return bisect(opened.context)
+    finally:
+        opened.close()
+
+
+def test_bisect_finds_the_layer_of_what_is_hidden(tmp_path: Path) -> None:
+    found = bisection_of(builtin("f32", tmp_path), WrongWhereItIsHidden.name)
+    assert found.first is not None
+    assert (str(found.first.site), found.exit_code) == ("l_out-0", 1)
+    assert "ROPE" in found.first.op or "..." in found.first.op  # one of so many ops
+
+
+def test_bisect_of_an_honest_engine_compares_what_lies_between(tmp_path: Path) -> None:
+    found = bisection_of(builtin("f32", tmp_path), ShowsLayers.name)
+    assert (found.not_compared, found.exit_code) == ((), 0)
+
+
+def test_a_patch_that_changes_nothing_confirms_nothing(tmp_path: Path) -> None:
+    found = bisection_of(builtin("f32", tmp_path), ShowsItWrong.name)
+    # and what it goes on with is not what it shows
+    assert {c.site.name for c in found.culprits} == {"ffn_norm", "ffn_gate", "ffn_up"}
+    assert found.patched is not None
+    assert not found.patched.differed
+    assert not found.patched.confirms

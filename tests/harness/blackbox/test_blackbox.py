@@ -1,0 +1,248 @@
+"""Engines without tensors: which layer and which part is at fault, from logits alone."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tests.quiet_engines  # noqa: F401  registers them
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.quants.base import F32
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.blackbox import rewriting
+from lockstep.harness.blackbox.changes import one_hot, only_columns, reads_first, signs, times, zero
+from lockstep.harness.blackbox.lenses import LARGEST_STEP, Lens, lenses_of
+from lockstep.harness.blackbox.looking import look, through
+from lockstep.harness.blackbox.rewriting import rewrite
+from lockstep.harness.blackbox.slices import muted, n_layers, slice_of
+from lockstep.harness.synth.gguf_writer import write_gguf
+from tests.all_types import ROUNDING, model_of
+from tests.black_boxes import (
+    asker_of,
+    bisected,
+    copy_with,
+    faults,
+    one_nibble,
+    scaled,
+    wrong_tensors,
+)
+from tests.models import builtin, with_changed_weight, written
+
+# --- what is written ------------------------------------------------------------------------
+
+
+def test_a_slice_has_one_layer_with_the_values_of_the_models(tmp_path: Path) -> None:
+    path, out = written(tmp_path, quant="Q4_1", n_layer=3), tmp_path / "slice.gguf"
+    with GgufFile.open(path) as model:
+        rewrite(model, slice_of(model, 2), out)
+        with GgufFile.open(out) as made:
+            assert made.metadata["llama.block_count"].data == 1
+            assert {n.split(".")[1] for n in made.tensors if n.startswith("blk.")} == {"0"}
+            assert {info.type.name for info in made.tensors.values()} == {"F32"}
+            norm = model.raw("blk.2.ffn_norm.weight").tobytes()
+            assert made.raw("blk.0.ffn_norm.weight").tobytes() == norm
+
+
+def test_a_slice_as_stored_has_the_very_bytes(tmp_path: Path) -> None:
+    path, out = written(tmp_path, quant="Q4_1"), tmp_path / "slice.gguf"
+    with GgufFile.open(path) as model:
+        rewrite(model, slice_of(model, 1, stored=True), out)
+        with GgufFile.open(out) as made:
+            ours = made.raw("blk.0.ffn_up.weight").tobytes()
+            assert ours == model.raw("blk.1.ffn_up.weight").tobytes()
+
+
+def test_arrays_with_an_element_for_each_layer_keep_one(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    keys = {
+        "general.architecture": ("STR", "x"),
+        "x.block_count": ("U32", 3),
+        "x.attention.head_count_kv": ("ARR[U32]", [4, 5, 6]),
+        "x.rope.dimension_sections": ("ARR[U32]", [1, 2, 3]),
+        "x.leading_dense_block_count": ("U32", 2),
+        "tokenizer.ggml.tokens": ("ARR[STR]", ["a", "b", "c"]),
+    }
+    write_gguf(path, keys, [("blk.1.a", (1,), "F32", np.ones(1, np.float32))])
+    with GgufFile.open(path) as model:
+        for layer, dense in ((1, 1), (2, 0)):
+            found = slice_of(model, layer).keys
+            assert list(found["x.attention.head_count_kv"].data) == [4 + layer]  # type: ignore[union-attr]
+            assert found["x.leading_dense_block_count"] == ("U32", dense)
+            assert not {"x.rope.dimension_sections", "tokenizer.ggml.tokens"} & set(found)
+
+
+def test_layers_of_an_encoder_and_a_decoder_are_refused_by_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    keys = {"general.architecture": ("STR", "t5"), "t5.block_count": ("U32", 2)}
+    write_gguf(path, keys, [("enc.blk.0.a", (1,), "F32", np.ones(1, np.float32))])
+    with GgufFile.open(path) as model, pytest.raises(Unsupported, match="encoder and its decoder"):
+        n_layers(model)
+
+
+def test_where_others_are_muted_they_add_nothing(tmp_path: Path) -> None:
+    path, out = written(tmp_path, n_layer=3), tmp_path / "muted.gguf"
+    with GgufFile.open(path) as model:
+        rewrite(model, muted(model, 1), out)
+        with GgufFile.open(out) as made:
+            for layer in range(3):
+                weights = made.raw(f"blk.{layer}.ffn_down.weight").view(np.float32)
+                assert weights.any() == (layer == 1)
+
+
+def test_a_change_sees_rows_by_their_number_however_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rewriting, "CHUNK", 100)
+    rows = np.arange(24, dtype=np.float32).reshape(6, 4)
+    whole = [one_hot(rows, 0), signs(1.0)(rows, 0)]
+    for change, expected in zip((one_hot, signs(1.0)), whole, strict=True):
+        parts = [change(rows[:2], 0), change(rows[2:], 2)]
+        assert np.array_equal(np.concatenate(parts), expected)
+    assert np.abs(whole[1]).max() == 1
+    assert not zero(rows, 0).any()
+    assert times(0.5)(rows, 0)[5, 3] == rows[5, 3] / 2
+    assert only_columns(1, 3)(rows, 0).any(axis=0).tolist() == [False, True, True, False]
+    assert np.array_equal(rows @ reads_first(2.0)(rows, 0).T, np.repeat(2 * rows[:, :1], 6, 1))
+
+
+# --- which part -----------------------------------------------------------------------------
+
+PARTS = {
+    "rope-half-split": "attention: rotation",
+    "missing-scale": "attention: scores: queries, keys, rotation or scale",
+    "kv-head-modulo": "attention: heads 1, 2",
+    "last-kv-head-dropped": "attention: heads 2, 3",
+    "cache-keeps-last": "attention: mask, softmax or cache",
+    "silu-without-gate": "FFN gate: the up branch",
+}
+
+
+@pytest.mark.parametrize(("mutant", "part"), PARTS.items())
+def test_the_part_that_is_wrong_is_named_in_every_layer(
+    mutant: str, part: str, tmp_path: Path
+) -> None:
+    path = builtin("f32", tmp_path)
+    found = bisected(path, tmp_path / "made", engine=f"mutant:{mutant}")
+    assert faults(found) == {0: [part], 1: [part]}
+    assert found.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("mutant", "part"),
+    [
+        ("stale-norm", "output norm"),
+        ("wrong-eps", "eps"),
+        ("column-major", "embedding, output norm or output matrix"),
+    ],
+)
+def test_what_is_wrong_outside_the_layers_is_named_and_the_layers_are_not_judged(
+    mutant: str, part: str, tmp_path: Path
+) -> None:
+    path = builtin("f32", tmp_path)
+    found = bisected(path, tmp_path / "made", engine=f"mutant:{mutant}")
+    assert faults(found) == {None: [part]}
+    assert "2 layers: " in found.left_out[0]
+    assert found.exit_code == 1
+
+
+@pytest.mark.parametrize("engine", ["reference", "honest:float64", "honest:silu-tanh"])
+@pytest.mark.parametrize("name", ["f32", "q4_0"])
+def test_an_honest_engine_is_not_accused(engine: str, name: str, tmp_path: Path) -> None:
+    found = bisected(builtin(name, tmp_path), tmp_path / "made", engine=engine)
+    assert faults(found) == {}
+    assert {look.answer.status for look in found.lenses} <= {"agreed"}
+    assert bool(found.lenses) == (name == "q4_0")
+    assert found.exit_code == 0
+
+
+def test_two_faults_in_two_layers_are_both_found(tmp_path: Path) -> None:
+    path = written(tmp_path, n_layer=3)
+    once = with_changed_weight(path, tmp_path / "a.gguf", "blk.0.ffn_down.weight", 3, 5, 0.5)
+    twice = with_changed_weight(once, tmp_path / "b.gguf", "blk.2.attn_v.weight", 3, 5, 0.5)
+    found = bisected(path, tmp_path / "made", subject_model=twice)
+    assert set(faults(found)) == {0, 2}
+    assert faults(found)[0] == ["FFN: its matrices"]
+    assert faults(found)[2][0].startswith("attention: ")
+
+
+class TurnsOnlyInModelsOfTwo(Mirror):
+    """What depends on how many layers there are, no slice has."""
+
+    def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
+        return super().rms_norm(x, weight, eps) * np.float32(self.size)
+
+    size = 1.0
+
+
+class WrongByNumber(Reference, name="test:wrong-by-number"):
+    def make_ops(self) -> Mirror:
+        ops = TurnsOnlyInModelsOfTwo(self.settings.n_threads, self.settings.n_ctx)
+        ops.size = 1.5 if self.file.metadata["llama.block_count"].data == 2 else 1.0
+        return ops
+
+
+def test_what_a_layer_does_by_its_number_is_no_silence(tmp_path: Path) -> None:
+    path = builtin("f32", tmp_path)
+    found = bisected(path, tmp_path / "made", engine="test:wrong-by-number")
+    assert found.whole.status == "diverged"
+    assert faults(found) == {0: [BY_NUMBER], 1: [BY_NUMBER]}
+    assert found.exit_code == 1
+
+
+BY_NUMBER = "what the layer does by its number"
+
+
+def test_an_engine_of_lists_is_bisected_by_them(tmp_path: Path) -> None:
+    path = builtin("f32", tmp_path)
+    found = bisected(path, tmp_path / "made", engine="lists: no scale")
+    assert set(faults(found)) == {0, 1}
+    assert all(part[0].startswith("attention: scores") for part in faults(found).values())
+    honest = bisected(path, tmp_path / "made", engine="quiet")
+    assert (faults(honest), honest.exit_code) == ({}, 0)
+
+
+# --- lenses ---------------------------------------------------------------------------------
+
+
+def test_through_a_lens_every_weight_is_met_once_and_signs_are_balanced() -> None:
+    lens = Lens(type="Q4_0", width=128, vocabulary=64, period=32, stretches=())
+    inputs = np.concatenate([met for _, met in lens.batches])
+    assert inputs.shape == (32, 128)
+    assert np.array_equal(np.abs(inputs).sum(axis=0), np.full(128, LARGEST_STEP))
+    assert not inputs.sum(axis=1).any()
+    assert len(np.unique(np.sign(inputs[inputs != 0]).reshape(32, 4), axis=0)) > 1
+
+
+@pytest.mark.parametrize("kind", ROUNDING)
+def test_a_lens_of_any_type_sees_one_wrong_nibble_and_no_honest_engine(
+    kind: str, tmp_path: Path
+) -> None:
+    path, tensor = model_of(kind, tmp_path), "blk.0.attn_k.weight"
+    other = copy_with(path, tmp_path / "other.gguf", tensor, one_nibble)
+    asker = asker_of(path, tmp_path / "made", subject_model=other)
+    same = asker_of(path, tmp_path / "made")
+    lenses, left_out = lenses_of(asker.file)
+    assert not left_out
+    its = [lens for lens in lenses if any(s.tensor == tensor for s in lens.stretches)]
+    assert [name for lens in its for name in through(asker, lens).tensors] == [tensor]
+    assert {through(same, lens).answer.status for lens in its} == {"agreed"}
+
+
+def test_a_tensor_off_by_a_thousandth_is_named_and_its_layer(tmp_path: Path) -> None:
+    """Which the logits of the whole model do not show."""
+    path, tensor = written(tmp_path, quant="Q4_1", n_layer=3), "blk.1.ffn_up.weight"
+    other = copy_with(path, tmp_path / "other.gguf", tensor, scaled)
+    found = bisected(path, tmp_path / "made", subject_model=other)
+    assert found.whole.status == "agreed"
+    assert wrong_tensors(found) == {tensor}
+    assert set(faults(found)) == {1}
+    assert found.exit_code == 1
+
+
+def test_a_reader_that_is_wrong_with_a_type_is_seen_in_all_its_tensors(tmp_path: Path) -> None:
+    asker = asker_of(builtin("q8_0", tmp_path), tmp_path / "made", engine="mutant:q8-0-unsigned")
+    looked, _ = look(asker)
+    matrices = [info.name for info in asker.file.tensors.values() if len(info.ne) > 1]
+    assert {name for one in looked for name in one.tensors} == set(matrices)

@@ -1,0 +1,103 @@
+"""`check` of an engine without tensors: the F32 twin for its graph, lenses for its weights."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.harness.blackbox import in_check
+from lockstep.harness.blackbox.asking import Answer
+from lockstep.harness.blackbox.in_check import checked
+from lockstep.harness.check.check import Plan, open_plan
+from lockstep.harness.records import Verdict
+from tests.black_boxes import copy_with, one_nibble
+from tests.harness.check.test_check import plan_for
+from tests.models import builtin
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return builtin("q8_0", tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def one_lens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each type."""
+    monkeypatch.setattr(in_check, "LENSES", 1)
+
+
+def verdicts(
+    plan: Plan, levels: tuple[str, ...] = ("logits",), *, named: bool = False
+) -> Iterator[Verdict]:
+    """Of the plan's engine as if it showed no more than these."""
+    opened = open_plan(plan, lambda _: None)
+    try:
+        info = replace(opened.context.subject_info, levels=levels)
+        info = replace(info, computes_nodes=False, shows_nodes=False)
+        context = replace(opened.context, subject_info=info, named=named)
+        yield from checked(plan, context)
+    finally:
+        opened.close()
+
+
+def plan_of(path: Path, **changes: Any) -> Plan:
+    return plan_for(path, n_tokens=8, **changes)
+
+
+def test_a_right_engine_agrees_on_the_twin_and_through_lenses(model: Path) -> None:
+    twin, weights, *left_out = verdicts(plan_of(model))
+    assert (twin.status, weights.status) == ("agreed", "agreed")
+    assert twin.summary.startswith("the F32 twin: ")
+    assert "weights (Q8_0) are what their bytes say" in weights.summary
+    (more,) = left_out
+    assert (more.status, "lenses more" in more.summary) == ("not-applicable", True)
+
+
+def test_a_weight_that_is_read_wrong_is_named_by_its_tensor(model: Path, tmp_path: Path) -> None:
+    wrong = copy_with(model, tmp_path / "wrong.gguf", "token_embd.weight", one_nibble)
+    found = [v for v in verdicts(plan_of(model, subject_model=wrong)) if v.status == "diverged"]
+    (lens,) = [v for v in found if v.key == "black-box/lens/Q8_0"]
+    assert lens.detail["tensors"] == ["token_embd.weight"]
+
+
+def test_a_wrong_graph_differs_on_the_twin_and_its_weights_do_not(model: Path) -> None:
+    found = list(verdicts(plan_of(model, engine="mutant:rope-half-split")))
+    (twin,) = [v for v in found if v.status == "diverged"]
+    assert twin.summary.startswith("the F32 twin: ")
+    assert "lockstep bisect --black-box" in twin.summary
+    assert any(v.status == "agreed" and "weights" in v.summary for v in found)
+
+
+def test_of_a_large_model_slices_are_asked(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_check, "LARGEST_TWIN", 0)
+    found = [v for v in verdicts(plan_of(model)) if "slice" in v.summary]
+    assert [v.status for v in found] == ["agreed"] * len(found)
+    assert len(found) == 5  # twice without layers, and three layers
+
+
+@pytest.mark.parametrize(
+    ("name", "levels", "why"),
+    [
+        ("q8_0", ("logits", "trace"), "shows tensors"),
+        ("f32", ("logits",), "nothing is quantised"),
+    ],
+)
+def test_where_other_suites_say_as_much_nothing_is_asked(
+    name: str, levels: tuple[str, ...], why: str, tmp_path: Path
+) -> None:
+    plan = plan_of(builtin(name, tmp_path))
+    assert list(verdicts(plan, levels)) == []
+    (verdict,) = verdicts(plan, levels, named=True)
+    assert verdict.status == "not-applicable"
+    assert why in verdict.summary
+
+
+def test_an_engine_that_opens_no_f32_model_is_not_accused(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = Answer(status="not-compared", summary="it takes no F32")
+    monkeypatch.setattr(in_check, "answered", lambda *_: refused)
+    twin, *_ = verdicts(plan_of(model))
+    assert (twin.status, twin.summary) == ("not-applicable", "the F32 twin: it takes no F32")

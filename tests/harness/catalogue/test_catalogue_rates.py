@@ -1,0 +1,42 @@
+"""The tables of README.md and reports/TRUST.md say what was found of the engines that there are."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.harness.catalogue.rates import BEGIN, END, PAGES, read, with_tables, written
+from lockstep.harness.catalogue.run import honest_engines, wrong_engines
+from lockstep.harness.catalogue.trial import Trial
+
+HOME = Path(__file__).parent.parent
+AGAIN = "run what is at the head of scripts/make_rates.py"
+
+
+@pytest.fixture(scope="module")
+def found() -> list[Trial]:
+    return read((HOME / "tests" / "catalogue_rates.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_tables_are_those_of_the_rates(page: str, found: list[Trial]) -> None:
+    text = (HOME / page).read_text(encoding="utf-8")
+    assert text == with_tables(page, text, found), AGAIN
+    assert text.split(BEGIN)[1].split(END)[0].count("|") > 20
+
+
+def test_every_engine_has_been_run(found: list[Trial]) -> None:
+    there = {cls.name for cls in (*wrong_engines(), *honest_engines())}
+    assert {trial.engine for trial in found} == there, AGAIN
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_rate_that_is_changed_by_hand_is_seen(page: str, found: list[Trial]) -> None:
+    text = (HOME / page).read_text(encoding="utf-8")
+    found = read(written(found))
+    wrong = [trial for trial in found if not trial.honest]
+    wrong[0].views["tensors"].__dict__["caught"] = not wrong[0].views["tensors"].caught
+    assert text != with_tables(page, text, found)
+
+
+def test_rates_come_back_as_they_were_written(found: list[Trial]) -> None:
+    assert written(read(written(found))) == written(found)

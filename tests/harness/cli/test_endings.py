@@ -1,0 +1,70 @@
+"""A command that is asked to end removes what it has put into temporary folders."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+LOCKSTEP = [sys.executable, "-m", "lockstep.harness.cli"]
+PATIENCE = 120.0  # seconds: for a machine that does much else
+
+
+def ended_by(number: int, args: Sequence[str], folder: Path, pattern: str) -> tuple[int, str]:
+    """Sends the signal once a temporary file of that pattern is there; exit code and words."""
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    variables = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [*LOCKSTEP, *args], cwd=folder, env=variables, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + PATIENCE
+    while not any(temporary.glob(pattern)):
+        assert process.poll() is None, "it ended before it was asked to"
+        assert time.monotonic() < deadline, "it makes no temporary file"
+        time.sleep(0.01)
+    process.send_signal(number)
+    words = process.communicate(timeout=PATIENCE)[1]
+    assert list(temporary.iterdir()) == []
+    return process.returncode, words
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_check_leaves_no_model_behind(number: signal.Signals, tmp_path: Path) -> None:
+    args = ["check", "--oracle", "reference"]
+    code, words = ended_by(number, args, tmp_path, "lockstep-*/*.gguf")
+    assert code == 128 + number
+    assert "interrupted" in words
+    assert "Traceback" not in words
+
+
+def test_the_processes_of_a_campaign_leave_nothing_behind_either(tmp_path: Path) -> None:
+    args = ["fuzz", "tokens", "--oracle", "reference", "-j", "2", "--cases", "1000000"]
+    code, words = ended_by(signal.SIGTERM, args, tmp_path, "*/lockstep-*/*.gguf")
+    assert code == 128 + signal.SIGTERM
+    assert "Traceback" not in words
+
+
+ASKED_WHILE_A_CLASS_IS_MADE = """
+import harness.cli
+
+def app(**_):
+    exec("import os, signal; os.kill(os.getpid(), signal.SIGTERM); [0 for _ in range(9)]")
+
+harness.cli.app = app
+harness.cli.main()
+"""
+
+
+def test_who_is_asked_to_end_in_the_middle_of_an_import_ends_with_that_code(tmp_path: Path) -> None:
+    """Dataclasses are made by exec(), and Python once ended by SIGINT after an interrupt in it."""
+    (tmp_path / "asked.py").write_text(ASKED_WHILE_A_CLASS_IS_MADE)
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))}
+    command = [sys.executable, "-m", "asked"]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "lockstep: interrupted\n")

@@ -1,0 +1,78 @@
+"""What README.md and the other pages name is there: commands, their options, and files."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from lockstep.harness.cli import app
+
+HOME = Path(__file__).parent.parent
+PAGES = (
+    *(
+        "README.md",
+        "examples/README.md",
+        "lockstep/harness/cli/README.md",
+        "lockstep/harness/acid/README.md",
+    ),
+    *("reports/README.md", "reports/TRUST.md", "reports/CAMPAIGNS.md", "lockstep/golden/README.md"),
+    *("ARCHITECTURE.md", "CONTRIBUTING.md"),
+)
+COMMAND = re.compile(r"(?<![\w./-])lockstep ([a-z][a-z-]*(?: [a-z][a-z-]*)?)([^`\n|#]*)")
+# every command has the first; the other is that of a program behind a command
+BESIDES = ("--help", "--threads")
+
+
+def commands() -> dict[str, Any]:
+    """By their names, groups and what is in them alike."""
+    found: dict[str, Any] = {}
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        found[name] = command
+        for sub, each in getattr(command, "commands", {}).items():
+            found[f"{name} {sub}"] = each
+    return found
+
+
+def problems(text: str) -> list[str]:
+    """What a page says of commands that is not so."""
+    known, found = commands(), []
+    code = "\n".join(re.findall(r"`[^`\n]+`|^\$? *lockstep .*$", text, re.MULTILINE))
+    for words, rest in COMMAND.findall(code):
+        name = words if words in known else words.split()[0]
+        if name not in known:
+            found.append(f"no command: lockstep {name}")
+            continue
+        options = {each for param in known[name].params for each in param.opts}
+        if hasattr(known[name], "commands"):
+            continue
+        said = [option.split("=")[0] for option in re.findall(r"(?<=\s)--[a-z][\w-]*", rest)]
+        found += [
+            f"lockstep {name} has no {option}"
+            for option in said
+            if option not in options | {*BESIDES}
+        ]
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_and_options_of_a_page_are_there(page: str) -> None:
+    assert problems((HOME / page).read_text(encoding="utf-8")) == []
+
+
+def test_a_command_or_an_option_that_is_not_there_is_noticed() -> None:
+    assert problems("`lockstep chek a.gguf`") == ["no command: lockstep chek"]
+    assert problems("lockstep check a --sete exact\n") == ["lockstep check has no --sete"]
+    assert problems("so far lockstep is fine, `lockstep check a --settings exact`") == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_a_page_links_to_are_there(page: str) -> None:
+    text = (HOME / page).read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)\)", text) if "://" not in link]
+    assert [link for link in links if not (HOME / page).parent.joinpath(link).exists()] == []
+
+
+def test_readme_is_soon_read() -> None:
+    assert len((HOME / "README.md").read_text(encoding="utf-8").splitlines()) <= 120

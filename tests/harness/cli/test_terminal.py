@@ -1,0 +1,92 @@
+"""A terminal shows names as they are in the file: rich reads no markup in them."""
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+import pytest
+
+from lockstep.harness.cli.terminal import Terminal
+
+NAMES = ["[red]blk.0[/red]", "[/x]", "[link=http://x]a", ":smile:", "[bold", "\x1b[31m", "é" * 300]
+SHOW = """
+import sys, time
+from harness.cli.terminal import Terminal
+from harness.records import Verdict
+name = sys.argv[1]
+with Terminal(quiet=False) as out:
+    out.progress(name, "suite logits")
+    time.sleep(0.2)
+    out.progress(name, name)
+    time.sleep(0.2)
+    same = {"suite": "logits", "case": name, "summary": name, "key": "", "repro": ""}
+    out.verdict(Verdict(status="diverged", **same))
+    out.line(name)
+"""
+
+
+def on_a_terminal(code: str, args: Sequence[str]) -> tuple[int, str]:
+    """What a program writes to a pseudo-terminal of 80 columns, and its exit code."""
+    ours, theirs = pty.openpty()
+    variables = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *args], stdout=theirs, stderr=theirs, env=variables
+    )
+    os.close(theirs)
+    said = b""
+    with suppress(OSError):  # how Linux says that the other side is closed
+        while piece := os.read(ours, 1 << 16):
+            said += piece
+    os.close(ours)
+    return process.wait(), said.decode()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_from_a_file_is_shown_as_it_is(name: str) -> None:
+    code, said = on_a_terminal(SHOW, [name])
+    assert code == 0, said
+    shown = name.encode("unicode_escape").decode() if "\x1b" in name else name
+    whole = said.replace("\r\n", "")
+    assert whole.count(shown) >= 2  # in the verdict and as the result
+    if len(name) < 40:  # a long one is cut to the width, and so is one line
+        assert f"{shown}: suite logits" in said
+        assert f"{shown}: {shown}" in said
+    else:
+        assert 0 < said.partition("\r")[0].count("é") < 80
+
+
+def test_a_table_shows_a_name_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    from lockstep.harness.cli.tables import suite_table
+    from lockstep.harness.records import Verdict
+
+    verdicts = [
+        Verdict(suite="logits", case=name, status="agreed", summary="", key="", repro="")
+        for name in NAMES[:5]
+    ]
+    out = Terminal(quiet=True)
+    out.out.print(suite_table(verdicts))
+    said = capsys.readouterr().out
+    assert all(name in said for name in NAMES[:5])
+
+
+PRINT = """
+import typer
+from harness.cli.terminal import Terminal
+try:
+    with Terminal(quiet=True) as out:
+        out.out.print("a table")
+except typer.Exit as end:
+    raise SystemExit(end.exit_code)
+"""
+
+
+def test_a_pipe_that_is_closed_is_no_divergence() -> None:
+    """rich would end the process with exit code 1."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    process = subprocess.run([sys.executable, "-c", PRINT], stdout=theirs)
+    os.close(theirs)
+    assert process.returncode == 141

@@ -1,0 +1,316 @@
+"""Engines that are right on a prompt of 32 tokens and single ones, and wrong further on."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.memory.base import View
+from lockstep.engine.model import Model
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.ops.reference import I32, RopeParams
+from lockstep.engine.quants.base import F32
+from lockstep.engine.weights import Weight
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.context.further_runs import FEW, FILLED, batch_sizes, further_runs
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.records import EXACT, Evaluation, Request, Settings, Verdict
+from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.models import written
+from tests.quiet_engines import Quiet, made
+
+Bools = NDArray[np.bool_]
+QUIET = {"logprobs": "logprobs", "greedy": "decode", "generate": "text"}
+N = 330  # cells of which the models are
+LONG, JOINED = f"for {N} tokens in batches of", "with a second sequence that comes later"
+FIRST, MIDDLE = "with another first token", "with another middle token"
+ASKED = (LONG, JOINED, FIRST, MIDDLE)
+
+
+class RowsBehind64(Mirror):
+    """What is left behind two tiles of 32 rows is computed from their last."""
+
+    def linear(self, x: F32, weight: Weight) -> F32:
+        rows = np.minimum(np.arange(len(x)), 63)
+        return super().linear(x[rows], weight)
+
+
+class FewRows(Mirror):
+    """The kernel for up to 8 rows does one fewer than the others than one."""
+
+    def linear(self, x: F32, weight: Weight) -> F32:
+        found = super().linear(x, weight)
+        if 5 < len(x) <= 8:
+            found[-1] = found[-2]
+        return found
+
+
+class WholeTiles(Mirror):
+    """Of rows that fill whole tiles of 64 the last is taken for none."""
+
+    def linear(self, x: F32, weight: Weight) -> F32:
+        found = super().linear(x, weight)
+        if len(x) and len(x) % 64 == 0:
+            found[-1] = 0
+        return found
+
+
+class PositionsInAByte(Mirror):
+    def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
+        return super().rope(x, positions % 256, params)
+
+
+class LastIdIsUnknown(Mirror):
+    def get_rows(self, weight: Weight, ids: I32) -> F32:
+        return super().get_rows(weight, np.where(ids == weight.shape[0] - 1, 0, ids))
+
+
+class Changed(View):
+    """A view of which something else is visible."""
+
+    def __init__(self, view: View, batch: Batch, change: Callable[[Bools, Batch], Bools]) -> None:
+        self.view, self.batch, self.change = view, batch, change
+        self.store, self.read = view.store, view.read  # type: ignore[method-assign]
+
+    def visible(self, window: int) -> Bools:
+        return self.change(self.view.visible(window).copy(), self.batch)
+
+
+def seen_through(change: Callable[[Bools, Batch], Bools]) -> type[Model]:
+    class Wrong(Model):
+        def compute(
+            self, ubatch: Batch, views: Mapping[int, View], *args: Any, **options: Any
+        ) -> F32:
+            changed = {layer: Changed(view, ubatch, change) for layer, view in views.items()}
+            return super().compute(ubatch, changed, *args, **options)
+
+    return Wrong
+
+
+def no_more_than_256_cells(visible: Bools, _: Batch) -> Bools:
+    visible[:, :-256] = False
+    return visible
+
+
+def causal_by_row(visible: Bools, batch: Batch) -> Bools:
+    """A token of several of one sequence sees as many cells as there are rows up to its own."""
+    alone = len(batch) == 1 or batch.seq_ids.any() != batch.seq_ids.all()
+    return visible if alone else visible & np.tri(*visible.shape, dtype=np.bool_)
+
+
+def later_sequences_leak(visible: Bools, batch: Batch) -> Bools:
+    """The first sequence is apart; any other sees whatever lies before it."""
+    own = visible | np.tri(*visible.shape, visible.shape[1] - len(batch), dtype=np.bool_)
+    return np.where(batch.seq_ids[:, None] > 0, own, visible)
+
+
+def splits_of_128(visible: Bools, batch: Batch) -> Bools:
+    """One token alone takes cells in splits of 128, and a last one of one cell for none."""
+    if len(batch) == 1 and visible.shape[1] % 128 == 1 < visible.shape[1]:
+        visible[:, -1] = False
+    return visible
+
+
+class Wrong(Reference):
+    """Wrong in what is visible."""
+
+    model_class: type[Model] = Model
+
+    def make_model(self) -> Model:
+        model = super().make_model()
+        model.__class__ = self.model_class
+        return model
+
+
+class LastRowsOfLater(Reference, name="further: last rows"):
+    """Of batches on a filled cache the last rows, whichever were asked for."""
+
+    def evaluate(self, request: Request) -> Evaluation:
+        every = [replace(b, outputs=np.ones(len(b), np.bool_)) for b in request.batches]
+        first = request.batches[0].outputs
+        every[0] = replace(every[0], outputs=first)
+        found = super().evaluate(replace(request, batches=tuple(every)))
+        asked = (int(b.outputs.sum()) for b in request.batches)
+        rows = tuple(rows[-n:] for rows, n in zip(found.logits, asked, strict=True))
+        return replace(found, logits=rows)
+
+
+class Remembers(Reference):
+    """It answers as it did before, where `key` of the first batch's tokens is one that it knows."""
+
+    key: Callable[[list[int]], tuple[int, ...]]
+
+    def evaluate(self, request: Request) -> Evaluation:
+        known: dict[Any, Evaluation] = self.__dict__.setdefault("known", {})
+        batches = tuple((tuple(b.positions), tuple(b.outputs)) for b in request.batches)
+        seen = (type(self).key(request.batches[0].tokens.tolist()), batches)
+        if request.capture:
+            return super().evaluate(request)
+        return known.setdefault(seen, super().evaluate(request))
+
+
+def engine(name: str, base: type[Reference] = Reference, **changes: Any) -> str:
+    type("Made", (base,), changes, name=f"further: {name}")
+    return f"further: {name}"
+
+
+def through(change: Callable[[Bools, Batch], Bools]) -> str:
+    return engine(change.__name__, Wrong, model_class=seen_through(change))
+
+
+WRONG = {
+    engine("rows behind 64", ops=RowsBehind64): {LONG},
+    engine("few rows", ops=FewRows): {LONG, JOINED},
+    engine("positions in a byte", ops=PositionsInAByte): {LONG},
+    engine("last id", ops=LastIdIsUnknown): {LONG},
+    through(no_more_than_256_cells): {LONG},
+    through(causal_by_row): {LONG, JOINED},
+    through(later_sequences_leak): {JOINED},
+    LastRowsOfLater.name: {LONG, JOINED},
+    engine("whole tiles", ops=WholeTiles): {LONG},
+    through(splits_of_128): {LONG},
+    engine("known by its size", Remembers, key=staticmethod(len)): {FIRST, MIDDLE},
+    engine("known by its beginning", Remembers, key=staticmethod(lambda t: tuple(t[:8]))): {MIDDLE},
+    engine("known by its end", Remembers, key=staticmethod(lambda t: tuple(t[8:]))): {FIRST},
+}
+
+
+def quiet(level: str) -> str:
+    """It shows no more than that, and goes wrong behind 64 rows."""
+    changes = {"levels": (level,), "ops": RowsBehind64, "make_ops": Reference.make_ops}
+    return made(f"further: {level}", Quiet, **changes)
+
+
+class OneBatchOfSeveral(Reference, name="further: one batch of several"):
+    """Honest: a prompt, and then single tokens of the same sequence."""
+
+    def evaluate(self, request: Request) -> Evaluation:
+        if any(len(b) > 1 for b in request.batches[1:]) or request.batches[0].seq_ids.any():
+            raise Unsupported("single tokens behind a prompt")
+        return super().evaluate(request)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("model"), n_layer=1, n_vocab=312, n_ctx_train=N)
+
+
+def logits_of(
+    model: Path, engine: str, settings: Settings = EXACT, n_tokens: int = 32
+) -> list[Verdict]:
+    plan = Plan(
+        case="f32",
+        model=model,
+        subject_model=model,
+        engine=engine,
+        oracle="reference",
+        settings=settings,
+        n_tokens=n_tokens,
+    )
+    opened = open_plan(plan, lambda _: None)
+    try:
+        return list(run_suites(opened.context, ("logits",)))
+    finally:
+        opened.close()
+
+
+@pytest.mark.parametrize("engine", WRONG)
+def test_what_only_goes_wrong_further_on_is_found(engine: str, model: Path) -> None:
+    first, *wrong = logits_of(model, engine)
+    assert first.status == "agreed"  # a prompt of 32 tokens and two more, and the ways of asking
+    assert {v.status for v in wrong} == {"diverged"}
+    found = {next(w for w in ASKED if v.detail["asked"].startswith(w)) for v in wrong}
+    assert found == WRONG[engine]
+    assert all(v.summary.startswith(v.detail["asked"]) for v in wrong)
+    assert all(v.summary.endswith("at fault: subject") for v in wrong)
+
+
+def test_the_place_is_a_batch_and_a_token_of_it(model: Path) -> None:
+    _, wrong = logits_of(model, "further: last id")
+    assert (wrong.detail["batch"], wrong.detail["token_of_batch"]) == (0, 0)
+    _, wrong, _ = logits_of(model, "further: last rows")
+    assert wrong.detail["batch"] == batch_sizes(N).index(FILLED)
+    assert wrong.detail["token_of_batch"] in (1, 3)
+
+
+def test_what_an_engine_does_not_answer_is_named_and_accuses_nobody(model: Path) -> None:
+    (verdict,) = logits_of(model, "further: one batch of several")
+    assert verdict.status == "agreed"
+    for words in (LONG, JOINED):
+        assert f"not compared {words}" in verdict.summary or f"; {words}" in verdict.summary
+    ways = ["with tensors shown", "with outputs of some tokens only", FIRST, MIDDLE]
+    assert verdict.detail["same"] == ways
+
+
+@pytest.mark.parametrize(("level", "suite"), QUIET.items())
+def test_an_engine_without_logits_is_asked_further_as_well(
+    level: str, suite: str, model: Path
+) -> None:
+    *_, wrong = verdicts_of(plan_for(model, engine=quiet(level), suites=(suite,), n_tokens=32))
+    assert wrong.status == "diverged", wrong.summary
+    assert wrong.detail["at_fault"] == "subject"
+
+
+def short_of(question: str) -> Any:
+    """Honest: it has room for 64 tokens, and says so."""
+
+    def ask(self: Any, given: Any, n: int) -> Any:
+        longest = max(map(len, given)) if question == "logprobs" else len(given)
+        if longest > (200 if question == "generate" else 64):
+            raise Unsupported("64 cells")
+        return getattr(Quiet, question)(self, given, n)
+
+    return ask
+
+
+@pytest.mark.parametrize(("level", "suite"), QUIET.items())
+def test_an_engine_with_a_short_context_is_compared_as_far_as_it_goes(
+    level: str, suite: str, model: Path
+) -> None:
+    name = made(f"short: {level}", Quiet, levels=(level,), **{level: short_of(level)})
+    found = verdicts_of(plan_for(model, engine=name, suites=(suite,), n_tokens=32))
+    assert {v.status for v in found} <= {"agreed", "excused", "not-applicable"}
+    assert "64 cells" in next(v.summary for v in found if v.status == "not-applicable")
+    assert exit_code(found) == 0
+
+
+def runs_of(model: Path, **changes: Any) -> Iterator[tuple[Batch, ...]]:
+    plan = Plan(
+        case="m", model=model, subject_model=model, oracle="reference", settings=EXACT, n_tokens=32
+    )
+    opened = open_plan(plan, lambda _: None)
+    try:
+        context = replace(opened.context, **changes)
+        yield from (run.batches for run in further_runs(context))
+    finally:
+        opened.close()
+
+
+def test_a_small_vocabulary_is_met_whole_and_the_cache_filled(model: Path) -> None:
+    long, *_ = runs_of(model)
+    tokens = np.concatenate([batch.tokens for batch in long])
+    assert len(tokens) == N
+    assert set(tokens.tolist()) == set(range(312))
+    assert tokens[:2].tolist() == [311, 0]
+
+
+def test_no_position_is_asked_for_that_the_model_does_not_have(tmp_path: Path) -> None:
+    long, *_ = runs_of(written(tmp_path, n_ctx_train=50))
+    assert sum(map(len, long)) == 50
+    joined, *_ = runs_of(written(tmp_path, n_ctx_train=36))
+    assert {int(s) for batch in joined for s in batch.seq_ids} == {0, 1}
+
+
+@pytest.mark.parametrize("n", [37, 103, 104, 300, 512])
+def test_batches_are_of_all_sizes_and_fill_what_there_is(n: int) -> None:
+    sizes = batch_sizes(n)
+    assert sum(sizes) == n
+    assert tuple(sizes[-len(FEW) :]) == FEW
+    assert all(sizes)

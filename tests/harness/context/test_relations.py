@@ -1,0 +1,148 @@
+"""Logits do not depend on how they are asked for, and engines whose do are found."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.engine.errors import Unsupported
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.context.suite import Context
+from lockstep.harness.records import EXACT, Evaluation, Request, Verdict
+from lockstep.harness.runs.run import builtin_model
+
+
+class Right(Reference, name="asked: right"):
+    """Subclasses are wrong in one way of asking."""
+
+    def evaluate(self, request: Request) -> Evaluation:
+        found = super().evaluate(request)
+        return replace(found, logits=tuple(self.rows(request, found)))
+
+    def rows(self, request: Request, found: Evaluation) -> Iterator[Any]:
+        yield from found.logits
+
+
+class FirstRows(Right, name="asked: first rows"):
+    """The rows of the first tokens, whichever were asked for."""
+
+    def rows(self, request: Request, found: Evaluation) -> Iterator[Any]:
+        every = tuple(replace(b, outputs=np.ones(len(b), np.bool_)) for b in request.batches)
+        whole = Reference.evaluate(self, replace(request, batches=every, capture=False))
+        for rows, asked in zip(whole.logits, found.logits, strict=True):
+            yield rows[: len(asked)]
+
+
+class Leaks(Right, name="asked: leaks"):
+    """Every sequence is the same one, so that it reads its neighbour's tokens."""
+
+    def evaluate(self, request: Request) -> Evaluation:
+        one = []
+        at = 0
+        for b in request.batches:
+            positions = np.arange(at, at + len(b), dtype=np.int32)
+            at += len(b)
+            one.append(replace(b, seq_ids=np.zeros_like(b.seq_ids), positions=positions))
+        return super().evaluate(replace(request, batches=tuple(one)))
+
+
+class Watched(Right, name="asked: watched"):
+    """Right logits only as long as nobody looks at tensors."""
+
+    def rows(self, request: Request, found: Evaluation) -> Iterator[Any]:
+        for rows in found.logits:
+            yield rows * np.float32(1.001) if request.capture else rows
+
+
+class OneSequence(Right, name="asked: one sequence"):
+    """Honest: it knows one sequence alone, and says so."""
+
+    def evaluate(self, request: Request) -> Evaluation:
+        if any(b.seq_ids.any() for b in request.batches):
+            raise Unsupported("one sequence at a time")
+        return super().evaluate(request)
+
+
+class Summed(Right, name="asked: summed otherwise"):
+    """Honest: what else is in the batch changes the order of its sums."""
+
+    def rows(self, request: Request, found: Evaluation) -> Iterator[Any]:
+        for rows, batch in zip(found.logits, request.batches, strict=True):
+            yield np.nextafter(rows, np.float32(len(batch) * 1e9)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return builtin_model("f32", tmp_path_factory.mktemp("model"))
+
+
+@contextmanager
+def opened(model: Path, engine: str) -> Iterator[Context]:
+    plan = Plan(
+        case="f32",
+        model=model,
+        subject_model=model,
+        engine=engine,
+        oracle="reference",
+        settings=EXACT,
+        n_tokens=12,
+        command="m",
+    )
+    found = open_plan(plan, lambda _: None)
+    try:
+        yield found.context
+    finally:
+        found.close()
+
+
+def logits_of(model: Path, engine: str) -> list[Verdict]:
+    with opened(model, engine) as context:
+        return list(run_suites(context, ("logits",)))
+
+
+@pytest.mark.parametrize("engine", ["asked: right", "asked: summed otherwise", "fast"])
+def test_an_honest_engine_gives_the_same_however_it_is_asked(engine: str, model: Path) -> None:
+    (verdict,) = logits_of(model, engine)
+    assert verdict.status == "agreed"
+    assert verdict.detail["same"][:3] == [
+        "with tensors shown",
+        "with outputs of some tokens only",
+        "beside another sequence",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("engine", "way"),
+    [
+        ("asked: first rows", "with outputs of some tokens only"),
+        ("asked: leaks", "beside another sequence"),
+        ("asked: watched", "with tensors shown"),
+    ],
+)
+def test_an_engine_that_contradicts_itself_is_found(engine: str, way: str, model: Path) -> None:
+    first, *wrong = logits_of(model, engine)
+    assert first.status == "agreed"  # asked once, it is right
+    of_itself = [verdict for verdict in wrong if "gives other logits" in verdict.summary]
+    assert [verdict.detail["asked"] for verdict in of_itself] == [way]
+    assert wrong[0].status == "diverged"
+    assert f"gives other logits {way}" in wrong[0].summary
+    assert wrong[0].summary.endswith("at fault: subject")
+
+
+def test_what_an_engine_does_not_answer_is_said_and_accuses_nobody(model: Path) -> None:
+    (verdict,) = logits_of(model, "asked: one sequence")
+    assert verdict.status == "agreed"
+    assert "not compared beside another sequence: one sequence at a time" in verdict.summary
+    assert "beside another sequence" not in verdict.detail["same"]
+
+
+def test_the_other_sequence_is_given_only_if_the_cache_has_room(model: Path) -> None:
+    with opened(model, "asked: right") as context:
+        context.settings = replace(context.settings, n_ctx=20)
+        (verdict,) = run_suites(context, ("logits",))
+    assert "beside another sequence" not in verdict.detail["same"]

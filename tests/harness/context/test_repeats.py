@@ -1,0 +1,138 @@
+"""Engines whose answers to one question differ: it is said how often, and from where on."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.quants.base import F32
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.context.repeats import MORE, unsteady
+from lockstep.harness.context.runner import LocalSession
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.records import EXACT, Evaluation, Request, Verdict
+from tests.models import some_batches, written
+
+
+class Racing(Reference):
+    """Every so many runs one logit of the first batch is another."""
+
+    every: int
+    by: float
+    runs = 0
+
+    def evaluate(self, request: Request) -> Evaluation:
+        found = super().evaluate(request)
+        self.runs += 1
+        if self.runs % self.every:
+            return found
+        logits = found.logits[0].copy()
+        logits[0, 7] += np.float32(self.by) * np.abs(logits).max()
+        return replace(found, logits=(logits, *found.logits[1:]))
+
+
+class Often(Racing, name="repeats: a race"):
+    every, by = 2, 1e-2
+
+
+class Hardly(Racing, name="repeats: sums in any order"):
+    every, by = 2, 1e-7
+
+
+class Seldom(Racing, name="repeats: once wrong"):
+    """Wrong in the first of ten runs, which is the only one that says so."""
+
+    every, by, runs = 10, 1e-2, 9
+
+
+class Halves(Mirror):
+    """A buffer that is read before it is written, every other time."""
+
+    calls = 0
+
+    def swiglu(self, gate: F32, up: F32) -> F32:
+        self.calls += 1
+        return super().swiglu(gate, up * np.float32(1 + self.calls % 2))
+
+
+class Dice(Reference, name="repeats: dice"):
+    """Right logits, and tokens that are sampled."""
+
+    asked = 0
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        self.asked += 1
+        return [(token + self.asked) % 312 for token in super().greedy(prompt, n)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("model"), n_layer=1, n_vocab=312, n_ctx_train=40)
+
+
+def verdicts_of(model: Path, engine: str, suite: str) -> list[Verdict]:
+    plan = Plan(
+        case="m",
+        model=model,
+        subject_model=model,
+        engine=engine,
+        oracle="reference",
+        settings=EXACT,
+        n_tokens=8,
+        n_steps=4,
+        prompt=b"a",
+    )
+    opened = open_plan(plan, lambda _: None)
+    try:
+        return list(run_suites(opened.context, (suite,)))
+    finally:
+        opened.close()
+
+
+def test_a_race_is_a_verdict_of_its_own_kind_with_its_rate_and_place(model: Path) -> None:
+    first, shaky = verdicts_of(model, Often.name, "logits")
+    assert (shaky.status, shaky.key) == ("diverged", "logits/not-deterministic")
+    assert f"4 of {MORE} more runs of the same batches" in shaky.summary
+    assert "from output 0 of batch 0, token 7 on" in shaky.summary
+    assert first.status == "agreed"  # the run that was looked at, and it alone
+    assert "not compared in other ways: its own runs differ by more" in first.summary
+    assert exit_code([shaky, first]) == 1
+
+
+def test_sums_in_any_order_are_said_and_the_rest_is_compared(model: Path) -> None:
+    first, shaky = verdicts_of(model, Hardly.name, "logits")
+    assert shaky.key == "logits/not-deterministic"
+    assert "with tensors shown" in first.detail["same"]
+
+
+def test_a_difference_that_no_other_run_shows_is_no_place(model: Path) -> None:
+    first, shaky = verdicts_of(model, Seldom.name, "logits")
+    assert shaky.detail["differ"] == MORE
+    assert first.status == "diverged"
+
+
+def test_tokens_that_are_sampled_are_told_from_wrong_ones(model: Path) -> None:
+    _, wrong, shaky = verdicts_of(model, Dice.name, "decode")
+    assert wrong.key == "decode/token"
+    assert shaky.key == "decode/not-deterministic"
+    assert "3 of 3 answers" in shaky.summary
+
+
+class Halved(Reference, name="repeats: halves"):
+    ops = Halves
+
+
+@pytest.mark.parametrize(("adapter", "site"), [(Reference, None), (Halved, "ffn_swiglu-0")])
+def test_with_tensors_shown_the_first_that_differs_is_named(
+    adapter: type[Reference], site: str | None, model: Path
+) -> None:
+    with LocalSession(adapter, model, EXACT) as session:
+        request = Request(batches=some_batches(312), capture=True)
+        first = session.ask("evaluate", request).value  # type: ignore[union-attr]
+        session.ask("evaluate", replace(request, batches=request.batches[:1]))  # an odd call
+        found = unsteady(session, request, first)
+    assert (found and found.place) == (site and f"{site} of batch 0")

@@ -1,0 +1,320 @@
+"""Whatever an engine does is an outcome, and the next question is answered."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import Unsupported
+from lockstep.harness.context.runner import LOG_LINES, IsolatedSession, Runner, Session
+from lockstep.harness.records import (
+    EXACT,
+    Answered,
+    Crashed,
+    Fault,
+    Malformed,
+    Nodes,
+    Outcome,
+    Rejected,
+    Request,
+    TimedOut,
+    Unanswerable,
+)
+
+ROOT = Path(__file__).parents[3]
+MODULES = ("tests.fake_engines",)
+PATIENT = Runner(time_limit=60, memory_limit=1 << 30, modules=MODULES)
+HASTY = Runner(time_limit=0.5, modules=MODULES)
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    with PATIENT.open("fake", None, EXACT) as session:
+        yield session
+
+
+def does(session: Session, deed: str) -> Outcome:
+    return session.ask("tokenize", [deed.encode()])
+
+
+def worker_of(session: Session) -> int:
+    """The process that answers; also proof that one does."""
+    outcome = session.ask("greedy", [], 1)
+    assert isinstance(outcome, Answered), outcome
+    assert session.pid == outcome.value[0]
+    return int(outcome.value[0])
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process has not ended; a zombie has."""
+    status = subprocess.run(
+        ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return bool(status) and not status.startswith("Z")
+
+
+def comes_true(condition: Callable[[], bool]) -> bool:
+    """Wait for it; the limit only bounds a test that fails."""
+    end = time.monotonic() + 30
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_an_answer_comes_back_with_its_time_and_output_does_not_disturb_it(
+    session: Session,
+) -> None:
+    outcome = session.ask("dequantize", "I8", np.arange(5, dtype=np.uint8))
+    assert isinstance(outcome, Answered)
+    assert outcome.value.tolist() == [0, 2, 4, 6, 8]
+    assert outcome.value.dtype == np.float32
+    assert outcome.seconds >= 0
+
+
+def test_a_worker_is_another_process_and_lives_from_question_to_question(
+    session: Session,
+) -> None:
+    assert session.pid is None
+    assert worker_of(session) == worker_of(session) != os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("deed", "ending", "last_words"),
+    [
+        ("segfault", "was killed by SIGSEGV", "Segmentation fault"),
+        ("abort", "was killed by SIGABRT", "GGML_ASSERT(it) failed"),
+        ("kill", "was killed by SIGKILL", "asked to kill"),
+        ("exit", "exited with status 3", "asked to exit"),
+        ("eat_memory", "out of memory", "asked to eat_memory"),
+        ("babble", "sent garbage", "asked to babble"),
+        ("chatter", "was killed by SIGABRT", "line 99999"),
+    ],
+)
+def test_a_death_is_a_crash_with_its_last_words_and_the_next_question_is_answered(
+    session: Session, deed: str, ending: str, last_words: str
+) -> None:
+    before = worker_of(session)
+    outcome = does(session, deed)
+    assert isinstance(outcome, Crashed), outcome
+    assert ending in outcome.message
+    assert any(last_words in line for line in outcome.log), outcome.log
+    assert len(outcome.log) <= LOG_LINES
+    assert not is_running(before)
+    assert worker_of(session) != before
+
+
+@pytest.mark.parametrize("deed", ["hang", "hang_in_c"])
+def test_a_hang_is_a_timeout_and_the_next_question_is_answered(deed: str) -> None:
+    with HASTY.open("fake", None, EXACT) as session:
+        outcome = does(session, deed)
+        assert isinstance(outcome, TimedOut), outcome
+        assert outcome.seconds == 0.5
+        assert outcome.log[-1] == f"asked to {deed}"
+        assert session.pid is None
+        worker_of(session)
+
+
+def test_a_kill_from_outside_is_one_crash_of_the_question_that_was_asked(
+    session: Session,
+) -> None:
+    pid = worker_of(session)
+    assert isinstance(session, IsolatedSession)
+    assert session.worker
+    log = session.worker.tail
+    outcomes: list[Outcome] = []
+    asker = threading.Thread(target=lambda: outcomes.append(does(session, "hang")))
+    asker.start()
+    assert comes_true(lambda: "asked to hang" in log)
+    os.kill(pid, signal.SIGKILL)
+    asker.join(30)
+    (outcome,) = outcomes
+    assert isinstance(outcome, Crashed)
+    assert "was killed by SIGKILL during tokenize" in outcome.message
+    assert worker_of(session) != pid
+
+
+def test_a_worker_that_died_unasked_is_replaced(session: Session) -> None:
+    pid = worker_of(session)
+    os.kill(pid, signal.SIGKILL)
+    assert comes_true(lambda: not is_running(pid))
+    assert worker_of(session) != pid
+
+
+@pytest.mark.parametrize("engine", ["fake", "fake-local"])
+def test_a_refusal_says_which_kind_it_is(engine: str) -> None:
+    with PATIENT.open(engine, None, EXACT) as session:
+        assert session.ask("metadata") == Rejected(
+            message="MalformedFile: this is no GGUF file (at byte 0)"
+        )
+
+
+@pytest.mark.parametrize("engine", ["fake", "fake-local"])
+def test_a_question_that_an_engine_does_not_offer_is_unanswerable(engine: str) -> None:
+    with PATIENT.open(engine, None, EXACT) as session:
+        outcome = session.ask("detokenize", [[1]], remove_special=True, unparse_special=False)
+        assert outcome == Unanswerable(message=f"{engine} does not detokenize")
+
+
+@pytest.mark.parametrize("engine", ["fake", "fake-local"])
+def test_any_other_exception_is_a_crash_with_its_traceback(engine: str) -> None:
+    with PATIENT.open(engine, None, EXACT) as session:
+        outcome = session.ask("evaluate", Request(batches=()))
+        assert isinstance(outcome, Crashed)
+        assert "fake_engines.py" in outcome.message
+        assert outcome.message.endswith("ZeroDivisionError: a bug in the adapter")
+        assert isinstance(session.ask("greedy", [], 1), Answered)
+
+
+def test_a_refusal_keeps_the_worker(session: Session) -> None:
+    pid = worker_of(session)
+    assert does(session, "refuse") == Rejected(message="EngineError: refused on purpose")
+    assert worker_of(session) == pid
+
+
+def test_an_answer_that_may_not_cross_is_malformed() -> None:
+    with PATIENT.open("fake-wrong-type", None, EXACT) as session:
+        outcome = session.ask("greedy", [], 1)
+        assert isinstance(outcome, Malformed)
+        assert "a object may not cross" in outcome.message
+
+
+def test_an_engine_in_this_process_has_no_worker() -> None:
+    with PATIENT.open("fake-local", None, EXACT) as session:
+        outcome = session.ask("greedy", [], 1)
+        assert isinstance(outcome, Answered)
+        assert outcome.value == [os.getpid()]
+        assert session.pid is None
+
+
+def test_an_engine_that_refuses_its_model_rejects_the_question() -> None:
+    with PATIENT.open("fake-clumsy", None, EXACT) as session:
+        assert session.ask("metadata") == Rejected(message="EngineError: there is no such model")
+
+
+def test_a_question_that_does_not_exist_is_a_mistake_of_the_caller(session: Session) -> None:
+    with pytest.raises(ValueError, match="no question named 'close'"):
+        session.ask("close")
+
+
+def test_an_engine_that_does_not_exist_is_refused_with_the_choices() -> None:
+    with pytest.raises(Unsupported, match=r"no engine named 'faker' .*fake"):
+        PATIENT.open("faker", None, EXACT)
+
+
+@pytest.mark.parametrize("deed", ["refuse", "abort"])
+def test_no_worker_is_left_when_a_session_is_closed(deed: str) -> None:
+    with PATIENT.open("fake", None, EXACT) as session:
+        pids = [worker_of(session)]
+        does(session, deed)
+        pids.append(worker_of(session))
+        assert is_running(pids[-1])
+    assert session.pid is None
+    assert not any(map(is_running, pids))
+
+
+def test_no_worker_is_left_when_a_session_is_forgotten() -> None:
+    session = PATIENT.open("fake", None, EXACT)
+    pid = worker_of(session)
+    del session
+    assert comes_true(lambda: not is_running(pid))
+
+
+def test_a_worker_in_the_middle_of_a_call_dies_with_its_parent() -> None:
+    script = (
+        "from tests.test_runner import PATIENT, EXACT, does, worker_of\n"
+        "session = PATIENT.open('fake', None, EXACT)\n"
+        "import sys; sys.stdout.write(f'{worker_of(session)}\\n'); sys.stdout.flush()\n"
+        "does(session, 'hang_in_c')\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert is_running(pid)
+        parent.kill()
+    assert comes_true(lambda: not is_running(pid))
+
+
+@pytest.mark.parametrize("name", ["reference", "gguf-py", "llama.cpp"])
+def test_looking_an_engine_up_does_not_load_llama_cpp(name: str) -> None:
+    script = (
+        "import sys; from lockstep.harness.adapters import adapter_class\n"
+        f"assert adapter_class({name!r}).name == {name!r}\n"
+        "sys.exit(', '.join({'llama_cpp', 'gguf'} & set(sys.modules)) or 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# --- answers in pieces ------------------------------------------------------------------------
+
+TOKENS = (Batch.of([5, 6, 7]),)
+
+
+def token_of(piece: Nodes) -> int:
+    return int(piece.data[:4].view(np.float32)[0])
+
+
+def ending(kind: str) -> Fault:
+    return Fault(step=0, ubatch=0, index=0, kind=kind, draw=0)
+
+
+def test_pieces_arrive_in_order_and_before_the_answer(session: Session) -> None:
+    seen: list[int] = []
+    outcome = session.stream("capture", lambda p: seen.append(token_of(p)), TOKENS, None)
+    assert isinstance(outcome, Answered)
+    assert outcome.value.nodes == 3
+    assert seen == [5, 6, 7]
+    worker_of(session)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("segfault", Crashed), ("refuse", Rejected), ("babble", Crashed)]
+)
+def test_what_ends_a_stream_is_its_outcome_and_what_came_before_is_kept(
+    kind: str, expected: type[Outcome], session: Session
+) -> None:
+    seen: list[int] = []
+    outcome = session.stream("capture", lambda p: seen.append(token_of(p)), TOKENS, ending(kind))
+    assert isinstance(outcome, expected), outcome
+    assert seen == [5, 6, 7]
+    worker_of(session)
+
+
+def test_silence_in_a_stream_has_an_end() -> None:
+    with HASTY.open("fake", None, EXACT) as session:
+        outcome = session.stream("capture", lambda _: None, TOKENS, ending("hang"))
+    assert isinstance(outcome, TimedOut)
+
+
+def test_a_slow_consumer_is_not_the_engines_fault() -> None:
+    with HASTY.open("fake", None, EXACT) as session:
+        outcome = session.stream("capture", lambda _: time.sleep(0.4), TOKENS, None)
+    assert isinstance(outcome, Answered)
+
+
+def test_a_consumer_that_fails_ends_the_stream_and_the_next_question_is_answered(
+    session: Session,
+) -> None:
+    def fails(piece: object) -> None:
+        raise ZeroDivisionError("in the consumer")
+
+    with pytest.raises(ZeroDivisionError, match="consumer"):
+        session.stream("capture", fails, TOKENS, None)
+    worker_of(session)
+
+
+def test_only_a_stream_can_be_streamed(session: Session) -> None:
+    with pytest.raises(ValueError, match="no stream named 'greedy'"):
+        session.stream("greedy", lambda _: None)

@@ -1,0 +1,95 @@
+"""`run` says where a greedy choice was no choice."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.cli import app
+from lockstep.harness.context.runner import LocalSession
+from lockstep.harness.context.ties import ties_between
+from lockstep.harness.records import EXACT, Request
+from lockstep.harness.runs.quick import generate
+from lockstep.harness.suites.decode import PROMPT
+from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.models import builtin, written
+
+SMALL = {"seed": 1, "n_layer": 1, "n_embd": 16, "n_ff": 16}
+
+
+def flat(folder: Path) -> Path:
+    """A model whose logits are all zero: the weights of its head are."""
+    path = written(folder, **SMALL)
+    with GgufFile.open(path) as file:
+        info = file.tensors["output.weight"]
+        at = file.data_offset + info.offset
+    raw = bytearray(path.read_bytes())
+    raw[at : at + info.n_bytes] = bytes(info.n_bytes)
+    path.write_bytes(raw)
+    return path
+
+
+def test_a_tie_is_told_beside_the_text_and_in_json(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ["run", str(flat(tmp_path)), "--prompt", "a", "-n", "2", "--engine", "reference"]
+    with pytest.raises(SystemExit):
+        app(command)
+    assert "note: token 0 is 0, and 1 is as likely: 0 apart" in capfd.readouterr().err
+    with pytest.raises(SystemExit):
+        app([*command, "--json"])
+    said = json.loads(capfd.readouterr().out)
+    assert [tie["token"] for tie in said["ties"]] == [0, 1]
+    assert said["ties_looked_for_in"] == 2
+
+
+class LastOfATie(Reference, name="ties: the last"):
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        logits = self.evaluate(Request(batches=(Batch.of(prompt),))).logits[0][-1]
+        first = super().greedy(prompt, n)
+        return [int(np.flatnonzero(logits == logits.max())[-1]), *first[1:]]
+
+
+def with_equal_rows(model: Path, copy: Path, row: int, as_row: int) -> Path:
+    """A copy in which two tokens have the same logit, whatever is read."""
+    with GgufFile.open(model) as file:
+        info = file.tensors["output.weight"]
+        at, size = file.data_offset + info.offset, info.n_bytes // info.shape[0]
+    raw = bytearray(model.read_bytes())
+    raw[at + row * size : at + (row + 1) * size] = raw[at + as_row * size :][:size]
+    copy.write_bytes(raw)
+    return copy
+
+
+@pytest.mark.parametrize("engine", ["reference", "ties: the last"])
+def test_an_exact_tie_is_called_one_and_accuses_nobody(engine: str, tmp_path: Path) -> None:
+    model = builtin("f32", tmp_path)
+    with LocalSession(Reference, model, EXACT) as session:
+        ids = session.ask("tokenize", [PROMPT]).value[0]  # type: ignore[union-attr]
+        chosen = session.ask("greedy", ids, 1).value[0]  # type: ignore[union-attr]
+    tied = with_equal_rows(model, tmp_path / "tied.gguf", 383, chosen)
+    plan = plan_for(tied, engine=engine, suites=("decode",), n_steps=4)
+    whole, greedy = verdicts_of(plan)
+    assert whole.status == "agreed"
+    if engine == "reference":
+        assert greedy.status == "agreed"
+        return
+    assert (greedy.status, greedy.detail["actual"]) == ("excused", 383)
+    assert "an exact tie, of which llama.cpp takes the first" in greedy.summary
+
+
+def test_a_clear_choice_needs_no_word(tmp_path: Path) -> None:
+    model = builtin("f32", tmp_path)
+    assert generate(model, "reference", "exact", "Once", 4, lambda _: None)["ties"] == []
+
+
+def test_a_choice_within_twice_the_engines_own_noise_is_a_tie() -> None:
+    row = np.array([[0.0, 1.0, 1.5]], np.float32)
+    off = row + np.array([[9.0, 0.25, 0.0]], np.float32)
+    assert [t.other for t in ties_between([2], row, off)] == [1]
+    assert ties_between([2], row, row + np.float32(0.2)) == []

@@ -1,0 +1,213 @@
+"""A dump that somebody else sent is read in its folder alone, and ends in one clear refusal."""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from lockstep.engine.errors import InvalidModel
+from lockstep.harness.check.check import BadInput
+from lockstep.harness.dumps.dump import read_dump
+from lockstep.harness.dumps.node_maps import map_of as parsed
+from lockstep.harness.dumps.node_maps import read_map
+from lockstep.harness.judging.stored import bf16_of, half_step, looks_like
+from lockstep.harness.known.foreign import finding_named
+from lockstep.harness.runs.dump import dump_trace
+from lockstep.harness.runs.run import builtin_model
+from lockstep.harness.selftest.foreign_findings import write_case
+from tests.harness.dumps.test_dumps import TENSORS, changed, plan_for, with_context
+from tests.harness.dumps.test_node_maps import checked, trace_of
+from tests.stored_dumps import as_bf16, write_bf16
+
+EVERYTHING = '[nodes]\n"*result_output" = "result_output"\n'
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return builtin_model("f32", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def written(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trace_of(model, tmp_path_factory.mktemp("dump"))
+
+
+def names_a_map_outside(folder: Path, outside: Path) -> None:
+    (outside / "m.toml").write_text(EVERYTHING)
+    say(folder, map=str(outside / "m.toml"))
+
+
+def names_a_map_above(folder: Path, outside: Path) -> None:
+    (outside / "m.toml").write_text(EVERYTHING)
+    say(folder, map=f"../{outside.name}/m.toml")
+
+
+def links_its_map(folder: Path, outside: Path) -> None:
+    (outside / "m.toml").write_text(EVERYTHING)
+    (folder / "m.toml").symlink_to(outside / "m.toml")
+    say(folder, map="m.toml")
+
+
+def links_its_tensors(folder: Path, outside: Path) -> None:
+    (folder / TENSORS).rename(outside / TENSORS)
+    (folder / TENSORS).symlink_to(outside / TENSORS)
+
+
+def links_its_index(folder: Path, outside: Path) -> None:
+    (folder / "index.json").rename(outside / "index.json")
+    (folder / "index.json").symlink_to(outside / "index.json")
+
+
+def say(folder: Path, **words: str) -> None:
+    index = json.loads((folder / "index.json").read_text()) | words
+    (folder / "index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    "lead",
+    [
+        names_a_map_outside,
+        names_a_map_above,
+        links_its_map,
+        links_its_tensors,
+        links_its_index,
+    ],
+)
+def test_nothing_outside_of_its_folder_is_read_on_the_word_of_a_dump(
+    lead: Callable[[Path, Path], None], written: Path, tmp_path: Path
+) -> None:
+    folder = changed(written, tmp_path / "d", lambda *_: None)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    lead(folder, outside)
+    with pytest.raises(InvalidModel, match="leads out of the dump's folder"):
+        read_dump(folder)
+
+
+def test_a_folder_that_is_a_link_and_a_link_inside_of_it_are_read(
+    written: Path, tmp_path: Path
+) -> None:
+    folder = changed(written, tmp_path / "d", lambda *_: None)
+    (folder / TENSORS).rename(folder / "kept")
+    (folder / TENSORS).symlink_to("kept")
+    (tmp_path / "link").symlink_to(folder)
+    assert read_dump(tmp_path / "link").files.keys() == read_dump(written).files.keys()
+
+
+def test_a_type_that_cannot_be_read_is_refused_by_its_name(written: Path, tmp_path: Path) -> None:
+    folder = changed(written, tmp_path / "d", lambda *_: None)
+    row = {"dtype": "F8_E4M3", "shape": [2], "data_offsets": [0, 2]}
+    head = json.dumps({"step0/l_out-0": row}).encode()
+    (folder / "x.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + bytes(2))
+    with pytest.raises(InvalidModel, match=r"'step0/l_out-0' is of type F8_E4M3, not F32, F64"):
+        read_dump(folder)
+
+
+def test_a_map_with_more_to_try_than_anybody_needs_is_refused_at_once() -> None:
+    lines = "".join(f'"*a*{{layer}}z{i}" = "n{i}-{{layer}}"\n' for i in range(20_000))
+    names = parsed("m", f"[nodes]\n{lines}".encode())
+    for i in range(50):
+        assert names.find(f"{i}") is None
+    with pytest.raises(InvalidModel, match="m: 20000 patterns and more than 50 names"):
+        names.find("50")
+    big = read_map("transformers")
+    for layer in range(100):  # of a large model all steps: the same names again and again
+        for _ in range(64):
+            assert big.find(f"model.layers.{layer}.mlp.up_proj") is not None
+
+
+def test_what_stands_between_two_stars_is_not_looked_for_again() -> None:
+    """With stars that go back for one another a name takes its length to the third power."""
+    names = parsed("m", b'[nodes]\n"*a*a{layer}z" = "x-{layer}"')
+    assert names.find("a0" * 250) is None
+    assert "(?>" in names.rules[0].pattern.pattern
+    for name, layer in (("a.a7z", 7), ("ba.a1z.a12z", 12)):
+        found = names.find(name)
+        assert found is not None
+        assert found[0] == f"x-{layer}"
+
+
+def test_a_layer_is_the_whole_number_and_not_its_last_figure() -> None:
+    names = parsed("m", b'[nodes]\n"*{layer}.out" = "l_out-{layer}"')
+    for number in (2, 12, 123):
+        found = names.find(f"h{number}.out")
+        assert found is not None
+        assert found[0] == f"l_out-{number}"
+
+
+def test_a_map_is_for_the_models_whose_names_it_has(
+    model: Path, written: Path, tmp_path: Path
+) -> None:
+    """Modules of another architecture have the same names and other values: it would be accused."""
+    folder = changed(written, tmp_path / "d", lambda *_: None)
+    (folder / "m.toml").write_text(f'architectures = ["qwen2"]\n{EVERYTHING}')
+    say(folder, map="m.toml")
+    with pytest.raises(BadInput, match=r"m.toml is for files of qwen2, and this one is llama"):
+        with_context(model, folder, lambda _: None)
+    assert read_map("transformers").architectures == ("llama",)
+    for wrong in ('architectures = "llama"', "architectures = [1]"):
+        with pytest.raises(InvalidModel, match="architectures must be a list of texts"):
+            parsed("m", f"{wrong}\n{EVERYTHING}".encode())
+
+
+def test_bf16_is_read_as_what_it_stands_for(tmp_path: Path) -> None:
+    values = {"a": np.float32([[1, -2.5], [3e38, 1e-40]]), "b": np.float32([np.inf, np.nan, 0])}
+    write_bf16(tmp_path / "t.safetensors", values)
+    for key, value in values.items():
+        found = bf16_of(tmp_path / "t.safetensors", key)
+        assert np.array_equal(found, as_bf16(value), equal_nan=True)
+
+
+def test_half_a_step_holds_every_honest_rounding_and_no_truncation() -> None:
+    rng = np.random.default_rng(0)
+    values = (rng.standard_normal(4000) * 10.0 ** rng.integers(-9, 4, 4000)).astype(np.float32)
+    values[:2] = 0, 2**-25
+    for kind, rounded in (("F16", values.astype(np.float16)), ("BF16", as_bf16(values))):
+        stored = rounded.astype(np.float32)
+        off = np.abs(stored.astype(np.float64) - values)
+        assert (off <= half_step(stored, kind)).all()
+    cut = (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    assert (np.abs(cut.astype(np.float64) - values) > half_step(cut, "BF16")).any()
+    assert not half_step(values, "F32").any()
+    assert half_step(np.zeros(1), "BF16")[0] < half_step(np.zeros(1), "F16")[0] == 2**-25
+
+
+def test_numbers_look_like_the_type_that_all_of_them_were_rounded_to() -> None:
+    values = np.random.default_rng(0).standard_normal(400).astype(np.float32)
+    half, brain = values.astype(np.float16).astype(np.float32), as_bf16(values)
+    simple = np.float32([0, 1, -0.5, np.inf, np.nan])
+    assert [looks_like([simple, each]) for each in (half, brain)] == ["F16", "BF16"]
+    assert looks_like([half, brain]) == "F16"
+    assert looks_like([values]) == looks_like([brain, values[:1]]) == looks_like([]) == ""
+    assert looks_like([np.float32([1e6])]) == "" != looks_like([as_bf16(np.float32([1e6]))])
+
+
+def test_both_halves_are_the_same_run_as_the_whole(
+    model: Path, written: Path, tmp_path: Path
+) -> None:
+    folder = changed(written, tmp_path / "d", lambda *_: None)
+    write_bf16(folder / TENSORS, load_file(written / TENSORS))
+    found = with_context(model, folder, lambda context: dict(context.subject.stored))
+    assert set(found.values()) == {"BF16"}
+    save_file(load_file(written / TENSORS), folder / TENSORS)
+    assert with_context(model, folder, lambda context: dict(context.subject.stored)) == {}
+
+
+def test_a_dump_that_calls_itself_a_known_engine_is_not_excused_for_it(tmp_path: Path) -> None:
+    """Of transformers it is known that it ignores the frequency factors of such a model."""
+    model = tmp_path / "m.gguf"
+    write_case(finding_named("transformers-rope-freqs"), model)
+    folder = tmp_path / "transformers"
+    dump_trace(plan_for(model, "reference"), folder, None, lambda _: None)
+    index = json.loads((folder / "index.json").read_text())
+    named = {"engine": "transformers", "version": "5.23.0", "tokens": index["tokens"]}
+    (folder / "index.json").write_text(json.dumps(named))
+    tensors = load_file(folder / TENSORS)
+    tensors["step0/result_output"] += 1
+    save_file(tensors, folder / TENSORS)
+    found = checked(model, f"dump:{folder}", "logits")
+    assert [(v.suite, v.status) for v in found] == [("logits", "diverged")]

@@ -1,0 +1,183 @@
+"""Dumps under other names: translated by a map, which is refused where it says nothing."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from lockstep.engine.errors import InvalidModel
+from lockstep.harness.check.check import BadInput, open_plan, run_suites
+from lockstep.harness.cli import app
+from lockstep.harness.dumps.dump import folder_of, map_of
+from lockstep.harness.dumps.node_maps import map_of as parsed
+from lockstep.harness.dumps.node_maps import neighbours, read_map, ready
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.records import Verdict
+from lockstep.harness.runs.dump import dump_trace
+from lockstep.harness.runs.run import builtin_model
+from tests.harness.dumps.test_dumps import plan_for
+
+THEIRS = {  # a module of transformers -> the node that it comes to
+    "model.embed_tokens": "embd",
+    "model.layers.{}.input_layernorm": "attn_norm-{}",
+    "model.layers.{}.self_attn.q_proj": "Qcur-{}",
+    "model.layers.{}.self_attn.k_proj": "Kcur-{}",
+    "model.layers.{}.self_attn.v_proj": "Vcur-{}",
+    "model.layers.{}.self_attn.o_proj": "attn_out-{}",
+    "model.layers.{}.post_attention_layernorm": "ffn_norm-{}",
+    "model.layers.{}.mlp.down_proj": "ffn_out-{}",
+    "model.layers.{}": "l_out-{}",
+    "model.norm": "result_norm",
+    "lm_head": "result_output",
+}
+HEADS = {"Qcur": 4, "Kcur": 2}  # of the built-in model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return builtin_model("f32", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def written(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trace_of(model, tmp_path_factory.mktemp("dump"))
+
+
+def trace_of(model: Path, folder: Path) -> Path:
+    """As `lockstep trace` writes it."""
+    dump_trace(plan_for(model, "reference"), folder, None, lambda _: None)
+    return folder
+
+
+def halves(value: Any, n_head: int) -> Any:
+    """As a library that rotates a head's first half with its second has the rows."""
+    split = value.reshape(len(value), n_head, -1, 2)
+    return np.ascontiguousarray(np.swapaxes(split, 2, 3).reshape(value.shape))
+
+
+def as_transformers(tensors: dict[str, Any], *, permuted: bool = True) -> dict[str, Any]:
+    found = {}
+    for step in range(3):
+        for theirs, node in THEIRS.items():
+            for layer in range(2 if "{}" in theirs else 1):
+                value = tensors[f"step{step}/{node.format(layer)}"]
+                if permuted and (n := HEADS.get(node.removesuffix("-{}"))):
+                    value = halves(value, n)
+                found[f"step{step}/{theirs.format(layer)}"] = value[None]
+        found[f"step{step}/model.rotary_emb"] = np.zeros((1, 1), np.float32)
+    return found
+
+
+def renamed(written: Path, folder: Path, rename: Callable[..., Any], **index: Any) -> Path:
+    said = json.loads((written / "index.json").read_text()) | index
+    folder.mkdir()
+    (folder / "index.json").write_text(json.dumps(said))
+    save_file(rename(load_file(written / "tensors.safetensors")), folder / "t.safetensors")
+    return folder
+
+
+def checked(model: Path, engine: str, *suites: str, oracle: str = "reference") -> list[Verdict]:
+    opened = open_plan(replace(plan_for(model, engine), oracle=oracle), lambda _: None)
+    try:
+        return list(run_suites(opened.context, suites))
+    finally:
+        opened.close()
+
+
+def test_an_index_may_name_its_map_or_a_file_beside_it(
+    model: Path, written: Path, tmp_path: Path
+) -> None:
+    folder = renamed(written, tmp_path / "d", as_transformers, map="transformers")
+    assert exit_code(checked(model, f"dump:{folder}", "logits")) == 0
+    own = renamed(
+        written,
+        tmp_path / "own",
+        lambda t: {key.replace("result_output", "head"): value for key, value in t.items()},
+        map="own.toml",
+    )
+    (own / "own.toml").write_text('[nodes]\nhead = "result_output"\n')
+    assert exit_code(checked(model, f"dump:{own}", "logits")) == 0
+
+
+def test_axes_are_put_into_llama_cpps_order() -> None:
+    rule = parsed(
+        "m", b'[nodes]\n"q.{layer}" = { node = "Qcur_rope-{layer}", axes = [1, 0, 2] }'
+    ).find("q.07")
+    assert rule is not None
+    assert rule[0] == "Qcur_rope-7"
+    assert rule[1].apply(np.zeros((4, 5, 8)), {}).shape == (5, 4, 8)
+
+
+def test_halves_become_neighbours() -> None:
+    value = np.array([[0, 1, 2, 3, 10, 11, 12, 13]])
+    assert neighbours(value, 2).tolist() == [[0, 2, 1, 3, 10, 12, 11, 13]]
+    assert np.array_equal(neighbours(halves(value, 2), 2), value)
+    for n_head in (0, 3):
+        with pytest.raises(ValueError, match="are no"):
+            neighbours(value, n_head)
+
+
+def test_what_no_pattern_fits_is_named_where_the_logits_are_missing(
+    model: Path, written: Path, tmp_path: Path
+) -> None:
+    folder = renamed(written, tmp_path / "d", lambda t: {"step0/x": t["step0/embd"]})
+    with pytest.raises(BadInput, match=r"step0/result_output .*step0/x: no pattern of transf"):
+        checked(model, f"dump:{folder}#map=transformers", "logits")
+    with pytest.raises(BadInput, match=r"no node named 'x' .*--map translates other names"):
+        checked(model, f"dump:{folder}", "logits")
+
+
+def test_a_node_that_the_model_does_not_have_is_named_with_those_that_are_near(
+    model: Path, written: Path, tmp_path: Path
+) -> None:
+    folder = renamed(written, tmp_path / "d", lambda tensors: tensors, map="own.toml")
+    nodes = '"result_output" = "result_output"\n"embd" = "embdd"\n'
+    (folder / "own.toml").write_text(f"[nodes]\n{nodes}")
+    told = [v.summary for v in checked(model, f"dump:{folder}", "trace")]
+    assert any("has no such node" in text and "(near: embd" in text for text in told)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[", "no TOML"),
+        ("[nodes]\n", "expected one table"),
+        ("[other]\na = 1\n", "expected one table"),
+        ('[nodes]\na = "attn norm"\n', "expected a node such as attn_norm-"),
+        ("[nodes]\na = 7\n", "expected a node, or a table"),
+        ('[nodes]\na = { node = "embd", scale = 2 }\n', "expected a node, or a table"),
+        ('[nodes]\n"a.{layer}" = "embd"\n', "must be in both"),
+        ('[nodes]\na = "attn_norm-{layer}"\n', "must be in both"),
+        ('[nodes]\na = { node = "embd", rows = "halves" }\n', "rows may be"),
+        ('[nodes]\na = { node = "embd", axes = [0, 2] }\n', "axes must be an order"),
+        ('[nodes]\n"*a*b*c" = "embd"\n', "at most 2"),
+    ],
+)
+def test_what_is_wrong_with_a_map_is_said(text: str, words: str) -> None:
+    with pytest.raises(InvalidModel, match=words):
+        parsed("m.toml", text.encode())
+
+
+def test_no_map_of_that_name_is_said_with_those_that_there_are(tmp_path: Path) -> None:
+    assert ready() == ["llama.cpp", "transformers"]
+    with pytest.raises(InvalidModel, match=r"no such file.*llama.cpp, transformers"):
+        read_map("nothing", tmp_path)
+
+
+def test_a_map_is_part_of_the_engines_name() -> None:
+    engine = "dump:a/b#map=m.toml"
+    assert (folder_of(engine), map_of(engine)) == (Path("a/b"), "m.toml")
+    assert (folder_of("dump:a#b"), map_of("dump:a#b")) == (Path("a#b"), "")
+    assert folder_of("./a#map=b") is None
+
+
+def test_a_map_is_for_dumps_alone(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        app(["check", str(model), "--map", "transformers"])
+    assert end.value.code == 2
+    assert "names of a dump" in capfd.readouterr().err

@@ -1,0 +1,266 @@
+"""`fuzz batch` without llama.cpp: our engine against itself and against wrong memories."""
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.check.check import BadInput
+from lockstep.harness.cli import app
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.fuzzers.base import FuzzPlan, fuzzer_named, run_campaign
+from lockstep.harness.fuzzers.batch.judge import ALLOWED_NMSE, Difference, Judge, component, worst
+from lockstep.harness.fuzzers.batch.known import entry_for, known_schedules
+from lockstep.harness.fuzzers.batch.machines import KINDS, machine_of
+from lockstep.harness.fuzzers.batch.schedule import Schedule, schedule_from
+from lockstep.harness.fuzzers.batch.schedules import schedule
+from lockstep.harness.records import EXACT, Verdict
+from lockstep.harness.report.jsonl import read_report
+from lockstep.harness.synth.small import SMALL
+from tests.wrong_memories import REFUSED, WRONG, Wrong, engine, mixes_sequences, reorders_outputs
+
+CASES = 120
+FULL = 144  # of seed 3: its cache becomes full
+
+
+class Dies(Reference):
+    """Does not survive three sequences."""
+
+    name = "dies"
+
+    def schedule(self, plan: Any) -> list[dict[str, Any]]:
+        if plan["n_seq"] == 3:
+            raise RuntimeError("three of them")
+        return super().schedule(plan)
+
+
+class Mute(Reference):
+    name = "mute"
+
+    def schedule(self, plan: Any) -> list[dict[str, Any]]:
+        return Adapter.schedule(self, plan)
+
+
+@pytest.fixture(autouse=True)
+def engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong engines are known by their names while a test runs."""
+    for cls in (Dies, Mute, REFUSED, *(row.engine for row in WRONG.values())):
+        monkeypatch.setitem(Adapter.family, cls.name, cls)
+
+
+def fuzzed(kind: str, **changes: Any) -> Iterator[Verdict]:
+    """Lazily: what comes after a first finding is not run."""
+    plan = FuzzPlan(
+        **{
+            "targets": (kind,),
+            "oracle": "reference",
+            "cases": CASES,
+            "seed": 3,
+            "start": 1,
+            **changes,
+        }
+    )
+    return fuzzer_named("batch").run(plan, lambda target, text: None)
+
+
+def tokens_of(case: Schedule) -> int:
+    return sum(len(step[1]) for step in case.steps if step[0] == "decode")
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_engine_is_caught_and_its_schedule_made_short(name: str) -> None:
+    row: Wrong = WRONG[name]
+    first = next(v for v in fuzzed(row.kind, engine=name) if v.status == "diverged")
+    assert first.detail["symptom"] in row.symptoms, first.summary
+    case = schedule_from(json.dumps(first.detail["schedule"]))
+    assert len(case.steps) <= row.steps, case
+    assert tokens_of(case) <= row.tokens, case
+    machine = machine_of(row.kind, case)
+    ubatches = [u for step in case.steps for u in machine.step(step)["ubatches"]]
+    assert len(ubatches) <= row.ubatches, case
+    found = Difference(symptom=first.detail["symptom"], step=len(case.steps), name="", text="")
+    assert entry_for(known_schedules(), ("llama.cpp",), row.kind, found, case) is None, case
+
+
+def test_a_refused_batch_that_leaves_something_behind_is_seen(tmp_path: Path) -> None:
+    steps = [["decode", [[1, 0, [0], False, 60]]], ["decode", [[1, 60, [0], False, 197]]]]
+    shape = {"n_ctx": 256, "n_ubatch": 60, "n_seq": 2, "unified": True}
+    path, runner = tmp_path / "small.gguf", Runner()
+    SMALL["attention"](path)
+    with (
+        runner.open("reference", path, EXACT) as oracle,
+        runner.open(REFUSED.name, path, EXACT) as subject,
+    ):
+        found = Judge(oracle, subject)(schedule_from(json.dumps({**shape, "steps": steps})))
+    assert found is not None
+    assert (found.symptom, found.step) == ("pos", 1)
+
+
+def test_a_finding_is_shown_again_by_its_command() -> None:
+    first = next(v for v in fuzzed("attention", engine="forgets-to-shift") if v.detail["schedule"])
+    words = shlex.split(first.repro)
+    given = words[words.index("--schedule") + 1].encode()
+    again, _ = fuzzed("attention", engine="forgets-to-shift", given=(given,))
+    assert (again.status, again.key) == ("diverged", first.key)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_our_engine_agrees_with_itself(kind: str) -> None:
+    (only,) = fuzzed(kind, engine="reference", cases=16)
+    assert only.status == "agreed"
+    assert only.detail["steps"] > 100
+    assert only.detail["logits"] > 100
+
+
+def test_a_case_depends_on_seed_and_number_alone() -> None:
+    for kind in KINDS:
+        cases = [schedule(7, number, kind) for number in range(6)]
+        assert cases == [schedule(7, number, kind) for number in range(6)]
+        assert len({case.text() for case in cases}) == 6
+        assert schedule(8, 1, kind) != cases[1]
+
+
+def test_schedules_do_all_that_can_be_done() -> None:
+    names = {step[0] for n in range(400) for step in schedule(1, n, "attention").steps}
+    assert names == {"decode", "rm", "cp", "keep", "add", "div", "clear", "save", "load"}
+    codes = {
+        machine.step(step)["code"]
+        for n in (*range(20), FULL)
+        for case in [schedule(3, n, "attention")]
+        for machine in [machine_of("attention", case)]
+        for step in case.steps
+        if step[0] == "decode"
+    }
+    assert codes == {0, 1, -1}
+
+
+def test_a_schedule_survives_its_json() -> None:
+    for number in range(20):
+        case = schedule(0, number, "attention")
+        assert schedule_from(case.text()) == case
+
+
+# --- relations --------------------------------------------------------------------------------
+
+
+def alone(change: Any, symptom: str, tmp_path: Path) -> bool:
+    """Whether an engine that plays both parts is found to contradict itself so."""
+    path = tmp_path / "small.gguf"
+    SMALL["attention"](path)
+    cls = engine(change)
+    Adapter.family[cls.name] = cls
+    runner = Runner()
+    try:
+        with runner.open(cls.name, path, EXACT) as a, runner.open(cls.name, path, EXACT) as b:
+            judge = Judge(a, b)
+            found = (judge(schedule(0, number, "attention")) for number in range(1, 40))
+            return any(one is not None and one.symptom == symptom for one in found)
+    finally:
+        del Adapter.family[cls.name]
+
+
+def test_an_engine_that_mixes_sequences_is_contradicted_by_itself(tmp_path: Path) -> None:
+    assert alone(mixes_sequences, "neighbours", tmp_path)
+
+
+def test_an_engine_that_depends_on_how_batches_are_split_is_contradicted_by_itself(
+    tmp_path: Path,
+) -> None:
+    assert alone(reorders_outputs, "splitting", tmp_path)
+
+
+def test_what_has_shared_or_copied_anything_belongs_together() -> None:
+    row = [[1, 0, [0], True], [1, 0, [1], True], [1, 0, [3], False]]
+    steps: list[Any] = [["decode", row], ["cp", 0, 2, -1, -1], ["save", 3], ["load", 2, 0]]
+    shape = {"n_ctx": 256, "n_ubatch": 4, "n_seq": 4, "unified": True}
+    assert component(schedule_from(json.dumps({**shape, "steps": steps}))) == {0, 2, 3}
+    assert component(schedule_from(json.dumps({**shape, "steps": steps[:1]}))) == {0}
+
+
+def test_a_row_of_nan_equals_itself_and_nothing_else() -> None:
+    nan, one = np.full((1, 3), np.nan), np.ones((1, 3))
+    assert worst(nan, nan) == 0.0
+    assert worst(one, nan) == worst(nan, one) == float("inf")
+    assert worst(one, one * (1 + 1e-6)) < ALLOWED_NMSE < worst(one, one * 1.001)
+
+
+# --- what cannot be compared --------------------------------------------------------------------
+
+
+def test_an_engine_that_dies_is_a_finding_of_its_own(tmp_path: Path) -> None:
+    plan = FuzzPlan(targets=("recurrent",), engine="dies", oracle="reference", cases=20, seed=3)
+    result = run_campaign("batch", plan, tmp_path, [])
+    crashed = [v for v in result.verdicts if v.status == "crashed"]
+    assert len(crashed) == 1
+    assert "three of them" in crashed[0].summary
+    assert crashed[0].detail["schedule"]["n_seq"] == 3
+    assert result.code == 3
+
+
+def test_an_engine_that_runs_no_schedules_is_not_compared(tmp_path: Path) -> None:
+    plan = FuzzPlan(targets=("recurrent",), engine="mute", oracle="reference", cases=3)
+    result = run_campaign("batch", plan, tmp_path, [])
+    assert [v.status for v in result.verdicts] == ["not-compared"]
+    assert result.code == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[]", "TypeError"),
+        ("{", "JSONDecodeError"),
+        ('{"n_ctx":256,"n_ubatch":1,"n_seq":1,"steps":[]}', "unified"),
+        ('{"n_ctx":256,"n_ubatch":1,"n_seq":99,"unified":true,"steps":[]}', "n_seq is 99"),
+        ('{"n_ctx":256,"n_ubatch":1,"n_seq":1,"unified":1,"steps":[]}', "true or false"),
+        ('{"n_ctx":256,"n_ubatch":1,"n_seq":1,"unified":true,"steps":[["hop"]]}', "hop"),
+        ('{"n_ctx":256,"n_ubatch":1,"n_seq":1,"unified":true,"steps":[["rm",0]]}', "rm takes 3"),
+        ('{"n_ctx":256,"n_ubatch":1,"n_seq":1,"unified":true,"steps":[["load",0,0]]}', "not saved"),
+        ('{"n_ctx":256,"n_ubatch":1,"n_seq":1,"unified":true,"steps":[["keep",0.5]]}', "0.5"),
+        (
+            '{"n_ctx":256,"n_ubatch":1,"n_seq":1,"unified":true,"steps":[["save",-1],["load",0,0]]}',
+            "loads one sequence from all",
+        ),
+    ],
+)
+def test_a_schedule_that_is_none_is_refused(text: str, says: str) -> None:
+    with pytest.raises(BadInput, match="no schedule") as refused:
+        schedule_from(text)
+    assert says in str(refused.value)
+
+
+def test_a_schedule_of_ones_own_needs_its_kind() -> None:
+    plan = FuzzPlan(given=(schedule(0, 0, "attention").text().encode(),))
+    with pytest.raises(BadInput, match="--type"):
+        fuzzer_named("batch").check(plan)
+
+
+# --- the command ------------------------------------------------------------------------------
+
+
+def command(*args: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        app(["fuzz", "batch", "--oracle", "reference", *args])
+    return int(end.value.code or 0)
+
+
+def test_the_command_writes_a_report_and_says_what_it_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--type", "recurrent", "--cases", "5", "--report", str(tmp_path), "--quiet")
+    assert command(*options) == 0
+    assert "recurrent" in capsys.readouterr().out
+    (report,) = tmp_path.glob("*/report.jsonl")
+    _, verdict, _ = read_report(report)
+    assert verdict["detail"]["schedules"] == 5
+
+
+def test_the_command_refuses_what_is_no_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("--type", "window", "--schedule", "{}") == 2
+    assert command("--type", "sliding") == 2
+    assert "attention, window, recurrent, hybrid" in capsys.readouterr().err

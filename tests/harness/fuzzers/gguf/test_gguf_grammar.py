@@ -1,0 +1,110 @@
+"""The grammar of GGUF files: what it makes is what it says; our reader's verdict is the table's."""
+
+from itertools import pairwise
+
+import pytest
+
+from lockstep.engine.errors import MalformedFile
+from lockstep.engine.gguf.fields import KINDS
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.fuzzers.gguf.draft import Draft, array, string
+from lockstep.harness.fuzzers.gguf.faults import FAULTS, Fault
+from lockstep.harness.fuzzers.gguf.grammar import FAMILIES, LARGEST, Least, cases, numbers_of
+from lockstep.harness.synth.gguf_writer import gguf_bytes
+
+CORPUS = [gguf_bytes({"k": ("ARR[STR]", ["a", "bc"])}, [("t", (8,), "F32", bytes(32))]), b"GGUF"]
+EVERY = pytest.mark.parametrize("fault", FAULTS.values(), ids=lambda fault: fault.name)
+
+
+def verdict(raw: bytes) -> str:
+    try:
+        GgufFile.from_bytes(raw)
+    except MalformedFile as error:
+        return error.kind
+    return "accepted"
+
+
+def with_fault(fault: Fault, draft: Draft) -> bytes:
+    fault.apply(draft, Least())
+    return draft.raw()
+
+
+def test_a_draft_without_faults_is_the_file_that_our_writer_writes() -> None:
+    draft = Draft()
+    draft.put(b"n", 4, (7).to_bytes(4, "little"))
+    draft.put(b"s", 9, array(8, 2, string(b"a") + string(b"bc")))
+    draft.add(b"first", (3, 2), 0, 24)
+    draft.add(b"second", (32,), 8, 34)
+    tensors = [("first", (3, 2), "F32", bytes(24)), ("second", (32,), "Q8_0", bytes(34))]
+    written = gguf_bytes({"n": ("U32", 7), "s": ("ARR[STR]", ["a", "bc"])}, tensors)
+    assert draft.raw() == written
+
+
+@EVERY
+def test_our_reader_gives_each_fault_the_verdict_of_the_table(fault: Fault) -> None:
+    assert verdict(with_fault(fault, Draft())) in (fault.kinds or {"accepted"})
+
+
+@EVERY
+def test_a_fault_says_what_is_wrong_and_why(fault: Fault) -> None:
+    assert set(fault.kinds) <= KINDS
+    assert fault.why.endswith(".")
+    if fault.verdict != "implementation-defined":
+        assert bool(fault.kinds) == (fault.verdict == "invalid")
+
+
+def test_the_faults_reach_every_kind_of_refusal() -> None:
+    assert {verdict(with_fault(fault, Draft())) for fault in FAULTS.values()} == {
+        "accepted",
+        *KINDS - {"key-empty"},  # with nothing else in the file it is too short for its counts
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_case_is_decided_by_seed_family_and_number(family: str) -> None:
+    some = cases(3, family, 40, 10, CORPUS)
+    assert [case.number for case in some] == list(range(40, 50))
+    assert some[4:] == cases(3, family, 44, 6, CORPUS)
+    assert some != cases(4, family, 40, 10, CORPUS)
+
+
+def test_a_case_may_need_more_numbers_than_were_drawn_ahead() -> None:
+    one, two = numbers_of(1, "valid", 6, 2)
+    (again,) = numbers_of(1, "valid", 7, 1)
+    drawn = [two.below(1 << 64) for _ in range(3000)]
+    assert drawn == [again.below(1 << 64) for _ in range(3000)]
+    assert len(set(drawn)) == 3000
+    assert one.below(1 << 64) != drawn[0]
+
+
+@pytest.mark.parametrize("family", ["valid", "broken"])
+def test_files_with_one_fault_get_its_verdict_whatever_else_they_hold(family: str) -> None:
+    seen = set()
+    for case in cases(1, family, 0, 1500):
+        kinds = FAULTS[case.faults[0]].kinds if case.faults else ()
+        assert verdict(case.raw) in (kinds or {"accepted"}), (case.number, case.faults)
+        seen.update(case.faults)
+    assert {f for f in FAULTS if bool(FAULTS[f].kinds) == (family == "broken")} == seen
+
+
+def test_faults_together_make_no_file_that_is_long() -> None:
+    huge = [FAULTS["alignment-max"], FAULTS["padding-not-zero"], FAULTS["empty-tensor-between"]]
+    draft = Draft()
+    for fault in huge:
+        fault.apply(draft, Least())
+    assert len(draft.raw()) < 1 << 20
+    assert max(len(case.raw) for case in cases(5, "several", 0, 3000)) < 1 << 20
+
+
+def test_mutated_files_are_neither_all_refused_nor_all_accepted() -> None:
+    verdicts = [verdict(case.raw) for case in cases(1, "mutated", 0, 1000)]
+    assert 0.1 < verdicts.count("accepted") / 1000 < 0.5
+    assert len(set(verdicts)) > 15
+
+
+def test_a_corpus_is_seen_as_it_is_first_and_its_long_files_never() -> None:
+    files = [*CORPUS, bytes(LARGEST + 1)]
+    found = cases(1, "corpus", 0, 50, files)
+    assert [case.raw for case in found[:2]] == CORPUS
+    assert max(len(case.raw) for case in found) < 1000
+    assert any(a.raw != b.raw for a, b in pairwise(found[2:]))

@@ -1,0 +1,164 @@
+"""Guided files: every line of the reader is reached, and what hides behind branches is found."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.adapters.parts import parsing
+from lockstep.harness.check.check import BadInput
+from lockstep.harness.fuzzers.base import FuzzPlan, run_campaign
+from lockstep.harness.fuzzers.gguf import guided as _gguf_guided
+from lockstep.harness.fuzzers.gguf.faults import FAULTS
+from lockstep.harness.fuzzers.gguf.fuzzer import Gguf
+from lockstep.harness.fuzzers.gguf.grammar import alone, cases
+from lockstep.harness.fuzzers.gguf.guided import complaint, guided_round, kept, seeded
+from lockstep.harness.fuzzers.gguf.guided_reader import checked
+from lockstep.harness.fuzzers.gguf.reached import MODULES, reached
+from lockstep.harness.report.jsonl import read_report
+from tests.breaking_reader import WORDS
+from tests.breaking_reader import GgufFile as Breaking
+
+NOT_READING = {  # what a parsed file is asked, and how a path becomes bytes
+    *("TensorInfo.shape", "TensorInfo.n_elements", "GgufFile.raw", "GgufFile.size"),
+    *("GgufFile.open", "GgufFile.release", "GgufFile.close"),
+    *("GgufFile.__enter__", "GgufFile.__exit__", "Entries.__contains__"),
+}
+guidance = pytest.mark.skipif(
+    find_spec("atheris") is None, reason="no atheris for this Python: no guided file was made"
+)
+FIRST = alone("every-type")
+PLAN = FuzzPlan(targets=("guided",), cases=300, oracle="reference")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    seeded(tmp_path / "kept", [b"a corpus file"], seed=1)
+    return tmp_path / "kept"
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Path:
+    """A folder with one file to start from: libFuzzer reads several in any order."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/first.gguf").write_bytes(FIRST)
+    return tmp_path / "one"
+
+
+def made(family: str, n: int) -> Iterator[bytes]:
+    yield from (case.raw for case in cases(0, family, 0, n))
+
+
+# --- what is reached --------------------------------------------------------------------------
+
+
+def test_the_grammar_reaches_every_line_of_the_reader() -> None:
+    files = [*map(alone, FAULTS), *made("valid", 300), *made("mutated", 700)]
+    found = reached(files)
+    assert found.never == ()
+    assert set(found.not_called) == NOT_READING
+    assert found.lines > 200
+
+
+def test_a_line_that_no_file_reaches_is_named() -> None:
+    found = reached([alone("every-type")])
+    assert any(
+        text.startswith("lockstep.engine.gguf.fields:") and "refuse(" in text
+        for text in found.never
+    )
+    assert reached([]).lines == 0
+
+
+# --- the folder -------------------------------------------------------------------------------
+
+
+def test_a_folder_starts_with_each_fault_and_takes_what_libfuzzer_names(folder: Path) -> None:
+    files = [path.read_bytes() for path in kept(folder)]
+    assert {*map(alone, FAULTS), b"a corpus file"} <= set(files)
+    (folder / ("0" * 40)).write_bytes(b"GGUF")
+    assert b"GGUF" in [path.read_bytes() for path in kept(folder)]
+
+
+def test_what_ended_a_round_is_said() -> None:
+    words = ["INFO: x", "KeyError: 'behind'", "==3== ERROR: libFuzzer: fuzz target exited"]
+    assert complaint(words, 77) == "KeyError: 'behind'"
+    assert complaint(["INFO: x"], -9) == "libFuzzer ended with status -9: INFO: x"
+
+
+# --- the reader under guidance ----------------------------------------------------------------
+
+
+def test_under_guidance_a_reader_may_refuse_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = checked(GgufFile.from_bytes, lambda seconds: None)
+    right(alone("bool-2"))
+    with pytest.raises(KeyError, match=WORDS):
+        checked(Breaking.from_bytes, lambda seconds: None)(alone("every-type"))
+    monkeypatch.setattr(parsing, "SPARE_MEMORY", -(1 << 20))
+    with pytest.raises(MemoryError, match="for a file of 38"):
+        right(alone("bool-2"))
+
+
+@guidance
+def test_a_file_that_breaks_the_reader_ends_a_round_and_is_kept(one: Path) -> None:
+    modules = ["tests.breaking_reader", *MODULES]
+    done = guided_round(one, 1000, 1, None, lambda text: None, modules)
+    assert done.ended == f"KeyError: {WORDS!r}"
+    (crash,) = (path for path in kept(one) if path.name.startswith("crash-"))
+    with pytest.raises(KeyError, match=WORDS):
+        Breaking.from_bytes(crash.read_bytes())
+
+
+@guidance
+def test_guidance_reaches_what_as_many_changes_by_chance_do_not(one: Path) -> None:
+    done = guided_round(one, 3000, 1, None, lambda text: None)
+    assert done.branches > 2 * done.branches_before > 0
+    by_chance = [case.raw for case in cases(0, "corpus", 0, 3000, [FIRST])]
+    guided = [path.read_bytes() for path in kept(one)]
+    assert len(guided) < 500
+    assert lines(guided) > lines(by_chance) + 20
+
+
+def lines(files: list[bytes]) -> int:
+    return reached(files).lines
+
+
+@guidance
+def test_a_guided_run_ends_when_nothing_new_is_reached(one: Path, tmp_path: Path) -> None:
+    plan = replace(PLAN, keep=one)
+    result = run_campaign("gguf", plan, tmp_path, [])
+    rounds = [v.detail for v in result.verdicts if "branches" in v.detail]
+    assert rounds[-1]["branches"] == rounds[-1]["branches_before"] > 100
+    assert all(row["files"] >= PLAN.cases and row["ended"] == "" for row in rounds)
+    assert all(a["branches"] <= b["branches"] for a, b in pairwise(rounds))
+    (about,) = (v.detail for v in result.verdicts if "stages" in v.detail)
+    assert about["stages"]["gguf-py file"]["asked"] == about["files"] >= 20
+    assert result.code == 0, [v.summary for v in result.verdicts if v.status == "diverged"]
+    assert read_report(result.folder / "report.jsonl")[0]["campaign"]["keep"] == str(plan.keep)
+
+
+# --- what cannot be done ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"keep": None}, "needs a folder"),
+        ({"keep": Path("x"), "engine": "llama.cpp"}, "branches of our reader, not of 'llama.cpp'"),
+    ],
+)
+def test_a_guided_run_that_makes_no_sense_is_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        Gguf().check(replace(PLAN, **changes))
+
+
+def test_without_atheris_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_gguf_guided, "find_spec", lambda name: None)
+    with pytest.raises(BadInput, match="needs atheris: pip install"):
+        Gguf().check(replace(PLAN, keep=Path("x")))

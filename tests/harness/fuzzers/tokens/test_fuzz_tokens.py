@@ -1,0 +1,338 @@
+"""`fuzz tokens` without llama.cpp: our engine against itself and against wrong tokenizers."""
+
+import shlex
+from collections import Counter as Counted
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import find, given, settings
+from hypothesis import strategies as st
+
+from lockstep.engine.errors import EngineError
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
+from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.check.check import BadInput
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.fuzzers.base import FuzzPlan, fuzzer_named, run_campaign
+from lockstep.harness.fuzzers.tokens.shrink import order, shrunk
+from lockstep.harness.fuzzers.tokens.texts import (
+    STRATEGIES,
+    Counter,
+    Material,
+    id_list,
+    material_of,
+    text,
+)
+from lockstep.harness.mutants.parts.tokenizers import WRONG
+from lockstep.harness.records import Verdict
+from lockstep.harness.report.jsonl import read_report
+from lockstep.harness.selftest.tokens import in_words, try_wrong_tokenizer
+from lockstep.harness.synth.builtin import BUILTIN_VOCABULARIES
+from lockstep.harness.synth.llama import write_llama
+
+KINDS = [kind for kind in BUILTIN_VOCABULARIES if kind != "none"]
+
+
+class Dies(Reference):
+    """Does not take a text with a tilde in it, as an engine that ends its process."""
+
+    name = "dies"
+
+    def tokenize(self, texts: Any, **flags: Any) -> list[list[int]]:
+        if any(b"~" in text for text in texts):
+            raise RuntimeError("a tilde")
+        return super().tokenize(texts, **flags)
+
+
+class Forgets(Reference):
+    name = "forgets"
+
+    def tokenize(self, texts: Any, **flags: Any) -> list[list[int]]:
+        return super().tokenize(texts, **flags)[:-1]
+
+
+@pytest.fixture(autouse=True)
+def engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong engines are known by their names while a test runs."""
+    for cls in (Dies, Forgets):
+        monkeypatch.setitem(Adapter.family, cls.name, cls)
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Material]]:
+    """Tokenizer and material of each built-in vocabulary."""
+    folder = tmp_path_factory.mktemp("vocabularies")
+    found: dict[str, tuple[Tokenizer, Material]] = {}
+    for kind in KINDS:
+        write_llama(BUILTIN_VOCABULARIES[kind], folder / f"{kind}.gguf")
+        with GgufFile.open(folder / f"{kind}.gguf") as file:
+            tokenizer = tokenizer_of(file.metadata)
+            found[kind] = tokenizer, material_of(tokenizer, file.metadata)
+    return found
+
+
+def fuzzed(target: str, **changes: Any) -> list[Verdict]:
+    plan = FuzzPlan(
+        **{"targets": (target,), "oracle": "reference", "cases": 1000, "seed": 3, **changes}
+    )
+    fuzzer = fuzzer_named("tokens")
+    fuzzer.check(plan)
+    return list(fuzzer.run(plan, lambda target, text: None))
+
+
+# --- wrong engines ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_tokenizer_is_caught_and_its_case_is_small(name: str) -> None:
+    result = try_wrong_tokenizer(WRONG[name], oracle="reference")
+    assert result.caught
+    assert result.size is not None
+    assert result.size <= WRONG[name].size <= 13
+    assert name in result.again
+
+
+def test_the_right_tokenizer_is_not_caught_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wrong = WRONG["mutant:bos-doubled"]
+    monkeypatch.setattr(wrong, "tokenize", Reference.tokenize)
+    result = try_wrong_tokenizer(wrong, oracle="reference", cases=100)
+    assert not result.caught
+    assert in_words(result) == "MISSED"
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_case_that_is_reported_shows_the_difference_by_itself(name: str) -> None:
+    row = WRONG[name]
+    for verdict in fuzzed(f"builtin:{row.shows_on}", engine=name, cases=400):
+        if verdict.status != "diverged":
+            continue
+        assert verdict.repro.startswith(f"lockstep fuzz tokens --vocab builtin:{row.shows_on} ")
+        words = shlex.split(verdict.repro)
+        again: dict[str, Any]
+        if "--hex" in words:
+            again = {"given": (bytes.fromhex(words[words.index("--hex") + 1]),)}
+            assert again["given"][0].hex() == verdict.detail["input"]
+        else:
+            at = {option: int(words[words.index(option) + 1]) for option in ("--seed", "--start")}
+            again = {"seed": at["--seed"], "start": at["--start"], "cases": 1}
+        found = fuzzed(f"builtin:{row.shows_on}", engine=name, **again)
+        ways = {v.detail["way"] for v in found if v.status == "diverged"}
+        assert verdict.detail["way"] in ways
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_engine_twice_has_no_differences(kind: str) -> None:
+    verdicts = fuzzed(f"builtin:{kind}", cases=600)
+    assert {v.status for v in verdicts} <= {"agreed", "excused"}
+    assert [v.detail["texts"] for v in verdicts if v.status == "agreed"] == [600]
+
+
+def test_what_one_engine_does_not_survive_is_told_with_a_small_text() -> None:
+    verdicts = fuzzed("builtin:llama", engine="reference", oracle="dies", cases=300)
+    (crashed,) = (v for v in verdicts if v.status == "crashed")
+    assert crashed.detail["input"] == b"~".hex()
+    assert "a tilde" in crashed.detail["expected"]
+    assert exit_code(verdicts) == 3
+
+
+def test_what_neither_takes_is_excused_and_counted() -> None:
+    verdicts = fuzzed("builtin:gpt2", cases=4000)
+    agreed, excused = verdicts
+    assert (agreed.status, excused.status) == ("agreed", "excused")
+    assert agreed.detail["refused_by_both"] > 3
+    assert "code points up to U+10FFFF" in excused.summary
+
+
+def test_too_few_answers_are_a_difference() -> None:
+    assert "diverged" in {v.status for v in fuzzed("builtin:llama", engine="forgets", cases=40)}
+
+
+# --- cases --------------------------------------------------------------------------------------
+
+
+def test_a_case_is_decided_by_seed_and_number_alone() -> None:
+    whole = fuzzed("builtin:llama-ties", engine="mutant:ties-to-the-right", cases=300)
+    cases = {v.detail["case"] for v in whole if v.status == "diverged"}
+    for case in cases:
+        alone = fuzzed("builtin:llama-ties", engine="mutant:ties-to-the-right", start=case, cases=1)
+        assert [v.detail["case"] for v in alone if v.status == "diverged"] == [case]
+
+
+def test_another_seed_makes_other_texts(opened: dict[str, tuple[Any, Material]]) -> None:
+    _, material = opened["gpt2"]
+    a, b, c = ([text(Counter(seed, str(i)), material) for i in range(50)] for seed in (1, 1, 2))
+    assert a == b
+    assert a != c
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_strategy_makes_many_different_texts(
+    kind: str, opened: dict[str, tuple[Any, Material]]
+) -> None:
+    _, material = opened[kind]
+    for strategy in STRATEGIES:
+        draw = Counter(5, strategy.__name__)
+        texts = [strategy(draw, material) for _ in range(100)]
+        assert len(set(texts)) > 50, strategy.__name__
+        assert max(map(len, texts)) < 2000, strategy.__name__
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_reach_most_of_a_small_vocabulary(
+    kind: str, opened: dict[str, tuple[Any, Material]]
+) -> None:
+    tokenizer, material = opened[kind]
+    met: Counted[int] = Counted()
+    for at in range(6000):
+        made = text(Counter(9, str(at)), material)
+        with suppress(EngineError):  # llama.cpp does not survive some texts
+            met.update(tokenizer.encode(made, parse_special=True))
+    assert len(met) > 0.8 * tokenizer.vocabulary.n_vocab
+
+
+def test_lists_of_ids_hold_any_token(opened: dict[str, tuple[Any, Material]]) -> None:
+    tokenizer, material = opened["plamo2"]
+    draw = Counter(1, "ids")
+    ids = {token for _ in range(2000) for token in id_list(draw, material)}
+    assert ids == set(range(tokenizer.vocabulary.n_vocab))
+
+
+# --- the same strategies, driven by Hypothesis --------------------------------------------------
+
+
+class Drawn:
+    """Numbers from Hypothesis in place of a generator's."""
+
+    def __init__(self, draw: st.DrawFn) -> None:
+        self.draw = draw
+
+    def below(self, n: int) -> int:
+        return self.draw(st.integers(0, n - 1))
+
+
+@st.composite
+def texts_of(draw: st.DrawFn, material: Material) -> bytes:
+    return text(Drawn(draw), material)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "rwkv"])
+def test_byte_level_tokens_give_back_every_text_that_is_utf8(
+    kind: str, opened: dict[str, tuple[Any, Material]]
+) -> None:
+    tokenizer, material = opened[kind]
+
+    @settings(max_examples=40, derandomize=True, deadline=None)
+    @given(texts_of(material))
+    def comes_back(made: bytes) -> None:
+        text = made.decode(errors="ignore").encode()
+        ids = tokenizer.encode(text, add_special=False)
+        assert b"".join(tokenizer.piece(token, special=True) for token in ids) == text
+
+    comes_back()
+
+
+def test_hypothesis_shrinks_what_the_strategies_find(
+    opened: dict[str, tuple[Any, Material]],
+) -> None:
+    tokenizer, material = opened["llama"]
+
+    def drops_a_part(made: bytes) -> bool:
+        whole = tokenizer.decode(tokenizer.encode(made))
+        return bool(whole.decode(errors="ignore").encode() != whole)
+
+    smallest = find(texts_of(material), drops_a_part, settings=settings(derandomize=True))
+    assert len(smallest) <= 4
+
+
+# --- shrinking ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given_text", "needle"),
+    [
+        (b"abc" * 50 + b"\xc3\xa9x" + b"yz" * 50, b"\xc3\xa9x"),
+        ("👩‍👩‍👧 and then some".encode(), "👧".encode()),
+        (b"x" * 1000 + b"\x00", b"\x00"),
+        (b"needle", b"needle"),
+    ],
+)
+def test_a_text_is_shrunk_to_what_matters(given_text: bytes, needle: bytes) -> None:
+    questions = 0
+
+    def wrong(texts: Any) -> list[bool]:
+        nonlocal questions
+        questions += 1
+        return [needle in each for each in texts]
+
+    assert shrunk(given_text, wrong) == needle
+    assert questions <= 60
+
+
+def test_what_does_not_matter_becomes_simple() -> None:
+    def wrong(texts: Any) -> list[bool]:
+        return [len(each.decode()) >= 3 and "é" in each.decode() for each in texts]
+
+    assert shrunk("wörldé!".encode(), lambda texts: safe(wrong, texts)) in (
+        "a é".encode(),
+        " é ".encode(),
+        "aéa".encode(),
+    )
+
+
+def safe(wrong: Any, texts: Any) -> list[bool]:
+    """Texts that are no UTF-8 are not wrong."""
+    found = []
+    for each in texts:
+        try:
+            found += wrong([each])
+        except UnicodeDecodeError:
+            found.append(False)
+    return found
+
+
+def test_ids_are_left_out_and_never_replaced() -> None:
+    assert shrunk((5, 6, 7, 8, 9), lambda rows: [7 in row for row in rows]) == (7,)
+
+
+def test_the_order_of_texts_prefers_short_then_plain() -> None:
+    assert sorted([b"zz", b"aa", b"b", b"\xff"], key=order) == [b"b", b"\xff", b"aa", b"zz"]
+
+
+# --- a campaign ---------------------------------------------------------------------------------
+
+
+def test_a_campaign_writes_a_report_that_can_be_read(tmp_path: Path) -> None:
+    plan = FuzzPlan(targets=("builtin:llama", "builtin:bert"), oracle="reference", cases=100)
+    result = run_campaign("tokens", plan, tmp_path, ["lockstep", "fuzz", "tokens"])
+    rows = read_report(result.folder / "report.jsonl")
+    assert result.code == 0
+    assert [row["case"] for row in rows[1:-1]] == ["builtin:llama", "builtin:bert"]
+
+
+def test_a_target_that_is_no_vocabulary_is_refused_with_the_choices(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"nothing.gguf: no such file.*builtin:rwkv"):
+        fuzzed(str(tmp_path / "nothing.gguf"))
+
+
+def test_a_file_without_a_vocabulary_is_not_compared(tmp_path: Path) -> None:
+    path = tmp_path / "none.gguf"
+    write_llama(BUILTIN_VOCABULARIES["none"], path)
+    (verdict,) = fuzzed(str(path))
+    assert verdict.status == "not-compared"
+    assert "no vocabulary" in verdict.summary
+
+
+def test_a_clock_that_has_run_out_ends_a_campaign_and_says_where_to_go_on() -> None:
+    verdicts = fuzzed("builtin:rwkv", cases=10**9, seconds=0.01)
+    assert verdicts[0].detail["next"] == 2000
+    assert verdicts[0].detail["texts"] == 2000
+
+
+def test_the_wrong_engines_are_wrong_in_different_ways() -> None:
+    assert len({cls.mistake for cls in WRONG.values()}) == len(WRONG) == 19

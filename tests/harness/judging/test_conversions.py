@@ -1,0 +1,92 @@
+"""Activations may be converted to other formats than llama.cpp's: to these, and not in any way."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.near import F64
+from lockstep.engine.ops.products import converted
+from lockstep.engine.quants.base import F32, WeightFormat
+from lockstep.engine.weights import Weight
+from lockstep.harness.honest.bf16_activations import Bf16
+from lockstep.harness.honest.int8_blocks import Int8Blocks
+from lockstep.harness.honest.int8_rows import Int8Rows
+from lockstep.harness.judging.conversions import builds, conversions, in_bytes, is_type_in_blocks
+from lockstep.harness.synth.generator import MAKERS, stream
+
+
+def weight_of(quant: str, rows: int, width: int) -> Weight:
+    kind = WeightFormat.named(quant)
+    raw = MAKERS[quant](stream(0, quant), rows * width // kind.weights, 1.0)
+    return Weight("w", kind, (rows, width), np.frombuffer(raw, np.uint8))
+
+
+def normal(*shape: int) -> F32:
+    return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+
+
+def is_known(x: F32, shown: F64) -> bool:
+    return any(np.array_equal(convert(x), shown) for convert in conversions(every=True))
+
+
+@pytest.mark.parametrize("engine", [Int8Rows, Int8Blocks, Bf16])
+@pytest.mark.parametrize("width", [96, 256, 4096])
+def test_what_honest_engines_convert_to_is_known(engine: type, width: int) -> None:
+    x = normal(20, width)
+    x[3] = 0
+    weight = weight_of("Q8_0", 1, width)
+    assert is_known(x, engine.ops().activations(x, weight))
+
+
+def steps_of(x: F32, most: F64, how: Callable[[F64], F64], number: float = 127) -> F64:
+    return np.asarray(how(x / (most / number)) * (most / number))
+
+
+WRONG: dict[str, Callable[[F32], F64]] = {
+    "cut off": lambda x: steps_of(x, np.abs(x).max(axis=-1, keepdims=True), np.trunc),
+    "of the largest, not of the magnitude": lambda x: steps_of(
+        x, x.max(axis=-1, keepdims=True), np.rint
+    ),
+    "in seven bits": lambda x: steps_of(x, np.abs(x).max(axis=-1, keepdims=True), np.rint, 63),
+    "of all tokens": lambda x: steps_of(x, np.asarray(np.abs(x).max()), np.rint),
+    "scales in halves": lambda x: steps_of(
+        x,
+        (np.abs(x).max(axis=-1, keepdims=True) / 127).astype(np.float16).astype(np.float64) * 127,
+        np.rint,
+    ),
+}
+
+
+@pytest.mark.parametrize("how", WRONG)
+def test_what_is_converted_wrongly_is_none_of_them(how: str) -> None:
+    x = normal(20, 256)
+    assert not is_known(x, WRONG[how](x))
+
+
+def test_a_row_of_zeros_stays_and_one_that_is_no_number_is_none() -> None:
+    x = np.zeros((2, 64), np.float32)
+    x[1, 3] = np.inf
+    for convert in conversions(every=True):
+        found = convert(x)
+        assert not found[0].any()
+        assert not np.isfinite(found[1]).all()
+
+
+def test_the_last_block_may_be_shorter() -> None:
+    x = normal(2, 96)
+    assert np.array_equal(in_bytes(x, 64)[:, 64:], in_bytes(x[:, 64:], 0))
+
+
+def test_only_activations_that_meet_blocks_are_converted() -> None:
+    """Those of F32 and of half precision are what llama.cpp has, or as they are."""
+    x = normal(3, 256)
+    build = next(builds(Build(lanes=16)))
+    for quant in ("F32", "F16", "BF16"):
+        assert np.array_equal(converted(x, weight_of(quant, 2, 256), build).values, x)
+        assert not is_type_in_blocks(quant)
+    for quant in ("Q8_0", "Q4_K", "IQ2_XXS", "TQ1_0"):
+        assert not np.array_equal(converted(x, weight_of(quant, 2, 256), build).values, x)
+        assert is_type_in_blocks(quant)
+    assert not is_type_in_blocks("I32")

@@ -1,0 +1,105 @@
+"""One op judged: nobody is blamed of what is honest, and one wrong element is where it is."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.engine.quants.base import F32
+from lockstep.harness.judging.judge import SiteFinding, conforms, finding_of, smallest_scale_error
+from lockstep.harness.judging.noise import BoundedOps, carried
+from lockstep.harness.judging.tolerances import Bound
+from lockstep.harness.records import Site
+from lockstep.harness.report.text import explain_finding
+
+
+def test_the_smallest_scale_error_that_must_show_is_four_bounds_of_the_best_element() -> None:
+    truth, allowed = np.array([1.0, -8.0, 0.0, np.nan]), np.array([1e-6, 2e-6, 1e-6, 1e-6])
+    assert smallest_scale_error(truth, allowed) == pytest.approx(1e-6, rel=1e-5)
+    assert smallest_scale_error(np.zeros(3), np.full(3, 1e-6)) == float("inf")
+
+
+OPS = BoundedOps(lanes=16)
+X = np.array([[np.nan, 1.0, 2.0, 3.0], [3e38, 3e38, 1.0, 1.0]], np.float32)  # one NaN; too large
+TWOS = np.full(4, 2.0, np.float32)
+
+
+@pytest.mark.parametrize("shown", [0.0, 9.0, np.inf])
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda ops: ops.rms_norm(X, TWOS, 1e-5),
+        lambda ops: ops.kq(X[:, None], np.ones((3, 1, 4), np.float32)),
+        lambda ops: ops.swiglu(X, TWOS),
+    ],
+    ids=["norm", "product", "gate"],
+)
+def test_what_is_computed_with_a_nan_is_nan_and_what_may_overflow_has_no_limit(
+    compute: Any, shown: float
+) -> None:
+    truth = compute(OPS)
+    wrong = truth.copy()
+    wrong[..., 1, 0] = shown
+    assert conforms(wrong, truth, truth.bound, ())
+    wrong = truth.copy()
+    wrong[..., 0, 0] = shown
+    assert np.isnan(truth[..., 0, 0])
+    assert not conforms(wrong, truth, truth.bound, ())
+
+
+def test_a_nan_in_a_hidden_cell_may_or_may_not_reach_the_sum() -> None:
+    """llama.cpp multiplies it by a weight of zero; who leaves the cell out has a number."""
+    p = np.array([[[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]], np.float32)
+    v = np.array([[[1.0]], [[2.0]], [[np.nan]]], np.float32)
+    truth = carried(OPS.kqv(p, v))
+    assert np.isnan(truth).all()
+    left_out = np.array([[1.5], [np.nan]], np.float32)
+    assert conforms(left_out, truth, truth.bound, ())
+    left_out[1] = 1.0
+    assert not conforms(left_out, truth, truth.bound, ())
+
+
+SITE = Site(step=1, layer=None, name="result_output")
+TRUTH = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+BOUND = Bound(1e-6, "a rounding")
+
+
+def off(index: tuple[int, int], by: float) -> F32:
+    value = TRUTH.copy()
+    value[index] += np.float32(by)
+    return value
+
+
+def found_of(oracle: F32, subject: F32 | None) -> SiteFinding:
+    return finding_of(SITE, "MUL_MAT", TRUTH, oracle, subject, BOUND, ())
+
+
+def test_two_honest_values_may_be_two_bounds_apart_and_nobody_is_blamed() -> None:
+    found = found_of(off((0, 1), 9e-7), off((0, 1), -9e-7))
+    assert (found.mismatch, found.at_fault) == (None, "")
+    assert (found.compared, found.allowed) == (12, 1e-6)
+
+
+@pytest.mark.parametrize("bad", [0.5, np.nan, np.inf, -np.inf])
+def test_one_wrong_element_is_found_where_it_is(bad: float) -> None:
+    found = found_of(TRUTH, off((2, 1), bad))
+    assert found.mismatch is not None
+    assert (found.mismatch.index, found.mismatch.mismatched) == ((2, 1), 1)
+    assert (found.at_fault, found.outputs) == ("subject", (1,))
+
+
+def test_whoever_is_beyond_its_bound_is_blamed() -> None:
+    assert found_of(off((0, 3), 0.5), TRUTH).at_fault == "oracle"
+    assert found_of(off((0, 3), 0.5), off((0, 2), 0.5)).at_fault == "both"
+    same = found_of(off((0, 3), 0.5), off((0, 3), 0.5))
+    assert same.at_fault == "both"
+    assert same.mismatch is not None
+
+
+def test_what_is_not_there_and_what_has_another_shape_is_a_mismatch() -> None:
+    missing, short = found_of(TRUTH, None), found_of(TRUTH[:1], TRUTH)
+    assert missing.mismatch is not None
+    assert missing.mismatch.kind == "missing"
+    assert explain_finding(missing).endswith("missing, though the engine says that it shows it")
+    assert short.mismatch is not None
+    assert (short.mismatch.kind, short.at_fault) == ("shape", "oracle")

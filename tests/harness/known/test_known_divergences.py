@@ -1,0 +1,56 @@
+"""The list of known divergences is well formed; tests/differential says whether it is true."""
+
+from pathlib import Path
+
+import pytest
+
+import lockstep.harness.known
+from lockstep.engine.quants.base import WeightFormat
+from lockstep.engine.registry import import_members
+from lockstep.harness.adapters import adapter_class
+from lockstep.harness.fuzzers.batch.known import known_schedules
+from lockstep.harness.fuzzers.gguf.findings import known_files
+from lockstep.harness.fuzzers.quants.differences import WORDS
+from lockstep.harness.fuzzers.quants.known import Known, entry_for, known_divergences
+from lockstep.harness.known import NAME, entries
+from lockstep.harness.shadow.known import known_crash
+from lockstep.harness.suites.parts.originals import known_originals
+
+import_members("lockstep.engine.quants")
+KNOWN = known_divergences()
+
+
+def test_the_list_comes_with_the_package() -> None:
+    assert (Path(lockstep.harness.known.__file__).parent / NAME).is_file()
+    assert len(KNOWN) >= 7
+    assert len(known_files()) >= 40
+    assert len(known_schedules()) >= 20
+    assert len(known_originals()) >= 14
+    assert known_crash("plm", "default")
+
+
+def test_a_table_that_is_missing_is_not_taken_for_an_empty_one() -> None:
+    with pytest.raises(KeyError, match="dequants"):
+        entries("dequants")
+
+
+def test_no_two_entries_have_an_id_or_a_matter_in_common() -> None:
+    assert len({known.id for known in KNOWN}) == len(KNOWN)
+    assert len({(k.component, k.type, k.symptom) for k in KNOWN}) == len(KNOWN)
+
+
+@pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.id)
+def test_an_entry_says_what_where_and_whether_it_was_reported(known: Known) -> None:
+    assert adapter_class(known.component).name == known.component
+    assert len(bytes.fromhex(known.case)) == WeightFormat.named(known.type).layout.itemsize
+    assert known.symptom in {*WORDS, "unsupported"}
+    assert known.sentence.endswith(".")
+    assert known.status.startswith(("reported", "not reported: "))
+    assert known.link.startswith("https://github.com/") or known.status.startswith("not reported")
+
+
+def test_an_entry_is_found_by_component_type_and_symptom() -> None:
+    first = KNOWN[0]
+    assert entry_for(KNOWN, first.component, first.type, first.symptom) is first
+    assert entry_for(KNOWN, first.component, first.type, "value") is None
+    assert entry_for(KNOWN, "llama.cpp", first.type, first.symptom) is None

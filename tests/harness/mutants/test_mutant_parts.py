@@ -1,0 +1,64 @@
+"""Mistakes in one part: what is not named is as it was, and what is named is called."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.memory.attention import CellView
+from lockstep.engine.memory.store import Index, Store
+from lockstep.engine.quants.base import F32
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.mutants.parts.mistakes import OPS, Op, Part
+from lockstep.harness.records import EXACT, Request
+from tests.models import builtin
+
+
+class Nothing(Part):
+    """Replaces everything that can be replaced, by the same."""
+
+    view = type("SameView", (CellView,), {})
+    cells = type("SameStore", (Store,), {})
+
+    def rope(self, right: Op, *args: Any) -> F32:
+        return right(*args)
+
+    def linear(self, right: Op, *args: Any) -> F32:
+        return right(*args)
+
+
+class Zeros(Part):
+    class Empty(Store):
+        def write(self, layer: int, cells: Index, k: F32, v: F32) -> None:
+            super().write(layer, cells, 0 * k, 0 * v)
+
+    cells = Empty
+
+
+@pytest.fixture
+def f32(tmp_path: Path) -> Path:
+    return builtin("f32", tmp_path)
+
+
+def logits(engine: Reference) -> F32:
+    batches = (Batch.of([5, 42, 79]), Batch.of([3], start=3))
+    found = np.concatenate(engine.evaluate(Request(batches=batches)).logits)
+    engine.close()
+    return found
+
+
+def test_an_engine_that_replaces_parts_by_the_same_gives_the_same_bits(f32: Path) -> None:
+    assert np.array_equal(logits(Nothing(f32, EXACT)), logits(Reference(f32, EXACT)))
+
+
+def test_another_store_is_the_one_that_is_written_into(f32: Path) -> None:
+    """Also of memories that are made later."""
+    own, right = logits(Zeros(f32, EXACT)), logits(Reference(f32, EXACT))
+    assert not np.allclose(own, right)
+    assert np.array_equal(own, logits(Zeros(f32, EXACT)))
+
+
+def test_every_op_that_a_graph_calls_can_be_wrong() -> None:
+    assert {"rope", "kq", "soft_max", "kqv", "linear", "linear_id", "top_k", "add"} <= {*OPS}

@@ -1,0 +1,221 @@
+"""A run outlives what happens in it: defects, deaths and files that change under its hands."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.check.check import BadInput, Plan
+from lockstep.harness.context.suite import Context
+from lockstep.harness.parallel.children import Said, side_by_side
+from lockstep.harness.parallel.works import Forks
+from lockstep.harness.records import EngineInfo, FileSummary, Verdict
+from lockstep.harness.report.jsonl import read_report
+from lockstep.harness.runs.file_state import FileState
+from lockstep.harness.runs.run import Listener, RunResult, run_plans
+from lockstep.harness.suites.dequant import Dequant
+from tests.harness.check.test_check import plan_for
+from tests.models import builtin
+
+
+class Deadly(Reference, name="test:deadly"):
+    """Takes the process with it in which it is asked."""
+
+    def metadata(self) -> FileSummary:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+class Vandal(Reference, name="test:vandal"):
+    """Changes the model's file while it is checked."""
+
+    def describe(self) -> EngineInfo:
+        return replace(super().describe(), version=os.environ.get("VANDAL", ""))
+
+    def tokenize(self, *texts: Any, **flags: Any) -> list[list[int]]:
+        assert self.model is not None
+        match os.environ["VANDAL"]:
+            case "truncated":
+                os.truncate(self.model, 4096)
+            case "deleted":
+                self.model.unlink(missing_ok=True)
+            case "replaced":
+                other = self.model.with_suffix(".new")
+                other.write_bytes(self.model.read_bytes()[::-1])
+                other.replace(self.model)
+            case "edited":
+                with self.model.open("r+b") as file:
+                    file.seek(-4096, os.SEEK_END)
+                    file.write(bytes(4096))
+            case "touched":
+                os.utime(self.model)
+        return super().tokenize(*texts, **flags)
+
+
+def run_of(plans: list[Plan], folder: Path, jobs: int = 1) -> tuple[RunResult, list[Any]]:
+    result = run_plans(plans, folder / "reports", ["lockstep", "check"], Forks(jobs), Listener())
+    rows = read_report(result.folder / "report.jsonl")
+    assert rows[-1]["exit_code"] == result.code
+    return result, rows
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_the_death_of_a_check_is_a_verdict_and_the_other_models_are_checked(
+    jobs: int, tmp_path: Path
+) -> None:
+    path = builtin("f32", tmp_path)
+    suites = {"suites": ("metadata", "tokens")}
+    plans = [plan_for(path, engine=e, case=e, **suites) for e in (Deadly.name, "reference")]
+    result, _ = run_of(plans, tmp_path, jobs)
+    (dead,) = (v for v in result.verdicts if v.case == Deadly.name)
+    assert (dead.status, dead.suite) == ("crashed", "metadata")
+    assert "was killed by SIGKILL during suite metadata" in dead.summary
+    assert {v.status for v in result.verdicts if v.case == "reference"} == {"agreed"}
+    assert result.code == 3
+
+
+class WithoutAName(Reference, name="test:without-a-name"):
+    def metadata(self) -> FileSummary:
+        os.kill(os.getpid(), signal.SIGRTMIN + 3)  # signal.Signals has none for it
+        raise AssertionError
+
+
+def test_a_signal_without_a_name_is_a_death_like_any_other(tmp_path: Path) -> None:
+    path = builtin("f32", tmp_path)
+    result, _ = run_of([plan_for(path, engine=WithoutAName.name, suites=("metadata",))], tmp_path)
+    assert [v.status for v in result.verdicts] == ["crashed"]
+    assert f"was killed by signal {signal.SIGRTMIN + 3}" in result.verdicts[0].summary
+
+
+def test_a_defect_of_one_suite_is_a_verdict_and_the_others_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Dequant, context: Context) -> Iterator[Verdict]:
+        yield context.verdict("dequant", "agreed", f"so far {1 // 0}")
+
+    monkeypatch.setattr(Dequant, "run", broken)
+    plan = plan_for(builtin("f32", tmp_path), suites=("dequant", "logits"))
+    result, rows = run_of([plan], tmp_path)
+    assert [(v.suite, v.status) for v in result.verdicts] == [
+        ("dequant", "internal"),
+        ("logits", "agreed"),
+    ]
+    assert "please report" in result.verdicts[0].summary
+    assert "ZeroDivisionError" in rows[1]["detail"]["traceback"]
+    assert result.code == 2
+
+
+def test_bad_input_is_refused_before_there_is_a_report(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no such file"):
+        run_of([plan_for(tmp_path / "gone.gguf")], tmp_path)
+    assert not (tmp_path / "reports").exists()
+
+
+@pytest.mark.parametrize("what", ["truncated", "deleted", "replaced", "edited"])
+def test_a_file_that_changes_is_no_divergence_but_said(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VANDAL", what)
+    path = builtin("f32", tmp_path)
+    result, _ = run_of([plan_for(path, engine=Vandal.name)], tmp_path)
+    assert result.code == 3
+    assert "diverged" not in {v.status for v in result.verdicts}
+    (said,) = (v for v in result.verdicts if v.suite == "file")
+    assert "is gone" in said.summary if what == "deleted" else "changed while" in said.summary
+
+
+def test_a_file_that_is_only_touched_is_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VANDAL", "touched")
+    plan = plan_for(builtin("f32", tmp_path), engine=Vandal.name, suites=("tokens", "dequant"))
+    result, _ = run_of([plan], tmp_path)
+    assert result.code == 0
+
+
+def test_a_hash_taken_of_a_file_that_changed_before_is_not_that_of_the_first(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"one")
+    state = FileState.of(path)
+    path.write_bytes(b"three")
+    assert state.hashed(path).sha256 == ""
+    assert "it had 3 bytes" in state.change(path)
+    assert "now 5 bytes" in state.change(path)
+
+
+def test_works_run_side_by_side_and_what_they_say_comes_in_order() -> None:
+    works = [lambda say, n=n: [say(10 * n + i) for i in range(3)] for n in range(4)]
+    found: dict[int, list[Any]] = {}
+    for number, event in side_by_side(works, 2):  # type: ignore[arg-type]
+        found.setdefault(number, []).append(event.value if isinstance(event, Said) else "end")
+    assert found == {n: [10 * n, 10 * n + 1, 10 * n + 2, "end"] for n in range(4)}
+
+
+# --- the command line ------------------------------------------------------------------------
+
+
+def command(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    code = "from lockstep.harness.entry import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables},
+    )
+
+
+def test_an_interrupt_while_everything_is_imported_is_no_traceback() -> None:
+    code = "import os, signal, lockstep.harness.entry; os.kill(os.getpid(), signal.SIGINT)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
+def test_text_that_standard_output_cannot_encode_is_escaped(tmp_path: Path) -> None:
+    path = builtin("f32", tmp_path)
+    ids = json.loads(command("tokenize", str(path), "--text", "é").stdout)
+    words = ("tokenize", str(path), "--decode", "--text", json.dumps(ids))
+    done = command(*words, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stdout) == (0, " \\xe9\n")
+
+
+def test_kernels_that_may_not_be_compiled_are_a_configuration_error(tmp_path: Path) -> None:
+    done = command("check", str(builtin("f32", tmp_path)), NUMBA_DISABLE_JIT="1")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "lockstep: NUMBA_DISABLE_JIT is set, and without numba's compiler there are no kernels: "
+        "unset it"
+    ]
+
+
+def test_an_engine_that_dies_under_bisect_is_one_line_and_incomplete(tmp_path: Path) -> None:
+    path = builtin("f32", tmp_path)
+    code = f"import {__name__}; from lockstep.harness.entry import main; main()"
+    engines = ("--oracle", "reference", "--engine", DeadlyInRuns.name)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "bisect", str(path), "--quiet", *engines],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])},
+    )
+    assert done.returncode == 3
+    assert "was killed by SIGKILL" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+class DeadlyInRuns(Reference, name="test:deadly-in-runs"):
+    def evaluate(self, request: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,79 @@
+"""The interface that processes and a cluster fulfil: nothing is lost, nothing is said twice."""
+
+import os
+from typing import Any
+
+import pytest
+
+from lockstep.harness.check.check import BadInput
+from lockstep.harness.parallel.children import Said
+from lockstep.harness.parallel.works import Forks, Processes, as_done, events_of
+from tests.parallel_works import WRONG, Counting, Deadly, check_death, check_executor
+
+HERE = [Forks(1), Forks(2), Processes(1), Processes(2)]
+
+
+@pytest.mark.parametrize("executor", HERE, ids=str)
+def test_every_work_says_all_in_order_and_then_that_it_is_done(executor: Any) -> None:
+    check_executor(executor)
+
+
+@pytest.mark.parametrize("executor", HERE, ids=str)
+def test_a_death_is_said_of_one_work_and_the_others_are_done(executor: Any) -> None:
+    check_death(executor)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_an_executor_that_loses_or_repeats_is_caught(wrong: Any) -> None:
+    with pytest.raises((AssertionError, RuntimeError)):
+        check_executor(wrong(Forks(1)))
+
+
+def test_a_work_without_an_end_is_a_defect_and_no_success() -> None:
+    (loses, *_) = WRONG
+    with pytest.raises(RuntimeError, match=r"1 of 3 works were lost: \[1\]"):
+        list(events_of(loses(Forks(1)), [Counting(n) for n in range(3)]))
+
+
+def process_id(_: int) -> int:
+    return os.getpid()
+
+
+def test_a_fresh_process_stays_for_the_next_work() -> None:
+    ids = set(as_done(process_id, range(6), Processes(1)))
+    assert len(ids) == 1
+    assert os.getpid() not in ids
+
+
+def refuse(part: int) -> int:
+    raise BadInput(f"part {part} cannot be had")
+
+
+def test_what_a_process_refuses_is_refused_here() -> None:
+    with pytest.raises(BadInput, match="part 7 cannot be had"):
+        list(as_done(refuse, [7], Processes(1)))
+
+
+def die(part: int) -> str:
+    Deadly()(lambda said: None)
+    return "unreachable"
+
+
+def test_a_death_may_be_a_result_and_is_an_error_otherwise() -> None:
+    said = list(as_done(die, [3], Processes(1), died=lambda part, how: f"{part} {how}"))
+    assert said == ["3 was killed by SIGKILL"]
+    with pytest.raises(ChildProcessError, match="a process of the run was killed by SIGKILL"):
+        list(as_done(die, [3], Processes(1)))
+
+
+def test_who_stops_to_listen_ends_what_still_runs() -> None:
+    works = [Counting(n) for n in range(50)]
+    for _, event in Processes(2).run(works):
+        if isinstance(event, Said):
+            break
+    children = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
+    if os.path.exists(children):
+        with open(children) as file:
+            for child in file.read().split():
+                with open(f"/proc/{child}/cmdline", "rb") as line:
+                    assert b"work_process" not in line.read()

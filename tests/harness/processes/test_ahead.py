@@ -1,0 +1,88 @@
+"""Work that a fork does ahead is the work done when it is wanted, whatever becomes of the fork."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.harness.check.check import open_plan
+from lockstep.harness.judging.noise import RUNS
+from lockstep.harness.processes.ahead import Ahead, at_once, may_fork
+from tests.harness.check.test_check import plan_for
+from tests.models import builtin
+
+forks = pytest.mark.skipif(not may_fork(), reason="forks: one processor, or not Linux")
+
+
+@forks
+def test_a_fork_gives_what_its_work_gives() -> None:
+    made = os.getpid()
+    found = Ahead(lambda: [np.arange(3.0), np.array(os.getpid())]).result()
+    assert found[0].tolist() == [0, 1, 2]
+    assert int(found[1]) != made
+
+
+@forks
+@pytest.mark.parametrize("death", ["killed", "failed", "gave what may not cross"])
+def test_what_a_fork_does_not_give_is_done_here(death: str) -> None:
+    here = os.getpid()
+
+    def work() -> object:
+        if os.getpid() == here:
+            return "done here"
+        if death == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if death == "failed":
+            raise ValueError("not in the fork")
+        return object()
+
+    assert Ahead(work).result() == "done here"
+
+
+def test_where_no_process_can_be_made_the_work_is_done_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", full)
+    assert Ahead(lambda: "done here").result() == "done here"
+
+
+@forks
+def test_a_fork_that_nobody_waits_for_is_ended() -> None:
+    ahead = Ahead(lambda: time.sleep(600))
+    pid = ahead.pid
+    ahead.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@forks
+def test_a_floor_begun_ahead_is_the_floor(tmp_path: Path) -> None:
+    opened = open_plan(plan_for(builtin("q8_0", tmp_path), oracle="llama.cpp"), lambda _: None)
+    try:
+        honest, batches = opened.context.honest, opened.context.batches
+        honest.begin(batches, seed=5, runs=RUNS)
+        ahead = honest.floor(batches, seed=5, runs=RUNS)
+        here = honest.floor(batches, seed=5, runs=RUNS)
+        assert ahead.relative == here.relative > 0
+        assert all(map(np.array_equal, ahead.logits, here.logits))
+        honest.begin(batches, seed=6, runs=RUNS)  # and is never asked for
+    finally:
+        opened.close()
+
+
+def test_two_are_done_at_once_and_what_fails_first_is_raised() -> None:
+    assert at_once(lambda: 1, lambda: "b") == (1, "b")
+
+    def fails() -> int:
+        raise ValueError("the first")
+
+    with pytest.raises(ValueError, match="the first"):
+        at_once(fails, lambda: 2)
+    with pytest.raises(ValueError, match="the first"):
+        at_once(lambda: 2, fails)

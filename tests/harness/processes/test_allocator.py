@@ -1,0 +1,33 @@
+"""Freed arrays stay with the process: the next ones of that size cost no page faults."""
+
+import subprocess
+import sys
+
+import pytest
+
+CHURN = """
+import resource, sys
+import numpy as np
+from harness.processes.allocator import keep_freed_memory
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+
+def arrays():
+    return [np.ones(1 << 19), np.ones(1 << 18), np.ones(1 << 18), np.ones(1 << 18)]
+
+arrays()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    arrays()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(how: str) -> int:
+    command = [sys.executable, "-c", CHURN, how]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mallopt is glibc's")
+def test_arrays_that_come_and_go_cost_no_page_faults() -> None:
+    assert faults("kept") < 500  # else some 40,000, or fewer where pages are larger

@@ -1,0 +1,283 @@
+"""Any program can be asked, and whatever it does is an outcome of that question alone."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+
+from lockstep.engine.errors import Unsupported
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.protocol.frames import LONGEST_LINE, Message, packed
+from lockstep.harness.protocol.messages import LEVELS, QUESTIONS, start
+from lockstep.harness.protocol.session import ProgramSession, command_of
+from lockstep.harness.protocol.smoke import asked, smoke
+from lockstep.harness.records import (
+    DEFAULT,
+    EXACT,
+    Answered,
+    Crashed,
+    Malformed,
+    Outcome,
+    Rejected,
+    TimedOut,
+    Unanswerable,
+)
+from lockstep.harness.runs.run import builtin_model
+
+TESTS = Path(__file__).parent
+FAKE = [sys.executable, "-I", "-S", str(TESTS / "fake_program.py")]
+SCHEMA = json.loads(
+    (Path(command_of.__code__.co_filename).parents[1] / "schemas/protocol.json").read_text()
+)
+TEXT = (b"words",)
+
+
+def fake(way: str, *, seconds: float = 60.0, memory: int | None = 1 << 30) -> ProgramSession:
+    return ProgramSession([*FAKE, way], None, EXACT, time_limit=seconds, memory_limit=memory)
+
+
+def value_of(outcome: Outcome) -> object:
+    assert isinstance(outcome, Answered), outcome
+    return outcome.value
+
+
+def ids(way: str, **limits: float) -> Outcome:
+    with fake(way, **limits) as session:  # type: ignore[arg-type]
+        return session.ask("tokenize", list(TEXT))
+
+
+def test_an_answer_is_the_adapters_answer() -> None:
+    outcome = ids("answers")
+    assert isinstance(outcome, Answered)
+    assert outcome.value == [[1, 2]]
+
+
+@pytest.mark.parametrize("way", ["prints first", "uses the descriptor"])
+def test_what_libraries_print_is_no_answer(way: str) -> None:
+    outcome = ids(way)
+    assert isinstance(outcome, Answered)
+    assert outcome.value == [[1, 2]]
+
+
+def test_a_broken_first_answer_is_malformed_at_once_and_no_log() -> None:
+    outcome = ids("sends NaN at first")
+    assert isinstance(outcome, Malformed), outcome
+    assert "NaN is no JSON" in outcome.message
+
+
+def test_a_refusal_a_lack_and_a_failure_are_told_apart() -> None:
+    assert ids("refuses") == Rejected(message="no such words")
+    assert ids("does not support") == Unanswerable(message="not yet")
+    failed = ids("fails")
+    assert isinstance(failed, Crashed)
+    assert failed.message == "fake_program.py failed: an exception in two lines"
+
+
+def test_what_an_engine_does_not_say_that_it_can_is_not_asked() -> None:
+    with fake("answers") as session:
+        outcome = session.ask("metadata")
+    assert outcome == Unanswerable(message="fake_program.py does not offer parse", declared=True)
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("lacks the ids", "no 'ids'"),
+        ("answers with a list", '"answer" to tokenize: expected an object, got a list of 0'),
+        ("has a number for ids", "a list of 1 lists of ids, got 7"),
+        ("says a key twice", "twice the key 'answer'"),
+        ("has a text for its id", "expected \"id\":2, got '2'"),
+        ("has texts for ids", "the ids of text 0"),
+        ("has fewer answers", "a list of 1 lists of ids"),
+        ("says both", "expected one of answer, refused, unsupported, failed"),
+        ("says nothing", "expected one of answer"),
+        ("names one array twice", "names one array twice"),
+        ("has a type of its own", "'f8'"),
+        ("announces ten gigabytes", "are more than"),
+        ("counts badly", '"bytes" is 3'),
+        ("miscounts", 'expected "id":2, got 99'),
+        ("sends no JSON", "expected a line of JSON"),
+        ("sends a list", "expected a JSON object"),
+        ("sends NaN", "NaN is no JSON"),
+        ("nests", "recursion"),
+        ("writes on and on", f"a line of more than {LONGEST_LINE} bytes"),
+        ("of another version", '"protocol": expected 1, got 2'),
+        ("can more than there is", "telepathy"),
+        ("nameless", '"engine": expected a text'),
+        ("shows a node without a name", "names of nodes"),
+        ("has strange settings", '"settings", n_ctx'),
+        ("stores keys in nothing", '"settings", type_k: expected one of F32, F16'),
+        ("has no threads", '"settings", n_threads: expected 1 to'),
+    ],
+)
+def test_nonsense_is_malformed_and_says_what_was_expected(way: str, words: str) -> None:
+    outcome = ids(way)
+    assert isinstance(outcome, Malformed), outcome
+    assert words in outcome.message
+
+
+def test_lists_of_candidates_are_ids_or_texts_with_numbers() -> None:
+    with fake("answers") as ids_, fake("lists texts") as texts:
+        lists = value_of(ids_.ask("logprobs", [[3], [4]], 2))
+        assert lists == [[(5, -0.5), (1, -2.0)]] * 2
+        assert value_of(texts.ask("logprobs", [[3]], 1)) == [[(b"a", float("-inf"))]]
+        assert value_of(ids_.ask("generate", b"text", 4)) == b"text"
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("lists a value less", "what PROTOCOL.md says, got"),
+        ("lists an endless number", "what PROTOCOL.md says, got"),
+        ("lists words", 'expected numbers, "nan", "inf" or "-inf"'),
+        ("lists no base64", "expected base64"),
+        ("lists a token twice", "each token once"),
+        ("lists for nobody", "a list of 1 lists of candidates"),
+    ],
+)
+def test_a_list_that_is_none_is_malformed(way: str, words: str) -> None:
+    with fake(way) as session:
+        outcome = session.ask("logprobs", [[3]], 1)
+    assert isinstance(outcome, Malformed), outcome
+    assert words in outcome.message
+
+
+def test_death_is_a_crash_with_the_last_words_and_the_next_question_is_answered() -> None:
+    with fake("dies") as session:
+        outcome = session.ask("tokenize", list(TEXT))
+        assert outcome == Crashed(
+            message="fake_program.py exited with status 1 during tokenize", log=("out of luck",)
+        )
+        assert isinstance(session.ask("greedy", [1], 2), Answered)
+    assert "was killed by SIGKILL" in getattr(ids("is killed"), "message", "")
+
+
+def test_an_engine_that_cannot_start_says_why_in_its_own_words() -> None:
+    outcome = ids("cannot load")
+    assert isinstance(outcome, Crashed)
+    assert outcome.message.endswith("a kind of tensor that is not implemented: Q4_K")
+
+
+def test_silence_is_a_time_out_and_the_next_question_is_answered() -> None:
+    with fake("hangs", seconds=0.5) as session:
+        outcome = session.ask("tokenize", list(TEXT))
+        assert isinstance(outcome, TimedOut)
+        assert isinstance(session.ask("greedy", [1], 2), Answered)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is bounded on Linux alone")
+def test_memory_is_bounded() -> None:
+    outcome = ids("takes memory", memory=1 << 30)
+    assert isinstance(outcome, Crashed)
+    assert "MemoryError" in " ".join(outcome.log)
+
+
+def test_an_array_of_another_shape_is_malformed() -> None:
+    raw = np.zeros(68, np.uint8)
+    with fake("answers") as right, fake("has another shape") as wrong:
+        good = right.ask("dequantize", "Q8_0", raw)
+        assert isinstance(good, Answered)
+        assert good.value.shape == (64,)
+        assert isinstance(wrong.ask("dequantize", "Q8_0", raw), Malformed)
+
+
+def test_settings_are_those_that_the_engine_really_uses() -> None:
+    with fake("follows no settings") as session:
+        outcome = session.ask("describe")
+    assert isinstance(outcome, Answered)
+    assert outcome.value.settings.type_k == outcome.value.settings.type_v == "F16"
+    assert outcome.value.version == "fake 7"
+    with fake("names its settings") as session:
+        outcome = session.ask("describe")
+    assert isinstance(outcome, Answered)
+    assert outcome.value.settings.type_k == "Q8_0"
+
+
+def test_words_of_an_engine_do_not_steer_a_terminal() -> None:
+    with fake("steers the terminal") as session:
+        outcome = session.ask("describe")
+    assert isinstance(outcome, Answered)
+    assert outcome.value.version == "fake [2J 7"
+
+
+def test_a_command_is_a_path_or_has_arguments() -> None:
+    assert command_of(f"{sys.executable} -c 'a b'") == [sys.executable, "-c", "a b"]
+    assert command_of("llama.cpp@0.3.8") is command_of("mutant:wrong-eps") is None
+    assert command_of("llama.cpp activations") is None
+    with pytest.raises(Unsupported, match="no such file"):
+        command_of("./nothing-here --fast")
+    with pytest.raises(Unsupported, match="chmod"):
+        command_of(str(TESTS / "fake_program.py"))
+
+
+def test_a_runner_opens_programs_by_their_command(tmp_path: Path) -> None:
+    command = " ".join([*FAKE, "answers"])
+    with Runner(time_limit=60).open(command, None, EXACT) as session:
+        assert session.name == "fake_program.py"
+        assert isinstance(session.ask("greedy", [1], 3), Answered)
+
+
+def test_smoke_asks_every_level_and_names_what_is_wrong(tmp_path: Path) -> None:
+    model = builtin_model("f32", tmp_path)
+    with ProgramSession(
+        [*FAKE, "fails"], model, EXACT, time_limit=60, memory_limit=None
+    ) as session:
+        steps = {step.level: step.status for step in smoke(session)}
+    assert list(steps) == ["start", *LEVELS]
+    assert steps["greedy"] == steps["dequantize"] == "works"
+    assert steps["tokenize"] == steps["logits"] == "wrong"
+    assert steps["parse"] == steps["replace"] == "not offered"
+
+
+# --- the schema and the page ----------------------------------------------------------------------
+
+
+def lines_asked() -> Iterator[bytes | memoryview]:
+    yield packed(Message(head={"id": 1, **start("m.gguf", DEFAULT).head}))[0]
+    for level in LEVELS:
+        if level != "replace":
+            question, args, kwargs = asked(level)
+            message = QUESTIONS[question].send(*args, **kwargs)
+            yield packed(Message(head={"id": 1, **message.head}, arrays=message.arrays))[0]
+
+
+def test_every_question_is_as_the_schema_says() -> None:
+    for line in lines_asked():
+        question = json.loads(bytes(line))
+        jsonschema.validate(question, SCHEMA)
+        own = {"$ref": f"#/$defs/ask-{question['ask']}", "$defs": SCHEMA["$defs"]}
+        jsonschema.validate(question, own)
+        assert list(question)[:2] == ["id", "ask"]
+        assert list(question)[-2:] == ["arrays", "bytes"]
+
+
+def test_the_schema_refuses_what_the_protocol_does_not_have() -> None:
+    for wrong in ({"id": 1}, {"id": 1, "answer": {}, "failed": ""}, {"id": 1, "ask": "sing"}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, SCHEMA)
+
+
+def test_the_page_names_every_level_and_its_examples_are_as_the_schema_says() -> None:
+    page = (Path(command_of.__code__.co_filename).parent / "PROTOCOL.md").read_text()
+    for level in LEVELS:
+        assert re.search(rf"^### .*\b{level}\b", page, re.MULTILINE), level
+    joined = (
+        re.sub(r"\n     ", "", page)
+        .replace(",...}", ',"arrays":[],"bytes":0}')
+        .replace("[...]", "[]")
+    )
+    examples = re.findall(r'^    (\{"id".*)$', joined, re.MULTILINE)
+    assert len(examples) >= 10
+    for text in examples:
+        head, _ = json.JSONDecoder().raw_decode(text)
+        if "answer" in head:
+            kind = "start" if "protocol" in head["answer"] else "parse"
+            part = {"$ref": f"#/$defs/answer-{kind}", "$defs": SCHEMA["$defs"]}
+            jsonschema.validate(head["answer"], part)
+        else:
+            jsonschema.validate({"arrays": [], "bytes": 0} | head, SCHEMA)

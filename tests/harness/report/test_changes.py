@@ -1,0 +1,203 @@
+"""`lockstep report diff`: what is new, gone, changed, nearer to its limit; worse is exit code 1."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.harness.cli import app
+from lockstep.harness.report.changes import Changes, changes_between
+from lockstep.harness.report.jsonl import plain
+from lockstep.harness.report.nodes import NodeRow, node_columns
+from lockstep.harness.report.page.verdicts import Run
+from tests.pages import Page, rich_rows
+
+Rows = list[dict[str, Any]]
+
+
+def verdict(
+    suite: str, status: str = "agreed", case: str = "m.gguf", **more: Any
+) -> dict[str, Any]:
+    usual = {"kind": "verdict", "suite": suite, "case": case, "status": status}
+    usual |= {"summary": f"{suite} {status}", "detail": {}, "key": "", "repro": ""}
+    if status == "diverged":
+        usual |= {"key": f"{suite}/value", "repro": "lockstep check m.gguf"}
+    return {**usual, "about": "both", **more}
+
+
+def run(*verdicts: dict[str, Any], finished: bool = True, **header: Any) -> Rows:
+    rows = [{**rich_rows()[0], **header}, *verdicts]
+    codes = {v["status"] for v in verdicts}
+    counts = {s: sum(v["status"] == s for v in verdicts) for s in codes}
+    footer = {"kind": "footer", "exit_code": 0, "seconds": 1.0, "verdicts": len(verdicts)}
+    return [*rows, {**footer, "counts": counts}] if finished else rows
+
+
+def changes(a: Rows, b: Rows) -> Changes:
+    return changes_between(Run.of(a), Run.of(b))
+
+
+def op(share: float, name: str = "ROPE") -> dict[str, Any]:
+    return verdict("shadow", detail={"op": name, "worst_share": share})
+
+
+def test_a_run_has_no_changes_against_itself() -> None:
+    found = changes(rich_rows(), rich_rows())
+    assert not any((found.new, found.gone, found.changed, found.moved, found.worse))
+
+
+def test_a_new_difference_is_worse() -> None:
+    found = changes(run(verdict("logits")), run(verdict("logits", "diverged")))
+    assert [row["suite"] for row in found.new] == ["logits"]
+    assert found.worse
+    assert [(c.before, c.after, c.worse) for c in found.changed] == [("agreed", "diverged", True)]
+
+
+def test_a_difference_that_is_gone_is_not() -> None:
+    found = changes(run(verdict("logits", "diverged")), run(verdict("logits")))
+    assert [row["suite"] for row in found.gone] == ["logits"]
+    assert not found.worse
+
+
+def test_another_difference_in_a_suite_that_differed_before_is_new() -> None:
+    """The worst verdict of the suite is the same in both."""
+    old, new = (verdict("trace", "diverged", key=f"trace/{name}") for name in ("ROPE", "MUL_MAT"))
+    found = changes(run(old), run(old, new))
+    assert [row["key"] for row in found.new] == ["trace/MUL_MAT"]
+    assert not found.changed
+    assert found.worse
+
+
+@pytest.mark.parametrize("status", ["not-compared", "not-applicable"])
+def test_what_is_not_compared_any_more_is_worse(status: str) -> None:
+    assert changes(run(verdict("logits")), run(verdict("logits", status))).worse
+
+
+def test_a_suite_that_is_not_there_any_more_is_worse() -> None:
+    found = changes(run(verdict("logits"), verdict("trace")), run(verdict("logits")))
+    assert [(c.suite, c.after, c.worse) for c in found.changed] == [("trace", "absent", True)]
+    assert found.worse
+
+
+def test_a_suite_or_a_model_more_is_no_worse() -> None:
+    found = changes(
+        run(verdict("logits")), run(verdict("logits"), verdict("logits", case="n.gguf"))
+    )
+    assert [(c.case, c.before) for c in found.changed] == [("n.gguf", "absent")]
+    assert not found.worse
+
+
+@pytest.mark.parametrize("status", ["crashed", "timed-out", "malformed", "internal"])
+def test_what_did_not_come_to_an_end_is_worse(status: str) -> None:
+    found = changes(run(verdict("logits", "not-compared")), run(verdict("logits", status)))
+    assert found.worse
+
+
+def test_an_op_that_moved_towards_its_limit_is_told_and_changes_no_verdict() -> None:
+    found = changes(run(op(0.3), op(0.5, "ADD")), run(op(0.8), op(0.55, "ADD")))
+    assert [(m.what, m.before, m.after) for m in found.moved] == [("ROPE", 0.3, 0.8)]
+    assert not found.worse
+
+
+def test_nodes_and_logits_move_as_well() -> None:
+    def rows(share: float) -> Rows:
+        node = NodeRow(step=0, order=0, layer=2, name="Qcur", op="ROPE", share=share, error=0.1)
+        detail = {"allowed_relative": 1e-5, "worst_relative_to_largest_logit": share * 1e-5}
+        return run(
+            verdict("trace", detail={"by_node": node_columns([node])}),
+            verdict("logits", detail=detail),
+        )
+
+    found = changes(rows(0.1), rows(0.9))
+    assert {m.what for m in found.moved} == {"Qcur-2", "worst logit"}
+
+
+def test_what_makes_two_runs_hard_to_compare_is_said() -> None:
+    other = {**rich_rows()[0]["models"][0], "sha256": "1" * 64}
+    found = changes(run(verdict("logits")), run(finished=False, seed=7, models=[other]))
+    text = "\n".join(found.remarks)
+    assert "B did not finish" in text
+    assert "the seeds differ: 0 and 7" in text
+    assert "m.gguf is another file in B" in text
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Callable[[str, Rows], str]:
+    def make(name: str, rows: Rows) -> str:
+        (tmp_path / name).mkdir()
+        text = "".join(json.dumps(row) + "\n" for row in plain(rows))
+        (tmp_path / name / "report.jsonl").write_text(text)
+        return str(tmp_path / name)
+
+    return make
+
+
+def code_of(*words: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        app(["report", "diff", *words])
+    return int(end.value.code or 0)
+
+
+def test_the_command_says_it_in_lines_json_and_a_page(
+    folder: Callable[[str, Rows], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = folder("a", run(verdict("logits"), op(0.2)))
+    b = folder("b", run(verdict("logits", "diverged"), op(0.9)))
+    page = tmp_path / "d.html"
+    assert code_of(a, b, "-o", str(page)) == 1
+    said = capsys.readouterr().out
+    assert "new      logits m.gguf" in said
+    assert "changed  logits m.gguf: ok to diverged, worse" in said
+    assert "nearer   shadow m.gguf ROPE: 20% of its limit to 90% of its limit" in said
+    text = Page.at(page).text
+    assert "Worse: 1 new difference of 1 kind, 0 gone, 1 changed verdict (1 for the worse)" in text
+    assert "20% of its limit 90% of its limit" in text
+    assert code_of(a, b, "--json") == 1
+    assert json.loads(capsys.readouterr().out)["worse"] is True
+
+
+def test_a_move_fails_the_command_where_that_is_asked_for(
+    folder: Callable[[str, Rows], str],
+) -> None:
+    a, b = folder("a", run(op(0.2))), folder("b", run(op(0.5)))
+    assert code_of(a, b) == 0
+    assert code_of(a, b, "--moved", "0.5") == 0
+    assert code_of(a, b, "--moved", "0.25") == 1
+
+
+def test_a_folder_without_a_report_is_one_clear_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(str(tmp_path), str(tmp_path)) == 2
+    said = capsys.readouterr().err
+    assert (
+        said == f"lockstep: {tmp_path}: expected a run's folder with a report.jsonl, found none\n"
+    )
+
+
+def test_a_page_is_written_for_a_folder(
+    folder: Callable[[str, Rows], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = folder("a", rich_rows())
+    with pytest.raises(SystemExit) as end:
+        app(["report", place])
+    assert not end.value.code
+    assert capsys.readouterr().out == f"wrote {place}/report.html\n"
+    assert "Diverged" in Page.at(Path(place) / "report.html").text
+
+
+def test_hostile_text_in_two_runs_is_text(
+    folder: Callable[[str, Rows], str], tmp_path: Path
+) -> None:
+    text = "</script><script>alert(1)</script>"
+    b = rich_rows(lambda usual: usual + text)
+    page = tmp_path / "d.html"
+    code_of(folder("a", run(verdict("logits"))), folder("b", b), "-o", str(page))
+    found = Page.at(page)
+    assert found.tags.count("script") == 1
+    assert "alert(1)" in found.text

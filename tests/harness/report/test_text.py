@@ -1,0 +1,205 @@
+"""What a person reads: nothing from a file or a model reaches the terminal unescaped."""
+
+import io
+from typing import Any
+
+import pytest
+import typer
+
+from lockstep.harness.cli.terminal import Terminal, fold, more_like
+from lockstep.harness.judging.judge import SiteFinding
+from lockstep.harness.records import Mismatch, Site, Verdict
+from lockstep.harness.report.text import (
+    MARKS,
+    explain,
+    explain_finding,
+    last_words,
+    printable,
+    site_name,
+)
+
+HOSTILE = "[red]x[/red] :smile: \x1b[2J\x1b]0;title\x07 \r\x08 \x9b31m \u202e \udc80 \x00"
+
+
+class Screen(io.StringIO):
+    """A standard stream that says that it is a terminal."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def verdict(**changes: Any) -> Verdict:
+    known: dict[str, Any] = {"suite": "trace", "case": "m.gguf", "status": "diverged"}
+    return Verdict(**(known | {"summary": "they differ", "repro": "lockstep check m"} | changes))
+
+
+def finding(mismatch: Mismatch | None, step: int = 0) -> SiteFinding:
+    return SiteFinding(
+        site=Site(step=step, layer=3, name="ffn_out"),
+        op="MUL_MAT",
+        err_local=0.5,
+        err_oracle=0.0,
+        allowed=1e-6,
+        reason="counted",
+        size=1.0,
+        mismatch=mismatch,
+        at_fault="subject",
+    )
+
+
+def is_harmless(text: str) -> bool:
+    return all(c.isprintable() or c in "\n\t" for c in text)
+
+
+def test_what_could_steer_a_terminal_is_escaped() -> None:
+    shown = printable(HOSTILE)
+    assert is_harmless(shown)
+    assert "\\x1b[2J" in shown
+    assert "\\udc80" in shown
+    assert "\\u202e" in shown
+
+
+def test_text_that_is_only_text_stays_as_it_is() -> None:
+    text = "Größe 你好 [red] \\x1b 'quoted'"
+    assert printable(text) == text
+    assert printable("a\nb\tc") == "a\\nb\\tc"
+    assert printable("a\nb\tc", keep="\n\t") == "a\nb\tc"
+
+
+def test_a_verdict_from_a_hostile_file_is_shown_escaped_and_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = Screen()
+    monkeypatch.setattr("sys.stderr", screen)
+    Terminal(quiet=False).verdict(verdict(case=HOSTILE, summary=HOSTILE))
+    shown = screen.getvalue()
+    assert is_harmless(shown)
+    assert shown.count("\n") == 1
+    assert shown.count("[red]x[/red] :smile:") == 2  # markup and emoji codes are text
+
+
+def test_a_models_text_is_escaped_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr("sys.stdout", screen)
+    Terminal(quiet=True).line(f"[bold]one\ttwo\nthree {HOSTILE}")
+    assert is_harmless(screen.getvalue())
+    assert screen.getvalue().startswith("[bold]one\ttwo\nthree [red]x")
+
+
+def test_a_models_text_goes_into_a_pipe_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "tab\there \x1b[2J :smile: [red] " + "long " * 100
+    Terminal(quiet=True).line(text)
+    assert capsys.readouterr().out == text + "\n"
+
+
+def test_a_refusal_of_a_hostile_file_is_one_harmless_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import typer
+
+    from lockstep.engine.errors import Unsupported
+
+    with pytest.raises(typer.Exit) as left, Terminal(quiet=True):
+        raise Unsupported(f"no architecture named {HOSTILE}\n{HOSTILE}")
+    assert left.value.exit_code == 2
+    shown = capsys.readouterr().err
+    assert is_harmless(shown)
+    assert shown.count("\n") == 1
+
+
+def test_what_nobody_foresaw_is_a_defect_of_lockstep_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(typer.Exit) as ending, Terminal(quiet=True):
+        raise ZeroDivisionError("by zero")
+    assert ending.value.exit_code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Lockstep failed, please report this" in line
+    assert "ZeroDivisionError: by zero (test_text.py, line" in line
+
+
+def test_a_divergence_says_where_how_far_why_and_how_to_see_it_again() -> None:
+    mismatch = Mismatch(
+        kind="value",
+        index=(2, 7),
+        expected=1.0,
+        actual=1.5,
+        allowed=1e-6,
+        mismatched=1,
+        total=64,
+    )
+    line = explain_finding(finding(mismatch))
+    assert line.startswith("ffn_out-3 = MUL_MAT: 1 of 64 elements off")
+    for part in ("worst [2, 7]", "is 1.5, expected 1 (allowed 1e-06)"):
+        assert part in line
+    detail = {
+        "reason": "172 products",
+        "err_local": 0.5,
+        "err_in": 1e-7,
+        "err_out": 0.25,
+        "rest": "on its own inputs 268 of 269 segments agree",
+    }
+    text = explain(verdict(summary=line, detail=detail))
+    for part in ("172 products", "0.5 off", "1.0e-07 comes in", "2.5e-01 goes out"):
+        assert part in text
+    assert "on its own inputs 268 of 269 segments agree" in text
+    assert text.endswith("again: lockstep check m")
+
+
+@pytest.mark.parametrize(
+    ("mismatch", "text"),
+    [
+        (None, "ffn_out-3 (step 1) agrees"),
+        (
+            Mismatch(kind="missing"),
+            "ffn_out-3 (step 1) = MUL_MAT: missing, though the engine says that it shows it",
+        ),
+        (Mismatch(kind="shape", detail="got (1,)"), "ffn_out-3 (step 1) = MUL_MAT: got (1,)"),
+    ],
+)
+def test_what_has_no_worst_element_is_explained_too(mismatch: Mismatch | None, text: str) -> None:
+    assert explain_finding(finding(mismatch, step=1)) == text
+
+
+def test_every_status_has_a_mark() -> None:
+    from typing import get_args
+
+    from lockstep.harness.records import Status
+
+    assert set(MARKS) == set(get_args(Status))
+    assert len(set(MARKS.values())) == len(MARKS)
+
+
+def test_a_step_is_named_unless_it_is_the_prompt() -> None:
+    assert site_name(Site(step=0, layer=None, name="embd")) == "embd"
+    assert site_name(Site(step=2, layer=1, name="kq")) == "kq-1 (step 2)"
+
+
+def test_divergences_with_one_key_are_folded_and_the_others_stay() -> None:
+    def at(layer: int, key: str) -> Verdict:
+        return verdict(key=key, detail={"site": "kq", "layer": layer, "step": 0})
+
+    agreed = verdict(status="agreed", key="a")
+    groups = fold([at(0, "a"), at(1, "b"), agreed, at(2, "a"), verdict(status="crashed", key="")])
+    assert [len(group) for group in groups] == [2, 1, 1]
+    assert more_like(groups[0]) == "\n  and 1 more like it: kq-2"
+    assert more_like(groups[1]) == ""
+
+
+@pytest.mark.parametrize(
+    ("log", "shown"),
+    [
+        (["a", "GGML_ASSERT(x) failed", "Fatal Python error: Aborted", "  File ..."], 2),
+        ([f"line {i}" for i in range(9)], 6),
+        (["Fatal Python error: Segmentation fault", "  File ..."], 2),
+        ([], 0),
+    ],
+)
+def test_an_abort_shows_its_message_rather_than_where_python_stood(
+    log: list[str], shown: int
+) -> None:
+    words = last_words(log)
+    assert len(words) == shown
+    assert words[-1:] == [log[1] if "GGML_ASSERT" in " ".join(log) else log[-1]] if log else True

@@ -1,0 +1,265 @@
+"""What a user lists as known is excused, what is not listed fails, and what is gone is an error."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.engine.errors import InvalidModel
+from lockstep.harness.check.check import BadInput, Plan
+from lockstep.harness.cli import app
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.parallel.works import Forks
+from lockstep.harness.records import EXACT, Status, Verdict
+from lockstep.harness.runs.known_failures import (
+    UNKNOWN,
+    Extent,
+    KnownFailures,
+    read_known,
+    write_known,
+)
+from lockstep.harness.runs.run import Listener, RunResult, builtin_model, run_plans
+
+
+def verdict(key: str, status: Status = "diverged", suite: str = "trace", **detail: Any) -> Verdict:
+    said = f"{key} is off"
+    named = {"suite": suite, "case": "m", "key": key, "repro": "again"}
+    return Verdict(status=status, summary=said, detail=detail, **named)
+
+
+def off_by(size: float, kind: str = "value") -> Verdict:
+    return verdict("rope", expected=1.0, actual=1.0 + size * 1e-6, allowed=1e-6, kind=kind)
+
+
+def known(*keys: str) -> KnownFailures:
+    return KnownFailures(reasons={("m", "trace", key): "issue 12" for key in keys})
+
+
+def test_a_listed_divergence_is_excused_with_its_reason_and_another_is_not() -> None:
+    listed = known("rope")
+    first, second = (listed.excused(verdict(key)) for key in ("rope", "norm"))
+    assert (first.status, second.status) == ("excused", "diverged")
+    assert first.summary == "known (issue 12): rope is off"
+    assert first.detail["known"] == "issue 12"
+    other_suite = listed.excused(verdict("rope", suite="products"))
+    assert other_suite.status == "diverged"
+
+
+def test_where_all_that_differs_is_listed_the_run_conforms() -> None:
+    listed = known("rope").excused(verdict("rope"))
+    assert exit_code([listed]) == 0
+    assert exit_code([listed, verdict("", "not-applicable")]) == 0
+    assert exit_code([listed, verdict("", "not-compared")]) == 3
+    assert exit_code([verdict("", "excused")]) == 3  # a tie: nothing was learnt
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (off_by(4.0), ""),
+        (off_by(39.0), ""),
+        (off_by(41.0), "its size is 41, and 4 is listed"),
+        (off_by(4.0, "not finite"), "it is of kind 'not finite', and 'value' is listed"),
+        (off_by(float("nan")), "its size cannot be told"),
+    ],
+)
+def test_a_larger_or_another_fault_at_the_same_node_is_not_excused(
+    found: Verdict, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "known.json"
+    write_known(path, [off_by(3.0), off_by(4.0)], known())
+    (row,) = json.loads(path.read_text())["known"]
+    assert (row["kind"], row["size"]) == ("value", 4.0)
+    listed = read_known(path)
+    seen = listed.excused(found)
+    assert seen.status == ("diverged" if words else "excused")
+    assert words in seen.summary
+    assert list(listed.gone([seen])) == []
+
+
+@pytest.mark.parametrize(
+    ("detail", "size"),
+    [
+        ({"worst_relative_to_largest_logit": 0.5, "allowed_relative": 0.25, "actual": 9.0}, 2.0),
+        ({"expected": 344, "actual": 12, "margin": 0.5, "allowed": 0.125}, 4.0),
+        ({"expected": 1.5, "actual": 1.0, "mismatched": 7}, 7.0),
+        ({"expected": 1.5, "actual": 1.0, "allowed": 0.0, "mismatched": 7}, 7.0),
+        ({"expected": "[1]", "actual": "[2]", "total": 25}, 25.0),
+        ({"margin": None}, None),
+        ({}, None),
+    ],
+)
+def test_what_the_size_of_a_divergence_is(
+    detail: dict[str, Any], size: float | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "known.json"
+    write_known(path, [verdict("rope", **detail)], known())
+    assert read_known(path).extents == {("m", "trace", "rope"): Extent(size=size)}
+
+
+def test_a_list_that_is_written_anew_takes_what_has_grown_and_keeps_what_has_not(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "known.json"
+    write_known(path, [off_by(4.0)], known())
+    for size, then in ((2.0, 4.0), (39.0, 4.0), (41.0, 41.0)):
+        listed = read_known(path)
+        write_known(path, [listed.excused(off_by(size))], listed)
+        assert read_known(path).extents[("m", "trace", "rope")].size == then
+
+
+def test_an_entry_without_kind_and_size_excuses_any() -> None:
+    assert known("rope").excused(off_by(1e9, "shape")).status == "excused"
+
+
+def test_only_divergences_are_excused() -> None:
+    crashed = known("rope").excused(verdict("rope", "crashed"))
+    assert crashed.status == "crashed"
+
+
+def test_one_that_differs_no_more_is_an_error() -> None:
+    listed = known("rope", "norm")
+    seen = [listed.excused(verdict("rope")), verdict("", "agreed")]
+    (gone,) = listed.gone(seen)
+    assert gone.status == "diverged"
+    assert "norm is listed as known (issue 12) and differs no more: take it out" in gone.summary
+    assert exit_code([*seen, gone]) == 1
+
+
+@pytest.mark.parametrize("status", ["crashed", "timed-out", "malformed", "not-compared"])
+def test_nothing_is_said_to_be_gone_where_the_suite_did_not_end_well(status: Status) -> None:
+    assert list(known("norm").gone([verdict("", status)])) == []
+
+
+def test_nothing_is_said_to_be_gone_of_suites_and_models_that_were_not_run() -> None:
+    assert list(known("norm").gone([verdict("", "agreed", suite="logits")])) == []
+
+
+def test_a_list_is_written_and_read_again_and_reasons_stay(tmp_path: Path) -> None:
+    path = tmp_path / "known.json"
+    assert (
+        write_known(path, [verdict("rope"), verdict("rope"), verdict("", "agreed")], known()) == 1
+    )
+    assert read_known(path).reasons == {("m", "trace", "rope"): UNKNOWN}
+    listed = known("rope")
+    seen = [listed.excused(verdict("rope")), verdict("norm")]
+    assert write_known(path, seen, listed) == 2
+    assert read_known(path).reasons == {
+        ("m", "trace", "norm"): UNKNOWN,
+        ("m", "trace", "rope"): "issue 12",
+    }
+
+
+def test_what_was_not_looked_at_stays_listed_when_the_list_is_written_anew(tmp_path: Path) -> None:
+    """Only one suite was run, or one model, or it did not come to its end."""
+    path = tmp_path / "known.json"
+    listed = KnownFailures(
+        reasons={
+            ("m", "trace", "rope"): "issue 12",
+            ("m", "logits", "off"): "issue 13",
+            ("other", "trace", "rope"): "issue 14",
+            ("m", "decode", "token"): "issue 15",
+        }
+    )
+    seen = [verdict("", "agreed"), verdict("", "crashed", suite="decode")]
+    assert write_known(path, [*seen, *listed.gone(seen)], listed) == 3
+    assert read_known(path).reasons == {
+        name: reason for name, reason in listed.reasons.items() if reason != "issue 12"
+    }
+
+
+def test_an_entry_of_a_suite_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    """It would be neither excused nor gone, ever."""
+    listed = KnownFailures(reasons={("f32", "tarce", "rope"): "issue 12"})
+    with pytest.raises(BadInput, match="rope: no suite 'tarce'"):
+        run(tmp_path, "reference", listed)
+
+
+def one(name: str, value: Any) -> str:
+    row = {"case": "m", "suite": "s", "key": "k", "reason": "r", name: value}
+    return json.dumps({"known": [row]})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[", "no JSON"),
+        ("[]", 'expected {"known"'),
+        ('{"known": [{}]}', "entry 0: expected the texts case, suite, key, reason"),
+        ('{"known": [{"case": "m", "suite": "s", "key": "k", "reason": ""}]}', "entry 0: expected"),
+        (one("more", "x"), "entry 0: expected"),
+        (one("kind", 7), "entry 0: expected"),
+        (one("size", "large"), "entry 0: size: expected a number, got 'large'"),
+        (one("size", -1), "entry 0: size: expected a number, got -1"),
+        (one("size", float("nan")), "entry 0: size: expected a number, got nan"),
+    ],
+)
+def test_a_list_that_is_none_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "known.json"
+    path.write_text(text)
+    with pytest.raises(InvalidModel) as error:
+        read_known(path)
+    assert words in str(error.value)
+
+
+def test_an_entry_is_listed_once(tmp_path: Path) -> None:
+    path = tmp_path / "known.json"
+    row = {"case": "m", "suite": "s", "key": "k", "reason": "r"}
+    path.write_text(json.dumps({"known": [row, row]}))
+    with pytest.raises(InvalidModel, match="k is listed twice"):
+        read_known(path)
+
+
+def run(folder: Path, engine: str, listed: KnownFailures) -> RunResult:
+    model = builtin_model("f32", folder)
+    plan = Plan(
+        case="f32",
+        model=model,
+        subject_model=model,
+        engine=engine,
+        oracle="reference",
+        settings=EXACT,
+        suites=("trace",),
+        n_tokens=4,
+        command="m",
+    )
+    return run_plans([plan], folder / "reports", ["lockstep"], Forks(1), Listener(), listed)
+
+
+def test_a_run_with_its_own_list_ends_well_and_the_list_of_a_mended_engine_does_not(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "known.json"
+    wrong = run(tmp_path, "mutant:wrong-eps", KnownFailures())
+    assert wrong.code == 1
+    assert write_known(path, wrong.verdicts, KnownFailures()) >= 1
+    again = run(tmp_path, "mutant:wrong-eps", read_known(path))
+    assert again.code == 0
+    assert {v.status for v in again.verdicts} == {"excused", "agreed"}
+    mended = run(tmp_path, "reference", read_known(path))
+    assert mended.code == 1
+    assert any("differs no more" in v.summary for v in mended.verdicts)
+
+
+def test_a_list_of_one_engines_faults_does_not_excuse_a_graver_one_at_the_same_nodes(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "known.json"
+    wrong = run(tmp_path, "mutant:wrong-eps", KnownFailures())
+    write_known(path, wrong.verdicts, KnownFailures())
+    other = run(tmp_path, "mutant:stale-norm", read_known(path))
+    assert other.code == 1
+    grown = [v for v in other.verdicts if v.status == "diverged" and "is listed" in v.summary]
+    assert {v.key for v in grown} & {v.key for v in wrong.verdicts}
+
+
+def test_a_list_that_cannot_be_written_is_said_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path, words in ((tmp_path, "is a folder"), (tmp_path / "no" / "k.json", "is no folder")):
+        with pytest.raises(SystemExit) as end:
+            app(["check", "builtin:f32", "--write-known", str(path), "--report", str(tmp_path)])
+        assert end.value.code == 2
+        assert words in capsys.readouterr().err
+    assert not list(tmp_path.glob("*-check"))

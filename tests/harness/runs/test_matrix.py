@@ -1,0 +1,203 @@
+"""The matrix: each engine's worst verdict of each suite and case, as a table and as JSON."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from lockstep.harness.check.check import Plan
+from lockstep.harness.cli import app
+from lockstep.harness.cli.matrix import named_apart
+from lockstep.harness.records import EXACT, EngineInfo, Status, Verdict
+from lockstep.harness.runs.matrix import (
+    NOTHING,
+    SCHEMA,
+    Cell,
+    Row,
+    cells_of,
+    columns,
+    exit_code_of_matrix,
+    markdown,
+    names_of,
+    write_matrix,
+)
+from lockstep.harness.synth.llama import LlamaRecipe, write_llama
+from tests.pages import Page
+
+
+def verdict(suite: str, case: str, status: Status, summary: str = "") -> Verdict:
+    return Verdict(suite=suite, case=case, status=status, summary=summary, repro="lockstep check m")
+
+
+def test_the_worst_verdict_of_a_case_stands_for_it() -> None:
+    found = cells_of(
+        [
+            verdict("dequant", "a", "agreed"),
+            verdict("dequant", "a", "diverged", "Q4_K"),
+            verdict("dequant", "a", "not-compared"),
+            verdict("dequant", "b", "excused"),
+        ],
+        ["a", "b"],
+    )
+    assert found["dequant"].cases["a"].summary == "Q4_K"
+    assert found["dequant"].text == "1/2, 1 diverged, 1 excused"
+
+
+def test_what_an_engine_does_not_offer_counts_neither_way() -> None:
+    cell = Cell(cases={"a": verdict("trace", "a", "not-applicable")})
+    assert cell.text == NOTHING
+    both = Cell(cases={**cell.cases, "b": verdict("trace", "b", "agreed")})
+    assert both.text == "1/1"
+
+
+def test_a_case_that_agrees_in_what_could_be_compared_counts_and_says_so() -> None:
+    found = cells_of(
+        [
+            verdict("tokens", "a", "agreed"),
+            verdict("tokens", "a", "not-compared"),
+            verdict("tokens", "b", "not-compared"),
+        ],
+        ["a", "b"],
+    )
+    assert found["tokens"].text == "1/2, 1 partly, 1 not compared"
+
+
+def test_what_says_nothing_of_the_subject_has_no_column() -> None:
+    assert cells_of([verdict("shadow", "a", "diverged")], ["a"]) == {}
+
+
+def test_a_column_in_which_nobody_was_asked_is_left_out() -> None:
+    asked = {"logits": Cell(cases={"a": verdict("logits", "a", "agreed")})}
+    silent = {"trace": Cell(cases={"a": verdict("trace", "a", "not-applicable")})}
+    assert columns([Row(engine="x", cells=asked), Row(engine="y", cells=silent)]) == ["logits"]
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"), [((0, 0), 0), ((0, 3), 3), ((3, 1), 1), ((2, 3), 2), ((2, 1), 1)]
+)
+def test_the_exit_code_is_that_of_the_worst_engine(codes: tuple[int, ...], code: int) -> None:
+    assert exit_code_of_matrix([Row(engine="x", code=c) for c in codes]) == code
+
+
+def test_an_engines_words_are_no_markup() -> None:
+    bad = "<img src=x onerror=y> | [a](b) \x1b[2J"
+    cells = {"logits": Cell(cases={"a": verdict("logits", "a", "diverged", bad)})}
+    rows = [Row(engine="x", cells=cells, code=1), Row(engine="y", error=bad)]
+    plan = Plan(case="a", model=Path("m"), subject_model=Path("m"), settings=EXACT)
+    page = "\n".join(markdown(rows, [plan]))
+    assert "<img" not in page
+    assert "](b)" not in page
+    assert "\x1b" not in page
+    assert page.count("onerror") == 2  # it is there all the same
+
+
+def test_engines_of_one_name_are_told_apart_by_what_they_were_asked_for_by() -> None:
+    info = EngineInfo(engine="engine.py", version="1", build="")
+    rows = [Row(engine=f"./{f}/engine.py", info=info) for f in "ab"] + [Row(engine="fast")]
+    assert names_of(rows) == [
+        "engine.py 1 (./a/engine.py)",
+        "engine.py 1 (./b/engine.py)",
+        "fast",
+    ]
+
+
+def test_files_of_one_name_are_cases_of_their_own_and_a_file_is_one_case(tmp_path: Path) -> None:
+    a, b, c = tmp_path / "a" / "m.gguf", tmp_path / "b" / "m.gguf", tmp_path / "c.gguf"
+    named = named_apart([a, c, b, tmp_path / "b" / ".." / "a" / "m.gguf"])
+    assert [name for name, _ in named] == [
+        str(tmp_path / "b" / ".." / "a" / "m.gguf"),
+        "c.gguf",
+        str(b),
+    ]
+
+
+def test_a_file_that_is_not_there_is_no_verdict_on_any_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = str(tmp_path / "no.gguf")
+    with pytest.raises(SystemExit) as end:
+        app(
+            ["matrix", "reference", "fast", "--only", "--model", missing, "--report", str(tmp_path)]
+        )
+    assert end.value.code == 2
+    assert "no.gguf: no such file" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_was_found_before_an_interruption_is_written_and_names_who_was_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(plans: dict[str, object], *_: object) -> Iterator[Row]:
+        yield Row(engine=next(iter(plans)), code=0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lockstep.harness.runs.matrix.run_matrix", interrupted)
+    model = tmp_path / "tiny.gguf"
+    write_llama(LlamaRecipe(n_layer=1), model)
+    options = ["--only", "--model", str(model), "--report", str(tmp_path), "-q"]
+    with pytest.raises(SystemExit) as end:
+        app(["matrix", "reference", "fast", *options])
+    assert end.value.code == 130
+    (path,) = tmp_path.glob("*-matrix/matrix.json")
+    document = json.loads(path.read_text())
+    Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
+    assert [row["error"] for row in document["engines"]] == ["", "the run was interrupted before"]
+
+
+def test_engines_are_asked_the_same_and_one_that_cannot_start_costs_only_its_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("llama_cpp", reason="llama_cpp is missing: no engine was asked")
+    model = tmp_path / "tiny.gguf"
+    write_llama(LlamaRecipe(n_layer=1), model)
+    missing = str(tmp_path / "no-such-engine")
+    options = ["--only", "--model", str(model), "--steps", "4", "--report", str(tmp_path), "-q"]
+    with pytest.raises(SystemExit) as end:
+        app(["matrix", "reference", "mutant:rope-half-split", missing, *options, "--html"])
+    assert end.value.code == 1
+    (path,) = tmp_path.glob("*-matrix/matrix.json")
+    document = json.loads(path.read_text())
+    Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
+    reference, wrong, gone = document["engines"]
+    assert {row["status"] for cases in reference["suites"].values() for row in cases.values()} <= {
+        "agreed",
+        "not-applicable",
+    }
+    assert wrong["suites"]["dequant"]["tiny.gguf"]["status"] == "agreed"
+    assert wrong["suites"]["trace"]["tiny.gguf"]["status"] == "diverged"
+    assert "--engine mutant:rope-half-split" in wrong["suites"]["trace"]["tiny.gguf"]["repro"]
+    assert "no-such-engine" in gone["error"]
+    assert gone["suites"] == {}
+    said = capsys.readouterr().out
+    assert "1/1" in said
+    assert "no-such-engine was not asked" in said
+    assert "| reference" in path.with_name("matrix.md").read_text()
+    page = Page.at(path.with_name("matrix.html"))
+    assert "1 of 3 engines agree with llama.cpp in everything asked; 1 diverges; 1 incomplete." in (
+        page.text
+    )
+    links = [a["href"] or "" for a in page.all("a") if not (a["href"] or "").startswith("#")]
+    assert len(links) == 2
+    assert all((path.parent / link).is_file() for link in links)
+
+
+HOSTILE = '"><script>alert(1)</script>'
+
+
+def test_the_page_of_a_matrix_shows_what_strangers_wrote_as_text(tmp_path: Path) -> None:
+    case = f"m.gguf{HOSTILE}"
+    cell = Cell(cases={case: verdict("trace", case, "diverged", f"off{HOSTILE}")})
+    info = EngineInfo(engine=f"e{HOSTILE}", version="javascript:alert(1)", settings=EXACT)
+    report = str(tmp_path / '../x"><script>' / "report.jsonl")
+    row = Row(engine=HOSTILE, info=info, cells={"trace": cell}, report=report, code=1)
+    gone = Row(engine="gone", error=HOSTILE)
+    plan = Plan(case=case, model=tmp_path, subject_model=tmp_path, settings=EXACT)
+    paths = write_matrix([row, gone], [plan], tmp_path, f"lockstep {HOSTILE}", html=True)
+    assert [path.name for path in paths] == ["matrix.json", "matrix.md", "matrix.html"]
+    page = Page.at(paths[-1])
+    assert page.tags.count("script") == 1
+    assert page.text.count("<script>alert(1)</script>") >= 5
+    links = [a["href"] or "" for a in page.all("a")]
+    assert links == ["#main", "./../../x%22%3E%3Cscript%3E/report.html"]

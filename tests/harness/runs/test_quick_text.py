@@ -1,0 +1,39 @@
+"""`run` shows text of any engine: what it does not offer itself is done from what it does."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.check.check import BadInput
+from lockstep.harness.records import Evaluation, Request
+from lockstep.harness.runs.quick import generate
+from tests.models import builtin
+
+
+class LogitsAlone(Adapter, name="quick: logits alone"):
+    def evaluate(self, request: Request) -> Evaluation:
+        return Reference(self.model, self.settings).evaluate(request)
+
+
+class Nothing(Adapter, name="quick: nothing"):
+    """Offers none of what text is made of."""
+
+
+def said_by(engine: str, path: Path) -> dict[str, object]:
+    return generate(path, engine, "exact", "Once", 5, lambda _: None)
+
+
+def test_logits_alone_are_enough_for_text(tmp_path: Path) -> None:
+    path = builtin("f32", tmp_path)
+    right, found = said_by("reference", path), said_by(LogitsAlone.name, path)
+    assert (found["ids"], found["text"]) == (right["ids"], right["text"])
+    assert not right["why"]
+    assert "the prompt's ids are by ours" in str(found["why"])
+    assert "the likeliest by its logits" in str(found["why"])
+
+
+def test_an_engine_with_nothing_to_choose_tokens_from_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="does not generate"):
+        said_by(Nothing.name, builtin("f32", tmp_path))

@@ -1,0 +1,55 @@
+"""A long run of clean cases can be broken off and gone on with."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.harness.check.check import BadInput
+from lockstep.harness.selftest import clean_cases
+from lockstep.harness.selftest.clean_cases import Tried, clean_results
+
+
+def made(seeds: list[int], seed: int) -> Tried:
+    seeds.append(seed)
+    wrong = ("logits: far off",) if seed == 3 else ()
+    return Tried(seed=seed, case=f"clean:{seed}", code=len(wrong), wrong=wrong)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The seeds that were run."""
+    seeds: list[int] = []
+    monkeypatch.setattr(clean_cases, "try_clean", lambda seed: made(seeds, seed))
+    return seeds
+
+
+def test_what_lies_in_the_file_is_not_run_again_and_counts(tmp_path: Path, run: list[int]) -> None:
+    file = tmp_path / "clean.jsonl"
+    first = list(clean_results(range(2, 5), None, file))
+    again = list(clean_results(range(6), None, file))
+    assert run == [2, 3, 4, 0, 1, 5]
+    assert again[:3] == first
+    assert [tried.seed for tried in again if tried.alarm] == [3]
+
+
+def test_a_run_that_was_broken_off_keeps_what_it_came_to(tmp_path: Path, run: list[int]) -> None:
+    file = tmp_path / "clean.jsonl"
+    cases = clean_results(range(4), None, file)
+    next(cases)
+    next(cases)
+    cases.close()
+    list(clean_results(range(4), None, file))
+    assert run == [0, 1, 2, 3]
+
+
+def test_without_a_file_all_are_run(run: list[int]) -> None:
+    assert [tried.case for tried in clean_results(range(2))] == ["clean:0", "clean:1"]
+    assert run == [0, 1]
+
+
+@pytest.mark.parametrize("text", ["{", '{"seed": 1}', "[]", "1"])
+def test_a_file_of_something_else_is_one_clear_error(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "clean.jsonl"
+    file.write_text(f"{text}\n", encoding="utf-8")
+    with pytest.raises(BadInput, match=r"clean\.jsonl, line 1: no result of such a run"):
+        list(clean_results(range(1), None, file))

@@ -1,0 +1,302 @@
+"""The suite `acid`: what engines of any level write on acid models, a verdict for each test."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.engine.errors import EngineError, Unsupported
+from lockstep.harness.acid.report import report_for
+from lockstep.harness.acid.tokens import PROMPT
+from lockstep.harness.acid.write import TYPES, write_acid
+from lockstep.harness.adapters.fast import FastEngine
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.cli.acid_models import acid_files
+from lockstep.harness.exit_codes import exit_code, exit_code_of_run
+from lockstep.harness.mutants.kv_head_modulo import KvHeadModulo
+from lockstep.harness.mutants.rope_half_split import RopeHalfSplit
+from lockstep.harness.records import Request, Verdict
+from lockstep.harness.runs.run import Listener, run_plans
+from tests.fake_server import NATIVE, OPENAI, serving
+from tests.harness.check.test_check import FAKE_PROGRAM, plan_for, verdicts_of
+from tests.harness.cli.test_cli import Lockstep, lockstep
+from tests.models import builtin
+from tests.quiet_engines import Quiet, made, wrong
+
+__all__ = ["lockstep"]
+REPORT = report_for("llama", "F32")
+NAMES = [test.name for test in REPORT.tests]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("acid") / "acid.gguf"
+    write_acid(path)
+    return path
+
+
+def checked(model: Path, engine: str, **changes: Any) -> list[Verdict]:
+    plan = plan_for(model, **({"engine": engine, "oracle": "fast", "suites": ("acid",)} | changes))
+    return verdicts_of(plan)
+
+
+def named_in(status: str, found: Sequence[Verdict]) -> list[str]:
+    return [v.detail.get("test", "") for v in found if v.status == status]
+
+
+def no(self: Any, *args: Any, **kwargs: Any) -> Any:
+    raise Unsupported("not offered")
+
+
+ONE_LEVEL = {
+    "text alone": made("acid: text alone", levels=("generate",)),
+    "greedy alone": made("acid: greedy alone", levels=("greedy",)),
+    "lists alone": made("acid: lists alone", levels=("logprobs",)),
+    "everything": "fast",
+}
+
+
+# --- any level ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ONE_LEVEL.values(), ids=ONE_LEVEL)
+def test_each_test_is_a_verdict_whatever_an_engine_shows(model: Path, engine: str) -> None:
+    found = checked(model, engine)
+    assert named_in("agreed", found) == NAMES
+    assert len(found) == len(NAMES)
+
+
+def test_logits_alone_are_read_behind_the_oracles_tokens(model: Path) -> None:
+    asked: list[Request] = []
+
+    def evaluate(self: Any, request: Request) -> Any:
+        asked.append(request)
+        return FastEngine.evaluate(self, request)
+
+    changes: dict[str, Any] = {"evaluate": evaluate, "greedy": no, "tokenize": no, "detokenize": no}
+    engine = made("acid: logits", levels=("logits",), generate=no, logprobs=no, **changes)
+    found = checked(model, engine)
+    assert named_in("agreed", found) == NAMES
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("pages", [NATIVE, OPENAI], ids=["llama-server", "openai"])
+def test_a_server_that_holds_an_acid_model_is_asked(model: Path, pages: frozenset[str]) -> None:
+    with serving(model, pages=pages) as url:
+        assert named_in("agreed", checked(model, url)) == NAMES
+
+
+@pytest.mark.parametrize("way", ["wants another model", "cannot load"])
+def test_a_program_that_cannot_load_one_of_many_has_not_taken_it(
+    way: str, model: Path, tmp_path: Path
+) -> None:
+    engine = f"{sys.executable} {FAKE_PROGRAM} '{way}'"
+    plan = plan_for(model, engine=engine, oracle="fast", suites=("acid",))
+    for optional, status in ((True, "not-applicable"), (False, None)):
+        (found,) = run_plans(
+            [replace(plan, optional=optional)], tmp_path, ["test"], 1, Listener()
+        ).verdicts
+        assert found.status == (status or {"cannot load": "crashed"}.get(way, "not-compared"))
+        assert "model" in found.summary
+
+
+def test_a_program_that_hangs_is_not_excused(model: Path, tmp_path: Path) -> None:
+    engine = f"{sys.executable} {FAKE_PROGRAM} 'is silent'"
+    plan = plan_for(model, engine=engine, oracle="fast", suites=("acid",), optional=True)
+    result = run_plans([replace(plan, time_limit=3.0)], tmp_path, ["test"], 1, Listener())
+    assert [v.status for v in result.verdicts] == ["timed-out"]
+    assert result.code == 3
+
+
+def test_an_engine_that_cannot_be_asked_is_not_compared_by_name(model: Path) -> None:
+    names = ("generate", "greedy", "logprobs", "evaluate", "tokenize", "detokenize")
+    changes: dict[str, Any] = dict.fromkeys(names, no)
+    engine = made("acid: mute", levels=("parse",), **changes)
+    (found,) = checked(model, engine)
+    assert found.status == "not-compared"
+    assert "acid: mute offers neither text nor greedy tokens" in found.summary
+    assert exit_code([found]) == 3
+
+
+# --- what a wrong engine comes to ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["logprobs", "greedy", "generate"])
+def test_a_wrong_engine_is_named_at_any_level(model: Path, level: str) -> None:
+    engine = wrong(f"acid: wrong {level}", RopeHalfSplit)
+    made(f"acid: wrong {level} alone", Reference.named(engine), levels=(level,))
+    found = checked(model, f"acid: wrong {level} alone")
+    (pairing,) = [v for v in found if v.detail.get("test") == "rope-pairing"]
+    assert pairing.status == "diverged"
+    assert "rope-pairing NO (pairs of the other kind)" in pairing.summary
+    assert "which elements of a head turn together" in pairing.summary
+    assert pairing.key == "acid/rope-pairing"
+    roots = {v.key for v in found if v.status == "diverged"}
+    assert roots == {"acid/positions-in-prompt", "acid/rope-pairing"}
+    assert exit_code(found) == 1
+
+
+def test_what_rests_on_a_mistake_folds_under_it(model: Path) -> None:
+    found = checked(model, "mutant:missing-scale")
+    noes = [v for v in found if v.status == "diverged"]
+    assert "acid/attention-scale" in {v.key for v in noes}
+    for verdict in noes:
+        root = verdict.key.removeprefix("acid/")
+        assert (root == verdict.detail["test"]) is ("it rests on" not in verdict.summary)
+
+
+def test_a_part_of_a_block_that_is_read_wrongly_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "q4.gguf"
+    write_acid(path, quant="Q4_K")
+    found = checked(path, "mutant:q4-k-minima-added")
+    assert {v.key for v in found if v.status == "diverged"} <= {
+        "acid/Q4_K-minima-53",
+        "acid/Q4_K-minima-210",
+    }
+    assert exit_code(found) == 1
+
+
+def text_alone(name: str, write: Any) -> str:
+    return made(name, levels=("generate",), write=write)
+
+
+def test_another_text_is_a_divergence_and_names_what_may_be_wrong(model: Path) -> None:
+    engine = text_alone("acid: prose", lambda _, p: b"Paris is the capital of France.")
+    (found,) = checked(model, engine)
+    assert (found.status, found.key) == ("diverged", "acid/no report")
+    assert "Paris is" in found.summary
+    assert f"{len(NAMES)} tests were not compared" in found.summary
+
+
+def test_silence_is_not_compared(model: Path) -> None:
+    (found,) = checked(model, text_alone("acid: silent", lambda _, p: b" \n"))
+    assert (found.status, exit_code([found])) == ("not-compared", 3)
+
+
+def test_a_report_that_is_cut_off_leaves_tests_uncompared(model: Path) -> None:
+    found = checked(model, text_alone("acid: cut", lambda _, p: b"".join(p)[:300]))
+    assert exit_code(found) == 3
+    last = found[-1]
+    assert last.status == "not-compared"
+    assert "does not end" in last.summary
+    assert {*named_in("agreed", found)} | {*last.detail["tests"]} == {*NAMES}
+
+
+def test_the_report_of_another_model_is_none(model: Path) -> None:
+    def write(self: Any, pieces: list[bytes]) -> bytes:
+        return b"".join(pieces).replace(b"F32", b"F16")
+
+    (found,) = checked(model, text_alone("acid: another's", write))
+    assert found.key == "acid/no report"
+
+
+def test_an_engine_that_takes_no_long_prompt_is_asked_with_a_short_one(model: Path) -> None:
+    def generate(self: Any, prompt: bytes, n: int) -> bytes:
+        if len(prompt) > 100:
+            raise EngineError("too long")
+        return Quiet.generate(self, prompt, n)
+
+    found = checked(model, made("acid: short", levels=("generate",), generate=generate))
+    assert named_in("agreed", found) == [test.name for test in REPORT.usual]
+    assert any("too long" in v.summary for v in found)
+    assert set(found[-1].detail["tests"]) == {test.name for test in REPORT.prompted}
+
+
+def test_a_wrong_oracle_is_said_and_accuses_nobody_else(model: Path) -> None:
+    oracle = wrong("acid: wrong oracle", KvHeadModulo)
+    found = checked(model, "fast", oracle=oracle)
+    wrong_ones = [v for v in found if v.status == "diverged"]
+    assert wrong_ones
+    assert {v.detail["at_fault"] for v in wrong_ones} == {"oracle"}
+    both = checked(model, oracle, oracle=oracle)
+    assert {v.detail["at_fault"] for v in both if v.status == "diverged"} == {"oracle"}
+    assert any("the oracle writes no ok either" in v.summary for v in both)
+
+
+# --- which models -------------------------------------------------------------------------------
+
+
+def test_other_models_do_not_have_it_and_who_asks_is_told_what_to_do(tmp_path: Path) -> None:
+    other = builtin("f32", tmp_path)
+    (found,) = checked(other, "fast")
+    assert found.status == "not-applicable"
+    assert "leave MODEL out" in found.summary
+    assert checked(other, "fast", by_name=False, suites=("acid",)) == []
+
+
+def test_acid_models_of_every_type_are_made_f32_first(tmp_path: Path) -> None:
+    files = list(acid_files(None, tmp_path))
+    names = [name for name, _ in files]
+    assert names[0] == "acid:llama:F32"
+    assert {f"acid:llama:{kind}" for kind in TYPES} <= {*names}
+    assert len({path.read_bytes() for _, path in files}) == len(names)
+
+
+def test_without_a_model_all_are_checked(
+    tmp_path: Path, lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.harness.acid.every.TYPES", ("F32", "Q8_0"))
+    given = ("check", "--suite", "acid", "--engine", "fast", "--oracle", "fast", "--quiet")
+    ending = lockstep(*given, "--report", tmp_path)
+    assert ending.code == 0
+    assert "acid:llama:F32" in ending.out
+    assert "acid:llama:Q8_0" in ending.out
+
+
+def test_a_type_that_an_engine_refuses_is_said_and_spoils_nothing(tmp_path: Path) -> None:
+    class Refuses(Quiet, name="acid: F32 alone"):
+        levels = ("greedy",)
+
+        def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+            if "Q8" in str(self.model):
+                raise EngineError("no such type: Q8_0")
+            return Quiet.greedy(self, prompt, n)
+
+    def plan(quant: str, **changes: Any) -> Any:
+        path = tmp_path / f"acid-{quant}.gguf"
+        write_acid(path, quant=quant)
+        engines = {"engine": "acid: F32 alone", "oracle": "fast", "suites": ("acid",)}
+        return plan_for(path, **engines, **changes)
+
+    plans = [plan("F32"), plan("Q8_0", optional=True)]
+    result = run_plans(plans, tmp_path, ["test"], 1, Listener())
+    refused = [v for v in result.verdicts if v.status == "not-applicable"]
+    assert [("Q8_0" in v.summary, v.case) for v in refused] == [(True, "acid-Q8_0.gguf")]
+    assert "no such type: Q8_0" in refused[0].summary
+    assert result.code == 0
+    assert exit_code_of_run(refused) == 3  # nothing else was compared
+    alone = run_plans([plan("Q8_0")], tmp_path, ["test"], 1, Listener())
+    assert alone.code == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--engine", "http://localhost:1"), "holds one model and opens no other"),
+        (("--engine", "dump:nowhere"), "holds one model and opens no other"),
+        (("--subject-model", "x.gguf"), "give no --subject-model"),
+        (("--arch", "nonsense"), "no acid model of architecture 'nonsense'"),
+    ],
+    ids=lambda given: str(given)[:20],
+)
+def test_who_cannot_be_given_models_is_told_so(
+    options: tuple[str, str], words: str, lockstep: Lockstep
+) -> None:
+    ending = lockstep("check", "--suite", "acid", *options)
+    assert ending.code == 2
+    assert words in ending.err
+    assert len(ending.err.splitlines()) == 1
+
+
+def test_one_of_them_is_named_in_the_place_of_a_model(lockstep: Lockstep, tmp_path: Path) -> None:
+    given = ("--engine", "fast", "--oracle", "fast", "--suite", "acid", "--report", tmp_path)
+    assert lockstep("check", "acid:llama:Q5_0", *given, "--quiet").code == 0
+    assert "known: " in lockstep("check", "acid:llama:Q9_9", *given).err
+
+
+def test_a_long_prompt_and_its_report_fit_the_usual_context() -> None:
+    most = max(len(report_for("llama", kind).tests) for kind in TYPES)
+    assert len(PROMPT) + 2 + most + 8 <= 512

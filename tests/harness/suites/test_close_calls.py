@@ -1,0 +1,120 @@
+"""Where two tokens are nearly alike an engine shows by its text alone that it is a little wrong."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.registry import import_members
+from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.check.check import open_plan
+from lockstep.harness.records import Request
+from lockstep.harness.suites import decode
+from lockstep.harness.suites.parts.close_calls import (
+    ASKED,
+    ROOM,
+    allowed_in,
+    beginnings_of,
+    closest,
+    margin_of,
+    seeded_runs,
+    texts_of,
+)
+from lockstep.harness.suites.text import LONG
+from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.models import builtin
+from tests.quiet_engines import Quiet, made, wrong
+
+import_members("lockstep.harness.mutants")
+LEVELS = {"decode": "greedy", "text": "generate"}
+
+
+def quiet(level: str, mistake: str = "") -> str:
+    """An engine that offers this level alone."""
+    base = "quiet"
+    if mistake:
+        base = f"close: {mistake}"
+        if base not in Adapter.family:
+            wrong(base, Adapter.family[f"mutant:{mistake}"])
+    name = f"{base} {level} alone"
+    if name not in Adapter.family:
+        made(name, base=Adapter.family[base], levels=(level,), text_only=level == "generate")
+    return name
+
+
+@pytest.mark.parametrize("suite", LEVELS)
+@pytest.mark.parametrize("name", ["f32", "q8_0"])
+def test_an_honest_engine_chooses_the_same(suite: str, name: str, tmp_path: Path) -> None:
+    model = builtin(name, tmp_path)
+    found = verdicts_of(plan_for(model, engine=quiet(LEVELS[suite]), suites=(suite,), n_steps=8))
+    assert {v.status for v in found} <= {"agreed", "not-applicable"}
+    assert "margins of" in found[-1].summary
+
+
+def test_margins_are_small_and_beyond_the_noise(tmp_path: Path) -> None:
+    opened = open_plan(plan_for(builtin("f32", tmp_path)), lambda _: None)
+    try:
+        context = opened.context
+        close = closest(context, seeded_runs(context))
+        assert len(close) == ASKED
+        assert [one.margin for one in close] == sorted(one.margin for one in close)
+        for one in close:
+            row = one.logits[0]
+            assert ROOM * allowed_in(context, row) < one.margin < 2e-3 * np.abs(row).max()
+        ids, parts = beginnings_of(context, next(texts_of(context, LONG)))
+        again = context.ask(context.oracle, "tokenize", [*parts.values()])
+        assert again == [ids[:n] for n in parts]
+        assert len(parts) > 20
+    finally:
+        opened.close()
+
+
+@pytest.mark.parametrize("row", [[1.0], [1.0, np.nan], [np.inf, 0.0], [2.0, 2.0]])
+def test_of_ties_and_of_no_numbers_there_is_no_margin(row: list[float]) -> None:
+    assert margin_of(np.array(row, np.float32)) == 0
+
+
+class Longer(Quiet, name="close: a longer text"):
+    """Says a token more than it is asked for."""
+
+    levels = ("generate",)
+    text_only = True
+
+    def generate(self, prompt: bytes, n: int) -> bytes:
+        return super().generate(prompt, n + (n == 1))
+
+
+def test_a_text_that_is_longer_than_a_token_is_not_counted_as_the_same(tmp_path: Path) -> None:
+    plan = plan_for(builtin("f32", tmp_path), engine=Longer.name, suites=("text",), n_steps=8)
+    *_, last = verdicts_of(plan)
+    assert last.status == "not-applicable"
+    assert "prompts its text is longer or shorter than one token's" in last.summary
+
+
+class Wavering(Quiet, name="close: the second-likeliest where it is near"):
+    """What an engine may choose that converts activations otherwise."""
+
+    levels = ("greedy",)
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        if n > 1:
+            return super().greedy(prompt, n)
+        row = self.evaluate(Request(batches=(Batch.of(prompt),))).logits[0][-1]
+        first, second = np.argsort(-row, kind="stable")[:2]
+        near = row[first] - row[second] < 2e-3 * np.abs(row).max()
+        return [int(second if near else first)]
+
+
+@pytest.mark.parametrize(("honest", "status"), [(True, "excused"), (False, "diverged")])
+def test_what_an_honest_run_would_choose_is_no_fault(
+    honest: bool, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode, "designs_that_say", lambda *_: [3] if honest else [])
+    plan = plan_for(builtin("f32", tmp_path), engine=Wavering.name, suites=("decode",), n_steps=8)
+    verdicts = verdicts_of(plan)
+    assert {v.status for v in verdicts} <= {"agreed", "not-applicable", status}
+    assert verdicts[-1].status == status
+    if honest:
+        assert f"behind {ASKED} it is what honest runs of another" in verdicts[-1].summary

@@ -1,0 +1,230 @@
+"""Engines that lie about the form of their answers: each ends in a verdict, and the run goes on."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import EngineError
+from lockstep.harness.adapters.gguf_py.adapter import GgufPy
+from lockstep.harness.bisect.bisection import bisect
+from lockstep.harness.check.check import BadInput, Plan, open_plan
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.context.suite import NoAnswer
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.fuzzers.base import FuzzPlan
+from lockstep.harness.fuzzers.batch.judge import Judge
+from lockstep.harness.fuzzers.batch.schedule import Schedule
+from lockstep.harness.fuzzers.tokens.fuzzer import Tokens
+from lockstep.harness.parallel.works import Forks
+from lockstep.harness.records import EXACT, Nodes
+from lockstep.harness.report.jsonl import read_report
+from lockstep.harness.runs.run import Listener, run_plans
+from tests.lies import EVERYWHERE, LIES, UNTRUE, Saying, Spoil, lying
+from tests.models import written
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    small = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_head_kv": 1, "n_ff": 32}
+    return written(tmp_path_factory.mktemp("liars"), seed=1, quant="F32", **small)
+
+
+@pytest.fixture(autouse=True)
+def gguf_py_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The `metadata` suite asks it every time; to start it takes longer than all else."""
+    monkeypatch.setattr(GgufPy, "isolated", False)
+
+
+def plan_for(model: Path, **changes: Any) -> Plan:
+    known: dict[str, Any] = {"case": model.name, "model": model, "subject_model": model}
+    known |= {"oracle": "fake-honest", "engine": "fake-honest", "settings": EXACT}
+    return Plan(**(known | {"n_tokens": 5, "n_steps": 2, "command": "MODEL"} | changes))
+
+
+def checked(plan: Plan, folder: Path) -> tuple[int, list[dict[str, Any]]]:
+    """The exit code and the verdicts of a report that is whole."""
+    result = run_plans([plan], folder, ["lockstep", "check"], Forks(1), Listener())
+    _, *rows, footer = read_report(result.folder / "report.jsonl")
+    assert footer["exit_code"] == result.code
+    return result.code, [row for row in rows if row["suite"] != NOT_OF_LLAMA]
+
+
+SUITES = ("metadata", "tokens", "dequant", "logits", "decode", "trace", "products", "shadow")
+NOT_OF_LLAMA = "embeddings"  # not applicable
+WHO_ASKS = {  # no other suite can meet a lie about it
+    "metadata": ("metadata", "dequant"),
+    "tokenize": ("tokens", "decode"),
+    "detokenize": ("tokens",),
+    "dequantize": ("dequant",),
+    "evaluate": ("logits", "decode", "trace", "products"),
+    "greedy": ("decode",),
+    "capture": ("shadow",),
+    "pieces": ("shadow",),
+}
+# the model's graph shows them: a node of no such name, and a wrong one
+NO_NODES = {
+    "site: unknown", "site: layer 999", "site: layer -1", "site: no layer",
+    "site: a layer outside of the layers",
+}  # fmt: skip
+WRONG_NODES = {
+    "tensor: transposed", "tensor: a token less", "tensor: no token", "tensor: half of the width",
+}  # fmt: skip
+ABOUT_THE_ORACLE = ("capture", "pieces")  # a subject is not asked for its graph
+
+
+def is_asked(name: str, role: str) -> bool:
+    """Nobody asks the oracle for its tensors: llama.cpp's graph is what ops are judged along."""
+    of_tensors = name.startswith(("trace:", "site:", "tensor:"))
+    in_any_run = name in ("trace: though nobody asked", "trace: another type")
+    return role == "engine" or not of_tensors or in_any_run
+
+
+def test_the_honest_engine_passes_every_suite(model: Path, tmp_path: Path) -> None:
+    code, rows = checked(plan_for(model), tmp_path)
+    assert {row["suite"] for row in rows} == {*SUITES}
+    assert ({row["status"] for row in rows}, code) == ({"agreed"}, 0)
+
+
+@pytest.mark.parametrize("role", ["oracle", "engine"])
+@pytest.mark.parametrize("question", EVERYWHERE)
+def test_a_lie_is_a_verdict_of_the_suites_that_ask_and_all_others_run(
+    question: str, role: str, model: Path, tmp_path: Path
+) -> None:
+    liar = {role: f"fake-liar: {question} answers None"}
+    code, rows = checked(plan_for(model, **liar), tmp_path)
+    assert {row["suite"] for row in rows} == {*SUITES}
+    wrong = {row["suite"] for row in rows if row["status"] == "malformed"}
+    if role == "engine" and question in ABOUT_THE_ORACLE:
+        assert (wrong, code) == (set(), 0)
+    elif (role, question) == ("engine", "tokenize"):  # `decode` has the oracle's prompt
+        assert (wrong, code) == ({"tokens"}, 3)
+    else:
+        tensors = {"trace", "products"} if role == "oracle" else set()  # of the engine alone
+        assert (wrong, code) == ({*WHO_ASKS[question]} - tensors, 3)
+    assert {row["status"] for row in rows} <= {"agreed", "malformed"}
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        (name, role)
+        for name, (question, _) in LIES.items()
+        for role in ("oracle", "engine")
+        if role == "oracle" or question not in ABOUT_THE_ORACLE
+    ],
+)
+def test_every_lie_is_told_with_what_was_expected_and_what_came(
+    name: str, role: str, model: Path, tmp_path: Path
+) -> None:
+    suites = WHO_ASKS[LIES[name][0]]
+    code, rows = checked(plan_for(model, suites=suites, **{role: f"fake-liar: {name}"}), tmp_path)
+    assert {row["suite"] for row in rows} == {*suites}
+    if role == "engine" and name in WRONG_NODES:
+        wrong = [row for row in rows if row["status"] == "diverged"]
+        assert (code, {row["detail"]["site"] for row in wrong} >= {"attn_norm"}) == (1, True)
+        return
+    if role == "engine" and name in NO_NODES:
+        named = [row["summary"] for row in rows if row["status"] == "not-applicable"]
+        assert (code, any("has no such node" in summary for summary in named)) == (0, True)
+        return
+    assert {row["status"] for row in rows} <= {"agreed", "malformed"}
+    assert code == (3 if is_asked(name, role) else 0)
+    told = [row for row in rows if row["status"] == "malformed"]
+    assert all("expected " in row["summary"] and ", got " in row["summary"] for row in told)
+    assert all(f"fake-liar: {name} gave no proper answer" in row["summary"] for row in told)
+    assert all(row["repro"] for row in told)
+
+
+@pytest.mark.parametrize("role", ["oracle", "engine"])
+@pytest.mark.parametrize("name", [name for name, lie in LIES.items() if lie[0] == "evaluate"])
+def test_bisect_ends_in_a_status_with_a_sentence(name: str, role: str, model: Path) -> None:
+    opened = open_plan(plan_for(model, **{role: f"fake-liar: {name}"}), lambda _: None)
+    try:
+        if role == "engine" and name in WRONG_NODES:
+            assert str(bisect(opened.context).culprits[0].site) == "attn_norm-0"
+            return
+        if not is_asked(name, role) or name in NO_NODES:
+            assert not bisect(opened.context).culprits
+            return
+        with pytest.raises(NoAnswer) as error:
+            bisect(opened.context)
+    finally:
+        opened.close()
+    assert error.value.status == "malformed"
+
+
+@pytest.mark.parametrize("role", ["oracle", "engine"])
+@pytest.mark.parametrize("name", UNTRUE)
+def test_tensors_that_one_side_does_not_list_are_not_compared_by_name(
+    name: str, role: str, model: Path, tmp_path: Path
+) -> None:
+    liar = f"fake-untrue: {name}"
+    code, rows = checked(plan_for(model, suites=("dequant",), **{role: liar}), tmp_path)
+    assert code == 3
+    told = [row["summary"] for row in rows if row["status"] == "not-compared"]
+    assert told
+    assert all(f"{liar} does not list it" in t or f"{liar} lists" in t for t in told)
+    assert any("blk.0.ffn_down.weight" in text for text in told) is (name != "an unknown type")
+
+
+@pytest.mark.parametrize("name", UNTRUE)
+def test_two_engines_with_the_same_untrue_table_do_not_agree(
+    name: str, model: Path, tmp_path: Path
+) -> None:
+    liar = f"fake-untrue: {name}"
+    plan = plan_for(model, suites=("dequant",), oracle=liar, engine=liar)
+    assert checked(plan, tmp_path)[0] == 3
+
+
+@pytest.mark.parametrize(("role", "ends"), [("oracle", BadInput), ("engine", NoAnswer)])
+@pytest.mark.parametrize("name", ["None", "a version that is None"])
+def test_an_engine_that_does_not_say_what_it_is_is_refused(
+    name: str, role: str, ends: type[Exception], model: Path
+) -> None:
+    """Of the engine under test it is a verdict, like all that it does wrong at its start."""
+    spoil: Spoil = (lambda _: None) if name == "None" else (lambda i: replace(i, version=None))
+    lying(f"fake-nobody: {name}, {role}", "describe", spoil)
+    with pytest.raises(ends, match=r"expected .*, got None"):
+        open_plan(plan_for(model, **{role: f"fake-nobody: {name}, {role}"}), lambda _: None)
+
+
+def test_an_engine_in_this_process_does_not_answer_for_a_consumer_that_fails(model: Path) -> None:
+    def fails(piece: Nodes) -> None:
+        raise ZeroDivisionError("in the consumer")
+
+    with (
+        Runner().open("fake-honest", model, EXACT) as session,
+        pytest.raises(ZeroDivisionError, match="consumer"),
+    ):
+        session.stream("capture", fails, (Batch.of([1]),), None)
+
+
+def test_two_tokenizers_that_lie_alike_do_not_agree(model: Path) -> None:
+    plan = FuzzPlan(targets=(str(model),), engine="fake-liar: ids: True", cases=8)
+    plan = replace(plan, oracle=plan.engine)
+    found = list(Tokens().run(plan, lambda *_: None))
+    assert exit_code(found) == 3
+    assert "agreed" not in {v.status for v in found}
+
+
+def test_an_engine_that_refuses_to_decode_diverges_in_a_report_that_is_whole(
+    model: Path, tmp_path: Path
+) -> None:
+    def refuse(_: Any) -> None:
+        raise EngineError("no such type here")
+
+    lying("fake-refuser", "dequantize", refuse)
+    code, rows = checked(plan_for(model, suites=("dequant",), engine="fake-refuser"), tmp_path)
+    assert ({row["status"] for row in rows}, code) == ({"diverged"}, 1)
+    assert {row["key"] for row in rows} == {"dequant/diverged/F32"}
+
+
+def test_a_schedule_that_is_not_answered_properly_ends_in_a_difference() -> None:
+    case = Schedule(n_ctx=8, n_ubatch=8, n_seq=1, unified=True, steps=(("clear",),))
+    found = Judge(Saying([]), Saying([]))(case)
+    assert found is not None
+    assert (found.symptom, found.who) == ("malformed", "fake")
+    assert "expected a list of 1 steps, got a list of 0" in found.text

@@ -1,0 +1,217 @@
+"""Lists of likely tokens: what honest engines may leave open, and what none may get wrong."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.harness.check.check import Plan
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.judging.candidates import Off, names_of, off_from, read_list
+from lockstep.harness.records import DEFAULT, EXACT, Settings, Verdict
+from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.models import builtin
+from tests.quiet_engines import HONEST_LISTS, WRONG_LISTS, Quiet, Row, made, shown
+
+LOGITS = np.array([4.0, 3.0, 2.5, 1.0, -2.0, -90.0], np.float32)
+NAMES = names_of(
+    [b"a", b" b", b"b", b"\xff", b"\xfe", b"c"], [b"a", b"_b", b"b", b"<0xFF>", b"<0xFE>", b"c"]
+)
+
+
+def off(*said: tuple[int | bytes, float], allowed: float = 0.01) -> Off | None:
+    return off_from(read_list(said, NAMES), LOGITS, allowed)
+
+
+def kind(*said: tuple[int | bytes, float]) -> str:
+    found = off(*said)
+    return found.kind if found else ""
+
+
+def test_any_constant_takes_a_list_to_logits() -> None:
+    assert kind((0, -0.2), (1, -1.2), (2, -1.7)) == kind((0, 50.0), (1, 49.0)) == ""
+
+
+def test_a_value_that_no_constant_excuses_is_named_with_what_was_expected() -> None:
+    found = off((0, 4.123456789), (1, 3.123456789), (2, 2.723456789))
+    assert found is not None
+    assert (found.kind, found.token, found.wrong) == ("value", 2, 1)
+    assert found.expected == pytest.approx(2.623456789)
+
+
+def test_noise_is_allowed_to_both_ends_and_no_further() -> None:
+    assert off((0, 4.0123456), (1, 2.9923456), allowed=0.0101) is None
+    assert off((0, 4.0123456), (1, 2.9723456), allowed=0.0101) is not None
+
+
+def test_what_is_above_the_end_of_a_list_is_missing() -> None:
+    found = off((0, 4.1234567), (2, 2.6234567))
+    assert found is not None
+    assert (found.kind, found.token, found.expected) == ("missing", 1, 0.5)
+    assert off((0, 4.1234567), (2, 2.6234567), allowed=0.26) is None
+
+
+def test_a_text_of_several_tokens_is_any_of_them_and_of_none_it_is_unknown() -> None:
+    assert kind((b"a", -1.1234567), (b"b", -2.1234567)) == ""  # the one with a space
+    assert kind((b"a", -1.1234567), (b"_b", -2.1234567), (b"b", -2.6234567)) == ""
+    assert kind((b"a", -1.1234567), (b"b", -3.1234567)) == "value"
+    unknown = read_list([(b"?", -1.0), (b"a", -2.0)], NAMES)
+    assert (unknown.unknown, len(unknown.candidates)) == (1, 1)
+
+
+def test_a_text_that_is_no_characters_accuses_nobody() -> None:
+    replaced = "\ufffd".encode()
+    some = ((b"a", -1.1234567), (b"_b", -2.1234567), (b"b", -2.6234567))
+    assert kind(*some, (replaced, -4.1234567)) == ""
+    assert NAMES[b"bytes:\\xff"] == (3,)
+
+
+def test_a_control_token_may_be_shown_as_nothing_and_bytes_may_be_dropped() -> None:
+    names = names_of([b"<s>", b"\xff", b"a"], [b"<s>", b"<0xFF>", b"a"], {0})
+    assert (names[b""], names[b"<s>"]) == ((0, 1), (0,))
+
+
+def test_an_unknown_text_may_be_what_is_missing() -> None:
+    assert kind((0, 4.1234567), (b"?", 3.1), (2, 2.6234567)) == ""
+
+
+def test_a_probability_that_float32_does_not_have_is_right_where_it_is_none() -> None:
+    whole = [(i, float(v) - 4.5) for i, v in enumerate(LOGITS)]
+    assert kind(*whole[:5], (5, float("-inf"))) == ""
+    assert kind(*whole[:4], (4, float("-inf")), whole[5]) == "value"
+
+
+def test_values_that_were_rounded_for_reading_are_off_by_half_a_unit() -> None:
+    assert off((0, -0.12), (1, -1.13), allowed=1e-9) is None
+    assert off((0, -0.1200001), (1, -1.13), allowed=1e-9) is not None
+
+
+def test_values_of_few_significant_digits_are_off_by_half_of_the_last() -> None:
+    before = (0, -9.234), (1, -10.23), (2, -10.73), (3, -12.23)
+    assert off(*before, (4, -15.23), allowed=1e-9) is None
+    assert off(*before, (4, -15.25), allowed=1e-9) is not None
+
+
+@pytest.mark.parametrize(("first", "step"), [(-4.50390625, 2.0**-8), (-4.5, 2.0**-5)])
+def test_a_list_in_half_precision_is_off_by_half_a_step_and_no_further(
+    first: float, step: float
+) -> None:
+    """Of values from 4 to 8, of F16 where one of them is none of BF16; the constant takes up one
+    half of two."""
+    before = [(0, first), (1, -5.5), (2, -6.0)]
+    assert off(*before, (3, -7.5 - step), allowed=1e-9) is None
+    assert off(*before, (3, -7.5 - 2 * step), allowed=1e-9) is not None
+    assert off(*before, (3, -7.5 - step / 64), allowed=1e-9) is not None  # of more bits
+
+
+def test_whole_numbers_are_not_taken_for_rounded_ones() -> None:
+    assert off((0, -1.0), (1, -1.0), (2, -1.0), allowed=1e-9) is not None
+
+
+def test_the_likeliest_come_first_but_for_noise() -> None:
+    found = off((1, 3.1234567), (0, 4.1234567), (2, 2.6234567))
+    assert found is not None
+    assert (found.kind, found.token, found.expected) == ("order", 0, 3.1234567)
+    assert off((1, 3.1234567), (0, 4.1234567), allowed=0.51) is None
+
+
+def test_what_is_not_finite_is_no_value() -> None:
+    assert kind((0, float("nan"))) == kind((0, float("inf"))) == "not finite"
+
+
+# --- the suite ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def listed(folder: Path, engine: str, name: str = "f32", settings: Settings = EXACT) -> Verdict:
+    (found,) = verdicts_of(plan_of(folder, engine, name, settings))
+    return found
+
+
+def plan_of(folder: Path, engine: str, name: str = "f32", settings: Settings = EXACT) -> Plan:
+    return plan_for(builtin(name, folder), engine=engine, suites=("logprobs",), settings=settings)
+
+
+@pytest.mark.parametrize("engine", HONEST_LISTS)
+def test_an_honest_list_is_accused_of_nothing(engine: str, folder: Path) -> None:
+    found = listed(folder, engine)
+    assert (found.status, exit_code([found])) == ("agreed", 0), found.summary
+    assert found.detail["values_compared"] > 10
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q4_0", "moe-q8_0"])
+@pytest.mark.parametrize("settings", [EXACT, DEFAULT], ids=lambda s: s.name)
+def test_quantised_models_have_their_noise(name: str, settings: Settings, folder: Path) -> None:
+    assert listed(folder, "quiet", name, settings).status == "agreed"
+
+
+@pytest.mark.parametrize("engine", WRONG_LISTS)
+def test_a_wrong_list_diverges(engine: str, folder: Path) -> None:
+    found = listed(folder, engine)
+    assert found.status == "diverged", found.summary
+    assert (found.detail["kind"], found.detail["at_fault"]) == (WRONG_LISTS[engine], "subject")
+
+
+def test_lists_of_nothing_are_not_compared(folder: Path) -> None:
+    made("lists: empty", change=lambda self, row: [])
+    made("lists: strangers", change=lambda self, row: [(b"\x00\x01 no token", -1.0)])
+    for engine in ("lists: empty", "lists: strangers"):
+        found = listed(folder, engine)
+        assert (found.status, exit_code([found])) == ("not-compared", 3)
+
+
+def test_an_empty_list_among_others_is_not_compared(folder: Path) -> None:
+    """Here an engine that answers nothing to all prompts but the shortest."""
+
+    def short(self: Any, prefixes: Sequence[Any], k: int) -> list[Row]:
+        return [Quiet.logprobs(self, [p], k)[0] if len(p) < 2 else [] for p in prefixes]
+
+    made("lists: of one prompt", logprobs=short)
+    agreed, rest = verdicts_of(plan_of(folder, "lists: of one prompt"))
+    assert (agreed.status, rest.status) == ("agreed", "not-compared")
+    assert "6 of 7 lists, which are empty" in rest.summary
+    assert exit_code([agreed, rest]) == 3
+
+
+def test_texts_that_no_token_has_are_not_compared(folder: Path) -> None:
+    """Here a server that writes the space of a token as another vocabulary has it."""
+
+    def written(engine: Any, row: Row) -> Row:
+        named = [(shown(engine, token), value) for token, value in row]
+        return [(text.replace(b" ", "\u0120".encode()), value) for text, value in named]
+
+    made("lists: spaces of another vocabulary", change=written)
+    agreed, rest = verdicts_of(plan_of(folder, "lists: spaces of another vocabulary"))
+    assert (agreed.status, rest.status) == ("agreed", "not-compared")
+    assert "candidates whose texts no token has" in rest.summary
+
+
+def test_lists_of_one_say_that_ranks_alone_were_compared(folder: Path) -> None:
+    made("lists: of one", change=lambda self, row: row[:1])
+    found = listed(folder, "lists: of one")
+    assert found.status == "agreed"
+    assert "ranks alone" in found.summary
+
+
+@pytest.mark.parametrize(
+    "row",
+    [[(1, -1)], [(1, -1.0), (1, -2.0)], [(-1, -1.0)], [(1, -1.0, 2)], [(b"a", 0.0), (1, 0.0)]],
+)
+def test_what_is_no_list_is_malformed(row: Sequence[object], folder: Path) -> None:
+    name = f"lists: {row}"
+    made(name, change=lambda self, _: row)
+    found = listed(folder, name)
+    assert (found.status, exit_code([found])) == ("malformed", 3)
+
+
+def test_engines_that_show_logits_are_not_asked_for_lists(folder: Path) -> None:
+    path = builtin("f32", folder)
+    assert {v.suite for v in verdicts_of(plan_for(path))}.isdisjoint({"logprobs", "text"})
+    named = verdicts_of(plan_for(path, suites=("logprobs", "text")))
+    assert {v.status for v in named} == {"not-applicable"}

@@ -1,0 +1,160 @@
+"""The metadata suite: what differs between two readings, and what gguf-py cannot be blamed for."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lockstep.engine.gguf.types import type_by_name
+from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.records import (
+    EXACT,
+    Answered,
+    Crashed,
+    FileSummary,
+    Outcome,
+    Rejected,
+    TensorSummary,
+    Unanswerable,
+    Verdict,
+)
+from lockstep.harness.suites.metadata import differences, known_differences, type_that_it_lacks
+from lockstep.harness.synth.gguf_writer import gguf_bytes
+from tests.all_types import model_of
+from tests.models import builtin
+
+NO_GGUF_PY = "no gguf-py: the suite was not run"
+TENSOR = TensorSummary(name="a", ne=(64, 2), type="Q2_0", offset=0, n_bytes=36)
+SUMMARY = FileSummary(
+    version=3,
+    alignment=32,
+    data_offset=64,
+    metadata={"k": ("U32", 7)},
+    tensors=(TENSOR, replace(TENSOR, name="b", type="F32")),
+)
+REFUSAL = "EngineError: gguf-py does not read m.gguf: "
+NOT_VALID = "is not a valid GGMLQuantizationType"
+
+
+def verdicts_on(path: Path) -> list[Verdict]:
+    plan = Plan(case="m", model=path, subject_model=path, oracle="reference", settings=EXACT)
+    opened = open_plan(plan, lambda _: None)
+    try:
+        return list(run_suites(opened.context, ("metadata",)))
+    finally:
+        opened.close()
+
+
+def test_a_type_that_gguf_py_does_not_know_yet_is_excused_and_named(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason=NO_GGUF_PY)
+    if "Q2_0" in gguf.GGMLQuantizationType.__members__:
+        pytest.skip("this gguf-py knows Q2_0: no type is left that it refuses")
+    ours, theirs = found = verdicts_on(model_of("Q2_0", tmp_path))
+    assert (ours.status, theirs.status) == ("agreed", "excused")
+    assert theirs.summary == (
+        "gguf-py does not know tensor type Q2_0, so its reading was not compared"
+    )
+    assert theirs.detail == {"reader": "gguf-py", "type": "Q2_0"}
+    assert exit_code(found) == 0
+
+
+def test_gguf_py_is_compared_where_it_knows_every_type(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason=NO_GGUF_PY)
+    found = verdicts_on(builtin("q8_0", tmp_path))
+    assert [v.status for v in found] == ["agreed", "agreed"]
+    assert found[1].summary.startswith("gguf-py and the oracle agree on")
+
+
+def test_a_block_of_another_size_is_a_difference_of_a_reader_and_a_known_one(
+    tmp_path: Path,
+) -> None:
+    """It was malformed once, as if gguf-py had not answered."""
+    pytest.importorskip("gguf", reason=NO_GGUF_PY)
+    path = tmp_path / "m.gguf"
+    rows = [(name, (64,), name, bytes(2 * type_by_name(name).bytes)) for name in ("Q8_1", "Q8_0")]
+    path.write_bytes(gguf_bytes({"general.architecture": ("STR", "x")}, rows))
+    ours, theirs = found = verdicts_on(path)
+    assert (ours.status, theirs.status, exit_code(found)) == ("agreed", "excused", 0)
+    assert theirs.detail["known"] == ["gguf-py-value-rows-q8-1"]
+    assert theirs.detail["total"] == 1
+
+
+def test_another_size_of_another_type_is_no_known_difference() -> None:
+    other = replace(SUMMARY, tensors=(replace(TENSOR, n_bytes=40), SUMMARY.tensors[1]))
+    (found,) = differences(SUMMARY, other)
+    assert found["kind"] == "rows Q2_0"
+    assert found["kind"] not in known_differences("gguf-py")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "lacking"),
+    [
+        (Rejected(message=f"{REFUSAL}ValueError: 42 {NOT_VALID}"), "Q2_0"),
+        (Rejected(message=f"{REFUSAL}ValueError: np.uint32(42) {NOT_VALID}"), "Q2_0"),
+        # the oracle sees no such tensor in the file
+        (Rejected(message=f"{REFUSAL}ValueError: 41 {NOT_VALID}"), ""),
+        (Rejected(message=f"{REFUSAL}ValueError: 4242 {NOT_VALID}"), ""),
+        # other refusals
+        (Rejected(message=f"{REFUSAL}ValueError: 42 is not a valid GGUFValueType"), ""),
+        (Rejected(message=f"{REFUSAL}KeyError: 42"), ""),
+        (Rejected(message=f"{REFUSAL}ValueError: 42 {NOT_VALID}: and something else"), ""),
+        # not refusals
+        (Crashed(message=f": ValueError: 42 {NOT_VALID}"), ""),
+        (Unanswerable(message=f": ValueError: 42 {NOT_VALID}"), ""),
+        (Answered(value=SUMMARY, seconds=0.1), ""),
+    ],
+)
+def test_no_other_answer_of_gguf_py_is_excused(outcome: Outcome, lacking: str) -> None:
+    assert type_that_it_lacks(outcome, SUMMARY) == lacking
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (replace(SUMMARY, version=2), "version"),
+        (replace(SUMMARY, alignment=64), "alignment"),
+        (replace(SUMMARY, data_offset=96), "data_offset"),
+        (replace(SUMMARY, metadata={"k": ("U32", 8)}), "key"),
+        (replace(SUMMARY, metadata={"k": ("I32", 7)}), "key"),
+        (replace(SUMMARY, metadata={}), "key"),
+        (replace(SUMMARY, tensors=SUMMARY.tensors[:1]), "tensor"),
+        (replace(SUMMARY, tensors=(replace(TENSOR, offset=32), SUMMARY.tensors[1])), "tensor"),
+        (replace(SUMMARY, tensors=SUMMARY.tensors[::-1]), "order"),
+    ],
+)
+def test_one_difference_is_found_from_either_side(other: FileSummary, what: str) -> None:
+    assert differences(SUMMARY, SUMMARY) == []
+    assert [found["what"] for found in differences(SUMMARY, other)] == [what]
+    assert [found["what"] for found in differences(other, SUMMARY)] == [what]
+
+
+def test_what_a_reader_does_not_show_is_not_held_against_it() -> None:
+    bare = replace(
+        SUMMARY,
+        version=0,
+        alignment=0,
+        data_offset=0,
+        metadata={"k": ("", 7)},
+        tensors=(),
+        unknown=("version", "alignment", "data_offset", "tensors", "types"),
+    )
+    assert differences(SUMMARY, bare) == []
+    (wrong,) = differences(SUMMARY, replace(bare, metadata={"k": ("", 8)}))
+    assert wrong["text"] == "key 'k': expected ('U32', 7), got ('', 8)"
+    (absent,) = differences(SUMMARY, replace(bare, metadata={}))
+    assert absent["text"] == "key 'k': expected ('U32', 7), got absent"
+    shown = replace(bare, unknown=("alignment", "data_offset", "tensors", "types"))
+    assert [row["what"] for row in differences(SUMMARY, shown)] == ["version"]
+
+
+def test_of_arrays_the_first_element_that_differs_is_named() -> None:
+    ours = replace(SUMMARY, metadata={"k": ("ARR[U32]", [1, 2, 3])})
+    theirs = replace(SUMMARY, metadata={"k": ("ARR[U32]", [1, 2, 4])})
+    (found,) = differences(ours, theirs)
+    assert found["text"] == "key 'k', element 2: expected 3, got 4"
+
+
+def test_a_key_is_named_before_the_offset_that_it_moves() -> None:
+    other = replace(SUMMARY, metadata={**SUMMARY.metadata, "more": ("U32", 1)}, data_offset=96)
+    assert [found["what"] for found in differences(SUMMARY, other)] == ["key", "data_offset"]

@@ -1,0 +1,285 @@
+"""Engines with greedy tokens or text alone: the first token that differs, unless it is a tie."""
+
+from codecs import getincrementaldecoder
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.context.suite import Context
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.mutants.rope_half_split import RopeHalfSplit
+from lockstep.harness.records import Verdict
+from lockstep.harness.suites.text import is_replaced, judged
+from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.models import builtin, written
+from tests.quiet_engines import Quiet, made, wrong
+
+
+class GreedyAlone(Quiet, name="greedy alone"):
+    levels = ("greedy",)
+
+
+class TextAlone(Quiet, name="text alone"):
+    levels = ("generate",)
+
+
+class FirstOfATie(GreedyAlone, name="greedy: the other of a tie"):
+    """In a model whose logits are all equal, any token is a greedy one."""
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        return [5] * n
+
+
+def third_wrong(self: Any, prompt: Sequence[int], n: int) -> list[int]:
+    ids = Reference.greedy(self, prompt, n)
+    return [*ids[:2], (ids[2] + 1) % 384, *ids[3:]] if n > 2 else ids
+
+
+def whole_characters(text: bytes) -> bytes:
+    """Who streams a text keeps the beginning of a character back until its end comes."""
+    decoder = getincrementaldecoder("utf-8")("surrogateescape")
+    return decoder.decode(text).encode("utf-8", "surrogateescape")
+
+
+HONEST = [
+    "text alone",
+    made(
+        "text: without its first space",
+        TextAlone,
+        write=lambda _, p: b"".join(p).removeprefix(b" "),
+    ),
+    made("text: as a stream", TextAlone, write=lambda _, p: whole_characters(b"".join(p))),
+    made("text: without its last spaces", TextAlone, write=lambda _, p: b"".join(p).rstrip()),
+]
+WRONG = [
+    wrong("text: wrong rope", RopeHalfSplit),
+    made("text: the third token left out", TextAlone, write=lambda _, p: b"".join(p[:2] + p[3:])),
+    made("text: a letter", TextAlone, write=lambda _, p: b"".join([*p[:2], b"~~~", *p[3:]])),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def verdicts(path: Path, engine: str, suite: str, **changes: Any) -> list[Verdict]:
+    return verdicts_of(plan_for(path, engine=engine, suites=(suite,), **({"n_steps": 6} | changes)))
+
+
+def flat(folder: Path) -> Path:
+    """A model whose logits are all zero: the weights of its head are."""
+    path = written(folder, "flat.gguf", seed=1, n_layer=1, n_embd=16, n_ff=16)
+    with GgufFile.open(path) as file:
+        info = file.tensors["output.weight"]
+        at = file.data_offset + info.offset
+    raw = bytearray(path.read_bytes())
+    raw[at : at + info.n_bytes] = bytes(info.n_bytes)
+    path.write_bytes(raw)
+    return path
+
+
+# --- greedy tokens --------------------------------------------------------------------------------
+
+
+def test_greedy_tokens_alone_are_held_against_the_oracles(folder: Path) -> None:
+    text, single, close = verdicts(builtin("f32", folder), "greedy alone", "decode")
+    assert (text.status, text.summary) == ("agreed", "6 greedy tokens are the same")
+    assert (single.status, close.status) == ("agreed", "agreed")
+    assert "the next token behind 10 of 10 seeded beginnings is the same" in single.summary
+
+
+def bos_again(self: Any, prompt: Sequence[int], n: int) -> list[int]:
+    """Right behind the prompt that is always asked: with a BOS too much a good model goes on
+    rightly behind many."""
+    known = self.tokenize([b"Once upon a time"])[0]
+    given = prompt if prompt[: len(known)] == known else [1, *prompt]
+    return Reference.greedy(self, given, n)
+
+
+def test_a_wrong_engine_that_is_right_behind_one_prompt_is_found_by_single_tokens(
+    folder: Path,
+) -> None:
+    made("greedy: BOS again", GreedyAlone, greedy=bos_again)
+    text, single = verdicts(builtin("f32", folder), "greedy: BOS again", "decode")
+    assert (text.status, single.status) == ("agreed", "diverged")
+    assert single.detail["at_fault"] == "subject"
+    assert single.detail["margin"] > single.detail["allowed"]
+
+
+def test_an_engine_with_lists_is_not_asked_for_single_tokens(folder: Path) -> None:
+    (found,) = verdicts(builtin("f32", folder), "quiet", "decode")
+    assert found.status == "agreed"
+
+
+def test_the_first_wrong_token_is_named_with_the_margin(folder: Path) -> None:
+    made("greedy: third wrong", GreedyAlone, greedy=third_wrong)
+    (found,) = verdicts(builtin("f32", folder), "greedy: third wrong", "decode")
+    assert (found.status, exit_code([found])) == ("diverged", 1)
+    assert (found.detail["step"], found.detail["at_fault"]) == (2, "subject")
+    assert found.detail["margin"] > 2 * found.detail["allowed"]
+
+
+def test_ties_are_excused_one_by_one_and_the_rest_is_compared(folder: Path) -> None:
+    found = verdicts(flat(folder), "greedy: the other of a tie", "decode", n_steps=3)
+    assert [v.status for v in found] == ["excused"] * 4
+    assert [v.detail["step"] for v in found[:3]] == [0, 1, 2]
+    assert "a tie within the noise behind the others" in found[3].summary
+    many = verdicts(flat(folder), "greedy: the other of a tie", "decode", n_steps=12)
+    assert [v.status for v in many] == ["excused"] * 8 + ["not-compared", "excused"]
+    assert "4 tokens behind 8 ties" in many[8].summary
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", HONEST)
+@pytest.mark.parametrize("name", ["f32", "q8_0"])
+def test_an_honest_text_is_accused_of_nothing(engine: str, name: str, folder: Path) -> None:
+    found = verdicts(builtin(name, folder), engine, "text")
+    assert found[0].status == "agreed", found[0].summary
+    assert exit_code(found) == 0
+
+
+@pytest.mark.parametrize("engine", WRONG)
+def test_a_wrong_text_diverges_at_its_first_wrong_token(engine: str, folder: Path) -> None:
+    found = verdicts(builtin("f32", folder), engine, "text")
+    assert [v.status for v in found] == ["diverged"], found[0].summary
+    assert found[0].detail["step"] == (0 if "rope" in engine else 2)
+    assert "the oracle's with" in found[0].summary
+
+
+def test_a_text_that_ends_early_is_compared_as_far_as_it_goes(folder: Path) -> None:
+    made("text: of two tokens", TextAlone, write=lambda _, p: b"".join(p[:2]))
+    made("text: none", TextAlone, write=lambda _, p: b"")
+    short = verdicts(builtin("f32", folder), "text: of two tokens", "text")
+    assert [v.status for v in short] == ["agreed", "not-compared"]
+    assert "its text ends after 2 of the 6 tokens" in short[1].summary
+    empty = verdicts(builtin("f32", folder), "text: none", "text")
+    assert ([v.status for v in empty], exit_code(empty)) == (["not-compared"], 3)
+
+
+def test_a_text_without_its_last_token_is_not_compared_to_its_end(folder: Path) -> None:
+    made("text: one token short", TextAlone, write=lambda _, p: b"".join([*p[:-1], b""]))
+    made("text: one token more", TextAlone, write=lambda _, p: b"".join([*p, b"~~~"]))
+    path = builtin("f32", folder)
+    for engine, words in (("short", "its text ends after"), ("more", "its text goes on behind")):
+        found = verdicts(path, f"text: one token {engine}", "text", prompt=b"The cat")
+        assert exit_code(found) == 3
+        assert words in " ".join(v.summary for v in found)
+
+
+def test_a_wrong_engine_that_is_right_behind_one_prompt_is_found_behind_others(
+    folder: Path,
+) -> None:
+    def generate(self: Any, prompt: bytes, n: int) -> bytes:
+        known = prompt == b"Once upon a time"
+        ids = Reference.greedy(self, [1] * (not known) + self.tokenize([prompt])[0], n)
+        return b"".join(self.tokenizer.piece(token, special=False) for token in ids)
+
+    made("text: BOS again", TextAlone, generate=generate)
+    first, *_, last = verdicts(builtin("f32", folder), "text: BOS again", "text")
+    assert (first.status, last.status) == ("agreed", "diverged")
+    assert last.summary.startswith("behind '")
+
+
+class Words(dict[int, bytes]):
+    """Pieces of a vocabulary made up for a test."""
+
+    cleans = False
+
+    def __getitem__(self, token: int) -> bytes:
+        return self.get(token, b"")
+
+
+WORDS = Words(
+    {0: b"", 1: b" gir", 2: b" girl", 3: b"l", 4: b" boy", 5: b" is", 6: b"\xe2\x96", 7: b"s"}
+)
+GIRL_IS = (2, 5)
+
+
+def text_verdicts(said: bytes, *rows: dict[int, float], noise: float = 0.01) -> list[Verdict]:
+    """The oracle's text is " girl is"; a row has logits before each token, others are -9."""
+    logits = np.full((len(rows), 8), -9.0, np.float32)
+    for row, given in zip(logits, rows, strict=True):
+        for token, value in given.items():
+            row[token] = value
+    context: Any = SimpleNamespace(
+        noise_on=lambda _: noise,
+        verdict=partial(Context.verdict, SimpleNamespace(case="c", repro=str)),
+    )
+    pieces: Any = WORDS
+    return list(judged(context, (), logits, GIRL_IS, said, pieces))
+
+
+CLEAR = {2: 5.0, 1: 3.0}, {5: 5.0, 3: 4.5}
+
+
+def test_the_same_bytes_in_other_tokens_are_the_same_text() -> None:
+    assert [v.status for v in text_verdicts(b" girl is", *CLEAR)] == ["agreed"]
+
+
+def test_a_tie_between_two_ways_to_cut_a_text_is_looked_for_before_the_place_that_differs() -> None:
+    tie = {2: 5.0, 1: 4.99}, {5: 5.0}
+    (found,) = text_verdicts(b" girls", *tie)
+    assert (found.status, found.detail["step"], found.detail["actual"]) == ("excused", 0, 1)
+    agreed, excused = text_verdicts(b" girls", CLEAR[0], {5: 5.0, 7: 4.99})
+    assert (agreed.status, excused.status) == ("agreed", "excused")
+    assert "the text of 1 greedy tokens is the same" in agreed.summary
+
+
+def test_a_tie_with_a_token_that_does_not_fit_excuses_nothing() -> None:
+    (found,) = text_verdicts(b" girls", {2: 5.0, 4: 4.99}, {5: 5.0, 4: 4.99})
+    assert (found.status, found.detail["step"], found.detail["actual"]) == ("diverged", 1, 7)
+    assert found.detail["margin"] == 14.0
+
+
+def test_a_tie_with_a_control_token_excuses_since_it_has_no_text() -> None:
+    assert [v.status for v in text_verdicts(b" dog", {2: 5.0, 0: 4.99}, {5: 5.0})] == ["excused"]
+
+
+def test_without_a_limit_nothing_is_said_of_ties() -> None:
+    found = text_verdicts(b" boy", *CLEAR, noise=float("inf"))
+    assert [v.status for v in found] == ["not-compared"]
+    nan = text_verdicts(b" boy", {2: float("nan")}, {5: 1.0})
+    assert [v.status for v in nan] == ["not-compared"]
+
+
+def test_a_text_as_json_has_it_is_compared_in_its_characters(folder: Path) -> None:
+    """Random models write many bytes that are no characters."""
+    made("text: in JSON", TextAlone, write=lambda _, p: in_json(p))
+    made("text: in JSON, wrong", TextAlone, write=lambda _, p: in_json([*p[:2], b"~~", *p[3:]]))
+    for name in ("q4_0", "bf16"):
+        right = verdicts(builtin(name, folder), "text: in JSON", "text", n_steps=16)
+        assert {right[0].status, right[-1].status} == {"agreed"}, right
+        assert exit_code(right) == 0  # of so many texts one may have a tie
+        assert "but for bytes that are no characters" in right[0].summary
+    wrong_ = verdicts(builtin("q4_0", folder), "text: in JSON, wrong", "text", n_steps=16)
+    assert "diverged" in {v.status for v in wrong_}, wrong_
+
+
+def in_json(pieces: Sequence[bytes]) -> bytes:
+    return b"".join(pieces).decode("utf-8", "replace").encode()
+
+
+def test_what_stands_for_bytes_that_are_no_characters_is_recognised() -> None:
+    replaced = "\ufffd".encode()
+    assert is_replaced(replaced + b"x", b"\xffabc")
+    assert is_replaced(b"a" + replaced, b"a\xe2\x80")
+    assert not is_replaced(b"abc", b"\xffabc")
+    assert not is_replaced("ä".encode(), "ü".encode())
+
+
+def test_text_that_is_none_is_malformed(folder: Path) -> None:
+    made("text: a str", TextAlone, generate=lambda self, prompt, n: "text")
+    made("text: endless", TextAlone, generate=lambda self, prompt, n: bytes(1 << 20))
+    for engine in ("text: a str", "text: endless"):
+        (found,) = verdicts(builtin("f32", folder), engine, "text")
+        assert found.status == "malformed"

@@ -1,0 +1,215 @@
+"""`logits` and `decode`: a wrong oracle is found as well as a wrong subject, and nothing is agreed
+upon where there is nothing to compare."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.engine.errors import NotInModel
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.reference import Reference as Plain
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.bisect.bisection import bisect
+from lockstep.harness.check.check import Opened, open_plan, run_suites, settings_for
+from lockstep.harness.context.runner import LocalSession
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.mutants.rope_half_split import RopeHalfSplit
+from lockstep.harness.records import EngineInfo, Evaluation, Request, Verdict
+from tests.harness.check.test_check import plan_for
+from tests.models import builtin
+
+WRONG = "mutant:rope-half-split"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return builtin("f32", tmp_path)
+
+
+def verdicts_of(path: Path, *suites: str, **changes: Any) -> list[Verdict]:
+    opened = open_plan(plan_for(path, **changes), lambda _: None)
+    try:
+        return list(run_suites(opened.context, suites))
+    finally:
+        opened.close()
+
+
+@pytest.fixture
+def pair(model: Path) -> Iterator[Opened]:
+    opened = open_plan(plan_for(model), lambda _: None)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("suite", ["logits", "decode"])
+@pytest.mark.parametrize("name", ["f32", "q8_0"])
+def test_a_wrong_oracle_is_a_divergence_and_at_fault(name: str, suite: str, tmp_path: Path) -> None:
+    found = verdicts_of(builtin(name, tmp_path), suite, oracle=WRONG)
+    assert exit_code(found) == 1
+    assert found[0].status == "diverged"
+    assert found[0].detail["at_fault"] == "oracle"
+
+
+@pytest.mark.parametrize("suite", ["logits", "decode"])
+def test_engines_that_are_wrong_in_the_same_way_are_both_at_fault(suite: str, model: Path) -> None:
+    found = verdicts_of(model, suite, oracle=WRONG, engine=WRONG)
+    assert (found[0].status, found[0].detail["at_fault"]) == ("diverged", "both")
+    assert "agreed" not in {v.status for v in found}
+
+
+class Unconverted(Reference, name="test:unconverted"):
+    """Honest: it multiplies activations as they are."""
+
+    def make_ops(self) -> Plain:
+        return Plain()
+
+
+@pytest.mark.parametrize("roles", [{"engine": Unconverted.name}, {"oracle": Unconverted.name}])
+def test_an_engine_that_converts_no_activations_is_honest_in_either_role(
+    roles: dict[str, str], tmp_path: Path
+) -> None:
+    found = verdicts_of(builtin("q8_0", tmp_path), "logits", "decode", **roles)
+    assert exit_code(found) == 0
+
+
+def scaled(path: Path, copy: Path, tensor: str, factor: float) -> Path:
+    """A copy of an F32 model with one tensor times a factor, which may be NaN."""
+    with GgufFile.open(path) as file:
+        info = file.tensors[tensor]
+        at = file.data_offset + info.offset
+    raw = bytearray(path.read_bytes())
+    values = np.frombuffer(raw, "<f4", int(np.prod(info.ne)), at)
+    raw[at : at + values.nbytes] = (values * np.float64(factor)).astype("<f4").tobytes()
+    copy.write_bytes(raw)
+    return copy
+
+
+@pytest.mark.parametrize("tensor", ["output.weight", "token_embd.weight"])
+@pytest.mark.parametrize("suite", ["logits", "decode"])
+def test_nan_in_both_engines_is_no_agreement(
+    suite: str, tensor: str, model: Path, tmp_path: Path
+) -> None:
+    found = verdicts_of(scaled(model, tmp_path / "nan.gguf", tensor, np.nan), suite)
+    assert {v.status for v in found} == {"not-compared"}
+    assert exit_code(found) == 3
+    assert "none of" in found[0].summary
+
+
+def test_logits_that_are_all_zero_are_compared_and_said_to_be_zero(
+    model: Path, tmp_path: Path
+) -> None:
+    zero = scaled(model, tmp_path / "zero.gguf", "output.weight", 0.0)
+    found = verdicts_of(zero, "logits", "decode")
+    assert [v.status for v in found] == ["agreed", "agreed", "agreed"]
+    assert "every finite logit is zero" in found[0].summary
+
+
+def test_honest_runs_that_overflow_give_no_limit(model: Path, tmp_path: Path) -> None:
+    with GgufFile.open(model) as file:
+        raw = file.raw("output.weight").view("<f4")
+        factor = 3.3e38 / float(np.abs(raw).max())
+    huge = scaled(model, tmp_path / "huge.gguf", "output.weight", factor)
+    assert exit_code(verdicts_of(huge, "logits", oracle=WRONG)) != 0
+    found = verdicts_of(huge, "logits")
+    assert all("allowed inf" not in v.summary for v in found)
+    assert exit_code(found) == 3
+
+
+class OnlyLogits(Reference, name="test:only-logits"):
+    """Wrong in rotations, and shows embeddings alone."""
+
+    ops = RopeHalfSplit.ops
+
+    def describe(self) -> EngineInfo:
+        return replace(super().describe(), shows=("embd",))
+
+    def evaluate(self, request: Request) -> Evaluation:
+        run = super().evaluate(request)
+        if run.trace is None:
+            return run
+        records = tuple(r for r in run.trace.records if r.site.name == "embd")
+        return replace(run, trace=replace(run.trace, records=records))
+
+
+class Fickle(LocalSession):
+    """Chooses the second best at one step, and is right in all else."""
+
+    def _ask(self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        outcome = super()._ask(question, args, kwargs)
+        if question != "greedy":
+            return outcome
+        ids: Sequence[int] = outcome.value  # type: ignore[union-attr]
+        return replace(outcome, value=[*ids[:2], (ids[2] + 1) % 384, *ids[3:]])
+
+
+@pytest.mark.parametrize("roles", [["oracle"], ["subject"], ["oracle", "subject"]], ids=str)
+def test_a_greedy_choice_that_is_not_the_largest_logit_is_found_in_either_role(
+    roles: list[str], pair: Opened, model: Path
+) -> None:
+    with Fickle(Reference, model, settings_for(plan_for(model))) as session:
+        context = replace(pair.context, **dict.fromkeys(roles, session))  # type: ignore[arg-type]
+        found = [v for v in run_suites(context, ["decode"]) if v.key == "decode/token"]
+    assert [(v.status, v.detail["step"]) for v in found] == [("diverged", 2)]
+    assert found[0].detail["at_fault"] == ("both" if len(roles) == 2 else roles[0])
+
+
+class NoNumbers(Reference, name="test:no-numbers"):
+    """Every logit is NaN."""
+
+    def evaluate(self, request: Request) -> Evaluation:
+        run = super().evaluate(request)
+        return replace(run, logits=tuple(np.full_like(each, np.nan) for each in run.logits))
+
+
+def test_an_honest_engine_is_not_accused_beside_an_oracle_without_numbers(model: Path) -> None:
+    """Its logits were once held to a share of the oracle's largest, which is none."""
+    found = verdicts_of(model, "logits", "decode", oracle=NoNumbers.name, engine="fast")
+    wrong = [v.detail["at_fault"] for v in found if v.status == "diverged"]
+    assert wrong == ["oracle", "oracle"]
+
+
+def test_greedy_tokens_are_not_held_against_wrong_logits(model: Path) -> None:
+    found = verdicts_of(model, "decode", oracle=WRONG)
+    assert [v.status for v in found] == ["diverged", "not-compared"]
+
+
+class SaysThatThereAreNone(Reference, name="test:says-that-there-are-none"):
+    def evaluate(self, request: Request) -> Evaluation:
+        raise NotInModel("the model has no logits")
+
+
+@pytest.mark.parametrize("role", ["oracle", "engine"])
+def test_what_a_model_lacks_is_not_for_an_engine_to_say(role: str, model: Path) -> None:
+    """It once passed: logits, decode, trace and products were not applicable."""
+    found = verdicts_of(model, **{role: SaysThatThereAreNone.name})
+    asked = {"logits", "decode"} | ({"trace", "products"} if role == "engine" else set())
+    assert {v.suite for v in found if v.status == "not-compared"} == asked
+    assert exit_code(found) == 3
+
+
+def test_bisect_does_not_conform_where_both_are_wrong_in_what_is_not_shown(model: Path) -> None:
+    opened = open_plan(plan_for(model, oracle=OnlyLogits.name, engine=OnlyLogits.name), print)
+    try:
+        found = bisect(opened.context)
+    finally:
+        opened.close()
+    assert found.logits is not None
+    assert (found.logits.status, found.logits.detail["at_fault"]) == ("diverged", "both")
+
+
+@pytest.mark.parametrize("tensor", ["output.weight", "token_embd.weight"])
+def test_bisect_finds_nothing_where_everything_is_nan_and_does_not_conform(
+    tensor: str, model: Path, tmp_path: Path
+) -> None:
+    opened = open_plan(plan_for(scaled(model, tmp_path / "nan.gguf", tensor, np.nan)), print)
+    try:
+        found = bisect(opened.context)
+    finally:
+        opened.close()
+    assert not found.culprits
+    assert found.not_compared
+    assert found.exit_code == 3

@@ -1,0 +1,158 @@
+"""Models of any architecture: the table of variants, and what is made of llama.cpp's tensors."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.records import TensorSummary
+from lockstep.harness.synth.any_arch import (
+    IMPOSSIBLE,
+    metadata,
+    type_of,
+    variant_named,
+    variants,
+    write_variant,
+)
+from lockstep.harness.synth.variant_extras import BOTH, DENSE_ONLY, EXTRAS, MOE_ONLY, SIZES
+
+
+def tensor(name: str, *ne: int, kind: str = "F32") -> TensorSummary:
+    return TensorSummary(name=name, ne=ne, type=kind, offset=0, n_bytes=0)
+
+
+TENSORS = (
+    tensor("token_embd.weight", 64, 128),
+    tensor("blk.0.attn_norm.weight", 64),
+    tensor("blk.0.ssm_a", 16, 128),
+    tensor("blk.0.ssm_in.weight", 64, 32),
+    tensor("blk.0.ffn_up.weight", 64, 96),
+    tensor("blk.0.ffn_down.weight", 48, 64),
+)
+
+
+def values(path: Path, name: str) -> NDArray[Any]:
+    with GgufFile.open(path) as file:
+        return np.array(file.raw(name).view("<f4"))
+
+
+def test_every_architecture_has_one_form_or_both() -> None:
+    forms = [*DENSE_ONLY, *MOE_ONLY, *BOTH]
+    assert len(set(forms)) == len(forms) == 153
+    assert (EXTRAS.keys() | SIZES.keys() | IMPOSSIBLE.keys()) <= set(forms)
+    assert not IMPOSSIBLE.keys() & set(BOTH)
+    assert len(variants()) == len(forms) + len(BOTH) - len(IMPOSSIBLE) >= 120
+
+
+@pytest.mark.parametrize("name", variants())
+def test_a_variant_has_the_keys_of_its_architecture_only(name: str) -> None:
+    variant = variant_named(name)
+    keys = metadata(variant)
+    assert next(iter(keys)) == "general.architecture"
+    assert keys["general.architecture"] == ("STR", variant.arch)
+    assert not any(key.startswith(".") for key in keys)
+    assert (f"{variant.arch}.expert_count" in keys) == variant.moe
+
+
+@pytest.mark.parametrize(("name", "says"), [("nope", "near: "), ("gptj", "no graph")])
+def test_what_cannot_be_made_is_refused_with_the_reason(name: str, says: str) -> None:
+    with pytest.raises(Unsupported, match=says):
+        variant_named(name)
+
+
+def test_a_seed_decides_the_bytes(tmp_path: Path) -> None:
+    written = []
+    for i, seed in enumerate((1, 1, 2)):
+        path = tmp_path / f"{i}.gguf"
+        write_variant(variant_named("mamba"), TENSORS, path, seed=seed)
+        written.append(path.read_bytes())
+    assert written[0] == written[1] != written[2]
+
+
+def test_another_tensor_changes_no_weight(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.gguf", tmp_path / "two.gguf"
+    write_variant(variant_named("mamba"), TENSORS, one)
+    write_variant(variant_named("mamba"), TENSORS[2:], two)
+    name = "blk.0.ffn_up.weight"
+    assert np.array_equal(values(one, name), values(two, name))
+
+
+def test_a_state_decays_and_a_norm_is_around_one(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_variant(variant_named("mamba"), TENSORS, path)
+    decay, norm = values(path, "blk.0.ssm_a"), values(path, "blk.0.attn_norm.weight")
+    spread = 0.1 * 3**0.5 + 1e-6  # half the width of an even distribution of that deviation
+    assert np.allclose(decay.reshape(128, 16), -np.arange(1, 17), rtol=spread)
+    assert (np.abs(norm - 1) < 0.2).all()
+    assert norm.std() > 0
+
+
+def drawn(tmp_path: Path, name: str, *ne: int, arch: str = "mamba2") -> NDArray[Any]:
+    path = tmp_path / "m.gguf"
+    write_variant(variant_named(arch), (tensor(name, *ne),), path)
+    return values(path, name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "blk.0.attn_q.scale",
+        "blk.0.ffn_down_exps.scale",
+        "blk.0.ssm_in.input_scale",
+        "blk.0.ssm_d",
+        "blk.0.ffn.act.scales",
+        "blk.0.post_attention_norm",
+        "blk.0.post_attention_norm.weight",
+    ],
+)
+def test_a_factor_is_around_one_or_it_would_hide_what_it_multiplies(
+    name: str, tmp_path: Path
+) -> None:
+    assert (np.abs(drawn(tmp_path, name, 400) - 1) < 0.2).all()
+
+
+@pytest.mark.parametrize(
+    "name", ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"]
+)
+def test_a_divisor_of_frequencies_makes_no_angle_larger(name: str, tmp_path: Path) -> None:
+    assert drawn(tmp_path, name, 400).min() >= 1
+
+
+def test_a_recurrent_layer_begins_as_it_is_published(tmp_path: Path) -> None:
+    """Mamba 2: one decay a head from -16 to -1, steps in time from 0.001 to 0.1."""
+    heads = drawn(tmp_path, "blk.0.ssm_a", 1, 400)
+    assert heads.min() >= -16
+    assert heads.max() <= -1
+    assert heads.std() > 4
+    steps = np.log1p(np.exp(drawn(tmp_path, "blk.0.ssm_dt.bias", 400)))
+    assert 0.0009 < steps.min() < 0.002
+    assert 0.05 < steps.max() < 0.11
+
+
+def test_where_a_sigmoid_takes_the_decay_it_is_open(tmp_path: Path) -> None:
+    """A gate that is shut for every token lets no fault before it through."""
+    factor = drawn(tmp_path, "blk.0.ssm_a", 1, 400, arch="bailingmoe3")
+    bias = drawn(tmp_path, "blk.0.ssm_dt.bias", 400, arch="bailingmoe3")
+    assert (np.abs(factor * bias) < 1).all()
+    assert factor.min() > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "ne", "expected"),
+    [
+        ("blk.0.ffn_up.weight", (64, 96), "Q8_0"),
+        ("blk.0.ffn_up.weight", (48, 96), "F32"),
+        ("blk.0.ffn_up_exps.weight", (64, 96, 4), "Q8_0"),
+        ("blk.0.ffn_gate_inp.weight", (64, 4), "F32"),
+        ("blk.0.attn_norm.weight", (64,), "F32"),
+        ("blk.0.ssm_a", (64, 4), "F32"),
+    ],
+)
+def test_only_matrices_of_whole_blocks_get_the_type(
+    name: str, ne: tuple[int, ...], expected: str
+) -> None:
+    assert type_of(tensor(name, *ne), "Q8_0") == expected
