@@ -95,7 +95,7 @@ def bisect(
             raise typer.Exit(blackbox.bisect(plan, folder, out))
         work = partial(bisect_one, plan)
         result = result_of(work, partial(out.progress, plan.case))
-        diagnosed = diagnosis.where_no_op_is_found(plan, result, out)
+        diagnosed = diagnosis.where_no_op_is_found(plan, result, out.progress)
         code = out.bisection(plan, result, diagnosed)
         folder_of_run = run_folder(report, "bisect")
         command = ["lockstep", *sys.argv[1:]]

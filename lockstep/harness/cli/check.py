@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.harness.cli import diagnosis
-from lockstep.harness.cli.acid_models import check_opens_files, files_to_check
+from lockstep.harness.cli.acid_checks import check_opens_files, files_to_check
 from lockstep.harness.cli.formats import FormatOpt, formats_wanted, write_formats
 from lockstep.harness.cli.options import (
     AdapterOpt,
@@ -135,7 +135,7 @@ def check(
         with executor_for(1, cluster) as executor:
             executor = executor or Forks(jobs)
             result = run_plans(plans, report, command, executor, listener, listed)
-        diagnosed = diagnosis.of_run(plans, result, out) if diagnose else ()
+        diagnosed = diagnosis.of_run(plans, result, out.progress) if diagnose else ()
         out.summary(result, diagnosed, "" if diagnose else next_step(plans, result))
         write_formats(wanted, result.folder, out)
         if write_known:

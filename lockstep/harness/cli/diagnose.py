@@ -66,5 +66,5 @@ def diagnose(
             timeout=timeout,
         )
         provide_engines([plan], out.progress)
-        code = out.diagnosis(plan, diagnosis.diagnosed(plan, out))
+        code = out.diagnosis(plan, diagnosis.diagnosed(plan, out.progress))
     raise typer.Exit(code)

@@ -1,6 +1,6 @@
 """What the command line shows of a diagnosis: which known mistake makes an engine's answers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -8,36 +8,38 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lockstep.harness.bisect.bisection import Bisection
     from lockstep.harness.check.check import Plan
-    from lockstep.harness.cli.terminal import Terminal
     from lockstep.harness.diagnosis.diagnosis import Diagnosed, Diagnosis, Match, Rows
     from lockstep.harness.runs.run import RunResult
 
+Progress = Callable[[str, str], None]  # (model, text)
 SHOWN = 4  # mistakes that cannot be told apart
 OF = {"metadata": "what it says of the file", "tokens": "its tokens", "runs": "its runs"}
 
 
-def diagnosed(plan: "Plan", out: "Terminal") -> "Diagnosed":
+def diagnosed(plan: "Plan", progress: Progress) -> "Diagnosed":
     from lockstep.harness.diagnosis.run import diagnose_one
     from lockstep.harness.parallel.children import result_of
 
-    found: Diagnosed = result_of(partial(diagnose_one, plan), partial(out.progress, plan.case))
+    found: Diagnosed = result_of(partial(diagnose_one, plan), partial(progress, plan.case))
     return found
 
 
 def of_run(
-    plans: "Sequence[Plan]", result: "RunResult", out: "Terminal"
+    plans: "Sequence[Plan]", result: "RunResult", progress: Progress
 ) -> "list[tuple[Plan, Diagnosed]]":
     """Of the models of which something diverged."""
     wrong = {verdict.case for verdict in result.verdicts if verdict.status == "diverged"}
-    return [(plan, diagnosed(plan, out)) for plan in plans if plan.case in wrong]
+    return [(plan, diagnosed(plan, progress)) for plan in plans if plan.case in wrong]
 
 
-def where_no_op_is_found(plan: "Plan", result: "Bisection", out: "Terminal") -> "Diagnosed | None":
+def where_no_op_is_found(
+    plan: "Plan", result: "Bisection", progress: Progress
+) -> "Diagnosed | None":
     """Of an engine that is wrong, and does not show where."""
     from lockstep.harness.bisect.bisection import NO_OP
 
     parts = result.first is None and result.exit_code in (1, NO_OP)
-    return diagnosed(plan, out) if parts else None
+    return diagnosed(plan, progress) if parts else None
 
 
 def diagnosis_of(plan: "Plan", found: "Diagnosed") -> Mapping[str, Any]:

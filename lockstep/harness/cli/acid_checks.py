@@ -1,0 +1,42 @@
+"""`lockstep check --suite acid`: which files are checked, and which engines can be given them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.harness.cli.acid_models import ACID, acid_files
+from lockstep.harness.cli.shared import models_of, usage
+from lockstep.harness.cli.variants import variant_files
+
+
+def files_to_check(
+    model: Path | None, arch: str | None, suites: list[str] | None, folder: str, seed: int
+) -> Sequence[tuple[str, Path, list[str] | None, bool]]:
+    """Names for the report, files, their suites, and whether an engine need not take the model.
+
+    Acid models are their own: who asks for that suite and gives no MODEL is given them, and for
+    the other suites what these have without.
+    """
+    others = [each for each in suites or () if each != ACID]
+    makes = model is None and ACID in (suites or ())
+    made = list(acid_files(arch, Path(folder))) if makes else []
+    found: list[tuple[str, Path, list[str] | None, bool]] = [
+        (*file, [ACID], place > 0) for place, file in enumerate(made)
+    ]
+    if made and not others:
+        return found
+    files = models_of(model, folder) if arch is None else variant_files(arch, folder, seed)
+    return found + [(*file, others if made else suites, False) for file in files]
+
+
+def check_opens_files(engine: str, subject_model: Path | None) -> None:
+    """Raises BadInput where an engine cannot be given one acid model after the other."""
+    from lockstep.harness.dumps.dump import folder_of
+    from lockstep.harness.http.session import is_address
+
+    if subject_model is not None:
+        raise usage("--suite acid makes the models of both engines: give no --subject-model")
+    if is_address(engine) or folder_of(engine) is not None:
+        raise usage(
+            f"{engine} holds one model and opens no other: write an acid model (lockstep acid "
+            "write -o acid.gguf), let it hold that, and check acid.gguf"
+        )
