@@ -10,21 +10,21 @@ from numpy.typing import NDArray
 
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import WeightFormat
-from lockstep.harness.blackbox.asking import Asker
-from lockstep.harness.blackbox.bisection import BlackBox, bisect_black_box
+from lockstep.harness.blackbox.asking import SliceAsker
+from lockstep.harness.blackbox.bisection import BlackBoxBisection, bisect_black_box
 from lockstep.harness.check.check import Plan
 from tests.harness.check.test_check import plan_for
 
 Wrong = Callable[[NDArray[np.uint8], type[WeightFormat]], None]  # changes a tensor's bytes
 
 
-def asker_of(path: Path, folder: Path, **changes: Any) -> Asker:
+def asker_of(path: Path, folder: Path, **changes: Any) -> SliceAsker:
     plan: Plan = plan_for(path, n_tokens=8, suites=("logits",), **changes)
     folder.mkdir(exist_ok=True)
-    return Asker(plan=plan, folder=folder, progress=lambda _: None)
+    return SliceAsker(plan=plan, folder=folder, progress=lambda _: None)
 
 
-def bisected(path: Path, folder: Path, **changes: Any) -> BlackBox:
+def bisected(path: Path, folder: Path, **changes: Any) -> BlackBoxBisection:
     asker = asker_of(path, folder, **changes)
     try:
         return bisect_black_box(asker)
@@ -32,12 +32,12 @@ def bisected(path: Path, folder: Path, **changes: Any) -> BlackBox:
         asker.close()
 
 
-def faults(found: BlackBox) -> dict[int | None, list[str]]:
+def faults(found: BlackBoxBisection) -> dict[int | None, list[str]]:
     """The names of what is at fault, by layer."""
     return {row.layer: [part.name for part in row.parts] for row in found.guilty}
 
 
-def wrong_tensors(found: BlackBox) -> set[str]:
+def wrong_tensors(found: BlackBoxBisection) -> set[str]:
     return {name for look in found.lenses for name in look.tensors}
 
 

@@ -11,8 +11,8 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.model import Model
 from lockstep.engine.ops.mirror import Mirror
-from lockstep.engine.ops.reference import Reference
-from lockstep.harness.adapters.reference import Reference as ReferenceEngine
+from lockstep.engine.ops.reference import ReferenceOps
+from lockstep.harness.adapters.reference import ReferenceOps as ReferenceEngine
 from lockstep.harness.records import EXACT, Request, Settings, Site
 from lockstep.harness.synth.builtin import BUILTIN
 from lockstep.harness.synth.gguf_writer import gguf_bytes
@@ -77,7 +77,7 @@ def with_tensor_type(model: Path, copy: Path, tensor: str, type_id: int) -> Path
 # --- runs -----------------------------------------------------------------------------------
 
 
-def opened(path: Path, settings: Settings = EXACT, ops: Reference | None = None) -> Model:
+def opened(path: Path, settings: Settings = EXACT, ops: ReferenceOps | None = None) -> Model:
     return Model(
         path,
         ops or Mirror(settings.n_threads, settings.n_ctx),

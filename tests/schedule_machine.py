@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 from lockstep.harness.fuzzers.batch.causes import Watch
 from lockstep.harness.fuzzers.batch.judge import Judge, other_size
 from lockstep.harness.fuzzers.batch.machines import CELLS
-from lockstep.harness.fuzzers.batch.schedule import Row, Schedule
+from lockstep.harness.fuzzers.batch.schedule import Row, ScheduleCase
 
 MOST_SEQ = 4
 SEQ = st.integers(0, MOST_SEQ - 1)
@@ -45,7 +45,7 @@ PARTS = st.lists(
 class Parted(AssertionError):
     """Two engines differ on a schedule."""
 
-    def __init__(self, case: Schedule, text: str, kind: str) -> None:
+    def __init__(self, case: ScheduleCase, text: str, kind: str) -> None:
         command = ["lockstep", "fuzz", "batch", "--type", kind, "--schedule", case.text()]
         super().__init__(f"{text}\n  again: {shlex.join(command)}")
         self.case = case
@@ -60,14 +60,16 @@ class ScheduleMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shape = Schedule(CELLS, 1, 1, True, ())
+        self.shape = ScheduleCase(CELLS, 1, 1, True, ())
         self.steps: list[Any] = []
         self.watches: list[Watch] = []
         self.token = 0
 
     @initialize(n_seq=st.integers(1, MOST_SEQ), more=MORE, unified=st.booleans(), parts=PARTS)
     def begin(self, n_seq: int, more: int, unified: bool, parts: Parts) -> None:
-        self.shape = Schedule(CELLS * (1 if unified else n_seq), n_seq + more, n_seq, unified, ())
+        self.shape = ScheduleCase(
+            CELLS * (1 if unified else n_seq), n_seq + more, n_seq, unified, ()
+        )
         self.watches = self.fresh()
         self.take("decode", self.batch(parts))
 
@@ -76,7 +78,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         sizes = (self.shape.n_ubatch, other_size(self.shape))
         shape = self.shape
         return [
-            Watch(Schedule(shape.n_ctx, n, shape.n_seq, shape.unified, ()), self.kind)
+            Watch(ScheduleCase(shape.n_ctx, n, shape.n_seq, shape.unified, ()), self.kind)
             for n in sizes
         ]
 

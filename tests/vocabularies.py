@@ -28,7 +28,7 @@ def folder(shared: Path) -> tuple[Path | None, str]:
         if not told.exists():
             try:
                 return fetch.fetch(), ""
-            except fetch.NotFetched as error:
+            except fetch.VocabulariesNotFetched as error:
                 told.write_text(str(error))
         return None, told.read_text()
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.memory.attention import Attention, Placed
-from lockstep.engine.memory.base import View
+from lockstep.engine.memory.base import LayerView
 from lockstep.engine.memory.hybrid import Hybrid
 from lockstep.engine.memory.recurrent import Recurrent, StateView
 from lockstep.engine.memory.schedule import Schedule
@@ -90,7 +90,7 @@ def reorders_outputs(run: Schedule) -> None:
     if compute is None:
         return
 
-    def keep(ubatch: Batch, views: Mapping[int, View]) -> F32:
+    def keep(ubatch: Batch, views: Mapping[int, LayerView]) -> F32:
         rows.append(compute(ubatch, views))
         return rows[-1]
 
@@ -142,10 +142,10 @@ def lets_go_too_early(run: Schedule) -> None:
 
 
 @dataclass
-class Through(View):
+class Through(LayerView):
     """As the right view, unless overridden."""
 
-    right: View
+    right: LayerView
 
     def store(self, *numbers: F32) -> None:
         self.right.store(*numbers)
@@ -157,11 +157,11 @@ class Through(View):
         return self.right.visible(window)
 
 
-def seen_as(run: Schedule, wrong: Callable[[View], View]) -> None:
+def seen_as(run: Schedule, wrong: Callable[[LayerView], LayerView]) -> None:
     right = run.compute
     assert right is not None
 
-    def compute(ubatch: Batch, views: Mapping[int, View]) -> F32:
+    def compute(ubatch: Batch, views: Mapping[int, LayerView]) -> F32:
         return right(ubatch, {layer: wrong(view) for layer, view in views.items()})
 
     run.compute = compute

@@ -10,7 +10,7 @@ from lockstep.engine.memory.sbatch_schedule import SbatchSchedule
 from lockstep.engine.memory.ubatch import Ubatch
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.fuzzers.base import FuzzPlan, fuzzer_named
-from lockstep.harness.fuzzers.batch.schedule import Schedule, schedule_from
+from lockstep.harness.fuzzers.batch.schedule import ScheduleCase, schedule_from
 from lockstep.harness.records import Verdict
 
 
@@ -64,7 +64,7 @@ WRONG = [  # engine, kind of context, symptom
 ]
 
 
-def caught(cls: type[Reference], kind: str, oracle: str) -> tuple[Verdict, Schedule]:
+def caught(cls: type[Reference], kind: str, oracle: str) -> tuple[Verdict, ScheduleCase]:
     """The first finding about a wrong engine that is registered, and its minimised schedule."""
     plan = FuzzPlan(targets=(kind,), engine=cls.name, oracle=oracle, cases=60, seed=3)
     verdicts = fuzzer_named("batch").run(plan, lambda target, text: None)

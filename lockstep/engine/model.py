@@ -14,10 +14,10 @@ from lockstep.engine.errors import InvalidModel
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.gguf.split_files import open_model
 from lockstep.engine.hparams import architecture_name
-from lockstep.engine.memory.base import Memory, View
+from lockstep.engine.memory.base import LayerView, Memory
 from lockstep.engine.memory.decode import decode, entries_of
 from lockstep.engine.memory.kinds import memory_of
-from lockstep.engine.ops.reference import Reference
+from lockstep.engine.ops.reference import ReferenceOps
 from lockstep.engine.quants.base import F32
 from lockstep.engine.sampling import greedy
 from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
@@ -37,7 +37,7 @@ class Model:
     def __init__(
         self,
         path: Path,
-        ops: Reference,
+        ops: ReferenceOps,
         *,
         type_k: str = "F32",
         type_v: str = "F32",
@@ -86,7 +86,7 @@ class Model:
         memory: Memory,
         probe: Probe = silent,
         *,
-        ops: Reference | None = None,
+        ops: ReferenceOps | None = None,
     ) -> F32:
         """(outputs, vocabulary), in the order of the batch, in however many ubatches; of embeddings
         (tokens or sequences, width).
@@ -94,7 +94,7 @@ class Model:
         ops: another way of computing than the model's own, for this batch.
         """
 
-        def compute(ubatch: Batch, views: Mapping[int, View]) -> F32:
+        def compute(ubatch: Batch, views: Mapping[int, LayerView]) -> F32:
             return self.compute(ubatch, views, probe, ops)
 
         if self.graph.embeds and len(batch) > self.n_ubatch:
@@ -109,9 +109,9 @@ class Model:
     def compute(
         self,
         ubatch: Batch,
-        views: Mapping[int, View],
+        views: Mapping[int, LayerView],
         probe: Probe = silent,
-        ops: Reference | None = None,
+        ops: ReferenceOps | None = None,
     ) -> F32:
         """One ubatch, which is in the memory that it sees: (outputs, vocabulary)."""
         step = Step(ubatch, views, ops or self.ops, probe, self.flash_attn)

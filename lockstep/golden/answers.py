@@ -11,7 +11,7 @@ from typing import Any
 
 from lockstep.engine.choices import choices
 from lockstep.golden.load import load_vectors
-from lockstep.golden.manifest import Entry, read_manifest
+from lockstep.golden.manifest import ManifestEntry, read_manifest
 from lockstep.golden.ops.judge import judge
 from lockstep.golden.store import (
     DEFAULT_ROOT,
@@ -75,7 +75,7 @@ def counted(found: Sequence[Verdict]) -> list[Verdict]:
     return [verdict for verdict in found if verdict.case not in (NOT_ANSWERED, FOREIGN)]
 
 
-def answered(folder: Path, known: Mapping[str, Entry]) -> tuple[dict[str, Path], list[str]]:
+def answered(folder: Path, known: Mapping[str, ManifestEntry]) -> tuple[dict[str, Path], list[str]]:
     """Files by operation, and the names of what else is there."""
     if not folder.is_dir():
         raise BrokenGolden(f"{folder} is no folder")
@@ -89,7 +89,7 @@ def answered(folder: Path, known: Mapping[str, Entry]) -> tuple[dict[str, Path],
     return found, foreign
 
 
-def refuse_unknown(names: Sequence[str], known: Mapping[str, Entry]) -> None:
+def refuse_unknown(names: Sequence[str], known: Mapping[str, ManifestEntry]) -> None:
     for name in names:
         if name not in known:
             raise BrokenGolden(f"no operation {name!r} has vectors {choices(name, known)}")

@@ -81,7 +81,7 @@ class Floor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class HeldMatrix:
     """A kept matrix of a golden, and how far another engine's may be from it."""
 
     tensors: Tensors  # as `kept` gives them

@@ -27,7 +27,7 @@ DOCUMENT, TENSORS = ".json", ".safetensors"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Difference:
+class GoldenDifference:
     path: str  # of the file, from the folder
     case: str  # empty for a whole file
     kind: Literal["added", "removed", "changed"]
@@ -38,7 +38,7 @@ class Difference:
         return f"{where}: {self.text}"
 
 
-def diff(a: Path, b: Path) -> list[Difference]:
+def diff(a: Path, b: Path) -> list[GoldenDifference]:
     """From `a` to `b`, both folders or both files; hashes are not checked (that is `verify`).
 
     Raises BrokenGolden for what cannot be read as vectors.
@@ -51,12 +51,12 @@ def diff(a: Path, b: Path) -> list[Difference]:
     if not a.is_dir():
         return list(between(b.name, cases_of(a), cases_of(b)))
     ours, theirs = listed(a), listed(b)
-    found: list[Difference] = []
+    found: list[GoldenDifference] = []
     for name in sorted({*ours, *theirs}):
         if name not in theirs:
-            found.append(Difference(path=name, case="", kind="removed", text="removed"))
+            found.append(GoldenDifference(path=name, case="", kind="removed", text="removed"))
         elif name not in ours:
-            found.append(Difference(path=name, case="", kind="added", text="added"))
+            found.append(GoldenDifference(path=name, case="", kind="added", text="added"))
         else:
             found += between(name, cases_of(ours[name]), cases_of(theirs[name]))
     return found
@@ -102,16 +102,16 @@ def cases_of(path: Path) -> Mapping[str, Any]:
         raise BrokenGolden(f"{path}: document and tensors do not go together: {error}") from error
 
 
-def between(path: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Difference]:
+def between(path: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[GoldenDifference]:
     for case in {**a, **b}:
         if case not in b:
-            yield Difference(path=path, case=case, kind="removed", text="removed")
+            yield GoldenDifference(path=path, case=case, kind="removed", text="removed")
         elif case not in a:
-            yield Difference(path=path, case=case, kind="added", text="added")
+            yield GoldenDifference(path=path, case=case, kind="added", text="added")
         else:
             text = change(a[case], b[case])
             if text:
-                yield Difference(path=path, case=case, kind="changed", text=text)
+                yield GoldenDifference(path=path, case=case, kind="changed", text=text)
 
 
 def change(a: Any, b: Any) -> str:

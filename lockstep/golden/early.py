@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from lockstep.harness.graph.program import Graph, PlannedNode, Program, View
+from lockstep.harness.graph.program import Graph, PlannedNode, Program, TensorView
 from lockstep.harness.graph.wiring import layers_of
 from lockstep.harness.judging.findings import by_layer
 
@@ -34,15 +34,15 @@ def early_nodes(program: Program) -> tuple[str, ...]:
     )
 
 
-def results_of(program: Program, graph: Graph) -> Mapping[str, View]:
+def results_of(program: Program, graph: Graph) -> Mapping[str, TensorView]:
     return {program.names[graph.place(node)]: node.result for node in graph.nodes}
 
 
-def rows(view: View) -> int:
+def rows(view: TensorView) -> int:
     return math.prod(view.ne[1:])
 
 
-def can_be_kept(views: Sequence[View | None]) -> bool:
+def can_be_kept(views: Sequence[TensorView | None]) -> bool:
     """As one matrix of float32: every graph has it, and as wide."""
     present = [view for view in views if view is not None and view.type == "F32"]
     return len(present) == len(views) and len({view.ne[0] for view in present}) == 1
@@ -61,7 +61,7 @@ def nodes_of_first_layer(graph: Graph) -> Iterator[PlannedNode]:
         writers[node.result.root] = node
 
 
-def factor_of(graph: Graph, node: PlannedNode) -> View | None:
+def factor_of(graph: Graph, node: PlannedNode) -> TensorView | None:
     """What a weight is multiplied by there, if one is."""
     if node.op not in PRODUCTS:
         return None

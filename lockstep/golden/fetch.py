@@ -37,7 +37,7 @@ GIVEN = "LOCKSTEP_VOCABULARIES"  # a folder that holds the files already
 Progress = Callable[[str], None]
 
 
-class NotFetched(BrokenGolden):
+class VocabulariesNotFetched(BrokenGolden):
     """The vocabularies could not be had; one sentence that says why."""
 
 
@@ -50,7 +50,7 @@ def vocabularies() -> Path | None:
     if given:
         missing = sorted(FILES - present(Path(given)))
         if missing:
-            raise NotFetched(f"{GIVEN} names {given}, which has no {missing[0]}")
+            raise VocabulariesNotFetched(f"{GIVEN} names {given}, which has no {missing[0]}")
         return Path(given)
     folder = fetched_folder()
     return folder if present(folder) >= FILES else None
@@ -79,7 +79,9 @@ def fetch(progress: Progress = lambda _: None, *, sdist: Path | None = None) -> 
             if not present(folder) >= FILES:
                 make(folder, sdist, progress)
     except OSError as error:
-        raise NotFetched(f"{error.filename or folder}: {error.strerror or error}") from error
+        raise VocabulariesNotFetched(
+            f"{error.filename or folder}: {error.strerror or error}"
+        ) from error
     return folder
 
 
@@ -106,7 +108,7 @@ def download(folder: Path, progress: Progress) -> Path:
     try:
         return downloads.download("llama-cpp-python", VERSION, SDIST_SHA256, folder, source=True)
     except NotDownloaded as error:
-        raise NotFetched(
+        raise VocabulariesNotFetched(
             f"{error}; where there is no network, get the sdist elsewhere and give it with --sdist"
         ) from error
 
@@ -115,9 +117,9 @@ def check_archive(archive: Path) -> None:
     try:
         found = sha256_of(archive)
     except OSError as error:
-        raise NotFetched(f"{archive}: {error.strerror or error}") from error
+        raise VocabulariesNotFetched(f"{archive}: {error.strerror or error}") from error
     if found != SDIST_SHA256:
-        raise NotFetched(
+        raise VocabulariesNotFetched(
             f"{archive.name} is not the sdist of llama-cpp-python {VERSION}: its sha256 is "
             f"{found}, expected {SDIST_SHA256}"
         )
@@ -132,16 +134,16 @@ def unpack(archive: Path, folder: Path) -> None:
                 if path.parent == MODELS and path.name in FILES:
                     copy_member(tar, member, folder / path.name)
     except (tarfile.TarError, EOFError) as error:
-        raise NotFetched(f"{archive.name} cannot be unpacked: {error}") from error
+        raise VocabulariesNotFetched(f"{archive.name} cannot be unpacked: {error}") from error
     missing = sorted(FILES - present(folder))
     if missing:
-        raise NotFetched(f"{archive.name} has no {MODELS / missing[0]}")
+        raise VocabulariesNotFetched(f"{archive.name} has no {MODELS / missing[0]}")
 
 
 def copy_member(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
     """The bytes alone: no mode, no owner, no link."""
     if not member.isreg() or member.size > LARGEST:
-        raise NotFetched(f"{member.name} is no file of at most {LARGEST:,} bytes")
+        raise VocabulariesNotFetched(f"{member.name} is no file of at most {LARGEST:,} bytes")
     source = tar.extractfile(member)
     assert source is not None  # it is a file
     with source, path.open("xb") as out:

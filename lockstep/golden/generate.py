@@ -12,12 +12,12 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.ggml.base import has_meaning
 from lockstep.golden.acid_models import regenerate_acid
 from lockstep.golden.fetch import PREFIX
-from lockstep.golden.manifest import NAME, Entry, read_manifest
+from lockstep.golden.manifest import NAME, ManifestEntry, read_manifest
 from lockstep.golden.models import model_row
 from lockstep.golden.ops.vectors import operations
 from lockstep.golden.store import DEFAULT_ROOT, BrokenGolden
 from lockstep.golden.suites import files
-from lockstep.golden.suites.base import SEED, Asked, Golden, Source, source_of
+from lockstep.golden.suites.base import SEED, AskedEngine, Golden, Source, source_of
 from lockstep.golden.suites.dequant import types
 from lockstep.golden.suites.dot import types_with_products
 from lockstep.golden.write import Made, Progress, write
@@ -75,7 +75,7 @@ def of_builtin(oracle: str, progress: Progress) -> Iterator[Made]:
         for golden, kind, engine in wanted:
             if engine not in sources:
                 session = stack.enter_context(runner.open(engine, None, EXACT))
-                sources[engine] = source_of(Asked(engine=engine, session=session), progress)
+                sources[engine] = source_of(AskedEngine(engine=engine, session=session), progress)
             vectors = Golden.named(golden)().make(sources[engine], kind)
             where = f"{golden}/{kind.lower()}"
             yield Made(path=where, kind=golden, vectors=vectors, model=None)
@@ -96,7 +96,9 @@ def of_builtin(oracle: str, progress: Progress) -> Iterator[Made]:
                 yield of_vocabulary(path, row, oracle, progress)
 
 
-def of_file(old: Sequence[Entry], path: Path, oracle: str, progress: Progress) -> Iterator[Made]:
+def of_file(
+    old: Sequence[ManifestEntry], path: Path, oracle: str, progress: Progress
+) -> Iterator[Made]:
     try:
         with GgufFile.open(path) as file:
             weights = bool(file.tensors)
@@ -114,7 +116,7 @@ def of_file(old: Sequence[Entry], path: Path, oracle: str, progress: Progress) -
         raise BrokenGolden(f"{path} has neither weights nor a vocabulary")
 
 
-def name_of(old: Sequence[Entry], path: Path) -> str:
+def name_of(old: Sequence[ManifestEntry], path: Path) -> str:
     """The name under which the model's vectors are known, or else that of the file."""
     digest = sha256_of(path)
     known = ("logits", "vocabulary")
@@ -139,7 +141,7 @@ def of_model(
 ) -> Iterator[Made]:
     with Runner().open(oracle, path, EXACT) as session:
         seed = SEED if row["recipe"] is None else row["recipe"]["seed"]
-        ask = Asked(engine=oracle, session=session)
+        ask = AskedEngine(engine=oracle, session=session)
         source = source_of(ask, progress, path=path, model=row, seed=seed)
         key = row["sha256"] if row["recipe"] is None else None
         for kind in ("tokens", "logits") if tokens else ("logits",):
@@ -149,7 +151,7 @@ def of_model(
 
 def of_vocabulary(path: Path, row: dict[str, Any], oracle: str, progress: Progress) -> Made:
     with Runner().open(oracle, path, EXACT) as session:
-        ask = Asked(engine=oracle, session=session, path=path)
+        ask = AskedEngine(engine=oracle, session=session, path=path)
         source = source_of(ask, progress, path=path, model=row)
         vectors = Golden.named("vocabulary")().make(source, row["name"])
     key = row["sha256"] if row["recipe"] is None else None

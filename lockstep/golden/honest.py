@@ -50,7 +50,7 @@ class Recorded:
 
 
 @dataclass(kw_only=True)
-class Seen:
+class SeenValues:
     """Values of nodes, in the order in which they come."""
 
     values: dict[str, dict[Place, NDArray[Any]]] = field(default_factory=dict)
@@ -79,7 +79,7 @@ def recorded(
     if not program.has_result:
         raise NoAnswer("not-applicable", f"the model has no {result}", {})
     found = Recorded(program=program, result=result, names=tuple(names), shown={})
-    seen = Seen()
+    seen = SeenValues()
     for place, name in found.places.items():
         seen.add(name, place, values[place])
     return replace(found, shown=seen.matrices())
@@ -92,7 +92,7 @@ def run(
     build = Build(
         lanes=LANES, n_threads=settings.n_threads, plain=plain, multiply=in_order, zeros=True
     )
-    seen = Seen()
+    seen = SeenValues()
 
     def see(graph: Graph, node: PlannedNode, value: NDArray[Any]) -> None:
         place = graph.place(node)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from lockstep.golden.manifest import Entry
+from lockstep.golden.manifest import ManifestEntry
 from lockstep.golden.schemas import violations
 from lockstep.golden.store import (
     MAX_JSON,
@@ -21,7 +21,7 @@ from lockstep.golden.store import (
 from lockstep.golden.suites.base import Golden, Vectors
 
 
-def checked_bytes(root: Path, entry: Entry) -> bytes:
+def checked_bytes(root: Path, entry: ManifestEntry) -> bytes:
     """The file's bytes; raises BrokenGolden if they are not those of the manifest."""
     raw = read(inside(root, entry.path), MAX_TENSORS if entry.kind == "tensors" else MAX_JSON)
     if len(raw) != entry.bytes or sha256(raw) != entry.sha256:
@@ -31,7 +31,7 @@ def checked_bytes(root: Path, entry: Entry) -> bytes:
     return raw
 
 
-def load_vectors(root: Path, entry: Entry, entries: dict[str, Entry]) -> Vectors:
+def load_vectors(root: Path, entry: ManifestEntry, entries: dict[str, ManifestEntry]) -> Vectors:
     """The document of `entry` with its tensors; raises BrokenGolden at the first thing wrong."""
     raw = checked_bytes(root, entry)
     document = parse_json(raw, entry.path)
@@ -61,5 +61,5 @@ def check_shapes(declared: dict[str, dict[str, object]], tensors: Tensors, name:
         raise BrokenGolden(f"{name} holds {found}, its document says {declared}")
 
 
-def documents(entries: list[Entry]) -> Iterator[Entry]:
+def documents(entries: list[ManifestEntry]) -> Iterator[ManifestEntry]:
     return (entry for entry in entries if entry.kind != "tensors")

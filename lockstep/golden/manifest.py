@@ -13,7 +13,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class ManifestEntry:
     """One file. `model` is the sha256 of a model that no recipe makes; its user has the file."""
 
     path: str
@@ -24,7 +24,7 @@ class Entry:
     model: str | None
 
 
-def manifest_bytes(entries: Sequence[Entry]) -> bytes:
+def manifest_bytes(entries: Sequence[ManifestEntry]) -> bytes:
     """`seal` is the hash of the manifest without it, so that a hand's edit shows."""
     body: dict[str, Any] = {
         "format": FORMAT,
@@ -33,14 +33,14 @@ def manifest_bytes(entries: Sequence[Entry]) -> bytes:
     return canonical({**body, "seal": sha256(canonical(body))})
 
 
-def read_manifest(root: Path) -> list[Entry]:
+def read_manifest(root: Path) -> list[ManifestEntry]:
     """Raises BrokenGolden if the manifest is missing, edited or no manifest."""
     raw = read(root / NAME, limit=1 << 20)
     document = parse_json(raw, NAME)
     wrong = next(violations("manifest", document), None)
     if wrong is not None:
         raise BrokenGolden(f"{NAME} breaks its schema: {wrong}")
-    entries = [Entry(**row) for row in document["files"]]
+    entries = [ManifestEntry(**row) for row in document["files"]]
     if raw != manifest_bytes(entries):
         raise BrokenGolden(f"{NAME} was not written by the generator: its seal or form is wrong")
     if len({entry.path for entry in entries}) != len(entries):

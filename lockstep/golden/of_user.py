@@ -8,10 +8,10 @@ from typing import Any
 
 from lockstep.engine.errors import EngineError
 from lockstep.engine.gguf.split_files import parts_of
-from lockstep.golden.manifest import NAME, Entry, read_manifest
+from lockstep.golden.manifest import NAME, ManifestEntry, read_manifest
 from lockstep.golden.models import hash_of, model_row
 from lockstep.golden.store import DEFAULT_ROOT, BrokenGolden
-from lockstep.golden.suites.base import MEMORY, Asked, Golden, Source, source_of
+from lockstep.golden.suites.base import MEMORY, AskedEngine, Golden, Source, source_of
 from lockstep.golden.write import Made, Progress, files_of, write
 from lockstep.harness.asking.facts import ModelFacts, facts_of_model
 from lockstep.harness.context.runner import Runner
@@ -55,7 +55,7 @@ def is_ours(path: Path) -> bool:
 
 
 def of_user(
-    old: Sequence[Entry],
+    old: Sequence[ManifestEntry],
     path: Path,
     oracle: str,
     nodes: Sequence[str],
@@ -74,7 +74,7 @@ def of_user(
         raise BrokenGolden(f"{path} is split into {n_parts} files, and goldens are of one, by hash")
     runner = Runner(memory_limit=MEMORY)
     with runner.open(oracle, path, EXACT) as session:
-        ask = Asked(engine=oracle, session=session, path=path)
+        ask = AskedEngine(engine=oracle, session=session, path=path)
         source = source_of(ask, progress, path=path, model=row)
         source = replace(source, nodes=tuple(nodes))
         made = list(kinds_of(source, facts, note))
@@ -120,7 +120,7 @@ def made_of(folder: str, kind: str, source: Source, name: str) -> Made:
     return Made(path=f"{folder}/{name}", kind=kind, vectors=vectors, model=source.model["sha256"])
 
 
-def name_of(old: Sequence[Entry], path: Path) -> str:
+def name_of(old: Sequence[ManifestEntry], path: Path) -> str:
     """The name under which the folder knows the file, or else one made of the file's."""
     names: dict[Any, str] = {e.model: PurePosixPath(e.path).stem for e in old}
     digest = hash_of(path)

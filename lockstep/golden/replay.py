@@ -10,10 +10,10 @@ from typing import Self
 from lockstep.engine.choices import choices
 from lockstep.engine.registry import import_members
 from lockstep.golden.load import documents, load_vectors
-from lockstep.golden.manifest import Entry, read_manifest
+from lockstep.golden.manifest import ManifestEntry, read_manifest
 from lockstep.golden.models import Shelf
 from lockstep.golden.store import DEFAULT_ROOT, BrokenGolden
-from lockstep.golden.suites.base import MEMORY, Asked, Golden, Vectors, Verdicts, each
+from lockstep.golden.suites.base import MEMORY, AskedEngine, Golden, Vectors, Verdicts, each
 from lockstep.harness.asking.facts import facts_of_model
 from lockstep.harness.check.check import stand_in
 from lockstep.harness.context.runner import Runner, Session
@@ -64,7 +64,7 @@ def replay(
             yield from one(vectors, entry.kind, asked, shelf, opener, verdict)
 
 
-def named(entries: Sequence[Entry], only: Sequence[str]) -> list[Entry]:
+def named(entries: Sequence[ManifestEntry], only: Sequence[str]) -> list[ManifestEntry]:
     every = {stem(entry): entry for entry in documents(list(entries))}
     for name in only:
         if name not in every:
@@ -113,7 +113,7 @@ class Opener:
         self.close()
 
 
-def stem(entry: Entry) -> str:
+def stem(entry: ManifestEntry) -> str:
     return entry.path.removesuffix(".json")
 
 
@@ -138,5 +138,5 @@ def one(
         engine = stand_in(engine, facts_of_model(path))
     verdict = replace(verdict, engine=engine)
     settings = Settings(**vectors.document["provenance"]["settings"])
-    ask = Asked(engine=engine, session=open_session(engine, path, settings), path=path)
+    ask = AskedEngine(engine=engine, session=open_session(engine, path, settings), path=path)
     yield from each(verdict, lambda: Golden.named(kind)().replay(vectors, ask, verdict))

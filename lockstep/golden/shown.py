@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
 from lockstep.golden.honest import EMBEDDINGS, Matrices, matrix_of, recorded
-from lockstep.golden.suites.base import Asked
+from lockstep.golden.suites.base import AskedEngine
 from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.graph.aliases import other_names
@@ -18,7 +18,7 @@ from lockstep.harness.graph.wiring import site_of, wires_of
 from lockstep.harness.records import Evaluation, Request, Site
 
 
-def answered(ask: Asked, result: str, batches: Sequence[Batch]) -> tuple[F32, ...]:
+def answered(ask: AskedEngine, result: str, batches: Sequence[Batch]) -> tuple[F32, ...]:
     """Of each batch its logits or embeddings. Raises NoAnswer."""
     if result == EMBEDDINGS:
         embeddings: tuple[F32, ...] = ask("embed", tuple(batches))
@@ -55,7 +55,7 @@ def nodes_of(
     except NoAnswer as error:
         if error.status != "not-compared":
             raise
-    ask = Asked(engine=session.name, session=session)
+    ask = AskedEngine(engine=session.name, session=session)
     of_embeddings = result == EMBEDDINGS
     request = Request(batches=tuple(batches), capture=True, embeddings=of_embeddings)
     answer: Evaluation = ask("evaluate", request)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lockstep.golden.acid_models import bytes_held, problems_of
 from lockstep.golden.load import checked_bytes, documents, load_vectors
-from lockstep.golden.manifest import NAME, Entry, read_manifest
+from lockstep.golden.manifest import NAME, ManifestEntry, read_manifest
 from lockstep.golden.models import hash_of
 from lockstep.golden.replay import replay
 from lockstep.golden.store import DEFAULT_ROOT, MAX_TOTAL, BrokenGolden, inside
@@ -38,7 +38,7 @@ def verify(root: Path = DEFAULT_ROOT) -> list[Problem]:
     return found
 
 
-def files(root: Path, entries: Sequence[Entry]) -> Iterator[Problem]:
+def files(root: Path, entries: Sequence[ManifestEntry]) -> Iterator[Problem]:
     by_path = {entry.path: entry for entry in entries}
     used: set[str] = set()
     broken: set[str] = set()
@@ -65,12 +65,12 @@ def files(root: Path, entries: Sequence[Entry]) -> Iterator[Problem]:
             yield Problem(path=entry.path, text=text)
 
 
-def broken_file(entry: Entry, error: BrokenGolden) -> Problem:
+def broken_file(entry: ManifestEntry, error: BrokenGolden) -> Problem:
     what = "lockstep golden regen" + ("" if entry.model is None else " MODEL")
     return Problem(path=entry.path, text=f"{error}; restore it, or run `{what}`")
 
 
-def orphans(root: Path, entries: Sequence[Entry]) -> Iterator[Problem]:
+def orphans(root: Path, entries: Sequence[ManifestEntry]) -> Iterator[Problem]:
     """A model may lie beside its vectors."""
     known = {NAME, *(entry.path for entry in entries)}
     models = {entry.model for entry in entries}
@@ -83,7 +83,7 @@ def orphans(root: Path, entries: Sequence[Entry]) -> Iterator[Problem]:
             yield Problem(path=name, text=text)
 
 
-def whole(entries: Sequence[Entry]) -> Iterator[Problem]:
+def whole(entries: Sequence[ManifestEntry]) -> Iterator[Problem]:
     """Of what ships; of a user's models each has a limit of its own."""
     total = sum(entry.bytes for entry in entries) + bytes_held()
     if total > MAX_TOTAL:

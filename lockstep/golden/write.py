@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep.golden.load import load_vectors
-from lockstep.golden.manifest import NAME, Entry, manifest_bytes
+from lockstep.golden.manifest import NAME, ManifestEntry, manifest_bytes
 from lockstep.golden.schemas import violations
 from lockstep.golden.store import (
     MAX_JSON,
@@ -34,7 +34,7 @@ class Made:
 
 def write(
     root: Path,
-    old: Sequence[Entry],
+    old: Sequence[ManifestEntry],
     made: Sequence[Made],
     kept: Collection[str],
     progress: Progress,
@@ -59,7 +59,7 @@ def write(
     return changed + removed(root, old, entries)
 
 
-def held_or_made(root: Path, old: Sequence[Entry], made: Made, progress: Progress) -> Made:
+def held_or_made(root: Path, old: Sequence[ManifestEntry], made: Made, progress: Progress) -> Made:
     """What is on the disk, if the oracle said the same; else what it says now."""
     entries = {entry.path: entry for entry in old}
     entry = entries.get(f"{made.path}.json")
@@ -76,7 +76,7 @@ def held_or_made(root: Path, old: Sequence[Entry], made: Made, progress: Progres
     return made
 
 
-def removed(root: Path, old: Sequence[Entry], new: Sequence[Entry]) -> list[Path]:
+def removed(root: Path, old: Sequence[ManifestEntry], new: Sequence[ManifestEntry]) -> list[Path]:
     """Delete the files that the generator wrote and no longer makes."""
     gone = sorted({entry.path for entry in old} - {entry.path for entry in new})
     paths = [inside(root, name) for name in gone]
@@ -85,7 +85,7 @@ def removed(root: Path, old: Sequence[Entry], new: Sequence[Entry]) -> list[Path
     return paths
 
 
-def files_of(made: Made) -> Iterator[tuple[Entry, bytes]]:
+def files_of(made: Made) -> Iterator[tuple[ManifestEntry, bytes]]:
     """The files of one set of vectors; raises BrokenGolden if they would not verify."""
     document = dict(made.vectors.document)
     if made.vectors.tensors:
@@ -107,8 +107,8 @@ def files_of(made: Made) -> Iterator[tuple[Entry, bytes]]:
     yield entry_of(f"{made.path}.json", raw, made, made.kind, made.kind), raw
 
 
-def entry_of(path: str, raw: bytes, made: Made, kind: str, schema: str | None) -> Entry:
-    return Entry(
+def entry_of(path: str, raw: bytes, made: Made, kind: str, schema: str | None) -> ManifestEntry:
+    return ManifestEntry(
         path=path,
         sha256=sha256(raw),
         bytes=len(raw),

@@ -8,7 +8,7 @@ import pytest
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import EngineError
 from lockstep.harness.acid.architectures import ARCHITECTURES
-from lockstep.harness.acid.read import Reading, read_report
+from lockstep.harness.acid.read import AcidReading, read_report
 from lockstep.harness.acid.report import report_for
 from lockstep.harness.acid.tokens import PROMPT
 from lockstep.harness.acid.write import PLAIN, TYPES, write_acid
@@ -21,7 +21,7 @@ from lockstep.harness.runs.quick import answer
 pytest.importorskip("llama_cpp", reason="llama_cpp is missing: acid models were not run in it")
 
 
-def reading_of(path: Path, preset: str, prompt: str, engine: str = "llama.cpp") -> Reading:
+def reading_of(path: Path, preset: str, prompt: str, engine: str = "llama.cpp") -> AcidReading:
     with Runner().open(engine, path, PRESETS[preset]) as session:
         ids = answer(session, "tokenize", [prompt.encode()])[0]
         new = answer(session, "greedy", ids, TOKENS)

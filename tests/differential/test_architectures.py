@@ -30,7 +30,7 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.memory.none import BatchView
 from lockstep.engine.model import Model
 from lockstep.engine.ops.mirror import Mirror
-from lockstep.engine.ops.reference import Reference as Ops
+from lockstep.engine.ops.reference import ReferenceOps as Ops
 from lockstep.engine.ops.reference import RopeParams
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.asking.facts import facts_of_model

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lockstep.harness.blackbox.asking import Asker
+from lockstep.harness.blackbox.asking import SliceAsker
 from lockstep.harness.blackbox.bisection import of_layer, outside
 from lockstep.harness.blackbox.lenses import lenses_of
 from lockstep.harness.blackbox.looking import through
@@ -17,7 +17,7 @@ from tests.black_boxes import asker_of
 from tests.models import builtin
 
 
-def asker_for(arch: str, folder: Path, quant: str = "F32", engine: str = "reference") -> Asker:
+def asker_for(arch: str, folder: Path, quant: str = "F32", engine: str = "reference") -> SliceAsker:
     (path,) = make_variants([arch], folder, quant=quant)
     return asker_of(path, folder / "made", oracle="llama.cpp", engine=engine)
 

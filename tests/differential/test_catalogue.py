@@ -7,7 +7,7 @@ import pytest
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.catalogue.fixed_limits import LIMITS
 from lockstep.harness.catalogue.run import honest_engines, wrong_engines
-from lockstep.harness.catalogue.trial import Bench, bench_for, try_honest, try_wrong
+from lockstep.harness.catalogue.trial import TrialBench, bench_for, try_honest, try_wrong
 from lockstep.harness.honest.silu_tanh import SiluTanh
 
 HANDFUL = (
@@ -22,7 +22,7 @@ HANDFUL = (
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialBench]:
     wrong_engines(), honest_engines()
     made = bench_for("f32", tmp_path_factory.mktemp("bench"))
     yield made
@@ -31,7 +31,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 @pytest.mark.parametrize("name", HANDFUL)
 def test_wrong_engines_of_different_families_are_found_where_they_are_wrong(
-    name: str, bench: Bench
+    name: str, bench: TrialBench
 ) -> None:
     found = try_wrong(bench, Adapter.named(name), "f32")
     assert found.views["tensors"].caught
@@ -40,7 +40,7 @@ def test_wrong_engines_of_different_families_are_found_where_they_are_wrong(
     assert found.confirmed
 
 
-def test_a_greedy_loop_that_is_wrong_shows_in_text_alone(bench: Bench) -> None:
+def test_a_greedy_loop_that_is_wrong_shows_in_text_alone(bench: TrialBench) -> None:
     found = try_wrong(bench, Adapter.named("mutant:greedy-second-best"), "f32")
     assert found.views["text"].caught
     assert found.found == "decode"
@@ -48,7 +48,7 @@ def test_a_greedy_loop_that_is_wrong_shows_in_text_alone(bench: Bench) -> None:
 
 
 def test_what_moves_hardly_anything_shows_in_tensors_and_passes_every_fixed_limit(
-    bench: Bench,
+    bench: TrialBench,
 ) -> None:
     found = try_wrong(bench, Adapter.named("mutant:eps-outside-root"), "f32")
     assert found.views["tensors"].caught
@@ -57,7 +57,7 @@ def test_what_moves_hardly_anything_shows_in_tensors_and_passes_every_fixed_limi
     assert found.passes == dict.fromkeys(LIMITS, True)
 
 
-def test_an_honest_engine_is_accused_in_no_view(bench: Bench) -> None:
+def test_an_honest_engine_is_accused_in_no_view(bench: TrialBench) -> None:
     found = try_honest(bench, SiluTanh, "f32")
     assert not any(seen.caught for seen in found.views.values())
     assert all(seen.compared for seen in found.views.values())

@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.catalogue.run import wrong_engines
-from lockstep.harness.catalogue.trial import Bench, bench_for, locate, try_wrong
+from lockstep.harness.catalogue.trial import TrialBench, bench_for, locate, try_wrong
 
 SLICE = {
     "f32": (
@@ -21,11 +21,11 @@ SLICE = {
 
 
 @pytest.fixture(scope="module")
-def bench_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Bench]]:
+def bench_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], TrialBench]]:
     wrong_engines()
-    made: dict[str, Bench] = {}
+    made: dict[str, TrialBench] = {}
 
-    def bench(model: str) -> Bench:
+    def bench(model: str) -> TrialBench:
         if model not in made:
             made[model] = bench_for(model, tmp_path_factory.mktemp("bench"))
         return made[model]
@@ -39,7 +39,7 @@ def bench_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
     ("model", "name"), [(model, name) for model, names in SLICE.items() for name in names]
 )
 def test_a_wrong_engine_is_found_where_it_is_wrong(
-    model: str, name: str, bench_of: Callable[[str], Bench]
+    model: str, name: str, bench_of: Callable[[str], TrialBench]
 ) -> None:
     found = try_wrong(bench_of(model), Adapter.named(name), model)
     assert found.views["tensors"].caught
@@ -49,7 +49,7 @@ def test_a_wrong_engine_is_found_where_it_is_wrong(
 
 
 def test_what_sequences_do_to_each_other_shows_beside_another_one_alone(
-    bench_of: Callable[[str], Bench],
+    bench_of: Callable[[str], TrialBench],
 ) -> None:
     """No op of it is wrong in the run that is traced first; bisect asks the others too."""
     bench = bench_of("f32")

@@ -18,7 +18,7 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.near import F64
 from lockstep.engine.ops.reference import I32, RopeParams
-from lockstep.engine.ops.reference import Reference as ReferenceOps
+from lockstep.engine.ops.reference import ReferenceOps as ReferenceOps
 from lockstep.engine.quants.base import F32
 from lockstep.engine.registry import import_members
 from lockstep.harness.adapters import adapter_class
@@ -27,7 +27,7 @@ from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.bisect.bisection import bisect
 from lockstep.harness.graph.aliases import places_by_site
 from lockstep.harness.graph.wiring import wires_of
-from lockstep.harness.honest.base import Honest
+from lockstep.harness.honest.base import HonestEngine
 from lockstep.harness.honest.experts_backwards import Backwards
 from lockstep.harness.honest.experts_by_id import ById
 from lockstep.harness.honest.rope_float64 import WideAngles
@@ -44,7 +44,7 @@ from tests.differential.graphs import Recorded
 from tests.models import builtin
 
 import_members("lockstep.harness.honest")
-DESIGNS = sorted(name for name, cls in Adapter.family.items() if issubclass(cls, Honest))
+DESIGNS = sorted(name for name, cls in Adapter.family.items() if issubclass(cls, HonestEngine))
 START = 290
 TOKENS = [(7 * i * i + 11) % 128 for i in range(13)]  # the smallest models have no more
 FAR = (Batch.of(TOKENS[:12], start=START), Batch.of(TOKENS[12:], start=START + 12))
@@ -285,7 +285,7 @@ def test_what_meets_an_f16_cache_may_stay_in_float32(tmp_path: Path) -> None:
 @pytest.mark.parametrize("design", [d for d in DESIGNS if d != "honest:experts-last-of-ties"])
 def test_a_design_computes_other_numbers_than_the_reference(design: str, recorded: Any) -> None:
     cls = adapter_class(design)
-    assert issubclass(cls, Honest)
+    assert issubclass(cls, HonestEngine)
     along = recorded(cls.shows_on)
     ours, theirs = along.shown_by(Reference), along.shown_by(cls)
     assert any(not np.array_equal(ours[site], theirs[site]) for site in ours)

@@ -17,7 +17,7 @@ from lockstep.harness.bisect.bisection import bisect
 from lockstep.harness.check.check import Plan, open_plan
 from lockstep.harness.parallel.works import Forks
 from lockstep.harness.protocol.messages import QUESTIONS, start
-from lockstep.harness.protocol.session import Program, ProgramSession
+from lockstep.harness.protocol.session import EngineProgram, ProgramSession
 from lockstep.harness.protocol.smoke import smoke
 from lockstep.harness.records import EXACT, Request
 from lockstep.harness.runs.run import Listener, RunResult, builtin_model, run_plans
@@ -147,7 +147,7 @@ def test_what_an_example_answers_is_as_the_schema_says(command: list[str], model
         pytest.skip(f"{command[0]} is not installed: its answers were not held against the schema")
     schema = json.loads((Path(protocol.__file__).parents[1] / "schemas/protocol.json").read_text())
     model = str(builtin_model("f32", models))
-    program = Program([command[0], str(EXAMPLES / command[1])], None)
+    program = EngineProgram([command[0], str(EXAMPLES / command[1])], None)
     try:
         introduction = program.exchange(start(model, EXACT), time.monotonic() + 60).head
         request = Request(batches=(Batch.of([1, 2]),))

@@ -9,7 +9,7 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.check.check import BadInput
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.fuzzers.base import FuzzPlan, run_campaign
-from lockstep.harness.fuzzers.gguf.fuzzer import Gguf
+from lockstep.harness.fuzzers.gguf.fuzzer import GgufFuzzer
 from lockstep.harness.fuzzers.gguf.models import ARCHITECTURES, model_cases, tiny_models
 from lockstep.harness.records import EXACT
 
@@ -46,4 +46,4 @@ def test_most_files_reach_the_loader_and_some_are_refused_late(tmp_path: Path) -
 
 def test_who_makes_the_models_is_the_oracle() -> None:
     with pytest.raises(BadInput, match=r"made by llama\.cpp"):
-        Gguf().check(FuzzPlan(targets=("models",), oracle="reference"))
+        GgufFuzzer().check(FuzzPlan(targets=("models",), oracle="reference"))

@@ -19,7 +19,7 @@ from lockstep.harness.context.runner import Runner, Session
 from lockstep.harness.graph.floor import replay_floor
 from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
 from lockstep.harness.graph.record import record
-from lockstep.harness.graph.replay import Replayed, Run, replay
+from lockstep.harness.graph.replay import Replayed, ReplayRun, replay
 from lockstep.harness.graph.ways import Honest, Noisy, Wide
 from lockstep.harness.judging.compare import largest, worst_distance
 from lockstep.harness.judging.noise import noise_floor
@@ -316,7 +316,7 @@ def test_only_what_is_read_later_is_held(recorded: Record) -> None:
             held = run.memory.held.items()
             sizes.append(sum(raw.nbytes for n, raw in held if graph.roots[n].kind == "computed"))
 
-        run = Run(made.program, file, made.build, Honest(), trace, {}, False)
+        run = ReplayRun(made.program, file, made.build, Honest(), trace, {}, False)
         run.run()
         assert run.memory.held == {}
     assert max(sizes) < every / 20

@@ -17,7 +17,7 @@ from lockstep.harness.asking.environments import python_of
 from lockstep.harness.check.check import Plan, open_plan
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.fuzzers.base import FuzzPlan, run_campaign
-from lockstep.harness.fuzzers.batch.judge import Difference, Judge
+from lockstep.harness.fuzzers.batch.judge import Judge, ScheduleDifference
 from lockstep.harness.fuzzers.batch.sbatch_schedules import SPLITS
 from lockstep.harness.fuzzers.batch.schedule import schedule_from
 from lockstep.harness.records import EXACT, Answered, Unanswerable, Verdict
@@ -112,7 +112,7 @@ MOVED += [["add", 0, 1, -1, 2], ["decode", [[8, 4, [0], True], [9, 1, [1], True]
 GAP = [["decode", [[5, 0, [0], True]]], ["decode", [[6, 3, [0], True]]]]
 
 
-def between_versions(steps: list[Any], folder: Path) -> tuple[Difference | None, Judge]:
+def between_versions(steps: list[Any], folder: Path) -> tuple[ScheduleDifference | None, Judge]:
     path = folder / "attention.gguf"
     SMALL["attention"](path)
     shape = {"n_ctx": 256, "n_ubatch": 2, "n_seq": 2, "unified": True}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lockstep.engine.ops.mirror import Mirror
-from lockstep.engine.ops.reference import Reference as Ops
+from lockstep.engine.ops.reference import ReferenceOps as Ops
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.reference import Reference

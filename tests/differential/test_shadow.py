@@ -30,7 +30,7 @@ from lockstep.harness.runs.run import Listener
 from lockstep.harness.runs.shadow import ShadowPlan, run_shadow, settings_for, with_trials
 from lockstep.harness.shadow.batches import Work, batches_of
 from lockstep.harness.shadow.fault_verdicts import ALL, counted
-from lockstep.harness.shadow.faults import KINDS, Place
+from lockstep.harness.shadow.faults import KINDS, FaultPlace
 from lockstep.harness.shadow.judge import ShadowJudge
 from lockstep.harness.shadow.models import make_variant, opened
 from lockstep.harness.shadow.nodes import capture, nodes_of
@@ -270,5 +270,5 @@ def test_a_run_leaves_a_report_of_every_op(tmp_path: Path) -> None:
 
 
 def test_places_are_compared_with_all_they_hold() -> None:
-    place = Place(step=0, ubatch=0, index=1, op="ADD", name="x", layer=None)
-    assert place != Place(step=0, ubatch=0, index=2, op="ADD", name="x", layer=None)
+    place = FaultPlace(step=0, ubatch=0, index=1, op="ADD", name="x", layer=None)
+    assert place != FaultPlace(step=0, ubatch=0, index=2, op="ADD", name="x", layer=None)

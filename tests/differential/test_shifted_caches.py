@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.model import Model
-from lockstep.engine.ops.reference import Reference as Ops
+from lockstep.engine.ops.reference import ReferenceOps as Ops
 from lockstep.harness.shadow.models import make_variants
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 

@@ -10,7 +10,7 @@ from lockstep.engine.errors import InvalidModel
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.gguf.split_files import open_model
 from lockstep.engine.model import Model
-from lockstep.engine.ops.reference import Reference
+from lockstep.engine.ops.reference import ReferenceOps
 from lockstep.harness.cli import app
 from lockstep.harness.synth.twin import write_twin
 from tests.models import with_changed_weight, written
@@ -36,7 +36,7 @@ def test_our_engine_computes_the_same_from_parts_as_from_one_file(
     whole: Path, parts: list[Path]
 ) -> None:
     def logits(path: Path) -> bytes:
-        model = Model(path, Reference())
+        model = Model(path, ReferenceOps())
         return model.decode(Batch.of([1, 2, 3]), model.new_memory()).tobytes()
 
     assert logits(parts[0]) == logits(whole)

@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.harness.context.runner import Runner, Session
 from lockstep.harness.fuzzers.base import FuzzPlan
-from lockstep.harness.fuzzers.gguf.campaign import Campaign
+from lockstep.harness.fuzzers.gguf.campaign import FileCampaign
 from lockstep.harness.fuzzers.gguf.stages import opened_stages
 from lockstep.harness.records import EXACT, Verdict
 from tests.wrong_readers import READERS, wrong
@@ -37,7 +37,7 @@ def findings(family: str, llama_cpp: Session) -> list[Verdict]:
     with ExitStack() as stack:
         subject = stack.enter_context(Runner().open("reference", None, EXACT))
         stages = opened_stages(stack, {llama_cpp: {"buffer": 1}})
-        made = Campaign(plan, family, subject, stages, lambda *_: None).run()
+        made = FileCampaign(plan, family, subject, stages, lambda *_: None).run()
         return [v for v in made if isinstance(v, Verdict) and v.status == "diverged"]
 
 

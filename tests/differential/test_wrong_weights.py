@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.model import Model
 from lockstep.engine.ops.mirror import Mirror
-from lockstep.engine.ops.reference import Reference as Ops
+from lockstep.engine.ops.reference import ReferenceOps as Ops
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.check.check import Opened, Plan, open_plan, run_suites
 from lockstep.harness.context.runner import Runner

@@ -16,7 +16,7 @@ from lockstep.engine.memory.decode import entries_of
 from lockstep.engine.model import Model
 from lockstep.engine.ops.fast.ops import Fast
 from lockstep.engine.ops.mirror import Mirror
-from lockstep.engine.ops.reference import Reference
+from lockstep.engine.ops.reference import ReferenceOps
 from lockstep.engine.quants.base import F32
 from lockstep.harness.judging.compare import largest, worst_distance
 from lockstep.harness.judging.noise import noise_floor
@@ -35,7 +35,9 @@ def opened(tmp_path: Path) -> Any:
     """Writes a recipe and opens it; closes what it opened."""
     models: list[Model] = []
 
-    def open_(recipe: LlamaRecipe = TINY, ops: Reference | None = None, **settings: Any) -> Model:
+    def open_(
+        recipe: LlamaRecipe = TINY, ops: ReferenceOps | None = None, **settings: Any
+    ) -> Model:
         path = tmp_path / f"{len(models)}.gguf"
         write_llama(recipe, path)
         models.append(Model(path, ops or Mirror(), **settings))
@@ -225,7 +227,7 @@ def test_heads_may_be_wider_or_narrower_than_their_share_of_the_width(
 
 def test_the_likeliest_experts_are_picked_and_mixed_by_their_share(opened: Open) -> None:
     """By hand, one token and one expert at a time, in float64."""
-    model = opened(replace(TINY, n_expert=5, n_expert_used=2), Reference())
+    model = opened(replace(TINY, n_expert=5, n_expert_used=2), ReferenceOps())
     seen = values_of(model, Batch.of(IDS))
     for layer in range(TINY.n_layer):
         x = seen["ffn_norm", layer].astype(np.float64)

@@ -8,7 +8,7 @@ import pytest
 from lockstep.engine.architectures.positions import scaled
 from lockstep.engine.errors import InvalidModel
 from lockstep.engine.ops.mirror import Mirror
-from lockstep.engine.ops.reference import Reference, RopeParams
+from lockstep.engine.ops.reference import ReferenceOps, RopeParams
 from lockstep.harness.honest.rope_float64 import WideAngles
 from lockstep.harness.honest.rope_inverse_frequency import InverseFrequency
 from lockstep.harness.honest.rope_power import Power
@@ -36,7 +36,7 @@ def test_frequencies_and_magnitude_are_those_of_the_paper(
     n_rot: int, base: float, factor: float, n_ctx: int
 ) -> None:
     params = scaled(RopeParams(n_rot, base, 1 / factor, None), 1.0, n_ctx)
-    cos, sin = Reference().rotations(AT, params)
+    cos, sin = ReferenceOps().rotations(AT, params)
     angles = AT[:, None] * np.array(by_hand(n_rot, base, factor, n_ctx))
     grown = 0.1 * math.log(factor) + 1
     # shares are kept in float32, and an angle of 4095 is off by as much more
@@ -60,6 +60,6 @@ def test_honest_engines_know_yarn(ops: type[Mirror]) -> None:
     plain = RopeParams(64, 10000.0, 0.25, None)
     at = np.arange(40, dtype=np.int32)
     for params in (scaled(plain, 1.0, 128), scaled(plain, 1.5, 0)):
-        found, exact = (np.stack(o.rotations(at, params)) for o in (ops(), Reference()))
+        found, exact = (np.stack(o.rotations(at, params)) for o in (ops(), ReferenceOps()))
         assert np.abs(found - exact).max() < 1e-4
         assert np.abs(found - np.stack(ops().rotations(at, plain))).max() > 0.1

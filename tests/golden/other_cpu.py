@@ -15,8 +15,8 @@ from lockstep.golden.load import load_vectors
 from lockstep.golden.manifest import read_manifest
 from lockstep.golden.ops.vectors import cases_of, operations, written
 from lockstep.golden.store import DEFAULT_ROOT, Tensors
-from lockstep.golden.suites.base import SEED, Asked, source_of
-from lockstep.golden.suites.dot import Dot
+from lockstep.golden.suites.base import SEED, AskedEngine, source_of
+from lockstep.golden.suites.dot import GoldenDot
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.records import EXACT
 
@@ -40,14 +40,14 @@ def made() -> Iterator[tuple[str, Tensors]]:
     """But for what the oracle says."""
     operations()
     session = Runner().open("reference", None, EXACT)
-    source = source_of(Asked(engine="reference", session=session), lambda _: None)
+    source = source_of(AskedEngine(engine="reference", session=session), lambda _: None)
     for op in OPS:
         tensors: Tensors = {}
         for case in cases_of(op, SEED):
             tensors |= written(op, case)[1]
         yield f"ops/{op.lower()}", tensors
     for kind in PRODUCTS:
-        yield f"dot/{kind.lower()}", Dot().make(source, kind).tensors
+        yield f"dot/{kind.lower()}", GoldenDot().make(source, kind).tensors
 
 
 def main() -> None:

@@ -8,13 +8,13 @@ import pytest
 from numpy.typing import NDArray
 
 from lockstep.engine.quants.base import F32
-from lockstep.golden.compact import BLOCK, COLUMNS, TOP, Floor, Held, kept, seeded_columns
+from lockstep.golden.compact import BLOCK, COLUMNS, TOP, Floor, HeldMatrix, kept, seeded_columns
 
 ROWS, WIDTH = 3, 2000  # the last block is shorter than the others
 MATRIX = np.random.default_rng(3).normal(size=(ROWS, WIDTH)).astype(np.float32)
 SEEN = seeded_columns(1, "logits", WIDTH)
 ALLOWED = {"values": 1e-4, "sums": 1e-3, "moments": 1e-1}
-HELD = Held(tensors=kept(MATRIX, SEEN), columns=SEEN, allowed=ALLOWED)
+HELD = HeldMatrix(tensors=kept(MATRIX, SEEN), columns=SEEN, allowed=ALLOWED)
 # columns of the first row that are neither among its largest nor among the seeded ones
 UNSEEN = [i for i in range(WIDTH) if i not in SEEN and i not in HELD.tensors["ids"][0]]
 

@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from lockstep.golden import fetch
-from lockstep.golden.fetch import FILES, MODELS, NAMES, WITH_CASES, NotFetched, own_cases
+from lockstep.golden.fetch import (
+    FILES,
+    MODELS,
+    NAMES,
+    WITH_CASES,
+    VocabulariesNotFetched,
+    own_cases,
+)
 from lockstep.golden.store import BrokenGolden
 from lockstep.harness.asking.downloads import CACHE, cache_folder
 
@@ -111,7 +118,7 @@ def test_a_cache_that_lacks_a_file_is_made_anew(pinned: Callable[..., Path]) -> 
 
 def test_another_archive_is_refused_before_it_is_opened(tmp_path: Path, cache: Path) -> None:
     path = archive(tmp_path / "llama_cpp_python-0.tar.gz", whole())
-    with pytest.raises(NotFetched, match="is not the sdist of llama-cpp-python"):
+    with pytest.raises(VocabulariesNotFetched, match="is not the sdist of llama-cpp-python"):
         fetch.fetch(sdist=path)
     assert [p.name for p in cache.iterdir()] == ["fetch.lock"]
 
@@ -150,7 +157,7 @@ def test_an_archive_that_lacks_a_file_or_has_a_link_in_its_place_leaves_nothing_
     change: dict[str, Any], match: str, pinned: Callable[..., Path], cache: Path
 ) -> None:
     members = {name: value for name, value in {**whole(), **change}.items() if value is not None}
-    with pytest.raises(NotFetched, match=match):
+    with pytest.raises(VocabulariesNotFetched, match=match):
         fetch.fetch(sdist=pinned(members))
     assert [p.name for p in cache.iterdir()] == ["fetch.lock"]
 
@@ -159,7 +166,7 @@ def test_a_file_that_is_too_long_is_refused(
     pinned: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch, "LARGEST", 10)
-    with pytest.raises(NotFetched, match="at most 10 bytes"):
+    with pytest.raises(VocabulariesNotFetched, match="at most 10 bytes"):
         fetch.fetch(sdist=pinned(whole()))
 
 
@@ -167,9 +174,9 @@ def test_what_is_no_archive_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     path = tmp_path / "x.tar.gz"
     path.write_bytes(b"no archive")
     monkeypatch.setattr(fetch, "SDIST_SHA256", hashlib.sha256(b"no archive").hexdigest())
-    with pytest.raises(NotFetched, match="cannot be unpacked"):
+    with pytest.raises(VocabulariesNotFetched, match="cannot be unpacked"):
         fetch.fetch(sdist=path)
-    with pytest.raises(NotFetched, match="nowhere"):
+    with pytest.raises(VocabulariesNotFetched, match="nowhere"):
         fetch.fetch(sdist=tmp_path / "nowhere")
 
 
@@ -226,7 +233,7 @@ def test_when_pip_fails_its_last_word_is_told_and_nothing_is_left(
     cache: Path,
 ) -> None:
     answering(monkeypatch, code, stderr, files)
-    with pytest.raises(NotFetched, match=says):
+    with pytest.raises(VocabulariesNotFetched, match=says):
         fetch.fetch()
     assert [p.name for p in cache.iterdir()] == ["fetch.lock"]
 
@@ -236,7 +243,7 @@ def test_pip_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> Non
         raise subprocess.TimeoutExpired(command, options["timeout"])
 
     monkeypatch.setattr(subprocess, "run", run)
-    with pytest.raises(NotFetched, match="did not finish"):
+    with pytest.raises(VocabulariesNotFetched, match="did not finish"):
         fetch.fetch()
 
 
@@ -247,7 +254,7 @@ def test_a_folder_that_is_given_is_used_if_it_has_every_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(fetch.GIVEN, str(tmp_path))
-    with pytest.raises(NotFetched, match=r"which has no ggml-vocab-aquila\.gguf"):
+    with pytest.raises(VocabulariesNotFetched, match=r"which has no ggml-vocab-aquila\.gguf"):
         fetch.vocabularies()
     for name in FILES:
         (tmp_path / name).touch()
@@ -267,7 +274,7 @@ def test_a_cache_that_cannot_be_written_is_told(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv(CACHE, str(tmp_path / "file" / "below"))
-    with pytest.raises(NotFetched, match=r"Not a directory|File exists"):
+    with pytest.raises(VocabulariesNotFetched, match=r"Not a directory|File exists"):
         fetch.fetch()
 
 

@@ -11,7 +11,7 @@ from lockstep.golden.load import load_vectors
 from lockstep.golden.manifest import read_manifest
 from lockstep.golden.store import DEFAULT_ROOT
 from lockstep.golden.suites.base import Vectors
-from lockstep.golden.suites.logits import Logits
+from lockstep.golden.suites.logits import GoldenLogits
 from lockstep.golden.write import Made, held_or_made
 
 ENTRIES = {entry.path: entry for entry in read_manifest(DEFAULT_ROOT)}
@@ -151,9 +151,9 @@ def test_what_follows_a_tie_within_the_bound_is_not_compared() -> None:
     after[at + 1 :] += 1
     document = {**found.document, "greedy": [greedy[0], other, *greedy[2:]]}
     new = Vectors(document=document, tensors={"logits": after})
-    assert Logits().outdated(beside, new) == ""
+    assert GoldenLogits().outdated(beside, new) == ""
     after[at, 0] += 1
-    assert "1 of" in Logits().outdated(beside, new)
+    assert "1 of" in GoldenLogits().outdated(beside, new)
 
 
 def test_what_is_broken_or_not_there_is_written_anew() -> None:

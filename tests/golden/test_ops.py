@@ -12,10 +12,10 @@ from lockstep.engine.ops.ggml.base import MEANINGS, PLAIN, Node
 from lockstep.golden.load import load_vectors
 from lockstep.golden.manifest import read_manifest
 from lockstep.golden.ops.form import Case, node_of
-from lockstep.golden.ops.judge import Judged, judge
+from lockstep.golden.ops.judge import JudgedCase, judge
 from lockstep.golden.ops.vectors import case_of, operations
 from lockstep.golden.store import DEFAULT_ROOT, BrokenGolden
-from lockstep.golden.suites.base import Asked, Golden, Source, Vectors, Verdicts
+from lockstep.golden.suites.base import AskedEngine, Golden, Source, Vectors, Verdicts
 from lockstep.golden.suites.ops import verdict_of
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.context.runner import LocalSession
@@ -53,10 +53,10 @@ def right_answers(found: Vectors, row: dict[str, Any]) -> dict[str, NDArray[Any]
     return answers
 
 
-def judged(op: str, change: Callable[[NDArray[Any]], NDArray[Any]]) -> list[Judged]:
+def judged(op: str, change: Callable[[NDArray[Any]], NDArray[Any]]) -> list[JudgedCase]:
     """Right answers, each changed."""
     found = vectors(op)
-    held: list[Judged] = []
+    held: list[JudgedCase] = []
     for row in found.document["cases"]:
         answers = {name: change(value) for name, value in right_answers(found, row).items()}
         held += judge(row, found.tensors, answers)
@@ -241,7 +241,7 @@ class Shifted(Reference):
 
 def source_of(engine: type[Reference]) -> Source:
     session = LocalSession(engine, None, EXACT)
-    ask = Asked(engine=engine.name, session=session)
+    ask = AskedEngine(engine=engine.name, session=session)
     return Source(ask=ask, info=ask("describe"), settings=EXACT, seed=1)
 
 
@@ -259,7 +259,7 @@ def test_an_oracle_that_is_out_of_bound_makes_no_vectors() -> None:
 def test_a_finding_that_is_over_is_told() -> None:
     document = vectors("L2_NORM").document
     verdict = Verdicts(suite="golden-ops", case="l2_norm", repro="")
-    right = [Judged(case=row["id"], output="y", way="plain") for row in document["cases"]]
+    right = [JudgedCase(case=row["id"], output="y", way="plain") for row in document["cases"]]
     assert verdict_of(document, right, verdict, engine="llama.cpp").status == "diverged"
     assert verdict_of(document, right, verdict, engine="mine").status == "agreed"
 

@@ -10,13 +10,13 @@ import pytest
 from numpy.typing import NDArray
 
 from lockstep.engine.errors import Unsupported
-from lockstep.engine.ops.reference import Reference as PlainOps
+from lockstep.engine.ops.reference import ReferenceOps as PlainOps
 from lockstep.golden.load import documents, load_vectors
 from lockstep.golden.manifest import read_manifest
 from lockstep.golden.models import write_models
 from lockstep.golden.replay import replay, stem
 from lockstep.golden.store import DEFAULT_ROOT, BrokenGolden
-from lockstep.golden.suites.base import Asked, Golden, Vectors, Verdicts
+from lockstep.golden.suites.base import AskedEngine, Golden, Vectors, Verdicts
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.context.runner import LocalSession
 from lockstep.harness.context.suite import NoAnswer
@@ -125,7 +125,7 @@ def held(engine: type[Reference], path: str, models: Path) -> list[Verdict]:
     model = None if row is None else models / f"{row['name']}.gguf"
     verdict = Verdicts(suite="golden", case=path, repro="again")
     with LocalSession(engine, model, EXACT) as session:
-        ask = Asked(engine=engine.name, session=session)
+        ask = AskedEngine(engine=engine.name, session=session)
         return list(Golden.named(path.split("/")[0])().replay(vectors, ask, verdict))
 
 

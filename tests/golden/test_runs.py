@@ -10,9 +10,9 @@ import pytest
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.quants.base import F32
 from lockstep.golden.suites import run as of_runs
-from lockstep.golden.suites.base import Asked, Golden, Vectors, Verdicts
+from lockstep.golden.suites.base import AskedEngine, Golden, Vectors, Verdicts
 from lockstep.golden.suites.parts.run_compare import compared, same_ids
-from lockstep.golden.suites.run import Run
+from lockstep.golden.suites.run import GoldenRun
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.context.runner import LocalSession, Runner
 from lockstep.harness.records import EXACT, Evaluation, Request, Site, TensorRecord, Trace, Verdict
@@ -66,12 +66,12 @@ class WrongHidden(Engine):
 
 def replayed(engine: type[Reference], vectors: Vectors | None = None) -> list[Verdict]:
     with LocalSession(engine, None, EXACT) as session:
-        ask = Asked(engine=engine.name, session=session)
-        return list(Run().replay(vectors or small_run(**{NODE: HIDDEN}), ask, VERDICT))
+        ask = AskedEngine(engine=engine.name, session=session)
+        return list(GoldenRun().replay(vectors or small_run(**{NODE: HIDDEN}), ask, VERDICT))
 
 
 def test_a_golden_that_was_written_contradicts_nothing() -> None:
-    assert list(Run().inconsistencies(small_run())) == []
+    assert list(GoldenRun().inconsistencies(small_run())) == []
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -110,7 +110,7 @@ def test_an_engine_without_logits_is_still_held_to_the_greedy_ids_of_our_own_vec
     document = {"prompt": PROMPT, "greedy": GREEDY, "tolerance": {"allowed": NOISE}}
     vectors = Vectors(document=document, tensors={"logits": DRAWN})
     with LocalSession(Greedy, None, EXACT) as session:
-        ask = Asked(engine="greedy", session=session)
+        ask = AskedEngine(engine="greedy", session=session)
         found = list(Golden.named("logits")().replay(vectors, ask, VERDICT))
     assert [v.status for v in found] == ["not-compared", "agreed"]
 
@@ -191,7 +191,7 @@ def test_a_document_that_contradicts_its_tensors_is_refused(
 ) -> None:
     vectors = small_run()
     edited = Vectors(document={**vectors.document, key: value}, tensors=vectors.tensors)
-    assert any(says in text for text in Run().inconsistencies(edited))
+    assert any(says in text for text in GoldenRun().inconsistencies(edited))
 
 
 def test_an_engine_with_another_graph_is_held_to_its_outputs_all_the_same(
@@ -203,5 +203,5 @@ def test_an_engine_with_another_graph_is_held_to_its_outputs_all_the_same(
         raise Unsupported("no node named 'Qcur-0 ROPE'")
 
     monkeypatch.setattr(of_runs, "nodes_of", lacks)
-    ask = Asked(engine="mine", session=Runner().open("reference", None, EXACT))
+    ask = AskedEngine(engine="mine", session=Runner().open("reference", None, EXACT))
     assert of_runs.shown_of(ask, (), "logits", ()) == {}

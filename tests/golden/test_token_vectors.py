@@ -14,9 +14,9 @@ from lockstep.golden.load import load_vectors
 from lockstep.golden.manifest import read_manifest
 from lockstep.golden.replay import replay
 from lockstep.golden.store import DEFAULT_ROOT, BrokenGolden
-from lockstep.golden.suites.base import Asked, Golden, Verdicts
+from lockstep.golden.suites.base import AskedEngine, Golden, Verdicts
 from lockstep.golden.suites.parts.token_cases import token_cases
-from lockstep.golden.suites.vocabulary import GLUED, WAYS, Vocabulary
+from lockstep.golden.suites.vocabulary import GLUED, WAYS, GoldenVocabulary
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.context.runner import LocalSession
 from lockstep.harness.mutants.parts.tokenizers import WRONG, WrongTokenizer
@@ -50,7 +50,7 @@ def held(engine: type[Reference], kind: str, folder: Path) -> list[Verdict]:
     vectors = load_vectors(DEFAULT_ROOT, ENTRIES[f"tokens/synth-{kind}.json"], ENTRIES)
     verdict = Verdicts(suite="golden", case=kind, repro="again")
     with LocalSession(engine, path, EXACT) as session:
-        ask = Asked(engine=engine.name, session=session, path=path)
+        ask = AskedEngine(engine=engine.name, session=session, path=path)
         return list(Golden.named("vocabulary")().replay(vectors, ask, verdict))
 
 
@@ -176,7 +176,7 @@ def test_vectors_that_contradict_themselves_are_refused(
 
 def test_a_diff_speaks_of_cases_by_name() -> None:
     vectors = load_vectors(DEFAULT_ROOT, ENTRIES["tokens/synth-gpt2.json"], ENTRIES)
-    cases = Vocabulary().cases(vectors)
+    cases = GoldenVocabulary().cases(vectors)
     assert cases["spaces-3: plain"] == [*cases["spaces-3: plain"]]
     assert {"spaces-3: input", "special-00: parsed", "glued-00: full", "token 5"} <= set(cases)
 

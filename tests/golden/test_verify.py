@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from safetensors.numpy import load_file, save_file
 
-from lockstep.golden.manifest import NAME, Entry, manifest_bytes, read_manifest
+from lockstep.golden.manifest import NAME, ManifestEntry, manifest_bytes, read_manifest
 from lockstep.golden.schemas import FOLDER, fine, validator, violations
 from lockstep.golden.store import DEFAULT_ROOT, BrokenGolden, canonical, inside, parse_json
 from lockstep.golden.verify import verify
@@ -44,7 +44,7 @@ KEYED = [e for e in DOCUMENTS if e.kind != "ops" or e.path in FEW_OPS]
 
 
 @pytest.mark.parametrize("entry", KEYED, ids=lambda entry: entry.path)
-def test_a_document_obeys_its_schema_and_needs_each_of_its_keys(entry: Entry) -> None:
+def test_a_document_obeys_its_schema_and_needs_each_of_its_keys(entry: ManifestEntry) -> None:
     document = json.loads((DEFAULT_ROOT / entry.path).read_text())
     assert entry.schema is not None
     assert list(violations(entry.schema, document)) == []

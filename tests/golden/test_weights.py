@@ -12,7 +12,7 @@ from lockstep.engine.activations.base import VARIANTS
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.near import F64
 from lockstep.engine.ops.products import activation_format
-from lockstep.engine.ops.reference import Reference as PlainOps
+from lockstep.engine.ops.reference import ReferenceOps as PlainOps
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.quants.codebooks import codebook
 from lockstep.engine.registry import import_members
@@ -20,7 +20,7 @@ from lockstep.engine.weights import Weight
 from lockstep.golden.load import load_vectors
 from lockstep.golden.manifest import read_manifest
 from lockstep.golden.store import DEFAULT_ROOT
-from lockstep.golden.suites.base import Asked, Golden, Vectors, Verdicts
+from lockstep.golden.suites.base import AskedEngine, Golden, Vectors, Verdicts
 from lockstep.golden.suites.dot import TOKENS, types_with_products
 from lockstep.harness.adapters.ieee754 import NUMBERS
 from lockstep.harness.adapters.reference import Reference
@@ -45,7 +45,7 @@ def vectors_of(path: str) -> Vectors:
 def held(engine: type[Reference], path: str) -> Verdict:
     verdict = Verdicts(suite="golden", case=path, repro="again")
     with LocalSession(engine, None, EXACT) as session:
-        ask = Asked(engine=engine.name, session=session)
+        ask = AskedEngine(engine=engine.name, session=session)
         golden = Golden.named(path.split("/")[0])()
         (found,) = golden.replay(vectors_of(path), ask, verdict)
     return found

@@ -43,12 +43,12 @@ def recorded(version: str, kind: str) -> list[Recorded]:
 
 def rows_of(addresses: list[int], ggml: Any) -> Iterator[list[Any]]:
     """A row for each tensor: op, name, sources, what it is a view of; leaves before their nodes."""
-    from lockstep.harness.adapters.llama_cpp.graph import Node
+    from lockstep.harness.adapters.llama_cpp.graph import LiveNode
 
     index: dict[int, int] = {}
 
     def row(address: int) -> Iterator[list[Any]]:
-        node = Node.at(ggml, address)
+        node = LiveNode.at(ggml, address)
         read = [a for a in node.tensor.src if a and a != address]  # a cast is its own source
         for other in (*read, node.tensor.view_src):
             if other and other not in index:

@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep.engine.batch import Batch
 from lockstep.harness.adapters.llama_cpp.lib import library
-from lockstep.harness.adapters.llama_cpp.model import Context, Model
+from lockstep.harness.adapters.llama_cpp.model import LlamaContext, LlamaModel
 from lockstep.harness.records import DEFAULT, EXACT
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 from tests.llama_cpp_graphs import GRAPHS, HERE, rows_of
@@ -40,8 +40,8 @@ class Nodes:
 def record(kind: str, path: Path) -> list[list[Any]]:
     write_llama(LlamaRecipe(**MODELS[kind]), path)
     settings = replace(DEFAULT if kind == "flash" else EXACT, n_threads=1)
-    model = Model(library(), path, settings, vocab_only=False)
-    context = Context(model, settings, traced=True)
+    model = LlamaModel(library(), path, settings, vocab_only=False)
+    context = LlamaContext(model, settings, traced=True)
     nodes = Nodes()
     context.observer = nodes
     context.decode(Batch.of([1, 2]))

@@ -24,7 +24,7 @@ from lockstep.harness.bench.base import Bench
 from lockstep.harness.catalogue.models import QUIETER, SPECIAL, WITH_KEYS
 from lockstep.harness.context.suite import Suite
 from lockstep.harness.fuzzers.base import Fuzzer
-from lockstep.harness.honest.base import Honest
+from lockstep.harness.honest.base import HonestEngine
 from lockstep.harness.mutants.base import Mutant
 from lockstep.harness.sites import SITES
 from lockstep.harness.synth.any_arch import variants
@@ -39,7 +39,7 @@ FAMILIES: dict[str, type[Any]] = {
     "lockstep.harness.adapters": Adapter,
     "lockstep.harness.bench": Bench,
     "lockstep.harness.fuzzers": Fuzzer,
-    "lockstep.harness.honest": Honest,
+    "lockstep.harness.honest": HonestEngine,
     "lockstep.harness.mutants": Mutant,
     "lockstep.harness.suites": Suite,
 }

@@ -9,7 +9,7 @@ from lockstep.engine.activations.base import X86, ActivationFormat, Converted
 from lockstep.engine.quants.base import F32
 
 
-class BF16(ActivationFormat, name="BF16"):
+class BF16Activations(ActivationFormat, name="BF16"):
     type_id = 30
     layout = np.dtype("<u2")
 

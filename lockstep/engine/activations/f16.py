@@ -9,7 +9,7 @@ from lockstep.engine.activations.base import X86, ActivationFormat, Converted
 from lockstep.engine.quants.base import F32
 
 
-class F16(ActivationFormat, name="F16"):
+class F16Activations(ActivationFormat, name="F16"):
     type_id = 1
     layout = np.dtype("<f2")
 

@@ -9,7 +9,7 @@ from lockstep.engine.activations.base import X86, ActivationFormat, Converted
 from lockstep.engine.quants import base
 
 
-class F32(ActivationFormat, name="F32"):
+class F32Activations(ActivationFormat, name="F32"):
     type_id = 0
     layout = np.dtype("<f4")
 

@@ -9,7 +9,7 @@ from lockstep.engine.activations.base import GENERIC, X86, ActivationFormat, Con
 from lockstep.engine.quants.base import F32
 
 
-class Q8_0(ActivationFormat, name="Q8_0"):
+class Q8_0Activations(ActivationFormat, name="Q8_0"):
     type_id = 8
     block = 32
     layout = np.dtype([("d", "<f2"), ("qs", "i1", 32)])

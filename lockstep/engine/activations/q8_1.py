@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.activations.base import GENERIC, X86, ActivationFormat, Converted
-from lockstep.engine.activations.q8_0 import Q8_0, half, integers, packed, steps
+from lockstep.engine.activations.q8_0 import Q8_0Activations, half, integers, packed, steps
 from lockstep.engine.quants.base import F32
 
 
-class Q8_1(ActivationFormat, name="Q8_1"):
+class Q8_1Activations(ActivationFormat, name="Q8_1"):
     type_id = 9
     block = 32
     summed = 32
@@ -31,7 +31,7 @@ class Q8_1(ActivationFormat, name="Q8_1"):
 
     @classmethod
     def read(cls, blocks: NDArray[Any]) -> Converted:
-        return Converted(Q8_0.read(blocks).values, blocks["s"].astype(np.float64))
+        return Converted(Q8_0Activations.read(blocks).values, blocks["s"].astype(np.float64))
 
 
 def total(whole: F32, variant: str) -> F32:

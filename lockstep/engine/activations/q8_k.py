@@ -11,7 +11,7 @@ from lockstep.engine.quants.base import F32
 MAGIC = np.float32(1.5 * 2**23)  # added to a small float, it leaves the nearest integer's bits
 
 
-class Q8_K(ActivationFormat, name="Q8_K"):
+class Q8_KActivations(ActivationFormat, name="Q8_K"):
     type_id = 15
     block = 256
     summed = 16

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
-from lockstep.engine.memory.base import View
-from lockstep.engine.ops.reference import Reference
+from lockstep.engine.memory.base import LayerView
+from lockstep.engine.ops.reference import ReferenceOps
 from lockstep.engine.quants.base import F32
 from lockstep.engine.trace import Probe
 
@@ -17,8 +17,8 @@ from lockstep.engine.trace import Probe
 @dataclass(frozen=True, eq=False)
 class Step:
     batch: Batch
-    memory: Mapping[int, View]  # of each layer, what it remembers
-    ops: Reference
+    memory: Mapping[int, LayerView]  # of each layer, what it remembers
+    ops: ReferenceOps
     probe: Probe
     flash_attn: bool
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.memory.base import Memory, View
+from lockstep.engine.memory.base import LayerView, Memory
 from lockstep.engine.memory.cells import Cells
 from lockstep.engine.memory.store import NONE, Index, Kept, Numbers, Store
 from lockstep.engine.memory.ubatch import Entries, Entry, Ubatch, split_equal, split_simple
@@ -244,7 +244,7 @@ class Attention(Memory):
 
     # --- numbers ------------------------------------------------------------------------------
 
-    def views(self, batch: Entries, placed: Placed) -> Mapping[int, View]:
+    def views(self, batch: Entries, placed: Placed) -> Mapping[int, LayerView]:
         look = Look(self, batch, placed)
         return {layer: CellView(look, self.store, layer) for layer in self.store.keys}
 
@@ -266,7 +266,7 @@ class Look:
         self.past = np.array([mine[seq] for seq in first]) & (self.ahead >= 0)
 
 
-class CellView(View):
+class CellView(LayerView):
     def __init__(self, look: Look, store: Store, layer: int) -> None:
         self.look, self.numbers, self.layer = look, store, layer
 

@@ -16,14 +16,14 @@ from lockstep.engine.quants.base import F32
 
 
 @dataclass
-class Seen:
+class SeenCells:
     """What can be observed of one call: every ubatch formed, the cells looked at."""
 
     ubatches: list[Ubatch] = field(default_factory=list)
     slots: list[list[Any]] = field(default_factory=list)
 
 
-class View:
+class LayerView:
     """What the graph of one ubatch, which has been applied, sees of one layer."""
 
     def store(self, *numbers: F32) -> None:
@@ -45,7 +45,7 @@ class Memory:
 
     def __init__(self, n_seq: int) -> None:
         self.n_seq = n_seq
-        self.seen = Seen()
+        self.seen = SeenCells()
 
     def pos_min(self, seq: int) -> int:
         return -1
@@ -63,7 +63,7 @@ class Memory:
     def apply(self, batch: Entries, placed: Any) -> None:
         """The tokens of an ubatch are in memory from now on."""
 
-    def views(self, batch: Entries, placed: Any) -> Mapping[int, View]:
+    def views(self, batch: Entries, placed: Any) -> Mapping[int, LayerView]:
         """Of every layer that remembers anything, for the ubatch that was applied last."""
         raise NotImplementedError
 

@@ -6,12 +6,12 @@ import numpy as np
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import InvalidBatch, NoRoom
-from lockstep.engine.memory.base import Memory, Seen, View
+from lockstep.engine.memory.base import LayerView, Memory, SeenCells
 from lockstep.engine.memory.batch_rules import refusal
 from lockstep.engine.memory.ubatch import Entries, Entry, Ubatch, outputs_in_order
 from lockstep.engine.quants.base import F32
 
-Compute = Callable[[Batch, Mapping[int, View]], F32]  # an ubatch -> (outputs, vocabulary)
+Compute = Callable[[Batch, Mapping[int, LayerView]], F32]  # an ubatch -> (outputs, vocabulary)
 
 
 def decode(
@@ -21,7 +21,7 @@ def decode(
 
     Raises InvalidBatch or NoRoom, and nothing has changed.
     """
-    memory.seen = Seen()
+    memory.seen = SeenCells()
     rule = refusal(
         batch,
         n_vocab=n_vocab,

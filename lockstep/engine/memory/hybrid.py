@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lockstep.engine.memory.attention import Attention, Placed
-from lockstep.engine.memory.base import Pair, View
+from lockstep.engine.memory.base import LayerView, Pair
 from lockstep.engine.memory.recurrent import Recurrent, States
 from lockstep.engine.memory.store import NONE, Numbers
 from lockstep.engine.memory.ubatch import Entries, split_equal
@@ -57,7 +57,7 @@ class Hybrid(Pair):
         self.attention.apply(batch, placed)
         self.states.apply(batch, placed.ubatch)
 
-    def views(self, batch: Entries, placed: Placed) -> Mapping[int, View]:
+    def views(self, batch: Entries, placed: Placed) -> Mapping[int, LayerView]:
         cells = self.attention.views(batch, placed)
         return {**cells, **self.states.views(batch, placed.ubatch)}
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.memory.base import Memory, View
+from lockstep.engine.memory.base import LayerView, Memory
 from lockstep.engine.memory.ubatch import Entries, Ubatch, split_simple
 from lockstep.engine.quants.base import F32
 
@@ -27,14 +27,14 @@ class NoMemory(Memory):
         self.seen.ubatches += ubatches
         return ubatches if len(ubatches) == 1 else None
 
-    def views(self, batch: Entries, placed: Ubatch) -> Mapping[int, View]:
+    def views(self, batch: Entries, placed: Ubatch) -> Mapping[int, LayerView]:
         entries = [batch[at] for at in placed.order]
         seqs = np.array([min(e.seqs) for e in entries])
         pos = np.array([e.pos for e in entries])
         return {layer: BatchView(seqs, pos) for layer in self.layers}
 
 
-class BatchView(View):
+class BatchView(LayerView):
     """The keys and values of the batch itself, as they were computed."""
 
     def __init__(self, seqs: NDArray[np.int64], pos: NDArray[np.int64]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.memory.base import Memory, View
+from lockstep.engine.memory.base import LayerView, Memory
 from lockstep.engine.memory.cells import span
 from lockstep.engine.memory.ubatch import Entries, Ubatch, split_equal
 from lockstep.engine.quants.base import F32
@@ -70,7 +70,7 @@ class Recurrent(Memory):
             },
         )
 
-    def views(self, batch: Entries, placed: Ubatch) -> Mapping[int, View]:
+    def views(self, batch: Entries, placed: Ubatch) -> Mapping[int, LayerView]:
         states = [self.states[min(batch[at].seqs)] for at in last_of_sets(placed)]
         return {layer: StateView(states, layer) for layer in self.layers}
 
@@ -135,7 +135,7 @@ class Recurrent(Memory):
         return True
 
 
-class StateView(View):
+class StateView(LayerView):
     """The states of an ubatch's sets of sequences, in their order, as one array for each shape."""
 
     def __init__(self, states: Sequence[State], layer: int) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockstep.engine.errors import EngineError, InvalidBatch, NoRoom
-from lockstep.engine.memory.base import Memory, Seen
+from lockstep.engine.memory.base import Memory, SeenCells
 from lockstep.engine.memory.decode import Compute, decode
 from lockstep.engine.memory.ubatch import Entries, Entry, Ubatch, outputs_in_order
 from lockstep.engine.quants.base import F32
@@ -30,7 +30,7 @@ class Schedule:
 
     def step(self, step: Sequence[Any]) -> dict[str, Any]:
         memory = self.memory
-        memory.seen = Seen()
+        memory.seen = SeenCells()
         logits, batch = None, []
         if step[0] == "decode":
             batch = [Entry(t, p, frozenset(s), bool(out)) for t, p, s, out in step[1]]

@@ -6,7 +6,7 @@ Source: llama-kv-cache-iswa.cpp of llama-cpp-python 0.3.36.
 from collections.abc import Mapping, Sequence
 
 from lockstep.engine.memory.attention import Attention, Placed, SavedCells
-from lockstep.engine.memory.base import Pair, View
+from lockstep.engine.memory.base import LayerView, Pair
 from lockstep.engine.memory.store import NONE, Numbers
 from lockstep.engine.memory.ubatch import Entries, Ubatch, split_equal, split_simple
 
@@ -69,7 +69,7 @@ class Window(Pair):
         for part, one in zip(self.both, placed, strict=True):
             part.apply(batch, one)
 
-    def views(self, batch: Entries, placed: tuple[Placed, Placed]) -> Mapping[int, View]:
+    def views(self, batch: Entries, placed: tuple[Placed, Placed]) -> Mapping[int, LayerView]:
         full, near = (part.views(batch, one) for part, one in zip(self.both, placed, strict=True))
         return {**full, **near}
 

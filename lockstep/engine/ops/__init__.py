@@ -4,13 +4,13 @@ All have the methods of `reference.Reference`, with the same arguments, shapes a
 """
 
 from lockstep.engine.errors import Unsupported
-from lockstep.engine.ops.reference import Reference
+from lockstep.engine.ops.reference import ReferenceOps
 
 
-def ops_named(name: str) -> Reference:
+def ops_named(name: str) -> ReferenceOps:
     """The implementation called `reference`, `mirror` or `fast`; compiled code is imported late."""
     if name == "reference":
-        return Reference()
+        return ReferenceOps()
     if name == "mirror":
         from lockstep.engine.ops.mirror import Mirror
 

@@ -13,12 +13,12 @@ from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.flash_mirror import FlashMirror
 from lockstep.engine.ops.ggml.attention import as_node
 from lockstep.engine.ops.near import F64
-from lockstep.engine.ops.reference import I32, Bools, Reference, RopeParams
+from lockstep.engine.ops.reference import I32, Bools, ReferenceOps, RopeParams
 from lockstep.engine.ops.rotation import by_recursion
 from lockstep.engine.quants.base import F32
 
 
-class Mirror(Reference):
+class Mirror(ReferenceOps):
     """`n_threads` and `n_ctx` matter to flash attention only, which cuts its work by them.
 
     `generic` names the activation formats that the mirrored build rounds as ggml's generic C does;

@@ -22,7 +22,7 @@ Bools = NDArray[np.bool_]
 Formula = Callable[..., Number | F32]  # its last argument is the build
 
 
-class Reference:
+class ReferenceOps:
     """The meaning of every op."""
 
     build = Build(lanes=1, plain=True, bounds=False)

@@ -25,7 +25,7 @@ CHINESE = (
 ENDS, GROWS, STANDS_ALONE = range(3)
 
 
-class Bert(Tokenizer, name="bert"):
+class BertTokenizer(Tokenizer, name="bert"):
     """[CLS] (as BOS) and [SEP] are put around a text whatever the flags say."""
 
     defaults = Defaults(

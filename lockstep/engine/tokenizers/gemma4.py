@@ -9,12 +9,12 @@ Source: the "gemma4" case of llama_vocab::impl::load, and LLAMA_VOCAB_PRE_TYPE_G
 src/llama-vocab.cpp of llama-cpp-python 0.3.36.
 """
 
-from lockstep.engine.tokenizers.gpt2 import Gpt2
+from lockstep.engine.tokenizers.gpt2 import Gpt2Tokenizer
 from lockstep.engine.tokenizers.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from lockstep.engine.tokenizers.vocabulary import Defaults, Metadata
 
 
-class Gemma4(Gpt2, name="gemma4"):
+class Gemma4Tokenizer(Gpt2Tokenizer, name="gemma4"):
     defaults = Defaults()
 
     def choose(self, metadata: Metadata) -> PreTokenizer:

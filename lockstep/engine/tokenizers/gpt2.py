@@ -18,7 +18,7 @@ from lockstep.engine.errors import EngineError, InvalidModel
 from lockstep.engine.tokenizers.base import SPACE, Tokenizer
 from lockstep.engine.tokenizers.merging import NEVER, PLAIN, Merging
 from lockstep.engine.tokenizers.pre_tokenizers import PreTokenizer, pre_tokenizer_of
-from lockstep.engine.tokenizers.splitting import Remembered, Splitter
+from lockstep.engine.tokenizers.splitting import Remembered, TextSplitter
 from lockstep.engine.tokenizers.tables import NONE, table_of, table_of_merges
 from lockstep.engine.tokenizers.utf8 import LAST, code_points, to_utf8, writable_code_points
 from lockstep.engine.tokenizers.vocabulary import (
@@ -45,7 +45,7 @@ BYTE_OF_CHARACTER = dict.fromkeys(HIDDEN, 0xFFFF) | {
 }
 
 
-class Gpt2(Tokenizer, name="gpt2"):
+class Gpt2Tokenizer(Tokenizer, name="gpt2"):
     """Where `tokenizer.ggml.pre` is missing, the pre-tokenizer is `default`, as in llama.cpp.
 
     `pre.kind` tells which one it is. No space is ever put before a text: `add_space_prefix` is
@@ -62,7 +62,7 @@ class Gpt2(Tokenizer, name="gpt2"):
         self.pieces = tuple(self.render(i) for i in range(vocabulary.n_vocab))
         # kimi-k2 can do without merges: llama.cpp says that its words are tokens
         self.merges = read_merges(metadata, required=self.pre.kind != "KIMI_K2")
-        self.splitter = Splitter(self.pre.expressions)
+        self.splitter = TextSplitter(self.pre.expressions)
         self.known = Remembered(self.merged)
 
     def choose(self, metadata: Metadata) -> PreTokenizer:

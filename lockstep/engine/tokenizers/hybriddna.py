@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from lockstep.engine.tokenizers.gpt2 import Gpt2
+from lockstep.engine.tokenizers.gpt2 import Gpt2Tokenizer
 from lockstep.engine.tokenizers.vocabulary import Metadata
 
 MARK = "\ue000".encode()  # ends the stored text of a piece of DNA, and is not shown
@@ -17,7 +17,7 @@ SIZE = 6
 DNA = re.compile(rb"<dna>(.*?)(</dna>|\Z)", re.DOTALL)
 
 
-class HybridDna(Gpt2, name="hybriddna"):
+class HybridDnaTokenizer(Gpt2Tokenizer, name="hybriddna"):
     """Without tokens for `<dna>`, `</dna>` and `<oov>` it is as "gpt2"."""
 
     def __init__(self, metadata: Metadata) -> None:

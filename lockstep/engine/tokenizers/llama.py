@@ -19,7 +19,7 @@ from lockstep.engine.tokenizers.vocabulary import Defaults
 MISSING = -2  # stands for the token of byte 0, and so on down
 
 
-class Llama(Tokenizer, name="llama"):
+class LlamaTokenizer(Tokenizer, name="llama"):
     """All tokens take part in merging, whatever their type: control tokens too."""
 
     defaults = Defaults(bos=1, eos=2, unk=0, add_space_prefix=True, add_bos=True)

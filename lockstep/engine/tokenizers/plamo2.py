@@ -26,7 +26,7 @@ BYTE_ORDER_MARK = 0xFEFF
 NO_CHARACTER = "\ud800"  # in no token, as tokens are valid UTF-8
 
 
-class Step(NamedTuple):
+class TableStep(NamedTuple):
     """The next `size` characters as one token; without a token, one character in bytes."""
 
     text: str
@@ -35,7 +35,7 @@ class Step(NamedTuple):
     token: int | None
 
 
-class Plamo2(Tokenizer, name="plamo2"):
+class Plamo2Tokenizer(Tokenizer, name="plamo2"):
     """Which tokens are bytes is what the file says, before types are repaired."""
 
     defaults = Defaults(bos=1, eos=2, unk=0, pad=3)
@@ -56,7 +56,7 @@ class Plamo2(Tokenizer, name="plamo2"):
                     f"tokenizer.ggml.tokens must have the byte token <0x{byte:02X}>, not as id 0"
                 )
         self.endings = {text[at:] for text in self.tokens for at in range(len(text))}
-        self.known_steps: dict[str, tuple[Step, ...]] = {}
+        self.known_steps: dict[str, tuple[TableStep, ...]] = {}
 
     def around(self) -> tuple[list[int], list[int]]:
         """Nothing, whatever the flags say."""
@@ -77,9 +77,9 @@ class Plamo2(Tokenizer, name="plamo2"):
                 yield from (self.bytes[byte] for byte in to_utf8(codes[at]))
             at += step.size
 
-    def cheapest(self, codes: list[int]) -> list[Step]:
+    def cheapest(self, codes: list[int]) -> list[TableStep]:
         """The best step from each character; among equals the longest."""
-        path: list[Step] = []  # of the characters behind, last first
+        path: list[TableStep] = []  # of the characters behind, last first
         costs = [0] * (len(codes) + 1)
         state = ""
         for at in range(len(codes) - 1, -1, -1):
@@ -100,27 +100,27 @@ class Plamo2(Tokenizer, name="plamo2"):
                 return text
         return ""
 
-    def steps(self, state: str) -> tuple[Step, ...]:
+    def steps(self, state: str) -> tuple[TableStep, ...]:
         """What can be done at a state, the longest first, in bytes at the end.
 
         A token that gains as much as spelling in bytes ends the list: shorter ones are not seen.
         """
         if state not in self.known_steps:
-            found: list[Step] = []
+            found: list[TableStep] = []
             for size in range(len(state), 0, -1):
                 if state[:size] in self.endings:
                     found.append(self.step(state[:size]))
                     if found[-1].gain == UNKNOWN:
                         break
             else:
-                found.append(Step("", UNKNOWN, 1, None))
+                found.append(TableStep("", UNKNOWN, 1, None))
             self.known_steps[state] = tuple(found)
         return self.known_steps[state]
 
-    def step(self, text: str) -> Step:
+    def step(self, text: str) -> TableStep:
         token = self.tokens.get(text)
         gain = NO_GAIN if token is None else gain_of(self.vocabulary.scores[token])
-        return Step(text, gain, len(text), token)
+        return TableStep(text, gain, len(text), token)
 
     def render(self, token: int) -> bytes:
         """The text as stored, whatever the type is: `▁` stays, and unused tokens are shown."""

@@ -18,7 +18,7 @@ ESCAPED = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
 BACKSLASH = ord("\\")
 
 
-class Rwkv(Tokenizer, name="rwkv"):
+class RwkvTokenizer(Tokenizer, name="rwkv"):
     """Of two tokens that are the same unescaped, the later one is found."""
 
     defaults = Defaults()

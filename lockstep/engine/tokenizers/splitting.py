@@ -75,7 +75,7 @@ class Remembered(dict[str, list[T]]):
         return made
 
 
-class Splitter:
+class TextSplitter:
     """Cuts by a list of expressions."""
 
     def __init__(self, expressions: Iterable[str]) -> None:

@@ -19,7 +19,7 @@ UNKNOWN_PENALTY = np.float32(10)  # below the worst score
 NO_UNKNOWN = -1
 
 
-class T5(Tokenizer, name="t5"):
+class T5Tokenizer(Tokenizer, name="t5"):
     """Which tokens are pieces is what the file says, before types are repaired."""
 
     defaults = Defaults(eos=1, unk=2, pad=0, add_eos=True)

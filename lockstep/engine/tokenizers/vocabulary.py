@@ -11,20 +11,13 @@ llama.cpp takes `scores` and `token_type` that are too long and ignores the rest
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.errors import InvalidModel
-
-
-class HasData(Protocol):
-    @property
-    def data(self) -> Any: ...
-
-
-Metadata = Mapping[str, HasData]
+from lockstep.engine.hparams import Metadata as Metadata
 
 
 class Attr:
@@ -156,7 +149,7 @@ class Vocabulary:
 
 
 @dataclass(kw_only=True, slots=True)
-class Draft:
+class VocabularyDraft:
     """A vocabulary under repair."""
 
     texts: list[bytes]
@@ -181,7 +174,7 @@ def read_vocabulary(metadata: Metadata, defaults: Defaults) -> Vocabulary:
     """Raises InvalidModel, naming the key, if one is missing, of the wrong type or length."""
     texts = read_texts(metadata)
     stored_attrs = read_attrs(metadata, len(texts))
-    draft = Draft(
+    draft = VocabularyDraft(
         texts=texts,
         attrs=list(stored_attrs),
         ids={text: i for i, text in enumerate(texts)},
@@ -212,7 +205,7 @@ def read_vocabulary(metadata: Metadata, defaults: Defaults) -> Vocabulary:
     )
 
 
-def special_ids(draft: Draft) -> list[int]:
+def special_ids(draft: VocabularyDraft) -> list[int]:
     """Longest text first, and the lower id among equals: there llama.cpp's sort has no rule."""
     ids = [i for i, attr in enumerate(draft.attrs) if attr & Attr.SPECIAL]
     return sorted(ids, key=lambda i: -len(draft.texts[i]))
@@ -328,7 +321,7 @@ def read_roles(metadata: Metadata, defaults: Defaults, n_vocab: int) -> dict[str
 # --- repairing ----------------------------------------------------------------------------------
 
 
-def recognise_roles(draft: Draft) -> None:
+def recognise_roles(draft: VocabularyDraft) -> None:
     for role, texts in ROLE_TEXTS.items():
         found = draft.present(texts)
         if found and draft.roles[role] is None:
@@ -339,7 +332,7 @@ def recognise_roles(draft: Draft) -> None:
             draft.attrs[i] |= Attr.UNUSED
 
 
-def recognise_ends(draft: Draft) -> None:
+def recognise_ends(draft: VocabularyDraft) -> None:
     """Tokens that end a generation, by their text and by their role."""
     for i in draft.present(EOG_TEXTS):
         draft.eog.add(i)
@@ -352,7 +345,7 @@ def recognise_ends(draft: Draft) -> None:
             draft.eog.add(found)
 
 
-def withdraw_ends(draft: Draft) -> None:
+def withdraw_ends(draft: VocabularyDraft) -> None:
     """Two families of models have a token that looks like an end and is not."""
     texts = {draft.texts[i] for i in draft.eog}
     called = bool(texts & {b"<|call|>", b"<|calls|>"})
@@ -362,12 +355,12 @@ def withdraw_ends(draft: Draft) -> None:
         withdraw(draft, b"</s>", Attr.NORMAL)
 
 
-def withdraw(draft: Draft, text: bytes, attr: int) -> None:
+def withdraw(draft: VocabularyDraft, text: bytes, attr: int) -> None:
     draft.eog.remove(draft.ids[text])
     draft.attrs[draft.ids[text]] = attr
 
 
-def set_stripping(draft: Draft, metadata: Metadata, specials: list[int]) -> None:
+def set_stripping(draft: VocabularyDraft, metadata: Metadata, specials: list[int]) -> None:
     """Tokens that swallow the white space beside them: GGUF has no key for it, so by model name."""
     pre = read_string(metadata, "tokenizer.ggml.pre")
     arch = read_string(metadata, "general.architecture")
@@ -385,6 +378,6 @@ def set_stripping(draft: Draft, metadata: Metadata, specials: list[int]) -> None
         set_mask_stripping(draft, "[MASK]")
 
 
-def set_mask_stripping(draft: Draft, text: str) -> None:
+def set_mask_stripping(draft: VocabularyDraft, text: str) -> None:
     for i in draft.present(text):
         draft.attrs[i] |= Attr.LSTRIP

@@ -8,14 +8,14 @@ from collections.abc import Iterable
 
 from lockstep.engine.tokenizers.base import SPACE
 from lockstep.engine.tokenizers.bert import lower
-from lockstep.engine.tokenizers.gpt2 import Gpt2, readable
+from lockstep.engine.tokenizers.gpt2 import Gpt2Tokenizer, readable
 from lockstep.engine.tokenizers.unicode_data import WHITESPACE
 from lockstep.engine.tokenizers.vocabulary import Metadata, read_flag
 
 GAPS = re.compile("[" + "".join(map(chr, WHITESPACE)) + "]+")
 
 
-class Whitespace(Gpt2, name="whitespace"):
+class WhitespaceTokenizer(Gpt2Tokenizer, name="whitespace"):
     """Texts are in lower case, unless `pre` is `whitespace` or a key says otherwise."""
 
     def __init__(self, metadata: Metadata) -> None:

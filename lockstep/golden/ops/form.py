@@ -114,7 +114,7 @@ class Case:
     finding: str | None = None
 
 
-class Draw:
+class SeededInputs:
     """Seeded inputs: the name of a case and what is drawn decide the numbers, nothing else does."""
 
     def __init__(self, op: str, seed: int) -> None:
@@ -135,7 +135,7 @@ class Draw:
         return Blocks(type=kind, raw=raw.reshape(*shape[:-1], -1))
 
 
-Maker = Callable[[str, Draw], Iterator[Case]]
+Maker = Callable[[str, SeededInputs], Iterator[Case]]
 CASES: dict[str, list[Maker]] = {}
 
 

@@ -16,7 +16,7 @@ Tensors = Mapping[str, Array]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class JudgedCase:
     """One output of one case. way: which of the vector's ways it agrees with, if any."""
 
     case: str
@@ -27,19 +27,19 @@ class Judged:
     reason: str = ""
 
 
-def judge(row: Mapping[str, Any], tensors: Tensors, answers: Tensors) -> Iterator[Judged]:
+def judge(row: Mapping[str, Any], tensors: Tensors, answers: Tensors) -> Iterator[JudgedCase]:
     """row: a case of the document; answers: outputs by name, all of them."""
     for name, output in row["outputs"].items():
         got = answers[name]
         wrong = unlike(output, got)
         if wrong is not None:
-            yield Judged(case=row["id"], output=name, wrong=wrong)
+            yield JudgedCase(case=row["id"], output=name, wrong=wrong)
             continue
         found = [against(row, name, way, tensors, answers, got) for way in sorted(output["ways"])]
         yield min(found, key=lambda one: (one.wrong is not None, wrongs(one), one.share))
 
 
-def wrongs(one: Judged) -> int:
+def wrongs(one: JudgedCase) -> int:
     return 0 if one.wrong is None else one.wrong.mismatched
 
 
@@ -55,7 +55,7 @@ def unlike(output: Mapping[str, Any], got: Array) -> Mismatch | None:
 
 def against(
     row: Mapping[str, Any], name: str, way: str, tensors: Tensors, answers: Tensors, got: Array
-) -> Judged:
+) -> JudgedCase:
     """One output against one way."""
     output = row["outputs"][name]
     said = output["ways"][way]
@@ -72,7 +72,7 @@ def against(
         value = value.astype(got.dtype)
     wrong = mismatch_between(value, got, allowed)
     share = closeness(value, got, allowed)
-    return Judged(
+    return JudgedCase(
         case=row["id"], output=name, way=way, share=share, wrong=wrong, reason=said["reason"]
     )
 

@@ -12,7 +12,7 @@ from lockstep.engine.ops.ggml.base import PLAIN, expect, has_meaning
 from lockstep.engine.ops.near import Expected
 from lockstep.engine.ops.sums import in_order
 from lockstep.engine.registry import import_members
-from lockstep.golden.ops.form import CASES, NUMPY_TYPES, Array, Blocks, Case, Draw, node_of
+from lockstep.golden.ops.form import CASES, NUMPY_TYPES, Array, Blocks, Case, SeededInputs, node_of
 from lockstep.golden.store import BrokenGolden, Tensors
 
 # one lane: the bound of one sum in sequence holds for all other orders
@@ -36,7 +36,7 @@ def operations() -> list[str]:
 
 def cases_of(op: str, seed: int) -> list[Case]:
     import_members("lockstep.golden.ops.cases")
-    found = [case for maker in CASES[op] for case in maker(op, Draw(op, seed))]
+    found = [case for maker in CASES[op] for case in maker(op, SeededInputs(op, seed))]
     if len({case.id for case in found}) != len(found):
         raise BrokenGolden(f"two cases of {op} have the same id")
     return found

@@ -28,7 +28,7 @@ class Vectors:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class AskedEngine:
     """An engine in a session, under a name for sentences."""
 
     engine: str
@@ -47,7 +47,7 @@ class Asked:
 class Source:
     """What vectors are made from: an oracle and, but for dequant, a model."""
 
-    ask: Asked
+    ask: AskedEngine
     info: EngineInfo
     settings: Settings
     seed: int
@@ -73,7 +73,7 @@ class Source:
 
 
 def source_of(
-    ask: Asked, progress: Callable[[str], None], seed: int = SEED, **of_model: Any
+    ask: AskedEngine, progress: Callable[[str], None], seed: int = SEED, **of_model: Any
 ) -> Source:
     info = ask("describe")
     return Source(ask=ask, info=info, settings=EXACT, seed=seed, progress=progress, **of_model)
@@ -116,7 +116,7 @@ class Golden(Registered):
         """What a diff speaks of: JSON values and arrays by the names of their cases."""
         raise NotImplementedError
 
-    def replay(self, vectors: Vectors, ask: Asked, verdict: "Verdicts") -> Iterator[Verdict]:
+    def replay(self, vectors: Vectors, ask: AskedEngine, verdict: "Verdicts") -> Iterator[Verdict]:
         raise NotImplementedError
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from lockstep.engine.gguf.types import type_by_name
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.registry import import_members
-from lockstep.golden.suites.base import Asked, Case, Golden, Source, Vectors, Verdicts
+from lockstep.golden.suites.base import AskedEngine, Case, Golden, Source, Vectors, Verdicts
 from lockstep.golden.suites.parts.blocks import named_blocks
 from lockstep.harness.adapters.ieee754 import NUMBERS as PLAIN
 from lockstep.harness.judging.compare import mismatch_between
@@ -20,7 +20,7 @@ NUMBERS = "ieee754"  # the oracle of what llama.cpp stores and does not decode
 COMPARE = "the bits of each float32, so that -0.0 is not 0.0; any NaN equals any NaN"
 
 
-class Dequant(Golden, name="dequant"):
+class GoldenDequant(Golden, name="dequant"):
     def make(self, source: Source, what: str) -> Vectors:
         source.progress(f"{what}: decoded blocks")
         kind = type_by_name(what)
@@ -57,7 +57,7 @@ class Dequant(Golden, name="dequant"):
             found[f"{row['id']}: input"] = row["hex"]
         return found
 
-    def replay(self, vectors: Vectors, ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
+    def replay(self, vectors: Vectors, ask: AskedEngine, verdict: Verdicts) -> Iterator[Verdict]:
         document, expected = vectors.document, vectors.tensors["expected"]
         kind, blocks = document["type"], document["blocks"]
         raw = np.frombuffer(bytes.fromhex("".join(row["hex"] for row in blocks)), np.uint8)

@@ -21,7 +21,15 @@ from lockstep.engine.quants.base import F32, NO_PRODUCT, WeightFormat
 from lockstep.engine.registry import import_members
 from lockstep.engine.weights import Weight
 from lockstep.golden.store import BrokenGolden
-from lockstep.golden.suites.base import Asked, Case, Golden, Source, Vectors, Verdicts, difference
+from lockstep.golden.suites.base import (
+    AskedEngine,
+    Case,
+    Golden,
+    Source,
+    Vectors,
+    Verdicts,
+    difference,
+)
 from lockstep.harness.judging.compare import mismatch_between
 from lockstep.harness.judging.tolerances import Bound, limited
 from lockstep.harness.records import Mismatch, Verdict
@@ -40,7 +48,7 @@ COMPARE = (
 )
 
 
-class Dot(Golden, name="dot"):
+class GoldenDot(Golden, name="dot"):
     def make(self, source: Source, what: str) -> Vectors:
         source.progress(f"{what}: products")
         kind = WeightFormat.named(what)
@@ -104,7 +112,7 @@ class Dot(Golden, name="dot"):
             found |= {f"{part} {i}": row for i, row in enumerate(document[part])}
         return {**found, **vectors.tensors}
 
-    def replay(self, vectors: Vectors, ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
+    def replay(self, vectors: Vectors, ask: AskedEngine, verdict: Verdicts) -> Iterator[Verdict]:
         document, tensors = vectors.document, vectors.tensors
         kind = document["type"]
         raw = np.frombuffer(bytes.fromhex("".join(document["weights"])), np.uint8)

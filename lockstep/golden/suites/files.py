@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import Any
 
 from lockstep.engine.gguf.fields import KINDS
-from lockstep.golden.suites.base import Asked, Case, Golden, Source, Vectors, Verdicts
+from lockstep.golden.suites.base import AskedEngine, Case, Golden, Source, Vectors, Verdicts
 from lockstep.harness.adapters.parts.parsing import ACCEPTED, ENDINGS, Parsed, packed, parsed
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.fuzzers.gguf.faults import FAULTS
@@ -21,7 +21,7 @@ COMPARE = (
 )
 
 
-class Files(Golden, name="files"):
+class GoldenFiles(Golden, name="files"):
     def make(self, source: Source, what: str) -> Vectors:
         """One of them; `every` asks about all at once, which takes a second instead of minutes."""
         return every(source, [what])[what]
@@ -44,7 +44,7 @@ class Files(Golden, name="files"):
         found: Case = {key: document[key] for key in ("provenance", "verdict", "why", "base64")}
         return {**found, **document["parsers"]}
 
-    def replay(self, vectors: Vectors, ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
+    def replay(self, vectors: Vectors, ask: AskedEngine, verdict: Verdicts) -> Iterator[Verdict]:
         """A parser that is in the document must say what it said; any other what is right."""
         document = vectors.document
         raw = base64.b64decode(document["base64"])
@@ -85,7 +85,7 @@ def every(source: Source, faults: Sequence[str]) -> dict[str, Vectors]:
             for way in WAYS[source.ask.engine]}  # fmt: skip
     for engine in OTHERS:
         with Runner().open(engine, None, EXACT) as session:
-            ask = Asked(engine=engine, session=session)
+            ask = AskedEngine(engine=engine, session=session)
             said |= {f"{engine} {way}": ask("parse", *packed(files), way) for way in WAYS[engine]}
     answers = {name: parsed(answer, len(files)) for name, answer in said.items()}
     return {

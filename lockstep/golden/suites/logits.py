@@ -15,7 +15,15 @@ from lockstep.engine.model import Model
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32
 from lockstep.golden.store import BrokenGolden
-from lockstep.golden.suites.base import Asked, Golden, Source, Vectors, Verdicts, difference, each
+from lockstep.golden.suites.base import (
+    AskedEngine,
+    Golden,
+    Source,
+    Vectors,
+    Verdicts,
+    difference,
+    each,
+)
 from lockstep.harness.judging.compare import largest, mismatch_between, worst_distance
 from lockstep.harness.judging.noise import noise_floor
 from lockstep.harness.judging.tolerances import whole_run
@@ -33,7 +41,7 @@ ROWS = (
 )
 
 
-class Logits(Golden, name="logits"):
+class GoldenLogits(Golden, name="logits"):
     def make(self, source: Source, what: str) -> Vectors:
         assert source.path is not None
         s = source.settings
@@ -97,7 +105,7 @@ class Logits(Golden, name="logits"):
         names = ("provenance", "model", "prompt", "greedy", "tolerance")
         return {**{name: vectors.document[name] for name in names}, **vectors.tensors}
 
-    def replay(self, vectors: Vectors, ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
+    def replay(self, vectors: Vectors, ask: AskedEngine, verdict: Verdicts) -> Iterator[Verdict]:
         document = vectors.document
         prompt, greedy = document["prompt"], document["greedy"]
         request = Request(batches=steps_of(prompt, greedy))

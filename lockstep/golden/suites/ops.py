@@ -8,10 +8,10 @@ import numpy as np
 
 from lockstep.engine.ops.ggml.base import has_meaning
 from lockstep.golden.ops.form import Case, node_of
-from lockstep.golden.ops.judge import Array, Judged, judge
+from lockstep.golden.ops.judge import Array, JudgedCase, judge
 from lockstep.golden.ops.vectors import RESULT, case_of, cases_of, written
 from lockstep.golden.store import BrokenGolden, Tensors
-from lockstep.golden.suites.base import Asked, Golden, Source, Vectors, Verdicts
+from lockstep.golden.suites.base import AskedEngine, Golden, Source, Vectors, Verdicts
 from lockstep.harness.records import Mismatch, Verdict
 
 COMPARE = (
@@ -26,7 +26,7 @@ HELD = {  # ggml's or not: what the truth was held against when it was written
 }
 
 
-class Ops(Golden, name="ops"):
+class GoldenOps(Golden, name="ops"):
     def make(self, source: Source, what: str) -> Vectors:
         """what: the operation. Raises BrokenGolden if the oracle's own result is out of bound."""
         source.progress(f"{what}: cases of an operation")
@@ -59,9 +59,9 @@ class Ops(Golden, name="ops"):
         found = {key: document[key] for key in ("provenance", "op", "held", "compare")}
         return {**found, **{row["id"]: row for row in document["cases"]}, **vectors.tensors}
 
-    def replay(self, vectors: Vectors, ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
+    def replay(self, vectors: Vectors, ask: AskedEngine, verdict: Verdicts) -> Iterator[Verdict]:
         op = vectors.document["op"]
-        held: list[Judged] = []
+        held: list[JudgedCase] = []
         for row in vectors.document["cases"]:
             case = case_of(row, vectors.tensors)
             answers = answered(op, case, ask, ggml=vectors.document["ggml"])
@@ -85,14 +85,16 @@ def is_bound(allowed: Array) -> bool:
     return bool(np.isfinite(allowed).all() and (allowed >= 0).all())
 
 
-def answered(op: str, case: Case, ask: Asked, *, ggml: bool) -> dict[str, Array]:
+def answered(op: str, case: Case, ask: AskedEngine, *, ggml: bool) -> dict[str, Array]:
     """What an engine answers to a case. Raises NoAnswer."""
     if ggml:
         return {RESULT: ask("compute", node_of(op, case)).reshape(case.shape)}
     return dict(ask("operate", op, dict(case.inputs), dict(case.params)))
 
 
-def check_oracle(op: str, case: Case, row: Mapping[str, Any], tensors: Tensors, ask: Asked) -> None:
+def check_oracle(
+    op: str, case: Case, row: Mapping[str, Any], tensors: Tensors, ask: AskedEngine
+) -> None:
     for one in judge(row, tensors, answered(op, case, ask, ggml=has_meaning(op))):
         if (one.wrong is None) is (case.finding is not None):
             raise BrokenGolden(
@@ -101,7 +103,7 @@ def check_oracle(op: str, case: Case, row: Mapping[str, Any], tensors: Tensors, 
             )
 
 
-def sentence(op: str, one: Judged) -> str:
+def sentence(op: str, one: JudgedCase) -> str:
     """Where, what was expected, what came, what was allowed."""
     where = f"{op}, {one.case}, {one.output}"
     if one.wrong is None:
@@ -119,7 +121,7 @@ def described(wrong: Mismatch) -> str:
 
 
 def verdict_of(
-    document: Mapping[str, Any], held: list[Judged], verdict: Verdicts, *, engine: str
+    document: Mapping[str, Any], held: list[JudgedCase], verdict: Verdicts, *, engine: str
 ) -> Verdict:
     """One for all cases: a finding of the oracle's own is excused, as long as it is one."""
     op, oracle = document["op"], document["provenance"]["oracle"]["engine"]

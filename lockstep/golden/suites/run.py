@@ -23,7 +23,7 @@ from lockstep.golden.honest import (
 )
 from lockstep.golden.shown import Wanted, answered, names_in_traces, nodes_of
 from lockstep.golden.store import BrokenGolden
-from lockstep.golden.suites.base import Asked, Golden, Source, Vectors, Verdicts, each
+from lockstep.golden.suites.base import AskedEngine, Golden, Source, Vectors, Verdicts, each
 from lockstep.golden.suites.parts.run_compare import compared, same_ids
 from lockstep.golden.suites.parts.run_form import (
     batches_of,
@@ -45,7 +45,7 @@ N_SEEDED = 24  # ids of the prompt of a model without a vocabulary
 N_GREEDY = 16
 
 
-class Run(Golden, name="run"):
+class GoldenRun(Golden, name="run"):
     def make(self, source: Source, what: str) -> Vectors:
         """Raises NoAnswer if there are neither logits nor embeddings."""
         assert source.path is not None
@@ -93,7 +93,7 @@ class Run(Golden, name="run"):
         found |= {row["name"]: row for row in vectors.document["shown"]}
         return {**found, **vectors.tensors}
 
-    def replay(self, vectors: Vectors, ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
+    def replay(self, vectors: Vectors, ask: AskedEngine, verdict: Verdicts) -> Iterator[Verdict]:
         """What an engine does not answer is not compared, by name; the rest is."""
         document = vectors.document
         batches = batches_of_document(document)
@@ -122,7 +122,7 @@ class Run(Golden, name="run"):
 
 
 def shown_of(
-    ask: Asked, batches: Sequence[Batch], result: str, wanted: Sequence[Wanted]
+    ask: AskedEngine, batches: Sequence[Batch], result: str, wanted: Sequence[Wanted]
 ) -> Matrices:
     """Of the nodes wanted those that the engine shows.
 

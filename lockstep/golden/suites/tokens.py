@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from lockstep.golden.suites.base import Asked, Case, Golden, Source, Vectors, Verdicts, each
+from lockstep.golden.suites.base import AskedEngine, Case, Golden, Source, Vectors, Verdicts, each
 from lockstep.harness.records import Verdict
 from lockstep.harness.suites.tokens import TEXTS
 from lockstep.harness.synth.generator import integers, stream
@@ -14,7 +14,7 @@ LONGEST = 12  # pieces of such a text
 FLAGS = ((False, False), (False, True), (True, False), (True, True))
 
 
-class Tokens(Golden, name="tokens"):
+class GoldenTokens(Golden, name="tokens"):
     def make(self, source: Source, what: str) -> Vectors:
         n_vocab = vocabulary_size(source)
         texts = [*TEXTS, *glued(source, n_vocab)]
@@ -55,12 +55,14 @@ class Tokens(Golden, name="tokens"):
                 found[f"{row['id']}: input"] = given
         return found
 
-    def replay(self, vectors: Vectors, ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
+    def replay(self, vectors: Vectors, ask: AskedEngine, verdict: Verdicts) -> Iterator[Verdict]:
         ways = (replay_texts, replay_ids)
         yield from each(verdict, *(partial(way, vectors.document, ask, verdict) for way in ways))
 
 
-def replay_texts(document: Mapping[str, Any], ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
+def replay_texts(
+    document: Mapping[str, Any], ask: AskedEngine, verdict: Verdicts
+) -> Iterator[Verdict]:
     for flags in FLAGS:
         on = encoding(flags)
         rows = matching(document["encode"], on)
@@ -69,7 +71,9 @@ def replay_texts(document: Mapping[str, Any], ask: Asked, verdict: Verdicts) -> 
         yield judged("encode", flags, rows, want, [list(run) for run in got], verdict)
 
 
-def replay_ids(document: Mapping[str, Any], ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
+def replay_ids(
+    document: Mapping[str, Any], ask: AskedEngine, verdict: Verdicts
+) -> Iterator[Verdict]:
     for flags in FLAGS:
         on = decoding(flags)
         rows = matching(document["decode"], on)
@@ -112,7 +116,7 @@ def named(flags: tuple[bool, bool]) -> str:
     return f"-{int(flags[0])}{int(flags[1])}"
 
 
-def encoded(ask: Asked, texts: list[bytes], flags: tuple[bool, bool]) -> list[Case]:
+def encoded(ask: AskedEngine, texts: list[bytes], flags: tuple[bool, bool]) -> list[Case]:
     found = ask("tokenize", texts, **encoding(flags))
     return [
         {
@@ -126,14 +130,14 @@ def encoded(ask: Asked, texts: list[bytes], flags: tuple[bool, bool]) -> list[Ca
     ]
 
 
-def decoded(ask: Asked, runs: list[list[int]], flags: tuple[bool, bool]) -> list[Case]:
+def decoded(ask: AskedEngine, runs: list[list[int]], flags: tuple[bool, bool]) -> list[Case]:
     return [
         {"id": f"decode-{i:03d}{named(flags)}", "ids": run, **decoding(flags), "hex": text}
         for i, (run, text) in enumerate(zip(runs, hexes(ask, runs, flags), strict=True))
     ]
 
 
-def hexes(ask: Asked, runs: list[list[int]], flags: tuple[bool, bool]) -> list[str]:
+def hexes(ask: AskedEngine, runs: list[list[int]], flags: tuple[bool, bool]) -> list[str]:
     return [text.hex() for text in ask("detokenize", runs, **decoding(flags))]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.golden.fetch import own_cases
 from lockstep.golden.store import BrokenGolden
-from lockstep.golden.suites.base import Asked, Case, Golden, Source, Vectors, Verdicts, each
+from lockstep.golden.suites.base import AskedEngine, Case, Golden, Source, Vectors, Verdicts, each
 from lockstep.golden.suites.parts.token_cases import token_cases
 from lockstep.harness.records import Verdict
 from lockstep.harness.synth.draws import integers, stream
@@ -32,7 +32,7 @@ PLAIN_BACK = {"remove_special": False, "unparse_special": False}
 FULL_BACK = {"remove_special": False, "unparse_special": True}
 
 
-class Vocabulary(Golden, name="vocabulary"):
+class GoldenVocabulary(Golden, name="vocabulary"):
     def make(self, source: Source, what: str) -> Vectors:
         metadata = source.ask("metadata").metadata
         texts = {**token_cases(), **own_specials(metadata), **glued(source, metadata)}
@@ -83,14 +83,16 @@ class Vocabulary(Golden, name="vocabulary"):
             found[f"token {i}"] = [full, plain]
         return found
 
-    def replay(self, vectors: Vectors, ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
+    def replay(self, vectors: Vectors, ask: AskedEngine, verdict: Verdicts) -> Iterator[Verdict]:
         document = vectors.document
         parts = [replay_texts, replay_ids, replay_pieces]
         parts += [replay_own] if "llama_cpp" in document else []
         yield from each(verdict, *(partial(part, document, ask, verdict) for part in parts))
 
 
-def replay_texts(document: Mapping[str, Any], ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
+def replay_texts(
+    document: Mapping[str, Any], ask: AskedEngine, verdict: Verdicts
+) -> Iterator[Verdict]:
     for way, flags in WAYS.items():
         rows = [row for row in document["cases"] if way in row["ids"]]
         got = ask("tokenize", [unb64(row["base64"]) for row in rows], **flags)
@@ -98,14 +100,18 @@ def replay_texts(document: Mapping[str, Any], ask: Asked, verdict: Verdicts) -> 
         yield judged(f"encode, {way}", names, want, [list(ids) for ids in got], verdict)
 
 
-def replay_ids(document: Mapping[str, Any], ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
+def replay_ids(
+    document: Mapping[str, Any], ask: AskedEngine, verdict: Verdicts
+) -> Iterator[Verdict]:
     rows = document["cases"]
     got = ask("detokenize", [row["ids"]["plain"] for row in rows], **PLAIN_BACK)
     want = [row["base64"] if row["back"] is None else row["back"] for row in rows]
     yield judged("decode", [r["id"] for r in rows], want, [b64(t) for t in got], verdict)
 
 
-def replay_pieces(document: Mapping[str, Any], ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
+def replay_pieces(
+    document: Mapping[str, Any], ask: AskedEngine, verdict: Verdicts
+) -> Iterator[Verdict]:
     table = document["pieces"]
     names = [f"token {i}" for i in table["ids"]]
     for key, flags in (("full", FULL_BACK), ("plain", PLAIN_BACK)):
@@ -144,7 +150,7 @@ def glued(source: Source, metadata: Mapping[str, tuple[str, Any]]) -> dict[str, 
 # --- rows ---------------------------------------------------------------------------------------
 
 
-def encoded(ask: Asked, texts: Mapping[str, bytes]) -> list[Case]:
+def encoded(ask: AskedEngine, texts: Mapping[str, bytes]) -> list[Case]:
     rows: dict[str, Case] = {
         name: {"id": name, "base64": b64(text), "text": shown(text), "ids": {}}
         for name, text in texts.items()
@@ -169,7 +175,7 @@ def ids_of(cases: Sequence[Case], own: Sequence[Case]) -> Iterator[Ids]:
         yield row["ids"]
 
 
-def pieces(ask: Asked, ids: Ids) -> Case:
+def pieces(ask: AskedEngine, ids: Ids) -> Case:
     """The bytes of each token; under `plain` none for those that are not shown."""
     alone = [[i] for i in ids]
     full, plain = (
@@ -199,7 +205,9 @@ def own_rows(source: Source) -> list[Case]:
     return rows
 
 
-def replay_own(document: Mapping[str, Any], ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
+def replay_own(
+    document: Mapping[str, Any], ask: AskedEngine, verdict: Verdicts
+) -> Iterator[Verdict]:
     """The texts are read from beside the model."""
     rows = document["llama_cpp"]
     cases = [] if ask.path is None else own_cases(ask.path)

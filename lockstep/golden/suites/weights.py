@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lockstep.engine.gguf.file import GgufFile, TensorInfo
 from lockstep.engine.gguf.types import type_by_name
 from lockstep.engine.quants.base import F32
-from lockstep.golden.suites.base import Asked, Case, Golden, Source, Vectors, Verdicts
+from lockstep.golden.suites.base import AskedEngine, Case, Golden, Source, Vectors, Verdicts
 from lockstep.golden.suites.dequant import with_one_nan
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.judging.compare import mismatch_between
@@ -27,7 +27,7 @@ COMPARE = (
 )
 
 
-class Weights(Golden, name="weights"):
+class GoldenWeights(Golden, name="weights"):
     def make(self, source: Source, what: str) -> Vectors:
         assert source.path is not None
         tensors, left_out = [], {}
@@ -74,7 +74,7 @@ class Weights(Golden, name="weights"):
             found[name] = values[row["at"] : row["at"] + row["weights"]]
         return found
 
-    def replay(self, vectors: Vectors, ask: Asked, verdict: Verdicts) -> Iterator[Verdict]:
+    def replay(self, vectors: Vectors, ask: AskedEngine, verdict: Verdicts) -> Iterator[Verdict]:
         """One verdict for each type that agrees, one for each tensor that does not."""
         assert ask.path is not None
         rows: dict[str, list[Case]] = {}
@@ -94,7 +94,7 @@ def row_of(info: TensorInfo, digest: str) -> Case:
     return {"name": info.name, "type": info.type.name, "ne": list(info.ne), "sha256": digest}
 
 
-def sha256_of(file: GgufFile, info: TensorInfo, ask: Asked) -> str:
+def sha256_of(file: GgufFile, info: TensorInfo, ask: AskedEngine) -> str:
     digest = hashlib.sha256()
     raw, step = file.raw(info.name), CHUNK // info.type.block * info.type.bytes
     for start in range(0, len(raw), step):
@@ -137,7 +137,12 @@ def drawn(every: Sequence[TensorInfo], seed: int, name: str) -> Iterator[tuple[T
 
 
 def of_type(
-    file: GgufFile, kind: str, rows: list[Case], vectors: Vectors, ask: Asked, verdict: Verdicts
+    file: GgufFile,
+    kind: str,
+    rows: list[Case],
+    vectors: Vectors,
+    ask: AskedEngine,
+    verdict: Verdicts,
 ) -> Iterator[Verdict]:
     right = []
     for row in rows:
@@ -157,7 +162,7 @@ def of_type(
         yield verdict("agreed", text, {"bit_exact": True})
 
 
-def where(info: TensorInfo, file: GgufFile, vectors: Vectors, ask: Asked) -> str:
+def where(info: TensorInfo, file: GgufFile, vectors: Vectors, ask: AskedEngine) -> str:
     """The first wrong weight, if one of the pieces shows any."""
     for row in vectors.document["pieces"]:
         if row["tensor"] != info.name:

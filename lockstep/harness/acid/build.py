@@ -2,18 +2,33 @@
 
 import numpy as np
 
-from lockstep.harness.acid.architectures.base import Architecture
-from lockstep.harness.acid.measurements.base import Answer, Measurement, Place, state_of, value_of
+from lockstep.harness.acid.architectures.base import AcidArchitecture
+from lockstep.harness.acid.measurements.base import (
+    AcidPlace,
+    Answer,
+    Measurement,
+    state_of,
+    value_of,
+)
 from lockstep.harness.acid.report import END, Report
 from lockstep.harness.acid.shape import Shape, eight_bits
-from lockstep.harness.acid.vocabulary import ASKED, BOS, ENDED, FULL, LAST, SHORT, START, Vocabulary
-from lockstep.harness.acid.weights import CONST, EDGE, EDGE_STATE, SMALL, TINY, Weights
+from lockstep.harness.acid.vocabulary import (
+    ASKED,
+    BOS,
+    ENDED,
+    FULL,
+    LAST,
+    SHORT,
+    START,
+    AcidVocabulary,
+)
+from lockstep.harness.acid.weights import CONST, EDGE, EDGE_STATE, SMALL, TINY, AcidWeights
 
 STATE = 3600.0  # logits by which the answers of a state lead those of all others
 SURE = 8.0
 
 
-def weights_of(report: Report, arch: Architecture, shape: Shape) -> Weights:
+def weights_of(report: Report, arch: AcidArchitecture, shape: Shape) -> AcidWeights:
     lines, vocabulary = report.lines(), arch.vocabulary
     n_plain = len(vocabulary.tokens)
     w = arch.make_weights(shape, n_plain + len(lines))
@@ -21,7 +36,7 @@ def weights_of(report: Report, arch: Architecture, shape: Shape) -> Weights:
     write_tokens(w, report, vocabulary, ids)
     for test in report.tests:
         order = (*report.prompted, *report.usual)
-        test.build(w, Place(test, order, vocabulary))
+        test.build(w, AcidPlace(test, order, vocabulary))
     firsts = {name: 1.0 for name in (START, BOS) if name in w.at}
     w.sink([START, FULL, SHORT, ENDED, *map(state_of, report.tests)], firsts)
     write_answers(w, report, vocabulary, ids)
@@ -29,7 +44,9 @@ def weights_of(report: Report, arch: Architecture, shape: Shape) -> Weights:
     return w
 
 
-def write_tokens(w: Weights, report: Report, vocabulary: Vocabulary, ids: dict[str, int]) -> None:
+def write_tokens(
+    w: AcidWeights, report: Report, vocabulary: AcidVocabulary, ids: dict[str, int]
+) -> None:
     """Each token: the constant, and the state in which it leaves the model."""
     first = state_of(report.prompted[0]) if report.prompted else state_of(report.usual[0])
     w.embd[:] = 0
@@ -51,14 +68,16 @@ def write_tokens(w: Weights, report: Report, vocabulary: Vocabulary, ids: dict[s
                 w.embd[ids[answer.text], w.coordinate(EDGE)] = 1.0
 
 
-def places_in(report: Report, vocabulary: Vocabulary) -> dict[str, tuple[str, float]]:
+def places_in(report: Report, vocabulary: AcidVocabulary) -> dict[str, tuple[str, float]]:
     """Of the tokens that have a state of their own in the model of this report."""
     cut = any(test.of_tokenizer for test in report.tests)
     found = vocabulary.places.items()
     return {text: place for text, place in found if cut or place[0] not in vocabulary.only_cut}
 
 
-def write_answers(w: Weights, report: Report, vocabulary: Vocabulary, ids: dict[str, int]) -> None:
+def write_answers(
+    w: AcidWeights, report: Report, vocabulary: AcidVocabulary, ids: dict[str, int]
+) -> None:
     for state, line in (
         (START, report.short_start[0]),
         (ASKED, report.full_start[0]),
@@ -78,13 +97,13 @@ def write_answers(w: Weights, report: Report, vocabulary: Vocabulary, ids: dict[
             write_answer(w, ids[answer.text], test, answer)
 
 
-def unit_at_the_end(w: Weights, report: Report) -> float:
+def unit_at_the_end(w: AcidWeights, report: Report) -> float:
     """What the constant is behind the last norm, at least: right values make a token longer."""
     longest = max(sum((v * SMALL) ** 2 for v in test.right) for test in report.tests)
     return w.shape.unit / float(np.sqrt(1 + longest / 2))
 
 
-def write_answer(w: Weights, token: int, test: Measurement, answer: Answer) -> None:
+def write_answer(w: AcidWeights, token: int, test: Measurement, answer: Answer) -> None:
     row, state = w.head[token], w.coordinate(state_of(test))
     for i, away in enumerate(answer.away):
         at = w.coordinate(value_of(test, i))

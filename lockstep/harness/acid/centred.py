@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from lockstep.harness.acid.shape import F64, Shape
-from lockstep.harness.acid.weights import CONST, NOTHING, TINY, Weights
+from lockstep.harness.acid.weights import CONST, NOTHING, TINY, AcidWeights
 
 # of the constant and the state, of the first position, and of what tests write
 BALANCES = ("balance 0", "balance 1")
@@ -21,7 +21,7 @@ FIRST = "first position"  # a coordinate that row 0 of the table alone has
 SHARED = "value {}"
 
 
-class Centred(Weights):
+class Centred(AcidWeights):
     """`sharing`: tests whose values nothing else writes while another measures: no head that finds
     what they look for, and no unit that is on."""
 

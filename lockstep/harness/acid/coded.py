@@ -18,7 +18,7 @@ ALL, HALF = (0xFF,), (0xFF, 0x07)  # HALF: of a scale in F16, between one and fo
 
 
 @dataclass(frozen=True)
-class Part:
+class VaryingPart:
     """catches: wrong engines of the catalogue."""
 
     masks: Masks
@@ -30,7 +30,7 @@ class Coded:
     """plain: the value of each field where it does not vary, byte by byte or one for all."""
 
     plain: Mapping[str, float | tuple[int, ...]]
-    parts: Mapping[str, Part]
+    parts: Mapping[str, VaryingPart]
     columns: tuple[int, int] = (53, 210)  # which weights of a row are read
     n_ff: int = field(default=256)
 
@@ -63,13 +63,13 @@ def format_named(kind: str) -> type[WeightFormat]:
     return WeightFormat.named(kind)
 
 
-def small(plain: Mapping[str, float | tuple[int, ...]], **parts: Part) -> Coded:
+def small(plain: Mapping[str, float | tuple[int, ...]], **parts: VaryingPart) -> Coded:
     """A format of 32 weights in a block, two blocks in a row."""
     named = {name.replace("_", "-"): part for name, part in parts.items()}
     return Coded(plain, named, (21, 43), 64)
 
 
-def large(plain: Mapping[str, float | tuple[int, ...]], **parts: Part) -> Coded:
+def large(plain: Mapping[str, float | tuple[int, ...]], **parts: VaryingPart) -> Coded:
     named = {name.replace("_", "-"): part for name, part in parts.items()}
     return Coded(plain, named)
 
@@ -82,87 +82,93 @@ MINIMA = (0x00,) * 4 + (0xFF,) * 4 + (0xF0,) * 4
 FORMATS: Mapping[str, Coded] = {
     "Q8_0": small(
         {"d": 2.0**-7, "qs": 96},
-        bytes=Part({"qs": ALL}, ("q8-0-unsigned",)),
-        scale=Part({"d": HALF}, ("q8-0-scale-of-block-before",)),
+        bytes=VaryingPart({"qs": ALL}, ("q8-0-unsigned",)),
+        scale=VaryingPart({"d": HALF}, ("q8-0-scale-of-block-before",)),
     ),
     "Q4_0": small(
         {"d": 2.0**-3, "qs": 0x33},
-        nibbles=Part(
+        nibbles=VaryingPart(
             {"qs": ALL},
             ("q4-0-nibbles-in-order", "q4-0-nibbles-swapped", "q4-0-offset", "q4-0-signed"),
         ),
-        scale=Part({"d": HALF}),
+        scale=VaryingPart({"d": HALF}),
     ),
     "Q4_1": small(
         {"d": 2.0**-5, "m": 0.0, "qs": 0x99},
-        nibbles=Part({"qs": ALL}),
-        scale_and_minimum=Part(
+        nibbles=VaryingPart({"qs": ALL}),
+        scale_and_minimum=VaryingPart(
             {"d": HALF, "m": (0xFF, 0xB7)},
             ("q4-1-minimum-missing", "q4-1-scale-and-minimum", "q4-1-minimum-subtracted"),
         ),
     ),
     "Q5_0": small(
         {"d": 2.0**-4, "qh": 0, "qs": 0x33},
-        nibbles=Part({"qs": ALL}),
-        fifth_bits=Part(
+        nibbles=VaryingPart({"qs": ALL}),
+        fifth_bits=VaryingPart(
             {"qh": ALL},
             ("q5-0-fifth-bit-missing", "q5-0-fifth-bits-reversed", "q5-0-fifth-bits-big-endian"),
         ),
     ),
     "Q5_1": small(
         {"d": 2.0**-6, "m": 0.0, "qh": 0, "qs": 0x33},
-        nibbles=Part({"qs": ALL}),
-        fifth_bits=Part({"qh": ALL}, ("q5-1-fifth-bits-of-other-half", "q5-1-offset")),
-        scale_and_minimum=Part({"d": HALF, "m": (0xFF, 0xB7)}, ("q5-1-minimum-missing",)),
+        nibbles=VaryingPart({"qs": ALL}),
+        fifth_bits=VaryingPart({"qh": ALL}, ("q5-1-fifth-bits-of-other-half", "q5-1-offset")),
+        scale_and_minimum=VaryingPart({"d": HALF, "m": (0xFF, 0xB7)}, ("q5-1-minimum-missing",)),
     ),
     "IQ4_NL": small(
         {"d": 2.0**-7, "qs": 0xBB},
-        nibbles=Part({"qs": ALL}, ("iq4-nl-nibbles-in-order",)),
-        code_book=Part({"d": HALF}, ("iq4-nl-linear",)),
+        nibbles=VaryingPart({"qs": ALL}, ("iq4-nl-nibbles-in-order",)),
+        code_book=VaryingPart({"d": HALF}, ("iq4-nl-linear",)),
     ),
     "MXFP4": small(
         {"e": 124, "qs": 0x55},
-        nibbles=Part({"qs": ALL}, ("mxfp4-nibbles-in-order", "mxfp4-signs-missing")),
-        exponent=Part({"e": (0x01,)}, ("mxfp4-doubled",)),
+        nibbles=VaryingPart({"qs": ALL}, ("mxfp4-nibbles-in-order", "mxfp4-signs-missing")),
+        exponent=VaryingPart({"e": (0x01,)}, ("mxfp4-doubled",)),
     ),
     "Q2_K": large(
         {"d": 2.0**-6, "dmin": 2.0**-6, "scales": 0x0A, "qs": 0xAA},
-        pairs_of_bits=Part({"qs": ALL}, ("q2-k-pairs-of-bits-reversed",)),
-        scales=Part({"scales": (0x0F,)}, ("q2-k-scales-on-wrong-lanes", "q2-k-scales-and-minima")),
-        minima=Part({"scales": (0xF0,)}, ("q2-k-minima-added", "q2-k-scales-and-minima")),
+        pairs_of_bits=VaryingPart({"qs": ALL}, ("q2-k-pairs-of-bits-reversed",)),
+        scales=VaryingPart(
+            {"scales": (0x0F,)}, ("q2-k-scales-on-wrong-lanes", "q2-k-scales-and-minima")
+        ),
+        minima=VaryingPart({"scales": (0xF0,)}, ("q2-k-minima-added", "q2-k-scales-and-minima")),
     ),
     "Q3_K": large(
         {"d": 2.0**-7, "hmask": 0xFF, "qs": 0xAA, "scales": (0,) * 8 + (0xFF,) * 4},
-        low_bits=Part({"qs": ALL}),
-        high_bits=Part({"hmask": ALL}, ("q3-k-high-bits-inverted", "q3-k-high-bits-of-next-group")),
-        scales=Part({"scales": ALL}, ("q3-k-scales-of-four-bits", "q3-k-scales-order")),
+        low_bits=VaryingPart({"qs": ALL}),
+        high_bits=VaryingPart(
+            {"hmask": ALL}, ("q3-k-high-bits-inverted", "q3-k-high-bits-of-next-group")
+        ),
+        scales=VaryingPart({"scales": ALL}, ("q3-k-scales-of-four-bits", "q3-k-scales-order")),
     ),
     "Q4_K": large(
         {"d": 2.0**-9, "dmin": 2.0**-6, "scales": SIX_BITS, "qs": 0x99},
-        nibbles=Part({"qs": ALL}, ("q4-k-nibbles-swapped",)),
-        scales=Part(
+        nibbles=VaryingPart({"qs": ALL}, ("q4-k-nibbles-swapped",)),
+        scales=VaryingPart(
             {"scales": SCALES},
             ("q4-k-scale-of-first-group", "q4-k-scales-and-minima", "q4-k-high-bits-of-scales"),
         ),
-        minima=Part({"scales": MINIMA}, ("q4-k-minima-added", "q4-k-scales-and-minima")),
+        minima=VaryingPart({"scales": MINIMA}, ("q4-k-minima-added", "q4-k-scales-and-minima")),
     ),
     "Q5_K": large(
         {"d": 2.0**-10, "dmin": 2.0**-6, "scales": SIX_BITS, "qh": 0, "qs": 0x99},
-        nibbles=Part({"qs": ALL}),
-        fifth_bits=Part({"qh": ALL}, ("q5-k-fifth-bit-missing", "q5-k-fifth-bits-of-next-group")),
-        scales=Part({"scales": SCALES}),
-        minima=Part({"scales": MINIMA}, ("q5-k-minima-missing",)),
+        nibbles=VaryingPart({"qs": ALL}),
+        fifth_bits=VaryingPart(
+            {"qh": ALL}, ("q5-k-fifth-bit-missing", "q5-k-fifth-bits-of-next-group")
+        ),
+        scales=VaryingPart({"scales": SCALES}),
+        minima=VaryingPart({"scales": MINIMA}, ("q5-k-minima-missing",)),
     ),
     "Q6_K": large(
         {"d": 2.0**-11, "scales": 64, "ql": 0xCC, "qh": 0xAA},
-        nibbles=Part({"ql": ALL}, ("q6-k-nibbles-swapped",)),
-        high_bits=Part({"qh": ALL}, ("q6-k-high-bits-reversed",)),
-        scales=Part({"scales": ALL}, ("q6-k-scales-unsigned",)),
+        nibbles=VaryingPart({"ql": ALL}, ("q6-k-nibbles-swapped",)),
+        high_bits=VaryingPart({"qh": ALL}, ("q6-k-high-bits-reversed",)),
+        scales=VaryingPart({"scales": ALL}, ("q6-k-scales-unsigned",)),
     ),
     "IQ4_XS": large(
         {"d": 2.0**-11, "scales_h": 0xFFFF, "scales_l": 0, "qs": 0xBB},
-        nibbles=Part({"qs": ALL}, ("iq4-xs-nibbles-in-order",)),
-        scales=Part(
+        nibbles=VaryingPart({"qs": ALL}, ("iq4-xs-nibbles-in-order",)),
+        scales=VaryingPart(
             {"scales_l": ALL, "scales_h": ALL},
             ("iq4-xs-high-bits-of-scales", "iq4-xs-scales-signed", "iq4-xs-scales-swapped"),
         ),

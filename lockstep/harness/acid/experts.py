@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from lockstep.harness.acid.shape import F64, Shape
-from lockstep.harness.acid.weights import SMALL, Weights
+from lockstep.harness.acid.weights import SMALL, AcidWeights
 
 
-class Experts(Weights):
+class AcidExperts(AcidWeights):
     """Where no test chooses, all experts are as likely, and whichever are taken give the same."""
 
     def __init__(self, shape: Shape, n_vocab: int) -> None:

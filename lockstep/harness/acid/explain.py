@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from lockstep.harness.acid.measurements.base import Measurement, honest_lead, room
-from lockstep.harness.acid.read import Read, Reading, known_report
+from lockstep.harness.acid.read import AcidReading, Read, known_report
 from lockstep.harness.acid.report import Report
 
 LOST = (
@@ -12,7 +12,7 @@ LOST = (
 )
 
 
-def explain(reading: Reading) -> Iterator[str]:
+def explain(reading: AcidReading) -> Iterator[str]:
     """What a report says, and where to begin: with what rests on nothing else that is wrong."""
     report = known_report(reading.arch, reading.quant)
     assert report is not None, "a reading without a problem is of a known report"
@@ -36,7 +36,7 @@ def explain_no(answer: Read, test: Measurement) -> Iterator[str]:
     yield f"  measured in: {test.where}"
 
 
-def what_is_missing(reading: Reading, n_prompted: int) -> Iterator[str]:
+def what_is_missing(reading: AcidReading, n_prompted: int) -> Iterator[str]:
     if reading.missing:
         yield f"not in the report: {', '.join(reading.missing)}"
         if reading.ended:

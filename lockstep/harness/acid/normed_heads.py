@@ -4,7 +4,7 @@ import numpy as np
 
 from lockstep.harness.acid.shape import F64, Shape, eight_bits
 from lockstep.harness.acid.vocabulary import FULL, SHORT
-from lockstep.harness.acid.weights import CONST, TINY, Weights
+from lockstep.harness.acid.weights import CONST, TINY, AcidWeights
 
 # Elements that nothing else uses, in pairs of their own: the larger part of what is missing, and
 # the rest, for which eight bits are too few. Where an engine pairs otherwise, those of queries turn
@@ -13,7 +13,7 @@ KEY_FILL, QUERY_FILL = (10, 11), (6, 7)
 QUERY_WEIGHT = 416.0  # queries are so many times as long as keys
 
 
-class NormedHeads(Weights):
+class NormedHeads(AcidWeights):
     """A norm leaves a vector as it is that has the length that it gives: then scores are what they
     are without norms, but where a test stretches a vector, which only a norm takes back."""
 

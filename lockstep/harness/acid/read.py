@@ -24,7 +24,7 @@ class Read:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class AcidReading:
     """problem: why there is no report in the text; "" if there is one."""
 
     arch: str = ""
@@ -49,17 +49,17 @@ class Reading:
         return 0 if self.complete else 3
 
 
-def read_report(text: str) -> Reading:
+def read_report(text: str) -> AcidReading:
     """The first report in the text, whatever stands before and behind it."""
     text = COLOURS.sub("", text[:LONGEST])
     found = TITLE.search(text)
     if not found:
-        return Reading(problem=no_title(text))
+        return AcidReading(problem=no_title(text))
     version, arch, quant, sign = found.groups()
     report = known_report(arch, quant)
     if int(version) != VERSION or report is None:
         said = f"acid {int(version)} {arch} {quant}"
-        return Reading(problem=f"no report of {said!r} is known (version {VERSION} is)")
+        return AcidReading(problem=f"no report of {said!r} is known (version {VERSION} is)")
     prompted = sign == ":"
     tests = report.tests if prompted else report.usual
     rest = text[found.end() :]
@@ -70,7 +70,7 @@ def read_report(text: str) -> Reading:
         if answer := answer_in(rest, test):
             answers.append(answer)
     seen = {answer.test for answer in answers}
-    return Reading(
+    return AcidReading(
         arch=arch,
         quant=quant,
         prompted=prompted,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.harness.acid.vocabulary import ASKED, BOS, Vocabulary
+from lockstep.harness.acid.vocabulary import ASKED, BOS, AcidVocabulary
 
 LETTERS = "mknxpqrsg~"
 SPECIAL = ("<unk>", "<s>", "</s>")
@@ -115,7 +115,7 @@ def cut_states() -> dict[str, tuple[str, float]]:
     return {SPECIAL[1]: (BOS, 1.0), **shown}
 
 
-SENTENCEPIECE = Vocabulary(
+SENTENCEPIECE = AcidVocabulary(
     prompt=PROMPT,
     n_prompt=len(PROMPT) - len("".join(PIECES)) + N_PIECES,
     tokens=tuple(pieces([])),
@@ -127,7 +127,7 @@ SENTENCEPIECE = Vocabulary(
 
 # for models of which other things than the tokenizer are tested: from n on each letter is a token
 LETTER_PROMPT = "m" + "k" * 200 + "n" + "x" * 105 + "pqrs" + "xgx~"
-ONLY_LETTERS = Vocabulary(
+ONLY_LETTERS = AcidVocabulary(
     prompt=LETTER_PROMPT,
     n_prompt=len(LETTER_PROMPT) + 1,
     tokens=tuple(pieces([], ())),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.harness.acid.tokens import CONTROL, LETTERS, NORMAL, letter_states, role
-from lockstep.harness.acid.vocabulary import BOS, Keys, Vocabulary
+from lockstep.harness.acid.vocabulary import BOS, AcidVocabulary, Keys
 
 FIRST, LAST, WORD = "<|first|>", "<|last|>", "<|word|>"  # BOS, EOS, one that users defined
 USER_DEFINED = 4  # token type of the GGUF specification
@@ -80,10 +80,10 @@ class Bpe:
         return keys
 
 
-def vocabulary(pre: str, n_digits: int, letters: str = LETTERS) -> Vocabulary:
+def vocabulary(pre: str, n_digits: int, letters: str = LETTERS) -> AcidVocabulary:
     """n_digits: how many tokens " 12" is cut into; letters: those that tests look for."""
     n_prompt = len(PROMPT) - len("".join(PIECES)) + 2 + n_digits + 2 + 1
-    return Vocabulary(
+    return AcidVocabulary(
         prompt=PROMPT,
         n_prompt=n_prompt,
         tokens=TOKENS,

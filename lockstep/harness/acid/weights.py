@@ -32,7 +32,7 @@ SMALL = 1 / 8
 SCORE = 60.0  # of what is looked for, above all else: exp(-60) of the rest is left
 
 
-class Weights:
+class AcidWeights:
     """`states`: the coordinates that tell tokens apart, the constant first."""
 
     def __init__(self, shape: Shape, n_vocab: int) -> None:

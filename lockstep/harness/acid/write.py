@@ -15,7 +15,7 @@ from lockstep.harness.acid.build import weights_of
 from lockstep.harness.acid.coded import FORMATS, format_named
 from lockstep.harness.acid.report import report_for
 from lockstep.harness.acid.shape import F64, Shape, eight_bits
-from lockstep.harness.acid.weights import Weights
+from lockstep.harness.acid.weights import AcidWeights
 from lockstep.harness.synth.gguf_writer import Tensor, write_gguf
 
 TYPES = (*PLAIN, *FORMATS)
@@ -88,7 +88,7 @@ def as_bytes(values: F64, kind: str) -> bytes:
     return np.ascontiguousarray(values, {"F32": "<f4", "F16": "<f2"}[kind]).tobytes()
 
 
-def coded_rows(weights: Weights, quant: str) -> bytes:
+def coded_rows(weights: AcidWeights, quant: str) -> bytes:
     """Rows that no test reads are zero, scales and all."""
     form = format_named(quant)
     zero = bytes(form.layout.itemsize * (weights.shape.n_ff // form.weights))

@@ -1,7 +1,7 @@
 """Our engine as it is run, compiled; never used to judge."""
 
 from lockstep.engine.ops.fast.ops import Fast
-from lockstep.engine.ops.reference import Reference as Ops
+from lockstep.engine.ops.reference import ReferenceOps as Ops
 from lockstep.harness.adapters.reference import Reference
 
 

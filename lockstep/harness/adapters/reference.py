@@ -19,7 +19,7 @@ from lockstep.engine.ops.build import ANY_ENGINE
 from lockstep.engine.ops.fused.base import Call, operate
 from lockstep.engine.ops.ggml.base import Node, expect, settled
 from lockstep.engine.ops.mirror import Mirror
-from lockstep.engine.ops.reference import Reference as Ops
+from lockstep.engine.ops.reference import ReferenceOps as Ops
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
 from lockstep.engine.weights import Weight
@@ -147,7 +147,7 @@ class Reference(Adapter, name="reference"):
         memory = self.loaded.new_memory()
         # where some layers have windows no engine's two caches need be cut as another's are, and
         # of some models nothing is kept
-        recorder = Recorder(request, CACHES if isinstance(memory, Window | NoMemory) else ())
+        recorder = TensorRecorder(request, CACHES if isinstance(memory, Window | NoMemory) else ())
         logits = []
         for step, batch in enumerate(request.batches):
             recorder.step = step
@@ -239,7 +239,7 @@ def plain(value: Value) -> Any:
     return [summary.scalar(value.element.name, item) for item in items]
 
 
-class Recorder:
+class TensorRecorder:
     """The probe that records what the request wants to see and puts in what it wants replaced."""
 
     def __init__(self, request: Request, hidden: Collection[str] = ()) -> None:

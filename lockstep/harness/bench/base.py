@@ -28,7 +28,7 @@ class BenchPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class BenchRow:
     """One target. rates: units a second, by engine and number of threads; absent if it has none."""
 
     target: str
@@ -63,10 +63,10 @@ class Bench(Registered):
     def targets(self) -> list[str]:
         raise NotImplementedError
 
-    def run(self, plan: BenchPlan, progress: Progress) -> Iterator[Row]:
+    def run(self, plan: BenchPlan, progress: Progress) -> Iterator[BenchRow]:
         raise NotImplementedError
 
-    def promises(self, rows: Sequence[Row]) -> list[Promise]:
+    def promises(self, rows: Sequence[BenchRow]) -> list[Promise]:
         """Of those rows that they are about."""
         return []
 

@@ -7,7 +7,14 @@ from typing import ClassVar
 from lockstep.engine.choices import choices
 from lockstep.engine.quants.base import Bytes, WeightFormat
 from lockstep.engine.registry import import_members
-from lockstep.harness.bench.base import Bench, BenchPlan, Progress, Promise, Row, geometric_mean
+from lockstep.harness.bench.base import (
+    Bench,
+    BenchPlan,
+    BenchRow,
+    Progress,
+    Promise,
+    geometric_mean,
+)
 from lockstep.harness.check.check import BadInput
 from lockstep.harness.context.runner import Runner, Session
 from lockstep.harness.context.suite import no_answer
@@ -18,7 +25,7 @@ OURS, GGML, GGUF = "reference", "llama.cpp", "gguf-py"
 ALONE = 1.0, 1.5, 1.8  # least: of each type, in the geometric mean, of two threads to one
 
 
-class Quants(Bench, name="quants"):
+class QuantsBench(Bench, name="quants"):
     unit = "weights"
     engines: ClassVar[dict[str, str]] = {OURS: "ours", GGML: "ggml", GGUF: "gguf"}
 
@@ -27,7 +34,7 @@ class Quants(Bench, name="quants"):
         formats = sorted(WeightFormat.family.values(), key=lambda kind: kind.type_id)
         return [kind.name for kind in formats]
 
-    def run(self, plan: BenchPlan, progress: Progress) -> Iterator[Row]:
+    def run(self, plan: BenchPlan, progress: Progress) -> Iterator[BenchRow]:
         unknown = sorted(set(plan.targets) - set(self.targets()))
         if unknown:
             known = choices(unknown[0], self.targets())
@@ -37,7 +44,7 @@ class Quants(Bench, name="quants"):
                 name: stack.enter_context(Runner().open(name, None, EXACT)) for name in self.engines
             }
             for target in plan.targets or self.targets():
-                yield Row(target=target, rates=self.rates(target, plan, sessions, progress))
+                yield BenchRow(target=target, rates=self.rates(target, plan, sessions, progress))
 
     def rates(
         self, target: str, plan: BenchPlan, sessions: dict[str, Session], progress: Progress
@@ -59,7 +66,7 @@ class Quants(Bench, name="quants"):
                     turns.remove((name, threads))  # it has no decoder for this type
         return best
 
-    def promises(self, rows: Sequence[Row]) -> list[Promise]:
+    def promises(self, rows: Sequence[BenchRow]) -> list[Promise]:
         one = ratios(rows, (OURS, 1), (GGML, 1))
         two = ratios(rows, (OURS, 2), (OURS, 1))
         if not one or not two:
@@ -101,7 +108,7 @@ def weights_in(target: str, raw: Bytes) -> int:
     return kind.whole_blocks(raw) * kind.weights
 
 
-def ratios(rows: Sequence[Row], a: tuple[str, int], b: tuple[str, int]) -> dict[str, float]:
+def ratios(rows: Sequence[BenchRow], a: tuple[str, int], b: tuple[str, int]) -> dict[str, float]:
     found = {row.target: row.ratio(a, b) for row in rows}
     return {target: ratio for target, ratio in found.items() if ratio is not None}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from lockstep.engine.batch import Batch
-from lockstep.harness.bench.base import Bench, BenchPlan, Progress, Promise, Row
+from lockstep.harness.bench.base import Bench, BenchPlan, BenchRow, Progress, Promise
 from lockstep.harness.check.check import BadInput
 from lockstep.harness.check.inputs import check_file
 from lockstep.harness.context.runner import Runner, Session
@@ -26,7 +26,7 @@ SMALLEST_VOCABULARY = 32
 WAITING = "OMP_WAIT_POLICY"
 
 
-class ShadowCost(Bench, name="shadow"):
+class ShadowBench(Bench, name="shadow"):
     """A target is a GGUF file or a built-in model; its rows are a prompt and single tokens."""
 
     unit = "decodes"
@@ -41,7 +41,7 @@ class ShadowCost(Bench, name="shadow"):
     def targets(self) -> list[str]:
         return ["builtin:f32"]
 
-    def run(self, plan: BenchPlan, progress: Progress) -> Iterator[Row]:
+    def run(self, plan: BenchPlan, progress: Progress) -> Iterator[BenchRow]:
         with threads_spin(), tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
             for target in plan.targets or self.targets():
                 path = model_of(target, Path(folder))
@@ -51,7 +51,7 @@ class ShadowCost(Bench, name="shadow"):
                             text = f"{path.stem}, {preset}, {name}"
                             yield row(text, session, batches, plan.rounds, progress)
 
-    def promises(self, rows: Sequence[Row]) -> list[Promise]:
+    def promises(self, rows: Sequence[BenchRow]) -> list[Promise]:
         return [
             Promise(
                 text=f"{row.target}: three plain decodes and a copy against a capture",
@@ -93,7 +93,7 @@ def work(seed: int) -> dict[str, tuple[Batch, ...]]:
 
 def row(
     name: str, session: Session, batches: tuple[Batch, ...], rounds: int, progress: Progress
-) -> Row:
+) -> BenchRow:
     """The best of all rounds: whatever else runs on the machine only ever makes it slower."""
     best: dict[str, float] = {}
     for i in range(rounds):
@@ -103,4 +103,4 @@ def row(
             raise BadInput(no_answer(ENGINE, "time_capture", outcome).summary)
         for what in (CAPTURE, PLAIN, CALLBACK, COPY):
             best[what] = min(outcome.value[what], best.get(what, float("inf")))
-    return Row(target=name, rates={(what, 1): 1 / value for what, value in best.items()})
+    return BenchRow(target=name, rates={(what, 1): 1 / value for what, value in best.items()})

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lockstep.engine.choices import choices
-from lockstep.harness.bench.base import Bench, BenchPlan, Progress, Promise, Row
+from lockstep.harness.bench.base import Bench, BenchPlan, BenchRow, Progress, Promise
 from lockstep.harness.bench.prose import long_word, prose
 from lockstep.harness.check.check import BadInput
 from lockstep.harness.check.inputs import check_file
@@ -24,7 +24,7 @@ LINEAR = 0.5
 PROSE, WORD, PART = "prose", "one word", "a quarter of it"
 
 
-class Tokens(Bench, name="tokens"):
+class TokensBench(Bench, name="tokens"):
     """A target is a GGUF file or a built-in vocabulary. Every turn has a new tokenizer, so that
     what it remembers of words comes from the text that is measured."""
 
@@ -35,7 +35,7 @@ class Tokens(Bench, name="tokens"):
     def targets(self) -> list[str]:
         return [f"{BUILTIN}llama", f"{BUILTIN}gpt2"]
 
-    def run(self, plan: BenchPlan, progress: Progress) -> Iterator[Row]:
+    def run(self, plan: BenchPlan, progress: Progress) -> Iterator[BenchRow]:
         with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
             for target in plan.targets or self.targets():
                 path = Path(target)
@@ -46,7 +46,7 @@ class Tokens(Bench, name="tokens"):
                     check_file(path, ", and no built-in vocabulary")
                 yield from rows(path, plan, progress)
 
-    def promises(self, rows: Sequence[Row]) -> list[Promise]:
+    def promises(self, rows: Sequence[BenchRow]) -> list[Promise]:
         found: list[Promise] = []
         ours = {row.target: row.rates.get((OURS, 1), 0.0) for row in rows}
         for row in rows:
@@ -69,7 +69,7 @@ def write_builtin(target: str, path: Path) -> None:
     write_llama(BUILTIN_VOCABULARIES[kind], path)
 
 
-def rows(path: Path, plan: BenchPlan, progress: Progress) -> Iterator[Row]:
+def rows(path: Path, plan: BenchPlan, progress: Progress) -> Iterator[BenchRow]:
     """The best of all rounds: whatever else runs on the machine only ever makes it slower."""
     name = path.stem.removeprefix("ggml-vocab-")
     best: dict[tuple[str, str], float] = {}
@@ -86,7 +86,7 @@ def rows(path: Path, plan: BenchPlan, progress: Progress) -> Iterator[Row]:
                 rate = len(text) / seconds(engine, path, text)
                 best[target, engine] = max(rate, best.get((target, engine), 0.0))
     for target in texts:
-        yield Row(target=target, rates={(e, 1): best[target, e] for e in (OURS, THEIRS)})
+        yield BenchRow(target=target, rates={(e, 1): best[target, e] for e in (OURS, THEIRS)})
 
 
 def seconds(engine: str, path: Path, text: bytes) -> float:

@@ -36,7 +36,7 @@ Make = Callable[[GgufFile], Recipe]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class SliceAnswer:
     """What the two engines came to on one model."""
 
     status: Status
@@ -54,7 +54,7 @@ class Answer:
 
 
 @dataclass(kw_only=True)
-class Asker:
+class SliceAsker:
     """plan: of the user's models; folder: for those that are made of them, one at a time."""
 
     plan: Plan
@@ -92,7 +92,7 @@ class Asker:
             rewrite(self.subject_file, make(self.subject_file), theirs)
         return replace(self.plan, model=ours, subject_model=theirs)
 
-    def ask(self, make: Make, given: Sequence[Batch] = ()) -> Answer:
+    def ask(self, make: Make, given: Sequence[Batch] = ()) -> SliceAnswer:
         """given: these batches, of an engine that shows logits."""
         return answered(self.made(make), given, self.progress)
 
@@ -141,14 +141,14 @@ class Asker:
         return f"layer {layer} is what it is by its number: no model of one layer has such a one"
 
 
-def answered(plan: Plan, given: Sequence[Batch], progress: Callable[[str], None]) -> Answer:
+def answered(plan: Plan, given: Sequence[Batch], progress: Callable[[str], None]) -> SliceAnswer:
     """An engine that cannot be started says no more than one that does not answer."""
     try:
         opened = open_plan(plan, progress)
     except NoAnswer as error:
         return left_unanswered(error, plan.oracle)
     except BadInput as error:
-        return Answer(status="not-compared", summary=str(error))
+        return SliceAnswer(status="not-compared", summary=str(error))
     try:
         return worst_of(verdicts_of(opened, given), plan.oracle)
     finally:
@@ -179,13 +179,13 @@ def logits_of(context: Context) -> Verdict:
         return context.verdict(SUITE, "not-compared", str(error))
 
 
-def worst_of(verdicts: Sequence[Verdict], oracle: str) -> Answer:
+def worst_of(verdicts: Sequence[Verdict], oracle: str) -> SliceAnswer:
     order = (1, 2, 3, 0)
     worst = min(verdicts, key=lambda verdict: order.index(exit_code([verdict])))
     status, detail = worst.status, worst.detail
     if is_nobodys(status, worst.summary, detail, oracle):
         status = "not-compared"
-    return Answer(
+    return SliceAnswer(
         status=status,
         summary=worst.summary,
         worst=float(detail.get("worst_relative_to_largest_logit", 0.0)),
@@ -193,9 +193,9 @@ def worst_of(verdicts: Sequence[Verdict], oracle: str) -> Answer:
     )
 
 
-def left_unanswered(error: NoAnswer, oracle: str) -> Answer:
+def left_unanswered(error: NoAnswer, oracle: str) -> SliceAnswer:
     nobodys = is_nobodys(error.status, str(error), error.detail, oracle)
-    return Answer(status="not-compared" if nobodys else error.status, summary=str(error))
+    return SliceAnswer(status="not-compared" if nobodys else error.status, summary=str(error))
 
 
 def is_nobodys(status: Status, said: str, detail: Mapping[str, Any], oracle: str) -> bool:

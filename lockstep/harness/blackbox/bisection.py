@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
-from lockstep.harness.blackbox.asking import Answer, Asker, answered
+from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, answered
 from lockstep.harness.blackbox.looking import Looked, look
 from lockstep.harness.blackbox.naming import OF_ATTENTION, OF_FFN, OUTSIDE, Part, part_of
 from lockstep.harness.blackbox.parts import (
@@ -28,25 +28,25 @@ SMALL, AT_ITS_PLACE = "small activations", "the others muted"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class LayerRow:
     """One slice. layer: None outside the layers. parts: what is at fault in it."""
 
     layer: int | None
-    answer: Answer
+    answer: SliceAnswer
     what: str = ""  # of the slice, if it is no plain one
     parts: tuple[Part, ...] = ()
-    asked: Mapping[str, Answer] | None = None  # with parts neutral, by words
+    asked: Mapping[str, SliceAnswer] | None = None  # with parts neutral, by words
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlackBox:
-    rows: tuple[Row, ...]
+class BlackBoxBisection:
+    rows: tuple[LayerRow, ...]
     lenses: tuple[Looked, ...]
-    whole: Answer
+    whole: SliceAnswer
     left_out: tuple[str, ...] = ()  # what was not asked, and why
 
     @property
-    def guilty(self) -> tuple[Row, ...]:
+    def guilty(self) -> tuple[LayerRow, ...]:
         return tuple(row for row in self.rows if row.answer.differs)
 
     @property
@@ -59,7 +59,7 @@ class BlackBox:
         return 0 if known and not self.left_out and self.whole.agrees else 3
 
 
-def bisect_black_box(asker: Asker) -> BlackBox:
+def bisect_black_box(asker: SliceAsker) -> BlackBoxBisection:
     n, left_out = n_layers(asker.file), []
     rows = list(outside(asker))
     if any(row.answer.differs for row in rows):
@@ -76,41 +76,47 @@ def bisect_black_box(asker: Asker) -> BlackBox:
     if whole.differs and not seen:
         rows += by_number(asker, n)
     left_out += unseen
-    return BlackBox(rows=tuple(rows), lenses=tuple(lenses), whole=whole, left_out=tuple(left_out))
+    return BlackBoxBisection(
+        rows=tuple(rows), lenses=tuple(lenses), whole=whole, left_out=tuple(left_out)
+    )
 
 
-def outside(asker: Asker) -> Iterator[Row]:
+def outside(asker: SliceAsker) -> Iterator[LayerRow]:
     """Without the layers; and once more where eps matters, which else nobody would see."""
     asker.progress("embedding, norm and head")
     ask = half(asker, 0, {}, (*ATTENTION_OUT, *FFN_OUT))
     answer = plain(ask)
     if answer.differs:
         part, asked = part_of(OUTSIDE, ask, "embedding, output norm or output matrix")
-        yield Row(layer=None, answer=answer, parts=(part,), asked=asked)
+        yield LayerRow(layer=None, answer=answer, parts=(part,), asked=asked)
         return
-    yield Row(layer=None, answer=answer)
+    yield LayerRow(layer=None, answer=answer)
     small = ask(smaller)
     assert small is not None
     part = Part(name="eps", words="they differ where the squares of activations are small")
-    yield Row(layer=None, answer=small, parts=(part,) if small.differs else (), what=SMALL)
+    yield LayerRow(layer=None, answer=small, parts=(part,) if small.differs else (), what=SMALL)
 
 
-def of_layer(asker: Asker, layer: int, n: int, likely: Collection[str] = ()) -> Row:
+def of_layer(asker: SliceAsker, layer: int, n: int, likely: Collection[str] = ()) -> LayerRow:
     asker.progress(f"layer {layer} of {n}")
     try:
         role = asker.role(layer)
     except Unsupported as error:
-        return Row(layer=layer, answer=Answer(status="not-compared", summary=str(error)))
+        return LayerRow(layer=layer, answer=SliceAnswer(status="not-compared", summary=str(error)))
     answer = plain(half(asker, layer, role, ()))
     if not answer.differs:
-        return Row(layer=layer, answer=answer)
+        return LayerRow(layer=layer, answer=answer)
     return parts_of_layer(asker, layer, role, answer, likely)
 
 
 def parts_of_layer(
-    asker: Asker, layer: int, role: Mapping[str, int], answer: Answer, likely: Collection[str]
-) -> Row:
-    asked: dict[str, Answer] = {}
+    asker: SliceAsker,
+    layer: int,
+    role: Mapping[str, int],
+    answer: SliceAnswer,
+    likely: Collection[str],
+) -> LayerRow:
+    asked: dict[str, SliceAnswer] = {}
     parts: list[Part] = []
     for name, others, questions in (
         ("attention", FFN_OUT, OF_ATTENTION),
@@ -129,14 +135,14 @@ def parts_of_layer(
     if not parts:
         words = "each half alone agrees"
         parts.append(Part(name="how attention and FFN are joined", words=words))
-    return Row(layer=layer, answer=answer, parts=tuple(parts), asked=asked)
+    return LayerRow(layer=layer, answer=answer, parts=tuple(parts), asked=asked)
 
 
 def in_half(half: str, part: str) -> str:
     return part if part.startswith(half) else f"{half}: {part}"
 
 
-def heads(asker: Asker, layer: int, ask: Callable[[Maker], Answer | None]) -> Part | None:
+def heads(asker: SliceAsker, layer: int, ask: Callable[[Maker], SliceAnswer | None]) -> Part | None:
     """The heads that are wrong alone, if there are right ones."""
     found = {head: ask(maker) for head, maker in heads_of(asker.file, layer)}
     wrong = [head for head, answer in found.items() if answer is not None and answer.differs]
@@ -147,11 +153,11 @@ def heads(asker: Asker, layer: int, ask: Callable[[Maker], Answer | None]) -> Pa
 
 
 def half(
-    asker: Asker, layer: int, role: Mapping[str, int], muted_parts: tuple[str, ...]
-) -> Callable[[Maker], Answer | None]:
+    asker: SliceAsker, layer: int, role: Mapping[str, int], muted_parts: tuple[str, ...]
+) -> Callable[[Maker], SliceAnswer | None]:
     """Asks on the layer's slice with some parts muted and one more made neutral."""
 
-    def ask(maker: Maker) -> Answer | None:
+    def ask(maker: Maker) -> SliceAnswer | None:
         if maker(asker.file, layer) is None:
             return None
         own = maker(asker.file, layer)
@@ -178,13 +184,13 @@ def with_own_head(recipe: Recipe) -> Recipe:
     return recipe if OUTPUT in names else replace(recipe, names={**names, OUTPUT: EMBEDDING})
 
 
-def plain(ask: Callable[[Maker], Answer | None]) -> Answer:
+def plain(ask: Callable[[Maker], SliceAnswer | None]) -> SliceAnswer:
     answer = ask(lambda file, layer: Neutral())
     assert answer is not None
     return answer
 
 
-def by_number(asker: Asker, n: int) -> list[Row]:
+def by_number(asker: SliceAsker, n: int) -> list[LayerRow]:
     """No slice differs and the whole does: each layer alone at its own place, the others muted."""
     rows = []
     for layer in range(n):
@@ -192,5 +198,5 @@ def by_number(asker: Asker, n: int) -> list[Row]:
         answer = asker.ask(lambda file, layer=layer: muted(file, layer))  # type: ignore[misc]
         part = Part(name="what the layer does by its number", words="its slice agrees")
         parts = (part,) if answer.differs else ()
-        rows.append(Row(layer=layer, answer=answer, parts=parts, what=AT_ITS_PLACE))
+        rows.append(LayerRow(layer=layer, answer=answer, parts=parts, what=AT_ITS_PLACE))
     return rows

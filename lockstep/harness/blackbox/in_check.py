@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lockstep.engine.errors import EngineError
-from lockstep.harness.blackbox.asking import Answer, Asker, answered
+from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, answered
 from lockstep.harness.blackbox.bisection import of_layer, outside
 from lockstep.harness.blackbox.lenses import lenses_of
 from lockstep.harness.blackbox.looking import Looked, through
@@ -37,7 +37,7 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
         return
     with TemporaryDirectory(prefix="lockstep-") as folder:
         inner = replace(plan, suites=(), by_name=False)
-        asker = Asker(plan=inner, folder=Path(folder), progress=context.progress)
+        asker = SliceAsker(plan=inner, folder=Path(folder), progress=context.progress)
         try:
             yield from of_graph(asker, context)
             yield from of_weights(asker, context)
@@ -64,7 +64,7 @@ def not_asked(context: Context) -> str:
     return ""
 
 
-def of_graph(asker: Asker, context: Context) -> Iterator[Verdict]:
+def of_graph(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
     size = sum(4 * info.n_elements for info in asker.file.tensors.values())
     if size <= LARGEST_TWIN:
         yield said(context, "the F32 twin", twin(asker), "its layers: lockstep bisect --black-box")
@@ -80,7 +80,7 @@ def of_graph(asker: Asker, context: Context) -> Iterator[Verdict]:
         yield said(context, f"the slice in F32, {place}", row.answer, parts)
 
 
-def twin(asker: Asker) -> Answer:
+def twin(asker: SliceAsker) -> SliceAnswer:
     """Both engines on the whole model in F32."""
     asker.progress("the F32 twin")
     ours = asker.folder / "twin.gguf"
@@ -96,7 +96,7 @@ def twin(asker: Asker) -> Answer:
             path.unlink()
 
 
-def said(context: Context, what: str, answer: Answer, more: str) -> Verdict:
+def said(context: Context, what: str, answer: SliceAnswer, more: str) -> Verdict:
     """A model that an engine does not take is held against nobody."""
     status = "not-applicable" if answer.status == "not-compared" else answer.status
     text = f"{what}: {answer.summary}"
@@ -106,7 +106,7 @@ def said(context: Context, what: str, answer: Answer, more: str) -> Verdict:
     return context.verdict(SUITE, status, text, detail, (SUITE, status, what))
 
 
-def of_weights(asker: Asker, context: Context) -> Iterator[Verdict]:
+def of_weights(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
     lenses, unseen = lenses_of(asker.file)
     first = list({lens.type: lens for lens in reversed(lenses)}.values())
     some = [*first, *(lens for lens in lenses if lens not in first)][: max(LENSES, len(first))]

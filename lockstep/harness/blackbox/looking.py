@@ -9,7 +9,7 @@ import numpy as np
 from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import F32
-from lockstep.harness.blackbox.asking import Answer, Asker, left_unanswered
+from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, left_unanswered
 from lockstep.harness.blackbox.lenses import Lens, expected_of, lenses_of, recipe_of
 from lockstep.harness.check.check import BadInput, Opened, open_plan
 from lockstep.harness.context.suite import Context, NoAnswer
@@ -20,7 +20,7 @@ NAMED = 4  # tensors named in a sentence
 
 
 @dataclass(kw_only=True)
-class Seen:
+class SeenThroughLens:
     """What one engine showed through a lens: by tensor, how many logits are off, and the worst."""
 
     wrong: Counter[str] = field(default_factory=Counter)
@@ -34,7 +34,7 @@ class Looked:
     """lens: which weights; tensors: those that are not decoded as their bytes say."""
 
     lens: Lens
-    answer: Answer
+    answer: SliceAnswer
     tensors: tuple[str, ...] = ()
 
     @property
@@ -42,7 +42,7 @@ class Looked:
         return sum(stretch.rows for stretch in self.lens.stretches) * self.lens.width
 
 
-def look(asker: Asker) -> tuple[list[Looked], list[str]]:
+def look(asker: SliceAsker) -> tuple[list[Looked], list[str]]:
     """Through every lens; and the tensors that none shows."""
     lenses, left_out = lenses_of(asker.file)
     found = []
@@ -52,7 +52,7 @@ def look(asker: Asker) -> tuple[list[Looked], list[str]]:
     return found, left_out
 
 
-def through(asker: Asker, lens: Lens) -> Looked:
+def through(asker: SliceAsker, lens: Lens) -> Looked:
     try:
         role = asker.role(0)
         plan = asker.made(lambda file: recipe_of(file, lens, role))
@@ -60,13 +60,13 @@ def through(asker: Asker, lens: Lens) -> Looked:
     except NoAnswer as error:
         return Looked(lens=lens, answer=left_unanswered(error, asker.plan.oracle))
     except (BadInput, Unsupported) as error:
-        return Looked(lens=lens, answer=Answer(status="not-compared", summary=str(error)))
+        return Looked(lens=lens, answer=SliceAnswer(status="not-compared", summary=str(error)))
     try:
         return judged(opened, asker.file, lens)
     except NoAnswer as error:
         return Looked(lens=lens, answer=left_unanswered(error, asker.plan.oracle))
     except EngineError as error:
-        return Looked(lens=lens, answer=Answer(status="not-compared", summary=str(error)))
+        return Looked(lens=lens, answer=SliceAnswer(status="not-compared", summary=str(error)))
     finally:
         opened.close()
 
@@ -77,23 +77,25 @@ def judged(opened: Opened, file: GgufFile, lens: Lens) -> Looked:
     levels = context.subject_info.levels
     if levels is not None and "logits" not in levels:
         text = f"{context.subject.name} shows no logits"
-        return Looked(lens=lens, answer=Answer(status="not-applicable", summary=text))
+        return Looked(lens=lens, answer=SliceAnswer(status="not-applicable", summary=text))
     oracle, subject = seen_by_both(context, file, lens)
     if oracle.wrong:
         text = f"{context.oracle.name} does more to logits than a product: {oracle.sentence}"
-        return Looked(lens=lens, answer=Answer(status="not-compared", summary=text))
+        return Looked(lens=lens, answer=SliceAnswer(status="not-compared", summary=text))
     if not subject.wrong:
         text = f"{subject.logits:,} logits show each weight once, within {subject.worst:.2g} of the"
-        answer = Answer(status="agreed", summary=f"{text} limit")
+        answer = SliceAnswer(status="agreed", summary=f"{text} limit")
         return Looked(lens=lens, answer=answer)
     tensors = tuple(name for name, _ in subject.wrong.most_common())
     more = f" and {len(tensors) - NAMED} more" if len(tensors) > NAMED else ""
     text = f"{', '.join(tensors[:NAMED])}{more}: {subject.sentence}"
-    return Looked(lens=lens, answer=Answer(status="diverged", summary=text), tensors=tensors)
+    return Looked(lens=lens, answer=SliceAnswer(status="diverged", summary=text), tensors=tensors)
 
 
-def seen_by_both(context: Context, file: GgufFile, lens: Lens) -> tuple[Seen, Seen]:
-    both = Seen(), Seen()
+def seen_by_both(
+    context: Context, file: GgufFile, lens: Lens
+) -> tuple[SeenThroughLens, SeenThroughLens]:
+    both = SeenThroughLens(), SeenThroughLens()
     for batch, inputs in lens.batches:
         runs = context.ask_both("evaluate", Request(batches=(batch,)))
         expected = list(expected_of(file, lens, inputs, context.lanes))
@@ -103,7 +105,9 @@ def seen_by_both(context: Context, file: GgufFile, lens: Lens) -> tuple[Seen, Se
     return both
 
 
-def hold(seen: Seen, lens: Lens, rows: slice, value: Any, got: F32, allowed: Any) -> None:
+def hold(
+    seen: SeenThroughLens, lens: Lens, rows: slice, value: Any, got: F32, allowed: Any
+) -> None:
     seen.logits += got.size
     with np.errstate(invalid="ignore", divide="ignore"):
         share = np.abs(got - value) / allowed

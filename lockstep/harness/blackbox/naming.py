@@ -8,7 +8,7 @@ by the half.
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from lockstep.harness.blackbox.asking import Answer
+from lockstep.harness.blackbox.asking import SliceAnswer
 from lockstep.harness.blackbox.parts import (
     Maker,
     larger,
@@ -63,14 +63,14 @@ OUTSIDE: tuple[tuple[Maker, str, str], ...] = (
 
 def part_of(
     questions: tuple[tuple[Maker, str, str], ...],
-    ask: Callable[[Maker], Answer | None],
+    ask: Callable[[Maker], SliceAnswer | None],
     rest: str,
     likely: Collection[str] = (),
-) -> tuple[Part, Mapping[str, Answer]]:
+) -> tuple[Part, Mapping[str, SliceAnswer]]:
     """The part, and every answer by its words. rest: the name if no question tells it; likely:
     names that other layers have come to, whose questions are asked first: an engine makes the same
     mistake in every layer, and each question takes a second."""
-    found: dict[str, Answer] = {}
+    found: dict[str, SliceAnswer] = {}
     for maker, words, name in sorted(questions, key=lambda question: question[2] not in likely):
         answer = ask(maker)
         if answer is None:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import Unsupported
 from lockstep.harness.context.runner import Session
-from lockstep.harness.graph.program import Graph, PlannedNode, Program, View
+from lockstep.harness.graph.program import Graph, PlannedNode, Program, TensorView
 from lockstep.harness.graph.record import record
 from lockstep.harness.graph.wiring import layers_of
 
@@ -47,7 +47,7 @@ def parameters(node: PlannedNode) -> bytes:
     return b"" if node.op == "VIEW" else node.params
 
 
-def source_of(graph: Graph, view: View) -> Node:
+def source_of(graph: Graph, view: TensorView) -> Node:
     if view.root < 0:
         return ("nothing", "", view.ne)
     root = graph.roots[view.root]

@@ -4,7 +4,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lockstep.engine.errors import EngineError
-from lockstep.harness.blackbox.asking import Asker
+from lockstep.harness.blackbox.asking import SliceAsker
 from lockstep.harness.blackbox.bisection import bisect_black_box
 from lockstep.harness.check.check import BadInput, Plan, preflight
 from lockstep.harness.parallel.children import Say
@@ -14,7 +14,7 @@ def bisect_one(plan: Plan, folder: Path, say: Say) -> None:
     """Says what it does as text, and then the BlackBox. folder: where models may be written."""
     preflight(plan)
     with TemporaryDirectory(dir=folder) as inside:
-        asker = Asker(plan=plan, folder=Path(inside), progress=say)
+        asker = SliceAsker(plan=plan, folder=Path(inside), progress=say)
         try:
             say(bisect_black_box(asker))
         except EngineError as error:

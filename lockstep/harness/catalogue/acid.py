@@ -25,7 +25,7 @@ FOUNDATIONS = {"layers", "norm-of-each-token"}
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenReport:
     """One engine's report."""
 
     engine: str
@@ -40,7 +40,7 @@ class Seen:
         return any(name in self.said_no for name in self.covering)
 
 
-def try_engine(name: str, path: Path, report: Report, settings: Settings = EXACT) -> Seen:
+def try_engine(name: str, path: Path, report: Report, settings: Settings = EXACT) -> SeenReport:
     """With the acid prompt and with another: each report may name a mistake.
 
     What else a mistake makes of a report is counted where a test for any prompt covers it in the
@@ -55,7 +55,7 @@ def try_engine(name: str, path: Path, report: Report, settings: Settings = EXACT
         asked = ()
     apart = [t.name for t in asked if not needs(report, t) & set(covering)]
     every = [answer for reading in read.values() for answer in reading.answers]
-    return Seen(
+    return SeenReport(
         engine=name,
         covering=covering,
         said_no=tuple(dict.fromkeys(answer.test for answer in every if not answer.ok)),
@@ -98,7 +98,7 @@ def text_of(name: str, path: Path, settings: Settings, prompt: str = PROMPT) -> 
         return said.value[0].decode("utf-8", "replace") if isinstance(said, Answered) else ""
 
 
-def table(seen: Sequence[Seen]) -> Iterator[str]:
+def table(seen: Sequence[SeenReport]) -> Iterator[str]:
     covered = [s for s in seen if s.covering]
     for s in seen:
         mark = "named" if s.named else ("MISSED" if s.covering else "-")

@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.harness.catalogue.fixed_limits import LIMITS
 from lockstep.harness.catalogue.table import lines, summary
-from lockstep.harness.catalogue.trial import Seen, Trial
+from lockstep.harness.catalogue.trial import SeenInView, Trial
 from lockstep.harness.catalogue.views import VIEWS
 
 BEGIN, END = "<!-- catalogue: begin -->\n", "<!-- catalogue: end -->\n"
@@ -41,7 +41,7 @@ def read(text: str) -> list[Trial]:
 def trial_of(row: dict[str, Any]) -> Trial:
     first, passes = row.pop("first"), row.pop("passes")
     placed = "expected" not in row
-    seen = [Seen(caught=bool(s), compared=s is not None, suite=s or "") for s in first]
+    seen = [SeenInView(caught=bool(s), compared=s is not None, suite=s or "") for s in first]
     rest = {"expected": row["found"], "layer_right": True, **row}
     return Trial(
         mistake="",

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from lockstep.engine.registry import import_members
 from lockstep.harness.adapters.base import Adapter
@@ -19,12 +19,13 @@ from lockstep.harness.catalogue.trial import (
     try_honest,
     try_wrong,
 )
-from lockstep.harness.honest.base import Honest
+from lockstep.harness.honest.base import HonestEngine
 from lockstep.harness.mutants.base import Mutant
 from lockstep.harness.mutants.parts.tokenizers import WRONG
 from lockstep.harness.parallel.row_files import add_rows, read_rows
 from lockstep.harness.parallel.works import Executor, as_done
 from lockstep.harness.records import EXACT, PRESETS
+from lockstep.harness.runs.output import Output
 
 AT_ONCE = 16  # engines of one model, for which its oracle is started once
 WITH_EXPERTS = ("moe", "moe-q8_0", "arch:qwen3moe")
@@ -35,13 +36,8 @@ TEN = ("f32", "q8_0", "yarn", "bf16", "q4_0", "f16", "arch:qwen3", "arch:gemma3"
 Place = tuple[str, str, str, int]  # engine, model, preset, seed
 
 
-class Output(Protocol):
-    def line(self, text: str) -> None: ...
-    def progress(self, case: str, text: str) -> None: ...
-
-
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class CataloguePart:
     """Engines that are tried on one model, one after the other."""
 
     model: str
@@ -56,27 +52,27 @@ def wrong_engines() -> list[Wrong]:
     return [*sorted(found, key=lambda cls: (cls.group, cls.name)), *WRONG.values()]
 
 
-def honest_engines() -> list[type[Honest]]:
+def honest_engines() -> list[type[HonestEngine]]:
     import_members("lockstep.harness.honest")
-    found = [c for c in Adapter.family.values() if issubclass(c, Honest)]
+    found = [c for c in Adapter.family.values() if issubclass(c, HonestEngine)]
     return sorted(found, key=lambda cls: cls.name)
 
 
 def family_of(cls: type[Adapter]) -> str:
     if issubclass(cls, Mutant):
         return cls.group
-    return HONEST if issubclass(cls, Honest) else "tokenizers"
+    return HONEST if issubclass(cls, HonestEngine) else "tokenizers"
 
 
-def parts_of(engines: Sequence[Wrong | type[Honest]]) -> Iterator[Part]:
+def parts_of(engines: Sequence[Wrong | type[HonestEngine]]) -> Iterator[CataloguePart]:
     ordered = sorted(engines, key=lambda cls: (cls.shows_on != "f32", cls.shows_on))
     for model, same in groupby(ordered, key=lambda cls: cls.shows_on):
         names = [cls.name for cls in same]
         for start in range(0, len(names), AT_ONCE):
-            yield Part(model=model, engines=tuple(names[start : start + AT_ONCE]))
+            yield CataloguePart(model=model, engines=tuple(names[start : start + AT_ONCE]))
 
 
-def try_part(part: Part) -> list[Trial]:
+def try_part(part: CataloguePart) -> list[Trial]:
     wrong_engines()
     honest_engines()
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
@@ -85,14 +81,14 @@ def try_part(part: Part) -> list[Trial]:
             found = []
             for name in part.engines:
                 cls: Any = Adapter.named(name)
-                attempt = try_honest if issubclass(cls, Honest) else try_wrong
+                attempt = try_honest if issubclass(cls, HonestEngine) else try_wrong
                 found.append(attempt(bench, cls, part.model))
             return found
         finally:
             bench.opened.close()
 
 
-def honest_parts(runs: int) -> Iterator[Part]:
+def honest_parts(runs: int) -> Iterator[CataloguePart]:
     """All designs on each model in both presets, so many times with other tokens."""
     engines = honest_engines()
     for seed in range(runs):
@@ -100,10 +96,10 @@ def honest_parts(runs: int) -> Iterator[Part]:
             some = [cls for cls in engines if model in models_of(cls)]
             for preset in PRESETS:
                 names = tuple(cls.name for cls in some)
-                yield Part(model=model, engines=names, preset=preset, seed=seed)
+                yield CataloguePart(model=model, engines=names, preset=preset, seed=seed)
 
 
-def models_of(cls: type[Honest]) -> tuple[str, ...]:
+def models_of(cls: type[HonestEngine]) -> tuple[str, ...]:
     return WITH_EXPERTS if cls.shows_on in WITH_EXPERTS else TEN
 
 
@@ -119,7 +115,7 @@ def run_honest(out: Output, runs: int, *, file: Path | None, executor: Executor 
 
 
 def run_parts(
-    out: Output, parts: Sequence[Part], file: Path | None, executor: Executor | None
+    out: Output, parts: Sequence[CataloguePart], file: Path | None, executor: Executor | None
 ) -> int:
     """file: a line of JSON for each engine; those that are there are not tried again."""
     asked = {place for part in parts for place in places_of(part)}
@@ -137,7 +133,7 @@ def run_parts(
     return 1 if accused or missed or not found else 0
 
 
-def places_of(part: Part) -> list[Place]:
+def places_of(part: CataloguePart) -> list[Place]:
     return [(name, part.model, part.preset, part.seed) for name in part.engines]
 
 
@@ -145,6 +141,6 @@ def place_of(trial: Trial) -> Place:
     return trial.engine, trial.model, trial.preset, trial.seed
 
 
-def without(part: Part, tried: Set[Place]) -> Part:
+def without(part: CataloguePart, tried: Set[Place]) -> CataloguePart:
     left = [place[0] for place in places_of(part) if place not in tried]
     return replace(part, engines=tuple(left))

@@ -24,7 +24,7 @@ from lockstep.harness.check.check import (
     suites_named,
 )
 from lockstep.harness.context.suite import Context, NoAnswer
-from lockstep.harness.honest.base import Honest
+from lockstep.harness.honest.base import HonestEngine
 from lockstep.harness.mutants.base import Mutant
 from lockstep.harness.mutants.parts.tokenizers import WrongTokenizer
 from lockstep.harness.records import EXACT, Settings, Verdict
@@ -36,7 +36,7 @@ HONEST = "honest"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class SeenInView:
     """What came of one view."""
 
     caught: bool
@@ -60,7 +60,7 @@ class Trial:
     seed: int = 0  # of the tokens
     expected: str  # where it is wrong
     found: str = ""  # where bisect saw it first, or the suite, where no op is wrong
-    views: dict[str, Seen] = field(default_factory=dict)
+    views: dict[str, SeenInView] = field(default_factory=dict)
     layer_right: bool = False
     op_right: bool = False
     confirmed: bool = False
@@ -73,14 +73,16 @@ class Trial:
 
 
 def trial_of(row: dict[str, Any]) -> Trial:
-    return Trial(**{**row, "views": {name: Seen(**seen) for name, seen in row["views"].items()}})
+    return Trial(
+        **{**row, "views": {name: SeenInView(**seen) for name, seen in row["views"].items()}}
+    )
 
 
 # --- what is known of a model before any engine is tried ----------------------------------------
 
 
 @dataclass(kw_only=True)
-class Bench:
+class TrialBench:
     """A model and its oracle; what is asked of them is asked once."""
 
     opened: Opened
@@ -91,7 +93,7 @@ class Bench:
         return self.opened.context
 
 
-def bench_for(shows_on: str, folder: Path, settings: Settings = EXACT, seed: int = 0) -> Bench:
+def bench_for(shows_on: str, folder: Path, settings: Settings = EXACT, seed: int = 0) -> TrialBench:
     path = model_for(shows_on, folder)
     plan = Plan(
         case=shows_on,
@@ -110,17 +112,17 @@ def bench_for(shows_on: str, folder: Path, settings: Settings = EXACT, seed: int
     embeds = Architecture.named(context.facts.architecture).embeds
     if not embeds:
         context.noise_on(context.batches)
-    return Bench(opened=opened, truth=truth_of(context, embeds=embeds))
+    return TrialBench(opened=opened, truth=truth_of(context, embeds=embeds))
 
 
 # --- one engine ---------------------------------------------------------------------------------
 
 
-def opened_anew(bench: Bench, name: str) -> LocalSession:
+def opened_anew(bench: TrialBench, name: str) -> LocalSession:
     return LocalSession(Adapter.named(name), bench.context.subject_model, bench.context.settings)
 
 
-def through(bench: Bench, name: str, view: View) -> Context:
+def through(bench: TrialBench, name: str, view: View) -> Context:
     """A new session for each view: what an engine remembers of one is not seen in another."""
     base, session = bench.context, seen_through(view, opened_anew(bench, name))
     return base.with_subject(session, base.subject_model, described(session, under_test=True))
@@ -138,12 +140,12 @@ def suites(cls: type[Reference]) -> list[str]:
     return [name for name in all_of_them if name not in same]
 
 
-def look(bench: Bench, cls: type[Reference], view: View) -> Seen:
+def look(bench: TrialBench, cls: type[Reference], view: View) -> SeenInView:
     started = time.process_time()
     try:
         context = through(bench, cls.name, view)
     except NoAnswer as error:
-        return Seen(caught=error.status != "not-compared", suite="start", said=str(error))
+        return SeenInView(caught=error.status != "not-compared", suite="start", said=str(error))
     verdicts = []
     for verdict in run_suites(context, suites(cls)):  # the rest is for bisect
         verdicts.append(verdict)
@@ -151,7 +153,7 @@ def look(bench: Bench, cls: type[Reference], view: View) -> Seen:
             break
     context.subject.close()
     first = verdict if blames(verdict) else None
-    return Seen(
+    return SeenInView(
         caught=first is not None,
         compared=any(blames(v) or v.status in ("agreed", "excused") for v in verdicts),
         suite=first.suite if first else "",
@@ -181,7 +183,7 @@ class Located:
     confirmed: bool
 
 
-def locate(bench: Bench, name: str) -> Located:
+def locate(bench: TrialBench, name: str) -> Located:
     """By bisect, of an engine that shows all."""
     context = through(bench, name, ALL)
     try:
@@ -198,7 +200,7 @@ def locate(bench: Bench, name: str) -> Located:
     return Located(found=place(site.layer, site.name), layer=site.layer, confirmed=confirmed)
 
 
-def try_wrong(bench: Bench, cls: Wrong, model: str) -> Trial:
+def try_wrong(bench: TrialBench, cls: Wrong, model: str) -> Trial:
     started = time.process_time()
     views = {view.name: look(bench, cls, view) for view in VIEWS}
     site, layer = (cls.site, cls.layer) if issubclass(cls, Mutant) else ("tokens", None)
@@ -225,7 +227,7 @@ def try_wrong(bench: Bench, cls: Wrong, model: str) -> Trial:
     )
 
 
-def try_honest(bench: Bench, cls: type[Honest], model: str) -> Trial:
+def try_honest(bench: TrialBench, cls: type[HonestEngine], model: str) -> Trial:
     started = time.process_time()
     return Trial(
         engine=cls.name,

@@ -11,7 +11,7 @@ from lockstep.harness.cli.options import JsonOpt, QuietOpt
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from lockstep.harness.bench.base import Bench, BenchPlan, Promise, Row
+    from lockstep.harness.bench.base import Bench, BenchPlan, BenchRow, Promise
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -68,7 +68,7 @@ def shadow(
 def measure(
     name: str,
     plan: "BenchPlan",
-    table: "Callable[[Bench, Sequence[Row]], Table]",
+    table: "Callable[[Bench, Sequence[BenchRow]], Table]",
     legend: str,
     *,
     as_json: bool,
@@ -93,7 +93,7 @@ def measure(
         out.line(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
 
 
-def times_of(bench: "Bench", rows: "Sequence[Row]") -> "Table":
+def times_of(bench: "Bench", rows: "Sequence[BenchRow]") -> "Table":
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, title="milliseconds")
@@ -106,7 +106,7 @@ def times_of(bench: "Bench", rows: "Sequence[Row]") -> "Table":
     return table
 
 
-def figures(bench: "Bench", rows: "Sequence[Row]", promises: "Sequence[Promise]") -> Any:
+def figures(bench: "Bench", rows: "Sequence[BenchRow]", promises: "Sequence[Promise]") -> Any:
     return {
         "bench": bench.name,
         "unit": f"{bench.unit} a second",
@@ -128,7 +128,7 @@ def figures(bench: "Bench", rows: "Sequence[Row]", promises: "Sequence[Promise]"
     }
 
 
-def table_of(bench: "Bench", rows: "Sequence[Row]") -> "Table":
+def table_of(bench: "Bench", rows: "Sequence[BenchRow]") -> "Table":
     ours, theirs, *_ = bench.engines
     from rich.table import Table
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lockstep.harness.blackbox.asking import Answer
-    from lockstep.harness.blackbox.bisection import BlackBox, Row
+    from lockstep.harness.blackbox.asking import SliceAnswer
+    from lockstep.harness.blackbox.bisection import BlackBoxBisection, LayerRow
     from lockstep.harness.blackbox.looking import Looked
     from lockstep.harness.check.check import Plan
     from lockstep.harness.cli.terminal import Terminal
@@ -28,7 +28,7 @@ def bisect(plan: "Plan", folder: str, out: "Terminal") -> int:
     from lockstep.harness.parallel.children import result_of
 
     work = partial(bisect_one, plan, Path(folder))
-    result: BlackBox = result_of(work, partial(out.progress, plan.case))
+    result: BlackBoxBisection = result_of(work, partial(out.progress, plan.case))
     if out.as_json:
         out.json(report_of(plan, result))
     else:
@@ -37,7 +37,7 @@ def bisect(plan: "Plan", folder: str, out: "Terminal") -> int:
     return result.exit_code
 
 
-def report_of(plan: "Plan", result: "BlackBox") -> Mapping[str, Any]:
+def report_of(plan: "Plan", result: "BlackBoxBisection") -> Mapping[str, Any]:
     return {
         "case": plan.case,
         "engine": plan.engine,
@@ -63,7 +63,7 @@ def report_of(plan: "Plan", result: "BlackBox") -> Mapping[str, Any]:
     }
 
 
-def lines_of(plan: "Plan", result: "BlackBox") -> Iterator[str]:
+def lines_of(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
     yield f"{plan.case}: {plan.engine} against {plan.oracle}, settings {plan.settings.name}"
     yield "  slice in F32                             differ by    allowed   at fault"
     for row in result.rows:
@@ -93,22 +93,22 @@ def fault_of(same: Sequence["Looked"]) -> str:
     return ", ".join(wrong[:SHOWN_TENSORS]) + (", ..." if len(wrong) > SHOWN_TENSORS else "")
 
 
-def name_of(row: "Row") -> str:
+def name_of(row: "LayerRow") -> str:
     name = "outside the layers" if row.layer is None else f"layer {row.layer}"
     return f"{name}, {row.what}" if row.what else name
 
 
-def figures(answer: "Answer") -> str:
+def figures(answer: "SliceAnswer") -> str:
     if answer.status in ("agreed", "diverged") and answer.allowed:
         return f"{answer.worst:>11.1e} {answer.allowed:>10.1e}"
     return f"{mark(answer):>22}"
 
 
-def mark(answer: "Answer") -> str:
+def mark(answer: "SliceAnswer") -> str:
     return {"agreed": "-", "diverged": "DIVERGED"}.get(answer.status, answer.status)
 
 
-def reasons(rows: Sequence["Row"], lenses: Sequence["Looked"]) -> Iterator[str]:
+def reasons(rows: Sequence["LayerRow"], lenses: Sequence["Looked"]) -> Iterator[str]:
     """What made each part certain, and what was said of what was not compared."""
     for row in rows:
         if row.answer.status not in ("agreed", "diverged"):

@@ -21,7 +21,7 @@ from lockstep.harness.cli.options import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from lockstep.harness.runs.matrix import Row
+    from lockstep.harness.runs.matrix import MatrixRow
 
 # One of each thing that engines get wrong: plain, grouped heads, quantised, tied, experts.
 BUILTINS = ("f32", "bf16", "q8_0", "q4_0", "moe")
@@ -63,7 +63,7 @@ def matrix(
     from lockstep.harness.check.check import preflight
     from lockstep.harness.cli.shared import plan_of, screen
     from lockstep.harness.runs.matrix import (
-        Row,
+        MatrixRow,
         exit_code_of_matrix,
         row_of,
         run_matrix,
@@ -87,7 +87,7 @@ def matrix(
             for engine in dict.fromkeys(engines)
         }
         command = ["lockstep", *sys.argv[1:]]
-        rows: list[Row] = []
+        rows: list[MatrixRow] = []
         same = next(iter(plans.values()))
         for plan in same:
             preflight(plan)  # a file that cannot be read at all is no verdict on any engine
@@ -95,7 +95,7 @@ def matrix(
             for row in run_matrix(plans, report, command, jobs, out.progress):
                 rows.append(row)
         except KeyboardInterrupt:  # what was found is kept, and nobody is left out in silence
-            left = [Row(engine=engine, error=INTERRUPTED) for engine in [*plans][len(rows) :]]
+            left = [MatrixRow(engine=engine, error=INTERRUPTED) for engine in [*plans][len(rows) :]]
             if rows:
                 every = [*rows, *left]
                 paths = write_matrix(every, same, report, shlex.join(command), html=html)
@@ -131,7 +131,7 @@ def cases_made(folder: str, seed: int) -> list[tuple[str, Path]]:
     return [*made, *(case for arch in ARCHITECTURES for case in variant_files(arch, folder, seed))]
 
 
-def table_of(rows: "list[Row]") -> "Table":
+def table_of(rows: "list[MatrixRow]") -> "Table":
     from rich.table import Table
 
     from lockstep.harness.runs.matrix import columns, names_of, texts_of

@@ -86,13 +86,13 @@ def diff(
     from lockstep.harness.check.inputs import check_folder_of
     from lockstep.harness.report import changes
     from lockstep.harness.report.page.diff import page_of_changes, sentence_of
-    from lockstep.harness.report.page.verdicts import Run
+    from lockstep.harness.report.page.verdicts import RowsOfRun
     from lockstep.harness.report.page.write import write_text
 
     with screen(quiet, as_json) as out:
         if output is not None:
             check_folder_of(output)
-        runs = [Run.of(report_in(folder)[1]) for folder in (a, b)]
+        runs = [RowsOfRun.of(report_in(folder)[1]) for folder in (a, b)]
         found = changes.changes_between(*runs)
         if as_json:
             out.json(changes.as_json(found))

@@ -26,7 +26,7 @@ from lockstep.harness.cli.options import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from lockstep.harness.bench.base import Row
+    from lockstep.harness.bench.base import BenchRow
 
 MEASURED = ("llama-spm", "gpt-2")
 VocabOpt = Annotated[
@@ -189,7 +189,7 @@ def all_targets() -> tuple[str, ...]:
     return (*fuzzer_named("tokens").targets(), *fetched(NAMES))
 
 
-def table_of(rows: "Sequence[Row]", engines: "dict[str, str]") -> "Table":
+def table_of(rows: "Sequence[BenchRow]", engines: "dict[str, str]") -> "Table":
     from rich.table import Table
 
     ours, theirs = engines

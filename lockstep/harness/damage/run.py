@@ -9,12 +9,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
-from lockstep.harness.damage.trials import SUITE, DamagePlan, Tried, model_path, trials
+from lockstep.harness.damage.trials import SUITE, DamagePlan, TriedChange, model_path, trials
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.parallel.works import Executor, as_done
 from lockstep.harness.records import Verdict
 from lockstep.harness.report.header import header
 from lockstep.harness.report.jsonl import ReportWriter
+from lockstep.harness.runs.output import Output
 from lockstep.harness.runs.run import run_folder
 from lockstep.harness.shadow.models import make_variant, opened
 from lockstep.harness.synth.any_arch import variant_named
@@ -22,9 +23,7 @@ from lockstep.harness.synth.any_arch import variant_named
 Progress = Callable[[str], None]
 
 
-class Output(Protocol):
-    def line(self, text: str) -> None: ...
-    def progress(self, case: str, text: str) -> None: ...
+class VerdictOutput(Output, Protocol):
     def verdict(self, verdict: Verdict) -> None: ...
 
 
@@ -33,7 +32,7 @@ def run_damage(
     reports: Path,
     command: Sequence[str],
     executor: Executor | None,
-    out: Output,
+    out: VerdictOutput,
 ) -> int:
     """Every verdict is on disk before the next model's. 1 if a change is missed."""
     started = time.perf_counter()
@@ -58,12 +57,12 @@ def run_damage(
 
 def results(
     plans: Sequence[DamagePlan], executor: Executor | None, progress: Progress
-) -> Iterator[Tried]:
+) -> Iterator[TriedChange]:
     with TemporaryDirectory(prefix="lockstep-") as name:
         folder = Path(name)
         make_models(plans, folder)
 
-        def here(plan: DamagePlan) -> Tried:
+        def here(plan: DamagePlan) -> TriedChange:
             progress(f"suite {plan.variant}")
             return trials(plan, folder)
 

@@ -38,7 +38,7 @@ class DamagePlan:
 
 
 @dataclass(kw_only=True)
-class Tried:
+class TriedChange:
     """Of one plan; small enough to cross from one process to another."""
 
     variant: str
@@ -50,7 +50,7 @@ def model_path(plan: DamagePlan, folder: Path) -> Path:
     return folder / f"{plan.variant}.gguf"
 
 
-def trials(plan: DamagePlan, folder: Path) -> Tried:
+def trials(plan: DamagePlan, folder: Path) -> TriedChange:
     """One verdict for each damage of the variant's model, which lies in the folder."""
     path = model_path(plan, folder)
     case = f"synth:{plan.variant}"
@@ -69,7 +69,7 @@ def trials(plan: DamagePlan, folder: Path) -> Tried:
         found = open_plan(whole, lambda _: None)
     except (BadInput, EngineError) as error:
         verdicts.append(verdict_of(plan, "not-compared", f"{case}: {error}"))
-        return Tried(variant=plan.variant, verdicts=verdicts)
+        return TriedChange(variant=plan.variant, verdicts=verdicts)
     context = found.context
     try:
         request = Request(batches=context.batches, embeddings=not recorded(context).has_result)
@@ -84,7 +84,7 @@ def trials(plan: DamagePlan, folder: Path) -> Tried:
         verdicts.append(verdict_of(plan, "not-compared", f"{case}: {error}"))
     finally:
         found.close()
-    return Tried(variant=plan.variant, verdicts=verdicts, engines=found.engines)
+    return TriedChange(variant=plan.variant, verdicts=verdicts, engines=found.engines)
 
 
 def trial(

@@ -21,8 +21,8 @@ from lockstep.harness.diagnosis.questions import (
     Header,
     Ids,
     Likeliest,
-    Question,
-    Run,
+    MistakeQuestion,
+    RunQuestion,
     Written,
 )
 from lockstep.harness.judging.candidates import read_list
@@ -44,14 +44,14 @@ WORDS = 5  # that each beginning of a long text has more than the one before
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Asked:
+class AskedQuestion:
     """A question, and what the subject said."""
 
-    question: Question
+    question: MistakeQuestion
     said: Any
 
 
-def asked(context: Context) -> tuple[list[Asked], list[str]]:
+def asked(context: Context) -> tuple[list[AskedQuestion], list[str]]:
     """All that the subject answers, in the order in which every other engine is asked, and what it
     does not answer."""
     found, missing = [], []
@@ -59,20 +59,22 @@ def asked(context: Context) -> tuple[list[Asked], list[str]]:
         context.progress(f"asking {context.subject.name} for {question.words}")
         outcome = question.ask(context.subject)
         if isinstance(outcome, Answered):
-            found.append(Asked(question=question, said=readable(context, question, outcome.value)))
+            found.append(
+                AskedQuestion(question=question, said=readable(context, question, outcome.value))
+            )
         elif not isinstance(outcome, Unanswerable):  # what it does not offer is no gap
             why = getattr(outcome, "message", "no answer in time")
             missing.append(f"{question.words}: {why}")
     return found, missing
 
 
-def readable(context: Context, question: Question, said: Any) -> Any:
+def readable(context: Context, question: MistakeQuestion, said: Any) -> Any:
     if not isinstance(question, Likeliest):
         return said
     return read_list(said[0], names(context, said))
 
 
-def questions_for(context: Context) -> Iterator[Question]:
+def questions_for(context: Context) -> Iterator[MistakeQuestion]:
     """In order: what is cheap first, and long runs last."""
     levels = context.subject_info.levels
 
@@ -89,7 +91,7 @@ def questions_for(context: Context) -> Iterator[Question]:
         yield from of_runs(context, offers)
 
 
-def of_runs(context: Context, offers: Callable[[str], bool]) -> Iterator[Question]:
+def of_runs(context: Context, offers: Callable[[str], bool]) -> Iterator[MistakeQuestion]:
     """An engine that shows logits shows all that its lists and texts could."""
     more = context.subject_info.levels is not None  # than is asked of engines that do not say
     if Architecture.named(context.facts.architecture).embeds:
@@ -106,7 +108,7 @@ def of_runs(context: Context, offers: Callable[[str], bool]) -> Iterator[Questio
             yield from of_texts(context)
 
 
-def of_tokens(context: Context, *, ids: bool, texts: bool) -> Iterator[Question]:
+def of_tokens(context: Context, *, ids: bool, texts: bool) -> Iterator[MistakeQuestion]:
     every = tuple(
         text
         for text in (*TEXTS, *MORE_TEXTS)
@@ -126,7 +128,7 @@ def of_tokens(context: Context, *, ids: bool, texts: bool) -> Iterator[Question]
             yield Written(words=words, rows=(*rows, *filter(None, several)), flags=flags)
 
 
-def of_weights(context: Context) -> Iterator[Question]:
+def of_weights(context: Context) -> Iterator[MistakeQuestion]:
     first = {tensor.type.name: tensor for tensor in [*context.file.tensors.values()][::-1]}
     for name, tensor in sorted(first.items()):
         most = BLOCKS * type_by_name(name).bytes
@@ -134,7 +136,7 @@ def of_weights(context: Context) -> Iterator[Question]:
         yield Decoded(words=f"weights of {tensor.name} ({name})", type=name, raw=raw)
 
 
-def of_embeddings(context: Context) -> Iterator[Question]:
+def of_embeddings(context: Context) -> Iterator[MistakeQuestion]:
     yield Embedded(words="the embeddings of a prompt", batches=context.batches)
     ids = many_ids(context, min(67, n_cells(context)))
     beside = Batch.of([*ids[:5], *ids[:3]])
@@ -143,27 +145,29 @@ def of_embeddings(context: Context) -> Iterator[Question]:
     yield Embedded(words=words, batches=(Batch.of(ids), beside))
 
 
-def of_logits(context: Context, *, greedy: bool) -> Iterator[Question]:
+def of_logits(context: Context, *, greedy: bool) -> Iterator[MistakeQuestion]:
     """As `check` asks, and once with other tokens in batches of the same sizes."""
-    yield Run(words="the logits of a prompt and of tokens behind it", batches=context.batches)
+    yield RunQuestion(
+        words="the logits of a prompt and of tokens behind it", batches=context.batches
+    )
     if context.subject_info.partial or context.given:
         return
     both = context.facts.decoder_start is not None
     if not both:
         turned = [replace(batch, tokens=batch.tokens[::-1].copy()) for batch in context.batches]
         words = "the logits of the same prompt backwards"
-        yield Run(words=words, batches=tuple(turned))
+        yield RunQuestion(words=words, batches=tuple(turned))
         for way in ways(context):
             if not way.request.capture:
-                yield Run(words=f"the logits {way.words}", batches=way.request.batches)
+                yield RunQuestion(words=f"the logits {way.words}", batches=way.request.batches)
     runs = sorted(further_runs(context), key=lambda run: sum(map(len, run.batches)))
     short = [run for run in runs if sum(map(len, run.batches)) <= CELLS]
     for run in short:
-        yield Run(words=f"the logits {run.words}", batches=run.batches)
+        yield RunQuestion(words=f"the logits {run.words}", batches=run.batches)
     if greedy:
         yield text_of(context, min(AFTER, context.n_steps))
     for run in runs[len(short) :]:
-        yield Run(words=f"the logits {run.words}", batches=run.batches)
+        yield RunQuestion(words=f"the logits {run.words}", batches=run.batches)
 
 
 def text_of(context: Context, n: int) -> Greedy:
@@ -175,7 +179,7 @@ def text_of(context: Context, n: int) -> Greedy:
     )
 
 
-def of_tokens_behind(context: Context) -> Iterator[Question]:
+def of_tokens_behind(context: Context) -> Iterator[MistakeQuestion]:
     """One token behind each of many beginnings, and a text: of one that goes on rightly nothing is
     seen, however long it is."""
     if context.facts.decoder_start is None:
@@ -193,7 +197,7 @@ def beginnings(context: Context) -> Iterator[tuple[list[int], int]]:
     yield from ((second, n) for n in LONG_ONES if n <= len(second))
 
 
-def of_lists(context: Context) -> Iterator[Question]:
+def of_lists(context: Context) -> Iterator[MistakeQuestion]:
     k = min(CANDIDATES, context.facts.n_vocab)
     if context.subject_info.text_only:
         try:
@@ -208,7 +212,7 @@ def of_lists(context: Context) -> Iterator[Question]:
         yield Likeliest(words=words, prefix=prefix, k=k)
 
 
-def of_texts(context: Context) -> Iterator[Question]:
+def of_texts(context: Context) -> Iterator[MistakeQuestion]:
     pieces = Pieces.of(context)
     parts = LONG.split(b" ")
     some = [b" ".join(parts[:n]) for n in range(2, len(parts), WORDS)]

@@ -16,10 +16,10 @@ from lockstep.engine.gguf.split_files import open_model
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.catalogue.trial import Wrong
 from lockstep.harness.context.suite import Context
-from lockstep.harness.diagnosis.asking import Asked, asked, readable
+from lockstep.harness.diagnosis.asking import AskedQuestion, asked, readable
 from lockstep.harness.diagnosis.engines import Engines, candidates
 from lockstep.harness.diagnosis.questions import Greedy, value_of
-from lockstep.harness.diagnosis.race import Held, Tried, held, is_text, race
+from lockstep.harness.diagnosis.race import HeldAnswers, TriedMistake, held, is_text, race
 from lockstep.harness.records import Answered, Request
 
 ASPECTS = ("metadata", "tokens", "runs")
@@ -92,7 +92,7 @@ class Diagnosed:
 
 
 @dataclass(kw_only=True)
-class Bench:
+class DiagnosisBench:
     """Engines of ours on one file: as ggml rounds, and without."""
 
     rounding: Engines
@@ -101,7 +101,7 @@ class Bench:
     far: tuple[Wrong, ...]
 
     @classmethod
-    def of(cls, context: Context, *, keep: bool = False) -> "Bench":
+    def of(cls, context: Context, *, keep: bool = False) -> "DiagnosisBench":
         path, facts = context.subject_model, context.facts
         with open_model(path) as file:
             found = candidates(file, facts.architecture, vocabulary=facts.has_vocabulary)
@@ -116,7 +116,7 @@ class Bench:
         self.plain.close()
 
 
-def diagnose(context: Context, bench: Bench) -> Diagnosed:
+def diagnose(context: Context, bench: DiagnosisBench) -> Diagnosed:
     facts = context.facts
     if not (facts.has_logits or facts.not_ours):
         context = context.for_embeddings()
@@ -130,7 +130,9 @@ def diagnose(context: Context, bench: Bench) -> Diagnosed:
     return Diagnosed(of=tuple(found), missing=tuple(missing))
 
 
-def of_aspect(context: Context, bench: Bench, aspect: str, every: Sequence[Asked]) -> Diagnosis:
+def of_aspect(
+    context: Context, bench: DiagnosisBench, aspect: str, every: Sequence[AskedQuestion]
+) -> Diagnosis:
     noise = context.noise.relative if aspect == "runs" else 0.0
     of = held(bench.rounding, every, noise)
     if of.off and aspect == "runs":
@@ -146,7 +148,7 @@ def of_aspect(context: Context, bench: Bench, aspect: str, every: Sequence[Asked
         if not plain.off:
             return Diagnosis(aspect=aspect, status="right", rows=rows_of(plain))
         ways.append((bench.plain, plain))
-    found: list[Tried] = []
+    found: list[TriedMistake] = []
     for engines, of in ways:
         for classes in (bench.near, bench.far):
             found += race(engines, classes, of, context.progress)
@@ -164,21 +166,21 @@ def of_aspect(context: Context, bench: Bench, aspect: str, every: Sequence[Asked
     )
 
 
-def number_of(found: Sequence[Tried]) -> int:
+def number_of(found: Sequence[TriedMistake]) -> int:
     return len({row.cls for row in found})
 
 
-def survives(row: Tried) -> bool:
+def survives(row: TriedMistake) -> bool:
     return row.survived and row.left <= LEFT
 
 
-def closest(found: Sequence[Tried]) -> Match | None:
+def closest(found: Sequence[TriedMistake]) -> Match | None:
     first = min(found, key=lambda row: row.left, default=None)
     return match(first) if first is not None and first.left <= CLOSE else None
 
 
 def named(
-    context: Context, aspect: str, engines: Engines, of: Held, found: Sequence[Tried]
+    context: Context, aspect: str, engines: Engines, of: HeldAnswers, found: Sequence[TriedMistake]
 ) -> Diagnosis:
     matching = sorted(filter(survives, found), key=lambda row: row.left)
     limit = 2 * matching[0].left + TINY
@@ -195,14 +197,14 @@ def named(
     )
 
 
-def says_enough(engines: Engines, of: Held) -> bool:
+def says_enough(engines: Engines, of: HeldAnswers) -> bool:
     """Rows without a number in the subject's answer say nothing of how they came to be."""
     off = [(one, c) for one, c in zip(of.every, of.right, strict=True) if not c.same.all()]
     numbers = any(np.isfinite(c.apart[~c.same]).any() for one, c in off if not is_text(one))
     return numbers or sum(choices(engines, one) for one, _ in off if is_text(one)) >= PLACES
 
 
-def choices(engines: Engines, one: Asked) -> int:
+def choices(engines: Engines, one: AskedQuestion) -> int:
     """How many tokens of a text the right engine would choose otherwise where they stand; of a text
     whose tokens nobody knows at least one."""
     question = one.question
@@ -216,7 +218,7 @@ def choices(engines: Engines, one: Asked) -> int:
     return max(1, int((rows.argmax(axis=1) != one.said).sum()))
 
 
-def match(row: Tried) -> Match:
+def match(row: TriedMistake) -> Match:
     cls = row.cls
     return Match(
         engine=cls.name,
@@ -227,7 +229,7 @@ def match(row: Tried) -> Match:
     )
 
 
-def rows_of(of: Held) -> tuple[Rows, ...]:
+def rows_of(of: HeldAnswers) -> tuple[Rows, ...]:
     every: Counter[str] = Counter()
     right: Counter[str] = Counter()
     for one, c in zip(of.every, of.right, strict=True):
@@ -236,7 +238,7 @@ def rows_of(of: Held) -> tuple[Rows, ...]:
     return tuple(Rows(unit=unit, compared=every[unit], right=right[unit]) for unit in every)
 
 
-def unsteadiness(context: Context, of: Held) -> str:
+def unsteadiness(context: Context, of: HeldAnswers) -> str:
     """Whether the first question that the right engine answers otherwise is answered alike each
     time: no mistake makes answers that differ from each other."""
     question, said = of.off[0].question, of.off[0].said

@@ -13,7 +13,7 @@ from lockstep.harness.asking.session import LocalSession
 from lockstep.harness.catalogue.models import ARCH, WITH_KEYS
 from lockstep.harness.catalogue.run import wrong_engines
 from lockstep.harness.catalogue.trial import Wrong
-from lockstep.harness.diagnosis.questions import Question
+from lockstep.harness.diagnosis.questions import MistakeQuestion
 from lockstep.harness.mutants.parts.changed import WrongFormat
 from lockstep.harness.mutants.parts.tokenizers import WrongTokenizer
 from lockstep.harness.records import Settings
@@ -48,7 +48,7 @@ class Engines:
             self.sessions[cls] = LocalSession(made, self.path, self.settings)
         return self.sessions[cls]
 
-    def answer(self, cls: type[Any], question: Question) -> Any:
+    def answer(self, cls: type[Any], question: MistakeQuestion) -> Any:
         if question.is_as_right(cls):
             cls = Reference
         key = cls, question.words

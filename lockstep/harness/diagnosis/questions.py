@@ -38,7 +38,7 @@ class Compared:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Question:
+class MistakeQuestion:
     """`of` is asked of engines of ours in this process; None: it has no answer.
 
     words: what no other question of a model has. aspect: mistakes of one show in no other's
@@ -74,7 +74,7 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Header(Question):
+class Header(MistakeQuestion):
     words: str = "what the file says"
     unit = "entries"
     aspect = "metadata"
@@ -95,7 +95,7 @@ class Header(Question):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Ids(Question):
+class Ids(MistakeQuestion):
     texts: tuple[bytes, ...]
     flags: tuple[tuple[str, bool], ...]
     unit = "texts"
@@ -123,7 +123,7 @@ class Written(Ids):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Decoded(Question):
+class Decoded(MistakeQuestion):
     type: str
     raw: NDArray[np.uint8]
     unit = "weights"
@@ -144,7 +144,7 @@ class Decoded(Question):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Run(Question):
+class RunQuestion(MistakeQuestion):
     batches: tuple[Batch, ...]
     unit = "rows of logits"
     aspect = "runs"
@@ -169,7 +169,7 @@ class Run(Question):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Embedded(Run):
+class Embedded(RunQuestion):
     unit = "rows of embeddings"
     methods = (*RUN, "embed")
 
@@ -192,7 +192,7 @@ def within(said: NDArray[Any], answer: NDArray[Any], allowed: float) -> Compared
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Likeliest(Question):
+class Likeliest(MistakeQuestion):
     """A list of candidates behind a beginning, which is ids, or a text."""
 
     prefix: tuple[int, ...] | bytes
@@ -234,7 +234,7 @@ def value_of(outcome: Outcome, default: Any = None) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Greedy(Question):
+class Greedy(MistakeQuestion):
     ids: tuple[int, ...]
     n: int
     decoder_start: int | None = None
@@ -293,7 +293,7 @@ def is_tie(row: NDArray[np.float32], own: int, other: int, noise: float) -> bool
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Continued(Question):
+class Continued(MistakeQuestion):
     """A text behind a text. The tokens of the engine that is asked are what is counted."""
 
     prompt: bytes

@@ -9,50 +9,52 @@ import numpy as np
 
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.catalogue.trial import Wrong
-from lockstep.harness.diagnosis.asking import Asked
+from lockstep.harness.diagnosis.asking import AskedQuestion
 from lockstep.harness.diagnosis.engines import Engines
-from lockstep.harness.diagnosis.questions import Compared, Continued, Greedy, Run
+from lockstep.harness.diagnosis.questions import Compared, Continued, Greedy, RunQuestion
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Held:
+class HeldAnswers:
     """The right engine's answers beside the subject's; of texts those come first that part, and
     soon: of the others no mistake is seen, and each token is a run."""
 
-    every: tuple[Asked, ...]
+    every: tuple[AskedQuestion, ...]
     right: tuple[Compared, ...]
     noise: float
 
     @property
-    def off(self) -> list[Asked]:
+    def off(self) -> list[AskedQuestion]:
         return [one for one, c in zip(self.every, self.right, strict=True) if not c.same.all()]
 
 
-def held(engines: Engines, every: Sequence[Asked], noise: float) -> Held:
+def held(engines: Engines, every: Sequence[AskedQuestion], noise: float) -> HeldAnswers:
     pairs = [(one, compared(engines, Reference, one, noise)) for one in every]
     found = [(one, c) for one, c in pairs if c is not None]
     found.sort(key=lambda pair: cost(*pair))
-    return Held(every=tuple(one for one, _ in found), right=tuple(c for _, c in found), noise=noise)
+    return HeldAnswers(
+        every=tuple(one for one, _ in found), right=tuple(c for _, c in found), noise=noise
+    )
 
 
-def cost(one: Asked, right: Compared) -> tuple[bool, bool, int]:
+def cost(one: AskedQuestion, right: Compared) -> tuple[bool, bool, int]:
     text = is_text(one)
     return text, text and bool(right.same.all()), int(right.same.sum()) if text else 0
 
 
-def beginning(one: Asked, right: Compared) -> Asked | None:
+def beginning(one: AskedQuestion, right: Compared) -> AskedQuestion | None:
     """Of a text that parts early, up to there: few wrong engines come so far."""
     question, n = one.question, int(right.same.sum()) + 1
     if not isinstance(question, Greedy | Continued) or right.same.all() or 2 * n > question.n:
         return None
-    return Asked(question=question.shortened(n), said=question.beginning(one.said, n))
+    return AskedQuestion(question=question.shortened(n), said=question.beginning(one.said, n))
 
 
-def is_text(one: Asked) -> bool:
+def is_text(one: AskedQuestion) -> bool:
     return isinstance(one.question, Greedy | Continued)
 
 
-def compared(engines: Engines, cls: type[Any], one: Asked, noise: float) -> Compared | None:
+def compared(engines: Engines, cls: type[Any], one: AskedQuestion, noise: float) -> Compared | None:
     answer = engines.answer(cls, one.question)
     if answer is None:
         return None
@@ -60,7 +62,7 @@ def compared(engines: Engines, cls: type[Any], one: Asked, noise: float) -> Comp
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Tried:
+class TriedMistake:
     """left: of the distance between the logits of the subject and of the right engine, as a share;
     of one that answers nothing all and more."""
 
@@ -70,15 +72,15 @@ class Tried:
 
 
 def race(
-    engines: Engines, classes: Sequence[Wrong], of: Held, progress: Callable[[str], None]
-) -> Iterator[Tried]:
+    engines: Engines, classes: Sequence[Wrong], of: HeldAnswers, progress: Callable[[str], None]
+) -> Iterator[TriedMistake]:
     for number, cls in enumerate(classes, 1):
         progress(f"known mistake {number} of {len(classes)}")
         with engines.opened(cls):
             yield tried(engines, cls, of)
 
 
-def tried(engines: Engines, cls: Wrong, of: Held) -> Tried:
+def tried(engines: Engines, cls: Wrong, of: HeldAnswers) -> TriedMistake:
     found: list[Compared] = []
     for one, right in zip(of.every, of.right, strict=True):
         begun = beginning(one, right)
@@ -88,20 +90,20 @@ def tried(engines: Engines, cls: Wrong, of: Held) -> Tried:
             break
         own = compared(engines, cls, one, of.noise)
         if own is None:
-            return Tried(cls=cls, survived=False, left=inf)
+            return TriedMistake(cls=cls, survived=False, left=inf)
         found.append(own)
         if not own.same.all():
             break
     survived = len(found) == len(of.every) and all(own.same.all() for own in found)
-    return Tried(cls=cls, survived=survived, left=left_by(found, of))
+    return TriedMistake(cls=cls, survived=survived, left=left_by(found, of))
 
 
-def left_by(own: Sequence[Compared], of: Held) -> float:
+def left_by(own: Sequence[Compared], of: HeldAnswers) -> float:
     """Of rows on which the right engine is off. What is NaN there, or infinite, and the same in the
     wrong one is explained, and no distance."""
     of_it, of_right = 0.0, 0.0
     for one, a, b in zip(of.every, own, of.right, strict=False):
-        if isinstance(one.question, Run) and len(a.same) == len(b.same):
+        if isinstance(one.question, RunQuestion) and len(a.same) == len(b.same):
             off = ~b.same & np.isfinite(b.apart)
             of_it += float(a.apart[off].sum())
             of_right += float(b.apart[off].sum())

@@ -1,7 +1,7 @@
 """A diagnosis as work for a process of its own."""
 
 from lockstep.harness.check.check import Plan
-from lockstep.harness.diagnosis.diagnosis import Bench, diagnose
+from lockstep.harness.diagnosis.diagnosis import DiagnosisBench, diagnose
 from lockstep.harness.parallel.children import Say
 from lockstep.harness.runs.run import opened_for
 
@@ -10,7 +10,7 @@ def diagnose_one(plan: Plan, say: Say) -> None:
     """Says what it does as text, and then what was Diagnosed."""
     opened = opened_for(plan, say)
     try:
-        bench = Bench.of(opened.context)
+        bench = DiagnosisBench.of(opened.context)
         try:
             say(diagnose(opened.context, bench))
         finally:

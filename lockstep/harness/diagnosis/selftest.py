@@ -3,21 +3,17 @@
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from lockstep.harness.catalogue.run import family_of, parts_of, wrong_engines
-from lockstep.harness.diagnosis.trials import Row, tries
+from lockstep.harness.diagnosis.trials import TrialRow, tries
 from lockstep.harness.parallel.row_files import add_rows, read_rows
 from lockstep.harness.parallel.works import Executor, as_done
+from lockstep.harness.runs.output import Output
 
 # what is promised of engines that show logits, or text alone
 PROMISED = {"logits": 0.90, "text": 0.75}
 HEAD = ("view", "engines", "differ", "named", "alone", "others", "none", "few")
-
-
-class Output(Protocol):
-    def line(self, text: str) -> None: ...
-    def progress(self, case: str, text: str) -> None: ...
 
 
 def run_diagnosis(
@@ -49,42 +45,42 @@ def run_diagnosis(
     return 0 if is_kept(rows) else 1
 
 
-def row_of(said: dict[str, Any]) -> Row:
+def row_of(said: dict[str, Any]) -> TrialRow:
     lists = {name: tuple(said[name]) for name in ("named", "also", "others")}
-    return Row(**{**said, **lists})
+    return TrialRow(**{**said, **lists})
 
 
 # --- counting -----------------------------------------------------------------------------------
 
 
-def differs(row: Row) -> bool:
+def differs(row: TrialRow) -> bool:
     """Of the others there is nothing to explain."""
     return row.status not in ("right", "not asked")
 
 
-def is_named(row: Row) -> bool:
+def is_named(row: TrialRow) -> bool:
     """Among mistakes that make the same answers, within the noise, on all that was asked."""
     return row.status == "named" and row.engine in (*row.named, *row.also)
 
 
-def is_wrong(row: Row) -> bool:
+def is_wrong(row: TrialRow) -> bool:
     return row.status == "named" and not is_named(row)
 
 
-def is_kept(rows: Sequence[Row]) -> bool:
+def is_kept(rows: Sequence[TrialRow]) -> bool:
     """What is promised; of a view in which nothing differs nothing is."""
     seen = {row.view for row in rows if differs(row)}
     enough = all(share(rows, view) >= PROMISED[view] for view in PROMISED if view in seen)
     return bool(seen) and enough and not any(map(is_wrong, rows))
 
 
-def share(rows: Sequence[Row], view: str) -> float:
+def share(rows: Sequence[TrialRow], view: str) -> float:
     """Of a view in which some differ."""
     some = [row for row in rows if row.view == view and differs(row)]
     return sum(map(is_named, some)) / len(some)
 
 
-def lines(rows: Sequence[Row], of: int) -> Iterator[str]:
+def lines(rows: Sequence[TrialRow], of: int) -> Iterator[str]:
     yield f"{len({row.engine for row in rows})} of {of} wrong engines"
     yield "".join(f"{cell:>9}" for cell in HEAD)
     for view in dict.fromkeys(row.view for row in rows):
@@ -97,7 +93,7 @@ def lines(rows: Sequence[Row], of: int) -> Iterator[str]:
             yield f"{row.engine} on {row.model}, {row.view}: {row.status} {' '.join(row.named)}"
 
 
-def counted(view: str, rows: Sequence[Row]) -> list[str]:
+def counted(view: str, rows: Sequence[TrialRow]) -> list[str]:
     of_view = [row for row in rows if row.view == view]
     some = [row for row in of_view if differs(row)]
     found = [row for row in some if is_named(row)]

@@ -13,13 +13,13 @@ from numpy.random import Philox
 
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.asking.session import LocalSession
-from lockstep.harness.catalogue.run import Part, family_of, wrong_engines
-from lockstep.harness.catalogue.trial import Bench as Tried
+from lockstep.harness.catalogue.run import CataloguePart, family_of, wrong_engines
+from lockstep.harness.catalogue.trial import TrialBench as Tried
 from lockstep.harness.catalogue.trial import bench_for
 from lockstep.harness.catalogue.views import ALL, LOGITS, TEXT, Narrow, View
 from lockstep.harness.check.check import described
-from lockstep.harness.diagnosis.asking import Asked, asked
-from lockstep.harness.diagnosis.diagnosis import ASPECTS, Bench, Diagnosis, of_aspect
+from lockstep.harness.diagnosis.asking import AskedQuestion, asked
+from lockstep.harness.diagnosis.diagnosis import ASPECTS, Diagnosis, DiagnosisBench, of_aspect
 from lockstep.harness.diagnosis.engines import without_roundings
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.mutants.parts.tokenizers import WrongTokenizer
@@ -31,7 +31,7 @@ RACES = "races"  # of mistakes: their answers are made to be others than those o
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class TrialRow:
     """One engine through one view.
 
     named: as Diagnosis has it, of the aspect that differs; others: what is named once these are
@@ -101,12 +101,12 @@ def views(cls: type[Any]) -> tuple[View, ...]:
     return (ALL, LOGITS, TEXTS if issubclass(cls, WrongTokenizer) else TEXT)
 
 
-def tries(part: Part) -> list[Row]:
+def tries(part: CataloguePart) -> list[TrialRow]:
     """Engines of one model, through each view."""
     wrong_engines()
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         tried = bench_for(part.model, Path(folder))
-        bench = Bench.of(tried.context, keep=True)
+        bench = DiagnosisBench.of(tried.context, keep=True)
         try:
             classes: list[Any] = [Adapter.named(name) for name in part.engines]
             return [one(tried, bench, cls, view) for cls in classes for view in views(cls)]
@@ -115,7 +115,7 @@ def tries(part: Part) -> list[Row]:
             tried.opened.close()
 
 
-def one(tried: Tried, bench: Bench, cls: Any, view: View) -> Row:
+def one(tried: Tried, bench: DiagnosisBench, cls: Any, view: View) -> TrialRow:
     started, base = process_time(), tried.context
     types = {tensor.type.name for tensor in base.file.tensors.values()}
     made = without_roundings(cls) if types == {"F32"} else cls
@@ -136,9 +136,9 @@ def one(tried: Tried, bench: Bench, cls: Any, view: View) -> Row:
         ending = {"engine": cls.name, "family": family_of(cls), "model": cls.shows_on}
         ending |= {"view": view.name}
         if found is None:
-            return Row(status="right" if every else "not asked", **ending)
+            return TrialRow(status="right" if every else "not asked", **ending)
         rest = without(context, bench, found, some) if found.status != "right" else None
-    return Row(
+    return TrialRow(
         **ending,
         status=found.status,
         named=tuple(m.engine for m in found.named),
@@ -152,7 +152,9 @@ def one(tried: Tried, bench: Bench, cls: Any, view: View) -> Row:
     )
 
 
-def without(context: Any, bench: Bench, found: Diagnosis, some: Sequence[Asked]) -> Diagnosis:
+def without(
+    context: Any, bench: DiagnosisBench, found: Diagnosis, some: Sequence[AskedQuestion]
+) -> Diagnosis:
     """The same with nobody knowing of what was named, of mistakes of this architecture."""
     names = {match.engine for match in found.named}
     near = tuple(cls for cls in bench.near if cls.name not in names)

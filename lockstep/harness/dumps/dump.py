@@ -68,7 +68,7 @@ class Dump:
     engine: str
     version: str
     batches: tuple[Batch, ...]
-    files: Mapping[Site, "Held"]
+    files: Mapping[Site, "HeldTensor"]
     settings: Mapping[str, Any]  # those that are known
     models: tuple[str, ...]  # hashes of the file that was run, if they are known
     strangers: tuple[str, ...] = ()  # names that no pattern of the map fits
@@ -76,7 +76,7 @@ class Dump:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class HeldTensor:
     """A tensor in a file. rule: of the map, if there is one."""
 
     path: Path
@@ -208,9 +208,9 @@ def batches_of(path: Path, tokens: Any) -> tuple[Batch, ...]:
 
 def sites_in(
     folder: Path, steps: int, names: NodeMap | None
-) -> tuple[dict[Site, Held], tuple[str, ...]]:
+) -> tuple[dict[Site, HeldTensor], tuple[str, ...]]:
     """Where each tensor lies, and the names that the map has nothing for."""
-    found: dict[Site, Held] = {}
+    found: dict[Site, HeldTensor] = {}
     strangers: list[str] = []
     for path in sorted(folder.glob("*.safetensors")):
         check_inside(folder, path)
@@ -253,19 +253,21 @@ def kinds_in(path: Path) -> dict[str, str]:
     return found
 
 
-def translated(path: Path, key: str, kind: str, names: NodeMap | None) -> tuple[str, Held] | None:
+def translated(
+    path: Path, key: str, kind: str, names: NodeMap | None
+) -> tuple[str, HeldTensor] | None:
     """Its name as `stepN/NODE`; None: the map has none for it."""
     if names is None:
-        return key, Held(path=path, key=key, kind=kind)
+        return key, HeldTensor(path=path, key=key, kind=kind)
     match = STEP.match(key)
     step = match[0] if match else "step0/"
     found = names.find(key.removeprefix(step))
     if found is None:
         return None
-    return step + found[0], Held(path=path, key=key, kind=kind, rule=found[1])
+    return step + found[0], HeldTensor(path=path, key=key, kind=kind, rule=found[1])
 
 
-def site_in(path: Path, name: str, held: Held) -> Site:
+def site_in(path: Path, name: str, held: HeldTensor) -> Site:
     try:
         site = site_of(name)
     except MalformedAnswer as error:
@@ -273,7 +275,7 @@ def site_in(path: Path, name: str, held: Held) -> Site:
     return site
 
 
-def value_of(site: Site, held: Held, sizes: Mapping[str, int]) -> NDArray[Any]:
+def value_of(site: Site, held: HeldTensor, sizes: Mapping[str, int]) -> NDArray[Any]:
     """As the engine computed it: floats in single precision, without leading axes of one."""
     value: NDArray[Any]
     if held.kind == "BF16":

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.ggml.base import Operand
-from lockstep.harness.graph.program import Graph, Place, Program, Root, View
+from lockstep.harness.graph.program import Graph, Place, Program, Root, TensorView
 from lockstep.harness.shadow.judge import view_of
 
 Bytes = NDArray[np.uint8]
@@ -24,7 +24,7 @@ class Unknown(EngineError):
     """Memory that holds nothing that we have computed."""
 
 
-class Memory:
+class GraphMemory:
     """Of one replay. Weights stay in the file; caches live as long as the memory."""
 
     def __init__(self, program: Program, file: GgufFile, *, wide: bool) -> None:
@@ -46,7 +46,7 @@ class Memory:
     def widened(self, kind: str, root: Root) -> bool:
         return self.wide and kind == "F32" and root.kind != "weight"
 
-    def seen(self, view: View) -> Operand:
+    def seen(self, view: TensorView) -> Operand:
         """The tensor without its value, as wide as it is here."""
         root = self.roots[view.root]
         kind, nb, offset = view.type, view.nb, view.offset
@@ -57,7 +57,7 @@ class Memory:
             name=view.name, type=kind, ne=view.ne, value=None, weight=weight, offset=offset, nb=nb
         )
 
-    def read(self, view: View) -> Operand:
+    def read(self, view: TensorView) -> Operand:
         """Raises Unknown for what was not computed, EngineError for what lies outside."""
         if view.root < 0:
             return Operand(name=view.name, type=view.type, ne=view.ne, value=None, nb=view.nb)
@@ -67,7 +67,7 @@ class Memory:
             value = np.array(value, order="C")  # an op may run in place
         return replace(operand, value=value, weight="")
 
-    def write(self, view: View, value: NDArray[Any]) -> None:
+    def write(self, view: TensorView, value: NDArray[Any]) -> None:
         """The first write of a root that a node owns makes its bytes."""
         root = self.roots[view.root]
         if root.kind == "computed" and view.root not in self.held:
@@ -75,7 +75,7 @@ class Memory:
         target = view_of(self.bytes_of(view.root), self.seen(view))
         target[...] = value.reshape(target.shape)
 
-    def has(self, view: View) -> bool:
+    def has(self, view: TensorView) -> bool:
         return self.roots[view.root].kind != "computed" or view.root in self.held
 
     def bytes_of(self, number: int) -> Bytes:
@@ -105,7 +105,7 @@ class Memory:
             return raw.view(np.float32).astype(np.float64).view(np.uint8)
         return raw
 
-    def spoil(self, view: View) -> None:
+    def spoil(self, view: TensorView) -> None:
         """Nothing may read it any more: it should hold what was not computed."""
         root = self.roots[view.root]
         if root.kind == "cache":

@@ -37,7 +37,7 @@ class Root:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class View:
+class TensorView:
     """A tensor: where it lies, and how."""
 
     name: str
@@ -57,8 +57,8 @@ class PlannedNode:
     name: str
     layer: int | None
     params: bytes
-    sources: tuple[View | None, ...]
-    result: View
+    sources: tuple[TensorView | None, ...]
+    result: TensorView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

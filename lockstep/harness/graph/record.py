@@ -25,7 +25,7 @@ from lockstep.harness.graph.program import (
     PlannedNode,
     Program,
     Root,
-    View,
+    TensorView,
 )
 from lockstep.harness.records import KEPT, WEIGHTS, Answered, Captured, Nodes, Outcome
 from lockstep.harness.shadow.judge import view_of
@@ -56,7 +56,7 @@ def record(
         known: Program = session.recorded[key]
         return known
     result = EMBEDDINGS if embeddings else LOGITS
-    recorder = Recorder(watch=watch, keep=keep or has_no_meaning, result=result)
+    recorder = ProgramRecorder(watch=watch, keep=keep or has_no_meaning, result=result)
     more = {"embeddings": True} if embeddings else {}
     outcome = session.stream("capture", recorder.piece, tuple(batches), None, **more)
     if not isinstance(outcome, Answered):
@@ -86,7 +86,7 @@ def has_no_meaning(node: Node) -> bool:
 
 
 @dataclass(eq=False)
-class Draft:
+class ProgramDraft:
     """A graph whose nodes are still coming."""
 
     step: int
@@ -95,19 +95,19 @@ class Draft:
     roots: list[Root] = field(default_factory=list)
     nodes: list[PlannedNode] = field(default_factory=list)
     inputs: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
-    filled: set[View] = field(default_factory=set)  # of inputs: what has been copied
+    filled: set[TensorView] = field(default_factory=set)  # of inputs: what has been copied
     last_use: dict[int, int] = field(default_factory=dict)
     shown: dict[int, NDArray[Any]] = field(default_factory=dict)
     output: tuple[Place, PlannedNode, NDArray[Any]] | None = None  # the result, or what is last
 
 
-class Recorder:
+class ProgramRecorder:
     """Takes pieces of a captured run, in order."""
 
     def __init__(self, *, watch: Watcher | None, keep: Callable[[Node], bool], result: str) -> None:
         self.watch, self.keep = watch, keep
         self.result = result  # the name of what graphs are run for
-        self.drafts: list[Draft] = []
+        self.drafts: list[ProgramDraft] = []
         self.caches: dict[int, Root] = {}  # by address
         self.written: set[int] = set()  # numbers of caches
         self.same: dict[Any, Any] = {}  # graphs are alike: equal parts are held once
@@ -141,9 +141,11 @@ class Recorder:
         if self.watch is not None:
             self.watch(node, place)
 
-    def planned(self, draft: Draft, piece: Nodes, node: Node, first: int, end: int) -> PlannedNode:
+    def planned(
+        self, draft: ProgramDraft, piece: Nodes, node: Node, first: int, end: int
+    ) -> PlannedNode:
         own = int(piece.address[first])
-        sources: list[View | None] = []
+        sources: list[TensorView | None] = []
         for row in range(first + 1, end):
             sources += [None] * (int(piece.place[row]) - len(sources))
             operand = node.sources[len(sources)]
@@ -163,18 +165,18 @@ class Recorder:
         found: PlannedNode = self.shared(made)
         return found
 
-    def draft_of(self, node: Node) -> Draft:
+    def draft_of(self, node: Node) -> ProgramDraft:
         last = self.drafts[-1] if self.drafts else None
         if last is None or (last.step, last.ubatch) != (node.step, node.ubatch):
-            last = Draft(step=node.step, ubatch=node.ubatch)
+            last = ProgramDraft(step=node.step, ubatch=node.ubatch)
             self.drafts.append(last)
         return last
 
-    def view(self, draft: Draft, piece: Nodes, row: int, own: int) -> View:
+    def view(self, draft: ProgramDraft, piece: Nodes, row: int, own: int) -> TensorView:
         """own: the address of the node that reads or writes it."""
         held = piece.at[row] >= 0 or text(piece.weight[row])
         number = self.root(draft, piece, row, own) if held else -1
-        view = View(
+        view = TensorView(
             name=text(piece.name[row]),
             type=piece.types[piece.type[row]],
             ne=tuple(piece.ne[row].tolist()),
@@ -182,10 +184,10 @@ class Recorder:
             root=number,
             offset=int(piece.offset[row]),
         )
-        found: View = self.shared(view)
+        found: TensorView = self.shared(view)
         return found
 
-    def root(self, draft: Draft, piece: Nodes, row: int, own: int) -> int:
+    def root(self, draft: ProgramDraft, piece: Nodes, row: int, own: int) -> int:
         """Its number in the graph. What no node has computed before it is read was given."""
         address = int(piece.root[row])
         if address in draft.numbers:
@@ -226,7 +228,7 @@ class Recorder:
                 return replace(root, kind="carried", carried=place)
         raise EngineError(f"{root.name} is not what the encoder computed last")
 
-    def fill(self, draft: Draft, view: View, operand: Operand) -> None:
+    def fill(self, draft: ProgramDraft, view: TensorView, operand: Operand) -> None:
         """Copy what is read of an input, the first time that it is."""
         if view.root < 0 or view in draft.filled or operand.value is None:
             return

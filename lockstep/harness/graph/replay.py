@@ -15,7 +15,7 @@ from lockstep.engine.errors import EngineError
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import Node, layout
-from lockstep.harness.graph.memory import WIDER, Memory, Unknown
+from lockstep.harness.graph.memory import WIDER, GraphMemory, Unknown
 from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
 from lockstep.harness.graph.shown import part_shown
 from lockstep.harness.graph.ways import Honest
@@ -63,10 +63,10 @@ def replay(
 ) -> Replayed:
     """values: take the place of a node's own before another one reads them; only: no other node is
     computed, and what has a value holds that alone."""
-    return Run(program, file, build, way or Honest(), trace, values or {}, borrow, only).run()
+    return ReplayRun(program, file, build, way or Honest(), trace, values or {}, borrow, only).run()
 
 
-class Run:
+class ReplayRun:
     """One run from the first graph to the last."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Run:
     ) -> None:
         self.program, self.build, self.way = program, build, way
         self.trace, self.values, self.borrow, self.only = trace, values, borrow, only
-        self.memory = Memory(program, file, wide=way.wide)
+        self.memory = GraphMemory(program, file, wide=way.wide)
         self.carried = {root.carried for graph in program.graphs for root in graph.roots}
         self.missing: list[NotComputed] = []
         self.nodes = self.unknown = 0

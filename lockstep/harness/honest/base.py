@@ -5,7 +5,7 @@ from typing import ClassVar
 from lockstep.harness.adapters.reference import Reference
 
 
-class Honest(Reference):
+class HonestEngine(Reference):
     """`shows_on` names a built-in model with the op that it computes otherwise."""
 
     design: ClassVar[str]

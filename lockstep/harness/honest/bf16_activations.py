@@ -7,10 +7,10 @@ from lockstep.engine.ops.near import F64
 from lockstep.engine.ops.products import is_in_blocks
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
-from lockstep.harness.honest.base import Honest
+from lockstep.harness.honest.base import HonestEngine
 
 
-class Converting(Mirror):
+class InBF16(Mirror):
     def activations(self, x: F32, weight: Weight) -> F64:
         if not is_in_blocks(weight.format):
             return super().activations(x, weight)
@@ -22,9 +22,9 @@ class Converting(Mirror):
         return None
 
 
-class Bf16(Honest, name="honest:activations-bf16"):
+class Bf16(HonestEngine, name="honest:activations-bf16"):
     """Kernels of graphics cards, and of CPUs that multiply BF16."""
 
-    ops = Converting
+    ops = InBF16
     design = "activations in BF16 before quantised weights"
     shows_on = "q8_0"

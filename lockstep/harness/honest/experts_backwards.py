@@ -2,7 +2,7 @@
 
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32
-from lockstep.harness.honest.base import Honest
+from lockstep.harness.honest.base import HonestEngine
 
 
 class Backwards(Mirror):
@@ -10,7 +10,7 @@ class Backwards(Mirror):
         return super().sum_experts(x[:, ::-1])
 
 
-class ExpertsBackwards(Honest, name="honest:experts-backwards"):
+class ExpertsBackwards(HonestEngine, name="honest:experts-backwards"):
     """Engines whose sum goes by the order in which experts are done."""
 
     ops = Backwards

@@ -5,7 +5,7 @@ import numpy as np
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.reference import I32
 from lockstep.engine.quants.base import F32
-from lockstep.harness.honest.base import Honest
+from lockstep.harness.honest.base import HonestEngine
 
 
 class ById(Mirror):
@@ -13,7 +13,7 @@ class ById(Mirror):
         return np.sort(super().top_k(probs, n), axis=-1)
 
 
-class ExpertsById(Honest, name="honest:experts-by-id"):
+class ExpertsById(HonestEngine, name="honest:experts-by-id"):
     """Engines that go through the experts and not through the choices, as Mixtral's in Hugging Face
     transformers."""
 

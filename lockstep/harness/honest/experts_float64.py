@@ -1,17 +1,17 @@
 """Adds up the chosen experts in float64."""
 
 from lockstep.engine.ops.mirror import Mirror
-from lockstep.engine.ops.reference import Reference
+from lockstep.engine.ops.reference import ReferenceOps
 from lockstep.engine.quants.base import F32
-from lockstep.harness.honest.base import Honest
+from lockstep.harness.honest.base import HonestEngine
 
 
 class WideSum(Mirror):
     def sum_experts(self, x: F32) -> F32:
-        return Reference().sum_experts(x)
+        return ReferenceOps().sum_experts(x)
 
 
-class ExpertsFloat64(Honest, name="honest:experts-float64"):
+class ExpertsFloat64(HonestEngine, name="honest:experts-float64"):
     """Engines with one wide accumulator for a row."""
 
     ops = WideSum

@@ -5,7 +5,7 @@ import numpy as np
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.reference import I32
 from lockstep.engine.quants.base import F32
-from lockstep.harness.honest.base import Honest
+from lockstep.harness.honest.base import HonestEngine
 
 
 class LastOfTies(Mirror):
@@ -15,7 +15,7 @@ class LastOfTies(Mirror):
         return ids
 
 
-class ExpertsLastOfTies(Honest, name="honest:experts-last-of-ties"):
+class ExpertsLastOfTies(HonestEngine, name="honest:experts-last-of-ties"):
     """A sort that is not stable, or that goes up and is read from its end."""
 
     ops = LastOfTies

@@ -1,10 +1,10 @@
 """Computes everything in float64 and converts no activation."""
 
-from lockstep.engine.ops.reference import Reference as Ops
-from lockstep.harness.honest.base import Honest
+from lockstep.engine.ops.reference import ReferenceOps as Ops
+from lockstep.harness.honest.base import HonestEngine
 
 
-class Float64(Honest, name="honest:float64"):
+class Float64(HonestEngine, name="honest:float64"):
     """What numpy does with code that names no types."""
 
     design = "float64 throughout, activations as they are"

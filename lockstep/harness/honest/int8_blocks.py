@@ -7,10 +7,10 @@ from lockstep.engine.ops.near import F64
 from lockstep.engine.ops.products import is_in_blocks
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
-from lockstep.harness.honest.base import Honest
+from lockstep.harness.honest.base import HonestEngine
 
 
-class Converting(Mirror):
+class InInt8Blocks(Mirror):
     def activations(self, x: F32, weight: Weight) -> F64:
         if not is_in_blocks(weight.format):
             return super().activations(x, weight)
@@ -27,9 +27,9 @@ class Converting(Mirror):
         return None
 
 
-class Int8Blocks(Honest, name="honest:activations-int8-blocks"):
+class Int8Blocks(HonestEngine, name="honest:activations-int8-blocks"):
     """What llama2.c and its many ports do with groups of 64."""
 
-    ops = Converting
+    ops = InInt8Blocks
     design = "activations in bytes, a float32 scale for each 64"
     shows_on = "q8_0"

@@ -7,10 +7,10 @@ from lockstep.engine.ops.near import F64
 from lockstep.engine.ops.products import is_in_blocks
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
-from lockstep.harness.honest.base import Honest
+from lockstep.harness.honest.base import HonestEngine
 
 
-class Converting(Mirror):
+class InInt8Rows(Mirror):
     def activations(self, x: F32, weight: Weight) -> F64:
         if not is_in_blocks(weight.format):
             return super().activations(x, weight)
@@ -23,9 +23,9 @@ class Converting(Mirror):
         return None
 
 
-class Int8Rows(Honest, name="honest:activations-int8-rows"):
+class Int8Rows(HonestEngine, name="honest:activations-int8-rows"):
     """Kernels that quantise activations token by token, as those of torchao do."""
 
-    ops = Converting
+    ops = InInt8Rows
     design = "activations in bytes, a float32 scale for each token"
     shows_on = "q8_0"

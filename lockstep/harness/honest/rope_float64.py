@@ -6,7 +6,7 @@ from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.near import F64
 from lockstep.engine.ops.reference import I32, RopeParams
 from lockstep.engine.ops.rotation import from_powers
-from lockstep.harness.honest.base import Honest
+from lockstep.harness.honest.base import HonestEngine
 
 
 class WideAngles(Mirror):
@@ -15,7 +15,7 @@ class WideAngles(Mirror):
         return cos.astype(np.float64), sin.astype(np.float64)
 
 
-class RopeFloat64(Honest, name="honest:rope-float64"):
+class RopeFloat64(HonestEngine, name="honest:rope-float64"):
     """Engines that make their table of cosines once, in double."""
 
     ops = WideAngles

@@ -5,7 +5,7 @@ import numpy as np
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.near import F64
 from lockstep.engine.ops.reference import I32, RopeParams
-from lockstep.harness.honest.base import Honest
+from lockstep.harness.honest.base import HonestEngine
 
 ONE = np.float32(1)
 
@@ -24,7 +24,7 @@ class InverseFrequency(Mirror):
         return cos.astype(np.float64), sin.astype(np.float64)
 
 
-class RopeInverseFrequency(Honest, name="honest:rope-inverse-frequency"):
+class RopeInverseFrequency(HonestEngine, name="honest:rope-inverse-frequency"):
     """Hugging Face's LlamaRotaryEmbedding, and llama2.c."""
 
     ops = InverseFrequency

@@ -5,7 +5,7 @@ import numpy as np
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.near import F64
 from lockstep.engine.ops.reference import I32, RopeParams
-from lockstep.harness.honest.base import Honest
+from lockstep.harness.honest.base import HonestEngine
 
 
 class Power(Mirror):
@@ -23,7 +23,7 @@ class Power(Mirror):
         return cos.astype(np.float64), sin.astype(np.float64)
 
 
-class RopePower(Honest, name="honest:rope-power"):
+class RopePower(HonestEngine, name="honest:rope-power"):
     """llama.cpp itself on CUDA (ggml-cuda/rope.cu)."""
 
     ops = Power

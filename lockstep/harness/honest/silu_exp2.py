@@ -4,7 +4,7 @@ import numpy as np
 
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32
-from lockstep.harness.honest.base import Honest
+from lockstep.harness.honest.base import HonestEngine
 
 LOG2_E = np.float32(1.4426950408889634)
 
@@ -16,7 +16,7 @@ class ByExp2(Mirror):
         return out
 
 
-class SiluExp2(Honest, name="honest:silu-exp2"):
+class SiluExp2(HonestEngine, name="honest:silu-exp2"):
     """GPUs, whose one instruction is a power of two (__expf of CUDA)."""
 
     ops = ByExp2

@@ -4,7 +4,7 @@ import numpy as np
 
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32
-from lockstep.harness.honest.base import Honest
+from lockstep.harness.honest.base import HonestEngine
 
 HALF = np.float32(0.5)
 
@@ -15,7 +15,7 @@ class ByTanh(Mirror):
         return out
 
 
-class SiluTanh(Honest, name="honest:silu-tanh"):
+class SiluTanh(HonestEngine, name="honest:silu-tanh"):
     """Compilers that have a fast tanh and no fast sigmoid, such as XLA."""
 
     ops = ByTanh

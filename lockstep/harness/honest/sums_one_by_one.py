@@ -10,7 +10,7 @@ from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.reference import Bools
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
-from lockstep.harness.honest.base import Honest
+from lockstep.harness.honest.base import HonestEngine
 
 ONE = np.float32(1)
 
@@ -54,7 +54,7 @@ class OneByOne(Mirror):
         return np.stack([summed(row[:, None] * values).reshape(-1) for row in rows])
 
 
-class SumsOneByOne(Honest, name="honest:sums-one-by-one"):
+class SumsOneByOne(HonestEngine, name="honest:sums-one-by-one"):
     """llama2.c, and every first version of an engine."""
 
     ops = OneByOne

@@ -28,7 +28,7 @@ LARGEST_ERROR = 1 << 16  # of a refusal, which is a sentence
 PIECE = 1 << 20
 
 
-class Refused(Exception):
+class StatusRefused(Exception):
     """The server answered with a status that is none of success, and a sentence."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -93,7 +93,7 @@ def exchange(address: Address, method: str, path: str, body: Any, deadline: floa
         text = sentence_of(reply.status, said)
         if 300 <= reply.status < 400 and location:
             text += f" (no redirect is followed; give its address: {location[:200]})"
-        raise Refused(reply.status, text)
+        raise StatusRefused(reply.status, text)
     return json_of(said)
 
 

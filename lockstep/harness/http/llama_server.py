@@ -11,7 +11,7 @@ from typing import Any
 from lockstep.engine.errors import Unsupported
 from lockstep.harness.answers import MalformedAnswer
 from lockstep.harness.http.base import About, Ask, as_bytes, candidates, member, one_way, text, utf8
-from lockstep.harness.http.client import Refused
+from lockstep.harness.http.client import StatusRefused
 from lockstep.harness.protocol.messages import printable
 
 LEVELS = ("tokenize", "generate", "greedy", "logprobs")
@@ -132,7 +132,7 @@ def model_facts(ask: Ask) -> tuple[tuple[str, Any], ...]:
     """Of /v1/models, which not every build has."""
     try:
         meta = member(ask("GET", "/v1/models"), "data", 0).get("meta")
-    except Refused:
+    except StatusRefused:
         return ()
     if type(meta) is not dict:
         return ()

@@ -21,7 +21,7 @@ from lockstep.harness.http.base import (
     text,
     utf8,
 )
-from lockstep.harness.http.client import Refused
+from lockstep.harness.http.client import StatusRefused
 from lockstep.harness.protocol.messages import printable
 
 PROBE = [1, 2, 3, 4, 5]  # ids that every model has
@@ -74,7 +74,7 @@ class OpenAi:
         body = {"model": self.name, "prompt": prompt, "max_tokens": 1, "temperature": 0}
         try:
             said = ask("POST", "/completions", body)
-        except Refused as error:
+        except StatusRefused as error:
             if error.status in (401, 403, 404):
                 raise
             return False
@@ -85,7 +85,7 @@ class OpenAi:
     def takes_plain(self, ask: Ask) -> bool:
         try:
             self.complete(ask, self.probe, 1, **PLAIN)
-        except Refused:
+        except StatusRefused:
             return False
         return True
 
@@ -97,7 +97,7 @@ class OpenAi:
         """Whether it answers with a list where k candidates are asked for."""
         try:
             return bool(listed(self.complete(ask, self.probe, 1, logprobs=k)))
-        except Refused:
+        except StatusRefused:
             return False
 
 

@@ -12,7 +12,7 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.answers import MalformedAnswer
 from lockstep.harness.asking.session import Session
 from lockstep.harness.http.base import About, Ask, info_of
-from lockstep.harness.http.client import Address, Refused, address_of, exchange
+from lockstep.harness.http.client import Address, StatusRefused, address_of, exchange
 from lockstep.harness.http.llama_server import LlamaServer
 from lockstep.harness.http.openai import OpenAi
 from lockstep.harness.processes.wire import Closed, WireError
@@ -96,7 +96,7 @@ class HttpSession(Session):
             return TimedOut(seconds=limit)
         except Closed as error:
             return self.nobody(error) if self.said is None else Crashed(message=str(error))
-        except Refused as error:
+        except StatusRefused as error:
             return self.refusal(error)
         except (WireError, MalformedAnswer) as error:
             return Malformed(message=printable(str(error)))
@@ -116,7 +116,7 @@ class HttpSession(Session):
         text = f"{error}; start the server with the same model, and wait until it listens"
         return Unanswerable(message=text)
 
-    def refusal(self, error: Refused) -> Outcome:
+    def refusal(self, error: StatusRefused) -> Outcome:
         words = printable(error.message)
         if error.status in CLOSED_TO_US:
             return Unanswerable(message=f"{words} (a key? it goes into LOCKSTEP_API_KEY)")
@@ -161,7 +161,7 @@ def waited_for(get: Callable[[], Any], deadline: float) -> Any:
     while True:
         try:
             return get()
-        except Refused as error:
+        except StatusRefused as error:
             if error.status != BUSY or time.monotonic() + AGAIN_SECONDS > deadline:
                 raise
             time.sleep(AGAIN_SECONDS)
@@ -171,7 +171,7 @@ def page(ask: Ask, path: str) -> Any:
     """None where the server has no such page."""
     try:
         return ask("GET", path)
-    except Refused as error:
+    except StatusRefused as error:
         if error.status in LACKING:
             return None
         raise

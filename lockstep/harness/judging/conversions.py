@@ -12,8 +12,8 @@ from functools import partial
 
 import numpy as np
 
-from lockstep.engine.activations.bf16 import BF16
-from lockstep.engine.activations.f16 import F16
+from lockstep.engine.activations.bf16 import BF16Activations
+from lockstep.engine.activations.f16 import F16Activations
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.build import Build
@@ -43,11 +43,11 @@ def in_bytes(x: F32, size: int, *, divided: bool = True) -> F64:
 
 
 def in_bf16(x: F32) -> F64:
-    return BF16.convert(x).values
+    return BF16Activations.convert(x).values
 
 
 def in_halves(x: F32) -> F64:
-    return F16.convert(x).values
+    return F16Activations.convert(x).values
 
 
 def conversions(*, every: bool) -> Iterator[Convert]:

@@ -20,7 +20,7 @@ from lockstep.engine.model import Model
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.near import F64
 from lockstep.engine.ops.reference import I32, Formula
-from lockstep.engine.ops.reference import Reference as Ops
+from lockstep.engine.ops.reference import ReferenceOps as Ops
 from lockstep.engine.quants.base import F32
 from lockstep.engine.trace import Probe, silent
 from lockstep.engine.weights import Weight
@@ -91,7 +91,7 @@ class BoundedOps(Mirror):
         return Bounded.of(out, Bound(allowed, reason))
 
 
-class Noisy(BoundedOps):
+class NoisyOps(BoundedOps):
     """Ops and probe of an engine that is honest and unlucky."""
 
     def __init__(self, seed: int, settings: Settings, lanes: int) -> None:
@@ -133,7 +133,7 @@ def noise_floor(
     honest = run(model, batches, Mirror(settings.n_threads, settings.n_ctx, settings.generic))
     worst = 0.0
     for i in range(runs):
-        noisy = Noisy(seed + i, settings, lanes)
+        noisy = NoisyOps(seed + i, settings, lanes)
         moved = run(model, batches, noisy, noisy)
         worst = max(worst, *(worst_distance(a, b) for a, b in zip(honest, moved, strict=True)))
     size = max(map(largest, honest), default=0.0)

@@ -6,14 +6,14 @@ import numpy as np
 
 from lockstep.engine.ops.reference import Bools
 from lockstep.engine.quants.base import F32
-from lockstep.harness.mutants.parts.mistakes import Op, Part
+from lockstep.harness.mutants.parts.mistakes import Mistake, Op
 
 NONSENSE = "text is nonsense from the second token on"
 VAGUE = "text is fluent and beside the point"
 FORGETS = "what was said earlier is forgotten or mixed up"
 
 
-class Attention(Part):
+class WrongAttention(Mistake):
     group = "attention"
     effect = VAGUE
     site = "kq_soft_max"
@@ -22,21 +22,21 @@ class Attention(Part):
 # --- scale --------------------------------------------------------------------------------------
 
 
-class ScaleSquared(Attention, name="mutant:attention-scale-squared"):
+class ScaleSquared(WrongAttention, name="mutant:attention-scale-squared"):
     mistake = "scores are divided by d instead of its root"
 
     def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
         return right(x, scale**2, visible)
 
 
-class ScaleOfWidth(Attention, name="mutant:attention-scale-of-width"):
+class ScaleOfWidth(WrongAttention, name="mutant:attention-scale-of-width"):
     mistake = "scores are divided by the root of the model's width"
 
     def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
         return right(x, self.loaded.graph.hparams.n_embd**-0.5, visible)
 
 
-class KeyLengthIgnoredGemma2(Attention, name="mutant:attention-key-length-ignored-gemma2"):
+class KeyLengthIgnoredGemma2(WrongAttention, name="mutant:attention-key-length-ignored-gemma2"):
     mistake = "every size of gemma2 is scaled by n_embd / n_head, as the largest alone is"
     source = "candle #3917"
     shows_on = "gemma2-quieter"
@@ -47,7 +47,7 @@ class KeyLengthIgnoredGemma2(Attention, name="mutant:attention-key-length-ignore
         return right(x, (hp.n_embd // hp.n_head) ** -0.5 if x.ndim == 3 else factor)
 
 
-class KeyLengthIgnoredGptOss(Attention, name="mutant:attention-key-length-ignored-gpt-oss"):
+class KeyLengthIgnoredGptOss(WrongAttention, name="mutant:attention-key-length-ignored-gpt-oss"):
     mistake = "of gpt-oss a head is taken for n_embd / n_head wide in the scale"
     source = "candle #3917"
     shows_on = "arch:gpt-oss"
@@ -59,7 +59,7 @@ class KeyLengthIgnoredGptOss(Attention, name="mutant:attention-key-length-ignore
         return right(x, (hp.n_embd // hp.n_head) ** -0.5, visible, sinks)
 
 
-class ScaledTwicePhi3(Attention, name="mutant:attention-scaled-twice"):
+class ScaledTwicePhi3(WrongAttention, name="mutant:attention-scaled-twice"):
     mistake = "queries that are scaled already are scaled once more with the scores"
     shows_on = "arch:phi3"
 
@@ -67,7 +67,7 @@ class ScaledTwicePhi3(Attention, name="mutant:attention-scaled-twice"):
         return right(x, self.loaded.graph.hparams.n_embd_head**-0.5, visible)
 
 
-class ScaleMissingGpt2(Attention, name="mutant:attention-scale-missing-gpt2"):
+class ScaleMissingGpt2(WrongAttention, name="mutant:attention-scale-missing-gpt2"):
     mistake = "of gpt2 the root of the head's width is left out"
     shows_on = "arch:gpt2"
 
@@ -78,7 +78,7 @@ class ScaleMissingGpt2(Attention, name="mutant:attention-scale-missing-gpt2"):
 # --- scores -------------------------------------------------------------------------------------
 
 
-class Capped(Attention):
+class Capped(WrongAttention):
     shows_on = "gemma2-quieter"
     site = "kq_scaled_2"
 
@@ -117,7 +117,7 @@ class CapBeforeScale(Capped, name="mutant:soft-cap-before-scale"):
         return right(x, scale * self.loaded.graph.hparams.n_embd_head**-0.5, visible)
 
 
-class ScoresInHalf(Attention, name="mutant:attention-scores-f16"):
+class ScoresInHalf(WrongAttention, name="mutant:attention-scores-f16"):
     mistake = "scores are rounded to F16 where F32 is asked for"
     effect = "small errors everywhere; long texts drift"
     site = "kq"
@@ -126,7 +126,7 @@ class ScoresInHalf(Attention, name="mutant:attention-scores-f16"):
         return in_half(right(q, k))
 
 
-class WeightsInHalf(Attention, name="mutant:attention-weights-f16"):
+class WeightsInHalf(WrongAttention, name="mutant:attention-weights-f16"):
     mistake = "the weights of attention are rounded to F16 where F32 is asked for"
     effect = "small errors everywhere; long texts drift"
 
@@ -134,7 +134,7 @@ class WeightsInHalf(Attention, name="mutant:attention-weights-f16"):
         return in_half(right(x, scale, visible))
 
 
-class NotDivided(Attention, name="mutant:softmax-not-divided"):
+class NotDivided(WrongAttention, name="mutant:softmax-not-divided"):
     mistake = "a softmax is not divided by its sum"
 
     def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
@@ -143,7 +143,7 @@ class NotDivided(Attention, name="mutant:softmax-not-divided"):
         return out
 
 
-class OneMore(Attention, name="mutant:softmax-plus-one"):
+class OneMore(WrongAttention, name="mutant:softmax-plus-one"):
     mistake = "one is added to the sum of a softmax"
 
     def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
@@ -153,7 +153,7 @@ class OneMore(Attention, name="mutant:softmax-plus-one"):
         return self.loaded.ops.soft_max_with_sinks(x, scale, visible, sinks)
 
 
-class SplitsAveraged(Attention, name="mutant:splits-averaged"):
+class SplitsAveraged(WrongAttention, name="mutant:splits-averaged"):
     mistake = "two halves of the cells are attended to apart, and both results averaged"
     effect = "the prompt is understood; long texts wander"
 
@@ -166,7 +166,7 @@ class SplitsAveraged(Attention, name="mutant:splits-averaged"):
         return out
 
 
-class SplitNotRescaled(Attention, name="mutant:splits-not-rescaled"):
+class SplitNotRescaled(WrongAttention, name="mutant:splits-not-rescaled"):
     mistake = "parts of the cells are added up without going to one common maximum"
     effect = "the prompt is understood; long texts wander"
 
@@ -180,7 +180,7 @@ class SplitNotRescaled(Attention, name="mutant:splits-not-rescaled"):
         return powers.astype(np.float32)
 
 
-class LastCellsDropped(Attention, name="mutant:attention-last-cells-dropped"):
+class LastCellsDropped(WrongAttention, name="mutant:attention-last-cells-dropped"):
     mistake = "cells behind the last whole block of 16 are not looked at"
     effect = "the newest tokens are ignored; the text stutters"
 
@@ -194,7 +194,7 @@ class LastCellsDropped(Attention, name="mutant:attention-last-cells-dropped"):
 # --- sinks --------------------------------------------------------------------------------------
 
 
-class Sinks(Attention):
+class Sinks(WrongAttention):
     shows_on = "arch:gpt-oss"
 
     def soft_max_with_sinks(

@@ -16,7 +16,7 @@ from lockstep.engine.model import Model
 from lockstep.engine.ops.reference import Bools
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
-from lockstep.harness.mutants.parts.mistakes import Op, Part, put, stores_of
+from lockstep.harness.mutants.parts.mistakes import Mistake, Op, put, stores_of
 
 AFTER = "the prompt is understood; what is generated is not"
 DRIFTS = "small errors everywhere; long texts drift"
@@ -24,7 +24,7 @@ MIXED = "users of one server see what others wrote"
 Arrays = tuple[NDArray[Any], ...]
 
 
-class Cache(Part):
+class Cache(Mistake):
     group = "cache"
     effect = AFTER
     site = "k_cache"
@@ -172,7 +172,7 @@ class SecondSeesItselfAlone(Cache, name="mutant:cache-second-batch-sees-itself-a
     view = SeveralAlone
 
 
-class Blocks(CellView):
+class WrongBlocks(CellView):
     def visible(self, window: int) -> Bools:
         same: Bools = self.look.at[:, None] // 64 == self.look.cells // 64
         return super().visible(window) & (same | (len(self.look.at) <= 64))
@@ -182,7 +182,7 @@ class UbatchesAlone(Cache, name="mutant:cache-ubatches-see-themselves-alone"):
     mistake = "a prompt is computed in ubatches of 64, which do not see each other"
     effect = "only the end of a long prompt is understood"
     site = "kq_soft_max"
-    view = Blocks
+    view = WrongBlocks
 
 
 class Ring(CellView):

@@ -11,7 +11,7 @@ from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
 from lockstep.harness.mutants.base import Mutant
 from lockstep.harness.mutants.parts.changed import as_weight, change_weights, ops_with
-from lockstep.harness.mutants.parts.mistakes import Part
+from lockstep.harness.mutants.parts.mistakes import Mistake
 
 ROWS = Mirror.get_rows
 
@@ -154,7 +154,7 @@ class PositionsOfBatch(Mutant, name="mutant:learned-positions-of-batch"):
     layer = None
 
 
-class TokenTypes(Part):
+class TokenTypes(Mistake):
     group = "embeddings"
     shows_on = "arch:bert"
     site = "inp_embd"
@@ -192,7 +192,7 @@ class SecondType(TokenTypes, name="mutant:second-token-type"):
         return rows[::-1]
 
 
-class EmbeddingNormMissing(Part, name="mutant:embedding-norm-missing"):
+class EmbeddingNormMissing(Mistake, name="mutant:embedding-norm-missing"):
     mistake = "the norm behind BERT's embeddings is left out"
     group = "embeddings"
     effect = "embeddings far off"

@@ -9,13 +9,13 @@ from lockstep.engine.model import Model
 from lockstep.engine.ops.reference import I32, Bools
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
-from lockstep.harness.mutants.parts.mistakes import Op, Part, put
+from lockstep.harness.mutants.parts.mistakes import Mistake, Op, put
 
 VAGUE = "text is fluent and beside the point"
 NONSENSE = "text is nonsense from the first token on"
 
 
-class Experts(Part):
+class WrongExperts(Mistake):
     group = "experts"
     effect = VAGUE
     shows_on = "moe"
@@ -24,7 +24,7 @@ class Experts(Part):
 # --- the choice ---------------------------------------------------------------------------------
 
 
-class SigmoidForSoftmax(Experts, name="mutant:experts-sigmoid-for-softmax"):
+class SigmoidForSoftmax(WrongExperts, name="mutant:experts-sigmoid-for-softmax"):
     mistake = "a router's softmax is taken for a sigmoid"
     shows_on = "arch:qwen3moe"
     site = "ffn_moe_probs"
@@ -33,7 +33,7 @@ class SigmoidForSoftmax(Experts, name="mutant:experts-sigmoid-for-softmax"):
         return right(x, scale, visible) if x.ndim == 3 else self.loaded.ops.sigmoid(x)
 
 
-class SoftmaxForSigmoid(Experts, name="mutant:experts-softmax-for-sigmoid"):
+class SoftmaxForSigmoid(WrongExperts, name="mutant:experts-softmax-for-sigmoid"):
     mistake = "expert_gating_func is ignored, and a softmax taken where it says sigmoid"
     shows_on = "arch:deepseek2"
     site = "ffn_moe_probs"
@@ -43,7 +43,7 @@ class SoftmaxForSigmoid(Experts, name="mutant:experts-softmax-for-sigmoid"):
         return self.loaded.ops.soft_max(x, 1.0, None)
 
 
-class SoftmaxOverTokens(Experts, name="mutant:experts-softmax-over-tokens"):
+class SoftmaxOverTokens(WrongExperts, name="mutant:experts-softmax-over-tokens"):
     mistake = "a router's softmax goes over the tokens of the batch"
     site = "ffn_moe_probs"
 
@@ -51,7 +51,7 @@ class SoftmaxOverTokens(Experts, name="mutant:experts-softmax-over-tokens"):
         return right(x, scale, visible) if x.ndim == 3 else right(x.T, scale, visible).T
 
 
-class LeastLiked(Experts, name="mutant:experts-least-liked"):
+class LeastLiked(WrongExperts, name="mutant:experts-least-liked"):
     mistake = "the least likely experts are chosen"
     effect = NONSENSE
     site = "ffn_moe_topk"
@@ -60,7 +60,7 @@ class LeastLiked(Experts, name="mutant:experts-least-liked"):
         return right(-probs, n)
 
 
-class ChosenForFirst(Experts, name="mutant:experts-of-the-first-token"):
+class ChosenForFirst(WrongExperts, name="mutant:experts-of-the-first-token"):
     mistake = "all tokens of a batch go to the experts of its first"
     effect = "prompts are misunderstood; single tokens are right"
     site = "ffn_moe_topk"
@@ -70,7 +70,7 @@ class ChosenForFirst(Experts, name="mutant:experts-of-the-first-token"):
         return np.broadcast_to(ids[:1], ids.shape).copy()
 
 
-class BiasIgnored(Experts, name="mutant:experts-bias-ignored"):
+class BiasIgnored(WrongExperts, name="mutant:experts-bias-ignored"):
     mistake = "exp_probs_b is not added before experts are chosen"
     shows_on = "arch:deepseek2"
     site = "ffn_moe_probs_biased"
@@ -81,7 +81,7 @@ class BiasIgnored(Experts, name="mutant:experts-bias-ignored"):
         return a if is_choice else right(a, b)
 
 
-class RouterInBf16(Experts, name="mutant:experts-router-bf16"):
+class RouterInBf16(WrongExperts, name="mutant:experts-router-bf16"):
     mistake = "the router reads its activations in BF16"
     effect = "now and then another expert is chosen; text drifts"
     site = "ffn_moe_logits"
@@ -92,7 +92,7 @@ class RouterInBf16(Experts, name="mutant:experts-router-bf16"):
         return right(x, weight)
 
 
-class RouterBiasMissing(Experts, name="mutant:experts-router-bias-missing"):
+class RouterBiasMissing(WrongExperts, name="mutant:experts-router-bias-missing"):
     mistake = "the bias of the router of gpt-oss is not added"
     shows_on = "arch:gpt-oss"
     site = "ffn_moe_probs"
@@ -105,7 +105,7 @@ class RouterBiasMissing(Experts, name="mutant:experts-router-bias-missing"):
 # --- weights ------------------------------------------------------------------------------------
 
 
-class NotNormalised(Experts, name="mutant:experts-not-normalised"):
+class NotNormalised(WrongExperts, name="mutant:experts-not-normalised"):
     mistake = "weights of the chosen are not made to sum to one: norm_topk_prob is false by default"
     source = "transformers #41151"
     shows_on = "arch:qwen3moe"
@@ -120,7 +120,7 @@ class NotNormalisedLlama(NotNormalised, name="mutant:experts-not-normalised-llam
     shows_on = "moe"
 
 
-class NormOfTheFirst(Experts, name="mutant:experts-divided-by-the-largest"):
+class NormOfTheFirst(WrongExperts, name="mutant:experts-divided-by-the-largest"):
     mistake = "weights are divided by the largest, not by their sum"
     site = "ffn_moe_weights_norm"
 
@@ -129,7 +129,7 @@ class NormOfTheFirst(Experts, name="mutant:experts-divided-by-the-largest"):
         return out
 
 
-class AlwaysNormalised(Experts, name="mutant:experts-always-normalised"):
+class AlwaysNormalised(WrongExperts, name="mutant:experts-always-normalised"):
     mistake = "weights of the chosen are made to sum to one, whatever expert_weights_norm says"
     shows_on = "deepseek2-lite"
     site = "ffn_moe_weights"
@@ -139,7 +139,7 @@ class AlwaysNormalised(Experts, name="mutant:experts-always-normalised"):
         return self.loaded.ops.normalise(right(probs, ids))
 
 
-class SoftmaxOverChosen(Experts, name="mutant:experts-softmax-over-chosen"):
+class SoftmaxOverChosen(WrongExperts, name="mutant:experts-softmax-over-chosen"):
     mistake = "a softmax goes over the chosen experts only, where the model wants all"
     source = "mlxcel #391"
     shows_on = "deepseek2-lite"
@@ -150,7 +150,7 @@ class SoftmaxOverChosen(Experts, name="mutant:experts-softmax-over-chosen"):
         return self.loaded.ops.soft_max(np.log(right(probs, ids)), 1.0, None)
 
 
-class SoftmaxOverAll(Experts, name="mutant:experts-softmax-over-all"):
+class SoftmaxOverAll(WrongExperts, name="mutant:experts-softmax-over-all"):
     mistake = "of gpt-oss the softmax goes over all experts instead of the chosen"
     shows_on = "arch:gpt-oss"
     site = "ffn_moe_weighted"
@@ -167,7 +167,7 @@ class SoftmaxOverAll(Experts, name="mutant:experts-softmax-over-all"):
         return np.take_along_axis(right(scores, scale, visible), ids.astype(np.int64), axis=-1)
 
 
-class WeightsById(Experts, name="mutant:experts-weights-by-id"):
+class WeightsById(WrongExperts, name="mutant:experts-weights-by-id"):
     mistake = "weights are in the order of the experts' ids, experts in that of their rank"
     site = "ffn_moe_weights"
 
@@ -175,7 +175,7 @@ class WeightsById(Experts, name="mutant:experts-weights-by-id"):
         return right(probs, np.sort(ids, axis=-1))
 
 
-class BiasInWeights(Experts, name="mutant:experts-bias-in-weights"):
+class BiasInWeights(WrongExperts, name="mutant:experts-bias-in-weights"):
     mistake = "exp_probs_b, which is for the choice alone, goes into the weights as well"
     shows_on = "arch:deepseek2"
     site = "ffn_moe_weights"
@@ -190,7 +190,7 @@ class BiasInWeights(Experts, name="mutant:experts-bias-in-weights"):
         return right(self.choice, ids)
 
 
-class ScaleIgnored(Experts, name="mutant:experts-weights-scale-ignored"):
+class ScaleIgnored(WrongExperts, name="mutant:experts-weights-scale-ignored"):
     mistake = "expert_weights_scale is not read"
     shows_on = "arch:deepseek2"
     site = "ffn_moe_weights_scaled"
@@ -200,7 +200,7 @@ class ScaleIgnored(Experts, name="mutant:experts-weights-scale-ignored"):
         return x
 
 
-class NotWeighted(Experts, name="mutant:experts-not-weighted"):
+class NotWeighted(WrongExperts, name="mutant:experts-not-weighted"):
     mistake = "results of experts are added up without their weights"
     source = "Jlama #201"
     site = "ffn_moe_weighted"
@@ -209,7 +209,7 @@ class NotWeighted(Experts, name="mutant:experts-not-weighted"):
         return a if a.ndim == 3 else right(a, b)
 
 
-class OneFewer(Experts, name="mutant:experts-one-fewer"):
+class OneFewer(WrongExperts, name="mutant:experts-one-fewer"):
     mistake = "the last of the chosen experts weighs nothing"
     site = "ffn_moe_weights"
 
@@ -219,7 +219,7 @@ class OneFewer(Experts, name="mutant:experts-one-fewer"):
         return out
 
 
-class InputsWeighted(Experts, name="mutant:experts-inputs-weighted"):
+class InputsWeighted(WrongExperts, name="mutant:experts-inputs-weighted"):
     mistake = "weights are multiplied into what experts read, not into what they give"
     site = "ffn_moe_up"
     weights: F32
@@ -239,7 +239,7 @@ class InputsWeighted(Experts, name="mutant:experts-inputs-weighted"):
 # --- what they compute --------------------------------------------------------------------------
 
 
-class NextExpert(Experts, name="mutant:experts-ids-from-one"):
+class NextExpert(WrongExperts, name="mutant:experts-ids-from-one"):
     mistake = "the matrix of the next expert is taken"
     effect = NONSENSE
     site = "ffn_moe_up"
@@ -248,7 +248,7 @@ class NextExpert(Experts, name="mutant:experts-ids-from-one"):
         return right(x, weight, (ids + 1) % weight.shape[0])
 
 
-class DownOfTheFirst(Experts, name="mutant:experts-down-of-the-first"):
+class DownOfTheFirst(WrongExperts, name="mutant:experts-down-of-the-first"):
     mistake = "the way back goes through the first of the chosen experts for all"
     site = "ffn_moe_down"
 
@@ -257,7 +257,7 @@ class DownOfTheFirst(Experts, name="mutant:experts-down-of-the-first"):
         return right(x, weight, one if "_down_" in weight.name else ids)
 
 
-class Capacity(Experts, name="mutant:experts-of-limited-capacity"):
+class Capacity(WrongExperts, name="mutant:experts-of-limited-capacity"):
     mistake = "an expert takes 12 tokens of a batch, and the rest get nothing from it"
     effect = "prompts are misunderstood; single tokens are right"
     site = "ffn_moe_down"
@@ -271,7 +271,7 @@ class Capacity(Experts, name="mutant:experts-of-limited-capacity"):
         return out
 
 
-class GateAndUpExchanged(Experts, name="mutant:experts-gate-and-up-exchanged"):
+class ExpertGateAndUpExchanged(WrongExperts, name="mutant:experts-gate-and-up-exchanged"):
     mistake = "what is gated and what gates are exchanged"
     site = "ffn_moe_swiglu"
 
@@ -279,7 +279,7 @@ class GateAndUpExchanged(Experts, name="mutant:experts-gate-and-up-exchanged"):
         return right(up, gate)
 
 
-class DownBiasMissing(Experts, name="mutant:experts-down-bias-missing"):
+class DownBiasMissing(WrongExperts, name="mutant:experts-down-bias-missing"):
     mistake = "the bias behind the experts of gpt-oss is not added"
     shows_on = "arch:gpt-oss"
     site = "ffn_moe_down_biased"
@@ -297,7 +297,7 @@ class DownBiasMissing(Experts, name="mutant:experts-down-bias-missing"):
         return out
 
 
-class LastNotAdded(Experts, name="mutant:experts-last-not-added"):
+class LastNotAdded(WrongExperts, name="mutant:experts-last-not-added"):
     mistake = "the result of the last of the chosen is not added"
     site = "ffn_moe_out"
 
@@ -305,7 +305,7 @@ class LastNotAdded(Experts, name="mutant:experts-last-not-added"):
         return right(x[:, :-1])
 
 
-class Averaged(Experts, name="mutant:experts-averaged"):
+class Averaged(WrongExperts, name="mutant:experts-averaged"):
     mistake = "results of the chosen are averaged, though their weights sum to one"
     site = "ffn_moe_out"
 
@@ -313,7 +313,7 @@ class Averaged(Experts, name="mutant:experts-averaged"):
         return right(x) / np.float32(x.shape[1])
 
 
-class Shared(Experts):
+class Shared(WrongExperts):
     """What the expert that all tokens share gives, gone wrong."""
 
     shows_on = "arch:deepseek2"

@@ -10,7 +10,7 @@ from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32
 from lockstep.harness.mutants.base import Mutant
 from lockstep.harness.mutants.parts.changed import ops_with
-from lockstep.harness.mutants.parts.mistakes import Part
+from lockstep.harness.mutants.parts.mistakes import Mistake
 
 
 def sigmoid(x: Any) -> Any:
@@ -189,7 +189,7 @@ class OaiClampedBelow(Mutant, name="mutant:swiglu-oai-clamped-below"):
     site = "ffn_moe_swiglu_oai"
 
 
-class HalvesExchanged(Part, name="mutant:gate-up-halves-exchanged"):
+class HalvesExchanged(Mistake, name="mutant:gate-up-halves-exchanged"):
     mistake = "the halves of the matrix that holds gate and up are exchanged"
     group = "activations"
     effect = "noise from the first token on"
@@ -201,7 +201,7 @@ class HalvesExchanged(Part, name="mutant:gate-up-halves-exchanged"):
         model.ops.swiglu = lambda gate, up: right(up, gate)  # type: ignore[method-assign]
 
 
-class HalvesInterleaved(Part, name="mutant:gate-up-interleaved"):
+class HalvesInterleaved(Mistake, name="mutant:gate-up-interleaved"):
     mistake = "gate and up are taken row by row from the matrix that holds one behind the other"
     group = "activations"
     effect = "noise from the first token on"

@@ -6,10 +6,10 @@ import numpy as np
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
-from lockstep.harness.mutants.parts.mistakes import Part
+from lockstep.harness.mutants.parts.mistakes import Mistake
 
 
-class Loop(Part):
+class Loop(Mistake):
     """`choose` is what is made of the logits; no op is wrong."""
 
     group = "sampling"
@@ -44,7 +44,7 @@ class LastOfPromptLost(Loop, name="mutant:greedy-last-of-prompt-lost"):
         return Batch.of([*prompt[:-1], prompt[0]])
 
 
-class RowBefore(Loop, name="mutant:greedy-row-before"):
+class ChoiceOfRowBefore(Loop, name="mutant:greedy-row-before"):
     mistake = "the first token is chosen by the logits of the last but one"
 
     def choose(self, logits: F32, ids: Sequence[int]) -> int:

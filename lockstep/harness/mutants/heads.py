@@ -8,13 +8,13 @@ from lockstep.engine.architectures.llama import Llama
 from lockstep.engine.architectures.step import Step
 from lockstep.engine.model import Model
 from lockstep.engine.quants.base import F32
-from lockstep.harness.mutants.parts.mistakes import Op, Part, put
+from lockstep.harness.mutants.parts.mistakes import Mistake, Op, put
 
 VAGUE = "text is fluent and beside the point"
 NONSENSE = "text is nonsense from the first token on"
 
 
-class Heads(Part):
+class WrongHeads(Mistake):
     """What a method of this name does, the graph's own does no more: it is the first argument."""
 
     group = "attention"
@@ -26,7 +26,7 @@ class Heads(Part):
                 put(model.graph, name, getattr(self, name))
 
 
-class ValuesByModulo(Heads, name="mutant:value-heads-by-modulo"):
+class ValuesByModulo(WrongHeads, name="mutant:value-heads-by-modulo"):
     mistake = "keys are shared by heads in runs, values by h modulo the number of KV heads"
     source = "candle #3838"
     site = "kqv_out"
@@ -35,7 +35,7 @@ class ValuesByModulo(Heads, name="mutant:value-heads-by-modulo"):
         return right(p, np.tile(v, (1, len(p) // v.shape[1], 1)))
 
 
-class FirstForAll(Heads, name="mutant:first-kv-head-for-all"):
+class FirstForAll(WrongHeads, name="mutant:first-kv-head-for-all"):
     mistake = "all heads attend to the keys of the first KV head"
     site = "kq"
 
@@ -43,7 +43,7 @@ class FirstForAll(Heads, name="mutant:first-kv-head-for-all"):
         return right(q, k[:, :1])
 
 
-class LastHeadDropped(Heads, name="mutant:last-head-dropped"):
+class LastHeadDropped(WrongHeads, name="mutant:last-head-dropped"):
     mistake = "the last head gives nothing"
     site = "kqv_out"
 
@@ -53,7 +53,7 @@ class LastHeadDropped(Heads, name="mutant:last-head-dropped"):
         return out
 
 
-class HeadsInterleaved(Heads, name="mutant:heads-interleaved"):
+class HeadsInterleaved(WrongHeads, name="mutant:heads-interleaved"):
     mistake = "results of heads are laid side by side, element by element"
     effect = NONSENSE
     site = "kqv_out"
@@ -63,7 +63,7 @@ class HeadsInterleaved(Heads, name="mutant:heads-interleaved"):
         return out.reshape(len(out), len(p), -1).swapaxes(1, 2).reshape(out.shape)
 
 
-class SplitByHead(Heads, name="mutant:qkv-split-by-head"):
+class SplitByHead(WrongHeads, name="mutant:qkv-split-by-head"):
     mistake = "the matrix of gpt2 is taken for queries, keys and values head by head"
     effect = NONSENSE
     shows_on = "arch:gpt2"
@@ -81,7 +81,7 @@ class SplitByHead(Heads, name="mutant:qkv-split-by-head"):
 # --- biases -------------------------------------------------------------------------------------
 
 
-class BiasMissing(Heads):
+class HeadBiasMissing(WrongHeads):
     effect = NONSENSE
     shows_on = "arch:qwen2"
     missing: str
@@ -95,39 +95,39 @@ class BiasMissing(Heads):
         return step.probe(summed, layer, out) if summed else out
 
 
-class QueryBiasMissing(BiasMissing, name="mutant:query-bias-missing"):
+class QueryBiasMissing(HeadBiasMissing, name="mutant:query-bias-missing"):
     mistake = "the bias of queries is not added"
     site = "Qcur ADD"
     missing = "attn_q"
 
 
-class KeyBiasMissing(BiasMissing, name="mutant:key-bias-missing"):
+class KeyBiasMissing(HeadBiasMissing, name="mutant:key-bias-missing"):
     mistake = "the bias of keys is not added"
     site = "Kcur ADD"
     missing = "attn_k"
 
 
-class ValueBiasMissing(BiasMissing, name="mutant:value-bias-missing"):
+class ValueBiasMissing(HeadBiasMissing, name="mutant:value-bias-missing"):
     mistake = "the bias of values is not added"
     site = "Vcur ADD"
     missing = "attn_v"
 
 
-class OutputBiasMissing(BiasMissing, name="mutant:attention-output-bias-missing"):
+class OutputBiasMissing(HeadBiasMissing, name="mutant:attention-output-bias-missing"):
     mistake = "the bias behind attention is not added"
     shows_on = "arch:gpt-oss"
     site = "attn_out"
     missing = "attn_output"
 
 
-class BiasOfGpt2Missing(BiasMissing, name="mutant:qkv-bias-missing"):
+class BiasOfGpt2Missing(HeadBiasMissing, name="mutant:qkv-bias-missing"):
     mistake = "the bias of queries, keys and values of gpt2 is not added"
     shows_on = "arch:gpt2"
     site = "wqkv_b"
     missing = "attn_qkv"
 
 
-class BiasesOverwrite(Heads, name="mutant:biases-by-order-of-loading"):
+class BiasesOverwrite(WrongHeads, name="mutant:biases-by-order-of-loading"):
     mistake = "the bias of keys takes the place of that of queries, which was loaded before"
     effect = NONSENSE
     source = "imp #690"
@@ -148,7 +148,7 @@ class BiasesOverwrite(Heads, name="mutant:biases-by-order-of-loading"):
 # --- norms of heads -----------------------------------------------------------------------------
 
 
-class Normed(Heads):
+class Normed(WrongHeads):
     shows_on = "arch:qwen3"
     site = "Qcur_normed"
 
@@ -187,7 +187,7 @@ class KeyNormMissingLfm2(KeyNormMissing, name="mutant:key-norm-missing-lfm2"):
     site = "model.layers.{}.self_attn.k_layernorm"
 
 
-class NormAfterRope(Heads, name="mutant:head-norm-after-rope"):
+class NormAfterRope(WrongHeads, name="mutant:head-norm-after-rope"):
     mistake = "heads are rotated first, and normed then"
     shows_on = "arch:qwen3"
     site = "Qcur_normed"
@@ -203,7 +203,7 @@ class NormAfterRope(Heads, name="mutant:head-norm-after-rope"):
         return self.loaded.graph.linear(step, layer, "attn_out", out, "attn_output")
 
 
-class OrderOfPhi3(Heads, name="mutant:qkv-order-of-phi3"):
+class OrderOfPhi3(WrongHeads, name="mutant:qkv-order-of-phi3"):
     mistake = "the matrix of phi3 is taken for keys, queries and values"
     effect = NONSENSE
     shows_on = "arch:phi3"

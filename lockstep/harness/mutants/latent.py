@@ -9,13 +9,13 @@ from lockstep.engine.model import Model
 from lockstep.engine.ops.reference import I32, Bools, RopeParams
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
-from lockstep.harness.mutants.parts.mistakes import Op, Part, put
+from lockstep.harness.mutants.parts.mistakes import Mistake, Op, put
 
 NONSENSE = "text is nonsense from the second token on"
 LATER = "text is fine at first and falls apart the longer it gets"
 
 
-class Latent(Part):
+class Latent(Mistake):
     group = "latent attention"
     effect = NONSENSE
     shows_on = "arch:deepseek2"

@@ -10,14 +10,14 @@ from lockstep.engine.architectures.gpt_oss import GptOssHparams
 from lockstep.engine.model import Model
 from lockstep.engine.ops.reference import Bools
 from lockstep.engine.quants.base import F32
-from lockstep.harness.mutants.parts.mistakes import Op, Part, put
+from lockstep.harness.mutants.parts.mistakes import Mistake, Op, put
 
 VAGUE = "text is fluent and beside the point"
 NONSENSE = "text is nonsense from the second token on"
 FORGETS = "what was said earlier is forgotten or mixed up"
 
 
-class Seen(Part):
+class WrongMask(Mistake):
     group = "attention"
     effect = VAGUE
     site = "kq_soft_max"
@@ -26,7 +26,7 @@ class Seen(Part):
 # --- mask ---------------------------------------------------------------------------------------
 
 
-class Mask(Seen):
+class Mask(WrongMask):
     """`mask` makes of what a token may see what it sees here: (tokens, cells)."""
 
     def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
@@ -93,7 +93,7 @@ class SecondUnmasked(Mask, name="mutant:mask-missing-in-second-batch"):
         return np.ones_like(visible) if n < cells else visible
 
 
-class HiddenAsZero(Seen, name="mutant:mask-hidden-as-zero"):
+class HiddenAsZero(WrongMask, name="mutant:mask-hidden-as-zero"):
     mistake = "a hidden score is made zero instead of minus infinity"
     effect = VAGUE
 
@@ -101,7 +101,7 @@ class HiddenAsZero(Seen, name="mutant:mask-hidden-as-zero"):
         return right(x if visible is None else np.where(visible, x, np.float32(0)), scale, None)
 
 
-class HiddenAfterwards(Seen, name="mutant:mask-after-softmax"):
+class HiddenAfterwards(WrongMask, name="mutant:mask-after-softmax"):
     mistake = "hidden cells count in the sum, and are made zero after it"
     effect = VAGUE
 
@@ -110,7 +110,7 @@ class HiddenAfterwards(Seen, name="mutant:mask-after-softmax"):
         return out if visible is None else out * visible
 
 
-class HiddenByTen(Seen, name="mutant:mask-of-minus-ten"):
+class HiddenByTen(WrongMask, name="mutant:mask-of-minus-ten"):
     mistake = "hidden scores are ten lower, which is not enough"
     effect = VAGUE
 
@@ -119,7 +119,7 @@ class HiddenByTen(Seen, name="mutant:mask-of-minus-ten"):
         return right((x + lower).astype(np.float32), scale, None)
 
 
-class PaddingCounted(Seen, name="mutant:mask-padding-counted"):
+class PaddingCounted(WrongMask, name="mutant:mask-padding-counted"):
     mistake = "cells up to the next 32 count in the sum with a score of zero"
     source = "lucebox #128"
 
@@ -132,7 +132,7 @@ class PaddingCounted(Seen, name="mutant:mask-padding-counted"):
         return right(wide, scale, seen)[..., : x.shape[-1]]
 
 
-class CausalBert(Seen, name="mutant:mask-causal-bert"):
+class CausalBert(WrongMask, name="mutant:mask-causal-bert"):
     mistake = "tokens of an encoder see only those before them"
     effect = "embeddings of sentences are poor; searches miss"
     shows_on = "arch:bert"
@@ -144,12 +144,12 @@ class CausalBert(Seen, name="mutant:mask-causal-bert"):
 # --- windows ------------------------------------------------------------------------------------
 
 
-class Window(Seen):
+class WrongWindow(WrongMask):
     effect = FORGETS
     shows_on = "gemma2-quieter"
 
 
-class WindowIgnored(Window, name="mutant:window-ignored"):
+class WindowIgnored(WrongWindow, name="mutant:window-ignored"):
     mistake = "layers with a window see all tokens"
     source = "mistral.rs #246"
 
@@ -163,14 +163,14 @@ class WindowIgnoredGptOss(WindowIgnored, name="mutant:window-ignored-gpt-oss"):
     shows_on = "arch:gpt-oss"
 
 
-class WindowLarger(Window, name="mutant:window-one-more"):
+class WindowLarger(WrongWindow, name="mutant:window-one-more"):
     mistake = "a window reaches one token further back"
 
     def numbers(self, hparams: Any) -> Any:
         return replace(hparams, n_swa=hparams.n_swa + 1)
 
 
-class WindowSmaller(Window, name="mutant:window-one-less"):
+class WindowSmaller(WrongWindow, name="mutant:window-one-less"):
     mistake = "a window ends one token too early"
 
     def numbers(self, hparams: Any) -> Any:
@@ -182,7 +182,7 @@ class WindowSmallerGptOss(WindowSmaller, name="mutant:window-one-less-gpt-oss"):
     shows_on = "arch:gpt-oss"
 
 
-class WindowEverywhere(Window, name="mutant:window-everywhere"):
+class WindowEverywhere(WrongWindow, name="mutant:window-everywhere"):
     mistake = "every layer has a window"
     layer = 1
 
@@ -190,7 +190,7 @@ class WindowEverywhere(Window, name="mutant:window-everywhere"):
         return replace(hparams, windows=0)
 
 
-class WindowsExchanged(Window, name="mutant:windows-exchanged"):
+class WindowsExchanged(WrongWindow, name="mutant:windows-exchanged"):
     mistake = "odd layers have a window where even ones should"
 
     def numbers(self, hparams: Any) -> Any:
@@ -202,7 +202,7 @@ class OddWindows(GptOssHparams):
         return self.n_swa if layer % 2 else 0
 
 
-class WindowsExchangedGptOss(Window, name="mutant:windows-exchanged-gpt-oss"):
+class WindowsExchangedGptOss(WrongWindow, name="mutant:windows-exchanged-gpt-oss"):
     mistake = "odd layers of gpt-oss have a window where even ones should"
     shows_on = "arch:gpt-oss"
 
@@ -210,7 +210,7 @@ class WindowsExchangedGptOss(Window, name="mutant:windows-exchanged-gpt-oss"):
         return OddWindows(**asdict(hparams))
 
 
-class WindowsOfGemma3(Window, name="mutant:windows-of-gemma3-from-the-first"):
+class WindowsOfGemma3(WrongWindow, name="mutant:windows-of-gemma3-from-the-first"):
     mistake = "the first of six layers sees everything, not the last"
     shows_on = "arch:gemma3"
 
@@ -221,7 +221,7 @@ class WindowsOfGemma3(Window, name="mutant:windows-of-gemma3-from-the-first"):
         return right((layer - 1) % 6)
 
 
-class WindowOfPrompt(Window, name="mutant:window-in-decode-only"):
+class WindowOfPrompt(WrongWindow, name="mutant:window-in-decode-only"):
     mistake = "the window is a matter of which cells are kept, so a prompt is not cut to it"
 
     def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:

@@ -9,7 +9,7 @@ from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32
 from lockstep.harness.mutants.base import Mutant
 from lockstep.harness.mutants.parts.changed import ops_with
-from lockstep.harness.mutants.parts.mistakes import Part
+from lockstep.harness.mutants.parts.mistakes import Mistake
 
 F16 = np.float16
 
@@ -138,7 +138,7 @@ class HeadsNormedTogether(Mutant, name="mutant:heads-normed-together"):
     site = "Qcur_normed"
 
 
-class HeadNormsExchanged(Part, name="mutant:head-norms-exchanged"):
+class HeadNormsExchanged(Mistake, name="mutant:head-norms-exchanged"):
     mistake = "the norms of queries and keys have each other's weights"
     group = "norms"
     effect = "text drifts"
@@ -166,7 +166,7 @@ class HeadNormsMissing(Mutant, name="mutant:head-norms-missing"):
     site = "Qcur_normed"
 
 
-class PostNormMissing(Part, name="mutant:post-norm-missing"):
+class PostNormMissing(Mistake, name="mutant:post-norm-missing"):
     mistake = "Gemma's norm behind attention is left out"
     group = "norms"
     effect = "activations grow from layer to layer"

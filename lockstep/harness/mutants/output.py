@@ -10,12 +10,12 @@ from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
 from lockstep.harness.mutants.base import Mutant
 from lockstep.harness.mutants.parts.changed import change_weights, ops_with
-from lockstep.harness.mutants.parts.mistakes import Part
+from lockstep.harness.mutants.parts.mistakes import Mistake
 
 HEADS = ("output.weight", "token_embd.weight")
 
 
-class LastNorm(Part):
+class LastNorm(Mistake):
     """What becomes of the last norm of a run."""
 
     group = "output"
@@ -69,7 +69,7 @@ class LastNormTwice(LastNorm, name="mutant:last-norm-twice"):
         return found
 
 
-class LastNormOfLayer(Part, name="mutant:last-norm-of-a-layer"):
+class LastNormOfLayer(Mistake, name="mutant:last-norm-of-a-layer"):
     mistake = "the last norm takes the weight of the last layer's"
     group = "output"
     effect = "text is worse"
@@ -84,7 +84,7 @@ class LastNormOfLayer(Part, name="mutant:last-norm-of-a-layer"):
         change_weights(model, changed)
 
 
-class HeadAlwaysTied(Part, name="mutant:head-always-tied"):
+class HeadAlwaysTied(Mistake, name="mutant:head-always-tied"):
     mistake = "the head is the table of embeddings, though the file has another"
     group = "output"
     effect = "noise from the first token on"
@@ -186,7 +186,7 @@ class LogitsWarm(Head, name="mutant:logits-warm"):
         return right / np.float32(0.8)
 
 
-class CapMissing(Mutant, name="mutant:logit-cap-missing"):
+class LogitCapMissing(Mutant, name="mutant:logit-cap-missing"):
     ops = ops_with(soft_cap=lambda ops, x, cap: x if cap == 3 else Mirror.soft_cap(ops, x, cap))
     mistake = "Gemma 2's cap of the logits is left out"
     group = "output"

@@ -11,7 +11,7 @@ from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
 from lockstep.harness.mutants.base import Mutant
 from lockstep.harness.mutants.parts.changed import ops_with
-from lockstep.harness.mutants.parts.mistakes import Part
+from lockstep.harness.mutants.parts.mistakes import Mistake
 
 RIGHT = Mirror.linear
 
@@ -155,9 +155,9 @@ def saturated(ops: Mirror, x: F32, weight: Weight) -> F32:
 
 
 def ops_blocks(x: F32) -> Any:
-    from lockstep.engine.activations.q8_0 import Q8_0
+    from lockstep.engine.activations.q8_0 import Q8_0Activations
 
-    return Q8_0.quantise(x)
+    return Q8_0Activations.quantise(x)
 
 
 class Saturation(Mutant, name="mutant:int16-saturation"):
@@ -219,7 +219,7 @@ class SmallBatches(Mutant, name="mutant:small-batches-of-first-row"):
             return super().linear(np.repeat(x[:1], len(x), axis=0) if small else x, weight)
 
 
-class Biases(Part):
+class WrongBiases(Mistake):
     """What becomes of a sum with a bias, by the tensor's name."""
 
     group = "products"
@@ -243,7 +243,7 @@ class Biases(Part):
         return h + bias
 
 
-class BiasMissing(Biases, name="mutant:bias-missing"):
+class BiasMissing(WrongBiases, name="mutant:bias-missing"):
     mistake = "biases of queries, keys and values are not added"
     effect = "word salad in Qwen2"
     site = "Qcur ADD"
@@ -252,7 +252,7 @@ class BiasMissing(Biases, name="mutant:bias-missing"):
         return h
 
 
-class BiasTwice(Biases, name="mutant:bias-twice"):
+class BiasTwice(WrongBiases, name="mutant:bias-twice"):
     mistake = "biases are added by the product and once more behind it"
     effect = "word salad in Qwen2"
     site = "Qcur ADD"
@@ -261,7 +261,7 @@ class BiasTwice(Biases, name="mutant:bias-twice"):
         return h + bias + bias
 
 
-class BiasOfFirstRow(Biases, name="mutant:bias-of-first-row"):
+class BiasOfFirstRow(WrongBiases, name="mutant:bias-of-first-row"):
     mistake = "the bias is added to the first token of a batch alone"
     effect = "prompts are read wrongly"
     site = "Qcur ADD"
@@ -272,7 +272,7 @@ class BiasOfFirstRow(Biases, name="mutant:bias-of-first-row"):
         return out
 
 
-class BiasOfKeys(Biases, name="mutant:bias-of-keys-for-values"):
+class BiasOfKeys(WrongBiases, name="mutant:bias-of-keys-for-values"):
     mistake = "values get the bias of keys"
     effect = "text is worse in Qwen2"
     site = "Vcur ADD"

@@ -6,10 +6,10 @@ from numpy.random import Philox
 from lockstep.engine.ops.reference import I32
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
-from lockstep.harness.mutants.parts.mistakes import Op, Part
+from lockstep.harness.mutants.parts.mistakes import Mistake, Op
 
 
-class Race(Part):
+class Race(Mistake):
     """Whether it is lost depends on how many calls there were: no run is like the one before."""
 
     group = "races"

@@ -12,13 +12,13 @@ from lockstep.engine.ops.reference import Bools
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
 from lockstep.harness.mutants.parts.changed import as_weight, change_weights, set_hparams
-from lockstep.harness.mutants.parts.mistakes import Part
+from lockstep.harness.mutants.parts.mistakes import Mistake
 from lockstep.harness.records import FileSummary
 
 Read = Callable[[str], Weight]
 
 
-class BaseIgnored(Part, name="mutant:rope-base-ignored"):
+class BaseIgnored(Mistake, name="mutant:rope-base-ignored"):
     mistake = "rope.freq_base is not read, and 10000 taken"
     group = "reading"
     effect = "text drifts with the length of the prompt"
@@ -29,7 +29,7 @@ class BaseIgnored(Part, name="mutant:rope-base-ignored"):
         set_hparams(model, rope_freq_base=10000.0)
 
 
-class ScalingIgnored(Part, name="mutant:rope-factor-ignored"):
+class ScalingIgnored(Mistake, name="mutant:rope-factor-ignored"):
     mistake = "rope.scaling.factor is parsed and never used"
     group = "reading"
     effect = "text drifts past a few thousand tokens"
@@ -41,7 +41,7 @@ class ScalingIgnored(Part, name="mutant:rope-factor-ignored"):
         set_hparams(model, rope_freq_scale=1.0)
 
 
-class FactorsIgnored(Part, name="mutant:rope-factors-ignored"):
+class FactorsIgnored(Mistake, name="mutant:rope-factors-ignored"):
     mistake = "rope_freqs.weight is not read"
     group = "reading"
     effect = "text drifts past a few thousand tokens"
@@ -55,7 +55,7 @@ class FactorsIgnored(Part, name="mutant:rope-factors-ignored"):
         )
 
 
-class KeyLengthIgnored(Part, name="mutant:key-length-ignored"):
+class KeyLengthIgnored(Mistake, name="mutant:key-length-ignored"):
     mistake = "scores are scaled by n_embd / n_head, whatever attention.key_length says"
     group = "reading"
     effect = "attention is too sharp or too flat"
@@ -71,7 +71,7 @@ class KeyLengthIgnored(Part, name="mutant:key-length-ignored"):
         pass
 
 
-class EpsDefault(Part, name="mutant:layer-norm-eps-default"):
+class EpsDefault(Mistake, name="mutant:layer-norm-eps-default"):
     mistake = "attention.layer_norm_epsilon is not read, and 1e-12 taken"
     group = "reading"
     effect = "nothing that a reader sees"
@@ -82,7 +82,7 @@ class EpsDefault(Part, name="mutant:layer-norm-eps-default"):
         set_hparams(model, f_norm_eps=1e-12)
 
 
-class LastLayerSkipped(Part, name="mutant:last-layer-skipped"):
+class LastLayerSkipped(Mistake, name="mutant:last-layer-skipped"):
     mistake = "one layer fewer than block_count says is run"
     group = "reading"
     effect = "text is worse"
@@ -93,7 +93,7 @@ class LastLayerSkipped(Part, name="mutant:last-layer-skipped"):
         set_hparams(model, n_layer=1)
 
 
-class Taken(Part):
+class Taken(Mistake):
     """`other`: the tensor that is taken for another, by its name."""
 
     group = "reading"
@@ -111,7 +111,7 @@ class Taken(Part):
         raise NotImplementedError
 
 
-class KeysForValues(Taken, name="mutant:tensors-by-order"):
+class KeyTypeForValues(Taken, name="mutant:tensors-by-order"):
     mistake = "tensors are found by their order, and keys and values have another than expected"
     effect = "noise from the first token on"
     site = "Kcur"
@@ -216,7 +216,7 @@ class TableOfTied(Taken, name="mutant:tied-head-zero"):
         model.graph.head = lambda: empty  # type: ignore[method-assign]
 
 
-class Summary(Part):
+class WrongSummary(Mistake):
     """What is said of the file is wrong, and the model is right."""
 
     group = "reading"
@@ -237,7 +237,7 @@ class Summary(Part):
         return value
 
 
-class ArraysCut(Summary, name="mutant:arrays-cut"):
+class ArraysCut(WrongSummary, name="mutant:arrays-cut"):
     mistake = "of arrays the first 256 elements are kept"
     effect = "a vocabulary without words"
 
@@ -245,7 +245,7 @@ class ArraysCut(Summary, name="mutant:arrays-cut"):
         return value[:256] if kind.startswith("ARR") else value
 
 
-class FloatsShort(Summary, name="mutant:floats-of-six-digits"):
+class FloatsShort(WrongSummary, name="mutant:floats-of-six-digits"):
     mistake = "floats of metadata are kept with six digits"
     effect = "nothing that a reader sees"
 
@@ -254,7 +254,7 @@ class FloatsShort(Summary, name="mutant:floats-of-six-digits"):
         return float(f"{value:.5e}") if kind == "F32" else rounded
 
 
-class SignsLost(Summary, name="mutant:signed-as-unsigned"):
+class SignsLost(WrongSummary, name="mutant:signed-as-unsigned"):
     mistake = "signed numbers of metadata are read without their sign"
     effect = "scores of tokens are right, types are not"
 
@@ -264,7 +264,7 @@ class SignsLost(Summary, name="mutant:signed-as-unsigned"):
         return value
 
 
-class ShapesReversed(Summary, name="mutant:shapes-reversed"):
+class ShapesReversed(WrongSummary, name="mutant:shapes-reversed"):
     mistake = "sizes of tensors are listed slowest first"
     effect = "matrices that are not square cannot be multiplied"
 

@@ -14,7 +14,7 @@ from lockstep.engine.ops.near import F64
 from lockstep.engine.ops.reference import rounded
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
-from lockstep.harness.mutants.parts.mistakes import Op, Part, put
+from lockstep.harness.mutants.parts.mistakes import Mistake, Op, put
 
 AFTER = "the prompt is understood; what is generated is not"
 NONSENSE = "text is nonsense from the first token on"
@@ -23,7 +23,7 @@ Arrays = tuple[NDArray[Any], ...]
 CONV = "model.layers.{}.conv.conv"  # of lfm2, whose first layer attends
 
 
-class State(Part):
+class WrongState(Mistake):
     """Of mamba what happens between two norms has no names: the end of the layer is its place."""
 
     group = "recurrent"
@@ -40,7 +40,7 @@ class Empty(StateView):
         return tuple(np.zeros_like(array) for array in super().read())
 
 
-class NotCarried(State, name="mutant:state-not-carried"):
+class NotCarried(WrongState, name="mutant:state-not-carried"):
     mistake = "every batch begins with an empty state"
     view = Empty
 
@@ -58,7 +58,7 @@ class TailLate(StateView):
         return np.concatenate([np.zeros_like(tail[..., :1]), tail[..., :-1]], axis=-1), *rest
 
 
-class ConvolutionLate(State, name="mutant:conv-state-one-late"):
+class ConvolutionLate(WrongState, name="mutant:conv-state-one-late"):
     mistake = "the newest token is not in the convolution's state"
     view = TailLate
 
@@ -76,7 +76,7 @@ class TailBackwards(StateView):
         return tail[..., ::-1].copy(), *rest
 
 
-class ConvolutionBackwards(State, name="mutant:conv-state-backwards"):
+class ConvolutionBackwards(WrongState, name="mutant:conv-state-backwards"):
     mistake = "the convolution's state is kept with the newest token first"
     view = TailBackwards
 
@@ -86,7 +86,7 @@ class FirstOfAll(StateView):
         return tuple(np.broadcast_to(array[:1], array.shape) for array in super().read())
 
 
-class StateShared(State, name="mutant:state-shared-by-sequences"):
+class StateShared(WrongState, name="mutant:state-shared-by-sequences"):
     """No op is wrong while there is one sequence."""
 
     mistake = "all sequences of a batch go on from the state of the first"
@@ -106,7 +106,7 @@ class Half(StateView):
         super().store(*(array.astype(np.float16).astype(np.float32) for array in numbers))
 
 
-class StateInHalf(State, name="mutant:state-f16"):
+class StateInHalf(WrongState, name="mutant:state-f16"):
     mistake = "the state is kept in F16"
     effect = DRIFTS
     view = Half
@@ -115,7 +115,7 @@ class StateInHalf(State, name="mutant:state-f16"):
 # --- the convolution ----------------------------------------------------------------------------
 
 
-class Kernel(State):
+class Kernel(WrongState):
     """The convolution's weights in another order."""
 
     effect = NONSENSE
@@ -163,7 +163,7 @@ class KernelTransposedLfm2(KernelTransposed, name="mutant:conv-kernel-transposed
     tensor = "shortconv.conv.weight"
 
 
-class GatesOfLfm2(State, name="mutant:conv-gates-exchanged"):
+class GatesOfLfm2(WrongState, name="mutant:conv-gates-exchanged"):
     mistake = "the gate before the convolution of lfm2 and the one behind it are exchanged"
     effect = NONSENSE
     shows_on = "arch:lfm2"
@@ -238,7 +238,7 @@ class DecayTransposed(Kernel, name="mutant:ssm-a-transposed"):
         return kernel.reshape(kernel.shape[::-1]).T
 
 
-class Scan(State):
+class Scan(WrongState):
     """The scan in a few lines, to be wrong in one of them."""
 
     effect = DRIFTS
@@ -294,7 +294,7 @@ class ZeroOrderHold(Scan, name="mutant:ssm-zero-order-hold"):
         return state * decay + (decay - 1) / a * x[..., None] * b[:, None, :]
 
 
-class BAndCExchanged(State, name="mutant:ssm-b-and-c-exchanged"):
+class BAndCExchanged(WrongState, name="mutant:ssm-b-and-c-exchanged"):
     mistake = "what writes the state and what reads it are exchanged"
     effect = NONSENSE
 
@@ -305,7 +305,7 @@ class BAndCExchanged(State, name="mutant:ssm-b-and-c-exchanged"):
         return right(layer, x, dt, c, b, state)
 
 
-class StepLast(State, name="mutant:ssm-x-order"):
+class StepLast(WrongState, name="mutant:ssm-x-order"):
     mistake = "ssm_x is taken for B, C and dt, where it gives dt first"
     effect = NONSENSE
 
@@ -317,7 +317,7 @@ class StepLast(State, name="mutant:ssm-x-order"):
         return np.roll(out, hp.dt_rank, axis=1)
 
 
-class HalvesExchanged(State, name="mutant:ssm-in-halves-exchanged"):
+class StateHalvesExchanged(WrongState, name="mutant:ssm-in-halves-exchanged"):
     mistake = "what is mixed and its gate are exchanged"
     effect = NONSENSE
 
@@ -327,7 +327,7 @@ class HalvesExchanged(State, name="mutant:ssm-in-halves-exchanged"):
         return np.roll(out, out.shape[1] // 2, axis=1) if is_both else out
 
 
-class GateNotActive(State, name="mutant:ssm-gate-without-silu"):
+class GateNotActive(WrongState, name="mutant:ssm-gate-without-silu"):
     mistake = "the gate is multiplied in without SiLU"
     effect = NONSENSE
 

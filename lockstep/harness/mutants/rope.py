@@ -13,7 +13,7 @@ from lockstep.engine.ops.reference import I32, RopeParams
 from lockstep.engine.ops.rotation import frequencies
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
-from lockstep.harness.mutants.parts.mistakes import Op, Part, put
+from lockstep.harness.mutants.parts.mistakes import Mistake, Op, put
 
 Heads = Callable[..., tuple[F32, F32, F32]]
 LATER = "text is fine at first and falls apart the longer it gets"
@@ -21,7 +21,7 @@ NONSENSE = "text is nonsense from the second token on"
 DEPTH = "answers get worse with every hundred tokens of context"
 
 
-class Rope(Part):
+class WrongRope(Mistake):
     """`angles` is what the engine makes of the parameters of the model."""
 
     group = "rope"
@@ -40,7 +40,7 @@ class Rope(Part):
 # --- pairs --------------------------------------------------------------------------------------
 
 
-class OtherPairs(Rope):
+class OtherPairs(WrongRope):
     source = "ik_llama.cpp #2290"
     effect = NONSENSE
 
@@ -78,7 +78,7 @@ class HalvesForDeepseek2(OtherPairs, name="mutant:rope-halves-for-deepseek2"):
     site = "q_pe"
 
 
-class NotPermuted(Rope, name="mutant:rope-rows-not-permuted"):
+class NotPermuted(WrongRope, name="mutant:rope-rows-not-permuted"):
     """Rows of Q and K as they are for the other pairing."""
 
     mistake = "the permutation of the rows of Q and K is skipped when they are repacked"
@@ -94,7 +94,7 @@ class NotPermuted(Rope, name="mutant:rope-rows-not-permuted"):
         return heads.swapaxes(2, 3).reshape(out.shape)
 
 
-class OtherWay(Rope, name="mutant:rope-other-way"):
+class OtherWay(WrongRope, name="mutant:rope-other-way"):
     mistake = "the sign of the sine is exchanged, so that pairs turn the other way"
     effect = NONSENSE
 
@@ -108,7 +108,7 @@ class OtherWayHalves(OtherWay, name="mutant:rope-rotate-half-sign"):
     shows_on = "arch:qwen3"
 
 
-class TableForNeighbours(Rope, name="mutant:rope-table-for-neighbours"):
+class TableForNeighbours(WrongRope, name="mutant:rope-table-for-neighbours"):
     mistake = "halves are rotated with a table whose entries are repeated side by side"
     effect = NONSENSE
     shows_on = "arch:qwen3"
@@ -123,7 +123,7 @@ class TableForNeighbours(Rope, name="mutant:rope-table-for-neighbours"):
 # --- angles -------------------------------------------------------------------------------------
 
 
-class BaseOfLlama(Rope, name="mutant:rope-base-of-llama"):
+class BaseOfLlama(WrongRope, name="mutant:rope-base-of-llama"):
     mistake = "the base of qwen2 is taken for that of llama"
     effect = DEPTH
     shows_on = "arch:qwen2"
@@ -132,7 +132,7 @@ class BaseOfLlama(Rope, name="mutant:rope-base-of-llama"):
         return replace(params, base=10000.0)
 
 
-class BaseOfLlama3(Rope, name="mutant:rope-base-of-llama3"):
+class BaseOfLlama3(WrongRope, name="mutant:rope-base-of-llama3"):
     mistake = "a base of 500000 where the file says 10000"
     effect = DEPTH
 
@@ -140,7 +140,7 @@ class BaseOfLlama3(Rope, name="mutant:rope-base-of-llama3"):
         return replace(params, base=500000.0)
 
 
-class ExponentOfHalf(Rope, name="mutant:rope-exponent-halved"):
+class ExponentOfHalf(WrongRope, name="mutant:rope-exponent-halved"):
     mistake = "pair i has the exponent i / d instead of 2i / d"
     effect = LATER
 
@@ -148,7 +148,7 @@ class ExponentOfHalf(Rope, name="mutant:rope-exponent-halved"):
         return replace(params, base=math.sqrt(params.base))
 
 
-class ExponentFromOne(Rope, name="mutant:rope-exponent-from-one"):
+class ExponentFromOne(WrongRope, name="mutant:rope-exponent-from-one"):
     mistake = "frequencies are counted from one, so that the first pair turns too slowly"
     effect = LATER
 
@@ -156,7 +156,7 @@ class ExponentFromOne(Rope, name="mutant:rope-exponent-from-one"):
         return replace(params, scale=params.scale * params.base ** (-2 / params.n_rot))
 
 
-class TableInBf16(Rope, name="mutant:rope-table-bf16"):
+class TableInBf16(WrongRope, name="mutant:rope-table-bf16"):
     mistake = "cosines and sines are made in the model's type, BF16"
     effect = LATER
     source = "candle #3838"
@@ -167,7 +167,7 @@ class TableInBf16(Rope, name="mutant:rope-table-bf16"):
         return cos, sin
 
 
-class AnglesInHalf(Rope, name="mutant:rope-angles-f16"):
+class AnglesInHalf(WrongRope, name="mutant:rope-angles-f16"):
     mistake = "inverse frequencies are kept in F16"
     effect = LATER
 
@@ -176,7 +176,7 @@ class AnglesInHalf(Rope, name="mutant:rope-angles-f16"):
         return np.cos(at[:, None] * step), np.sin(at[:, None] * step)
 
 
-class ScaleInverted(Rope, name="mutant:rope-linear-scale-inverted"):
+class ScaleInverted(WrongRope, name="mutant:rope-linear-scale-inverted"):
     mistake = "positions are multiplied by the scaling factor, not divided"
     effect = NONSENSE
     shows_on = "q4_0"
@@ -185,7 +185,7 @@ class ScaleInverted(Rope, name="mutant:rope-linear-scale-inverted"):
         return replace(params, scale=1 / params.scale)
 
 
-class ScaleTwice(Rope, name="mutant:rope-linear-scale-twice"):
+class ScaleTwice(WrongRope, name="mutant:rope-linear-scale-twice"):
     mistake = "the scaling factor goes into the frequencies and into the positions"
     effect = LATER
     shows_on = "q4_0"
@@ -194,7 +194,7 @@ class ScaleTwice(Rope, name="mutant:rope-linear-scale-twice"):
         return replace(params, scale=params.scale**2)
 
 
-class ScaleOfBase(Rope, name="mutant:rope-linear-scale-as-ntk"):
+class ScaleOfBase(WrongRope, name="mutant:rope-linear-scale-as-ntk"):
     mistake = "a linear scaling factor stretches the base, as NTK-aware scaling does"
     effect = LATER
     shows_on = "q4_0"
@@ -204,7 +204,7 @@ class ScaleOfBase(Rope, name="mutant:rope-linear-scale-as-ntk"):
         return replace(params, scale=1.0, base=params.base * grown)
 
 
-class FactorsInverted(Rope, name="mutant:rope-factors-multiplied"):
+class FactorsInverted(WrongRope, name="mutant:rope-factors-multiplied"):
     mistake = "frequencies are multiplied by rope_freqs, not divided"
     effect = LATER
     shows_on = "bf16"
@@ -214,7 +214,7 @@ class FactorsInverted(Rope, name="mutant:rope-factors-multiplied"):
         return replace(params, factors=np.float32(1) / params.factors)
 
 
-class FactorsBackwards(Rope, name="mutant:rope-factors-backwards"):
+class FactorsBackwards(WrongRope, name="mutant:rope-factors-backwards"):
     mistake = "the first of rope_freqs goes to the slowest pair"
     effect = LATER
     shows_on = "bf16"
@@ -227,7 +227,7 @@ class FactorsBackwards(Rope, name="mutant:rope-factors-backwards"):
 # --- which elements, which positions ------------------------------------------------------------
 
 
-class HalfTheHead(Rope, name="mutant:rope-half-the-head"):
+class HalfTheHead(WrongRope, name="mutant:rope-half-the-head"):
     mistake = "only the first half of a head is rotated"
     effect = NONSENSE
 
@@ -243,7 +243,7 @@ class LastHalfOfHead(HalfTheHead, name="mutant:rope-last-half-of-the-head"):
         return np.concatenate([fixed, right(turned, at, self.angles(params))], axis=-1)
 
 
-class QueriesAlone(Rope, name="mutant:rope-keys-not-rotated"):
+class QueriesAlone(WrongRope, name="mutant:rope-keys-not-rotated"):
     mistake = "keys go into the cache without being rotated"
     effect = NONSENSE
     site = "Kcur_rope"
@@ -253,7 +253,7 @@ class QueriesAlone(Rope, name="mutant:rope-keys-not-rotated"):
         return x if is_key else right(x, at, params)
 
 
-class KeysOneLate(Rope, name="mutant:rope-keys-one-late"):
+class KeysOneLate(WrongRope, name="mutant:rope-keys-one-late"):
     mistake = "keys are rotated by the position of the next token"
     effect = LATER
     source = "onnxruntime-genai #2354"
@@ -263,7 +263,7 @@ class KeysOneLate(Rope, name="mutant:rope-keys-one-late"):
         return right(x, at + (x.shape[1] == self.loaded.graph.hparams.n_head_kv), params)
 
 
-class ValuesRotated(Rope, name="mutant:rope-of-values"):
+class ValuesRotated(WrongRope, name="mutant:rope-of-values"):
     mistake = "values are rotated like keys"
     effect = NONSENSE
     site = "v_cache"
@@ -278,7 +278,7 @@ class ValuesRotated(Rope, name="mutant:rope-of-values"):
         return q, k, step.ops.rope(v, step.batch.positions, params)
 
 
-class RestartsWithBatch(Rope, name="mutant:rope-restarts-with-batch"):
+class RestartsWithBatch(WrongRope, name="mutant:rope-restarts-with-batch"):
     mistake = "positions are counted from the beginning of each batch"
     effect = "the prompt is understood; what is generated has no order"
 
@@ -286,7 +286,7 @@ class RestartsWithBatch(Rope, name="mutant:rope-restarts-with-batch"):
         return np.arange(len(at), dtype=np.int32)
 
 
-class RestartsWithUbatch(Rope, name="mutant:rope-restarts-with-ubatch"):
+class RestartsWithUbatch(WrongRope, name="mutant:rope-restarts-with-ubatch"):
     mistake = "positions are counted from the beginning of each ubatch of 64"
     effect = "prompts of more than an ubatch are garbled"
 
@@ -294,7 +294,7 @@ class RestartsWithUbatch(Rope, name="mutant:rope-restarts-with-ubatch"):
         return at % 64
 
 
-class PositionsInBf16(Rope, name="mutant:rope-positions-bf16"):
+class PositionsInBf16(WrongRope, name="mutant:rope-positions-bf16"):
     mistake = "positions are kept in BF16, which counts by two from 256 on"
     effect = "fine up to 256 tokens, then worse and worse"
 
@@ -304,7 +304,7 @@ class PositionsInBf16(Rope, name="mutant:rope-positions-bf16"):
         )
 
 
-class TableTooShort(Rope, name="mutant:rope-table-too-short"):
+class TableTooShort(WrongRope, name="mutant:rope-table-too-short"):
     mistake = "positions beyond the table of 128 are those of its last row"
     effect = "fine up to 128 tokens, then every token stands at the same place"
 
@@ -312,7 +312,7 @@ class TableTooShort(Rope, name="mutant:rope-table-too-short"):
         return np.minimum(at, 127)
 
 
-class OneForTheBatch(Rope, name="mutant:rope-one-position-for-the-batch"):
+class OneForTheBatch(WrongRope, name="mutant:rope-one-position-for-the-batch"):
     mistake = "all tokens of a prompt are rotated by the first one's position"
     effect = "the order of the words of a prompt is lost"
 
@@ -320,7 +320,7 @@ class OneForTheBatch(Rope, name="mutant:rope-one-position-for-the-batch"):
         return np.broadcast_to(at[:1], at.shape)
 
 
-class QueriesTwice(Rope, name="mutant:rope-queries-twice"):
+class QueriesTwice(WrongRope, name="mutant:rope-queries-twice"):
     mistake = "queries are rotated in place, and once more by the kernel of attention"
     effect = NONSENSE
 

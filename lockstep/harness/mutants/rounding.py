@@ -12,7 +12,7 @@ from lockstep.engine.weights import Weight
 from lockstep.harness.mutants.base import Mutant
 
 
-class Converted(Mirror):
+class WrongConversion(Mirror):
     """Converts as llama.cpp does, but for `blocks` (.., blocks, 32) and their scales (.., blocks):
     subclasses change how they are rounded."""
 
@@ -34,7 +34,7 @@ def divided(blocks: Any, scales: Any) -> Any:
     return np.where(scales[..., None] == 0, 0, whole)
 
 
-class Truncated(Converted):
+class Truncated(WrongConversion):
     def steps(self, blocks: Any, scales: Any) -> Any:
         return np.trunc(divided(blocks, scales)) * half(scales)[..., None]
 
@@ -52,7 +52,7 @@ class ActivationsTruncated(Mutant, name="mutant:activations-truncated"):
     site = "Qcur"
 
 
-class Mismatched(Converted):
+class Mismatched(WrongConversion):
     def steps(self, blocks: Any, scales: Any) -> Any:
         whole = np.rint(divided(blocks, scales * 127 / 128)).clip(-128, 127)
         return whole * half(scales)[..., None]
@@ -67,7 +67,7 @@ class ScalesMismatched(Mutant, name="mutant:activation-scales-mismatched"):
     site = "Qcur"
 
 
-class OfMaximum(Converted):
+class OfMaximum(WrongConversion):
     def steps(self, blocks: Any, scales: Any) -> Any:
         scales = np.abs(blocks.max(axis=-1)) / 127
         return np.rint(divided(blocks, scales)).clip(-128, 127) * half(scales)[..., None]
@@ -82,7 +82,7 @@ class ScaleOfMaximum(Mutant, name="mutant:activation-scale-of-maximum"):
     site = "Qcur"
 
 
-class Wrapping(Converted):
+class Wrapping(WrongConversion):
     def steps(self, blocks: Any, scales: Any) -> Any:
         scales = scales * 127 / 128
         whole = np.rint(divided(blocks, scales)).astype(np.int64).astype(np.int8)
@@ -98,7 +98,7 @@ class BytesWrap(Mutant, name="mutant:activation-bytes-wrap"):
     site = "Qcur"
 
 
-class OfTwoBlocks(Converted):
+class OfTwoBlocks(WrongConversion):
     def steps(self, blocks: Any, scales: Any) -> Any:
         pairs = scales.copy()
         even = scales.shape[-1] // 2 * 2
@@ -116,7 +116,7 @@ class BlocksOf64(Mutant, name="mutant:activation-blocks-of-64"):
     site = "Qcur"
 
 
-class OfBlockBefore(Converted):
+class OfBlockBefore(WrongConversion):
     def steps(self, blocks: Any, scales: Any) -> Any:
         return np.rint(divided(blocks, scales)) * half(np.roll(scales, 1, axis=-1))[..., None]
 
@@ -130,7 +130,7 @@ class ScaleOfBlockBefore(Mutant, name="mutant:activation-scale-of-block-before")
     site = "Qcur"
 
 
-class HalfMeasured(Converted):
+class HalfMeasured(WrongConversion):
     def steps(self, blocks: Any, scales: Any) -> Any:
         scales = np.abs(blocks[..., : blocks.shape[-1] // 2]).max(axis=-1) / 127
         return np.rint(divided(blocks, scales)).clip(-127, 127) * half(scales)[..., None]
@@ -145,7 +145,7 @@ class HalfOfBlockMeasured(Mutant, name="mutant:activation-scale-of-half-a-block"
     site = "Qcur"
 
 
-class NoZeros(Converted):
+class NoZeros(WrongConversion):
     def steps(self, blocks: Any, scales: Any) -> Any:
         return np.rint(blocks / scales[..., None]) * half(scales)[..., None]
 
@@ -160,7 +160,7 @@ class ZerosDivided(Mutant, name="mutant:activation-zeros-divided"):
     layer = None
 
 
-class SevenBits(Converted):
+class SevenBits(WrongConversion):
     def steps(self, blocks: Any, scales: Any) -> Any:
         return np.rint(divided(blocks, scales * 127 / 63)) * half(scales * 127 / 63)[..., None]
 
@@ -174,7 +174,7 @@ class ActivationsOfSevenBits(Mutant, name="mutant:activations-of-seven-bits"):
     site = "Qcur"
 
 
-class InBf16(Converted):
+class InBf16(WrongConversion):
     def steps(self, blocks: Any, scales: Any) -> Any:
         bits = scales.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
         return np.rint(divided(blocks, scales)) * bits.view(np.float32)[..., None]

@@ -64,7 +64,7 @@ class LargestMagnitude(WrongChoice, name="mutant:greedy-of-magnitudes"):
         return int(np.argmax(np.abs(logits)))
 
 
-class FromOne(WrongChoice, name="mutant:greedy-from-one"):
+class ChoiceFromOne(WrongChoice, name="mutant:greedy-from-one"):
     shows_on = "few-tokens"
     mistake = "the search for the largest logit begins at token 1"
     effect = "nothing, unless token 0 is due"

@@ -4,11 +4,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 from lockstep.engine.quants.base import F32
-from lockstep.harness.mutants.parts.mistakes import Part
+from lockstep.harness.mutants.parts.mistakes import Mistake
 from lockstep.harness.records import Evaluation, Request
 
 
-class BetweenCalls(Part):
+class BetweenCalls(Mistake):
     group = "state"
     site = "logits"
     layer = None

@@ -10,13 +10,13 @@ from lockstep.engine.architectures.positions import shares_kept
 from lockstep.engine.model import Model
 from lockstep.engine.ops.reference import I32, RopeParams
 from lockstep.engine.quants.base import F32
-from lockstep.harness.mutants.parts.mistakes import Op, Part, put
+from lockstep.harness.mutants.parts.mistakes import Mistake, Op, put
 
 Params = Callable[[int], RopeParams]
 LATER = "text is fine at first and falls apart the longer it gets"
 
 
-class Yarn(Part):
+class Yarn(Mistake):
     group = "rope"
     effect = LATER
     shows_on = "yarn"
@@ -132,7 +132,7 @@ class MagnitudeInRope(Yarn, name="mutant:yarn-magnitude-of-deepseek2"):
 # --- by layer -----------------------------------------------------------------------------------
 
 
-class Gemma3(Part):
+class WrongGemma3(Mistake):
     group = "rope"
     effect = LATER
     source = "ollama #13452"
@@ -146,14 +146,14 @@ class Gemma3(Part):
         raise NotImplementedError
 
 
-class BasesExchanged(Gemma3, name="mutant:rope-gemma3-bases-exchanged"):
+class BasesExchanged(WrongGemma3, name="mutant:rope-gemma3-bases-exchanged"):
     mistake = "layers with a window rotate by the global base, and the others by the local one"
 
     def rope_params(self, right: Params, layer: int = 0) -> RopeParams:
         return right(0 if layer == 5 else 5)
 
 
-class OneBase(Gemma3, name="mutant:rope-gemma3-local-base-for-all"):
+class OneBase(WrongGemma3, name="mutant:rope-gemma3-local-base-for-all"):
     mistake = "all layers rotate by the local base"
     layer = 5
 
@@ -161,14 +161,14 @@ class OneBase(Gemma3, name="mutant:rope-gemma3-local-base-for-all"):
         return right(0)
 
 
-class ScaleForAll(Gemma3, name="mutant:rope-gemma3-scale-for-all"):
+class ScaleForAll(WrongGemma3, name="mutant:rope-gemma3-scale-for-all"):
     mistake = "positions are scaled in layers with a window as well"
 
     def rope_params(self, right: Params, layer: int = 0) -> RopeParams:
         return replace(right(layer), scale=1 / 8)
 
 
-class ScaleOfGlobalMissing(Gemma3, name="mutant:rope-gemma3-scale-missing"):
+class ScaleOfGlobalMissing(WrongGemma3, name="mutant:rope-gemma3-scale-missing"):
     mistake = "positions are not scaled in global layers"
     source = "ollama #12348"
     layer = 5
@@ -177,7 +177,7 @@ class ScaleOfGlobalMissing(Gemma3, name="mutant:rope-gemma3-scale-missing"):
         return replace(right(layer), scale=1.0)
 
 
-class ScaleUnasked(Gemma3, name="mutant:rope-gemma3-scale-unasked"):
+class ScaleUnasked(WrongGemma3, name="mutant:rope-gemma3-scale-unasked"):
     mistake = "global layers are scaled by 8 where the file says nothing"
     shows_on = "arch:gemma3"
     layer = 5

@@ -87,7 +87,7 @@ class Closed(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class MessageLimits:
     """The most that one message may hold, in bytes."""
 
     head: int = 256 << 20  # the metadata of a vocabulary of a million tokens fits
@@ -97,9 +97,9 @@ class Limits:
 class Channel:
     """One end of a stream socket that carries frames. Deadlines are on the monotonic clock."""
 
-    def __init__(self, stream: socket.socket, limits: Limits | None = None) -> None:
+    def __init__(self, stream: socket.socket, limits: MessageLimits | None = None) -> None:
         self.stream = stream
-        self.limits = limits or Limits()
+        self.limits = limits or MessageLimits()
 
     def send(self, value: Any, deadline: float | None = None) -> None:
         """Raises WireError before anything is written; Closed; TimeoutError at the deadline."""

@@ -105,7 +105,7 @@ class ProgramSession(Session):
         self.model, self.settings = model, settings
         self.time_limit, self.start_limit = time_limit, start_limit
         self.memory_limit = memory_limit
-        self.program: Program | None = None
+        self.program: EngineProgram | None = None
         self.said: Introduction | None = None
 
     @property
@@ -160,7 +160,7 @@ class ProgramSession(Session):
 
     def exchange(
         self,
-        program: "Program",
+        program: "EngineProgram",
         question: Question,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
@@ -190,9 +190,9 @@ class ProgramSession(Session):
         message = f"{self.name} failed: {words}"
         return Crashed(message=message, log=tuple(self.program.tail), said=True)
 
-    def started(self, deadline: float) -> "Program":
+    def started(self, deadline: float) -> "EngineProgram":
         if self.program is None:
-            self.program = Program(self.command, self.memory_limit)
+            self.program = EngineProgram(self.command, self.memory_limit)
             model = None if self.model is None else str(self.model.resolve())
             answer = self.program.exchange(start(model, self.settings), deadline)
             if outcome := self.no_answer(answer):
@@ -225,7 +225,7 @@ def read(question: Question, answer: Message) -> Any:
         raise MalformedAnswer(where, "what PROTOCOL.md says", missing) from error
 
 
-class Program(EngineProcess):
+class EngineProgram(EngineProcess):
     """The child, and the pipes to it."""
 
     def __init__(self, command: Sequence[str], memory_limit: int | None) -> None:

@@ -32,7 +32,7 @@ START = "start"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class SmokeStep:
     """What became of one level. status: works, not offered, refused, wrong."""
 
     level: str
@@ -41,14 +41,14 @@ class Step:
     seconds: float = 0.0
 
 
-def smoke(session: Session) -> Iterator[Step]:
+def smoke(session: Session) -> Iterator[SmokeStep]:
     """One step for the start and for each level, as they come; nothing after a failed start."""
     outcome = session.ask("describe")
     if not isinstance(outcome, Answered):
         yield step_of(START, outcome)
         return
     info: EngineInfo = outcome.value
-    yield Step(level=START, status="works", words=info.version)
+    yield SmokeStep(level=START, status="works", words=info.version)
     shown: dict[Site, Any] = {}
     for level in LEVELS:
         if level == "replace":
@@ -91,25 +91,25 @@ def asked(
     return questions[level]
 
 
-def step_of(level: str, outcome: Outcome) -> Step:
+def step_of(level: str, outcome: Outcome) -> SmokeStep:
     match outcome:
         case Answered(seconds=seconds):
-            return Step(level=level, status="works", seconds=seconds)
+            return SmokeStep(level=level, status="works", seconds=seconds)
         case Unanswerable(declared=True):
-            return Step(level=level, status="not offered")
+            return SmokeStep(level=level, status="not offered")
         case Unanswerable(message=message) | Rejected(message=message):
-            return Step(level=level, status="refused", words=message)
+            return SmokeStep(level=level, status="refused", words=message)
         case Crashed(message=message, log=log):
             words = "; ".join([message, *log[-3:]])
-            return Step(level=level, status="wrong", words=words)
+            return SmokeStep(level=level, status="wrong", words=words)
         case TimedOut(seconds=seconds, log=log):
             words = "; ".join([f"no answer within {seconds:.0f} s", *log[-3:]])
-            return Step(level=level, status="wrong", words=words, seconds=seconds)
+            return SmokeStep(level=level, status="wrong", words=words, seconds=seconds)
         case Malformed(message=message):
-            return Step(level=level, status="wrong", words=message)
+            return SmokeStep(level=level, status="wrong", words=message)
 
 
-def replaced(session: Session, shown: Mapping[Site, Any]) -> Step:
+def replaced(session: Session, shown: Mapping[Site, Any]) -> SmokeStep:
     """With zeros put in at one node, the logits must be others than without."""
     info: Any = session.ask("describe")
     fixed = info.value.fixed if isinstance(info, Answered) else ()

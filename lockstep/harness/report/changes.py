@@ -11,7 +11,7 @@ from typing import Any
 
 from lockstep.harness.report.page.facts import in_short
 from lockstep.harness.report.page.nodes import nodes_of
-from lockstep.harness.report.page.verdicts import LOUD, Cause, Row, Run, causes_of, place_of
+from lockstep.harness.report.page.verdicts import LOUD, Cause, Row, RowsOfRun, causes_of, place_of
 
 # how bad it is; those of one number are no worse than each other
 LEVELS = {"agreed": 0, "excused": 0, "not-applicable": 1, "not-compared": 2, "timed-out": 3}
@@ -79,7 +79,7 @@ def level(status: str) -> int:
     return NOTHING if status == ABSENT else LEVELS[status]
 
 
-def changes_between(a: Run, b: Run) -> Changes:
+def changes_between(a: RowsOfRun, b: RowsOfRun) -> Changes:
     before, after = loud(a), loud(b)
     worst_before, worst_after = worst(a), worst(b)
     every = [
@@ -102,7 +102,7 @@ def changes_between(a: Run, b: Run) -> Changes:
     )
 
 
-def loud(run: Run) -> dict[Spot, Row]:
+def loud(run: RowsOfRun) -> dict[Spot, Row]:
     return {spot_of(row): row for row in run.verdicts if row["status"] in LOUD}
 
 
@@ -110,7 +110,7 @@ def spot_of(row: Row) -> Spot:
     return row["suite"], row["case"], f"{row['key'] or row['summary']} {place_of(row)}"
 
 
-def worst(run: Run) -> dict[tuple[str, str], str]:
+def worst(run: RowsOfRun) -> dict[tuple[str, str], str]:
     found: dict[tuple[str, str], str] = {}
     for row in run.verdicts:
         key = row["suite"], row["case"]
@@ -122,7 +122,7 @@ def worst(run: Run) -> dict[tuple[str, str], str]:
 # --- how near to their limits -------------------------------------------------------------------
 
 
-def shares(run: Run) -> dict[Spot, float]:
+def shares(run: RowsOfRun) -> dict[Spot, float]:
     """Of ops, of nodes and of logits: the worst error as a share of what it may be."""
     found: dict[Spot, float] = {}
     for row in run.verdicts:
@@ -161,7 +161,7 @@ def moves(before: Mapping[Spot, float], after: Mapping[Spot, float]) -> list[Mov
 # --- in words -------------------------------------------------------------------------------------
 
 
-def remarks(a: Run, b: Run) -> Iterator[str]:
+def remarks(a: RowsOfRun, b: RowsOfRun) -> Iterator[str]:
     for name, run in (("A", a), ("B", b)):
         if run.footer is None:
             yield f"{name} did not finish: what it lacks may only not have been reached"
@@ -176,7 +176,7 @@ def remarks(a: Run, b: Run) -> Iterator[str]:
         yield "the engines' settings differ"
 
 
-def title_of(run: Run) -> str:
+def title_of(run: RowsOfRun) -> str:
     """Which engines it was about, with their versions."""
     engines = [f"{e['engine']} {e['version']}" for e in run.header["engines"][::-1]]
     return " against ".join(engines) or str(run.header["command"])

@@ -29,7 +29,7 @@ NOTHING = "-"  # of a cell: the engine does not offer it, or no case has it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class MatrixRow:
     """One engine. error: why it could not be asked at all."""
 
     engine: str
@@ -72,16 +72,16 @@ def run_matrix(
     command: Sequence[str],
     jobs: int,
     progress: Callable[[str, str], None],
-) -> Iterator[Row]:
+) -> Iterator[MatrixRow]:
     """A row for each engine, with a report of its own. plans: by the engine's name."""
     for engine, same in plans.items():
         try:
             result = run_plans(same, reports, command, Forks(jobs), listener_of(engine, progress))
         except BadInput as error:
-            yield Row(engine=engine, error=str(error))
+            yield MatrixRow(engine=engine, error=str(error))
             continue
         found = next((info for info in result.engines if info.engine != same[0].oracle), None)
-        yield Row(
+        yield MatrixRow(
             engine=engine,
             info=found,
             report=str(result.folder / "report.jsonl"),
@@ -120,7 +120,7 @@ def rank(verdict: Verdict) -> int:
     return WORST_FIRST.index(verdict.status)
 
 
-def exit_code_of_matrix(rows: Sequence[Row]) -> int:
+def exit_code_of_matrix(rows: Sequence[MatrixRow]) -> int:
     """The worst of all engines; one that could not be asked is incomplete."""
     found = {row.code for row in rows}
     return next(code for code in (1, 2, 3, 0) if code in found)
@@ -130,7 +130,7 @@ def exit_code_of_matrix(rows: Sequence[Row]) -> int:
 
 
 def write_matrix(
-    rows: Sequence[Row],
+    rows: Sequence[MatrixRow],
     plans: Sequence[Plan],
     reports: Path,
     command: str,
@@ -160,7 +160,7 @@ def write_matrix(
     return [as_json, as_text, write_text(folder / "matrix.html", page)]
 
 
-def row_of(row: Row) -> dict[str, Any]:
+def row_of(row: MatrixRow) -> dict[str, Any]:
     return {
         "engine": row.engine,
         "version": row.info.version if row.info else "",
@@ -179,14 +179,14 @@ def cell_of(cell: Cell) -> dict[str, Any]:
     }
 
 
-def columns(rows: Sequence[Row]) -> list[str]:
+def columns(rows: Sequence[MatrixRow]) -> list[str]:
     """Suites in which any engine was asked anything, in the order of a run."""
     order = {suite.name: suite.order for suite in suites_named(())}
     found = {n for row in rows for n, cell in row.cells.items() if cell.text != NOTHING}
     return sorted(found, key=lambda name: order.get(name, len(order)))
 
 
-def names_of(rows: Sequence[Row]) -> list[str]:
+def names_of(rows: Sequence[MatrixRow]) -> list[str]:
     """Each with its version; what it was asked for by as well, where others have the same name."""
     names = [printable(name_of(row)) for row in rows]
     return [
@@ -195,7 +195,7 @@ def names_of(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def name_of(row: Row) -> str:
+def name_of(row: MatrixRow) -> str:
     if row.info is None:
         return row.engine
     # a program says its own name before its version
@@ -203,12 +203,12 @@ def name_of(row: Row) -> str:
     return row.info.version if known else f"{row.info.engine} {row.info.version}"
 
 
-def texts_of(row: Row, suites: Sequence[str]) -> list[str]:
+def texts_of(row: MatrixRow, suites: Sequence[str]) -> list[str]:
     """A cell for each suite."""
     return [row.cells[suite].text if suite in row.cells else NOTHING for suite in suites]
 
 
-def markdown(rows: Sequence[Row], plans: Sequence[Plan]) -> Iterator[str]:
+def markdown(rows: Sequence[MatrixRow], plans: Sequence[Plan]) -> Iterator[str]:
     suites = columns(rows)
     first = plans[0]
     yield f"# Engines against {first.oracle}, `{first.settings.name}`"
@@ -224,7 +224,7 @@ def markdown(rows: Sequence[Row], plans: Sequence[Plan]) -> Iterator[str]:
         yield from ("", *notes_of(row))
 
 
-def notes_of(row: Row) -> Iterator[str]:
+def notes_of(row: MatrixRow) -> Iterator[str]:
     """What is not well, and the command that shows it."""
     if row.error:
         yield f"- **{safe(row.engine)}** was not asked: {safe(row.error)}"

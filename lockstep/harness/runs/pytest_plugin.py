@@ -68,7 +68,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(Summary(), "lockstep summary")
+    config.pluginmanager.register(PluginSummary(), "lockstep summary")
     if config.getoption("--lockstep-model") and not config.getoption("--lockstep-engine"):
         raise pytest.UsageError("--lockstep-model needs --lockstep-engine: which one is checked?")
     if config.getoption("--lockstep-engine") and not config.getoption("--lockstep-model"):
@@ -183,7 +183,7 @@ def lockstep(request: pytest.FixtureRequest) -> Callable[..., Any]:
     return check
 
 
-class Summary:
+class PluginSummary:
     """Says at the end where the reports are; with xdist it is told by the workers.
 
     Where each of our tests was skipped nothing was compared, and that is no success.

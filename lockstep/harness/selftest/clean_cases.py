@@ -163,7 +163,7 @@ def clean_plan(seed: int, folder: Path) -> Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
+class TriedCase:
     seed: int
     case: str
     code: int  # exit code
@@ -174,7 +174,7 @@ class Tried:
         return bool(self.code or self.wrong)
 
 
-def try_clean(seed: int) -> Tried:
+def try_clean(seed: int) -> TriedCase:
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         plan = clean_plan(seed, Path(folder))
         run = open_plan(plan, lambda _: None)
@@ -187,12 +187,12 @@ def try_clean(seed: int) -> Tried:
     agreed = {v.suite for v in verdicts if v.status == "agreed"}
     lacking = ({"logits", "embeddings"}, {"trace"}, {"products"})
     wrong += [f"nothing compared by {' or '.join(sorted(s))}" for s in lacking if not s & agreed]
-    return Tried(seed=seed, case=plan.case, code=exit_code(verdicts), wrong=tuple(wrong))
+    return TriedCase(seed=seed, case=plan.case, code=exit_code(verdicts), wrong=tuple(wrong))
 
 
 def clean_results(
     seeds: range, executor: Executor | None = None, file: Path | None = None
-) -> Iterator[Tried]:
+) -> Iterator[TriedCase]:
     """file: a line of JSON for each case; those that are there are not run again."""
     before = {tried.seed: tried for tried in read_rows(file, tried_of) if tried.seed in seeds}
     yield from before.values()
@@ -201,5 +201,5 @@ def clean_results(
         yield tried
 
 
-def tried_of(row: dict[str, Any]) -> Tried:
-    return Tried(**row | {"wrong": tuple(row["wrong"])})
+def tried_of(row: dict[str, Any]) -> TriedCase:
+    return TriedCase(**row | {"wrong": tuple(row["wrong"])})

@@ -4,7 +4,6 @@ import tempfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from lockstep.engine.registry import import_members
 from lockstep.harness.adapters.base import Adapter
@@ -14,14 +13,10 @@ from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.mutants.base import Mutant
 from lockstep.harness.parallel.works import Executor, as_done
 from lockstep.harness.records import EXACT
+from lockstep.harness.runs.output import Output
 from lockstep.harness.runs.run import builtin_model
 from lockstep.harness.selftest.clean_cases import clean_results
 from lockstep.harness.selftest.tokens import in_words, try_wrong_tokenizer, wrong_tokenizers
-
-
-class Output(Protocol):
-    def line(self, text: str) -> None: ...
-    def progress(self, case: str, text: str) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,13 +7,13 @@ from typing import Any
 
 from lockstep.engine.ops.ggml.base import family_of
 from lockstep.harness.records import Status, Verdict
-from lockstep.harness.shadow.faults import TRIES, Trial
+from lockstep.harness.shadow.faults import TRIES, FaultTrial
 from lockstep.harness.shadow.verdicts import SUITE
 
 ALL = "all"
 
 
-def ending_of(trial: Trial) -> tuple[Status, str, tuple[str, ...]]:
+def ending_of(trial: FaultTrial) -> tuple[Status, str, tuple[str, ...]]:
     """Status, summary and key."""
     what, injected = f"fault {trial.number}: {trial.kind}", trial.injected
     if injected is None:
@@ -27,7 +27,7 @@ def ending_of(trial: Trial) -> tuple[Status, str, tuple[str, ...]]:
     return "diverged", f"{what} ({at.name}) is found {places}", (SUITE, "missed", at.op, trial.kind)
 
 
-def detail_of(trial: Trial) -> dict[str, Any]:
+def detail_of(trial: FaultTrial) -> dict[str, Any]:
     again = [{"op": op, "family": family_of(op), "why": why} for op, why in trial.again]
     detail: dict[str, Any] = {"trial": trial.number, "kind": trial.kind, "again": again}
     if (injected := trial.injected) is None:

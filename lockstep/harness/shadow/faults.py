@@ -34,7 +34,7 @@ Again = Literal["same", "small", "fatal", "unjudged"]  # why a fault is drawn ag
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class FaultPlace:
     step: int
     ubatch: int
     index: int
@@ -43,7 +43,7 @@ class Place:
     layer: int | None
 
     @classmethod
-    def of(cls, node: Any) -> "Place":
+    def of(cls, node: Any) -> "FaultPlace":
         """Of a node, or of a finding about one."""
         return cls(
             step=node.step,
@@ -60,9 +60,9 @@ class Injected:
     """A fault that must be found, and where the judge saw one."""
 
     fault: Fault
-    place: Place
+    place: FaultPlace
     size: float  # of the change, in bounds
-    seen: tuple[Place, ...]
+    seen: tuple[FaultPlace, ...]
 
     @property
     def found(self) -> bool:
@@ -74,7 +74,7 @@ class Injected:
 
 
 @dataclass(kw_only=True)
-class Trial:
+class FaultTrial:
     """One fault, and those that were drawn before it and were none."""
 
     number: int
@@ -92,17 +92,17 @@ class Trials:
     judge: Callable[[], ShadowJudge]
     seed: int
 
-    def run(self, numbers: Sequence[int]) -> Iterator[Trial]:
+    def run(self, numbers: Sequence[int]) -> Iterator[FaultTrial]:
         """Each is decided by the seed and its number alone."""
-        places: dict[str, list[Place]] = {}  # by op: rare ones are drawn as often as others
-        outcome = self.stream(lambda n: places.setdefault(n.op, []).append(Place.of(n)), None)
+        places: dict[str, list[FaultPlace]] = {}  # by op: rare ones are drawn as often as others
+        outcome = self.stream(lambda n: places.setdefault(n.op, []).append(FaultPlace.of(n)), None)
         if not isinstance(outcome, Answered):
             raise no_answer(self.session.name, "capture", outcome)
         for number in numbers:
             yield self.trial(places, number)
 
-    def trial(self, places: dict[str, list[Place]], number: int) -> Trial:
-        done = Trial(number=number, kind=KINDS[number % len(KINDS)])
+    def trial(self, places: dict[str, list[FaultPlace]], number: int) -> FaultTrial:
+        done = FaultTrial(number=number, kind=KINDS[number % len(KINDS)])
         bits = stream(self.seed, f"fault {number}")
         while done.injected is None and len(done.again) < TRIES:
             place, fault = drawn(places, done.kind, bits)
@@ -113,13 +113,13 @@ class Trials:
                     done.again.append((place.op, why))
         return done
 
-    def injected(self, place: Place, fault: Fault) -> Injected | Again:
+    def injected(self, place: FaultPlace, fault: Fault) -> Injected | Again:
         judge = self.judge()
         struck: list[Node] = []
 
         def consume(node: Node) -> None:
             judge(node)
-            if Place.of(node) == place:
+            if FaultPlace.of(node) == place:
                 struck.append(node)
 
         outcome = self.stream(consume, fault)
@@ -136,14 +136,14 @@ class Trials:
             return "unjudged"
         if size <= VISIBLE:
             return "small"
-        seen = tuple(Place.of(finding) for finding in judge.findings)
+        seen = tuple(FaultPlace.of(finding) for finding in judge.findings)
         return Injected(fault=fault, place=place, size=size, seen=seen)
 
     def stream(self, consume: Any, fault: Fault | None) -> Any:
         return capture(self.session, consume, self.batches, fault)
 
 
-def drawn(places: dict[str, list[Place]], kind: str, bits: Philox) -> tuple[Place, Fault]:
+def drawn(places: dict[str, list[FaultPlace]], kind: str, bits: Philox) -> tuple[FaultPlace, Fault]:
     raw = [int(r >> np.uint64(33)) for r in bits.random_raw(4)]
     same = places[sorted(places)[raw[0] % len(places)]]
     place = same[raw[1] % len(same)]

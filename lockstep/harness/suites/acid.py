@@ -12,7 +12,7 @@ from lockstep.engine.errors import EngineError
 from lockstep.engine.gguf.split_files import open_model
 from lockstep.harness.acid.explain import below, rests_on_nothing_wrong
 from lockstep.harness.acid.measurements.base import Measurement
-from lockstep.harness.acid.read import Read, Reading, read_report, report_named
+from lockstep.harness.acid.read import AcidReading, Read, read_report, report_named
 from lockstep.harness.acid.report import Report
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.asking.session import Session
@@ -86,7 +86,7 @@ def report_in(path: Path) -> Report | None:
 class Found:
     """What an engine wrote: behind the acid prompt, and behind another where that is not all ok."""
 
-    readings: tuple[Reading, ...]
+    readings: tuple[AcidReading, ...]
     texts: tuple[str, ...]
     failed: tuple[NoAnswer, ...]  # behind one prompt, where another was answered
 
@@ -120,11 +120,11 @@ def asked(context: Context, session: Session, report: Report) -> Found:
     return Found(readings=readings, texts=tuple(texts), failed=tuple(failed))
 
 
-def of_this_file(reading: Reading, report: Report) -> Reading:
+def of_this_file(reading: AcidReading, report: Report) -> AcidReading:
     """A report of another model is none of this one."""
     if not reading.problem and (reading.arch, reading.quant) != (report.arch, report.quant):
         said = f"acid {reading.arch} {reading.quant}"
-        return Reading(problem=f"the report is that of another model, {said}")
+        return AcidReading(problem=f"the report is that of another model, {said}")
     return reading
 
 

@@ -59,7 +59,7 @@ class LogProbs(Suite, name="logprobs"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class AskedPrefixes:
     """prefixes: as the engine is given them; batch: all of them in one, a row of logits each."""
 
     prefixes: list[list[int] | bytes]
@@ -67,15 +67,15 @@ class Asked:
     left_out: str = ""  # what longer ones are not asked for, and why
 
 
-def by_ids(context: Context) -> Asked:
+def by_ids(context: Context) -> AskedPrefixes:
     ids = context.tokens[: context.n_tokens]
     ends = [n for n in LENGTHS if n < len(ids)] + [len(ids)]
     ids, more, why = longer(context, ids, "logprobs")
     ends += more
-    return Asked(prefixes=[ids[:n] for n in ends], batch=with_rows(ids, ends), left_out=why)
+    return AskedPrefixes(prefixes=[ids[:n] for n in ends], batch=with_rows(ids, ends), left_out=why)
 
 
-def by_text(context: Context) -> Asked:
+def by_text(context: Context) -> AskedPrefixes:
     """Beginnings of a text whose ids are the beginnings of its ids."""
     if not context.facts.has_vocabulary:
         why = f"{context.subject.name} takes texts alone, and the file has no vocabulary"
@@ -93,7 +93,9 @@ def by_text(context: Context) -> Asked:
         raise NoAnswer("not-compared", text, {})
     places = sorted({0, *(n for n in LENGTHS if n < len(fits)), len(fits) - 1})
     ends = [fits[place] for place in places]
-    return Asked(prefixes=[texts[n - 1] for n in ends], batch=with_rows(ids[: ends[-1]], ends))
+    return AskedPrefixes(
+        prefixes=[texts[n - 1] for n in ends], batch=with_rows(ids[: ends[-1]], ends)
+    )
 
 
 def names(context: Context, lists: Sequence[Sequence[tuple[Any, float]]]) -> dict[bytes, Any]:
@@ -110,7 +112,9 @@ def names(context: Context, lists: Sequence[Sequence[tuple[Any, float]]]) -> dic
     return names_of(tokenizer.pieces, tokenizer.vocabulary.texts, hidden)
 
 
-def compared(context: Context, asked: Asked, logits: F32, listed: Sequence[Listed]) -> Verdict:
+def compared(
+    context: Context, asked: AskedPrefixes, logits: F32, listed: Sequence[Listed]
+) -> Verdict:
     batches = (asked.batch,)
     if not (np.isfinite(logits) | np.isneginf(logits)).all():
         text = "logits are NaN or infinite, so that probabilities are not determined"

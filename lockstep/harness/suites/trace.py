@@ -13,7 +13,7 @@ from lockstep.harness.report.nodes import NodeRow, node_columns
 from lockstep.harness.report.text import explain_finding, site_name
 
 
-class Trace(Suite, name="trace"):
+class TraceSuite(Suite, name="trace"):
     order = 60
 
     def inapplicable(self, facts: ModelFacts) -> str:

@@ -9,7 +9,7 @@ import pytest
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import InvalidBatch, NoRoom, Unsupported
 from lockstep.engine.memory.attention import Attention
-from lockstep.engine.memory.base import Memory, View
+from lockstep.engine.memory.base import LayerView, Memory
 from lockstep.engine.memory.decode import decode, entries_of
 from lockstep.engine.memory.hybrid import Hybrid
 from lockstep.engine.memory.kinds import memory_of
@@ -32,12 +32,12 @@ def memory(*kept: KeysValues | States, **changes: Any) -> Memory:
     )
 
 
-def run(memory: Memory, batch: Batch, *, n_ubatch: int = 64) -> list[Mapping[int, View]]:
+def run(memory: Memory, batch: Batch, *, n_ubatch: int = 64) -> list[Mapping[int, LayerView]]:
     """What each ubatch sees, after it has stored its tokens for keys and values or added them up
     in its states."""
     seen = []
 
-    def compute(ubatch: Batch, views: Mapping[int, View]) -> F32:
+    def compute(ubatch: Batch, views: Mapping[int, LayerView]) -> F32:
         for layer, view in views.items():
             tokens = ubatch.tokens.astype(np.float32)
             if isinstance(memory, Recurrent) or (isinstance(memory, Hybrid) and layer == 0):
@@ -66,7 +66,7 @@ def interleaved(n: int) -> Batch:
     )
 
 
-def keys(view: View) -> list[int]:
+def keys(view: LayerView) -> list[int]:
     return [int(x) for x in view.read()[0][:, 0, 0]]
 
 

@@ -13,7 +13,7 @@ from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.flash_mirror import TILE, FlashMirror, settle, to_half
 from lockstep.engine.ops.ggml import attention
 from lockstep.engine.ops.near import SMALLEST, Near
-from lockstep.engine.ops.reference import Bools, Reference
+from lockstep.engine.ops.reference import Bools, ReferenceOps
 from lockstep.engine.quants.base import F32
 from tests.engine.ops.test_ops_reference import floats
 
@@ -88,7 +88,7 @@ def attend(args: Any, n_threads: int = 1, n_ctx: int = 512) -> Near:
 
 def truth_of(args: Any) -> NDArray[np.float64]:
     q, k, v, visible = args
-    return Reference().flash_attn(q, k, v, SCALE, visible).astype(np.float64)
+    return ReferenceOps().flash_attn(q, k, v, SCALE, visible).astype(np.float64)
 
 
 U = 2.0**-24

@@ -18,7 +18,7 @@ from lockstep.engine.ops.fast import kernels as fast_kernels
 from lockstep.engine.ops.fast import ops as fast
 from lockstep.engine.ops.fast.ops import Fast, is_compiled
 from lockstep.engine.ops.mirror import Mirror
-from lockstep.engine.ops.reference import Reference, RopeParams
+from lockstep.engine.ops.reference import ReferenceOps, RopeParams
 from lockstep.engine.quants.base import WeightFormat
 from lockstep.engine.quants.q4_0 import Q4_0
 from lockstep.engine.weights import Weight
@@ -37,7 +37,7 @@ seeds = st.integers(0, 2**32 - 1)
 sizes = st.sampled_from([1e-30, 1e-3, 1.0, 100.0])
 
 
-def mismatch(op: str, *args: Any, ops: Reference = FAST) -> Mismatch | None:
+def mismatch(op: str, *args: Any, ops: ReferenceOps = FAST) -> Mismatch | None:
     """Of the op against mirror's, with the bound that the judge gives a scalar engine."""
     truth = carried(getattr(BoundedOps(), op)(*args))
     return mismatch_between(truth, getattr(ops, op)(*args), truth.bound.allowed)
@@ -77,7 +77,7 @@ class Plain(Fast):
     """Forgets to convert activations."""
 
     def linear(self, x: Any, weight: Weight) -> Any:
-        return Reference().linear(x, weight)
+        return ReferenceOps().linear(x, weight)
 
 
 class SwapsNibbles(Fast):
@@ -231,7 +231,7 @@ def test_a_mask_that_is_one_cell_off_is_out_of_bound() -> None:
     assert mismatch_between(truth, wrong, truth.bound.allowed) is not None
 
 
-READ_ONLY: dict[str, Callable[[Reference, Any], Any]] = {
+READ_ONLY: dict[str, Callable[[ReferenceOps, Any], Any]] = {
     "linear": lambda ops, x: ops.linear(x, weight_of("F32", (9, 8))),
     "rms_norm": lambda ops, x: ops.rms_norm(x, x[0], 1e-5),
     "swiglu": lambda ops, x: ops.swiglu(x, x),
@@ -240,7 +240,7 @@ READ_ONLY: dict[str, Callable[[Reference, Any], Any]] = {
 
 @pytest.mark.parametrize("ask", READ_ONLY.values(), ids=READ_ONLY.keys())
 def test_read_only_and_transposed_inputs_give_the_same(
-    ask: Callable[[Reference, Any], Any],
+    ask: Callable[[ReferenceOps, Any], Any],
 ) -> None:
     x = floats(10, 8, 8)
     expected = ask(FAST, x)

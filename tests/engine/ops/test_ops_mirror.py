@@ -9,14 +9,14 @@ import pytest
 from lockstep.engine.ops.attention import like
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.products import activation_format
-from lockstep.engine.ops.reference import Reference, RopeParams
+from lockstep.engine.ops.reference import ReferenceOps, RopeParams
 from tests.engine.ops.test_ops_reference import floats, weight_of
 
-REFERENCE, MIRROR = Reference(), Mirror()
+REFERENCE, MIRROR = ReferenceOps(), Mirror()
 FULL = np.tri(3, 5, 2, dtype=bool)
 IDS = np.array([[0, 1], [1, 1], [1, 0]], np.int32)
 
-EQUAL: dict[str, Callable[[Reference], Any]] = {
+EQUAL: dict[str, Callable[[ReferenceOps], Any]] = {
     "get_rows": lambda ops: ops.get_rows(weight_of("Q4_0", (4, 32)), np.array([2, 0], np.int32)),
     "linear F32": lambda ops: ops.linear(floats(1, 3, 40), weight_of("F32", (5, 40))),
     "linear of halves F16": lambda ops: ops.linear(
@@ -49,7 +49,7 @@ def test_a_mirror_rounds_a_tie_as_the_build_that_it_mirrors() -> None:
     assert Mirror(generic=("Q8_1",)).activations(x, weight)[0, 1] == 2
 
 
-DIFFERENT: dict[str, Callable[[Reference], Any]] = {
+DIFFERENT: dict[str, Callable[[ReferenceOps], Any]] = {
     **{
         f"linear {name}": lambda ops, name=name: ops.linear(
             floats(1, 3, 64), weight_of(name, (5, 64))
@@ -80,13 +80,13 @@ DIFFERENT: dict[str, Callable[[Reference], Any]] = {
 
 @pytest.mark.parametrize("ask", EQUAL.values(), ids=EQUAL.keys())
 def test_mirror_and_reference_are_equal_where_ggml_rounds_nothing_on_the_way(
-    ask: Callable[[Reference], Any],
+    ask: Callable[[ReferenceOps], Any],
 ) -> None:
     assert ask(MIRROR).tobytes() == ask(REFERENCE).tobytes()
 
 
 @pytest.mark.parametrize("ask", DIFFERENT.values(), ids=DIFFERENT.keys())
-def test_mirror_and_reference_differ_where_ggml_rounds(ask: Callable[[Reference], Any]) -> None:
+def test_mirror_and_reference_differ_where_ggml_rounds(ask: Callable[[ReferenceOps], Any]) -> None:
     ours, theirs = ask(MIRROR), ask(REFERENCE)
     assert not np.array_equal(ours, theirs)
     np.testing.assert_allclose(ours, theirs, atol=0.05)  # the same op all the same

@@ -11,13 +11,13 @@ from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 
 from lockstep.engine.ops.experts import MOE_SUM_MIN
-from lockstep.engine.ops.reference import Reference, RopeParams
+from lockstep.engine.ops.reference import ReferenceOps, RopeParams
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.registry import import_members
 from lockstep.engine.weights import Weight
 from lockstep.harness.synth.generator import stream, tensor_bytes
 
-OPS = Reference()
+OPS = ReferenceOps()
 U = 2.0**-24
 SUBNORMAL = 2.0**-150  # half the smallest float32: what one rounding may cost near zero
 
@@ -315,9 +315,9 @@ def test_gate_and_up_are_not_the_same() -> None:
     assert not np.array_equal(OPS.swiglu(gate, up), OPS.swiglu(up, gate))
 
 
-@pytest.mark.parametrize("op", [Reference.add, Reference.mul])
+@pytest.mark.parametrize("op", [ReferenceOps.add, ReferenceOps.mul])
 def test_adding_and_multiplying_round_once_and_keep_the_sign_of_zero(
-    op: Callable[[Reference, F32, F32], F32],
+    op: Callable[[ReferenceOps, F32, F32], F32],
 ) -> None:
     a, b = (t.reshape(-1) for t in np.meshgrid(EDGES[:-2], EDGES[:-2]))
     exact = op(OPS, a.astype(np.float64), b.astype(np.float64))  # type: ignore[arg-type]

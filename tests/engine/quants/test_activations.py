@@ -13,11 +13,11 @@ from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 
 from lockstep.engine.activations.base import GENERIC, VARIANTS, X86, ActivationFormat, rounded_away
-from lockstep.engine.activations.bf16 import BF16
-from lockstep.engine.activations.f16 import F16
-from lockstep.engine.activations.q8_0 import Q8_0
-from lockstep.engine.activations.q8_1 import Q8_1
-from lockstep.engine.activations.q8_k import Q8_K
+from lockstep.engine.activations.bf16 import BF16Activations
+from lockstep.engine.activations.f16 import F16Activations
+from lockstep.engine.activations.q8_0 import Q8_0Activations
+from lockstep.engine.activations.q8_1 import Q8_1Activations
+from lockstep.engine.activations.q8_k import Q8_KActivations
 from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.types import type_by_name
 from lockstep.engine.quants.base import F32
@@ -129,7 +129,7 @@ def test_floats_beside_the_last_whole_vector_are_converted_too(
 def q8_0_with(x: F32, round_to: Callable[[F32], F32], levels: float, stored: bool) -> NDArray[Any]:
     blocks = x.reshape(-1, 32)
     d = np.abs(blocks).max(axis=-1) / np.float32(levels)
-    made = np.zeros(len(blocks), Q8_0.layout)
+    made = np.zeros(len(blocks), Q8_0Activations.layout)
     made["d"] = d
     by = made["d"].astype(np.float32) if stored else d
     made["qs"] = np.clip(round_to(blocks / by[:, None]), -128, 127)
@@ -152,10 +152,10 @@ def test_a_wrong_conversion_to_q8_0_is_not_the_librarys(
 ) -> None:
     x = np.concatenate([awkward()["ties"], Generator(Philox(3)).standard_normal(3200)])
     x = x.astype(np.float32)
-    assert not same(q8_0_with(x, round_to, levels, stored), by_the_library(Q8_0, X86, x))
+    assert not same(q8_0_with(x, round_to, levels, stored), by_the_library(Q8_0Activations, X86, x))
 
 
-@pytest.mark.parametrize("kind", [Q8_0, Q8_1])
+@pytest.mark.parametrize("kind", [Q8_0Activations, Q8_1Activations])
 @pytest.mark.parametrize("row", ["ties", "subnormal halves"])
 def test_the_two_variants_differ_in_ties_and_in_the_reciprocal(
     kind: type[ActivationFormat], row: str
@@ -168,14 +168,14 @@ def test_the_two_variants_differ_in_ties_and_in_the_reciprocal(
 
 
 def sums_of(blocks: NDArray[Any]) -> NDArray[np.float64]:
-    values = Q8_1.read(blocks).values
+    values = Q8_1Activations.read(blocks).values
     return values.reshape(*blocks.shape, 32).sum(axis=-1)
 
 
 def test_the_sum_of_a_q8_1_block_is_taken_with_the_scale_before_it_is_rounded() -> None:
     x = Generator(Philox(3)).standard_normal(3200).astype(np.float32)
-    blocks = Q8_1.quantise(x)
-    carried = Q8_1.read(blocks).sums
+    blocks = Q8_1Activations.quantise(x)
+    carried = Q8_1Activations.read(blocks).sums
     assert carried is not None
     d = np.abs(x.reshape(-1, 32)).max(axis=-1) / np.float32(127)
     by_hand = (d * blocks["qs"].sum(axis=-1, dtype=np.int32).astype(np.float32)).astype(np.float16)
@@ -206,7 +206,9 @@ def test_no_activations_are_no_blocks(kind: type[ActivationFormat]) -> None:
     assert kind.convert(np.empty((0, 256), np.float32)).values.shape == (0, 256)
 
 
-@pytest.mark.parametrize("kind", [Q8_0, Q8_1, Q8_K], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind", [Q8_0Activations, Q8_1Activations, Q8_KActivations], ids=lambda kind: kind.name
+)
 def test_part_of_a_block_is_refused(kind: type[ActivationFormat]) -> None:
     with pytest.raises(EngineError, match=f"257 activations are no whole {kind.name} blocks of"):
         kind.quantise(np.zeros((2, 257), np.float32))
@@ -225,7 +227,9 @@ def values(kind: type[ActivationFormat], *first: float) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("kind", [Q8_0, Q8_1, Q8_K], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind", [Q8_0Activations, Q8_1Activations, Q8_KActivations], ids=lambda kind: kind.name
+)
 def test_ties_go_to_even(kind: type[ActivationFormat]) -> None:
     assert values(kind, 127, 0.5, 1.5, 2.5, -0.5, -2.5) == [127, 0, 2, 2, 0, -2]
 
@@ -234,7 +238,7 @@ def test_ties_go_to_even(kind: type[ActivationFormat]) -> None:
 def test_the_largest_of_a_q8_k_block_is_minus_127(sign: int) -> None:
     block = np.zeros(256, np.float32)
     block[:3] = sign * 2.0, 1.0, -1.0
-    (made,) = Q8_K.quantise(block)
+    (made,) = Q8_KActivations.quantise(block)
     assert made["qs"][0] == -127
     assert made["d"] == np.float32(1) / (np.float32(-127) / np.float32(sign * 2.0))
     assert made["bsums"].tolist() == [int(made["qs"][:16].sum(dtype=int))] + [0] * 15
@@ -245,37 +249,39 @@ def test_q8_0_stores_a_coarser_scale_than_it_divides_by() -> None:
     stored = float(np.float16(d))
     assert stored != d
     # 31.4985 steps of the exact scale, 31.5005 of the stored one
-    assert values(Q8_0, 1, 0.24802) == [127 * stored, 31 * stored]
+    assert values(Q8_0Activations, 1, 0.24802) == [127 * stored, 31 * stored]
     assert round(0.24802 / stored) == 32
 
 
 def test_q8_0_keeps_a_block_of_zeros_and_knows_no_negative_zero() -> None:
-    assert Q8_0.convert(np.full(64, -0.0, np.float32)).values.tobytes() == bytes(64 * 8)
+    assert Q8_0Activations.convert(np.full(64, -0.0, np.float32)).values.tobytes() == bytes(64 * 8)
 
 
 @pytest.mark.parametrize("largest", [1e-45, 1e-39, 3e-37])
 def test_q8_0_of_next_to_nothing_is_nothing_and_not_nan(largest: float) -> None:
     """127 / max overflows there; the scale, a half, is zero."""
-    assert values(Q8_0, largest, -largest, 0) == [0, 0, 0]
+    assert values(Q8_0Activations, largest, -largest, 0) == [0, 0, 0]
 
 
 def test_the_scale_of_q8_0_overflows_to_infinity() -> None:
-    assert values(Q8_0, 65504 * 127) == [65504 * 127]
-    assert values(Q8_0, 65536 * 127) == [np.inf]
+    assert values(Q8_0Activations, 65504 * 127) == [65504 * 127]
+    assert values(Q8_0Activations, 65536 * 127) == [np.inf]
 
 
 def test_f16_rounds_ties_to_even_and_overflows_to_infinity() -> None:
     x = [2049, 2051, 65519, 65520, -1e30, 2.0**-25, 1.5 * 2.0**-25, -0.0]
     expected = [2048, 2052, 65504, np.inf, -np.inf, 0, 2.0**-24, -0.0]
-    assert np.array(values(F16, *x)).tobytes() == np.array(expected, np.float64).tobytes()
+    assert (
+        np.array(values(F16Activations, *x)).tobytes() == np.array(expected, np.float64).tobytes()
+    )
 
 
 def test_bf16_rounds_ties_to_even_and_keeps_nan_infinity_and_zeros() -> None:
     bits = [0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0x7F800000, 0x80000000, 0xFF800001,
             0x7FFFFFFF, 0x00008000]  # fmt: skip
     expected = [0x3F80, 0x3F82, 0x3F81, 0x7F80, 0x7F80, 0x8000, 0xFFC0, 0x7FFF, 0x0000]
-    assert BF16.quantise(np.array(bits, np.uint32).view(np.float32)).tolist() == expected
-    assert values(BF16, 257, 259, -257) == [256, 260, -256]
+    assert BF16Activations.quantise(np.array(bits, np.uint32).view(np.float32)).tolist() == expected
+    assert values(BF16Activations, 257, 259, -257) == [256, 260, -256]
 
 
 def test_doctor_says_how_this_build_rounds_each_format() -> None:

@@ -11,7 +11,7 @@ import regex
 
 from lockstep.engine.errors import InvalidModel, Unsupported
 from lockstep.engine.tokenizers.pre_tokenizers import KINDS, PRE_TOKENIZERS, pre_tokenizer_of
-from lockstep.engine.tokenizers.splitting import MEMBERS, Splitter, collapse, expand, stand_ins
+from lockstep.engine.tokenizers.splitting import MEMBERS, TextSplitter, collapse, expand, stand_ins
 from lockstep.engine.tokenizers.unicode_data import WHITESPACE, categories
 from tests.engine.tokenizers.test_tokenizer_llama import Value
 
@@ -57,7 +57,7 @@ CASED_WORD = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
 def words(name: str, text: str) -> list[str]:
     if name == "tekken_with_cases":
         return regex.findall(rf"[^\r\n\p{{L}}\p{{N}}]?{CASED_WORD}|\S|\s+", text)
-    return Splitter(PRE_TOKENIZERS[name].expressions).words(text)
+    return TextSplitter(PRE_TOKENIZERS[name].expressions).words(text)
 
 
 @pytest.mark.parametrize(("name", "cut", "unlike"), CASES)
@@ -75,7 +75,7 @@ def test_every_way_to_cut_has_a_case() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_lost_between_words(kind: str) -> None:
-    splitter = Splitter(KINDS[kind])
+    splitter = TextSplitter(KINDS[kind])
     for atoms in product(
         ("a", "É", "'s", " ", "\n", "\xa0", "12", "漢", "\u0301", "!", "\0"), repeat=3
     ):

@@ -10,7 +10,7 @@ from lockstep.engine.errors import EngineError, InvalidModel
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.tokenizers import bert
 from lockstep.engine.tokenizers.base import tokenizer_of
-from lockstep.engine.tokenizers.bert import ENDS, GROWS, Bert
+from lockstep.engine.tokenizers.bert import ENDS, GROWS, BertTokenizer
 from tests.tokenizer_cases import (
     BYTE,
     CONTROL,
@@ -54,19 +54,19 @@ def ids(*texts: str) -> list[int]:
 # --- each rule, and a tokenizer that breaks it ----------------------------------------------------
 
 
-class AccentsNotStripped(Bert):
+class AccentsNotStripped(BertTokenizer):
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         super().__init__(metadata)
         self.strip_accents = False
 
 
-class LowerCasingMissing(Bert):
+class LowerCasingMissing(BertTokenizer):
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         super().__init__(metadata)
         self.lowercase = False
 
 
-class DecomposesWhole(Bert):
+class DecomposesWhole(BertTokenizer):
     """What NFD is elsewhere: all of the decomposition, and not its first code point."""
 
     def words(self, text: bytes) -> Iterator[bytes]:
@@ -75,29 +75,29 @@ class DecomposesWhole(Bert):
         yield from super().words(unicodedata.normalize("NFD", text.decode()).encode())
 
 
-class ChineseNotSplit(Bert):
+class ChineseNotSplit(BertTokenizer):
     def treat(self, code: int) -> tuple[int, bytes]:
         return (GROWS if bert.is_chinese(code) else super().treat(code)[0]), super().treat(code)[1]
 
 
-class PunctuationNotSplit(Bert):
+class PunctuationNotSplit(BertTokenizer):
     def treat(self, code: int) -> tuple[int, bytes]:
         does, written = super().treat(code)
         return (does if does == ENDS else GROWS), written
 
 
-class SymbolsSplitEverywhere(Bert):
+class SymbolsSplitEverywhere(BertTokenizer):
     def treat(self, code: int) -> tuple[int, bytes]:
         symbol = bert.categories()[code] == ord("S")
         return (bert.STANDS_ALONE, chr(code).encode()) if symbol else super().treat(code)
 
 
-class PhantomSpaceMissing(Bert):
+class PhantomSpaceMissing(BertTokenizer):
     def longest_first(self, word: bytes) -> list[int]:
         return super().longest_first(word.removeprefix("▁".encode()))
 
 
-class UnknownPieceByPiece(Bert):
+class UnknownPieceByPiece(BertTokenizer):
     def longest_first(self, word: bytes) -> list[int]:
         found: list[int] = []
         at = 0
@@ -108,7 +108,7 @@ class UnknownPieceByPiece(Bert):
         return found
 
 
-class GreedyShortest(Bert):
+class GreedyShortest(BertTokenizer):
     def longest_first(self, word: bytes) -> list[int]:
         found: list[int] = []
         at = 0
@@ -121,56 +121,56 @@ class GreedyShortest(Bert):
         return found
 
 
-class ControlsEndWords(Bert):
+class ControlsEndWords(BertTokenizer):
     def treat(self, code: int) -> tuple[int, bytes]:
         does, written = super().treat(code)
         return (does if written else ENDS), written
 
 
-class ReplacementKept(Bert):
+class ReplacementKept(BertTokenizer):
     def treat(self, code: int) -> tuple[int, bytes]:
         return super().treat(ord("q") if code == 0xFFFD else code)
 
 
-class OnlyAsciiWhiteSpace(Bert):
+class OnlyAsciiWhiteSpace(BertTokenizer):
     def treat(self, code: int) -> tuple[int, bytes]:
         does, written = super().treat(code)
         return (GROWS if code > 0x7F and does == ENDS else does), written
 
 
-class BosDoubled(Bert):
+class BosDoubled(BertTokenizer):
     def around(self) -> tuple[list[int], list[int]]:
         before, after = super().around()
         return before * 2, after
 
 
-class SeparatorByFlag(Bert):
+class SeparatorByFlag(BertTokenizer):
     def around(self) -> tuple[list[int], list[int]]:
         before, after = super().around()
         return before, after if self.vocabulary.add_eos else []
 
 
-class SpacesNotCleaned(Bert):
+class SpacesNotCleaned(BertTokenizer):
     def decode(self, ids: Any, **flags: bool) -> bytes:
         return b"".join(self.piece(token, special=False) for token in ids)
 
 
-class FirstSpaceStripped(Bert):
+class FirstSpaceStripped(BertTokenizer):
     def decode(self, ids: Any, **flags: bool) -> bytes:
         return super().decode(ids, **flags).removeprefix(b" ")
 
 
-class SeparatorRemoved(Bert):
+class SeparatorRemoved(BertTokenizer):
     def decode(self, ids: Any, **flags: bool) -> bytes:
         return super().decode(ids, **flags).removesuffix(b"[SEP]")
 
 
-class SpecialsParsedAlways(Bert):
+class SpecialsParsedAlways(BertTokenizer):
     def partition(self, text: bytes, *, parse_special: bool) -> list[int | bytes]:
         return super().partition(text, parse_special=True)
 
 
-class UnusedIgnored(Bert):
+class UnusedIgnored(BertTokenizer):
     def segment(self, text: bytes) -> list[int]:
         return [token for token in super().segment(text) if token not in ids("▁zz")]
 
@@ -211,7 +211,7 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
 def test_rule_holds_and_the_wrong_tokenizer_breaks_it(case: Case) -> None:
-    assert list(case.ask(Bert(tiny()))) == list(case.expected)
+    assert list(case.ask(BertTokenizer(tiny()))) == list(case.expected)
     assert list(case.ask(case.wrong(tiny()))) != list(case.expected)
 
 

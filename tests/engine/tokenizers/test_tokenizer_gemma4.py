@@ -11,10 +11,10 @@ import pytest
 from lockstep.engine.errors import EngineError, InvalidModel
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.tokenizers.base import tokenizer_of
-from lockstep.engine.tokenizers.gemma4 import Gemma4
+from lockstep.engine.tokenizers.gemma4 import Gemma4Tokenizer
 from lockstep.engine.tokenizers.merging import NEVER, Merging
 from lockstep.engine.tokenizers.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
-from lockstep.engine.tokenizers.splitting import Splitter
+from lockstep.engine.tokenizers.splitting import TextSplitter
 from lockstep.engine.tokenizers.tables import VALUE
 from tests.tokenizer_cases import (
     CONTROL,
@@ -63,7 +63,7 @@ def ids(*texts: str | int) -> list[int]:
 # --- each rule, and a tokenizer that breaks it ----------------------------------------------------
 
 
-class RanksIgnored(Gemma4):
+class RanksIgnored(Gemma4Tokenizer):
     """Merges from the left, as if all merges were of one rank."""
 
     @cached_property
@@ -74,103 +74,103 @@ class RanksIgnored(Gemma4):
         return right._replace(pairs=right.pairs._replace(rows=rows))
 
 
-class LastOfEqualMerges(Gemma4):
+class LastOfEqualMerges(Gemma4Tokenizer):
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         super().__init__(metadata)
         self.merges = list(dict.fromkeys(self.merges[::-1]))[::-1]
 
 
-class MergesToTokensOnly(Gemma4):
+class MergesToTokensOnly(Gemma4Tokenizer):
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         super().__init__(metadata)
         known = self.vocabulary.ids
         self.merges = [merge for merge in self.merges if merge.replace(b" ", b"") in known]
 
 
-class SplitsWords(Gemma4):
+class SplitsWords(Gemma4Tokenizer):
     """The words of the default pre-tokenizer in place of lines."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         super().__init__(metadata)
-        self.splitter = Splitter(PRE_TOKENIZERS["default"].expressions)
+        self.splitter = TextSplitter(PRE_TOKENIZERS["default"].expressions)
 
 
-class WholeText(Gemma4):
+class WholeText(Gemma4Tokenizer):
     """No lines either: newlines merge with what is beside them."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         super().__init__(metadata)
-        self.splitter = Splitter([r"[\s\S]+"])
+        self.splitter = TextSplitter([r"[\s\S]+"])
 
 
-class SpacesNotEscaped(Gemma4):
+class SpacesNotEscaped(Gemma4Tokenizer):
     def segment(self, text: bytes) -> list[int]:
         parts = text.split(b" ")
         return [token for part in parts for token in super(SpacesNotEscaped, self).segment(part)]
 
 
-class SpacePrefixed(Gemma4):
+class SpacePrefixed(Gemma4Tokenizer):
     def segment(self, text: bytes) -> list[int]:
         return list(super().segment(b" " + text))
 
 
-class NewlinesMerged(Gemma4):
+class NewlinesMerged(Gemma4Tokenizer):
     def kept_whole(self) -> Any:
         return NEVER
 
 
-class UnknownInsteadOfBytes(Gemma4):
+class UnknownInsteadOfBytes(Gemma4Tokenizer):
     def segment(self, text: bytes) -> list[int]:
         return [3 if 4 <= token < 259 else token for token in super().segment(text)]
 
 
-class InvalidBytesKept(Gemma4):
+class InvalidBytesKept(Gemma4Tokenizer):
     def segment(self, text: bytes) -> list[int]:
         if text == text.decode("utf-8", "ignore").encode():
             return list(super().segment(text))
         return [self.vocabulary.ids[b"<0x%02X>" % byte] for byte in text]
 
 
-class MergesMissing(Gemma4):
+class MergesMissing(Gemma4Tokenizer):
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         super().__init__(metadata)
         self.merges = []
 
 
-class BosByFlag(Gemma4):
+class BosByFlag(Gemma4Tokenizer):
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         super().__init__(metadata)
         self.vocabulary = replace(self.vocabulary, add_bos=False)
 
 
-class BosDoubled(Gemma4):
+class BosDoubled(Gemma4Tokenizer):
     def around(self) -> tuple[list[int], list[int]]:
         before, after = super().around()
         return before * 2, after
 
 
-class SpacesNotCleaned(Gemma4):
+class SpacesNotCleaned(Gemma4Tokenizer):
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         super().__init__(metadata)
         self.vocabulary = replace(self.vocabulary, clean_spaces=False)
 
 
-class PartialCharactersDropped(Gemma4):
+class PartialCharactersDropped(Gemma4Tokenizer):
     def decode(self, ids: Any, **flags: bool) -> bytes:
         return super().decode(ids, **flags).decode("utf-8", "ignore").encode()
 
 
-class PreTokenizerOfTheFile(Gemma4):
+class PreTokenizerOfTheFile(Gemma4Tokenizer):
     def choose(self, metadata: Mapping[str, Any]) -> PreTokenizer:
         return PRE_TOKENIZERS["default"]
 
 
-class SpecialsParsedAlways(Gemma4):
+class SpecialsParsedAlways(Gemma4Tokenizer):
     def partition(self, text: bytes, *, parse_special: bool) -> list[int | bytes]:
         return super().partition(text, parse_special=True)
 
 
-class OldEndHidden(Gemma4):
+class OldEndHidden(Gemma4Tokenizer):
     def render(self, token: int) -> bytes:
         return b"" if token == TEXTS.index("</s>") else super().render(token)
 
@@ -211,7 +211,7 @@ CASES = (
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
 def test_rule_holds_and_the_wrong_tokenizer_breaks_it(case: Case) -> None:
     expected = list(case.expected)
-    assert list(case.ask(Gemma4(tiny(add_bos_token=False)))) == expected
+    assert list(case.ask(Gemma4Tokenizer(tiny(add_bos_token=False)))) == expected
     assert list(case.ask(case.wrong(tiny(add_bos_token=False)))) != expected
 
 
@@ -275,13 +275,15 @@ def gemma() -> Any:
         return tokenizer_of(file.metadata)
 
 
-def test_llama_cpp_s_own_cases_hold(gemma: Gemma4) -> None:
+def test_llama_cpp_s_own_cases_hold(gemma: Gemma4Tokenizer) -> None:
     for text, expected in known_cases("gemma-4"):
         assert gemma.encode(text, add_special=False) == expected
 
 
 @pytest.mark.parametrize(("text", "expected"), SENTENCEPIECE, ids=lambda value: str(value)[:20])
-def test_ids_are_those_of_the_original(gemma: Gemma4, text: str, expected: list[int]) -> None:
+def test_ids_are_those_of_the_original(
+    gemma: Gemma4Tokenizer, text: str, expected: list[int]
+) -> None:
     """As gemma's own notebook gave them to the author of a chat program in 1925 lines."""
     assert gemma.encode(text.encode(), add_special=False) == expected
     assert gemma.decode(expected) == text.encode()

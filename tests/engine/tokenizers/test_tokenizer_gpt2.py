@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.engine.errors import EngineError, InvalidModel, Unsupported
 from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
-from lockstep.engine.tokenizers.gpt2 import CHARACTER_OF_BYTE, Gpt2
+from lockstep.engine.tokenizers.gpt2 import CHARACTER_OF_BYTE, Gpt2Tokenizer
 from lockstep.engine.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 from lockstep.engine.tokenizers.vocabulary import Metadata
 from tests.engine.tokenizers.test_tokenizer_llama import (
@@ -57,39 +57,39 @@ def ids(*texts: str) -> list[int]:
 # --- each rule, and a tokenizer that breaks it ----------------------------------------------------
 
 
-class HighestRankFirst(Gpt2):
+class HighestRankFirst(Gpt2Tokenizer):
     def __init__(self, metadata: Metadata) -> None:
         super().__init__(metadata)
         self.merges = self.merges[::-1]
 
 
-class MergesCharactersOnly(Gpt2):
+class MergesCharactersOnly(Gpt2Tokenizer):
     def __init__(self, metadata: Metadata) -> None:
         super().__init__(metadata)
         self.merges = [merge for merge in self.merges if len(merge.decode()) == 3]
 
 
-class TheLastOfEqualMergesCounts(Gpt2):
+class TheLastOfEqualMergesCounts(Gpt2Tokenizer):
     def __init__(self, metadata: Metadata) -> None:
         super().__init__(metadata)
         self.merges = list(dict.fromkeys(self.merges[::-1]))[::-1]
 
 
-class MergesOnlyIntoTokens(Gpt2):
+class MergesOnlyIntoTokens(Gpt2Tokenizer):
     def __init__(self, metadata: Metadata) -> None:
         super().__init__(metadata)
         known = self.vocabulary.ids
         self.merges = [merge for merge in self.merges if merge.replace(b" ", b"") in known]
 
 
-class FromTheRight(Gpt2):
+class FromTheRight(Gpt2Tokenizer):
     def segment(self, text: bytes) -> Iterable[int]:
         """Of one letter, which is the same from both ends."""
         ids = list(super().segment(text))
         return ids[::-1] if len(set(text)) == 1 else ids
 
 
-class NeverAWholeWord(Gpt2):
+class NeverAWholeWord(Gpt2Tokenizer):
     def __init__(self, metadata: Metadata) -> None:
         super().__init__(metadata)
         self.pre = replace(self.pre, ignore_merges=False)
@@ -101,12 +101,12 @@ class AlwaysAWholeWord(NeverAWholeWord):
         self.pre = replace(self.pre, ignore_merges=True)
 
 
-class UnknownForWhatHasNoToken(Gpt2):
+class UnknownForWhatHasNoToken(Gpt2Tokenizer):
     def byte_token(self, byte: int) -> int:
         return 2
 
 
-class SpellsAnyByte(Gpt2):
+class SpellsAnyByte(Gpt2Tokenizer):
     """Goes back to the byte that a character stands for."""
 
     def merged(self, words: Sequence[str]) -> list[list[int]]:
@@ -115,17 +115,17 @@ class SpellsAnyByte(Gpt2):
         return [[known[letters[b]] for b in word.encode() if letters[b] in known] for word in words]
 
 
-class MergesAcrossWords(Gpt2):
+class MergesAcrossWords(Gpt2Tokenizer):
     def segment(self, text: bytes) -> Iterable[int]:
         return self.merged([text.decode()])[0]
 
 
-class DefaultForAny(Gpt2):
+class DefaultForAny(Gpt2Tokenizer):
     def choose(self, metadata: Metadata) -> Any:
         return PRE_TOKENIZERS["default"]
 
 
-class NotInBytes(Gpt2):
+class NotInBytes(Gpt2Tokenizer):
     """Also where runs of newlines are words like others."""
 
     def __init__(self, metadata: Metadata) -> None:
@@ -133,80 +133,80 @@ class NotInBytes(Gpt2):
         self.pre = replace(self.pre, kind="SARVAM_MOE")
 
 
-class StopsAtNul(Gpt2):
+class StopsAtNul(Gpt2Tokenizer):
     def segment(self, text: bytes) -> Iterable[int]:
         return super().segment(text.split(b"\0")[0])
 
 
-class DropsTheFirstSpace(Gpt2):
+class DropsTheFirstSpace(Gpt2Tokenizer):
     def segment(self, text: bytes) -> Iterable[int]:
         return super().segment(text.removeprefix(b" "))
 
 
-class ReadsBytesThatAreNoUtf8(Gpt2):
+class ReadsBytesThatAreNoUtf8(Gpt2Tokenizer):
     def segment(self, text: bytes) -> Iterable[int]:
         return [self.vocabulary.ids[chr(CHARACTER_OF_BYTE[byte]).encode()] for byte in text]
 
 
-class PrefixesASpace(Gpt2):
+class PrefixesASpace(Gpt2Tokenizer):
     def segment(self, text: bytes) -> Iterable[int]:
         return super().segment(b" " + text)
 
 
-class ParsesSpecialsAlways(Gpt2):
+class ParsesSpecialsAlways(Gpt2Tokenizer):
     def partition(self, text: bytes, *, parse_special: bool) -> list[int | bytes]:
         return super().partition(text, parse_special=True)
 
 
-class ParsesSpecialsNever(Gpt2):
+class ParsesSpecialsNever(Gpt2Tokenizer):
     def partition(self, text: bytes, *, parse_special: bool) -> list[int | bytes]:
         return [text]
 
 
-class BosAlways(Gpt2):
+class BosAlways(Gpt2Tokenizer):
     def around(self) -> tuple[list[int], list[int]]:
         return [0], []
 
 
-class BosNever(Gpt2):
+class BosNever(Gpt2Tokenizer):
     def around(self) -> tuple[list[int], list[int]]:
         return [], []
 
 
-class ShowsTextsAsStored(Gpt2):
+class ShowsTextsAsStored(Gpt2Tokenizer):
     def render(self, token: int) -> bytes:
         return self.vocabulary.texts[token]
 
 
-class QuotesPieces(Gpt2):
+class QuotesPieces(Gpt2Tokenizer):
     def render(self, token: int) -> bytes:
         return json.dumps(super().render(token).decode("latin-1")).encode()
 
 
-class DropsPartialCharacters(Gpt2):
+class DropsPartialCharacters(Gpt2Tokenizer):
     def decode(self, ids: Any, **flags: bool) -> bytes:
         return super().decode(ids, **flags).decode("utf-8", "ignore").encode()
 
 
-class KeepsSpaces(Gpt2):
+class KeepsSpaces(Gpt2Tokenizer):
     def __init__(self, metadata: Metadata) -> None:
         super().__init__(metadata)
         self.vocabulary = replace(self.vocabulary, clean_spaces=False)
 
 
-class AlwaysCleans(Gpt2):
+class AlwaysCleans(Gpt2Tokenizer):
     def __init__(self, metadata: Metadata) -> None:
         super().__init__(metadata)
         self.vocabulary = replace(self.vocabulary, clean_spaces=True)
 
 
-class BelievesTheKey(Gpt2):
+class BelievesTheKey(Gpt2Tokenizer):
     def __init__(self, metadata: Metadata) -> None:
         super().__init__(metadata)
         self.vocabulary = replace(self.vocabulary, add_bos=False)
 
 
-class SkipsWhatIsNoCharacterOfAByte(Gpt2):
+class SkipsWhatIsNoCharacterOfAByte(Gpt2Tokenizer):
     def render(self, token: int) -> bytes:
         return b"" if b"UNK_BYTE" in super().render(token) else super().render(token)
 
@@ -216,12 +216,12 @@ class Case:
     rule: str
     ask: Callable[[Tokenizer], Any]
     expected: Any
-    wrong: type[Gpt2]
+    wrong: type[Gpt2Tokenizer]
     metadata: Metadata
 
 
 def encode(
-    rule: str, text: str | bytes, expected: list[int], wrong: type[Gpt2], **changes: Any
+    rule: str, text: str | bytes, expected: list[int], wrong: type[Gpt2Tokenizer], **changes: Any
 ) -> Case:
     """Without BOS and EOS, unless `add` or `parse` are among the changes."""
     flags = {"add_special": changes.pop("add", False), "parse_special": changes.pop("parse", False)}
@@ -230,7 +230,7 @@ def encode(
 
 
 def decode(
-    rule: str, tokens: list[int], expected: str | bytes, wrong: type[Gpt2], **changes: Any
+    rule: str, tokens: list[int], expected: str | bytes, wrong: type[Gpt2Tokenizer], **changes: Any
 ) -> Case:
     remove, unparse = changes.pop("remove", False), changes.pop("unparse", False)
     raw = expected.encode() if isinstance(expected, str) else expected
@@ -324,7 +324,7 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
 def test_rule_holds_and_the_wrong_tokenizer_breaks_it(case: Case) -> None:
-    assert case.ask(Gpt2(case.metadata)) == case.expected
+    assert case.ask(Gpt2Tokenizer(case.metadata)) == case.expected
     assert case.ask(case.wrong(case.metadata)) != case.expected
 
 
@@ -354,7 +354,7 @@ def test_an_unknown_pre_tokenizer_is_refused_by_key_and_value() -> None:
 
 def test_a_missing_pre_tokenizer_can_be_seen() -> None:
     tokenizer = tokenizer_of(tiny(pre=None))
-    assert isinstance(tokenizer, Gpt2)
+    assert isinstance(tokenizer, Gpt2Tokenizer)
     assert tokenizer.pre.kind == "DEFAULT"
 
 

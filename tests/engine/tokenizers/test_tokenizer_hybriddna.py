@@ -1,8 +1,8 @@
 """The "hybriddna" tokenizer: text as in "gpt2", and DNA in sixes."""
 
 from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
-from lockstep.engine.tokenizers.gpt2 import Gpt2
-from lockstep.engine.tokenizers.hybriddna import HybridDna
+from lockstep.engine.tokenizers.gpt2 import Gpt2Tokenizer
+from lockstep.engine.tokenizers.hybriddna import HybridDnaTokenizer
 from tests.engine.tokenizers.test_tokenizer_gpt2 import TEXTS, ids, tiny
 
 DNA = ("<dna>", "</dna>", "<oov>", "ACGTAC\ue000", "CAAAAA\ue000")
@@ -14,16 +14,16 @@ MIXED = b"ab<dna>acgtacNNNNNNC</dna>ab<dna>c"
 def test_dna_is_cut_into_sixes_and_the_last_is_filled_up() -> None:
     expected = [*ids("ab"), OPEN, WHOLE, UNKNOWN, FILLED, CLOSE, *ids("ab"), OPEN, FILLED]
     tokenizer: Tokenizer = tokenizer_of(METADATA)
-    assert isinstance(tokenizer, HybridDna)
+    assert isinstance(tokenizer, HybridDnaTokenizer)
     assert tokenizer.encode(MIXED) == expected
-    assert Gpt2(METADATA).encode(MIXED) != expected
+    assert Gpt2Tokenizer(METADATA).encode(MIXED) != expected
 
 
 def test_the_mark_of_dna_is_not_shown() -> None:
-    assert HybridDna(METADATA).piece(WHOLE, special=False) == b"ACGTAC"
-    assert Gpt2(METADATA).piece(WHOLE, special=False) != b"ACGTAC"
+    assert HybridDnaTokenizer(METADATA).piece(WHOLE, special=False) == b"ACGTAC"
+    assert Gpt2Tokenizer(METADATA).piece(WHOLE, special=False) != b"ACGTAC"
 
 
 def test_without_tokens_for_dna_it_is_text() -> None:
     metadata = tiny(model="hybriddna")
-    assert HybridDna(metadata).encode(MIXED) == Gpt2(metadata).encode(MIXED)
+    assert HybridDnaTokenizer(metadata).encode(MIXED) == Gpt2Tokenizer(metadata).encode(MIXED)

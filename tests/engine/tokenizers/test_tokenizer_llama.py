@@ -11,7 +11,7 @@ import pytest
 from lockstep.engine.errors import EngineError, InvalidModel
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
-from lockstep.engine.tokenizers.llama import Llama
+from lockstep.engine.tokenizers.llama import LlamaTokenizer
 from lockstep.engine.tokenizers.vocabulary import Attr
 from lockstep.harness.mutants.parts import slow_merges
 
@@ -108,30 +108,30 @@ def ids(*texts: str | int) -> list[int]:
 # --- each rule, and a tokenizer that breaks it ----------------------------------------------------
 
 
-class TiesFromTheRight(Llama):
+class TiesFromTheRight(LlamaTokenizer):
     def segment(self, text: bytes) -> Iterable[int]:
         return slow_merges.ids(self, text, from_the_right=True)
 
 
-class MergesByRank(Llama):
+class MergesByRank(LlamaTokenizer):
     def order(self) -> Any:
         return np.arange(self.vocabulary.n_vocab, dtype=np.int32)
 
 
-class WorstScoreFirst(Llama):
+class WorstScoreFirst(LlamaTokenizer):
     def order(self) -> Any:
         order = super().order()
         return order.max() - order
 
 
-class ForgetsWhatWasMergedAway(Llama):
+class ForgetsWhatWasMergedAway(LlamaTokenizer):
     """Compares sizes, and does not see that the left symbol is gone."""
 
     def segment(self, text: bytes) -> Iterable[int]:
         return slow_merges.ids(self, text, careless=True)
 
 
-class Unigram(Llama):
+class Unigram(LlamaTokenizer):
     """The segmentation with the best sum of scores: what SentencePiece's other model does."""
 
     def segment(self, text: bytes) -> Iterable[int]:
@@ -147,24 +147,24 @@ class Unigram(Llama):
         return best[len(text)][1]
 
 
-class NoSpacePrefix(Llama):
+class NoSpacePrefix(LlamaTokenizer):
     def segment(self, text: bytes) -> Iterable[int]:
         return super().segment(text.removeprefix("▁".encode()))
 
 
-class PrefixesOnlyTheStart(Llama):
+class PrefixesOnlyTheStart(LlamaTokenizer):
     def segment(self, text: bytes) -> Iterable[int]:
         first = not hasattr(self, "started")
         self.started = True
         return super().segment(text if first else text.removeprefix("▁".encode()))
 
 
-class UnknownInsteadOfBytes(Llama):
+class UnknownInsteadOfBytes(LlamaTokenizer):
     def byte_token(self, byte: int) -> int:
         return self.vocabulary.unk or 0
 
 
-class SplitsByContinuation(Llama):
+class SplitsByContinuation(LlamaTokenizer):
     """Puts every byte that cannot continue a character on its own, as a strict decoder would."""
 
     def segment(self, text: bytes) -> Iterable[int]:
@@ -175,29 +175,29 @@ class SplitsByContinuation(Llama):
         ]
 
 
-class ParsesSpecialsAlways(Llama):
+class ParsesSpecialsAlways(LlamaTokenizer):
     def partition(self, text: bytes, *, parse_special: bool) -> list[int | bytes]:
         return super().partition(text, parse_special=True)
 
 
-class ParsesSpecialsNever(Llama):
+class ParsesSpecialsNever(LlamaTokenizer):
     def partition(self, text: bytes, *, parse_special: bool) -> list[int | bytes]:
         return super().partition(text, parse_special=False)
 
 
-class LeavesUserDefinedToTheMerges(Llama):
+class LeavesUserDefinedToTheMerges(LlamaTokenizer):
     def partition(self, text: bytes, *, parse_special: bool) -> list[int | bytes]:
         return super().partition(text, parse_special=True) if parse_special else [text]
 
 
-class ShortestSpecialFirst(Llama):
+class ShortestSpecialFirst(LlamaTokenizer):
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         super().__init__(metadata)
         specials = self.vocabulary.specials[::-1]
         self.vocabulary = replace(self.vocabulary, specials=specials)
 
 
-class ControlTokensDoNotMerge(Llama):
+class ControlTokensDoNotMerge(LlamaTokenizer):
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         super().__init__(metadata)
         vocabulary = self.vocabulary
@@ -205,7 +205,7 @@ class ControlTokensDoNotMerge(Llama):
         self.vocabulary = replace(vocabulary, ids=plain)
 
 
-class DoublesBos(Llama):
+class DoublesBos(LlamaTokenizer):
     def encode(
         self, text: bytes, *, add_special: bool = True, parse_special: bool = False
     ) -> list[int]:
@@ -213,7 +213,7 @@ class DoublesBos(Llama):
         return [*found[:1], *found] if add_special else found
 
 
-class FoldsBos(Llama):
+class FoldsBos(LlamaTokenizer):
     def encode(
         self, text: bytes, *, add_special: bool = True, parse_special: bool = False
     ) -> list[int]:
@@ -221,27 +221,27 @@ class FoldsBos(Llama):
         return found[1:] if found[:2] == [1, 1] else found
 
 
-class DropsPartialCharacters(Llama):
+class DropsPartialCharacters(LlamaTokenizer):
     def decode(self, ids: Any, **flags: bool) -> bytes:
         return super().decode(ids, **flags).decode("utf-8", "ignore").encode()
 
 
-class StripsTheFirstVisibleSpace(Llama):
+class StripsTheFirstVisibleSpace(LlamaTokenizer):
     def decode(self, ids: Any, **flags: bool) -> bytes:
         return super().decode(ids, **flags).removeprefix(b" ")
 
 
-class StripsAllSpaces(Llama):
+class StripsAllSpaces(LlamaTokenizer):
     def decode(self, ids: Any, **flags: bool) -> bytes:
         return super().decode(ids, **flags).lstrip(b" ")
 
 
-class ShowsUnusedTokens(Llama):
+class ShowsUnusedTokens(LlamaTokenizer):
     def render(self, token: int) -> bytes:
         return super().render(token) or self.vocabulary.texts[token]
 
 
-class UnescapesUserDefined(Llama):
+class UnescapesUserDefined(LlamaTokenizer):
     def render(self, token: int) -> bytes:
         return super().render(token).replace("▁".encode(), b" ")
 
@@ -251,7 +251,7 @@ class Case:
     rule: str
     ask: Callable[[Tokenizer], Any]
     expected: Any
-    wrong: type[Llama]
+    wrong: type[LlamaTokenizer]
 
 
 def plain(text: str | bytes, **flags: bool) -> Callable[[Tokenizer], list[int]]:
@@ -378,7 +378,7 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
 def test_rule_holds_and_the_wrong_tokenizer_breaks_it(case: Case) -> None:
-    assert case.ask(Llama(tiny())) == case.expected
+    assert case.ask(LlamaTokenizer(tiny())) == case.expected
     assert case.ask(case.wrong(tiny())) != case.expected
 
 

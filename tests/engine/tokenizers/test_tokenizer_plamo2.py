@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.engine.errors import InvalidModel
 from lockstep.engine.tokenizers.base import tokenizer_of
-from lockstep.engine.tokenizers.plamo2 import UNKNOWN, WORST, Plamo2, Step, gain_of
+from lockstep.engine.tokenizers.plamo2 import UNKNOWN, WORST, Plamo2Tokenizer, TableStep, gain_of
 from tests.tokenizer_cases import (
     CONTROL,
     NORMAL,
@@ -69,7 +69,7 @@ def ids(*texts: str | int) -> list[int]:
 # --- each rule, and a tokenizer that breaks it ----------------------------------------------------
 
 
-class Greedy(Plamo2):
+class Greedy(Plamo2Tokenizer):
     def segment(self, text: bytes) -> Iterator[int]:
         rest = text.decode()
         while rest:
@@ -86,46 +86,46 @@ class GreedyShortest(Greedy):
         ))  # fmt: skip
 
 
-class ShortestOfEqualCosts(Plamo2):
-    def steps(self, state: str) -> tuple[Step, ...]:
+class ShortestOfEqualCosts(Plamo2Tokenizer):
+    def steps(self, state: str) -> tuple[TableStep, ...]:
         return super().steps(state)[::-1]
 
 
-class UnknownInsteadOfBytes(Plamo2):
+class UnknownInsteadOfBytes(Plamo2Tokenizer):
     def segment(self, text: bytes) -> list[int]:
         return [0 if 4 <= token < 260 else token for token in super().segment(text)]
 
 
-class FirstByteOnly(Plamo2):
+class FirstByteOnly(Plamo2Tokenizer):
     def segment(self, text: bytes) -> list[int]:
         return [token for token in super().segment(text) if not 4 + 0x80 <= token < 4 + 0xC0]
 
 
-class ByteOrderMarkKept(Plamo2):
+class ByteOrderMarkKept(Plamo2Tokenizer):
     def segment(self, text: bytes) -> Iterator[int]:
         return super().segment(text.replace(b"\xef\xbb\xbf", b"\xef\xbb\xbf" * 2, 1))
 
 
-class ByteOrderMarkOnlyAtTheStart(Plamo2):
+class ByteOrderMarkOnlyAtTheStart(Plamo2Tokenizer):
     def partition(self, text: bytes, *, parse_special: bool) -> list[int | bytes]:
         first, *rest = super().partition(text, parse_special=parse_special)
         mark = b"\xef\xbb\xbf"
         return [first, *(mark + p if isinstance(p, bytes) and p[:3] == mark else p for p in rest)]
 
 
-class CostsNoLimit(Plamo2):
-    def step(self, text: str) -> Step:
+class CostsNoLimit(Plamo2Tokenizer):
+    def step(self, text: str) -> TableStep:
         step = super().step(text)
         return step._replace(gain=0) if step.token is not None and step.gain < UNKNOWN else step
 
 
-class NothingHidden(Plamo2):
-    def step(self, text: str) -> Step:
+class NothingHidden(Plamo2Tokenizer):
+    def step(self, text: str) -> TableStep:
         step = super().step(text)
         return step._replace(gain=step.gain - 1) if step.gain == UNKNOWN else step
 
 
-class StateForgotten(Plamo2):
+class StateForgotten(Plamo2Tokenizer):
     """Looks no further than the tokens themselves when it goes back a character."""
 
     def extended(self, character: str, state: str) -> str:
@@ -133,32 +133,32 @@ class StateForgotten(Plamo2):
         return text if text in self.tokens else ""
 
 
-class InvalidBytesKept(Plamo2):
+class InvalidBytesKept(Plamo2Tokenizer):
     def segment(self, text: bytes) -> list[int]:
         return [self.bytes[byte] for byte in text]
 
 
-class SpacesEscaped(Plamo2):
+class SpacesEscaped(Plamo2Tokenizer):
     def segment(self, text: bytes) -> Iterator[int]:
         return super().segment(text.replace(b" ", "▁".encode()))
 
 
-class SpacesUnescaped(Plamo2):
+class SpacesUnescaped(Plamo2Tokenizer):
     def render(self, token: int) -> bytes:
         return super().render(token).replace("▁".encode(), b" ")
 
 
-class UnusedHidden(Plamo2):
+class UnusedHidden(Plamo2Tokenizer):
     def render(self, token: int) -> bytes:
         return b"" if token == TEXTS.index("zz") else super().render(token)
 
 
-class BosAdded(Plamo2):
+class BosAdded(Plamo2Tokenizer):
     def around(self) -> tuple[list[int], list[int]]:
         return [1], []
 
 
-class ControlTokensLeftOut(Plamo2):
+class ControlTokensLeftOut(Plamo2Tokenizer):
     def segment(self, text: bytes) -> list[int]:
         return [token for token in super().segment(text) if token > 3]
 
@@ -198,7 +198,7 @@ CASES = (
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
 def test_rule_holds_and_the_wrong_tokenizer_breaks_it(case: Case) -> None:
     expected = list(case.expected)
-    assert list(case.ask(Plamo2(tiny()))) == expected
+    assert list(case.ask(Plamo2Tokenizer(tiny()))) == expected
     assert list(case.ask(case.wrong(tiny()))) != expected
 
 
@@ -246,7 +246,7 @@ def test_no_text_costs_as_much_as_what_cannot_be_reached() -> None:
     assert longest * -UNKNOWN < WORST
 
 
-class EveryState(Plamo2):
+class EveryState(Plamo2Tokenizer):
     """Goes through all endings at each character."""
 
     looked = 0

@@ -8,7 +8,7 @@ import pytest
 from lockstep.engine.errors import InvalidModel
 from lockstep.engine.tokenizers.base import tokenizer_of
 from lockstep.engine.tokenizers.matcher import Matcher
-from lockstep.engine.tokenizers.rwkv import Rwkv, unescaped
+from lockstep.engine.tokenizers.rwkv import RwkvTokenizer, unescaped
 from tests.tokenizer_cases import (
     CONTROL,
     NORMAL,
@@ -43,7 +43,7 @@ def ids(*texts: str) -> list[int]:
 # --- each rule, and a tokenizer that breaks it ----------------------------------------------------
 
 
-class GreedyShortest(Rwkv):
+class GreedyShortest(RwkvTokenizer):
     def segment(self, text: bytes) -> Iterator[int]:
         at = 0
         while at < len(text):
@@ -52,7 +52,7 @@ class GreedyShortest(Rwkv):
             at += size
 
 
-class FewestTokens(Rwkv):
+class FewestTokens(RwkvTokenizer):
     def segment(self, text: bytes) -> list[int]:
         best: list[list[int]] = [[]]
         for end in range(1, len(text) + 1):
@@ -65,12 +65,12 @@ class FewestTokens(Rwkv):
         return best[-1]
 
 
-class TextsNotUnescaped(Rwkv):
+class TextsNotUnescaped(RwkvTokenizer):
     def render(self, token: int) -> bytes:
         return self.vocabulary.texts[token]
 
 
-class PythonEscapes(Rwkv):
+class PythonEscapes(RwkvTokenizer):
     r"""Reads escapes as Python does: \x4A is J."""
 
     def render(self, token: int) -> bytes:
@@ -78,19 +78,19 @@ class PythonEscapes(Rwkv):
         return b"J" if text == rb"\x4A" else super().render(token)
 
 
-class FirstOfEqualTexts(Rwkv):
+class FirstOfEqualTexts(RwkvTokenizer):
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         super().__init__(metadata)
         pieces = reversed(list(enumerate(self.pieces)))
         self.matcher = Matcher({piece: i for i, piece in pieces if piece})
 
 
-class UnknownSkipped(Rwkv):
+class UnknownSkipped(RwkvTokenizer):
     def segment(self, text: bytes) -> list[int]:
         return [token for token in super().segment(text) if token != 1]
 
 
-class UnknownOnce(Rwkv):
+class UnknownOnce(RwkvTokenizer):
     def segment(self, text: bytes) -> list[int]:
         found: list[int] = []
         for token in super().segment(text):
@@ -99,35 +99,35 @@ class UnknownOnce(Rwkv):
         return found
 
 
-class SpacesEscaped(Rwkv):
+class SpacesEscaped(RwkvTokenizer):
     def segment(self, text: bytes) -> Iterator[int]:
         return super().segment(text.replace(b" ", "▁".encode()))
 
 
-class InvalidBytesReplaced(Rwkv):
+class InvalidBytesReplaced(RwkvTokenizer):
     def segment(self, text: bytes) -> Iterator[int]:
         return super().segment(text.decode("utf-8", "replace").encode())
 
 
-class ControlTokensLeftOut(Rwkv):
+class ControlTokensLeftOut(RwkvTokenizer):
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         super().__init__(metadata)
         self.matcher = Matcher({k: v for k, v in self.matcher.tokens.items() if k != b"<s>"})
 
 
-class BosAdded(Rwkv):
+class BosAdded(RwkvTokenizer):
     def around(self) -> tuple[list[int], list[int]]:
         return ids("<s>"), []
 
 
-class SpecialsNotLookedFor(Rwkv):
+class SpecialsNotLookedFor(RwkvTokenizer):
     """Leaves them to the longest match, which knows them as well, unescaped."""
 
     def partition(self, text: bytes, *, parse_special: bool) -> list[int | bytes]:
         return [text] if text else []
 
 
-class UnusedHidden(Rwkv):
+class UnusedHidden(RwkvTokenizer):
     def render(self, token: int) -> bytes:
         return b"" if token == TEXTS.index("zz") else super().render(token)
 
@@ -163,7 +163,7 @@ CASES = (
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
 def test_rule_holds_and_the_wrong_tokenizer_breaks_it(case: Case) -> None:
     expected = list(case.expected)
-    assert list(case.ask(Rwkv(tiny()))) == expected
+    assert list(case.ask(RwkvTokenizer(tiny()))) == expected
     assert list(case.ask(case.wrong(tiny()))) != expected
 
 

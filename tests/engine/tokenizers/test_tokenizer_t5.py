@@ -10,7 +10,7 @@ import pytest
 from lockstep.engine.errors import InvalidModel
 from lockstep.engine.tokenizers.base import tokenizer_of
 from lockstep.engine.tokenizers.charsmap import Charsmap
-from lockstep.engine.tokenizers.t5 import T5, Beginnings
+from lockstep.engine.tokenizers.t5 import Beginnings, T5Tokenizer
 from tests.tokenizer_cases import (
     BYTE,
     CONTROL,
@@ -130,36 +130,36 @@ def ids(*texts: str) -> list[int]:
 # --- each rule, and a tokenizer that breaks it ----------------------------------------------------
 
 
-class CharsmapMissing(T5):
+class CharsmapMissing(T5Tokenizer):
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         super().__init__(metadata)
         self.charsmap = None
 
 
-class SpacePrefixMissing(T5):
+class SpacePrefixMissing(T5Tokenizer):
     def normalize(self, text: bytes) -> bytes:
         return super().normalize(text).removeprefix("▁".encode())
 
 
-class SpacePrefixOnlyAtTheStart(T5):
+class SpacePrefixOnlyAtTheStart(T5Tokenizer):
     def encode(self, text: bytes, **flags: bool) -> list[int]:
         start, *rest = super().encode(text, **flags)
         return [start, *(token for token in rest if token != TEXTS.index("▁"))]
 
 
-class ExtraSpacesKept(T5):
+class ExtraSpacesKept(T5Tokenizer):
     def normalize(self, text: bytes) -> bytes:
         return b"".join("▁".encode() + part for part in text.split(b" "))
 
 
-class SpacesMergedAcrossForms(T5):
+class SpacesMergedAcrossForms(T5Tokenizer):
     """Merges the spaces of the text, before characters are replaced."""
 
     def normalize(self, text: bytes) -> bytes:
         return super().normalize(text).replace("▁".encode(), "▁▁".encode())
 
 
-class Greedy(T5):
+class Greedy(T5Tokenizer):
     """The longest piece that fits, whatever the scores."""
 
     def best(self, text: bytes) -> list[int]:
@@ -183,7 +183,7 @@ class ShortestFirst(Greedy):
         return found
 
 
-class LastOfEqualSums(T5):
+class LastOfEqualSums(T5Tokenizer):
     """Prefers a later one by the smallest step there is."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
@@ -191,7 +191,7 @@ class LastOfEqualSums(T5):
         self.scores[TEXTS.index("c")] += 1e-9
 
 
-class EveryUnknown(T5):
+class EveryUnknown(T5Tokenizer):
     def walk_back(self, starts: list[int], tokens: list[int], unk: int) -> list[int]:
         found = []
         at = len(tokens) - 1
@@ -201,25 +201,25 @@ class EveryUnknown(T5):
         return found[::-1]
 
 
-class UnknownIsCheap(T5):
+class UnknownIsCheap(T5Tokenizer):
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         super().__init__(metadata)
         self.unknown_score = -1.0
 
 
-class UnusedLeftOut(T5):
+class UnusedLeftOut(T5Tokenizer):
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         super().__init__(metadata)
         self.matcher.tokens = {k: v for k, v in self.matcher.tokens.items() if k != b"zz"}
 
 
-class UserDefinedByScore(T5):
+class UserDefinedByScore(T5Tokenizer):
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         super().__init__(metadata)
         self.scores = list(self.vocabulary.scores)
 
 
-class VerbatimWhole(T5):
+class VerbatimWhole(T5Tokenizer):
     """Leaves user-defined tokens alone, and nothing less than one."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
@@ -233,7 +233,7 @@ class VerbatimWhole(T5):
         self.verbatim = Whole(self.verbatim.texts)
 
 
-class PiecesByRepairedType(T5):
+class PiecesByRepairedType(T5Tokenizer):
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         super().__init__(metadata)
         self.matcher = type(self.matcher)(
@@ -241,13 +241,13 @@ class PiecesByRepairedType(T5):
         )
 
 
-class InvalidBytesKept(T5):
+class InvalidBytesKept(T5Tokenizer):
     def normal_form(self, text: bytes, at: int) -> tuple[bytes, int]:
         form, size = super().normal_form(text, at)
         return (text[at : at + size], size) if form == "\ufffd".encode() else (form, size)
 
 
-class ByteFallback(T5):
+class ByteFallback(T5Tokenizer):
     def best(self, text: bytes) -> list[int]:
         return [
             each
@@ -256,12 +256,12 @@ class ByteFallback(T5):
         ]
 
 
-class EosMissing(T5):
+class EosMissing(T5Tokenizer):
     def around(self) -> tuple[list[int], list[int]]:
         return super().around()[0], []
 
 
-class BosDoubled(T5):
+class BosDoubled(T5Tokenizer):
     def around(self) -> tuple[list[int], list[int]]:
         before, after = super().around()
         return before * 2 or ids("<s>"), after
@@ -307,7 +307,7 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
 def test_rule_holds_and_the_wrong_tokenizer_breaks_it(case: Case) -> None:
-    assert case.ask(T5(tiny())) == case.expected
+    assert case.ask(T5Tokenizer(tiny())) == case.expected
     assert case.ask(case.wrong(tiny())) != case.expected
 
 

@@ -21,7 +21,7 @@ from lockstep.harness.acid.write import TYPES, write_acid
 from lockstep.harness.catalogue.acid import SHORT, text_of, try_engine
 from lockstep.harness.catalogue.run import honest_engines, wrong_engines
 from lockstep.harness.cli import acid as acid_cli
-from lockstep.harness.honest.base import Honest
+from lockstep.harness.honest.base import HonestEngine
 from lockstep.harness.records import EXACT, PRESETS
 from tests.harness.cli.test_cli import Lockstep, lockstep
 
@@ -140,7 +140,7 @@ def test_our_engines_say_ok(model: Path, engine: str, preset: str) -> None:
 
 
 @pytest.mark.parametrize("cls", honest_engines(), ids=lambda cls: cls.name)
-def test_no_honest_engine_says_no(model: Path, cls: type[Honest]) -> None:
+def test_no_honest_engine_says_no(model: Path, cls: type[HonestEngine]) -> None:
     seen = try_engine(cls.name, model, REPORT)
     assert seen.said_no == ()
     assert seen.complete

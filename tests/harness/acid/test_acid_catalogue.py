@@ -13,7 +13,7 @@ from lockstep.harness.acid.architectures import ARCHITECTURES
 from lockstep.harness.acid.coded import FORMATS
 from lockstep.harness.acid.report import report_for
 from lockstep.harness.acid.write import write_acid
-from lockstep.harness.catalogue.acid import Seen, covered_by, table, try_engine
+from lockstep.harness.catalogue.acid import SeenReport, covered_by, table, try_engine
 
 SOME = slice(None, None, 1 if os.environ.get("LOCKSTEP_ACID_ALL") else 9)
 
@@ -49,7 +49,7 @@ NO_REPORT = {
 }
 
 
-def tried(kind: str, folder: Path, prefix: str = "", arch: str = "llama") -> list[Seen]:
+def tried(kind: str, folder: Path, prefix: str = "", arch: str = "llama") -> list[SeenReport]:
     path, report = folder / "acid.gguf", report_for(arch, kind)
     write_acid(path, arch, kind)
     engines = covered_by([test for test in report.tests if test.name.startswith(prefix)])
@@ -59,7 +59,7 @@ def tried(kind: str, folder: Path, prefix: str = "", arch: str = "llama") -> lis
     return [try_engine(name, path, report) for name in engines[SOME]]
 
 
-def check(seen: list[Seen], arch: str = "llama") -> None:
+def check(seen: list[SeenReport], arch: str = "llama") -> None:
     sys.stdout.write("\n".join(("", *table(seen), "")))
     missed = [each for each in seen if not each.named]
     wrote = [each for each in seen if each.named]  # the others lose all there is to lose

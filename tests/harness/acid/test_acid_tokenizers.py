@@ -7,7 +7,7 @@ import pytest
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.tokenizers.base import tokenizer_of
 from lockstep.harness.acid.architectures.llama import TOKENIZER
-from lockstep.harness.acid.read import Reading, read_report
+from lockstep.harness.acid.read import AcidReading, read_report
 from lockstep.harness.acid.report import report_for
 from lockstep.harness.acid.tokens import PROMPT, SENTENCEPIECE
 from lockstep.harness.acid.write import write_acid
@@ -44,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def read(engine: str, model: Path) -> Reading:
+def read(engine: str, model: Path) -> AcidReading:
     return read_report(text_of(engine, model, EXACT))
 
 

@@ -10,7 +10,7 @@ import pytest
 from lockstep.harness.adapters.parts.forked import FEW, Read, parse_forked
 from lockstep.harness.adapters.parts.parsing import (
     SPARE_MEMORY,
-    Limits,
+    CostLimits,
     Parsed,
     files_of,
     packed,
@@ -18,7 +18,7 @@ from lockstep.harness.adapters.parts.parsing import (
 )
 
 MB = 1 << 20
-LIMITS = Limits(seconds=0.2)
+LIMITS = CostLimits(seconds=0.2)
 
 
 def read(raw: bytes) -> tuple[str, int, str]:
@@ -101,7 +101,7 @@ def test_many_files_cost_few_processes_and_bring_no_reasons() -> None:
 
 
 def test_a_file_that_is_waited_for_without_end_has_hung() -> None:
-    found = parsed(parse_forked(read, [b"a", b"sleeps", b"b"], Limits(seconds=0.03)), 3)
+    found = parsed(parse_forked(read, [b"a", b"sleeps", b"b"], CostLimits(seconds=0.03)), 3)
     assert [found.ending(i) for i in range(3)] == ["accepted", "hung", "accepted"]
     assert found.words == {1: "was killed by SIGALRM"}
 
@@ -114,7 +114,7 @@ def test_a_long_file_may_take_more_memory_and_time() -> None:
             pass
         return "accepted", 1, ""
 
-    each = Limits(seconds=0.1, seconds_per_byte=0.01, memory=MB, memory_per_byte=2 * MB)
+    each = CostLimits(seconds=0.1, seconds_per_byte=0.01, memory=MB, memory_per_byte=2 * MB)
     found = parsed(parse_forked(read, [b"x", b"x" * 100], each), 2)
     assert [found.ending(i) for i in range(2)] == ["crashed", "accepted"]
 

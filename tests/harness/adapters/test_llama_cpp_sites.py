@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lockstep.engine.errors import EngineError, Unsupported
-from lockstep.harness.adapters.llama_cpp.graph import Node
+from lockstep.harness.adapters.llama_cpp.graph import LiveNode
 from lockstep.harness.adapters.llama_cpp.lib import GgmlTensor
 from lockstep.harness.adapters.llama_cpp.sites import (
     GraphNode,
@@ -18,7 +18,7 @@ from lockstep.harness.adapters.llama_cpp.sites import (
     place_of,
     stores_keys,
 )
-from lockstep.harness.adapters.llama_cpp.trace import Recorder, reach_beyond
+from lockstep.harness.adapters.llama_cpp.trace import SiteRecorder, reach_beyond
 from lockstep.harness.records import Site
 from lockstep.harness.sites import SITES
 from tests.llama_cpp_graphs import GRAPHS, VERSIONS, Recorded, recorded
@@ -100,7 +100,7 @@ def test_keys_that_are_copied_lie_in_cells_from_where_the_view_begins(
     keys = tensors.make(op, ne, "Kcur-1")
     copy = tensors.make("CPY", (24,), "k_cache_view-1 (copy of Kcur-1)", offset=5 * 8 * 4)
     copy.view_src, copy.src[0] = ctypes.addressof(cache), ctypes.addressof(keys)
-    node = Node.at(tensors.ggml, ctypes.addressof(copy))
+    node = LiveNode.at(tensors.ggml, ctypes.addressof(copy))
     assert stores_keys(node)
     assert cells_stored_by(node).tolist() == [5, 6, 7]
 
@@ -130,8 +130,8 @@ def test_weights_behind_the_last_cell_count_unless_the_whole_row_is_nan(
 # --- what a version does not show ---------------------------------------------------------------
 
 
-def recorder(*replaced: Site, cells: int = 3) -> Recorder:
-    made = Recorder(Tensors().ggml, capture=True, replace={s: np.zeros(1) for s in replaced})
+def recorder(*replaced: Site, cells: int = 3) -> SiteRecorder:
+    made = SiteRecorder(Tensors().ggml, capture=True, replace={s: np.zeros(1) for s in replaced})
     made.cells = cells
     return made
 

@@ -13,8 +13,8 @@ from lockstep.engine.quants.base import WeightFormat
 from lockstep.engine.registry import import_members
 from lockstep.harness.adapters.parts import timing as _timing
 from lockstep.harness.adapters.parts.timing import Piece, pieces_of, seconds_each
-from lockstep.harness.bench.base import BenchPlan, Row, bench_named, geometric_mean
-from lockstep.harness.bench.quants import Quants, blocks_of
+from lockstep.harness.bench.base import BenchPlan, BenchRow, bench_named, geometric_mean
+from lockstep.harness.bench.quants import QuantsBench, blocks_of
 from lockstep.harness.check.check import BadInput
 from lockstep.harness.cli.bench import app, in_words, table_of
 from lockstep.harness.context.runner import Session
@@ -40,12 +40,12 @@ class Stopwatch(Session):
         return Answered(value=value, seconds=0.0)
 
 
-def measured(seconds: dict[str, list[float]], rounds: int = 2) -> tuple[Row, list[Any]]:
+def measured(seconds: dict[str, list[float]], rounds: int = 2) -> tuple[BenchRow, list[Any]]:
     log: list[tuple[str, int]] = []
     sessions = {name: Stopwatch(name, seconds[name], log) for name in (OURS, GGML, GGUF)}
     plan = BenchPlan(size=2560, rounds=rounds)
-    rates = Quants().rates("Q4_K", plan, sessions, lambda a, b: None)
-    return Row(target="Q4_K", rates=rates), log
+    rates = QuantsBench().rates("Q4_K", plan, sessions, lambda a, b: None)
+    return BenchRow(target="Q4_K", rates=rates), log
 
 
 def test_engines_take_turns_and_the_best_round_counts() -> None:
@@ -69,16 +69,16 @@ def test_without_our_own_decoder_there_is_nothing_to_measure() -> None:
         measured({OURS: [], GGML: [1.0], GGUF: [1.0]})
 
 
-def rows_of(*rates: tuple[str, float, float, float]) -> list[Row]:
+def rows_of(*rates: tuple[str, float, float, float]) -> list[BenchRow]:
     """(type, ours with one thread, ours with two, ggml's with one)"""
     return [
-        Row(target=name, rates={(OURS, 1): a, (OURS, 2): b, (GGML, 1): c})
+        BenchRow(target=name, rates={(OURS, 1): a, (OURS, 2): b, (GGML, 1): c})
         for name, a, b, c in rates
     ]
 
 
 def test_promises_are_kept_or_not_and_name_the_types_that_are_the_reason() -> None:
-    slowest, mean, threads = Quants().promises(
+    slowest, mean, threads = QuantsBench().promises(
         rows_of(("A", 8.0, 16.0, 4.0), ("B", 3.0, 4.5, 4.0), ("C", 16.0, 32.0, 4.0))
     )
     assert (slowest.kept, slowest.found, slowest.below) == (False, 0.75, ("B",))
@@ -90,8 +90,11 @@ def test_promises_are_kept_or_not_and_name_the_types_that_are_the_reason() -> No
 
 
 def test_a_type_that_ggml_does_not_decode_is_in_no_promise_about_ggml() -> None:
-    rows = [*rows_of(("A", 8.0, 16.0, 4.0)), Row(target="F64", rates={(OURS, 1): 1, (OURS, 2): 1})]
-    slowest, mean, threads = Quants().promises(rows)
+    rows = [
+        *rows_of(("A", 8.0, 16.0, 4.0)),
+        BenchRow(target="F64", rates={(OURS, 1): 1, (OURS, 2): 1}),
+    ]
+    slowest, mean, threads = QuantsBench().promises(rows)
     assert "1 types" in mean.text
     assert "2 types" in threads.text
     assert slowest.below == ()
@@ -158,7 +161,7 @@ def test_what_goes_wrong_in_a_thread_is_not_lost_and_no_other_waits_for_it() -> 
 
 
 def test_a_table_has_a_dash_where_an_engine_has_no_decoder() -> None:
-    rows = [Row(target="Q1_0", rates={(OURS, 1): 2e9, (OURS, 2): 3e9, (GGML, 1): 1e9})]
+    rows = [BenchRow(target="Q1_0", rates={(OURS, 1): 2e9, (OURS, 2): 3e9, (GGML, 1): 1e9})]
     table = table_of(bench_named("quants"), rows)
     cells = [next(iter(column.cells)) for column in table.columns]
     assert cells == ["Q1_0", "2.00", "1.00", "-", "2.00", "3.00", "-", "-", "-", "1.50"]
@@ -194,7 +197,7 @@ def test_an_unknown_type_is_refused_with_the_choices() -> None:
 
 def test_capture_is_promised_in_plain_decodes_and_a_copy() -> None:
     rates = {"capture": 1 / 7.0, "plain": 1 / 2.0, "copy": 1 / 1.0, "callback": 1 / 3.0}
-    row = Row(target="m", rates={(name, 1): rate for name, rate in rates.items()})
+    row = BenchRow(target="m", rates={(name, 1): rate for name, rate in rates.items()})
     (promise,) = bench_named("shadow").promises([row])
     assert promise.found == pytest.approx((3 * 2 + 1) / 7)
     assert promise.kept

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.harness.bench.base import BenchPlan, Row, bench_named
+from lockstep.harness.bench.base import BenchPlan, BenchRow, bench_named
 from lockstep.harness.bench.shadow import (
     CALLBACK,
     CAPTURE,
     COPY,
     PLAIN,
     WAITING,
-    ShadowCost,
+    ShadowBench,
     threads_spin,
 )
 from lockstep.harness.check.check import BadInput
@@ -34,8 +34,8 @@ def test_a_prompt_and_single_tokens_are_measured_under_both_presets() -> None:
 @pytest.mark.parametrize(("captured", "kept"), [(0.349, True), (0.351, False)])
 def test_three_plain_decodes_and_a_copy_are_promised(captured: float, kept: bool) -> None:
     seconds = {CAPTURE: captured, PLAIN: 0.1, CALLBACK: 0.2, COPY: 0.05}
-    row = Row(target="m", rates={(what, 1): 1 / value for what, value in seconds.items()})
-    (promise,) = ShadowCost().promises([row])
+    row = BenchRow(target="m", rates={(what, 1): 1 / value for what, value in seconds.items()})
+    (promise,) = ShadowBench().promises([row])
     assert (promise.found >= promise.least) is kept
 
 

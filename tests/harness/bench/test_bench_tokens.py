@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.harness.bench.base import BenchPlan, Row, bench_named
+from lockstep.harness.bench.base import BenchPlan, BenchRow, bench_named
 from lockstep.harness.bench.prose import long_word, prose
-from lockstep.harness.bench.tokens import OURS, THEIRS, Tokens
+from lockstep.harness.bench.tokens import OURS, THEIRS, TokensBench
 from lockstep.harness.check.check import BadInput
 
 
@@ -40,7 +40,7 @@ def test_each_target_is_measured_on_prose_and_on_a_word_at_two_lengths() -> None
     ]
     assert all(row.rates.keys() == {(OURS, 1), (THEIRS, 1)} for row in rows)
     assert all(rate > 0 for row in rows for rate in row.rates.values())
-    assert len(Tokens().promises(rows)) == 2
+    assert len(TokensBench().promises(rows)) == 2
 
 
 @pytest.mark.parametrize(
@@ -56,15 +56,15 @@ def test_promises_are_half_of_llama_cpps_speed_and_no_quadratic_time(
 ) -> None:
     whole, part = word_rates
     rows = [
-        Row(target="x, prose", rates={(OURS, 1): prose_rates[0], (THEIRS, 1): prose_rates[1]}),
-        Row(target="x, one word", rates={(OURS, 1): whole, (THEIRS, 1): 1.0}),
-        Row(target="x, one word, a quarter of it", rates={(OURS, 1): part, (THEIRS, 1): 1.0}),
+        BenchRow(target="x, prose", rates={(OURS, 1): prose_rates[0], (THEIRS, 1): prose_rates[1]}),
+        BenchRow(target="x, one word", rates={(OURS, 1): whole, (THEIRS, 1): 1.0}),
+        BenchRow(target="x, one word, a quarter of it", rates={(OURS, 1): part, (THEIRS, 1): 1.0}),
     ]
-    assert [promise.kept for promise in Tokens().promises(rows)] == kept
+    assert [promise.kept for promise in TokensBench().promises(rows)] == kept
 
 
 @pytest.mark.parametrize("target", ["nowhere.gguf", "builtin:nothing"])
 def test_a_target_that_is_no_vocabulary_is_refused(target: str, tmp_path: Path) -> None:
     plan = BenchPlan(targets=(target,), size=100, rounds=1)
     with pytest.raises(BadInput, match=r"no such file|no built-in vocabulary"):
-        list(Tokens().run(plan, lambda target, text: None))
+        list(TokensBench().run(plan, lambda target, text: None))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lockstep.harness.blackbox import in_check
-from lockstep.harness.blackbox.asking import Answer
+from lockstep.harness.blackbox.asking import SliceAnswer
 from lockstep.harness.blackbox.in_check import checked
 from lockstep.harness.check.check import Plan, open_plan
 from lockstep.harness.records import Verdict
@@ -97,7 +97,7 @@ def test_where_other_suites_say_as_much_nothing_is_asked(
 def test_an_engine_that_opens_no_f32_model_is_not_accused(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused = Answer(status="not-compared", summary="it takes no F32")
+    refused = SliceAnswer(status="not-compared", summary="it takes no F32")
     monkeypatch.setattr(in_check, "answered", lambda *_: refused)
     twin, *_ = verdicts(plan_of(model))
     assert (twin.status, twin.summary) == ("not-applicable", "the F32 twin: it takes no F32")

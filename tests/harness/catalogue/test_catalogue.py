@@ -15,7 +15,7 @@ from lockstep.harness.catalogue.fixed_limits import COSINE, LIMITS, TOP, WIDE, n
 from lockstep.harness.catalogue.memory import once
 from lockstep.harness.catalogue.rates import BEGIN, END, read, with_tables, written
 from lockstep.harness.catalogue.run import (
-    Part,
+    CataloguePart,
     family_of,
     honest_parts,
     parts_of,
@@ -24,7 +24,7 @@ from lockstep.harness.catalogue.run import (
     wrong_engines,
 )
 from lockstep.harness.catalogue.table import lines, not_found
-from lockstep.harness.catalogue.trial import HONEST, Seen, Trial, trial_of
+from lockstep.harness.catalogue.trial import HONEST, SeenInView, Trial, trial_of
 from lockstep.harness.catalogue.views import VIEWS
 
 
@@ -44,7 +44,9 @@ def trial(
     caught: bool = True,
     found: str = "embd",
 ) -> Trial:
-    seen = {view.name: Seen(caught=caught, suite="logits" if caught else "") for view in VIEWS}
+    seen = {
+        view.name: SeenInView(caught=caught, suite="logits" if caught else "") for view in VIEWS
+    }
     return Trial(
         engine=name,
         family=family,
@@ -130,9 +132,9 @@ def test_tables_take_the_place_of_those_that_were_there() -> None:
 def test_what_is_in_the_file_is_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Part] = []
+    asked: list[CataloguePart] = []
 
-    def tried(part: Part) -> list[Trial]:
+    def tried(part: CataloguePart) -> list[Trial]:
         asked.append(part)
         return [trial(name, family="sampling", model=part.model) for name in part.engines]
 
@@ -153,7 +155,7 @@ def test_one_that_is_missed_and_one_that_is_accused_are_no_success(
 ) -> None:
     for family, caught in (("norms", False), (HONEST, True)):
 
-        def tried(part: Part, family: str = family, caught: bool = caught) -> list[Trial]:
+        def tried(part: CataloguePart, family: str = family, caught: bool = caught) -> list[Trial]:
             return [trial(name, family=family, caught=caught) for name in part.engines]
 
         monkeypatch.setattr(run, "try_part", tried)
@@ -175,7 +177,7 @@ def test_honest_engines_run_on_models_where_they_do_something_else(
         with_experts = any("experts" in name for name in part.engines)
         assert with_experts == ("moe" in part.model)
 
-    def tried(part: Part) -> list[Trial]:
+    def tried(part: CataloguePart) -> list[Trial]:
         return [
             replace(
                 trial(name, family=HONEST, caught=False, found="nowhere"),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import Unsupported
-from lockstep.engine.memory.base import View
+from lockstep.engine.memory.base import LayerView
 from lockstep.engine.model import Model
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.reference import I32, RopeParams
@@ -72,10 +72,12 @@ class LastIdIsUnknown(Mirror):
         return super().get_rows(weight, np.where(ids == weight.shape[0] - 1, 0, ids))
 
 
-class Changed(View):
+class Changed(LayerView):
     """A view of which something else is visible."""
 
-    def __init__(self, view: View, batch: Batch, change: Callable[[Bools, Batch], Bools]) -> None:
+    def __init__(
+        self, view: LayerView, batch: Batch, change: Callable[[Bools, Batch], Bools]
+    ) -> None:
         self.view, self.batch, self.change = view, batch, change
         self.store, self.read = view.store, view.read  # type: ignore[method-assign]
 
@@ -86,7 +88,7 @@ class Changed(View):
 def seen_through(change: Callable[[Bools, Batch], Bools]) -> type[Model]:
     class Wrong(Model):
         def compute(
-            self, ubatch: Batch, views: Mapping[int, View], *args: Any, **options: Any
+            self, ubatch: Batch, views: Mapping[int, LayerView], *args: Any, **options: Any
         ) -> F32:
             changed = {layer: Changed(view, ubatch, change) for layer, view in views.items()}
             return super().compute(ubatch, changed, *args, **options)

@@ -20,11 +20,11 @@ from lockstep.harness.asking.session import LocalSession
 from lockstep.harness.catalogue.views import ALL, TEXT, View, seen_through
 from lockstep.harness.check.check import described, open_plan
 from lockstep.harness.cli.diagnosis import diagnosis_lines
-from lockstep.harness.diagnosis.diagnosis import Bench, Diagnosed, Diagnosis, diagnose
+from lockstep.harness.diagnosis.diagnosis import Diagnosed, Diagnosis, DiagnosisBench, diagnose
 from lockstep.harness.diagnosis.engines import is_near, may_be
 from lockstep.harness.diagnosis.questions import Greedy, is_tie, within
 from lockstep.harness.diagnosis.selftest import is_kept, is_named, is_wrong, lines, row_of, share
-from lockstep.harness.diagnosis.trials import Row
+from lockstep.harness.diagnosis.trials import TrialRow
 from lockstep.harness.judging.noise import NoiseFloor
 from lockstep.harness.records import EXACT
 from tests.harness.check.test_check import plan_for
@@ -74,7 +74,7 @@ def diagnosed(
     opened.context.make_honest = lambda _: Noise(noise)
     subject = seen_through(view, LocalSession(cls, path, EXACT))
     context = opened.context.with_subject(subject, path, described(subject, under_test=True))
-    bench = Bench.of(context)
+    bench = DiagnosisBench.of(context)
     near, far = (
         tuple(cls for cls in classes if cls.name in known) for classes in (bench.near, bench.far)
     )
@@ -245,8 +245,8 @@ def test_mistakes_of_the_same_architecture_come_first() -> None:
 # --- counting -----------------------------------------------------------------------------------
 
 
-def row(engine: str, status: str, *named: str, view: str = "logits") -> Row:
-    return Row(
+def row(engine: str, status: str, *named: str, view: str = "logits") -> TrialRow:
+    return TrialRow(
         engine=engine, family="rope", model="f32", view=view, status=status, named=tuple(named)
     )
 

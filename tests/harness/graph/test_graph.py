@@ -11,9 +11,9 @@ from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.build import Build
 from lockstep.harness.graph.floor import replay_floor
-from lockstep.harness.graph.memory import Memory
-from lockstep.harness.graph.program import LOGITS, Graph, PlannedNode, Program, Root, View
-from lockstep.harness.graph.record import Recorder, order_of
+from lockstep.harness.graph.memory import GraphMemory
+from lockstep.harness.graph.program import LOGITS, Graph, PlannedNode, Program, Root, TensorView
+from lockstep.harness.graph.record import ProgramRecorder, order_of
 from lockstep.harness.graph.replay import NotComputed, replay
 from lockstep.harness.graph.ways import Bounds, Honest, Noisy, Wide
 from lockstep.harness.records import KEPT
@@ -31,16 +31,18 @@ ROOTS = (
 GIVEN = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-def view(root: int, ne: tuple[int, ...] = (3, 2), **changes: Any) -> View:
+def view(root: int, ne: tuple[int, ...] = (3, 2), **changes: Any) -> TensorView:
     ne = (*ne, *[1] * (4 - len(ne)))
     nb = [4]
     for n in ne[:3]:
         nb.append(nb[-1] * n)
-    made = View(name=ROOTS[root].name, type="F32", ne=ne, nb=tuple(nb), root=root, offset=0)
+    made = TensorView(name=ROOTS[root].name, type="F32", ne=ne, nb=tuple(nb), root=root, offset=0)
     return replace(made, **changes)
 
 
-def planned(index: int, op: str, result: View, *sources: View, held: Any = None) -> PlannedNode:
+def planned(
+    index: int, op: str, result: TensorView, *sources: TensorView, held: Any = None
+) -> PlannedNode:
     return PlannedNode(
         index=index,
         op=op,
@@ -167,7 +169,7 @@ def test_a_floor_is_not_measured_where_a_node_is_missing(file: GgufFile) -> None
 
 
 def test_a_view_that_reaches_beyond_its_root_is_refused(file: GgufFile) -> None:
-    memory = Memory(program(graph(0, *ADDS)), file, wide=False)
+    memory = GraphMemory(program(graph(0, *ADDS)), file, wide=False)
     memory.begin(graph(0, *ADDS))
     with pytest.raises(EngineError, match="outside"):
         memory.read(view(CACHE, offset=4))
@@ -222,8 +224,8 @@ def test_every_node_has_a_name_of_its_own_and_a_wrong_one_gets_the_nearest() -> 
 # --- recording --------------------------------------------------------------------------------
 
 
-def recorder() -> Recorder:
-    return Recorder(watch=None, keep=lambda node: False, result=LOGITS)
+def recorder() -> ProgramRecorder:
+    return ProgramRecorder(watch=None, keep=lambda node: False, result=LOGITS)
 
 
 def test_inputs_are_kept_and_values_are_not() -> None:

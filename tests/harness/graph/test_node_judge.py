@@ -19,7 +19,7 @@ from lockstep.harness.graph.node_judge import (
     differing_weights,
 )
 from lockstep.harness.graph.other_file import first_other_node, other_parameters
-from lockstep.harness.graph.program import Graph, PlannedNode, Program, Root, View
+from lockstep.harness.graph.program import Graph, PlannedNode, Program, Root, TensorView
 from lockstep.harness.graph.ways import Honest
 from lockstep.harness.graph.wiring import Wire, ends_of_layers, wires_of
 from lockstep.harness.judging.findings import by_layer
@@ -201,9 +201,11 @@ ROOTS = (
 )
 
 
-def view(root: int) -> View:
+def view(root: int) -> TensorView:
     name = ROOTS[root].name
-    return View(name=name, type="F32", ne=(3, 2, 1, 1), nb=(4, 12, 24, 24), root=root, offset=0)
+    return TensorView(
+        name=name, type="F32", ne=(3, 2, 1, 1), nb=(4, 12, 24, 24), root=root, offset=0
+    )
 
 
 def planned(index: int, name: str, layer: int | None, result: int, *sources: int) -> PlannedNode:

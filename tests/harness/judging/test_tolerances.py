@@ -19,7 +19,7 @@ from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.near import U
 from lockstep.engine.ops.products import additions
-from lockstep.engine.ops.reference import Reference
+from lockstep.engine.ops.reference import ReferenceOps
 from lockstep.harness.judging import designs, tolerances
 from lockstep.harness.judging.compare import mismatch_between
 from lockstep.harness.judging.tolerances import Bound, bounded, limited
@@ -199,7 +199,7 @@ def test_rms_norm_covers_float32_and_no_small_fault(seed: int, width: int) -> No
     assert not covers(bound, truth, scaled(truth))
     small = (x * np.float32(1e-2)).astype(np.float32)
     out, bound = bounded(norms.rms_norm, small, weight, 1e-5, build=GGML)
-    other_eps = Reference().rms_norm(small, weight, 1e-6)
+    other_eps = ReferenceOps().rms_norm(small, weight, 1e-6)
     assert not covers(bound, out.astype(np.float64), other_eps)
 
 
@@ -249,7 +249,7 @@ def test_soft_max_covers_float32_and_no_small_fault(
     truth = out.astype(np.float64)
     assert covers(bound, truth, honest)
     assert not covers(bound, truth, scaled(truth))
-    assert not covers(bound, truth, Reference().soft_max(x, factor, None))
+    assert not covers(bound, truth, ReferenceOps().soft_max(x, factor, None))
 
 
 @slice_of_cases
@@ -285,7 +285,7 @@ def test_a_sum_of_experts_covers_any_order_and_no_small_fault(
     truth = out.astype(np.float64)
     assert covers(bound, truth, order(x.transpose(0, 2, 1), 1))
     assert not covers(bound, truth, scaled(truth))
-    assert not covers(bound, truth, Reference().sum_experts(x[:, 1:]))
+    assert not covers(bound, truth, ReferenceOps().sum_experts(x[:, 1:]))
 
 
 @slice_of_cases
@@ -341,9 +341,9 @@ def test_every_limit_has_a_reason_and_is_within_a_thousand_roundings(op: str) ->
 
 
 @pytest.mark.parametrize("op", ["rms_norm", "layer_norm", "soft_max", "gelu", "geglu", "swiglu"])
-@pytest.mark.parametrize("ops", [Reference, Mirror])
+@pytest.mark.parametrize("ops", [ReferenceOps, Mirror])
 def test_a_formula_gives_the_same_numbers_with_a_bound_and_without(
-    op: str, ops: type[Reference]
+    op: str, ops: type[ReferenceOps]
 ) -> None:
     x, up, factor = normal(1, 7, 30) * np.float32(4), normal(2, 7, 30), normal(3, 30)
     formula, args = {

@@ -11,12 +11,12 @@ from lockstep.engine.memory.attention import CellView
 from lockstep.engine.memory.store import Index, Store
 from lockstep.engine.quants.base import F32
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.mutants.parts.mistakes import OPS, Op, Part
+from lockstep.harness.mutants.parts.mistakes import OPS, Mistake, Op
 from lockstep.harness.records import EXACT, Request
 from tests.models import builtin
 
 
-class Nothing(Part):
+class Nothing(Mistake):
     """Replaces everything that can be replaced, by the same."""
 
     view = type("SameView", (CellView,), {})
@@ -29,7 +29,7 @@ class Nothing(Part):
         return right(*args)
 
 
-class Zeros(Part):
+class Zeros(Mistake):
     class Empty(Store):
         def write(self, layer: int, cells: Index, k: F32, v: F32) -> None:
             super().write(layer, cells, 0 * k, 0 * v)

@@ -20,7 +20,7 @@ from lockstep.harness.processes.wire import (
     RECORDS,
     Channel,
     Closed,
-    Limits,
+    MessageLimits,
     WireError,
     pack,
 )
@@ -111,7 +111,7 @@ VALUES: dict[str, Any] = {
 def ends() -> Iterator[tuple[socket.socket, Channel]]:
     """A raw socket, and the channel at its other end with small limits."""
     raw, other = socket.socketpair()
-    channel = Channel(other, Limits(head=10_000, payload=10_000))
+    channel = Channel(other, MessageLimits(head=10_000, payload=10_000))
     with raw:
         yield raw, channel
     channel.close()

@@ -11,7 +11,7 @@ from lockstep.harness.cli import app
 from lockstep.harness.report.changes import Changes, changes_between
 from lockstep.harness.report.jsonl import plain
 from lockstep.harness.report.nodes import NodeRow, node_columns
-from lockstep.harness.report.page.verdicts import Run
+from lockstep.harness.report.page.verdicts import RowsOfRun
 from tests.pages import Page, rich_rows
 
 Rows = list[dict[str, Any]]
@@ -36,7 +36,7 @@ def run(*verdicts: dict[str, Any], finished: bool = True, **header: Any) -> Rows
 
 
 def changes(a: Rows, b: Rows) -> Changes:
-    return changes_between(Run.of(a), Run.of(b))
+    return changes_between(RowsOfRun.of(a), RowsOfRun.of(b))
 
 
 def op(share: float, name: str = "ROPE") -> dict[str, Any]:

@@ -15,7 +15,7 @@ from lockstep.harness.records import Verdict
 from lockstep.harness.report.jsonl import SCHEMA, ReportWriter, plain
 from lockstep.harness.report.nodes import NodeRow, node_columns
 from lockstep.harness.report.page.page import page_of, source
-from lockstep.harness.report.page.verdicts import Run
+from lockstep.harness.report.page.verdicts import RowsOfRun
 from lockstep.harness.report.page.write import write_page_of_run
 from lockstep.harness.report.text import printable
 from tests.pages import Page, rich_rows
@@ -36,7 +36,7 @@ CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u20
 
 
 def drawn(rows: list[dict[str, Any]]) -> str:
-    return page_of(Run.of(json.loads(json.dumps(plain(rows)))))
+    return page_of(RowsOfRun.of(json.loads(json.dumps(plain(rows)))))
 
 
 def hostile(text: str) -> Page:
@@ -233,7 +233,7 @@ def test_a_run_leaves_its_page_beside_its_report(tmp_path: Path) -> None:
 def test_a_defect_of_the_page_is_said_in_it_and_costs_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(run: Run) -> str:
+    def broken(run: RowsOfRun) -> str:
         raise KeyError("a defect")
 
     path = tmp_path / "report.jsonl"

@@ -15,7 +15,7 @@ from lockstep.harness.runs.matrix import (
     NOTHING,
     SCHEMA,
     Cell,
-    Row,
+    MatrixRow,
     cells_of,
     columns,
     exit_code_of_matrix,
@@ -71,20 +71,22 @@ def test_what_says_nothing_of_the_subject_has_no_column() -> None:
 def test_a_column_in_which_nobody_was_asked_is_left_out() -> None:
     asked = {"logits": Cell(cases={"a": verdict("logits", "a", "agreed")})}
     silent = {"trace": Cell(cases={"a": verdict("trace", "a", "not-applicable")})}
-    assert columns([Row(engine="x", cells=asked), Row(engine="y", cells=silent)]) == ["logits"]
+    assert columns([MatrixRow(engine="x", cells=asked), MatrixRow(engine="y", cells=silent)]) == [
+        "logits"
+    ]
 
 
 @pytest.mark.parametrize(
     ("codes", "code"), [((0, 0), 0), ((0, 3), 3), ((3, 1), 1), ((2, 3), 2), ((2, 1), 1)]
 )
 def test_the_exit_code_is_that_of_the_worst_engine(codes: tuple[int, ...], code: int) -> None:
-    assert exit_code_of_matrix([Row(engine="x", code=c) for c in codes]) == code
+    assert exit_code_of_matrix([MatrixRow(engine="x", code=c) for c in codes]) == code
 
 
 def test_an_engines_words_are_no_markup() -> None:
     bad = "<img src=x onerror=y> | [a](b) \x1b[2J"
     cells = {"logits": Cell(cases={"a": verdict("logits", "a", "diverged", bad)})}
-    rows = [Row(engine="x", cells=cells, code=1), Row(engine="y", error=bad)]
+    rows = [MatrixRow(engine="x", cells=cells, code=1), MatrixRow(engine="y", error=bad)]
     plan = Plan(case="a", model=Path("m"), subject_model=Path("m"), settings=EXACT)
     page = "\n".join(markdown(rows, [plan]))
     assert "<img" not in page
@@ -95,7 +97,9 @@ def test_an_engines_words_are_no_markup() -> None:
 
 def test_engines_of_one_name_are_told_apart_by_what_they_were_asked_for_by() -> None:
     info = EngineInfo(engine="engine.py", version="1", build="")
-    rows = [Row(engine=f"./{f}/engine.py", info=info) for f in "ab"] + [Row(engine="fast")]
+    rows = [MatrixRow(engine=f"./{f}/engine.py", info=info) for f in "ab"] + [
+        MatrixRow(engine="fast")
+    ]
     assert names_of(rows) == [
         "engine.py 1 (./a/engine.py)",
         "engine.py 1 (./b/engine.py)",
@@ -129,8 +133,8 @@ def test_a_file_that_is_not_there_is_no_verdict_on_any_engine(
 def test_what_was_found_before_an_interruption_is_written_and_names_who_was_not_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(plans: dict[str, object], *_: object) -> Iterator[Row]:
-        yield Row(engine=next(iter(plans)), code=0)
+    def interrupted(plans: dict[str, object], *_: object) -> Iterator[MatrixRow]:
+        yield MatrixRow(engine=next(iter(plans)), code=0)
         raise KeyboardInterrupt
 
     monkeypatch.setattr("lockstep.harness.runs.matrix.run_matrix", interrupted)
@@ -191,8 +195,8 @@ def test_the_page_of_a_matrix_shows_what_strangers_wrote_as_text(tmp_path: Path)
     cell = Cell(cases={case: verdict("trace", case, "diverged", f"off{HOSTILE}")})
     info = EngineInfo(engine=f"e{HOSTILE}", version="javascript:alert(1)", settings=EXACT)
     report = str(tmp_path / '../x"><script>' / "report.jsonl")
-    row = Row(engine=HOSTILE, info=info, cells={"trace": cell}, report=report, code=1)
-    gone = Row(engine="gone", error=HOSTILE)
+    row = MatrixRow(engine=HOSTILE, info=info, cells={"trace": cell}, report=report, code=1)
+    gone = MatrixRow(engine="gone", error=HOSTILE)
     plan = Plan(case=case, model=tmp_path, subject_model=tmp_path, settings=EXACT)
     paths = write_matrix([row, gone], [plan], tmp_path, f"lockstep {HOSTILE}", html=True)
     assert [path.name for path in paths] == ["matrix.json", "matrix.md", "matrix.html"]

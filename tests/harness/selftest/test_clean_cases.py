@@ -6,13 +6,13 @@ import pytest
 
 from lockstep.harness.check.check import BadInput
 from lockstep.harness.selftest import clean_cases
-from lockstep.harness.selftest.clean_cases import Tried, clean_results
+from lockstep.harness.selftest.clean_cases import TriedCase, clean_results
 
 
-def made(seeds: list[int], seed: int) -> Tried:
+def made(seeds: list[int], seed: int) -> TriedCase:
     seeds.append(seed)
     wrong = ("logits: far off",) if seed == 3 else ()
-    return Tried(seed=seed, case=f"clean:{seed}", code=len(wrong), wrong=wrong)
+    return TriedCase(seed=seed, case=f"clean:{seed}", code=len(wrong), wrong=wrong)
 
 
 @pytest.fixture

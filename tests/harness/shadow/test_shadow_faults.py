@@ -16,7 +16,7 @@ from lockstep.harness.context.runner import Session
 from lockstep.harness.records import EXACT, Answered, Captured, Crashed, Fault, Outcome, Verdict
 from lockstep.harness.runs.shadow import ShadowPlan, with_trials
 from lockstep.harness.shadow.fault_verdicts import ALL, counted, detail_of, ending_of
-from lockstep.harness.shadow.faults import KINDS, TRIES, Trial, Trials
+from lockstep.harness.shadow.faults import KINDS, TRIES, FaultTrial, Trials
 from lockstep.harness.shadow.judge import ShadowJudge
 from lockstep.harness.synth.gguf_writer import write_gguf
 from tests.shadow_nodes import BUILD, node, normal, piece
@@ -71,11 +71,13 @@ class Generous(ShadowJudge):
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[..., list[Trial]]:
+def run(tmp_path: Path) -> Callable[..., list[FaultTrial]]:
     path = tmp_path / "none.gguf"
     write_gguf(path, {"general.architecture": ("STR", "llama")}, [])
 
-    def trials(engine: Session, judge: type[ShadowJudge] = ShadowJudge, n: int = 8) -> list[Trial]:
+    def trials(
+        engine: Session, judge: type[ShadowJudge] = ShadowJudge, n: int = 8
+    ) -> list[FaultTrial]:
         file = GgufFile.open(path)
         made = Trials(
             session=engine, batches=(Batch.of([1]),), judge=lambda: judge(file, BUILD), seed=0
@@ -85,7 +87,7 @@ def run(tmp_path: Path) -> Callable[..., list[Trial]]:
     return trials
 
 
-def statuses(trials: list[Trial]) -> set[str]:
+def statuses(trials: list[FaultTrial]) -> set[str]:
     return {ending_of(trial)[0] for trial in trials}
 
 

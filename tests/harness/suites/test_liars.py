@@ -16,8 +16,8 @@ from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.fuzzers.base import FuzzPlan
 from lockstep.harness.fuzzers.batch.judge import Judge
-from lockstep.harness.fuzzers.batch.schedule import Schedule
-from lockstep.harness.fuzzers.tokens.fuzzer import Tokens
+from lockstep.harness.fuzzers.batch.schedule import ScheduleCase
+from lockstep.harness.fuzzers.tokens.fuzzer import TokensFuzzer
 from lockstep.harness.parallel.works import Forks
 from lockstep.harness.records import EXACT, Nodes
 from lockstep.harness.report.jsonl import read_report
@@ -205,7 +205,7 @@ def test_an_engine_in_this_process_does_not_answer_for_a_consumer_that_fails(mod
 def test_two_tokenizers_that_lie_alike_do_not_agree(model: Path) -> None:
     plan = FuzzPlan(targets=(str(model),), engine="fake-liar: ids: True", cases=8)
     plan = replace(plan, oracle=plan.engine)
-    found = list(Tokens().run(plan, lambda *_: None))
+    found = list(TokensFuzzer().run(plan, lambda *_: None))
     assert exit_code(found) == 3
     assert "agreed" not in {v.status for v in found}
 
@@ -223,7 +223,7 @@ def test_an_engine_that_refuses_to_decode_diverges_in_a_report_that_is_whole(
 
 
 def test_a_schedule_that_is_not_answered_properly_ends_in_a_difference() -> None:
-    case = Schedule(n_ctx=8, n_ubatch=8, n_seq=1, unified=True, steps=(("clear",),))
+    case = ScheduleCase(n_ctx=8, n_ubatch=8, n_seq=1, unified=True, steps=(("clear",),))
     found = Judge(Saying([]), Saying([]))(case)
     assert found is not None
     assert (found.symptom, found.who) == ("malformed", "fake")

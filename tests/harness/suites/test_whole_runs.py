@@ -11,7 +11,7 @@ import pytest
 
 from lockstep.engine.errors import NotInModel
 from lockstep.engine.gguf.file import GgufFile
-from lockstep.engine.ops.reference import Reference as Plain
+from lockstep.engine.ops.reference import ReferenceOps as Plain
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.bisect.bisection import bisect
 from lockstep.harness.check.check import Opened, open_plan, run_suites, settings_for

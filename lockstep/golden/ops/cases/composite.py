@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.golden.ops.form import Array, Case, Draw, cases
+from lockstep.golden.ops.form import Array, Case, SeededInputs, cases
 from lockstep.harness.synth.draws import octets, stream
 
 SCALE = 0.25
 
 
 @cases("flash_attention")
-def attention(op: str, draw: Draw) -> Iterator[Case]:
+def attention(op: str, draw: SeededInputs) -> Iterator[Case]:
     def case(
         name: str, batch: int, heads: tuple[int, int], tokens: int, cells: int, **more: int
     ) -> Case:
@@ -37,7 +37,7 @@ def attention(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("paged_decode_attention")
-def paged(op: str, draw: Draw) -> Iterator[Case]:
+def paged(op: str, draw: SeededInputs) -> Iterator[Case]:
     """What lies behind the context in the pool is large, and must not be seen."""
     tables = np.array([[4, 1, 5], [2, 0, 0], [3, 6, 0]], np.int32)
     for name, lengths, tokens in (
@@ -59,7 +59,7 @@ def paged(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("mla_attention")
-def latent(op: str, draw: Draw) -> Iterator[Case]:
+def latent(op: str, draw: SeededInputs) -> Iterator[Case]:
     rank, rope = 12, 4
     for name, batch, tokens, cells in (("decode", 2, 1, 7), ("prompt", 1, 4, 4), ("more", 1, 2, 9)):
         inputs = {
@@ -71,7 +71,7 @@ def latent(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("route_topk_softmax")
-def routing(op: str, draw: Draw) -> Iterator[Case]:
+def routing(op: str, draw: SeededInputs) -> Iterator[Case]:
     rows = {
         "random": (draw("random", 4, 8, size=2.0), 3),
         "all-experts": (draw("all", 2, 5), 5),
@@ -87,7 +87,7 @@ def routing(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("moe_buckets")
-def buckets(op: str, draw: Draw) -> Iterator[Case]:
+def buckets(op: str, draw: SeededInputs) -> Iterator[Case]:
     rows = {
         "several": np.array([[0, 3], [3, 1], [0, 3], [4, 0]], np.int32),
         "all-to-one": np.full((3, 1), 2, np.int32),
@@ -100,7 +100,7 @@ def buckets(op: str, draw: Draw) -> Iterator[Case]:
 @cases(
     "weighted_sum_stacked", "weighted_sum_residual_stacked", "weighted_sum_residual_norm_stacked"
 )
-def weighted(op: str, draw: Draw) -> Iterator[Case]:
+def weighted(op: str, draw: SeededInputs) -> Iterator[Case]:
     for slots, hidden in ((1, 7), (3, 33), (8, 16)):
         tag = f"{slots}-slots"
         inputs = {"slots": draw(tag, slots, hidden), "weights": draw(f"{tag}-weights", slots)}
@@ -113,7 +113,7 @@ def weighted(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("weighted_sum_batched", "weighted_sum_batched_offset")
-def weighted_rows(op: str, draw: Draw) -> Iterator[Case]:
+def weighted_rows(op: str, draw: SeededInputs) -> Iterator[Case]:
     for tokens, k, hidden in ((1, 1, 5), (3, 2, 17), (2, 8, 4)):
         tag = f"{tokens}-tokens-{k}"
         slots, weights = draw(tag, tokens, k, hidden), draw(f"{tag}-weights", tokens, k)
@@ -127,7 +127,7 @@ def weighted_rows(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("moe_gate_up_silu")
-def gated(op: str, draw: Draw) -> Iterator[Case]:
+def gated(op: str, draw: SeededInputs) -> Iterator[Case]:
     for tokens, ids in (("one", [[2, 0]]), ("several", [[0, 1], [3, 3], [2, 1]])):
         inputs = {
             "x": draw(f"{tokens}-x", len(ids), 24),
@@ -139,7 +139,7 @@ def gated(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("gemm_gptq")
-def gptq(op: str, draw: Draw) -> Iterator[Case]:
+def gptq(op: str, draw: SeededInputs) -> Iterator[Case]:
     k, n = 64, 16
 
     def words(name: str, count: int) -> Array:
@@ -166,7 +166,7 @@ def gptq(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("all_reduce", "reduce_scatter")
-def reductions(op: str, draw: Draw) -> Iterator[Case]:
+def reductions(op: str, draw: SeededInputs) -> Iterator[Case]:
     for ranks in (1, 2, 5):
         for reduce in ("sum", "mean", "max", "min"):
             tag = f"{reduce}-of-{ranks}"
@@ -177,7 +177,7 @@ def reductions(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("all_gather", "broadcast", "all_to_all", "send_recv", "gather_to_rank", "scatter_from_rank")
-def moves(op: str, draw: Draw) -> Iterator[Case]:
+def moves(op: str, draw: SeededInputs) -> Iterator[Case]:
     for ranks in (1, 2, 5):
         tag, last = f"{ranks}-ranks", ranks - 1
         if op == "all_to_all":

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from lockstep.golden.ops.cases.elementwise import LARGE, ODD
-from lockstep.golden.ops.form import Case, Draw, cases
+from lockstep.golden.ops.form import Case, SeededInputs, cases
 
 
 @cases("CONT", "DUP")
-def copies(op: str, draw: Draw) -> Iterator[Case]:
+def copies(op: str, draw: SeededInputs) -> Iterator[Case]:
     x = draw("plain", 2, 3, 5)
     yield Case(id="plain", inputs={"x": x}, shape=x.shape)
     yield Case(id="transposed", inputs={"x": x}, shape=x.shape, nb={"x": (12, 4, 60, 120)})
@@ -21,7 +21,7 @@ def copies(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("CPY")
-def conversions(op: str, draw: Draw) -> Iterator[Case]:
+def conversions(op: str, draw: SeededInputs) -> Iterator[Case]:
     halfway = np.array([1 + 2.0**-11, 1 + 3 * 2.0**-11, 65519, 65520, 1e-8, 6e-8], np.float32)
     x = np.r_[draw("values", 17, size=100.0), LARGE, ODD, halfway].astype(np.float32)
     place = np.zeros(x.size, np.float16)
@@ -36,7 +36,7 @@ def conversions(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("CONCAT")
-def joined(op: str, draw: Draw) -> Iterator[Case]:
+def joined(op: str, draw: SeededInputs) -> Iterator[Case]:
     for dim in range(4):
         shape = [2, 3, 2, 5]
         longer = list(shape)
@@ -50,7 +50,7 @@ def joined(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("REPEAT")
-def repeated(op: str, draw: Draw) -> Iterator[Case]:
+def repeated(op: str, draw: SeededInputs) -> Iterator[Case]:
     for name, shape in (("rows", (1, 5)), ("elements", (3, 1)), ("both", (1, 1))):
         yield Case(id=name, inputs={"x": draw(name, *shape)}, shape=(3, 10))
     x, nb = draw("permuted", 2, 3, 5), {"x": (4, 40, 20, 120)}
@@ -58,7 +58,7 @@ def repeated(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("PAD")
-def padded(op: str, draw: Draw) -> Iterator[Case]:
+def padded(op: str, draw: SeededInputs) -> Iterator[Case]:
     x = draw("x", 2, 3, 5)
     yield Case(id="behind", inputs={"x": x}, params={"after0": 3, "after1": 1}, shape=(2, 4, 8))
     params = {"before0": 2, "before2": 1, "after0": 1}
@@ -68,14 +68,14 @@ def padded(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("SET")
-def written(op: str, draw: Draw) -> Iterator[Case]:
+def written(op: str, draw: SeededInputs) -> Iterator[Case]:
     inputs = {"a": draw("a", 4, 6), "part": draw("part", 2, 3)}
     params = {"nb1": 24, "nb2": 96, "nb3": 96, "offset": 32}
     yield Case(id="a-part-in-the-middle", inputs=inputs, params=params, shape=(4, 6))
 
 
 @cases("GET_ROWS")
-def gathered(op: str, draw: Draw) -> Iterator[Case]:
+def gathered(op: str, draw: SeededInputs) -> Iterator[Case]:
     ids = np.array([4, 0, 4, 2], np.int32)
     tables = {
         "floats": draw("floats", 5, 7),
@@ -99,7 +99,7 @@ def gathered(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("SET_ROWS")
-def scattered(op: str, draw: Draw) -> Iterator[Case]:
+def scattered(op: str, draw: SeededInputs) -> Iterator[Case]:
     for kind, name in ((np.float32, "F32"), (np.float16, "F16")):
         inputs = {
             "rows": draw(f"{name}-rows", 3, 6, size=10.0),
@@ -116,7 +116,7 @@ def scattered(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("IM2COL")
-def windows(op: str, draw: Draw) -> Iterator[Case]:
+def windows(op: str, draw: SeededInputs) -> Iterator[Case]:
     """Of rows and of images; the kernel gives only its size."""
     x, kernel = draw("x", 1, 1, 3, 11), np.zeros((1, 2, 3, 3), np.float16)
     for name, stride, padding, dilation in (
@@ -136,7 +136,7 @@ def windows(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("ARGSORT", "TOP_K")
-def orders(op: str, draw: Draw) -> Iterator[Case]:
+def orders(op: str, draw: SeededInputs) -> Iterator[Case]:
     ties = np.round(draw("ties", 4, 33))
     signed = np.array([0.0, -1.0, 0.5, -0.0, 2.0], np.float32)
     infinite = np.array([1.0, np.inf, -np.inf, 3e38, -3e38, 0.0], np.float32)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lockstep.golden.ops.form import Case, Draw, cases
+from lockstep.golden.ops.form import Case, SeededInputs, cases
 
 INF, NAN = np.inf, np.nan
 LENGTHS = (1, 3, 16, 33)  # around a vector register's
@@ -24,7 +24,7 @@ PARAMS = {"XIELU": SLOPES}
 
 
 @cases(*SMOOTH, *DETERMINED, "LOG", "SIN", "COS", "XIELU")
-def functions(op: str, draw: Draw) -> Iterator[Case]:
+def functions(op: str, draw: SeededInputs) -> Iterator[Case]:
     params = PARAMS.get(op, {})
     for n in LENGTHS:
         x = draw(f"length-{n}", 2, n, size=4.0)
@@ -42,7 +42,7 @@ def functions(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("ADD", "SUB", "MUL", "DIV")
-def arithmetic(op: str, draw: Draw) -> Iterator[Case]:
+def arithmetic(op: str, draw: SeededInputs) -> Iterator[Case]:
     a, b = np.array(np.meshgrid(np.r_[ODD, LARGE], np.r_[ODD, LARGE]), np.float32)
     yield Case(id="every-pair-of-odd-values", inputs={"a": a, "b": b}, shape=a.shape)
     for name, small in (
@@ -60,13 +60,13 @@ def arithmetic(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("ADD")
-def halves_added(op: str, draw: Draw) -> Iterator[Case]:
+def halves_added(op: str, draw: SeededInputs) -> Iterator[Case]:
     a, b = draw("halves-a", 3, 9).astype(np.float16), draw("halves-b", 3, 9)
     yield Case(id="halves-plus-floats", inputs={"a": a, "b": b}, shape=(3, 9), type="F16")
 
 
 @cases("ADD_ID")
-def rows_added(op: str, draw: Draw) -> Iterator[Case]:
+def rows_added(op: str, draw: SeededInputs) -> Iterator[Case]:
     ids = np.array([[3, 0], [1, 1], [2, 3]], np.int32)
     inputs = {"a": draw("chosen-a", 3, 2, 9), "rows": draw("chosen-rows", 4, 9), "ids": ids}
     yield Case(id="a-row-for-each-expert-chosen", inputs=inputs, shape=(3, 2, 9))
@@ -75,7 +75,7 @@ def rows_added(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("SCALE")
-def scaled(op: str, draw: Draw) -> Iterator[Case]:
+def scaled(op: str, draw: SeededInputs) -> Iterator[Case]:
     x = np.r_[draw("values", 20, size=3.0), LARGE, ODD].reshape(2, -1)
     for name, scale, bias in (
         *(("plain", 0.3, 0.0), ("zero", 0.0, 0.0), ("with-bias", -1.7, 0.25)),
@@ -86,21 +86,21 @@ def scaled(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("CLAMP")
-def clamped(op: str, draw: Draw) -> Iterator[Case]:
+def clamped(op: str, draw: SeededInputs) -> Iterator[Case]:
     x = np.r_[draw("values", 20, size=3.0), LARGE, ODD].astype(np.float32)
     for name, low, high in (("both", -1.0, 2.0), ("point", 0.5, 0.5), ("wide", -3e38, 3e38)):
         yield Case(id=name, inputs={"x": x}, params={"min": low, "max": high}, shape=x.shape)
 
 
 @cases("FILL")
-def filled(op: str, draw: Draw) -> Iterator[Case]:
+def filled(op: str, draw: SeededInputs) -> Iterator[Case]:
     for name, value in (("zero", 0.0), ("third", 1 / 3), ("tiny", 1e-45)):
         x = draw(name, 3, 7)
         yield Case(id=name, inputs={"x": x}, params={"value": value}, shape=x.shape)
 
 
 @cases("ARANGE")
-def counted(op: str, draw: Draw) -> Iterator[Case]:
+def counted(op: str, draw: SeededInputs) -> Iterator[Case]:
     for name, start, step, n in (
         ("ones", 0.0, 1.0, 17),
         ("tenths", -2.0, 0.1, 31),

@@ -7,14 +7,14 @@ import numpy as np
 
 from lockstep.engine.ops import functions
 from lockstep.golden.ops.cases.elementwise import LARGE, ODD
-from lockstep.golden.ops.form import F32, Array, Case, Draw, cases
+from lockstep.golden.ops.form import F32, Array, Case, SeededInputs, cases
 
 INF = np.inf
 EPS = 1e-6
 
 
 @cases("matmul")
-def products(op: str, draw: Draw) -> Iterator[Case]:
+def products(op: str, draw: SeededInputs) -> Iterator[Case]:
     for m, k, n in ((1, 1, 1), (3, 7, 5), (1, 33, 4), (4, 64, 1), (2, 3, 2)):
         tag = f"{m}-{k}-{n}"
         yield Case(id=tag, inputs={"a": draw(f"{tag}-a", m, k), "b": draw(f"{tag}-b", k, n)})
@@ -23,7 +23,7 @@ def products(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("add_scalar", "rsqrt_elem", "scaled_add")
-def elements(op: str, draw: Draw) -> Iterator[Case]:
+def elements(op: str, draw: SeededInputs) -> Iterator[Case]:
     for name, x in (("values", draw("values", 3, 11)), ("sizes", LARGE), ("odd-values", ODD)):
         if op == "scaled_add":
             inputs = {"y": draw(f"{name}-y", *x.shape), "x": x}
@@ -35,7 +35,7 @@ def elements(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("sum_squares_axis")
-def squares(op: str, draw: Draw) -> Iterator[Case]:
+def squares(op: str, draw: SeededInputs) -> Iterator[Case]:
     for rows, columns in ((1, 1), (3, 7), (5, 33)):
         for axis in (0, 1):
             name = f"{rows}-by-{columns}-axis-{axis}"
@@ -43,7 +43,7 @@ def squares(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("broadcast_row_scalars", "transpose_2d", "slice_cols", "copy_slice")
-def parts(op: str, draw: Draw) -> Iterator[Case]:
+def parts(op: str, draw: SeededInputs) -> Iterator[Case]:
     x = draw("x", 4, 7)
     if op == "broadcast_row_scalars":
         for width in (1, 5):
@@ -64,7 +64,7 @@ def parts(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("softmax_rows")
-def softmax(op: str, draw: Draw) -> Iterator[Case]:
+def softmax(op: str, draw: SeededInputs) -> Iterator[Case]:
     for n in (1, 7, 33):
         yield Case(id=f"length-{n}", inputs={"x": draw(f"length-{n}", 2, n, size=5.0)})
     hidden = draw("hidden", 3, 5)
@@ -80,7 +80,7 @@ def softmax(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("weighted_rms_norm", "affine_layer_norm", "fused_add_rms_norm")
-def norms(op: str, draw: Draw) -> Iterator[Case]:
+def norms(op: str, draw: SeededInputs) -> Iterator[Case]:
     for name, rows, n, size in (
         *(("one-element", 2, 1, 1.0), ("odd-length", 3, 33, 1.0), ("one-row", 1, 64, 1.0)),
         *(("tiny", 2, 20, 1e-5), ("large", 2, 20, 1e8), ("zeros", 2, 8, 0.0)),
@@ -102,7 +102,7 @@ def tables(positions: int, dim: int, base: float = 1e4) -> dict[str, F32]:
 
 
 @cases("apply_rotary_emb", "qk_norm_rope")
-def rotations(op: str, draw: Draw) -> Iterator[Case]:
+def rotations(op: str, draw: SeededInputs) -> Iterator[Case]:
     for pairs in ("half", "adjacent"):
         for tokens, heads, dim, at in ((1, 1, 2, 0), (3, 2, 8, 0), (1, 4, 6, 9), (4, 3, 16, 5)):
             tag = f"{pairs}-{tokens}-{heads}-{dim}-from-{at}"
@@ -117,7 +117,7 @@ def rotations(op: str, draw: Draw) -> Iterator[Case]:
                 yield Case(id=f"{tag}-mode-{mode}", inputs=inputs, params=more)
 
 
-def fused_qkv(draw: Draw, tag: str, tokens: int, at: int, mode: int, pairs: str) -> Case:
+def fused_qkv(draw: SeededInputs, tag: str, tokens: int, at: int, mode: int, pairs: str) -> Case:
     dim, q_heads, kv_heads = 8, 4, 2
     inputs = {
         "qkv": draw(f"{tag}-qkv", tokens, (q_heads + 2 * kv_heads) * dim),
@@ -138,7 +138,7 @@ QKV = (
 
 
 @cases("split_qkv")
-def splits(op: str, draw: Draw) -> Iterator[Case]:
+def splits(op: str, draw: SeededInputs) -> Iterator[Case]:
     for q_heads, kv_heads in ((4, 2), (3, 3), (4, 1)):
         tag = f"{q_heads}-and-{kv_heads}-heads"
         params = {"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": 5}
@@ -147,13 +147,13 @@ def splits(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("split_qkv_norm_rope")
-def prepared(op: str, draw: Draw) -> Iterator[Case]:
+def prepared(op: str, draw: SeededInputs) -> Iterator[Case]:
     for row in QKV:
         yield fused_qkv(draw, *row)
 
 
 @cases("split_qkv_norm_rope_into_cache", "split_qkv_norm_rope_into_paged_cache")
-def stored(op: str, draw: Draw) -> Iterator[Case]:
+def stored(op: str, draw: SeededInputs) -> Iterator[Case]:
     """The tokens go behind those that are there; in blocks, out of order and over an edge."""
     paged = op.endswith("paged_cache")
     for tag, tokens, at, mode, pairs in QKV:
@@ -167,7 +167,7 @@ def stored(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("kv_cache_append_head_major")
-def appended(op: str, draw: Draw) -> Iterator[Case]:
+def appended(op: str, draw: SeededInputs) -> Iterator[Case]:
     for at, tokens in ((0, 3), (4, 1), (6, 2), (8, 0)):
         tag = f"{tokens}-behind-{at}"
         inputs = {f"cache_{n}": draw(f"{tag}-cache-{n}", 2, 8, 5) for n in "kv"}
@@ -176,7 +176,7 @@ def appended(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("transpose_head_to_token")
-def turned(op: str, draw: Draw) -> Iterator[Case]:
+def turned(op: str, draw: SeededInputs) -> Iterator[Case]:
     for heads, tokens, dim in ((2, 3, 5), (1, 4, 3), (4, 1, 3), (2, 0, 3)):
         tag = f"{heads}-{tokens}-{dim}"
         yield Case(id=tag, inputs={"x": draw(tag, heads, tokens, dim)})

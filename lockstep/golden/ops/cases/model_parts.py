@@ -8,7 +8,7 @@ import numpy as np
 
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.golden.ops.cases.elementwise import ODD
-from lockstep.golden.ops.form import Array, Blocks, Case, Draw, cases
+from lockstep.golden.ops.form import Array, Blocks, Case, SeededInputs, cases
 from lockstep.golden.suites.dot import activations
 
 INF = np.inf
@@ -22,7 +22,7 @@ BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
 
 
 @cases("REGLU", "GEGLU", "SWIGLU", "GEGLU_ERF", "GEGLU_QUICK", "SWIGLU_OAI", "SWIGLU_CLAMP")
-def gates(op: str, draw: Draw) -> Iterator[Case]:
+def gates(op: str, draw: SeededInputs) -> Iterator[Case]:
     more = OF_GATE.get(op, {})
     for n in (1, 7, 32):
         gate, up = draw(f"gate-{n}", 2, n, size=3.0), draw(f"up-{n}", 2, n, size=2.0)
@@ -47,7 +47,7 @@ def gates(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("SOFT_MAX")
-def softmax(op: str, draw: Draw) -> Iterator[Case]:
+def softmax(op: str, draw: SeededInputs) -> Iterator[Case]:
     def case(name: str, x: Array, scale: float = 1.0, bias: float = 0.0, **more: Array) -> Case:
         params = {"scale": scale, "max_bias": bias}
         return Case(id=name, inputs={"x": x, **more}, params=params, shape=x.shape)
@@ -75,7 +75,7 @@ def softmax(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("SOFT_MAX")
-def softmax_of_nothing(op: str, draw: Draw) -> Iterator[Case]:
+def softmax_of_nothing(op: str, draw: SeededInputs) -> Iterator[Case]:
     x = draw("hidden", 2, 5)
     mask = np.array([[0, 0, -INF, -INF, -INF], [-INF] * 5], np.float32)
     params = {"scale": 1.0, "max_bias": 0.0}
@@ -86,7 +86,7 @@ def softmax_of_nothing(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("ROPE", "ROPE_BACK")
-def rotations(op: str, draw: Draw) -> Iterator[Case]:
+def rotations(op: str, draw: SeededInputs) -> Iterator[Case]:
     near, far = (np.array(at, np.int32) for at in ([0, 1, 2, 77], [4095, 100_000]))
 
     def case(name: str, n: int, dims: int, at: Array, more: dict[str, Any], **inputs: Any) -> Case:
@@ -120,7 +120,7 @@ def rotations(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("ROPE")
-def rotated_views(op: str, draw: Draw) -> Iterator[Case]:
+def rotated_views(op: str, draw: SeededInputs) -> Iterator[Case]:
     x = draw("view", 3, 2, 8)
     inputs = {"x": x, "positions": np.array([5, 6, 7], np.int32)}
     params = {**ANGLES, "n_dims": 8, "mode": NEOX}
@@ -129,7 +129,7 @@ def rotated_views(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("MUL_MAT")
-def products(op: str, draw: Draw) -> Iterator[Case]:
+def products(op: str, draw: SeededInputs) -> Iterator[Case]:
     def case(name: str, a: Array | Blocks, b: Array, shape: tuple[int, ...]) -> Case:
         return Case(id=name, inputs={"a": a, "b": b}, shape=shape)
 
@@ -157,13 +157,13 @@ def products(op: str, draw: Draw) -> Iterator[Case]:
     yield case("cancelling", sizes, np.array([[1.0, 1.0, 1.0, 1.0]], np.float32), (1, 1))
 
 
-def converted_alike(kind: str, columns: int, draw: Draw) -> F32:
+def converted_alike(kind: str, columns: int, draw: SeededInputs) -> F32:
     """(4, columns), which every known build of ggml converts to the same bytes."""
     return activations(WeightFormat.named(kind), columns, draw.seed)
 
 
 @cases("MUL_MAT_ID")
-def experts(op: str, draw: Draw) -> Iterator[Case]:
+def experts(op: str, draw: SeededInputs) -> Iterator[Case]:
     ids = np.array([[0, 3], [2, 2]], np.int32)
     for kind, k in (("F32", 24), ("F16", 24), ("Q8_0", 64), ("Q4_K", 256)):
         weights: Array | Blocks
@@ -178,7 +178,7 @@ def experts(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("FLASH_ATTN_EXT")
-def attention(op: str, draw: Draw) -> Iterator[Case]:
+def attention(op: str, draw: SeededInputs) -> Iterator[Case]:
     def case(name: str, tokens: int, cells: int, dims: tuple[int, int], **more: Any) -> Case:
         """The mask hides the cells after a token's own, and all of the first row."""
         kind = more.get("kind", np.float32)
@@ -212,7 +212,7 @@ def attention(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("LIGHTNING_INDEXER")
-def indexer(op: str, draw: Draw) -> Iterator[Case]:
+def indexer(op: str, draw: SeededInputs) -> Iterator[Case]:
     mask = np.where(np.tril(np.ones((3, 7)), 4) > 0, 0.0, -INF).astype(np.float16)
     inputs = {
         "q": draw("q", 1, 3, 4, 16),

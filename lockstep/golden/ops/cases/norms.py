@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from lockstep.golden.ops.cases.elementwise import LENGTHS
-from lockstep.golden.ops.form import Array, Case, Draw, cases
+from lockstep.golden.ops.form import Array, Case, SeededInputs, cases
 
 EPS = 1e-6
 PARAMS = {"NORM": {"eps": EPS}, "RMS_NORM": {"eps": EPS}, "L2_NORM": {"eps": EPS}}
@@ -14,7 +14,7 @@ SUMS = ("SUM_ROWS", "MEAN")
 
 
 @cases(*SUMS, *PARAMS)
-def rows(op: str, draw: Draw) -> Iterator[Case]:
+def rows(op: str, draw: SeededInputs) -> Iterator[Case]:
     def case(name: str, x: Array) -> Case:
         shape = (*x.shape[:-1], 1) if op in SUMS else x.shape
         return Case(id=name, inputs={"x": x}, params=PARAMS.get(op, {}), shape=shape)
@@ -36,7 +36,7 @@ def rows(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("GROUP_NORM")
-def groups(op: str, draw: Draw) -> Iterator[Case]:
+def groups(op: str, draw: SeededInputs) -> Iterator[Case]:
     for name, channels, n in (("even", 6, 3), ("the-last-is-smaller", 5, 3), ("one", 4, 1)):
         x = draw(name, 2, channels, 1, 7)
         yield Case(id=name, inputs={"x": x}, params={"groups": n, "eps": EPS}, shape=x.shape)

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from lockstep.engine.ops import functions
-from lockstep.golden.ops.form import Array, Case, Draw, cases
+from lockstep.golden.ops.form import Array, Case, SeededInputs, cases
 
 
 @cases("SSM_CONV")
-def convolution(op: str, draw: Draw) -> Iterator[Case]:
+def convolution(op: str, draw: SeededInputs) -> Iterator[Case]:
     """x: (sequences, channels, d_conv - 1 + tokens)."""
     for name, seqs, tokens in (("one-token", 1, 1), ("several", 2, 5)):
         inputs = {"x": draw(f"{name}-x", seqs, 6, 3 + tokens), "kernel": draw(name, 6, 4)}
@@ -17,7 +17,7 @@ def convolution(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("SSM_SCAN")
-def scan(op: str, draw: Draw) -> Iterator[Case]:
+def scan(op: str, draw: SeededInputs) -> Iterator[Case]:
     """One decay for each state is Mamba-1, one for each head Mamba-2."""
     for name, dim, heads, states, decays, keep in (
         ("mamba-1", 1, 6, 8, 8, 1),
@@ -42,7 +42,7 @@ def scan(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("GATED_DELTA_NET")
-def delta(op: str, draw: Draw) -> Iterator[Case]:
+def delta(op: str, draw: SeededInputs) -> Iterator[Case]:
     size = 8
     for name, tokens, seqs, gates, keep in (
         ("gates-of-heads", 3, 2, 1, 1),
@@ -62,12 +62,14 @@ def delta(op: str, draw: Draw) -> Iterator[Case]:
         yield Case(id=name, inputs=inputs, params={"snapshots": keep}, shape=shape)
 
 
-def rows(draw: Draw, tag: str, names: str, tokens: int, heads: int, size: int) -> dict[str, Array]:
+def rows(
+    draw: SeededInputs, tag: str, names: str, tokens: int, heads: int, size: int
+) -> dict[str, Array]:
     return {name: draw(f"{tag}-{name}", tokens, heads, size, size=0.4) for name in names}
 
 
 @cases("RWKV_WKV6", "RWKV_WKV7", "GATED_LINEAR_ATTN")
-def linear_attention(op: str, draw: Draw) -> Iterator[Case]:
+def linear_attention(op: str, draw: SeededInputs) -> Iterator[Case]:
     """Tokens of all sequences one after the other, as many of each; heads of 64 as in models."""
     heads, size = 2, 64
     names = {"RWKV_WKV6": "kvr", "RWKV_WKV7": "rkvab", "GATED_LINEAR_ATTN": "kvq"}[op]
@@ -85,7 +87,7 @@ def linear_attention(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("DSV4_HC_COMB")
-def mixing(op: str, draw: Draw) -> Iterator[Case]:
+def mixing(op: str, draw: SeededInputs) -> Iterator[Case]:
     for rounds in (1, 4):
         inputs = {
             "mixes": draw(f"{rounds}-mixes", 3, 24),
@@ -97,7 +99,7 @@ def mixing(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("DSV4_HC_PRE")
-def gathered(op: str, draw: Draw) -> Iterator[Case]:
+def gathered(op: str, draw: SeededInputs) -> Iterator[Case]:
     x = draw("x", 3, 4, 16)
     inputs = {"x": x, "weights": draw("weights", 3, 4)}
     params = {"scale": 1.0, "gated": 0}
@@ -107,7 +109,7 @@ def gathered(op: str, draw: Draw) -> Iterator[Case]:
 
 
 @cases("DSV4_HC_POST")
-def spread(op: str, draw: Draw) -> Iterator[Case]:
+def spread(op: str, draw: SeededInputs) -> Iterator[Case]:
     inputs = {
         "x": draw("x", 3, 16),
         "residual": draw("residual", 3, 4, 16),

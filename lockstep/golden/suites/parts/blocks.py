@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.quants.base import WeightFormat
-from lockstep.harness.fuzzers.quants.blocks import Scale, corners, halfway, place_of, scales_of
+from lockstep.harness.fuzzers.quants.blocks import OddScale, corners, halfway, place_of, scales_of
 from lockstep.harness.synth.draws import octets, stream
 
 Block = NDArray[np.uint8]
@@ -61,7 +61,7 @@ def quantised(kind: type[WeightFormat], seed: int) -> Named:
         yield f"usual-{i:02d}", block
 
 
-def odd_scales(kind: type[WeightFormat], scales: list[Scale]) -> Named:
+def odd_scales(kind: type[WeightFormat], scales: list[OddScale]) -> Named:
     size = kind.layout.itemsize
     ends = np.frombuffer((ENDS * size)[:size], np.uint8)
     for scale in scales:
@@ -82,7 +82,7 @@ def odd_scales(kind: type[WeightFormat], scales: list[Scale]) -> Named:
             yield f"{scales[0].name}-{a}-{scales[1].name}-{b}", block
 
 
-def filled_fields(kind: type[WeightFormat], scales: list[Scale], chance: Block) -> Named:
+def filled_fields(kind: type[WeightFormat], scales: list[OddScale], chance: Block) -> Named:
     """One field of equal bytes, all others random."""
     for name in byte_fields(kind):
         dtype, at = place_of(kind, name)
@@ -93,7 +93,7 @@ def filled_fields(kind: type[WeightFormat], scales: list[Scale], chance: Block) 
             yield f"{name}-all-{value:02x}", restored(kind, scales, name, block)
 
 
-def every_value(kind: type[WeightFormat], scales: list[Scale]) -> Named:
+def every_value(kind: type[WeightFormat], scales: list[OddScale]) -> Named:
     """Byte i of a field is i more than the first; all else is zero."""
     for name in byte_fields(kind):
         dtype, at = place_of(kind, name)
@@ -104,7 +104,7 @@ def every_value(kind: type[WeightFormat], scales: list[Scale]) -> Named:
             yield f"{name}-from-{first:02x}", with_ones(scales, block)
 
 
-def whole_book(kind: type[WeightFormat], scales: list[Scale]) -> Named:
+def whole_book(kind: type[WeightFormat], scales: list[OddScale]) -> Named:
     """Every entry of a book whose index is longer than a byte, or not alone in its field."""
     if kind.name in LONG_INDEX:
         yield from long_indices(kind, scales)
@@ -119,7 +119,7 @@ def whole_book(kind: type[WeightFormat], scales: list[Scale]) -> Named:
             yield f"book-{first:03x}", with_ones(scales, after_scale(groups.reshape(-1), kind))
 
 
-def long_indices(kind: type[WeightFormat], scales: list[Scale]) -> Named:
+def long_indices(kind: type[WeightFormat], scales: list[OddScale]) -> Named:
     low, high, values = LONG_INDEX[kind.name]
     (dtype, at), (high_dtype, high_at) = place_of(kind, low), place_of(kind, high)
     item, n = high_dtype.base.itemsize, dtype.itemsize
@@ -178,11 +178,11 @@ def drawn(kind: type[WeightFormat], seed: int, what: str, count: int) -> Block:
     return raw.reshape(count, size)
 
 
-def put(scale: Scale, block: Block, bits: int) -> None:
+def put(scale: OddScale, block: Block, bits: int) -> None:
     scale.put(block[None], np.array([bits]))
 
 
-def with_ones(scales: list[Scale], block: Block) -> Block:
+def with_ones(scales: list[OddScale], block: Block) -> Block:
     """A copy in which every scale is 1."""
     changed = block.copy()
     for scale in scales:
@@ -190,7 +190,7 @@ def with_ones(scales: list[Scale], block: Block) -> Block:
     return changed
 
 
-def restored(kind: type[WeightFormat], scales: list[Scale], name: str, block: Block) -> Block:
+def restored(kind: type[WeightFormat], scales: list[OddScale], name: str, block: Block) -> Block:
     """A scale of 1 again, where a fill has gone over one that is spread over a field."""
     return with_ones(scales, block) if kind.name == "IQ1_M" and name == "scales" else block
 

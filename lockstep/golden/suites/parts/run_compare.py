@@ -5,19 +5,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from lockstep.engine.quants.base import F32
-from lockstep.golden.compact import Held
+from lockstep.golden.compact import HeldMatrix
 from lockstep.golden.honest import LOGITS
 from lockstep.golden.suites.base import Vectors, Verdicts
 from lockstep.golden.suites.parts.run_form import WAYS
 from lockstep.harness.records import Mismatch, Verdict
 
 
-def held_of(vectors: Vectors, name: str, way: str) -> Held:
+def held_of(vectors: Vectors, name: str, way: str) -> HeldMatrix:
     (row,) = (row for row in vectors.document["shown"] if row["name"] == name)
     start = f"{name}/{way}."
     mine = {k.removeprefix(start): v for k, v in vectors.tensors.items() if k.startswith(start)}
     columns = vectors.tensors[f"{name}/columns"]
-    return Held(tensors=mine, columns=columns, allowed=row["allowed"])
+    return HeldMatrix(tensors=mine, columns=columns, allowed=row["allowed"])
 
 
 def compared(vectors: Vectors, name: str, got: F32, verdict: Verdicts) -> Verdict:

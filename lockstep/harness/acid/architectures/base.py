@@ -6,35 +6,35 @@ from typing import Any, ClassVar
 
 from lockstep.harness.acid.measurements.base import Measurement
 from lockstep.harness.acid.shape import F64, Shape
-from lockstep.harness.acid.vocabulary import Keys, Vocabulary
-from lockstep.harness.acid.weights import Weights
+from lockstep.harness.acid.vocabulary import AcidVocabulary, Keys
+from lockstep.harness.acid.weights import AcidWeights
 
 Tests = tuple[type[Measurement], ...]
 PLAIN = {"F32": 0, "F16": 1, "BF16": 32}  # general.file_type of types without blocks
 
 
-class Architecture(ABC):
+class AcidArchitecture(ABC):
     """`name` is that of `--arch`, `gguf` what `general.architecture` says."""
 
     name: ClassVar[str]
     gguf: ClassVar[str]
     shape: ClassVar[Shape]
-    vocabulary: ClassVar[Vocabulary]
+    vocabulary: ClassVar[AcidVocabulary]
     prompted: ClassVar[Tests]  # tests that need the acid prompt; they come first
     usual: ClassVar[Tests]  # those for any prompt
     # blocks are tested in one architecture: they are read alike in all
     types: ClassVar[tuple[str, ...]] = tuple(PLAIN)
     foundations: ClassVar[frozenset[str]] = frozenset()  # names of tests that all others rest on
 
-    def make_weights(self, shape: Shape, n_vocab: int) -> Weights:
-        return Weights(shape, n_vocab)
+    def make_weights(self, shape: Shape, n_vocab: int) -> AcidWeights:
+        return AcidWeights(shape, n_vocab)
 
     @abstractmethod
     def keys(self, s: Shape) -> Keys:
         """Of the metadata, without the name of the architecture before them."""
 
     @abstractmethod
-    def tensors(self, w: Weights) -> Iterator[tuple[str, F64]]:
+    def tensors(self, w: AcidWeights) -> Iterator[tuple[str, F64]]:
         """In the order of the file, slowest dimension first; vectors are F32 in every file."""
 
     def metadata(self, s: Shape) -> Keys:

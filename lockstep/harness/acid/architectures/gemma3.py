@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lockstep.harness.acid.architectures import llama
-from lockstep.harness.acid.architectures.base import Architecture
+from lockstep.harness.acid.architectures.base import AcidArchitecture
 from lockstep.harness.acid.measurements.normed_heads import HeadNormWeights
 from lockstep.harness.acid.measurements.norms import (
     AttnNormWeight,
@@ -36,22 +36,22 @@ from lockstep.harness.acid.measurements.scores import (
 from lockstep.harness.acid.measurements.windows import (
     FarInGlobal,
     GlobalMask,
+    PromptInWindow,
     WindowBeyond,
     WindowInside,
-    WindowOfPrompt,
 )
 from lockstep.harness.acid.sandwich import LOCAL_BASE, Sandwich
 from lockstep.harness.acid.shape import F64, Shape
 from lockstep.harness.acid.tokens import ONLY_LETTERS
 from lockstep.harness.acid.vocabulary import Keys
-from lockstep.harness.acid.weights import Weights
+from lockstep.harness.acid.weights import AcidWeights
 
-PROMPTED = (PromptEnd, WindowInside, WindowBeyond, FarInGlobal, GlobalMask, WindowOfPrompt)
+PROMPTED = (PromptEnd, WindowInside, WindowBeyond, FarInGlobal, GlobalMask, PromptInWindow)
 # the letter n is the last that the window reaches where WindowInside is answered
 WINDOW = ONLY_LETTERS.back("n") + 2 + PROMPTED.index(WindowInside) + 1
 
 
-class Gemma3(Architecture):
+class AcidGemma3(AcidArchitecture):
     """No F16: ggml makes halves of what meets a matrix in F16, and the last norm's weights, which
     make answers of short rows, are beyond them."""
 
@@ -87,7 +87,7 @@ class Gemma3(Architecture):
     # every answer is read through the last norm and what the parts of a layer write
     foundations = frozenset({"output-norm-weight", "embedding-scale"})
 
-    def make_weights(self, shape: Shape, n_vocab: int) -> Weights:
+    def make_weights(self, shape: Shape, n_vocab: int) -> AcidWeights:
         return Sandwich(shape, n_vocab)
 
     def keys(self, s: Shape) -> Keys:
@@ -101,7 +101,7 @@ class Gemma3(Architecture):
         del keys["rope.dimension_count"]  # no file of gemma3 has it
         return keys
 
-    def tensors(self, w: Weights) -> Iterator[tuple[str, F64]]:
+    def tensors(self, w: AcidWeights) -> Iterator[tuple[str, F64]]:
         assert isinstance(w, Sandwich)
         order = w.shape.order
         for name, values in llama.tensors(w):

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lockstep.harness.acid.architectures.base import Architecture
+from lockstep.harness.acid.architectures.base import AcidArchitecture
 from lockstep.harness.acid.centred import Centred
 from lockstep.harness.acid.measurements.bpe import (
-    Bytes,
+    BpeBytes,
+    BpeMerges,
     FirstBeginning,
-    Merges,
     SpaceAndDigits,
     UserDefined,
 )
@@ -24,23 +24,23 @@ from lockstep.harness.acid.measurements.prompt import CausalMask, Far64, Far256,
 from lockstep.harness.acid.measurements.scores import (
     EarlierToken,
     NewestToken,
-    Scale,
+    ScoreScale,
     Softmax,
     SoftmaxDivided,
 )
 from lockstep.harness.acid.shape import F64, Shape
 from lockstep.harness.acid.tokens_bpe import vocabulary
 from lockstep.harness.acid.vocabulary import Keys
-from lockstep.harness.acid.weights import Weights
+from lockstep.harness.acid.weights import AcidWeights
 
 N = 96
 SHARING = (
     *(UpBias, Layers, PlainEdges, PlainFfnNormWeight),
-    *(PromptEnd, Far64, Far256, Merges, Bytes, SpaceAndDigits, UserDefined),
+    *(PromptEnd, Far64, Far256, BpeMerges, BpeBytes, SpaceAndDigits, UserDefined),
 )
 
 
-class Gpt2(Architecture):
+class AcidGpt2(AcidArchitecture):
     """A token is the constant and a state, both 1, what balances them, and its position: squares of
     4 and 1/2, and eps in each of 96 elements."""
 
@@ -53,8 +53,8 @@ class Gpt2(Architecture):
         Far256,
         CausalMask,
         FirstBeginning,
-        Merges,
-        Bytes,
+        BpeMerges,
+        BpeBytes,
         SpaceAndDigits,
         UserDefined,
     )
@@ -75,7 +75,7 @@ class Gpt2(Architecture):
         Added,
         Biases,
         First,
-        Scale,
+        ScoreScale,
         Softmax,
         SoftmaxDivided,
         Heads,
@@ -83,7 +83,7 @@ class Gpt2(Architecture):
         Distance,
     )
 
-    def make_weights(self, shape: Shape, n_vocab: int) -> Weights:
+    def make_weights(self, shape: Shape, n_vocab: int) -> AcidWeights:
         made = Centred(shape, n_vocab)
         made.sharing = {test.name for test in SHARING} | {f"{Gelu.name}:1", f"{Bias.name}:0"}
         return made
@@ -99,7 +99,7 @@ class Gpt2(Architecture):
             "attention.layer_norm_epsilon": ("F32", s.eps),
         }
 
-    def tensors(self, w: Weights) -> Iterator[tuple[str, F64]]:
+    def tensors(self, w: AcidWeights) -> Iterator[tuple[str, F64]]:
         assert isinstance(w, Centred)
         n_embd = w.shape.n_embd
         yield "token_embd.weight", w.embd

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from lockstep.harness.acid.architectures.base import PLAIN, Architecture, Tests
+from lockstep.harness.acid.architectures.base import PLAIN, AcidArchitecture, Tests
 from lockstep.harness.acid.coded import FORMATS
 from lockstep.harness.acid.measurements.feed_forward import GateAndUp, Layers, MatrixEdges, Silu
 from lockstep.harness.acid.measurements.heads import KeyGroups, LayersCaches, ValueGroups
@@ -25,7 +25,7 @@ from lockstep.harness.acid.measurements.rope import Base, Pairing, SlowPairs, Va
 from lockstep.harness.acid.measurements.scores import (
     EarlierToken,
     NewestToken,
-    Scale,
+    ScoreScale,
     Softmax,
     SoftmaxDivided,
 )
@@ -42,7 +42,7 @@ from lockstep.harness.acid.measurements.sentencepiece import (
 from lockstep.harness.acid.shape import F64, Shape
 from lockstep.harness.acid.tokens import SENTENCEPIECE
 from lockstep.harness.acid.vocabulary import Keys
-from lockstep.harness.acid.weights import Weights
+from lockstep.harness.acid.weights import AcidWeights
 
 PROMPTED: Tests = (
     PromptEnd,
@@ -75,7 +75,7 @@ USUAL: Tests = (
     EarlierToken,
     NormEps,
     AttnNormWeight,
-    Scale,
+    ScoreScale,
     Softmax,
     SoftmaxDivided,
     ValueGroups,
@@ -88,7 +88,7 @@ USUAL: Tests = (
 )
 
 
-class Llama(Architecture):
+class AcidLlama(AcidArchitecture):
     name = gguf = "llama"
     shape = Shape()
     vocabulary = SENTENCEPIECE
@@ -98,7 +98,7 @@ class Llama(Architecture):
     def keys(self, s: Shape) -> Keys:
         return keys(s)
 
-    def tensors(self, w: Weights) -> Iterator[tuple[str, F64]]:
+    def tensors(self, w: AcidWeights) -> Iterator[tuple[str, F64]]:
         return tensors(w)
 
 
@@ -116,7 +116,7 @@ def keys(s: Shape) -> Keys:
     }
 
 
-def tensors(w: Weights) -> Iterator[tuple[str, F64]]:
+def tensors(w: AcidWeights) -> Iterator[tuple[str, F64]]:
     """Vectors are norms, which are F32 in every file."""
     n_embd, order = w.shape.n_embd, w.shape.order
     yield "token_embd.weight", w.embd

@@ -3,27 +3,33 @@
 from collections.abc import Iterator
 
 from lockstep.harness.acid.architectures import llama
-from lockstep.harness.acid.architectures.base import Architecture
-from lockstep.harness.acid.measurements.bpe import Beginning, Bytes, Digits, Merges, UserDefined
+from lockstep.harness.acid.architectures.base import AcidArchitecture
+from lockstep.harness.acid.measurements.bpe import (
+    BpeBeginning,
+    BpeBytes,
+    BpeMerges,
+    Digits,
+    UserDefined,
+)
 from lockstep.harness.acid.measurements.normed_heads import HeadNormWeights, KeyNorm, QueryNorm
 from lockstep.harness.acid.measurements.scores import SoftmaxDivided
 from lockstep.harness.acid.normed_heads import NormedHeads
 from lockstep.harness.acid.shape import F64, Shape
 from lockstep.harness.acid.tokens_bpe import vocabulary
 from lockstep.harness.acid.vocabulary import Keys
-from lockstep.harness.acid.weights import Weights
+from lockstep.harness.acid.weights import AcidWeights
 
 HEADS = llama.USUAL.index(SoftmaxDivided) + 1
 
 
-class Qwen3(Architecture):
+class AcidQwen3(AcidArchitecture):
     name = gguf = "qwen3"
     shape = Shape(halves=True)
     vocabulary = vocabulary("qwen2", n_digits=3)
-    prompted = (*llama.PROMPTED, Beginning, Merges, Bytes, Digits, UserDefined)
+    prompted = (*llama.PROMPTED, BpeBeginning, BpeMerges, BpeBytes, Digits, UserDefined)
     usual = (*llama.USUAL[:HEADS], HeadNormWeights, QueryNorm, KeyNorm, *llama.USUAL[HEADS:])
 
-    def make_weights(self, shape: Shape, n_vocab: int) -> Weights:
+    def make_weights(self, shape: Shape, n_vocab: int) -> AcidWeights:
         return NormedHeads(shape, n_vocab)
 
     def keys(self, s: Shape) -> Keys:
@@ -33,7 +39,7 @@ class Qwen3(Architecture):
         }
         return {**llama.keys(s), **sizes}
 
-    def tensors(self, w: Weights) -> Iterator[tuple[str, F64]]:
+    def tensors(self, w: AcidWeights) -> Iterator[tuple[str, F64]]:
         assert isinstance(w, NormedHeads)
         for name, values in llama.tensors(w):
             yield name, values

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.harness.acid.shape import F64
-from lockstep.harness.acid.vocabulary import Vocabulary
-from lockstep.harness.acid.weights import Weights
+from lockstep.harness.acid.vocabulary import AcidVocabulary
+from lockstep.harness.acid.weights import AcidWeights
 
 LEAD = 60.0  # logits between the right answer and the nearest wrong one: e^-60 at temperature 1
 Values = tuple[float, ...]
@@ -36,17 +36,17 @@ class Measurement(ABC):
     of_tokenizer: bool = False  # left out where a matrix has blocks, whose tests need the room
 
     @abstractmethod
-    def build(self, w: Weights, at: "Place") -> None:
+    def build(self, w: AcidWeights, at: "AcidPlace") -> None:
         """Writes the weights that measure."""
 
 
 @dataclass(frozen=True)
-class Place:
+class AcidPlace:
     """Where a test stands: its state and values, and the states of the others."""
 
     test: Measurement
     order: tuple[Measurement, ...]  # of the report, those that need the acid prompt first
-    vocabulary: Vocabulary
+    vocabulary: AcidVocabulary
 
     @property
     def state(self) -> str:

@@ -2,18 +2,18 @@
 
 from typing import ClassVar
 
-from lockstep.harness.acid.measurements.base import Measurement, Place
+from lockstep.harness.acid.measurements.base import AcidPlace, Measurement
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
 from lockstep.harness.acid.measurements.scores import REASON
 from lockstep.harness.acid.tokens import role
 from lockstep.harness.acid.vocabulary import BOS
-from lockstep.harness.acid.weights import Weights
+from lockstep.harness.acid.weights import AcidWeights
 
 BOTH, ABOVE = 7, 25.0  # the pair that finds the prompt's beginning, and by which score
 FOUND = 90.0  # a score that is enough at the end of a long report as well
 
 
-class Cut(Measurement):
+class BpeCut(Measurement):
     """`shown`: what the prompt's tokens may show, the right thing first, each with its values."""
 
     needs_prompt = True
@@ -24,7 +24,7 @@ class Cut(Measurement):
     reason = REASON
     rests_on: tuple[str, ...] = ("prompt-end", "positions-in-prompt", "far-64")
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         name, sign = self.side
         element = w.shared_key(0, name)
         w.key(0, element, {role(name): sign for name in self.shown})
@@ -34,7 +34,7 @@ class Cut(Measurement):
             w.read(0, parts, at.value(i))
 
 
-class Merges(Cut):
+class BpeMerges(BpeCut):
     """Of "abc" b and c merge, and a stays; the merge of a and b comes behind it."""
 
     name = "bpe-merges"
@@ -50,7 +50,7 @@ class Merges(Cut):
     catches = ("merges-from-left", "merges-unread")
 
 
-class Bytes(Cut):
+class BpeBytes(BpeCut):
     """No token is an e with an accent: it is spelled in two bytes."""
 
     name = "bpe-bytes"
@@ -65,7 +65,7 @@ class Bytes(Cut):
     )
 
 
-class Digits(Cut):
+class Digits(BpeCut):
     """Merges make one token of a space, 1 and 2, if nothing parts them before."""
 
     name = "bpe-pre-tokenizer"
@@ -93,10 +93,10 @@ class SpaceAndDigits(Digits):
         ("each digit is a word", (1.0, 0.0)),
         ("", (0.0, 0.0)),
     )
-    rests_on = ("bpe-merges", *Cut.rests_on)
+    rests_on = ("bpe-merges", *BpeCut.rests_on)
 
 
-class UserDefined(Cut):
+class UserDefined(BpeCut):
     """Its text is in the prompt, which is plain text for control tokens alone."""
 
     name = "user-defined-token"
@@ -111,7 +111,7 @@ class UserDefined(Cut):
     )
 
 
-class Beginning(Measurement):
+class BpeBeginning(Measurement):
     """BOS and the prompt's first letter, beside it, have the same score: a half each."""
 
     name = "bos"
@@ -130,13 +130,13 @@ class Beginning(Measurement):
 
     size = 1.0  # by which BOS is shorter than others, behind a norm
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         both = {BOS: 1 / self.size, role("m"): 1.0}
         w.turn((0, 0, BOTH), at.state, both, at.behind_start - 0.5, ABOVE)
         w.read(0, {BOS: 1 / self.size}, at.value())
 
 
-class FirstBeginning(Beginning):
+class FirstBeginning(BpeBeginning):
     """BOS and the prompt's first letter have the same score, though BOS is longer, by the mark of
     row 0 of position_embd: a half each."""
 

@@ -1,11 +1,11 @@
 """Tests of a mixture of experts: who is chosen, what they weigh, whose matrices are taken."""
 
-from lockstep.harness.acid.experts import Experts
-from lockstep.harness.acid.measurements.base import Measurement, Place
+from lockstep.harness.acid.experts import AcidExperts
+from lockstep.harness.acid.measurements.base import AcidPlace, Measurement
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
 from lockstep.harness.acid.measurements.prompt import Prompted
 from lockstep.harness.acid.tokens import role
-from lockstep.harness.acid.weights import FAR, SCORE, SMALL, Weights
+from lockstep.harness.acid.weights import FAR, SCORE, SMALL, AcidWeights
 
 LOGITS = (2.0, 1.0, 0.5, 0.0)  # of the experts, the likeliest first: shares 0.579 0.213 0.129 0.078
 FIRST, SECOND = 0.7311, 0.2689  # what the first two weigh, made to sum to one
@@ -52,8 +52,8 @@ class Choice(Measurement):
     )
     rests_on = ("gate-and-up", "experts-matrices")
 
-    def build(self, w: Weights, at: Place) -> None:
-        assert isinstance(w, Experts), "an architecture with experts"
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
+        assert isinstance(w, AcidExperts), "an architecture with experts"
         unit = w.free_unit(0)
         w.choose(0, at.state, dict(zip((2, 0, 1, 3), LOGITS, strict=True)))
         for expert in range(w.shape.n_expert):  # silu(8) is 8, but for a 3000th
@@ -81,8 +81,8 @@ class Matrices(Measurement):
     catches = ("experts-down-of-the-first", "experts-gate-and-up-exchanged")
     rests_on = ("experts-choice", "gate-and-up")
 
-    def build(self, w: Weights, at: Place) -> None:
-        assert isinstance(w, Experts), "an architecture with experts"
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
+        assert isinstance(w, AcidExperts), "an architecture with experts"
         unit = w.free_unit(0)
         w.choose(0, at.state, dict(zip((1, 3, 0, 2), LOGITS, strict=True)))
         w.own((0, 1, unit), at.state, 8.0, 1.0, {at.value(0): 1 / 8})
@@ -105,8 +105,8 @@ class EachTokensExperts(Prompted):
     catches = ("experts-of-the-first-token", "experts-of-limited-capacity")
     rests_on = ("far-256", "experts-choice")
 
-    def build(self, w: Weights, at: Place) -> None:
-        assert isinstance(w, Experts), "an architecture with experts"
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
+        assert isinstance(w, AcidExperts), "an architecture with experts"
         unit, letter, made = w.free_unit(0), role("k"), "of an expert"
         w.choose(0, letter, {3: 4.0})
         w.own((0, 3, unit), letter, 8.0, 1.0, {made: 1 / 8})

@@ -1,7 +1,7 @@
 """Tests of the gated feed-forward network: its activation and its two branches."""
 
-from lockstep.harness.acid.measurements.base import Measurement, Names, Place, Values, Wrong
-from lockstep.harness.acid.weights import EDGE, Weights
+from lockstep.harness.acid.measurements.base import AcidPlace, Measurement, Names, Values, Wrong
+from lockstep.harness.acid.weights import EDGE, AcidWeights
 
 HALF_BF16 = 2.0**-9  # relative error of one rounding to BF16, the widest that honest engines do
 REASON = "seven roundings to BF16 on the way, of weights and of activations"
@@ -35,7 +35,7 @@ class Silu(FeedForward):
     )
     rests_on: Names = ("experts-choice", "experts-matrices")  # where there are experts
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.unit(0, {at.state: -1.25}, {at.state: 1.0}, {at.value(0): 3.0})
         w.unit(0, {at.state: 6.0}, {at.state: 1.0}, {at.value(1): 1 / 6})
 
@@ -60,7 +60,7 @@ class GateAndUp(FeedForward):
     )
     rests_on: Names = ("silu",)
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.unit(0, {at.state: 2.0}, {at.state: -1.0}, {at.value(): 0.5})
 
 
@@ -82,7 +82,7 @@ class Layers(FeedForward):
     rests_on: Names = ("silu", "gelu")
     catches: Names = ("first-layer-twice", "last-layer-skipped", "embeddings-scaled-for-llama")
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         for layer in (0, 1):  # silu(8) is 8, but for a 3000th
             w.unit(layer, {at.state: 8.0}, {at.state: 1.0}, {at.value(layer): 1 / 16})
 
@@ -102,5 +102,5 @@ class MatrixEdges(FeedForward):
     catches = ("last-column-dropped", "tail-dropped", "last-block-dropped")
     rests_on = ("silu",)
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.unit(0, {EDGE: 9.8}, {EDGE: 1.0}, {at.value(): 1 / 8 * 1.2247}, last=True)

@@ -6,15 +6,15 @@ One number that is not zero is exact, or nearly so, in every format of activatio
 import numpy as np
 
 from lockstep.harness.acid.coded import FORMATS, decode, rows_of
-from lockstep.harness.acid.measurements.base import Measurement, Place
+from lockstep.harness.acid.measurements.base import AcidPlace, Measurement
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
-from lockstep.harness.acid.weights import Weights
+from lockstep.harness.acid.weights import AcidWeights
 
 ROWS = 3
 SIZE = 1.5  # of the largest value that a test should read
 
 
-class Coded(Measurement):
+class CodedRows(Measurement):
     """Weight `column` of three rows; of their blocks one part varies."""
 
     reason = "seven roundings to BF16, which has room for the scales of activations in F16"
@@ -44,7 +44,7 @@ class Coded(Measurement):
         )
         self.radius = 7 * HALF_BF16 * largest * self.factor
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         layer = w.shape.n_layer - 1
         w.gate[layer, self.column, w.coordinate(at.state)] = 8.0 / w.shape.unit
         # silu(8) times this is the factor, for what is SMALL
@@ -58,4 +58,4 @@ def tests_of_format(kind: str) -> tuple[Measurement, ...]:
     if kind not in FORMATS:
         return ()
     form = FORMATS[kind]
-    return tuple(Coded(kind, part, c) for part in form.parts for c in form.columns)
+    return tuple(CodedRows(kind, part, c) for part in form.parts for c in form.columns)

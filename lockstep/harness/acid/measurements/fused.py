@@ -1,11 +1,11 @@
 """Tests of one matrix for queries, keys and values: its parts, its heads, its biases."""
 
 from lockstep.harness.acid.centred import Centred
-from lockstep.harness.acid.measurements.base import Measurement, Place
+from lockstep.harness.acid.measurements.base import AcidPlace, Measurement
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
 from lockstep.harness.acid.measurements.scores import REASON
 from lockstep.harness.acid.vocabulary import BOS
-from lockstep.harness.acid.weights import ALWAYS, SCORE, SMALL, Weights
+from lockstep.harness.acid.weights import ALWAYS, SCORE, SMALL, AcidWeights
 
 BIASED = 2  # a head that has nothing to do but this
 
@@ -30,7 +30,7 @@ class Heads(Measurement):
     catches = ("qkv-split-by-head", "heads-interleaved", "last-head-dropped")
     rests_on = ("earlier-token", "matrix-edges")  # a third of all states lies in the last 32
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         targets = [at.before(2 + head) for head in range(w.shape.n_head)]
         key, element = w.free_key(0), w.free_value(0)
         for head, target in enumerate(targets):
@@ -60,7 +60,7 @@ class Biases(Measurement):
     catches = ("qkv-bias-missing",)
     rests_on = ("heads", "bos", "far-256", "first-position")
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         assert isinstance(w, Centred)
         w.busy.add((1, BIASED, ALWAYS))
         w.q_bias[1, BIASED, 0] = SCORE * w.shape.n_embd_head**0.5

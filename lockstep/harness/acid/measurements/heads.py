@@ -1,9 +1,9 @@
 """Tests of which head reads whose keys and values, and of caches that layers should not share."""
 
-from lockstep.harness.acid.measurements.base import Measurement, Place
+from lockstep.harness.acid.measurements.base import AcidPlace, Measurement
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
 from lockstep.harness.acid.measurements.scores import REASON
-from lockstep.harness.acid.weights import SCORE, Weights
+from lockstep.harness.acid.weights import SCORE, AcidWeights
 
 GROUPS = (
     ("heads alternate between KV heads", (0.5, -0.5, 0.5, -0.5)),
@@ -40,7 +40,7 @@ class ValueGroups(Groups):
         "heads-interleaved",
     )
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         target = at.before(3)
         key, element = w.free_key(0), w.free_value(0)
         for kv, value in enumerate((1.0, -1.0)):
@@ -65,7 +65,7 @@ class KeyGroups(Groups):
         "heads-interleaved",
     )
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         first, second = at.before(3), at.before(4)
         key, element = w.free_key(1), w.free_value(1)
         for kv, target in enumerate((first, second)):
@@ -94,7 +94,7 @@ class LayersCaches(Measurement):
     catches = ("cache-shared-by-layers",)
     rests_on = ("earlier-token",)
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         key, element = w.free_key(0, 1), w.free_value(0, 1)
         for layer, (here, there) in enumerate(((3, 4), (4, 3))):
             sign = (1.0, -1.0)[layer]  # so that all of another layer's cache is the other value

@@ -1,10 +1,10 @@
 """Tests of norms that subtract the mean and add a bias."""
 
 from lockstep.harness.acid.centred import Centred
-from lockstep.harness.acid.measurements.base import Measurement, Place
+from lockstep.harness.acid.measurements.base import AcidPlace, Measurement
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16, REASON
 from lockstep.harness.acid.measurements.norms import FfnNormWeight
-from lockstep.harness.acid.weights import CONST, NOTHING, SMALL, Weights
+from lockstep.harness.acid.weights import CONST, NOTHING, SMALL, AcidWeights
 
 
 class Mean(Measurement):
@@ -25,7 +25,7 @@ class Mean(Measurement):
     catches = ("layer-norm-uncentred",)
     rests_on = ("gelu",)
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         assert isinstance(w, Centred)
         w.uncentred[at.state] = 2.0
         w.unit(0, {at.state: 4.0, NOTHING: -62.0 * w.shape.unit}, {}, {at.value(): 1 / 8})
@@ -48,7 +48,7 @@ class Eps(Measurement):
     catches = ("layer-norm-eps-outside",)
     rests_on = ("gelu", "learned-positions")
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.unit(0, {at.state: 8.0}, {}, {at.value(): 1 / 8})
 
 
@@ -73,7 +73,7 @@ class Bias(Measurement):
     catches = ("layer-norm-without-bias", "norms-exchanged")
     rests_on = ("gelu", "earlier-token", "softmax-division")
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         assert isinstance(w, Centred)
         here, unit = w.coordinate("of a bias"), w.shape.unit
         w.ffn_norm_bias[0, here] = 4.0
@@ -94,7 +94,7 @@ class PlainFfnNormWeight(FfnNormWeight):
         ("too large", (1.6,)),
     )
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         here = w.coordinate(at.state)
         w.ffn_norm[0, here], w.ffn_norm[1, here], w.attn_norm[0, here] = 4.0, 2.0, 0.5
         w.unit(0, {at.state: 2.0}, {}, {at.value(): 1 / 8})

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from lockstep.harness.acid.measurements.base import Measurement, Names, Place, Values, Wrong
+from lockstep.harness.acid.measurements.base import AcidPlace, Measurement, Names, Values, Wrong
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
 from lockstep.harness.acid.normed_heads import NormedHeads
-from lockstep.harness.acid.weights import Weights
+from lockstep.harness.acid.weights import AcidWeights
 
 STRETCH = 8.0  # by which a norm makes a vector shorter
 SCORE, LESS = 40.0, 31 / 32
@@ -29,7 +29,9 @@ class HeadNorm(Measurement):
     reason = "scores within 2^-8 of 1.4, and seven roundings to BF16"
     rests_on: Names = ("head-norm-weights", "attention-scale", "rope-base", "kv-heads-of-keys")
 
-    def look_for_two(self, w: Weights, at: Place, layer: int, pair: int, heads: int) -> None:
+    def look_for_two(
+        self, w: AcidWeights, at: AcidPlace, layer: int, pair: int, heads: int
+    ) -> None:
         assert isinstance(w, NormedHeads), "an architecture whose heads are normed"
         element, value = w.shape.pair(pair)[1], w.free_value(layer)
         w.key(layer, element, {at.before(3): 1.0, at.before(4): LESS})
@@ -54,7 +56,7 @@ class QueryNorm(HeadNorm):
     )
     catches: Names = ("query-norm-missing", "head-norms-missing", "heads-normed-together")
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         self.look_for_two(w, at, 0, 8, 1)
         assert isinstance(w, NormedHeads)
         w.stretched["q", 0, 1, at.state] = STRETCH
@@ -75,7 +77,7 @@ class KeyNorm(HeadNorm):
     )
     catches = ("key-norm-missing", "head-norms-missing", "heads-normed-together")
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         self.look_for_two(w, at, 1, 7, 2)
         assert isinstance(w, NormedHeads)
         w.stretched["k", 1, 1, at.before(3)] = STRETCH
@@ -107,7 +109,7 @@ class HeadNormWeights(Measurement):
     )
     rests_on = ("newest-token", "query-norm", "key-norm", "rope-pairing")
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         assert isinstance(w, NormedHeads)
         target, other = at.before(2), at.before(3)
         (first, second), element, value = w.shape.pair(0), w.free_key(1), w.free_value(1)

@@ -1,8 +1,8 @@
 """Tests of norms: what they divide by, and the weights behind them."""
 
-from lockstep.harness.acid.measurements.base import Measurement, Place
+from lockstep.harness.acid.measurements.base import AcidPlace, Measurement
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16, REASON
-from lockstep.harness.acid.weights import NOTHING, TINY, Weights
+from lockstep.harness.acid.weights import NOTHING, TINY, AcidWeights
 
 SURE = 120.0  # a score of which a third is enough
 
@@ -24,7 +24,7 @@ class NormEps(Measurement):
     catches = ("wrong-eps", "eps-missing", "eps-outside-root")
     rests_on = ("earlier-token", "norm-mean")
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.look(0, at.state, {TINY: 1.0}, score=SURE)
         w.read(0, {TINY: 1.0}, at.value())
 
@@ -45,7 +45,7 @@ class NormCentred(Measurement):
     catches = ("rms-norm-centred",)
     rests_on = ("gate-and-up",)
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         # silu(8) = 8, times 64 / 8 of the mean's share
         w.unit(0, {at.state: 8.0}, {NOTHING: 64.0}, {at.value(): 1 / 8})
 
@@ -68,7 +68,7 @@ class FfnNormWeight(Measurement):
     catches = ("norm-without-weight", "weight-before-norm", "norms-exchanged")
     rests_on = ("gate-and-up",)
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         here = w.coordinate(at.state)
         w.ffn_norm[0, here], w.ffn_norm[1, here], w.attn_norm[0, here] = 4.0, 2.0, 0.5
         # the gate reads the constant, whose weight is 1, and the branch that is read the state
@@ -98,7 +98,7 @@ class AttnNormWeight(Measurement):
     )
     rests_on = ("newest-token",)
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.attn_norm[1, w.coordinate(at.state)] = 2.0
         w.look(1, at.state, {at.state: 0.5}, score=SURE)
         w.read(1, {at.state: 0.5}, at.value())
@@ -126,6 +126,6 @@ class OutputNormWeight(Measurement):
     )
     rests_on = ("silu",)
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.output_norm[w.coordinate(at.value())] = 0.25
         w.unit(0, {at.state: 8.0}, {at.state: 1.0}, {at.value(): 1 / 4})

@@ -1,9 +1,9 @@
 """Tests of a feed-forward network without gates: its activation, its edges, its biases."""
 
 from lockstep.harness.acid.centred import Centred
-from lockstep.harness.acid.measurements.base import Measurement, Place
+from lockstep.harness.acid.measurements.base import AcidPlace, Measurement
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16, FeedForward, MatrixEdges
-from lockstep.harness.acid.weights import EDGE, SMALL, Weights
+from lockstep.harness.acid.weights import EDGE, SMALL, AcidWeights
 
 
 class Gelu(FeedForward):
@@ -28,7 +28,7 @@ class Gelu(FeedForward):
         "first-position",
     )  # rows are narrow, and a mark makes a token longer
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.unit(0, {at.state: -2.0}, {}, {at.value(0): 16.0})
         w.unit(0, {at.state: 6.0}, {}, {at.value(1): 1 / 6})
 
@@ -41,7 +41,7 @@ class PlainEdges(MatrixEdges):
     sees = "the last rows and columns of ffn_up and ffn_down, and of token_embd"
     rests_on = ("gelu",)
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.unit(0, {EDGE: 10.07}, {}, {at.value(): 1 / 8}, last=True)
 
 
@@ -62,7 +62,7 @@ class UpBias(FeedForward):
     rests_on = ("gelu",)
     catches = ()
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         assert isinstance(w, Centred)
         unit = w.free_unit(0)
         w.gate[0, unit, w.coordinate(at.state)] = 12.0 / w.shape.unit
@@ -88,7 +88,7 @@ class Added(Measurement):
     reason = "seven roundings to BF16"
     catches = ("attention-output-bias-missing",)
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         assert isinstance(w, Centred)
         w.down_bias[1, w.coordinate(at.value(0))] = SMALL
         w.o_bias[1, w.coordinate(at.value(1))] = -SMALL

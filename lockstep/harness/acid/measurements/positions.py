@@ -6,11 +6,11 @@ A table of cosines and sines is as good as any, and a query of a sum of them fin
 import numpy as np
 
 from lockstep.harness.acid.centred import COS, FIRST, POSITION, SIN, Centred
-from lockstep.harness.acid.measurements.base import Measurement, Place
+from lockstep.harness.acid.measurements.base import AcidPlace, Measurement
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
 from lockstep.harness.acid.measurements.scores import REASON
 from lockstep.harness.acid.vocabulary import BOS
-from lockstep.harness.acid.weights import ALWAYS, SCORE, Weights
+from lockstep.harness.acid.weights import ALWAYS, SCORE, AcidWeights
 
 NEAR = 100.0  # the score of the right distance; one more or less has 54
 TARGET = 200.0  # ... of the tokens that are asked about, wherever they are
@@ -34,7 +34,7 @@ class Distance(Measurement):
     catches = ("learned-positions-missing", "learned-positions-of-batch")
     rests_on = ("earlier-token",)
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         assert isinstance(w, Centred)
         distances, root = (4, 3, 2, 5, 6), NEAR / POSITION
         for element, name in enumerate((COS, SIN)):
@@ -69,7 +69,7 @@ class First(Measurement):
     catches = ("learned-positions-from-two", "learned-positions-of-batch")
     rests_on = ("newest-token", "bos", "far-256", "learned-positions")
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.look(1, at.state, {FIRST: 1.0}, 2 * SCORE)
         for i, name in enumerate((FIRST, BOS)):
             w.read(1, {name: 1.0}, at.value(i))

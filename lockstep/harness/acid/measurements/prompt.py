@@ -1,10 +1,18 @@
 """Tests that need the acid prompt: what was read in one batch, far back."""
 
-from lockstep.harness.acid.measurements.base import Measurement, Names, Place
+from lockstep.harness.acid.measurements.base import AcidPlace, Measurement, Names
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
 from lockstep.harness.acid.measurements.scores import REASON
 from lockstep.harness.acid.tokens import role
-from lockstep.harness.acid.weights import CONST, FAR, FAR_TOO, NOT_ITS_OWN, SCORE, SMALL, Weights
+from lockstep.harness.acid.weights import (
+    CONST,
+    FAR,
+    FAR_TOO,
+    NOT_ITS_OWN,
+    SCORE,
+    SMALL,
+    AcidWeights,
+)
 
 FOUND = "found"  # a coordinate of what the letters found in layer 0
 
@@ -27,12 +35,12 @@ class Far(Prompted):
         ("too large", (2.0,)),
     )
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         find(w, (self.layer, 0), at.state, self.letter)
         w.read(self.layer, {role(self.letter): 1.0}, at.value())
 
 
-def find(w: Weights, place: tuple[int, int], state: str, letter: str) -> None:
+def find(w: AcidWeights, place: tuple[int, int], state: str, letter: str) -> None:
     """place: layer and head, which finds the letter in this state."""
     (layer, head), element = place, {"m": FAR, "n": FAR_TOO}[letter]
     w.key(layer, element, {role(letter): 1.0})
@@ -79,7 +87,7 @@ class CausalMask(Prompted):
     )
     rests_on: Names = ("far-64", "far-256")
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.key(0, FAR, {CONST: -1.0, role("m"): 0.6875, role("k"): 2.0})
         w.read(0, {role("m"): -1.0, role("k"): 1.0}, FOUND)
         element = w.free_value(self.layer)
@@ -107,7 +115,7 @@ class PromptEnd(Prompted):
         "attention-last-cells-dropped",
     )
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.key(0, FAR_TOO, {role("s"): 1.0})
         w.query(0, 0, FAR_TOO, at.state, SCORE)
         w.read(0, {role("s"): 1.0}, at.value())
@@ -128,7 +136,7 @@ class PromptPositions(Prompted):
     catches = ("rope-one-position-for-the-batch", "rope-restarts-with-batch")
     rests_on = ("prompt-end",)
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         keys = {role(letter): 1.0 for letter in "pqrs"}
         w.look(0, at.state, keys)
         w.turn((0, 0, 0), at.state, keys, at.behind("r"), 100.0)
@@ -151,7 +159,7 @@ class EachTokensNorm(Prompted):
     catches = ("norm-of-first-row", "stale-norm")
     rests_on = ("prompt-end",)
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.key(0, NOT_ITS_OWN, {role("g"): 1.0})
         w.query(0, 0, NOT_ITS_OWN, at.state, SCORE)
         w.read(0, {role("g"): 1.0}, at.value())

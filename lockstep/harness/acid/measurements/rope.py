@@ -3,9 +3,9 @@
 Only a few tokens of the report are looked at, so which of them is found tells mistakes apart.
 """
 
-from lockstep.harness.acid.measurements.base import Measurement, Names, Place, Wrong
+from lockstep.harness.acid.measurements.base import AcidPlace, Measurement, Names, Wrong
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
-from lockstep.harness.acid.weights import Weights
+from lockstep.harness.acid.weights import AcidWeights
 
 
 class Rope(Measurement):
@@ -21,7 +21,7 @@ class Rope(Measurement):
     reason = "a weight of attention within exp(-10) of one, and seven roundings to BF16"
     rests_on: tuple[str, ...] = ("earlier-token",)
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         every = {at.before(d): 1.0 for d in (*self.distances, *self.others)}
         w.look(self.layer, at.state, every)
         place = (self.layer, 0, self.turns)
@@ -122,7 +122,7 @@ class ValuesStay(Measurement):
     catches = ("rope-of-values",)
     rests_on = ("earlier-token",)
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         target = at.before(2)
         w.look(0, at.state, {target: 1.0})
         for i, element in enumerate((0, 2, 4)):

@@ -1,6 +1,6 @@
 """Tests of gemma3's own: GELU with gates, norms behind each part, two bases, one KV head."""
 
-from lockstep.harness.acid.measurements.base import Measurement, Place
+from lockstep.harness.acid.measurements.base import AcidPlace, Measurement
 from lockstep.harness.acid.measurements.feed_forward import (
     HALF_BF16,
     FeedForward,
@@ -17,10 +17,10 @@ from lockstep.harness.acid.measurements.normed_heads import (
     share,
 )
 from lockstep.harness.acid.measurements.rope import Base
-from lockstep.harness.acid.measurements.scores import Scale
+from lockstep.harness.acid.measurements.scores import ScoreScale
 from lockstep.harness.acid.normed_heads import NormedHeads
 from lockstep.harness.acid.sandwich import Sandwich
-from lockstep.harness.acid.weights import SMALL, Weights
+from lockstep.harness.acid.weights import SMALL, AcidWeights
 
 
 class Geglu(Silu):
@@ -84,13 +84,13 @@ class EmbeddingScale(Measurement):
     catches = ("embedding-scale-missing", "embedding-scale-by-width")
     rests_on = ("gelu", "post-ffw-norm")
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         made = "beside the embedding"
         w.unit(0, {at.state: 8.0}, {at.state: 1.0}, {made: 1 / 8})
         w.unit(1, {at.state: 8.0}, {made: 1 / SMALL}, {at.value(): 1 / 8})
 
 
-class QueryScale(Scale):
+class QueryScale(ScoreScale):
     sees = "queries are divided by the root of a head's width"
     catches = ("attention-scale-of-width",)
 
@@ -117,7 +117,7 @@ class PostAttentionNorm(PostNorm):
     catches = ("post-norm-missing",)
     rests_on = ("newest-token", "softmax-division")
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         assert isinstance(w, Sandwich)
         w.post_attention_norm[1, w.coordinate(at.value())] *= 4
         w.look(1, at.state, {at.state: 1.0})
@@ -132,7 +132,7 @@ class PostFfwNorm(PostNorm, FeedForward):
     radius = 9 * HALF_BF16
     reason = PostNorm.reason
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         assert isinstance(w, Sandwich)
         w.post_ffw_norm[0, w.coordinate(at.value())] *= 4
         w.unit(0, {at.state: 8.0}, {at.state: 1.0}, {at.value(): 1 / 32})
@@ -165,7 +165,7 @@ class OneKeyNorm(QueryNorm):
     catches = ("key-norm-missing-gemma3", "key-norm-missing", "head-norms-missing")
     rests_on = ("head-norm-weights", "attention-scale")
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         assert isinstance(w, NormedHeads)
         element, value = w.shape.pair(7)[1], w.free_value(1)
         w.key(1, element, {at.before(3): 1.0, at.before(4): LESS})

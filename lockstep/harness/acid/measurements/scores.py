@@ -1,8 +1,8 @@
 """Tests of attention's scores: their scale, the softmax over them, and which tokens take part."""
 
-from lockstep.harness.acid.measurements.base import Measurement, Names, Place
+from lockstep.harness.acid.measurements.base import AcidPlace, Measurement, Names
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
-from lockstep.harness.acid.weights import CONST, NOT_ITS_OWN, TINY, Weights
+from lockstep.harness.acid.weights import CONST, NOT_ITS_OWN, TINY, AcidWeights
 
 REASON = "a weight of attention within exp(-50) of one, and seven roundings to BF16"
 
@@ -32,7 +32,7 @@ class NewestToken(Measurement):
 
     rests_on = ("prompt-end", "head-norm-weights", "heads", "post-attention-norm")
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.look(1, at.state, {at.state: 1.0})
         w.read(1, {at.state: 1.0}, at.value())
 
@@ -59,13 +59,13 @@ class EarlierToken(Measurement):
 
     rests_on = ("newest-token", "heads")
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         target = at.before(5)
         w.look(0, at.state, {target: 1.0})
         w.read(0, {target: 1.0}, at.value())
 
 
-class Scale(Measurement):
+class ScoreScale(Measurement):
     """Two tokens stand out, their scores 1.25 apart: they share as 0.777 to 0.223."""
 
     name = "attention-scale"
@@ -86,7 +86,7 @@ class Scale(Measurement):
     )
     rests_on = ("earlier-token", "norm-mean")
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         first, second = at.before(3), at.before(4)
         w.look(1, at.state, {first: 1.0, second: 31 / 32}, score=40.0, alone=True)
         w.read(1, {first: 1.0}, at.value())
@@ -114,7 +114,7 @@ class Softmax(Measurement):
     )
     rests_on = ("earlier-token", "norm-mean")
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         target = at.before(3)
         w.key(1, NOT_ITS_OWN, {CONST: -1.0, TINY: -1.5, target: 0.75})
         w.query(1, 0, NOT_ITS_OWN, at.state, 100.0)
@@ -137,7 +137,7 @@ class SoftmaxDivided(Measurement):
     catches = ("softmax-not-divided",)
     rests_on = ("earlier-token", "norm-mean")
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         first, second = at.before(4), at.before(5)
         w.look(1, at.state, {first: 1.0, second: 1.0}, alone=True)
         w.read(1, {first: 1.0}, at.value())

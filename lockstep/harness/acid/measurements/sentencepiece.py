@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from lockstep.harness.acid.measurements.base import Measurement, Place
+from lockstep.harness.acid.measurements.base import AcidPlace, Measurement
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
 from lockstep.harness.acid.measurements.scores import REASON
 from lockstep.harness.acid.tokens import role
 from lockstep.harness.acid.vocabulary import BOS
-from lockstep.harness.acid.weights import Weights, free
+from lockstep.harness.acid.weights import AcidWeights, free
 
 FOUND = 90.0  # a score that is enough where a slow pair has turned by a radian
 # Elements of keys and values that no other test takes: those would show it where a slow element is
@@ -32,18 +32,18 @@ class Cut(Measurement):
     reason = REASON
     rests_on: tuple[str, ...] = ("positions-in-prompt", "far-64", "rope-pairing", "rope-base")
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         layer, element, sign = self.side
         w.key(layer, element, {role(name): sign for name in self.shown})
         w.query(layer, 0, element, at.state, sign * FOUND)
         self.read(w, at, layer)
 
-    def read(self, w: Weights, at: Place, layer: int) -> None:
+    def read(self, w: AcidWeights, at: AcidPlace, layer: int) -> None:
         for i in range(len(self.right)):
             parts = {role(name): values[i] for name, values in self.shown.items() if values[i]}
             self.read_parts(w, layer, parts, at.value(i))
 
-    def read_parts(self, w: Weights, layer: int, parts: Mapping[str, float], to: str) -> None:
+    def read_parts(self, w: AcidWeights, layer: int, parts: Mapping[str, float], to: str) -> None:
         element = free(VALUES, w.values, (layer,))
         w.value(layer, element, parts)
         w.out(layer, 0, element, to)
@@ -64,7 +64,7 @@ class Bos(Cut):
     catches = ("bos-missing", "bos-doubled")
     rests_on = ("far-256", "rope-pairing", "rope-base", "attention-scale")
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         either = {BOS: 1.0, role("with-space"): 1.0, role("without-space"): 1.0}
         w.turn((0, 0, BEGINS), at.state, either, at.behind_start - 0.5, ABOVE)
         self.read_parts(w, 0, {BOS: 1.0}, at.value())
@@ -85,7 +85,7 @@ class SpacePrefix(Cut):
     catches = ("no-space-prefix",)
     rests_on = ("far-256", "rope-pairing", "rope-base", "attention-scale")
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         either = {role(name): 1.0 for name in self.shown}
         w.turn((0, 0, FIRST), at.state, either, at.behind_start - 1, ABOVE)
         self.read(w, at, 0)

@@ -1,10 +1,10 @@
 """Tests of windows: what a layer with one sees last, what it does not, and layers without one."""
 
-from lockstep.harness.acid.measurements.base import Names, Place, Wrong
+from lockstep.harness.acid.measurements.base import AcidPlace, Names, Wrong
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16
 from lockstep.harness.acid.measurements.prompt import CausalMask, Far256, Prompted
 from lockstep.harness.acid.tokens import role
-from lockstep.harness.acid.weights import NOT_ITS_OWN, SCORE, SMALL, Weights
+from lockstep.harness.acid.weights import NOT_ITS_OWN, SCORE, SMALL, AcidWeights
 
 GLOBAL = 5  # the first layer without a window
 NEARER = "of a window"  # what a letter of the prompt found
@@ -24,11 +24,11 @@ class WindowInside(Prompted):
     catches: Names = ("window-one-less",)
     rests_on: Names = ("prompt-end",)
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         self.look_for_n(w, at)
         w.read(0, {role("n"): 1.0}, at.value())
 
-    def look_for_n(self, w: Weights, at: Place) -> None:
+    def look_for_n(self, w: AcidWeights, at: AcidPlace) -> None:
         w.key(0, NOT_ITS_OWN, {role("n"): 1.0, role("s"): 0.5})
         w.query(0, 0, NOT_ITS_OWN, at.state, 2 * SCORE)
 
@@ -52,12 +52,12 @@ class WindowBeyond(WindowInside):
     )
     rests_on = ("prompt-end", "causal-mask")
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         self.look_for_n(w, at)
         w.read(0, {role("n"): 1.0, role("s"): -1.0}, at.value())
 
 
-class WindowOfPrompt(Prompted):
+class PromptInWindow(Prompted):
     """In layer 0 the letter s looks for m, which is far beyond the window, before itself."""
 
     name = "window-in-prompt"
@@ -74,7 +74,7 @@ class WindowOfPrompt(Prompted):
     radius = 14 * HALF_BF16
     reason = "a weight of attention within exp(-50) of one, twice, and fourteen roundings to BF16"
 
-    def build(self, w: Weights, at: Place) -> None:
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
         letters = {role("m"): 1.0, role("s"): 0.5}
         element = w.free_key(0)
         w.key(0, element, letters)

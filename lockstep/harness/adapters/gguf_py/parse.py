@@ -12,14 +12,14 @@ from lockstep.harness.adapters.parts.forked import MemoryFile, in_memory_file, p
 from lockstep.harness.adapters.parts.parsing import (
     ACCEPTED,
     MEMORY_PER_BYTE,
-    Limits,
+    CostLimits,
     digest,
     extents,
     scalar,
     to_c,
 )
 
-LIMITS = Limits(
+LIMITS = CostLimits(
     seconds=0.25,  # a hundred times what a file of some kilobytes needs
     seconds_per_byte=1.2e-4,  # a view takes 12 us, and an element may be one byte; ten times that
     memory=256 << 20,

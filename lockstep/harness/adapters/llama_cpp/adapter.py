@@ -16,7 +16,7 @@ from lockstep.harness.adapters.llama_cpp import gguf, product, synth
 from lockstep.harness.adapters.llama_cpp import op as single_op
 from lockstep.harness.adapters.llama_cpp.activations import generic_formats
 from lockstep.harness.adapters.llama_cpp.lib import Library, TypeTraits, library
-from lockstep.harness.adapters.llama_cpp.model import MAX_SEQUENCES, Context, Model
+from lockstep.harness.adapters.llama_cpp.model import MAX_SEQUENCES, LlamaContext, LlamaModel
 from lockstep.harness.adapters.llama_cpp.parse import parse
 from lockstep.harness.adapters.llama_cpp.schedule import run_schedule
 from lockstep.harness.adapters.llama_cpp.sites import ARCHITECTURES
@@ -24,7 +24,7 @@ from lockstep.harness.adapters.llama_cpp.tokens import check_ids, detokenize, to
 from lockstep.harness.adapters.llama_cpp.trace import (
     CACHES,
     AttentionKind,
-    Recorder,
+    SiteRecorder,
     check_replaceable,
 )
 from lockstep.harness.adapters.parts.parsing import files_of
@@ -43,7 +43,7 @@ from lockstep.harness.records import (
 )
 
 if TYPE_CHECKING:
-    from lockstep.harness.adapters.llama_cpp.capture import Watch
+    from lockstep.harness.adapters.llama_cpp.capture import NodeWatch
 
 
 class LlamaCpp(Adapter, name="llama.cpp"):
@@ -54,11 +54,11 @@ class LlamaCpp(Adapter, name="llama.cpp"):
 
     def __init__(self, model: Path | None, settings: Settings) -> None:
         super().__init__(model, settings)
-        self._vocab_only: Model | None = None
-        self._full: Model | None = None
-        self._contexts: dict[bool, Context] = {}  # traced? -> context
-        self._embedding: Context | None = None
-        self._watched: tuple[Context, Watch] | None = None
+        self._vocab_only: LlamaModel | None = None
+        self._full: LlamaModel | None = None
+        self._contexts: dict[bool, LlamaContext] = {}  # traced? -> context
+        self._embedding: LlamaContext | None = None
+        self._watched: tuple[LlamaContext, NodeWatch] | None = None
         self._attention: AttentionKind | None = None  # once it has been looked at
 
     @property
@@ -123,7 +123,7 @@ class LlamaCpp(Adapter, name="llama.cpp"):
         self._check(request)
         recorder = None
         if request.capture or request.replace:
-            recorder = Recorder(self.lib.ggml, capture=request.capture, replace=request.replace)
+            recorder = SiteRecorder(self.lib.ggml, capture=request.capture, replace=request.replace)
         context = self._context(traced=recorder is not None)
         context.clear()
         context.observer = recorder
@@ -142,7 +142,7 @@ class LlamaCpp(Adapter, name="llama.cpp"):
     def embed(self, batches: Sequence[Batch]) -> tuple[NDArray[np.float32], ...]:
         self._check_batches(batches)
         if self._embedding is None:
-            self._embedding = Context(self._weights(), self.settings)
+            self._embedding = LlamaContext(self._weights(), self.settings)
             self._embedding.show_embeddings(True)
         context = self._embedding
         self._check_embeds(context)
@@ -219,39 +219,39 @@ class LlamaCpp(Adapter, name="llama.cpp"):
             raise EngineError("the question needs a model file, and none was given")
         return self.model
 
-    def _weights(self) -> Model:
+    def _weights(self) -> LlamaModel:
         if self._full is None:
-            self._full = Model(self.lib, self._path(), self.settings, vocab_only=False)
+            self._full = LlamaModel(self.lib, self._path(), self.settings, vocab_only=False)
         return self._full
 
-    def _tokenizer(self) -> Model:
+    def _tokenizer(self) -> LlamaModel:
         model = self._full or self._vocab_only
         if model is None:
-            model = Model(self.lib, self._path(), self.settings, vocab_only=True)
+            model = LlamaModel(self.lib, self._path(), self.settings, vocab_only=True)
             self._vocab_only = model
         if not model.has_tokenizer:
             raise EngineError(f"{self._path().name} has no tokenizer (tokenizer.ggml.model)")
         return model
 
-    def _context(self, *, traced: bool) -> Context:
+    def _context(self, *, traced: bool) -> LlamaContext:
         if not self._looked_at().logits:
             name = self._weights().metadata("general.architecture")
             raise NotInModel(f"the model ({name}) has no logits, so there is no next token")
         return self._made(traced=traced)
 
-    def _made(self, *, traced: bool) -> Context:
+    def _made(self, *, traced: bool) -> LlamaContext:
         if traced not in self._contexts:
-            self._contexts[traced] = Context(self._weights(), self.settings, traced=traced)
+            self._contexts[traced] = LlamaContext(self._weights(), self.settings, traced=traced)
         return self._contexts[traced]
 
-    def _watching(self) -> tuple[Context, "Watch"]:
+    def _watching(self) -> tuple[LlamaContext, "NodeWatch"]:
         if self._watched is None:
             from lockstep.harness.adapters.llama_cpp.capture import (
-                Watch,  # compiled: it takes a moment
+                NodeWatch,  # compiled: it takes a moment
             )
 
-            watch = Watch(self.lib)
-            context = Context(self._weights(), self.settings, watch=watch.callback)
+            watch = NodeWatch(self.lib)
+            context = LlamaContext(self._weights(), self.settings, watch=watch.callback)
             self._watched = context, watch
         return self._watched
 
@@ -296,12 +296,12 @@ class LlamaCpp(Adapter, name="llama.cpp"):
                 f"{self.settings.n_ubatch}; sites can be shown for one ubatch per batch only"
             )
 
-    def _check_embeds(self, context: Context) -> None:
+    def _check_embeds(self, context: LlamaContext) -> None:
         """Embeddings are what a model has instead of logits, or what its metadata asks for."""
         if self._looked_at().logits and not context.pools:
             raise NotInModel("the model has logits, and does not ask for embeddings")
 
-    def _check_ubatches(self, context: Context, batches: Sequence[Batch]) -> None:
+    def _check_ubatches(self, context: LlamaContext, batches: Sequence[Batch]) -> None:
         """llama.cpp aborts where attention goes both ways and a batch has several ubatches."""
         model = context.model
         causal = model.metadata(f"{model.metadata('general.architecture')}.attention.causal")

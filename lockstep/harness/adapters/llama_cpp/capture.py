@@ -11,7 +11,7 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.ops.ggml.base import layout
 from lockstep.harness.adapters.llama_cpp.faults import Injector
 from lockstep.harness.adapters.llama_cpp.lib import GgmlTensor, Library, P
-from lockstep.harness.adapters.llama_cpp.model import Context
+from lockstep.harness.adapters.llama_cpp.model import LlamaContext
 from lockstep.harness.adapters.llama_cpp.op import PROTOTYPES, SUB_OPS
 from lockstep.harness.adapters.llama_cpp.watch import (
     BEFORE,
@@ -34,7 +34,7 @@ USAGE = {"ggml_backend_buffer_get_usage": (ctypes.c_int, P)}
 HOOK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
-class Watch:
+class NodeWatch:
     """The buffers behind `on_node`, and what happens when they are full. Lives with a context."""
 
     def __init__(self, lib: Library) -> None:
@@ -182,8 +182,8 @@ def check_layout() -> None:
 
 
 def capture_batches(
-    context: Context,
-    watch: Watch,
+    context: LlamaContext,
+    watch: NodeWatch,
     batches: Sequence[Batch],
     fault: Fault | None,
     emit: Callable[[Nodes], None],

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from lockstep.engine.batch import Batch
-from lockstep.harness.adapters.llama_cpp.capture import Watch
+from lockstep.harness.adapters.llama_cpp.capture import NodeWatch
 from lockstep.harness.adapters.llama_cpp.faults import Injector
-from lockstep.harness.adapters.llama_cpp.model import Context
+from lockstep.harness.adapters.llama_cpp.model import LlamaContext
 from lockstep.harness.records import Nodes
 
 
@@ -23,7 +23,10 @@ class Nobody:
 
 
 def time_capture(
-    plain: Context, traced: Context, watched: tuple[Context, Watch], batches: Sequence[Batch]
+    plain: LlamaContext,
+    traced: LlamaContext,
+    watched: tuple[LlamaContext, NodeWatch],
+    batches: Sequence[Batch],
 ) -> dict[str, float]:
     """Seconds of all batches but the first, which is the prompt, or of the only one."""
     context, watch = watched
@@ -57,7 +60,7 @@ def time_capture(
 
 
 def seconds(
-    context: Context,
+    context: LlamaContext,
     batches: Sequence[Batch],
     before: Callable[[int], None],
     begin: Callable[[], None],

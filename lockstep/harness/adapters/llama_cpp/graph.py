@@ -19,7 +19,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class LiveNode:
     """A tensor of the graph, while it exists."""
 
     ggml: ctypes.CDLL
@@ -27,7 +27,7 @@ class Node:
     tensor: GgmlTensor
 
     @classmethod
-    def at(cls, ggml: ctypes.CDLL, address: int) -> "Node":
+    def at(cls, ggml: ctypes.CDLL, address: int) -> "LiveNode":
         return cls(ggml, address, GgmlTensor.from_address(address))
 
     @property
@@ -38,15 +38,15 @@ class Node:
     def op(self) -> str:
         return str(self.ggml.ggml_op_name(self.tensor.op).decode())
 
-    def source(self, i: int) -> "Node":
+    def source(self, i: int) -> "LiveNode":
         if not self.tensor.src[i]:
             raise LookupError(f"llama.cpp's {self.op} {self.name!r} has no source {i}")
-        return Node.at(self.ggml, self.tensor.src[i])
+        return LiveNode.at(self.ggml, self.tensor.src[i])
 
     @property
-    def root(self) -> "Node":
+    def root(self) -> "LiveNode":
         """What it is a view of, or itself: the cache, for a view of cells."""
-        return Node.at(self.ggml, self.tensor.view_src) if self.tensor.view_src else self
+        return LiveNode.at(self.ggml, self.tensor.view_src) if self.tensor.view_src else self
 
     @property
     def ne(self) -> tuple[int, ...]:
@@ -67,31 +67,31 @@ class Node:
         return np.ndarray(shape, dtype, buffer=memory, strides=strides)
 
 
-def rows(node: Node, _: int) -> Array:
+def rows(node: LiveNode, _: int) -> Array:
     return node.values()[0, 0, :, :]
 
 
-def heads(node: Node, _: int) -> Array:
+def heads(node: LiveNode, _: int) -> Array:
     return node.values()[0, :, :, :]
 
 
-def heads_side_by_side(node: Node, _: int) -> Array:
+def heads_side_by_side(node: LiveNode, _: int) -> Array:
     _, tokens, n_head, size = node.values().shape
     return node.values().reshape(tokens, n_head * size)
 
 
-def column(node: Node, _: int) -> Array:
+def column(node: LiveNode, _: int) -> Array:
     return node.values()[0, :, :, 0]  # (tokens, used, 1) without the last
 
 
-def used_cells(node: Node, cells: int) -> Array:
+def used_cells(node: LiveNode, cells: int) -> Array:
     """llama.cpp pads the number of cells to a multiple of 256."""
     return node.values()[0, :, :, :cells]  # (heads, tokens, cells)
 
 
-def cells_first(node: Node, cells: int) -> Array:
+def cells_first(node: LiveNode, cells: int) -> Array:
     return node.values()[0, :, :cells, :].transpose(1, 0, 2)  # from (kv_heads, cells, head_dim)
 
 
-def cells_last(node: Node, cells: int) -> Array:
+def cells_last(node: LiveNode, cells: int) -> Array:
     return node.values()[0, :, :, :cells].transpose(2, 0, 1)  # from (kv_heads, head_dim, cells)

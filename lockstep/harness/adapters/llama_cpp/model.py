@@ -36,7 +36,7 @@ class Observer(Protocol):
         """The node has just been computed."""
 
 
-class Model:
+class LlamaModel:
     """The weights, or the vocabulary alone. Raises EngineError with llama.cpp's own reason."""
 
     def __init__(self, lib: Library, path: Path, settings: Settings, *, vocab_only: bool) -> None:
@@ -99,7 +99,7 @@ class Model:
         self.lib.llama.llama_model_free(self.pointer)
 
 
-class Context:
+class LlamaContext:
     """A KV cache and a graph; with `traced`, one whose nodes an observer can see.
 
     `watch`: the addresses of a C function that is called for each node instead, and of its data.
@@ -108,7 +108,7 @@ class Context:
 
     def __init__(
         self,
-        model: Model,
+        model: LlamaModel,
         settings: Settings,
         *,
         traced: bool = False,

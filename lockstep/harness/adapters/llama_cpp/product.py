@@ -10,7 +10,7 @@ from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.harness.adapters.llama_cpp.lib import I64, InitParams, Library, P
 
 
-class Plan(ctypes.Structure):
+class ProductPlan(ctypes.Structure):
     """ggml_cplan of ggml-cpu.h: what a graph needs to be computed. Its end differs by version."""
 
     _fields_: ClassVar = [
@@ -23,7 +23,7 @@ class Plan(ctypes.Structure):
 PLANNING = {
     "ggml_new_graph": (P, P),
     "ggml_build_forward_expand": (None, P, P),
-    "ggml_graph_plan": (Plan, P, ctypes.c_int, P),
+    "ggml_graph_plan": (ProductPlan, P, ctypes.c_int, P),
     "ggml_graph_compute": (ctypes.c_int, P, P),
 }
 PROTOTYPES = {  # name: (result, *arguments); of ggml.h and ggml-cpu.h, 0.3.36

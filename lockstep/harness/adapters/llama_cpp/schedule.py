@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.harness.adapters import has_sbatch
-from lockstep.harness.adapters.llama_cpp.model import Context, Model
+from lockstep.harness.adapters.llama_cpp.model import LlamaContext, LlamaModel
 from lockstep.harness.adapters.llama_cpp.ubatches import Ubatches
 from lockstep.harness.records import Settings
 
@@ -93,7 +93,7 @@ class Log:
 class ScheduleRun:
     """One context from its first step to its last."""
 
-    def __init__(self, model: Model, settings: Settings, plan: Mapping[str, Any]) -> None:
+    def __init__(self, model: LlamaModel, settings: Settings, plan: Mapping[str, Any]) -> None:
         self.model, self.lib, self.n_seq = model, model.lib, int(plan["n_seq"])
         os.environ.update(DEBUG)
         self.pooled = plan.get("sbatch") == "seq"
@@ -102,7 +102,7 @@ class ScheduleRun:
         fields = {"n_ctx": plan["n_ctx"], "n_batch": plan["n_ctx"], "n_ubatch": plan["n_ubatch"]}
         fields |= {"n_seq_max": self.n_seq, "kv_unified": plan["unified"], "swa_full": False}
         fields |= {"embeddings": True, "pooling_type": POOLING_LAST} if self.pooled else {}
-        self.context = Context(model, settings, traced=self.graphs is not None, fields=fields)
+        self.context = LlamaContext(model, settings, traced=self.graphs is not None, fields=fields)
         self.context.observer = self.graphs
         self.pointer = self.context.pointer
         self.memory = self.lib.llama.llama_get_memory(self.pointer)
@@ -230,7 +230,7 @@ def fill(held: Any, rows: Sequence[Row]) -> None:
             held.seq_id[i][j] = seq
 
 
-def run_schedule(model: Model, settings: Settings, plan: Mapping[str, Any]) -> list[Answer]:
+def run_schedule(model: LlamaModel, settings: Settings, plan: Mapping[str, Any]) -> list[Answer]:
     run = ScheduleRun(model, settings, plan)
     try:
         return [run.step(step) for step in plan["steps"]]

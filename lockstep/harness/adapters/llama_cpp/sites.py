@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lockstep.engine.errors import Unsupported
 from lockstep.harness.adapters.llama_cpp.graph import (
     Array,
-    Node,
+    LiveNode,
     cells_first,
     cells_last,
     column,
@@ -30,7 +30,7 @@ from lockstep.harness.adapters.llama_cpp.graph import (
 from lockstep.harness.sites import SITES
 
 ARCHITECTURES = ("llama",)  # whose graphs the tables below are known to cover
-View = Callable[[Node, int], Array]  # of a node, with so many cells in use
+View = Callable[[LiveNode, int], Array]  # of a node, with so many cells in use
 
 PRODUCTS: dict[str, str] = {  # weight, without "blk.N." and ".weight" -> site
     info.weight: name
@@ -88,7 +88,7 @@ class GraphNode(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodePlace:
     """The site of a node, and where its values lie."""
 
     name: str
@@ -97,7 +97,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldPart:
     """A part of the cache that a node reads: the site, which source it is, where values lie."""
 
     name: str
@@ -106,7 +106,7 @@ class Held:
     view: View
 
 
-def place_of(node: GraphNode) -> Place | None:
+def place_of(node: GraphNode) -> NodePlace | None:
     """None for a node that is no site of ours.
 
     Raises Unsupported for a node that has the name of a site but is computed in another way.
@@ -124,17 +124,17 @@ def place_of(node: GraphNode) -> Place | None:
     site, view = found
     if site in NORM_WEIGHTS and base_of_weight(node.source(1)) != (NORM_WEIGHTS[site], layer):
         raise Unsupported(f"llama.cpp's {node.name!r} is not scaled by {NORM_WEIGHTS[site]}")
-    return Place(site, layer, view)
+    return NodePlace(site, layer, view)
 
 
-def product_of(node: GraphNode) -> Place | None:
+def product_of(node: GraphNode) -> NodePlace | None:
     """The site of a product by a weight, whatever its name: a bias may have taken it.
 
     What the experts compute, times their weights, has no name in some versions either.
     """
     if node.op == "MUL" and node.source(0).op == "MUL_MAT_ID":
         weight, layer = base_of_weight(node.source(0).source(0))
-        return Place("ffn_moe_weighted", layer, heads) if weight == "ffn_down_exps" else None
+        return NodePlace("ffn_moe_weighted", layer, heads) if weight == "ffn_down_exps" else None
     if node.op not in ("MUL_MAT", "MUL_MAT_ID"):
         return None
     weight, layer = base_of_weight(node.source(0))
@@ -143,33 +143,33 @@ def product_of(node: GraphNode) -> Place | None:
     site = PRODUCTS.get(weight or "")
     if site is None:
         return None
-    return Place(site, layer, heads if node.op == "MUL_MAT_ID" else rows)
+    return NodePlace(site, layer, heads if node.op == "MUL_MAT_ID" else rows)
 
 
-def attention_of(node: GraphNode) -> Place | None:
+def attention_of(node: GraphNode) -> NodePlace | None:
     """The site of an op on the cache, or of the weights that attention makes of one."""
     if node.op == "MUL_MAT" and (layer := layer_of_cache(node.source(0), "k")) is not None:
-        return Place("kq", layer, used_cells)
+        return NodePlace("kq", layer, used_cells)
     if node.op == "SOFT_MAX":
         scores = attention_of(node.source(0))
         if scores is not None and scores.name == "kq":
-            return Place("kq_soft_max", scores.layer, used_cells)
+            return NodePlace("kq_soft_max", scores.layer, used_cells)
     if node.op == "FLASH_ATTN_EXT" and (layer := layer_of_cache(node.source(1), "k")) is not None:
-        return Place("fattn", layer, heads_side_by_side)
+        return NodePlace("fattn", layer, heads_side_by_side)
     return None
 
 
-def caches_read_by(node: GraphNode) -> list[Held]:
+def caches_read_by(node: GraphNode) -> list[HeldPart]:
     """The layout of V depends on flash attention: it is stored transposed when that is off."""
     if node.op == "MUL_MAT":
         if (layer := layer_of_cache(node.source(0), "k")) is not None:
-            return [Held("k_cache", layer, 0, cells_first)]
+            return [HeldPart("k_cache", layer, 0, cells_first)]
         if (layer := layer_of_cache(node.source(0), "v")) is not None:
-            return [Held("v_cache", layer, 0, cells_last)]
+            return [HeldPart("v_cache", layer, 0, cells_last)]
     if node.op == "FLASH_ATTN_EXT" and (layer := layer_of_cache(node.source(1), "k")) is not None:
         return [
-            Held("k_cache", layer, 1, cells_first),
-            Held("v_cache", layer, 2, cells_first),
+            HeldPart("k_cache", layer, 1, cells_first),
+            HeldPart("v_cache", layer, 2, cells_first),
         ]
     return []
 
@@ -199,7 +199,7 @@ def stores_keys(node: GraphNode) -> bool:
     return node.op in ("SET_ROWS", "CPY") and layer_of_cache(node, "k") is not None
 
 
-def cells_stored_by(node: Node) -> NDArray[np.int64]:
+def cells_stored_by(node: LiveNode) -> NDArray[np.int64]:
     """The cells that a node writes keys to, which is one that does."""
     if node.op == "SET_ROWS":
         return node.source(1).values().reshape(-1).astype(np.int64)

@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Sequence
 
 from lockstep.engine.errors import EngineError
-from lockstep.harness.adapters.llama_cpp.model import Model
+from lockstep.harness.adapters.llama_cpp.model import LlamaModel
 
 
 def check_ids(ids: Sequence[int], n_vocab: int) -> None:
@@ -13,7 +13,7 @@ def check_ids(ids: Sequence[int], n_vocab: int) -> None:
             raise EngineError(f"there is no token {token} in a vocabulary of {n_vocab}")
 
 
-def tokenize(model: Model, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
+def tokenize(model: LlamaModel, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
     room = len(text) + 8
     for _ in range(2):
         ids = (ctypes.c_int32 * room)()
@@ -26,7 +26,7 @@ def tokenize(model: Model, text: bytes, add_special: bool, parse_special: bool) 
     raise RuntimeError(f"llama_tokenize needs more room than the {room} that it asked for")
 
 
-def detokenize(model: Model, ids: Sequence[int], remove: bool, unparse: bool) -> bytes:
+def detokenize(model: LlamaModel, ids: Sequence[int], remove: bool, unparse: bool) -> bytes:
     check_ids(ids, model.n_vocab)
     tokens = (ctypes.c_int32 * len(ids))(*ids)
     room = 16 * len(ids) + 16

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.choices import choices
 from lockstep.engine.errors import EngineError, Unsupported
-from lockstep.harness.adapters.llama_cpp.graph import Node
+from lockstep.harness.adapters.llama_cpp.graph import LiveNode
 from lockstep.harness.adapters.llama_cpp.sites import (
     caches_read_by,
     cells_stored_by,
@@ -54,7 +54,7 @@ class AttentionKind:
         return self.named or (self.as_long > 0 and not embeds)
 
     def wants(self, address: int) -> bool:
-        node = Node.at(self.ggml, address)
+        node = LiveNode.at(self.ggml, address)
         self.flash += node.op == "FLASH_ATTN_EXT"
         self.plain += node.op == "SOFT_MAX" and bool(node.tensor.src[1])
         self.as_long += node.tensor.ne[0] == self.n_vocab
@@ -66,7 +66,7 @@ class AttentionKind:
         """Nothing was asked for."""
 
 
-class Recorder:
+class SiteRecorder:
     """Records every site if `capture`, and puts in what `replace` holds; one for a request."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Recorder:
         self.seen: dict[Site, int] = {}  # -> index in records
 
     def wants(self, address: int) -> bool:
-        node = Node.at(self.ggml, address)
+        node = LiveNode.at(self.ggml, address)
         if stores_keys(node) or (self.capture and caches_read_by(node)):
             return True
         place = place_of(node)
@@ -91,7 +91,7 @@ class Recorder:
         )
 
     def sees(self, address: int) -> None:
-        node = Node.at(self.ggml, address)
+        node = LiveNode.at(self.ggml, address)
         if stores_keys(node):
             self.cells = max(self.cells, int(cells_stored_by(node).max(initial=-1)) + 1)
         if self.capture:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.harness.adapters.llama_cpp.graph import Node
+from lockstep.harness.adapters.llama_cpp.graph import LiveNode
 
 TOKENS, POSITIONS, OUTPUTS = "tokens", "positions", "outputs"
 
@@ -31,7 +31,7 @@ class Ubatches:
 
     def wants(self, address: int) -> bool:
         """Inputs are read when a node that reads them is about to be computed."""
-        node = Node.at(self.ggml, address)
+        node = LiveNode.at(self.ggml, address)
         what = input_of(node)
         if what == TOKENS:
             self.graphs.append({})
@@ -43,7 +43,7 @@ class Ubatches:
         return node.name == "result_output"
 
     def sees(self, address: int) -> None:
-        values = Node.at(self.ggml, address).values()[0, 0]
+        values = LiveNode.at(self.ggml, address).values()[0, 0]
         self.computed += list(values.astype(np.float32))
 
     def shown(self) -> list[list[Any]]:
@@ -72,7 +72,7 @@ class Ubatches:
         return [places.get(row.tobytes(), -1) for row in self.computed]
 
 
-def input_of(node: Node) -> str | None:
+def input_of(node: LiveNode) -> str | None:
     """Which input of the graph a node reads as its second source, if it is one that we look for."""
     if node.op == "ROPE":
         return POSITIONS

@@ -22,7 +22,7 @@ from lockstep.harness.adapters.parts.parsing import (
     HUNG,
     NUMBER,
     SPARE_MEMORY,
-    Limits,
+    CostLimits,
     Row,
     answer_of,
 )
@@ -35,7 +35,7 @@ REASON = 400  # bytes of a parser's own words, kept where few files were asked a
 FEW = 64
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 STALLED = 60  # times its processor time that a file may take: who waits for nothing has hung
-LIMITS = Limits()  # of memory: beyond what a child is born with
+LIMITS = CostLimits()  # of memory: beyond what a child is born with
 ENDS_OF_TIME = (signal.SIGPROF, signal.SIGALRM)
 LAST_WORDS = 2000  # bytes of the log that are kept
 Read = Callable[[bytes], tuple[str, int, str]]  # -> ending, digest, reason
@@ -102,7 +102,7 @@ class Results:
         return found
 
 
-def parse_forked(read: Read, files: Sequence[bytes], limits: Limits = LIMITS) -> dict[str, Any]:
+def parse_forked(read: Read, files: Sequence[bytes], limits: CostLimits = LIMITS) -> dict[str, Any]:
     """The answer about all of them."""
     results, words, start = Results(len(files)), {}, 0
     while start < len(files):
@@ -138,7 +138,7 @@ def in_the_child(
     start: int,
     results: Results,
     log: int,
-    limits: Limits,
+    limits: CostLimits,
 ) -> None:
     """Reads until a file kills it, or takes so much memory that the next needs a fresh measure."""
     status = 1
@@ -163,7 +163,7 @@ def in_the_child(
         os._exit(status)
 
 
-def limit(limits: Limits, size: int, born: int) -> None:
+def limit(limits: CostLimits, size: int, born: int) -> None:
     """For the next file. born: bytes that the process had before it read any."""
     seconds = limits.seconds_for(size)
     signal.setitimer(signal.ITIMER_PROF, seconds)

@@ -29,7 +29,7 @@ OTHERS_PER_BYTE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class CostLimits:
     """What reading one file may cost: so much, and more for each of its bytes."""
 
     seconds: float = 2.0  # of processor time; a file takes microseconds

@@ -16,7 +16,7 @@ from lockstep.harness.adapters.parts.parsing import (
     CRASHED,
     HUNG,
     SPARE_MEMORY,
-    Limits,
+    CostLimits,
     Row,
     answer_of,
     digest,
@@ -26,7 +26,7 @@ from lockstep.harness.adapters.parts.parsing import (
 from lockstep.harness.adapters.parts.parsing import scalar as plain
 
 AGAIN = 3  # times that a file is looked at which seems to take more memory than it may
-LIMITS = Limits()
+LIMITS = CostLimits()
 FEW = 64  # files about which the reasons are told
 Open = Callable[[bytes], GgufFile]
 
@@ -35,7 +35,7 @@ class TooLong(BaseException):
     """Not an Exception: a reader that catches those is still stopped."""
 
 
-def parse(open_file: Open, files: Sequence[bytes], limits: Limits = LIMITS) -> dict[str, Any]:
+def parse(open_file: Open, files: Sequence[bytes], limits: CostLimits = LIMITS) -> dict[str, Any]:
     """The memory is what Python and numpy allocate while a file is opened.
 
     Other threads of ours allocate too, so a file that seems to take a lot is opened again: the

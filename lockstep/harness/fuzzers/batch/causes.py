@@ -18,13 +18,13 @@ from lockstep.engine.memory.window import Window
 from lockstep.harness.fuzzers.batch.judge import other_size
 from lockstep.harness.fuzzers.batch.machines import caches, in_streams, machine_of, states
 from lockstep.harness.fuzzers.batch.sbatch_schedules import causes_of_sbatch
-from lockstep.harness.fuzzers.batch.schedule import Schedule, Step
+from lockstep.harness.fuzzers.batch.schedule import ScheduleCase, Step
 from lockstep.harness.synth.small import N_VOCAB
 
 Answer = dict[str, Any]
 
 
-def causes(case: Schedule, kind: str) -> dict[str, int]:
+def causes(case: ScheduleCase, kind: str) -> dict[str, int]:
     """Every cause that holds, and the first step at which it does.
 
     In both runs that are compared with each other: that of the schedule and that in ubatches of
@@ -44,7 +44,7 @@ def causes(case: Schedule, kind: str) -> dict[str, int]:
 class Watch:
     """A machine of ours, and what it was seen to do."""
 
-    def __init__(self, shape: Schedule, kind: str) -> None:
+    def __init__(self, shape: ScheduleCase, kind: str) -> None:
         self.kind = kind
         self.machine = machine_of(kind, shape)
         self.causes: set[str] = set()

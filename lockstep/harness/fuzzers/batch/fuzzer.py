@@ -13,11 +13,11 @@ from lockstep.harness.adapters import has_sbatch, split_version
 from lockstep.harness.check.check import BadInput
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.fuzzers.base import Fuzzer, FuzzPlan, Progress
-from lockstep.harness.fuzzers.batch.judge import Difference, Judge
+from lockstep.harness.fuzzers.batch.judge import Judge, ScheduleDifference
 from lockstep.harness.fuzzers.batch.known import KnownSchedule, entry_for, known_schedules
 from lockstep.harness.fuzzers.batch.machines import KINDS
 from lockstep.harness.fuzzers.batch.sbatch_schedules import SPLITS, sbatch_schedule
-from lockstep.harness.fuzzers.batch.schedule import Schedule, schedule_from
+from lockstep.harness.fuzzers.batch.schedule import ScheduleCase, schedule_from
 from lockstep.harness.fuzzers.batch.schedules import schedule
 from lockstep.harness.fuzzers.batch.shrink import shrunk
 from lockstep.harness.fuzzers.batch.situations import SITUATIONS, reached
@@ -60,7 +60,7 @@ def of_sbatch(oracle: str, engine: str) -> bool:
     return any_sbatch(oracle, engine) and split_version(oracle)[0] != split_version(engine)[0]
 
 
-class Batch(Fuzzer, name="batch"):
+class BatchFuzzer(Fuzzer, name="batch"):
     """A target is a kind of memory: a small model that has it."""
 
     def targets(self) -> list[str]:
@@ -85,11 +85,13 @@ class Batch(Fuzzer, name="batch"):
             for kind in plan.targets or kinds_for(plan.oracle, plan.engine):
                 path = Path(folder) / f"{kind}.gguf"
                 SMALL["recurrent" if kind == "pooled" else kind](path)
-                yield from Campaign(plan=plan, kind=kind, path=path, say=progress).verdicts()
+                yield from ScheduleCampaign(
+                    plan=plan, kind=kind, path=path, say=progress
+                ).verdicts()
 
 
 @dataclass(kw_only=True)
-class Campaign:
+class ScheduleCampaign:
     """One kind of memory. A finding is told when it is first seen; repetitions are counted."""
 
     plan: FuzzPlan
@@ -127,7 +129,7 @@ class Campaign:
                     return
             yield self.summary(judge.counts)
 
-    def cases(self) -> Iterator[Schedule]:
+    def cases(self) -> Iterator[ScheduleCase]:
         plan, started = self.plan, time.perf_counter()
         if plan.given:
             yield from map(schedule_from, plan.given)
@@ -146,7 +148,7 @@ class Campaign:
                 )
         self.done = plan.start + plan.cases
 
-    def numbered(self, number: int) -> Schedule:
+    def numbered(self, number: int) -> ScheduleCase:
         plan = self.plan
         if self.sbatch:
             return sbatch_schedule(plan.seed, number, self.kind)
@@ -154,7 +156,9 @@ class Campaign:
         one_stream = any_sbatch(plan.oracle, plan.engine)
         return replace(made, unified=True) if one_stream else made
 
-    def finding(self, judge: Judge, case: Schedule, first: Difference) -> Verdict | None:
+    def finding(
+        self, judge: Judge, case: ScheduleCase, first: ScheduleDifference
+    ) -> Verdict | None:
         """The verdict on a difference that was not seen before, minimised."""
         if first.symptom in UNANSWERED:
             text = f"{first.who}: {first.text}"
@@ -162,7 +166,7 @@ class Campaign:
 
         unlisted = self.entry(first, case) is None
 
-        def wrong(other: Schedule) -> bool:
+        def wrong(other: ScheduleCase) -> bool:
             found = judge(other)
             if found is None or (found.symptom, found.name) != (first.symptom, first.name):
                 return False
@@ -178,11 +182,11 @@ class Campaign:
         self.seen[key] += 1
         return self.told(small, last, known, key) if self.seen[key] == 1 else None
 
-    def entry(self, found: Difference, case: Schedule) -> KnownSchedule | None:
+    def entry(self, found: ScheduleDifference, case: ScheduleCase) -> KnownSchedule | None:
         return entry_for(self.known, (self.plan.oracle, self.plan.engine), self.kind, found, case)
 
     def told(
-        self, small: Schedule, last: Difference, known: KnownSchedule | None, key: str
+        self, small: ScheduleCase, last: ScheduleDifference, known: KnownSchedule | None, key: str
     ) -> Verdict:
         status = last.symptom if last.symptom in (*DEADLY, "malformed") else "diverged"
         who = f"{last.who}: " if last.who else ""
@@ -223,7 +227,7 @@ class Campaign:
         summary: str,
         detail: Mapping[str, Any],
         key: str = "",
-        case: Schedule | None = None,
+        case: ScheduleCase | None = None,
     ) -> Verdict:
         words = [] if case is None else ["--schedule", case.text()]
         plan = self.plan

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.harness.context.runner import Session
-from lockstep.harness.fuzzers.batch.schedule import Row, Schedule
+from lockstep.harness.fuzzers.batch.schedule import Row, ScheduleCase
 from lockstep.harness.records import (
     Answered,
     Crashed,
@@ -32,7 +32,7 @@ EXACT = ("code", "pos", "ubatches", "slots", "order")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class ScheduleDifference:
     """The first that parted. `symptom`: of EXACT, logits, neighbours, splitting, crashed ..."""
 
     symptom: str
@@ -55,13 +55,13 @@ class Judge:
     relations: bool = True  # hold each engine against itself as well
     relations_of_subject: bool = True
 
-    def __call__(self, case: Schedule) -> Difference | None:
+    def __call__(self, case: ScheduleCase) -> ScheduleDifference | None:
         first, second = (self.ask(session, case) for session in (self.oracle, self.subject))
         for session, answer in ((self.oracle, first), (self.subject, second)):
-            if isinstance(answer, Difference):
+            if isinstance(answer, ScheduleDifference):
                 return replace(answer, who=session.name)
-        assert not isinstance(first, Difference)
-        assert not isinstance(second, Difference)
+        assert not isinstance(first, ScheduleDifference)
+        assert not isinstance(second, ScheduleDifference)
         self.counts["schedules"] += 1
         found = self.compared(case, first, second)
         if found is not None or not self.relations:
@@ -75,7 +75,7 @@ class Judge:
                     return replace(found, who=session.name)
         return None
 
-    def ask(self, session: Session, case: Schedule) -> Answers | Difference:
+    def ask(self, session: Session, case: ScheduleCase) -> Answers | ScheduleDifference:
         outcome: Outcome = session.ask("schedule", case.plan())
         match outcome:
             case Answered(value=answers):
@@ -86,11 +86,13 @@ class Judge:
                 symptom, text = type(outcome).__name__.lower(), outcome.message
         words = [line for line in getattr(outcome, "log", ()) if "GGML_ASSERT" in line]
         told = [line.rpartition("GGML_ASSERT")[2] for line in words[:1]]
-        return Difference(symptom=symptom, step=-1, name="", text="; ".join([text, *told]))
+        return ScheduleDifference(symptom=symptom, step=-1, name="", text="; ".join([text, *told]))
 
     # --- engine against engine ------------------------------------------------------------------
 
-    def compared(self, case: Schedule, first: Answers, second: Answers) -> Difference | None:
+    def compared(
+        self, case: ScheduleCase, first: Answers, second: Answers
+    ) -> ScheduleDifference | None:
         for at, (step, want, got) in enumerate(zip(case.steps, first, second, strict=True)):
             self.counts["steps"] += 1
             if found := self.step_differs(at, str(step[0]), want, got):
@@ -100,14 +102,14 @@ class Judge:
 
     def step_differs(
         self, at: int, name: str, want: dict[str, Any], got: dict[str, Any]
-    ) -> Difference | None:
+    ) -> ScheduleDifference | None:
         for what in EXACT:
             if None in (want[what], got[what]):
                 continue
             self.counts[what] += len(want[what]) if isinstance(want[what], list) else 1
             if not same(want[what], got[what]):
                 text = in_words(what, want[what], got[what])
-                return Difference(symptom=what, step=at, name=name, text=text)
+                return ScheduleDifference(symptom=what, step=at, name=name, text=text)
         if want["logits"] is None or got["logits"] is None:
             return None
         self.counts["logits"] += len(want["logits"])
@@ -116,11 +118,17 @@ class Judge:
             text = f"{len(got['logits'])} rows of logits, expected {len(want['logits'])}"
         elif not (error := worst(want["logits"], got["logits"])) <= ALLOWED_NMSE:
             text = f"logits differ by {error:.1e} of their squares (allowed {ALLOWED_NMSE})"
-        return Difference(symptom="logits", step=at, name="decode", text=text) if text else None
+        return (
+            ScheduleDifference(symptom="logits", step=at, name="decode", text=text)
+            if text
+            else None
+        )
 
     # --- an engine against itself ---------------------------------------------------------------
 
-    def neighbours(self, session: Session, case: Schedule, base: Answers) -> Difference | None:
+    def neighbours(
+        self, session: Session, case: ScheduleCase, base: Answers
+    ) -> ScheduleDifference | None:
         """Other sequences say something else: not a bit of these may change."""
         mine = component(case)
         changed = with_others_changed(case, mine)
@@ -136,7 +144,9 @@ class Judge:
         text = "logits change with what sequences say that have nothing to do with these"
         return self.rows_differ(session, case, changed, base, same, "neighbours", text)
 
-    def splitting(self, session: Session, case: Schedule, base: Answers) -> Difference | None:
+    def splitting(
+        self, session: Session, case: ScheduleCase, base: Answers
+    ) -> ScheduleDifference | None:
         """Ubatches of another size."""
         other = replace(case, n_ubatch=other_size(case))
 
@@ -150,18 +160,18 @@ class Judge:
     def rows_differ(
         self,
         session: Session,
-        case: Schedule,
-        other: Schedule,
+        case: ScheduleCase,
+        other: ScheduleCase,
         base: Answers,
         same: Callable[[int, Row, NDArray[Any], NDArray[Any]], bool],
         symptom: str,
         text: str,
-    ) -> Difference | None:
+    ) -> ScheduleDifference | None:
         """Output by output, until the two runs part in what they accept."""
         if all(answer["logits"] is None for answer in base):
             return None
         answers = self.ask(session, other)
-        if isinstance(answers, Difference):
+        if isinstance(answers, ScheduleDifference):
             return answers
         for at, (step, a, b) in enumerate(zip(case.steps, base, answers, strict=True)):
             if a["code"] == b["code"] and a["logits"] is not None and b["logits"] is not None:
@@ -170,17 +180,19 @@ class Judge:
                     text = (
                         f"{len(a['logits'])} and {len(b['logits'])} rows for {len(outputs)} outputs"
                     )
-                    return Difference(symptom=symptom, step=at, name="decode", text=text)
+                    return ScheduleDifference(symptom=symptom, step=at, name="decode", text=text)
                 for row, x, y in zip(outputs, a["logits"], b["logits"], strict=True):
                     if not same(at, row, x, y):
-                        return Difference(symptom=symptom, step=at, name="decode", text=text)
+                        return ScheduleDifference(
+                            symptom=symptom, step=at, name="decode", text=text
+                        )
             if a["code"] != b["code"] or a["pos"] != b["pos"]:  # what follows need not be the same
                 self.counts["parted"] += 1
                 return None
         return None
 
 
-def other_size(case: Schedule) -> int:
+def other_size(case: ScheduleCase) -> int:
     """Small ubatches for large ones, and the other way round; one token of each sequence fits."""
     smaller = max(case.n_seq + 1, case.n_ubatch // 4)
     return smaller if case.n_ubatch > 4 else max(24, case.n_seq)
@@ -195,7 +207,7 @@ def worst(a: NDArray[Any], b: NDArray[Any]) -> float:
     return float(np.nan_to_num(errors, nan=np.inf).max(initial=0.0))
 
 
-def component(case: Schedule) -> frozenset[int]:
+def component(case: ScheduleCase) -> frozenset[int]:
     """The first sequence with outputs, and all that ever shared or copied anything with it."""
     groups = {seq: {seq} for seq in range(-1, case.n_seq + 1)}
 
@@ -221,7 +233,7 @@ def component(case: Schedule) -> frozenset[int]:
     return frozenset(groups[outputs[0]] if outputs else ())
 
 
-def with_others_changed(case: Schedule, mine: frozenset[int]) -> Schedule:
+def with_others_changed(case: ScheduleCase, mine: frozenset[int]) -> ScheduleCase:
     def other(row: Row) -> Row:
         token = row[0]
         if 0 < token < N_VOCAB and not mine.intersection(row[2]):

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lockstep.harness.fuzzers.batch.causes import causes
-from lockstep.harness.fuzzers.batch.judge import Difference
-from lockstep.harness.fuzzers.batch.schedule import Schedule, schedule_from
+from lockstep.harness.fuzzers.batch.judge import ScheduleDifference
+from lockstep.harness.fuzzers.batch.schedule import ScheduleCase, schedule_from
 from lockstep.harness.known import entries
 
 MEMORY = {"yarn": "attention"}  # of a kind of model that has no other
@@ -28,7 +28,7 @@ class KnownSchedule:
     link: str
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> ScheduleCase:
         return schedule_from(self.case)
 
 
@@ -40,8 +40,8 @@ def entry_for(
     known: Sequence[KnownSchedule],
     engines: Sequence[str],
     kind: str,
-    found: Difference,
-    case: Schedule,
+    found: ScheduleDifference,
+    case: ScheduleCase,
 ) -> KnownSchedule | None:
     """The entry that a difference is an example of. A crash may have been at any step; logits that
     are wrong in ubatches of another size alone differ with the size."""

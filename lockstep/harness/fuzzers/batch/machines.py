@@ -8,7 +8,7 @@ from lockstep.engine.memory.hybrid import Hybrid
 from lockstep.engine.memory.recurrent import Recurrent
 from lockstep.engine.memory.schedule import Schedule as Machine
 from lockstep.engine.memory.window import Window
-from lockstep.harness.fuzzers.batch.schedule import Schedule
+from lockstep.harness.fuzzers.batch.schedule import ScheduleCase
 from lockstep.harness.synth.small import N_VOCAB, WINDOW
 
 KINDS = ("attention", "window", "recurrent", "hybrid")
@@ -16,7 +16,7 @@ STATES = ("recurrent", "hybrid")  # a state cannot forget a part
 CELLS = 256  # llama.cpp's smallest stream
 
 
-def machine_of(kind: str, made: Schedule) -> Machine:
+def machine_of(kind: str, made: ScheduleCase) -> Machine:
     """Ours, without numbers."""
     cells = made.n_ctx if made.unified else made.n_ctx // made.n_seq
     shape: dict[str, Any] = {"size": cells, "n_seq": made.n_seq, "unified": made.unified}

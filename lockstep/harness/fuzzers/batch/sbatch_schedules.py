@@ -7,7 +7,7 @@ groups than that. The first cases of a kind are its worked examples.
 
 from typing import TypeVar
 
-from lockstep.harness.fuzzers.batch.schedule import Row, Schedule, Step
+from lockstep.harness.fuzzers.batch.schedule import Row, ScheduleCase, Step
 from lockstep.harness.fuzzers.tokens.texts import Counter
 from lockstep.harness.synth.small import N_VOCAB
 
@@ -36,20 +36,20 @@ WORKED: dict[str, list[tuple[int, list[Row]]]] = {  # n_ubatch and the batch
 }
 
 
-def sbatch_schedule(seed: int, number: int, kind: str) -> Schedule:
+def sbatch_schedule(seed: int, number: int, kind: str) -> ScheduleCase:
     if number < len(WORKED[kind]):
         n_ubatch, rows = WORKED[kind][number]
         return shape(kind, n_ubatch, 2, [("decode", tuple(rows))])
     draw = Counter(seed, f"fuzz.sbatch.{kind}.{number}")
     n_seq, n_ubatch = 1 + draw.below(4), 1 + draw.below((3, 8, 20, 40)[draw.below(4)])
-    return shape(kind, n_ubatch, n_seq, Maker(draw, kind, n_seq).steps())
+    return shape(kind, n_ubatch, n_seq, SbatchMaker(draw, kind, n_seq).steps())
 
 
-def shape(kind: str, n_ubatch: int, n_seq: int, steps: list[Step]) -> Schedule:
-    return Schedule(CELLS, n_ubatch, n_seq, True, tuple(steps), sbatch=SPLITS[kind])
+def shape(kind: str, n_ubatch: int, n_seq: int, steps: list[Step]) -> ScheduleCase:
+    return ScheduleCase(CELLS, n_ubatch, n_seq, True, tuple(steps), sbatch=SPLITS[kind])
 
 
-def causes_of_sbatch(case: Schedule) -> dict[str, int]:
+def causes_of_sbatch(case: ScheduleCase) -> dict[str, int]:
     """What goes wrong with llama_sbatch, and the first call that does it.
 
     unstable: a batch of more tokens than are sorted stably has a place twice. left: a sequence that
@@ -67,7 +67,7 @@ def causes_of_sbatch(case: Schedule) -> dict[str, int]:
     return found
 
 
-class Maker:
+class SbatchMaker:
     """Batches that go on where the ones before have ended."""
 
     def __init__(self, draw: Counter, kind: str, n_seq: int) -> None:

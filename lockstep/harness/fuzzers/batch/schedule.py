@@ -16,7 +16,7 @@ MOST = {"n_ctx": 4096, "n_ubatch": 512, "n_seq": 8}
 
 
 @dataclass(frozen=True)
-class Schedule:
+class ScheduleCase:
     n_ctx: int
     n_ubatch: int
     n_seq: int
@@ -52,7 +52,7 @@ class Schedule:
     def text(self) -> str:
         return json.dumps(self.plan(), separators=(",", ":"))
 
-    def with_steps(self, steps: Sequence[Step]) -> "Schedule":
+    def with_steps(self, steps: Sequence[Step]) -> "ScheduleCase":
         return replace(self, steps=tuple(steps))
 
 
@@ -60,7 +60,7 @@ def listed(value: Any) -> Any:
     return [listed(item) for item in value] if isinstance(value, tuple | list) else value
 
 
-def schedule_from(text: bytes | str) -> Schedule:
+def schedule_from(text: bytes | str) -> ScheduleCase:
     """Raises BadInput: what is run comes from a user, and llama.cpp aborts on some nonsense."""
     try:
         made = json.loads(text)
@@ -86,7 +86,7 @@ def schedule_from(text: bytes | str) -> Schedule:
             raise BadInput(
                 f"no schedule: {list(step)} loads one sequence from all, or all from one"
             )
-    return Schedule(n_ctx, n_ubatch, n_seq, unified, steps, sbatch)
+    return ScheduleCase(n_ctx, n_ubatch, n_seq, unified, steps, sbatch)
 
 
 def step_from(step: Any) -> Step:

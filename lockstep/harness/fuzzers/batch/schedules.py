@@ -9,7 +9,7 @@ from collections import Counter as Counted
 from typing import Any
 
 from lockstep.harness.fuzzers.batch.machines import CELLS, STATES, caches, machine_of
-from lockstep.harness.fuzzers.batch.schedule import Row, Schedule, Step
+from lockstep.harness.fuzzers.batch.schedule import Row, ScheduleCase, Step
 from lockstep.harness.fuzzers.tokens.texts import Counter
 from lockstep.harness.synth.small import N_VOCAB
 
@@ -17,7 +17,7 @@ ODD = 24
 TIGHT = 8  # one in so many fills its cache first
 
 
-def schedule(seed: int, number: int, kind: str) -> Schedule:
+def schedule(seed: int, number: int, kind: str) -> ScheduleCase:
     return Maker(Counter(seed, f"fuzz.batch.{kind}.{number}"), kind, odd=number % ODD == 0).made()
 
 
@@ -33,14 +33,14 @@ class Maker:
         self.tight = kind != "recurrent" and not odd and below(TIGHT) == 0
         n_ubatch += 16 + below(60) if self.tight else 0  # or it takes hundreds to fill a cache
         n_ctx = CELLS * ((1 + (below(8) == 0)) if unified else n_seq)
-        self.shape = Schedule(n_ctx, n_ubatch, n_seq, unified, ())
+        self.shape = ScheduleCase(n_ctx, n_ubatch, n_seq, unified, ())
         self.steps: list[Step] = []
         self.machine = machine_of(kind, self.shape)
         self.history: dict[int, tuple[Any, ...]] = {}
         self.saved: list[tuple[int, dict[int, tuple[Any, ...]]]] = []
         self.unsettled = False  # positions have moved or streams were copied since the last decode
 
-    def made(self) -> Schedule:
+    def made(self) -> ScheduleCase:
         if self.tight:
             self.crowd()
         for _ in range(3 + self.draw.below(8)):

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from lockstep.harness.fuzzers.batch.machines import machine_of
-from lockstep.harness.fuzzers.batch.schedule import Row, Schedule, Step
+from lockstep.harness.fuzzers.batch.schedule import Row, ScheduleCase, Step
 
-Wrong = Callable[[Schedule], bool]
+Wrong = Callable[[ScheduleCase], bool]
 TRIES = 500  # questions for one finding
 
 
-def shrunk(case: Schedule, kind: str, wrong: Wrong, tries: int = TRIES) -> Schedule:
+def shrunk(case: ScheduleCase, kind: str, wrong: Wrong, tries: int = TRIES) -> ScheduleCase:
     """The smallest schedule found for which `wrong` holds, as it does for `case`."""
     best, improved = case, True
     while improved and tries > 0:
@@ -27,7 +27,7 @@ def shrunk(case: Schedule, kind: str, wrong: Wrong, tries: int = TRIES) -> Sched
     return best
 
 
-def smaller(case: Schedule, kind: str) -> Iterator[Schedule]:
+def smaller(case: ScheduleCase, kind: str) -> Iterator[ScheduleCase]:
     """Simpler schedules, the boldest first; each also with positions that go on again."""
     for candidate in [*without_steps(case), *without_rows(case), *simpler(case)]:
         yield candidate
@@ -36,7 +36,7 @@ def smaller(case: Schedule, kind: str) -> Iterator[Schedule]:
             yield repaired
 
 
-def without_steps(case: Schedule) -> Iterator[Schedule]:
+def without_steps(case: ScheduleCase) -> Iterator[ScheduleCase]:
     n = len(case.steps)
     for size in sorted({max(n >> shift, 1) for shift in range(1, 5)}, reverse=True):
         for at in range(0, n, size):
@@ -44,7 +44,7 @@ def without_steps(case: Schedule) -> Iterator[Schedule]:
                 yield from without(case, at, at + size)
 
 
-def without(case: Schedule, start: int, stop: int) -> Iterator[Schedule]:
+def without(case: ScheduleCase, start: int, stop: int) -> Iterator[ScheduleCase]:
     """Steps left out, with the loads of what is then not saved; the others are renumbered."""
     numbers: list[int | None] = []
     kept: list[Step] = []
@@ -65,7 +65,7 @@ def without(case: Schedule, start: int, stop: int) -> Iterator[Schedule]:
     yield case.with_steps(kept)
 
 
-def without_rows(case: Schedule) -> Iterator[Schedule]:
+def without_rows(case: ScheduleCase) -> Iterator[ScheduleCase]:
     for at, step in enumerate(case.steps):
         if step[0] != "decode":
             continue
@@ -82,7 +82,7 @@ def without_rows(case: Schedule) -> Iterator[Schedule]:
                 yield with_step(case, at, ("decode", left))
 
 
-def simpler(case: Schedule) -> Iterator[Schedule]:
+def simpler(case: ScheduleCase) -> Iterator[ScheduleCase]:
     yield from smaller_shapes(case)
     for at, step in enumerate(case.steps):
         simple = simpler_batches(step[1]) if step[0] == "decode" else simpler_numbers(step)
@@ -90,7 +90,7 @@ def simpler(case: Schedule) -> Iterator[Schedule]:
             yield with_step(case, at, other)
 
 
-def smaller_shapes(case: Schedule) -> Iterator[Schedule]:
+def smaller_shapes(case: ScheduleCase) -> Iterator[ScheduleCase]:
     used = [s for step in case.steps for s in sequences(step) if s < case.n_seq]
     n_seq = max(used, default=0) + 1
     yield replace(case, n_seq=n_seq, n_ctx=256 if case.unified else 256 * n_seq)
@@ -131,11 +131,11 @@ def sequences(step: Step) -> list[int]:
     return [seq for seq in (step[1:3] if step[0] == "cp" else step[1:2]) if seq >= 0]
 
 
-def with_step(case: Schedule, at: int, step: Step) -> Schedule:
+def with_step(case: ScheduleCase, at: int, step: Step) -> ScheduleCase:
     return case.with_steps((*case.steps[:at], step, *case.steps[at + 1 :]))
 
 
-def going_on(case: Schedule, kind: str) -> Schedule:
+def going_on(case: ScheduleCase, kind: str) -> ScheduleCase:
     """Positions renumbered so that every batch goes on where its sequences stand."""
     machine = machine_of(kind, case)
     steps: list[Step] = []

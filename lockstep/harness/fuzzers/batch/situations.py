@@ -5,7 +5,7 @@ from itertools import pairwise
 from lockstep.engine.memory.attention import Attention
 from lockstep.engine.memory.schedule import NO_ROOM
 from lockstep.harness.fuzzers.batch.machines import caches, machine_of
-from lockstep.harness.fuzzers.batch.schedule import Schedule, Step
+from lockstep.harness.fuzzers.batch.schedule import ScheduleCase, Step
 
 SITUATIONS = {
     "full": "a stream is filled to its last cell",
@@ -21,7 +21,7 @@ SITUATIONS = {
 }
 
 
-def reached(case: Schedule, kind: str) -> set[str]:
+def reached(case: ScheduleCase, kind: str) -> set[str]:
     """The situations, as our machine sees them; none where there are no cells."""
     tour = Tour(case, kind)
     for step in case.steps:
@@ -30,7 +30,7 @@ def reached(case: Schedule, kind: str) -> set[str]:
 
 
 class Tour:
-    def __init__(self, case: Schedule, kind: str) -> None:
+    def __init__(self, case: ScheduleCase, kind: str) -> None:
         self.machine = machine_of(kind, case)
         self.found: set[str] = set()
         self.full: set[int] = set()  # streams that have been

@@ -24,7 +24,7 @@ from lockstep.harness.fuzzers.base import Checkpoint, FuzzPlan, Progress
 from lockstep.harness.fuzzers.gguf.findings import (
     MODEL_WAYS,
     TABLE,
-    Cause,
+    FileCause,
     cause_of,
     known_files,
     own_cause,
@@ -34,7 +34,7 @@ from lockstep.harness.fuzzers.gguf.findings import (
     types_in,
 )
 from lockstep.harness.fuzzers.gguf.given import CORPUS, GIVEN, GUIDED, files_in, given_cases
-from lockstep.harness.fuzzers.gguf.grammar import Case, cases
+from lockstep.harness.fuzzers.gguf.grammar import FileCase, cases
 from lockstep.harness.fuzzers.gguf.models import MODELS, model_cases
 from lockstep.harness.fuzzers.gguf.shrink import cost_of, shrunk
 from lockstep.harness.fuzzers.gguf.stages import FULL, Stage, answer_about, part, said
@@ -49,15 +49,15 @@ DEAR = 100  # files tried in shrinking one that ends a process, each of which ma
 
 
 @dataclass(kw_only=True)
-class Batch:
+class FileBatch:
     """Files, what the subject says of them, and what others will say of some."""
 
-    cases: list[Case]
+    cases: list[FileCase]
     subject: Parsed
     pending: list[tuple[Stage, list[int], "Future[Parsed]"]]
 
 
-class Campaign:
+class FileCampaign:
     """`run` gives verdicts as findings are made, and one for each slice of files."""
 
     def __init__(
@@ -68,9 +68,9 @@ class Campaign:
         self.corpus = [read_regular(path) for path in files_in(plan.corpus)]
         self.size = BATCH_OF_MODELS if family == MODELS else BATCH
         self.known = {cause: entry for entry in known_files() for cause in entry.causes}
-        self.found: Counter[Cause] = Counter({c: 0 for c in map(as_cause, plan.found)})
+        self.found: Counter[FileCause] = Counter({c: 0 for c in map(as_cause, plan.found)})
         self.told = set(self.found)  # known ones; others are told as they are found
-        self.shrinks: Counter[Cause] = Counter()
+        self.shrinks: Counter[FileCause] = Counter()
         self.slice: Counter[str] = Counter()
         self.peak = 0  # the most that the subject took beyond twice a file's size
         self.started = time.monotonic()
@@ -97,7 +97,7 @@ class Campaign:
                     waiting.exception()
                 return
 
-    def given(self, made: Sequence[Case]) -> Iterator[Verdict]:
+    def given(self, made: Sequence[FileCase]) -> Iterator[Verdict]:
         """Files of the user's own, to every parser: each has its verdicts, whatever others have."""
         for stage in self.stages:
             stage.every = 1
@@ -109,7 +109,7 @@ class Campaign:
             yield from self.judged(self.asked([case]))
             yield self.about(case.number, case.number + 1, case)
 
-    def kept(self, made: Sequence[Case]) -> Iterator[Verdict]:
+    def kept(self, made: Sequence[FileCase]) -> Iterator[Verdict]:
         """Files of a guided run, to every parser; findings fold."""
         for stage in self.stages:
             stage.every = 1
@@ -117,12 +117,12 @@ class Campaign:
             yield from self.judged(self.asked(list(made[first : first + BATCH])))
         yield self.about(0, len(made))
 
-    def batch(self, first: int, end: int) -> Batch:
+    def batch(self, first: int, end: int) -> FileBatch:
         if self.family == MODELS:
             return self.asked(model_cases(self.plan.seed, first, end - first, self.corpus))
         return self.asked(cases(self.plan.seed, self.family, first, end - first, self.corpus))
 
-    def asked(self, made: list[Case]) -> Batch:
+    def asked(self, made: list[FileCase]) -> FileBatch:
         """Others are asked first: they think while our reader does."""
         pending = []
         for stage in self.stages:
@@ -131,7 +131,7 @@ class Campaign:
             if some:
                 pending.append((stage, some, stage.ask([made[i].raw for i in some])))
         subject = answer_about(self.subject, FULL, [case.raw for case in made])
-        return Batch(cases=made, subject=subject, pending=pending)
+        return FileBatch(cases=made, subject=subject, pending=pending)
 
     def tell(self, done: int) -> None:
         seconds = time.monotonic() - self.started
@@ -144,7 +144,7 @@ class Campaign:
 
     # --- judging --------------------------------------------------------------------------------
 
-    def judged(self, batch: Batch) -> Iterator[Verdict]:
+    def judged(self, batch: FileBatch) -> Iterator[Verdict]:
         made, subject = batch.cases, batch.subject
         self.slice["files"] += len(made)
         self.slice["accepted"] += int((subject.endings == NUMBER[ACCEPTED]).sum())
@@ -169,7 +169,7 @@ class Campaign:
                 yield from self.compared(stage, batch, some, other)
 
     def compared(
-        self, stage: Stage, batch: Batch, some: list[int], other: Parsed
+        self, stage: Stage, batch: FileBatch, some: list[int], other: Parsed
     ) -> Generator[Verdict, None, list[int]]:
         """some: files of the batch that were asked about. Returns those about which they part."""
         made, subject = [batch.cases[i] for i in some], part(batch.subject, some)
@@ -195,7 +195,7 @@ class Campaign:
         same = subject.endings == other.endings
         stage.counts["for the same reason"] += int((~mine & ~theirs & same).sum())
 
-    def noted(self, cause: Cause, case: Case, stage: Stage | None) -> Iterator[Verdict]:
+    def noted(self, cause: FileCause, case: FileCase, stage: Stage | None) -> Iterator[Verdict]:
         """One example of each cause is made small and told; the others are counted."""
         for same in self.explanations(cause, case.raw):
             self.found[same] += 1
@@ -214,7 +214,7 @@ class Campaign:
         if is_new:
             yield self.finding(exact, case, small)
 
-    def explanations(self, cause: Cause, raw: bytes) -> Iterator[Cause]:
+    def explanations(self, cause: FileCause, raw: bytes) -> Iterator[FileCause]:
         """What was found already, or is known, that this may be another example of."""
         if cause.symptom != "value":
             if cause in self.found or cause in self.known:
@@ -227,7 +227,7 @@ class Campaign:
             ):
                 yield other
 
-    def small(self, cause: Cause, case: Case, stage: Stage | None) -> bytes:
+    def small(self, cause: FileCause, case: FileCase, stage: Stage | None) -> bytes:
         if cause.stage == TABLE:
             return case.raw  # what a fault is would be lost
 
@@ -248,7 +248,7 @@ class Campaign:
 
     # --- verdicts -------------------------------------------------------------------------------
 
-    def finding(self, cause: Cause, case: Case, small: bytes) -> Verdict:
+    def finding(self, cause: FileCause, case: FileCase, small: bytes) -> Verdict:
         known = self.known.get(cause)
         status: Status = "diverged"
         if known:
@@ -278,7 +278,7 @@ class Campaign:
             status, text, detail, f"fuzz-gguf/{cause}", self.again(cause, case, small)
         )
 
-    def again(self, cause: Cause, case: Case, small: bytes) -> list[str]:
+    def again(self, cause: FileCause, case: FileCase, small: bytes) -> list[str]:
         """The options that show a finding again. What the table says is said of its files alone."""
         if len(small) <= 2048 and cause.stage != TABLE:
             return ["--hex", small.hex()]
@@ -292,7 +292,7 @@ class Campaign:
             told[stage.name] = said(stage.ask([raw]).result())
         return told
 
-    def about(self, first: int, end: int, case: Case | None = None) -> Verdict:
+    def about(self, first: int, end: int, case: FileCase | None = None) -> Verdict:
         """case: the one file that it is about, if it has a name."""
         known = {str(c): n for c, n in sorted(self.found.items()) if n and c in self.known}
         other = {str(c): n for c, n in sorted(self.found.items()) if n and c not in self.known}
@@ -358,7 +358,7 @@ class Campaign:
         )
 
 
-def as_cause(key: str) -> Cause:
+def as_cause(key: str) -> FileCause:
     """Of the key of a verdict."""
     _, stage, symptom, kind = key.split("/", 3)
-    return Cause(stage, symptom, kind)
+    return FileCause(stage, symptom, kind)

@@ -24,7 +24,7 @@ def array(element: int, n: int, items: bytes = b"") -> bytes:
 
 
 @dataclass(slots=True)
-class Pair:
+class KeyAndValue:
     """A metadata pair; `value` is all that follows the type."""
 
     key: bytes
@@ -37,7 +37,7 @@ class Pair:
 
 
 @dataclass(slots=True)
-class Row:
+class TensorRow:
     """A row of the tensor table. Extents are taken modulo 2^64."""
 
     name: bytes
@@ -57,11 +57,11 @@ class Row:
 
 
 @dataclass(slots=True)
-class Draft:
+class FileDraft:
     """A whole file. cut: how many bytes are left away at the end."""
 
-    pairs: list[Pair] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    pairs: list[KeyAndValue] = field(default_factory=list)
+    rows: list[TensorRow] = field(default_factory=list)
     magic: bytes = b"GGUF"
     version: int = 3
     n_rows: int | None = None
@@ -74,10 +74,10 @@ class Draft:
     whole: bytes | None = None  # these bytes instead of all that
 
     def put(self, key: bytes, type: int, value: bytes, key_length: int | None = None) -> None:
-        self.pairs.append(Pair(key, type, value, key_length))
+        self.pairs.append(KeyAndValue(key, type, value, key_length))
 
-    def add(self, name: bytes, ne: tuple[int, ...], type: int, n_bytes: int) -> Row:
-        self.rows.append(Row(name, ne, type, n_bytes))
+    def add(self, name: bytes, ne: tuple[int, ...], type: int, n_bytes: int) -> TensorRow:
+        self.rows.append(TensorRow(name, ne, type, n_bytes))
         return self.rows[-1]
 
     def tables(self) -> bytes:

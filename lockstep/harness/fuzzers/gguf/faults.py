@@ -3,19 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from struct import pack
-from typing import Literal, Protocol
+from typing import Literal
 
 from lockstep.engine.gguf.fields import ValueType as V
-from lockstep.harness.fuzzers.gguf.draft import U32, U64, Draft, array, string
-
-
-class Draw(Protocol):
-    def below(self, n: int) -> int:
-        """A whole number in 0..n-1."""
-
+from lockstep.harness.fuzzers.draw import Draw
+from lockstep.harness.fuzzers.gguf.draft import U32, U64, FileDraft, array, string
 
 FileVerdict = Literal["valid", "invalid", "implementation-defined"]
-Apply = Callable[[Draft, Draw], None]
+Apply = Callable[[FileDraft, Draw], None]
 
 ALIGNMENT = b"general.alignment"
 F32, Q8_0, Q4_K, I8 = 0, 8, 12, 24
@@ -24,7 +19,7 @@ NUL = b"\0"
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class FileFault:
     """One way. kinds: with which our reader refuses such a file; none if it accepts it."""
 
     name: str
@@ -34,12 +29,12 @@ class Fault:
     apply: Apply
 
 
-FAULTS: dict[str, Fault] = {}
+FAULTS: dict[str, FileFault] = {}
 
 
 def fault(name: str, verdict: FileVerdict, kinds: str, why: str) -> Callable[[Apply], Apply]:
     def register(apply: Apply) -> Apply:
-        FAULTS[name] = Fault(name, verdict, tuple(kinds.split()), why, apply)
+        FAULTS[name] = FileFault(name, verdict, tuple(kinds.split()), why, apply)
         return apply
 
     return register
@@ -55,7 +50,7 @@ def each(rows: dict[str, Apply], verdict: FileVerdict, kinds: str, why: str) -> 
 
 
 def with_fields(**changes: int | bytes) -> Apply:
-    def apply(draft: Draft, draw: Draw) -> None:
+    def apply(draft: FileDraft, draw: Draw) -> None:
         for name, value in changes.items():
             setattr(draft, name, value)
 
@@ -100,7 +95,7 @@ fault("version-2", "valid", "", "Version 2 has the layout of version 3.")(with_f
     "endianness",
     "Version 3 may be big-endian, for big-endian machines; llama.cpp and we read little-endian.",
 )
-def _(draft: Draft, draw: Draw) -> None:
+def _(draft: FileDraft, draw: Draw) -> None:
     head = pack(">4sIQQ", b"GGUF", 3, 0, 1)
     draft.whole = head + pack(">Q", 1) + b"k" + pack(">II", V.U32, 7)
 
@@ -118,7 +113,7 @@ each(
 @fault("pairs-one-more", "invalid", "count length truncated key-empty key-nul key-utf8 value "
        "duplicate key-long bool nesting alignment",
        "One pair more is claimed than there is.")  # fmt: skip
-def _(draft: Draft, draw: Draw) -> None:
+def _(draft: FileDraft, draw: Draw) -> None:
     draft.rows.clear()
     draft.n_pairs = len(draft.pairs) + 1
 
@@ -126,13 +121,13 @@ def _(draft: Draft, draw: Draw) -> None:
 @fault("tensors-one-more", "invalid", "count length truncated name-empty name-long name-nul "
        "name-utf8 dims",
        "One tensor more is claimed than there is.")  # fmt: skip
-def _(draft: Draft, draw: Draw) -> None:
+def _(draft: FileDraft, draw: Draw) -> None:
     draft.n_rows = len(draft.rows) + 1
 
 
 @fault("cut-anywhere", "invalid", "magic truncated data count length dims",
        "The file ends too early.")  # fmt: skip
-def _(draft: Draft, draw: Draw) -> None:
+def _(draft: FileDraft, draw: Draw) -> None:
     draft.add(b"cut", (8,), F32, 32)
     draft.cut = 1 + draw.below(len(draft.raw()))
 
@@ -189,7 +184,7 @@ each(
 
 
 @fault("key-twice", "invalid", "duplicate", "A key occurs once; readers differ in which one wins.")
-def _(draft: Draft, draw: Draw) -> None:
+def _(draft: FileDraft, draw: Draw) -> None:
     draft.put(b"twice", V.U8, b"\1")
     draft.put(b"twice", V.U8, b"\2")
 
@@ -276,7 +271,7 @@ fault(
 
 @fault("array-1000-deep", "implementation-defined", "nesting",
        "The format has no limit; a reader that recurses without one ends its stack.")  # fmt: skip
-def _(draft: Draft, draw: Draw) -> None:
+def _(draft: FileDraft, draw: Draw) -> None:
     raw = array(V.U8, 0)
     for _ in range(1000):
         raw = array(V.ARR, 1, raw)
@@ -284,20 +279,20 @@ def _(draft: Draft, draw: Draw) -> None:
 
 
 @fault("value-cut", "invalid", "truncated", "The file ends inside a value.")
-def _(draft: Draft, draw: Draw) -> None:
+def _(draft: FileDraft, draw: Draw) -> None:
     draft.rows.clear()
     draft.put(b"cut", V.U64, bytes(7))
 
 
 @fault("strings-one-more", "invalid", "truncated",
        "An array of strings ends with the file, and lacks one.")  # fmt: skip
-def _(draft: Draft, draw: Draw) -> None:
+def _(draft: FileDraft, draw: Draw) -> None:
     draft.rows.clear()
     draft.put(b"v", V.ARR, array(V.STR, 2, string(b"12345678")))
 
 
 @fault("every-type", "valid", "", "A pair and an array of each type.")
-def _(draft: Draft, draw: Draw) -> None:
+def _(draft: FileDraft, draw: Draw) -> None:
     for kind, size in ((0, 1), (1, 1), (2, 2), (3, 2), (4, 4), (5, 4), (6, 4), (10, 8), (11, 8)):
         draft.put(b"s%d" % kind, kind, b"\x81" * size)
         draft.put(b"a%d" % kind, V.ARR, array(kind, 2, b"\x81" * (2 * size)))

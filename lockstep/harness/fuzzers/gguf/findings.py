@@ -28,7 +28,7 @@ MODEL_WAYS = ("vocab", "load")  # refuse what is no model: their refusals say no
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Cause:
+class FileCause:
     """By which findings fold. stage: an engine and its way, `table`, or the subject alone."""
 
     stage: str
@@ -65,8 +65,8 @@ class KnownFile:
         return alone(name) if word == "fault" else bytes.fromhex(self.case)
 
     @property
-    def causes(self) -> list[Cause]:
-        return [Cause(f"{self.component} {way}", self.symptom, self.kind) for way in self.ways]
+    def causes(self) -> list[FileCause]:
+        return [FileCause(f"{self.component} {way}", self.symptom, self.kind) for way in self.ways]
 
 
 def known_files() -> list[KnownFile]:
@@ -92,21 +92,21 @@ def suspects(
 
 def cause_of(
     engine: str, way: str, subject: Parsed, other: Parsed, i: int, raw: bytes
-) -> Cause | None:
+) -> FileCause | None:
     """What is odd about file i, the worst first. The subject's own troubles are `own_cause`'s."""
     mine, theirs, stage = subject.ending(i), other.ending(i), f"{engine} {way}"
     if theirs in (CRASHED, HUNG):
-        return Cause(stage, "hangs" if theirs == HUNG else "crashes", place_of(other, i))
+        return FileCause(stage, "hangs" if theirs == HUNG else "crashes", place_of(other, i))
     if other.peaks[i] > allowed_memory(engine, len(raw)):
-        return Cause(stage, "memory", mine)
+        return FileCause(stage, "memory", mine)
     if theirs == ACCEPTED != mine:
-        return None if mine in (CRASHED, HUNG) else Cause(stage, "accepts", mine)
+        return None if mine in (CRASHED, HUNG) else FileCause(stage, "accepts", mine)
     if way in MODEL_WAYS or mine != ACCEPTED:
         return None
     if theirs != ACCEPTED:
-        return Cause(stage, "refuses", theirs)
+        return FileCause(stage, "refuses", theirs)
     parts = parts_that_differ(int(subject.digests[i]), int(other.digests[i]))
-    return Cause(stage, "value", parts[0]) if parts else None
+    return FileCause(stage, "value", parts[0]) if parts else None
 
 
 def place_of(answer: Parsed, i: int) -> str:
@@ -117,18 +117,18 @@ def place_of(answer: Parsed, i: int) -> str:
     return str(said[-1]).replace("/", "|") if said else "death"
 
 
-def own_cause(name: str, subject: Parsed, i: int, raw: bytes) -> Cause | None:
+def own_cause(name: str, subject: Parsed, i: int, raw: bytes) -> FileCause | None:
     """What no reader does, whatever the file: ours takes twice its size and 16 MB at most."""
     ending = subject.ending(i)
     if ending in (CRASHED, HUNG):
         words = subject.words.get(i, "").split(":")[0]
-        return Cause(name, "hangs" if ending == HUNG else "crashes", words)
+        return FileCause(name, "hangs" if ending == HUNG else "crashes", words)
     if subject.peaks[i] > allowed_memory(name, len(raw)):
-        return Cause(name, "memory", ending)
+        return FileCause(name, "memory", ending)
     return None
 
 
-def table_cause(ending: str, faults: Sequence[str]) -> Cause | None:
+def table_cause(ending: str, faults: Sequence[str]) -> FileCause | None:
     """A file with one fault, or none, has the verdict of the table."""
     if len(faults) > 1 or ending in (CRASHED, HUNG):
         return None
@@ -136,15 +136,15 @@ def table_cause(ending: str, faults: Sequence[str]) -> Cause | None:
     if ending in (kinds or (ACCEPTED,)):
         return None
     fault = faults[0] if faults else "no fault"
-    return Cause(TABLE, "accepts" if ending == ACCEPTED else "refuses", fault)
+    return FileCause(TABLE, "accepts" if ending == ACCEPTED else "refuses", fault)
 
 
-def refined(cause: Cause, raw: bytes) -> Cause:
+def refined(cause: FileCause, raw: bytes) -> FileCause:
     """Of a small file that is read differently: what it holds in the part that differs."""
     if cause.symptom != "value":
         return cause
     types = sorted(types_in(raw, cause.kind))
-    return Cause(cause.stage, "value", " ".join([cause.kind, *types]))
+    return FileCause(cause.stage, "value", " ".join([cause.kind, *types]))
 
 
 def types_in(raw: bytes, part: str) -> set[str]:

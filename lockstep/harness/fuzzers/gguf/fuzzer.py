@@ -8,7 +8,7 @@ from lockstep.harness.check.check import BadInput
 from lockstep.harness.check.inputs import check_file
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.fuzzers.base import Checkpoint, Fuzzer, FuzzPlan, Progress
-from lockstep.harness.fuzzers.gguf.campaign import Campaign
+from lockstep.harness.fuzzers.gguf.campaign import FileCampaign
 from lockstep.harness.fuzzers.gguf.given import CORPUS, GIVEN, GUIDED, files_in, given_cases
 from lockstep.harness.fuzzers.gguf.grammar import FAMILIES, LARGEST
 from lockstep.harness.fuzzers.gguf.guided import check_guided, guided
@@ -26,7 +26,7 @@ WAYS = {
 }
 
 
-class Gguf(Fuzzer, name="gguf"):
+class GgufFuzzer(Fuzzer, name="gguf"):
     def targets(self) -> list[str]:
         """Families that are cheap; `corpus` needs files, `guided` a folder, `models` are slow."""
         return [family for family in FAMILIES if family != CORPUS]
@@ -61,7 +61,7 @@ class Gguf(Fuzzer, name="gguf"):
                 session.ask("describe")  # a worker belongs to the thread that starts it
             stages = opened_stages(stack, ways, WITNESS)
             for target in plan.targets or self.targets():
-                campaign = Campaign(plan, target, subject, stages, progress)
+                campaign = FileCampaign(plan, target, subject, stages, progress)
                 if target == MODELS:
                     campaign.corpus = tiny_models(others[0])
                 try:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lockstep.harness.check.inputs import check_file
 from lockstep.harness.fuzzers.base import FuzzPlan
-from lockstep.harness.fuzzers.gguf.grammar import Case
+from lockstep.harness.fuzzers.gguf.grammar import FileCase
 
 CORPUS, GIVEN, GUIDED = "corpus", "given", "guided"  # targets whose files come from the user
 
@@ -16,8 +16,8 @@ def files_in(folder: Path | None) -> list[Path]:
     return [check_file(path) for path in found if not path.is_dir()]
 
 
-def given_cases(plan: FuzzPlan) -> list[Case]:
+def given_cases(plan: FuzzPlan) -> list[FileCase]:
     """Files, and then bytes."""
     given = [(path.read_bytes(), ("--file", str(path))) for path in plan.files]
     given += [(raw, ("--hex", raw.hex())) for raw in plan.given]
-    return [Case(i, raw, again=again) for i, (raw, again) in enumerate(given)]
+    return [FileCase(i, raw, again=again) for i, (raw, again) in enumerate(given)]

@@ -13,8 +13,8 @@ from numpy.random import Philox
 from lockstep.engine.gguf.fields import SCALARS, ValueType
 from lockstep.engine.gguf.types import TYPES
 from lockstep.harness.fuzzers.gguf import table_faults as _gguf_table_faults  # noqa: F401  fills the table of faults
-from lockstep.harness.fuzzers.gguf.draft import Draft, array, string
-from lockstep.harness.fuzzers.gguf.faults import FAULTS, Fault
+from lockstep.harness.fuzzers.gguf.draft import FileDraft, array, string
+from lockstep.harness.fuzzers.gguf.faults import FAULTS, FileFault
 from lockstep.harness.synth.draws import stream
 
 FAMILIES = ("valid", "broken", "several", "mutated", "corpus")
@@ -29,7 +29,7 @@ EDGES += [2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**60, 2**61, 2**62, 2**63 
 EDGES += [2**64 - 64, 2**64 - 32, 2**64 - 8, 2**64 - 1]
 
 
-class Numbers:
+class DrawnNumbers:
     """The numbers of one case. What was drawn ahead is followed by a stream of its own."""
 
     __slots__ = ("left", "more")
@@ -44,7 +44,7 @@ class Numbers:
         return self.left.pop() * n >> 64
 
 
-def numbers_of(seed: int, family: str, first: int, count: int) -> list[Numbers]:
+def numbers_of(seed: int, family: str, first: int, count: int) -> list[DrawnNumbers]:
     """Of the cases `first` and on. Philox makes four numbers for each step of its counter."""
     name = f"fuzz.gguf.{family}"
     key = stream(seed, name).state["state"]["key"]
@@ -62,11 +62,11 @@ def numbers_of(seed: int, family: str, first: int, count: int) -> list[Numbers]:
 
         return draw
 
-    return [Numbers(row, more(first + i)) for i, row in enumerate(drawn)]
+    return [DrawnNumbers(row, more(first + i)) for i, row in enumerate(drawn)]
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class FileCase:
     """A file on its way: its number, its bytes, and the faults that it was given.
 
     again: the option that names a file of the user's own; none has a number that says what it is.
@@ -86,7 +86,7 @@ class Case:
 
 def cases(
     seed: int, family: str, first: int, count: int, corpus: Sequence[bytes] = ()
-) -> list[Case]:
+) -> list[FileCase]:
     """The cases `first` and on. corpus: what the family of that name mutates."""
     make = MAKERS[family]
     usable = [raw for raw in corpus if len(raw) <= LARGEST]
@@ -103,7 +103,7 @@ class Least:
 
 def alone(name: str) -> bytes:
     """A file with this fault and nothing else."""
-    draft = Draft()
+    draft = FileDraft()
     FAULTS[name].apply(draft, Least())
     return draft.raw()
 
@@ -122,7 +122,7 @@ SIZES = {int(kind): scalar.size for kind, scalar in SCALARS.items()}
 STR, ARR, BOOL = int(ValueType.STR), int(ValueType.ARR), int(ValueType.BOOL)
 
 
-def items(draw: Numbers, kind: int, n: int) -> bytes:
+def items(draw: DrawnNumbers, kind: int, n: int) -> bytes:
     if kind == STR:
         return b"".join(string(TEXTS[draw.below(len(TEXTS))]) for _ in range(n))
     if kind == BOOL:
@@ -132,7 +132,7 @@ def items(draw: Numbers, kind: int, n: int) -> bytes:
     return (word * (size // 8 + 1))[:size]
 
 
-def add_pair(draft: Draft, draw: Numbers, at: int) -> None:
+def add_pair(draft: FileDraft, draw: DrawnNumbers, at: int) -> None:
     key = KEYS[at] if at < len(KEYS) else b"more.%d" % at
     kind = draw.below(13)
     if kind != ARR:
@@ -143,7 +143,7 @@ def add_pair(draft: Draft, draw: Numbers, at: int) -> None:
     draft.put(key, ARR, array(element, n, items(draw, element, n)))
 
 
-def add_row(draft: Draft, draw: Numbers, at: int) -> None:
+def add_row(draft: FileDraft, draw: DrawnNumbers, at: int) -> None:
     kind, block, size = LAYOUTS[draw.below(len(LAYOUTS))]
     shape = draw.below(64)
     ne = [block * (1 + shape % 3), *(1 + (shape >> i) % 2 for i in range(2, 2 + draw.below(4)))]
@@ -152,9 +152,9 @@ def add_row(draft: Draft, draw: Numbers, at: int) -> None:
               count * size)  # fmt: skip
 
 
-def plain_draft(draw: Numbers) -> Draft:
+def plain_draft(draw: DrawnNumbers) -> FileDraft:
     """A valid file, with nothing unusual about it."""
-    draft = Draft()
+    draft = FileDraft()
     shape = draw.below(1 << 32)
     start = shape >> 8 & 7  # which of the keys come
     for at in range(shape % 5):
@@ -164,33 +164,33 @@ def plain_draft(draw: Numbers) -> Draft:
     return draft
 
 
-def chosen(draw: Numbers, table: Sequence[Fault]) -> Fault:
+def chosen(draw: DrawnNumbers, table: Sequence[FileFault]) -> FileFault:
     return table[draw.below(len(table))]
 
 
-def of_valid(number: int, draw: Numbers, corpus: Sequence[bytes]) -> Case:
+def of_valid(number: int, draw: DrawnNumbers, corpus: Sequence[bytes]) -> FileCase:
     """Half of them have something unusual about them."""
     draft = plain_draft(draw)
     if number % 2:
-        return Case(number, draft.raw())
+        return FileCase(number, draft.raw())
     fault = chosen(draw, VALID)
     fault.apply(draft, draw)
-    return Case(number, draft.raw(), (fault.name,))
+    return FileCase(number, draft.raw(), (fault.name,))
 
 
-def of_broken(number: int, draw: Numbers, corpus: Sequence[bytes]) -> Case:
+def of_broken(number: int, draw: DrawnNumbers, corpus: Sequence[bytes]) -> FileCase:
     """The faults take turns, so that each is seen in many files."""
     draft, fault = plain_draft(draw), BROKEN[number % len(BROKEN)]
     fault.apply(draft, draw)
-    return Case(number, draft.raw(), (fault.name,))
+    return FileCase(number, draft.raw(), (fault.name,))
 
 
-def of_several(number: int, draw: Numbers, corpus: Sequence[bytes]) -> Case:
+def of_several(number: int, draw: DrawnNumbers, corpus: Sequence[bytes]) -> FileCase:
     draft = plain_draft(draw)
     faults = [chosen(draw, EVERY) for _ in range(2 + draw.below(3))]
     for fault in faults:
         fault.apply(draft, draw)
-    return Case(number, draft.raw(), tuple(fault.name for fault in faults))
+    return FileCase(number, draft.raw(), tuple(fault.name for fault in faults))
 
 
 EVERY = list(FAULTS.values())
@@ -198,19 +198,19 @@ EVERY = list(FAULTS.values())
 # --- mutated files ----------------------------------------------------------------------------
 
 
-def of_mutated(number: int, draw: Numbers, corpus: Sequence[bytes]) -> Case:
+def of_mutated(number: int, draw: DrawnNumbers, corpus: Sequence[bytes]) -> FileCase:
     draft = plain_draft(draw)
     if draw.below(4) == 0:
         chosen(draw, VALID).apply(draft, draw)
-    return Case(number, mutated(draw, draft.raw(), corpus))
+    return FileCase(number, mutated(draw, draft.raw(), corpus))
 
 
-def of_corpus(number: int, draw: Numbers, corpus: Sequence[bytes]) -> Case:
+def of_corpus(number: int, draw: DrawnNumbers, corpus: Sequence[bytes]) -> FileCase:
     raw = corpus[number % len(corpus)]
-    return Case(number, raw if number < len(corpus) else mutated(draw, raw, corpus))
+    return FileCase(number, raw if number < len(corpus) else mutated(draw, raw, corpus))
 
 
-def mutated(draw: Numbers, raw: bytes, corpus: Sequence[bytes]) -> bytes:
+def mutated(draw: DrawnNumbers, raw: bytes, corpus: Sequence[bytes]) -> bytes:
     """One to four changes. Most fall into the first kilobyte, where small files have tables."""
     made = bytearray(raw)
     for _ in range(1 + draw.below(4)):
@@ -218,18 +218,18 @@ def mutated(draw: Numbers, raw: bytes, corpus: Sequence[bytes]) -> bytes:
     return bytes(made)
 
 
-def change(made: bytearray, draw: Numbers) -> None:
+def change(made: bytearray, draw: DrawnNumbers) -> None:
     reach = len(made) + 1 if draw.below(4) == 0 else min(len(made) + 1, 1024)
     at = draw.below(reach)
     CHANGES[draw.below(len(CHANGES))](made, at, draw)
 
 
-def flip(made: bytearray, at: int, draw: Numbers) -> None:
+def flip(made: bytearray, at: int, draw: DrawnNumbers) -> None:
     if at < len(made):
         made[at] ^= 1 << draw.below(8)
 
 
-def edge(made: bytearray, at: int, draw: Numbers) -> None:
+def edge(made: bytearray, at: int, draw: DrawnNumbers) -> None:
     """An edge of the integers over one, four or eight bytes, or a small step from what is there."""
     size = (1, 4, 8, 8)[draw.below(4)]
     at = max(0, min(at, len(made) - size))
@@ -241,37 +241,37 @@ def edge(made: bytearray, at: int, draw: Numbers) -> None:
     made[at : at + size] = (word % (1 << 8 * size)).to_bytes(size, "little")
 
 
-def at_a_length(made: bytearray, at: int, draw: Numbers) -> None:
+def at_a_length(made: bytearray, at: int, draw: DrawnNumbers) -> None:
     """The same where a field of eight bytes seems to be: a small number before seven zeros."""
     found = made.find(bytes(7), at)
     if found > 0 and len(made) >= found + 7:
         pack_into("<Q", made, found - 1, EDGES[draw.below(len(EDGES))])
 
 
-def drop(made: bytearray, at: int, draw: Numbers) -> None:
+def drop(made: bytearray, at: int, draw: DrawnNumbers) -> None:
     del made[at : at + 1 + draw.below((1, 8, 32)[draw.below(3)])]
 
 
-def repeat(made: bytearray, at: int, draw: Numbers) -> None:
+def repeat(made: bytearray, at: int, draw: DrawnNumbers) -> None:
     made[at:at] = made[at : at + 1 + draw.below((4, 16, 64)[draw.below(3)])]
 
 
-def insert(made: bytearray, at: int, draw: Numbers) -> None:
+def insert(made: bytearray, at: int, draw: DrawnNumbers) -> None:
     made[at:at] = bytes([draw.below(256)]) * (1 + draw.below(8))
 
 
-def move(made: bytearray, at: int, draw: Numbers) -> None:
+def move(made: bytearray, at: int, draw: DrawnNumbers) -> None:
     """A stretch of the file, over another."""
     n, start = 1 + draw.below(32), draw.below(len(made) + 1)
     made[at : at + n] = made[start : start + n]
 
 
-def cut(made: bytearray, at: int, draw: Numbers) -> None:
+def cut(made: bytearray, at: int, draw: DrawnNumbers) -> None:
     del made[at:]
 
 
 CHANGES = (flip, flip, edge, edge, edge, at_a_length, at_a_length, drop, repeat, insert, move, cut)
-MAKERS: dict[str, Callable[[int, Numbers, Sequence[bytes]], Case]] = {
+MAKERS: dict[str, Callable[[int, DrawnNumbers, Sequence[bytes]], FileCase]] = {
     "valid": of_valid,
     "broken": of_broken,
     "several": of_several,

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from lockstep.harness.check.check import BadInput
 from lockstep.harness.fuzzers.base import Checkpoint, FuzzPlan
-from lockstep.harness.fuzzers.gguf.campaign import Campaign
+from lockstep.harness.fuzzers.gguf.campaign import FileCampaign
 from lockstep.harness.fuzzers.gguf.faults import FAULTS
-from lockstep.harness.fuzzers.gguf.grammar import LARGEST, Case, alone, cases
+from lockstep.harness.fuzzers.gguf.grammar import LARGEST, FileCase, alone, cases
 from lockstep.harness.fuzzers.gguf.reached import MODULES, Reached, reached
 from lockstep.harness.records import Verdict
 
@@ -44,7 +44,7 @@ def check_guided(plan: FuzzPlan) -> None:
         raise BadInput("a guided run needs atheris: pip install 'gguf-lockstep[dev]' installs it")
 
 
-def guided(plan: FuzzPlan, campaign: Campaign) -> Iterator[Verdict | Checkpoint]:
+def guided(plan: FuzzPlan, campaign: FileCampaign) -> Iterator[Verdict | Checkpoint]:
     """Rounds of `plan.cases` files, then what was kept."""
     folder = plan.keep
     assert folder is not None  # check_guided has seen to it
@@ -52,7 +52,7 @@ def guided(plan: FuzzPlan, campaign: Campaign) -> Iterator[Verdict | Checkpoint]
         seeded(folder, campaign.corpus, plan.seed)
     for done in rounds(plan, folder, lambda text: campaign.say(campaign.family, text)):
         yield about_round(done, campaign)
-    files = [Case(i, path.read_bytes(), again=("--file", str(path)))
+    files = [FileCase(i, path.read_bytes(), again=("--file", str(path)))
              for i, path in enumerate(kept(folder))]  # fmt: skip
     yield about_lines(reached(case.raw for case in files), len(files), campaign)
     yield from campaign.kept(files)
@@ -70,7 +70,7 @@ def rounds(plan: FuzzPlan, folder: Path, say: Say) -> Iterator["Round"]:
             return
 
 
-def about_round(done: "Round", campaign: Campaign) -> Verdict:
+def about_round(done: "Round", campaign: FileCampaign) -> Verdict:
     text = f"{done.files:,} files in {done.seconds:,.0f} s, {done.branches} branches reached, "
     text += f"{done.branches - done.branches_before} of them new"
     again = campaign.all_again()
@@ -80,7 +80,7 @@ def about_round(done: "Round", campaign: Campaign) -> Verdict:
     return campaign.verdict("diverged", f"{text}; {done.ended}", asdict(done), key, again)
 
 
-def about_lines(found: Reached, files: int, campaign: Campaign) -> Verdict:
+def about_lines(found: Reached, files: int, campaign: FileCampaign) -> Verdict:
     text = f"{found.lines} lines of the reader are reached by {files} files, "
     text += (
         f"{len(found.never)} never: {'; '.join(found.never)}" if found.never else "all there are"

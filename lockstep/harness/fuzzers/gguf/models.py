@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 
 from lockstep.engine.gguf.fields import SCALARS, ValueType
 from lockstep.harness.context.runner import Session
-from lockstep.harness.fuzzers.gguf.draft import Draft, Pair
-from lockstep.harness.fuzzers.gguf.grammar import EDGES, Case, Numbers, numbers_of
+from lockstep.harness.fuzzers.gguf.draft import FileDraft, KeyAndValue
+from lockstep.harness.fuzzers.gguf.grammar import EDGES, DrawnNumbers, FileCase, numbers_of
 from lockstep.harness.fuzzers.gguf.shrink import draft_of
 from lockstep.harness.shadow.models import make_variant
 from lockstep.harness.synth.any_arch import variant_named
@@ -34,25 +34,25 @@ def tiny_models(session: Session) -> list[bytes]:
         return [path.read_bytes() for path in paths]
 
 
-def model_cases(seed: int, first: int, count: int, models: Sequence[bytes]) -> list[Case]:
+def model_cases(seed: int, first: int, count: int, models: Sequence[bytes]) -> list[FileCase]:
     """The cases `first` and on; the models take turns, and come as they are first."""
     drawn = numbers_of(seed, MODELS, first, count)
     return [one_case(first + i, draw, models) for i, draw in enumerate(drawn)]
 
 
-def one_case(number: int, draw: Numbers, models: Sequence[bytes]) -> Case:
+def one_case(number: int, draw: DrawnNumbers, models: Sequence[bytes]) -> FileCase:
     raw = models[number % len(models)]
     if number < len(models):
-        return Case(number, raw)
+        return FileCase(number, raw)
     draft = draft_of(raw)
     assert draft is not None  # we wrote it
     draft.n_pairs = draft.n_rows = None  # they follow from what is there
     change = CHANGES[draw.below(len(CHANGES))]
     change(draft, draw)
-    return Case(number, draft.raw())
+    return FileCase(number, draft.raw())
 
 
-def other_number(draft: Draft, draw: Numbers) -> None:
+def other_number(draft: FileDraft, draw: DrawnNumbers) -> None:
     """An edge of the integers, or a small step."""
     pair = chosen_pair(draft, draw, set(WHOLE))
     size = len(pair.value)
@@ -62,34 +62,34 @@ def other_number(draft: Draft, draw: Numbers) -> None:
     pair.value = (word % (1 << 8 * size)).to_bytes(size, "little")
 
 
-def other_type(draft: Draft, draw: Numbers) -> None:
+def other_type(draft: FileDraft, draw: DrawnNumbers) -> None:
     chosen_pair(draft, draw, {int(ValueType.U32)}).type = F32
 
 
-def chosen_pair(draft: Draft, draw: Numbers, types: set[int]) -> Pair:
+def chosen_pair(draft: FileDraft, draw: DrawnNumbers, types: set[int]) -> KeyAndValue:
     some = [p for p in draft.pairs if p.type in types and not p.key.startswith(VOCABULARY)]
     return some[draw.below(len(some))]
 
 
-def without_a_pair(draft: Draft, draw: Numbers) -> None:
+def without_a_pair(draft: FileDraft, draw: DrawnNumbers) -> None:
     del draft.pairs[draw.below(len(draft.pairs))]
 
 
-def renamed(draft: Draft, draw: Numbers) -> None:
+def renamed(draft: FileDraft, draw: DrawnNumbers) -> None:
     draft.rows[draw.below(len(draft.rows))].name += b"x"
 
 
-def transposed(draft: Draft, draw: Numbers) -> None:
+def transposed(draft: FileDraft, draw: DrawnNumbers) -> None:
     row = draft.rows[draw.below(len(draft.rows))]
     row.ne = row.ne[::-1]
 
 
-def of_other_type(draft: Draft, draw: Numbers) -> None:
+def of_other_type(draft: FileDraft, draw: DrawnNumbers) -> None:
     """I32 for F32: as many bytes, and no weights."""
     draft.rows[draw.below(len(draft.rows))].type = 26
 
 
-CHANGES: tuple[Callable[[Draft, Numbers], None], ...] = (
+CHANGES: tuple[Callable[[FileDraft, DrawnNumbers], None], ...] = (
     *(other_number, other_number, other_number, other_number, other_type, without_a_pair),
     *(renamed, transposed, of_other_type),
 )

@@ -10,7 +10,15 @@ from struct import error, unpack_from
 
 from lockstep.engine.gguf.fields import SCALARS, ValueType, padded
 from lockstep.engine.gguf.types import TYPES
-from lockstep.harness.fuzzers.gguf.draft import HEADER, MOST_DATA, Draft, Pair, Row, array, string
+from lockstep.harness.fuzzers.gguf.draft import (
+    HEADER,
+    MOST_DATA,
+    FileDraft,
+    KeyAndValue,
+    TensorRow,
+    array,
+    string,
+)
 
 Shows = Callable[[list[bytes]], list[bool]]
 STR, ARR = int(ValueType.STR), int(ValueType.ARR)
@@ -80,12 +88,12 @@ def cost_of(batch: Sequence[bytes]) -> int:
 # --- by parts ---------------------------------------------------------------------------------
 
 
-def draft_of(raw: bytes) -> Draft | None:
+def draft_of(raw: bytes) -> FileDraft | None:
     """What can be read of it, such that the draft's bytes are these; None if not even a header."""
     if len(raw) < HEADER.size:
         return None
     magic, version, n_rows, n_pairs = HEADER.unpack_from(raw)
-    draft, at = Draft(magic=magic, version=version, n_rows=n_rows, n_pairs=n_pairs), HEADER.size
+    draft, at = FileDraft(magic=magic, version=version, n_rows=n_rows, n_pairs=n_pairs), HEADER.size
     try:
         while len(draft.pairs) < n_pairs:
             pair, at = pair_at(raw, at)
@@ -117,11 +125,11 @@ def text_at(raw: bytes, at: int) -> tuple[bytes, int]:
     return raw[at + 8 : at + 8 + n], at + 8 + n
 
 
-def pair_at(raw: bytes, at: int) -> tuple[Pair, int]:
+def pair_at(raw: bytes, at: int) -> tuple[KeyAndValue, int]:
     key, at = text_at(raw, at)
     (kind,) = unpack_from("<I", raw, at)
     end = value_end(raw, at + 4, kind)
-    return Pair(key, kind, raw[at + 4 : end]), end
+    return KeyAndValue(key, kind, raw[at + 4 : end]), end
 
 
 def value_end(raw: bytes, at: int, kind: int) -> int:
@@ -144,7 +152,7 @@ def value_end(raw: bytes, at: int, kind: int) -> int:
     return end
 
 
-def row_at(raw: bytes, at: int, expected: int) -> tuple[Row, int]:
+def row_at(raw: bytes, at: int, expected: int) -> tuple[TensorRow, int]:
     name, at = text_at(raw, at)
     (n_dims,) = unpack_from("<I", raw, at)
     if n_dims > 4:
@@ -153,7 +161,7 @@ def row_at(raw: bytes, at: int, expected: int) -> tuple[Row, int]:
     at += 4 + 8 * n_dims
     kind, offset = unpack_from("<IQ", raw, at)
     size = bytes_of(ne, kind)
-    return Row(name, ne, kind, size, None if offset == expected else offset), at + 12
+    return TensorRow(name, ne, kind, size, None if offset == expected else offset), at + 12
 
 
 def bytes_of(ne: tuple[int, ...], kind: int) -> int:
@@ -188,7 +196,7 @@ def smaller_drafts(raw: bytes) -> Iterator[bytes]:
     yield from with_fewer_claims(draft)
 
 
-def with_fewer_claims(draft: Draft) -> Iterator[bytes]:
+def with_fewer_claims(draft: FileDraft) -> Iterator[bytes]:
     """One entry more than can be read, or none, and less of what cannot be read."""
     for more_pairs, n_rows in ((1, 0), (0, len(draft.rows) + 1), (0, len(draft.rows))):
         smaller = copy.copy(draft)
@@ -200,7 +208,7 @@ def with_fewer_claims(draft: Draft) -> Iterator[bytes]:
             yield smaller.raw()
 
 
-def recounted(smaller: Draft, draft: Draft) -> Iterator[bytes]:
+def recounted(smaller: FileDraft, draft: FileDraft) -> Iterator[bytes]:
     """With counts that are wrong by as much as they were, and with those that they were."""
     yield smaller.raw()
     for name, held in (("n_rows", "rows"), ("n_pairs", "pairs")):
@@ -239,39 +247,41 @@ def smaller_values(raw: bytes) -> Iterator[bytes]:
             yield from with_data(smaller)
 
 
-def with_data(draft: Draft) -> Iterator[bytes]:
+def with_data(draft: FileDraft) -> Iterator[bytes]:
     yield draft.raw()
     if draft.rows:
         draft.data, draft.padding = None, None
         yield draft.raw()
 
 
-def smaller_pairs(pair: Pair) -> Iterator[Pair]:
+def smaller_pairs(pair: KeyAndValue) -> Iterator[KeyAndValue]:
     for n in halves(len(pair.key) - 1):
-        yield Pair(pair.key[n:], pair.type, pair.value)
-        yield Pair(pair.key[:-n], pair.type, pair.value)
-    yield Pair(pair.key, int(ValueType.U8), b"\0")
+        yield KeyAndValue(pair.key[n:], pair.type, pair.value)
+        yield KeyAndValue(pair.key[:-n], pair.type, pair.value)
+    yield KeyAndValue(pair.key, int(ValueType.U8), b"\0")
     if pair.type == STR:
         text = pair.value[8:]
         for n in halves(len(text)):
-            yield Pair(pair.key, STR, string(text[n:]))
+            yield KeyAndValue(pair.key, STR, string(text[n:]))
     if pair.type == ARR:
         element, n = unpack_from("<IQ", pair.value)
         size = SIZES.get(element, 0)
         for less in halves(n if size else 0):
-            yield Pair(pair.key, ARR, array(element, n - less, pair.value[12 + less * size :]))
-        yield Pair(pair.key, ARR, array(element, 0))
+            yield KeyAndValue(
+                pair.key, ARR, array(element, n - less, pair.value[12 + less * size :])
+            )
+        yield KeyAndValue(pair.key, ARR, array(element, 0))
 
 
-def smaller_rows(row: Row) -> Iterator[Row]:
+def smaller_rows(row: TensorRow) -> Iterator[TensorRow]:
     for n in halves(len(row.name) - 1):
-        yield Row(row.name[n:], row.ne, row.type, row.n_bytes, row.offset)
+        yield TensorRow(row.name[n:], row.ne, row.type, row.n_bytes, row.offset)
     for at in range(len(row.ne)):
         ne = row.ne[:at] + row.ne[at + 1 :]
-        yield Row(row.name, ne, row.type, bytes_of(ne, row.type), row.offset)
+        yield TensorRow(row.name, ne, row.type, bytes_of(ne, row.type), row.offset)
     for kind, extent in ((row.type, TYPES[row.type].block if row.type in TYPES else 1), (0, 1)):
         ne = (extent, *row.ne[1:])
-        yield Row(row.name, ne, kind, bytes_of(ne, kind), row.offset)
+        yield TensorRow(row.name, ne, kind, bytes_of(ne, kind), row.offset)
 
 
 # --- by bytes ---------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """The named ways in which alignment, the tensor table and the data are unusual or broken."""
 
 from lockstep.engine.gguf.fields import ValueType as V
-from lockstep.harness.fuzzers.gguf.draft import MOST_DATA, U32, U64, Draft, array, string
+from lockstep.harness.fuzzers.draw import Draw
+from lockstep.harness.fuzzers.gguf.draft import MOST_DATA, U32, U64, FileDraft, array, string
 from lockstep.harness.fuzzers.gguf.faults import (
     ALIGNMENT,
     F32,
@@ -10,7 +11,6 @@ from lockstep.harness.fuzzers.gguf.faults import (
     Q8_0,
     Q8_0_BYTES,
     Apply,
-    Draw,
     each,
     fault,
     one_pair,
@@ -20,7 +20,7 @@ from lockstep.harness.fuzzers.gguf.faults import (
 
 
 def aligned(n: int) -> Apply:
-    def apply(draft: Draft, draw: Draw) -> None:
+    def apply(draft: FileDraft, draw: Draw) -> None:
         draft.put(ALIGNMENT, V.U32, U32.pack(n))
         draft.alignment = max(n, 1)
         draft.add(b"a", (3,), F32, 12)
@@ -66,14 +66,14 @@ each(
 
 @fault("alignment-2-31", "invalid", "data",
        "The data section would start at 2 GiB, and the file ends before that.")  # fmt: skip
-def _(draft: Draft, draw: Draw) -> None:
+def _(draft: FileDraft, draw: Draw) -> None:
     draft.rows.clear()
     draft.put(ALIGNMENT, V.U32, U32.pack(2**31))
     draft.add(b"a", (3,), F32, 12)
 
 
 @fault("alignment-2-31-no-tensors", "valid", "", "Without tensors nothing is aligned.")
-def _(draft: Draft, draw: Draw) -> None:
+def _(draft: FileDraft, draw: Draw) -> None:
     draft.rows.clear()
     draft.put(ALIGNMENT, V.U32, U32.pack(2**31))
 
@@ -82,7 +82,7 @@ def _(draft: Draft, draw: Draw) -> None:
 
 
 def named(name: bytes, name_length: int | None = None) -> Apply:
-    def apply(draft: Draft, draw: Draw) -> None:
+    def apply(draft: FileDraft, draw: Draw) -> None:
         draft.add(name, (1,), F32, 4).name_length = name_length
 
     return apply
@@ -119,26 +119,26 @@ each(
 
 
 @fault("name-twice", "invalid", "duplicate", "A name occurs once.")
-def _(draft: Draft, draw: Draw) -> None:
+def _(draft: FileDraft, draw: Draw) -> None:
     draft.add(b"twice", (8,), F32, 32)
     draft.add(b"twice", (8,), F32, 32)
 
 
 @fault("name-twice-to-c", "invalid", "name-nul", "To a C interface these two are one name.")
-def _(draft: Draft, draw: Draw) -> None:
+def _(draft: FileDraft, draw: Draw) -> None:
     draft.add(b"twice\0a", (8,), F32, 32)
     draft.add(b"twice\0b", (8,), F32, 32)
 
 
 def shaped(ne: tuple[int, ...], type: int = F32, n_bytes: int = 0) -> Apply:
-    def apply(draft: Draft, draw: Draw) -> None:
+    def apply(draft: FileDraft, draw: Draw) -> None:
         draft.add(b"s", ne, type, n_bytes)
 
     return apply
 
 
 def dims(n: int, ne: tuple[int, ...] = (1,)) -> Apply:
-    def apply(draft: Draft, draw: Draw) -> None:
+    def apply(draft: FileDraft, draw: Draw) -> None:
         draft.add(b"d", ne, F32, 4).n_dims = n
 
     return apply
@@ -206,13 +206,13 @@ each(
 @fault("nbytes-wraps-to-0", "invalid", "data",
        "ne[0] times the bytes of a block passes 2^64 before it is divided by the weights of a "
        "block, so that ggml_nbytes is 0 (ggml-org/llama.cpp, pull request 27200).")  # fmt: skip
-def _(draft: Draft, draw: Draw) -> None:
+def _(draft: FileDraft, draw: Draw) -> None:
     draft.add(b"wraps", (2**60,), Q4_K, 0)
 
 
 @fault("nbytes-wraps-to-0-twice", "invalid", "overlap",
        "The same, with another tensor at the same offset after it.")  # fmt: skip
-def _(draft: Draft, draw: Draw) -> None:
+def _(draft: FileDraft, draw: Draw) -> None:
     draft.add(b"wraps", (2**60,), Q4_K, 0)
     draft.add(b"after", (8,), F32, 32)
 
@@ -237,7 +237,7 @@ each(
 
 
 def second_at(offset: int) -> Apply:
-    def apply(draft: Draft, draw: Draw) -> None:
+    def apply(draft: FileDraft, draw: Draw) -> None:
         draft.rows.clear()
         draft.add(b"first", (16,), F32, 64)
         draft.add(b"second", (16,), F32, 64).offset = offset
@@ -246,7 +246,7 @@ def second_at(offset: int) -> Apply:
 
 
 def only_at(offset: int) -> Apply:
-    def apply(draft: Draft, draw: Draw) -> None:
+    def apply(draft: FileDraft, draw: Draw) -> None:
         draft.rows.clear()
         draft.add(b"only", (16,), F32, 64).offset = offset
         draft.data = bytes(256)
@@ -279,14 +279,14 @@ each(
 @fault("order-reversed", "implementation-defined", "gap",
        "The tensors lie in another order than in the table. The format allows it, llama.cpp and we "
        "do not.")  # fmt: skip
-def _(draft: Draft, draw: Draw) -> None:
+def _(draft: FileDraft, draw: Draw) -> None:
     draft.rows.clear()
     draft.add(b"first", (16,), F32, 64).offset = 64
     draft.add(b"second", (16,), F32, 64).offset = 0
 
 
 def one_tensor(cut: int, tail: bytes = b"") -> Apply:
-    def apply(draft: Draft, draw: Draw) -> None:
+    def apply(draft: FileDraft, draw: Draw) -> None:
         draft.rows.clear()
         draft.add(b"t", (3,), F32, 12)
         draft.cut, draft.tail = cut, tail
@@ -303,7 +303,7 @@ each(
 
 
 @fault("data-section-missing", "invalid", "data", "The file ends with the tensor table.")
-def _(draft: Draft, draw: Draw) -> None:
+def _(draft: FileDraft, draw: Draw) -> None:
     draft.rows.clear()
     draft.add(b"t", (3,), F32, 12)
     draft.padding = draft.data = b""
@@ -323,7 +323,7 @@ fault("bytes-after-the-data", "valid", "", "What follows the last tensor is nobo
 
 
 @fault("padding-not-zero", "valid", "", "Padding should be zero, and nobody reads it.")
-def _(draft: Draft, draw: Draw) -> None:
+def _(draft: FileDraft, draw: Draw) -> None:
     draft.rows.clear()
     draft.add(b"t", (3,), F32, 12)
     draft.padding = b"\xff" * min(-len(draft.tables()) % draft.alignment, MOST_DATA)
@@ -332,6 +332,6 @@ def _(draft: Draft, draw: Draw) -> None:
 
 @fault("empty-tensor-between", "implementation-defined", "",
        "A tensor without elements shares its offset with the next one.")  # fmt: skip
-def _(draft: Draft, draw: Draw) -> None:
+def _(draft: FileDraft, draw: Draw) -> None:
     draft.add(b"e1", (0, 7), F32, 0)
     draft.add(b"e2", (8,), F32, 32)

@@ -24,7 +24,7 @@ STEP = 1_000_003  # a prime: any run of directed cases is a sample of all of the
 
 
 @dataclass(frozen=True)
-class Scale:
+class OddScale:
     """A number of `width` bytes that others are multiplied by, and how it is put into blocks."""
 
     name: str
@@ -33,14 +33,14 @@ class Scale:
     put: Callable[[Blocks, Numbers], None]  # (blocks, bits for each)
 
 
-def scales_of(kind: type[WeightFormat]) -> list[Scale]:
+def scales_of(kind: type[WeightFormat]) -> list[OddScale]:
     own = OWN_SCALES.get(kind.name)
     if own is not None:
         return own(kind)
     ones = {2: 0x3C00, 4: 0x3F800000, 8: 0x3FF0 << 48}
     fields = ((name, kind.layout[name]) for name in kind.layout.names or ())
     return [
-        Scale(name, dtype.itemsize, ones[dtype.itemsize], field_writer(kind, name))
+        OddScale(name, dtype.itemsize, ones[dtype.itemsize], field_writer(kind, name))
         for name, dtype in fields
         if dtype.kind == "f" and not dtype.shape
     ]
@@ -77,10 +77,10 @@ def nibbles_writer(kind: type[WeightFormat]) -> Callable[[Blocks, Numbers], None
     return put
 
 
-OWN_SCALES: dict[str, Callable[[type[WeightFormat]], list[Scale]]] = {
-    "IQ1_M": lambda kind: [Scale("d", 2, 0x3C00, nibbles_writer(kind))],
-    "MXFP4": lambda kind: [Scale("e", 1, 128, field_writer(kind, "e"))],
-    "NVFP4": lambda kind: [Scale("d", 1, 0x40, field_writer(kind, "d"))],
+OWN_SCALES: dict[str, Callable[[type[WeightFormat]], list[OddScale]]] = {
+    "IQ1_M": lambda kind: [OddScale("d", 2, 0x3C00, nibbles_writer(kind))],
+    "MXFP4": lambda kind: [OddScale("e", 1, 128, field_writer(kind, "e"))],
+    "NVFP4": lambda kind: [OddScale("d", 1, 0x40, field_writer(kind, "d"))],
 }
 EXPONENT = {1: 0, 2: 5, 4: 8, 8: 11}  # bits of it, by the width of a number in bytes
 
@@ -187,7 +187,7 @@ def directed(kind: type[WeightFormat], seed: int) -> list[Part]:
     return parts
 
 
-def to_one(scales: list[Scale], blocks: Blocks) -> None:
+def to_one(scales: list[OddScale], blocks: Blocks) -> None:
     for scale in scales:
         scale.put(blocks, np.full(len(blocks), scale.one, np.int64))
 
@@ -199,7 +199,7 @@ def byte_spans(kind: type[WeightFormat]) -> list[slice]:
     return spans or [slice(0, kind.layout.itemsize)]
 
 
-def every_scale(scale: Scale, templates: Blocks) -> Part:
+def every_scale(scale: OddScale, templates: Blocks) -> Part:
     values = all_bits(scale.width)
 
     def make(numbers: Numbers) -> Blocks:
@@ -223,7 +223,7 @@ def every_byte(plain: Blocks) -> Part:
     return 256 * size * len(plain), make
 
 
-def two_filled(plain: Blocks, scales: list[Scale], a: slice, b: slice) -> Part:
+def two_filled(plain: Blocks, scales: list[OddScale], a: slice, b: slice) -> Part:
     """Two fields of equal bytes each; a lone field of two bytes in turn."""
 
     def make(numbers: Numbers) -> Blocks:
@@ -237,7 +237,7 @@ def two_filled(plain: Blocks, scales: list[Scale], a: slice, b: slice) -> Part:
     return 1 << 16, make
 
 
-def two_scales(size: int, a: Scale, b: Scale) -> Part:
+def two_scales(size: int, a: OddScale, b: OddScale) -> Part:
     fills = np.array([0x00, 0xFF, 0x0F, 0xF0, 0x55, 0xAA, 0x80, 0x7F])
     first, second = (np.array(list(corners(scale.width).values())) for scale in (a, b))
 

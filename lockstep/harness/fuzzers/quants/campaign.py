@@ -27,7 +27,7 @@ SHRUNK = 48  # in a campaign
 
 
 @dataclass
-class Pair:
+class TwoDecoders:
     """What was found between the oracle and one other engine."""
 
     other: Session
@@ -38,7 +38,7 @@ class Pair:
     examples: dict[str, list[Example]] = field(default_factory=dict)
 
 
-class Campaign:
+class BlockCampaign:
     """verdicts() runs it. `numbers` is asked where the oracle has no decoder."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Campaign:
     ) -> None:
         self.plan, self.kind, self.progress = plan, kind, progress
         self.oracle, self.numbers = oracle, numbers
-        self.subject, self.witness = Pair(subject), Pair(witness)
+        self.subject, self.witness = TwoDecoders(subject), TwoDecoders(witness)
         self.cases = Cases(kind, plan.seed)
         self.step = max(1, CHUNK // kind.weights)
         self.done = plan.start  # the first case that was not compared
@@ -133,7 +133,7 @@ class Campaign:
 
     def compared(
         self,
-        pair: Pair,
+        pair: TwoDecoders,
         numbers: int | NDArray[np.int64],
         blocks: Blocks,
         expected: F32,
@@ -280,7 +280,7 @@ class Campaign:
             detail = {**self.counts(), **detail_of(example), "known": id_of(known)}
             yield self.verdict("excused", text + noted(known), detail)
 
-    def examiner(self, pair: Pair) -> Examiner:
+    def examiner(self, pair: TwoDecoders) -> Examiner:
         return Examiner(self.kind, self.oracle, pair.other)
 
 

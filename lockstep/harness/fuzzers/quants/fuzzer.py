@@ -7,14 +7,14 @@ from lockstep.engine.quants.base import WeightFormat
 from lockstep.engine.registry import import_members
 from lockstep.harness.check.check import BadInput
 from lockstep.harness.fuzzers.base import Fuzzer, FuzzPlan, Progress
-from lockstep.harness.fuzzers.quants.campaign import Campaign
+from lockstep.harness.fuzzers.quants.campaign import BlockCampaign
 from lockstep.harness.records import Verdict
 
 WITNESSES = ("gguf-py", "reference")  # the first that is neither oracle nor subject
 NUMBERS = "ieee754"  # the oracle of types that llama.cpp stores and does not decode
 
 
-class Quants(Fuzzer, name="quants"):
+class QuantsFuzzer(Fuzzer, name="quants"):
     def targets(self) -> list[str]:
         """Every weight format, in the order of ggml's ids."""
         import_members("lockstep.engine.quants")
@@ -44,5 +44,5 @@ class Quants(Fuzzer, name="quants"):
             )
             for name in targets:
                 kind = WeightFormat.named(name)
-                campaign = Campaign(plan, kind, subject, oracle, third, numbers, progress)
+                campaign = BlockCampaign(plan, kind, subject, oracle, third, numbers, progress)
                 yield from campaign.verdicts()

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.quants.base import Bytes, WeightFormat
-from lockstep.harness.fuzzers.quants.blocks import Blocks, Scale, scales_of
+from lockstep.harness.fuzzers.quants.blocks import Blocks, OddScale, scales_of
 
 Shows = Callable[[Blocks], NDArray[np.bool_]]  # which of these blocks still show the difference
 FEW = 12  # non-zero bytes, of which pairs are tried as well
@@ -38,21 +38,21 @@ def shrink(kind: type[WeightFormat], block: Bytes, shows: Shows) -> Bytes:
     return block
 
 
-def at_one(scale: Scale, block: Bytes) -> bool:
+def at_one(scale: OddScale, block: Bytes) -> bool:
     return np.array_equal(with_scale(scale, block, scale.one), block)
 
 
-def at_zero(scale: Scale, block: Bytes) -> bool:
+def at_zero(scale: OddScale, block: Bytes) -> bool:
     return np.array_equal(with_scale(scale, block, 0), block)
 
 
-def with_scale(scale: Scale, block: Bytes, bits: int) -> Bytes:
+def with_scale(scale: OddScale, block: Bytes, bits: int) -> Bytes:
     changed = block.copy()
     scale.put(changed[None], np.array([bits]))
     return changed
 
 
-def whole_parts(kind: type[WeightFormat], block: Bytes, scales: list[Scale]) -> Iterator[Bytes]:
+def whole_parts(kind: type[WeightFormat], block: Bytes, scales: list[OddScale]) -> Iterator[Bytes]:
     for scale in scales:
         yield with_scale(scale, block, scale.one)
     for dtype, at, *_ in (kind.layout.fields or {}).values():

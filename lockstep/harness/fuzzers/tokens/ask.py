@@ -29,7 +29,7 @@ class Failure:
 
 
 @dataclass(kw_only=True)
-class Asker:
+class TextAsker:
     """One engine on one vocabulary."""
 
     session: Session

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import groupby, product
 from typing import Any
 
-from lockstep.harness.fuzzers.tokens.ask import Asker, Failure
+from lockstep.harness.fuzzers.tokens.ask import Failure, TextAsker
 from lockstep.harness.fuzzers.tokens.shrink import order, shrunk
 
 MOST_FOUND = 10  # kinds of difference, of one vocabulary, that are told apart
@@ -21,7 +21,7 @@ Flags = tuple[bool, bool]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class TextDifference:
     """One input on which the engines part, as small as it got."""
 
     way: str  # encode or decode
@@ -54,14 +54,14 @@ class Difference:
 
 
 @dataclass(kw_only=True)
-class Campaign:
+class TextCampaign:
     """Compares, and keeps what was found. `refuser` is the engine that fails cheaply, if one is."""
 
-    subject: Asker
-    oracle: Asker
-    refuser: Asker | None = None
+    subject: TextAsker
+    oracle: TextAsker
+    refuser: TextAsker | None = None
     legal: Callable[[Any], bool] = lambda _: True  # of inputs that shrinking tries
-    found: list[Difference] = field(default_factory=list)
+    found: list[TextDifference] = field(default_factory=list)
     more: int = 0  # inputs that differ as another does, or came after MOST_FOUND
     shrinks: int = 0
     texts: int = 0
@@ -132,7 +132,7 @@ class Campaign:
         judge = self.first_wrong if deadly else self.wrong
         small = shrunk(given, lambda inputs: judge(way, inputs, flags))
         (want,), (got,) = self.answers(way, [small], flags)
-        difference = Difference(
+        difference = TextDifference(
             way=way, flags=flags, given=small, expected=want, actual=got, case=at
         )
         if any(d.shape == difference.shape for d in known):

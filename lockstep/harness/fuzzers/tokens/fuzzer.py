@@ -15,8 +15,14 @@ from lockstep.harness.check.inputs import check_file
 from lockstep.harness.context.runner import LocalSession, Runner, Session
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.fuzzers.base import Fuzzer, FuzzPlan, Progress
-from lockstep.harness.fuzzers.tokens.ask import Asker, Failure, GivenUp
-from lockstep.harness.fuzzers.tokens.campaign import FLAGS, QUESTIONS, Campaign, Difference, Flags
+from lockstep.harness.fuzzers.tokens.ask import Failure, GivenUp, TextAsker
+from lockstep.harness.fuzzers.tokens.campaign import (
+    FLAGS,
+    QUESTIONS,
+    Flags,
+    TextCampaign,
+    TextDifference,
+)
 from lockstep.harness.fuzzers.tokens.texts import Counter, Material, id_list, material_of, text
 from lockstep.harness.records import Verdict
 from lockstep.harness.synth.builtin import BUILTIN_VOCABULARIES
@@ -29,7 +35,7 @@ BUILTIN = "builtin:"
 ORIGINALS = {"tokenizers": FLAGS[:2], "sentencepiece": FLAGS[:1]}
 
 
-class Tokens(Fuzzer, name="tokens"):
+class TokensFuzzer(Fuzzer, name="tokens"):
     """A target is a GGUF file, or a built-in vocabulary of some kind."""
 
     def targets(self) -> list[str]:
@@ -48,11 +54,13 @@ class Tokens(Fuzzer, name="tokens"):
                 if target.startswith(BUILTIN):
                     path = Path(folder) / "vocabulary.gguf"
                     write_llama(BUILTIN_VOCABULARIES[target.removeprefix(BUILTIN)], path)
-                yield from Vocabulary(plan=plan, target=target, path=path, say=progress).verdicts()
+                yield from FuzzedVocabulary(
+                    plan=plan, target=target, path=path, say=progress
+                ).verdicts()
 
 
 @dataclass(kw_only=True)
-class Vocabulary:
+class FuzzedVocabulary:
     """One target of a plan."""
 
     plan: FuzzPlan
@@ -98,7 +106,7 @@ class Vocabulary:
                 yield self.verdict(status, str(error), key=f"fuzz-tokens/{status}")
         yield from self.told(campaign)
 
-    def judge(self, campaign: Campaign, material: Material) -> None:
+    def judge(self, campaign: TextCampaign, material: Material) -> None:
         if self.plan.given:
             cases = list(enumerate(self.plan.given))
             for flags in self.ways:
@@ -120,7 +128,7 @@ class Vocabulary:
                 self.case, f"{self.done:,} of {end:,}, {differ:,} differ, {rate:,.0f} a second"
             )
 
-    def judge_batch(self, campaign: Campaign, material: Material, numbers: range) -> None:
+    def judge_batch(self, campaign: TextCampaign, material: Material, numbers: range) -> None:
         """Texts in the four ways to encode; the ids of each, and ids at random, in those to decode.
 
         A case is decided by seed and number alone, its flags too.
@@ -142,7 +150,7 @@ class Vocabulary:
 
     # --- what is said of it -----------------------------------------------------------------------
 
-    def told(self, campaign: Campaign) -> Iterator[Verdict]:
+    def told(self, campaign: TextCampaign) -> Iterator[Verdict]:
         counts = {
             "texts": campaign.texts,
             "id_lists": campaign.runs,
@@ -173,7 +181,7 @@ class Vocabulary:
             detail = {"way": way, "input": repr(given), "oracle": want.text, "subject": got.text}
             yield self.verdict("excused", summary, detail)
 
-    def again(self, d: Difference) -> list[str]:
+    def again(self, d: TextDifference) -> list[str]:
         if isinstance(d.given, bytes):
             return ["--hex", d.given.hex()]
         if self.plan.given:  # ids of a text of the user's own
@@ -214,21 +222,21 @@ def is_readable(given: Any) -> bool:
     return isinstance(given, bytes) and readable(given) == given
 
 
-def campaign_of(oracle: Session, subject: Session) -> Campaign:
+def campaign_of(oracle: Session, subject: Session) -> TextCampaign:
     """An engine of this process refuses at no cost; one of another may die of the same input."""
-    asked = Asker(session=oracle), Asker(session=subject)
+    asked = TextAsker(session=oracle), TextAsker(session=subject)
     local = [asker for asker in asked if isinstance(asker.session, LocalSession)]
-    return Campaign(oracle=asked[0], subject=asked[1], refuser=local[-1] if local else None)
+    return TextCampaign(oracle=asked[0], subject=asked[1], refuser=local[-1] if local else None)
 
 
-def in_words(d: Difference) -> str:
+def in_words(d: TextDifference) -> str:
     names = QUESTIONS[d.way][1]
     on = " ".join(name for name, value in zip(names, d.flags, strict=True) if value) or "no flags"
     want, got = (x.text if isinstance(x, Failure) else repr(x) for x in (d.expected, d.actual))
     return f"{d.way} ({on}) of {repr(d.given)[:80]} gives {got[:120]}, expected {want[:120]}"
 
 
-def detail_of(d: Difference) -> dict[str, Any]:
+def detail_of(d: TextDifference) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         if isinstance(value, Failure):
             return value.text

@@ -7,10 +7,11 @@ in a campaign and Hypothesis in a test, which then shrinks what it finds.
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from lockstep.engine.tokenizers.base import SPACE, Tokenizer
 from lockstep.engine.tokenizers.vocabulary import Attr, Metadata
+from lockstep.harness.fuzzers.draw import Draw
 from lockstep.harness.fuzzers.tokens.traps import BLOCKS, BROKEN, PLAIN, RUNS, SPACES, TRAPS, WORDS
 from lockstep.harness.synth.draws import stream
 
@@ -19,11 +20,6 @@ T = TypeVar("T")
 MERGES = "tokenizer.ggml.merges"
 MOST_TIES = 4096  # groups of tied tokens looked at
 BUFFER = 4096  # numbers drawn at a time
-
-
-class Draw(Protocol):
-    def below(self, n: int) -> int:
-        """A whole number in 0..n-1."""
 
 
 class Counter:

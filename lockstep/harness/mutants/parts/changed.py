@@ -11,7 +11,7 @@ from lockstep.engine.model import Model
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32, Bytes, WeightFormat
 from lockstep.engine.weights import Weight
-from lockstep.harness.mutants.parts.mistakes import Part
+from lockstep.harness.mutants.parts.mistakes import Mistake
 
 Blocks = NDArray[Any]  # (n,) of a format's layout
 
@@ -42,7 +42,7 @@ def as_weight(weight: Weight, values: F32) -> Weight:
     return Weight(weight.name, WeightFormat.named("F32"), values.shape, raw)
 
 
-class WrongFormat(Part):
+class WrongFormat(Mistake):
     """Reads weights of one format wrongly: `before` changes the bytes, `after` what comes of
     them."""
 

@@ -5,10 +5,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 from lockstep.engine.memory.attention import Attention
-from lockstep.engine.memory.base import Memory, Pair, View
+from lockstep.engine.memory.base import LayerView, Memory, Pair
 from lockstep.engine.memory.store import Store
 from lockstep.engine.model import Model
-from lockstep.engine.ops.reference import Reference as Ops
+from lockstep.engine.ops.reference import ReferenceOps as Ops
 from lockstep.engine.quants.base import F32
 from lockstep.harness.mutants.base import Mutant
 
@@ -16,14 +16,14 @@ Op = Callable[..., F32]
 OPS = tuple(name for name in vars(Ops) if callable(getattr(Ops, name)) and name[0] != "_")
 
 
-class Part(Mutant):
+class Mistake(Mutant):
     """A method that is named as an op is called instead of it, and with it as its first argument.
 
     `numbers` may alter the hyperparameters, `change` the model that was opened. `view` and `cells`
     take the place of what every memory shows to a layer, and of what holds its keys and values.
     """
 
-    view: ClassVar[type[View] | None] = None
+    view: ClassVar[type[LayerView] | None] = None
     cells: ClassVar[type[Store] | None] = None
 
     def make_ops(self) -> Ops:
@@ -49,7 +49,9 @@ class Part(Mutant):
             put(memory, "views", self.views)
         return memory
 
-    def views(self, right: Callable[..., Mapping[int, View]], *args: Any) -> Mapping[int, View]:
+    def views(
+        self, right: Callable[..., Mapping[int, LayerView]], *args: Any
+    ) -> Mapping[int, LayerView]:
         found = right(*args)
         for view in found.values():
             if self.view and isinstance(view, self.view.__mro__[1]):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import accumulate, islice, pairwise
 
-from lockstep.engine.tokenizers.llama import Llama
+from lockstep.engine.tokenizers.llama import LlamaTokenizer
 from lockstep.engine.tokenizers.utf8 import LENGTHS
 
 Rank = Callable[[bytes, bytes], float | None]
@@ -58,7 +58,7 @@ def characters(text: bytes) -> list[bytes]:
 
 
 def ids(
-    tokenizer: Llama, text: bytes, *, from_the_right: bool = False, careless: bool = False
+    tokenizer: LlamaTokenizer, text: bytes, *, from_the_right: bool = False, careless: bool = False
 ) -> list[int]:
     """What `tokenizer.segment` gives, if it is not to be wrong."""
     known, scores = tokenizer.vocabulary.ids, tokenizer.vocabulary.scores
@@ -71,6 +71,6 @@ def ids(
     return [token for part in parts for token in spelled(tokenizer, part)]
 
 
-def spelled(tokenizer: Llama, symbol: bytes) -> list[int]:
+def spelled(tokenizer: LlamaTokenizer, symbol: bytes) -> list[int]:
     token = tokenizer.vocabulary.ids.get(symbol)
     return [tokenizer.byte_token(byte) for byte in symbol] if token is None else [token]

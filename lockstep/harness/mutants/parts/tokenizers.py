@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lockstep.engine.tokenizers.base import SPACE, Tokenizer
-from lockstep.engine.tokenizers.bert import Bert
-from lockstep.engine.tokenizers.gpt2 import CHARACTER_OF_BYTE, Gpt2
-from lockstep.engine.tokenizers.llama import Llama
+from lockstep.engine.tokenizers.bert import BertTokenizer
+from lockstep.engine.tokenizers.gpt2 import CHARACTER_OF_BYTE, Gpt2Tokenizer
+from lockstep.engine.tokenizers.llama import LlamaTokenizer
 from lockstep.engine.tokenizers.pre_tokenizers import PRE_TOKENIZERS
-from lockstep.engine.tokenizers.splitting import Remembered, Splitter
+from lockstep.engine.tokenizers.splitting import Remembered, TextSplitter
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.mutants.parts import slow_merges
@@ -59,7 +59,7 @@ class MergesByRank(WrongTokenizer, name="mutant:merges-by-rank"):
     shows_on = "llama-ties"
     size = 4
 
-    def change(self, tokenizer: Llama) -> None:
+    def change(self, tokenizer: LlamaTokenizer) -> None:
         order = np.arange(tokenizer.vocabulary.n_vocab, dtype=np.int32)
         tokenizer.order = lambda: order  # type: ignore[method-assign]
 
@@ -69,7 +69,7 @@ class TiesToTheRight(WrongTokenizer, name="mutant:ties-to-the-right"):
     shows_on = "llama-ties"
     size = 4
 
-    def change(self, tokenizer: Llama) -> None:
+    def change(self, tokenizer: LlamaTokenizer) -> None:
         segment = partial(slow_merges.ids, tokenizer, from_the_right=True)
         tokenizer.segment = segment  # type: ignore[method-assign]
 
@@ -79,7 +79,7 @@ class UnigramForLlama(WrongTokenizer, name="mutant:unigram-for-llama"):
     shows_on = "llama-ties"
     size = 4
 
-    def change(self, tokenizer: Llama) -> None:
+    def change(self, tokenizer: LlamaTokenizer) -> None:
         ids, scores = tokenizer.vocabulary.ids, tokenizer.vocabulary.scores
 
         def segment(text: bytes) -> list[int]:
@@ -109,7 +109,7 @@ class NoByteFallback(WrongTokenizer, name="mutant:no-byte-fallback"):
     shows_on = "llama"
     size = 2
 
-    def change(self, tokenizer: Llama) -> None:
+    def change(self, tokenizer: LlamaTokenizer) -> None:
         tokenizer.byte_token = lambda byte: 0  # type: ignore[method-assign]
 
 
@@ -118,8 +118,8 @@ class DefaultPreTokenizer(WrongTokenizer, name="mutant:default-pre-tokenizer"):
     shows_on = "gpt2"
     size = 4
 
-    def change(self, tokenizer: Gpt2) -> None:
-        tokenizer.splitter = Splitter(PRE_TOKENIZERS["default"].expressions)
+    def change(self, tokenizer: Gpt2Tokenizer) -> None:
+        tokenizer.splitter = TextSplitter(PRE_TOKENIZERS["default"].expressions)
 
 
 class AccentsKept(WrongTokenizer, name="mutant:accents-kept"):
@@ -127,7 +127,7 @@ class AccentsKept(WrongTokenizer, name="mutant:accents-kept"):
     shows_on = "bert"
     size = 3
 
-    def change(self, tokenizer: Bert) -> None:
+    def change(self, tokenizer: BertTokenizer) -> None:
         tokenizer.strip_accents = False
 
 
@@ -213,7 +213,7 @@ class MergesFromLeft(WrongTokenizer, name="mutant:merges-from-left"):
     def rank(self, merges: Collection[bytes], left: bytes, right: bytes) -> float | None:
         return 0 if left + b" " + right in merges else None
 
-    def change(self, tokenizer: Gpt2) -> None:
+    def change(self, tokenizer: Gpt2Tokenizer) -> None:
         rank = partial(self.rank, frozenset(tokenizer.merges))
 
         def merged(words: Sequence[str]) -> list[list[int]]:

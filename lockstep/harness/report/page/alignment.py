@@ -12,7 +12,7 @@ MOST = 400  # ids of a side that are aligned
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
+class SideOfText:
     ids: Sequence[Any]
     pieces: Sequence[str | None]
     count: int
@@ -49,7 +49,7 @@ def runs_of_ids(detail: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     if not isinstance(got, list):
         return None
-    sides = [Side(ids=ids[:MOST], pieces=(), count=len(ids)) for ids in (want, got)]
+    sides = [SideOfText(ids=ids[:MOST], pieces=(), count=len(ids)) for ids in (want, got)]
     text = said(detail.get("input"))
     found = [*lines(sides[0], sides[1], 0)]
     counts = (len(want), len(got))
@@ -60,17 +60,19 @@ def said(text: Any) -> str:
     return "" if text is None else str(text)
 
 
-def side_of(given: Mapping[str, Any]) -> Side:
-    return Side(ids=given["ids"][:MOST], pieces=given["pieces"] or (), count=int(given["count"]))
+def side_of(given: Mapping[str, Any]) -> SideOfText:
+    return SideOfText(
+        ids=given["ids"][:MOST], pieces=given["pieces"] or (), count=int(given["count"])
+    )
 
 
-def first_difference(expected: Side, actual: Side) -> int:
+def first_difference(expected: SideOfText, actual: SideOfText) -> int:
     pairs = enumerate(zip(expected.ids, actual.ids, strict=False))
     shorter = min(len(expected.ids), len(actual.ids))
     return next((i for i, (a, b) in pairs if a != b), shorter)
 
 
-def texts_of(expected: Side, actual: Side) -> dict[str, str] | None:
+def texts_of(expected: SideOfText, actual: SideOfText) -> dict[str, str] | None:
     """What is written before the first token that differs, and from there on, on both sides."""
     at = first_difference(expected, actual)
     if not expected.pieces or not actual.pieces:
@@ -83,7 +85,9 @@ def texts_of(expected: Side, actual: Side) -> dict[str, str] | None:
     return {"before": before, "expected": behind[0], "actual": behind[1]}
 
 
-def steps(expected: Side, actual: Side, *, in_step: bool) -> list[tuple[str, int, int, int, int]]:
+def steps(
+    expected: SideOfText, actual: SideOfText, *, in_step: bool
+) -> list[tuple[str, int, int, int, int]]:
     """As difflib's opcodes. in_step: of texts that go their own ways behind a difference."""
     a, b = list(expected.ids), list(actual.ids)
     if not in_step:
@@ -93,7 +97,9 @@ def steps(expected: Side, actual: Side, *, in_step: bool) -> list[tuple[str, int
     return [step for step in found if step[2] > step[1] or step[4] > step[3]]
 
 
-def lines(expected: Side, actual: Side, start: int, *, in_step: bool = False) -> Iterator[Line]:
+def lines(
+    expected: SideOfText, actual: SideOfText, start: int, *, in_step: bool = False
+) -> Iterator[Line]:
     for tag, a, a_end, b, b_end in steps(expected, actual, in_step=in_step):
         if tag == "equal":
             yield from equal(expected, a, a_end, start, last=a_end == len(expected.ids))
@@ -111,7 +117,7 @@ def lines(expected: Side, actual: Side, start: int, *, in_step: bool = False) ->
             yield {"kind": "skipped", "what": what, "count": n - DIFFERING}
 
 
-def equal(side: Side, first: int, end: int, start: int, *, last: bool) -> Iterator[Line]:
+def equal(side: SideOfText, first: int, end: int, start: int, *, last: bool) -> Iterator[Line]:
     head = [*range(first, min(end, first + AROUND))] if first else []
     tail = [] if last else [*range(max(first + len(head), end - AROUND), end)]
     left_out = end - first - len(head) - len(tail)
@@ -125,5 +131,5 @@ def equal(side: Side, first: int, end: int, start: int, *, last: bool) -> Iterat
         yield same(side, i, start)
 
 
-def same(side: Side, i: int, start: int) -> Line:
+def same(side: SideOfText, i: int, start: int) -> Line:
     return {"kind": "same", "at": start + i, "expected": side.at(i), "actual": side.at(i)}

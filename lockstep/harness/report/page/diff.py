@@ -2,7 +2,7 @@
 
 from lockstep.harness.report.changes import ABSENT, Changes, title_of
 from lockstep.harness.report.page.page import rendered
-from lockstep.harness.report.page.verdicts import Run, counted
+from lockstep.harness.report.page.verdicts import RowsOfRun, counted
 from lockstep.harness.report.text import MARKS
 
 MOST = 400  # rows of a kind
@@ -29,7 +29,7 @@ def words(status: str) -> str:
     return "not in the report" if status == ABSENT else MARKS[status].lower()
 
 
-def page_of_changes(a: Run, b: Run, names: tuple[str, str], changes: Changes) -> str:
+def page_of_changes(a: RowsOfRun, b: RowsOfRun, names: tuple[str, str], changes: Changes) -> str:
     return rendered(
         "diff.html",
         title="Lockstep: two runs",

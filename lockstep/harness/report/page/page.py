@@ -18,7 +18,7 @@ from lockstep.harness.report.page.verdicts import (
     LOUD,
     PLACES,
     QUIET,
-    Run,
+    RowsOfRun,
     by_case,
     causes_of,
     command_of,
@@ -64,7 +64,7 @@ def environment() -> Environment:
     return made
 
 
-def page_of(run: Run) -> str:
+def page_of(run: RowsOfRun) -> str:
     """The whole file of one run."""
     causes = causes_of(run.verdicts, LOUD)
     listed, charted = run.verdicts, agreeing_with_charts(run.verdicts)

@@ -19,7 +19,7 @@ PLACES = 24  # of one cause that are named
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RowsOfRun:
     """The rows of one report."""
 
     header: Row
@@ -27,7 +27,7 @@ class Run:
     footer: Row | None  # None: the run did not finish
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> "Run":
+    def of(cls, rows: Sequence[Row]) -> "RowsOfRun":
         verdicts = [row for row in rows if row["kind"] == "verdict"]
         footer = rows[-1] if rows[-1]["kind"] == "footer" else None
         return cls(header=rows[0], verdicts=verdicts, footer=footer)
@@ -107,7 +107,7 @@ def causes_of(verdicts: Sequence[Row], statuses: Sequence[str]) -> list[Cause]:
 # --- the sentence -----------------------------------------------------------------------------
 
 
-def sentence(run: Run, causes: Sequence[Cause]) -> str:
+def sentence(run: RowsOfRun, causes: Sequence[Cause]) -> str:
     """What the run comes to."""
     if run.footer is None:
         n = len(run.verdicts)
@@ -115,7 +115,7 @@ def sentence(run: Run, causes: Sequence[Cause]) -> str:
     return SENTENCES[run.footer["exit_code"]](run, causes)
 
 
-def conform(run: Run, causes: Sequence[Cause]) -> str:
+def conform(run: RowsOfRun, causes: Sequence[Cause]) -> str:
     text = f"Conform: {counted(run.counts.get('agreed', 0), 'comparison')} of "
     text += f"{counted(len(run.cases), subject_of(run))} agree"
     excused = run.counts.get("excused", 0)
@@ -126,7 +126,7 @@ def conform(run: Run, causes: Sequence[Cause]) -> str:
     return f"{text}."
 
 
-def diverged(run: Run, causes: Sequence[Cause]) -> str:
+def diverged(run: RowsOfRun, causes: Sequence[Cause]) -> str:
     wrong = [cause for cause in causes if cause.first["status"] == "diverged"]
     cases = {row["case"] for cause in wrong for row in cause.rows}
     rows = sum(len(cause.rows) for cause in wrong)
@@ -143,18 +143,18 @@ def diverged(run: Run, causes: Sequence[Cause]) -> str:
     return f"{text}."
 
 
-def failed(run: Run, causes: Sequence[Cause]) -> str:
+def failed(run: RowsOfRun, causes: Sequence[Cause]) -> str:
     n = run.counts.get("internal", 0)
     return f"Internal error: Lockstep itself failed {counted(n, 'time')}; please report it."
 
 
-def incomplete(run: Run, causes: Sequence[Cause]) -> str:
+def incomplete(run: RowsOfRun, causes: Sequence[Cause]) -> str:
     names = [f"{run.counts[s]} {MARKS[s].lower()}" for s in LOUD if s in run.counts]
     why = ", ".join(names) or "nothing was compared"
     return f"Incomplete: what was compared agrees, and something was not compared ({why})."
 
 
-def no_op(run: Run, causes: Sequence[Cause]) -> str:
+def no_op(run: RowsOfRun, causes: Sequence[Cause]) -> str:
     return (
         "Diverged, and no op is wrong on its own inputs: look at what is kept from call to call, "
         "at the order of calls, and at sampling."
@@ -164,7 +164,7 @@ def no_op(run: Run, causes: Sequence[Cause]) -> str:
 SENTENCES = {0: conform, 1: diverged, 2: failed, 3: incomplete, 4: no_op}
 
 
-def subject_of(run: Run) -> str:
+def subject_of(run: RowsOfRun) -> str:
     return "target" if "campaign" in run.header else "model"
 
 
@@ -208,6 +208,6 @@ def by_case(verdicts: Sequence[Row]) -> Iterator[tuple[str, list[Row], str]]:
         )
 
 
-def command_of(run: Run) -> str:
+def command_of(run: RowsOfRun) -> str:
     """The command that shows the run again."""
     return str(run.header["command"])

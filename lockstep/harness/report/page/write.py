@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.harness.report.page.page import NAME, page_of, undrawn
-from lockstep.harness.report.page.verdicts import Row, Run
+from lockstep.harness.report.page.verdicts import Row, RowsOfRun
 
 
 def write_page(report: Path, rows: Sequence[Row]) -> Path:
     """The page of these rows, of a run that has finished or not."""
-    return write_text(report.with_name(NAME), page_of(Run.of(rows)))
+    return write_text(report.with_name(NAME), page_of(RowsOfRun.of(rows)))
 
 
 def write_page_of_run(report: Path) -> Path:

@@ -14,7 +14,7 @@ from lockstep.engine.ops.ggml.base import Node, Operand, layout
 from lockstep.harness.context.suite import Context
 from lockstep.harness.graph.node_formats import PRODUCTS
 from lockstep.harness.graph.node_judge import NodeJudge, differing_weights, with_weights
-from lockstep.harness.graph.program import Graph, PlannedNode, Program, View
+from lockstep.harness.graph.program import Graph, PlannedNode, Program, TensorView
 from lockstep.harness.graph.wiring import weights_of, wires_of
 from lockstep.harness.judging.findings import Findings
 from lockstep.harness.locate.nodes import both_files, build_of, computing, recorded
@@ -111,11 +111,11 @@ def sparse(graph: Graph, planned: PlannedNode, seed: int) -> Node:
     )
 
 
-def operand(view: View, value: NDArray[np.float32] | NDArray[np.int32]) -> Operand:
+def operand(view: TensorView, value: NDArray[np.float32] | NDArray[np.int32]) -> Operand:
     return Operand(name=view.name, type=view.type, ne=view.ne, value=value)
 
 
-def few(view: View, seed: int) -> NDArray[np.float32]:
+def few(view: TensorView, seed: int) -> NDArray[np.float32]:
     """Zeros, and in each row a run of `KEPT` seeded values, spread over the width."""
     out = np.zeros(tuple(reversed(view.ne)), np.float32)
     rows = out.reshape(-1, out.shape[-1])
@@ -128,7 +128,7 @@ def few(view: View, seed: int) -> NDArray[np.float32]:
     return out
 
 
-def in_turn(view: View, n_expert: int) -> NDArray[np.int32]:
+def in_turn(view: TensorView, n_expert: int) -> NDArray[np.int32]:
     """Experts: no token has one of them twice."""
     shape = tuple(reversed(view.ne))
     rows = np.arange(np.prod(shape[:-1]))[:, None] + np.arange(shape[-1])

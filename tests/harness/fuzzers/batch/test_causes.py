@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from lockstep.harness.fuzzers.batch.causes import causes
-from lockstep.harness.fuzzers.batch.judge import Difference
+from lockstep.harness.fuzzers.batch.judge import ScheduleDifference
 from lockstep.harness.fuzzers.batch.known import KnownSchedule, entry_for, known_schedules
 from lockstep.harness.fuzzers.batch.machines import KINDS
-from lockstep.harness.fuzzers.batch.schedule import Schedule, schedule_from
+from lockstep.harness.fuzzers.batch.schedule import ScheduleCase, schedule_from
 from lockstep.harness.fuzzers.batch.schedules import schedule
 
 KNOWN = known_schedules()
@@ -21,7 +21,7 @@ def text(seq: int, start: int = 0, n: int = 1) -> list[Any]:
     return ["decode", [[1, start, [seq], True, n]]]
 
 
-def made(shape: dict[str, Any], *steps: Any, **changes: Any) -> Schedule:
+def made(shape: dict[str, Any], *steps: Any, **changes: Any) -> ScheduleCase:
     return schedule_from(json.dumps({**shape, **changes, "steps": steps}))
 
 
@@ -86,7 +86,7 @@ def test_every_known_difference_has_a_schedule_that_almost_shows_it() -> None:
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.id)
 def test_a_fault_without_the_cause_of_a_known_one_is_not_excused(known: KnownSchedule) -> None:
     kind, case = NEAR[known.cause]
-    found = Difference(symptom=known.symptom, step=len(case.steps) - 1, name="", text="")
+    found = ScheduleDifference(symptom=known.symptom, step=len(case.steps) - 1, name="", text="")
     assert known.cause in causes(known.schedule, kind)
     assert known.cause not in causes(case, kind)
     assert entry_for(KNOWN, (known.component,), kind, found, case) is None
@@ -94,7 +94,7 @@ def test_a_fault_without_the_cause_of_a_known_one_is_not_excused(known: KnownSch
 
 def test_a_fault_before_the_step_with_the_cause_is_not_excused() -> None:
     case = made(STREAMS, text(1), text(1, 1), ["keep", 0])
-    found = [Difference(symptom="pos", step=step, name="", text="") for step in range(3)]
+    found = [ScheduleDifference(symptom="pos", step=step, name="", text="") for step in range(3)]
     told = [entry_for(KNOWN, ("llama.cpp",), "attention", one, case) for one in found]
     assert [one.id if one else None for one in told] == [
         None,
@@ -123,7 +123,7 @@ def test_what_is_known_of_attention_is_known_of_it_with_yarn_as_well() -> None:
     assert of_attention
     for known in of_attention:
         case, last = known.schedule, len(known.schedule.steps) - 1
-        found = Difference(symptom=known.symptom, step=last, name="", text="")
+        found = ScheduleDifference(symptom=known.symptom, step=last, name="", text="")
         engines = (known.component,)
         expected = entry_for(KNOWN, engines, "attention", found, case)
         assert expected is not None

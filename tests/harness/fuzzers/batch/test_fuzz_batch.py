@@ -15,10 +15,16 @@ from lockstep.harness.check.check import BadInput
 from lockstep.harness.cli import app
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.fuzzers.base import FuzzPlan, fuzzer_named, run_campaign
-from lockstep.harness.fuzzers.batch.judge import ALLOWED_NMSE, Difference, Judge, component, worst
+from lockstep.harness.fuzzers.batch.judge import (
+    ALLOWED_NMSE,
+    Judge,
+    ScheduleDifference,
+    component,
+    worst,
+)
 from lockstep.harness.fuzzers.batch.known import entry_for, known_schedules
 from lockstep.harness.fuzzers.batch.machines import KINDS, machine_of
-from lockstep.harness.fuzzers.batch.schedule import Schedule, schedule_from
+from lockstep.harness.fuzzers.batch.schedule import ScheduleCase, schedule_from
 from lockstep.harness.fuzzers.batch.schedules import schedule
 from lockstep.harness.records import EXACT, Verdict
 from lockstep.harness.report.jsonl import read_report
@@ -69,7 +75,7 @@ def fuzzed(kind: str, **changes: Any) -> Iterator[Verdict]:
     return fuzzer_named("batch").run(plan, lambda target, text: None)
 
 
-def tokens_of(case: Schedule) -> int:
+def tokens_of(case: ScheduleCase) -> int:
     return sum(len(step[1]) for step in case.steps if step[0] == "decode")
 
 
@@ -84,7 +90,9 @@ def test_a_wrong_engine_is_caught_and_its_schedule_made_short(name: str) -> None
     machine = machine_of(row.kind, case)
     ubatches = [u for step in case.steps for u in machine.step(step)["ubatches"]]
     assert len(ubatches) <= row.ubatches, case
-    found = Difference(symptom=first.detail["symptom"], step=len(case.steps), name="", text="")
+    found = ScheduleDifference(
+        symptom=first.detail["symptom"], step=len(case.steps), name="", text=""
+    )
     assert entry_for(known_schedules(), ("llama.cpp",), row.kind, found, case) is None, case
 
 

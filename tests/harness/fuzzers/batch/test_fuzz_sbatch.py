@@ -13,14 +13,14 @@ from lockstep.harness.fuzzers.base import FuzzPlan, fuzzer_named, run_campaign
 from lockstep.harness.fuzzers.batch import fuzzer as batch
 from lockstep.harness.fuzzers.batch.judge import in_words, same
 from lockstep.harness.fuzzers.batch.sbatch_schedules import SORTED_STABLY, SPLITS, sbatch_schedule
-from lockstep.harness.fuzzers.batch.schedule import Schedule, schedule_from
+from lockstep.harness.fuzzers.batch.schedule import ScheduleCase, schedule_from
 from lockstep.harness.synth.small import N_VOCAB
 from tests.wrong_splitters import WRONG, caught
 
 CASES = 60
 
 
-def ubatches_of(case: Schedule) -> list[list[list[int]]]:
+def ubatches_of(case: ScheduleCase) -> list[list[list[int]]]:
     """Tokens of each ubatch, call by call, as our model forms them."""
     run = SbatchSchedule(case.sbatch, N_VOCAB, case.n_ubatch)
     answers = [run.step(step) for step in case.steps]

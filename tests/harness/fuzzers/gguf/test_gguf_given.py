@@ -20,7 +20,7 @@ from lockstep.harness.adapters.parts.parsing import (
 from lockstep.harness.context.runner import Runner, Session
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.fuzzers.base import FuzzPlan
-from lockstep.harness.fuzzers.gguf.campaign import Campaign
+from lockstep.harness.fuzzers.gguf.campaign import FileCampaign
 from lockstep.harness.fuzzers.gguf.given import given_cases
 from lockstep.harness.fuzzers.gguf.grammar import alone
 from lockstep.harness.fuzzers.gguf.shrink import cost_of, shrunk
@@ -67,7 +67,7 @@ def verdicts(paths: Sequence[Path]) -> list[Verdict]:
     with ExitStack() as stack:
         subject = stack.enter_context(Runner().open("reference", None, EXACT))
         stages = opened_stages(stack, {Another(): {"buffer": 1}})
-        campaign = Campaign(plan, "given", subject, stages, lambda *_: None)
+        campaign = FileCampaign(plan, "given", subject, stages, lambda *_: None)
         return list(campaign.given(given_cases(plan)))
 
 

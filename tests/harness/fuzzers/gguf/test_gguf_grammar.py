@@ -7,8 +7,8 @@ import pytest
 from lockstep.engine.errors import MalformedFile
 from lockstep.engine.gguf.fields import KINDS
 from lockstep.engine.gguf.file import GgufFile
-from lockstep.harness.fuzzers.gguf.draft import Draft, array, string
-from lockstep.harness.fuzzers.gguf.faults import FAULTS, Fault
+from lockstep.harness.fuzzers.gguf.draft import FileDraft, array, string
+from lockstep.harness.fuzzers.gguf.faults import FAULTS, FileFault
 from lockstep.harness.fuzzers.gguf.grammar import FAMILIES, LARGEST, Least, cases, numbers_of
 from lockstep.harness.synth.gguf_writer import gguf_bytes
 
@@ -24,13 +24,13 @@ def verdict(raw: bytes) -> str:
     return "accepted"
 
 
-def with_fault(fault: Fault, draft: Draft) -> bytes:
+def with_fault(fault: FileFault, draft: FileDraft) -> bytes:
     fault.apply(draft, Least())
     return draft.raw()
 
 
 def test_a_draft_without_faults_is_the_file_that_our_writer_writes() -> None:
-    draft = Draft()
+    draft = FileDraft()
     draft.put(b"n", 4, (7).to_bytes(4, "little"))
     draft.put(b"s", 9, array(8, 2, string(b"a") + string(b"bc")))
     draft.add(b"first", (3, 2), 0, 24)
@@ -41,12 +41,12 @@ def test_a_draft_without_faults_is_the_file_that_our_writer_writes() -> None:
 
 
 @EVERY
-def test_our_reader_gives_each_fault_the_verdict_of_the_table(fault: Fault) -> None:
-    assert verdict(with_fault(fault, Draft())) in (fault.kinds or {"accepted"})
+def test_our_reader_gives_each_fault_the_verdict_of_the_table(fault: FileFault) -> None:
+    assert verdict(with_fault(fault, FileDraft())) in (fault.kinds or {"accepted"})
 
 
 @EVERY
-def test_a_fault_says_what_is_wrong_and_why(fault: Fault) -> None:
+def test_a_fault_says_what_is_wrong_and_why(fault: FileFault) -> None:
     assert set(fault.kinds) <= KINDS
     assert fault.why.endswith(".")
     if fault.verdict != "implementation-defined":
@@ -54,7 +54,7 @@ def test_a_fault_says_what_is_wrong_and_why(fault: Fault) -> None:
 
 
 def test_the_faults_reach_every_kind_of_refusal() -> None:
-    assert {verdict(with_fault(fault, Draft())) for fault in FAULTS.values()} == {
+    assert {verdict(with_fault(fault, FileDraft())) for fault in FAULTS.values()} == {
         "accepted",
         *KINDS - {"key-empty"},  # with nothing else in the file it is too short for its counts
     }
@@ -89,7 +89,7 @@ def test_files_with_one_fault_get_its_verdict_whatever_else_they_hold(family: st
 
 def test_faults_together_make_no_file_that_is_long() -> None:
     huge = [FAULTS["alignment-max"], FAULTS["padding-not-zero"], FAULTS["empty-tensor-between"]]
-    draft = Draft()
+    draft = FileDraft()
     for fault in huge:
         fault.apply(draft, Least())
     assert len(draft.raw()) < 1 << 20

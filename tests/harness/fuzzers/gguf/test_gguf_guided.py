@@ -15,7 +15,7 @@ from lockstep.harness.check.check import BadInput
 from lockstep.harness.fuzzers.base import FuzzPlan, run_campaign
 from lockstep.harness.fuzzers.gguf import guided as _gguf_guided
 from lockstep.harness.fuzzers.gguf.faults import FAULTS
-from lockstep.harness.fuzzers.gguf.fuzzer import Gguf
+from lockstep.harness.fuzzers.gguf.fuzzer import GgufFuzzer
 from lockstep.harness.fuzzers.gguf.grammar import alone, cases
 from lockstep.harness.fuzzers.gguf.guided import complaint, guided_round, kept, seeded
 from lockstep.harness.fuzzers.gguf.guided_reader import checked
@@ -155,10 +155,10 @@ def test_a_guided_run_ends_when_nothing_new_is_reached(one: Path, tmp_path: Path
 )
 def test_a_guided_run_that_makes_no_sense_is_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(BadInput, match=says):
-        Gguf().check(replace(PLAN, **changes))
+        GgufFuzzer().check(replace(PLAN, **changes))
 
 
 def test_without_atheris_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_gguf_guided, "find_spec", lambda name: None)
     with pytest.raises(BadInput, match="needs atheris: pip install"):
-        Gguf().check(replace(PLAN, keep=Path("x")))
+        GgufFuzzer().check(replace(PLAN, keep=Path("x")))

@@ -21,7 +21,7 @@ from lockstep.harness.context.runner import LocalSession
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.fuzzers.base import FuzzPlan, fuzzer_named, run_campaign
 from lockstep.harness.fuzzers.quants.blocks import Cases
-from lockstep.harness.fuzzers.quants.campaign import SAMPLE, Campaign
+from lockstep.harness.fuzzers.quants.campaign import SAMPLE, BlockCampaign
 from lockstep.harness.records import EXACT, Verdict
 from lockstep.harness.report.jsonl import read_report
 from tests.wrong_decoders import mistaken
@@ -67,7 +67,7 @@ def campaign(
     third, numbers = (LocalSession(cls, None, EXACT) for cls in (engine(witness), Ieee754))
     third.name = "witness"
     made = FuzzPlan(cases=cases, **plan)
-    return list(Campaign(made, kind, *sessions, third, numbers, lambda a, b: None).verdicts())
+    return list(BlockCampaign(made, kind, *sessions, third, numbers, lambda a, b: None).verdicts())
 
 
 def statuses(verdicts: list[Verdict]) -> list[str]:

@@ -1,0 +1,8 @@
+"""What decides a case of a fuzzer: numbers, drawn one after the other."""
+
+from typing import Protocol
+
+
+class Draw(Protocol):
+    def below(self, n: int) -> int:
+        """A whole number in 0..n-1."""

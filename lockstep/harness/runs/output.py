@@ -1,0 +1,8 @@
+"""Where a command's words go: a terminal, a pipe, or nowhere."""
+
+from typing import Protocol
+
+
+class Output(Protocol):
+    def line(self, text: str) -> None: ...
+    def progress(self, case: str, text: str) -> None: ...
