@@ -12,7 +12,7 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.model import Model
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.reference import ReferenceOps
-from lockstep.harness.adapters.reference import ReferenceOps as ReferenceEngine
+from lockstep.harness.adapters.reference import Reference as ReferenceEngine
 from lockstep.harness.records import EXACT, Request, Settings, Site
 from lockstep.harness.synth.builtin import BUILTIN
 from lockstep.harness.synth.gguf_writer import gguf_bytes

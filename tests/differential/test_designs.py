@@ -17,8 +17,7 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.near import F64
-from lockstep.engine.ops.reference import I32, RopeParams
-from lockstep.engine.ops.reference import ReferenceOps as ReferenceOps
+from lockstep.engine.ops.reference import I32, ReferenceOps, RopeParams
 from lockstep.engine.quants.base import F32
 from lockstep.engine.registry import import_members
 from lockstep.harness.adapters import adapter_class

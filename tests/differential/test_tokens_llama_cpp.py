@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from lockstep.engine.errors import EngineError
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.hparams import HasData
 from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
-from lockstep.engine.tokenizers.vocabulary import ROLE_TEXTS, HasData
+from lockstep.engine.tokenizers.vocabulary import ROLE_TEXTS
 from tests.engine.tokenizers.test_tokenizer_llama import (
     BYTE,
     TEXTS,

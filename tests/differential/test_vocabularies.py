@@ -14,7 +14,7 @@ from lockstep.harness.check.check import Plan, open_plan, run_suites
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.fuzzers.base import FuzzPlan, fuzzer_named
 from lockstep.harness.fuzzers.tokens.texts import material_of, text
-from lockstep.harness.mutants.parts.tokenizers import WRONG
+from lockstep.harness.mutants.tokenizers import WRONG
 from lockstep.harness.records import EXACT, Answered, Verdict
 from lockstep.harness.selftest.tokens import in_words, try_wrong_tokenizer
 from lockstep.harness.synth.builtin import BUILTIN_VOCABULARIES

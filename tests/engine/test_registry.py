@@ -6,31 +6,31 @@ import sys
 
 AFTER_ONE_MEMBER = {  # each in a process that has loaded nothing else
     "a product converts activations": (
-        "import engine.activations.f16, engine.quants.q4_0 as q\n"
-        "from engine.ops.products import activation_format\n"
+        "import lockstep.engine.activations.f16, lockstep.engine.quants.q4_0 as q\n"
+        "from lockstep.engine.ops.products import activation_format\n"
         "assert activation_format(q.Q4_0).name == 'Q8_0'"
     ),
     "an op of ggml has a meaning": (
-        "import engine.ops.ggml.elementwise\n"
-        "from engine.ops.ggml.base import meaning_of\n"
+        "import lockstep.engine.ops.ggml.elementwise\n"
+        "from lockstep.engine.ops.ggml.base import meaning_of\n"
         "assert meaning_of('MUL_MAT')"
     ),
     "an op of ggml reads blocks": (
-        "import engine.quants.f32, engine.ops.ggml.elementwise, numpy as np\n"
-        "from engine.ops.ggml.base import Operand, wide\n"
+        "import lockstep.engine.quants.f32, lockstep.engine.ops.ggml.elementwise, numpy as np\n"
+        "from lockstep.engine.ops.ggml.base import Operand, wide\n"
         "raw = np.zeros(18, np.uint8)\n"
         "assert wide(Operand(name='x', type='Q4_0', ne=(32, 1, 1, 1), value=raw)).size == 32"
     ),
     "an operation of engines is computed": (
-        "import engine.ops.fused.norms\n"
-        "from engine.ops.fused.base import Call, operate\n"
-        "from golden.ops.vectors import cases_of\n"
+        "import lockstep.engine.ops.fused.norms\n"
+        "from lockstep.engine.ops.fused.base import Call, operate\n"
+        "from lockstep.golden.ops.vectors import cases_of\n"
         "case = cases_of('softmax_rows', 0)[0]\n"
         "assert operate('softmax_rows', Call(case.inputs, case.params))"
     ),
     "a type is named": (
-        "import engine.quants.f32\n"
-        "from engine.quants.base import WeightFormat\n"
+        "import lockstep.engine.quants.f32\n"
+        "from lockstep.engine.quants.base import WeightFormat\n"
         "assert WeightFormat.named('Q6_K')"
     ),
     "a suite is named": (
@@ -39,12 +39,12 @@ AFTER_ONE_MEMBER = {  # each in a process that has loaded nothing else
         "assert Suite.named('logits')"
     ),
     "a golden is named": (
-        "import golden.suites.ops\n"
-        "from golden.suites.base import Golden\n"
+        "import lockstep.golden.suites.ops\n"
+        "from lockstep.golden.suites.base import Golden\n"
         "assert Golden.named('dequant')"
     ),
     "the vectors of an op are ggml's": (
-        "import golden.ops.vectors as vectors\n"
+        "import lockstep.golden.ops.vectors as vectors\n"
         "assert 'y' in vectors.truths('ADD', vectors.cases_of('ADD', 0)[0])"
     ),
 }

@@ -168,8 +168,8 @@ def test_replaying_does_not_import_llama_cpp() -> None:
     program = (
         "import sys\n"
         "sys.modules['llama_cpp'] = sys.modules['gguf'] = None\n"
-        "from golden.replay import replay\n"
-        "from golden.verify import verify\n"
+        "from lockstep.golden.replay import replay\n"
+        "from lockstep.golden.verify import verify\n"
         "assert verify() == []\n"
         "found = {v.status for v in replay(only=['tokens/f32', 'dequant/q8_0', 'logits/f32'])}\n"
         "assert found == {'agreed'}, found\n"

@@ -19,7 +19,7 @@ from lockstep.golden.suites.parts.token_cases import token_cases
 from lockstep.golden.suites.vocabulary import GLUED, WAYS, GoldenVocabulary
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.context.runner import LocalSession
-from lockstep.harness.mutants.parts.tokenizers import WRONG, WrongTokenizer
+from lockstep.harness.mutants.tokenizers import WRONG, WrongTokenizer
 from lockstep.harness.records import EXACT, Verdict
 from lockstep.harness.report.header import sha256_of
 from lockstep.harness.synth.builtin import BUILTIN_VOCABULARIES

@@ -21,7 +21,7 @@ from lockstep.harness.catalogue.trial import (
 )
 from lockstep.harness.honest.base import HonestEngine
 from lockstep.harness.mutants.base import Mutant
-from lockstep.harness.mutants.parts.tokenizers import WRONG
+from lockstep.harness.mutants.tokenizers import WRONG
 from lockstep.harness.parallel.row_files import add_rows, read_rows
 from lockstep.harness.parallel.works import Executor, as_done
 from lockstep.harness.records import EXACT, PRESETS

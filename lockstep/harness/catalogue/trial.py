@@ -26,7 +26,7 @@ from lockstep.harness.check.check import (
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.honest.base import HonestEngine
 from lockstep.harness.mutants.base import Mutant
-from lockstep.harness.mutants.parts.tokenizers import WrongTokenizer
+from lockstep.harness.mutants.tokenizers import WrongTokenizer
 from lockstep.harness.records import EXACT, Settings, Verdict
 
 Wrong = type[Mutant] | type[WrongTokenizer]

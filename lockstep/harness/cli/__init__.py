@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from io import TextIOWrapper
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -41,15 +41,38 @@ from lockstep.harness.cli import (
 from lockstep.harness.cli.options import JsonOpt
 from lockstep.harness.cli.shared import screen
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="Conformance and differential testing for GGUF language-model engines.\n\n"
-    "Runs two engines in step, usually a small reference engine and llama.cpp, and says where, "
-    "why and by how much they part.\n\n"
-    "Exit codes: 0 conform, 1 divergence, 2 usage or configuration error, 3 incomplete.",
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+def say_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"lockstep {version('gguf-lockstep')}")
+        raise typer.Exit
+
+
+@app.callback()
+def lockstep(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=say_version, is_eager=True, help="Show it and exit."),
+    ] = False,
+) -> None:
+    """Conformance and differential testing for GGUF language-model engines.
+
+    Runs two engines in step, usually a small reference engine and llama.cpp, and says where, why
+    and by how much they part. What is asked most:
+
+    \b
+      lockstep check MODEL --engine "COMMAND"    is this engine right on this model?
+      lockstep bisect MODEL --engine "COMMAND"   which op is wrong?
+      lockstep run MODEL --prompt TEXT           what do both write?
+
+    Exit codes: 0 conform, 1 divergence, 2 usage or configuration error, 3 incomplete.
+    """
+
+
 app.command("check")(check.check)
 app.command("bisect")(bisect.bisect)
 app.command("diagnose")(diagnose.diagnose)

@@ -15,7 +15,7 @@ from lockstep.harness.catalogue.run import wrong_engines
 from lockstep.harness.catalogue.trial import Wrong
 from lockstep.harness.diagnosis.questions import MistakeQuestion
 from lockstep.harness.mutants.parts.changed import WrongFormat
-from lockstep.harness.mutants.parts.tokenizers import WrongTokenizer
+from lockstep.harness.mutants.tokenizers import WrongTokenizer
 from lockstep.harness.records import Settings
 
 LLAMA = "llama"  # what models are of unless their name says otherwise

@@ -22,7 +22,7 @@ from lockstep.harness.diagnosis.asking import AskedQuestion, asked
 from lockstep.harness.diagnosis.diagnosis import ASPECTS, Diagnosis, DiagnosisBench, of_aspect
 from lockstep.harness.diagnosis.engines import without_roundings
 from lockstep.harness.judging.compare import largest
-from lockstep.harness.mutants.parts.tokenizers import WrongTokenizer
+from lockstep.harness.mutants.tokenizers import WrongTokenizer
 from lockstep.harness.records import Answered, Evaluation, Outcome
 
 # what a tokenizer does to a text is seen in texts alone

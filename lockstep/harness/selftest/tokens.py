@@ -4,7 +4,7 @@ of `fuzz tokens`, and the text that shows it is made small."""
 from dataclasses import dataclass
 
 from lockstep.harness.fuzzers.base import FuzzPlan, fuzzer_named
-from lockstep.harness.mutants.parts.tokenizers import WRONG, WrongTokenizer
+from lockstep.harness.mutants.tokenizers import WRONG, WrongTokenizer
 from lockstep.harness.records import Verdict
 
 CASES = 1000  # texts for each of them

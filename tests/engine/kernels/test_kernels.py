@@ -15,7 +15,7 @@ from lockstep.engine.kernels import unpacking as _kernel
 # --- what is kept on disk -------------------------------------------------------------------------
 
 SOURCE = """
-from engine.kernels.lanes import as_float, bytes_at, kernel, store
+from lockstep.engine.kernels.lanes import as_float, bytes_at, kernel, store
 
 @kernel
 def decode(raw, out):
@@ -67,9 +67,9 @@ def test_a_change_in_any_shared_file_is_seen(
 ELSEWHERE = """
 import json, sys
 import numpy as np
-from engine.quants.base import WeightFormat
-from engine.registry import import_members
-import_members("engine.quants")
+from lockstep.engine.quants.base import WeightFormat
+from lockstep.engine.registry import import_members
+import_members("lockstep.engine.quants")
 found = {}
 for name in sys.argv[1:]:
     kind = WeightFormat.named(name)

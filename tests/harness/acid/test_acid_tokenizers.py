@@ -14,7 +14,7 @@ from lockstep.harness.acid.write import write_acid
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.asking.session import LocalSession
 from lockstep.harness.catalogue.acid import TOKENS, text_of
-from lockstep.harness.mutants.parts.tokenizers import WRONG
+from lockstep.harness.mutants.tokenizers import WRONG
 from lockstep.harness.records import EXACT, Answered
 
 NAMED = {

@@ -19,10 +19,10 @@ from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import builtin
 
 HONEST = """
-    from engine.model import Model
-    from engine.ops.fast.ops import Fast
-    from harness.adapters.base import Adapter
-    from harness.records import Evaluation
+    from lockstep.engine.model import Model
+    from lockstep.engine.ops.fast.ops import Fast
+    from lockstep.harness.adapters.base import Adapter
+    from lockstep.harness.records import Evaluation
 
     class Mine(Adapter):
         def evaluate(self, request):
@@ -32,7 +32,7 @@ HONEST = """
             return Evaluation(logits=tuple(runs), trace=None)
 """
 EMPTY = """
-    from harness.adapters.base import Adapter
+    from lockstep.harness.adapters.base import Adapter
 
     class {}(Adapter, name="{}"):
         pass

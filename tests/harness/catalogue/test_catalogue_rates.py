@@ -8,7 +8,7 @@ from lockstep.harness.catalogue.rates import BEGIN, END, PAGES, read, with_table
 from lockstep.harness.catalogue.run import honest_engines, wrong_engines
 from lockstep.harness.catalogue.trial import Trial
 
-HOME = Path(__file__).parent.parent
+HOME = Path(__file__).parents[3]
 AGAIN = "run what is at the head of scripts/make_rates.py"
 
 

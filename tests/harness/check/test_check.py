@@ -44,7 +44,7 @@ from lockstep.harness.synth.gguf_writer import gguf_bytes
 from lockstep.harness.synth.llama import LlamaRecipe, metadata
 from tests.models import builtin, with_changed_weight, with_metadata, written
 
-FAKE_PROGRAM = Path(__file__).parent / "fake_program.py"
+FAKE_PROGRAM = Path(__file__).parents[2] / "fake_program.py"
 SUITES = ("metadata", "tokens", "dequant", "logits", "decode", "trace", "products")
 NOT_OF_LLAMA = "embeddings"  # not applicable, and said only where it is asked for by name
 

@@ -51,13 +51,13 @@ def test_the_processes_of_a_campaign_leave_nothing_behind_either(tmp_path: Path)
 
 
 ASKED_WHILE_A_CLASS_IS_MADE = """
-import harness.cli
+import lockstep.harness.cli
 
 def app(**_):
     exec("import os, signal; os.kill(os.getpid(), signal.SIGTERM); [0 for _ in range(9)]")
 
-harness.cli.app = app
-harness.cli.main()
+lockstep.harness.cli.app = app
+lockstep.harness.cli.main()
 """
 
 

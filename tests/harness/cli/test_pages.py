@@ -9,7 +9,7 @@ import typer
 
 from lockstep.harness.cli import app
 
-HOME = Path(__file__).parent.parent
+HOME = Path(__file__).parents[3]
 PAGES = (
     *(
         "README.md",

@@ -14,8 +14,8 @@ from lockstep.harness.cli.terminal import Terminal
 NAMES = ["[red]blk.0[/red]", "[/x]", "[link=http://x]a", ":smile:", "[bold", "\x1b[31m", "é" * 300]
 SHOW = """
 import sys, time
-from harness.cli.terminal import Terminal
-from harness.records import Verdict
+from lockstep.harness.cli.terminal import Terminal
+from lockstep.harness.records import Verdict
 name = sys.argv[1]
 with Terminal(quiet=False) as out:
     out.progress(name, "suite logits")
@@ -74,7 +74,7 @@ def test_a_table_shows_a_name_as_it_is(capsys: pytest.CaptureFixture[str]) -> No
 
 PRINT = """
 import typer
-from harness.cli.terminal import Terminal
+from lockstep.harness.cli.terminal import Terminal
 try:
     with Terminal(quiet=True) as out:
         out.out.print("a table")

@@ -15,7 +15,7 @@ from lockstep.harness.cli import app
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.fuzzers.base import FuzzPlan, run_campaign
 from lockstep.harness.fuzzers.gguf.grammar import alone
-from lockstep.harness.mutants.parts.tokenizers import WRONG as TOKENIZERS
+from lockstep.harness.mutants.tokenizers import WRONG as TOKENIZERS
 from lockstep.harness.records import Verdict
 from lockstep.harness.report.jsonl import read_report
 from tests.wrong_memories import WRONG as MEMORIES

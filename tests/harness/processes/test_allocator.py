@@ -8,7 +8,7 @@ import pytest
 CHURN = """
 import resource, sys
 import numpy as np
-from harness.processes.allocator import keep_freed_memory
+from lockstep.harness.processes.allocator import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 

@@ -29,7 +29,7 @@ from lockstep.harness.records import (
 )
 from lockstep.harness.runs.run import builtin_model
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[2]
 FAKE = [sys.executable, "-I", "-S", str(TESTS / "fake_program.py")]
 SCHEMA = json.loads(
     (Path(command_of.__code__.co_filename).parents[1] / "schemas/protocol.json").read_text()

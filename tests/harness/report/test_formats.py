@@ -20,7 +20,7 @@ from lockstep.harness.report.formats.results import LONGEST, read_results
 from lockstep.harness.report.header import header
 from lockstep.harness.report.jsonl import BrokenReport, ReportWriter
 
-SCHEMAS = Path(__file__).parent / "schemas"
+SCHEMAS = Path(__file__).parents[2] / "schemas"
 JUNIT = xmlschema.XMLSchema(SCHEMAS / "junit-10.xsd")
 CTRF = Draft7Validator(json.loads((SCHEMAS / "ctrf-schema-0.0.json").read_text()))
 

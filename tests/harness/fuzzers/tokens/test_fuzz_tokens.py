@@ -27,7 +27,7 @@ from lockstep.harness.fuzzers.tokens.texts import (
     material_of,
     text,
 )
-from lockstep.harness.mutants.parts.tokenizers import WRONG
+from lockstep.harness.mutants.tokenizers import WRONG
 from lockstep.harness.records import Verdict
 from lockstep.harness.report.jsonl import read_report
 from lockstep.harness.selftest.tokens import in_words, try_wrong_tokenizer
