@@ -229,7 +229,7 @@ def test_no_worker_is_left_when_a_session_is_forgotten() -> None:
 
 def test_a_worker_in_the_middle_of_a_call_dies_with_its_parent() -> None:
     script = (
-        "from tests.test_runner import PATIENT, EXACT, does, worker_of\n"
+        "from tests.harness.context.test_runner import PATIENT, EXACT, does, worker_of\n"
         "session = PATIENT.open('fake', None, EXACT)\n"
         "import sys; sys.stdout.write(f'{worker_of(session)}\\n'); sys.stdout.flush()\n"
         "does(session, 'hang_in_c')\n"
