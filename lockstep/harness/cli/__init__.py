@@ -80,6 +80,10 @@ app.command("trace")(quick.trace)
 app.command("run")(quick.run)
 app.command("tokenize")(quick.tokenize)
 app.add_typer(golden.app, name="golden")
+fuzz.add("quants", fuzz.fuzz_quants)
+fuzz.add("gguf", files.fuzz_gguf)
+fuzz.add("tokens", tokens.fuzz_tokens)
+fuzz.add("batch", batch.fuzz_batch)
 app.add_typer(fuzz.app, name="fuzz")
 app.add_typer(bench.app, name="bench")
 app.add_typer(oracle.app, name="oracle")
@@ -87,11 +91,9 @@ app.add_typer(engines.app, name="engine")
 app.add_typer(acid.app, name="acid")
 report.app.command("convert")(formats.convert)
 app.add_typer(report.app, name="report")
-fuzz.app.command("batch")(batch.fuzz_batch)
 golden.app.command("fetch")(tokens.fetch)
 golden.app.command("ops")(answers.ops)
 golden.app.command("export")(export.export)
-fuzz.app.command("gguf")(files.fuzz_gguf)
 app.command("synth")(synth.synth)
 app.command("shadow")(shadow.shadow)
 app.command("selftest")(selftest.selftest)
@@ -104,7 +106,13 @@ app.command("twin")(twin.twin)
 
 @app.command()
 def doctor(as_json: JsonOpt = False) -> None:
-    """Versions, llama.cpp's build, CPU features, what is missing."""
+    """Versions, llama.cpp's build, CPU features, what is missing.
+
+    Example:
+
+    \b
+      lockstep doctor
+    """
     from lockstep.harness.runs.doctor import examine
 
     with screen(quiet=True, as_json=as_json) as out:

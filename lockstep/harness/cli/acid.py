@@ -57,7 +57,11 @@ def list_(
     ] = False,
 ) -> None:
     """What the tests see, by how much right leads wrong, which mistakes they tell apart; and what
-    no test sees."""
+    no test sees. Example:
+
+    \b
+      lockstep acid list
+    """
     from lockstep.harness.acid.explain import list_tests
     from lockstep.harness.acid.report import report_for
     from lockstep.harness.acid.uncovered import REASONS
@@ -86,6 +90,11 @@ def read(
     """Say what a report means. What else the engine printed may stand around it.
 
     Exit codes: 0 every test ok, 1 a NO, 2 no report in the text, 3 the report is not whole.
+    Examples:
+
+    \b
+      lockstep acid read answer.txt
+      llama-cli -m acid.gguf -n 400 -p hi | lockstep acid read -
     """
     from lockstep.harness.acid.explain import explain
     from lockstep.harness.acid.read import read_report

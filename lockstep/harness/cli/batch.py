@@ -1,24 +1,13 @@
 """`lockstep fuzz batch`: schedules of decode calls and cache operations."""
 
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.harness.cli import fuzz as fuzz_cli
-from lockstep.harness.cli.formats import FormatOpt
-from lockstep.harness.cli.options import (
-    ClusterOpt,
-    JsonOpt,
-    OracleOpt,
-    QuietOpt,
-    ReportOpt,
-    ResumeOpt,
-    SecondsOpt,
-    SeedOpt,
-    StartOpt,
-    TargetsOpt,
-)
+from lockstep.harness.cli.options import OracleOpt
+
+if TYPE_CHECKING:
+    from lockstep.harness.fuzzers.base import FuzzPlan
 
 
 def fuzz_batch(
@@ -32,9 +21,6 @@ def fuzz_batch(
         ),
     ] = None,
     cases: Annotated[int, typer.Option(help="Schedules for each kind of memory.", min=1)] = 1000,
-    seconds: SecondsOpt = None,
-    seed: SeedOpt = 0,
-    start: StartOpt = 0,
     schedule: Annotated[
         list[str] | None, typer.Option(help="This schedule, as JSON, instead (repeatable).")
     ] = None,
@@ -42,14 +28,7 @@ def fuzz_batch(
         str, typer.Option(help="The engine under test: reference, llama.cpp, llama.cpp@VERSION.")
     ] = "reference",
     oracle: OracleOpt = "llama.cpp",
-    resume: ResumeOpt = None,
-    report: ReportOpt = Path("reports"),
-    formats: FormatOpt = None,
-    as_json: JsonOpt = False,
-    jobs: TargetsOpt = 1,
-    cluster: ClusterOpt = None,
-    quiet: QuietOpt = False,
-) -> None:
+) -> "FuzzPlan":
     """Run schedules of decode calls and cache operations on two engines, and on each one twice.
 
     Compared: return codes, positions, each ubatch and the cells looked at for it, and logits. Then
@@ -67,26 +46,10 @@ def fuzz_batch(
     from lockstep.harness.fuzzers.base import FuzzPlan
     from lockstep.harness.fuzzers.batch.fuzzer import kinds_for
 
-    def plan() -> FuzzPlan:
-        return FuzzPlan(
-            targets=tuple(dict.fromkeys(type_ or kinds_for(oracle, engine))),
-            engine=engine,
-            oracle=oracle,
-            cases=cases,
-            start=start,
-            seconds=seconds,
-            seed=seed,
-            given=tuple(text.encode() for text in schedule or ()),
-        )
-
-    fuzz_cli.campaign(
-        "batch",
-        plan,
-        resume,
-        report,
-        formats,
-        jobs=jobs,
-        cluster=cluster,
-        as_json=as_json,
-        quiet=quiet,
+    return FuzzPlan(
+        targets=tuple(dict.fromkeys(type_ or kinds_for(oracle, engine))),
+        engine=engine,
+        oracle=oracle,
+        cases=cases,
+        given=tuple(text.encode() for text in schedule or ()),
     )

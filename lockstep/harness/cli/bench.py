@@ -34,7 +34,10 @@ def quants(
 ) -> None:
     """Weights a second of every decoder: ours, ggml's to_float and gguf-py, one thread and two.
 
-    The exit code says nothing about speed: a machine that is busy is slow.
+    The exit code says nothing about speed: a machine that is busy is slow. Example:
+
+    \b
+      lockstep bench quants --type Q4_K --type Q6_K
     """
     from lockstep.harness.bench.base import BenchPlan
 
@@ -56,7 +59,10 @@ def shadow(
     """What it costs llama.cpp to be watched: a plain decode, an empty callback, and a capture.
 
     A capture leaves every node's inputs and result in memory, ready to be sent; to send and to
-    judge them is not counted. The exit code says nothing about speed.
+    judge them is not counted. The exit code says nothing about speed. Example:
+
+    \b
+      lockstep bench shadow
     """
     from lockstep.harness.bench.base import BenchPlan
 

@@ -68,7 +68,12 @@ def bisect(
     besides is asked as well; where no op is found wrong, known mistakes are tried, as `diagnose`
     does. Exit code: 0 nothing to find, 1 culprits, 3 incomplete, 4 the engines
     part and no op is wrong on its own inputs. Without MODEL: the built-in model that the engine is
-    known to be wrong on, or the first.
+    known to be wrong on, or the first. Examples:
+
+    \b
+      lockstep bisect model.gguf --engine "./my-engine --threads 1"
+      lockstep bisect model.gguf --engine http://localhost:8080 --black-box
+      lockstep bisect model.gguf --subject-model broken.gguf
     """
     from lockstep.harness.adapters import adapter_class
     from lockstep.harness.bisect.report import write_bisection

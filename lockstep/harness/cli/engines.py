@@ -35,7 +35,13 @@ def add(name: NameArg, quiet: QuietOpt = False) -> None:
 
 @app.command("list")
 def list_(as_json: JsonOpt = False) -> None:
-    """All that can be had, what each can be asked, and what became of those that cannot."""
+    """All that can be had, what each can be asked, and what became of those that cannot.
+
+    Example:
+
+    \b
+      lockstep engine list
+    """
     from dataclasses import asdict
 
     from lockstep.harness.cli.terminal import Terminal
@@ -57,7 +63,13 @@ def list_(as_json: JsonOpt = False) -> None:
 
 @app.command()
 def remove(name: NameArg) -> None:
-    """Delete an engine's environment."""
+    """Delete an engine's environment.
+
+    Example:
+
+    \b
+      lockstep engine remove transformers
+    """
     from lockstep.harness.cli.terminal import Terminal
     from lockstep.harness.foreign.building import remove as remove_environment
 

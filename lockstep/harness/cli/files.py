@@ -2,25 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.harness.cli import fuzz as fuzz_cli
-from lockstep.harness.cli.formats import FormatOpt
-from lockstep.harness.cli.options import (
-    ClusterOpt,
-    HexOpt,
-    JsonOpt,
-    OracleOpt,
-    QuietOpt,
-    ReportOpt,
-    ResumeOpt,
-    SecondsOpt,
-    SeedOpt,
-    StartOpt,
-    TargetsOpt,
-)
+from lockstep.harness.cli.fuzz import from_hex
+from lockstep.harness.cli.options import HexOpt, OracleOpt
+
+if TYPE_CHECKING:
+    from lockstep.harness.fuzzers.base import FuzzPlan
 
 
 def fuzz_gguf(
@@ -32,9 +22,6 @@ def fuzz_gguf(
         int | None,
         typer.Option(help="Files of each family: 250,000; of a guided round: a million.", min=1),
     ] = None,
-    seconds: SecondsOpt = None,
-    seed: SeedOpt = 0,
-    start: StartOpt = 0,
     file: Annotated[list[Path] | None, typer.Option(help="This file instead (repeatable).")] = None,
     hex_: HexOpt = None,
     corpus: Annotated[
@@ -56,14 +43,7 @@ def fuzz_gguf(
         bool,
         typer.Option(help="Ask gguf-py too, about a sample and all about which the others part."),
     ] = True,
-    resume: ResumeOpt = None,
-    report: ReportOpt = Path("reports"),
-    formats: FormatOpt = None,
-    as_json: JsonOpt = False,
-    jobs: TargetsOpt = 1,
-    cluster: ClusterOpt = None,
-    quiet: QuietOpt = False,
-) -> None:
+) -> "FuzzPlan":
     """Parse files that are valid, unusual, broken in named ways or mutated, with every parser.
 
     Ours and llama.cpp's parser in memory see every file; its parser of files, of files with their
@@ -81,33 +61,17 @@ def fuzz_gguf(
     """
     from lockstep.harness.fuzzers.base import FuzzPlan
 
-    def plan() -> FuzzPlan:
-        given = bool(file or hex_)
-        return FuzzPlan(
-            targets=("given",) if given else families(family or (), corpus, keep),
-            engine=engine,
-            oracle=oracle,
-            cases=cases or (250_000 if keep is None else 1_000_000),
-            start=start,
-            seconds=seconds,
-            seed=seed,
-            given=tuple(map(fuzz_cli.from_hex, hex_ or ())),
-            files=tuple(file or ()),
-            corpus=corpus,
-            witness=witness,
-            keep=keep,
-        )
-
-    fuzz_cli.campaign(
-        "gguf",
-        plan,
-        resume,
-        report,
-        formats,
-        jobs=jobs,
-        cluster=cluster,
-        as_json=as_json,
-        quiet=quiet,
+    given = bool(file or hex_)
+    return FuzzPlan(
+        targets=("given",) if given else families(family or (), corpus, keep),
+        engine=engine,
+        oracle=oracle,
+        cases=cases or (250_000 if keep is None else 1_000_000),
+        given=tuple(map(from_hex, hex_ or ())),
+        files=tuple(file or ()),
+        corpus=corpus,
+        witness=witness,
+        keep=keep,
     )
 
 

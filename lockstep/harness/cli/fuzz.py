@@ -1,9 +1,11 @@
 """`lockstep fuzz TARGET`: cases without end, until two engines part."""
 
+import inspect
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,22 +32,29 @@ app = typer.Typer(
 )
 
 
-@app.command()
-def quants(
-    type_: Annotated[
-        list[str] | None, typer.Option("--type", help="Only this weight type (repeatable).")
-    ] = None,
-    cases: Annotated[int, typer.Option(help="Blocks of each type.", min=1)] = 1_000_000,
+def add(name: str, makes: "Callable[..., FuzzPlan]") -> None:
+    """`lockstep fuzz NAME`, of a function that makes a plan of the options that are its own: those
+    of `campaign` are every fuzzer's."""
+    shared = inspect.signature(campaign).parameters
+    options = {key: row for key, row in shared.items() if row.kind is row.KEYWORD_ONLY}
+
+    def command(**given: Any) -> None:
+        rest = {key: given.pop(key) for key in options}
+        campaign(name, partial(makes, **given), **rest)
+
+    both = {**inspect.signature(makes).parameters, **options}
+    rows = [row.replace(kind=row.KEYWORD_ONLY) for row in both.values()]
+    command.__signature__ = inspect.Signature(rows)  # type: ignore[attr-defined]
+    app.command(name, help=inspect.getdoc(makes))(command)
+
+
+def campaign(
+    name: str,
+    makes: "Callable[[], FuzzPlan]",
+    *,
     seconds: SecondsOpt = None,
     seed: SeedOpt = 0,
     start: StartOpt = 0,
-    block: Annotated[
-        list[str] | None, typer.Option(help="This block, as hex, instead (repeatable).")
-    ] = None,
-    engine: Annotated[
-        str, typer.Option(help="The engine under test: reference, gguf-py, mutant:NAME.")
-    ] = "reference",
-    oracle: OracleOpt = "llama.cpp",
     resume: ResumeOpt = None,
     report: ReportOpt = Path("reports"),
     formats: FormatOpt = None,
@@ -54,6 +63,45 @@ def quants(
     cluster: ClusterOpt = None,
     quiet: QuietOpt = False,
 ) -> None:
+    """Run it to its exit code. What is wrong with a plan is one line, like all bad input."""
+    from dataclasses import replace
+
+    from lockstep.harness.cli.terminal import Terminal
+    from lockstep.harness.fuzzers.base import run_campaign
+    from lockstep.harness.fuzzers.resume import resume_campaign
+    from lockstep.harness.parallel.cluster import executor_for
+    from lockstep.harness.runs.run import Listener
+
+    with (
+        Terminal(quiet=quiet, as_json=as_json) as out,
+        executor_for(jobs, cluster) as executor,
+    ):
+        wanted = formats_wanted(formats)
+        listener = Listener(progress=out.progress, verdict=out.verdict)
+        if resume is None:
+            plan = replace(makes(), seconds=seconds, seed=seed, start=start)
+            command = ["lockstep", *sys.argv[1:]]
+            result = run_campaign(name, plan, report, command, executor, listener)
+        else:
+            result = resume_campaign(name, resume, executor, listener)
+        out.summary(result)
+        write_formats(wanted, result.folder, out)
+    raise typer.Exit(result.code)
+
+
+def fuzz_quants(
+    type_: Annotated[
+        list[str] | None, typer.Option("--type", help="Only this weight type (repeatable).")
+    ] = None,
+    cases: Annotated[int, typer.Option(help="Blocks of each type.", min=1)] = 1_000_000,
+    block: Annotated[
+        list[str] | None, typer.Option(help="This block, as hex, instead (repeatable).")
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="The engine under test: reference, gguf-py, mutant:NAME.")
+    ] = "reference",
+    oracle: OracleOpt = "llama.cpp",
+) -> "FuzzPlan":
     """Decode blocks of any bytes with two engines and compare the bits of every weight.
 
     Half of the blocks are directed while there are any left: every value of every scale, every byte
@@ -68,64 +116,13 @@ def quants(
     """
     from lockstep.harness.fuzzers.base import FuzzPlan
 
-    def plan() -> FuzzPlan:
-        return FuzzPlan(
-            targets=tuple(dict.fromkeys(type_ or ())),
-            engine=engine,
-            oracle=oracle,
-            cases=cases,
-            start=start,
-            seconds=seconds,
-            seed=seed,
-            given=tuple(map(from_hex, block or ())),
-        )
-
-    campaign(
-        "quants",
-        plan,
-        resume,
-        report,
-        formats,
-        jobs=jobs,
-        cluster=cluster,
-        as_json=as_json,
-        quiet=quiet,
+    return FuzzPlan(
+        targets=tuple(dict.fromkeys(type_ or ())),
+        engine=engine,
+        oracle=oracle,
+        cases=cases,
+        given=tuple(map(from_hex, block or ())),
     )
-
-
-def campaign(
-    name: str,
-    plan: "Callable[[], FuzzPlan]",
-    resume: Path | None,
-    report: Path,
-    formats: list[str] | None,
-    *,
-    jobs: int,
-    cluster: str | None,
-    as_json: bool,
-    quiet: bool,
-) -> None:
-    """Run it to its exit code. What is wrong with a plan is one line, like all bad input."""
-    from lockstep.harness.cli.terminal import Terminal
-    from lockstep.harness.fuzzers.base import run_campaign
-    from lockstep.harness.fuzzers.resume import resume_campaign
-    from lockstep.harness.parallel.cluster import executor_for
-    from lockstep.harness.runs.run import Listener
-
-    with (
-        Terminal(quiet=quiet, as_json=as_json) as out,
-        executor_for(jobs, cluster) as executor,
-    ):
-        wanted = formats_wanted(formats)
-        listener = Listener(progress=out.progress, verdict=out.verdict)
-        if resume is None:
-            command = ["lockstep", *sys.argv[1:]]
-            result = run_campaign(name, plan(), report, command, executor, listener)
-        else:
-            result = resume_campaign(name, resume, executor, listener)
-        out.summary(result)
-        write_formats(wanted, result.folder, out)
-    raise typer.Exit(result.code)
 
 
 def from_hex(text: str) -> bytes:

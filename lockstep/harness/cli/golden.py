@@ -42,6 +42,10 @@ def regen(
 
     On an unchanged oracle no byte changes, whatever the CPU: of yours because all that is written
     down does not depend on it, of those that ship because sums within their bound are kept.
+    Example:
+
+    \b
+      lockstep golden regen model.gguf --out vectors/
     """
     from lockstep.golden.generate import regenerate
     from lockstep.golden.of_user import is_ours, regenerate_user
@@ -93,7 +97,11 @@ def verify(
 ) -> None:
     """Are the vectors whole and unedited? With --engine or --oracle: do they hold for it?
 
-    What an engine does not answer is not compared, by name, and the exit code is 3.
+    What an engine does not answer is not compared, by name, and the exit code is 3. Examples:
+
+    \b
+      lockstep golden verify
+      lockstep golden verify vectors/ --engine "./my-engine"
     """
     from lockstep.golden.manifest import NAME
     from lockstep.golden.replay import replay
@@ -132,7 +140,13 @@ def verify(
 
 @app.command()
 def diff(a: Path, b: Path) -> None:
-    """What differs between two folders of vectors, or two files of them. Exit code 1 if any."""
+    """What differs between two folders of vectors, or two files of them. Exit code 1 if any.
+
+    Example:
+
+    \b
+      lockstep golden diff vectors/ vectors.new/
+    """
     from lockstep.golden.diff import diff as differences
     from lockstep.harness.cli.shared import screen
 
@@ -146,7 +160,13 @@ def diff(a: Path, b: Path) -> None:
 
 @app.command()
 def models(folder: Path) -> None:
-    """Write the seeded models of the vectors, so that any engine can run them."""
+    """Write the seeded models of the vectors, so that any engine can run them.
+
+    Example:
+
+    \b
+      lockstep golden models models/
+    """
     from lockstep.golden.models import write_models
     from lockstep.harness.cli.shared import screen
 

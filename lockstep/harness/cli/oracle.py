@@ -17,7 +17,13 @@ NameArg = Annotated[
 
 @app.command()
 def add(name: NameArg, quiet: QuietOpt = False) -> None:
-    """Build a version now. `check` and `fuzz` do it by themselves when they first need one."""
+    """Build a version now. `check` and `fuzz` do it by themselves when they first need one.
+
+    Example:
+
+    \b
+      lockstep oracle add llama.cpp@0.3.8
+    """
     from lockstep.harness.asking.environments import provide
     from lockstep.harness.check.check import BadInput
     from lockstep.harness.cli.terminal import Terminal
@@ -31,7 +37,13 @@ def add(name: NameArg, quiet: QuietOpt = False) -> None:
 
 @app.command("list")
 def list_() -> None:
-    """The versions that are built for this Python."""
+    """The versions that are built for this Python.
+
+    Example:
+
+    \b
+      lockstep oracle list
+    """
     from lockstep.harness.adapters.llama_cpp.adapter import LlamaCpp
     from lockstep.harness.asking.environments import built
     from lockstep.harness.cli.terminal import Terminal
@@ -43,7 +55,13 @@ def list_() -> None:
 
 @app.command()
 def remove(name: NameArg) -> None:
-    """Delete a version's environment."""
+    """Delete a version's environment.
+
+    Example:
+
+    \b
+      lockstep oracle remove llama.cpp@0.3.8
+    """
     from lockstep.harness.asking.environments import remove as remove_environment
     from lockstep.harness.cli.terminal import Terminal
 

@@ -29,7 +29,14 @@ def trace(
     seed: SeedOpt = 0,
     quiet: QuietOpt = False,
 ) -> None:
-    """Write every named tensor of a run: tensors.safetensors and index.json."""
+    """Write every named tensor of a run: tensors.safetensors and index.json.
+
+    Examples:
+
+    \b
+      lockstep trace model.gguf -o traced/
+      lockstep trace model.gguf -o traced/ --engine "./my-engine" --tokens 8
+    """
     from lockstep.harness.parallel.children import result_of
     from lockstep.harness.runs.dump import dump_trace
     from lockstep.harness.runs.run import provide_engines
@@ -61,7 +68,13 @@ def run(
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Greedy text from any engine: the quick look."""
+    """Greedy text from any engine: the quick look.
+
+    Example:
+
+    \b
+      lockstep run model.gguf --prompt "Once upon a time" -n 40
+    """
     from lockstep.harness.runs.quick import generate, ids_of
 
     with screen(quiet, as_json) as out, model_folder() as folder:
@@ -109,7 +122,14 @@ def tokenize(
         bool, typer.Option(help="Read text that looks like a special token as that token.")
     ] = False,
 ) -> None:
-    """Ids from any engine: one JSON list for each input. --decode goes the other way."""
+    """Ids from any engine: one JSON list for each input. --decode goes the other way.
+
+    Examples:
+
+    \b
+      lockstep tokenize model.gguf --text "Hello world"
+      lockstep tokenize model.gguf --decode --text '[1, 15043, 3186]'
+    """
     from lockstep.harness.runs.quick import decode_ids, encode_texts
 
     with screen(quiet=True) as out, model_folder() as folder:

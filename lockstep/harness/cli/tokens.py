@@ -8,25 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.harness.cli import bench as bench_cli
-from lockstep.harness.cli import fuzz as fuzz_cli
-from lockstep.harness.cli.formats import FormatOpt
-from lockstep.harness.cli.options import (
-    ClusterOpt,
-    HexOpt,
-    JsonOpt,
-    QuietOpt,
-    ReportOpt,
-    ResumeOpt,
-    SecondsOpt,
-    SeedOpt,
-    StartOpt,
-    TargetsOpt,
-)
+from lockstep.harness.cli.fuzz import from_hex
+from lockstep.harness.cli.options import HexOpt, JsonOpt, QuietOpt
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from lockstep.harness.bench.base import BenchRow
+    from lockstep.harness.fuzzers.base import FuzzPlan
 
 MEASURED = ("llama-spm", "gpt-2")
 VocabOpt = Annotated[
@@ -38,13 +27,9 @@ VocabOpt = Annotated[
 ]
 
 
-@fuzz_cli.app.command("tokens")
 def fuzz_tokens(
     vocab: VocabOpt = None,
     cases: Annotated[int, typer.Option(help="Texts for each vocabulary.", min=1)] = 100_000,
-    seconds: SecondsOpt = None,
-    seed: SeedOpt = 0,
-    start: StartOpt = 0,
     hexes: HexOpt = None,
     engine: Annotated[
         str, typer.Option(help="The engine under test: reference, llama.cpp, mutant:NAME.")
@@ -52,14 +37,7 @@ def fuzz_tokens(
     oracle: Annotated[
         str, typer.Option(help="The engine it is held against; or tokenizers, sentencepiece.")
     ] = "llama.cpp",
-    resume: ResumeOpt = None,
-    report: ReportOpt = Path("reports"),
-    formats: FormatOpt = None,
-    as_json: JsonOpt = False,
-    jobs: TargetsOpt = 1,
-    cluster: ClusterOpt = None,
-    quiet: QuietOpt = False,
-) -> None:
+) -> "FuzzPlan":
     """Tokenize texts that know the vocabulary with two engines, and ids at random the way back.
 
     Pieces are glued, cut and made to overlap; there are ties of score, sides of merges, unknown
@@ -74,28 +52,12 @@ def fuzz_tokens(
     """
     from lockstep.harness.fuzzers.base import FuzzPlan
 
-    def plan() -> FuzzPlan:
-        return FuzzPlan(
-            targets=targets_of(vocab) if vocab else all_targets(),
-            engine=engine,
-            oracle=oracle,
-            cases=cases,
-            start=start,
-            seconds=seconds,
-            seed=seed,
-            given=tuple(map(fuzz_cli.from_hex, hexes or ())),
-        )
-
-    fuzz_cli.campaign(
-        "tokens",
-        plan,
-        resume,
-        report,
-        formats,
-        jobs=jobs,
-        cluster=cluster,
-        as_json=as_json,
-        quiet=quiet,
+    return FuzzPlan(
+        targets=targets_of(vocab) if vocab else all_targets(),
+        engine=engine,
+        oracle=oracle,
+        cases=cases,
+        given=tuple(map(from_hex, hexes or ())),
     )
 
 
@@ -113,7 +75,10 @@ def bench_tokens(
 
     Each turn has a new text and a tokenizer that has just been opened. Without --vocab: llama-spm
     and gpt-2 if they were fetched, else built-in ones. The exit code says nothing about speed: a
-    machine that is busy is slow.
+    machine that is busy is slow. Example:
+
+    \b
+      lockstep bench tokens --vocab gpt-2 --rounds 3
     """
     from lockstep.harness.bench.base import BenchPlan, bench_named
     from lockstep.harness.cli.terminal import Terminal
@@ -143,7 +108,10 @@ def fetch(
     """Get llama.cpp's 19 vocabularies: from the pinned llama-cpp-python sdist, by pip, once.
 
     The cache is `lockstep` in the user's cache folder, or LOCKSTEP_CACHE. A folder that holds the
-    files already is named by LOCKSTEP_VOCABULARIES.
+    files already is named by LOCKSTEP_VOCABULARIES. Example:
+
+    \b
+      lockstep golden fetch
     """
     from lockstep.golden.fetch import FILES, NAMES
     from lockstep.golden.fetch import fetch as fetch_files

@@ -2,7 +2,6 @@
 
 import shlex
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from lockstep.harness.fuzzers.batch.schedule import ScheduleCase, schedule_from
 from lockstep.harness.fuzzers.batch.schedules import schedule
 from lockstep.harness.fuzzers.batch.shrink import shrunk
 from lockstep.harness.fuzzers.batch.situations import SITUATIONS, reached
+from lockstep.harness.fuzzers.numbers import CaseNumbers
 from lockstep.harness.records import Verdict
 from lockstep.harness.synth.small import SMALL
 
@@ -101,7 +101,10 @@ class ScheduleCampaign:
     known: list[KnownSchedule] = field(default_factory=known_schedules)
     seen: Counter[str] = field(default_factory=Counter, init=False)
     reached: Counter[str] = field(default_factory=Counter, init=False)
-    done: int = field(default=0, init=False)  # the first case that was not compared
+    numbers: CaseNumbers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.numbers = CaseNumbers(self.plan)
 
     @property
     def sbatch(self) -> bool:
@@ -116,7 +119,7 @@ class ScheduleCampaign:
         ):
             judge = Judge(oracle, subject, relations=not self.sbatch)
             for case in self.cases():
-                judge.relations_of_subject = self.done % OF_SUBJECT == 0 or bool(plan.given)
+                judge.relations_of_subject = self.numbers.done % OF_SUBJECT == 0 or bool(plan.given)
                 difference = judge(case)
                 if not self.sbatch:
                     self.reached.update(reached(case, self.kind))
@@ -130,23 +133,14 @@ class ScheduleCampaign:
             yield self.summary(judge.counts)
 
     def cases(self) -> Iterator[ScheduleCase]:
-        plan, started = self.plan, time.perf_counter()
-        if plan.given:
-            yield from map(schedule_from, plan.given)
+        if self.plan.given:
+            yield from map(schedule_from, self.plan.given)
             return
-        for number in range(plan.start, plan.start + plan.cases):
-            self.done = number
-            seconds = time.perf_counter() - started
-            if plan.seconds is not None and seconds > plan.seconds:
-                return
-            yield self.numbered(number)
-            if number % 50 == 49:
-                rate = (number + 1 - plan.start) / (time.perf_counter() - started)
+        for numbers in self.numbers:
+            yield from map(self.numbered, numbers)
+            if numbers.stop % 50 == 0:
                 differ = sum(self.seen.values())
-                self.say(
-                    self.kind, f"{number + 1:,} of {plan.cases:,}, {differ} differ, {rate:.0f}/s"
-                )
-        self.done = plan.start + plan.cases
+                self.say(self.kind, self.numbers.pace(numbers.stop, "schedules", differ))
 
     def numbered(self, number: int) -> ScheduleCase:
         plan = self.plan
@@ -193,7 +187,7 @@ class ScheduleCampaign:
         text = f"{who}after {small.names}, {last.text}"
         detail = {
             "schedule": small.plan(),
-            "case": self.done,
+            "case": self.numbers.done,
             "symptom": last.symptom,
             "step": last.step,
             "expected": last.expected,
@@ -216,7 +210,7 @@ class ScheduleCampaign:
         detail = {
             **counts,
             "reached": dict(self.reached),
-            "next": self.done,
+            "next": self.numbers.done,
             "differences": dict(self.seen),
         }
         return self.verdict("agreed" if counts["steps"] else "not-compared", text, detail)

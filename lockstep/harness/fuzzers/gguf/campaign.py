@@ -1,7 +1,6 @@
 """One family of files against every parser: compare in bulk, shrink and name what is odd."""
 
 import shlex
-import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
@@ -38,6 +37,7 @@ from lockstep.harness.fuzzers.gguf.grammar import FileCase, cases
 from lockstep.harness.fuzzers.gguf.models import MODELS, model_cases
 from lockstep.harness.fuzzers.gguf.shrink import cost_of, shrunk
 from lockstep.harness.fuzzers.gguf.stages import FULL, Stage, answer_about, part, said
+from lockstep.harness.fuzzers.numbers import CaseNumbers
 from lockstep.harness.records import Status, Verdict
 
 BATCH = 1024
@@ -66,36 +66,34 @@ class FileCampaign:
         self.plan, self.family, self.subject, self.stages = plan, family, subject, stages
         self.say = say
         self.corpus = [read_regular(path) for path in files_in(plan.corpus)]
-        self.size = BATCH_OF_MODELS if family == MODELS else BATCH
+        self.numbers = CaseNumbers(plan, BATCH_OF_MODELS if family == MODELS else BATCH)
         self.known = {cause: entry for entry in known_files() for cause in entry.causes}
         self.found: Counter[FileCause] = Counter({c: 0 for c in map(as_cause, plan.found)})
         self.told = set(self.found)  # known ones; others are told as they are found
         self.shrinks: Counter[FileCause] = Counter()
         self.slice: Counter[str] = Counter()
         self.peak = 0  # the most that the subject took beyond twice a file's size
-        self.started = time.monotonic()
 
     def run(self) -> Iterator[Verdict | Checkpoint]:
         """`start` of the checkpoint is where to go on."""
-        plan = self.plan
-        first, end = plan.start, plan.start + plan.cases
-        begun = first
-        ahead = self.batch(first, min(first + self.size, end))
-        while first < end:
-            batch, first = ahead, min(first + self.size, end)
-            if first < end:
-                ahead = self.batch(first, min(first + self.size, end))
-            yield from self.judged(batch)
-            late = plan.seconds is not None and time.monotonic() > self.started + plan.seconds
-            if first - begun >= SLICE * self.size or first >= end or late:
-                yield self.about(begun, first)
-                yield Checkpoint(target=self.family, done=first)
-                begun = first
-            self.tell(first - plan.start)
-            if late:
-                for _, _, waiting in ahead.pending:
-                    waiting.exception()
-                return
+        begun, asked = self.plan.start, [self.batch(self.numbers.behind(self.plan.start))]
+        for numbers in self.numbers:
+            if following := self.numbers.behind(numbers.stop):
+                asked.append(self.batch(following))
+            yield from self.judged(asked.pop(0))
+            self.tell(numbers.stop)
+            if numbers.stop - begun >= SLICE * self.numbers.size:
+                yield from self.slice_done(begun, numbers.stop)
+                begun = numbers.stop
+        if begun < self.numbers.done:
+            yield from self.slice_done(begun, self.numbers.done)
+        for batch in asked:  # the time was over
+            for _, _, waiting in batch.pending:
+                waiting.exception()
+
+    def slice_done(self, begun: int, done: int) -> Iterator[Verdict | Checkpoint]:
+        yield self.about(begun, done)
+        yield Checkpoint(target=self.family, done=done)
 
     def given(self, made: Sequence[FileCase]) -> Iterator[Verdict]:
         """Files of the user's own, to every parser: each has its verdicts, whatever others have."""
@@ -117,10 +115,11 @@ class FileCampaign:
             yield from self.judged(self.asked(list(made[first : first + BATCH])))
         yield self.about(0, len(made))
 
-    def batch(self, first: int, end: int) -> FileBatch:
+    def batch(self, numbers: range) -> FileBatch:
+        first, n = numbers.start, len(numbers)
         if self.family == MODELS:
-            return self.asked(model_cases(self.plan.seed, first, end - first, self.corpus))
-        return self.asked(cases(self.plan.seed, self.family, first, end - first, self.corpus))
+            return self.asked(model_cases(self.plan.seed, first, n, self.corpus))
+        return self.asked(cases(self.plan.seed, self.family, first, n, self.corpus))
 
     def asked(self, made: list[FileCase]) -> FileBatch:
         """Others are asked first: they think while our reader does."""
@@ -134,12 +133,10 @@ class FileCampaign:
         return FileBatch(cases=made, subject=subject, pending=pending)
 
     def tell(self, done: int) -> None:
-        seconds = time.monotonic() - self.started
-        causes = sum(1 for n in self.found.values() if n)
-        text = f"{done:,} files, {causes} causes, {done / seconds:,.0f} a second"
+        text = self.numbers.pace(done, "files", sum(self.found.values()))
         for stage in self.stages:
             if stage.witness:
-                text += f", {stage.asked / seconds:,.0f} of them to {stage.name}"
+                text += f", {stage.asked:,} of them seen by {stage.name}"
         self.say(self.family, text)
 
     # --- judging --------------------------------------------------------------------------------

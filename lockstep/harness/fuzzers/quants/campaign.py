@@ -1,6 +1,5 @@
 """One weight format's blocks against an oracle: compare in bulk, shrink and name what differs."""
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from lockstep.engine.quants.base import F32, Bytes, WeightFormat
 from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import NoAnswer, no_answer
 from lockstep.harness.fuzzers.base import FuzzPlan, Progress
+from lockstep.harness.fuzzers.numbers import CaseNumbers
 from lockstep.harness.fuzzers.quants.blocks import Blocks, Cases
 from lockstep.harness.fuzzers.quants.differences import Differences, symptom_of
 from lockstep.harness.fuzzers.quants.examples import SAME, Examiner, Example, decoded_by
@@ -39,7 +39,7 @@ class TwoDecoders:
 
 
 class BlockCampaign:
-    """verdicts() runs it. `numbers` is asked where the oracle has no decoder."""
+    """verdicts() runs it. `ieee754` is asked where the oracle has no decoder."""
 
     def __init__(
         self,
@@ -48,15 +48,14 @@ class BlockCampaign:
         subject: Session,
         oracle: Session,
         witness: Session,
-        numbers: Session,
+        ieee754: Session,
         progress: Progress,
     ) -> None:
         self.plan, self.kind, self.progress = plan, kind, progress
-        self.oracle, self.numbers = oracle, numbers
+        self.oracle, self.ieee754 = oracle, ieee754
         self.subject, self.witness = TwoDecoders(subject), TwoDecoders(witness)
         self.cases = Cases(kind, plan.seed)
-        self.step = max(1, CHUNK // kind.weights)
-        self.done = plan.start  # the first case that was not compared
+        self.numbers = CaseNumbers(plan, max(1, CHUNK // kind.weights))
         self.lacks = ""  # why the witness says nothing
         self.known = known_divergences()
 
@@ -78,9 +77,9 @@ class BlockCampaign:
 
     def choose_oracle(self) -> None:
         block = np.zeros(self.kind.layout.itemsize, np.uint8)
-        asked = [s.ask("dequantize", self.kind.name, block) for s in (self.oracle, self.numbers)]
+        asked = [s.ask("dequantize", self.kind.name, block) for s in (self.oracle, self.ieee754)]
         if isinstance(asked[0], Unanswerable) and isinstance(asked[1], Answered):
-            self.oracle = self.numbers
+            self.oracle = self.ieee754
         outcome = self.witness.other.ask("dequantize", self.kind.name, block)
         if not isinstance(outcome, Answered):
             self.lacks = no_answer(self.witness.other.name, "dequantize", outcome).summary
@@ -91,21 +90,19 @@ class BlockCampaign:
             raw = np.frombuffer(b"".join(self.plan.given), np.uint8)
             self.compare(0, raw, decoded_by(self.oracle, self.kind, raw))
             return
-        step, stop = self.step, self.plan.start + self.plan.cases
-        until = time.monotonic() + (self.plan.seconds or float("inf"))
         # a worker belongs to the thread that starts it, so it is started here
         decoded_by(self.oracle, self.kind, self.cases.blocks(0, 1))
         with ThreadPoolExecutor(1) as helper:
-            raw = self.cases.blocks(self.done, min(self.done + step, stop))
-            while self.done < stop:
+            raw = self.blocks(self.numbers.behind(self.numbers.done))
+            for numbers in self.numbers:
                 pending: Future[F32] = helper.submit(decoded_by, self.oracle, self.kind, raw)
-                after = min(self.done + step, stop)
-                following = self.cases.blocks(after, min(after + step, stop))
-                self.compare(self.done, raw, pending)
-                raw, self.done = following, after
-                self.progress(self.kind.name, f"{self.done - self.plan.start:,} blocks")
-                if time.monotonic() > until:
-                    break
+                following = self.blocks(self.numbers.behind(numbers.stop))
+                self.compare(numbers.start, raw, pending)
+                raw, differ = following, self.subject.differing
+                self.progress(self.kind.name, self.numbers.pace(numbers.stop, "blocks", differ))
+
+    def blocks(self, numbers: range) -> Bytes:
+        return self.cases.blocks(numbers.start, numbers.stop)
 
     def compare(self, first: int, raw: Bytes, pending: "Future[F32] | F32") -> None:
         """Cases `first` and on; what the oracle says may still be on its way."""
@@ -170,7 +167,7 @@ class BlockCampaign:
         )
 
     def counts(self) -> dict[str, Any]:
-        start, stop = (0, 0) if self.plan.given else (self.plan.start, self.done)
+        start, stop = (0, 0) if self.plan.given else (self.plan.start, self.numbers.done)
         return {
             "seed": self.plan.seed,
             "cases": [start, stop],
@@ -194,13 +191,12 @@ class BlockCampaign:
 
     def unanswered(self, error: NoAnswer) -> Verdict:
         """A crash or a lie is narrowed down to one block, if one block alone is enough."""
-        options = ["--seed", str(self.plan.seed), "--start", str(self.done)]
-        options += ["--cases", str(self.step)]
+        options = ["--seed", str(self.plan.seed), "--start", str(self.numbers.done)]
+        options += ["--cases", str(self.numbers.size)]
         if self.plan.given:
             options = [word for raw in self.plan.given for word in ("--block", raw.hex())]
         if error.status in ("crashed", "malformed") and not self.plan.given:
-            stop = min(self.done + self.step, self.plan.start + self.plan.cases)
-            block = self.failing_block(self.cases.blocks(self.done, stop))
+            block = self.failing_block(self.blocks(self.numbers.behind(self.numbers.done)))
             options = options if block is None else ["--block", block.tobytes().hex()]
         repro = self.plan.command("quants", self.kind.name, *options)
         key = "" if error.status == "not-compared" else error.status
@@ -240,7 +236,7 @@ class BlockCampaign:
         options = [word for block in shown for word in ("--block", block.tobytes().hex())]
         if example.symptom == "unsteady":
             options = ["--seed", str(self.plan.seed), "--start", str(example.case)]
-            options += ["--cases", str(self.step)]
+            options += ["--cases", str(self.numbers.size)]
         return self.plan.command("quants", self.kind.name, *options)
 
     def who_stands_alone(self, example: Example) -> str:
@@ -264,7 +260,7 @@ class BlockCampaign:
         if self.lacks:
             known = entry_for(self.known, name, self.kind.name, "unsupported")
             text, detail = f"{self.lacks}{noted(known)}", {"known": id_of(known)}
-            if self.oracle is not self.numbers:  # of plain numbers it is not expected
+            if self.oracle is not self.ieee754:  # of plain numbers it is not expected
                 yield self.verdict("excused", text, detail)
             return
         for key, same in self.witness.examples.items():

@@ -2,7 +2,6 @@
 
 import shlex
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from lockstep.harness.check.inputs import check_file
 from lockstep.harness.context.runner import LocalSession, Runner, Session
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.fuzzers.base import Fuzzer, FuzzPlan, Progress
+from lockstep.harness.fuzzers.numbers import CaseNumbers
 from lockstep.harness.fuzzers.tokens.ask import Failure, GivenUp, TextAsker
 from lockstep.harness.fuzzers.tokens.campaign import (
     FLAGS,
@@ -67,7 +67,10 @@ class FuzzedVocabulary:
     target: str  # as the command line names it
     path: Path
     say: Progress
-    done: int = field(default=0, init=False)  # the first case that was not compared
+    numbers: CaseNumbers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.numbers = CaseNumbers(self.plan, BATCH)
 
     @property
     def case(self) -> str:
@@ -114,19 +117,10 @@ class FuzzedVocabulary:
                 for back in () if self.original else FLAGS:
                     campaign.decode(runs, back)
             return
-        started, plan = time.perf_counter(), self.plan
-        self.done, end = plan.start, plan.start + plan.cases
-        while self.done < end:
-            if plan.seconds is not None and time.perf_counter() - started > plan.seconds:
-                return
-            numbers = range(self.done, min(self.done + BATCH, end))
+        for numbers in self.numbers:
             self.judge_batch(campaign, material, numbers)
-            self.done = numbers.stop
-            rate = (self.done - plan.start) / (time.perf_counter() - started)
             differ = len(campaign.found) + campaign.more
-            self.say(
-                self.case, f"{self.done:,} of {end:,}, {differ:,} differ, {rate:,.0f} a second"
-            )
+            self.say(self.case, self.numbers.pace(numbers.stop, "texts", differ))
 
     def judge_batch(self, campaign: TextCampaign, material: Material, numbers: range) -> None:
         """Texts in the four ways to encode; the ids of each, and ids at random, in those to decode.
@@ -156,7 +150,7 @@ class FuzzedVocabulary:
             "id_lists": campaign.runs,
             "refused_by_both": campaign.refused,
             "more": campaign.more,
-            "next": self.done,
+            "next": self.numbers.done,
         }
         for at, difference in enumerate(campaign.found):
             summary = in_words(difference)
