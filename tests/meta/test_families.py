@@ -76,9 +76,11 @@ def defined(package: str, module: str) -> list[type[Any]]:
 
 
 def is_shared(package: str, module: str) -> bool:
-    """Does another file of the folder import from it?"""
+    """Does another file of the folder, or of those in it, import from it?"""
     folder = PACKAGES / package.replace(".", "/")
-    nodes = (node for path in folder.glob("*.py") for node in ast.walk(ast.parse(path.read_text())))
+    nodes = (
+        node for path in folder.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))
+    )
     return any(isinstance(node, ast.ImportFrom) and node.module == module for node in nodes)
 
 

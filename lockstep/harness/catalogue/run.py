@@ -11,7 +11,6 @@ from lockstep.engine.registry import import_members
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.catalogue.table import lines, not_found
 from lockstep.harness.catalogue.trial import (
-    HONEST,
     Trial,
     Wrong,
     bench_for,
@@ -58,12 +57,6 @@ def honest_engines() -> list[type[HonestEngine]]:
     return sorted(found, key=lambda cls: cls.name)
 
 
-def family_of(cls: type[Adapter]) -> str:
-    if issubclass(cls, Mutant):
-        return cls.group
-    return HONEST if issubclass(cls, HonestEngine) else "tokenizers"
-
-
 def parts_of(engines: Sequence[Wrong | type[HonestEngine]]) -> Iterator[CataloguePart]:
     ordered = sorted(engines, key=lambda cls: (cls.shows_on != "f32", cls.shows_on))
     for model, same in groupby(ordered, key=lambda cls: cls.shows_on):
@@ -105,7 +98,7 @@ def models_of(cls: type[HonestEngine]) -> tuple[str, ...]:
 
 def run_catalogue(out: Output, *, only: str, file: Path | None, executor: Executor | None) -> int:
     """0: every wrong engine is caught with its tensors shown, and no honest one at all."""
-    chosen = [cls for cls in (*wrong_engines(), *honest_engines()) if only in ("", family_of(cls))]
+    chosen = [cls for cls in (*wrong_engines(), *honest_engines()) if only in ("", cls.group)]
     return run_parts(out, list(parts_of(chosen)), file, executor)
 
 

@@ -32,7 +32,7 @@ from lockstep.harness.records import EXACT, Settings, Verdict
 Wrong = type[Mutant] | type[WrongTokenizer]
 QUESTIONS_OF = {"metadata": ("metadata",), "tokens": ("tokenize", "detokenize", "tokenizer")}
 N_TOKENS = 64  # of greedy text
-HONEST = "honest"
+HONEST = HonestEngine.group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +211,7 @@ def try_wrong(bench: TrialBench, cls: Wrong, model: str) -> Trial:
     right = located.found == place(layer, site)
     return Trial(
         engine=cls.name,
-        family=cls.group if issubclass(cls, Mutant) else "tokenizers",
+        family=cls.group,
         mistake=cls.mistake,
         effect=getattr(cls, "effect", ""),
         source=getattr(cls, "source", ""),

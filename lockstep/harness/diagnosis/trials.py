@@ -13,7 +13,7 @@ from numpy.random import Philox
 
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.asking.session import LocalSession
-from lockstep.harness.catalogue.run import CataloguePart, family_of, wrong_engines
+from lockstep.harness.catalogue.run import CataloguePart, wrong_engines
 from lockstep.harness.catalogue.trial import TrialBench as Tried
 from lockstep.harness.catalogue.trial import bench_for
 from lockstep.harness.catalogue.views import ALL, LOGITS, TEXT, Narrow, View
@@ -123,7 +123,7 @@ def one(tried: Tried, bench: DiagnosisBench, cls: Any, view: View) -> TrialRow:
     with Shown(
         LocalSession(made, base.subject_model, base.settings), view, own.noise.relative
     ) as subject:
-        if family_of(cls) == RACES:
+        if cls.group == RACES:
             subject.inner.ask("greedy", [1, 2, 3], 2)
         info = described(subject, under_test=True)
         context = own.with_subject(subject, base.subject_model, info)
@@ -133,7 +133,7 @@ def one(tried: Tried, bench: DiagnosisBench, cls: Any, view: View) -> TrialRow:
             found = of_aspect(context, bench, aspect, some) if some else None
             if found is not None and found.status != "right":
                 break
-        ending = {"engine": cls.name, "family": family_of(cls), "model": cls.shows_on}
+        ending = {"engine": cls.name, "family": cls.group, "model": cls.shows_on}
         ending |= {"view": view.name}
         if found is None:
             return TrialRow(status="right" if every else "not asked", **ending)

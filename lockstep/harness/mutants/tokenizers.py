@@ -30,6 +30,7 @@ class WrongTokenizer(Reference):
     bytes or ids of it, in the direction `way`.
     """
 
+    group: ClassVar[str] = "tokenizers"
     mistake: ClassVar[str]
     shows_on: ClassVar[str]
     size: ClassVar[int]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.engine.kernels import unpacking as _kernel
+from lockstep.engine.kernels import unpacking
 
 # --- what is kept on disk -------------------------------------------------------------------------
 
@@ -41,25 +41,26 @@ def test_a_compiled_kernel_is_kept_until_what_it_is_made_of_changes(
     path.write_text(SOURCE)
     assert hits(path) == 0
     assert hits(path) == 1
-    monkeypatch.setattr(_kernel, "SHARED_SOURCES", "lanes.py or a code book was edited")
+    monkeypatch.setattr(unpacking, "SHARED_SOURCES", "lanes.py or a code book was edited")
     assert hits(path) == 0
     assert hits(path) == 1
     path.write_text(SOURCE + "\n")
     assert hits(path) == 0
 
 
-@pytest.mark.parametrize("edited", ["lanes.py", "_vectors.py", "_kernel.py", "codebooks/x.hex"])
+@pytest.mark.parametrize("edited", [*unpacking.SHARED, "codebooks/x.hex"])
 def test_a_change_in_any_shared_file_is_seen(
     edited: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "codebooks").mkdir()
-    for name in ("lanes.py", "_vectors.py", "_kernel.py", "codebooks/x.hex"):
+    for name in (*unpacking.SHARED, "codebooks/x.hex"):
         (tmp_path / name).write_text(name)
-    monkeypatch.setattr(_kernel, "HERE", tmp_path)
-    before = _kernel.shared_sources()
-    assert _kernel.shared_sources() == before
+    monkeypatch.setattr(unpacking, "HERE", tmp_path)
+    monkeypatch.setattr(unpacking, "CODE_BOOKS", tmp_path / "codebooks")
+    before = unpacking.shared_sources()
+    assert unpacking.shared_sources() == before
     (tmp_path / edited).write_text("something else")
-    assert _kernel.shared_sources() != before
+    assert unpacking.shared_sources() != before
 
 
 # --- on other processors --------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 from lockstep.engine.errors import EngineError
 from lockstep.engine.tokenizers import merging
 from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
+from lockstep.engine.tokenizers.llama import LlamaTokenizer
 from lockstep.engine.tokenizers.splitting import Remembered
 from lockstep.engine.tokenizers.tables import Needles, hashed, table_of, table_of_merges
 from lockstep.harness.mutants.parts import slow_merges as slow
@@ -37,7 +38,7 @@ def of_llama(seed: int, alphabet: str) -> Tokenizer:
 @pytest.mark.parametrize("seed", range(3))
 def test_merging_by_score_is_that_of_plain_python(seed: int, alphabet: str) -> None:
     tokenizer = of_llama(seed, alphabet)
-    assert isinstance(tokenizer, llama.Llama)
+    assert isinstance(tokenizer, LlamaTokenizer)
     given = [text for text in texts(seed, alphabet) if text]
     assert [list(tokenizer.segment(text)) for text in given] == [
         slow.ids(tokenizer, text) for text in given
@@ -49,7 +50,7 @@ def test_plain_python_that_is_wrong_in_one_way_is_told_apart(wrong: dict[str, bo
     found = 0
     for alphabet in ALPHABETS:
         tokenizer = of_llama(1, alphabet)
-        assert isinstance(tokenizer, llama.Llama)
+        assert isinstance(tokenizer, LlamaTokenizer)
         given = [text for text in texts(1, alphabet) if text]
         found += sum(list(tokenizer.segment(t)) != slow.ids(tokenizer, t, **wrong) for t in given)
     assert found > 0
@@ -136,7 +137,7 @@ def test_characters_that_are_side_by_side_in_a_token_are_never_cut_apart() -> No
 
 
 def is_cut(tokenizer: Tokenizer, pair: bytes) -> bool:
-    assert isinstance(tokenizer, llama.Llama)
+    assert isinstance(tokenizer, LlamaTokenizer)
     table, raw = tokenizer.merging.pairs, np.frombuffer(pair, np.uint8)
     symbols = np.empty((len(raw) + 1, 4), np.int32)
     hashes = hashed(raw)
