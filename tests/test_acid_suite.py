@@ -18,6 +18,7 @@ from harness.cli.acid_models import acid_files
 from harness.exit_codes import exit_code, exit_code_of_run
 from harness.mutants.kv_head_modulo import KvHeadModulo
 from harness.mutants.rope_half_split import RopeHalfSplit
+from harness.parallel import Forks
 from harness.records import Request, Verdict
 from harness.run import Listener, run_plans
 from tests.fake_server import NATIVE, OPENAI, serving
@@ -97,7 +98,7 @@ def test_a_program_that_cannot_load_one_of_many_has_not_taken_it(
     plan = plan_for(model, engine=engine, oracle="fast", suites=("acid",))
     for optional, status in ((True, "not-applicable"), (False, None)):
         (found,) = run_plans(
-            [replace(plan, optional=optional)], tmp_path, ["test"], 1, Listener()
+            [replace(plan, optional=optional)], tmp_path, ["test"], Forks(1), Listener()
         ).verdicts
         assert found.status == (status or {"cannot load": "crashed"}.get(way, "not-compared"))
         assert "model" in found.summary
@@ -106,7 +107,7 @@ def test_a_program_that_cannot_load_one_of_many_has_not_taken_it(
 def test_a_program_that_hangs_is_not_excused(model: Path, tmp_path: Path) -> None:
     engine = f"{sys.executable} {FAKE_PROGRAM} 'is silent'"
     plan = plan_for(model, engine=engine, oracle="fast", suites=("acid",), optional=True)
-    result = run_plans([replace(plan, time_limit=3.0)], tmp_path, ["test"], 1, Listener())
+    result = run_plans([replace(plan, time_limit=3.0)], tmp_path, ["test"], Forks(1), Listener())
     assert [v.status for v in result.verdicts] == ["timed-out"]
     assert result.code == 3
 
@@ -262,13 +263,13 @@ def test_a_type_that_an_engine_refuses_is_said_and_spoils_nothing(tmp_path: Path
         return plan_for(path, **engines, **changes)
 
     plans = [plan("F32"), plan("Q8_0", optional=True)]
-    result = run_plans(plans, tmp_path, ["test"], 1, Listener())
+    result = run_plans(plans, tmp_path, ["test"], Forks(1), Listener())
     refused = [v for v in result.verdicts if v.status == "not-applicable"]
     assert [("Q8_0" in v.summary, v.case) for v in refused] == [(True, "acid-Q8_0.gguf")]
     assert "no such type: Q8_0" in refused[0].summary
     assert result.code == 0
     assert exit_code_of_run(refused) == 3  # nothing else was compared
-    alone = run_plans([plan("Q8_0")], tmp_path, ["test"], 1, Listener())
+    alone = run_plans([plan("Q8_0")], tmp_path, ["test"], Forks(1), Listener())
     assert alone.code == 1
 
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,15 @@ def test_a_killed_parent_leaves_no_process_behind(tmp_path: Path) -> None:
     assert not is_there(child)
 
 
+@pytest.fixture
+def interrupted() -> Iterator[None]:
+    """As in a terminal: whoever is started in the background of a shell ignores interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupted")
 def test_an_interrupt_waits_until_a_process_is_started_and_never_reaches_it() -> None:
     ask = "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, []))"
     said: list[str] = []
