@@ -64,6 +64,7 @@ def test_a_model_that_llama_cpp_refuses_accuses_nobody(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("engine", "code"), [("reference", 0), ("mutant:missing-scale", 1)])
 def test_the_command_says_which_layer_and_part(engine: str, code: int, tmp_path: Path) -> None:
     options = ["--engine", engine, "--black-box", "--tokens", "4", "--json"]
+    options += ["--report", str(tmp_path / "reports")]
     model = str(builtin("f32", tmp_path))
     result = CliRunner().invoke(app, ["bisect", model, *options])
     assert result.exit_code == code, result.output

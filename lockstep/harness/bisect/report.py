@@ -1,42 +1,16 @@
 """A bisection as a report: a verdict for each culprit, and one for the proof."""
 
-import shlex
-import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from lockstep.harness.bisect.bisection import NO_OP, Bisection
 from lockstep.harness.check.check import Plan
 from lockstep.harness.records import Status, Verdict
-from lockstep.harness.report.header import header, model_row
-from lockstep.harness.report.jsonl import ReportWriter
 from lockstep.harness.report.text import explain_finding
 from lockstep.harness.suites.trace import by_node, detail_of
 
 SUITE = "bisect"
 STATUSES: dict[int, Status] = {0: "agreed", 1: "diverged", 3: "not-compared", NO_OP: "diverged"}
-
-
-def write_bisection(
-    folder: Path,
-    plan: Plan,
-    result: Bisection,
-    command: Sequence[str],
-    said: Sequence[str],
-    started: float,
-) -> Path:
-    """report.jsonl and report.html in the folder. said: what the terminal says, in lines."""
-    again = shlex.join(command)
-    rows = [model_row(plan.case, plan.model, "both")]
-    if plan.subject_model != plan.model:
-        rows = [model_row(plan.case, plan.model, "oracle")]
-        rows.append(model_row(plan.subject_model.name, plan.subject_model, "subject"))
-    writer = ReportWriter(folder, header(again, plan.seed, rows, result.engines))
-    for verdict in verdicts_of(plan, result, again, said):
-        writer.verdict(verdict)
-    writer.footer(result.exit_code, time.perf_counter() - started)
-    return writer.path
 
 
 def verdicts_of(

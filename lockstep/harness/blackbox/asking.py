@@ -28,7 +28,7 @@ from lockstep.harness.context.runner import Runner
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.graph.program import Graph
-from lockstep.harness.records import Request, Settings, Status, Verdict
+from lockstep.harness.records import EngineInfo, Request, Settings, Status, Verdict
 from lockstep.harness.suites.logits import compared
 
 SUITE = "black-box"
@@ -43,6 +43,7 @@ class SliceAnswer:
     summary: str
     worst: float = 0.0  # of the largest logit; 0 where tokens were compared
     allowed: float = 0.0
+    engines: tuple[EngineInfo, ...] = ()  # that answered
 
     @property
     def agrees(self) -> bool:
@@ -150,7 +151,8 @@ def answered(plan: Plan, given: Sequence[Batch], progress: Callable[[str], None]
     except BadInput as error:
         return SliceAnswer(status="not-compared", summary=str(error))
     try:
-        return worst_of(verdicts_of(opened, given), plan.oracle)
+        answer = worst_of(verdicts_of(opened, given), plan.oracle)
+        return replace(answer, engines=opened.engines)
     finally:
         opened.close()
 

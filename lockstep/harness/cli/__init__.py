@@ -39,7 +39,7 @@ from lockstep.harness.cli import (
     twin,
 )
 from lockstep.harness.cli.options import JsonOpt
-from lockstep.harness.cli.shared import screen
+from lockstep.harness.cli.shared import read_by_nobody, screen
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -168,4 +168,14 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("lockstep: interrupted\n")
         code = 130
-    sys.exit(128 + came[0] if came else code)
+    sys.exit(written(128 + came[0] if came else code))
+
+
+def written(code: int) -> int:
+    """`lockstep ... | head`, of whose lines some are only written now."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        read_by_nobody()
+        return 141
+    return code

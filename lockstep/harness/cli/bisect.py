@@ -1,8 +1,10 @@
 """`lockstep bisect`: the first layer, the op, the elements."""
 
+import shlex
 import sys
 import time
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -76,8 +78,9 @@ def bisect(
       lockstep bisect model.gguf --subject-model broken.gguf
     """
     from lockstep.harness.adapters import adapter_class
-    from lockstep.harness.bisect.report import write_bisection
-    from lockstep.harness.check.check import BadInput
+    from lockstep.harness.bisect.report import verdicts_of
+    from lockstep.harness.blackbox import report as of_black_box
+    from lockstep.harness.check.plan_report import Found, write_found
     from lockstep.harness.cli.bisection import bisection_lines
     from lockstep.harness.context.runner import is_outside
     from lockstep.harness.parallel.children import result_of
@@ -94,20 +97,28 @@ def bisect(
             timeout=timeout,
         )
         provide_engines([plan], out.progress)
+        command = shlex.join(["lockstep", *sys.argv[1:]])
         if black_box:
-            if wanted:
-                raise BadInput("--format: a bisection by --black-box writes no report yet")
-            raise typer.Exit(blackbox.bisect(plan, folder, out))
-        work = partial(bisect_one, plan)
-        result = result_of(work, partial(out.progress, plan.case))
-        diagnosed = diagnosis.where_no_op_is_found(plan, result, out.progress)
-        code = out.bisection(plan, result, diagnosed)
+            seen = blackbox.bisect(plan, folder, out)
+            code, engines = seen.exit_code, seen.whole.engines
+            verdicts = of_black_box.verdicts_of(plan, seen, command)
+        else:
+            result = result_of(partial(bisect_one, plan), partial(out.progress, plan.case))
+            diagnosed = diagnosis.where_no_op_is_found(plan, result, out.progress)
+            code, engines = out.bisection(plan, result, diagnosed), result.engines
+            verdicts = verdicts_of(plan, result, command, bisection_lines(plan, result))
+            if diagnosed:
+                verdicts = chain(verdicts, diagnosis.verdicts_of(plan, diagnosed, command))
         folder_of_run = run_folder(report, "bisect")
-        command = ["lockstep", *sys.argv[1:]]
-        write_bisection(folder_of_run, plan, result, command, bisection_lines(plan, result), began)
+        found = Found(
+            plan=plan,
+            engines=engines,
+            verdicts=verdicts,
+            command=command,
+            exit_code=code,
+            started=began,
+        )
+        write_found(folder_of_run, found)
         write_formats(wanted, folder_of_run, out)
-        if not as_json:
-            out.line(
-                f"report: {folder_of_run}/report.jsonl\nto look at: {folder_of_run}/report.html"
-            )
+        out.where(folder_of_run)
     raise typer.Exit(code)

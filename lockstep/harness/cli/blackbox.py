@@ -1,7 +1,6 @@
 """What the command line shows of an engine that was asked on models made for one question each."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +21,8 @@ SHOWN_TENSORS = 4
 SHOWN = 200  # characters of what an engine said
 
 
-def bisect(plan: "Plan", folder: str, out: "Terminal") -> int:
-    """Print it; the exit code."""
+def bisect(plan: "Plan", folder: str, out: "Terminal") -> "BlackBoxBisection":
+    """Print it."""
     from lockstep.harness.blackbox.run import bisect_one
     from lockstep.harness.parallel.children import result_of
 
@@ -34,36 +33,31 @@ def bisect(plan: "Plan", folder: str, out: "Terminal") -> int:
     else:
         for text in lines_of(plan, result):
             out.line(text)
-    return result.exit_code
+    return result
 
 
 def report_of(plan: "Plan", result: "BlackBoxBisection") -> Mapping[str, Any]:
+    from lockstep.harness.blackbox.report import figures_of, slice_row
+
     return {
         "case": plan.case,
         "engine": plan.engine,
         "exit_code": result.exit_code,
-        "slices": [
-            {
-                "layer": row.layer,
-                "what": row.what,
-                **asdict(row.answer),
-                "parts": [asdict(part) for part in row.parts],
-                "asked": {words: asdict(answer) for words, answer in (row.asked or {}).items()},
-            }
-            for row in result.rows
-        ],
+        "slices": [slice_row(row) for row in result.rows],
         "lenses": [
-            {"type": look.lens.type, "weights": look.weights, **asdict(look.answer)}
+            {"type": look.lens.type, "weights": look.weights, **figures_of(look.answer)}
             | {"tensors": list(look.tensors)}
             for look in result.lenses
         ],
-        "whole": asdict(result.whole),
+        "whole": figures_of(result.whole),
         "left_out": list(result.left_out),
         "repro": f"lockstep bisect {plan.command} --black-box",
     }
 
 
 def lines_of(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
+    from lockstep.harness.blackbox.report import name_of
+
     yield f"{plan.case}: {plan.engine} against {plan.oracle}, settings {plan.settings.name}"
     yield "  slice in F32                             differ by    allowed   at fault"
     for row in result.rows:
@@ -93,11 +87,6 @@ def fault_of(same: Sequence["Looked"]) -> str:
     return ", ".join(wrong[:SHOWN_TENSORS]) + (", ..." if len(wrong) > SHOWN_TENSORS else "")
 
 
-def name_of(row: "LayerRow") -> str:
-    name = "outside the layers" if row.layer is None else f"layer {row.layer}"
-    return f"{name}, {row.what}" if row.what else name
-
-
 def figures(answer: "SliceAnswer") -> str:
     if answer.status in ("agreed", "diverged") and answer.allowed:
         return f"{answer.worst:>11.1e} {answer.allowed:>10.1e}"
@@ -110,6 +99,8 @@ def mark(answer: "SliceAnswer") -> str:
 
 def reasons(rows: Sequence["LayerRow"], lenses: Sequence["Looked"]) -> Iterator[str]:
     """What made each part certain, and what was said of what was not compared."""
+    from lockstep.harness.blackbox.report import name_of
+
     for row in rows:
         if row.answer.status not in ("agreed", "diverged"):
             yield f"{name_of(row)}: {row.answer.status}: {row.answer.summary[:SHOWN]}"

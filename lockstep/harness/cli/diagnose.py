@@ -1,16 +1,22 @@
 """`lockstep diagnose`: the known mistake that makes an engine's answers."""
 
+import shlex
+import sys
+import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lockstep.harness.cli import diagnosis
+from lockstep.harness.cli.formats import FormatOpt, formats_wanted, write_formats
 from lockstep.harness.cli.options import (
     AdapterOpt,
     EngineOpt,
     JsonOpt,
     ModelArg,
     QuietOpt,
+    ReportOpt,
     SeedOpt,
     SettingsOpt,
     SubjectOpt,
@@ -39,6 +45,8 @@ def diagnose(
     steps: Annotated[int, typer.Option(help="Tokens of text.", min=1, max=4096)] = 64,
     seed: SeedOpt = 0,
     timeout: TimeoutOpt = SECONDS,
+    report: ReportOpt = Path("reports"),
+    formats: FormatOpt = None,
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
@@ -55,10 +63,12 @@ def diagnose(
       lockstep diagnose model.gguf --engine http://localhost:8080
       lockstep diagnose builtin:f32 --engine mutant:rope-half-split
     """
-    from lockstep.harness.runs.run import provide_engines
+    from lockstep.harness.check.plan_report import Found, write_found
+    from lockstep.harness.runs.run import provide_engines, run_folder
 
-    engine = engine_of(engine, adapter, None)
+    engine, began = engine_of(engine, adapter, None), time.perf_counter()
     with screen(quiet, as_json) as out, model_folder() as folder:
+        wanted = formats_wanted(formats)
         name, path = next(iter(models_of(model, folder)))
         plan = plan_of(
             *(name, path, engine, "llama.cpp", settings, subject_model, tokens, steps, seed, None),
@@ -66,5 +76,18 @@ def diagnose(
             timeout=timeout,
         )
         provide_engines([plan], out.progress)
-        code = out.diagnosis(plan, diagnosis.diagnosed(plan, out.progress))
+        diagnosed = diagnosis.diagnosed(plan, out.progress)
+        code, command = out.diagnosis(plan, diagnosed), shlex.join(["lockstep", *sys.argv[1:]])
+        folder_of_run = run_folder(report, "diagnose")
+        found = Found(
+            plan=plan,
+            engines=diagnosed.engines,
+            command=command,
+            exit_code=code,
+            verdicts=diagnosis.verdicts_of(plan, diagnosed, command),
+            started=began,
+        )
+        write_found(folder_of_run, found)
+        write_formats(wanted, folder_of_run, out)
+        out.where(folder_of_run)
     raise typer.Exit(code)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from lockstep.harness.bisect.bisection import Bisection
     from lockstep.harness.check.check import Plan
     from lockstep.harness.diagnosis.diagnosis import Diagnosed, Diagnosis, Match, Rows
+    from lockstep.harness.records import Verdict
     from lockstep.harness.runs.run import RunResult
 
 Progress = Callable[[str, str], None]  # (model, text)
@@ -56,9 +57,21 @@ def diagnosis_of(plan: "Plan", found: "Diagnosed") -> Mapping[str, Any]:
 def diagnosis_lines(plan: "Plan", found: "Diagnosed") -> Iterator[str]:
     yield f"{plan.case}: {plan.engine}, settings {plan.settings.name}"
     for each in found.of:
-        yield f"  {OF[each.aspect]}: {as_the_right(each.rows)} as the right engine's"
-        yield from (f"  {line}" for line in result_lines(each))
+        yield from (f"  {line}" for line in aspect_lines(each))
     yield from (f"  not answered: {text}" for text in found.missing)
+
+
+def aspect_lines(each: "Diagnosis") -> Iterator[str]:
+    yield f"{OF[each.aspect]}: {as_the_right(each.rows)} as the right engine's"
+    yield from result_lines(each)
+
+
+def verdicts_of(plan: "Plan", found: "Diagnosed", again: str) -> "Iterator[Verdict]":
+    """For the report. again: the command that shows it again."""
+    from lockstep.harness.diagnosis import report
+
+    said = {each.aspect: list(aspect_lines(each)) for each in found.of}
+    return report.verdicts_of(plan, found, again, said)
 
 
 def as_the_right(rows: "Sequence[Rows]") -> str:

@@ -1,5 +1,7 @@
 """What the commands share: a screen, the models, a plan of what was asked for."""
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,11 @@ def screen(quiet: bool, as_json: bool = False) -> "Terminal":
     from lockstep.harness.cli.terminal import Terminal
 
     return Terminal(quiet=quiet, as_json=as_json)
+
+
+def read_by_nobody() -> None:
+    """Of standard output: what is left of it is no error, at the exit neither."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def usage(message: str) -> Exception:

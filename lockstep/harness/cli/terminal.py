@@ -18,6 +18,7 @@ from rich.text import Text
 from lockstep.engine.errors import EngineError
 from lockstep.harness.check.check import BadInput, Plan, defect
 from lockstep.harness.cli.consoles import Screen
+from lockstep.harness.cli.shared import read_by_nobody
 from lockstep.harness.cli.tables import table_of
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.exit_codes import is_compared
@@ -57,7 +58,7 @@ class Terminal:
     ) -> None:
         self.quieten()
         if isinstance(error, BrokenPipeError):  # `lockstep ... | head`: who read has enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor at the exit
+            read_by_nobody()
             raise typer.Exit(141) from error
         if isinstance(error, BadInput | EngineError | OSError) or is_broken_golden(error):
             self.err.print(f"lockstep: {printable(str(error))}")
@@ -192,6 +193,11 @@ class Terminal:
             for text in diagnosis_lines(plan, found):
                 self.out.print(printable(text))
         return found.exit_code
+
+    def where(self, folder: Path) -> None:
+        """Of a run's report, for people."""
+        if not self.as_json:
+            self.line(f"report: {folder}/report.jsonl\nto look at: {folder}/report.html")
 
     def examination(self, rows: Sequence[tuple[str, str, bool]]) -> int:
         """What `doctor` found: name, text, whether it is well."""

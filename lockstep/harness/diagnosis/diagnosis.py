@@ -20,7 +20,7 @@ from lockstep.harness.diagnosis.asking import AskedQuestion, asked, readable
 from lockstep.harness.diagnosis.engines import Engines, candidates
 from lockstep.harness.diagnosis.questions import Greedy, value_of
 from lockstep.harness.diagnosis.race import HeldAnswers, TriedMistake, held, is_text, race
-from lockstep.harness.records import Answered, Request
+from lockstep.harness.records import Answered, EngineInfo, Request
 
 ASPECTS = ("metadata", "tokens", "runs")
 # A mistake that agrees within the noise must also explain the better part of the difference from
@@ -82,6 +82,7 @@ class Diagnosis:
 class Diagnosed:
     of: tuple[Diagnosis, ...]
     missing: tuple[str, ...]  # what the subject did not answer
+    engines: tuple[EngineInfo, ...] = ()
 
     @property
     def exit_code(self) -> int:

@@ -1,5 +1,7 @@
 """A diagnosis as work for a process of its own."""
 
+from dataclasses import replace
+
 from lockstep.harness.check.check import Plan
 from lockstep.harness.diagnosis.diagnosis import DiagnosisBench, diagnose
 from lockstep.harness.parallel.children import Say
@@ -12,7 +14,7 @@ def diagnose_one(plan: Plan, say: Say) -> None:
     try:
         bench = DiagnosisBench.of(opened.context)
         try:
-            say(diagnose(opened.context, bench))
+            say(replace(diagnose(opened.context, bench), engines=opened.engines))
         finally:
             bench.close()
     finally:

@@ -1,6 +1,7 @@
 """The command line: help without weight, bad input in one line, results that machines can read."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -553,13 +554,17 @@ def test_selftest_lists_every_wrong_engine_with_its_mistake(lockstep: Lockstep) 
     assert all(cls.mistake in line for cls, line in zip(wrong, lines, strict=True))
 
 
-def test_a_reader_who_has_enough_of_the_output_is_no_error() -> None:
-    words = [sys.executable, "-m", "lockstep.harness.cli", "synth", "--list"]
+@pytest.mark.parametrize("unbuffered", ["", "1"])  # at the end, and at the first line
+def test_a_reader_who_has_enough_of_the_output_is_no_error(unbuffered: str) -> None:
     listing = subprocess.Popen(
-        words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "lockstep", "synth", "--list"],
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert listing.stdout is not None
     assert listing.stderr is not None
-    listing.stdout.close()  # before a line is written
-    assert (listing.wait(60), listing.stderr.read()) == (141, "")
-    listing.stderr.close()
+    with listing.stderr:
+        listing.stdout.close()  # before a line is written
+        assert (listing.wait(60), listing.stderr.read()) == (141, "")

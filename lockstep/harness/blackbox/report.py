@@ -1,0 +1,63 @@
+"""What a bisection of a black box came to, as verdicts: one for each model that was made for it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from lockstep.harness.blackbox.asking import SUITE, SliceAnswer
+from lockstep.harness.blackbox.bisection import BlackBoxBisection, LayerRow
+from lockstep.harness.check.check import Plan
+from lockstep.harness.records import Verdict
+
+
+def verdicts_of(plan: Plan, result: BlackBoxBisection, again: str) -> Iterator[Verdict]:
+    """again: the command that shows it again."""
+
+    def verdict(what: str, answer: SliceAnswer, fault: str, detail: Mapping[str, Any]) -> Verdict:
+        text = f"{what}: {answer.summary or answer.status}"
+        return Verdict(
+            suite=SUITE,
+            case=plan.case,
+            status=answer.status,
+            summary=f"{text}; {fault}" if fault else text,
+            detail=detail,
+            key=f"{SUITE}/{what}/{fault}" if answer.differs else "",
+            repro=again,
+        )
+
+    for row in result.rows:
+        fault = "; ".join(f"part: {part.name}, for {part.words}" for part in row.parts)
+        yield verdict(f"slice in F32, {name_of(row)}", row.answer, fault, slice_row(row))
+    for look in result.lenses:
+        detail = {**figures_of(look.answer), "tensors": list(look.tensors), "weights": look.weights}
+        what = f"lens of {look.lens.type}"
+        tensors = f"tensors: {', '.join(look.tensors)}" if look.tensors else ""
+        yield verdict(what, look.answer, tensors, detail)
+    yield verdict("the whole model", result.whole, "", figures_of(result.whole))
+    for text in result.left_out:
+        answer = SliceAnswer(status="not-compared", summary=text)
+        yield verdict("left out", answer, "", {})
+
+
+def name_of(row: LayerRow) -> str:
+    name = "outside the layers" if row.layer is None else f"layer {row.layer}"
+    return f"{name}, {row.what}" if row.what else name
+
+
+def slice_row(row: LayerRow) -> dict[str, Any]:
+    return {
+        "layer": row.layer,
+        "what": row.what,
+        **figures_of(row.answer),
+        "parts": [asdict(part) for part in row.parts],
+        "asked": {words: figures_of(answer) for words, answer in (row.asked or {}).items()},
+    }
+
+
+def figures_of(answer: SliceAnswer) -> dict[str, Any]:
+    return {
+        "status": answer.status,
+        "summary": answer.summary,
+        "worst": answer.worst,
+        "allowed": answer.allowed,
+    }
