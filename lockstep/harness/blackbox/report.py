@@ -13,26 +13,27 @@ from lockstep.harness.records import Verdict
 def verdicts_of(plan: Plan, result: BlackBoxBisection, again: str) -> Iterator[Verdict]:
     """again: the command that shows it again."""
 
-    def verdict(what: str, answer: SliceAnswer, fault: str, detail: Mapping[str, Any]) -> Verdict:
-        text = f"{what}: {answer.summary or answer.status}"
+    def verdict(
+        where: str, answer: SliceAnswer, fault: str, detail: Mapping[str, Any], how: str = ""
+    ) -> Verdict:
+        text = f"{where}{how}: {answer.summary or answer.status}"
         return Verdict(
             suite=SUITE,
             case=plan.case,
             status=answer.status,
             summary=f"{text}; {fault}" if fault else text,
-            detail=detail,
-            key=f"{SUITE}/{what}/{fault}" if answer.differs else "",
+            detail={"where": where, **as_of_logits(answer), **detail},
+            key=f"{SUITE}/{where}/{fault}" if answer.differs else "",
             repro=again,
         )
 
     for row in result.rows:
         fault = "; ".join(f"part: {part.name}, for {part.words}" for part in row.parts)
-        yield verdict(f"slice in F32, {name_of(row)}", row.answer, fault, slice_row(row))
+        yield verdict(name_of(row), row.answer, fault, slice_row(row), ", its slice in F32")
     for look in result.lenses:
         detail = {**figures_of(look.answer), "tensors": list(look.tensors), "weights": look.weights}
-        what = f"lens of {look.lens.type}"
         tensors = f"tensors: {', '.join(look.tensors)}" if look.tensors else ""
-        yield verdict(what, look.answer, tensors, detail)
+        yield verdict(f"lens of {look.lens.type}", look.answer, tensors, detail)
     yield verdict("the whole model", result.whole, "", figures_of(result.whole))
     for text in result.left_out:
         answer = SliceAnswer(status="not-compared", summary=text)
@@ -52,6 +53,14 @@ def slice_row(row: LayerRow) -> dict[str, Any]:
         "parts": [asdict(part) for part in row.parts],
         "asked": {words: figures_of(answer) for words, answer in (row.asked or {}).items()},
     }
+
+
+def as_of_logits(answer: SliceAnswer) -> dict[str, float]:
+    """By the names that the suite `logits` has for them; of tokens there are none."""
+    if not answer.allowed:
+        return {}
+    worst = {"worst_relative_to_largest_logit": answer.worst}
+    return {**worst, "allowed_relative": answer.allowed}
 
 
 def figures_of(answer: SliceAnswer) -> dict[str, Any]:

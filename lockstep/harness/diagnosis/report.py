@@ -23,7 +23,7 @@ def verdicts_of(
             case=plan.case,
             status=status,
             summary="\n".join(said[each.aspect]),
-            detail={**asdict(each), "status": each.status},
+            detail={"where": each.aspect, **asdict(each)},
             key=f"{SUITE}/{each.aspect}/{each.status}" if status == "diverged" else "",
             repro=again,
         )

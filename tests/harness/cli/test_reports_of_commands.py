@@ -51,7 +51,7 @@ def test_each_model_made_for_a_black_box_is_a_verdict(
     plan = plan_for(builtin("f32", tmp_path))
     layer, whole, left_out = verdicts_of(plan, found, "lockstep bisect --black-box")
     assert (layer.status, whole.status, left_out.status) == (answer.status,) * 2 + ("not-compared",)
-    assert layer.summary.startswith("slice in F32, layer 3: ")
+    assert layer.summary.startswith("layer 3, its slice in F32: ")
     assert all(part.name in layer.summary for part in parts)
     assert left_out.summary == "left out: a bias: no lens"
 

@@ -72,7 +72,7 @@ class Cause:
             return f"position {d['index'][0]}"
         if "margin" in d and "step" in d:
             return f"greedy token {d['step']}"
-        return str(d.get("tensor") or MARKS[self.first["status"]].lower())
+        return str(d.get("where") or d.get("tensor") or MARKS[self.first["status"]].lower())
 
     @property
     def places(self) -> list[str]:
@@ -87,7 +87,7 @@ class Cause:
 def place_of(row: Row) -> str:
     d = row["detail"]
     if "site" not in d:
-        return str(d.get("tensor") or row["suite"])
+        return str(d.get("where") or d.get("tensor") or row["suite"])
     layer = "" if d.get("layer") is None else f"-{d['layer']}"
     step = f" (step {d['step']})" if d.get("step") else ""
     return f"{d['site']}{layer}{step}"
