@@ -37,12 +37,16 @@ class Weight:
         by_row = self.raw.reshape(-1, self.row_bytes)
         return self.format.dequantize(by_row[ids].reshape(-1)).reshape(len(ids), self.shape[-1])
 
-    def chunks(self) -> Iterator[tuple[slice, F32]]:
+    def runs(self) -> Iterator[slice]:
         """The matrix in runs of rows that are small enough to hold decoded."""
         step = max(1, CHUNK // self.shape[-1])
         for start in range(0, self.shape[0], step):
-            stop = min(start + step, self.shape[0])
-            yield slice(start, stop), self.rows(start, stop)
+            yield slice(start, min(start + step, self.shape[0]))
+
+    def chunks(self) -> Iterator[tuple[slice, F32]]:
+        """Such runs, decoded."""
+        for rows in self.runs():
+            yield rows, self.rows(rows.start, rows.stop)
 
     def values(self) -> F32:
         """All of it: for vectors and small matrices."""
@@ -61,6 +65,7 @@ class Weights:
     def __init__(self, file: GgufFile) -> None:
         self.file = file
         self.formats: dict[str, type[WeightFormat]] = {}
+        self.found: dict[tuple[str, tuple[int, ...]], Weight] = {}
         for name, info in file.tensors.items():
             try:
                 self.formats[name] = WeightFormat.named(info.type.name)
@@ -71,6 +76,12 @@ class Weights:
         return name in self.file.tensors
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Weight:
+        """Raises InvalidModel. A graph asks at every step; a name is looked up once."""
+        if (name, shape) not in self.found:
+            self.found[name, shape] = self.look_up(name, shape)
+        return self.found[name, shape]
+
+    def look_up(self, name: str, shape: tuple[int, ...]) -> Weight:
         info = self.file.tensors.get(name)
         if info is None:
             raise InvalidModel(f"tensor {name!r} is missing; the model needs it with shape {shape}")

@@ -18,15 +18,19 @@ from numpy.typing import NDArray
 
 from lockstep.engine.activations.base import F64, GENERIC, X86, ActivationFormat, Converted
 from lockstep.engine.errors import Unsupported
+from lockstep.engine.kernels.compiled import compiled
+from lockstep.engine.kernels.threads import each
 from lockstep.engine.ops.build import Build, Multiply
 from lockstep.engine.ops.near import LARGEST, SMALLEST, Near, Number, U
 from lockstep.engine.quants.base import F32, NO_PRODUCT, WeightFormat
-from lockstep.engine.weights import CHUNK, Weight
+from lockstep.engine.weights import Weight
 
 IntOrInts = TypeVar("IntOrInts", int, NDArray[Any])
 Factors = tuple[F64, F32]  # (tokens, k) and (rows, k): to be multiplied and added up over k
 
 MINIMA = ("m", "dmin")  # ggml's names for the scale of a block's minima
+FEW = 4  # tokens
+WORTH_THREADS = 1 << 24  # multiplications; of fewer, Python between them is most of the time
 # ggml may multiply grid and shift of these apart; of |grid + shift| that is 9 to 7 at most
 APART = {"IQ1_S": 9 / 7, "IQ1_M": 9 / 7}
 # codes that ggml's vector code multiplies unsigned: the offset that makes them signed, times sums
@@ -105,20 +109,28 @@ def factors(
     acts: (tokens, columns) as converted; sums: what the activation format carries, None if that is
     no more than the sums of the values; apart: steps and minima, as ggml has them.
     """
-    minimum = minimum_of(weight.format) if apart else None
-    if minimum is None:
-        for rows, chunk in weight.chunks():
-            yield rows, ((acts, chunk),)
-        return
+    left = left_factors(acts, sums, weight, apart=apart)
+    for rows in weight.runs():
+        yield rows, tuple(zip(left, right_factors(weight, rows, apart=apart), strict=True))
+
+
+def left_factors(acts: F64, sums: F64 | None, weight: Weight, *, apart: bool) -> list[F64]:
+    """The activations, and what minima are multiplied by: sums of groups of them."""
+    if not apart or minimum_of(weight.format) is None:
+        return [acts]
     group = activation_format(weight.format).summed
     if sums is None:
         sums = acts.reshape(len(acts), acts.shape[-1] // group, group).sum(axis=-1)
-    step = max(1, CHUNK // weight.shape[-1])
-    for start in range(0, weight.shape[0], step):
-        rows = slice(start, min(start + step, weight.shape[0]))
-        scaled = without(weight, rows, minimum)
-        minima = without(weight, rows, "d")[:, ::group]
-        yield rows, ((acts, scaled), (sums, minima))
+    return [acts, sums]
+
+
+def right_factors(weight: Weight, rows: slice, *, apart: bool) -> list[F32]:
+    """These rows decoded: (rows, columns), or steps, and minima of each group."""
+    minimum = minimum_of(weight.format) if apart else None
+    if minimum is None:
+        return [weight.rows(rows.start, rows.stop)]
+    group = activation_format(weight.format).summed
+    return [without(weight, rows, minimum), without(weight, rows, "d")[:, ::group]]
 
 
 def without(weight: Weight, rows: slice, *fields: str) -> F32:
@@ -133,7 +145,30 @@ def without(weight: Weight, rows: slice, *fields: str) -> F32:
 def multiplied(pairs: Iterable[Factors], multiply: Multiply = np.matmul) -> F64:
     """(tokens, rows), in float64."""
     with np.errstate(invalid="ignore", over="ignore"):  # activations may be infinite
-        return reduce(np.add, (multiply(a, w.astype(np.float64).T) for a, w in pairs))
+        return reduce(np.add, (product(a, w, multiply) for a, w in pairs))
+
+
+def product(a: F64, w: F32, multiply: Multiply) -> F64:
+    """a: (tokens, columns), w: (rows, columns). Of few tokens a pass over the weights as they are
+    takes a third of the time that BLAS does, which wants them in float64 first."""
+    if multiply is np.matmul and len(a) <= FEW:
+        out = np.empty((len(a), len(w)))
+        dots(np.require(a, np.float64, ["C", "W"]), np.require(w, np.float32, ["C", "W"]), out)
+        return out
+    return multiply(a, w.astype(np.float64).T)
+
+
+def dots_of(a: F64, w: F32, out: F64) -> None:
+    for r in range(w.shape[0]):
+        for t in range(a.shape[0]):
+            s = 0.0
+            for i in range(w.shape[1]):
+                s += a[t, i] * np.float64(w[r, i])
+            out[t, r] = s
+
+
+# sums in any order: what BLAS promises too
+dots = compiled(dots_of, nogil=True, fastmath={"reassoc", "contract"})
 
 
 def linear(
@@ -230,8 +265,12 @@ def added_up(
     floats = build.plain or weight.format.name in ("F32", "F16")
     out = np.empty(shape, np.float64 if floats and build.bounds else dtype)
     size = np.empty(shape if build.bounds else 0)
-    left: list[F32] = []
-    for rows, pairs in factors(acts, sums, weight, apart=not build.plain):
+    left = left_factors(acts, sums, weight, apart=not build.plain)
+    small = [np.abs(a).astype(np.float32) for a in (*left, acts)] if not floats else []
+
+    def run(rows: slice) -> None:
+        right = right_factors(weight, rows, apart=not build.plain)
+        pairs = tuple(zip(left, right, strict=True))
         with np.errstate(over="ignore"):
             out[:, rows] = multiplied(pairs, build.multiply)
         if build.bounds and floats:
@@ -239,9 +278,14 @@ def added_up(
             size[:, rows] = multiplied(sizes, build.multiply)
         elif build.bounds:
             added = (*pairs, *offsets(acts, weight, rows))
-            with np.errstate(over="ignore"):
-                left = left or [np.abs(a).astype(np.float32) for a, _ in added]  # of all chunks
-            size[:, rows] = magnitude(left, added, build.multiply)
+            rounded = [*small[:-1], *(small[-1] for _ in added[len(pairs) :])]
+            size[:, rows] = magnitude(rounded, added, build.multiply)
+
+    if len(acts) * math.prod(weight.shape) < WORTH_THREADS:
+        for rows in weight.runs():
+            run(rows)
+    else:
+        each(run, list(weight.runs()))
     return out, size if floats else size * APART.get(weight.format.name, 1.0)
 
 

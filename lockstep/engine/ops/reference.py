@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.activations.base import Converted
 from lockstep.engine.ops import attention, experts, gates, norms, products, rotation, softmax
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.near import F64, Near, Number
@@ -26,6 +27,7 @@ class ReferenceOps:
     """The meaning of every op."""
 
     build = Build(lanes=1, plain=True, bounds=False)
+    last: tuple[str, NDArray[Any], Converted] | None = None
 
     def run(self, formula: Formula, *args: Any) -> F32:
         """What the formula gives for this build, rounded once."""
@@ -51,13 +53,24 @@ class ReferenceOps:
 
     def activations(self, x: F32, weight: Weight) -> F64:
         """The activations as the product sees them."""
-        return products.converted(x, weight, self.build).values
+        return self.converted(x, weight).values
 
     def sums(self, x: F32, weight: Weight) -> F64 | None:
         """The block sums that minima are multiplied by, where they are more than sums of values."""
         if not products.carries_sums(weight.format):
             return None
-        return products.converted(x, weight, self.build).sums
+        return self.converted(x, weight).sums
+
+    def converted(self, x: F32, weight: Weight) -> Converted:
+        """Kept until other activations come: those of a layer meet up to three matrices."""
+        kind = weight.format.vec_dot_type
+        if self.last is not None and self.last[0] == kind and np.array_equal(self.last[1], x):
+            return self.last[2]
+        found = products.converted(x, weight, self.build)
+        if self.build.tip is None:  # which is another one each time
+            found.values.flags.writeable = False
+            self.last = kind, np.array(x), found
+        return found
 
     def linear(self, x: F32, weight: Weight) -> F32:
         """x: (tokens, inputs), weight: (outputs, inputs) -> (tokens, outputs)."""

@@ -71,6 +71,42 @@ def shadow(
     measure("shadow", plan, times_of, legend, as_json=as_json, quiet=quiet)
 
 
+@app.command()
+def check(
+    model: Annotated[
+        list[str] | None, typer.Argument(help="A GGUF file or builtin:NAME.", metavar="MODEL...")
+    ] = None,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Where the time of a check of our own engine goes, suite by suite and phase by phase.
+
+    The rest of the seconds llama.cpp computes, or a fork of ours in which the noise of honest runs
+    is measured. The exit code says nothing about speed. Example:
+
+    \b
+      lockstep bench check model.gguf
+    """
+    from lockstep.harness.bench.base import BenchPlan
+
+    plan = BenchPlan(targets=tuple(model or ()))
+    legend = "of our processor: what this process computed in that time, on all processors"
+    measure("check", plan, seconds_of, legend, as_json=as_json, quiet=quiet)
+
+
+def seconds_of(bench: "Bench", rows: "Sequence[BenchRow]") -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("model: suite | phase")
+    for label in bench.engines.values():
+        table.add_column(label, justify="right")
+    for row in rows:
+        spent = [1 / row.rates[name, 1] for name in bench.engines]
+        table.add_row(row.target, *(f"{seconds:.2f}" for seconds in spent))
+    return table
+
+
 def measure(
     name: str,
     plan: "BenchPlan",

@@ -1,0 +1,57 @@
+"""Work in pieces on every processor: compiled code and BLAS let other threads of Python go on."""
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+
+Piece = TypeVar("Piece")
+MOST = 8  # threads: the pieces are small, and all of them want the memory
+# by process: a fork has none of the threads of its parent
+POOLS: dict[int, ThreadPoolExecutor] = {}
+
+
+def processors() -> int:
+    """That this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def each(work: Callable[[Piece], None], pieces: Sequence[Piece]) -> None:
+    """work(piece) for all, in any order; no piece may write where another one does.
+
+    An exception ends it, once the pieces that others have begun are done.
+    """
+    left = deque(pieces)
+    helpers = min(MOST, processors(), len(pieces)) - 1
+
+    def take() -> None:
+        while left:
+            try:
+                piece = left.popleft()
+            except IndexError:  # another thread was faster
+                return
+            work(piece)
+
+    def take_quietly() -> None:
+        with np.errstate(all="ignore"):  # of each thread its own
+            take()
+
+    others = [pool().submit(take_quietly) for _ in range(helpers)]
+    try:
+        take()
+    finally:
+        left.clear()
+        for other in others:
+            other.result()
+
+
+def pool() -> ThreadPoolExecutor:
+    found = POOLS.get(os.getpid())
+    if found is None:
+        POOLS.clear()
+        found = POOLS[os.getpid()] = ThreadPoolExecutor(MOST - 1, "products")
+    return found

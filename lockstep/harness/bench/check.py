@@ -1,0 +1,90 @@
+"""Where the time of a check goes: seconds, and processor seconds of ours, suite by suite."""
+
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+from lockstep.harness.bench.base import Bench, BenchPlan, BenchRow, Progress
+from lockstep.harness.bench.shadow import model_of
+from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.records import EXACT
+
+NUMBERED = re.compile(r"\d|\.\w")  # a number, or the name of a tensor
+WALL, OWN = "seconds", "own"
+START, BEGUN, END, WHOLE = "the start", "what can be begun", "the end", "all of it"
+SHORTEST = 1e-3  # seconds: a phase that took less has no rate
+
+
+class CheckBench(Bench, name="check"):
+    """A target is a GGUF file or a built-in model; its rows are what `check` says it is doing."""
+
+    unit = "checks"
+    engines: ClassVar[dict[str, str]] = {WALL: "seconds", OWN: "of our processor"}
+    threads = (1,)
+
+    def targets(self) -> list[str]:
+        return ["builtin:f32"]
+
+    def run(self, plan: BenchPlan, progress: Progress) -> Iterator[BenchRow]:
+        with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+            for target in plan.targets or self.targets():
+                path = model_of(target, Path(folder))
+                clock = PhaseClock(say=partial(progress, path.stem))
+                check(path, plan.seed, clock)
+                yield from clock.rows(path.stem)
+
+
+def check(path: Path, seed: int, clock: "PhaseClock") -> None:
+    """All suites, in this process: what `lockstep check` does but for the report."""
+    plan = Plan(case=path.name, model=path, subject_model=path, settings=EXACT, seed=seed)
+    opened = open_plan(plan, clock.phase)
+    try:
+        for _ in run_suites(opened.context, ()):
+            pass
+    finally:
+        clock.phase(END)
+        opened.close()
+        clock.stop()
+
+
+@dataclass(kw_only=True)
+class PhaseClock:
+    """Takes the time between what is said. Texts that differ in a number or a tensor are one."""
+
+    say: Callable[[str], None]
+    times: dict[str, tuple[float, float]] = field(default_factory=dict)  # (seconds, our processor)
+    suite: str = START
+    now: str = ""
+    since: tuple[float, float] = field(default_factory=lambda: clocks())
+
+    def phase(self, text: str) -> None:
+        """As a Context says what it is doing."""
+        self.say(text)
+        self.stop()
+        if text.startswith("suite ") or text == END:
+            self.suite, self.now = text.removeprefix("suite ").partition(":")[0], ""
+            self.suite = BEGUN if text.endswith("what can be begun") else self.suite
+        if not text.startswith("suite "):
+            self.now = " ".join(word for word in text.split() if not NUMBERED.search(word))
+
+    def stop(self) -> None:
+        began, self.since = self.since, clocks()
+        name = " | ".join(filter(None, (self.suite, self.now)))
+        wall, own = self.times.get(name, (0.0, 0.0))
+        self.times[name] = wall + self.since[0] - began[0], own + self.since[1] - began[1]
+
+    def rows(self, model: str) -> Iterator[BenchRow]:
+        """In the order of the run, and the sum of all."""
+        total = tuple(map(sum, zip(*self.times.values(), strict=True)))
+        for name, spent in (*self.times.items(), (WHOLE, total)):
+            rates = {what: 1 / max(s, SHORTEST) for what, s in zip((WALL, OWN), spent, strict=True)}
+            yield BenchRow(target=f"{model}: {name}", rates={(k, 1): v for k, v in rates.items()})
+
+
+def clocks() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
