@@ -229,6 +229,7 @@ class Crashed:
 class TimedOut:
     seconds: float
     log: tuple[str, ...] = ()
+    note: str = ""  # what it did instead, if that is known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from lockstep.harness.records import EXACT
 
 NUMBERED = re.compile(r"\d|\.\w")  # a number, or the name of a tensor
 WALL, OWN = "seconds", "own"
-START, BEGUN, END, WHOLE = "the start", "what can be begun", "the end", "all of it"
+START, END, WHOLE = "the start", "the end", "all of it"
 SHORTEST = 1e-3  # seconds: a phase that took less has no rate
 
 
@@ -67,8 +67,7 @@ class PhaseClock:
         self.say(text)
         self.stop()
         if text.startswith("suite ") or text == END:
-            self.suite, self.now = text.removeprefix("suite ").partition(":")[0], ""
-            self.suite = BEGUN if text.endswith("what can be begun") else self.suite
+            self.suite, self.now = text.removeprefix("suite "), ""
         if not text.startswith("suite "):
             self.now = " ".join(word for word in text.split() if not NUMBERED.search(word))
 

@@ -77,6 +77,6 @@ def part_of(
             continue
         found[words] = answer
         if answer.agrees:
-            return Part(name=name, words=f"they agree with {words}"), found
+            return Part(name=name, words=f"the engines agree with {words}"), found
     said = f"they differ with {', '.join(w for w, a in found.items() if a.differs)} as well"
     return Part(name=rest, words=said if found else ""), found

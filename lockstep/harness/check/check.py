@@ -316,8 +316,7 @@ def run_suites(context: Context, names: Sequence[str]) -> Iterator[Verdict]:
     """The verdicts of each suite in turn, and whom they are about."""
     suites = suites_named(names)
     for suite in suites:
-        if not suite().inapplicable(context.facts):
-            context.progress(f"suite {suite.name}: what can be begun")
+        if suite.begin is not Suite.begin and not suite().inapplicable(context.facts):
             with suppress(NoAnswer, EngineError):  # its run meets it again, and says it
                 suite().begin(context)
     for suite in suites:

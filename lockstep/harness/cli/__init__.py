@@ -69,7 +69,8 @@ def lockstep(
       lockstep bisect MODEL --engine "COMMAND"   which op is wrong?
       lockstep run MODEL --prompt TEXT           what do both write?
 
-    Exit codes: 0 conform, 1 divergence, 2 usage or configuration error, 3 incomplete.
+    Exit codes: 0 conform, 1 divergence, 2 usage or configuration error, 3 incomplete; 4 of bisect:
+    they diverge, and no op is wrong.
     """
 
 

@@ -67,7 +67,7 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
             lines.append(f"    {culprit.parameters}")
         lines.append(
             f"    error in {found.err_in(culprit):.1e}, out {found.err_out(culprit):.1e} (of the "
-            f"largest value); on {found.basis} {culprit.err_local:.2g} absolute"
+            f"largest value); on {found.basis} at most {culprit.err_local:.2g} off"
         )
         lines.append(f"    allowed because: {culprit.reason}")
         if culprit.at_fault != "subject":
@@ -121,7 +121,7 @@ def other_graph(result: Bisection) -> list[str]:
 
 def confirmation(p: Patched) -> str:
     """What the run says in which the oracle's tensors were put in at the culprits."""
-    allowed = f"{float(p.bound.allowed):.1e} absolute"
+    allowed = f"{p.allowed:.1e}"
     if not p.sites:
         return "not confirmed: the engine cannot go on with other values at these sites"
     if not p.differed and p.explains:

@@ -5,6 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstep.harness.cli.shared import bisect_command, diagnose_command
+
 if TYPE_CHECKING:
     from lockstep.harness.blackbox.asking import SliceAnswer
     from lockstep.harness.blackbox.bisection import BlackBoxBisection, LayerRow
@@ -51,7 +53,7 @@ def report_of(plan: "Plan", result: "BlackBoxBisection") -> Mapping[str, Any]:
         ],
         "whole": figures_of(result.whole),
         "left_out": list(result.left_out),
-        "repro": f"lockstep bisect {plan.command} --black-box",
+        "repro": f"{bisect_command(plan)} --black-box",
     }
 
 
@@ -74,6 +76,8 @@ def lines_of(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
     yield from reasons(result.rows, result.lenses)
     yield from (f"not compared: {text}" for text in result.left_out)
     yield ENDS[result.exit_code]
+    if result.exit_code == 1:
+        yield f"which mistake it is, if it is a known one: {diagnose_command(plan)}"
 
 
 def fault_of(same: Sequence["Looked"]) -> str:

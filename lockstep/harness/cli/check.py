@@ -29,14 +29,22 @@ from lockstep.harness.cli.options import (
     TimeoutOpt,
     TokensOpt,
 )
-from lockstep.harness.cli.shared import REFERENCE, SECONDS, engine_of, model_folder, plan_of, screen
+from lockstep.harness.cli.shared import (
+    REFERENCE,
+    SECONDS,
+    bisect_command,
+    diagnose_command,
+    engine_of,
+    model_folder,
+    plan_of,
+    screen,
+)
 
 if TYPE_CHECKING:
     from lockstep.harness.check.check import Plan
     from lockstep.harness.runs.run import RunResult
 
 STEPS_OF_VARIANTS = 16
-OF_TEXTS = ("--steps", "--prompt")  # options that bisect has not: it generates nothing
 OF_RUNS = ("logits", "logprobs", "embeddings", "decode", "text", "black-box", "trace", "products")
 
 
@@ -159,7 +167,7 @@ def what_sees_more(plans: "Sequence[Plan]", result: "RunResult") -> str:
     blind = any(v.suite == "trace" and NEEDS_NONE in v.summary for v in result.verdicts)
     if not blind or command_of(plan.engine) is None:
         return ""
-    bisection = f"lockstep bisect {without(plan.command, *OF_TEXTS)} --black-box"
+    bisection = f"{bisect_command(plan)} --black-box"
     acid = f"lockstep check --suite acid --engine {shlex.quote(plan.engine)}"
     return f"what sees more without tensors: {bisection}; {acid}"
 
@@ -171,16 +179,7 @@ def where_it_differs(plans: "Sequence[Plan]", result: "RunResult") -> str:
         if not wrong.intersection(OF_RUNS) or plan.command.startswith("--arch"):
             continue
         if any(v.suite == "trace" and v.status in ("agreed", "diverged") for v in found):
-            return f"the place, and the proof: lockstep bisect {without(plan.command, *OF_TEXTS)}"
+            return f"the place, and the proof: {bisect_command(plan)}"
         if not plan.engine.startswith("dump:"):
-            command = without(plan.command, "--oracle")  # it is always llama.cpp
-            return f"which known mistake it is: lockstep diagnose {command}"
+            return f"which known mistake it is: {diagnose_command(plan)}"
     return ""
-
-
-def without(command: str, *options: str) -> str:
-    words = shlex.split(command)
-    for option in options:
-        if option in words:
-            del words[(at := words.index(option)) : at + 2]
-    return shlex.join(words)

@@ -5,6 +5,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from lockstep.harness.cli.shared import bisect_command, diagnose_command
+
 if TYPE_CHECKING:
     from lockstep.harness.bisect.bisection import Bisection
     from lockstep.harness.check.check import Plan
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from lockstep.harness.runs.run import RunResult
 
 Progress = Callable[[str, str], None]  # (model, text)
+SMALLER = "what is smaller than honest runs may differ by is seen on models made for it"
 SHOWN = 4  # mistakes that cannot be told apart
 OF = {"metadata": "what it says of the file", "tokens": "its tokens", "runs": "its runs"}
 
@@ -50,7 +53,7 @@ def diagnosis_of(plan: "Plan", found: "Diagnosed") -> Mapping[str, Any]:
         "exit_code": found.exit_code,
         "diagnoses": [asdict(each) for each in found.of],
         "not_answered": list(found.missing),
-        "repro": f"lockstep diagnose {plan.command}",
+        "repro": diagnose_command(plan),
     }
 
 
@@ -59,6 +62,9 @@ def diagnosis_lines(plan: "Plan", found: "Diagnosed") -> Iterator[str]:
     for each in found.of:
         yield from (f"  {line}" for line in aspect_lines(each))
     yield from (f"  not answered: {text}" for text in found.missing)
+    if found.exit_code == 0:
+        yield f"no mistake to name: all answers are the right engine's; {SMALLER}: "
+        yield f"  {bisect_command(plan)} --black-box"
 
 
 def aspect_lines(each: "Diagnosis") -> Iterator[str]:

@@ -1,6 +1,7 @@
 """What the commands share: a screen, the models, a plan of what was asked for."""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ if TYPE_CHECKING:  # everything of weight is imported by the command that needs 
     from lockstep.harness.cli.terminal import Terminal
 
 REFERENCE = "reference"
+OF_TEXTS = ("--steps", "--prompt")  # options that bisect has not: it generates nothing
 SECONDS = 300.0  # of a Plan
 
 
@@ -28,6 +30,24 @@ def screen(quiet: bool, as_json: bool = False) -> "Terminal":
 def read_by_nobody() -> None:
     """Of standard output: what is left of it is no error, at the exit neither."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def bisect_command(plan: "Plan") -> str:
+    """That looks for the place where the engines of this plan part."""
+    return f"lockstep bisect {without(plan.command, *OF_TEXTS)}"
+
+
+def diagnose_command(plan: "Plan") -> str:
+    """That names the known mistake; it always holds llama.cpp against the engine."""
+    return f"lockstep diagnose {without(plan.command, '--oracle')}"
+
+
+def without(command: str, *options: str) -> str:
+    words = shlex.split(command)
+    for option in options:
+        if option in words:
+            del words[(at := words.index(option)) : at + 2]
+    return shlex.join(words)
 
 
 def usage(message: str) -> Exception:
@@ -96,8 +116,6 @@ def plan_of(
     prompt: str | None = None,
     timeout: float = SECONDS,
 ) -> "Plan":
-    import shlex
-
     from lockstep.harness.check.check import Plan
     from lockstep.harness.cli.acid_models import ACID_PREFIX
     from lockstep.harness.cli.variants import VARIANT_PREFIX

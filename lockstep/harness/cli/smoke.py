@@ -36,7 +36,7 @@ def smoke(
     It is what `check --engine COMMAND` asks, once each and on a tiny model; whether the numbers are
     right is for `check`. The protocol is in lockstep/harness/protocol/PROTOCOL.md, examples in C,
     JavaScript and Python in examples/. Exit codes: 0 all that is offered works, 1 something is
-    answered wrongly, 3 nothing works. Examples:
+    answered wrongly or not in time, 3 nothing is offered. Examples:
 
     \b
       lockstep smoke -- ./my-engine --threads 1

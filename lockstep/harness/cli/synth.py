@@ -59,8 +59,9 @@ def synth(
     have; their sizes are tiny ones that go together, but for those that are given. They have a
     vocabulary of the kind that published models have, where that is known. Examples:
 
-        lockstep synth -o tiny.gguf --quant Q4_0
-        lockstep synth -o tiny.gguf --arch qwen3 --width 256 --layers 4 --quant Q4_K
+    \b
+      lockstep synth -o tiny.gguf --quant Q4_0
+      lockstep synth -o tiny.gguf --arch qwen3 --width 256 --layers 4 --quant Q4_K
     """
     from lockstep.harness.cli.shared import screen, usage
     from lockstep.harness.report.header import sha256_of

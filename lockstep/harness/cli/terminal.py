@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lockstep.harness.runs.run import RunResult
 
 SILENCE = 20.0  # seconds without a line, in a pipe, after which any progress is worth one
+EXCUSE = 160  # characters of what is excused
 SHOWN = 5  # divergences explained in full; the report holds all of them
 
 
@@ -64,7 +65,7 @@ class Terminal:
             self.err.print(f"lockstep: {printable(str(error))}")
             raise typer.Exit(2) from error
         if isinstance(error, KeyboardInterrupt):
-            text = "the report, if any, has no footer; a fuzzer goes on with --resume"
+            text = "what was found until now is in the report, if there is one"
             self.err.print(f"lockstep: interrupted; {text}")
             raise typer.Exit(130) from error
         if isinstance(error, NoAnswer):
@@ -155,7 +156,7 @@ class Terminal:
         if len(folded) > SHOWN:
             n = len(folded) - SHOWN
             self.out.print(f"\n{n} more {'kinds are' if n > 1 else 'kind is'} in the report")
-        for line in not_applicable(result):
+        for line in [*excused(result), *not_applicable(result)]:
             self.out.print(f"\n{printable(line)}")
         for plan, found in diagnosed:
             self.out.print("\n" + "\n".join(map(printable, diagnosis_lines(plan, found))))
@@ -260,6 +261,14 @@ def fold(verdicts: Sequence[Verdict]) -> list[list[Verdict]]:
             key = verdict.key or f"{verdict.suite}/{verdict.summary}"
             groups.setdefault(key, []).append(verdict)
     return list(groups.values())
+
+
+def excused(result: "RunResult") -> list[str]:
+    """A line for each reason."""
+    rows = [v for v in result.verdicts if v.status == "excused"]
+    lines = [f"{v.case}: {v.suite} excused: {v.summary.splitlines()[0][:EXCUSE]}" for v in rows]
+    more = len(lines) - SHOWN
+    return lines[:SHOWN] + ([f"{more} more are excused, see the report"] if more > 0 else [])
 
 
 def not_applicable(result: "RunResult") -> list[str]:

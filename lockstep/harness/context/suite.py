@@ -290,6 +290,7 @@ def no_answer(engine: str, question: str, outcome: Outcome) -> NoAnswer:
     if isinstance(outcome, TimedOut):
         log = {"log": list(outcome.log)}
         text = f"{engine} did not answer {question} within {outcome.seconds:g} s"
+        text += f": {outcome.note}" if outcome.note else ""
         return NoAnswer("timed-out", text, log)
     if isinstance(outcome, Malformed):
         text = f"{engine} gave no proper answer to {question}: {outcome.message}"

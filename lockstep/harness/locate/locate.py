@@ -75,6 +75,7 @@ class Patched:
     before: float  # the worst logit of its own run, relative to the largest
     worst: float  # of the patched run
     bound: Bound
+    allowed: float  # relative to the largest as well
     differed: bool  # before: if not, agreement afterwards confirms nothing
     agrees: bool
     what: str = "logit"
@@ -121,6 +122,7 @@ def patch(context: Context, found: Findings) -> Patched:
         before=worst_distance(expected, own) / (size or 1.0),
         worst=worst_distance(expected, healed) / (size or 1.0),
         bound=bound,
+        allowed=float(bound.allowed) / (size or 1.0),
         differed=mismatch_between(expected, own, bound.allowed) is not None,
         agrees=mismatch_between(expected, healed, bound.allowed) is None,
         what=found.what,

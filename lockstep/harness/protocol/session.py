@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ from lockstep.harness.records import (
 
 DESCRIPTOR = "LOCKSTEP_ANSWERS"  # names one that answers may be written to, see PROTOCOL.md
 START_SECONDS = 300.0  # loading a model; not charged to the first question
+SHOWN = 60  # characters of a line that is no answer
 ENDINGS = ("answer", "refused", "unsupported", "failed")
 
 
@@ -131,7 +133,8 @@ class ProgramSession(Session):
             limit = self.time_limit
             return self.exchange(program, QUESTIONS[question], args, kwargs, limit)
         except TimeoutError:
-            return TimedOut(seconds=limit, log=self.end())
+            note = self.program.strange() if self.program and not self.said else ""
+            return TimedOut(seconds=limit, log=self.end(), note=note)
         except Closed:
             death = self.program.death() if self.program else "did not start"
             at = in_words(question) if self.said else "start"
@@ -253,6 +256,14 @@ class EngineProgram(EngineProcess):
         self.pipe: Pipe | None = None  # not known before the first answer comes
         super().__init__(process, process.stderr, process.stdin, self.output, self.answers)
         self.asked = 0
+        self.lines: deque[str] = deque(maxlen=1)  # the last that was no message
+
+    def strange(self) -> str:
+        """What may be wrong with a program that wrote, and never a message."""
+        if not self.lines:
+            return ""
+        text = f"it wrote {self.lines[0][:SHOWN]!r}, and an answer is a line of JSON"
+        return f"{text} (PROTOCOL.md; lockstep smoke -- COMMAND tries it)"
 
     def exchange(self, message: Message, deadline: float) -> Message:
         """Raises WireError, Closed, TimeoutError."""
@@ -284,6 +295,7 @@ class EngineProgram(EngineProcess):
                 while (line := pipe.whole_line()) is not None:
                     if pipe is output and not is_object(line):
                         self.tail.append(printable(line.decode(errors="replace")))
+                        self.lines.append(self.tail[-1])
                         continue
                     self.pipe = pipe
                     if pipe is offered:

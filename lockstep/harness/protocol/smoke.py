@@ -102,8 +102,10 @@ def step_of(level: str, outcome: Outcome) -> SmokeStep:
         case Crashed(message=message, log=log):
             words = "; ".join([message, *log[-3:]])
             return SmokeStep(level=level, status="wrong", words=words)
-        case TimedOut(seconds=seconds, log=log):
-            words = "; ".join([f"no answer within {seconds:.0f} s", *log[-3:]])
+        case TimedOut(seconds=seconds, log=log, note=note):
+            words = "; ".join(
+                [f"no answer within {seconds:.0f} s", *([note] if note else log[-3:])]
+            )
             return SmokeStep(level=level, status="wrong", words=words, seconds=seconds)
         case Malformed(message=message):
             return SmokeStep(level=level, status="wrong", words=message)

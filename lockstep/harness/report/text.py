@@ -60,7 +60,7 @@ def explain(verdict: Verdict) -> str:
     if "reason" in d:
         lines.append(f"  allowed because: {d['reason']}")
     if "err_local" in d:
-        line = f"  on {d.get('basis', 'its inputs')} it is {d['err_local']:.2g} off"
+        line = f"  on {d.get('basis', 'its inputs')} at most {d['err_local']:.2g} off"
         if isfinite(d["err_out"]):  # of what is shown
             line += f"; in its own run {d['err_in']:.1e} comes in and {d['err_out']:.1e} goes out"
             line += " (of the largest value)"

@@ -39,7 +39,8 @@ def test_the_size_is_that_of_all_terms_and_hardly_more(kind: type[WeightFormat])
     x, weight = floats(3, 3, COLUMNS), weight_of(kind.name, (ROWS, COLUMNS))
     out, size = both(x, weight)
     exact = exact_size(x, weight)
-    assert (size >= exact).all()
+    roundings = COLUMNS * 2.0**-52  # of sums in float64, each in an order of its own
+    assert (size >= exact * (1 - roundings)).all()
     assert (size <= exact * (1 + 5 * COLUMNS * U)).all()
     # nothing that was decoded for it is changed for anybody else
     assert np.array_equal(out, Mirror().linear(x, weight))

@@ -116,14 +116,22 @@ def sentence(run: RowsOfRun, causes: Sequence[Cause]) -> str:
 
 
 def conform(run: RowsOfRun, causes: Sequence[Cause]) -> str:
-    text = f"Conform: {counted(run.counts.get('agreed', 0), 'comparison')} of "
+    alone = Counter(row["about"] for row in run.verdicts if is_of_one(row))
+    both = run.counts.get("agreed", 0) - alone.total()
+    text = f"Conform: {counted(both or alone.total(), 'comparison')} of "
     text += f"{counted(len(run.cases), subject_of(run))} agree"
+    if both:
+        text += "".join(f", {n:,} more are about {who} alone" for who, n in alone.items())
     excused = run.counts.get("excused", 0)
     text += f", {counted(excused, 'difference')} known or explained" if excused else ""
-    who = {row["about"] for row in run.verdicts if row["status"] == "agreed" and "about" in row}
-    if who and BOTH not in who:
-        text += f"; all of it is about {', '.join(sorted(who))} alone"
+    if alone and not both:
+        text += f"; all of it is about {', '.join(sorted(alone))} alone"
     return f"{text}."
+
+
+def is_of_one(row: Row) -> bool:
+    """A comparison that is about one engine, whatever the other one does."""
+    return bool(row["status"] == "agreed" and row.get("about", BOTH) != BOTH)
 
 
 def diverged(run: RowsOfRun, causes: Sequence[Cause]) -> str:
@@ -151,6 +159,8 @@ def failed(run: RowsOfRun, causes: Sequence[Cause]) -> str:
 def incomplete(run: RowsOfRun, causes: Sequence[Cause]) -> str:
     names = [f"{run.counts[s]} {MARKS[s].lower()}" for s in LOUD if s in run.counts]
     why = ", ".join(names) or "nothing was compared"
+    if not run.counts.keys() & {"agreed", "excused"}:
+        return f"Incomplete: nothing was compared ({why})."
     return f"Incomplete: what was compared agrees, and something was not compared ({why})."
 
 
