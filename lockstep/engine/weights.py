@@ -65,7 +65,7 @@ class Weights:
     def __init__(self, file: GgufFile) -> None:
         self.file = file
         self.formats: dict[str, type[WeightFormat]] = {}
-        self.found: dict[tuple[str, tuple[int, ...]], Weight] = {}
+        self.found: dict[str, Weight] = {}
         for name, info in file.tensors.items():
             try:
                 self.formats[name] = WeightFormat.named(info.type.name)
@@ -77,9 +77,10 @@ class Weights:
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Weight:
         """Raises InvalidModel. A graph asks at every step; a name is looked up once."""
-        if (name, shape) not in self.found:
-            self.found[name, shape] = self.look_up(name, shape)
-        return self.found[name, shape]
+        found = self.found.get(name)
+        if found is None or found.shape != shape or found.format is not self.formats[name]:
+            found = self.found[name] = self.look_up(name, shape)
+        return found
 
     def look_up(self, name: str, shape: tuple[int, ...]) -> Weight:
         info = self.file.tensors.get(name)

@@ -16,7 +16,6 @@ from lockstep.harness.catalogue.memory import once
 from lockstep.harness.catalogue.rates import BEGIN, END, read, with_tables, written
 from lockstep.harness.catalogue.run import (
     CataloguePart,
-    family_of,
     honest_parts,
     parts_of,
     run_catalogue,
@@ -141,7 +140,7 @@ def test_what_is_in_the_file_is_not_run_again(
     monkeypatch.setattr(run, "try_part", tried)
     file, out = tmp_path / "rows.jsonl", Lines()
     assert run_catalogue(out, only="sampling", file=file, executor=None) == 0
-    n = sum(family_of(cls) == "sampling" for cls in wrong_engines())
+    n = sum(cls.group == "sampling" for cls in wrong_engines())
     rows = [trial_of(json.loads(row)) for row in file.read_text().splitlines()]
     assert len(rows) == n == sum(len(part.engines) for part in asked)
     assert trial_of(asdict(rows[0])) == rows[0]
