@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 
 from lockstep.engine.errors import EngineError
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.node import Node
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import Node
 from lockstep.harness.check.check import lanes_of
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.graph.floor import replay_floor, whole

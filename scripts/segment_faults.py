@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.node import Node
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import Node
 from lockstep.engine.ops.near import Expected
 from lockstep.harness.check.check import lanes_of
 from lockstep.harness.context.runner import Runner

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.node import Node, Operand
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import Node, Operand, expect
+from lockstep.engine.ops.ggml.base import expect
 from lockstep.engine.ops.near import Expected
 from lockstep.harness.records import ANY_KIND, COMPUTE, Nodes
 

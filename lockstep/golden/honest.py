@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.node import Node
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import Node
 from lockstep.engine.ops.sums import in_order
 from lockstep.engine.quants.base import F32
 from lockstep.harness.context.runner import Session

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.node import Node
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import Node
 from lockstep.harness.bisect.bisection import Bisection, bisect
 from lockstep.harness.check.check import Plan, open_plan, run_suites
 from lockstep.harness.context.runner import Session

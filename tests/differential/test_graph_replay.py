@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.node import Node
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml import base
-from lockstep.engine.ops.ggml.base import Node
 from lockstep.harness.check.check import lanes_of
 from lockstep.harness.context.runner import Runner, Session
 from lockstep.harness.graph.floor import replay_floor

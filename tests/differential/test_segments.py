@@ -18,8 +18,8 @@ from safetensors.numpy import load_file, save_file
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.node import Node
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import Node
 from lockstep.engine.ops.near import Expected
 from lockstep.harness.bisect.bisection import Bisection, bisect
 from lockstep.harness.check.check import Plan, lanes_of, open_plan

@@ -9,8 +9,9 @@ import pytest
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.node import Node
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import MEANINGS, Node
+from lockstep.engine.ops.ggml.base import MEANINGS
 from lockstep.harness.adapters.llama_cpp.adapter import LlamaCpp
 from lockstep.harness.check.check import lanes_of
 from lockstep.harness.context.runner import Runner, Session

@@ -17,7 +17,7 @@ AFTER_ONE_MEMBER = {  # each in a process that has loaded nothing else
     ),
     "an op of ggml reads blocks": (
         "import lockstep.engine.quants.f32, lockstep.engine.ops.ggml.elementwise, numpy as np\n"
-        "from lockstep.engine.ops.ggml.base import Operand, wide\n"
+        "from lockstep.engine.node import Operand, wide\n"
         "raw = np.zeros(18, np.uint8)\n"
         "assert wide(Operand(name='x', type='Q4_0', ne=(32, 1, 1, 1), value=raw)).size == 32"
     ),

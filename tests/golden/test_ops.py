@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lockstep.engine.ops.ggml.base import MEANINGS, PLAIN, Node
+from lockstep.engine.node import PLAIN, Node
+from lockstep.engine.ops.ggml.base import MEANINGS
 from lockstep.golden.load import load_vectors
 from lockstep.golden.manifest import read_manifest
 from lockstep.golden.ops.form import Case, node_of

@@ -1,6 +1,7 @@
 """Imports point one way. A package below never knows one above, not even inside a function."""
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -268,3 +269,12 @@ def test_an_oracles_package_is_refused_to_the_engine_twice() -> None:
 def test_a_file_without_a_place_is_not_passed_over() -> None:
     with pytest.raises(LookupError, match="no place"):
         violations("bench.speed", "")
+
+
+def test_a_worker_of_llama_cpp_starts_without_a_compiler() -> None:
+    """numba takes longer to import than all the rest of a worker, and hundreds are started."""
+    code = (
+        "import sys, lockstep.harness.asking.worker, lockstep.harness.adapters.llama_cpp.adapter; "
+        "sys.exit('numba' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.engine.ops.ggml.base import PLAIN
+from lockstep.engine.node import PLAIN
 from lockstep.golden.export.literals import array, definition, string, table
 from lockstep.golden.suites.base import Vectors
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.gguf.types import type_by_name
-from lockstep.engine.ops.ggml.base import PLAIN, Node, Operand
+from lockstep.engine.node import PLAIN, Node, Operand
 from lockstep.harness.synth.draws import integers, stream, uniform
 from lockstep.harness.synth.generator import tensor_bytes
 

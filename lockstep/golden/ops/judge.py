@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.ops.ggml.base import PLAIN
+from lockstep.engine.node import PLAIN
 from lockstep.harness.judging.compare import mismatch_between
 from lockstep.harness.records import Mismatch
 

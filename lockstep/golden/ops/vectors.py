@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.node import PLAIN
 from lockstep.engine.ops.build import ANY_ENGINE, Build
 from lockstep.engine.ops.fused.base import Call, operate
-from lockstep.engine.ops.ggml.base import PLAIN, expect, has_meaning
+from lockstep.engine.ops.ggml.base import expect, has_meaning
 from lockstep.engine.ops.near import Expected
 from lockstep.engine.ops.sums import in_order
 from lockstep.engine.registry import import_members

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import Unsupported
-from lockstep.engine.ops.ggml.base import Node
+from lockstep.engine.node import Node
 from lockstep.engine.registry import Registered
 from lockstep.harness.records import (
     Captured,

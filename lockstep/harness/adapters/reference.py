@@ -15,9 +15,10 @@ from lockstep.engine.memory.sbatch_schedule import SbatchSchedule
 from lockstep.engine.memory.schedule import Schedule, padded
 from lockstep.engine.memory.window import Window
 from lockstep.engine.model import Model
+from lockstep.engine.node import Node
 from lockstep.engine.ops.build import ANY_ENGINE
 from lockstep.engine.ops.fused.base import Call, operate
-from lockstep.engine.ops.ggml.base import Node, expect, settled
+from lockstep.engine.ops.ggml.base import expect, settled
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.reference import ReferenceOps as Ops
 from lockstep.engine.quants.base import F32, WeightFormat

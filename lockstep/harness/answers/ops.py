@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.types import type_by_name
-from lockstep.engine.ops.ggml.base import Node, layout
+from lockstep.engine.node import Node, layout
 from lockstep.harness.answers.base import ARRAYS, Facts, MalformedAnswer, expect_array, expect_type
 
 WAYS = {"plain", "callback", "capture", "copy"}  # that are timed; counts stand beside them

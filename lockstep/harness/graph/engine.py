@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from lockstep.engine.batch import Batch, steps_of
 from lockstep.engine.choices import choices
 from lockstep.engine.errors import EngineError, InvalidModel, NotInModel, Unsupported
+from lockstep.engine.node import Node
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import Node
 from lockstep.engine.quants.base import F32
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.asking.facts import decoder_start

@@ -7,7 +7,7 @@ order, and any of several experts with the same score will do: so their scores a
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.ops.ggml.base import Node
+from lockstep.engine.node import Node
 from lockstep.engine.ops.ggml.order import DESCENDING
 from lockstep.engine.ops.near import F64
 from lockstep.harness.graph.program import Graph, PlannedNode

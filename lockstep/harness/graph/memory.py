@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.file import GgufFile
-from lockstep.engine.ops.ggml.base import Operand
+from lockstep.engine.node import Operand
 from lockstep.harness.graph.program import Graph, Place, Program, Root, TensorView
 from lockstep.harness.shadow.judge import view_of
 

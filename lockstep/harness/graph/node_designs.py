@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.node import Node
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.attention import halves
-from lockstep.engine.ops.ggml.base import Node, expect
+from lockstep.engine.ops.ggml.base import expect
 from lockstep.engine.ops.ggml.gated import gate_and_up
 from lockstep.engine.ops.ggml.rope import MROPE, NORMAL, VISION, bases, mixing, pair_places
 from lockstep.engine.ops.near import Expected

@@ -13,8 +13,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from lockstep.engine.node import Node
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import Node
 from lockstep.harness.graph.node_designs import computed
 from lockstep.harness.judging.conversions import builds, is_type_in_blocks
 from lockstep.harness.judging.designs import agrees

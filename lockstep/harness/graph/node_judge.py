@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.node import Node, Operand, layout
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import Node, Operand, expect, layout
+from lockstep.engine.ops.ggml.base import expect
 from lockstep.engine.ops.near import Expected
 from lockstep.harness.graph.node_designs import Computed, designs_of
 from lockstep.harness.graph.node_formats import ProductFormats

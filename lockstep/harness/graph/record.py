@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import EngineError, Unsupported
-from lockstep.engine.ops.ggml.base import Node, Operand, meaning_of
+from lockstep.engine.node import Node, Operand
+from lockstep.engine.ops.ggml.base import meaning_of
 from lockstep.harness.answers.base import MalformedAnswer
 from lockstep.harness.context.runner import Session
 from lockstep.harness.graph.program import (

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from lockstep.engine.errors import EngineError
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.node import Node, layout
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import Node, layout
 from lockstep.harness.graph.memory import WIDER, GraphMemory, Unknown
 from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
 from lockstep.harness.graph.shown import part_shown

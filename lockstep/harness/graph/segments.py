@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.node import Node
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import Node
 from lockstep.engine.ops.near import Expected
 from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.graph.expert_choice import CHOOSE, chosen, legal, used_of

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.node import Node
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import Node
 from lockstep.engine.ops.near import Expected
 from lockstep.harness.graph.expert_choice import scores_of
 from lockstep.harness.graph.program import Place

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.random import Philox
 from numpy.typing import NDArray
 
+from lockstep.engine.node import PLAIN, Node
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import PLAIN, Node, expect, settled
+from lockstep.engine.ops.ggml.base import expect, settled
 from lockstep.engine.ops.near import F64, Expected
 from lockstep.harness.judging.noise import tipped
 from lockstep.harness.synth.draws import stream

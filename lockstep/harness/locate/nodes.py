@@ -15,8 +15,8 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.gguf.fields import Value
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.gguf.split_files import open_model
+from lockstep.engine.node import Node
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import Node
 from lockstep.harness.context.runner import Runner, Session
 from lockstep.harness.context.suite import Context, no_answer
 from lockstep.harness.graph.honest_runs import AlongLlamaCpp

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.choices import choices
 from lockstep.engine.gguf.split_files import open_model
-from lockstep.engine.ops.ggml.base import Node
+from lockstep.engine.node import Node
 from lockstep.harness.context.suite import Context
 from lockstep.harness.graph.aliases import places_by_site, renamed
 from lockstep.harness.graph.program import Place, Program

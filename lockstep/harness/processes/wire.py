@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
-from lockstep.engine.ops.ggml.base import Node, Operand
+from lockstep.engine.node import Node, Operand
 from lockstep.harness.records import (
     Captured,
     EngineInfo,

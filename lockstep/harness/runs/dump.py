@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from lockstep.engine.batch import Batch
-from lockstep.engine.ops.ggml.base import Node
+from lockstep.engine.node import Node
 from lockstep.harness.asking.session import Session
 from lockstep.harness.check.check import BadInput, Plan, open_plan
 from lockstep.harness.context.suite import lacks, no_answer

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import EngineError
-from lockstep.engine.ops.ggml.base import Node
+from lockstep.engine.node import Node
 from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import no_answer
 from lockstep.harness.records import Answered, Captured, Crashed, Fault

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.node import Node, Operand, layout
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import Node, Operand, expect, layout, rounding_of
+from lockstep.engine.ops.ggml.base import expect, rounding_of
 from lockstep.engine.ops.near import F64, SMALLEST, Expected
 from lockstep.harness.judging.comparable import incomparable
 from lockstep.harness.judging.compare import mismatch_between

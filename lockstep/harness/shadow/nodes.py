@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import EngineError
-from lockstep.engine.ops.ggml.base import Node, Operand, layout
+from lockstep.engine.node import Node, Operand, layout
 from lockstep.harness.answers import MalformedAnswer
 from lockstep.harness.context.runner import Session
 from lockstep.harness.records import ANY_KIND, Fault, Nodes, Outcome

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.types import type_by_name
-from lockstep.engine.ops.ggml.base import Operand, expect
+from lockstep.engine.node import Operand
+from lockstep.engine.ops.ggml.base import expect
 from lockstep.engine.ops.ggml.stored import codes
 from lockstep.engine.ops.near import Expected
 from lockstep.harness.judging.compare import mismatch_between

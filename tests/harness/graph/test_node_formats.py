@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from lockstep.engine.node import Node, Operand, layout
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import Node, Operand, expect, layout
+from lockstep.engine.ops.ggml.base import expect
 from lockstep.harness.graph.node_formats import TRIED, ProductFormats
 from lockstep.harness.judging.conversions import builds
 from lockstep.harness.records import Site

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.node import Node, Operand
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import Node, Operand
 from lockstep.harness.graph.node_judge import (
     OWN_PARAMETERS,
     OWN_WEIGHTS,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lockstep.engine.batch import Batch
-from lockstep.engine.ops.ggml.base import Node, Operand
+from lockstep.engine.node import Node, Operand
 from lockstep.harness.processes.wire import (
     MAGIC,
     PREFIX,

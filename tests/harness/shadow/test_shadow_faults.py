@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.gguf.file import GgufFile
-from lockstep.engine.ops.ggml.base import Node
+from lockstep.engine.node import Node
 from lockstep.engine.ops.near import Expected
 from lockstep.harness.context.runner import Session
 from lockstep.harness.records import EXACT, Answered, Captured, Crashed, Fault, Outcome, Verdict

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lockstep.engine.gguf.file import GgufFile
-from lockstep.engine.ops.ggml.base import Node, Operand
+from lockstep.engine.node import Node, Operand
 from lockstep.engine.ops.near import Expected
 from lockstep.harness.records import Verdict
 from lockstep.harness.shadow.judge import ShadowJudge

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.engine.ops.ggml.base import Node, Operand
+from lockstep.engine.node import Node, Operand
 from lockstep.harness.answers import MalformedAnswer
 from lockstep.harness.shadow.nodes import layer_of, nodes_of
 from tests.shadow_nodes import node, normal, params, piece

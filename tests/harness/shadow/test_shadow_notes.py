@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lockstep.engine.gguf.file import GgufFile
-from lockstep.engine.ops.ggml.base import Node
+from lockstep.engine.node import Node
 from lockstep.engine.ops.near import Expected
 from lockstep.harness.shadow.judge import ShadowJudge, Tally, reach_of
 from lockstep.harness.shadow.notes import ELEMENTS, note_of

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.errors import Unsupported
+from lockstep.engine.node import PLAIN, Node, Operand
 from lockstep.engine.ops.attention import attended
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.flash_mirror import LANES_UP, NO_SINK, TILE, FlashMirror, one_by_one
 from lockstep.engine.ops.functions import tanh
-from lockstep.engine.ops.ggml.base import PLAIN, Node, Operand, meaning
+from lockstep.engine.ops.ggml.base import meaning
 from lockstep.engine.ops.ggml.products import matrix, multiplied
 from lockstep.engine.ops.ggml.soft_max import slopes
 from lockstep.engine.ops.near import F64, SMALLEST, TANH_ULP, ULP, Expected, Near, U, arranged, near

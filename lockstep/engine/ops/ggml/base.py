@@ -1,4 +1,4 @@
-"""A node of a ggml graph as it was computed, and the contract of what it should have computed.
+"""The contract of what a node of a ggml graph should have computed.
 
 A meaning takes a node and says, from the node's sources and parameters alone, what the result is in
 float64 and how far an honest float32 implementation may be from it, with the reason. Arrays have
@@ -6,74 +6,16 @@ numpy's order: (ne3, ne2, ne1, ne0), contiguous, whatever strides the tensor had
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.errors import Unsupported
-from lockstep.engine.gguf.types import type_by_name
+from lockstep.engine.node import PLAIN, Node
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.near import F64, SMALLEST, U16, Expected, U
-from lockstep.engine.quants.base import WeightFormat
 from lockstep.engine.registry import import_members
-
-PLAIN = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I32": np.int32, "I64": np.int64}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Operand:
-    """A tensor that a node read: its value, or where it lies in the model's file."""
-
-    name: str
-    type: str  # ggml's name
-    ne: tuple[int, ...]  # all four, ggml's order
-    value: NDArray[Any] | None  # of types that numpy lacks: bytes, (ne3, ne2, ne1, bytes of a row)
-    weight: str = ""  # the tensor of the file that it is a view of, if `value` is None
-    offset: int = 0  # in that tensor, bytes
-    nb: tuple[int, ...] = ()  # strides in bytes, ggml's order
-    producer: int = -1  # index of the node that computed it in the same graph; -1: a leaf
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Node:
-    """One computed tensor of a graph."""
-
-    step: int
-    ubatch: int  # graphs computed before this one in the same step
-    index: int  # nodes before this one in the same graph, views counted as well
-    op: str  # as ggml_op_desc says: SILU, not UNARY
-    name: str
-    layer: int | None
-    type: str
-    ne: tuple[int, ...]
-    params: NDArray[np.int32]  # the sixteen of ggml
-    sources: tuple[Operand | None, ...]
-    value: NDArray[Any]
-
-    @property
-    def place(self) -> tuple[int, int, int]:
-        """Of all nodes of a run it alone is there."""
-        return self.step, self.ubatch, self.index
-
-    def floats(self) -> NDArray[np.float32]:
-        """The parameters that are floats, in their places."""
-        return self.params.view(np.float32)
-
-    def source(self, i: int) -> Operand:
-        found = self.sources[i] if i < len(self.sources) else None
-        if found is None:
-            raise Unsupported(f"{self.op} without source {i}")
-        return found
-
-    def optional(self, i: int) -> Operand | None:
-        return self.sources[i] if i < len(self.sources) else None
-
-    def wide(self, i: int) -> F64:
-        """Source i in float64."""
-        return wide(self.source(i))
-
 
 Meaning = Callable[[Node, Build], Expected]
 MEANINGS: dict[str, Meaning] = {}
@@ -113,27 +55,6 @@ def has_meaning(op: str) -> bool:
 def family_of(op: str) -> str:
     """The file that says what it means."""
     return meaning_of(op).__module__.rpartition(".")[2]
-
-
-def layout(
-    kind: str, ne: tuple[int, ...], nb: tuple[int, ...] | None = None
-) -> tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...] | None]:
-    """How numpy sees a tensor of these sizes and strides: of types that it lacks, bytes of rows."""
-    if kind in PLAIN:
-        return np.dtype(PLAIN[kind]), tuple(reversed(ne)), nb and tuple(reversed(nb))
-    known = type_by_name(kind)
-    shape = (*reversed(ne[1:]), ne[0] // known.block * known.bytes)
-    return np.dtype(np.uint8), shape, nb and (*reversed(nb[1:]), 1)
-
-
-def wide(operand: Operand) -> F64:
-    """Any operand in float64, decoded if its type is one of blocks."""
-    if operand.value is None:
-        raise Unsupported(f"{operand.name} was not captured")
-    if operand.type in PLAIN:
-        return operand.value.astype(np.float64)
-    rows = WeightFormat.named(operand.type).dequantize(operand.value.reshape(-1))
-    return rows.reshape(tuple(reversed(operand.ne))).astype(np.float64)
 
 
 def single(value: F64, kind: str) -> NDArray[Any]:

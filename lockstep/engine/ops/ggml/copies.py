@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.errors import Unsupported
+from lockstep.engine.node import PLAIN, Node, Operand, wide
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import EXACT, PLAIN, Node, Operand, meaning, wide
+from lockstep.engine.ops.ggml.base import EXACT, meaning
 from lockstep.engine.ops.ggml.stored import stored
 from lockstep.engine.ops.near import Expected
 from lockstep.engine.quants.base import WeightFormat

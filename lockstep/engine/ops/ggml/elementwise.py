@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from lockstep.engine.node import Node
 from lockstep.engine.ops import functions
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import EXACT, Node, like, meaning, relative, settled, single
+from lockstep.engine.ops.ggml.base import EXACT, like, meaning, relative, settled, single
 from lockstep.engine.ops.near import (
     F64,
     LIBM_ULP,

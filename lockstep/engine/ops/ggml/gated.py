@@ -8,9 +8,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.node import Node
 from lockstep.engine.ops import gates
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import Node, meaning
+from lockstep.engine.ops.ggml.base import meaning
 from lockstep.engine.ops.near import (
     F64,
     SMALLEST,

@@ -5,9 +5,10 @@ Source: ggml_compute_forward_dsv4_hc_* in ggml-cpu/ops.cpp of llama-cpp-python 0
 
 import numpy as np
 
+from lockstep.engine.node import Node
 from lockstep.engine.ops import softmax
 from lockstep.engine.ops.build import ANY_ENGINE, Build
-from lockstep.engine.ops.ggml.base import Node, meaning
+from lockstep.engine.ops.ggml.base import meaning
 from lockstep.engine.ops.near import Expected, Near, constant, exact, near, sigmoid, total
 
 HC = 4  # streams; ggml has no other number

@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from lockstep.engine.errors import Unsupported
+from lockstep.engine.node import Node, Operand
 from lockstep.engine.ops import products
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import Node, Operand, meaning, single
+from lockstep.engine.ops.ggml.base import meaning, single
 from lockstep.engine.ops.near import F64, Expected, Near, U, exact, finite, near, total
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.weights import Weight

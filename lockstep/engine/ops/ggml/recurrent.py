@@ -7,8 +7,9 @@ float32. Source: ggml-cpu/ops.cpp of llama.cpp in llama-cpp-python 0.3.36.
 import numpy as np
 
 from lockstep.engine.errors import Unsupported
+from lockstep.engine.node import Node
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import Node, meaning
+from lockstep.engine.ops.ggml.base import meaning
 from lockstep.engine.ops.near import (
     F64,
     SMALLEST,

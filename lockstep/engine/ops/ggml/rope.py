@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.errors import Unsupported
+from lockstep.engine.node import Node
 from lockstep.engine.ops import functions
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import Node, meaning
+from lockstep.engine.ops.ggml.base import meaning
 from lockstep.engine.ops.near import F64, LIBM_ULP, Expected, Near, U, exact, near
 from lockstep.engine.ops.rotation import recursion, turned
 

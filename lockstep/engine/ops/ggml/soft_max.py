@@ -7,9 +7,10 @@ import math
 
 import numpy as np
 
+from lockstep.engine.node import Node
 from lockstep.engine.ops import functions, softmax
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import Node, like, meaning
+from lockstep.engine.ops.ggml.base import like, meaning
 from lockstep.engine.ops.near import F64, Expected, Near, constant, exact, finite, near
 
 

@@ -5,9 +5,10 @@ Source: ggml-cpu/ops.cpp and vec.cpp of llama.cpp in llama-cpp-python 0.3.36.
 
 import numpy as np
 
+from lockstep.engine.node import Node
 from lockstep.engine.ops import norms
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import Node, meaning
+from lockstep.engine.ops.ggml.base import meaning
 from lockstep.engine.ops.near import SMALLEST, Expected, Near, U, constant, exact, near
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lockstep.engine.batch import Batch, encoded_first
 from lockstep.engine.choices import choices
 from lockstep.engine.errors import EngineError, NotInModel, Unsupported
-from lockstep.engine.ops.ggml.base import Node
+from lockstep.engine.node import Node
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.adapters.llama_cpp import gguf, product, synth
 from lockstep.harness.adapters.llama_cpp import op as single_op

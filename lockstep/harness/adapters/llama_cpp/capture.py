@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
-from lockstep.engine.ops.ggml.base import layout
+from lockstep.engine.node import layout
 from lockstep.harness.adapters.llama_cpp.faults import Injector
 from lockstep.harness.adapters.llama_cpp.lib import GgmlTensor, Library, P
 from lockstep.harness.adapters.llama_cpp.model import LlamaContext

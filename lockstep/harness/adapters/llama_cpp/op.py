@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.types import type_by_name
-from lockstep.engine.ops.ggml.base import PLAIN, Node, Operand
+from lockstep.engine.node import PLAIN, Node, Operand
 from lockstep.harness.adapters.llama_cpp.lib import I64, GgmlTensor, InitParams, Library, P
 from lockstep.harness.adapters.llama_cpp.product import PLANNING
 from lockstep.harness.adapters.llama_cpp.product import compute as compute_graph

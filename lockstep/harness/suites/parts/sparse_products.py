@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.ops.ggml.base import Node, Operand, layout
+from lockstep.engine.node import Node, Operand, layout
 from lockstep.harness.context.suite import Context
 from lockstep.harness.graph.node_formats import PRODUCTS
 from lockstep.harness.graph.node_judge import NodeJudge, differing_weights, with_weights
