@@ -12,7 +12,7 @@ from lockstep.harness.report.jsonl import ReportWriter
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class PlanReport:
     """What is written down. command: what was typed; started: by time.perf_counter()."""
 
     plan: Plan
@@ -23,7 +23,7 @@ class Found:
     started: float
 
 
-def write_found(folder: Path, found: Found) -> Path:
+def write_plan_report(folder: Path, found: PlanReport) -> Path:
     plan = found.plan
     rows = [model_row(plan.case, plan.model, "both")]
     if plan.subject_model != plan.model:

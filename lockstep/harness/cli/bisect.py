@@ -80,7 +80,7 @@ def bisect(
     from lockstep.harness.adapters import adapter_class
     from lockstep.harness.bisect.report import verdicts_of
     from lockstep.harness.blackbox import report as of_black_box
-    from lockstep.harness.check.plan_report import Found, write_found
+    from lockstep.harness.check.plan_report import PlanReport, write_plan_report
     from lockstep.harness.cli.bisection import bisection_lines
     from lockstep.harness.context.runner import is_outside
     from lockstep.harness.parallel.children import result_of
@@ -110,7 +110,7 @@ def bisect(
             if diagnosed:
                 verdicts = chain(verdicts, diagnosis.verdicts_of(plan, diagnosed, command))
         folder_of_run = run_folder(report, "bisect")
-        found = Found(
+        found = PlanReport(
             plan=plan,
             engines=engines,
             verdicts=verdicts,
@@ -118,7 +118,7 @@ def bisect(
             exit_code=code,
             started=began,
         )
-        write_found(folder_of_run, found)
+        write_plan_report(folder_of_run, found)
         write_formats(wanted, folder_of_run, out)
         out.where(folder_of_run)
     raise typer.Exit(code)

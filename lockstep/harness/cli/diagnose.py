@@ -63,7 +63,7 @@ def diagnose(
       lockstep diagnose model.gguf --engine http://localhost:8080
       lockstep diagnose builtin:f32 --engine mutant:rope-half-split
     """
-    from lockstep.harness.check.plan_report import Found, write_found
+    from lockstep.harness.check.plan_report import PlanReport, write_plan_report
     from lockstep.harness.runs.run import provide_engines, run_folder
 
     engine, began = engine_of(engine, adapter, None), time.perf_counter()
@@ -79,7 +79,7 @@ def diagnose(
         diagnosed = diagnosis.diagnosed(plan, out.progress)
         code, command = out.diagnosis(plan, diagnosed), shlex.join(["lockstep", *sys.argv[1:]])
         folder_of_run = run_folder(report, "diagnose")
-        found = Found(
+        found = PlanReport(
             plan=plan,
             engines=diagnosed.engines,
             command=command,
@@ -87,7 +87,7 @@ def diagnose(
             verdicts=diagnosis.verdicts_of(plan, diagnosed, command),
             started=began,
         )
-        write_found(folder_of_run, found)
+        write_plan_report(folder_of_run, found)
         write_formats(wanted, folder_of_run, out)
         out.where(folder_of_run)
     raise typer.Exit(code)
