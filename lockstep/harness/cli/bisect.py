@@ -17,7 +17,6 @@ from lockstep.harness.cli.options import (
     EngineOpt,
     JsonOpt,
     MapOpt,
-    OptModelArg,
     OracleOpt,
     QuietOpt,
     ReportOpt,
@@ -39,7 +38,13 @@ from lockstep.harness.cli.shared import (
 
 
 def bisect(
-    model: OptModelArg = None,
+    model: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A GGUF file, or builtin:NAME. Default: the built-in model that the engine is "
+            "known to be wrong on, or the first."
+        ),
+    ] = None,
     engine: EngineOpt = REFERENCE,
     adapter: AdapterOpt = None,
     node_map: MapOpt = None,
@@ -68,9 +73,8 @@ def bisect(
     introduce an error are told from those that pass it on. Then the oracle's tensors are put in at
     the culprits: if the rest agrees, they were all. Where the usual run agrees, what `check` asks
     besides is asked as well; where no op is found wrong, known mistakes are tried, as `diagnose`
-    does. Exit code: 0 nothing to find, 1 culprits, 3 incomplete, 4 the engines
-    part and no op is wrong on its own inputs. Without MODEL: the built-in model that the engine is
-    known to be wrong on, or the first. Examples:
+    does. Exit code: 0 nothing to find, 1 culprits, 3 incomplete, 4 the engines part and no op is
+    wrong on its own inputs. Examples:
 
     \b
       lockstep bisect model.gguf --engine "./my-engine --threads 1"
