@@ -20,6 +20,7 @@ from lockstep.engine.activations.base import F64, GENERIC, X86, ActivationFormat
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.kernels.compiled import compiled
 from lockstep.engine.kernels.threads import each
+from lockstep.engine.ops import integers
 from lockstep.engine.ops.build import Build, Multiply
 from lockstep.engine.ops.near import LARGEST, SMALLEST, Near, Number, U
 from lockstep.engine.quants.base import F32, NO_PRODUCT, WeightFormat
@@ -31,6 +32,8 @@ Factors = tuple[F64, F32]  # (tokens, k) and (rows, k): to be multiplied and add
 MINIMA = ("m", "dmin")  # ggml's names for the scale of a block's minima
 FEW = 4  # tokens
 WORTH_THREADS = 1 << 24  # multiplications; of fewer, Python between them is most of the time
+SUMS_OF_FLOAT64 = 2.0**-40  # more than a share of them that is lost to their roundings
+UNPACKING = 16  # multiplications take as long as to unpack a weight
 # ggml may multiply grid and shift of these apart; of |grid + shift| that is 9 to 7 at most
 APART = {"IQ1_S": 9 / 7, "IQ1_M": 9 / 7}
 # codes that ggml's vector code multiplies unsigned: the offset that makes them signed, times sums
@@ -262,31 +265,78 @@ def added_up(
     """(tokens, rows): the product, added up in float64, and, if a bound is asked for, the sum of
     the magnitudes of all that is added up for it, or a bit more."""
     shape = len(acts), weight.shape[0]
-    floats = build.plain or weight.format.name in ("F32", "F16")
+    floats = adds_floats(weight, build)
     out = np.empty(shape, np.float64 if floats and build.bounds else dtype)
     size = np.empty(shape if build.bounds else 0)
     left = left_factors(acts, sums, weight, apart=not build.plain)
+    whole = None if floats else whole_steps(acts, weight, build)
     small = [np.abs(a).astype(np.float32) for a in (*left, acts)] if not floats else []
 
     def run(rows: slice) -> None:
-        right = right_factors(weight, rows, apart=not build.plain)
-        pairs = tuple(zip(left, right, strict=True))
+        found = None if whole is None else by_integers(whole, left, small[-1], weight, rows, build)
+        value, magnitudes = found or by_floats(left, small, weight, rows, build)
         with np.errstate(over="ignore"):
-            out[:, rows] = multiplied(pairs, build.multiply)
-        if build.bounds and floats:
-            sizes = [(np.abs(a), np.abs(w)) for a, w in pairs]
-            size[:, rows] = multiplied(sizes, build.multiply)
-        elif build.bounds:
-            added = (*pairs, *offsets(acts, weight, rows))
-            rounded = [*small[:-1], *(small[-1] for _ in added[len(pairs) :])]
-            size[:, rows] = magnitude(rounded, added, build.multiply)
+            out[:, rows] = value
+        if build.bounds:
+            size[:, rows] = magnitudes
 
-    if len(acts) * math.prod(weight.shape) < WORTH_THREADS:
+    if (len(acts) + UNPACKING) * math.prod(weight.shape) < WORTH_THREADS:
         for rows in weight.runs():
             run(rows)
     else:
         each(run, list(weight.runs()))
     return out, size if floats else size * APART.get(weight.format.name, 1.0)
+
+
+def adds_floats(weight: Weight, build: Build) -> bool:
+    """Whether each product of two numbers is one, rounded as such: nothing of it is an integer."""
+    return build.plain or weight.format.name in ("F32", "F16")
+
+
+def by_floats(
+    left: list[F64], small: list[F32], weight: Weight, rows: slice, build: Build
+) -> tuple[F64, F64 | None]:
+    """Of these rows, decoded; small: magnitudes of `left`, and of the activations once more."""
+    right = right_factors(weight, rows, apart=not build.plain)
+    pairs = tuple(zip(left, right, strict=True))
+    value = multiplied(pairs, build.multiply)
+    if not build.bounds:
+        return value, None
+    if adds_floats(weight, build):
+        return value, multiplied([(np.abs(a), np.abs(w)) for a, w in pairs], build.multiply)
+    added = (*pairs, *offsets(left[0], weight, rows))
+    rounded = [*small[:-1], *(small[-1] for _ in added[len(pairs) :])]
+    return value, magnitude(rounded, added, build.multiply)
+
+
+def by_integers(
+    whole: integers.Steps, left: list[F64], small: F32, weight: Weight, rows: slice, build: Build
+) -> tuple[F64, F64 | None] | None:
+    """The same numbers in less time; None where these rows have none that are integers. small: the
+    magnitudes of the activations."""
+    kind, minimum = weight.format, minimum_of(weight.format)
+    group = activation_format(kind).summed
+    right = integers.rows_of(weight, rows, run_of(kind), group, minimum)
+    if right is None:
+        return None
+    sums = left[1] if minimum else None
+    value = integers.product(whole, sums, right)
+    if not build.bounds:
+        return value, None
+    carried = None if sums is None else np.abs(sums)
+    size = integers.product(whole.magnitudes(), carried, right.magnitudes())
+    if more := offsets(left[0], weight, rows):
+        size += magnitude([small], more, build.multiply)
+    size *= 1 + SUMS_OF_FLOAT64
+    return value, size
+
+
+def whole_steps(acts: F64, weight: Weight, build: Build) -> integers.Steps | None:
+    """The activations as integers, where these are multiplied faster, and BLAS may be as well."""
+    kind = weight.format
+    if len(acts) <= FEW or build.multiply is not np.matmul or not integers.takes(kind):
+        return None
+    return integers.steps_of(acts, run_of(kind)) if is_in_blocks(kind) else None
 
 
 def offsets(acts: F64, weight: Weight, rows: slice) -> tuple[Factors, ...]:

@@ -1,0 +1,196 @@
+"""Products by integers are those of decoded numbers, and what is none is left to these."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lockstep.engine.activations.base import F64
+from lockstep.engine.kernels.integers import products as kernel
+from lockstep.engine.ops import integers, products
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.quants.base import F32, WeightFormat
+from lockstep.engine.weights import Weight
+from tests.all_types import MATRICES
+from tests.engine.ops.test_ops_reference import floats, weight_of
+
+COLUMNS = 1024
+QUANTISED = [kind for kind in MATRICES if products.is_in_blocks(kind)]
+BY_INTEGERS = [kind for kind in QUANTISED if integers.takes(kind)]
+# their scales are spread over the block, or no halves
+BY_FLOATS = {"IQ1_M", "MXFP4", "NVFP4"}
+BUILD = Build(lanes=16)
+every = pytest.mark.parametrize("kind", BY_INTEGERS, ids=lambda kind: kind.name)
+Found = tuple[NDArray[np.float64], NDArray[np.float64]]  # the product and its size
+
+
+def seen(x: F32, weight: Weight) -> tuple[F64, F64 | None]:
+    """The activations as the product sees them, and their sums."""
+    return Mirror().activations(x, weight), Mirror().sums(x, weight)
+
+
+def by_floats(
+    acts: F64, sums: F64 | None, weight: Weight, monkeypatch: pytest.MonkeyPatch
+) -> Found:
+    with monkeypatch.context() as patch, np.errstate(all="ignore"):
+        patch.setattr(integers, "takes", lambda _: False)
+        value, size = products.added_up(acts, sums, weight, BUILD, np.float64)
+    return value.astype(np.float64), size
+
+
+def by_integers(acts: F64, sums: F64 | None, weight: Weight) -> Found:
+    with np.errstate(all="ignore"):
+        value, size = products.added_up(acts, sums, weight, BUILD, np.float64)
+    return value.astype(np.float64), size
+
+
+def were_integers(acts: F64, weight: Weight) -> bool:
+    kind = weight.format
+    group, minimum = products.activation_format(kind).summed, products.minimum_of(kind)
+    rows = slice(0, weight.shape[0])
+    right = integers.rows_of(weight, rows, products.run_of(kind), group, minimum)
+    return right is not None and products.whole_steps(acts, weight, BUILD) is not None
+
+
+def test_all_formats_but_those_with_other_scales_are_multiplied_by_integers() -> None:
+    assert {kind.name for kind in QUANTISED} - {kind.name for kind in BY_INTEGERS} == BY_FLOATS
+
+
+def test_a_decoder_that_is_wrong_is_not_replaced_by_a_right_one() -> None:
+    """This one takes the scale of the block before, which is no mistake where all are one."""
+
+    class Late(WeightFormat.named("Q8_0")):  # type: ignore[misc]
+        @classmethod
+        def dequantize_into(cls, raw: NDArray[np.uint8], out: F32) -> None:
+            blocks = raw.copy().view(cls.layout)
+            blocks["d"] = np.roll(blocks["d"], 1)
+            super().dequantize_into(blocks.view(np.uint8), out)
+
+    right = weight_of("Q8_0", (9, COLUMNS), seed=8)
+    wrong = Weight("w", Late, right.shape, right.raw)
+    acts, sums = seen(floats(9, 6, COLUMNS), right)
+    assert not np.allclose(by_integers(acts, sums, wrong)[0], by_integers(acts, sums, right)[0])
+
+
+@every
+@pytest.mark.parametrize(("tokens", "rows"), [(5, 3), (16, 8), (37, 21)])
+def test_a_product_by_integers_is_that_of_decoded_numbers(
+    kind: type[WeightFormat], tokens: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = weight_of(kind.name, (rows, COLUMNS), seed=rows)
+    acts, sums = seen(floats(tokens, tokens, COLUMNS), weight)
+    assert were_integers(acts, weight)
+    value, size = by_integers(acts, sums, weight)
+    expected, expected_size = by_floats(acts, sums, weight, monkeypatch)
+    assert value.any()
+    assert (np.abs(value - expected) <= 2.0**-48 * size).all()
+    # that of floats is a bit more, on purpose
+    assert (size <= expected_size).all()
+    assert (size >= expected_size * (1 - 2.0**-11)).all()
+
+
+@every
+def test_an_activation_that_is_no_multiple_of_a_scale_is_multiplied_as_it_is(
+    kind: type[WeightFormat], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = weight_of(kind.name, (9, COLUMNS), seed=2)
+    acts, sums = seen(floats(8, 6, COLUMNS), weight)
+    sizes = np.abs(acts[4]).argsort()
+    # the largest is what the scale is known by, so that there is none for its block
+    for tipped in (sizes[COLUMNS // 2], sizes[-1]):
+        other = acts.copy()
+        other[4, tipped] *= 1 + 2.0**-9
+        assert were_integers(other, weight) or tipped == sizes[-1]
+        value, size = by_integers(other, sums, weight)
+        expected, _ = by_floats(other, sums, weight, monkeypatch)
+        assert (np.abs(value - expected) <= 2.0**-48 * size).all()
+        assert not np.allclose(value[4], by_integers(acts, sums, weight)[0][4], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [(kind, f) for kind in BY_INTEGERS for f in ("d", "m", "dmin") if f in kind.layout.names],
+    ids=lambda part: part if isinstance(part, str) else part.name,
+)
+@pytest.mark.parametrize("scale", [0.0, -1.0, 6e-8, 65504.0, np.inf, np.nan])
+def test_unusual_scales_give_what_decoded_numbers_give(
+    kind: type[WeightFormat], field: str, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = weight_of(kind.name, (9, COLUMNS), seed=3)
+    raw = weight.raw.copy()
+    raw.view(kind.layout)[field][1] = scale
+    other = Weight("w", kind, weight.shape, raw)
+    acts, sums = seen(floats(9, 6, COLUMNS), weight)
+    assert were_integers(acts, other) == bool(np.isfinite(scale))
+    value, size = by_integers(acts, sums, other)
+    expected, _ = by_floats(acts, sums, other, monkeypatch)
+    assert (np.isnan(value) == np.isnan(expected)).all()
+    some = np.isfinite(expected)
+    assert (value[~some & ~np.isnan(value)] == expected[~some & ~np.isnan(value)]).all()
+    assert (np.abs(value[some] - expected[some]) <= 2.0**-48 * size[some]).all()
+
+
+@pytest.mark.parametrize("type_name", ["Q8_0", "Q4_K"])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_activations_that_are_no_numbers_give_what_decoded_numbers_give(
+    type_name: str, wrong: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = weight_of(type_name, (9, COLUMNS), seed=4)
+    acts, sums = seen(floats(9, 6, COLUMNS), weight)
+    other = acts.copy()
+    other[2, 7] = wrong
+    value, _ = by_integers(other, sums, weight)
+    expected, _ = by_floats(other, sums, weight, monkeypatch)
+    assert not np.isfinite(expected[2]).any()
+    assert np.array_equal(np.isnan(value), np.isnan(expected))
+    assert np.isfinite(np.delete(value, 2, axis=0)).all()
+
+
+def test_activations_of_another_format_are_multiplied_as_floats() -> None:
+    weight = weight_of("Q8_0", (9, COLUMNS), seed=5)
+    assert products.whole_steps(floats(9, 6, COLUMNS).astype(np.float64), weight, BUILD) is None
+
+
+def test_steps_without_room_for_their_sums_are_multiplied_as_floats() -> None:
+    """Of 256 there is for any of 16 bits."""
+    weight = weight_of("Q6_K", (8, COLUMNS), seed=6)
+    assert integers.rows_of(weight, slice(0, 8), 256, 16, None) is not None
+    assert integers.rows_of(weight, slice(0, 8), 1 << 15, 16, None) is None
+
+
+# --- on other processors --------------------------------------------------------------------------
+
+
+def of_numbers() -> list[float]:
+    rng = np.random.Generator(np.random.Philox(key=7))
+    steps = rng.integers(-127, 128, (4, 16, 32, 2)).astype(np.int16)
+    pairs = rng.integers(-32768, 32767, (16, 128)).astype(np.int16).view(np.int32)
+    out = np.zeros((16, 32))
+    weights, scales = rng.random((16, 2)).astype(np.float32), rng.random((4, 32))
+    kernel(pairs, weights, steps, scales, out)
+    found: list[float] = out.reshape(-1).tolist()
+    return found
+
+
+@pytest.mark.parametrize("processor", ["haswell", "generic"])
+def test_other_processors_multiply_the_same(processor: str, tmp_path: Path) -> None:
+    """With AVX2 by another instruction, and by none of its own where there is no such thing."""
+    there = {"NUMBA_CPU_NAME": processor, "NUMBA_CACHE_DIR": str(tmp_path)}
+    plain = {"NUMBA_CPU_FEATURES": ""} if processor == "generic" else {}
+    code = "import json; from tests.engine.ops.test_integers import of_numbers as f; "
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", f"{code}print(json.dumps(f()))"],
+        cwd=Path(__file__).resolve().parents[3],
+        env={**os.environ, **there, **plain},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    assert json.loads(done.stdout) == of_numbers()
