@@ -55,8 +55,8 @@ class Rows:
     def columns(self, at: NDArray[np.intp]) -> F64:
         """(rows, these columns), without minima."""
         per = self.steps.shape[1] // self.scales.shape[1]
-        found: F64 = self.steps[: self.n, at] * self.scales[: self.n, at // per].astype(np.float64)
-        return found
+        scales = self.scales[: self.n, at // per].astype(np.float64)
+        return scales * self.steps[: self.n, at]
 
 
 def takes(kind: type[WeightFormat]) -> bool:

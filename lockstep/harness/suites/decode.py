@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.engine.batch import Batch, steps_of
+from lockstep.engine.batch import Batch, joined, steps_of
 from lockstep.engine.quants.base import F32
 from lockstep.harness.asking.facts import ModelFacts
-from lockstep.harness.context.further_runs import longer, with_rows
+from lockstep.harness.context.further_runs import is_small, longer, with_rows
 from lockstep.harness.context.repeats import asked_again
 from lockstep.harness.context.suite import Context, Suite
 from lockstep.harness.judging.compare import largest
@@ -35,6 +35,7 @@ NOT_DETERMINED = "logits are NaN or infinite, so that greedy tokens are not dete
 NO_LIMIT = "honest runs of this model overflow, so that no limit can be given for its tokens"
 EXACT_TIE = "an exact tie, of which llama.cpp takes the first"
 MOST_BEGINNINGS = 32  # behind each of which an engine is asked for one token
+ALONE = 16  # single tokens of a large model, whose others are decoded so many at once
 MOST_TIES = 8  # behind which an engine is asked to go on, each time from the oracle's text
 
 
@@ -49,7 +50,8 @@ class Decode(Suite, name="decode"):
         context.progress(f"generating {context.n_steps} tokens")
         asked = ("greedy", prompt, context.n_steps)
         free, subject = context.ask_both(*asked)
-        request = Request(batches=steps_of(prompt, free, context.facts.decoder_start))
+        batches = steps_of(prompt, free, context.facts.decoder_start)
+        request = Request(batches=batches if is_small(context.file) else few_alone(batches))
         if shows_no_logits(context):
             found = list(greedy_alone(context, prompt, request.batches, free, subject))
             yield from found
@@ -88,6 +90,14 @@ class Decode(Suite, name="decode"):
             return context.tokens[:4]
         ids: list[int] = context.ask(context.oracle, "tokenize", [context.prompt])[0]
         return ids or context.tokens[:4]  # a vocabulary may have no token for any of it
+
+
+def few_alone(batches: Sequence[Batch]) -> tuple[Batch, ...]:
+    """A large model has read itself for every token when it generated them; the same tokens with
+    fewer reads, the prompt and some of them in batches of their own."""
+    n = len(batches) - sum(len(batch) == 1 for batch in batches) + ALONE
+    rest = (batches[i : i + ALONE] for i in range(n, len(batches), ALONE))
+    return (*batches[:n], *(joined(some) for some in rest))
 
 
 def shows_no_logits(context: Context) -> bool:
