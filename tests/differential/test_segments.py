@@ -39,7 +39,7 @@ from lockstep.harness.shadow.models import make_variant, opened
 from lockstep.harness.sites import SITES
 from lockstep.harness.synth.any_arch import variant_named
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "lockstep" / "examples"
 TAKES = '"trace", "replace"'
 BATCHES = (Batch.of([5, 42, 79, 16, 53]), Batch.of([90], start=5))
 
@@ -358,7 +358,6 @@ def bisected(model: Path, engine: str) -> Bisection:
         opened_plan.close()
 
 
-@pytest.mark.skipif(not EXAMPLES.is_dir(), reason="examples/ is not here: no checkout")
 @pytest.mark.parametrize(
     ("right", "wrong", "first"),
     [

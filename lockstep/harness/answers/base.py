@@ -96,9 +96,13 @@ def facts_in(file: GgufFile, n_bytes: int) -> Facts:
 # --- forms that several answers share ---------------------------------------------------------
 
 
+def article(word: str) -> str:
+    return "an" if word[0].lower() in "aeiou" else "a"
+
+
 def expect_type(value: Any, kind: type, where: str) -> None:
     if type(value) is not kind:
-        raise MalformedAnswer(where, f"a {kind.__name__}", value)
+        raise MalformedAnswer(where, f"{article(kind.__name__)} {kind.__name__}", value)
 
 
 def expect_size(value: int, where: str) -> None:

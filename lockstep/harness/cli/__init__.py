@@ -28,6 +28,7 @@ from lockstep.harness.cli import (
     golden,
     matrix,
     oracle,
+    protocol,
     quick,
     real_models,
     report,
@@ -99,6 +100,7 @@ app.command("synth")(synth.synth)
 app.command("shadow")(shadow.shadow)
 app.command("selftest")(selftest.selftest)
 app.command("smoke")(smoke.smoke)
+app.command("protocol")(protocol.protocol)
 app.command("matrix")(matrix.matrix)
 app.command("fetch")(real_models.fetch)
 app.command("finding")(findings.finding)

@@ -1,7 +1,8 @@
 """`lockstep smoke`: how far a program gets in the protocol, or what a server offers."""
 
+import os
 from pathlib import Path
-from shlex import join
+from shlex import join, split
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
@@ -10,17 +11,24 @@ import typer
 from lockstep.harness.cli.options import JsonOpt, QuietOpt
 
 MEMORY = 8 << 30
+NO_PROGRAM = (
+    "it tries programs and servers; a Python file is run by naming python before it, a class of "
+    "one is asked by `lockstep check MODEL --adapter FILE`, a folder by `--engine dump:FOLDER`"
+)
 MARKS = {"works": "ok", "not offered": "-", "refused": "refused", "wrong": "WRONG"}
 
 
 def smoke(
     command: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             help="The program and its arguments, behind --; or a server's address.",
             metavar="COMMAND...",
         ),
-    ],
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="The same in one text, as `check` takes it.")
+    ] = None,
     model: Annotated[
         Path | None, typer.Option(help="A GGUF file. Default: a tiny llama model of ours.")
     ] = None,
@@ -34,9 +42,9 @@ def smoke(
     """Say level by level what an engine can be asked, and what it answers wrongly in form.
 
     It is what `check --engine COMMAND` asks, once each and on a tiny model; whether the numbers are
-    right is for `check`. The protocol is in lockstep/harness/protocol/PROTOCOL.md, examples in C,
-    JavaScript and Python in examples/. Exit codes: 0 all that is offered works, 1 something is
-    answered wrongly or not in time, 3 nothing is offered. Examples:
+    right is for `check`. `lockstep protocol` prints what a program has to answer, with --example
+    one that does. Exit codes: 0 all that is offered works, 1 something is answered wrongly or not
+    in time, 3 nothing is offered. Examples:
 
     \b
       lockstep smoke -- ./my-engine --threads 1
@@ -55,6 +63,12 @@ def smoke(
     from lockstep.harness.records import EXACT
     from lockstep.harness.runs.run import builtin_model
 
+    command = split(engine or "") or command or []
+    if not command:
+        raise typer.BadParameter("name a program: lockstep smoke -- COMMAND, or --engine TEXT")
+    python = command[0].endswith(".py") and not os.access(command[0], os.X_OK)
+    if python or command[0].startswith(("adapter:", "dump:")):
+        raise typer.BadParameter(NO_PROGRAM)
     with Terminal(quiet=quiet, as_json=as_json) as out, TemporaryDirectory() as folder:
         path = check_file(model) if model else builtin_model("f32", Path(folder))
         session: Session

@@ -263,7 +263,7 @@ class EngineProgram(EngineProcess):
         if not self.lines:
             return ""
         text = f"it wrote {self.lines[0][:SHOWN]!r}, and an answer is a line of JSON"
-        return f"{text} (PROTOCOL.md; lockstep smoke -- COMMAND tries it)"
+        return f"{text} (lockstep protocol prints what; lockstep smoke -- COMMAND tries it)"
 
     def exchange(self, message: Message, deadline: float) -> Message:
         """Raises WireError, Closed, TimeoutError."""
@@ -274,7 +274,10 @@ class EngineProgram(EngineProcess):
         answer = self.pipe.receive(deadline) if self.pipe else self.first(deadline)
         head = answer.head
         if type(head.get("id")) is not int or head["id"] != self.asked:
-            raise WireError(f'expected "id":{self.asked}, got {head.get("id")!r:.60}')
+            raise WireError(
+                f'expected "id":{self.asked}, got {head.get("id")!r:.60}, as answer to '
+                f"{message.head['ask']}: {json.dumps(head)[:SHOWN]}"
+            )
         if sum(key in head for key in ENDINGS) != 1:
             raise WireError(f"expected one of {', '.join(ENDINGS)}, got {list(head)!r:.200}")
         return answer
@@ -319,5 +322,6 @@ def is_object(line: bytes) -> bool:
     if line.lstrip().startswith(b'{"id"'):
         return True
     with contextlib.suppress(WireError):
-        return bool(head_of(line))
+        head_of(line)
+        return True
     return False

@@ -103,9 +103,8 @@ def step_of(level: str, outcome: Outcome) -> SmokeStep:
             words = "; ".join([message, *log[-3:]])
             return SmokeStep(level=level, status="wrong", words=words)
         case TimedOut(seconds=seconds, log=log, note=note):
-            words = "; ".join(
-                [f"no answer within {seconds:.0f} s", *([note] if note else log[-3:])]
-            )
+            said = [*([note] if note else []), *(line for line in log[-3:] if line not in note)]
+            words = "; ".join([f"no answer within {seconds:.0f} s", *said])
             return SmokeStep(level=level, status="wrong", words=words, seconds=seconds)
         case Malformed(message=message):
             return SmokeStep(level=level, status="wrong", words=message)

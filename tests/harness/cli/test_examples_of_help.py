@@ -48,7 +48,7 @@ def test_an_example_with_an_option_that_does_not_exist_is_refused():
 
 def parsed(line: str) -> None:
     """Raises UsageError; nothing is run."""
-    plain = re.sub(r"\$\(.*?\)", "model.gguf", line.partition(" | ")[0])
+    plain = re.sub(r"\$\(.*?\)", "model.gguf", re.split(r" [|>] ", line)[0])
     (_, *words), command = shlex.split(plain, comments=True), get_command(app)
     while hasattr(command, "commands"):
         context = command.make_context(command.name, list(words))

@@ -13,7 +13,7 @@ HOME = Path(__file__).parents[3]
 PAGES = (
     *(
         "README.md",
-        "examples/README.md",
+        "lockstep/examples/README.md",
         "lockstep/harness/cli/README.md",
         "lockstep/harness/acid/README.md",
     ),

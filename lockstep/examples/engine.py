@@ -1,7 +1,7 @@
 """A small engine in Lockstep's protocol: llama models whose weights are F32, with numpy alone.
 
-lockstep smoke -- python examples/engine.py
-lockstep check model.gguf --engine "python examples/engine.py"
+lockstep smoke -- python engine.py
+lockstep check model.gguf --engine "python engine.py"
 """
 
 import json

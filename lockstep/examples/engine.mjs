@@ -1,6 +1,6 @@
 // A small engine in Lockstep's protocol: it reads files, and runs llama models of F32 weights.
-//     lockstep smoke -- node examples/engine.mjs
-//     lockstep check model.gguf --engine "node examples/engine.mjs"
+//     lockstep smoke -- node engine.mjs
+//     lockstep check model.gguf --engine "node engine.mjs"
 import { readFileSync } from "node:fs";
 import { createInterface } from "node:readline";
 

@@ -1,6 +1,6 @@
 /* Weight decoders and products in Lockstep's protocol: F32, F16, Q4_0 and Q8_0, C11 and no library.
  *
- *     cc -O2 -o engine-c examples/engine.c -lm
+ *     cc -O2 -o engine-c engine.c -lm
  *     lockstep smoke -- ./engine-c
  *     lockstep check model.gguf --engine ./engine-c --suite dequant
  *

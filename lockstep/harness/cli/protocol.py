@@ -1,0 +1,48 @@
+"""`lockstep protocol`: what a program has to answer, and whole engines that do, to begin with."""
+
+from enum import StrEnum
+from importlib.resources import files
+from typing import Annotated
+
+import typer
+
+
+class Language(StrEnum):
+    PYTHON = "python"
+    JAVASCRIPT = "javascript"
+    C = "c"
+
+
+FILES = {Language.PYTHON: "engine.py", Language.JAVASCRIPT: "engine.mjs", Language.C: "engine.c"}
+
+
+def protocol(
+    example: Annotated[
+        Language | None,
+        typer.Option(help="Instead, a whole engine for llama models, of at most 150 lines."),
+    ] = None,
+    guide: Annotated[
+        bool,
+        typer.Option(
+            "--guide",
+            help="Instead, how to put other kinds of engines under test: servers, Python "
+            "classes, folders of tensors.",
+        ),
+    ] = False,
+) -> None:
+    """Print what an engine under test has to answer: lines of JSON, as many kinds as it likes.
+
+    Examples:
+
+    \b
+      lockstep protocol
+      lockstep protocol --guide
+      lockstep protocol --example python > engine.py
+      lockstep smoke -- python engine.py
+    """
+    if example and guide:
+        raise typer.BadParameter("take --example or --guide, not both")
+    path = files("lockstep") / "harness" / "protocol" / "PROTOCOL.md"
+    if example or guide:
+        path = files("lockstep") / "examples" / (FILES[example] if example else "README.md")
+    typer.echo(path.read_text(encoding="utf-8"), nl=False)

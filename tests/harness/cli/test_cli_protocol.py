@@ -1,0 +1,87 @@
+"""`lockstep protocol` and `lockstep smoke`: how a stranger begins."""
+
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lockstep.harness.cli import app
+
+Lockstep = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def lockstep(capfd: pytest.CaptureFixture[str]) -> Lockstep:
+    def call(*args: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            app(list(map(str, args)))
+        out, err = capfd.readouterr()
+        assert isinstance(end.value.code, int | None)
+        return end.value.code or 0, out, " ".join(err.split())
+
+    return call
+
+
+def test_the_page_of_the_protocol_is_printed(lockstep: Lockstep) -> None:
+    code, out, _ = lockstep("protocol")
+    assert code == 0
+    assert out.startswith("# Lockstep's engine protocol")
+
+
+@pytest.mark.parametrize(
+    ("language", "word"), [("python", "def "), ("javascript", "const "), ("c", "#include")]
+)
+def test_a_whole_engine_is_printed_in_each_language(
+    lockstep: Lockstep, language: str, word: str
+) -> None:
+    code, out, _ = lockstep("protocol", "--example", language)
+    assert code == 0
+    assert word in out
+    assert out.count("\n") <= 150
+
+
+def test_the_engine_that_is_printed_offers_what_it_says(lockstep: Lockstep, tmp_path: Path) -> None:
+    engine = tmp_path / "engine.py"
+    engine.write_text(lockstep("protocol", "--example", "python")[1])
+    code, out, _ = lockstep("smoke", "--engine", shlex.join([sys.executable, str(engine)]))
+    assert code == 0
+    assert "logits      ok" in out
+
+
+def test_the_guide_says_how_other_kinds_are_asked(lockstep: Lockstep) -> None:
+    assert "class Mine(Adapter)" in lockstep("protocol", "--guide")[1]
+    assert lockstep("protocol", "--guide", "--example", "c")[0] == 2
+
+
+def test_an_empty_object_is_an_answer_and_a_wrong_one(lockstep: Lockstep) -> None:
+    """It is not waited behind it for another line, for minutes."""
+    program = "input(); print('{}', flush=True); input(); input()"
+    code, out, _ = lockstep("smoke", "--start-seconds", 60, "--", sys.executable, "-c", program)
+    assert code == 1
+    assert 'expected "id":1, got None, as answer to start: {}' in out
+
+
+def test_what_a_program_says_on_standard_error_is_shown_beside_what_it_wrote(
+    lockstep: Lockstep,
+) -> None:
+    program = "import os; input(); os.write(2, b'oops\\n'); os.write(1, b'hello\\n'); input()"
+    code, out, _ = lockstep("smoke", "--start-seconds", 2, "--", sys.executable, "-c", program)
+    assert code == 1
+    assert "it wrote 'hello'" in out
+    assert "oops" in out
+
+
+@pytest.mark.parametrize("word", ["adapter:mine.py", "mine.py", "dump:folder"])
+def test_what_is_no_program_is_sent_to_check(lockstep: Lockstep, word: str) -> None:
+    code, _, err = lockstep("smoke", word)
+    assert code == 2
+    assert "lockstep check MODEL --adapter FILE" in err
+
+
+def test_smoke_without_a_program_asks_for_one(lockstep: Lockstep) -> None:
+    code, _, err = lockstep("smoke")
+    assert code == 2
+    assert "lockstep smoke -- COMMAND" in err
