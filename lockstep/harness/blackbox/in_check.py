@@ -1,8 +1,9 @@
-"""What `check` asks of an engine that shows no tensors, on models made of a quantised one.
+"""What `check` asks of an engine that shows no tensors, on models made of the user's.
 
-Its whole runs are allowed a few percents there: honest engines convert activations otherwise. The
-F32 twin converts nothing, and shows a fault of the graph from some 1e-5 on; of a large model each
-layer's slice is asked instead. Lenses show each weight as the engine decodes it.
+Of a quantised one its whole runs are allowed a few percents: honest engines convert activations
+otherwise. The F32 twin converts nothing, and shows a fault of the graph from some 1e-5 on; of a
+large model each layer's slice is asked instead. Lenses show each weight as the engine decodes it.
+Of any model the eps of its norms is seen where activations are small, and nowhere else.
 """
 
 import errno
@@ -16,7 +17,7 @@ from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, answered
 from lockstep.harness.blackbox.bisection import of_layer, outside
 from lockstep.harness.blackbox.lenses import lenses_of
 from lockstep.harness.blackbox.looking import Looked, through
-from lockstep.harness.blackbox.slices import n_layers
+from lockstep.harness.blackbox.slices import n_layers, small
 from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context
 from lockstep.harness.dumps.dump import DumpSession
@@ -40,7 +41,8 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
         asker = SliceAsker(plan=inner, folder=Path(folder), progress=context.progress)
         try:
             yield from of_graph(asker, context)
-            yield from of_weights(asker, context)
+            if is_quantised(context):
+                yield from of_weights(asker, context)
         except EngineError as error:
             yield context.verdict(SUITE, "not-applicable", str(error))
         except OSError as error:
@@ -59,15 +61,24 @@ def not_asked(context: Context) -> str:
         return f"{context.subject.name} shows tensors, which say more"
     if isinstance(context.subject, DumpSession) or is_address(context.subject.name):
         return f"{context.subject.name} holds one model and opens no other"
-    if all(info.type.name in KEPT for info in context.file.tensors.values()):
-        return "nothing is quantised: whole runs say as much"
     return ""
+
+
+def is_quantised(context: Context) -> bool:
+    return any(info.type.name not in KEPT for info in context.file.tensors.values())
 
 
 def of_graph(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
     size = sum(4 * info.n_elements for info in asker.file.tensors.values())
     if size <= LARGEST_TWIN:
-        yield said(context, "the F32 twin", twin(asker), "its layers: lockstep bisect --black-box")
+        more = "its layers: lockstep bisect --black-box"
+        if is_quantised(context):
+            first = twin(asker)
+            yield said(context, "the F32 twin", first, more)
+            if first.differs:  # and so it does wherever it is asked
+                return
+        asker.progress("small activations")
+        yield said(context, "small activations, where eps decides", asker.ask(small), more)
         return
     rows = list(outside(asker))
     if not any(row.answer.differs for row in rows):

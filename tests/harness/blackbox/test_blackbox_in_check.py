@@ -47,8 +47,8 @@ def plan_of(path: Path, **changes: Any) -> Plan:
 
 
 def test_a_right_engine_agrees_on_the_twin_and_through_lenses(model: Path) -> None:
-    twin, weights, *left_out = verdicts(plan_of(model))
-    assert (twin.status, weights.status) == ("agreed", "agreed")
+    twin, eps, weights, *left_out = verdicts(plan_of(model))
+    assert (twin.status, eps.status, weights.status) == ("agreed", "agreed", "agreed")
     assert twin.summary.startswith("the F32 twin: ")
     assert "weights (Q8_0) are what their bytes say" in weights.summary
     (more,) = left_out
@@ -81,7 +81,6 @@ def test_of_a_large_model_slices_are_asked(model: Path, monkeypatch: pytest.Monk
     ("name", "levels", "why"),
     [
         ("q8_0", ("logits", "trace"), "shows tensors"),
-        ("f32", ("logits",), "nothing is quantised"),
     ],
 )
 def test_where_other_suites_say_as_much_nothing_is_asked(
@@ -92,6 +91,17 @@ def test_where_other_suites_say_as_much_nothing_is_asked(
     (verdict,) = verdicts(plan, levels, named=True)
     assert verdict.status == "not-applicable"
     assert why in verdict.summary
+
+
+@pytest.mark.parametrize("name", ["f32", "q8_0"])
+@pytest.mark.parametrize("wrong", ["wrong-eps", "eps-outside-root", "eps-missing"])
+def test_a_wrong_eps_is_seen_where_activations_are_small(
+    name: str, wrong: str, tmp_path: Path
+) -> None:
+    """In ordinary runs of the F32 model it is lost in the noise of honest ones."""
+    plan = plan_of(builtin(name, tmp_path), engine=f"mutant:{wrong}")
+    found = [v for v in verdicts(plan) if v.status == "diverged"]
+    assert [v.summary.partition(":")[0] for v in found] == ["small activations, where eps decides"]
 
 
 def test_an_engine_that_opens_no_f32_model_is_not_accused(

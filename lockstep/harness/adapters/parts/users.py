@@ -111,7 +111,7 @@ def classes_in(module: ModuleType) -> dict[str, type[Adapter]]:
         for name, held in vars(module).items()
         if isclass(held)
         and issubclass(held, Adapter)
-        and not held.__module__.startswith("harness.")
+        and not held.__module__.startswith("lockstep.")
         and not name.startswith("_")
     }
     own = {name: held for name, held in found.items() if held.__module__ == module.__name__}
@@ -140,7 +140,7 @@ def described(cls: type[Adapter], info: Any) -> Any:
     if type(info) is not EngineInfo:
         return info  # what it answers is looked at elsewhere
     levels = tuple(level for level, method in LEVELS.items() if not lacks(cls, method))
-    ours = str(getattr(cls.evaluate, "__module__", "")).startswith("harness.")
+    ours = str(getattr(cls.evaluate, "__module__", "")).startswith("lockstep.")
     if info.shows is None and not (ours and "logits" in levels):
         info = replace(info, shows=(), fixed=tuple(SITES))
     return replace(info, levels=levels)
