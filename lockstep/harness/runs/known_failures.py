@@ -1,11 +1,13 @@
 """What a user knows to differ in an engine: excused by name, and an error once it does not differ.
 
     {"known": [{"case": "model.gguf", "suite": "trace", "key": "trace/subject/ROPE/Qcur_rope",
-                "reason": "pairs are turned otherwise, issue 12", "kind": "value", "size": 41.5}]}
+                "reason": "pairs are turned otherwise, issue 12",
+                "at": {"Qcur_rope, layer 2, step 0": [{"kind": "value", "size": 41.5}]}}]}
 
-A divergence's key stands in the report; it has no layer and no number in it. What is of another
-kind, or far larger than it was when it was listed, is another fault at the same place, or one that
-got worse, and is not excused. An entry without kind or size excuses any.
+A divergence's key stands in the report; it has no layer and no number in it. At another place, of
+another kind or of another size it is another fault, or one that got worse, and is not excused. So
+a list holds for the options that it was written with. An entry may have a kind and a size, or
+neither, instead of places: it excuses all of its key that are not ten times as large.
 """
 
 import json
@@ -20,9 +22,13 @@ from lockstep.engine.gguf.regular_file import read_regular
 from lockstep.harness.records import Verdict
 
 FIELDS = ("case", "suite", "key", "reason")
-OPTIONAL = ("kind", "size")
-# other tokens, seeds and builds find a worst element that is a few times larger or smaller
+OPTIONAL = ("kind", "size", "at")
+# of entries without places: other tokens, seeds and builds find a worst element that is a few times
+# larger or smaller
 LARGER = 10
+# the same fault on another processor: honest runs move both engines' numbers by up to a limit each
+LIMITS = 2
+SHARE = 0.05  # and the size of the fault with them
 LARGEST = 16 << 20
 CONCLUSIVE = ("agreed", "diverged", "excused", "not-applicable")
 UNKNOWN = "why it differs is not written down yet"
@@ -36,7 +42,7 @@ class Extent:
     is off, or of what must be equal how many are not; None: any."""
 
     kind: str = ""
-    size: float | None = None
+    size: float | int | None = None
 
     def exceeded_by(self, other: "Extent") -> str:
         """Why the other is not the same; "": it may be."""
@@ -48,6 +54,20 @@ class Extent:
             return f"its size is {other.size:.3g}, and {self.size:.3g} is listed"
         return ""
 
+    def differs_from(self, other: "Extent") -> str:
+        """Why the other is not the same, at the same place; "": it is."""
+        if other.kind != self.kind:
+            return f"it is of kind {other.kind!r}, and {self.kind!r} is listed"
+        if self.size is None or other.size is None:
+            same = self.size is other.size
+        elif type(self.size) is int and type(other.size) is int:
+            same = self.size == other.size  # a count
+        else:
+            room = LIMITS + SHARE * max(self.size, other.size)
+            same = abs(self.size - other.size) <= room
+        a, b = (f"{x:.3g}" if x is not None else "none" for x in (other.size, self.size))
+        return "" if same else f"its size is {a}, and {b} is listed"
+
 
 @dataclass(kw_only=True)
 class KnownFailures:
@@ -55,6 +75,7 @@ class KnownFailures:
 
     reasons: dict[Name, str] = field(default_factory=dict)
     extents: dict[Name, Extent] = field(default_factory=dict)
+    places: dict[Name, dict[str, list[Extent]]] = field(default_factory=dict)
     met: set[Name] = field(default_factory=set)
 
     def excused(self, verdict: Verdict) -> Verdict:
@@ -64,12 +85,23 @@ class KnownFailures:
             return verdict
         self.met.add(name)
         reason = self.reasons[name]
-        if why := self.extents.get(name, Extent()).exceeded_by(extent_of(verdict)):
+        if why := self.why_not(name, verdict):
             return replace(verdict, summary=f"not as known ({reason}), {why}: {verdict.summary}")
         detail = {**verdict.detail, "known": reason, "listed": True}
         return replace(
             verdict, status="excused", detail=detail, summary=f"known ({reason}): {verdict.summary}"
         )
+
+    def why_not(self, name: Name, verdict: Verdict) -> str:
+        """Why a divergence of this key is not what is listed; "": it is."""
+        found = extent_of(verdict)
+        if name not in self.places:
+            return self.extents.get(name, Extent()).exceeded_by(found)
+        place = place_of(verdict.detail)
+        reasons = [one.differs_from(found) for one in self.places[name].get(place, ())]
+        if not reasons:
+            return f"{place or 'the whole run'} is not listed"
+        return "" if "" in reasons else reasons[0]
 
     def is_gone(self, name: Name, own: Sequence[Verdict]) -> bool:
         """own: verdicts of its case and suite, which must have been run to their end."""
@@ -102,7 +134,16 @@ def extent_of(verdict: Verdict) -> Extent:
     return Extent(kind=str(d.get("kind") or ""), size=size_of(d))
 
 
-def size_of(detail: Mapping[str, Any]) -> float | None:
+def place_of(detail: Mapping[str, Any]) -> str:
+    """Where it is, as far as that is the same on every processor; "" of a whole run."""
+    if "site" in detail:
+        return f"{detail['site']}, layer {detail.get('layer')}, step {detail.get('step')}"
+    if "tensor" in detail:
+        return f"{detail['tensor']}, row {detail.get('row')}, column {detail.get('column')}"
+    return str(detail.get("input") or detail.get("asked") or "")
+
+
+def size_of(detail: Mapping[str, Any]) -> float | int | None:
     """Of a run by its worst logit, of greedy tokens by how much likelier the right one was, of a
     node by its worst element; of what has no limit how many differ."""
     limit = detail.get("allowed_relative") or detail.get("allowed")
@@ -116,15 +157,7 @@ def size_of(detail: Mapping[str, Any]) -> float | None:
     if limit and off is not None:
         return float(off / limit) if isfinite(off / limit) else None
     n = detail.get("mismatched") or detail.get("total")
-    return float(n) if isinstance(n, int) else None
-
-
-def extent_of_all(verdicts: Sequence[Verdict]) -> Extent:
-    """Those of one key: the largest of them, and their kind if they have but one."""
-    found = [extent_of(verdict) for verdict in verdicts]
-    kinds, sizes = {e.kind for e in found}, [e.size for e in found if e.size is not None]
-    whole = len(sizes) == len(found)
-    return Extent(kind=kinds.pop() if len(kinds) == 1 else "", size=max(sizes) if whole else None)
+    return n if isinstance(n, int) else None
 
 
 def read_known(path: Path) -> KnownFailures:
@@ -140,21 +173,43 @@ def read_known(path: Path) -> KnownFailures:
         raise InvalidModel(f'{path}: expected {{"known": [...]}}; see lockstep check --write-known')
     found: dict[Name, str] = {}
     extents: dict[Name, Extent] = {}
+    places: dict[Name, dict[str, list[Extent]]] = {}
     for number, row in enumerate(rows):
         check_row(row, f"{path}: entry {number}")
         name = row["case"], row["suite"], row["key"]
         if name in found:
             raise InvalidModel(f"{path}: entry {number}: {row['key']} is listed twice")
         found[name] = row["reason"]
-        extents[name] = Extent(kind=row.get("kind", ""), size=row.get("size"))
-    return KnownFailures(reasons=found, extents=extents)
+        extents[name] = extent_in(row)
+        if "at" in row:
+            places[name] = {at: [extent_in(one) for one in some] for at, some in row["at"].items()}
+    return KnownFailures(reasons=found, extents=extents, places=places)
+
+
+def extent_in(row: Mapping[str, Any]) -> Extent:
+    return Extent(kind=row.get("kind", ""), size=row.get("size"))
 
 
 def check_row(row: Any, where: str) -> None:
     good = type(row) is dict and set(FIELDS) <= set(row) <= {*FIELDS, *OPTIONAL}
-    texts = [value for name, value in row.items() if name != "size"] if good else []
+    texts = [value for name, value in row.items() if name not in ("size", "at")] if good else []
     if not good or not all(type(value) is str and value for value in texts):
         raise InvalidModel(f"{where}: expected the texts {', '.join(FIELDS)}, got {row!r:.200}")
+    check_size(row, where)
+    at = row.get("at", {})
+    if type(at) is not dict or ("at" in row and set(row) & {"kind", "size"}):
+        raise InvalidModel(f"{where}: at: expected places, and no kind or size beside them")
+    for place, some in at.items():
+        here = f"{where}: at {place!r:.80}"
+        if type(some) is not list or not all(type(one) is dict for one in some):
+            raise InvalidModel(f"{here}: expected a list of objects, got {some!r:.80}")
+        for one in some:
+            if not set(one) <= {"kind", "size"} or type(one.get("kind", "")) is not str:
+                raise InvalidModel(f"{here}: expected a kind and a size, got {one!r:.80}")
+            check_size(one, here)
+
+
+def check_size(row: Mapping[str, Any], where: str) -> None:
     size = row.get("size", 1)
     if type(size) not in (int, float) or not 0 <= size < float("inf"):
         raise InvalidModel(f"{where}: size: expected a number, got {size!r:.80}")
@@ -183,16 +238,39 @@ def write_known(path: Path, verdicts: Sequence[Verdict], old: KnownFailures) -> 
     for verdict in of:
         if verdict.status == "diverged" or "listed" in verdict.detail:
             new.get(name_of(verdict), []).append(verdict)
-    extents = {**old.extents, **{name: extent_of_all(same) for name, same in new.items()}}
     rows = [
         dict(zip(FIELDS, (*name, old.reasons.get(name, UNKNOWN)), strict=True))
-        | row_of(extents.get(name, Extent()))
+        | extents_of(name, new.get(name), old)
         for name in sorted({*stay, *new})
     ]
     path.write_text(json.dumps({"known": rows}, indent=1, ensure_ascii=False) + "\n")
     return len(rows)
 
 
+def extents_of(
+    name: Name, verdicts: Sequence[Verdict] | None, old: KnownFailures
+) -> dict[str, Any]:
+    """Where and how it differs now; what is as it was listed stays as it was."""
+    if verdicts is None:
+        if name not in old.places:
+            return row_of(old.extents.get(name, Extent()))
+        return {"at": {at: list(map(row_of, some)) for at, some in old.places[name].items()}}
+    listed = old.places.get(name, {})
+    at: dict[str, list[dict[str, Any]]] = {}
+    for verdict in verdicts:
+        found, place = extent_of(verdict), place_of(verdict.detail)
+        known = [one for one in listed.get(place, ()) if not one.differs_from(found)]
+        row = row_of(known[0] if known else found)
+        rows = at.setdefault(place, [])
+        rows += [row] if row not in rows else []
+    return {"at": at}
+
+
 def row_of(extent: Extent) -> dict[str, Any]:
     kind = {"kind": extent.kind} if extent.kind else {}
-    return kind if extent.size is None else {**kind, "size": float(f"{extent.size:.3g}")}
+    if extent.size is None:
+        return kind
+    return {
+        **kind,
+        "size": extent.size if type(extent.size) is int else float(f"{extent.size:.3g}"),
+    }

@@ -58,19 +58,20 @@ def test_where_all_that_differs_is_listed_the_run_conforms() -> None:
     ("found", "words"),
     [
         (off_by(4.0), ""),
-        (off_by(39.0), ""),
+        (off_by(5.9), ""),
+        (off_by(1.1), "its size is 1.1, and 4 is listed"),
         (off_by(41.0), "its size is 41, and 4 is listed"),
         (off_by(4.0, "not finite"), "it is of kind 'not finite', and 'value' is listed"),
-        (off_by(float("nan")), "its size cannot be told"),
+        (off_by(float("nan")), "its size is none, and 4 is listed"),
     ],
 )
-def test_a_larger_or_another_fault_at_the_same_node_is_not_excused(
+def test_another_fault_at_the_same_node_is_not_excused(
     found: Verdict, words: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "known.json"
-    write_known(path, [off_by(3.0), off_by(4.0)], known())
+    write_known(path, [off_by(4.0)], known())
     (row,) = json.loads(path.read_text())["known"]
-    assert (row["kind"], row["size"]) == ("value", 4.0)
+    assert row["at"] == {"": [{"kind": "value", "size": 4.0}]}
     listed = read_known(path)
     seen = listed.excused(found)
     assert seen.status == ("diverged" if words else "excused")
@@ -95,18 +96,57 @@ def test_what_the_size_of_a_divergence_is(
 ) -> None:
     path = tmp_path / "known.json"
     write_known(path, [verdict("rope", **detail)], known())
-    assert read_known(path).extents == {("m", "trace", "rope"): Extent(size=size)}
+    assert read_known(path).places == {("m", "trace", "rope"): {"": [Extent(size=size)]}}
 
 
-def test_a_list_that_is_written_anew_takes_what_has_grown_and_keeps_what_has_not(
+def test_a_list_that_is_written_anew_takes_what_is_another_and_keeps_what_is_the_same(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "known.json"
     write_known(path, [off_by(4.0)], known())
-    for size, then in ((2.0, 4.0), (39.0, 4.0), (41.0, 41.0)):
+    for size, then in ((5.0, 4.0), (3.0, 4.0), (41.0, 41.0)):
         listed = read_known(path)
         write_known(path, [listed.excused(off_by(size))], listed)
-        assert read_known(path).extents[("m", "trace", "rope")].size == then
+        (one,) = read_known(path).places[("m", "trace", "rope")][""]
+        assert one.size == then
+
+
+def weight(tensor: str, column: int = 0, n: int = 1) -> Verdict:
+    detail = {"tensor": tensor, "row": 5, "column": column, "expected": 1.0, "actual": 2.0}
+    return verdict("dequant/value/F32", suite="dequant", **detail, mismatched=n)
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (weight("blk.3.ffn_down.weight"), ""),
+        (weight("blk.0.attn_v.weight"), "blk.0.attn_v.weight, row 5, column 0 is not listed"),
+        (weight("blk.3.ffn_down.weight", column=1), "column 1 is not listed"),
+        (weight("blk.3.ffn_down.weight", n=2), "its size is 2, and 1 is listed"),
+    ],
+)
+def test_another_weight_is_not_excused(found: Verdict, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "known.json"
+    write_known(path, [weight("blk.3.ffn_down.weight")], known())
+    seen = read_known(path).excused(found)
+    assert seen.status == ("diverged" if words else "excused")
+    assert words in seen.summary
+
+
+def test_two_of_one_key_at_one_place_are_both_excused(tmp_path: Path) -> None:
+    path = tmp_path / "known.json"
+    write_known(path, [off_by(4.0), off_by(400.0)], known())
+    listed = read_known(path)
+    sizes = {4.0: "excused", 400.0: "excused", 100.0: "diverged"}
+    assert {size: listed.excused(off_by(size)).status for size in sizes} == sizes
+
+
+def test_an_entry_of_an_older_list_has_a_size_and_no_places(tmp_path: Path) -> None:
+    path = tmp_path / "known.json"
+    row = {"case": "m", "suite": "trace", "key": "rope", "reason": "r", "kind": "value", "size": 4}
+    path.write_text(json.dumps({"known": [row]}))
+    listed = read_known(path)
+    assert [listed.excused(off_by(size)).status for size in (39, 41)] == ["excused", "diverged"]
 
 
 def test_an_entry_without_kind_and_size_excuses_any() -> None:
@@ -193,6 +233,10 @@ def one(name: str, value: Any) -> str:
         (one("size", "large"), "entry 0: size: expected a number, got 'large'"),
         (one("size", -1), "entry 0: size: expected a number, got -1"),
         (one("size", float("nan")), "entry 0: size: expected a number, got nan"),
+        (one("at", []), "entry 0: at: expected places"),
+        (one("at", {"rope": {}}), "entry 0: at 'rope': expected a list of objects"),
+        (one("at", {"rope": [{"size": "x"}]}), "at 'rope': size: expected a number, got 'x'"),
+        (one("at", {"rope": [{"more": 1}]}), "at 'rope': expected a kind and a size"),
     ],
 )
 def test_a_list_that_is_none_is_refused(text: str, words: str, tmp_path: Path) -> None:
