@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+import re
 from functools import cache
 from typing import Any, ClassVar, Self
 
@@ -35,7 +36,8 @@ class Registered:
             import_members(cls.members)
         if name not in cls.family:
             known = choices(name, sorted(cls.family))
-            raise Unsupported(f"no {cls.__name__} named {name!r} {known}")
+            what = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", cls.__name__).lower()
+            raise Unsupported(f"no {what} named {name!r} {known}")
         return cls.family[name]
 
 

@@ -64,7 +64,7 @@ def serve(channel: Channel) -> None:
                 deliver(channel, not_offered(cls, call["question"]))
                 continue
             try:
-                adapter = adapter or cls(model, opening["settings"])
+                adapter = adapter or made(cls, model, opening["settings"])
                 extra = {"emit": piece_by_piece(channel)} if call["question"] in STREAMS else {}
                 value = getattr(adapter, call["question"])(*call["args"], **call["kwargs"], **extra)
                 seconds = time.perf_counter() - started
@@ -77,6 +77,15 @@ def serve(channel: Channel) -> None:
     finally:
         if adapter is not None:
             adapter.close()
+
+
+def made(cls: type[Adapter], model: Path | None, settings: Any) -> Adapter:
+    """Who writes an __init__ of their own may have left ours out."""
+    adapter = cls(model, settings)
+    for name, value in (("model", model), ("settings", settings)):
+        if not hasattr(adapter, name):
+            setattr(adapter, name, value)
+    return adapter
 
 
 def not_offered(cls: type[Adapter], question: str) -> dict[str, Any]:

@@ -31,7 +31,9 @@ def verdicts_of(
             key=verdict.key,
         )
     proven = result.patched is not None and result.patched.confirms
-    status: Status = "agreed" if proven else STATUSES[result.exit_code]
+    # what differs is said by the culprits' own verdicts; this one is about the proof
+    open_proof = "not-compared" if result.culprits else STATUSES[result.exit_code]
+    status: Status = "agreed" if proven else open_proof
     yield Verdict(
         **usual,
         status=status,

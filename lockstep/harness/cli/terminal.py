@@ -160,7 +160,9 @@ class Terminal:
             self.out.print(f"\n{printable(line)}")
         for plan, found in diagnosed:
             self.out.print("\n" + "\n".join(map(printable, diagnosis_lines(plan, found))))
-        ending = f"{ENDINGS[result.code]}{reach_of(result)} in {result.seconds:.1f} s"
+        ending = (
+            f"{ENDINGS[result.code]}{listed_of(result)}{reach_of(result)} in {result.seconds:.1f} s"
+        )
         self.out.print(f"\n{printable(ending)}; report: {result.folder}/report.jsonl")
         self.out.print(f"to look at: {result.folder}/report.html")
         if next_step:
@@ -240,6 +242,18 @@ def not_judged(result: "RunResult") -> list[str]:
     about = {v.about for v in result.verdicts if v.status == "diverged" or is_compared(v)}
     names = dict.fromkeys(engine.engine for engine in result.engines)
     return [name for name in names if not about & {BOTH, name}]
+
+
+def listed_of(result: "RunResult") -> str:
+    """What agrees only because the user lists it, and how much of it without a reason."""
+    from lockstep.harness.runs.known_failures import UNKNOWN
+
+    listed = [v.detail["known"] for v in result.verdicts if "listed" in v.detail]
+    if result.code or not listed:
+        return ""
+    text = f", but for {len(listed)} listed as known"
+    n = listed.count(UNKNOWN)
+    return f"{text} ({n} without a reason)" if n else text
 
 
 def reach_of(result: "RunResult") -> str:

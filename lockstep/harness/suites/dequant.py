@@ -1,5 +1,6 @@
 """Do both engines read the same weights out of the file, bit for bit?"""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -33,9 +34,10 @@ class Dequant(Suite, name="dequant"):
         oracle = Side.of(context, context.oracle, context.model)
         subject = Side.of(context, context.subject, context.subject_model)
         agreed: dict[str, list[int]] = {}
+        odd: Counter[str] = Counter()
         for i, tensor in enumerate(oracle.held.values()):
             context.progress(f"weights {i + 1}/{len(oracle.held)}: {tensor.name}")
-            found = verdict_of(context, tensor, oracle, subject)
+            found = verdict_of(context, tensor, oracle, subject, odd)
             if found is not None:
                 yield found
             else:
@@ -47,6 +49,11 @@ class Dequant(Suite, name="dequant"):
                 "agreed",
                 f"{kind}: {sum(sizes):,} weights of {len(sizes)} tensors agree bit for bit",
             )
+        if odd:
+            names = ", ".join(f"{n:,} of {name}" for name, n in odd.most_common(3))
+            names += f" and {len(odd) - 3} more tensors" if len(odd) > 3 else ""
+            text = f"weights that are NaN or infinite in both engines: {names}"
+            yield context.verdict("dequant", "agreed", text, {"not_finite": dict(odd)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,16 +110,17 @@ def form(tensor: TensorSummary) -> str:
 
 
 def verdict_of(
-    context: Context, tensor: TensorSummary, oracle: Side, subject: Side
+    context: Context, tensor: TensorSummary, oracle: Side, subject: Side, odd: Counter[str]
 ) -> Verdict | None:
-    """None if both decode it alike. Verdicts with one key have one cause."""
+    """None if both decode it alike. Verdicts with one key have one cause. odd: counts weights of
+    each tensor that are no numbers."""
     detail = {"tensor": tensor.name}
     kind, reason = why_not(tensor, oracle, subject)
     if kind:
         text = f"{tensor.name}: {reason}"
         return context.verdict("dequant", "not-compared", text, detail, ("dequant", kind))
     try:
-        return compare_tensor(context, tensor, oracle, subject)
+        return compare_tensor(context, tensor, oracle, subject, odd)
     except NoAnswer as error:
         if error.status in ("crashed", "not-applicable"):
             raise
@@ -134,7 +142,7 @@ def why_not(tensor: TensorSummary, oracle: Side, subject: Side) -> tuple[str, st
 
 
 def compare_tensor(
-    context: Context, tensor: TensorSummary, oracle: Side, subject: Side
+    context: Context, tensor: TensorSummary, oracle: Side, subject: Side, odd: Counter[str]
 ) -> Verdict | None:
     n_weights = prod(tensor.ne)
     for start in range(0, n_weights, CHUNK):
@@ -144,6 +152,8 @@ def compare_tensor(
         if not np.array_equal(bits(expected), bits(actual)):
             found = divergence(context, tensor, start, expected, actual)
             return with_block(found, (oracle, subject), start, (expected, actual))
+        if not_finite := int(np.count_nonzero(~np.isfinite(expected))):
+            odd[tensor.name] += not_finite
     return None
 
 

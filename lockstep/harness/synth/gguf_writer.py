@@ -9,6 +9,7 @@
 Types are spelled out because GGUF readers tell a U32 from an I32; nothing is guessed from a value.
 """
 
+import errno
 import io
 import os
 import secrets
@@ -73,6 +74,8 @@ def write_gguf(
     """
     if path.exists():
         check_regular(path)  # renamed over, a device would be gone
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such folder", str(path.parent))
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
         with part.open("xb") as out:

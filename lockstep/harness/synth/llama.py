@@ -65,9 +65,12 @@ def check(r: LlamaRecipe) -> None:
     for name, size in (("n_embd", r.n_embd), ("n_ff", r.n_ff), ("heads", r.n_head * r.head_size)):
         if size % block:
             raise InvalidModel(f"{name} is {size}; {r.quant} needs a multiple of {block}")
-    if r.n_head % r.n_head_kv or r.head_size % 2:
+    if r.n_head % r.n_head_kv:
+        raise InvalidModel(f"{r.n_head} heads are no multiple of {r.n_head_kv} KV heads")
+    if r.head_size % 2:
         raise InvalidModel(
-            f"{r.n_head} heads of {r.head_size} elements do not go with {r.n_head_kv} KV heads"
+            f"a head has {r.head_size} elements (width {r.n_embd}, {r.n_head} heads); rope turns "
+            "pairs, so it needs an even number"
         )
     if r.vocabulary:
         check_kind(r.vocab_kind, r.n_vocab)

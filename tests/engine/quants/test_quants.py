@@ -190,5 +190,5 @@ def test_an_array_that_cannot_be_filled_is_refused(out: Any) -> None:
 
 
 def test_an_unknown_format_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(Unsupported, match=r"no WeightFormat named 'Q9_9' \(near: "):
+    with pytest.raises(Unsupported, match=r"no weight format named 'Q9_9' \(near: "):
         WeightFormat.named("Q9_9")

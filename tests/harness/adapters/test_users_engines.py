@@ -156,6 +156,30 @@ def test_a_class_that_cannot_be_made_is_a_crash_that_shows_its_own_lines_alone(
     assert "Traceback" not in outcome.message
 
 
+def test_an_init_of_their_own_need_not_call_ours(model: Path, tmp_path: Path) -> None:
+    silent = dedent(HONEST) + "\n    def __init__(self, model, settings):\n        pass\n"
+    found = checked(model, f"adapter:{written(tmp_path, silent)}", "logits")
+    assert {v.status for v in found} == {"agreed"}
+
+
+def test_an_engine_of_ours_that_is_changed_shows_its_tensors(model: Path, tmp_path: Path) -> None:
+    source = """
+        from lockstep.harness.adapters.reference import Reference
+
+        class Mine(Reference, name="mine"):
+            pass
+    """
+    (trace,) = checked(model, f"adapter:{written(tmp_path, source)}", "trace")
+    assert trace.status == "agreed"
+
+
+def test_a_file_that_only_imports_the_base_defines_no_engine(tmp_path: Path) -> None:
+    source = "from lockstep.harness.adapters.base import Adapter\n"
+    said = why(f"adapter:{written(tmp_path, source)}")
+    assert "defines no subclass" in said
+    assert "lockstep protocol --guide" in said
+
+
 def test_no_file_and_no_module_are_said(model: Path) -> None:
     assert why("adapter:./nothing.py") == "./nothing.py: no such file"
     assert "No module named 'nothing_here'" in why("adapter:nothing_here")

@@ -307,3 +307,19 @@ def test_a_list_that_cannot_be_written_is_said_before_the_run(
         assert end.value.code == 2
         assert words in capsys.readouterr().err
     assert not list(tmp_path.glob("*-check"))
+
+
+def test_what_is_listed_is_said_in_the_last_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "known.json"
+    asked = ["check", "builtin:f32", "--engine", "mutant:wrong-eps", "--oracle", "reference"]
+    asked += ["--suite", "trace", "--tokens", "4", "--report", str(tmp_path), "-q"]
+    for more, code, words in (
+        (["--write-known", str(path)], 1, "DIVERGENCE"),
+        (["--known", str(path)], 0, " listed as known ("),
+    ):
+        with pytest.raises(SystemExit) as end:
+            app([*asked, *more])
+        assert end.value.code == code
+        assert words in capsys.readouterr().out
