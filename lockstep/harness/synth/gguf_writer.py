@@ -75,7 +75,7 @@ def write_gguf(
     if path.exists():
         check_regular(path)  # renamed over, a device would be gone
     if not path.absolute().parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "no such folder", str(path.parent))
+        raise FileNotFoundError(errno.ENOENT, "no such folder to write a file to", str(path))
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
         with part.open("xb") as out:
