@@ -10,8 +10,9 @@ check: $(READY)
 	@$(BIN)/lockstep check
 
 # A test process for each processor already: threads of OpenBLAS beside them only wait for each other.
+# Compiled modules are kept: each of the hundreds of processes that tests start would compile anew.
 test: $(READY) lint
-	@OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
+	@env -u PYTHONDONTWRITEBYTECODE OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
 lint: $(READY)
 	@$(BIN)/ruff check .

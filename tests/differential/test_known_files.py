@@ -6,10 +6,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lockstep.engine.gguf.fields import KINDS
-from lockstep.harness.adapters.parts.parsing import SPARE_MEMORY, Parsed, packed, parsed
+from lockstep.harness.adapters.parts.parsing import NUMBER, SPARE_MEMORY, Parsed, packed, parsed
 from lockstep.harness.context.runner import Runner, Session
 from lockstep.harness.fuzzers.base import FuzzPlan, run_campaign
 from lockstep.harness.fuzzers.gguf.findings import KnownFile, cause_of, known_files, refined
@@ -112,3 +113,20 @@ def test_a_finding_can_be_shown_again_from_its_command(tmp_path: Path) -> None:
     assert crashes
     assert crashes[0].repro.endswith(f"--hex {raw.hex()}")
     json.dumps(crashes[0].detail)
+
+
+@pytest.mark.parametrize(
+    ("ending", "peak", "symptom"),
+    [("hung", 1 << 29, "hangs"), ("memory", 1 << 30, "hangs"), ("other", 1 << 29, "memory")],
+)
+def test_who_takes_ever_more_is_known_by_whichever_limit_it_meets_first(
+    ending: str, peak: int, symptom: str, sessions: dict[str, Session]
+) -> None:
+    (known,) = (known for known in KNOWN if known.id == "gguf-py-hangs")
+    ours = ask(sessions["reference"], known.raw, "buffer")
+    endings = np.array([NUMBER[ending]], np.uint8)
+    theirs = Parsed(endings=endings, digests=np.zeros(1, np.uint64), peaks=np.array([peak]))
+    cause = cause_of("gguf-py", "file", ours, theirs, 0, known.raw)
+    assert cause is not None
+    assert cause.symptom == symptom
+    assert (cause in known.causes) == (symptom == "hangs")

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from lockstep.engine.gguf.fields import KINDS
 
 # Our reader's kinds, and what only others say: no memory for it, or none of these reasons.
-REFUSALS = (*sorted(KINDS), "memory", "other")
+OUT_OF_MEMORY = "memory"
+REFUSALS = (*sorted(KINDS), OUT_OF_MEMORY, "other")
 ACCEPTED, CRASHED, HUNG = "accepted", "crashed", "hung"
 ENDINGS = (ACCEPTED, *REFUSALS, CRASHED, HUNG)
 NUMBER = {ending: i for i, ending in enumerate(ENDINGS)}

@@ -14,6 +14,7 @@ from lockstep.harness.adapters.parts.parsing import (
     CRASHED,
     HUNG,
     NUMBER,
+    OUT_OF_MEMORY,
     Parsed,
     allowed_memory,
     parts_that_differ,
@@ -95,9 +96,13 @@ def cause_of(
 ) -> FileCause | None:
     """What is odd about file i, the worst first. The subject's own troubles are `own_cause`'s."""
     mine, theirs, stage = subject.ending(i), other.ending(i), f"{engine} {way}"
-    if theirs in (CRASHED, HUNG):
-        return FileCause(stage, "hangs" if theirs == HUNG else "crashes", place_of(other, i))
-    if other.peaks[i] > allowed_memory(engine, len(raw)):
+    wasteful = other.peaks[i] > allowed_memory(engine, len(raw))
+    # who takes ever more meets the limit of memory or that of time, by the speed of the processor
+    if theirs == HUNG or (theirs == OUT_OF_MEMORY and wasteful):
+        return FileCause(stage, "hangs", "")
+    if theirs == CRASHED:
+        return FileCause(stage, "crashes", place_of(other, i))
+    if wasteful:
         return FileCause(stage, "memory", mine)
     if theirs == ACCEPTED != mine:
         return None if mine in (CRASHED, HUNG) else FileCause(stage, "accepts", mine)
@@ -111,8 +116,6 @@ def cause_of(
 
 def place_of(answer: Parsed, i: int) -> str:
     """Where a parser died, without what changes from file to file."""
-    if answer.ending(i) == HUNG:
-        return ""
     said = PLACE.findall(answer.words.get(i, ""))
     return str(said[-1]).replace("/", "|") if said else "death"
 
