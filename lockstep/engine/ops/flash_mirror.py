@@ -24,6 +24,8 @@ kernel = partial(compiled, stamp=STAMP)  # `one_exp` is compiled in
 TILE = 64  # GGML_FA_TILE_Q and GGML_FA_TILE_KV
 SPLIT_KV = 512  # cells from which one token's attention is split over threads
 U = np.float64(2.0**-24)  # unit roundoff of float32
+DIGITS, BIAS = np.int64(52), np.int64(1023)  # of a float64's bits
+HALF_MORE = np.int64(1 << 51)  # the first of its digits: one and a half
 NO_SINK = np.full(1, np.nan)
 LANES_UP = 7  # rounds of the tree that adds the partial sums; at least four are kept
 
@@ -49,28 +51,24 @@ class FlashMirror:
 
 @kernel
 def to_half(x: float) -> float:
-    """The nearest half, ties to even; from 65520 on infinity."""
+    """The nearest half, ties to even; from 65520 on infinity.
+
+    A number so large that the last of its bits is the half's last is added and taken away again.
+    """
     size = abs(x)
-    if size == 0.0 or not np.isfinite(size):
-        return x
-    if size >= 65520.0:
-        return float(np.copysign(np.inf, x))
-    exponent = max(np.floor(np.log2(size)), -14.0)
-    step = 2.0 ** (exponent - 10.0)
-    if size / step >= 2048.0:  # log2 fell just short of a power of two
-        step *= 2.0
-    if size / step < 1024.0 and exponent > -14.0:
-        step *= 0.5
-    return float(np.copysign(np.round(size / step) * step, x))
+    exponent = np.float64(size).view(np.int64) >> DIGITS
+    exponent = min(max(exponent, BIAS - 14), BIAS + 16)  # subnormal halves; beyond the largest
+    large = np.int64(((exponent + DIGITS - 10) << DIGITS) | HALF_MORE).view(np.float64)
+    rounded = (size + large) - large
+    return float(np.copysign(np.inf if rounded >= 65536.0 else rounded, x))
 
 
 @kernel
 def settle(z: float, radius: float) -> tuple[float, float]:
     """Round to half; the radius that is left is zero where the whole interval rounds alike."""
     y = to_half(z)
-    if radius == 0.0 or not np.isfinite(y):
-        return y, 0.0
-    return y, max(abs(to_half(z + radius) - y), abs(y - to_half(z - radius)))
+    left = max(abs(to_half(z + radius) - y), abs(y - to_half(z - radius)))
+    return y, left if abs(y) < np.inf else 0.0
 
 
 @kernel
@@ -86,12 +84,12 @@ def one_by_one(
     """The sequential paths: (tokens, heads, dim of values) and the radius.
 
     s, r_s, on: (tokens, heads, cells), the scores, how far each may be off, and which are not
-    hidden; v: (cells, kv_heads, dim); `edges` cuts the cells into pieces that are merged at the
+    hidden; v: (kv_heads, cells, dim); `edges` cuts the cells into pieces that are merged at the
     end; sinks: a score without a value for each head, or one NaN.
     """
     n, heads, _ = s.shape
     dim = v.shape[2]
-    group = heads // v.shape[1]
+    group = heads // v.shape[0]
     out = np.zeros((n, heads, dim), np.float64)
     radius = np.zeros((n, heads, dim), np.float64)
     for t in range(n):
@@ -102,7 +100,7 @@ def one_by_one(
             for piece in range(len(edges) - 1):
                 sink = sinks[h % len(sinks)] if piece == 0 else np.nan
                 y, r, s_sum, r_sum, m, r_m = piece_of(
-                    s[t, h], r_s[t, h], on[t, h], v[:, h // group],
+                    s[t, h], r_s[t, h], on[t, h], v[h // group],
                     edges[piece], edges[piece + 1], narrow, sink,
                 )  # fmt: skip
                 if s_sum == 0.0:
@@ -159,26 +157,38 @@ def piece_of(
         if here > top:
             ms, r_ms = power_of(here - top, r_here + r_top)
             top, r_top = here, r_here
-            for d in range(dim):
-                z = y[d] * ms
-                wide = r[d] * ms + abs(y[d]) * r_ms + U * abs(z)
-                y[d], r[d] = settle(z, wide) if half else (z, wide)
+            scale_row(y, r, ms, r_ms, half)
             r_sum = r_sum * ms + s_sum * r_ms
             s_sum = s_sum * ms
             r_sum += U * s_sum
         else:
             vs, r_vs = power_of(top - here, r_here + r_top)
-        for d in range(0 if sinks else dim):
-            value = np.float64(v[c, d])
-            term = value * vs
-            z = y[d] + term
-            wide = r[d] + abs(value) * r_vs
-            if term != 0.0:
-                wide += U * (abs(term) + abs(z))
-            y[d], r[d] = settle(z, wide) if half else (z, wide)
+        if not sinks:
+            add_row(y, r, v[c], vs, r_vs, half)
         s_sum += vs
         r_sum += r_vs + U * s_sum
     return y, r, s_sum, r_sum, top, r_top
+
+
+@kernel
+def scale_row(y: NDArray[Any], r: NDArray[Any], by: float, r_by: float, half: bool) -> None:
+    for d in range(len(y)):
+        z = y[d] * by
+        wide = r[d] * by + abs(y[d]) * r_by + U * abs(z)
+        y[d], r[d] = settle(z, wide) if half else (z, wide)
+
+
+@kernel
+def add_row(
+    y: NDArray[Any], r: NDArray[Any], v: NDArray[Any], by: float, r_by: float, half: bool
+) -> None:
+    for d in range(len(y)):
+        value = np.float64(v[d])
+        term = value * by
+        z = y[d] + term
+        rounding = U * (abs(term) + abs(z))  # of zeros none
+        wide = r[d] + abs(value) * r_by + (rounding if term != 0.0 else 0.0)
+        y[d], r[d] = settle(z, wide) if half else (z, wide)
 
 
 @kernel

@@ -158,8 +158,8 @@ def single(x: F64) -> F64:
 def sequential(node: Node, form: Form, build: Build, *, split: bool) -> tuple[F64, F64]:
     """Key by key; one token's cache of 512 cells and more may be cut in pieces that are merged."""
     ordered = (np.ascontiguousarray(x.swapaxes(0, 1)) for x in scores(node, form, build))
-    v = np.ascontiguousarray(node.wide(2)[0].swapaxes(0, 1), np.float32)  # (cells, kv_heads, dim)
-    tokens, cells = node.source(0).ne[1], len(v)
+    v = np.ascontiguousarray(node.wide(2)[0], np.float32)  # (kv_heads, cells, dim)
+    tokens, cells = node.source(0).ne[1], v.shape[1]
     mirror = FlashMirror(build.n_threads, cells)
     edges = mirror.pieces(tokens, cells) if split else np.array([0, cells])
     narrow = node.source(2).type == "F16"
