@@ -4,38 +4,14 @@ Each is decoded by the `unpack` of its format. What a part of a row stands for, 
 known by decoding it with other fields zero: its bytes are masked first.
 """
 
-from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import types
 from numpy.typing import NDArray
 
 from lockstep.engine.kernels.compiled import compiled
-from lockstep.engine.kernels.lanes import compiled_as, half_at, kernel
-
-BYTES = types.Array(types.uint8, 1, "C", readonly=True)
-FLOATS = types.Array(types.float32, 1, "C")
-
-
-@cache
-def pointer_to(unpack: Any) -> int:
-    """Where the compiled `unpack` of a format is, so that one kernel serves all of them."""
-    found = unpack.get_compile_result(types.void(BYTES, FLOATS))
-    return int(found.library.get_pointer_to_function(found.fndesc.llvm_func_name))
-
-
-@compiled_as
-def unpack_at(typing: Any, pointer: Any, raw: Any, out: Any) -> Any:
-    """Call the `unpack` that the pointer is to."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = context.call_conv.get_function_type(types.none, (BYTES, FLOATS))
-        function = builder.inttoptr(args[0], kind.as_pointer())
-        context.call_conv.call_function(builder, function, types.none, (BYTES, FLOATS), args[1:])
-        return context.get_dummy_value()
-
-    return types.void(types.intp, BYTES, FLOATS), codegen
+from lockstep.engine.kernels.lanes import half_at, kernel
+from lockstep.engine.kernels.unpacking import unpack_at
 
 
 def in_any_order(function: Any) -> Any:

@@ -338,7 +338,9 @@ def whole_steps(acts: F64, weight: Weight, build: Build) -> integers.Steps | Non
     kind = weight.format
     if len(acts) <= FEW or build.multiply is not np.matmul or not integers.takes(kind):
         return None
-    return integers.steps_of(acts, run_of(kind)) if is_in_blocks(kind) else None
+    if not is_in_blocks(kind):
+        return None
+    return integers.steps_of(acts, run_of(kind), in_bytes=integers.in_bytes(kind))
 
 
 def offsets(acts: F64, weight: Weight, rows: slice) -> tuple[Factors, ...]:

@@ -13,7 +13,8 @@ from numba.core.dispatcher import Dispatcher
 from lockstep.engine.activations.base import F64
 from lockstep.engine.kernels import rows as kernels
 from lockstep.engine.kernels.threads import each
-from lockstep.engine.quants.base import Bytes, WeightFormat
+from lockstep.engine.kernels.unpacking import pointer_to
+from lockstep.engine.quants.base import Bytes, WeightFormat, offset_of
 from lockstep.engine.weights import Weight
 
 PIECE = 1 << 21  # weights: a third of a millisecond, so that threads are worth their while
@@ -53,16 +54,12 @@ def mask_of(name: str, blocks: int, zero: tuple[str, ...]) -> Bytes:
     return row
 
 
-def offset_of(kind: type[WeightFormat], field: str) -> int:
-    return kind.layout.fields[field][1] if kind.layout.fields else 0
-
-
 def products(parts: Sequence[Part], weight: Weight, *, sizes: bool) -> tuple[F64, F64]:
     """(tokens, rows): the product, and the sums of magnitudes, if they are asked for."""
     kind, (n, columns), tokens = weight.format, weight.shape, len(parts[0].left)
     value, size = np.zeros((n, tokens)), np.zeros((n if sizes else 0, tokens))
     nothing = np.empty((0, tokens))
-    pointer, blocks = kernels.pointer_to(kind.unpack), columns // kind.weights
+    pointer, blocks = pointer_to(kind.unpack), columns // kind.weights
     raw = weight.raw.reshape(-1).view()
     raw.flags.writeable = False  # of our view: one kind of array is one compilation
     lefts = [np.require(part.left, np.float64, ["C", "W"]) for part in parts]
