@@ -174,7 +174,7 @@ def one_sin(quarter: int, r: float) -> float:
     return float(side if quarter % 4 < 2 else -side)
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+@intrinsic
 def power_of_two(typing: Any, k: Any) -> Any:
     """A float64, by its bits; k: from -1022 to 1023."""
 
