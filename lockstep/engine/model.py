@@ -24,7 +24,7 @@ from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
 from lockstep.engine.trace import Probe, silent
 
 N_SEQ_MAX = 256  # sequences that a memory may hold: LLAMA_MAX_SEQ of llama-cparams.h, 0.3.36
-LARGE = 1 << 28  # bytes of a file from which its pages are given back after each batch
+LARGE = 1 << 28  # bytes of a file from which its pages are given back
 
 
 def architecture_of(file: GgufFile) -> type[Architecture]:
@@ -102,8 +102,6 @@ class Model:
         sizes = {"n_vocab": self.graph.hparams.n_vocab, "n_ubatch": self.n_ubatch}
         logits = decode(entries_of(batch), memory, compute, **sizes)
         assert logits is not None
-        if self.file.size > LARGE:
-            self.file.release()  # or every open model would count the whole file as its memory
         return logits
 
     def compute(
@@ -141,6 +139,12 @@ class Model:
             token = greedy(last)
             yield token, last
             batch = Batch.of([token], start=at)
+
+    def release(self) -> None:
+        """At the end of a run: or every open model would count a large file as its memory. To read
+        it once more costs a page fault for each of its pages, so not after each batch."""
+        if self.file.size > LARGE:
+            self.file.release()
 
     def close(self) -> None:
         self.file.close()

@@ -175,7 +175,9 @@ class Nodes:
     root_size: NDArray[np.int64]  # (rows,): bytes
     root_home: NDArray[np.int64]  # (rows,): of whose buffer that is: KEPT, WEIGHTS or COMPUTE
     root_name: NDArray[np.uint8]  # (rows, 64), ended by a zero
-    at: NDArray[np.int64]  # (rows,): where in `data` a contiguous copy lies; -1: nowhere
+    at: NDArray[
+        np.int64
+    ]  # (rows,): where in `data` a contiguous copy lies; -1: nowhere, -2: none was made
     data: NDArray[np.uint8]
 
 

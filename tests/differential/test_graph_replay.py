@@ -144,6 +144,29 @@ def test_a_graph_run_whole_gives_what_llama_cpp_gives(name: str, recorded: Recor
     assert off(made, found) <= made.floor < 0.01
 
 
+@pytest.mark.parametrize("name", SLICE)
+def test_a_graph_is_the_same_without_the_values_that_it_computes(
+    name: str, recorded: Record
+) -> None:
+    """Results come in any case, and where they are not enough all are asked for."""
+    made = recorded(name)
+    with Runner().open("llama.cpp", made.path, made.settings) as session:
+        found = record(session, made.batches)
+    assert isinstance(found, Program)
+    assert found.orders == made.program.orders
+    for ours, other in zip(found.graphs, made.program.graphs, strict=True):
+        assert (ours.nodes, ours.roots) == (other.nodes, other.roots)
+        assert ours.inputs.keys() == other.inputs.keys()
+        assert all(np.array_equal(raw, other.inputs[n]) for n, raw in ours.inputs.items())
+
+
+@pytest.mark.parametrize("name", SLICE)
+def test_values_are_the_same_bits_where_bounds_are_left_out(name: str, recorded: Record) -> None:
+    made = recorded(name)
+    pairs = zip(made.run().outputs, made.run(Honest(sizes=False)).outputs, strict=True)
+    assert all(a is not None and np.array_equal(a, b, equal_nan=True) for a, b in pairs)
+
+
 def test_with_flash_attention_and_a_cache_of_halves_too(recorded: Record) -> None:
     made = recorded("gemma3", DEFAULT)
     assert {root.type for root in made.program.caches} == {"F16"}

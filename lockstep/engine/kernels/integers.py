@@ -1,8 +1,8 @@
 """Products of matrices whose numbers are integers times a scale for each run of them: the sums of
 a run are exact, in whatever order a processor adds, and only sums of runs are rounded.
 
-Integers are of 16 bits and sums of 32, whose room the caller has seen to. Tokens lie side by side
-in a vector register, sixteen of them; of each two integers in a row are multiplied at once.
+Integers are of 16 bits or 8, and sums of 32, whose room the caller has seen to. Tokens lie side by
+side in a vector register, sixteen of them; of each two integers or four are multiplied at once.
 """
 
 from typing import Any
@@ -13,26 +13,54 @@ from numba import types
 from numba.core import cgutils
 from numpy.typing import NDArray
 
-from lockstep.engine.kernels.lanes import compiled_as, kernel, spread
-from lockstep.engine.kernels.vectors import F64, I16, I32, address, filled
+from lockstep.engine.kernels.lanes import compiled_as, half_at, kernel, uint32s_at
+from lockstep.engine.kernels.unpacking import unpack_at
+from lockstep.engine.kernels.vectors import F64, I16, I32, address, filled, same
 
 TOKENS = 16  # in a vector register
 ROWS = 8  # of weights that are multiplied by them before they are read again
-NOTHING = np.int32(0)
 
 
 @compiled_as
-def add_pairs(typing: Any, sums: Any, steps: Any, at: Any, pair: Any) -> Any:
-    """sums + a * x + b * y: pair is (a, b) in 32 bits, steps[at : at + 32] (x, y) of each lane."""
+def add_products(typing: Any, sums: Any, steps: Any, at: Any, word: Any) -> Any:
+    """sums + the products of the integers in `word`, of 32 bits, with those of each lane, which are
+    steps[at : at + 16 * as many]: pairs of 16 bits, or fours of bytes, unsigned in `word`."""
+    several = added if steps.dtype == types.int16 else added_bytes
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        wide = ir.VectorType(I16, 32)
-        start = address(context, builder, steps, args[1], args[2], wide)
-        both = builder.bitcast(filled(builder, args[3], 16), wide)
-        found = multiplied(context, builder, builder.load(start, align=4), both)
-        return builder.add(args[0], found)
+        start = address(context, builder, steps, args[1], args[2], args[0].type)
+        lanes, word = builder.load(start, align=4), filled(builder, args[3], 16)
+        return several(context, builder, args[0], lanes, word)
 
     return sums(sums, steps, types.intp, types.int32), codegen
+
+
+def added(context: Any, builder: Any, sums: Any, a: Any, b: Any) -> Any:
+    """sums + products of integers of 16 bits, the two of each lane added."""
+    if sums_products(context):
+        return by_name(builder, "llvm.x86.avx512.vpdpwssd.512", sums, a, b)
+    wide = ir.VectorType(I16, 32)
+    a, b = builder.bitcast(a, wide), builder.bitcast(b, wide)
+    return builder.add(sums, multiplied(context, builder, a, b))
+
+
+def added_bytes(context: Any, builder: Any, sums: Any, signed: Any, unsigned: Any) -> Any:
+    """sums + products of bytes, the four of each lane added."""
+    if sums_products(context):
+        return by_name(builder, "llvm.x86.avx512.vpdpbusd.512", sums, unsigned, signed)
+    wide, codes = ir.VectorType(I16, 32), same(signed.type, 0x00FF00FF)
+    signed, eight = builder.bitcast(signed, wide), same(wide, 8)
+    even = builder.and_(unsigned, codes), builder.shl(signed, eight)
+    odd = builder.and_(builder.lshr(unsigned, same(unsigned.type, 8)), codes), signed
+    for a, b in (even, odd):
+        a = builder.bitcast(a, wide)
+        sums = builder.add(sums, multiplied(context, builder, a, builder.ashr(b, eight)))
+    return sums
+
+
+def sums_products(context: Any) -> bool:
+    triple, _, features = context.codegen().magic_tuple()
+    return triple.startswith("x86") and "+avx512vnni" in features
 
 
 def multiplied(context: Any, builder: Any, a: Any, b: Any) -> Any:
@@ -53,9 +81,10 @@ def multiplied(context: Any, builder: Any, a: Any, b: Any) -> Any:
     return builder.add(builder.mul(*even), builder.mul(*odd))
 
 
-def by_name(builder: Any, name: str, a: Any, b: Any) -> Any:
-    kind = ir.FunctionType(ir.VectorType(I32, a.type.count // 2), (a.type, b.type))
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), (a, b))
+def by_name(builder: Any, name: str, *args: Any) -> Any:
+    bits = args[-1].type.element.width * args[-1].type.count
+    kind = ir.FunctionType(ir.VectorType(I32, bits // 32), [v.type for v in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
 
 
 def part(builder: Any, vector: Any, i: int) -> Any:
@@ -89,36 +118,39 @@ def add_scaled(
 
 @kernel
 def products(
-    pairs: NDArray[np.int32],
+    words: NDArray[np.int32],
     weight_scales: NDArray[np.float32],
-    steps: NDArray[np.int16],
+    steps: NDArray[Any],
+    starts: NDArray[np.int32],
     scales: NDArray[np.float64],
     out: NDArray[np.float64],
 ) -> None:
     """out += the products.
 
-    pairs: (rows, columns / 2), two integers of 16 bits each; weight_scales: (rows, runs or fewer);
-    steps: (runs, columns of a run / 2, tokens, 2); scales: (runs, tokens); out: (rows, tokens).
-    Rows are a multiple of 8, tokens of 16.
+    words: (rows, columns / 2 or 4), each two integers of 16 bits or four unsigned bytes;
+    weight_scales: (rows, runs or fewer); steps: (runs, words of a run, tokens, 2 or 4), of int16 or
+    int8; starts: (runs, tokens), what sums begin with; scales: as many; out: (rows, tokens). Rows
+    are a multiple of 8, tokens of 16.
     """
-    runs, half, tokens = steps.shape[0], steps.shape[1], steps.shape[2]
+    runs, size, tokens, per = steps.shape
     shared = runs // weight_scales.shape[1]
     flat, flat_scales, to = steps.reshape(-1), scales.reshape(-1), out.reshape(-1)
-    for r in range(0, pairs.shape[0], ROWS):
+    first = starts.reshape(-1)
+    for r in range(0, words.shape[0], ROWS):
         for t in range(0, tokens, TOKENS):
             for run in range(runs):
-                at = (run * half * tokens + t) * 2
-                a = b = c = d = e = f = g = h = spread(NOTHING, 16)
-                for i in range(run * half, run * half + half):
-                    a = add_pairs(a, flat, at, pairs[r, i])
-                    b = add_pairs(b, flat, at, pairs[r + 1, i])
-                    c = add_pairs(c, flat, at, pairs[r + 2, i])
-                    d = add_pairs(d, flat, at, pairs[r + 3, i])
-                    e = add_pairs(e, flat, at, pairs[r + 4, i])
-                    f = add_pairs(f, flat, at, pairs[r + 5, i])
-                    g = add_pairs(g, flat, at, pairs[r + 6, i])
-                    h = add_pairs(h, flat, at, pairs[r + 7, i])
-                    at += 2 * tokens
+                at = (run * size * tokens + t) * per
+                a = b = c = d = e = f = g = h = uint32s_at(first, run * tokens + t, 16)
+                for i in range(run * size, run * size + size):
+                    a = add_products(a, flat, at, words[r, i])
+                    b = add_products(b, flat, at, words[r + 1, i])
+                    c = add_products(c, flat, at, words[r + 2, i])
+                    d = add_products(d, flat, at, words[r + 3, i])
+                    e = add_products(e, flat, at, words[r + 4, i])
+                    f = add_products(f, flat, at, words[r + 5, i])
+                    g = add_products(g, flat, at, words[r + 6, i])
+                    h = add_products(h, flat, at, words[r + 7, i])
+                    at += per * tokens
                 s, x, y = run * tokens + t, run // shared, r * tokens + t
                 add_scaled(to, y, a, flat_scales, s, np.float64(weight_scales[r, x]))
                 add_scaled(to, y + tokens, b, flat_scales, s, np.float64(weight_scales[r + 1, x]))
@@ -146,7 +178,7 @@ def products(
 def steps_of(
     values: NDArray[np.float64],
     most: float,
-    steps: NDArray[np.int16],
+    steps: NDArray[Any],
     scales: NDArray[np.float64],
     rest: NDArray[np.bool_],
 ) -> None:
@@ -155,22 +187,23 @@ def steps_of(
 
     A scale must be a float32 and a value its multiple exactly: none is rounded here.
     """
-    runs, half = steps.shape[0], steps.shape[1]
+    runs, per = steps.shape[0], steps.shape[3]
+    n = steps.shape[1] * per
     for t in range(values.shape[0]):
         for run in range(runs):
-            start, largest = run * 2 * half, 0.0
-            for i in range(start, start + 2 * half):
+            start, largest = run * n, 0.0
+            for i in range(start, start + n):
                 largest = max(largest, abs(values[t, i]))
             scale = np.float64(np.float32(largest / most))
             scales[run, t] = scale
             by = 1.0 / scale if scale > 0.0 else 0.0
-            for i in range(2 * half):
+            for i in range(n):
                 value = values[t, start + i]
                 step = np.rint(value * by)
                 if step * scale == value:
-                    steps[run, i // 2, t, i % 2] = np.int16(step)
+                    steps[run, i // per, t, i % per] = np.int16(step)
                 else:
-                    steps[run, i // 2, t, i % 2] = 0
+                    steps[run, i // per, t, i % per] = 0
                     rest[start + i] = True
 
 
@@ -178,29 +211,61 @@ def steps_of(
 def whole(
     weights: NDArray[np.float32],
     factor: np.float32,
-    base: int,
-    most: int,
-    out: NDArray[np.int16],
-    minima: NDArray[np.float32],
+    mask: np.int32,
+    least: np.int32,
+    most: np.int32,
+    offset: np.int32,
+    out: NDArray[Any],
 ) -> bool:
-    """weights: (rows, columns) -> themselves as integers, if all are, and none is beyond `most`.
+    """Weights of a row -> themselves plus `offset` as integers, if all are, from `least` to `most`.
 
-    factor: what makes them integers; base: where there are minima of groups, each weight is
-    step + base * minimum, and this splits them; 0: there are none. minima: (rows, groups).
+    factor: what makes them integers; mask: what of their bits is theirs, where minima are in the
+    others.
     """
     fine = True
-    columns = weights.shape[1]
-    for r in range(weights.shape[0]):
-        for i in range(columns):
-            scaled = weights[r, i] * factor
-            step = np.int32(scaled)
-            fine &= np.float32(step) == scaled
-            if base:
-                step &= base - 1
-            fine &= abs(step) <= most
-            out[r, i] = step
-        if base:
-            group = columns // minima.shape[1]
-            for g in range(minima.shape[1]):
-                minima[r, g] = np.float32(np.int32(weights[r, g * group] * factor) // base)
+    for i in range(len(weights)):
+        scaled = weights[i] * factor
+        found = np.int32(scaled)
+        fine &= np.float32(found) == scaled
+        step = np.int32(found & mask)
+        fine &= (step >= least) & (step <= most)
+        out[i] = step + offset
+    return fine
+
+
+@kernel
+def steps_of_rows(
+    unpack: int,
+    raw: NDArray[np.uint8],
+    mask: NDArray[np.uint8],
+    instead: NDArray[np.uint8],
+    at: int,
+    base: np.int32,
+    factor: np.float32,
+    limits: Any,
+    steps: NDArray[Any],
+    scales: NDArray[np.float32],
+    minima: NDArray[np.float32],
+) -> bool:
+    """raw: rows of weights -> steps, scales and minima of each; False where these are none.
+
+    mask: what is left of a row's bytes, and `instead` is there instead of its scales, which are
+    halves at `at` of each block; base: where there are minima of groups, each weight is
+    step + base * minimum; factor, limits: see `whole`. minima: (rows, groups), or none a row.
+    """
+    masked, weights = np.empty(mask.size, np.uint8), np.empty(steps.shape[1], np.float32)
+    blocks, groups = scales.shape[1], minima.shape[1]
+    bits, fine = np.int32(base - 1 if groups else -1), True
+    for r in range(len(minima)):
+        row = raw[r * mask.size : (r + 1) * mask.size]
+        for i in range(mask.size):
+            masked[i] = (row[i] & mask[i]) | instead[i]
+        unpack_at(unpack, masked, weights)
+        fine &= whole(weights, factor, bits, limits[0], limits[1], limits[2], steps[r])
+        for i in range(blocks):
+            scales[r, i] = half_at(row, i * (mask.size // blocks) + at) / factor
+            fine &= np.isfinite(scales[r, i])
+        for g in range(groups):
+            first = np.int32(weights[g * (len(weights) // groups)] * factor)
+            minima[r, g] = np.float32(first // base)
     return fine

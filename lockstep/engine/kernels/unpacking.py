@@ -1,8 +1,12 @@
 """How decoders are compiled, and what makes their kept results out of date."""
 
 import hashlib
+from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
+
+from numba import types
+from numba.extending import intrinsic
 
 from lockstep.engine.kernels.compiled import Function, compiled
 
@@ -31,3 +35,29 @@ def kernel(function: Function) -> Function:
     """
     options = {"nogil": True, "error_model": "numpy"}
     return cast(Function, compiled(function, SHARED_SOURCES, **options))
+
+
+# --- decoders as pointers, so that one kernel serves all of them ----------------------------------
+
+BYTES = types.Array(types.uint8, 1, "C", readonly=True)
+FLOATS = types.Array(types.float32, 1, "C")
+
+
+@cache
+def pointer_to(unpack: Any) -> int:
+    """Where the compiled `unpack` of a format is."""
+    found = unpack.get_compile_result(types.void(BYTES, FLOATS))
+    return int(found.library.get_pointer_to_function(found.fndesc.llvm_func_name))
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+def unpack_at(typing: Any, pointer: Any, raw: Any, out: Any) -> Any:
+    """Call the `unpack` that the pointer is to."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = context.call_conv.get_function_type(types.none, (BYTES, FLOATS))
+        function = builder.inttoptr(args[0], kind.as_pointer())
+        context.call_conv.call_function(builder, function, types.none, (BYTES, FLOATS), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(types.intp, BYTES, FLOATS), codegen

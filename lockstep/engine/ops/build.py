@@ -46,7 +46,7 @@ class Build:
 
     def number(self, x: NDArray[Any]) -> Number:
         """As a formula takes it, with or without a radius."""
-        wide = x.astype(np.float64)
+        wide = x.astype(np.float64, copy=False)
         return exact(wide) if self.bounds else wide
 
     def parameter(self, x: float) -> float:

@@ -5,6 +5,7 @@ fraction of the time: sums of integers are exact, and a processor has instructio
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,13 @@ from numpy.typing import NDArray
 
 from lockstep.engine.activations.base import F64
 from lockstep.engine.kernels import integers as kernels
-from lockstep.engine.quants.base import F32, WeightFormat
+from lockstep.engine.kernels.unpacking import pointer_to
+from lockstep.engine.quants.base import F32, Bytes, WeightFormat, offset_of
 from lockstep.engine.weights import Weight
 
 LARGEST_STEP = 127  # of activations: the largest of a block is as many scales, in every format
+SMALL_BLOCK = 32  # weights
+OFFSET = 128  # of steps in bytes, which a processor wants unsigned
 BASE = 2048  # of minima, in place of `dmin`: more than 63 * 31, the largest step of Q5_K
 SUM = 2**31 - 1
 MOST_REST = 8  # a share of the columns may hold what is no multiple of a scale
@@ -28,7 +32,8 @@ FACTORS = {"IQ1_S": 8, "IQ2_XXS": 8, "IQ2_XS": 8, "IQ2_S": 8, "IQ3_XXS": 4}
 class Steps:
     """Activations: `steps` times `scales`, and the rest."""
 
-    steps: NDArray[np.int16]  # (runs, columns of a run / 2, tokens, 2)
+    steps: NDArray[Any]  # (runs, columns of a run / 2, tokens, 2), or in fours of int8
+    starts: NDArray[np.int32]  # (runs, tokens): what an offset of the weights adds
     scales: F64  # (runs, tokens)
     columns: NDArray[np.intp]  # where there is a rest
     rest: F64  # (tokens, these columns)
@@ -36,27 +41,30 @@ class Steps:
 
     def magnitudes(self) -> "Steps":
         rest: F64 = np.abs(self.rest)
-        return Steps(np.abs(self.steps), self.scales, self.columns, rest, self.tokens)
+        steps, starts = np.abs(self.steps), np.zeros_like(self.starts)
+        return Steps(steps, starts, self.scales, self.columns, rest, self.tokens)
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
     """Rows of a matrix: steps times scales, plus minima of groups."""
 
-    steps: NDArray[np.int16]  # (rows and some zeros, columns)
+    steps: NDArray[Any]  # (rows and some others, columns), of int16, or of uint8
+    offset: int  # that was added to the steps
     scales: F32  # (as many, blocks)
     minima: F32 | None  # (rows, groups)
     n: int
 
     def magnitudes(self) -> "Rows":
         minima = None if self.minima is None else np.abs(self.minima)
-        return Rows(np.abs(self.steps), np.abs(self.scales), minima, self.n)
+        steps = (self.steps ^ OFFSET).view(np.int8) if self.offset else self.steps
+        return Rows(np.abs(steps).view(self.steps.dtype), 0, np.abs(self.scales), minima, self.n)
 
     def columns(self, at: NDArray[np.intp]) -> F64:
         """(rows, these columns), without minima."""
         per = self.steps.shape[1] // self.scales.shape[1]
         scales = self.scales[: self.n, at // per].astype(np.float64)
-        return scales * self.steps[: self.n, at]
+        return scales * (self.steps[: self.n, at].astype(np.float64) - self.offset)
 
 
 def takes(kind: type[WeightFormat]) -> bool:
@@ -70,14 +78,21 @@ def takes(kind: type[WeightFormat]) -> bool:
     return "d" in (kind.layout.names or ()) and kind.layout["d"] == np.dtype("<f2")
 
 
-def steps_of(values: F64, run: int) -> Steps | None:
-    """values: (tokens, columns), converted to a format of blocks; run: those of one scale.
+def in_bytes(kind: type[WeightFormat]) -> bool:
+    """Whether their steps are codes of no more bits: those of larger blocks have scales as well."""
+    return kind.weights == SMALL_BLOCK
+
+
+def steps_of(values: F64, run: int, *, in_bytes: bool = False) -> Steps | None:
+    """values: (tokens, columns), converted to a format of blocks; run: those of one scale;
+    in_bytes: they are to meet weights whose steps are.
 
     None where they are not: an engine may have converted them otherwise, or a scale is no number.
     """
     tokens, columns = values.shape
     room = -(-tokens // kernels.TOKENS) * kernels.TOKENS
-    steps = np.zeros((columns // run, run // 2, room, 2), np.int16)
+    per, dtype = (4, np.int8) if in_bytes else (2, np.int16)
+    steps = np.zeros((columns // run, run // per, room, per), dtype)
     scales = np.zeros((columns // run, room))
     rest = np.zeros(columns, np.bool_)
     kernels.steps_of(
@@ -89,9 +104,12 @@ def steps_of(values: F64, run: int) -> Steps | None:
     left = np.zeros((tokens, len(at)))
     for i, column in enumerate(at):
         run_of, within = divmod(int(column), run)
-        known = steps[run_of, within // 2, :tokens, within % 2] * scales[run_of, :tokens]
+        known = steps[run_of, within // per, :tokens, within % per] * scales[run_of, :tokens]
         left[:, i] = values[:, column] - known
-    return Steps(steps, scales, at, left, tokens)
+    starts = np.zeros(scales.shape, np.int32)
+    if in_bytes:
+        starts -= OFFSET * steps.sum(axis=(1, 3), dtype=np.int32)
+    return Steps(steps, starts, scales, at, left, tokens)
 
 
 def rows_of(weight: Weight, rows: slice, run: int, group: int, minimum: str | None) -> Rows | None:
@@ -101,36 +119,56 @@ def rows_of(weight: Weight, rows: slice, run: int, group: int, minimum: str | No
     field is `minimum`.
     """
     kind, n = weight.format, rows.stop - rows.start
-    raw = weight.raw[rows.start * weight.row_bytes : rows.stop * weight.row_bytes]
-    blocks: NDArray[Any] = raw.copy().view(kind.layout)
-    scales = blocks["d"].astype(np.float32).reshape(n, -1)
-    fields = [name for name in ("d", minimum) if name]
-    if not all(np.isfinite(blocks[name]).all() for name in fields):
-        return None
-    blocks["d"] = 1
-    lowest = blocks[minimum].astype(np.float32).reshape(n, -1) if minimum else None
-    if minimum:
-        blocks[minimum] = -BASE if minimum == "dmin" else 0
-    one = kind.dequantize(blocks.view(np.uint8)).reshape(n, weight.shape[-1])
+    raw = weight.raw[rows.start * weight.row_bytes : rows.stop * weight.row_bytes].view()
+    raw.flags.writeable = False  # of our view: one kind of array is one compilation
+    per, small = weight.shape[-1] // kind.weights, in_bytes(kind)
     room = -(-n // kernels.ROWS) * kernels.ROWS
-    steps = np.zeros((room, weight.shape[-1]), np.int16)
+    steps = np.zeros((room, weight.shape[-1]), np.uint8 if small else np.int16)
     groups = weight.shape[-1] // group if minimum == "dmin" else 0
-    minima = np.empty((n, groups), np.float32)
-    factor, most = FACTORS.get(kind.name, 1), SUM // (LARGEST_STEP + 1) // run
-    base = BASE if groups else 0
-    if not kernels.whole(one, np.float32(factor), base, min(most, 32767), steps, minima):
+    scales, minima = np.zeros((room, per), np.float32), np.empty((n, groups), np.float32)
+    most = min(SUM // (LARGEST_STEP + 1) // run, 32767)
+    limits = (-OFFSET, OFFSET - 1, OFFSET) if small else (-most, most, 0)
+    if not kernels.steps_of_rows(
+        pointer_to(kind.unpack),
+        raw.reshape(-1),
+        *patterns_of(kind.name, per),
+        offset_of(kind, "d"),
+        np.int32(BASE),
+        np.float32(FACTORS.get(kind.name, 1)),
+        tuple(np.int32(n) for n in limits),
+        steps,
+        scales,
+        minima,
+    ):
         return None
-    padded = np.zeros((room, scales.shape[1]), np.float32)
-    padded[:n] = scales / np.float32(factor)
-    if minimum == "dmin" and lowest is not None:
-        lowest = minima * -np.repeat(lowest, groups // lowest.shape[1], axis=1)
-    return Rows(steps, padded, lowest, n)
+    if minimum is None:
+        return Rows(steps, limits[2], scales, None, n)
+    blocks: NDArray[Any] = raw.view(kind.layout)
+    lowest = blocks[minimum].astype(np.float32).reshape(n, per)
+    if not np.isfinite(lowest).all():
+        return None
+    if groups:
+        lowest = minima * -np.repeat(lowest, groups // per, axis=1)
+    return Rows(steps, limits[2], scales, lowest, n)
+
+
+@cache
+def patterns_of(name: str, blocks: int) -> tuple[Bytes, Bytes]:
+    """What is left of a row of blocks, and what takes the place of the rest: a scale of one, and
+    minima that are told from steps."""
+    layout = WeightFormat.named(name).layout
+    left, instead = np.full(layout.itemsize, 255, np.uint8), np.zeros(layout.itemsize, np.uint8)
+    for field, scale in (("d", 1), ("m", 0), ("dmin", -BASE)):
+        if field in (layout.names or ()):
+            left.view(layout)[field], instead.view(layout)[field] = 0, scale
+    return np.tile(left, blocks), np.tile(instead, blocks)
 
 
 def product(left: Steps, sums: F64 | None, right: Rows) -> F64:
     """sums: (tokens, groups), which minima are multiplied by -> (tokens, rows)."""
     out = np.zeros((len(right.steps), left.steps.shape[2]))
-    kernels.products(right.steps.view(np.int32), right.scales, left.steps, left.scales, out)
+    words = right.steps.view(np.int32)
+    kernels.products(words, right.scales, left.steps, left.starts, left.scales, out)
     found: F64 = out[: right.n, : left.tokens].T
     if len(left.columns):
         found = found + left.rest @ right.columns(left.columns).T

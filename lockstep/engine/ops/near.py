@@ -155,6 +155,11 @@ def because(x: Number, reason: str) -> Number:
     return replace(x, reason=reason) if isinstance(x, Near) else x
 
 
+def expected_of(x: Number, reason: str) -> Expected:
+    """Without a bound where none was asked for."""
+    return x.expected(reason) if isinstance(x, Near) else Expected(x, 0.0, reason)
+
+
 def finite(x: Near) -> Near:
     """What is masked is minus infinity in every implementation."""
     return Near(x.v, np.where(np.isfinite(x.v), x.r, 0.0))

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from lockstep.engine.activations.base import F64, GENERIC, X86, ActivationFormat, Converted
 from lockstep.engine.errors import Unsupported
-from lockstep.engine.kernels.compiled import compiled
 from lockstep.engine.kernels.threads import each
 from lockstep.engine.ops import integers
+from lockstep.engine.ops import rows as by_row
 from lockstep.engine.ops.build import Build, Multiply
 from lockstep.engine.ops.near import LARGEST, SMALLEST, Near, Number, U
 from lockstep.engine.quants.base import F32, NO_PRODUCT, WeightFormat
@@ -32,7 +32,7 @@ Factors = tuple[F64, F32]  # (tokens, k) and (rows, k): to be multiplied and add
 MINIMA = ("m", "dmin")  # ggml's names for the scale of a block's minima
 FEW = 4  # tokens
 WORTH_THREADS = 1 << 24  # multiplications; of fewer, Python between them is most of the time
-SUMS_OF_FLOAT64 = 2.0**-40  # more than a share of them that is lost to their roundings
+MORE = 1 + 2.0**-40  # by which sums of float64 grow, more than is lost to their roundings
 UNPACKING = 16  # multiplications take as long as to unpack a weight
 # ggml may multiply grid and shift of these apart; of |grid + shift| that is 9 to 7 at most
 APART = {"IQ1_S": 9 / 7, "IQ1_M": 9 / 7}
@@ -148,30 +148,7 @@ def without(weight: Weight, rows: slice, *fields: str) -> F32:
 def multiplied(pairs: Iterable[Factors], multiply: Multiply = np.matmul) -> F64:
     """(tokens, rows), in float64."""
     with np.errstate(invalid="ignore", over="ignore"):  # activations may be infinite
-        return reduce(np.add, (product(a, w, multiply) for a, w in pairs))
-
-
-def product(a: F64, w: F32, multiply: Multiply) -> F64:
-    """a: (tokens, columns), w: (rows, columns). Of few tokens a pass over the weights as they are
-    takes a third of the time that BLAS does, which wants them in float64 first."""
-    if multiply is np.matmul and len(a) <= FEW:
-        out = np.empty((len(a), len(w)))
-        dots(np.require(a, np.float64, ["C", "W"]), np.require(w, np.float32, ["C", "W"]), out)
-        return out
-    return multiply(a, w.astype(np.float64).T)
-
-
-def dots_of(a: F64, w: F32, out: F64) -> None:
-    for r in range(w.shape[0]):
-        for t in range(a.shape[0]):
-            s = 0.0
-            for i in range(w.shape[1]):
-                s += a[t, i] * np.float64(w[r, i])
-            out[t, r] = s
-
-
-# sums in any order: what BLAS promises too
-dots = compiled(dots_of, nogil=True, fastmath={"reassoc", "contract"})
+        return reduce(np.add, (multiply(a, w.astype(np.float64).T) for a, w in pairs))
 
 
 def linear(
@@ -266,6 +243,8 @@ def added_up(
     the magnitudes of all that is added up for it, or a bit more."""
     shape = len(acts), weight.shape[0]
     floats = adds_floats(weight, build)
+    if len(acts) <= FEW and build.multiply is np.matmul and by_row.takes(weight.format):
+        return by_rows(acts, sums, weight, build, np.float64 if floats and build.bounds else dtype)
     out = np.empty(shape, np.float64 if floats and build.bounds else dtype)
     size = np.empty(shape if build.bounds else 0)
     left = left_factors(acts, sums, weight, apart=not build.plain)
@@ -286,6 +265,29 @@ def added_up(
     else:
         each(run, list(weight.runs()))
     return out, size if floats else size * APART.get(weight.format.name, 1.0)
+
+
+def by_rows(
+    acts: F64, sums: F64 | None, weight: Weight, build: Build, dtype: Any
+) -> tuple[NDArray[Any], F64]:
+    """The same of few tokens, in less time."""
+    apart, floats = not build.plain, adds_floats(weight, build)
+    minimum = minimum_of(weight.format) if apart else None
+    left = left_factors(acts, sums, weight, apart=apart)
+    parts = [by_row.Part(left[0], (minimum,) if minimum else ())]
+    if minimum:
+        group = activation_format(weight.format).summed
+        if group == weight.format.weights:  # each block has one, and it lies there as it is
+            parts.append(by_row.Part(left[1], half=minimum))
+        else:
+            parts.append(by_row.Part(left[1], ("d",), stride=group))
+    codes = UNSIGNED.get(weight.format.name)
+    if codes and build.bounds and not floats:
+        parts.append(by_row.Part(acts, codes, value=False, times=2.0))
+    value, size = by_row.products(parts, weight, sizes=build.bounds)
+    with np.errstate(over="ignore"):
+        out = value.astype(dtype)
+    return out, size if floats else size * APART.get(weight.format.name, 1.0) * MORE
 
 
 def adds_floats(weight: Weight, build: Build) -> bool:
@@ -327,7 +329,7 @@ def by_integers(
     size = integers.product(whole.magnitudes(), carried, right.magnitudes())
     if more := offsets(left[0], weight, rows):
         size += magnitude([small], more, build.multiply)
-    size *= 1 + SUMS_OF_FLOAT64
+    size *= MORE
     return value, size
 
 
@@ -336,7 +338,9 @@ def whole_steps(acts: F64, weight: Weight, build: Build) -> integers.Steps | Non
     kind = weight.format
     if len(acts) <= FEW or build.multiply is not np.matmul or not integers.takes(kind):
         return None
-    return integers.steps_of(acts, run_of(kind)) if is_in_blocks(kind) else None
+    if not is_in_blocks(kind):
+        return None
+    return integers.steps_of(acts, run_of(kind), in_bytes=integers.in_bytes(kind))
 
 
 def offsets(acts: F64, weight: Weight, rows: slice) -> tuple[Factors, ...]:

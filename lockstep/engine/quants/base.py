@@ -74,5 +74,10 @@ def offsets(layout: np.dtype[np.void]) -> tuple[int, ...]:
     return tuple(layout.fields[name][1] for name in layout.names or () if layout.fields)
 
 
+def offset_of(kind: type[WeightFormat], field: str) -> int:
+    """Where a field of a block starts."""
+    return int(kind.layout.fields[field][1]) if kind.layout.fields else 0
+
+
 def usable(out: F32) -> bool:
     return out.flags.c_contiguous and out.flags.aligned and out.flags.writeable

@@ -103,11 +103,13 @@ class Adapter(Registered):
         emit: Callable[[Nodes], None],
         *,
         embeddings: bool = False,
+        values: bool = True,
     ) -> Captured:
         """Decode the batches on an empty cache, and emit every node that computes something.
 
-        embeddings: come to them, also where there are logits. What is emitted is read before
-        `emit` returns: its arrays may be used again.
+        embeddings: come to them, also where there are logits; values: also those that the graph
+        has computed, without which it is seen in less time; results are there in any case. What is
+        emitted is read before `emit` returns: its arrays may be used again.
         """
         raise Unsupported(f"{self.name} does not show its graph")
 

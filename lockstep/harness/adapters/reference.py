@@ -153,6 +153,7 @@ class Reference(Adapter, name="reference"):
         for step, batch in enumerate(request.batches):
             recorder.step = step
             logits.append(self.loaded.decode(batch, memory, recorder))
+        self.loaded.release()
         trace = Trace(engine=self.name, records=tuple(recorder.records))
         return Evaluation(logits=tuple(logits), trace=trace if request.capture else None)
 
@@ -183,7 +184,9 @@ class Reference(Adapter, name="reference"):
         if self.loaded.graph.embeds:
             name = self.loaded.graph.name
             raise NotInModel(f"the model ({name}) has no logits, so there is no next token")
-        return self.loaded.greedy(prompt, n)
+        found = self.loaded.greedy(prompt, n)
+        self.loaded.release()
+        return found
 
     def schedule(self, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
         run = self.make_sbatch(plan) if "sbatch" in plan else self.make_schedule(plan)

@@ -100,6 +100,7 @@ def check_capture(
     batches: Sequence[Batch],
     fault: Fault | None,
     embeddings: bool = False,
+    values: bool = True,
 ) -> None:
     expect_record(value, Captured, "what was captured")
     for name in ("nodes", "views"):
@@ -114,6 +115,7 @@ def check_nodes(
     batches: Sequence[Batch],
     fault: Fault | None,
     embeddings: bool = False,
+    values: bool = True,
 ) -> None:
     """One piece of a capture: columns of one length. harness.shadow.nodes looks at each row."""
     expect_record(value, Nodes, "a piece of the graph")

@@ -48,7 +48,7 @@ SHOWS_GRAPHS = "llama.cpp"
 class ReplayEngine(Reference, name="replay"):
     """Files, tokens, weights and single ops are the reference's."""
 
-    way = Honest()  # a wrong engine computes in another
+    way = Honest(sizes=False)  # a wrong engine computes in another
     session: Session | None = None
     borrowed = False  # the session, which another closes
     computed: tuple[Program, tuple[F32, ...]] | None = None  # its outputs, nothing put in

@@ -33,6 +33,7 @@ from lockstep.harness.shadow.judge import view_of
 from lockstep.harness.shadow.nodes import node_of, rows_of, text
 
 FROM_THE_ENCODER = "cross_embd"  # the input that llama.cpp copies from the encoder's last node
+NOWHERE = -1  # the bytes of a tensor without memory
 KEPT_PROGRAMS = 3  # of a session: those of logits, of text, and of products with few inputs
 Watcher = Callable[[Node, Place], None]
 
@@ -56,10 +57,23 @@ def record(
     if plain and key in session.recorded:
         known: Program = session.recorded[key]
         return known
-    result = EMBEDDINGS if embeddings else LOGITS
-    recorder = ProgramRecorder(watch=watch, keep=keep or has_no_meaning, result=result)
     more = {"embeddings": True} if embeddings else {}
-    outcome = session.stream("capture", recorder.piece, tuple(batches), None, **more)
+    lean = plain
+
+    def recorded() -> tuple[ProgramRecorder, Outcome]:
+        recorder = ProgramRecorder(
+            watch=watch,
+            keep=keep or has_no_meaning,
+            result=EMBEDDINGS if embeddings else LOGITS,
+            values=not lean,
+        )
+        asked = {**more, "values": False} if lean else more
+        return recorder, session.stream("capture", recorder.piece, tuple(batches), None, **asked)
+
+    recorder, outcome = recorded()
+    if lean and isinstance(outcome, Answered) and not recorder.needs_no_values:
+        lean = False
+        recorder, outcome = recorded()
     if not isinstance(outcome, Answered):
         return outcome
     captured: Captured = outcome.value
@@ -105,19 +119,32 @@ class ProgramDraft:
 class ProgramRecorder:
     """Takes pieces of a captured run, in order."""
 
-    def __init__(self, *, watch: Watcher | None, keep: Callable[[Node], bool], result: str) -> None:
-        self.watch, self.keep = watch, keep
+    def __init__(
+        self,
+        *,
+        watch: Watcher | None,
+        keep: Callable[[Node], bool],
+        result: str,
+        values: bool = True,
+    ) -> None:
+        self.watch, self.keep, self.values = watch, keep, values
         self.result = result  # the name of what graphs are run for
         self.drafts: list[ProgramDraft] = []
         self.caches: dict[int, Root] = {}  # by address
         self.written: set[int] = set()  # numbers of caches
         self.same: dict[Any, Any] = {}  # graphs are alike: equal parts are held once
-        self.seen = 0
+        self.seen = self.kept = 0
+
+    @property
+    def needs_no_values(self) -> bool:
+        """Whether all that was looked at are results, by name: those are there in any case."""
+        named = (draft.output and draft.output[1].name == self.result for draft in self.drafts)
+        return not self.kept and all(named)
 
     def piece(self, piece: Any) -> None:
         for first, end in rows_of(piece):
             try:
-                node = node_of(piece, first, end)
+                node = node_of(piece, first, end, values=self.values)
                 self.add(piece, node, first, end)
             except (LookupError, TypeError, ValueError) as error:
                 where = f"row {first} of {len(piece.place)}"
@@ -136,11 +163,16 @@ class ProgramRecorder:
             self.written.add(written.cache)
         place = node.place
         if draft.output is None or draft.output[1].name != self.result:
-            draft.output = place, planned, node.value.copy()
+            draft.output = place, planned, self.value_of(node)
         if self.keep(node):
+            self.kept += 1
             draft.shown[node.index] = node.value.copy()
         if self.watch is not None:
             self.watch(node, place)
+
+    def value_of(self, node: Node) -> NDArray[Any]:
+        """A copy; of what has none there is nothing to copy."""
+        return node.value.copy() if self.values or node.name == self.result else node.value
 
     def planned(
         self, draft: ProgramDraft, piece: Nodes, node: Node, first: int, end: int
@@ -175,7 +207,7 @@ class ProgramRecorder:
 
     def view(self, draft: ProgramDraft, piece: Nodes, row: int, own: int) -> TensorView:
         """own: the address of the node that reads or writes it."""
-        held = piece.at[row] >= 0 or text(piece.weight[row])
+        held = piece.at[row] != NOWHERE or text(piece.weight[row])
         number = self.root(draft, piece, row, own) if held else -1
         view = TensorView(
             name=text(piece.name[row]),

@@ -147,7 +147,8 @@ class SegmentJudge:
                 ids[graph.place(node)] = np.array(value)
 
         values = {**self.usable, **self.given}
-        replay(self.program, self.file, self.build, values=values, trace=see)
+        way = Honest(sizes=False)
+        replay(self.program, self.file, self.build, way, values=values, trace=see)
         for place, segment in suspects.items():
             at = segment.place
             own = in_own_order(ids[place], self.nodes[at][1], self.shown[at], honest[at].value)

@@ -39,7 +39,7 @@ class Bounds:
 class Honest:
     """The value, rounded to the node's type once; the build's deliberate roundings are made.
 
-    sizes: whether products with weights have bounds (`Build.sizes`); bounds: where those of
+    sizes: whether results have bounds, of which sizes are most of the time; bounds: where those of
     products are kept, if anywhere.
     """
 
@@ -55,7 +55,7 @@ class Honest:
         return self.result(node, found)
 
     def build(self, build: Build, node: Node) -> Build:
-        return build if self.sizes else replace(build, sizes=False)
+        return build if self.sizes else replace(build, bounds=False)
 
     def result(self, node: Node, found: Expected) -> NDArray[Any]:
         if found.answer is not None:

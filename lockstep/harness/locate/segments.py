@@ -175,7 +175,7 @@ def unusable(wire: Wire, op: str, mismatch: Mismatch) -> SiteFinding:
 
 def errors_of(judge: SegmentJudge, sites: dict[Place, Site]) -> dict[Site, float]:
     """Of the subject's own run, where they pile up: against a whole run of ours."""
-    ours = judge.run(Honest(), values={})
+    ours = judge.run(Honest(sizes=False), values={})
     return {
         site: worst_distance(ours[place].value, judge.shown[place])
         / (largest(ours[place].value) or 1.0)

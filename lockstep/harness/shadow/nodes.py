@@ -54,7 +54,8 @@ def rows_of(piece: Nodes) -> Iterator[tuple[int, int]]:
     yield from pairwise(starts)
 
 
-def node_of(piece: Nodes, first: int, end: int) -> Node:
+def node_of(piece: Nodes, first: int, end: int, *, values: bool = True) -> Node:
+    """values: whether each must have one; where it has none it is zeros."""
     sources: list[Operand | None] = []
     for row in range(first + 1, end):
         sources += [None] * (int(piece.place[row]) - len(sources))
@@ -62,7 +63,10 @@ def node_of(piece: Nodes, first: int, end: int) -> Node:
     name = text(piece.name[first])
     value = value_of(piece, first)
     if value is None:
-        raise ValueError(f"the result of {name!r} is not there")
+        if values:
+            raise ValueError(f"the result of {name!r} is not there")
+        dtype, shape, _ = layout(piece.types[piece.type[first]], tuple(piece.ne[first].tolist()))
+        value = np.broadcast_to(np.zeros((), dtype), shape)
     return Node(
         step=int(piece.step[first]),
         ubatch=int(piece.ubatch[first]),

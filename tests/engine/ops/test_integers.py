@@ -173,7 +173,8 @@ def of_numbers() -> list[float]:
     pairs = rng.integers(-32768, 32767, (16, 128)).astype(np.int16).view(np.int32)
     out = np.zeros((16, 32))
     weights, scales = rng.random((16, 2)).astype(np.float32), rng.random((4, 32))
-    kernel(pairs, weights, steps, scales, out)
+    nothing = np.zeros(scales.shape, np.int32)
+    kernel(pairs, weights, steps, nothing, scales, out)
     found: list[float] = out.reshape(-1).tolist()
     return found
 

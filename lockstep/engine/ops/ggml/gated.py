@@ -20,6 +20,7 @@ from lockstep.engine.ops.near import (
     U,
     constant,
     exact,
+    expected_of,
     near,
     silu,
     swish,
@@ -67,10 +68,10 @@ def gelus(node: Node, build: Build) -> Expected:
 @meaning(*GATES)
 def gated(node: Node, build: Build) -> Expected:
     gate, up = gate_and_up(node)
-    found: Number = GATES[node.op](exact(gate), build) * exact(up)
+    found: Number = GATES[node.op](build.number(gate), build) * build.number(up)
     if node.op in CLOSED:
         found = gates.closed(CLOSED[node.op](gate), found, build)
-    return near(found).expected("the gate times the other factor")
+    return expected_of(found, "the gate times the other factor")
 
 
 @meaning("SWIGLU_OAI")

@@ -15,7 +15,7 @@ from lockstep.engine.node import Node
 from lockstep.engine.ops import functions
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import meaning
-from lockstep.engine.ops.near import F64, LIBM_ULP, Expected, Near, U, exact, near
+from lockstep.engine.ops.near import F64, LIBM_ULP, Expected, Near, U, exact, near, value_of
 from lockstep.engine.ops.rotation import recursion, turned
 
 NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40  # GGML_ROPE_TYPE_*
@@ -144,6 +144,8 @@ def rope(node: Node, build: Build) -> Expected:
     cos, sin = rotations(node, len(first), build)
     if node.op == "ROPE_BACK":
         sin = Near(-sin.v, sin.r)
+    if not build.bounds:
+        return Expected(value_of(turned(x, cos.v, sin.v, first, second)), 0.0, "")
     found = near(turned(exact(x), cos, sin, first, second))
     angle = "in any way" if build.plain else "by ggml's recursion"
     return found.settled(f"cosine, sine, two products and their sum; the angle {angle}")

@@ -11,7 +11,7 @@ from lockstep.engine.node import Node
 from lockstep.engine.ops import functions, softmax
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import like, meaning
-from lockstep.engine.ops.near import F64, Expected, Near, constant, exact, finite, near
+from lockstep.engine.ops.near import F64, Expected, Near, Number, exact, expected_of, finite
 
 
 def slopes(n_head: int, max_bias: float) -> F64:
@@ -29,18 +29,21 @@ def power_of_two(exponent: float) -> float:
     return float(functions.power(2.0, exponent).astype(np.float32))
 
 
-def scores(node: Node) -> Near:
+def scores(node: Node, build: Build) -> Number:
     """x * scale + slope * mask: (ne3, heads, rows, columns)."""
     factor, max_bias = (float(f) for f in node.floats()[:2])
-    x = exact(node.wide(0))
+    x = build.number(node.wide(0))
     if factor != 1.0:
-        x = finite(x * constant(factor))
+        x = x * factor
+        x = finite(x) if isinstance(x, Near) else x
     mask = node.optional(1)
     if mask is None:
         return x
-    rows = x.v.shape[2]
-    shown = like(node.wide(1)[:, :, :rows], x.v.shape)
-    slope = slopes(x.v.shape[1], max_bias)
+    shape = x.shape
+    shown = like(node.wide(1)[:, :, : shape[2]], shape)
+    slope = slopes(shape[1], max_bias)
+    if not isinstance(x, Near):
+        return x + shown * slope
     added = exact(shown) * Near(slope, 0.0 if max_bias <= 0 else 4 * 2.0**-24 * slope)
     return finite(x + finite(added))
 
@@ -48,5 +51,5 @@ def scores(node: Node) -> Near:
 @meaning("SOFT_MAX")
 def soft_max(node: Node, build: Build) -> Expected:
     sinks = None if node.optional(2) is None else node.wide(2).reshape(1, -1, 1, 1)
-    found = near(softmax.of_scores(scores(node), build, sinks))
-    return found.expected(found.reason)
+    found = softmax.of_scores(scores(node, build), build, sinks)
+    return expected_of(found, found.reason if isinstance(found, Near) else "")

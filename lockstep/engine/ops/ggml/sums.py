@@ -9,7 +9,7 @@ from lockstep.engine.node import Node
 from lockstep.engine.ops import norms
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import meaning
-from lockstep.engine.ops.near import SMALLEST, Expected, Near, U, constant, exact, near
+from lockstep.engine.ops.near import SMALLEST, Expected, Near, U, constant, exact, expected_of, near
 
 
 @meaning("SUM_ROWS", "MEAN")
@@ -24,8 +24,9 @@ def row_sums(node: Node, build: Build) -> Expected:
 
 @meaning("RMS_NORM")
 def rms_norm(node: Node, build: Build) -> Expected:
-    found = norms.rms_normed(exact(node.wide(0)), None, float(node.floats()[0]), build)
-    return near(found).expected(norms.how_summed(build))
+    x = build.number(node.wide(0))
+    found = norms.rms_normed(x, None, float(node.floats()[0]), build)
+    return expected_of(found, norms.how_summed(build))
 
 
 @meaning("L2_NORM")

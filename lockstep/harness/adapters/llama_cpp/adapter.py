@@ -157,6 +157,7 @@ class LlamaCpp(Adapter, name="llama.cpp"):
         emit: Callable[[Nodes], None],
         *,
         embeddings: bool = False,
+        values: bool = True,
     ) -> Captured:
         self._check_batches(batches)
         from lockstep.harness.adapters.llama_cpp.capture import capture_batches
@@ -166,7 +167,8 @@ class LlamaCpp(Adapter, name="llama.cpp"):
         has_logits = context.model.has_decoder and context.has_memory
         context.show_embeddings(embeddings or not has_logits)
         context.clear()
-        return capture_batches(context, watch, batches, fault, emit, embeddings=embeddings)
+        shown = {"embeddings": embeddings, "values": values}
+        return capture_batches(context, watch, batches, fault, emit, **shown)
 
     def time_capture(self, batches: Sequence[Batch]) -> dict[str, float]:
         from lockstep.harness.adapters.llama_cpp.capture_time import time_capture

@@ -80,10 +80,12 @@ class NodeWatch:
     def get(self, name: str) -> int:
         return int(self.state[name][0])
 
-    def begin(self, emit: Callable[[Nodes], None], injector: Injector) -> None:
+    def begin(
+        self, emit: Callable[[Nodes], None], injector: Injector, *, values: bool = True
+    ) -> None:
         """Whatever an earlier run left behind is dropped."""
         self.emit, self.injector, self.error, self.emitted = emit, injector, None, 0
-        self.set(n_rows=0, n_whole=0, used=0, views=0, stop=0)
+        self.set(n_rows=0, n_whole=0, used=0, views=0, stop=0, lean=not values)
 
     def begin_step(self, step: int) -> None:
         fault = self.injector.fault
@@ -189,9 +191,10 @@ def capture_batches(
     emit: Callable[[Nodes], None],
     *,
     embeddings: bool,
+    values: bool,
 ) -> Captured:
     """Decode the batches one after the other, and emit what every node read and computed."""
-    watch.begin(emit, Injector(fault))
+    watch.begin(emit, Injector(fault), values=values)
     outputs: list[NDArray[np.float32] | None] = []
     try:
         for step, batch in enumerate(batches):

@@ -45,7 +45,7 @@ ROW = np.dtype(  # of a node, or of one of its sources
         ("place", np.int64),  # which source; NODE: the node itself
         ("producer", np.int64),  # index of the node that computed it; -1: a leaf
         ("offset", np.int64),  # in what it is a view of
-        ("at", np.int64),  # where its bytes lie in the data; -1: they were not copied
+        ("at", np.int64),  # where its bytes lie in the data; -1: it has none, LEFT: left out
         ("weight", np.uint8, 64),  # the name of what it is a view of, if that is a weight
         ("address", np.int64),
         ("root", np.int64),  # address of what it is a view of in the end, or its own
@@ -72,6 +72,7 @@ STATE = np.dtype(
         ("views", np.int64),
         ("due_ubatch", np.int64),  # of the node that a fault is meant for
         ("due_index", np.int64),
+        ("lean", np.int64),  # nothing is copied that the graph has computed, but its result
         ("stop", np.int64),
         ("hook", np.int64),  # int64 (int64 what, int64 argument)
         ("usage", np.int64),  # ggml_backend_buffer_get_usage
@@ -82,13 +83,14 @@ STATE = np.dtype(
     ]
 )
 TENSOR_BYTES, ROW_BYTES = TENSOR.itemsize, ROW.itemsize
-NODE = -1  # a place
+NODE, LEFT = -1, -2  # a place; where no bytes are
 N_SLOTS = 1 << 17
 MOST_NODES = N_SLOTS // 2
 MOST_ROWS = 12  # of a node: itself, ten sources, and what it writes into
 ALIGNED = 64
 FULL, BEFORE, STRIKE = 0, 1, 2  # what the hook is called for
 WEIGHTS, COMPUTE = 1, 2  # GGML_BACKEND_BUFFER_USAGE_*; 0 is that of caches
+RESULT = tuple(b"result_")  # what names of results begin with
 I64 = ir.IntType(64)
 
 
@@ -215,11 +217,28 @@ def add_row(s: Any, address: int, index: int, place: int) -> Any:
 
 
 @njit
-def add_bytes(s: Any, t: Any, row: Any) -> None:
-    if t.data != 0:
+def add_bytes(s: Any, t: Any, row: Any, wanted: bool) -> None:
+    if t.data != 0 and not wanted:
+        row.at = LEFT
+    elif t.data != 0:
         row.at = s.used
         gather(s, t, s.data + s.used)
         s.used += -(-n_bytes(s, t) // ALIGNED) * ALIGNED
+
+
+@njit
+def is_wanted(s: Any, root: int) -> Any:
+    """Whether what lies there is copied where it is read."""
+    return s.lean == 0 or index_of(s, root) < 0
+
+
+@njit
+def is_result(t: Any) -> Any:
+    """By its name: result_output, result_embd_pooled."""
+    found = True
+    for i in range(len(RESULT)):
+        found = found and t.name[i] == RESULT[i]
+    return found
 
 
 @njit
@@ -232,7 +251,7 @@ def add_source(s: Any, address: int, index: int, place: int) -> None:
     if row.root_home == WEIGHTS:
         row.weight[:] = tensor_at(root).name
     else:
-        add_bytes(s, t, row)
+        add_bytes(s, t, row, is_wanted(s, root))
 
 
 @njit
@@ -253,7 +272,7 @@ def add_destination(s: Any, address: int, index: int, place: int) -> None:
     row = add_row(s, address, index, place)
     row.offset = t.data - tensor_at(root).data
     row.producer = index_of(s, root)
-    add_bytes(s, t, row)
+    add_bytes(s, t, row, is_wanted(s, root))
 
 
 @njit
@@ -303,7 +322,8 @@ def shown(s: Any, address: int) -> Any:
     row = carray(pointer(s.rows), s.room, ROW)[at]
     if s.due_ubatch == row.ubatch and s.due_index == row.index:
         call(s.hook, STRIKE, address)
-    add_bytes(s, tensor_at(address), row)
+    t = tensor_at(address)
+    add_bytes(s, t, row, s.lean == 0 or is_result(t))
     s.n_whole = s.n_rows
     return s.stop == 0
 

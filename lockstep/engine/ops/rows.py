@@ -1,0 +1,84 @@
+"""Products with few tokens, a row of weights after the other, each decoded once for all of them.
+
+In float64, as products of decoded weights are; but no decoded weight goes through memory.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numba.core.dispatcher import Dispatcher
+
+from lockstep.engine.activations.base import F64
+from lockstep.engine.kernels import rows as kernels
+from lockstep.engine.kernels.threads import each
+from lockstep.engine.kernels.unpacking import pointer_to
+from lockstep.engine.quants.base import Bytes, WeightFormat, offset_of
+from lockstep.engine.weights import Weight
+
+PIECE = 1 << 21  # weights: a third of a millisecond, so that threads are worth their while
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What is added up: numbers, and what they meet of each row.
+
+    zero: fields of a block that are zero there; half: one that is meant itself; stride: or each so
+    manyth weight; value: whether it is part of the product, or of the magnitudes alone, so many
+    times.
+    """
+
+    left: F64  # (tokens, weights of a row that are meant)
+    zero: tuple[str, ...] = ()
+    half: str | None = None
+    stride: int = 1
+    value: bool = True
+    times: float = 1.0
+
+
+def takes(kind: type[WeightFormat]) -> bool:
+    """A decoder that is wrong on purpose does more than its `unpack`, and need not be compiled."""
+    return kind.family.get(kind.name) is kind and isinstance(kind.unpack, Dispatcher)
+
+
+@cache
+def mask_of(name: str, blocks: int, zero: tuple[str, ...]) -> Bytes:
+    """What is left of the bytes of a row of weights of that format."""
+    kind = WeightFormat.named(name)
+    one = np.full(kind.layout.itemsize, 255, np.uint8)
+    for field in zero:
+        one.view(kind.layout)[field] = 0
+    row = np.tile(one, blocks)
+    row.flags.writeable = False
+    return row
+
+
+def products(parts: Sequence[Part], weight: Weight, *, sizes: bool) -> tuple[F64, F64]:
+    """(tokens, rows): the product, and the sums of magnitudes, if they are asked for."""
+    kind, (n, columns), tokens = weight.format, weight.shape, len(parts[0].left)
+    value, size = np.zeros((n, tokens)), np.zeros((n if sizes else 0, tokens))
+    nothing = np.empty((0, tokens))
+    pointer, blocks = pointer_to(kind.unpack), columns // kind.weights
+    raw = weight.raw.reshape(-1).view()
+    raw.flags.writeable = False  # of our view: one kind of array is one compilation
+    lefts = [np.require(part.left, np.float64, ["C", "W"]) for part in parts]
+
+    def run(rows: slice) -> None:
+        some = raw[rows.start * weight.row_bytes : rows.stop * weight.row_bytes]
+        for part, left in zip(parts, lefts, strict=True):
+            kernels.add_products(
+                pointer,
+                some,
+                mask_of(kind.name, blocks, part.zero),
+                -1 if part.half is None else offset_of(kind, part.half),
+                part.stride,
+                left,
+                value[rows] if part.value else nothing,
+                size[rows],
+                part.times,
+            )
+
+    step = max(1, PIECE // columns)
+    each(run, [slice(at, min(at + step, n)) for at in range(0, n, step)])
+    return value.T, size.T

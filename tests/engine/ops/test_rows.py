@@ -1,0 +1,81 @@
+"""Products of few tokens, row by row, are those of decoded weights: in value, and in size."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lockstep.engine.ops import products
+from lockstep.engine.ops import rows as by_row
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.quants.base import F32, WeightFormat
+from lockstep.engine.weights import Weight
+from tests.all_types import MATRICES
+from tests.engine.ops.test_ops_reference import floats, weight_of
+
+COLUMNS = 1024
+MIRRORED, PLAIN = Build(lanes=16), Build(lanes=16, plain=True)
+Found = tuple[NDArray[np.float64], NDArray[np.float64]]  # the product and its size
+
+
+def found(x: F32, weight: Weight, build: Build) -> Found:
+    seen = products.converted(x, weight, build)
+    with np.errstate(all="ignore"):
+        value, size = products.added_up(seen.values, seen.sums, weight, build, np.float64)
+    return value, size
+
+
+def decoded(x: F32, weight: Weight, build: Build, monkeypatch: pytest.MonkeyPatch) -> Found:
+    with monkeypatch.context() as patch:
+        patch.setattr(by_row, "takes", lambda _: False)
+        return found(x, weight, build)
+
+
+@pytest.mark.parametrize("kind", MATRICES, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("tokens", [1, products.FEW])
+@pytest.mark.parametrize("build", [MIRRORED, PLAIN], ids=["mirrored", "plain"])
+def test_a_product_row_by_row_is_that_of_decoded_weights(
+    kind: type[WeightFormat], tokens: int, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert by_row.takes(kind)
+    monkeypatch.setattr(by_row, "PIECE", 4 * COLUMNS)  # several, and one that is not full
+    weight, x = weight_of(kind.name, (21, COLUMNS), seed=3), floats(tokens, tokens, COLUMNS)
+    value, size = found(x, weight, build)
+    expected, expected_size = decoded(x, weight, build, monkeypatch)
+    assert value.any()
+    assert (np.abs(value - expected) <= 2.0**-48 * size).all()
+    # that of floats is a bit more where it need not be exact, on purpose
+    assert (size <= expected_size * (1 + 2.0**-48)).all()
+    assert (size >= expected_size * (1 - 2.0**-11)).all()
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, 6e-8, 65504.0, np.inf, np.nan])
+@pytest.mark.parametrize(("name", "field"), [("Q8_0", "d"), ("Q4_1", "m"), ("Q4_K", "dmin")])
+def test_unusual_scales_give_what_decoded_weights_give(
+    name: str, field: str, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = weight_of(name, (9, COLUMNS), seed=3)
+    raw = weight.raw.copy()
+    raw.view(weight.format.layout)[field][1] = scale
+    other, x = Weight("w", weight.format, weight.shape, raw), floats(2, 2, COLUMNS)
+    value, size = found(x, other, MIRRORED)
+    expected, _ = decoded(x, other, MIRRORED, monkeypatch)
+    assert (np.isnan(value) == np.isnan(expected)).all()
+    some = np.isfinite(expected)
+    assert np.isfinite(value[some]).all()
+    assert (np.abs(value[some] - expected[some]) <= 2.0**-48 * size[some]).all()
+
+
+def test_a_decoder_that_is_wrong_decodes_itself() -> None:
+    """What it does to the weights after they are unpacked would be left out."""
+
+    class Doubled(WeightFormat.named("Q8_0")):  # type: ignore[misc]
+        @classmethod
+        def dequantize_into(cls, raw: NDArray[np.uint8], out: F32) -> None:
+            super().dequantize_into(raw, out)
+            out *= 2
+
+    right = weight_of("Q8_0", (9, COLUMNS), seed=8)
+    wrong, x = Weight("w", Doubled, right.shape, right.raw), floats(9, 1, COLUMNS)
+    assert not by_row.takes(Doubled)
+    assert np.array_equal(Mirror().linear(x, wrong), 2 * Mirror().linear(x, right))
