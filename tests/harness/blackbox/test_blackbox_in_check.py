@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.harness.blackbox import in_check
+from lockstep.harness.blackbox import in_check, whole
 from lockstep.harness.blackbox.asking import SliceAnswer
 from lockstep.harness.blackbox.in_check import checked
 from lockstep.harness.check.check import Plan, open_plan
@@ -71,7 +71,7 @@ def test_a_wrong_graph_differs_on_the_twin_and_its_weights_do_not(model: Path) -
 
 
 def test_of_a_large_model_slices_are_asked(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_check, "LARGEST_TWIN", 0)
+    monkeypatch.setattr(whole, "LARGEST_TWIN", 0)
     found = [v for v in verdicts(plan_of(model)) if "slice" in v.summary]
     assert [v.status for v in found] == ["agreed"] * len(found)
     assert len(found) == 5  # twice without layers, and three layers
@@ -108,6 +108,6 @@ def test_an_engine_that_opens_no_f32_model_is_not_accused(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = SliceAnswer(status="not-compared", summary="it takes no F32")
-    monkeypatch.setattr(in_check, "answered", lambda *_: refused)
+    monkeypatch.setattr(whole, "answered", lambda *_: refused)
     twin, *_ = verdicts(plan_of(model))
     assert (twin.status, twin.summary) == ("not-applicable", "the F32 twin: it takes no F32")
