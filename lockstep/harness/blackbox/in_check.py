@@ -17,6 +17,7 @@ from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
 from lockstep.harness.blackbox.bisection import of_layer, outside
 from lockstep.harness.blackbox.lenses import lenses_of
 from lockstep.harness.blackbox.looking import Looked, through
+from lockstep.harness.blackbox.report import as_of_logits
 from lockstep.harness.blackbox.slices import n_layers
 from lockstep.harness.blackbox.whole import in_f32, is_quantised, is_small_enough
 from lockstep.harness.check.check import Plan
@@ -85,7 +86,7 @@ def said(context: Context, what: str, answer: SliceAnswer, more: str) -> Verdict
     text = f"{what}: {answer.summary}"
     if answer.differs and more:
         text += f" ({more})"
-    detail = {"worst_relative": answer.worst, "allowed_relative": answer.allowed}
+    detail = {**answer.extent, **as_of_logits(answer)}
     return context.verdict(SUITE, status, text, detail, (SUITE, status, what))
 
 
@@ -102,7 +103,8 @@ def of_weights(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
     for each in found:
         if each.answer.differs:
             text = f"a lens of {each.lens.type}: {each.answer.summary}"
-            detail = {"type": each.lens.type, "tensors": list(each.tensors)}
+            detail = {"type": each.lens.type, "tensors": list(each.tensors), **each.answer.extent}
+            detail["asked"] = ", ".join(each.tensors)  # at which place it is
             key = (SUITE, "lens", each.lens.type)
             yield context.verdict(SUITE, each.answer.status, text, detail, key)
     yield from of_right_ones([each for each in found if each.answer.agrees], context)
