@@ -65,9 +65,10 @@ def made(name: str, base: type[Adapter] = Quiet, **changes: Any) -> str:
     return name
 
 
-def wrong(name: str, mutant: type[Mutant]) -> str:
+def wrong(name: str, mutant: type[Mutant], **changes: Any) -> str:
     """As the mutant computes; no Mutant itself, or selftest would list it."""
-    type("Made", (Quiet,), {"ops": mutant.ops, "make_ops": Reference.make_ops}, name=name)
+    ops = {"ops": mutant.ops, "make_ops": Reference.make_ops}
+    type("Made", (Quiet,), {**ops, **changes}, name=name)
     return name
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.harness.check.check import suites_named
+from lockstep.harness.runs.pytest_plugin import SUITES
 from lockstep.harness.runs.run import builtin_model
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 
@@ -74,6 +76,25 @@ def test_a_wrong_engine_fails_with_what_differs_and_no_traceback(
     assert "pytest_plugin.py:" not in said
 
 
+def test_it_has_a_test_of_every_suite_that_check_runs_about_the_engine() -> None:
+    assert [suite.name for suite in suites_named(()) if not suite.of_oracle_alone] == list(SUITES)
+
+
+def test_what_only_models_made_for_it_show_fails_as_check_does(
+    models: list[Path], tmp_path: Path
+) -> None:
+    """A wrong eps is lost in the noise of the engine's usual logits."""
+    text = (EXAMPLES / "engine.py").read_text().replace("+ self.eps", "+ 10 * self.eps")
+    (tmp_path / "mine.py").write_text(text.replace('"logits", "trace", "replace"', '"logits"'))
+    mine = shlex.join([sys.executable, str(tmp_path / "mine.py")])
+    given = ["--lockstep-engine", mine, "--lockstep-model", str(models[1])]
+    code, said = pytest_in(tmp_path, *given, "--lockstep-suite", "logits")
+    assert ("1 passed" in said, code) == (True, 0), said
+    code, said = pytest_in(tmp_path, *given, "--lockstep-suite", "black-box")
+    assert "small activations, where eps decides" in said, said
+    assert code == 1
+
+
 def test_the_fixture_checks_what_a_test_asks_for(models: list[Path], tmp_path: Path) -> None:
     (tmp_path / "test_theirs.py").write_text(
         f"def test_mine(lockstep):\n"
@@ -92,7 +113,7 @@ def test_what_an_engine_does_not_offer_is_skipped_and_nothing_else_is_no_success
     mine = shlex.join([sys.executable, str(tmp_path / "mine.py")])
     given = ["--lockstep-engine", mine, "--lockstep-model", str(models[0])]
     code, said = pytest_in(tmp_path, *given, "-n", "2")
-    assert "1 passed, 9 skipped" in said, said
+    assert "2 passed, 10 skipped" in said, said
     assert "mine.py does not show tensors" in said
     assert code == 0
     code, said = pytest_in(tmp_path, *given, "--lockstep-suite", "trace")

@@ -1,7 +1,7 @@
 """Both engines are asked on models that are made for one question, and judged as in `check`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from lockstep.harness.records import EngineInfo, Request, Settings, Status, Verd
 from lockstep.harness.suites.logits import compared
 
 SUITE = "black-box"
+OF_EXTENT = ("kind", "margin", "allowed", "expected", "actual", "mismatched", "total")
 Make = Callable[[GgufFile], Recipe]
 
 
@@ -44,6 +45,7 @@ class SliceAnswer:
     worst: float = 0.0  # of the largest logit; 0 where tokens were compared
     allowed: float = 0.0
     engines: tuple[EngineInfo, ...] = ()  # that answered
+    extent: Mapping[str, Any] = field(default_factory=dict)  # of a divergence: its kind and size
 
     @property
     def agrees(self) -> bool:
@@ -192,6 +194,7 @@ def worst_of(verdicts: Sequence[Verdict], oracle: str) -> SliceAnswer:
         summary=worst.summary,
         worst=float(detail.get("worst_relative_to_largest_logit", 0.0)),
         allowed=float(detail.get("allowed_relative", 0.0)),
+        extent={name: detail[name] for name in OF_EXTENT if name in detail},
     )
 
 

@@ -1,14 +1,17 @@
 """`lockstep bisect --black-box`: which layer, and which part of it, of an engine without tensors.
 
 What comes before and after the layers is asked alone, then each layer between them. All in F32:
-nothing is converted, so that little has to be allowed. Then lenses show the decoded weights.
+nothing is converted, so that little has to be allowed. Then lenses show the decoded weights. Where
+all of that agrees, so must whatever `check` asks: the whole model in F32, and the other suites.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.bisect.bisection import UNANSWERED, said_by_check
 from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, answered
 from lockstep.harness.blackbox.looking import Looked, look
 from lockstep.harness.blackbox.naming import OF_ATTENTION, OF_FFN, OUTSIDE, Part, part_of
@@ -22,9 +25,20 @@ from lockstep.harness.blackbox.parts import (
     smaller,
 )
 from lockstep.harness.blackbox.rewriting import Recipe
-from lockstep.harness.blackbox.slices import ATTENTION_OUT, FFN_OUT, muted, n_layers, slice_of
+from lockstep.harness.blackbox.slices import (
+    ATTENTION_OUT,
+    FFN_OUT,
+    muted,
+    n_layers,
+    slice_of,
+    small,
+)
+from lockstep.harness.blackbox.whole import TWIN, in_f32
+from lockstep.harness.check.check import open_plan
+from lockstep.harness.records import Verdict
 
 SMALL, AT_ITS_PLACE = "small activations", "the others muted"
+EPS = Part(name="eps", words="they differ where the squares of activations are small")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +58,8 @@ class BlackBoxBisection:
     lenses: tuple[Looked, ...]
     whole: SliceAnswer
     left_out: tuple[str, ...] = ()  # what was not asked, and why
+    in_f32: Mapping[str, SliceAnswer] = field(default_factory=dict)  # of the whole, by words
+    others: tuple[Verdict, ...] = ()  # what check says besides, where all of the above agrees
 
     @property
     def guilty(self) -> tuple[LayerRow, ...]:
@@ -53,10 +69,12 @@ class BlackBoxBisection:
     def exit_code(self) -> int:
         """Whatever is not known spoils a zero; a fault that was named is one beside it."""
         answers = [*(row.answer for row in self.rows), *(look.answer for look in self.lenses)]
-        if any(answer.status == "diverged" for answer in (*answers, self.whole)):
+        answers += self.in_f32.values()
+        if "diverged" in {each.status for each in (*answers, self.whole, *self.others)}:
             return 1
         known = all(answer.status in ("agreed", "not-applicable") for answer in answers)
-        return 0 if known and not self.left_out and self.whole.agrees else 3
+        all_known = known and not self.left_out and not self.others
+        return 0 if all_known and self.whole.agrees else 3
 
 
 def bisect_black_box(asker: SliceAsker) -> BlackBoxBisection:
@@ -72,13 +90,36 @@ def bisect_black_box(asker: SliceAsker) -> BlackBoxBisection:
     asker.progress("the whole model")
     whole = answered(asker.plan, (), asker.progress)
     answers = [*(row.answer for row in rows), *(look.answer for look in lenses)]
-    seen = any(answer.differs for answer in answers)
-    if whole.differs and not seen:
-        rows += by_number(asker, n)
-    left_out += unseen
-    return BlackBoxBisection(
-        rows=tuple(rows), lenses=tuple(lenses), whole=whole, left_out=tuple(left_out)
+    found = BlackBoxBisection(
+        rows=tuple(rows), lenses=tuple(lenses), whole=whole, left_out=(*left_out, *unseen)
     )
+    seen = any(answer.differs for answer in answers)
+    return found if seen else of_the_whole(asker, found, n)
+
+
+def of_the_whole(asker: SliceAsker, found: BlackBoxBisection, n: int) -> BlackBoxBisection:
+    """No slice and no weight differs: what the whole model shows besides, and which layer of it."""
+    if found.whole.differs:
+        return replace(found, rows=(*found.rows, *by_number(asker, n)))
+    found = replace(found, in_f32=dict(in_f32(asker)))
+    differs = {what for what, answer in found.in_f32.items() if answer.differs}
+    if TWIN in differs:
+        return replace(found, rows=(*found.rows, *by_number(asker, n)))
+    if differs:
+        return replace(found, rows=(*found.rows, *small_layers(asker, n)))
+    return replace(found, others=others_of(asker)) if found.exit_code == 0 else found
+
+
+def others_of(asker: SliceAsker) -> tuple[Verdict, ...]:
+    """What else check would say that is wrong, or could not be compared."""
+    asker.progress("what check asks besides")
+    opened = open_plan(replace(asker.plan, suites=(), by_name=False), asker.progress)
+    try:
+        said = tuple(said_by_check(opened.context))
+    finally:
+        opened.close()
+    wrong = tuple(verdict for verdict in said if verdict.status == "diverged")
+    return wrong or tuple(verdict for verdict in said if verdict.status in UNANSWERED)
 
 
 def outside(asker: SliceAsker) -> Iterator[LayerRow]:
@@ -91,10 +132,9 @@ def outside(asker: SliceAsker) -> Iterator[LayerRow]:
         yield LayerRow(layer=None, answer=answer, parts=(part,), asked=asked)
         return
     yield LayerRow(layer=None, answer=answer)
-    small = ask(smaller)
-    assert small is not None
-    part = Part(name="eps", words="they differ where the squares of activations are small")
-    yield LayerRow(layer=None, answer=small, parts=(part,) if small.differs else (), what=SMALL)
+    answer = ask(smaller)
+    assert answer is not None
+    yield LayerRow(layer=None, answer=answer, parts=(EPS,) if answer.differs else (), what=SMALL)
 
 
 def of_layer(asker: SliceAsker, layer: int, n: int, likely: Collection[str] = ()) -> LayerRow:
@@ -199,4 +239,19 @@ def by_number(asker: SliceAsker, n: int) -> list[LayerRow]:
         part = Part(name="what the layer does by its number", words="its slice agrees")
         parts = (part,) if answer.differs else ()
         rows.append(LayerRow(layer=layer, answer=answer, parts=parts, what=AT_ITS_PLACE))
+    return rows
+
+
+def small_layers(asker: SliceAsker, n: int) -> list[LayerRow]:
+    """Each layer's slice where activations are small: elsewhere nobody sees a wrong eps."""
+    rows = []
+    for layer in range(n):
+        asker.progress(f"layer {layer} of {n}, small activations")
+        try:
+            role = asker.role(layer)
+        except Unsupported:
+            continue  # it has no slice, as its other row says
+        answer = asker.ask(partial(small, layer=layer, role=role))
+        parts = (EPS,) if answer.differs else ()
+        rows.append(LayerRow(layer=layer, answer=answer, parts=parts, what=SMALL))
     return rows

@@ -13,20 +13,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lockstep.engine.errors import EngineError
-from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, answered
+from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
 from lockstep.harness.blackbox.bisection import of_layer, outside
 from lockstep.harness.blackbox.lenses import lenses_of
 from lockstep.harness.blackbox.looking import Looked, through
-from lockstep.harness.blackbox.slices import n_layers, small
+from lockstep.harness.blackbox.report import as_of_logits
+from lockstep.harness.blackbox.slices import n_layers
+from lockstep.harness.blackbox.whole import in_f32, is_quantised, is_small_enough
 from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context
 from lockstep.harness.dumps.dump import DumpSession
 from lockstep.harness.http.session import is_address
 from lockstep.harness.records import Verdict
-from lockstep.harness.synth.twin import KEPT, write_twin
 
 SUITE = "black-box"
-LARGEST_TWIN = 1 << 30  # bytes, which two engines hold at once
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 LENSES = 8  # for which both engines are started; bisect --black-box looks through all
 
@@ -41,7 +41,7 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
         asker = SliceAsker(plan=inner, folder=Path(folder), progress=context.progress)
         try:
             yield from of_graph(asker, context)
-            if is_quantised(context):
+            if is_quantised(asker):
                 yield from of_weights(asker, context)
         except EngineError as error:
             yield context.verdict(SUITE, "not-applicable", str(error))
@@ -64,21 +64,10 @@ def not_asked(context: Context) -> str:
     return ""
 
 
-def is_quantised(context: Context) -> bool:
-    return any(info.type.name not in KEPT for info in context.file.tensors.values())
-
-
 def of_graph(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
-    size = sum(4 * info.n_elements for info in asker.file.tensors.values())
-    if size <= LARGEST_TWIN:
-        more = "its layers: lockstep bisect --black-box"
-        if is_quantised(context):
-            first = twin(asker)
-            yield said(context, "the F32 twin", first, more)
-            if first.differs:  # and so it does wherever it is asked
-                return
-        asker.progress("small activations")
-        yield said(context, "small activations, where eps decides", asker.ask(small), more)
+    if is_small_enough(asker):
+        for what, answer in in_f32(asker):
+            yield said(context, what, answer, "its layers: lockstep bisect --black-box")
         return
     rows = list(outside(asker))
     if not any(row.answer.differs for row in rows):
@@ -91,29 +80,13 @@ def of_graph(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
         yield said(context, f"the slice in F32, {place}", row.answer, parts)
 
 
-def twin(asker: SliceAsker) -> SliceAnswer:
-    """Both engines on the whole model in F32."""
-    asker.progress("the F32 twin")
-    ours = asker.folder / "twin.gguf"
-    write_twin(asker.plan.model, ours)
-    theirs = ours
-    if asker.subject_file is not asker.file:
-        theirs = asker.folder / "subject.gguf"
-        write_twin(asker.plan.subject_model, theirs)
-    try:
-        return answered(replace(asker.plan, model=ours, subject_model=theirs), (), asker.progress)
-    finally:
-        for path in {ours, theirs}:
-            path.unlink()
-
-
 def said(context: Context, what: str, answer: SliceAnswer, more: str) -> Verdict:
     """A model that an engine does not take is held against nobody."""
     status = "not-applicable" if answer.status == "not-compared" else answer.status
     text = f"{what}: {answer.summary}"
     if answer.differs and more:
         text += f" ({more})"
-    detail = {"worst_relative": answer.worst, "allowed_relative": answer.allowed}
+    detail = {**answer.extent, **as_of_logits(answer)}
     return context.verdict(SUITE, status, text, detail, (SUITE, status, what))
 
 
@@ -130,7 +103,8 @@ def of_weights(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
     for each in found:
         if each.answer.differs:
             text = f"a lens of {each.lens.type}: {each.answer.summary}"
-            detail = {"type": each.lens.type, "tensors": list(each.tensors)}
+            detail = {"type": each.lens.type, "tensors": list(each.tensors), **each.answer.extent}
+            detail["asked"] = ", ".join(each.tensors)  # at which place it is
             key = (SUITE, "lens", each.lens.type)
             yield context.verdict(SUITE, each.answer.status, text, detail, key)
     yield from of_right_ones([each for each in found if each.answer.agrees], context)

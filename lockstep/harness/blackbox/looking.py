@@ -26,6 +26,7 @@ class SeenThroughLens:
     wrong: Counter[str] = field(default_factory=Counter)
     worst: float = 0.0  # times what is allowed
     sentence: str = ""
+    kind: str = ""  # of the first that is off
     logits: int = 0
 
 
@@ -89,7 +90,9 @@ def judged(opened: Opened, file: GgufFile, lens: Lens) -> Looked:
     tensors = tuple(name for name, _ in subject.wrong.most_common())
     more = f" and {len(tensors) - NAMED} more" if len(tensors) > NAMED else ""
     text = f"{', '.join(tensors[:NAMED])}{more}: {subject.sentence}"
-    return Looked(lens=lens, answer=SliceAnswer(status="diverged", summary=text), tensors=tensors)
+    extent = {"kind": subject.kind, "mismatched": subject.wrong.total()}
+    answer = SliceAnswer(status="diverged", summary=text, extent=extent)
+    return Looked(lens=lens, answer=answer, tensors=tensors)
 
 
 def seen_by_both(
@@ -118,6 +121,7 @@ def hold(
     row = off.index[1]
     tensor, first = lens.where(rows.start + row, 0)
     if not seen.sentence:
+        seen.kind = off.kind
         seen.sentence = (
             f"the sum of {lens.hot} weights of the {lens.width} from number {first} of {tensor} on "
             f"is {off.actual:.9g}, expected {off.expected:.9g} (allowed {off.allowed:.1e})"

@@ -1,7 +1,7 @@
 """What a bisection of a black box came to, as verdicts: one for each model that was made for it."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from lockstep.harness.blackbox.asking import SUITE, SliceAnswer
@@ -35,6 +35,9 @@ def verdicts_of(plan: Plan, result: BlackBoxBisection, again: str) -> Iterator[V
         tensors = f"tensors: {', '.join(look.tensors)}" if look.tensors else ""
         yield verdict(f"lens of {look.lens.type}", look.answer, tensors, detail)
     yield verdict("the whole model", result.whole, "", figures_of(result.whole))
+    for what, answer in result.in_f32.items():
+        yield verdict(f"the whole model, {what}", answer, "", figures_of(answer))
+    yield from (replace(other, repro=again) for other in result.others)
     for text in result.left_out:
         answer = SliceAnswer(status="not-compared", summary=text)
         yield verdict("left out", answer, "", {})
@@ -56,7 +59,7 @@ def slice_row(row: LayerRow) -> dict[str, Any]:
 
 
 def as_of_logits(answer: SliceAnswer) -> dict[str, float]:
-    """By the names that the suite `logits` has for them; of tokens there are none."""
+    """By the names that the suite `logits` has for them; of tokens and lenses there are none."""
     if not answer.allowed:
         return {}
     worst = {"worst_relative_to_largest_logit": answer.worst}

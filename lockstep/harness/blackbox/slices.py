@@ -6,7 +6,7 @@ its number (every sixth sees all tokens, the first few have no experts) other ke
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -111,11 +111,21 @@ def muted(file: GgufFile, layer: int) -> Recipe:
     return Recipe(names={name: name for name in file.tensors}, changes=changes)
 
 
-def small(file: GgufFile) -> Recipe:
-    """The whole model, in which all that norms read is so small that eps decides: elsewhere a
-    wrong one is lost in the noise."""
+def small(
+    file: GgufFile, layer: int | None = None, role: Mapping[str, int] | None = None
+) -> Recipe:
+    """The whole model, or the slice of one layer, in which all that norms read is so small that eps
+    decides: elsewhere a wrong one is lost in the noise."""
+    if layer is None:
+        whole = Recipe(names={name: name for name in file.tensors})
+    else:
+        whole = slice_of(file, layer, role=role)
+    return replace(whole, changes=made_small(whole.names))
+
+
+def made_small(names: Collection[str]) -> dict[str, Change]:
+    """What is added to the residual, of tensors with these names."""
     changes: dict[str, Change] = {}
-    names = {name: name for name in file.tensors}
     for name in names:
         inside = IN_A_LAYER.fullmatch(name)
         if inside is None:
@@ -128,7 +138,7 @@ def small(file: GgufFile) -> Recipe:
             added = is_one_of(own, tuple(adds))
         if added:
             changes[name] = times(SMALL)
-    return Recipe(names=names, changes=changes)
+    return changes
 
 
 def without(file: GgufFile, layer: int, parts: Sequence[str]) -> dict[str, Change]:

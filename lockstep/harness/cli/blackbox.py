@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lockstep.harness.cli.terminal import Terminal
 
 ENDS = {
-    0: "every slice, every weight and the whole model agree",
+    0: "every slice, every weight, the whole model and what check asks besides agree",
     1: "DIVERGENCE",
     3: "INCOMPLETE: something was not compared",
 }
@@ -52,6 +52,8 @@ def report_of(plan: "Plan", result: "BlackBoxBisection") -> Mapping[str, Any]:
             for look in result.lenses
         ],
         "whole": figures_of(result.whole),
+        "in_f32": {what: figures_of(answer) for what, answer in result.in_f32.items()},
+        "others": [f"{v.suite}: {v.summary}" for v in result.others],
         "left_out": list(result.left_out),
         "repro": f"{bisect_command(plan)} --black-box",
     }
@@ -72,8 +74,14 @@ def lines_of(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
             weights = sum(look.weights for look in same)
             yield f"  {kind:<38} {weights:>11,}              {fault_of(same)}"
     yield f"  {'the whole model':<38} {figures(result.whole)}"
+    for what, answer in result.in_f32.items():
+        yield f"  {'whole: ' + what.partition(',')[0]:<38} {figures(answer)}"
     yield ""
     yield from reasons(result.rows, result.lenses)
+    for what, answer in result.in_f32.items():
+        if not answer.agrees:
+            yield f"the whole model, {what}: {answer.status}: {answer.summary[:SHOWN]}"
+    yield from (f"what check asks besides, {v.suite}: {v.summary}" for v in result.others)
     yield from (f"not compared: {text}" for text in result.left_out)
     yield ENDS[result.exit_code]
     if result.exit_code == 1:

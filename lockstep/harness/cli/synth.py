@@ -48,6 +48,12 @@ def synth(
     tied: Annotated[bool, typer.Option("--tied", help="No output head of its own.")] = False,
     rope_freqs: Annotated[bool, typer.Option("--rope-freqs", help="Frequency factors.")] = False,
     rope_factor: Annotated[float, typer.Option(help="Linear scaling; 0: none.", min=0)] = 0.0,
+    rope_base: Annotated[
+        float, typer.Option(help="rope.freq_base; engines that ignore it have 10000.", min=1)
+    ] = 10000.0,
+    eps: Annotated[
+        float, typer.Option(help="layer_norm_rms_epsilon; most models have 1e-5 or 1e-6.", min=0)
+    ] = 1e-5,
     no_vocab: Annotated[bool, typer.Option("--no-vocab", help="No tokenizer.")] = False,
     list_only: Annotated[
         bool, typer.Option("--list", help="Only name the architectures, and those left out.")
@@ -61,6 +67,7 @@ def synth(
 
     \b
       lockstep synth -o tiny.gguf --quant Q4_0
+      lockstep synth -o tiny.gguf --rope-base 2500 --eps 4e-5
       lockstep synth -o tiny.gguf --arch qwen3 --width 256 --layers 4 --quant Q4_K
     """
     from lockstep.harness.cli.shared import screen, usage
@@ -93,6 +100,8 @@ def synth(
             tied=tied,
             rope_freqs=rope_freqs,
             rope_linear_factor=rope_factor,
+            rope_freq_base=rope_base,
+            f_norm_rms_eps=eps,
             vocabulary=not no_vocab,
         )
         write_llama(recipe, output)

@@ -131,7 +131,7 @@ def name_of(verdict: Verdict) -> Name:
 
 def extent_of(verdict: Verdict) -> Extent:
     d = verdict.detail
-    return Extent(kind=str(d.get("kind") or ""), size=size_of(d))
+    return Extent(kind=str(d.get("kind") or d.get("says") or ""), size=size_of(d))
 
 
 def place_of(detail: Mapping[str, Any]) -> str:
@@ -140,7 +140,7 @@ def place_of(detail: Mapping[str, Any]) -> str:
         return f"{detail['site']}, layer {detail.get('layer')}, step {detail.get('step')}"
     if "tensor" in detail:
         return f"{detail['tensor']}, row {detail.get('row')}, column {detail.get('column')}"
-    return str(detail.get("input") or detail.get("asked") or "")
+    return str(detail.get("input") or detail.get("asked") or detail.get("test") or "")
 
 
 def size_of(detail: Mapping[str, Any]) -> float | int | None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-SUITES = (
+SUITES = (  # those of check, but for shadow, which is about the oracle alone
     *("metadata", "tokens", "dequant", "logits", "logprobs", "embeddings", "decode", "text"),
-    *("trace", "products"),
+    *("black-box", "acid", "trace", "products"),
 )
 OUTPUT = "lockstep report"  # the property of a test that names the folder of its run
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import tests.quiet_engines  # noqa: F401  registers them
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.mirror import Mirror
@@ -16,7 +15,9 @@ from lockstep.harness.blackbox.changes import one_hot, only_columns, reads_first
 from lockstep.harness.blackbox.lenses import LARGEST_STEP, Lens, lenses_of
 from lockstep.harness.blackbox.looking import look, through
 from lockstep.harness.blackbox.rewriting import rewrite
-from lockstep.harness.blackbox.slices import muted, n_layers, slice_of
+from lockstep.harness.blackbox.slices import muted, n_layers, slice_of, small
+from lockstep.harness.blackbox.whole import SMALL
+from lockstep.harness.mutants.wrong_eps import WrongEps
 from lockstep.harness.synth.gguf_writer import write_gguf
 from tests.all_types import ROUNDING, model_of
 from tests.black_boxes import (
@@ -29,6 +30,7 @@ from tests.black_boxes import (
     wrong_tensors,
 )
 from tests.models import builtin, with_changed_weight, written
+from tests.quiet_engines import wrong
 
 # --- what is written ------------------------------------------------------------------------
 
@@ -201,6 +203,35 @@ def test_an_engine_of_lists_is_bisected_by_them(tmp_path: Path) -> None:
     assert all(part[0].startswith("attention: scores") for part in faults(found).values())
     honest = bisected(path, tmp_path / "made", engine="quiet")
     assert (faults(honest), honest.exit_code) == ({}, 0)
+
+
+def test_a_wrong_eps_that_only_tokens_show_is_found_where_check_finds_it(tmp_path: Path) -> None:
+    """No choice of a token shows an eps outside the layers, and no ordinary slice one in them."""
+    path = builtin("f32", tmp_path)
+    found = bisected(path, tmp_path / "made", engine=GREEDY_WITH_OTHER_EPS)
+    assert found.whole.status == "agreed"
+    assert found.in_f32[SMALL].status == "diverged"
+    assert faults(found) in ({0: ["eps"]}, {1: ["eps"]}, {0: ["eps"], 1: ["eps"]})
+    assert found.exit_code == 1
+    with GgufFile.open(path) as model:
+        rewrite(model, small(model, 1), tmp_path / "small.gguf")
+        whole, slice = small(model), small(model, 1)
+    assert len(whole.changes) == 5
+    assert slice.changes.keys() == {name.replace("blk.1", "blk.0") for name in whole.changes}
+
+
+GREEDY_WITH_OTHER_EPS = wrong("greedy: other eps", WrongEps, levels=("greedy",))
+
+
+@pytest.mark.parametrize("name", ["f32", "q8_0"])
+def test_what_only_other_suites_of_check_see_is_no_agreement(name: str, tmp_path: Path) -> None:
+    engine = "mutant:cache-cells-beyond-64"  # of which no slice has as many
+    found = bisected(builtin(name, tmp_path), tmp_path / "made", engine=engine)
+    assert (found.whole.status, faults(found)) == ("agreed", {})
+    assert {answer.status for answer in found.in_f32.values()} == {"agreed"}
+    assert len(found.in_f32) == (2 if name == "q8_0" else 1)
+    assert "logits" in {verdict.suite for verdict in found.others}
+    assert found.exit_code == 1
 
 
 # --- lenses ---------------------------------------------------------------------------------

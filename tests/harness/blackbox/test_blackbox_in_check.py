@@ -7,12 +7,18 @@ from typing import Any
 
 import pytest
 
-from lockstep.harness.blackbox import in_check
+from lockstep.harness.blackbox import in_check, whole
 from lockstep.harness.blackbox.asking import SliceAnswer
 from lockstep.harness.blackbox.in_check import checked
 from lockstep.harness.check.check import Plan, open_plan
 from lockstep.harness.records import Verdict
-from tests.black_boxes import copy_with, one_nibble
+from lockstep.harness.runs.known_failures import (
+    KnownFailures,
+    extent_of,
+    read_known,
+    write_known,
+)
+from tests.black_boxes import copy_with, one_nibble, scaled
 from tests.harness.check.test_check import plan_for
 from tests.models import builtin
 
@@ -71,7 +77,7 @@ def test_a_wrong_graph_differs_on_the_twin_and_its_weights_do_not(model: Path) -
 
 
 def test_of_a_large_model_slices_are_asked(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_check, "LARGEST_TWIN", 0)
+    monkeypatch.setattr(whole, "LARGEST_TWIN", 0)
     found = [v for v in verdicts(plan_of(model)) if "slice" in v.summary]
     assert [v.status for v in found] == ["agreed"] * len(found)
     assert len(found) == 5  # twice without layers, and three layers
@@ -108,6 +114,38 @@ def test_an_engine_that_opens_no_f32_model_is_not_accused(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = SliceAnswer(status="not-compared", summary="it takes no F32")
-    monkeypatch.setattr(in_check, "answered", lambda *_: refused)
+    monkeypatch.setattr(whole, "answered", lambda *_: refused)
     twin, *_ = verdicts(plan_of(model))
     assert (twin.status, twin.summary) == ("not-applicable", "the F32 twin: it takes no F32")
+
+
+def test_a_listed_divergence_excuses_no_other_of_the_same_question(tmp_path: Path) -> None:
+    """Two graphs that are wrong differ where activations are small, and by how much."""
+    path, listed = builtin("f32", tmp_path), tmp_path / "known.json"
+    eps, heads, tokens = (
+        [v for v in verdicts(plan_of(path, engine=engine), levels) if v.status == "diverged"]
+        for engine, levels in (
+            ("mutant:wrong-eps", ("logits",)),
+            ("mutant:kv-head-modulo", ("logits",)),
+            ("mutant:kv-head-modulo", ("greedy",)),
+        )
+    )
+    assert len({v.key for v in (*eps, *heads, *tokens)}) == 1
+    assert {extent_of(v).kind for v in (*eps, *heads)} == {"value"}
+    assert all(extent_of(v).size for v in (*eps, *heads, *tokens))
+    write_known(listed, eps, KnownFailures())
+    known = read_known(listed)
+    assert [known.excused(v).status for v in (*eps, *heads)] == ["excused", "diverged"]
+
+
+def test_a_listed_weight_excuses_no_other_of_the_same_lens(model: Path, tmp_path: Path) -> None:
+    found = []
+    for wrong in (one_nibble, scaled):
+        copy = copy_with(model, tmp_path / f"{wrong.__name__}.gguf", "token_embd.weight", wrong)
+        said = verdicts(plan_of(model, subject_model=copy))
+        found += [v for v in said if v.key == "black-box/lens/Q8_0"]
+    elsewhere = {**found[0].detail, "asked": "output.weight"}
+    write_known(tmp_path / "known.json", found[:1], KnownFailures())
+    known = read_known(tmp_path / "known.json")
+    tried = (*found, replace(found[0], detail=elsewhere))
+    assert [known.excused(v).status for v in tried] == ["excused", "diverged", "diverged"]

@@ -99,6 +99,28 @@ def test_what_the_size_of_a_divergence_is(
     assert read_known(path).places == {("m", "trace", "rope"): {"": [Extent(size=size)]}}
 
 
+def acid(test: str, says: str) -> Verdict:
+    return verdict("acid/rope-base", suite="acid", test=test, says=says)
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (acid("rope-base", "10000 taken for 1000?"), ""),
+        (acid("rope-base", "all pairs alike"), "it is of kind 'all pairs alike'"),
+        (acid("context", "10000 taken for 1000?"), "context is not listed"),
+    ],
+)
+def test_another_answer_to_a_test_of_an_acid_model_is_not_excused(
+    found: Verdict, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "known.json"
+    write_known(path, [acid("rope-base", "10000 taken for 1000?")], known())
+    seen = read_known(path).excused(found)
+    assert seen.status == ("diverged" if words else "excused")
+    assert words in seen.summary
+
+
 def test_a_list_that_is_written_anew_takes_what_is_another_and_keeps_what_is_the_same(
     tmp_path: Path,
 ) -> None:

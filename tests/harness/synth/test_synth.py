@@ -2,6 +2,7 @@
 
 import tracemalloc
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,12 @@ import pytest
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import EngineError
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.ops.rotation import RopeParams
+from lockstep.engine.quants.base import F32
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.blackbox.in_check import checked
+from lockstep.harness.check.check import open_plan, run_suites
 from lockstep.harness.cli.synth import SYNTH_TYPES
 from lockstep.harness.report.header import sha256_of
 from lockstep.harness.selftest.clean_cases import random_recipe
@@ -17,6 +24,7 @@ from lockstep.harness.synth.generator import MAKERS, integers, stream, uniform
 from lockstep.harness.synth.llama import LlamaRecipe, check, write_llama
 from lockstep.harness.synth.vocabulary import SMALLEST, sentencepiece
 from tests.all_types import NAMES
+from tests.harness.check.test_check import plan_for
 from tests.models import builtin, opened, written
 
 # Pinned: another machine, another numpy or another version of us must write these very bytes.
@@ -28,6 +36,7 @@ SHA256 = {
     "q4_0": "93cfb6b745e66f75df4028612209f79d6e4bafe2109c595b18957416dd0a534d",
     "moe": "0d9e5bef25fe4d111cff011784134b4ebd1a07a16ad5eda61c1b035c31ff6a6c",
     "moe-q8_0": "3382439b13577a637e157901b65aa2a2204fd61050f5097611654497e828b449",
+    "hparams": "2261ac0e08f9f117b0f40587a097bde4e24d6b90da9ceaccbe6e4fbc80a7d0a6",
 }
 
 
@@ -78,6 +87,49 @@ def test_the_command_line_names_every_type_that_can_be_made() -> None:
 @pytest.mark.parametrize("name", BUILTIN)
 def test_a_built_in_model_runs_and_its_logits_are_finite(name: str, tmp_path: Path) -> None:
     assert_runs(builtin(name, tmp_path))
+
+
+class UsualBase(Mirror):
+    """What the file says of the base is not looked at."""
+
+    def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
+        return super().rope(x, positions, replace(params, base=10000.0))
+
+
+class UsualEps(Mirror):
+    def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
+        return super().rms_norm(x, weight, 1e-5)
+
+
+class IgnoresBase(Reference, name="test:ignores-base"):
+    ops = UsualBase
+
+
+class IgnoresEps(Reference, name="test:ignores-eps"):
+    ops = UsualEps
+
+
+@pytest.mark.parametrize(
+    ("engine", "levels", "suite"),
+    [
+        ("test:ignores-base", ("logits",), "logits"),
+        ("test:ignores-base", ("greedy",), "decode"),
+        ("test:ignores-eps", ("logits",), "black-box"),
+    ],
+)
+def test_an_engine_that_takes_the_usual_for_what_the_file_says_is_seen_on_a_built_in_model(
+    engine: str, levels: tuple[str, ...], suite: str, tmp_path: Path
+) -> None:
+    diverges = {}
+    for name in ("f32", "hparams"):
+        plan = plan_for(builtin(name, tmp_path), engine=engine, n_tokens=32, n_steps=16)
+        opened = open_plan(plan, lambda _: None)
+        info = replace(opened.context.subject_info, levels=levels, computes_nodes=False)
+        context = replace(opened.context, subject_info=info)
+        context.black_box = partial(checked, plan)
+        diverges[name] = "diverged" in {v.status for v in run_suites(context, (suite,))}
+        opened.close()
+    assert diverges == {"f32": False, "hparams": True}
 
 
 def assert_runs(path: Path) -> None:
