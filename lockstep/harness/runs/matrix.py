@@ -15,7 +15,7 @@ from lockstep.harness.report.header import header
 from lockstep.harness.report.jsonl import plain
 from lockstep.harness.report.page.matrix import page_of_matrix
 from lockstep.harness.report.page.write import write_text
-from lockstep.harness.report.text import MARKS, printable
+from lockstep.harness.report.text import MARKS, cut, printable
 from lockstep.harness.runs.run import Listener, run_folder, run_plans
 
 SCHEMA = Path(__file__).parents[1] / "schemas" / "matrix.json"
@@ -232,7 +232,7 @@ def notes_of(row: MatrixRow) -> Iterator[str]:
         for case, verdict in cell.cases.items():
             if verdict.status not in ("agreed", "not-applicable"):
                 what = f"{suite}, {safe(case)}: {MARKS[verdict.status].lower()}"
-                yield f"- **{safe(row.engine)}** {what}: {safe(verdict.summary)[:500]}"
+                yield f"- **{safe(row.engine)}** {what}: {safe(cut(verdict.summary, 500))}"
                 yield f"  `{printable(verdict.repro).replace('`', '?')}`"
 
 
