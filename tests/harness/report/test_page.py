@@ -14,6 +14,7 @@ from jsonschema import Draft202012Validator
 from lockstep.harness.records import Verdict
 from lockstep.harness.report.jsonl import SCHEMA, ReportWriter, plain
 from lockstep.harness.report.nodes import NodeRow, node_columns
+from lockstep.harness.report.page.hexdump import values_of
 from lockstep.harness.report.page.page import page_of, source
 from lockstep.harness.report.page.verdicts import RowsOfRun
 from lockstep.harness.report.page.write import write_page_of_run
@@ -59,9 +60,9 @@ def test_what_a_page_draws_is_in_the_schema() -> None:
 
 def test_the_verdict_stands_at_the_top_in_one_sentence(page: Page) -> None:
     assert page.tags.count("h1") == 1
-    assert "Diverged: 5 differences of 5 kinds; the first op that is wrong by itself is Qcur-1" in (
-        page.text
-    )
+    weight = "the first weight that differs is blk.0.attn_q.weight, row 23, column 3"
+    op = "the first op that is wrong by itself is Qcur-1"
+    assert f"Diverged: 5 differences of 5 kinds; {weight}; {op}" in page.text
 
 
 @pytest.mark.parametrize(
@@ -298,6 +299,24 @@ def test_more_nodes_than_are_drawn_are_folded_and_it_is_said() -> None:
     page = drawn(rows)
     assert len(page) < 1_000_000
     assert "that of each name in a layer the worst step alone is drawn" in Page(page).text
+
+
+def test_of_two_blocks_the_bytes_that_differ_are_marked() -> None:
+    rows = rich_rows()
+    one = {"type": "Q4_0", "hex": "003c" + "80" * 16, "weight": 20, "values": [0.0] * 32}
+    other = {**one, "hex": "003c" + "80" * 4 + "5f" + "80" * 11}
+    rows[1]["detail"] = {"decoded": {"oracle": one, "subject": other}}
+    marked = re.findall("<mark>(..)</mark>", drawn(rows))
+    assert marked == ["80", "5f"]
+
+
+def test_of_a_block_so_many_weights_are_shown_that_the_wrong_one_is_on_the_screen() -> None:
+    values = [float(i) for i in range(256)]
+    one = {"type": "Q4_K", "hex": "00" * 144, "weight": 82, "values": values}
+    other = {**one, "values": [*values[:82], -1.0, *values[83:]]}
+    found = values_of({"oracle": one, "subject": other})
+    assert [v["at"] for v in found] == [*range(78, 87)]
+    assert [v["at"] for v in found if v["differs"]] == [82]
 
 
 def test_a_finding_of_the_weights_fuzzer_shows_its_block_and_where_it_was_found() -> None:

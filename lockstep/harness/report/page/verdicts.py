@@ -68,6 +68,8 @@ class Cause:
         if isinstance(d.get("way"), str):
             on = [name for name, value in d.get("flags", {}).items() if value]
             return f"{d['way']} ({' '.join(on) or 'no flags'})"
+        if "column" in d and "tensor" in d:
+            return f"{shown(d['tensor'], IN_SENTENCE)}, row {d.get('row')}, column {d['column']}"
         if "by_position" in d and d.get("index"):
             return f"position {d['index'][0]}"
         if "margin" in d and "step" in d:
@@ -142,11 +144,14 @@ def diverged(run: RowsOfRun, causes: Sequence[Cause]) -> str:
     if len(run.cases) > 1:
         text += f" in {len(cases)} of {counted(len(run.cases), subject_of(run))}"
     ops = [cause for cause in wrong if "site" in cause.first["detail"]]
+    weights = [cause for cause in wrong if "column" in cause.first["detail"]]
+    if weights:  # they make ops wrong, so they come before them
+        text += f"; the first weight that differs is {weights[0].title}"
     if ops:
         first = ops[0].first
         text += f"; the first op that is wrong by itself is {shown(place_of(first), IN_SENTENCE)}"
         text += f" ({shown(first['detail'].get('op', ''), IN_SENTENCE)})"
-    elif wrong:
+    elif wrong and not weights:
         text += f"; the first is {shown(wrong[0].title, IN_SENTENCE)} in {wrong[0].first['suite']}"
     return f"{text}."
 
