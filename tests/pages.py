@@ -137,7 +137,12 @@ def tokens(text: Callable[[str], str]) -> dict[str, Any]:
 def block(text: Callable[[str], str]) -> dict[str, Any]:
     one = {"type": "Q4_0", "hex": "003c" + "80" * 16, "weight": 3, "values": [0.0] * 32}
     other = {**one, "values": [1.0] * 32}
-    return {"tensor": text("blk.0.attn_q.weight"), "decoded": {"oracle": one, "subject": other}}
+    place = {"row": 23, "column": 3}
+    return {
+        "tensor": text("blk.0.attn_q.weight"),
+        **place,
+        "decoded": {"oracle": one, "subject": other},
+    }
 
 
 class Page(HTMLParser):

@@ -10,6 +10,10 @@ LOST = (
     "each of these is likely a NO whose words were lost: some programs leave long tokens out "
     "(llama-cpp-python those of more than 32 bytes)"
 )
+# what is wrong where a test of the tokenizer says NO of ids that are right
+GIVEN_IDS = (
+    "it is attention that does not find these tokens of the prompt, so far back: positions, masks"
+)
 
 
 def explain(reading: AcidReading) -> Iterator[str]:
@@ -34,6 +38,8 @@ def explain_no(answer: Read, test: Measurement) -> Iterator[str]:
     yield f"{test.name} NO{f': {answer.says}' if answer.says else ''}"
     yield f"  should be so: {test.sees}"
     yield f"  measured in: {test.where}"
+    if test.of_tokenizer:
+        yield f"  of an engine that was given the right ids: {GIVEN_IDS}"
 
 
 def what_is_missing(reading: AcidReading, n_prompted: int) -> Iterator[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.harness.cli.shared import bisect_command, diagnose_command
+from lockstep.harness.report.text import cut
 
 if TYPE_CHECKING:
     from lockstep.harness.blackbox.asking import SliceAnswer
@@ -115,9 +116,9 @@ def reasons(rows: Sequence["LayerRow"], lenses: Sequence["Looked"]) -> Iterator[
 
     for row in rows:
         if row.answer.status not in ("agreed", "diverged"):
-            yield f"{name_of(row)}: {row.answer.status}: {row.answer.summary[:SHOWN]}"
+            yield f"{name_of(row)}: {row.answer.status}: {cut(row.answer.summary, SHOWN)}"
         for part in row.parts:
             yield f"{name_of(row)}: {part.name}: {part.words}"
     for look in lenses:
         if not look.answer.agrees:
-            yield f"lens {look.lens.type}: {look.answer.status}: {look.answer.summary[:SHOWN]}"
+            yield f"lens {look.lens.type}: {look.answer.status}: {cut(look.answer.summary, SHOWN)}"

@@ -97,10 +97,12 @@ def result_lines(each: "Diagnosis") -> Iterator[str]:
         yield f"  none of {each.tried} known mistakes makes these answers{far}"
     if not each.named:
         return
-    if each.status == "few":
-        yield "  too few answers differ to be sure; what makes them all:"
-    every = ", ".join(f"{row.compared} of {row.compared} {row.unit}" for row in each.rows)
-    yield from of_group(each.named, f"DIAGNOSIS ({every})", "cannot be told apart by these answers")
+    if each.status == "few":  # nearly ties: whatever tips them makes these answers
+        title = "too few answers differ to name a mistake; what makes these among others"
+    else:
+        every = ", ".join(f"{row.compared} of {row.compared} {row.unit}" for row in each.rows)
+        title = f"DIAGNOSIS ({every})"
+    yield from of_group(each.named, title, "cannot be told apart by these answers")
     yield from of_group(each.also, "also within the noise", "are farther from them")
 
 

@@ -19,6 +19,7 @@ from lockstep.harness.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from lockstep.harness.runs.matrix import MatrixRow
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 # One of each thing that engines get wrong: plain, grouped heads, quantised, tied, experts.
 BUILTINS = ("f32", "bf16", "q8_0", "q4_0", "moe")
 ARCHITECTURES = ("qwen3", "gemma3", "gpt2")
+MOST = 10_000  # columns: as wide as a table would like to be
 INTERRUPTED = "the run was interrupted before"
 
 
@@ -106,7 +108,7 @@ def matrix(
             out.json([row_of(row) for row in rows])
         else:
             out.quieten()
-            out.out.print(table_of(rows))
+            shown_matrix(rows, out.out)
             for row in rows:
                 if row.error:
                     out.line(f"\n{row.engine} was not asked: {row.error}")
@@ -129,6 +131,25 @@ def cases_made(folder: str, seed: int) -> list[tuple[str, Path]]:
 
     made = [(f"{BUILTIN_PREFIX}{name}", builtin_model(name, Path(folder))) for name in BUILTINS]
     return [*made, *(case for arch in ARCHITECTURES for case in variant_files(arch, folder, seed))]
+
+
+def shown_matrix(rows: "list[MatrixRow]", console: "Console") -> None:
+    """A table where it fits, without a name or a number cut off; else a block for each engine."""
+    from rich.measure import Measurement
+
+    from lockstep.harness.runs.matrix import NOTHING, columns, names_of, texts_of
+
+    table = table_of(rows)
+    if Measurement.get(console, console.options.update(width=MOST), table).maximum <= console.width:
+        console.print(table)
+        return
+    suites = columns(rows)
+    wide = max(map(len, suites), default=0)
+    for name, row in zip(names_of(rows), rows, strict=True):
+        console.print(name)
+        for suite, text in zip(suites, texts_of(row, suites), strict=True):
+            if text != NOTHING:
+                console.print(f"  {suite:<{wide}}  {text}")
 
 
 def table_of(rows: "list[MatrixRow]") -> "Table":

@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from lockstep.harness.cli.options import JsonOpt, QuietOpt
 from lockstep.harness.cli.shared import screen
+from lockstep.harness.report.text import cut
 
 if TYPE_CHECKING:
     from lockstep.harness.report.changes import Changes
@@ -136,7 +137,7 @@ def lines_of(found: "Changes") -> Iterator[str]:
 
 def some(kind: str, texts: Sequence[str]) -> Iterator[str]:
     for text in texts[:SHOWN]:
-        yield f"{kind:<8} {text.splitlines()[0][:400] if text else ''}"
+        yield f"{kind:<8} {cut(text.splitlines()[0], 400) if text else ''}"
     if len(texts) > SHOWN:
         yield f"{kind:<8} and {len(texts) - SHOWN} more: -o FILE or --json has all"
 

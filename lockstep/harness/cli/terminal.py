@@ -24,7 +24,7 @@ from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.exit_codes import is_compared
 from lockstep.harness.records import BOTH, Site, Verdict
 from lockstep.harness.report.jsonl import plain
-from lockstep.harness.report.text import MARKS, explain, last_words, printable, site_name
+from lockstep.harness.report.text import MARKS, cut, explain, last_words, printable, site_name
 
 if TYPE_CHECKING:
     from lockstep.harness.bisect.bisection import Bisection
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lockstep.harness.runs.run import RunResult
 
 SILENCE = 20.0  # seconds without a line, in a pipe, after which any progress is worth one
-EXCUSE = 160  # characters of what is excused
+AT_ONCE, EXCUSE = 200, 160  # characters of what is not well, and of what is excused
 SHOWN = 5  # divergences explained in full; the report holds all of them
 
 
@@ -106,7 +106,7 @@ class Terminal:
             return
         self.err.print(
             f"{MARKS[verdict.status]}: {printable(verdict.case)} {verdict.suite}: "
-            f"{printable(verdict.summary)[:200]}"
+            f"{cut(printable(verdict.summary), AT_ONCE)}"
         )
 
     def quieten(self) -> None:
@@ -220,7 +220,7 @@ def what_and_where(error: Exception) -> str:
     """In one line; all of the traceback is printed if LOCKSTEP_TRACEBACK is set."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(last.filename).name}, line {last.lineno}"
-    what = str(error).splitlines()[0][:300] if str(error) else ""
+    what = cut(str(error).splitlines()[0], 300) if str(error) else ""
     return f"{type(error).__name__}: {what} ({where}; LOCKSTEP_TRACEBACK=1 shows the traceback)"
 
 
@@ -280,7 +280,8 @@ def fold(verdicts: Sequence[Verdict]) -> list[list[Verdict]]:
 def excused(result: "RunResult") -> list[str]:
     """A line for each reason."""
     rows = [v for v in result.verdicts if v.status == "excused"]
-    lines = [f"{v.case}: {v.suite} excused: {v.summary.splitlines()[0][:EXCUSE]}" for v in rows]
+    said = ((f"{v.case}: {v.suite} excused", v.summary.splitlines()[0]) for v in rows)
+    lines = [f"{what}: {cut(summary, EXCUSE)}" for what, summary in said]
     more = len(lines) - SHOWN
     return lines[:SHOWN] + ([f"{more} more are excused, see the report"] if more > 0 else [])
 

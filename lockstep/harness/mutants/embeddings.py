@@ -69,10 +69,13 @@ class TableColumnMajor(Mutant, name="mutant:embeddings-column-major"):
     layer = None
 
 
+def in_half(ops: Mirror, weight: Weight, ids: I32) -> F32:
+    rows = ROWS(ops, weight, ids)
+    return rows.astype(np.float16).astype(np.float32) if weight.format.name == "F32" else rows
+
+
 class EmbeddingsInHalf(Mutant, name="mutant:embeddings-in-half"):
-    ops = ops_with(
-        get_rows=lambda ops, *args: ROWS(ops, *args).astype(np.float16).astype(np.float32)
-    )
+    ops = ops_with(get_rows=in_half)
     mistake = "rows of an F32 table are kept in half precision"
     group = "embeddings"
     effect = "nothing that a reader sees"
@@ -80,8 +83,13 @@ class EmbeddingsInHalf(Mutant, name="mutant:embeddings-in-half"):
     layer = None
 
 
+def dropped(ops: Mirror, weight: Weight, ids: I32) -> F32:
+    rows = ROWS(ops, weight, ids)
+    return np.zeros_like(rows) if weight.format.weights > 1 else rows
+
+
 class EmbeddingsDropped(Mutant, name="mutant:embeddings-dropped"):
-    ops = ops_with(get_rows=lambda ops, *args: np.zeros_like(ROWS(ops, *args)))
+    ops = ops_with(get_rows=dropped)
     mistake = "a quantised table is dropped by its name, and its memory stays as it was: zeros"
     group = "embeddings"
     effect = "the same logits for every token"

@@ -1,6 +1,6 @@
 """Activations converted wrongly before a product: rounding, scales, sums."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -192,7 +192,11 @@ class ScalesInBf16(Mutant, name="mutant:activation-scales-in-bf16"):
 class Sums(Mirror):
     """`changed`: the sums that minima are multiplied by, (tokens, sums)."""
 
+    kind = ""  # of the weights, if these minima alone are wrong
+
     def sums(self, x: F32, weight: Weight) -> F64 | None:
+        if self.kind not in ("", weight.format.name):
+            return super().sums(x, weight)
         group = activation_format(weight.format).summed
         right = super().sums(x, weight)
         if right is None and group:
@@ -248,6 +252,8 @@ class SumsOnWrongLanes(Mutant, name="mutant:activation-sums-reversed"):
     site = "Qcur"
 
     class ops(Sums):
+        kind = "Q2_K"
+
         def changed(self, right: F64) -> F64:
             return right.reshape(len(right), -1, 16)[..., ::-1].reshape(right.shape)
 
@@ -269,23 +275,31 @@ class HalvesTruncated(Mutant, name="mutant:activation-halves-truncated"):
 
 
 class InBf16Whole(Mirror):
+    kind: ClassVar[str]  # of the weights that converted activations meet
+
     def activations(self, x: F32, weight: Weight) -> F64:
+        if weight.format.name != self.kind:
+            return super().activations(x, weight)
         bits = np.ascontiguousarray(x, np.float32).view(np.uint32) + np.uint32(0x8000)
         return (bits & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
 
 
 class Bf16ForHalf(Mutant, name="mutant:activations-in-bf16"):
-    ops = InBf16Whole
     mistake = "activations become BF16 where weights are in half precision"
     group = "rounding"
     effect = "text is a little worse"
     shows_on = "arch:llama:F16"
     site = "Qcur"
 
+    class ops(InBf16Whole):
+        kind = "F16"
+
 
 class Bf16ForF32(Mutant, name="mutant:activations-of-f32-in-bf16"):
-    ops = InBf16Whole
     mistake = "activations become BF16 where weights are F32"
     group = "rounding"
     effect = "text is a little worse"
     site = "Qcur"
+
+    class ops(InBf16Whole):
+        kind = "F32"

@@ -20,6 +20,7 @@ MARKS = {
 }
 
 
+LONG_WORD = 48  # characters: of one that is longer, such as hex, a part is shown
 CI_COMMAND = re.compile(r"##(?=\w*\[)")
 
 
@@ -30,6 +31,15 @@ def printable(text: str, keep: str = "") -> str:
         c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
     )
     return CI_COMMAND.sub(r"#\\x23", shown)
+
+
+def cut(text: str, most: int) -> str:
+    """The beginning of a line in whole words, so that half of a number is not read as one."""
+    if len(text) <= most:
+        return text
+    head = text[: most - 1]
+    at = head.rfind(" ")
+    return f"{head[:at] if len(head) - at < LONG_WORD and at > 0 else head}…"
 
 
 def site_name(site: Site) -> str:

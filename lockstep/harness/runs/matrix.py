@@ -14,8 +14,9 @@ from lockstep.harness.records import EngineInfo, Status, Verdict
 from lockstep.harness.report.header import header
 from lockstep.harness.report.jsonl import plain
 from lockstep.harness.report.page.matrix import page_of_matrix
+from lockstep.harness.report.page.verdicts import counted
 from lockstep.harness.report.page.write import write_text
-from lockstep.harness.report.text import MARKS, printable
+from lockstep.harness.report.text import MARKS, cut, printable
 from lockstep.harness.runs.run import Listener, run_folder, run_plans
 
 SCHEMA = Path(__file__).parents[1] / "schemas" / "matrix.json"
@@ -213,7 +214,8 @@ def markdown(rows: Sequence[MatrixRow], plans: Sequence[Plan]) -> Iterator[str]:
     first = plans[0]
     yield f"# Engines against {first.oracle}, `{first.settings.name}`"
     yield ""
-    yield f"Of {len(plans)} cases ({', '.join(safe(plan.case) for plan in plans)}) how many agree."
+    cases = ", ".join(safe(plan.case) for plan in plans)
+    yield f"Of {counted(len(plans), 'case')} ({cases}) how many agree."
     yield f"`{NOTHING}`: the engine does not offer it, or no case has it."
     yield ""
     yield f"| engine | {' | '.join(suites)} |"
@@ -232,7 +234,7 @@ def notes_of(row: MatrixRow) -> Iterator[str]:
         for case, verdict in cell.cases.items():
             if verdict.status not in ("agreed", "not-applicable"):
                 what = f"{suite}, {safe(case)}: {MARKS[verdict.status].lower()}"
-                yield f"- **{safe(row.engine)}** {what}: {safe(verdict.summary)[:500]}"
+                yield f"- **{safe(row.engine)}** {what}: {safe(cut(verdict.summary, 500))}"
                 yield f"  `{printable(verdict.repro).replace('`', '?')}`"
 
 

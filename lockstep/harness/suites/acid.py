@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lockstep.engine.errors import EngineError
 from lockstep.engine.gguf.split_files import open_model
-from lockstep.harness.acid.explain import below, rests_on_nothing_wrong
+from lockstep.harness.acid.explain import GIVEN_IDS, below, rests_on_nothing_wrong
 from lockstep.harness.acid.measurements.base import Measurement
 from lockstep.harness.acid.read import AcidReading, Read, read_report, report_named
 from lockstep.harness.acid.report import Report
@@ -18,7 +18,7 @@ from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.asking.session import Session
 from lockstep.harness.context.suite import Context, NoAnswer, Suite
 from lockstep.harness.records import Verdict
-from lockstep.harness.suites.parts.acid_text import text_behind
+from lockstep.harness.suites.parts.acid_text import WrittenText, text_behind
 
 SUITE = "acid"
 ANOTHER = "Hello"  # any prompt gives a report; this one where the acid prompt's is not all ok
@@ -87,8 +87,12 @@ class Found:
     """What an engine wrote: behind the acid prompt, and behind another where that is not all ok."""
 
     readings: tuple[AcidReading, ...]
-    texts: tuple[str, ...]
+    texts: tuple[WrittenText, ...]
     failed: tuple[NoAnswer, ...]  # behind one prompt, where another was answered
+
+    def given_ids(self, test: Measurement) -> bool:
+        """Whether a test of a tokenizer met ids that were none of its own."""
+        return test.of_tokenizer and all(each.given_ids for each in self.texts)
 
     def answers(self, test: Measurement) -> list[Read]:
         return [a for reading in self.readings for a in reading.answers if a.test == test.name]
@@ -103,7 +107,7 @@ class Found:
 def asked(context: Context, session: Session, report: Report) -> Found:
     """Raises NoAnswer where there is no text behind any prompt."""
     n = len(report.tests) + SPARE
-    texts: list[str] = []
+    texts: list[WrittenText] = []
     failed: list[NoAnswer] = []
     for prompt in (report.prompt, ANOTHER):
         context.progress(f"the report of {session.name} behind a prompt of {len(prompt)} letters")
@@ -112,11 +116,11 @@ def asked(context: Context, session: Session, report: Report) -> Found:
         except NoAnswer as error:
             failed.append(error)
             continue
-        if read_report(texts[-1]).code == 0:
+        if read_report(texts[-1].text).code == 0:
             break
     if not texts:
         raise failed[0]
-    readings = tuple(of_this_file(read_report(text), report) for text in texts)
+    readings = tuple(of_this_file(read_report(each.text), report) for each in texts)
     return Found(readings=readings, texts=tuple(texts), failed=tuple(failed))
 
 
@@ -156,10 +160,12 @@ def of_subject(
             text = f"{line_of(noes[test.name])}, and the oracle writes no ok either"
             yield context.verdict(SUITE, "not-compared", text, {"test": test.name})
         elif test.name in noes:
-            yield said_no(context, report, noes, test)
+            no = said_no_of_given_ids if found.given_ids(test) else said_no
+            yield no(context, report, noes, test)
         elif found.answers(test):
             detail = {"test": test.name, "file": report.quant}
-            yield context.verdict(SUITE, "agreed", f"{test.name} ok", detail)
+            of = " (of ids that it was given, not of a tokenizer)" if found.given_ids(test) else ""
+            yield context.verdict(SUITE, "agreed", f"{test.name} ok{of}", detail)
     yield from left_out(context, report, found)
 
 
@@ -180,13 +186,25 @@ def said_no(
     return context.verdict(SUITE, "diverged", text, detail, (SUITE, root))
 
 
+def said_no_of_given_ids(
+    context: Context, report: Report, noes: Mapping[str, Read], test: Measurement
+) -> Verdict:
+    """What was wrong with the ids is not said: nothing was."""
+    text = (
+        f"acid {report.arch} {report.quant}: {test.name} NO, and its ids are the oracle's, so that "
+        f"no tokenizer is at fault: {GIVEN_IDS}; at fault: subject"
+    )
+    detail = {"test": test.name, "file": report.quant, "given_ids": True, "at_fault": "subject"}
+    return context.verdict(SUITE, "diverged", text, detail, (SUITE, "given ids"))
+
+
 def line_of(answer: Read) -> str:
     return f"{answer.test} NO{f' ({answer.says})' if answer.says else ''}"
 
 
 def no_report(context: Context, report: Report, found: Found) -> Verdict:
     """Whoever writes something else has gone wrong at the first token; silence says nothing."""
-    n, text = len(report.tests), next(filter(str.strip, found.texts), "")
+    n, text = len(report.tests), next(filter(str.strip, (each.text for each in found.texts)), "")
     if not text:
         said = f"{context.subject.name} writes nothing: {n} tests were not compared"
         return context.verdict(SUITE, "not-compared", said)

@@ -10,6 +10,7 @@ from lockstep.harness.context.runner import Runner
 from lockstep.harness.context.suite import Context, Suite
 from lockstep.harness.known import entries
 from lockstep.harness.records import EXACT, FileSummary, Outcome, Rejected, Verdict
+from lockstep.harness.report.text import cut
 
 AT_MOST = 20  # differences in one verdict
 ABSENT = ("absent", None)  # beside a key's type and value
@@ -115,6 +116,6 @@ def where_they_part(key: str, a: tuple[str, Any], b: tuple[str, Any]) -> tuple[s
 
 
 def entry(what: str, where: str, expected: Any, actual: Any, kind: str = "") -> dict[str, Any]:
-    a, b = ("absent" if value is ABSENT else repr(value)[:200] for value in (expected, actual))
+    a, b = ("absent" if value is ABSENT else cut(repr(value), 200) for value in (expected, actual))
     text = f"{where}: expected {a}, got {b}"
     return {"what": what, "text": text, "expected": a, "actual": b, "kind": kind}

@@ -9,6 +9,7 @@ from typing import Any
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.suite import Context, NoAnswer, Suite, no_answer
 from lockstep.harness.records import Answered, Crashed, Rejected, Verdict
+from lockstep.harness.report.text import cut
 from lockstep.harness.suites.parts.originals import Original, originals_of
 from lockstep.harness.suites.parts.pieces import sides
 
@@ -193,7 +194,7 @@ def judged(
             detail = {"differs_from_the_original": [each.row() for each in known]}
         return context.verdict("tokens", "agreed", summary, detail)
     wrong.sort(key=lambda row: row[0])  # the shortest says it best
-    rows = [[text[:LONGEST] for text in (row[1], repr(row[3]), repr(row[2]))] for row in wrong]
+    rows = [[cut(text, LONGEST) for text in (row[1], repr(row[3]), repr(row[2]))] for row in wrong]
     texts = [f"{given} gives {got}, expected {want}" for given, got, want in rows]
     _, given, want, got = wrong[0]
     said: dict[str, Any] = {"way": way, "flags": flags, "input": given[:WHOLE], "total": len(wrong)}
@@ -204,8 +205,8 @@ def judged(
     return context.verdict(
         "tokens",
         "diverged",
-        f"{way} ({on}): {len(wrong)} of {len(inputs)} inputs differ; {given[:80]} gives "
-        f"{repr(got)[:80]}, expected {repr(want)[:80]}",
+        f"{way} ({on}): {len(wrong)} of {len(inputs)} inputs differ; {cut(given, 80)} "
+        f"gives {cut(repr(got), 80)}, expected {cut(repr(want), 80)}",
         said,
         key=("tokens", way, on),
     )

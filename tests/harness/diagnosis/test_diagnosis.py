@@ -20,7 +20,14 @@ from lockstep.harness.asking.session import LocalSession
 from lockstep.harness.catalogue.views import ALL, TEXT, View, seen_through
 from lockstep.harness.check.check import described, open_plan
 from lockstep.harness.cli.diagnosis import diagnosis_lines
-from lockstep.harness.diagnosis.diagnosis import Diagnosed, Diagnosis, DiagnosisBench, diagnose
+from lockstep.harness.diagnosis.diagnosis import (
+    Diagnosed,
+    Diagnosis,
+    DiagnosisBench,
+    Match,
+    Rows,
+    diagnose,
+)
 from lockstep.harness.diagnosis.engines import is_near, may_be
 from lockstep.harness.diagnosis.questions import Greedy, is_tie, within
 from lockstep.harness.diagnosis.selftest import is_kept, is_named, is_wrong, lines, row_of, share
@@ -201,6 +208,18 @@ def test_the_words_say_what_was_compared_and_what_it_was(tmp_path: Path) -> None
     assert "24 of 24 tokens" in text or "16 of 16 tokens" in text
     assert "DIAGNOSIS (" in text
     assert f"rope on half-split pairs ({HALVES}" in text
+
+
+def test_where_too_few_answers_differ_there_is_no_diagnosis(tmp_path: Path) -> None:
+    """One token of 144 is otherwise: whatever tips a near tie would make the same."""
+    match = Match(engine="mutant:a", mistake="all is a bit off", effect="", source="", left=0.0)
+    rows = (Rows(unit="tokens", compared=144, right=143),)
+    found = Diagnosis(aspect="runs", status="few", rows=rows, named=(match,), places=1)
+    plan = plan_for(builtin("f32", tmp_path))
+    text = "\n".join(diagnosis_lines(plan, Diagnosed(of=(found,), missing=())))
+    assert "too few answers differ to name a mistake" in text
+    assert "mutant:a" in text
+    assert "DIAGNOSIS" not in text
 
 
 # --- when answers are the same ------------------------------------------------------------------

@@ -180,14 +180,14 @@ def test_behind_another_greedy_token_texts_are_not_brought_together_again() -> N
 def test_every_byte_of_a_block_is_in_a_field_with_a_name(kind: str) -> None:
     size = WeightFormat.family[kind].layout.itemsize
     fields = block("both", kind, bytes(range(256)).hex()[: 2 * size].ljust(2 * size, "0"))["fields"]
-    found = [byte for field in fields for line in field["lines"] for byte in line.split()]
+    found = [byte for field in fields for line in field["lines"] for byte in line]
     assert len(found) == size
     assert all(field["name"] != "bytes" for field in fields)
 
 
 def test_a_block_of_another_size_is_shown_as_bytes() -> None:
     (field,) = block("both", "Q4_0", "0011")["fields"]
-    assert (field["name"], field["lines"]) == ("bytes", ["00 11"])
+    assert (field["name"], field["lines"]) == ("bytes", [[("00", False), ("11", False)]])
 
 
 def test_a_long_file_is_dumped_in_part_and_its_length_said() -> None:

@@ -6,17 +6,19 @@ from typing import Any
 import pytest
 import typer
 
-from lockstep.harness.cli.terminal import Terminal, fold, more_like
+from lockstep.harness.cli.terminal import Terminal, excused, fold, more_like
 from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.records import Mismatch, Site, Verdict
 from lockstep.harness.report.text import (
     MARKS,
+    cut,
     explain,
     explain_finding,
     last_words,
     printable,
     site_name,
 )
+from lockstep.harness.runs.run import RunResult
 
 HOSTILE = "[red]x[/red] :smile: \x1b[2J\x1b]0;title\x07 \r\x08 \x9b31m \u202e \udc80 \x00"
 
@@ -203,3 +205,28 @@ def test_an_abort_shows_its_message_rather_than_where_python_stood(
     words = last_words(log)
     assert len(words) == shown
     assert words[-1:] == [log[1] if "GGML_ASSERT" in " ".join(log) else log[-1]] if log else True
+
+
+# --- lines that are cut -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "said"),
+    [
+        ("token 116: -0.163828105e-7", 20, "token 116:…"),
+        ("63 of 64 choices agree; at fault: subject", 37, "63 of 64 choices agree; at fault:…"),
+        ("it fits", 7, "it fits"),
+        ("deadbeef" * 20, 9, "deadbeef…"),
+    ],
+)
+def test_a_line_is_cut_behind_a_word_and_says_so(text: str, most: int, said: str) -> None:
+    assert cut(text, most) == said
+    assert len(said) <= most
+
+
+def test_an_excused_line_ends_in_no_half_number(tmp_path: Any) -> None:
+    summary = "known (slow): " + "in the oracle's text " * 6 + "token 116: -0.16382810592651367"
+    row = Verdict(suite="decode", case="m", status="excused", summary=summary, detail={})
+    result = RunResult(verdicts=[row], engines=(), code=0, seconds=1.0, folder=tmp_path)
+    (line,) = excused(result)
+    assert line.endswith("token 116:…")

@@ -1,15 +1,17 @@
 """The matrix: each engine's worst verdict of each suite and case, as a table and as JSON."""
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
+from rich.console import Console
 
 from lockstep.harness.check.check import Plan
 from lockstep.harness.cli import app
-from lockstep.harness.cli.matrix import named_apart
+from lockstep.harness.cli.matrix import named_apart, shown_matrix
 from lockstep.harness.records import EXACT, EngineInfo, Status, Verdict
 from lockstep.harness.runs.matrix import (
     NOTHING,
@@ -105,6 +107,31 @@ def test_engines_of_one_name_are_told_apart_by_what_they_were_asked_for_by() -> 
         "engine.py 1 (./b/engine.py)",
         "fast",
     ]
+
+
+def many_suites(name: str) -> MatrixRow:
+    cells = {
+        suite: Cell(cases={"a": verdict(suite, "a", "diverged")})
+        for suite in ("metadata", "tokens", "dequant", "logits", "decode", "black-box", "products")
+    }
+    return MatrixRow(engine=f"python some/where/{name}.py", cells=cells, code=1)
+
+
+@pytest.mark.parametrize("width", [80, 300])
+def test_nothing_of_a_matrix_is_cut_off_however_narrow_a_terminal_is(width: int) -> None:
+    out = io.StringIO()
+    rows = [many_suites("e_right_all"), many_suites("e_right_text")]
+    shown_matrix(rows, Console(file=out, width=width, soft_wrap=True, markup=False))
+    said = out.getvalue()
+    for text in ("e_right_all.py", "e_right_text.py", "black-box", "products"):
+        assert text in said
+    assert said.count("0/1, 1 diverged") == 14
+    assert "…" not in said
+
+
+def test_of_one_case_the_page_says_so() -> None:
+    plan = Plan(case="a", model=Path("m"), subject_model=Path("m"), settings=EXACT)
+    assert "Of 1 case (a) how many agree." in [*markdown([many_suites("x")], [plan])]
 
 
 def test_files_of_one_name_are_cases_of_their_own_and_a_file_is_one_case(tmp_path: Path) -> None:

@@ -1,14 +1,13 @@
 """The suite `acid`: what engines of any level write on acid models, a verdict for each test."""
 
-import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lockstep.engine.errors import EngineError, Unsupported
+from lockstep.engine.ops.mirror import Mirror
 from lockstep.harness.acid.report import report_for
 from lockstep.harness.acid.tokens import PROMPT
 from lockstep.harness.acid.write import TYPES, write_acid
@@ -21,8 +20,7 @@ from lockstep.harness.mutants.rope_half_split import RopeHalfSplit
 from lockstep.harness.parallel.works import Forks
 from lockstep.harness.records import Request, Verdict
 from lockstep.harness.runs.run import Listener, run_plans
-from tests.fake_server import NATIVE, OPENAI, serving
-from tests.harness.check.test_check import FAKE_PROGRAM, plan_for, verdicts_of
+from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.harness.cli.test_cli import Lockstep, lockstep
 from tests.models import builtin
 from tests.quiet_engines import Quiet, made, wrong
@@ -82,44 +80,30 @@ def test_logits_alone_are_read_behind_the_oracles_tokens(model: Path) -> None:
     found = checked(model, engine)
     assert named_in("agreed", found) == NAMES
     assert len(asked) == 1
+    of_given = {v.detail["test"] for v in found if "that it was given" in v.summary}
+    assert of_given == {test.name for test in REPORT.tests if test.of_tokenizer}
 
 
-@pytest.mark.parametrize("pages", [NATIVE, OPENAI], ids=["llama-server", "openai"])
-def test_a_server_that_holds_an_acid_model_is_asked(model: Path, pages: frozenset[str]) -> None:
-    with serving(model, pages=pages) as url:
-        assert named_in("agreed", checked(model, url)) == NAMES
+class BeginningUnseen(Mirror):
+    """The first cells are not looked at: a wrong mask, and no wrong tokenizer."""
+
+    def soft_max(self, x: Any, scale: float, visible: Any) -> Any:
+        visible = visible.copy()
+        visible[..., :2] &= visible.shape[-1] < 64
+        return super().soft_max(x, scale, visible)
 
 
-@pytest.mark.parametrize("way", ["wants another model", "cannot load"])
-def test_a_program_that_cannot_load_one_of_many_has_not_taken_it(
-    way: str, model: Path, tmp_path: Path
-) -> None:
-    engine = f"{sys.executable} {FAKE_PROGRAM} '{way}'"
-    plan = plan_for(model, engine=engine, oracle="fast", suites=("acid",))
-    for optional, status in ((True, "not-applicable"), (False, None)):
-        (found,) = run_plans(
-            [replace(plan, optional=optional)], tmp_path, ["test"], Forks(1), Listener()
-        ).verdicts
-        assert found.status == (status or {"cannot load": "crashed"}.get(way, "not-compared"))
-        assert "model" in found.summary
-
-
-def test_a_program_that_hangs_is_not_excused(model: Path, tmp_path: Path) -> None:
-    engine = f"{sys.executable} {FAKE_PROGRAM} 'is silent'"
-    plan = plan_for(model, engine=engine, oracle="fast", suites=("acid",), optional=True)
-    result = run_plans([replace(plan, time_limit=3.0)], tmp_path, ["test"], Forks(1), Listener())
-    assert [v.status for v in result.verdicts] == ["timed-out"]
-    assert result.code == 3
-
-
-def test_an_engine_that_cannot_be_asked_is_not_compared_by_name(model: Path) -> None:
-    names = ("generate", "greedy", "logprobs", "evaluate", "tokenize", "detokenize")
-    changes: dict[str, Any] = dict.fromkeys(names, no)
-    engine = made("acid: mute", levels=("parse",), **changes)
-    (found,) = checked(model, engine)
-    assert found.status == "not-compared"
-    assert "acid: mute offers neither text nor greedy tokens" in found.summary
-    assert exit_code([found]) == 3
+@pytest.mark.parametrize("own", [True, False], ids=["own ids", "given ids"])
+def test_an_engine_that_is_given_ids_has_no_tokenizer_to_blame(model: Path, own: bool) -> None:
+    levels = ("logits", "tokenize", "detokenize") if own else ("logits",)
+    changes: dict[str, Any] = {} if own else {"tokenize": no, "detokenize": no}
+    changes |= dict.fromkeys(("generate", "logprobs", "greedy"), no)
+    changes |= {"ops": BeginningUnseen, "make_ops": Reference.make_ops, "levels": levels}
+    found = checked(model, made(f"acid: no beginning, {own}", **changes))
+    (bos,) = [v for v in found if v.detail.get("test") == "bos"]
+    assert bos.status == "diverged"
+    assert ("no BOS" in bos.summary) is own
+    assert ("no tokenizer is at fault" in bos.summary) is not own
 
 
 # --- what a wrong engine comes to ---------------------------------------------------------------

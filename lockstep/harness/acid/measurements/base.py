@@ -33,7 +33,8 @@ class Measurement(ABC):
     catches: tuple[str, ...] = ()
     rests_on: tuple[str, ...] = ()
     needs_prompt: bool = False
-    of_tokenizer: bool = False  # left out where a matrix has blocks, whose tests need the room
+    # of which ids a prompt has; left out where a matrix has blocks, whose tests need the room
+    of_tokenizer: bool = False
 
     @abstractmethod
     def build(self, w: AcidWeights, at: "AcidPlace") -> None:

@@ -16,7 +16,7 @@ FOUND = 90.0  # a score that is enough at the end of a long report as well
 class BpeCut(Measurement):
     """`shown`: what the prompt's tokens may show, the right thing first, each with its values."""
 
-    needs_prompt = True
+    needs_prompt = of_tokenizer = True
     where = "the tokenizer; layer 0, head 0"
     shown: ClassVar[dict[str, tuple[float, ...]]]
     side: ClassVar[tuple[str, float]]  # an element of keys, and which sign of it is looked for
@@ -116,7 +116,7 @@ class BpeBeginning(Measurement):
 
     name = "bos"
     sees = "tokenizer.ggml.add_bos_token: BOS is put before a text, and once"
-    needs_prompt = True
+    needs_prompt = of_tokenizer = True
     where = "the tokenizer; layer 0, head 0"
     right = (0.5,)
     wrong = (

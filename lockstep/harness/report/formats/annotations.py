@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from lockstep.harness.report.formats.markdown import causes
 from lockstep.harness.report.formats.results import RunResults, TestResult
+from lockstep.harness.report.text import cut
 
 MOST = 10
 LONGEST_TEXT = 1000
@@ -21,7 +22,7 @@ def annotations(run: RunResults) -> Iterator[str]:
             first = same[0]
             more = f" (and {len(same) - 1} more like it)" if len(same) > 1 else ""
             title = f"Lockstep: {first.model} {first.suite} {first.name}"
-            yield command(wanted, title, first.explanation[:LONGEST_TEXT] + more)
+            yield command(wanted, title, cut(first.explanation, LONGEST_TEXT) + more)
         if len(of_level) > len(told):
             rest = len(of_level) - len(told)
             yield command(wanted, "Lockstep", f"{rest} more causes are in the report")

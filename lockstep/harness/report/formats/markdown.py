@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from lockstep.harness.report.formats.markup import as_block, as_cell, as_code
 from lockstep.harness.report.formats.results import RunResults, TestResult
-from lockstep.harness.report.text import MARKS
+from lockstep.harness.report.text import MARKS, cut
 
 # GitHub takes 1 MiB of a step, and shows nothing of one that writes more
 SHOWN = 20  # causes told in full
@@ -33,7 +33,7 @@ def lines_of(run: RunResults) -> Iterator[str]:
         yield f"\n{len(causes(run.red)) - SHOWN} more causes are in the report."
     yield from reasons(run.with_status("excused", "not-applicable"))
     yield ""
-    yield as_block(run.command[:LONGEST_TEXT])
+    yield as_block(cut(run.command, LONGEST_TEXT))
     yield ""
     yield f"{as_cell(', '.join(run.engines))}, seed {run.seed}, {run.seconds:.1f} s"
 
@@ -73,7 +73,7 @@ def cause(same: Sequence[TestResult]) -> Iterator[str]:
     yield ""
     yield f"### {MARKS[first.status]}: {as_cell(first.model)}, {as_cell(first.name)}"
     yield ""
-    yield as_block(first.explanation[:LONGEST_TEXT])
+    yield as_block(cut(first.explanation, LONGEST_TEXT))
     if len(same) > 1:
         places = ", ".join(as_code(result.name) for result in same[1:9])
         yield f"\nand {len(same) - 1} more like it: {places}{' ...' if len(same) > 9 else ''}"
@@ -83,7 +83,7 @@ def reasons(results: Sequence[TestResult]) -> Iterator[str]:
     """Why something that is red nowhere was not compared, or differs and is excused."""
     lines = dict.fromkeys(
         f"- {MARKS[r.status]}: {as_cell(r.model)}, {as_cell(r.suite)}: "
-        f"{as_code(r.summary[:LONGEST_TEXT])}"
+        f"{as_code(cut(r.summary, LONGEST_TEXT))}"
         for r in results
     )
     if lines:

@@ -21,9 +21,9 @@ def in_short(row: Mapping[str, Any]) -> tuple[str, str, str]:
     far = d.get("worst_relative_to_largest_logit", d.get("err_local", d.get("margin")))
     if far is None and is_plain(d.get("actual")) and is_plain(d.get("expected")):
         far = f"{exact(d['actual'])}, expected {exact(d['expected'])}"
-    allowed = d.get("allowed_relative", d.get("allowed"))
+    allowed = d.get("allowed_relative", None if of_tokens(d) else d.get("allowed"))
     why = str(d.get("reason", ""))
-    if allowed is None and row["status"] == "diverged":
+    if allowed is None and row["status"] == "diverged" and not of_tokens(d):
         allowed, why = "nothing", why or "bits, ids and verdicts must be equal"
     return number(far) if far is not None else "", number(allowed) if is_plain(allowed) else "", why
 
@@ -49,7 +49,7 @@ def how_far(d: Detail) -> Iterator[Fact]:
 def limits(d: Detail) -> Iterator[Fact]:
     if "allowed_relative" in d:
         yield "Allowed", f"{number(d['allowed_relative'])} of the largest logit"
-    elif "allowed" in d and is_plain(d["allowed"]):
+    elif "allowed" in d and is_plain(d["allowed"]) and not of_tokens(d):
         yield "Allowed", number(d["allowed"])
     if d.get("reason"):
         yield "Why so much", str(d["reason"])
@@ -82,6 +82,11 @@ def whose(d: Detail) -> Iterator[Fact]:
         text = ", ".join(map(str, positions["indices"]))
         more = positions.get("count", 0) - len(positions["indices"])
         yield "Output rows", text + (f" and {more} more" if more > 0 else "")
+
+
+def of_tokens(d: Detail) -> bool:
+    """Whether a black box was compared by tokens, for which its summary has the limit."""
+    return "worst" in d and not d.get("allowed")
 
 
 def is_plain(value: Any) -> bool:

@@ -10,7 +10,7 @@ from lockstep.engine.registry import import_members
 
 WIDE = 16  # bytes of a line
 MOST = 2048  # bytes of a dump
-NEAR = 16  # values on either side of the one that differs
+NEAR = 4  # values on either side of the one that differs: no more can be seen at once
 
 
 def blocks_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -23,7 +23,8 @@ def blocks_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
             if same
             else {f"of the {who}'s file": one for who, one in sides.items()}
         )
-        found = [block(who, one["type"], one["hex"]) for who, one in names.items()]
+        unlike = unlike_bytes(*(bytes.fromhex(one["hex"]) for one in sides.values()))
+        found = [block(who, one["type"], one["hex"], unlike) for who, one in names.items()]
         return {"blocks": found, "values": values_of(sides)}
     if "block" not in detail or "type" not in detail:
         return None
@@ -33,17 +34,26 @@ def blocks_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"blocks": found, "values": []}
 
 
-def block(who: str, kind: str, raw_hex: str) -> dict[str, Any]:
+def unlike_bytes(a: bytes, b: bytes) -> frozenset[int]:
+    """Places in which two blocks of one size differ."""
+    pairs = enumerate(zip(a, b, strict=True)) if len(a) == len(b) else ()
+    return frozenset(i for i, (x, y) in pairs if x != y)
+
+
+def block(
+    who: str, kind: str, raw_hex: str, unlike: frozenset[int] = frozenset()
+) -> dict[str, Any]:
+    """unlike: places of bytes that the other engine's block has otherwise."""
     raw = bytes.fromhex(raw_hex)
-    return {"who": who, "type": kind, "bytes": len(raw), "fields": fields_of(kind, raw)}
+    return {"who": who, "type": kind, "bytes": len(raw), "fields": fields_of(kind, raw, unlike)}
 
 
-def fields_of(kind: str, raw: bytes) -> list[dict[str, Any]]:
+def fields_of(kind: str, raw: bytes, unlike: frozenset[int]) -> list[dict[str, Any]]:
     """Name, type, place, bytes and, of one number, its value; one field where nobody names any."""
     import_members("lockstep.engine.quants")
     layout = WeightFormat.family[kind].layout if kind in WeightFormat.family else None
     if layout is None or layout.itemsize != len(raw) or not layout.fields:
-        return [{"name": "bytes", "type": "", "at": 0, "lines": in_lines(raw), "value": ""}]
+        return [{"name": "bytes", "type": "", "at": 0, "lines": in_lines(raw, unlike), "value": ""}]
     found = []
     for name in layout.names or ():
         dtype, at = layout.fields[name][:2]
@@ -51,12 +61,15 @@ def fields_of(kind: str, raw: bytes) -> list[dict[str, Any]]:
         shape = "".join(f"[{n}]" for n in dtype.shape)
         value = "" if dtype.shape else f"{np.frombuffer(part, dtype)[0]:.9g}"
         row = {"name": name, "type": f"{dtype.base.name}{shape}", "at": at}
-        found.append(row | {"lines": in_lines(part), "value": value})
+        inside = frozenset(i - at for i in unlike)
+        found.append(row | {"lines": in_lines(part, inside), "value": value})
     return found
 
 
-def in_lines(raw: bytes) -> list[str]:
-    return [raw[i : i + WIDE].hex(" ") for i in range(0, len(raw), WIDE)]
+def in_lines(raw: bytes, unlike: frozenset[int]) -> list[list[tuple[str, bool]]]:
+    """Each byte, and whether it is marked."""
+    every = [(f"{byte:02x}", i in unlike) for i, byte in enumerate(raw)]
+    return [every[i : i + WIDE] for i in range(0, len(every), WIDE)]
 
 
 def values_of(sides: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

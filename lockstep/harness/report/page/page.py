@@ -23,8 +23,10 @@ from lockstep.harness.report.page.verdicts import (
     causes_of,
     command_of,
     counted,
+    parts_of,
     place_of,
     sentence,
+    slices_of,
     suites_of,
 )
 from lockstep.harness.report.text import MARKS
@@ -53,12 +55,18 @@ def environment() -> Environment:
     )
     made.filters |= {"number": texts.number, "of_limit": texts.of_limit, "exact": texts.exact}
     made.filters |= {"name": texts.short_name, "data": texts.data_block, "counted": counted}
-    made.filters |= {"paths": texts.paths, "long": texts.long, "whole": texts.whole}
+    made.filters |= {
+        "paths": texts.paths,
+        "long": texts.long,
+        "whole": texts.whole,
+        "in_short": in_short,
+    }
     made.globals |= {"MARKS": MARKS, "SIGNS": SIGNS, "BOTH": BOTH, "PLACES": PLACES}
     made.globals |= {
         "figures_of": figures_of,
         "facts_of": facts_of,
         "in_short": in_short,
+        "parts_of": parts_of,
         "place_of": place_of,
     }
     return made
@@ -78,6 +86,7 @@ def page_of(run: RowsOfRun) -> str:
         command=command_of(run),
         causes=causes,
         excused=causes_of(run.verdicts, ("excused",)),
+        slices=slices_of(run.verdicts),
         suites=suites_of(run.verdicts),
         statuses=[*run.counts],
         models=[*by_case(listed)],

@@ -68,6 +68,12 @@ class Cause:
         if isinstance(d.get("way"), str):
             on = [name for name, value in d.get("flags", {}).items() if value]
             return f"{d['way']} ({' '.join(on) or 'no flags'})"
+        if d.get("parts"):
+            return f"{d.get('where')}: {parts_of(d)}"
+        if "aspect" in d:
+            return f"its {d['aspect']}: {mistake_of(d)}"
+        if "column" in d and "tensor" in d:
+            return f"{shown(d['tensor'], IN_SENTENCE)}, row {d.get('row')}, column {d['column']}"
         if "by_position" in d and d.get("index"):
             return f"position {d['index'][0]}"
         if "margin" in d and "step" in d:
@@ -84,6 +90,29 @@ class Cause:
         return list(dict.fromkeys(texts))
 
 
+def parts_of(d: Mapping[str, Any]) -> str:
+    """The parts of a layer that a bisection by slices came to."""
+    return ", ".join(str(part.get("name")) for part in d["parts"])
+
+
+def mistake_of(d: Mapping[str, Any]) -> str:
+    """What a diagnosis comes to, in a few words."""
+    named = d.get("named") or ()
+    if d.get("status") == "named" and named:
+        more = f" or one of {len(named) - 1} more" if len(named) > 1 else ""
+        return f"{named[0].get('mistake')}{more}"
+    if d.get("status") == "few":
+        return "too few answers differ to name a mistake"
+    return f"none of {d.get('tried')} known mistakes"
+
+
+def key_of(row: Row) -> str:
+    """By which verdicts fold: one part that is wrong in many layers is one cause."""
+    if row["detail"].get("parts"):
+        return f"{row['suite']}/{parts_of(row['detail'])}"
+    return str(row["key"] or f"{row['suite']}/{row['summary']}")
+
+
 def place_of(row: Row) -> str:
     d = row["detail"]
     if "site" not in d:
@@ -98,8 +127,7 @@ def causes_of(verdicts: Sequence[Row], statuses: Sequence[str]) -> list[Cause]:
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in verdicts:
         if row["status"] in statuses:
-            key = row["key"] or f"{row['suite']}/{row['summary']}"
-            groups.setdefault((row["status"], key), []).append(row)
+            groups.setdefault((row["status"], key_of(row)), []).append(row)
     ordered = sorted(groups.values(), key=lambda rows: statuses.index(rows[0]["status"]))
     return [Cause(rows=rows, number=i) for i, rows in enumerate(ordered, 1)]
 
@@ -142,12 +170,17 @@ def diverged(run: RowsOfRun, causes: Sequence[Cause]) -> str:
     if len(run.cases) > 1:
         text += f" in {len(cases)} of {counted(len(run.cases), subject_of(run))}"
     ops = [cause for cause in wrong if "site" in cause.first["detail"]]
+    weights = [cause for cause in wrong if "column" in cause.first["detail"]]
+    if weights:  # they make ops wrong, so they come before them
+        text += f"; the first weight that differs is {weights[0].title}"
     if ops:
         first = ops[0].first
         text += f"; the first op that is wrong by itself is {shown(place_of(first), IN_SENTENCE)}"
         text += f" ({shown(first['detail'].get('op', ''), IN_SENTENCE)})"
-    elif wrong:
-        text += f"; the first is {shown(wrong[0].title, IN_SENTENCE)} in {wrong[0].first['suite']}"
+    elif wrong and not weights:
+        text += f"; the first is {shown(wrong[0].title, 2 * IN_SENTENCE)}"
+        named = "aspect" in wrong[0].first["detail"]  # the sentence says whose command it is
+        text += "" if named else f" in {wrong[0].first['suite']}"
     return f"{text}."
 
 
@@ -202,6 +235,11 @@ def suites_of(verdicts: Sequence[Row]) -> list[SuiteRow]:
         one = found.setdefault((row["suite"], about), SuiteRow(suite=row["suite"], about=about))
         one.counts[row["status"]] += 1
     return list(found.values())
+
+
+def slices_of(verdicts: Sequence[Row]) -> list[Row]:
+    """Of a bisection of a black box, in the order of the model."""
+    return [row for row in verdicts if row["detail"].keys() >= {"parts", "where", "worst"}]
 
 
 def by_case(verdicts: Sequence[Row]) -> Iterator[tuple[str, list[Row], str]]:

@@ -1,6 +1,7 @@
 """What an engine of any level writes behind a prompt: text, or what its answers come to as text."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,20 @@ from lockstep.harness.records import Answered, Request, Unanswerable
 
 SPACE = "\u2581"  # of a vocabulary's own texts
 FLAGS = {"remove_special": True, "unparse_special": False}
-Way = Callable[[Context, Session, str, int], str | None]
 
 
-def text_behind(context: Context, session: Session, prompt: str, n: int) -> str:
+@dataclass(frozen=True)
+class WrittenText:
+    """given_ids: the prompt's ids are the oracle's, for want of a tokenizer."""
+
+    text: str
+    given_ids: bool = False
+
+
+Way = Callable[[Context, Session, str, int], WrittenText | None]
+
+
+def text_behind(context: Context, session: Session, prompt: str, n: int) -> WrittenText:
     """Of n greedy tokens. Raises NoAnswer where the engine offers nothing that shows them."""
     for way in (by_text, by_tokens, by_logits, by_lists):
         if (found := way(context, session, prompt, n)) is not None:
@@ -35,43 +46,46 @@ def offered(context: Context, session: Session, question: str, *args: Any, **fla
     return None if isinstance(outcome, Unanswerable) else context.answer(session, question, outcome)
 
 
-def by_text(context: Context, session: Session, prompt: str, n: int) -> str | None:
+def by_text(context: Context, session: Session, prompt: str, n: int) -> WrittenText | None:
     said = offered(context, session, "generate", prompt.encode(), n)
-    return None if said is None else said.decode("utf-8", "replace")
+    return None if said is None else WrittenText(said.decode("utf-8", "replace"))
 
 
-def by_tokens(context: Context, session: Session, prompt: str, n: int) -> str | None:
-    new = offered(context, session, "greedy", ids_of(context, session, prompt), n)
-    return None if new is None else text_of(context, session, new)
+def by_tokens(context: Context, session: Session, prompt: str, n: int) -> WrittenText | None:
+    ids, given = ids_of(context, session, prompt)
+    new = offered(context, session, "greedy", ids, n)
+    return None if new is None else WrittenText(text_of(context, session, new), given)
 
 
-def by_logits(context: Context, session: Session, prompt: str, n: int) -> str | None:
+def by_logits(context: Context, session: Session, prompt: str, n: int) -> WrittenText | None:
     """The likeliest token behind each of the oracle's: all answers of a test lead to the next one,
     so that a wrong one changes nothing in the others."""
     if not may_have(context, session, "logits"):
         return None
-    ids = ids_of(context, session, prompt)
+    ids, given = ids_of(context, session, prompt)
     new = context.ask(context.oracle, "greedy", ids, n)
     run = offered(context, session, "evaluate", Request(batches=steps_of(ids, new, None)))
     if run is None:
         return None
-    return text_of(context, session, np.concatenate(run.logits)[-n:].argmax(axis=1).tolist())
+    likeliest = np.concatenate(run.logits)[-n:].argmax(axis=1).tolist()
+    return WrittenText(text_of(context, session, likeliest), given)
 
 
-def by_lists(context: Context, session: Session, prompt: str, n: int) -> str | None:
+def by_lists(context: Context, session: Session, prompt: str, n: int) -> WrittenText | None:
     """The first candidate behind each of the oracle's tokens: an id, or its text."""
-    ids = ids_of(context, session, prompt)
+    ids, given = ids_of(context, session, prompt)
     new = context.ask(context.oracle, "greedy", ids, n)
     lists = offered(context, session, "logprobs", [[*ids, *new[:i]] for i in range(n)], 1)
     if lists is None:
         return None
     first = [row[0][0] for row in lists if row]
-    return "".join(
+    text = "".join(
         token.decode("utf-8", "replace").replace(SPACE, " ")
         if isinstance(token, bytes)
         else text_of(context, session, [token])
         for token in first
     )
+    return WrittenText(text, given)
 
 
 def may_have(context: Context, session: Session, level: str) -> bool:
@@ -79,12 +93,11 @@ def may_have(context: Context, session: Session, level: str) -> bool:
     return levels is None or level in levels
 
 
-def ids_of(context: Context, session: Session, prompt: str) -> list[int]:
-    """By its own tokenizer, if it has one."""
-    found = offered(context, session, "tokenize", [prompt.encode()])
-    found = found or context.ask(context.oracle, "tokenize", [prompt.encode()])
-    ids: list[int] = found[0]
-    return ids
+def ids_of(context: Context, session: Session, prompt: str) -> tuple[list[int], bool]:
+    """By its own tokenizer, if it has one; and whether they are the oracle's instead."""
+    own = offered(context, session, "tokenize", [prompt.encode()])
+    found = own or context.ask(context.oracle, "tokenize", [prompt.encode()])
+    return found[0], not own
 
 
 def text_of(context: Context, session: Session, ids: Sequence[int]) -> str:
