@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
+from lockstep.harness.adapters.llama_cpp.lib import ENVIRONMENT
 from lockstep.harness.asking.worker import answer
 from lockstep.harness.processes.forked_process import NUMBER, ForkedProcess
 from lockstep.harness.processes.limits import die_with
@@ -86,7 +87,9 @@ def end(orders: socket.socket, process: subprocess.Popen[bytes], pid: int) -> No
 
 
 def read_at_start(variables: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in variables.items() if name.startswith(READ_AT_START)}
+    """With what is set before llama.cpp is loaded: it may be here already."""
+    every = {**ENVIRONMENT, **variables}
+    return {name: value for name, value in every.items() if name.startswith(READ_AT_START)}
 
 
 def absolute_path() -> list[str]:

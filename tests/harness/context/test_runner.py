@@ -249,7 +249,7 @@ def test_a_worker_that_has_to_start_by_itself_is_no_fork(
         session.start()
         assert session.worker is not None
         assert isinstance(session.worker.process, ForkedProcess) == (way == "forked")
-    monkeypatch.setenv("GGML_NO_BACKTRACE", "0")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     with PATIENT.open("fake", None, EXACT) as session:
         assert isinstance(session, IsolatedSession)
         session.start()
