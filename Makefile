@@ -10,9 +10,8 @@ check: $(READY)
 	@$(BIN)/lockstep check
 
 # A test process for each processor already: threads of OpenBLAS beside them only wait for each other.
-# Where bytecode is not kept, each of some hundred processes compiles our modules again.
 test: $(READY) lint
-	@PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
 lint: $(READY)
 	@$(BIN)/ruff check .
