@@ -37,7 +37,7 @@ LOADED = (
 )
 # variables that the interpreter and libraries read once, when they are loaded
 READ_AT_START = ("PYTHON", "OPENBLAS_", "OMP_", "GOMP_", "KMP_", "GGML_", "LLAMA_", "NUMBA_", "LD_")
-ORDER_BYTES = 1 << 17  # what one message of such a socket may have
+ORDER_BYTES = 1 << 17  # at most; Linux has room for some more in one message
 SECONDS = 120.0  # for the first fork, with what is compiled before it
 
 
@@ -61,10 +61,10 @@ class Template:
 
     def fork(self, channel: socket.socket, log: int) -> ForkedProcess | None:
         """None: such a worker has to start by itself."""
-        if read_at_start(os.environ) != self.at_start:
-            return None
         order = {"environ": dict(os.environ), "path": absolute_path(), "folder": os.getcwd()}
         raw = json.dumps(order).encode()
+        if read_at_start(os.environ) != self.at_start or len(raw) > ORDER_BYTES:
+            return None
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -256,7 +256,7 @@ def become(order: Order, template: int) -> None:
     sys.argv[1:] = [str(order.channel.fileno()), str(template)]
     os.chdir(order.said["folder"])
     answer(Channel(order.channel))
-    os._exit(0)
+    os._exit(0)  # the engine is closed, and there is nothing else to put back
 
 
 if __name__ == "__main__":
