@@ -1,12 +1,23 @@
 """Settings that all tests share."""
 
 import os
+from collections.abc import Iterator
 
 # before numpy is loaded: with a process for each processor, its threads only wait for each other
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import pytest
 from hypothesis import settings
+
+from lockstep.harness.asking.template import keep_template
 
 settings.register_profile("ci", derandomize=True, deadline=None, database=None)
 settings.register_profile("dev", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def template() -> Iterator[None]:
+    """Some thousand workers are started: by themselves each loads llama.cpp again."""
+    with keep_template():
+        yield

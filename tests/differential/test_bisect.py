@@ -64,7 +64,7 @@ def test_one_changed_weight_is_found_down_to_its_row(
     tmp_path: Path,
 ) -> None:
     wrong = changed(five_layers, tmp_path, ("blk.3.ffn_down.weight", ROW, 0.5))
-    plan = plan_for(five_layers, subject_model=wrong, settings=PRESETS[preset])
+    plan = plan_for(five_layers, subject_model=wrong, settings=PRESETS[preset], suites=("trace",))
     assert exit_code(checked(plan)) == 1
     result = bisected(plan)
     assert_only(result, 3, "ffn_out", "blk.3.ffn_down.weight", ROW)

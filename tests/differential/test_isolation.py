@@ -14,6 +14,7 @@ from lockstep.harness.context.runner import Session
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.records import Answered
 from tests.differential.conftest import OpenPlan
+from tests.harness.context.test_runner import comes_true, is_running
 
 
 class Assassin:
@@ -66,7 +67,7 @@ def test_a_worker_that_dies_between_two_questions_costs_nothing(
         first = oracle.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
-        os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)  # dead, and not yet reaped
+        assert comes_true(lambda: not is_running(first))  # dead, and not yet reaped
         found = list(run_suites(opened.context, ("logits",)))
         assert oracle.pid not in (None, first)
     assert exit_code(found) == 0

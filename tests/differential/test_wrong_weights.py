@@ -1,9 +1,11 @@
 """Engines that read a weight format wrong, or round activations wrong: caught, and named.
 
-The oracle runs once for each type; the checks on it are those of `lockstep check`.
+The oracle runs once for each type; the checks on it are those of `lockstep check`. A weight that is
+decoded wrong is wrong in every step, so the prompt is all that such an engine is asked for.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -57,7 +59,7 @@ def against(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
     folder = tmp_path_factory.mktemp("types")
     held: dict[str, Opened] = {}
 
-    def check(type_name: str, fault: str) -> list[Verdict]:
+    def check(type_name: str, fault: str, *, prompt_alone: bool = False) -> list[Verdict]:
         if type_name not in held:
             while held:
                 held.popitem()[1].close()
@@ -68,7 +70,8 @@ def against(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
         context.subject.close()
         Wrong.case = (type_name, fault)
         context.subject = Runner().open(Wrong.name, context.subject_model, EXACT)
-        return list(run_suites(context, SUITES))
+        given = (context.batches[0],) if prompt_alone else ()
+        return list(run_suites(replace(context, given=given), SUITES))
 
     yield check
     for opened in held.values():
@@ -88,7 +91,7 @@ def values_of(verdicts: list[Verdict], key: str) -> set[Any]:
 def test_a_wrong_decoder_is_caught_and_its_tensors_and_products_are_named(
     type_name: str, fault: str, against: Callable[..., list[Verdict]]
 ) -> None:
-    verdicts = against(type_name, fault)
+    verdicts = against(type_name, fault, prompt_alone=True)
     assert exit_code(verdicts) == 1
     decoded, ops = found_by("dequant", verdicts), found_by("trace", verdicts)
     assert values_of(decoded, "type") == {type_name}

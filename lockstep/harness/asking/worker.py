@@ -34,9 +34,13 @@ STREAMS = ("capture",)  # questions whose answer comes in pieces: they take a fu
 
 def main() -> None:
     die_with(parent=int(sys.argv[2]))
+    answer(Channel(socket.socket(fileno=int(sys.argv[1]))))
+
+
+def answer(channel: Channel) -> None:
+    """Until the session is over."""
     faulthandler.enable()
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
-    with contextlib.suppress(Closed):  # the session is over
+    with contextlib.suppress(Closed):
         serve(channel)
 
 

@@ -14,17 +14,23 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import lockstep
 from lockstep.harness.adapters import adapter_class, split_version
 from lockstep.harness.adapters.parts.users import is_users
 from lockstep.harness.asking.environments import python_of, variables
 from lockstep.harness.asking.session import LocalSession, Session, in_words, outcome_of
+from lockstep.harness.asking.template import forked_worker
 from lockstep.harness.dumps.dump import DumpSession, folder_of, map_of
 from lockstep.harness.foreign.engines import ENGINES
 from lockstep.harness.http.session import HttpSession, is_address
-from lockstep.harness.processes.engine_process import LOG_LINES, EngineProcess, has_ended
+from lockstep.harness.processes.engine_process import (
+    LOG_LINES,
+    EngineProcess,
+    Process,
+    has_ended,
+)
 from lockstep.harness.processes.wire import Channel, Closed, WireError, WrongField, pack
 from lockstep.harness.protocol.messages import printable
 from lockstep.harness.protocol.session import ProgramSession, command_of
@@ -183,7 +189,7 @@ class IsolatedSession(Session):
         if self.worker is not None and has_ended(self.worker.process):
             self._end()  # it died while nobody waited for an answer
         if self.worker is None:
-            self.worker = Worker(self.python)
+            self.worker = Worker(self.python, is_users(self.name))
             self.is_ready = False
 
     def _ready_worker(self) -> "Worker":
@@ -211,21 +217,28 @@ class IsolatedSession(Session):
 class Worker(EngineProcess):
     """A child process with our own code, and the channel to it."""
 
-    def __init__(self, python: Path | None = None) -> None:
+    def __init__(self, python: Path | None, users: bool) -> None:
+        """users: what is loaded is theirs, and nothing of it has been loaded before."""
         ours, theirs = socket.socketpair()
         with theirs:
-            process = subprocess.Popen(
-                [*interpreter(python), str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=(theirs.fileno(),),
-                env=environment(python),
-                start_new_session=True,
-            )
-        assert process.stdout is not None
+            forked = None if python or users else forked_worker(theirs)
+            process, log = forked or started_worker(theirs, python)
         self.channel = Channel(ours)
-        super().__init__(process, process.stdout, ours)
+        super().__init__(process, log, ours)
+
+
+def started_worker(theirs: socket.socket, python: Path | None) -> tuple[Process, IO[bytes]]:
+    process = subprocess.Popen(
+        [*interpreter(python), str(theirs.fileno()), str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=(theirs.fileno(),),
+        env=environment(python),
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    return process, process.stdout
 
 
 def interpreter(python: Path | None) -> list[str]:

@@ -10,11 +10,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import IO, Protocol
 
+from lockstep.harness.processes.forked_process import ForkedProcess
 from lockstep.harness.processes.side_by_side import killed_by
 
 LOG_LINES = 50
 LOG_LINE_BYTES = 500
 GRACE_SECONDS = 5.0  # between the end of the connection and the end of the process
+
+
+Process = subprocess.Popen[bytes] | ForkedProcess
 
 
 class Closable(Protocol):
@@ -25,7 +29,7 @@ class EngineProcess:
     """It leads a group of its own: an interrupt is for the parent alone, and whatever it has
     started dies with it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes], *ours: Closable) -> None:
+    def __init__(self, process: Process, log: IO[bytes], *ours: Closable) -> None:
         """log: what it prints; ours: our ends of what connects us, whose closing ends it."""
         self.process = process
         self.ours = ours
@@ -39,7 +43,7 @@ class EngineProcess:
         if not self._ends_in_time():
             return "closed its connection without an answer"
         self.finalizer()
-        status = self.process.returncode
+        status = self.process.wait()
         if status < 0:
             return killed_by(-status)
         return f"exited with status {status}"
@@ -66,15 +70,17 @@ class EngineProcess:
         return True
 
 
-def has_ended(process: subprocess.Popen[bytes]) -> bool:
+def has_ended(process: Process) -> bool:
     """Without reaping: until then neither its id nor that of its group can be given away."""
     if process.returncode is not None:
         return True
+    if isinstance(process, ForkedProcess):
+        return process.has_ended()
     peek = os.WEXITED | os.WNOHANG | os.WNOWAIT
     return os.waitid(os.P_PID, process.pid, peek) is not None
 
 
-def end_group(process: subprocess.Popen[bytes], ours: Sequence[Closable]) -> None:
+def end_group(process: Process, ours: Sequence[Closable]) -> None:
     """Kill it and whatever it has started, and reap it."""
     for end in ours:
         end.close()

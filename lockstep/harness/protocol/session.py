@@ -313,6 +313,7 @@ class EngineProgram(EngineProcess):
         threading.Thread(target=keep_tail, args=(output, self.tail), daemon=True).start()
 
     def pipe_of(self, from_engine: int) -> Pipe:
+        assert isinstance(self.process, subprocess.Popen)
         assert self.process.stdin
         return Pipe(self.process.stdin.fileno(), from_engine)
 

@@ -10,9 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lockstep.engine.errors import EngineError, Unsupported
+from lockstep.engine.quants.base import WeightFormat
+from lockstep.engine.registry import import_members
 from lockstep.harness.adapters import adapter_class
 from lockstep.harness.asking.environments import provide
+from lockstep.harness.asking.template import keep_template
 from lockstep.harness.bisect.bisection import bisect
 from lockstep.harness.blackbox.in_check import checked
 from lockstep.harness.check.check import (
@@ -49,6 +54,7 @@ from lockstep.harness.synth.builtin import BUILTIN
 from lockstep.harness.synth.llama import write_llama
 
 BUILTIN_PREFIX = "builtin:"
+OF_CHECKS = tuple(f"lockstep.engine.{name}" for name in ("architectures", "quants", "tokenizers"))
 
 
 @dataclass(kw_only=True)
@@ -105,12 +111,13 @@ def run_plans(
     """
     check_suites(known or KnownFailures())
     provide_engines(plans, listener.progress)
-    import_what_checks_need(plans)
+    load_what_checks_need(plans)
     run = CheckRun(plans, reports, shlex.join(command), listener, known or KnownFailures())
     files = [path for plan in plans for path in (plan.model, plan.subject_model)]
     works = [partial(check_one, plan) for plan in plans]
-    for number, event in events_of(executor, works, files):
-        run.take(number, event)
+    with keep_template():
+        for number, event in events_of(executor, works, files):
+            run.take(number, event)
     return run.finish()
 
 
@@ -136,9 +143,12 @@ def provide_engines(plans: Sequence[Plan], progress: Callable[[str, str], None])
                 raise BadInput(str(error)) from error
 
 
-def import_what_checks_need(plans: Sequence[Plan]) -> None:
+def load_what_checks_need(plans: Sequence[Plan]) -> None:
     """Once, for all the forks. A name that nobody has is refused where it is opened."""
     suites_named(())
+    for package in OF_CHECKS:
+        import_members(package)
+    WeightFormat.named("F32").dequantize(np.zeros(4, np.uint8))  # the first of all kernels is slow
     for name in {REPLAY, *(name for plan in plans for name in (plan.engine, plan.oracle))}:
         with suppress(EngineError):
             if not is_outside(name):

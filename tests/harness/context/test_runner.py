@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +15,9 @@ import pytest
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import Unsupported
+from lockstep.harness.asking import template
 from lockstep.harness.context.runner import LOG_LINES, IsolatedSession, Runner, Session
+from lockstep.harness.processes.forked_process import ForkedProcess
 from lockstep.harness.records import (
     EXACT,
     Answered,
@@ -33,6 +36,16 @@ ROOT = Path(__file__).parents[3]
 MODULES = ("tests.fake_engines",)
 PATIENT = Runner(time_limit=60, memory_limit=1 << 30, modules=MODULES)
 HASTY = Runner(time_limit=0.5, modules=MODULES)
+
+
+@pytest.fixture(params=["started", "forked"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How a worker comes to be: by itself, or from a template."""
+    if request.param == "started":
+        monkeypatch.setattr(template, "KEPT", [])
+    elif not template.KEPT:
+        pytest.skip("no template here: workers start by themselves")
+    return str(request.param)
 
 
 @pytest.fixture
@@ -227,9 +240,36 @@ def test_no_worker_is_left_when_a_session_is_forgotten() -> None:
     assert comes_true(lambda: not is_running(pid))
 
 
-def test_a_worker_in_the_middle_of_a_call_dies_with_its_parent() -> None:
+def test_a_worker_that_has_to_start_by_itself_is_no_fork(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries read some variables when they are loaded, and a user's class may be any."""
+    with PATIENT.open("fake", None, EXACT) as session:
+        assert isinstance(session, IsolatedSession)
+        session.start()
+        assert session.worker is not None
+        assert isinstance(session.worker.process, ForkedProcess) == (way == "forked")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    with PATIENT.open("fake", None, EXACT) as session:
+        assert isinstance(session, IsolatedSession)
+        session.start()
+        assert session.worker is not None
+        assert not isinstance(session.worker.process, ForkedProcess)
+
+
+def test_where_the_template_has_died_workers_start_by_themselves() -> None:
+    with template.keep_template():
+        kept = template.Template()
+        kept.close()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert kept.fork(theirs, 2) is None
+
+
+def test_a_worker_in_the_middle_of_a_call_dies_with_its_parent(way: str) -> None:
     script = (
-        "from tests.harness.context.test_runner import PATIENT, EXACT, does, worker_of\n"
+        "from tests.harness.context.test_runner import PATIENT, EXACT, does, template, worker_of\n"
+        f"if {way == 'forked'}: kept = template.keep_template(); kept.__enter__()\n"
         "session = PATIENT.open('fake', None, EXACT)\n"
         "import sys; sys.stdout.write(f'{worker_of(session)}\\n'); sys.stdout.flush()\n"
         "does(session, 'hang_in_c')\n"

@@ -1,6 +1,8 @@
 """Engines that lie about the form of their answers: each ends in a verdict, and the run goes on."""
 
-from dataclasses import replace
+import json
+import pickle
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,15 @@ from lockstep.harness.bisect.bisection import bisect
 from lockstep.harness.check.check import BadInput, Plan, open_plan
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.context.suite import NoAnswer
-from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.exit_codes import exit_code, exit_code_of_run
 from lockstep.harness.fuzzers.base import FuzzPlan
 from lockstep.harness.fuzzers.batch.judge import Judge
 from lockstep.harness.fuzzers.batch.schedule import ScheduleCase
 from lockstep.harness.fuzzers.tokens.fuzzer import TokensFuzzer
 from lockstep.harness.parallel.works import Forks
-from lockstep.harness.records import EXACT, Nodes
-from lockstep.harness.report.jsonl import read_report
-from lockstep.harness.runs.run import Listener, run_plans
+from lockstep.harness.records import EXACT, Nodes, Verdict
+from lockstep.harness.report.jsonl import plain, read_report, rows_of
+from lockstep.harness.runs.run import Listener, check_one, run_plans
 from tests.lies import EVERYWHERE, LIES, UNTRUE, Saying, Spoil, lying
 from tests.models import written
 
@@ -44,12 +46,24 @@ def plan_for(model: Path, **changes: Any) -> Plan:
     return Plan(**(known | {"n_tokens": 5, "n_steps": 2, "command": "MODEL"} | changes))
 
 
-def checked(plan: Plan, folder: Path) -> tuple[int, list[dict[str, Any]]]:
+def reported(plan: Plan, folder: Path) -> tuple[int, list[dict[str, Any]]]:
     """The exit code and the verdicts of a report that is whole."""
     result = run_plans([plan], folder, ["lockstep", "check"], Forks(1), Listener())
     _, *rows, footer = read_report(result.folder / "report.jsonl")
     assert footer["exit_code"] == result.code
     return result.code, [row for row in rows if row["suite"] != NOT_OF_LLAMA]
+
+
+def checked(plan: Plan) -> tuple[int, list[dict[str, Any]]]:
+    """The same without a fork and a page for each: verdicts cross as from a fork, and each is a row
+    that a report may have."""
+    said: list[Any] = []
+    check_one(plan, lambda value: said.append(pickle.loads(pickle.dumps(value))))
+    verdicts = [value for value in said if isinstance(value, Verdict)]
+    rows = [{"kind": "verdict", **asdict(verdict)} for verdict in verdicts]
+    raw = [json.dumps(plain(row), allow_nan=False).encode() for row in rows]
+    shown = [row for row in rows_of(Path("report.jsonl"), raw) if row["suite"] != NOT_OF_LLAMA]
+    return exit_code_of_run(verdicts), shown
 
 
 SUITES = ("metadata", "tokens", "dequant", "logits", "decode", "trace", "products", "shadow")
@@ -83,7 +97,7 @@ def is_asked(name: str, role: str) -> bool:
 
 
 def test_the_honest_engine_passes_every_suite(model: Path, tmp_path: Path) -> None:
-    code, rows = checked(plan_for(model), tmp_path)
+    code, rows = reported(plan_for(model), tmp_path)
     assert {row["suite"] for row in rows} == {*SUITES}
     assert ({row["status"] for row in rows}, code) == ({"agreed"}, 0)
 
@@ -94,7 +108,7 @@ def test_a_lie_is_a_verdict_of_the_suites_that_ask_and_all_others_run(
     question: str, role: str, model: Path, tmp_path: Path
 ) -> None:
     liar = {role: f"fake-liar: {question} answers None"}
-    code, rows = checked(plan_for(model, **liar), tmp_path)
+    code, rows = reported(plan_for(model, **liar), tmp_path)
     assert {row["suite"] for row in rows} == {*SUITES}
     wrong = {row["suite"] for row in rows if row["status"] == "malformed"}
     if role == "engine" and question in ABOUT_THE_ORACLE:
@@ -117,10 +131,10 @@ def test_a_lie_is_a_verdict_of_the_suites_that_ask_and_all_others_run(
     ],
 )
 def test_every_lie_is_told_with_what_was_expected_and_what_came(
-    name: str, role: str, model: Path, tmp_path: Path
+    name: str, role: str, model: Path
 ) -> None:
     suites = WHO_ASKS[LIES[name][0]]
-    code, rows = checked(plan_for(model, suites=suites, **{role: f"fake-liar: {name}"}), tmp_path)
+    code, rows = checked(plan_for(model, suites=suites, **{role: f"fake-liar: {name}"}))
     assert {row["suite"] for row in rows} == {*suites}
     if role == "engine" and name in WRONG_NODES:
         wrong = [row for row in rows if row["status"] == "diverged"]
@@ -159,10 +173,10 @@ def test_bisect_ends_in_a_status_with_a_sentence(name: str, role: str, model: Pa
 @pytest.mark.parametrize("role", ["oracle", "engine"])
 @pytest.mark.parametrize("name", UNTRUE)
 def test_tensors_that_one_side_does_not_list_are_not_compared_by_name(
-    name: str, role: str, model: Path, tmp_path: Path
+    name: str, role: str, model: Path
 ) -> None:
     liar = f"fake-untrue: {name}"
-    code, rows = checked(plan_for(model, suites=("dequant",), **{role: liar}), tmp_path)
+    code, rows = checked(plan_for(model, suites=("dequant",), **{role: liar}))
     assert code == 3
     told = [row["summary"] for row in rows if row["status"] == "not-compared"]
     assert told
@@ -171,12 +185,10 @@ def test_tensors_that_one_side_does_not_list_are_not_compared_by_name(
 
 
 @pytest.mark.parametrize("name", UNTRUE)
-def test_two_engines_with_the_same_untrue_table_do_not_agree(
-    name: str, model: Path, tmp_path: Path
-) -> None:
+def test_two_engines_with_the_same_untrue_table_do_not_agree(name: str, model: Path) -> None:
     liar = f"fake-untrue: {name}"
     plan = plan_for(model, suites=("dequant",), oracle=liar, engine=liar)
-    assert checked(plan, tmp_path)[0] == 3
+    assert checked(plan)[0] == 3
 
 
 @pytest.mark.parametrize(("role", "ends"), [("oracle", BadInput), ("engine", NoAnswer)])
@@ -210,14 +222,12 @@ def test_two_tokenizers_that_lie_alike_do_not_agree(model: Path) -> None:
     assert "agreed" not in {v.status for v in found}
 
 
-def test_an_engine_that_refuses_to_decode_diverges_in_a_report_that_is_whole(
-    model: Path, tmp_path: Path
-) -> None:
+def test_an_engine_that_refuses_to_decode_diverges(model: Path) -> None:
     def refuse(_: Any) -> None:
         raise EngineError("no such type here")
 
     lying("fake-refuser", "dequantize", refuse)
-    code, rows = checked(plan_for(model, suites=("dequant",), engine="fake-refuser"), tmp_path)
+    code, rows = checked(plan_for(model, suites=("dequant",), engine="fake-refuser"))
     assert ({row["status"] for row in rows}, code) == ({"diverged"}, 1)
     assert {row["key"] for row in rows} == {"dequant/diverged/F32"}
 

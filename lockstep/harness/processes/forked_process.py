@@ -1,0 +1,44 @@
+"""A process that another one forked for us: what subprocess knows of a child, through a socket to
+its parent, who reaps it when we have let go of it and not before."""
+
+import socket
+import struct
+from contextlib import suppress
+
+NUMBER = struct.Struct("<q")  # first the process's id; once it has ended, its status
+
+
+class ForkedProcess:
+    def __init__(self, parent: socket.socket, seconds: float) -> None:
+        """Raises OSError if there is none: its parent has ended, or takes longer than that."""
+        self.parent = parent
+        self.returncode: int | None = None
+        parent.settimeout(seconds)
+        self.pid = self._number()
+        parent.settimeout(None)
+
+    def has_ended(self) -> bool:
+        try:
+            self.parent.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
+
+    def wait(self) -> int:
+        """Its status, as subprocess gives it; from now on others may get its id."""
+        if self.returncode is None:
+            self.returncode = -9  # it dies with its parent, who then says nothing of it
+            with suppress(OSError):
+                self.returncode = self._number()
+            with suppress(OSError):
+                self.parent.shutdown(socket.SHUT_RDWR)  # forks of ours may hold it too
+            self.parent.close()
+        return self.returncode
+
+    def _number(self) -> int:
+        raw = self.parent.recv(NUMBER.size, socket.MSG_WAITALL)
+        if len(raw) < NUMBER.size:
+            raise ConnectionResetError("the parent of the process has ended")
+        return int(NUMBER.unpack(raw)[0])
