@@ -24,7 +24,8 @@ from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
 from lockstep.engine.trace import Probe, silent
 
 N_SEQ_MAX = 256  # sequences that a memory may hold: LLAMA_MAX_SEQ of llama-cparams.h, 0.3.36
-LARGE = 1 << 28  # bytes of a file from which its pages are given back after each batch
+# bytes of a file from which its pages are given back after each batch, unless ops want them again
+LARGE = 1 << 28
 
 
 def architecture_of(file: GgufFile) -> type[Architecture]:
@@ -102,7 +103,7 @@ class Model:
         sizes = {"n_vocab": self.graph.hparams.n_vocab, "n_ubatch": self.n_ubatch}
         logits = decode(entries_of(batch), memory, compute, **sizes)
         assert logits is not None
-        if self.file.size > LARGE:
+        if self.file.size > LARGE and not (ops or self.ops).keeps_pages:
             self.file.release()  # or every open model would count the whole file as its memory
         return logits
 

@@ -19,23 +19,10 @@ kernel = partial(compiled, nogil=True)
 AT_ONCE = (
     8  # outputs whose sums are carried side by side, so that they need not wait for each other
 )
-BLOCK = 32  # weights of a Q8_0 or Q4_0 block
+
 ZERO = np.float32(0)
 ONE = np.float32(1)
-HALF_TO_FLOAT = np.float32(2.0**112)  # what the exponent biases of half and float differ by
 
-
-@kernel
-def half(bits: int) -> Any:
-    """The value of a half, exactly; numba has no float16."""
-    size = np.uint32((bits & 0x7FFF) << 13)
-    value = size.view(np.float32) * HALF_TO_FLOAT  # subnormal halves become normal here
-    if (bits & 0x7C00) == 0x7C00:
-        value = np.uint32(size | 0x7F800000).view(np.float32)
-    return -value if bits & 0x8000 else value
-
-
-# --- products with weights: x (tokens, inputs), out (tokens, outputs) ------------------------
 
 
 @kernel
@@ -75,58 +62,6 @@ def products(x: F32, w: F32, out: F32, start: int, stop: int) -> None:
             else:
                 for last in range(r, stop):
                     out[t, last] = dot(x[t], w[last])
-
-
-@kernel
-def products_16(
-    x: F32, w: NDArray[np.uint16], brain: bool, out: F32, start: int, stop: int
-) -> None:
-    """w: (outputs, inputs), the bits of BF16 (`brain`) or F16."""
-    rows = np.empty((AT_ONCE, x.shape[1]), np.float32)
-    part = np.empty((len(x), AT_ONCE), np.float32)
-    for r in range(start, stop, AT_ONCE):
-        n = min(AT_ONCE, stop - r)
-        for j in range(n):
-            for i in range(x.shape[1]):
-                bits = w[r + j, i]
-                rows[j, i] = np.uint32(bits << 16).view(np.float32) if brain else half(bits)
-        products(x, rows, part, 0, n)
-        out[:, r : r + n] = part[:, :n]
-
-
-@kernel
-def products_q8_0(
-    q: NDArray[np.int8], d: F32, w: NDArray[Any], out: F32, start: int, stop: int
-) -> None:
-    """q: (tokens, blocks, 32) with scales d; w: (outputs, blocks) with d's bits and qs."""
-    for r in range(start, stop):
-        for t in range(len(q)):
-            s = ZERO
-            for b in range(w.shape[1]):
-                qs = w[r, b]["qs"]
-                k = np.int32(0)
-                for i in range(BLOCK):
-                    k += np.int32(q[t, b, i]) * np.int32(qs[i])
-                s += half(w[r, b]["d"]) * d[t, b] * np.float32(k)
-            out[t, r] = s
-
-
-@kernel
-def products_q4_0(
-    q: NDArray[np.int8], d: F32, w: NDArray[Any], out: F32, start: int, stop: int
-) -> None:
-    """As products_q8_0; the low nibble of byte i goes with q[i], the high one with q[i + 16]."""
-    for r in range(start, stop):
-        for t in range(len(q)):
-            s = ZERO
-            for b in range(w.shape[1]):
-                qs = w[r, b]["qs"]
-                k = np.int32(0)
-                for i in range(BLOCK // 2):
-                    k += np.int32(q[t, b, i]) * (np.int32(qs[i] & 0x0F) - np.int32(8))
-                    k += np.int32(q[t, b, i + 16]) * (np.int32(qs[i] >> 4) - np.int32(8))
-                s += half(w[r, b]["d"]) * d[t, b] * np.float32(k)
-            out[t, r] = s
 
 
 # --- row by row -----------------------------------------------------------------------------

@@ -14,35 +14,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.kernels.compiled import is_kept
+from lockstep.engine.kernels.pointers import address_of
 from lockstep.engine.ops.attention import like
-from lockstep.engine.ops.fast import kernels
+from lockstep.engine.ops.fast import floats, kernels, panels
+from lockstep.engine.ops.fast.activations import CONVERTED, Steps
+from lockstep.engine.ops.fast.rows import ROWS
 from lockstep.engine.ops.flash_mirror import one_by_one
 from lockstep.engine.ops.mirror import Mirror
-from lockstep.engine.ops.products import activation_format
+from lockstep.engine.ops.products import activation_format, minimum_of, run_of
 from lockstep.engine.ops.reference import I32, Bools, RopeParams
 from lockstep.engine.ops.rotation import recursion
-from lockstep.engine.quants import f32
-from lockstep.engine.quants.base import F32, WeightFormat
-from lockstep.engine.quants.bf16 import BF16
-from lockstep.engine.quants.f16 import F16
-from lockstep.engine.quants.q4_0 import Q4_0
-from lockstep.engine.quants.q8_0 import Q8_0
+from lockstep.engine.quants.base import F32, NO_PRODUCT, Bytes, WeightFormat
 from lockstep.engine.weights import Weight
 
 WORTH_A_THREAD = 1 << 19  # multiplications below which waking a thread costs more than it saves
 
-# the blocks with the bits of their scale, as numba has no float16
-Q8_0_BLOCK = np.dtype([("d", "<u2"), ("qs", "i1", 32)])
-Q4_0_BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 16)])
+FEW = 8  # tokens, of which each is multiplied by weights as they lie in the file
+Prepared = tuple[Callable[..., None], tuple[Any, ...]]  # a kernel and its first arguments
 
 
 class Fast(Mirror):
     """`n_threads`: how many it may use, by default one per core; they change no result."""
 
+    keeps_pages = True
+
     def __init__(self, n_threads: int | None = None) -> None:
         super().__init__()
         self.n_threads = n_threads or os.cpu_count() or 1
         self.pool = ThreadPoolExecutor(self.n_threads)
+        self.kept: tuple[str, F32, Steps] | None = None
 
     def share(self, kernel: Callable[..., None], n: int, work: int, *args: Any) -> None:
         """kernel(*args, start, stop) for 0 to n, in as many pieces as `work` is worth."""
@@ -56,13 +56,36 @@ class Fast(Mirror):
     # --- products with weights ------------------------------------------------------------
 
     def linear(self, x: F32, weight: Weight) -> F32:
-        prepare = PRODUCTS.get(weight.format)
-        if prepare is None:
+        kind = weight.format
+        # a decoder that is wrong on purpose must not be replaced by a right one
+        if kind.family.get(kind.name) is not kind or kind.vec_dot_type == NO_PRODUCT:
             return super().linear(x, weight)
-        kernel, args = prepare(x, weight)
         out = np.empty((len(x), weight.shape[0]), np.float32)
+        if kind.vec_dot_type in CONVERTED:
+            kernel, args = self.of_steps(self.steps(x, kind), weight)
+        else:
+            kernel, args = of_floats(x, weight)
         self.share(kernel, weight.shape[0], x.size * weight.shape[0], *args, out)
         return out
+
+    def of_steps(self, found: Steps, weight: Weight) -> Prepared:
+        kind, raw = weight.format, readable(weight.raw)
+        row = ROWS.get(kind.name)
+        if row is not None and len(found.x) <= FEW:
+            sums = found.pairs_of_sums if row.pairs else found.sums
+            return row.kernel, (raw, weight.row_bytes, found.x, found.dx, sums, found.lows)
+        x, dx = found.tiles
+        if run_of(kind) < activation_format(kind).block:
+            dx = np.repeat(dx, 2, axis=1)  # NVFP4: two scales of weights for one of activations
+        y, dy = found.tiles_of_minima if minimum_of(kind) else (x[:, :0], dx[:, :0])
+        return panels.products, (*panels.format_of(kind), raw, weight.row_bytes, x, dx, y, dy)
+
+    def steps(self, x: F32, kind: type[WeightFormat]) -> Steps:
+        """Kept until other activations come: those of a layer meet up to three matrices."""
+        name = kind.vec_dot_type
+        if self.kept is None or self.kept[0] != name or not np.array_equal(self.kept[1], x):
+            self.kept = name, np.array(x), CONVERTED[name](plain(x))
+        return self.kept[2]
 
     # --- row by row -----------------------------------------------------------------------
 
@@ -136,60 +159,19 @@ def plain(x: NDArray[Any]) -> F32:
 
 # --- how each format is multiplied ------------------------------------------------------------
 
-Prepared = tuple[Callable[..., None], tuple[Any, ...]]  # a kernel and its first arguments
 
-
-def stored(weight: Weight, layout: Any) -> NDArray[Any]:
-    """The matrix without a copy: (outputs, ...) of the layout, always read-only."""
-    # an alignment smaller than a float's is legal in a file, and costs a copy here
-    size = np.dtype(layout).itemsize
-    view: NDArray[Any] = np.ndarray(
-        (weight.shape[0], weight.row_bytes // size), layout, np.ascontiguousarray(weight.raw)
-    )
-    view = np.require(view, requirements="A").view()
+def readable(raw: Bytes) -> Bytes:
+    """The same bytes, as the one kind of array for which the kernels are compiled."""
+    view = np.ascontiguousarray(raw).view()
     view.flags.writeable = False
     return view
 
 
-def rounded(x: F32, weight: Weight) -> F32:
-    """The activations as the weight's `vec_dot_type` leaves them."""
-    return plain(activation_format(weight.format).convert(x).values)
-
-
-def quantised(x: F32, weight: Weight) -> tuple[NDArray[np.int8], F32]:
-    """(tokens, blocks, 32) integers and (tokens, blocks) scales."""
-    blocks = activation_format(weight.format).quantise(x)
-    return np.ascontiguousarray(blocks["qs"]), blocks["d"].astype(np.float32)
-
-
-def floats(x: F32, weight: Weight) -> Prepared:
-    return kernels.products, (plain(x), stored(weight, np.float32))
-
-
-def halves(x: F32, weight: Weight) -> Prepared:
-    return kernels.products_16, (rounded(x, weight), stored(weight, np.uint16), False)
-
-
-def brain_floats(x: F32, weight: Weight) -> Prepared:
-    return kernels.products_16, (rounded(x, weight), stored(weight, np.uint16), True)
-
-
-def blocks_of_8_bits(x: F32, weight: Weight) -> Prepared:
-    return kernels.products_q8_0, (*quantised(x, weight), stored(weight, Q8_0_BLOCK))
-
-
-def blocks_of_4_bits(x: F32, weight: Weight) -> Prepared:
-    return kernels.products_q4_0, (*quantised(x, weight), stored(weight, Q4_0_BLOCK))
-
-
-# by class, not by name: a decoder that is wrong on purpose must not be replaced by a right one
-PRODUCTS: dict[type[WeightFormat], Callable[[F32, Weight], Prepared]] = {
-    f32.F32: floats,
-    F16: halves,
-    BF16: brain_floats,
-    Q8_0: blocks_of_8_bits,
-    Q4_0: blocks_of_4_bits,
-}
+def of_floats(x: F32, weight: Weight) -> Prepared:
+    """Activations are rounded as the weight's `vec_dot_type` has them."""
+    rounded = plain(activation_format(weight.format).convert(x).values)
+    unpack = address_of(weight.format.unpack, *floats.KINDS)
+    return floats.products, (unpack, readable(weight.raw), weight.row_bytes, rounded)
 
 
 # --- is it compiled? --------------------------------------------------------------------------
