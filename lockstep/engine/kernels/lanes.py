@@ -138,6 +138,15 @@ signed_shorts_at = load_of(I8, signed, "short")
 halves_at = load_of(I16, half, "float")
 floats_at = load_of(F32, as_it_is, "float")
 
+
+
+@compiled_as
+def stored_at(typing: Any, array: Any, at: Any, count: Any) -> Any:
+    """Floats of an array of float32, or of the bits of halves."""
+    load = halves_at if array.dtype == types.uint16 else floats_at
+    return load._defn(typing, array, at, count)
+
+
 # one number: int64 (so that shifts and sums cannot overflow), float32 or float64
 byte_at = scalar_of(I8, unsigned, types.int64, I64)
 signed_byte_at = scalar_of(I8, signed, types.int64, I64)

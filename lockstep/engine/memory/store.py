@@ -79,8 +79,8 @@ class Store:
             self.keys[layer][cells] = k
             self.values[layer][cells] = v
 
-    def read(self, layer: int, cells: Index) -> tuple[NDArray[Any], NDArray[Any]]:
-        """As stored: (cells, kv_heads, dim) each."""
+    def read(self, layer: int, cells: Index | slice) -> tuple[NDArray[Any], NDArray[Any]]:
+        """As stored: (cells, kv_heads, dim) each; of a slice no copies."""
         return self.keys[layer][cells], self.values[layer][cells]
 
     def get(self, cells: Index, deltas: NDArray[np.int32]) -> Kept:

@@ -7,7 +7,6 @@ llama.cpp is. Never used to judge.
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from lockstep.engine.ops.attention import like
 from lockstep.engine.ops.fast import floats, kernels, panels
 from lockstep.engine.ops.fast.activations import CONVERTED, Steps
 from lockstep.engine.ops.fast.rows import ROWS
+from lockstep.engine.ops.fast.team import team
 from lockstep.engine.ops.flash_mirror import one_by_one
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.products import activation_format, minimum_of, run_of
@@ -41,17 +41,16 @@ class Fast(Mirror):
     def __init__(self, n_threads: int | None = None) -> None:
         super().__init__()
         self.n_threads = n_threads or os.cpu_count() or 1
-        self.pool = ThreadPoolExecutor(self.n_threads)
-        self.kept: tuple[str, F32, Steps] | None = None
+        self.converted_last: tuple[Any, Steps] | None = None
+        self.turned: tuple[Any, F32, F32] | None = None
 
     def share(self, kernel: Callable[..., None], n: int, work: int, *args: Any) -> None:
-        """kernel(*args, start, stop) for 0 to n, in as many pieces as `work` is worth."""
-        pieces = max(1, min(self.n_threads, n, work // WORTH_A_THREAD))
-        edges = [n * i // pieces for i in range(pieces + 1)]
-        others = [self.pool.submit(kernel, *args, edges[i], edges[i + 1]) for i in range(1, pieces)]
-        kernel(*args, edges[0], edges[1])
-        for other in others:
-            other.result()
+        """kernel(*args, start, stop) for 0 to n, by as many threads as `work` is worth."""
+        helpers = min(self.n_threads - 1, work // WORTH_A_THREAD)
+        if helpers < 1:
+            kernel(*args, 0, n)
+        else:
+            team().share(kernel, args, n, helpers)
 
     # --- products with weights ------------------------------------------------------------
 
@@ -82,10 +81,10 @@ class Fast(Mirror):
 
     def steps(self, x: F32, kind: type[WeightFormat]) -> Steps:
         """Kept until other activations come: those of a layer meet up to three matrices."""
-        name = kind.vec_dot_type
-        if self.kept is None or self.kept[0] != name or not np.array_equal(self.kept[1], x):
-            self.kept = name, np.array(x), CONVERTED[name](plain(x))
-        return self.kept[2]
+        key = kind.vec_dot_type, x.shape, x.tobytes()
+        if self.converted_last is None or self.converted_last[0] != key:
+            self.converted_last = key, CONVERTED[kind.vec_dot_type](plain(x))
+        return self.converted_last[1]
 
     # --- row by row -----------------------------------------------------------------------
 
@@ -96,12 +95,19 @@ class Fast(Mirror):
         return out.reshape(x.shape)
 
     def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
-        if params.halves or params.n_rot < x.shape[-1]:
-            return super().rope(x, positions, params)
-        cos, sin = (plain(t) for t in self.rotations(positions, params))
+        cos, sin = self.turns(positions, params)
         out = np.empty(x.shape, np.float32)
-        self.share(kernels.rope, len(x), x.size, plain(x), cos, sin, out)
+        args = plain(x), cos, sin, params.halves
+        self.share(kernels.rope, len(x), x.size, *args, out)
         return out
+
+    def turns(self, positions: I32, params: RopeParams) -> tuple[F32, F32]:
+        """Cosines and sines; kept until others are wanted: all layers of a batch want the same."""
+        key = positions.tobytes(), *(value_of(v) for v in vars(params).values())
+        if self.turned is None or self.turned[0] != key:
+            cos, sin = (plain(t) for t in self.rotations(positions, params))
+            self.turned = key, cos, sin
+        return self.turned[1:]
 
     def swiglu(self, gate: F32, up: F32) -> F32:
         out = np.empty(gate.shape, np.float32)
@@ -115,9 +121,8 @@ class Fast(Mirror):
         return self.scores(like(q, k), k)
 
     def scores(self, q: F32, k: NDArray[Any]) -> F32:
-        heads, keys = plain(q.transpose(1, 0, 2)), plain(k.transpose(1, 0, 2))
-        out = np.empty((len(heads), len(q), len(k)), np.float32)
-        self.share(kernels.kq, len(heads), q.size * len(k), heads, keys, out)
+        out = np.empty((q.shape[1], len(q), len(k)), np.float32)
+        self.share(kernels.kq, len(out), q.size * len(k), plain(q), kept(k), out)
         return out
 
     def soft_max(self, x: F32, scale: float, visible: Bools | None) -> F32:
@@ -132,9 +137,8 @@ class Fast(Mirror):
         return self.weighted(like(p, v), v)
 
     def weighted(self, p: F32, v: NDArray[Any]) -> F32:
-        values = plain(v.transpose(1, 0, 2))
         out = np.empty((p.shape[1], len(p), v.shape[2]), np.float32)
-        self.share(kernels.kqv, len(p), p.size * v.shape[2], plain(p), values, out)
+        self.share(kernels.kqv, len(p), p.size * v.shape[2], plain(p), kept(v), out)
         return out.reshape(len(out), len(p) * v.shape[2])
 
     def flash_attn(
@@ -154,7 +158,20 @@ class Fast(Mirror):
 
 def plain(x: NDArray[Any]) -> F32:
     """As the one kind of array for which the kernels are compiled; a copy if it is another."""
+    if x.dtype == np.float32 and x.flags.carray:
+        return x
     return np.require(x, np.float32, ["C", "A", "W"])
+
+
+def kept(x: NDArray[Any]) -> NDArray[Any]:
+    """Keys or values as they lie in a cache: halves as their bits."""
+    if x.dtype == np.float16:
+        return np.require(x, requirements=["C", "A", "W"]).view(np.uint16)
+    return plain(x)
+
+
+def value_of(x: Any) -> Any:
+    return x.tobytes() if isinstance(x, np.ndarray) else x
 
 
 # --- how each format is multiplied ------------------------------------------------------------
@@ -162,6 +179,8 @@ def plain(x: NDArray[Any]) -> F32:
 
 def readable(raw: Bytes) -> Bytes:
     """The same bytes, as the one kind of array for which the kernels are compiled."""
+    if raw.flags.c_contiguous and not raw.flags.writeable:
+        return raw
     view = np.ascontiguousarray(raw).view()
     view.flags.writeable = False
     return view
