@@ -14,7 +14,19 @@ from numba.core import cgutils
 from numpy.typing import NDArray
 
 from lockstep.engine.kernels.lanes import Lanes, compiled_as, kernel, spread, written
-from lockstep.engine.kernels.vectors import F32, F64, I8, I16, I32, I64, address, filled, joined, number, same
+from lockstep.engine.kernels.vectors import (
+    F32,
+    F64,
+    I8,
+    I16,
+    I32,
+    I64,
+    address,
+    filled,
+    joined,
+    number,
+    same,
+)
 
 TOKENS = 16  # in a vector register
 ROWS = 8  # of weights that are multiplied by them before they are read again
@@ -42,7 +54,9 @@ def multiplied(context: Any, builder: Any, a: Any, b: Any) -> Any:
         return by_name(builder, "llvm.x86.avx512.pmaddw.d.512", a, b, I32)
     if "+avx2" in features:
         parts = [
-            by_name(builder, "llvm.x86.avx2.pmadd.wd", part(builder, a, i), part(builder, b, i), I32)
+            by_name(
+                builder, "llvm.x86.avx2.pmadd.wd", part(builder, a, i), part(builder, b, i), I32
+            )
             for i in range(count // 16)
         ]
         return parts[0] if count == 16 else joined(builder, *parts)
@@ -64,24 +78,10 @@ def part(builder: Any, vector: Any, i: int) -> Any:
 
 
 def every_other(builder: Any, vector: Any, first: int) -> Any:
-    order = ir.Constant(ir.VectorType(I32, vector.type.count // 2), list(range(first, vector.type.count, 2)))
+    order = ir.Constant(
+        ir.VectorType(I32, vector.type.count // 2), list(range(first, vector.type.count, 2))
+    )
     return builder.shuffle_vector(vector, vector, order)
-
-
-@compiled_as
-def add_products(typing: Any, sums: Any, a: Any, at_a: Any, b: Any, at_b: Any) -> Any:
-    """sums + 32 products of int16 of the one array with as many of the other, added in pairs."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        wide, (sums_, *rest) = ir.VectorType(I16, 32), args
-        starts = (
-            address(context, builder, kind, *rest[2 * i : 2 * i + 2], wide)
-            for i, kind in enumerate((a, b))
-        )
-        sides = (builder.load(start, align=2) for start in starts)
-        return builder.add(sums_, multiplied(context, builder, *sides))
-
-    return sums(sums, a, types.intp, b, types.intp), codegen
 
 
 @compiled_as
@@ -198,7 +198,11 @@ def add_run(
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         (_, _, at_steps, apart, _, at_x, pairs, _, at_dx, _, at_scales, scales_apart) = args
-        wide, sums_of, floats = ir.VectorType(I16, 32), ir.VectorType(I32, 16), ir.VectorType(F32, 16)
+        wide, sums_of, floats = (
+            ir.VectorType(I16, 32),
+            ir.VectorType(I32, 16),
+            ir.VectorType(F32, 16),
+        )
         sums = [cgutils.alloca_once_value(builder, same(sums_of, 0)) for _ in range(ROWS)]
         for place in sums:
             builder.store(same(sums_of, 0), place)

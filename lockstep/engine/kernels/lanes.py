@@ -139,7 +139,6 @@ halves_at = load_of(I16, half, "float")
 floats_at = load_of(F32, as_it_is, "float")
 
 
-
 @compiled_as
 def stored_at(typing: Any, array: Any, at: Any, count: Any) -> Any:
     """Floats of an array of float32, or of the bits of halves."""
@@ -194,6 +193,17 @@ def as_float(typing: Any, lanes: Any) -> Any:
         return builder.sitofp(args[0], wide.vector)
 
     return wide(lanes), codegen
+
+
+@compiled_as
+def as_short(typing: Any, lanes: Any) -> Any:
+    """The lowest 16 bits of each."""
+    narrow = Lanes("short", lanes.count)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.trunc(args[0], narrow.vector)
+
+    return narrow(lanes), codegen
 
 
 @compiled_as
@@ -259,6 +269,22 @@ def concat(typing: Any, a: Any, b: Any) -> Any:
         return joined(builder, *args)
 
     return lanes(a, b), codegen
+
+
+@compiled_as
+def both_halves(typing: Any, lanes: Any) -> Any:
+    """The first lanes, and as many that follow."""
+    half = Lanes(lanes.kind, lanes.count // 2)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        parts = []
+        for first in (0, half.count):
+            order = [number(first + i) for i in range(half.count)]
+            order = ir.Constant(ir.VectorType(I32, half.count), order)
+            parts.append(builder.shuffle_vector(args[0], args[0], order))
+        return context.make_tuple(builder, signature.return_type, parts)
+
+    return types.UniTuple(half, 2)(lanes), codegen
 
 
 @compiled_as

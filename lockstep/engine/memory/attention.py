@@ -256,12 +256,7 @@ class Look:
         rows = zip(placed.streams, placed.cells, strict=True)
         self.at = np.concatenate([memory.numbered(stream, cells) for stream, cells in rows])
         ends = [(s, max(memory.streams[s].live) + 1) for s in placed.streams]
-        self.cells: Index | slice
-        if len(ends) == 1:  # they lie side by side, so that they can be read where they are
-            ((stream, end),) = ends
-            self.cells = slice(stream * memory.size, stream * memory.size + end)
-        else:
-            self.cells = np.concatenate([memory.numbered(s, range(end)) for s, end in ends])
+        self.cells = np.concatenate([memory.numbered(s, range(end)) for s, end in ends])
         held = [one for s, end in ends for one in memory.streams[s].seqs[:end]]
         pos = np.array([p for s, end in ends for p in memory.streams[s].pos[:end]], np.int32)
         entries = [batch[at] for at in placed.ubatch.order]
@@ -281,7 +276,7 @@ class CellView(LayerView):
         self.numbers.write(self.layer, self.look.at, k, v)
 
     def read(self) -> tuple[NDArray[Any], ...]:
-        """Keys and values as stored: (cells, kv_heads, dim) each."""
+        """Keys and values as stored: (cells, kv_heads, dim) each; not to be written to."""
         return self.numbers.read(self.layer, self.look.cells)
 
     def visible(self, window: int) -> NDArray[np.bool_]:

@@ -28,7 +28,7 @@ class ReferenceOps:
 
     build = Build(lanes=1, plain=True, bounds=False)
     last: tuple[str, NDArray[Any], Converted] | None = None
-    keeps_pages = False  # of a large file between batches: to map them anew takes as long as to read
+    keeps_pages = False  # of a large file from batch to batch: to map them anew takes time
 
     def run(self, formula: Formula, *args: Any) -> F32:
         """What the formula gives for this build, rounded once."""

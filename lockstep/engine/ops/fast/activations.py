@@ -11,7 +11,9 @@ from lockstep.engine.ops.fast.compiling import kernel
 from lockstep.engine.ops.fast.panels import TOKENS
 from lockstep.engine.quants.base import F32
 
-I8, I16, I32 = NDArray[np.int8], NDArray[np.int16], NDArray[np.int32]
+I8 = NDArray[np.int8]
+I16 = NDArray[np.int16]
+I32 = NDArray[np.int32]
 ZERO, ONE, MOST = np.float32(0), np.float32(1), np.float32(127)
 LARGE = np.float32(2.0**31)
 MAGIC = np.float32(1.5 * 2**23)
@@ -65,7 +67,7 @@ def tiled_pairs(x: I16) -> I16:
 def to_q8(x: F32, steps: I8, scales: F32, sums: I32, wide_sums: I32) -> None:
     """Q8_0 and Q8_1 as x86 code has them; scales are not rounded to halves yet. wide_sums: of what
     steps were before they were made to fit."""
-    lanes = np.empty(8, np.float32)
+    lanes = np.empty(8, np.float32)  # as a vector register of eight
     for t in range(x.shape[0]):
         for b in range(scales.shape[1]):
             block, to = x[t, 32 * b : 32 * b + 32], steps[t, 32 * b : 32 * b + 32]
@@ -86,7 +88,8 @@ def to_q8(x: F32, steps: I8, scales: F32, sums: I32, wide_sums: I32) -> None:
             for i in range(32):
                 whole = np.rint(block[i] * inverse)
                 wide = np.int32(whole) if abs(whole) < LARGE else np.int32(-(2**31))
-                to[i] = max(np.int32(-128), min(np.int32(127), wide))
+                fitting: Any = max(-128, min(127, wide))
+                to[i] = fitting
                 total += np.int32(to[i])
                 wide_total += wide
             sums[t, b], wide_sums[t, b] = total, wide_total
@@ -106,7 +109,8 @@ def to_q8_k(x: F32, steps: I8, scales: F32, sums: I32) -> None:
             scales[t, b] = ONE / inverse if size != ZERO else ZERO
             for i in range(256):
                 bits = np.float32(block[i] * inverse + MAGIC).view(np.int32)
-                to[i] = min((bits & 0x007FFFFF) - 0x00400000, 127) if size != ZERO else 0
+                nearest: Any = min((bits & 0x007FFFFF) - 0x00400000, 127)
+                to[i] = nearest if size != ZERO else 0
             for g in range(16):
                 total = np.int32(0)
                 for i in range(16):

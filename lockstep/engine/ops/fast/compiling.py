@@ -4,10 +4,11 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from lockstep.engine.kernels import unpacking
 from lockstep.engine.kernels.compiled import compiled
 
-SOURCES = (*Path(__file__).parent.glob("*.py"), *Path(unpacking.__file__).parent.glob("*.py"))
+ENGINE = Path(__file__).parents[2]
+FOLDERS = ENGINE / "ops" / "fast", ENGINE / "kernels", ENGINE / "quants"
+SOURCES = (path for folder in FOLDERS for path in folder.glob("*.py"))
 STAMP = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(SOURCES))).hexdigest()
 
 

@@ -38,8 +38,8 @@ def rms_norm(x: F32, weight: F32, eps: Any, out: F32, start: int, stop: int) -> 
 
 @kernel
 def rope(x: F32, cos: F32, sin: F32, halves: bool, out: F32, start: int, stop: int) -> None:
-    """x: (tokens, heads, dim); cos, sin: (tokens, pairs), of the first 2 * pairs elements, which lie
-    side by side or half of them apart."""
+    """x: (tokens, heads, dim); cos, sin: (tokens, pairs), of the first elements of each head: two
+    side by side, or (`halves`) all first ones before all second ones."""
     pairs = cos.shape[1]
     step, gap = (1, pairs) if halves else (2, 1)
     for t in range(start, stop):
@@ -67,7 +67,7 @@ def kq(q: F32, k: Kept, out: F32, start: int, stop: int) -> None:
     """q: (tokens, heads, dim) -> out: (heads, tokens, cells)"""
     tokens, heads, dim = q.shape
     group, whole = heads // k.shape[1], dim // LANES * LANES
-    q_, k_ = q.reshape(-1), k.reshape(-1)
+    q_, k_, out_ = q.reshape(-1), k.reshape(-1), out.reshape(-1)
     for h in range(start, stop):
         for c in range(k.shape[0]):
             at = (c * k.shape[1] + h // group) * dim
@@ -78,7 +78,7 @@ def kq(q: F32, k: Kept, out: F32, start: int, stop: int) -> None:
                 s = total(sums)
                 for i in range(whole, dim):
                     s += q_[mine + i] * stored_at(k_, at + i, 1)[0]
-                out[h, t, c] = s
+                out_[(h * tokens + t) * k.shape[0] + c] = s
 
 
 @kernel
@@ -107,18 +107,18 @@ def kqv(p: F32, v: Kept, out: F32, start: int, stop: int) -> None:
     """p: (heads, tokens, cells) -> out: (tokens, heads, dim)."""
     heads, tokens, cells = p.shape
     kv_heads, dim = v.shape[1:]
-    group, whole, v_, out_ = heads // kv_heads, dim // LANES * LANES, v.reshape(-1), out.reshape(-1)
+    group, whole, apart = heads // kv_heads, dim // LANES * LANES, kv_heads * dim
+    p_, v_, out_ = p.reshape(-1), v.reshape(-1), out.reshape(-1)
     for h in range(start, stop):
-        first, apart = h // group * dim, kv_heads * dim
         for t in range(tokens):
-            to = (t * heads + h) * dim
+            first, mine, to = h // group * dim, (h * tokens + t) * cells, (t * heads + h) * dim
             for d in range(0, whole, LANES):
                 sums = spread(ZERO, 16)
                 for c in range(cells):
-                    sums = sums + p[h, t, c] * stored_at(v_, first + c * apart + d, 16)
+                    sums = sums + p_[mine + c] * stored_at(v_, first + c * apart + d, 16)
                 store(out_, to + d, sums)
             for d in range(whole, dim):
                 s = ZERO
                 for c in range(cells):
-                    s += p[h, t, c] * stored_at(v_, first + c * apart + d, 1)[0]
+                    s += p_[mine + c] * stored_at(v_, first + c * apart + d, 1)[0]
                 out_[to + d] = s

@@ -77,7 +77,7 @@ class Fast(Mirror):
         if run_of(kind) < activation_format(kind).block:
             dx = np.repeat(dx, 2, axis=1)  # NVFP4: two scales of weights for one of activations
         y, dy = found.tiles_of_minima if minimum_of(kind) else (x[:, :0], dx[:, :0])
-        return panels.products, (*panels.format_of(kind), raw, weight.row_bytes, x, dx, y, dy)
+        return panels.products, (*panels.format_of(kind.name), raw, weight.row_bytes, x, dx, y, dy)
 
     def steps(self, x: F32, kind: type[WeightFormat]) -> Steps:
         """Kept until other activations come: those of a layer meet up to three matrices."""

@@ -21,7 +21,8 @@ from lockstep.engine.ops.products import minimum_of, run_of
 from lockstep.engine.quants import mxfp4, nvfp4
 from lockstep.engine.quants.base import F32, Bytes, WeightFormat
 
-I16, I64 = NDArray[np.int16], NDArray[np.int64]
+I16 = NDArray[np.int16]
+I64 = NDArray[np.int64]
 ROWS, TOKENS = 8, 16  # of a tile
 APART = 32  # steps between rows: of rows a power of two apart, only so many are cached
 MINUS_ONE = 0xBC00  # as a half
@@ -32,10 +33,12 @@ TABLES = {"MXFP4": (1, 128, mxfp4.SCALES), "NVFP4": (4, 64, nvfp4.SCALES)}
 
 
 @cache
-def format_of(kind: type[WeightFormat]) -> tuple[int, I64, F32]:
+def format_of(name: str) -> tuple[int, I64, F32]:
     """What the kernels have to know of a format: its decoder's address, numbers, what its scales
     are multiplied by, or mean."""
-    fields, minimum = kind.layout.fields or {}, minimum_of(kind)
+    kind = WeightFormat.named(name)
+    fields: Any = kind.layout.fields
+    minimum = minimum_of(kind)
     if kind.name in TABLES:
         (count, one, table), stored = TABLES[kind.name], BYTES
         at = fields["e" if "e" in fields else "d"][1]
@@ -61,7 +64,7 @@ def scale_of(stored: int, raw: Bytes, at: int, table: F32) -> Any:
         return table[raw[at]]
     if stored == HALF:
         return half_at(raw, at) * table[0]
-    bits = 0  # in the highest four of each of four numbers of 16 bits, lowest first
+    bits = np.int64(0)  # in the highest four of each of four numbers of 16 bits, lowest first
     for i in range(4):
         bits |= (np.int64(raw[at + 2 * i + 1]) >> 4) << 4 * i
     return half_of_bits(bits) * table[0]
@@ -157,4 +160,17 @@ def add_runs(
     sums[:] = 0
     for b in range(runs):
         at = tile * runs + b
-        add_run(sums, steps, b * run, apart, x, at * run * TOKENS, run // 2, dx, at * TOKENS, scales, b, runs)
+        add_run(
+            sums,
+            steps,
+            b * run,
+            apart,
+            x,
+            at * run * TOKENS,
+            run // 2,
+            dx,
+            at * TOKENS,
+            scales,
+            b,
+            runs,
+        )

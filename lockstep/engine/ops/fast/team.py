@@ -13,7 +13,17 @@ from typing import Any
 import numpy as np
 from numba import typeof
 
-from lockstep.engine.kernels.atomic import code, code_of, fetch_add, get, give_way, pause, piece_of, put, run
+from lockstep.engine.kernels.atomic import (
+    code,
+    code_of,
+    fetch_add,
+    get,
+    give_way,
+    pause,
+    piece_of,
+    put,
+    run,
+)
 from lockstep.engine.kernels.pointers import address_of
 from lockstep.engine.kernels.threads import MOST, processors
 from lockstep.engine.ops.fast.compiling import kernel
@@ -82,7 +92,8 @@ def share(
         waited += 1
         if waited > HASTY:  # the other may want this processor
             give_way()
-    return get(box, FAILED)
+    failed: int = get(box, FAILED)
+    return failed
 
 
 class Team:
@@ -96,7 +107,9 @@ class Team:
         self.members = 0
         self.known: dict[Any, tuple[int, int]] = {}
 
-    def share(self, kernel: Callable[..., None], args: tuple[Any, ...], n: int, helpers: int) -> None:
+    def share(
+        self, kernel: Callable[..., None], args: tuple[Any, ...], n: int, helpers: int
+    ) -> None:
         helpers = min(helpers, processors() - 1, MOST, n - 1)
         if helpers < 1 or not self.asked.acquire(blocking=False):
             return kernel(*args, 0, n)
