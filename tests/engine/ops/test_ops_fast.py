@@ -1,6 +1,12 @@
 """The compiled ops against the mirror, within the derived bounds and for any shape."""
 
+import hashlib
+import json
 import os
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,17 +16,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.engine.kernels.compiled import is_kept
+from lockstep.engine.activations.base import ActivationFormat
+from lockstep.engine.kernels.compiled import compiled, is_kept
 from lockstep.engine.model import Model
 from lockstep.engine.ops import attention, ops_named
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.fast import kernels as fast_kernels
 from lockstep.engine.ops.fast import ops as fast
+from lockstep.engine.ops.fast.activations import CONVERTED
 from lockstep.engine.ops.fast.ops import Fast, is_compiled
+from lockstep.engine.ops.fast.team import Team, team
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.reference import ReferenceOps, RopeParams
-from lockstep.engine.quants.base import WeightFormat
+from lockstep.engine.quants.base import NO_PRODUCT, WeightFormat
 from lockstep.engine.quants.q4_0 import Q4_0
+from lockstep.engine.registry import import_members
 from lockstep.engine.weights import Weight
 from lockstep.harness.adapters import adapter_class
 from lockstep.harness.judging.compare import mismatch_between
@@ -30,7 +40,9 @@ from lockstep.harness.records import EXACT, Mismatch
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 from tests.engine.ops.test_ops_reference import floats, weight_of
 
-FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
+import_members("lockstep.engine.quants")
+FORMATS = [name for name, kind in WeightFormat.family.items() if kind.vec_dot_type != NO_PRODUCT]
+FLOATS = ("F32", "F16", "BF16")
 FAST = Fast(n_threads=2)
 some = settings(max_examples=30, derandomize=True, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
@@ -48,18 +60,24 @@ def mismatch(op: str, *args: Any, ops: ReferenceOps = FAST) -> Mismatch | None:
 
 @pytest.mark.parametrize("type_name", FORMATS)
 @given(
-    tokens=st.integers(0, 4), outputs=st.integers(1, 21), blocks=st.integers(1, 4), seed=seeds,
+    tokens=st.sampled_from([0, 1, 2, 4, 9, 17]), outputs=st.integers(1, 21), blocks=st.integers(1, 4), seed=seeds,
     size=sizes,
 )  # fmt: skip
 @some
 def test_linear_is_within_bound_for_any_shape(
     type_name: str, tokens: int, outputs: int, blocks: int, seed: int, size: float
 ) -> None:
-    weight = weight_of(type_name, (outputs, 32 * blocks), seed)
-    assert mismatch("linear", floats(seed, tokens, 32 * blocks, size=size), weight) is None
+    columns = block_of(type_name) * blocks
+    weight = weight_of(type_name, (outputs, columns), seed)
+    assert mismatch("linear", floats(seed, tokens, columns, size=size), weight) is None
 
 
-@pytest.mark.parametrize("type_name", ["F32", "F16", "BF16"])
+def block_of(type_name: str) -> int:
+    """Columns that a row has at least: whole blocks of weights and of activations."""
+    return max(32, WeightFormat.named(type_name).weights)
+
+
+@pytest.mark.parametrize("type_name", FLOATS)
 @pytest.mark.parametrize("inputs", [1, 7, 33])
 def test_rows_need_not_be_whole_blocks_where_there_are_none(type_name: str, inputs: int) -> None:
     assert mismatch("linear", floats(1, 3, inputs), weight_of(type_name, (9, inputs))) is None
@@ -68,9 +86,10 @@ def test_rows_need_not_be_whole_blocks_where_there_are_none(type_name: str, inpu
 @pytest.mark.parametrize("type_name", FORMATS)
 def test_linear_id_is_within_bound(type_name: str) -> None:
     ids = np.array([[0, 3], [2, 2], [3, 1]], np.int32)
-    stack = weight_of(type_name, (4, 11, 64))
-    assert mismatch("linear_id", floats(2, 3, 1, 64), stack, ids) is None
-    assert mismatch("linear_id", floats(2, 3, 2, 64), stack, ids) is None
+    columns = 2 * block_of(type_name)
+    stack = weight_of(type_name, (4, 11, columns))
+    assert mismatch("linear_id", floats(2, 3, 1, columns), stack, ids) is None
+    assert mismatch("linear_id", floats(2, 3, 2, columns), stack, ids) is None
 
 
 class Plain(Fast):
@@ -89,14 +108,16 @@ class SwapsNibbles(Fast):
 
 @pytest.mark.parametrize(
     ("wrong", "type_name"),
-    [*((Plain, name) for name in FORMATS if name != "F32"), (SwapsNibbles, "Q4_0")],
+    [*((Plain, name) for name in sorted({*FORMATS} - {"F32"})), (SwapsNibbles, "Q4_0")],
 )
 def test_a_product_that_is_wrong_in_one_way_is_out_of_bound(
     wrong: type[Fast], type_name: str
 ) -> None:
-    args = floats(3, 2, 64), weight_of(type_name, (9, 64))
-    assert mismatch("linear", *args) is None
-    assert mismatch("linear", *args, ops=wrong(1)) is not None
+    columns = 2 * block_of(type_name)
+    for tokens in (2, 12):  # by rows, and by panels of them
+        args = floats(3, tokens, columns), weight_of(type_name, (9, columns))
+        assert mismatch("linear", *args) is None
+        assert mismatch("linear", *args, ops=wrong(1)) is not None
 
 
 @pytest.mark.parametrize("type_name", ["F16", "BF16", "Q8_0", "Q4_0"])
@@ -106,8 +127,8 @@ def test_infinite_and_nan_weights_and_every_other_bit_pattern_are_multiplied_as_
     """One weight or block per output: the sum has one term, and what it is must match exactly."""
     kind = WeightFormat.named(type_name)
     codes = np.arange(65536, dtype=np.uint16)
-    blocks = np.zeros(65536, fast.Q8_0_BLOCK if type_name == "Q8_0" else fast.Q4_0_BLOCK)
-    blocks["d"], blocks["qs"] = codes, 1
+    blocks = np.zeros(65536, kind.layout if kind.weights > 1 else Q4_0.layout)
+    blocks["d"], blocks["qs"] = codes.view(np.float16), 1
     raw = (codes if kind.weights == 1 else blocks).view(np.uint8)
     weight = Weight("w", kind, (65536, kind.weights), raw.reshape(-1))
     x = np.zeros((1, kind.weights), np.float32)
@@ -138,7 +159,8 @@ def test_a_decoder_that_is_wrong_on_purpose_is_not_replaced_by_a_kernel() -> Non
 
 @pytest.mark.parametrize("type_name", FORMATS)
 def test_weights_at_an_odd_address_are_read_as_well(type_name: str) -> None:
-    right, x = weight_of(type_name, (9, 32)), floats(5, 2, 32)
+    columns = block_of(type_name)
+    right, x = weight_of(type_name, (9, columns)), floats(5, 2, columns)
     shifted = np.empty(right.raw.size + 1, np.uint8)
     shifted[1:] = right.raw
     moved = Weight("w", right.format, right.shape, shifted[1:])
@@ -149,20 +171,133 @@ def test_weights_at_an_odd_address_are_read_as_well(type_name: str) -> None:
 def test_neither_threads_nor_neighbours_change_a_bit(
     type_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weight, x = weight_of(type_name, (37, 64)), floats(6, 5, 64)
+    """Five tokens are multiplied by rows as they lie in the file, and many by panels of them."""
+    columns = 3 * block_of(type_name)
+    weight, x = weight_of(type_name, (37, columns)), floats(6, 21, columns)
     alone = np.concatenate([Fast(1).linear(row[None], weight) for row in x])
     monkeypatch.setattr(fast, "WORTH_A_THREAD", 1)
+    assert Fast(5).linear(x[:5], weight).tobytes() == alone[:5].tobytes()
     assert Fast(5).linear(x, weight).tobytes() == alone.tobytes()
 
 
-def test_a_fault_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fault(start: int, stop: int) -> None:
-        if start > 0:
-            raise ZeroDivisionError(start)
+def of_all_formats() -> dict[str, str]:
+    """A digest of what each comes to, by rows and by panels."""
+    found = {}
+    for name in sorted(FORMATS):
+        columns = 2 * block_of(name)
+        weight, x = weight_of(name, (11, columns)), floats(7, 12, columns)
+        parts = (FAST.linear(rows, weight).tobytes() for rows in (x, x[:3]))
+        found[name] = hashlib.sha256(b"".join(parts)).hexdigest()
+    return found
 
-    monkeypatch.setattr(fast, "WORTH_A_THREAD", 1)
-    with pytest.raises(ZeroDivisionError):
-        FAST.share(fault, 10, 10)
+
+@pytest.mark.parametrize("processor", ["haswell", "generic"])
+def test_other_processors_multiply_the_same(processor: str, tmp_path: Path) -> None:
+    there = {"NUMBA_CPU_NAME": processor, "NUMBA_CACHE_DIR": str(tmp_path)}
+    plain = {"NUMBA_CPU_FEATURES": ""} if processor == "generic" else {}
+    code = "import json; from tests.engine.ops.test_ops_fast import of_all_formats as f; "
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", f"{code}print(json.dumps(f()))"],
+        cwd=Path(__file__).resolve().parents[3],
+        env={**os.environ, **there, **plain},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    assert json.loads(done.stdout) == of_all_formats()
+
+
+@pytest.mark.parametrize("type_name", sorted(CONVERTED))
+@given(tokens=st.integers(0, 3), blocks=st.integers(1, 3), seed=seeds, size=sizes)
+@some
+def test_activations_are_converted_to_the_bytes_of_their_format(
+    type_name: str, tokens: int, blocks: int, seed: int, size: float
+) -> None:
+    x = floats(seed, tokens, 256 * blocks, size=size)
+    special = np.array([np.nan, np.inf, -np.inf, 0, -0.0, 1e-38, 3e38, -128, 127.5], np.float32)
+    if seed % 2:
+        at = np.random.default_rng(seed).integers(0, max(1, x.size), 5)
+        x.reshape(-1)[at[: x.size]] = special[at[: x.size] % len(special)]
+    with np.errstate(all="ignore"):
+        expected = ActivationFormat.named(type_name).quantise(x)
+    found = CONVERTED[type_name](x)
+    assert np.array_equal(found.x.reshape(expected["qs"].shape), expected["qs"])
+    assert np.array_equal(found.dx, expected["d"].astype(np.float32), equal_nan=True)
+    group = 256 // 16 if type_name == "Q8_K" else 32
+    sums = expected["qs"].reshape(*found.sums.shape, group).sum(axis=-1, dtype=np.int32)
+    assert np.array_equal(found.sums, sums)
+    if type_name == "Q8_1":
+        assert np.array_equal(found.lows, expected["s"].astype(np.float32), equal_nan=True)
+
+
+# --- threads ------------------------------------------------------------------------------------
+
+
+@compiled
+def mark(seen: Any, start: int, stop: int) -> None:
+    for i in range(start, stop):
+        seen[i] += 1
+
+
+@compiled
+def fail(seen: Any, start: int, stop: int) -> None:
+    if start > 0:
+        raise ValueError("no")
+
+
+def test_each_piece_is_done_once_whoever_is_awake_and_by_whoever_asks() -> None:
+    members = Team()
+    for pause in (0.0, 0.3, 0.0, 0.01):  # long enough for them to fall asleep, or not
+        time.sleep(pause)
+        for n in (1, 2, 50, 1000):
+            seen = np.zeros(n, np.int64)
+            members.share(mark, (seen,), n, 3)
+            assert (seen == 1).all()
+
+
+def test_several_who_ask_at_once_get_their_own_answers() -> None:
+    members = Team()
+    found = [np.zeros(997, np.int64) for _ in range(4)]
+
+    def ask(seen: Any) -> None:
+        for _ in range(50):
+            members.share(mark, (seen,), len(seen), 2)
+
+    threads = [threading.Thread(target=ask, args=(seen,)) for seen in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all((seen == 50).all() for seen in found)
+
+
+def test_arguments_of_another_kind_are_another_kernel() -> None:
+    members = Team()
+    for kind in (np.int64, np.float32, np.int64):
+        seen = np.zeros(100, kind)
+        members.share(mark, (seen,), 100, 1)
+        assert (seen == 1).all()
+
+
+def test_a_fault_in_a_piece_reaches_the_caller_and_the_next_job_is_done() -> None:
+    members, seen = Team(), np.zeros(100, np.int64)
+    with pytest.raises(MemoryError, match="fail"):
+        members.share(fail, (seen,), 100, 1)
+    members.share(mark, (seen,), 100, 1)
+    assert (seen == 1).all()
+
+
+def test_a_fork_has_a_team_of_its_own() -> None:
+    before = team()
+    before.share(mark, (np.zeros(100, np.int64),), 100, 1)
+    child = os.fork()
+    if child == 0:
+        seen = np.zeros(100, np.int64)
+        team().share(mark, (seen,), 100, 1)
+        os._exit(0 if team() is not before and (seen == 1).all() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert team() is before
 
 
 # --- the rest -----------------------------------------------------------------------------------
@@ -188,6 +323,8 @@ def test_rope_is_within_bound(tokens: int, heads: int, pairs: int, seed: int) ->
     for params in (
         RopeParams(2 * pairs, 10000.0, 0.5, None),
         RopeParams(2 * pairs, 1e6, 1.0, factors),
+        RopeParams(2 * pairs, 1e6, 1.0, factors, halves=True),
+        RopeParams(2 * max(1, pairs // 2), 1e4, 1.0, None, halves=True),
     ):
         assert mismatch("rope", x, positions, params) is None
 
@@ -195,7 +332,7 @@ def test_rope_is_within_bound(tokens: int, heads: int, pairs: int, seed: int) ->
 @pytest.mark.parametrize("kind", [np.float32, np.float16])
 @given(
     tokens=st.integers(0, 4), kv_heads=st.integers(1, 2), group=st.sampled_from([1, 2, 4]),
-    cells=st.integers(1, 20), dim=st.integers(1, 20), seed=seeds,
+    cells=st.integers(1, 20), dim=st.integers(1, 40), seed=seeds,
 )  # fmt: skip
 @some
 def test_attention_is_within_bound(

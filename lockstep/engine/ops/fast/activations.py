@@ -54,7 +54,7 @@ def tiled(x: NDArray[Any]) -> NDArray[Any]:
     tiles = -(-len(x) // TOKENS)
     filled = np.zeros((tiles * TOKENS, x.shape[1]), x.dtype)
     filled[: len(x)] = x
-    return np.ascontiguousarray(filled.reshape(tiles, TOKENS, -1).transpose(0, 2, 1))
+    return np.ascontiguousarray(filled.reshape(tiles, TOKENS, x.shape[1]).transpose(0, 2, 1))
 
 
 def tiled_pairs(x: I16) -> I16:
@@ -79,8 +79,10 @@ def to_q8(x: F32, steps: I8, scales: F32, sums: I32, wide_sums: I32) -> None:
                 lanes[i % 8] = lanes[i % 8] if lanes[i % 8] > size else size
             for half in (4, 2, 1):
                 for i in range(half):
-                    high, low = lanes[half + i], lanes[i]
-                    lanes[i] = high if high > low else low
+                    first, second = lanes[i], lanes[half + i]
+                    if half == 4:
+                        first, second = second, first
+                    lanes[i] = first if first > second else second
             largest = lanes[0]
             inverse = MOST / largest if largest != ZERO else ZERO
             scales[t, b] = largest / MOST
