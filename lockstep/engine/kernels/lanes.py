@@ -130,20 +130,12 @@ bytes_at = load_of(I8, unsigned, "int")
 signed_bytes_at = load_of(I8, signed, "int")
 uint16s_at = load_of(I16, unsigned, "int")
 uint32s_at = load_of(I32, as_it_is, "int")  # beyond 2**31 the lane is negative
-ints_at = load_of(I32, as_it_is, "int")  # of an array of int32
 # bytes as short lanes, of which twice as many fit into a register
 shorts_at = load_of(I8, unsigned, "short")
 signed_shorts_at = load_of(I8, signed, "short")
 # arrays of bytes or of floats -> float lanes
 halves_at = load_of(I16, half, "float")
 floats_at = load_of(F32, as_it_is, "float")
-
-
-@compiled_as
-def stored_at(typing: Any, array: Any, at: Any, count: Any) -> Any:
-    """Floats of an array of float32, or of the bits of halves."""
-    load = halves_at if array.dtype == types.uint16 else floats_at
-    return load._defn(typing, array, at, count)
 
 
 # one number: int64 (so that shifts and sums cannot overflow), float32 or float64
@@ -193,17 +185,6 @@ def as_float(typing: Any, lanes: Any) -> Any:
         return builder.sitofp(args[0], wide.vector)
 
     return wide(lanes), codegen
-
-
-@compiled_as
-def as_short(typing: Any, lanes: Any) -> Any:
-    """The lowest 16 bits of each."""
-    narrow = Lanes("short", lanes.count)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.trunc(args[0], narrow.vector)
-
-    return narrow(lanes), codegen
 
 
 @compiled_as
@@ -269,33 +250,6 @@ def concat(typing: Any, a: Any, b: Any) -> Any:
         return joined(builder, *args)
 
     return lanes(a, b), codegen
-
-
-@compiled_as
-def both_halves(typing: Any, lanes: Any) -> Any:
-    """The first lanes, and as many that follow."""
-    half = Lanes(lanes.kind, lanes.count // 2)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        parts = []
-        for first in (0, half.count):
-            order = [number(first + i) for i in range(half.count)]
-            order = ir.Constant(ir.VectorType(I32, half.count), order)
-            parts.append(builder.shuffle_vector(args[0], args[0], order))
-        return context.make_tuple(builder, signature.return_type, parts)
-
-    return types.UniTuple(half, 2)(lanes), codegen
-
-
-@compiled_as
-def four_floats(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """Lanes of four numbers."""
-    lanes = Lanes("float", 4)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return packed(builder, list(args))
-
-    return lanes(*[types.float32] * 4), codegen
 
 
 @compiled_as

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from lockstep.engine.kernels.integers import total
+from lockstep.engine.kernels.dots import total
 from lockstep.engine.kernels.lanes import floats_at, spread
 from lockstep.engine.kernels.pointers import call
 from lockstep.engine.ops.fast.compiling import kernel

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.kernels.integers import total
-from lockstep.engine.kernels.lanes import floats_at, spread, store, stored_at
+from lockstep.engine.kernels.dots import stored_at, total
+from lockstep.engine.kernels.lanes import floats_at, spread, store
 from lockstep.engine.ops.fast.compiling import kernel
 from lockstep.engine.quants.base import F32
 

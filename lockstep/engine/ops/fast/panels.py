@@ -12,7 +12,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from lockstep.engine.kernels.integers import add_run
+from lockstep.engine.kernels.dots import add_run
 from lockstep.engine.kernels.lanes import half_at, half_of_bits
 from lockstep.engine.kernels.pointers import address_of, call
 from lockstep.engine.ops.fast.compiling import kernel

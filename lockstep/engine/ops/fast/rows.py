@@ -6,8 +6,8 @@ A kernel is made of a function of one block:
 
     block(raw, at, x, at_x, sums, at_sums) -> eight lanes of its sum, and of what its minima come to
 
-`at`: its first byte; x: int8 steps of the activations; sums: of groups of them. Steps are multiplied
-unsigned, and what that is too much is a multiple of sums.
+`at`: its first byte; x: int8 steps of the activations; sums: of groups of them. Steps are
+multiplied unsigned, and what that is too much is a multiple of sums.
 """
 
 from collections.abc import Callable
@@ -18,25 +18,25 @@ import numpy as np
 from numba.extending import register_jitable as part
 from numpy.typing import NDArray
 
-from lockstep.engine.kernels.integers import (
+from lockstep.engine.kernels.dots import (
     add_bytes,
     add_scaled_bytes,
+    as_short,
+    both_halves,
     first_lane,
+    four_floats,
+    ints_at,
     total,
     totals,
 )
 from lockstep.engine.kernels.lanes import (
     as_float,
-    as_short,
     bits_of,
-    both_halves,
     byte_at,
     bytes_at,
     concat,
     floats_at,
-    four_floats,
     half_at,
-    ints_at,
     lookup,
     scales_and_minima,
     shorts_at,
@@ -59,7 +59,7 @@ NOTHING = np.int32(0)
 def rows_of(
     block: Callable[..., Any], size: int, weights: int, d: int, dmin: int = -1, m: int = -1
 ) -> Any:
-    """size: bytes of a block; d, dmin, m: where in it its scales lie, -1 if it has none of these."""
+    """size: bytes of a block; d, dmin, m: where in it its scales lie, -1 if it lacks one."""
     has_minima, has_lowest = dmin >= 0, m >= 0
 
     # x: (tokens, columns), dx: (tokens, blocks), sums: (tokens, groups)
@@ -156,7 +156,7 @@ def iq4_nl(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any
     return alone(lookup(VALUES, nibbles(raw, at + 2)) ^ 128, 128, x, at_x, sums, at_sums)
 
 
-# --- blocks of 256, groups of 32 with a scale each -------------------------------------------------
+# --- blocks of 256, groups of 32 with a scale each ------------------------------------------------
 
 
 @part
@@ -194,7 +194,7 @@ def iq4_xs(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any
     return found, found
 
 
-# --- blocks of 256, groups of 16 with a scale each -------------------------------------------------
+# --- blocks of 256, groups of 16 with a scale each ------------------------------------------------
 
 
 @part
