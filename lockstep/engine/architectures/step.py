@@ -11,7 +11,7 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.memory.base import LayerView
 from lockstep.engine.ops.reference import ReferenceOps
 from lockstep.engine.quants.base import F32
-from lockstep.engine.trace import Probe
+from lockstep.engine.trace import Probe, silent
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,5 +74,7 @@ class Step:
 
 def shown(probe: Probe, name: str, layer: int, kept: NDArray[Any]) -> NDArray[Any]:
     """What a cache holds, shown as float32 and given back in the cache's own type."""
+    if probe is silent:
+        return kept
     out: NDArray[Any] = probe(name, layer, kept.astype(np.float32)).astype(kept.dtype)
     return out

@@ -26,6 +26,7 @@ class Tensors:
     def __init__(self, file: GgufFile, hparams: Hparams, shapes: Table) -> None:
         self.weights, self.hparams = Weights(file), hparams
         self.shapes = {name.partition("?")[0]: shape for name, shape in shapes.items()}
+        self.sizes: dict[str, tuple[int, ...]] = {}  # the same in numbers, once asked for
         # of those that may be absent, in layers of which kind they may not
         parts = (name.partition("?") for name in shapes)
         self.optional = {name: kind for name, mark, kind in parts if mark}
@@ -58,7 +59,10 @@ class Tensors:
                 yield name.removeprefix(prefix)
 
     def get(self, name: str, general: str) -> Weight:
-        shape = tuple(getattr(self.hparams, size) for size in self.shapes[general])
+        shape = self.sizes.get(general)
+        if shape is None:
+            names = self.shapes[general]
+            shape = self.sizes[general] = tuple(getattr(self.hparams, name) for name in names)
         return self.weights.tensor(name, shape)
 
     def __contains__(self, name: str) -> bool:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.kernels.lanes import compiled_as, half_at, kernel, uint32s_at
 from lockstep.engine.kernels.unpacking import unpack_at
-from lockstep.engine.kernels.vectors import F64, I16, I32, address, filled, same
+from lockstep.engine.kernels.vectors import F64, I16, I32, address, filled, joined, same
 
 TOKENS = 16  # in a vector register
 ROWS = 8  # of weights that are multiplied by them before they are read again
@@ -64,26 +64,27 @@ def sums_products(context: Any) -> bool:
 
 
 def multiplied(context: Any, builder: Any, a: Any, b: Any) -> Any:
-    """32 integers of 16 bits each -> 16 of 32 bits: products, the two of a pair added."""
-    triple, _, features = context.codegen().magic_tuple()
-    x86 = triple.startswith(("x86", "i686"))
-    if x86 and "+avx512bw" in features:
+    """Integers of 16 bits, 32 or 16 -> half as many of 32: products, the two of a pair added."""
+    features, count = features_of(context), a.type.count
+    if "+avx512bw" in features and count == 32:
         return by_name(builder, "llvm.x86.avx512.pmaddw.d.512", a, b)
-    if x86 and "+avx2" in features:
-        halves = [
+    if "+avx2" in features:
+        parts = [
             by_name(builder, "llvm.x86.avx2.pmadd.wd", part(builder, a, i), part(builder, b, i))
-            for i in (0, 1)
+            for i in range(count // 16)
         ]
-        order = ir.Constant(ir.VectorType(I32, 16), list(range(16)))
-        return builder.shuffle_vector(*halves, order)
-    even, odd = ([builder.sext(every_other(builder, v, i), ir.VectorType(I32, 16)) for v in (a, b)]
-                 for i in (0, 1))  # fmt: skip
+        return parts[0] if count == 16 else joined(builder, *parts)
+    even, odd = (
+        [builder.sext(every_other(builder, v, i), ir.VectorType(I32, count // 2)) for v in (a, b)]
+        for i in (0, 1)
+    )
     return builder.add(builder.mul(*even), builder.mul(*odd))
 
 
-def by_name(builder: Any, name: str, *args: Any) -> Any:
+def by_name(builder: Any, name: str, *args: Any, to: Any = I32) -> Any:
+    """A processor's instruction, whose result is as wide as its last factor."""
     bits = args[-1].type.element.width * args[-1].type.count
-    kind = ir.FunctionType(ir.VectorType(I32, bits // 32), [v.type for v in args])
+    kind = ir.FunctionType(ir.VectorType(to, bits // to.width), [v.type for v in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
 
 
@@ -93,8 +94,16 @@ def part(builder: Any, vector: Any, i: int) -> Any:
 
 
 def every_other(builder: Any, vector: Any, first: int) -> Any:
-    order = ir.Constant(ir.VectorType(I32, 16), list(range(first, 32, 2)))
+    order = ir.Constant(
+        ir.VectorType(I32, vector.type.count // 2), list(range(first, vector.type.count, 2))
+    )
     return builder.shuffle_vector(vector, vector, order)
+
+
+def features_of(context: Any) -> set[str]:
+    """What an x86 processor can do, as LLVM names it; of others nothing."""
+    triple, _, features = context.codegen().magic_tuple()
+    return set(features.split(",")) if triple.startswith(("x86", "i686")) else set()
 
 
 @compiled_as

@@ -55,7 +55,7 @@ from lockstep.engine.kernels.vectors import (
 
 
 class Lanes(types.Type):  # type: ignore[misc]  # numba has no types
-    """`count` numbers of one kind: int (int32) or float (float32)."""
+    """`count` numbers of one kind: int (int32), short (int16) or float (float32)."""
 
     def __init__(self, kind: str, count: int) -> None:
         self.kind, self.count = kind, count
@@ -63,11 +63,11 @@ class Lanes(types.Type):  # type: ignore[misc]  # numba has no types
 
     @property
     def scalar(self) -> Any:
-        return types.int32 if self.kind == "int" else types.float32
+        return {"int": types.int32, "short": types.int16, "float": types.float32}[self.kind]
 
     @property
     def vector(self) -> ir.VectorType:
-        return ir.VectorType(I32 if self.kind == "int" else F32, self.count)
+        return ir.VectorType({"int": I32, "short": I16, "float": F32}[self.kind], self.count)
 
 
 class LanesModel(models.PrimitiveModel):  # type: ignore[misc]
@@ -130,9 +130,13 @@ bytes_at = load_of(I8, unsigned, "int")
 signed_bytes_at = load_of(I8, signed, "int")
 uint16s_at = load_of(I16, unsigned, "int")
 uint32s_at = load_of(I32, as_it_is, "int")  # beyond 2**31 the lane is negative
+# bytes as short lanes, of which twice as many fit into a register
+shorts_at = load_of(I8, unsigned, "short")
+signed_shorts_at = load_of(I8, signed, "short")
 # arrays of bytes or of floats -> float lanes
 halves_at = load_of(I16, half, "float")
 floats_at = load_of(F32, as_it_is, "float")
+
 
 # one number: int64 (so that shifts and sums cannot overflow), float32 or float64
 byte_at = scalar_of(I8, unsigned, types.int64, I64)
@@ -150,13 +154,20 @@ double_at = scalar_of(F64, as_it_is, types.float64, F64)
 
 @compiled_as
 def store(typing: Any, out: Any, at: Any, lanes: Any) -> Any:
-    """Write float lanes to out[at : at + count]."""
-    if not isinstance(lanes, Lanes) or lanes.kind != "float" or out.dtype != types.float32:
+    """Write lanes to out[at : at + count]: floats, or whole numbers, which fit, to int16."""
+    if not isinstance(lanes, Lanes) or out.dtype not in (types.float32, types.int16):
+        return None
+    whole = out.dtype == types.int16
+    if lanes.kind != "float" and not whole:
         return None
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        start = address(context, builder, out, args[0], args[1], lanes.vector)
-        builder.store(args[2], start, align=4)
+        value, narrow = args[2], ir.VectorType(I16, lanes.count)
+        if whole and lanes.kind != "short":
+            cut = builder.fptosi if lanes.kind == "float" else builder.trunc
+            value = cut(value, narrow)
+        start = address(context, builder, out, args[0], args[1], value.type)
+        builder.store(value, start, align=2 if whole else 4)
         return context.get_dummy_value()
 
     return types.void(out, types.intp, lanes), codegen
@@ -304,7 +315,7 @@ def binary(symbol: Callable[..., Any], on_int: str | None, on_float: str | None)
             lanes = a if isinstance(a, Lanes) else b
             if not isinstance(lanes, Lanes) or not (fits(a, lanes) and fits(b, lanes)):
                 return None
-            if (on_int if lanes.kind == "int" else on_float) is None:
+            if (on_float if lanes.kind == "float" else on_int) is None:
                 return None
             sides = (t if isinstance(t, Lanes) else lanes.scalar for t in (a, b))
             return signature(lanes, *sides)
@@ -314,7 +325,7 @@ def binary(symbol: Callable[..., Any], on_int: str | None, on_float: str | None)
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         lanes = sig.return_type
         x, y = as_vectors(builder, sig.args, args, lanes)
-        return getattr(builder, str(on_int if lanes.kind == "int" else on_float))(x, y)
+        return getattr(builder, str(on_float if lanes.kind == "float" else on_int))(x, y)
 
     type_callable(symbol)(result)
     for sides in ((Lanes, Lanes), (Lanes, types.Number), (types.Number, Lanes)):

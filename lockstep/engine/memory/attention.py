@@ -276,7 +276,7 @@ class CellView(LayerView):
         self.numbers.write(self.layer, self.look.at, k, v)
 
     def read(self) -> tuple[NDArray[Any], ...]:
-        """Keys and values as stored: (cells, kv_heads, dim) each."""
+        """Keys and values as stored: (cells, kv_heads, dim) each; not to be written to."""
         return self.numbers.read(self.layer, self.look.cells)
 
     def visible(self, window: int) -> NDArray[np.bool_]:

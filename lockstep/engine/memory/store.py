@@ -80,15 +80,19 @@ class Store:
             self.values[layer][cells] = v
 
     def read(self, layer: int, cells: Index) -> tuple[NDArray[Any], NDArray[Any]]:
-        """As stored: (cells, kv_heads, dim) each."""
-        return self.keys[layer][cells], self.values[layer][cells]
+        """As stored: (cells, kv_heads, dim) each. Of cells in a row that is no copy: a cache is
+        long, and each token reads all of it."""
+        at: Index | slice = cells
+        if len(cells) and (np.diff(cells) == 1).all():
+            at = slice(int(cells[0]), int(cells[-1]) + 1)
+        return self.keys[layer][at], self.values[layer][at]
 
     def get(self, cells: Index, deltas: NDArray[np.int32]) -> Kept:
         """Of every layer, with keys as they are once they have moved by so many positions."""
-        kept, moved = (
-            {layer: self.read(layer, cells) for layer in self.keys},
-            np.flatnonzero(deltas),
-        )
+        kept, moved = {}, np.flatnonzero(deltas)
+        for layer in self.keys:
+            keys, values = self.read(layer, cells)
+            kept[layer] = keys.copy(), values.copy()
         for layer, (keys, _) in kept.items() if len(moved) else ():
             keys[moved] = self.rotate(layer, keys[moved], deltas[moved])
         return kept

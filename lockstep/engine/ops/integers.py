@@ -25,7 +25,7 @@ SUM = 2**31 - 1
 MOST_REST = 8  # a share of the columns may hold what is no multiple of a scale
 # what makes integers of the weights of a block whose scale is one: grids are shifted by an eighth,
 # or their scales are odd multiples of one
-FACTORS = {"IQ1_S": 8, "IQ2_XXS": 8, "IQ2_XS": 8, "IQ2_S": 8, "IQ3_XXS": 4}
+FACTORS = {"IQ1_S": 8, "IQ1_M": 8, "IQ2_XXS": 8, "IQ2_XS": 8, "IQ2_S": 8, "IQ3_XXS": 4}
 
 
 @dataclass(frozen=True, eq=False)

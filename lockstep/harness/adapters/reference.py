@@ -23,6 +23,7 @@ from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.reference import ReferenceOps as Ops
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
+from lockstep.engine.trace import silent
 from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.adapters.parts import file_summary as summary
@@ -152,7 +153,8 @@ class Reference(Adapter, name="reference"):
         logits = []
         for step, batch in enumerate(request.batches):
             recorder.step = step
-            logits.append(self.loaded.decode(batch, memory, recorder))
+            probe = recorder if request.capture or request.replace else silent
+            logits.append(self.loaded.decode(batch, memory, probe))
         self.loaded.release()
         trace = Trace(engine=self.name, records=tuple(recorder.records))
         return Evaluation(logits=tuple(logits), trace=trace if request.capture else None)

@@ -94,6 +94,44 @@ def check(
     measure("check", plan, seconds_of, legend, as_json=as_json, quiet=quiet)
 
 
+@app.command()
+def run(
+    model: Annotated[
+        list[str] | None, typer.Argument(help="A GGUF file or builtin:NAME.", metavar="MODEL...")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Turns of each engine; the best counts.", min=1)] = 3,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Tokens a second of `fast`, our engine as it is run, and of llama.cpp, with two threads each.
+
+    A prompt of 128 tokens, and 32 tokens one by one, under the preset "default". The exit code says
+    nothing about speed: a machine that is busy is slow. Example:
+
+    \b
+      lockstep bench run model.gguf
+    """
+    from lockstep.harness.bench.base import BenchPlan
+
+    plan = BenchPlan(targets=tuple(model or ()), rounds=rounds)
+    legend = "ratio: ours to llama.cpp's"
+    measure("run", plan, speeds_of, legend, as_json=as_json, quiet=quiet)
+
+
+def speeds_of(bench: "Bench", rows: "Sequence[BenchRow]") -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, title=f"{bench.unit} a second")
+    (threads,), (ours, theirs) = bench.threads, bench.engines
+    for label in ("model, work", *bench.engines.values(), "ratio"):
+        table.add_column(label, justify="left" if label == "model, work" else "right")
+    for row in rows:
+        rates = (row.rates[name, threads] for name in bench.engines)
+        ratio = row.ratio((ours, threads), (theirs, threads))
+        table.add_row(row.target, *(f"{rate:.1f}" for rate in rates), shown(ratio))
+    return table
+
+
 def seconds_of(bench: "Bench", rows: "Sequence[BenchRow]") -> "Table":
     from rich.table import Table
 

@@ -122,7 +122,7 @@ class ValuesTransposed(Cache, name="mutant:cache-values-transposed"):
 
 class Early(CellView):
     def store(self, *numbers: F32) -> None:
-        self.before = super().read()
+        self.before = tuple(array.copy() for array in super().read())
         super().store(*numbers)
 
     def read(self) -> Arrays:

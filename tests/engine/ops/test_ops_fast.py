@@ -15,13 +15,8 @@ from lockstep.engine.model import Model
 from lockstep.engine.ops import attention, ops_named
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.fast import kernels as fast_kernels
-from lockstep.engine.ops.fast import ops as fast
 from lockstep.engine.ops.fast.ops import Fast, is_compiled
-from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.reference import ReferenceOps, RopeParams
-from lockstep.engine.quants.base import WeightFormat
-from lockstep.engine.quants.q4_0 import Q4_0
-from lockstep.engine.weights import Weight
 from lockstep.harness.adapters import adapter_class
 from lockstep.harness.judging.compare import mismatch_between
 from lockstep.harness.judging.noise import BoundedOps, carried
@@ -30,7 +25,6 @@ from lockstep.harness.records import EXACT, Mismatch
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 from tests.engine.ops.test_ops_reference import floats, weight_of
 
-FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
 FAST = Fast(n_threads=2)
 some = settings(max_examples=30, derandomize=True, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
@@ -41,131 +35,6 @@ def mismatch(op: str, *args: Any, ops: ReferenceOps = FAST) -> Mismatch | None:
     """Of the op against mirror's, with the bound that the judge gives a scalar engine."""
     truth = carried(getattr(BoundedOps(), op)(*args))
     return mismatch_between(truth, getattr(ops, op)(*args), truth.bound.allowed)
-
-
-# --- products -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("type_name", FORMATS)
-@given(
-    tokens=st.integers(0, 4), outputs=st.integers(1, 21), blocks=st.integers(1, 4), seed=seeds,
-    size=sizes,
-)  # fmt: skip
-@some
-def test_linear_is_within_bound_for_any_shape(
-    type_name: str, tokens: int, outputs: int, blocks: int, seed: int, size: float
-) -> None:
-    weight = weight_of(type_name, (outputs, 32 * blocks), seed)
-    assert mismatch("linear", floats(seed, tokens, 32 * blocks, size=size), weight) is None
-
-
-@pytest.mark.parametrize("type_name", ["F32", "F16", "BF16"])
-@pytest.mark.parametrize("inputs", [1, 7, 33])
-def test_rows_need_not_be_whole_blocks_where_there_are_none(type_name: str, inputs: int) -> None:
-    assert mismatch("linear", floats(1, 3, inputs), weight_of(type_name, (9, inputs))) is None
-
-
-@pytest.mark.parametrize("type_name", FORMATS)
-def test_linear_id_is_within_bound(type_name: str) -> None:
-    ids = np.array([[0, 3], [2, 2], [3, 1]], np.int32)
-    stack = weight_of(type_name, (4, 11, 64))
-    assert mismatch("linear_id", floats(2, 3, 1, 64), stack, ids) is None
-    assert mismatch("linear_id", floats(2, 3, 2, 64), stack, ids) is None
-
-
-class Plain(Fast):
-    """Forgets to convert activations."""
-
-    def linear(self, x: Any, weight: Weight) -> Any:
-        return ReferenceOps().linear(x, weight)
-
-
-class SwapsNibbles(Fast):
-    def linear(self, x: Any, weight: Weight) -> Any:
-        blocks = weight.raw.view(Q4_0.layout).copy()
-        blocks["qs"] = blocks["qs"] >> 4 | blocks["qs"] << 4
-        return super().linear(x, Weight("w", Q4_0, weight.shape, blocks.view(np.uint8)))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "type_name"),
-    [*((Plain, name) for name in FORMATS if name != "F32"), (SwapsNibbles, "Q4_0")],
-)
-def test_a_product_that_is_wrong_in_one_way_is_out_of_bound(
-    wrong: type[Fast], type_name: str
-) -> None:
-    args = floats(3, 2, 64), weight_of(type_name, (9, 64))
-    assert mismatch("linear", *args) is None
-    assert mismatch("linear", *args, ops=wrong(1)) is not None
-
-
-@pytest.mark.parametrize("type_name", ["F16", "BF16", "Q8_0", "Q4_0"])
-def test_infinite_and_nan_weights_and_every_other_bit_pattern_are_multiplied_as_mirror_does(
-    type_name: str,
-) -> None:
-    """One weight or block per output: the sum has one term, and what it is must match exactly."""
-    kind = WeightFormat.named(type_name)
-    codes = np.arange(65536, dtype=np.uint16)
-    blocks = np.zeros(65536, fast.Q8_0_BLOCK if type_name == "Q8_0" else fast.Q4_0_BLOCK)
-    blocks["d"], blocks["qs"] = codes, 1
-    raw = (codes if kind.weights == 1 else blocks).view(np.uint8)
-    weight = Weight("w", kind, (65536, kind.weights), raw.reshape(-1))
-    x = np.zeros((1, kind.weights), np.float32)
-    x[0, 0] = 127
-    with np.errstate(all="ignore"):
-        if kind.weights == 1:
-            expected = 127 * weight.values()[:, 0].astype(np.float64)
-        else:  # the sum of integers times the scale, as ggml has it: 0 * inf never comes up
-            d = codes.view(np.float16).astype(np.float64)
-            expected = d * 127 * (1 if type_name == "Q8_0" else -7)
-        expected = expected.astype(np.float32)
-    assert np.array_equal(FAST.linear(x, weight)[0], expected, equal_nan=True)
-
-
-def test_a_decoder_that_is_wrong_on_purpose_is_not_replaced_by_a_kernel() -> None:
-    class Unsigned(WeightFormat.named("Q8_0")):  # type: ignore[misc]
-        @staticmethod
-        def unpack(raw: Any, out: Any) -> None:
-            blocks = raw.view(right.format.layout)
-            steps = blocks["qs"].view(np.uint8).astype("f4")
-            out[:] = (blocks["d"].astype("f4")[:, None] * steps).reshape(-1)
-
-    right, x = weight_of("Q8_0", (5, 32)), floats(4, 2, 32)
-    wrong = Weight("w", Unsigned, right.shape, right.raw)
-    assert np.array_equal(FAST.linear(x, wrong), Mirror().linear(x, wrong))
-    assert not np.allclose(FAST.linear(x, wrong), FAST.linear(x, right))
-
-
-@pytest.mark.parametrize("type_name", FORMATS)
-def test_weights_at_an_odd_address_are_read_as_well(type_name: str) -> None:
-    right, x = weight_of(type_name, (9, 32)), floats(5, 2, 32)
-    shifted = np.empty(right.raw.size + 1, np.uint8)
-    shifted[1:] = right.raw
-    moved = Weight("w", right.format, right.shape, shifted[1:])
-    assert FAST.linear(x, moved).tobytes() == FAST.linear(x, right).tobytes()
-
-
-@pytest.mark.parametrize("type_name", FORMATS)
-def test_neither_threads_nor_neighbours_change_a_bit(
-    type_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weight, x = weight_of(type_name, (37, 64)), floats(6, 5, 64)
-    alone = np.concatenate([Fast(1).linear(row[None], weight) for row in x])
-    monkeypatch.setattr(fast, "WORTH_A_THREAD", 1)
-    assert Fast(5).linear(x, weight).tobytes() == alone.tobytes()
-
-
-def test_a_fault_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fault(start: int, stop: int) -> None:
-        if start > 0:
-            raise ZeroDivisionError(start)
-
-    monkeypatch.setattr(fast, "WORTH_A_THREAD", 1)
-    with pytest.raises(ZeroDivisionError):
-        FAST.share(fault, 10, 10)
-
-
-# --- the rest -----------------------------------------------------------------------------------
 
 
 @given(tokens=st.integers(0, 4), width=st.integers(1, 70), seed=seeds, size=sizes)
@@ -188,6 +57,8 @@ def test_rope_is_within_bound(tokens: int, heads: int, pairs: int, seed: int) ->
     for params in (
         RopeParams(2 * pairs, 10000.0, 0.5, None),
         RopeParams(2 * pairs, 1e6, 1.0, factors),
+        RopeParams(2 * pairs, 1e6, 1.0, factors, halves=True),
+        RopeParams(2 * max(1, pairs // 2), 1e4, 1.0, None, halves=True),
     ):
         assert mismatch("rope", x, positions, params) is None
 
@@ -195,7 +66,7 @@ def test_rope_is_within_bound(tokens: int, heads: int, pairs: int, seed: int) ->
 @pytest.mark.parametrize("kind", [np.float32, np.float16])
 @given(
     tokens=st.integers(0, 4), kv_heads=st.integers(1, 2), group=st.sampled_from([1, 2, 4]),
-    cells=st.integers(1, 20), dim=st.integers(1, 20), seed=seeds,
+    cells=st.integers(1, 20), dim=st.integers(1, 40), seed=seeds,
 )  # fmt: skip
 @some
 def test_attention_is_within_bound(

@@ -1,132 +1,23 @@
-"""Compiled loops for `fast`: float32 arithmetic, every sum in the order of its terms.
+"""Compiled loops for `fast` besides products: float32 arithmetic.
 
-All kernels are in this file because numba's cache notices a change in a kernel's own file only.
 The range of outputs to compute comes last, so that threads can share the work: no result depends
 on how it is shared, nor on which rows are computed together.
 """
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.kernels.compiled import compiled
+from lockstep.engine.kernels.dots import stored_at, total
+from lockstep.engine.kernels.lanes import floats_at, spread, store
+from lockstep.engine.ops.fast.compiling import kernel
 from lockstep.engine.quants.base import F32
 
-kernel = partial(compiled, nogil=True)
-
-AT_ONCE = (
-    8  # outputs whose sums are carried side by side, so that they need not wait for each other
-)
-BLOCK = 32  # weights of a Q8_0 or Q4_0 block
+Kept = NDArray[Any]
+LANES = 16
 ZERO = np.float32(0)
 ONE = np.float32(1)
-HALF_TO_FLOAT = np.float32(2.0**112)  # what the exponent biases of half and float differ by
-
-
-@kernel
-def half(bits: int) -> Any:
-    """The value of a half, exactly; numba has no float16."""
-    size = np.uint32((bits & 0x7FFF) << 13)
-    value = size.view(np.float32) * HALF_TO_FLOAT  # subnormal halves become normal here
-    if (bits & 0x7C00) == 0x7C00:
-        value = np.uint32(size | 0x7F800000).view(np.float32)
-    return -value if bits & 0x8000 else value
-
-
-# --- products with weights: x (tokens, inputs), out (tokens, outputs) ------------------------
-
-
-@kernel
-def dot(x: F32, w: F32) -> Any:
-    s = ZERO
-    for i in range(len(x)):
-        s += x[i] * w[i]
-    return s
-
-
-@kernel
-def dots(x: F32, w: F32, out: F32, at: int) -> None:
-    """out[at : at + 8] = w (8 rows) @ x"""
-    a = b = c = d = e = f = g = h = ZERO
-    for i in range(len(x)):
-        y = x[i]
-        a += y * w[0, i]
-        b += y * w[1, i]
-        c += y * w[2, i]
-        d += y * w[3, i]
-        e += y * w[4, i]
-        f += y * w[5, i]
-        g += y * w[6, i]
-        h += y * w[7, i]
-    out[at], out[at + 1], out[at + 2], out[at + 3] = a, b, c, d
-    out[at + 4], out[at + 5], out[at + 6], out[at + 7] = e, f, g, h
-
-
-@kernel
-def products(x: F32, w: F32, out: F32, start: int, stop: int) -> None:
-    """w: (outputs, inputs)"""
-    for r in range(start, stop, AT_ONCE):
-        whole = r + AT_ONCE <= stop
-        for t in range(len(x)):
-            if whole:
-                dots(x[t], w[r : r + AT_ONCE], out[t], r)
-            else:
-                for last in range(r, stop):
-                    out[t, last] = dot(x[t], w[last])
-
-
-@kernel
-def products_16(
-    x: F32, w: NDArray[np.uint16], brain: bool, out: F32, start: int, stop: int
-) -> None:
-    """w: (outputs, inputs), the bits of BF16 (`brain`) or F16."""
-    rows = np.empty((AT_ONCE, x.shape[1]), np.float32)
-    part = np.empty((len(x), AT_ONCE), np.float32)
-    for r in range(start, stop, AT_ONCE):
-        n = min(AT_ONCE, stop - r)
-        for j in range(n):
-            for i in range(x.shape[1]):
-                bits = w[r + j, i]
-                rows[j, i] = np.uint32(bits << 16).view(np.float32) if brain else half(bits)
-        products(x, rows, part, 0, n)
-        out[:, r : r + n] = part[:, :n]
-
-
-@kernel
-def products_q8_0(
-    q: NDArray[np.int8], d: F32, w: NDArray[Any], out: F32, start: int, stop: int
-) -> None:
-    """q: (tokens, blocks, 32) with scales d; w: (outputs, blocks) with d's bits and qs."""
-    for r in range(start, stop):
-        for t in range(len(q)):
-            s = ZERO
-            for b in range(w.shape[1]):
-                qs = w[r, b]["qs"]
-                k = np.int32(0)
-                for i in range(BLOCK):
-                    k += np.int32(q[t, b, i]) * np.int32(qs[i])
-                s += half(w[r, b]["d"]) * d[t, b] * np.float32(k)
-            out[t, r] = s
-
-
-@kernel
-def products_q4_0(
-    q: NDArray[np.int8], d: F32, w: NDArray[Any], out: F32, start: int, stop: int
-) -> None:
-    """As products_q8_0; the low nibble of byte i goes with q[i], the high one with q[i + 16]."""
-    for r in range(start, stop):
-        for t in range(len(q)):
-            s = ZERO
-            for b in range(w.shape[1]):
-                qs = w[r, b]["qs"]
-                k = np.int32(0)
-                for i in range(BLOCK // 2):
-                    k += np.int32(q[t, b, i]) * (np.int32(qs[i] & 0x0F) - np.int32(8))
-                    k += np.int32(q[t, b, i + 16]) * (np.int32(qs[i] >> 4) - np.int32(8))
-                s += half(w[r, b]["d"]) * d[t, b] * np.float32(k)
-            out[t, r] = s
 
 
 # --- row by row -----------------------------------------------------------------------------
@@ -146,14 +37,19 @@ def rms_norm(x: F32, weight: F32, eps: Any, out: F32, start: int, stop: int) -> 
 
 
 @kernel
-def rope(x: F32, cos: F32, sin: F32, out: F32, start: int, stop: int) -> None:
-    """x: (tokens, heads, dim); cos, sin: (tokens, dim / 2)"""
+def rope(x: F32, cos: F32, sin: F32, halves: bool, out: F32, start: int, stop: int) -> None:
+    """x: (tokens, heads, dim); cos, sin: (tokens, pairs), of the first elements of each head: two
+    side by side, or (`halves`) all first ones before all second ones."""
+    pairs = cos.shape[1]
+    step, gap = (1, pairs) if halves else (2, 1)
     for t in range(start, stop):
         for h in range(x.shape[1]):
-            for i in range(cos.shape[1]):
-                even, odd = x[t, h, 2 * i], x[t, h, 2 * i + 1]
-                out[t, h, 2 * i] = even * cos[t, i] - odd * sin[t, i]
-                out[t, h, 2 * i + 1] = even * sin[t, i] + odd * cos[t, i]
+            for i in range(pairs):
+                a, b = x[t, h, step * i], x[t, h, step * i + gap]
+                out[t, h, step * i] = a * cos[t, i] - b * sin[t, i]
+                out[t, h, step * i + gap] = a * sin[t, i] + b * cos[t, i]
+            for i in range(2 * pairs, x.shape[2]):
+                out[t, h, i] = x[t, h, i]
 
 
 @kernel
@@ -163,15 +59,26 @@ def swiglu(gate: F32, up: F32, out: F32, start: int, stop: int) -> None:
         out[i] = gate[i] / (ONE + np.exp(-gate[i])) * up[i]
 
 
-# --- attention, head by head: k and v are (kv_heads, cells, dim) ------------------------------
+# --- attention, head by head: k and v are (cells, kv_heads, dim), F32 or the bits of F16 ----------
 
 
 @kernel
-def kq(q: F32, k: F32, out: F32, start: int, stop: int) -> None:
-    """q: (heads, tokens, dim) -> out: (heads, tokens, cells)"""
-    group = len(q) // len(k)
+def kq(q: F32, k: Kept, out: F32, start: int, stop: int) -> None:
+    """q: (tokens, heads, dim) -> out: (heads, tokens, cells)"""
+    tokens, heads, dim = q.shape
+    group, whole = heads // k.shape[1], dim // LANES * LANES
+    q_, k_, out_ = q.reshape(-1), k.reshape(-1), out.reshape(-1)
     for h in range(start, stop):
-        products(q[h], k[h // group], out[h], 0, k.shape[1])
+        for c in range(k.shape[0]):
+            at = (c * k.shape[1] + h // group) * dim
+            for t in range(tokens):
+                sums, mine = spread(ZERO, 16), (t * heads + h) * dim
+                for i in range(0, whole, LANES):
+                    sums = sums + floats_at(q_, mine + i, 16) * stored_at(k_, at + i, 16)
+                s = total(sums)
+                for i in range(whole, dim):
+                    s += q_[mine + i] * stored_at(k_, at + i, 1)[0]
+                out_[(h * tokens + t) * k.shape[0] + c] = s
 
 
 @kernel
@@ -196,13 +103,22 @@ def soft_max(
 
 
 @kernel
-def kqv(p: F32, v: F32, out: F32, start: int, stop: int) -> None:
-    """p: (heads, tokens, cells) -> out: (tokens, heads, dim)"""
-    group = len(p) // len(v)
+def kqv(p: F32, v: Kept, out: F32, start: int, stop: int) -> None:
+    """p: (heads, tokens, cells) -> out: (tokens, heads, dim)."""
+    heads, tokens, cells = p.shape
+    kv_heads, dim = v.shape[1:]
+    group, whole, apart = heads // kv_heads, dim // LANES * LANES, kv_heads * dim
+    p_, v_, out_ = p.reshape(-1), v.reshape(-1), out.reshape(-1)
     for h in range(start, stop):
-        for t in range(p.shape[1]):
-            acc = out[t, h]
-            acc[:] = ZERO
-            for c in range(p.shape[2]):
-                for d in range(v.shape[2]):
-                    acc[d] += p[h, t, c] * v[h // group, c, d]
+        for t in range(tokens):
+            first, mine, to = h // group * dim, (h * tokens + t) * cells, (t * heads + h) * dim
+            for d in range(0, whole, LANES):
+                sums = spread(ZERO, 16)
+                for c in range(cells):
+                    sums = sums + p_[mine + c] * stored_at(v_, first + c * apart + d, 16)
+                store(out_, to + d, sums)
+            for d in range(whole, dim):
+                s = ZERO
+                for c in range(cells):
+                    s += p_[mine + c] * stored_at(v_, first + c * apart + d, 1)[0]
+                out_[to + d] = s

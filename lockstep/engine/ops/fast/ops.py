@@ -7,33 +7,30 @@ llama.cpp is. Never used to judge.
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.kernels.compiled import is_kept
+from lockstep.engine.kernels.pointers import address_of
 from lockstep.engine.ops.attention import like
-from lockstep.engine.ops.fast import kernels
+from lockstep.engine.ops.fast import floats, kernels, panels
+from lockstep.engine.ops.fast.activations import CONVERTED, Steps
+from lockstep.engine.ops.fast.rows import ROWS
+from lockstep.engine.ops.fast.team import team
 from lockstep.engine.ops.flash_mirror import one_by_one
 from lockstep.engine.ops.mirror import Mirror
-from lockstep.engine.ops.products import activation_format
+from lockstep.engine.ops.products import activation_format, minimum_of, run_of
 from lockstep.engine.ops.reference import I32, Bools, RopeParams
 from lockstep.engine.ops.rotation import recursion
-from lockstep.engine.quants import f32
-from lockstep.engine.quants.base import F32, WeightFormat
-from lockstep.engine.quants.bf16 import BF16
-from lockstep.engine.quants.f16 import F16
-from lockstep.engine.quants.q4_0 import Q4_0
-from lockstep.engine.quants.q8_0 import Q8_0
+from lockstep.engine.quants.base import F32, NO_PRODUCT, Bytes, WeightFormat
 from lockstep.engine.weights import Weight
 
 WORTH_A_THREAD = 1 << 19  # multiplications below which waking a thread costs more than it saves
 
-# the blocks with the bits of their scale, as numba has no float16
-Q8_0_BLOCK = np.dtype([("d", "<u2"), ("qs", "i1", 32)])
-Q4_0_BLOCK = np.dtype([("d", "<u2"), ("qs", "u1", 16)])
+FEW = 8  # tokens, of which each is multiplied by weights as they lie in the file
+Prepared = tuple[Callable[..., None], tuple[Any, ...]]  # a kernel and its first arguments
 
 
 class Fast(Mirror):
@@ -42,27 +39,50 @@ class Fast(Mirror):
     def __init__(self, n_threads: int | None = None) -> None:
         super().__init__()
         self.n_threads = n_threads or os.cpu_count() or 1
-        self.pool = ThreadPoolExecutor(self.n_threads)
+        self.converted_last: tuple[Any, Steps] | None = None
+        self.turned: tuple[Any, F32, F32] | None = None
 
     def share(self, kernel: Callable[..., None], n: int, work: int, *args: Any) -> None:
-        """kernel(*args, start, stop) for 0 to n, in as many pieces as `work` is worth."""
-        pieces = max(1, min(self.n_threads, n, work // WORTH_A_THREAD))
-        edges = [n * i // pieces for i in range(pieces + 1)]
-        others = [self.pool.submit(kernel, *args, edges[i], edges[i + 1]) for i in range(1, pieces)]
-        kernel(*args, edges[0], edges[1])
-        for other in others:
-            other.result()
+        """kernel(*args, start, stop) for 0 to n, by as many threads as `work` is worth."""
+        helpers = min(self.n_threads - 1, work // WORTH_A_THREAD)
+        if helpers < 1:
+            kernel(*args, 0, n)
+        else:
+            team().share(kernel, args, n, helpers)
 
     # --- products with weights ------------------------------------------------------------
 
     def linear(self, x: F32, weight: Weight) -> F32:
-        prepare = PRODUCTS.get(weight.format)
-        if prepare is None:
+        kind = weight.format
+        # a decoder that is wrong on purpose must not be replaced by a right one
+        if kind.family.get(kind.name) is not kind or kind.vec_dot_type == NO_PRODUCT:
             return super().linear(x, weight)
-        kernel, args = prepare(x, weight)
         out = np.empty((len(x), weight.shape[0]), np.float32)
+        if kind.vec_dot_type in CONVERTED:
+            kernel, args = self.of_steps(self.steps(x, kind), weight)
+        else:
+            kernel, args = of_floats(x, weight)
         self.share(kernel, weight.shape[0], x.size * weight.shape[0], *args, out)
         return out
+
+    def of_steps(self, found: Steps, weight: Weight) -> Prepared:
+        kind, raw = weight.format, readable(weight.raw)
+        row = ROWS.get(kind.name)
+        if row is not None and len(found.x) <= FEW:
+            sums = found.pairs_of_sums if row.pairs else found.sums
+            return row.kernel, (raw, weight.row_bytes, found.x, found.dx, sums, found.lows)
+        x, dx = found.tiles
+        if run_of(kind) < activation_format(kind).block:
+            dx = np.repeat(dx, 2, axis=1)  # NVFP4: two scales of weights for one of activations
+        y, dy = found.tiles_of_minima if minimum_of(kind) else (x[:, :0], dx[:, :0])
+        return panels.products, (*panels.format_of(kind.name), raw, weight.row_bytes, x, dx, y, dy)
+
+    def steps(self, x: F32, kind: type[WeightFormat]) -> Steps:
+        """Kept until other activations come: those of a layer meet up to three matrices."""
+        key = kind.vec_dot_type, x.shape, x.tobytes()
+        if self.converted_last is None or self.converted_last[0] != key:
+            self.converted_last = key, CONVERTED[kind.vec_dot_type](plain(x))
+        return self.converted_last[1]
 
     # --- row by row -----------------------------------------------------------------------
 
@@ -73,12 +93,19 @@ class Fast(Mirror):
         return out.reshape(x.shape)
 
     def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
-        if params.halves or params.n_rot < x.shape[-1]:
-            return super().rope(x, positions, params)
-        cos, sin = (plain(t) for t in self.rotations(positions, params))
+        cos, sin = self.turns(positions, params)
         out = np.empty(x.shape, np.float32)
-        self.share(kernels.rope, len(x), x.size, plain(x), cos, sin, out)
+        args = plain(x), cos, sin, params.halves
+        self.share(kernels.rope, len(x), x.size, *args, out)
         return out
+
+    def turns(self, positions: I32, params: RopeParams) -> tuple[F32, F32]:
+        """Cosines and sines; kept until others are wanted: all layers of a batch want the same."""
+        key = positions.tobytes(), *(value_of(v) for v in vars(params).values())
+        if self.turned is None or self.turned[0] != key:
+            cos, sin = (plain(t) for t in self.rotations(positions, params))
+            self.turned = key, cos, sin
+        return self.turned[1:]
 
     def swiglu(self, gate: F32, up: F32) -> F32:
         out = np.empty(gate.shape, np.float32)
@@ -92,9 +119,8 @@ class Fast(Mirror):
         return self.scores(like(q, k), k)
 
     def scores(self, q: F32, k: NDArray[Any]) -> F32:
-        heads, keys = plain(q.transpose(1, 0, 2)), plain(k.transpose(1, 0, 2))
-        out = np.empty((len(heads), len(q), len(k)), np.float32)
-        self.share(kernels.kq, len(heads), q.size * len(k), heads, keys, out)
+        out = np.empty((q.shape[1], len(q), len(k)), np.float32)
+        self.share(kernels.kq, len(out), q.size * len(k), plain(q), kept(k), out)
         return out
 
     def soft_max(self, x: F32, scale: float, visible: Bools | None) -> F32:
@@ -109,9 +135,8 @@ class Fast(Mirror):
         return self.weighted(like(p, v), v)
 
     def weighted(self, p: F32, v: NDArray[Any]) -> F32:
-        values = plain(v.transpose(1, 0, 2))
         out = np.empty((p.shape[1], len(p), v.shape[2]), np.float32)
-        self.share(kernels.kqv, len(p), p.size * v.shape[2], plain(p), values, out)
+        self.share(kernels.kqv, len(p), p.size * v.shape[2], plain(p), kept(v), out)
         return out.reshape(len(out), len(p) * v.shape[2])
 
     def flash_attn(
@@ -131,65 +156,39 @@ class Fast(Mirror):
 
 def plain(x: NDArray[Any]) -> F32:
     """As the one kind of array for which the kernels are compiled; a copy if it is another."""
+    if x.dtype == np.float32 and x.flags.carray:
+        return x
     return np.require(x, np.float32, ["C", "A", "W"])
+
+
+def kept(x: NDArray[Any]) -> NDArray[Any]:
+    """Keys or values as they lie in a cache: halves as their bits."""
+    if x.dtype == np.float16:
+        return np.require(x, requirements=["C", "A", "W"]).view(np.uint16)
+    return plain(x)
+
+
+def value_of(x: Any) -> Any:
+    return x.tobytes() if isinstance(x, np.ndarray) else x
 
 
 # --- how each format is multiplied ------------------------------------------------------------
 
-Prepared = tuple[Callable[..., None], tuple[Any, ...]]  # a kernel and its first arguments
 
-
-def stored(weight: Weight, layout: Any) -> NDArray[Any]:
-    """The matrix without a copy: (outputs, ...) of the layout, always read-only."""
-    # an alignment smaller than a float's is legal in a file, and costs a copy here
-    size = np.dtype(layout).itemsize
-    view: NDArray[Any] = np.ndarray(
-        (weight.shape[0], weight.row_bytes // size), layout, np.ascontiguousarray(weight.raw)
-    )
-    view = np.require(view, requirements="A").view()
+def readable(raw: Bytes) -> Bytes:
+    """The same bytes, as the one kind of array for which the kernels are compiled."""
+    if raw.flags.c_contiguous and not raw.flags.writeable:
+        return raw
+    view = np.ascontiguousarray(raw).view()
     view.flags.writeable = False
     return view
 
 
-def rounded(x: F32, weight: Weight) -> F32:
-    """The activations as the weight's `vec_dot_type` leaves them."""
-    return plain(activation_format(weight.format).convert(x).values)
-
-
-def quantised(x: F32, weight: Weight) -> tuple[NDArray[np.int8], F32]:
-    """(tokens, blocks, 32) integers and (tokens, blocks) scales."""
-    blocks = activation_format(weight.format).quantise(x)
-    return np.ascontiguousarray(blocks["qs"]), blocks["d"].astype(np.float32)
-
-
-def floats(x: F32, weight: Weight) -> Prepared:
-    return kernels.products, (plain(x), stored(weight, np.float32))
-
-
-def halves(x: F32, weight: Weight) -> Prepared:
-    return kernels.products_16, (rounded(x, weight), stored(weight, np.uint16), False)
-
-
-def brain_floats(x: F32, weight: Weight) -> Prepared:
-    return kernels.products_16, (rounded(x, weight), stored(weight, np.uint16), True)
-
-
-def blocks_of_8_bits(x: F32, weight: Weight) -> Prepared:
-    return kernels.products_q8_0, (*quantised(x, weight), stored(weight, Q8_0_BLOCK))
-
-
-def blocks_of_4_bits(x: F32, weight: Weight) -> Prepared:
-    return kernels.products_q4_0, (*quantised(x, weight), stored(weight, Q4_0_BLOCK))
-
-
-# by class, not by name: a decoder that is wrong on purpose must not be replaced by a right one
-PRODUCTS: dict[type[WeightFormat], Callable[[F32, Weight], Prepared]] = {
-    f32.F32: floats,
-    F16: halves,
-    BF16: brain_floats,
-    Q8_0: blocks_of_8_bits,
-    Q4_0: blocks_of_4_bits,
-}
+def of_floats(x: F32, weight: Weight) -> Prepared:
+    """Activations are rounded as the weight's `vec_dot_type` has them."""
+    rounded = plain(activation_format(weight.format).convert(x).values)
+    unpack = address_of(weight.format.unpack, *floats.KINDS)
+    return floats.products, (unpack, readable(weight.raw), weight.row_bytes, rounded)
 
 
 # --- is it compiled? --------------------------------------------------------------------------

@@ -1,0 +1,210 @@
+"""Sums of products in vector registers: of bytes, exactly, and of what they are scaled by."""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from lockstep.engine.kernels.integers import ROWS, by_name, features_of, multiplied
+from lockstep.engine.kernels.lanes import Lanes, compiled_as, floats_at, halves_at, load_of, written
+from lockstep.engine.kernels.vectors import (
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    address,
+    as_it_is,
+    filled,
+    number,
+    packed,
+    same,
+)
+
+ints_at = load_of(I32, as_it_is, "int")  # of an array of int32
+
+
+@compiled_as
+def as_short(typing: Any, lanes: Any) -> Any:
+    """The lowest 16 bits of each."""
+    narrow = Lanes("short", lanes.count)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.trunc(args[0], narrow.vector)
+
+    return narrow(lanes), codegen
+
+
+@compiled_as
+def add_bytes(typing: Any, sums: Any, steps: Any, x: Any, at: Any) -> Any:
+    """sums of 8 lanes + products of 32 steps, 0 to 255, with as many int8; four go to a lane."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        w, y = bytes_of(context, builder, steps, x, args[1:])
+        if {"+avx512vnni", "+avx512vl"} <= features_of(context):
+            name, eight = "llvm.x86.avx512.vpdpbusd.256", args[0].type
+            kind = ir.FunctionType(eight, [eight] * 3)
+            add = cgutils.get_or_insert_function(builder.module, kind, name)
+            return builder.call(add, (args[0], *(builder.bitcast(v, eight) for v in (w, y))))
+        wide = ir.VectorType(I16, 32)
+        pairs = multiplied(context, builder, builder.zext(w, wide), builder.sext(y, wide))
+        return builder.add(args[0], added(builder, pairs, range(0, 16, 2), range(1, 16, 2)))
+
+    return sums(sums, steps, x, types.intp), codegen
+
+
+@compiled_as
+def add_scaled_bytes(typing: Any, sums: Any, steps: Any, x: Any, at: Any, scales: Any) -> Any:
+    """As add_bytes, each two products times a scale, an int16 or 16 of them. Steps below 128."""
+    lanes = Lanes("short", 16)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        w, y = bytes_of(context, builder, steps, x, args[1:])
+        if "+avx2" in features_of(context):
+            pairs = by_name(builder, "llvm.x86.avx2.pmadd.ub.sw", w, y, to=I16)
+        else:
+            wide = ir.VectorType(I16, 32)
+            each = builder.mul(builder.zext(w, wide), builder.sext(y, wide))
+            pairs = added(builder, each, range(0, 32, 2), range(1, 32, 2))
+        scale = args[4] if isinstance(scales, Lanes) else filled(builder, args[4], 16)
+        return builder.add(args[0], multiplied(context, builder, pairs, scale))
+
+    scales = lanes if isinstance(scales, Lanes) else types.int16
+    return sums(sums, steps, x, types.intp, scales), codegen
+
+
+def bytes_of(context: Any, builder: Any, steps: Any, x: Any, args: Any) -> tuple[Any, Any]:
+    """Of steps their lowest bytes, and as many of x from a place on."""
+    narrow = ir.VectorType(I8, steps.count)
+    start = address(context, builder, x, args[1], args[2], narrow)
+    return builder.trunc(args[0], narrow), builder.load(start, align=1)
+
+
+@compiled_as
+def first_lane(typing: Any, value: Any, count: Any) -> Any:
+    """An integer, and zeros behind it: what sums begin with."""
+    lanes = Lanes("int", written(count))
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.insert_element(same(lanes.vector, 0), args[0], number(0))
+
+    return lanes(types.int32, count), codegen
+
+
+@compiled_as
+def total(typing: Any, lanes: Any) -> Any:
+    """Of all lanes: the two halves of them are added again and again."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        found, add = args[0], builder.add if lanes.kind == "int" else builder.fadd
+        while found.type.count > 2:
+            half = found.type.count // 2
+            sides = (
+                ir.Constant(ir.VectorType(I32, half), list(range(first, first + half)))
+                for first in (0, half)
+            )
+            found = add(*(builder.shuffle_vector(found, found, side) for side in sides))
+        return add(*(builder.extract_element(found, number(i)) for i in (0, 1)))
+
+    return lanes.scalar(lanes), codegen
+
+
+@compiled_as
+def totals(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """The total of each, 8 integers, as four lanes."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        a, b, c, d = args
+        # within each half: two of the one, two of the other
+        even, odd = (0, 2, 8, 10, 4, 6, 12, 14), (1, 3, 9, 11, 5, 7, 13, 15)
+        ab, cd = (added(builder, *two, even, odd) for two in ((a, b), (c, d)))
+        return added(builder, added(builder, ab, cd, even, odd), range(4), range(4, 8))
+
+    return Lanes("int", 4)(a, b, c, d), codegen
+
+
+def added(builder: Any, *parts: Any) -> Any:
+    """One vector or two side by side, and two choices of their lanes, which are added."""
+    *vectors, left, right = parts
+    orders = (ir.Constant(ir.VectorType(I32, len(s)), list(s)) for s in (left, right))
+    sides = (builder.shuffle_vector(vectors[0], vectors[-1], order) for order in orders)
+    return builder.add(*sides)
+
+
+@compiled_as
+def add_run(
+    typing: Any, out: Any, steps: Any, at_steps: Any, apart: Any, x: Any, at_x: Any, pairs: Any,
+    dx: Any, at_dx: Any, scales: Any, at_scales: Any, scales_apart: Any,
+) -> Any:  # fmt: skip
+    """out: (8, 16) float32 += exact sums of a run of 8 rows times 16 tokens, times both scales.
+
+    steps: rows `apart`, pairs of int16; x: (pairs, 16, 2); dx: (16,); scales: `scales_apart`.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        (_, _, at_steps, apart, _, at_x, pairs, _, at_dx, _, at_scales, scales_apart) = args
+        wide, sums_of, floats = (
+            ir.VectorType(I16, 32),
+            ir.VectorType(I32, 16),
+            ir.VectorType(F32, 16),
+        )
+        sums = [cgutils.alloca_once_value(builder, same(sums_of, 0)) for _ in range(ROWS)]
+        for place in sums:
+            builder.store(same(sums_of, 0), place)
+        rows = [builder.add(at_steps, builder.mul(apart, ir.Constant(I64, j))) for j in range(ROWS)]
+        starts = [address(context, builder, steps, args[1], at, I32) for at in rows]
+        tokens = address(context, builder, x, args[4], at_x, wide)
+        with cgutils.for_range(builder, pairs) as loop:
+            side = builder.load(builder.gep(tokens, [loop.index]), align=2)
+            for start, place in zip(starts, sums, strict=True):
+                pair = builder.load(builder.gep(start, [loop.index]), align=2)
+                both = builder.bitcast(filled(builder, pair, 16), wide)
+                found = multiplied(context, builder, side, both)
+                builder.store(builder.add(builder.load(place), found), place)
+        by = builder.load(address(context, builder, dx, args[7], at_dx, floats), align=4)
+        for j, place in enumerate(sums):
+            at = builder.add(at_scales, builder.mul(scales_apart, ir.Constant(I64, j)))
+            scale = builder.load(address(context, builder, scales, args[9], at, F32), align=4)
+            scale = builder.fmul(filled(builder, scale, 16), by)
+            found = builder.fmul(builder.sitofp(builder.load(place), floats), scale)
+            to = address(context, builder, out, args[0], ir.Constant(I64, 16 * j), floats)
+            builder.store(builder.fadd(builder.load(to, align=4), found), to, align=4)
+        return context.get_dummy_value()
+
+    at = types.intp
+    return types.void(out, steps, at, at, x, at, at, dx, at, scales, at, at), codegen
+
+
+@compiled_as
+def stored_at(typing: Any, array: Any, at: Any, count: Any) -> Any:
+    """Floats of an array of float32, or of the bits of halves."""
+    load = halves_at if array.dtype == types.uint16 else floats_at
+    return load._defn(typing, array, at, count)
+
+
+@compiled_as
+def both_halves(typing: Any, lanes: Any) -> Any:
+    """The first lanes, and as many that follow."""
+    half = Lanes(lanes.kind, lanes.count // 2)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        parts = []
+        for first in (0, half.count):
+            order = [number(first + i) for i in range(half.count)]
+            order = ir.Constant(ir.VectorType(I32, half.count), order)
+            parts.append(builder.shuffle_vector(args[0], args[0], order))
+        return context.make_tuple(builder, signature.return_type, parts)
+
+    return types.UniTuple(half, 2)(lanes), codegen
+
+
+@compiled_as
+def four_floats(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """Lanes of four numbers."""
+    lanes = Lanes("float", 4)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return packed(builder, list(args))
+
+    return lanes(*[types.float32] * 4), codegen

@@ -1,0 +1,41 @@
+"""Compiled functions as values: their addresses, and calls of them from other compiled code.
+
+So a loop is compiled once, whatever it calls: numba would compile it anew for each function.
+"""
+
+from typing import Any
+
+from numba import types
+
+from lockstep.engine.kernels.lanes import compiled_as
+
+
+def address_of(kernel: Any, *kinds: Any) -> int:
+    """Of the kernel compiled for arguments of these types; it lasts as long as the kernel."""
+    kernel.compile(kinds)
+    made = kernel.overloads[kinds]
+    found: int = made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
+    return found
+
+
+def call_of(result: Any) -> Any:
+    """A function (address, arguments) that calls a kernel; arguments: a tuple of the types it has.
+
+    What the kernel raises is lost: those that are called so raise nothing.
+    """
+
+    def call(typing: Any, function: Any, arguments: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            kinds, convention = arguments.types, context.call_conv
+            given = [builder.extract_value(args[1], i) for i in range(len(arguments))]
+            kind = convention.get_function_type(result, kinds)
+            pointer = builder.inttoptr(args[0], kind.as_pointer())
+            return convention.call_function(builder, pointer, result, kinds, given)[1]
+
+        return result(types.int64, arguments), codegen
+
+    return compiled_as(call)
+
+
+call = call_of(types.none)
+call_for_float = call_of(types.float32)

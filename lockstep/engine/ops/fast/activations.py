@@ -1,0 +1,154 @@
+"""Activations as `fast` multiplies them: converted by compiled loops, to the same bytes."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.ops.fast.compiling import kernel
+from lockstep.engine.ops.fast.panels import TOKENS
+from lockstep.engine.quants.base import F32
+
+I8 = NDArray[np.int8]
+I16 = NDArray[np.int16]
+I32 = NDArray[np.int32]
+ZERO, ONE, MOST = np.float32(0), np.float32(1), np.float32(127)
+LARGE = np.float32(2.0**31)
+MAGIC = np.float32(1.5 * 2**23)
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """x: (tokens, columns), dx: (tokens, runs) their scales, sums: (tokens, groups) of them; lows:
+    what the lowest weights of blocks are multiplied by, (tokens, blocks)."""
+
+    x: I8
+    dx: F32
+    sums: I32
+    lows: F32
+
+    @cached_property
+    def pairs_of_sums(self) -> I32:
+        """Of groups twice as long."""
+        return self.sums[:, ::2] + self.sums[:, 1::2]
+
+    @cached_property
+    def tiles(self) -> tuple[I16, F32]:
+        """x and dx as `panels` takes them."""
+        return tiled_pairs(self.x.astype(np.int16)), tiled(self.dx)
+
+    @cached_property
+    def tiles_of_minima(self) -> tuple[I16, F32]:
+        """What minima are multiplied by."""
+        if not self.lows.shape[1]:
+            return tiled_pairs(self.sums.astype(np.int16)), tiled(self.dx)
+        ones = np.zeros((*self.lows.shape, 2), np.int16)
+        ones[..., 0] = 1
+        return tiled_pairs(ones.reshape(len(ones), -1)), tiled(self.lows)
+
+
+def tiled(x: NDArray[Any]) -> NDArray[Any]:
+    """(tokens, n) -> (tiles, n, tokens of a tile), the last ones filled up with zeros."""
+    tiles = -(-len(x) // TOKENS)
+    filled = np.zeros((tiles * TOKENS, x.shape[1]), x.dtype)
+    filled[: len(x)] = x
+    return np.ascontiguousarray(filled.reshape(tiles, TOKENS, x.shape[1]).transpose(0, 2, 1))
+
+
+def tiled_pairs(x: I16) -> I16:
+    """(tokens, n) -> (tiles, n / 2, tokens of a tile, 2)"""
+    pairs = tiled(np.ascontiguousarray(x).view(np.int32))
+    return pairs.view(np.int16).reshape(*pairs.shape, 2)
+
+
+@kernel
+def to_q8(x: F32, steps: I8, scales: F32, sums: I32, wide_sums: I32) -> None:
+    """Q8_0 and Q8_1 as x86 code has them; scales are not rounded to halves yet. wide_sums: of what
+    steps were before they were made to fit."""
+    lanes = np.empty(8, np.float32)  # as a vector register of eight
+    for t in range(x.shape[0]):
+        for b in range(scales.shape[1]):
+            block, to = x[t, 32 * b : 32 * b + 32], steps[t, 32 * b : 32 * b + 32]
+            # in the order that decides what a NaN does: a > b is false of it
+            for i in range(8):
+                lanes[i] = abs(block[i])
+            for i in range(8, 32):
+                size = abs(block[i])
+                lanes[i % 8] = lanes[i % 8] if lanes[i % 8] > size else size
+            for half in (4, 2, 1):
+                for i in range(half):
+                    first, second = lanes[i], lanes[half + i]
+                    if half == 4:
+                        first, second = second, first
+                    lanes[i] = first if first > second else second
+            largest = lanes[0]
+            inverse = MOST / largest if largest != ZERO else ZERO
+            scales[t, b] = largest / MOST
+            total = wide_total = np.int32(0)
+            for i in range(32):
+                whole = np.rint(block[i] * inverse)
+                wide = np.int32(whole) if abs(whole) < LARGE else np.int32(-(2**31))
+                fitting: Any = max(-128, min(127, wide))
+                to[i] = fitting
+                total += np.int32(to[i])
+                wide_total += wide
+            sums[t, b], wide_sums[t, b] = total, wide_total
+
+
+@kernel
+def to_q8_k(x: F32, steps: I8, scales: F32, sums: I32) -> None:
+    """sums: of each 16"""
+    for t in range(x.shape[0]):
+        for b in range(scales.shape[1]):
+            block, to = x[t, 256 * b : 256 * b + 256], steps[t, 256 * b : 256 * b + 256]
+            largest = size = ZERO
+            for i in range(256):
+                if abs(block[i]) > size:  # the first of equals; a NaN is passed over
+                    largest, size = block[i], abs(block[i])
+            inverse = -MOST / largest if size != ZERO else ZERO
+            scales[t, b] = ONE / inverse if size != ZERO else ZERO
+            for i in range(256):
+                bits = np.float32(block[i] * inverse + MAGIC).view(np.int32)
+                nearest: Any = min((bits & 0x007FFFFF) - 0x00400000, 127)
+                to[i] = nearest if size != ZERO else 0
+            for g in range(16):
+                total = np.int32(0)
+                for i in range(16):
+                    total += np.int32(to[16 * g + i])
+                sums[t, 16 * b + g] = total
+
+
+def q8_0(x: F32) -> Steps:
+    steps, scales, sums, _ = of_32(x)
+    return Steps(steps, halved(scales), sums, scales[:, :0])
+
+
+def q8_1(x: F32) -> Steps:
+    steps, scales, sums, wide = of_32(x)
+    return Steps(steps, halved(scales), sums, halved(scales * wide.astype(np.float32)))
+
+
+def q8_k(x: F32) -> Steps:
+    steps, n = np.empty(x.shape, np.int8), x.shape[1] // 256
+    scales, sums = np.empty((len(x), n), np.float32), np.empty((len(x), 16 * n), np.int32)
+    to_q8_k(x, steps, scales, sums)
+    return Steps(steps, scales, sums, scales[:, :0])
+
+
+def of_32(x: F32) -> tuple[I8, F32, I32, I32]:
+    shape = len(x), x.shape[1] // 32
+    found = np.empty(x.shape, np.int8), np.empty(shape, np.float32)
+    sums = np.empty(shape, np.int32), np.empty(shape, np.int32)
+    to_q8(x, *found, *sums)
+    return *found, *sums
+
+
+def halved(x: F32) -> F32:
+    """Rounded to halves."""
+    with np.errstate(all="ignore"):
+        return x.astype(np.float16).astype(np.float32)
+
+
+CONVERTED = {"Q8_0": q8_0, "Q8_1": q8_1, "Q8_K": q8_k}

@@ -1,0 +1,17 @@
+"""How the kernels of `fast` are compiled, and what makes their kept results out of date."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from lockstep.engine.kernels.compiled import compiled
+
+ENGINE = Path(__file__).parents[2]
+FOLDERS = ENGINE / "ops" / "fast", ENGINE / "kernels", ENGINE / "quants"
+SOURCES = (path for folder in FOLDERS for path in folder.glob("*.py"))
+STAMP = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(SOURCES))).hexdigest()
+
+
+def kernel(function: Any) -> Any:
+    """Threads may run it side by side; a kernel may call those of the other files here."""
+    return compiled(function, STAMP, nogil=True, error_model="numpy")

@@ -1,0 +1,269 @@
+"""Rows of weights times a few tokens, straight from the bytes of a file: of formats that most
+models have. What a block adds is an exact integer; the blocks of a row are added up in float32, one
+after the other, and so are their minima.
+
+A kernel is made of a function of one block:
+
+    block(raw, at, x, at_x, sums, at_sums) -> eight lanes of its sum, and of what its minima come to
+
+`at`: its first byte; x: int8 steps of the activations; sums: of groups of them. Steps are
+multiplied unsigned, and what that is too much is a multiple of sums.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba.extending import register_jitable as part
+from numpy.typing import NDArray
+
+from lockstep.engine.kernels.dots import (
+    add_bytes,
+    add_scaled_bytes,
+    as_short,
+    both_halves,
+    first_lane,
+    four_floats,
+    ints_at,
+    total,
+    totals,
+)
+from lockstep.engine.kernels.lanes import (
+    as_float,
+    bits_of,
+    byte_at,
+    bytes_at,
+    concat,
+    floats_at,
+    half_at,
+    lookup,
+    scales_and_minima,
+    shorts_at,
+    signed_bytes_at,
+    spread,
+    uint16_at,
+    uint32_at,
+)
+from lockstep.engine.ops.fast.compiling import kernel
+from lockstep.engine.quants.base import F32, Bytes
+from lockstep.engine.quants.iq4_nl import VALUES
+from lockstep.engine.quants.q3_k import scales_of
+
+I8 = NDArray[np.int8]
+I32 = NDArray[np.int32]
+ZERO = np.float32(0)
+NOTHING = np.int32(0)
+
+
+def rows_of(
+    block: Callable[..., Any], size: int, weights: int, d: int, dmin: int = -1, m: int = -1
+) -> Any:
+    """size: bytes of a block; d, dmin, m: where in it its scales lie, -1 if it lacks one."""
+    has_minima, has_lowest = dmin >= 0, m >= 0
+
+    # x: (tokens, columns), dx: (tokens, blocks), sums: (tokens, groups)
+    # lows: (tokens, blocks), what the lowest weights of blocks are multiplied by
+    def rows(
+        raw: Bytes, row_bytes: int, x: I8, dx: F32, sums: I32, lows: F32,
+        out: F32, start: int, stop: int,
+    ) -> None:  # fmt: skip
+        n, groups = dx.shape[1], sums.shape[1] // dx.shape[1]
+        x, dx, sums, lows = x.reshape(-1), dx.reshape(-1), sums.reshape(-1), lows.reshape(-1)
+        fours = n // 4 * 4  # of so many the lanes are added side by side
+        for r in range(start, stop):
+            for t in range(out.shape[0]):
+                s = low = ZERO
+                for i in range(0, fours, 4):
+                    a, y = r * row_bytes + size * i, t * n + i
+                    b, c, e = a + size, a + 2 * size, a + 3 * size
+                    va, la = block(raw, a, x, weights * y, sums, groups * y)
+                    vb, lb = block(raw, b, x, weights * (y + 1), sums, groups * (y + 1))
+                    vc, lc = block(raw, c, x, weights * (y + 2), sums, groups * (y + 2))
+                    ve, le = block(raw, e, x, weights * (y + 3), sums, groups * (y + 3))
+                    by = four_halves(raw, a + d, size) * floats_at(dx, y, 4)
+                    four = as_float(totals(va, vb, vc, ve)) * by
+                    s = s + four[0] + four[1] + four[2] + four[3]
+                    if has_minima:
+                        by = four_halves(raw, a + dmin, size) * floats_at(dx, y, 4)
+                        four = as_float(totals(la, lb, lc, le)) * by
+                        low = low - four[0] - four[1] - four[2] - four[3]
+                for i in range(fours, n):
+                    a, y = r * row_bytes + size * i, t * n + i
+                    va, la = block(raw, a, x, weights * y, sums, groups * y)
+                    s += np.float32(total(va)) * (half_at(raw, a + d) * dx[y])
+                    if has_minima:
+                        low -= np.float32(total(la)) * (half_at(raw, a + dmin) * dx[y])
+                if has_lowest:
+                    for i in range(n):
+                        low += half_at(raw, r * row_bytes + size * i + m) * lows[t * n + i]
+                out[t, r] = s + low
+
+    return kernel(rows)
+
+
+@part
+def four_halves(raw: Any, at: int, apart: int) -> Any:
+    a, b = half_at(raw, at), half_at(raw, at + apart)
+    return four_floats(a, b, half_at(raw, at + 2 * apart), half_at(raw, at + 3 * apart))
+
+
+# --- blocks of 32 with one scale ------------------------------------------------------------------
+
+
+@part
+def alone(q: Any, offset: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
+    """Steps q, of which so much is to be subtracted."""
+    found = add_bytes(first_lane(-offset * sums[at_sums], 8), q, x, at_x)
+    return found, found
+
+
+@part
+def nibbles(raw: Any, at: int) -> Any:
+    q = shorts_at(raw, at, 16)
+    return concat(q & 15, q >> 4)
+
+
+@part
+def q8_0(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
+    return alone(shorts_at(raw, at + 2, 32) ^ 128, 128, x, at_x, sums, at_sums)
+
+
+@part
+def q4_0(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
+    return alone(nibbles(raw, at + 2), 8, x, at_x, sums, at_sums)
+
+
+@part
+def q4_1(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
+    return alone(nibbles(raw, at + 4), 0, x, at_x, sums, at_sums)
+
+
+@part
+def q5_0(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
+    fifth = as_short(bits_of(uint32_at(raw, at + 2), 32))
+    return alone(nibbles(raw, at + 6) | fifth << 4, 16, x, at_x, sums, at_sums)
+
+
+@part
+def q5_1(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
+    fifth = as_short(bits_of(uint32_at(raw, at + 4), 32))
+    return alone(nibbles(raw, at + 8) | fifth << 4, 0, x, at_x, sums, at_sums)
+
+
+@part
+def iq4_nl(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
+    return alone(lookup(VALUES, nibbles(raw, at + 2)) ^ 128, 128, x, at_x, sums, at_sums)
+
+
+# --- blocks of 256, groups of 32 with a scale each ------------------------------------------------
+
+
+@part
+def q4_k(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
+    scales, minima = scales_and_minima(raw, at + 4)
+    found = spread(NOTHING, 8)
+    for pair in range(4):  # two groups share 32 bytes: low nibbles, then high ones
+        q, y = shorts_at(raw, at + 16 + 32 * pair, 32), at_x + 64 * pair
+        found = add_scaled_bytes(found, q & 15, x, y, scales[2 * pair])
+        found = add_scaled_bytes(found, q >> 4, x, y + 32, scales[2 * pair + 1])
+    return found, minima * ints_at(sums, at_sums, 8)
+
+
+@part
+def q5_k(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
+    scales, minima = scales_and_minima(raw, at + 4)
+    fifth, found = shorts_at(raw, at + 16, 32), spread(NOTHING, 8)
+    for pair in range(4):
+        q, y = shorts_at(raw, at + 48 + 32 * pair, 32), at_x + 64 * pair
+        low, high = (fifth >> 2 * pair & 1) << 4, (fifth >> 2 * pair + 1 & 1) << 4
+        found = add_scaled_bytes(found, q & 15 | low, x, y, scales[2 * pair])
+        found = add_scaled_bytes(found, q >> 4 | high, x, y + 32, scales[2 * pair + 1])
+    return found, minima * ints_at(sums, at_sums, 8)
+
+
+@part
+def iq4_xs(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
+    found = spread(NOTHING, 8)
+    for group in range(8):
+        low = byte_at(raw, at + 4 + group // 2) >> 4 * (group % 2) & 15
+        scale = np.int32((low | (uint16_at(raw, at + 2) >> 2 * group & 3) << 4) - 32)
+        q = lookup(VALUES, nibbles(raw, at + 8 + 16 * group)) ^ 128
+        y, begin = at_x + 32 * group, first_lane(-128 * sums[at_sums + group], 8)
+        found = found + scale * add_bytes(begin, q, x, y)
+    return found, found
+
+
+# --- blocks of 256, groups of 16 with a scale each ------------------------------------------------
+
+
+@part
+def two_scales(scales: Any, pair: int) -> Any:
+    """For 32 steps, of each two that are added."""
+    return as_short(concat(spread(scales[2 * pair], 8), spread(scales[2 * pair + 1], 8)))
+
+
+@part
+def of_sums(scales: Any, sums: Any, at: int) -> Any:
+    """16 lanes times sums of groups, in eight."""
+    low, high = both_halves(scales)
+    return low * ints_at(sums, at, 8) + high * ints_at(sums, at + 8, 8)
+
+
+@part
+def q6_k(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
+    scales = signed_bytes_at(raw, at + 192, 16)
+    found = of_sums(scales, sums, at_sums) * -32
+    for pair in range(8):
+        half, quarter = pair // 4, pair % 4
+        low = shorts_at(raw, at + 64 * half + 32 * (quarter % 2), 32) >> 4 * (quarter // 2) & 15
+        top = shorts_at(raw, at + 128 + 32 * half, 32) >> 2 * quarter & 3
+        scale = two_scales(scales, pair)
+        found = add_scaled_bytes(found, low | top << 4, x, at_x + 32 * pair, scale)
+    return found, found
+
+
+@part
+def q3_k(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
+    scales = scales_of(raw, at + 96) - 32
+    found = of_sums(scales, sums, at_sums) * -4
+    for pair in range(8):
+        low = shorts_at(raw, at + 32 + 32 * (pair // 4), 32) >> 2 * (pair % 4) & 3
+        top = shorts_at(raw, at, 32) >> pair & 1
+        scale = two_scales(scales, pair)
+        found = add_scaled_bytes(found, low | top << 2, x, at_x + 32 * pair, scale)
+    return found, found
+
+
+@part
+def q2_k(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
+    scales, found = bytes_at(raw, at, 16), spread(NOTHING, 8)
+    for pair in range(8):
+        q = shorts_at(raw, at + 16 + 32 * (pair // 4), 32) >> 2 * (pair % 4) & 3
+        scale = two_scales(scales & 15, pair)
+        found = add_scaled_bytes(found, q, x, at_x + 32 * pair, scale)
+    return found, of_sums(scales >> 4, sums, at_sums)
+
+
+@dataclass(frozen=True)
+class Row:
+    """pairs: whether blocks want sums of groups twice as long as the activation format has."""
+
+    kernel: Any
+    pairs: bool = False
+
+
+ROWS = {
+    "Q8_0": Row(rows_of(q8_0, 34, 32, 0)),
+    "Q4_0": Row(rows_of(q4_0, 18, 32, 0)),
+    "Q4_1": Row(rows_of(q4_1, 20, 32, 0, m=2)),
+    "Q5_0": Row(rows_of(q5_0, 22, 32, 0)),
+    "Q5_1": Row(rows_of(q5_1, 24, 32, 0, m=2)),
+    "IQ4_NL": Row(rows_of(iq4_nl, 18, 32, 0)),
+    "IQ4_XS": Row(rows_of(iq4_xs, 136, 256, 0), pairs=True),
+    "Q2_K": Row(rows_of(q2_k, 84, 256, 80, 82)),
+    "Q3_K": Row(rows_of(q3_k, 110, 256, 108)),
+    "Q4_K": Row(rows_of(q4_k, 144, 256, 0, 2), pairs=True),
+    "Q5_K": Row(rows_of(q5_k, 176, 256, 0, 2), pairs=True),
+    "Q6_K": Row(rows_of(q6_k, 210, 256, 208)),
+}

@@ -1,0 +1,161 @@
+"""Threads that stay, and share the work of a kernel: whoever is free takes the next piece.
+
+To wake a thread takes as long as a small product, so after a piece each looks out for the next job
+for a while, in compiled code and without Python's lock. Whoever asks never waits for a thread that
+is asleep: it does what nobody else takes.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import typeof
+
+from lockstep.engine.kernels.atomic import (
+    code,
+    code_of,
+    fetch_add,
+    get,
+    give_way,
+    pause,
+    piece_of,
+    put,
+    run,
+)
+from lockstep.engine.kernels.pointers import address_of
+from lockstep.engine.kernels.threads import MOST, processors
+from lockstep.engine.ops.fast.compiling import kernel
+
+# numbers of a job, each in a cache line of its own where threads write to it
+OPEN, TICKET, HELPERS, FUNCTION, ARGUMENTS, N, PIECE, NEXT, BUSY, FAILED = range(0, 80, 8)
+PIECES = 8  # of each thread: few enough to be no burden, so many that none has to wait for long
+PATIENCE = 20_000  # looks, of about ten nanoseconds or some more, before a thread falls asleep
+HASTY = 1000
+WRONG, FINE = -1, 0
+
+
+@kernel
+def work(box: Any, function: int, arguments: int, n: int, piece: int) -> None:
+    while True:
+        start = fetch_add(box, NEXT, piece)
+        if start >= n:
+            return
+        if run(function, arguments, start, min(start + piece, n)):
+            put(box, FAILED, 1)
+
+
+@kernel
+def serve(box: Any, number: int, seen: int, patience: int) -> int:
+    """Until there was nothing to do for a while; -> the last job it knows of."""
+    waited = 0
+    while waited < patience:
+        ticket = get(box, TICKET)
+        if ticket == seen:
+            pause()
+            waited += 1
+            if waited > HASTY:
+                give_way()
+            continue
+        seen, waited = ticket, 0
+        if number < get(box, HELPERS):
+            fetch_add(box, BUSY, 1)  # from here on whoever asked waits, unless the job is closed
+            if get(box, OPEN):
+                work(box, get(box, FUNCTION), get(box, ARGUMENTS), get(box, N), get(box, PIECE))
+            fetch_add(box, BUSY, -1)
+    return seen
+
+
+@kernel
+def share(
+    box: Any, kernel: int, kinds: int, arguments: Any, n: int, piece: int, helpers: int
+) -> int:
+    """WRONG if the kernel takes arguments of other types."""
+    if code(arguments) != kinds:
+        return WRONG
+    function, given = piece_of(kernel, arguments)
+    put(box, HELPERS, helpers)
+    put(box, FUNCTION, function)
+    put(box, ARGUMENTS, given)
+    put(box, N, n)
+    put(box, PIECE, piece)
+    put(box, NEXT, 0)
+    put(box, FAILED, FINE)
+    put(box, OPEN, 1)
+    fetch_add(box, TICKET, 1)
+    work(box, function, given, n, piece)
+    put(box, OPEN, 0)
+    waited = 0
+    while get(box, BUSY):
+        pause()
+        waited += 1
+        if waited > HASTY:  # the other may want this processor
+            give_way()
+    failed: int = get(box, FAILED)
+    return failed
+
+
+class Team:
+    """One for a process. Kernels are called with arguments and the range that they compute."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.box = np.zeros(80, np.int64)
+        self.asked = threading.Lock()  # by one at a time; another one works alone
+        self.asleep: list[threading.Lock] = []
+        self.members = 0
+        self.known: dict[Any, tuple[int, int]] = {}
+
+    def share(
+        self, kernel: Callable[..., None], args: tuple[Any, ...], n: int, helpers: int
+    ) -> None:
+        helpers = min(helpers, processors() - 1, MOST, n - 1)
+        if helpers < 1 or not self.asked.acquire(blocking=False):
+            return kernel(*args, 0, n)
+        try:
+            self.wake(helpers)
+            piece = max(1, n // (PIECES * (helpers + 1)))
+            for _ in range(2):
+                address, kinds = self.known.get(kernel, (0, 0))
+                done = share(self.box, address, kinds, args, n, piece, helpers)
+                if done != WRONG:
+                    break
+                self.learn(kernel, args)
+        finally:
+            self.asked.release()
+        if done != FINE:
+            raise MemoryError(f"{kernel.__name__} failed in a thread")
+        return None
+
+    def learn(self, kernel: Any, args: tuple[Any, ...]) -> None:
+        kinds = tuple(typeof(arg) for arg in args)
+        number = typeof(1)
+        self.known[kernel] = address_of(kernel, *kinds, number, number), code_of(kinds)
+
+    def wake(self, helpers: int) -> None:
+        while self.asleep:
+            self.asleep.pop().release()
+        while self.members < helpers:
+            threading.Thread(target=self.serve, args=(self.members,), daemon=True).start()
+            self.members += 1
+
+    def serve(self, number: int) -> None:
+        seen = 0
+        while True:
+            seen = serve(self.box, number, seen, PATIENCE)
+            sleep = threading.Lock()
+            sleep.acquire()
+            self.asleep.append(sleep)
+            sleep.acquire()
+
+
+TEAMS: dict[int, Team] = {}  # by process: a fork has none of the threads of its parent
+
+
+def team() -> Team:
+    found = TEAMS.get(os.getpid())
+    if found is None:
+        TEAMS.clear()
+        found = TEAMS[os.getpid()] = Team()
+    return found

@@ -1,0 +1,216 @@
+"""The products of `fast` against mirror's: every format, any shape, on any processor."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.engine.activations.base import ActivationFormat
+from lockstep.engine.ops.fast import ops as fast
+from lockstep.engine.ops.fast.activations import CONVERTED
+from lockstep.engine.ops.fast.ops import Fast
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.ops.reference import ReferenceOps
+from lockstep.engine.quants.base import NO_PRODUCT, WeightFormat
+from lockstep.engine.quants.q4_0 import Q4_0
+from lockstep.engine.registry import import_members
+from lockstep.engine.weights import Weight
+from lockstep.harness.judging.compare import mismatch_between
+from lockstep.harness.judging.noise import BoundedOps, carried
+from lockstep.harness.records import Mismatch
+from tests.engine.ops.test_ops_reference import floats, weight_of
+
+import_members("lockstep.engine.quants")
+FORMATS = [name for name, kind in WeightFormat.family.items() if kind.vec_dot_type != NO_PRODUCT]
+FLOATS = ("F32", "F16", "BF16")
+FAST = Fast(n_threads=2)
+some = settings(max_examples=30, derandomize=True, deadline=None)
+seeds = st.integers(0, 2**32 - 1)
+sizes = st.sampled_from([1e-30, 1e-3, 1.0, 100.0])
+
+
+def mismatch(op: str, *args: Any, ops: ReferenceOps = FAST) -> Mismatch | None:
+    """Of the op against mirror's, with the bound that the judge gives a scalar engine."""
+    truth = carried(getattr(BoundedOps(), op)(*args))
+    return mismatch_between(truth, getattr(ops, op)(*args), truth.bound.allowed)
+
+
+@pytest.mark.parametrize("type_name", FORMATS)
+@given(
+    tokens=st.sampled_from([0, 1, 2, 4, 9, 17]), outputs=st.integers(1, 21),
+    blocks=st.integers(1, 4), seed=seeds, size=sizes,
+)  # fmt: skip
+@some
+def test_linear_is_within_bound_for_any_shape(
+    type_name: str, tokens: int, outputs: int, blocks: int, seed: int, size: float
+) -> None:
+    columns = block_of(type_name) * blocks
+    weight = weight_of(type_name, (outputs, columns), seed)
+    assert mismatch("linear", floats(seed, tokens, columns, size=size), weight) is None
+
+
+def block_of(type_name: str) -> int:
+    """Columns that a row has at least: whole blocks of weights and of activations."""
+    return max(32, WeightFormat.named(type_name).weights)
+
+
+@pytest.mark.parametrize("type_name", FLOATS)
+@pytest.mark.parametrize("inputs", [1, 7, 33])
+def test_rows_need_not_be_whole_blocks_where_there_are_none(type_name: str, inputs: int) -> None:
+    assert mismatch("linear", floats(1, 3, inputs), weight_of(type_name, (9, inputs))) is None
+
+
+@pytest.mark.parametrize("type_name", FORMATS)
+def test_linear_id_is_within_bound(type_name: str) -> None:
+    ids = np.array([[0, 3], [2, 2], [3, 1]], np.int32)
+    columns = 2 * block_of(type_name)
+    stack = weight_of(type_name, (4, 11, columns))
+    assert mismatch("linear_id", floats(2, 3, 1, columns), stack, ids) is None
+    assert mismatch("linear_id", floats(2, 3, 2, columns), stack, ids) is None
+
+
+class Plain(Fast):
+    """Forgets to convert activations."""
+
+    def linear(self, x: Any, weight: Weight) -> Any:
+        return ReferenceOps().linear(x, weight)
+
+
+class SwapsNibbles(Fast):
+    def linear(self, x: Any, weight: Weight) -> Any:
+        blocks = weight.raw.view(Q4_0.layout).copy()
+        blocks["qs"] = blocks["qs"] >> 4 | blocks["qs"] << 4
+        return super().linear(x, Weight("w", Q4_0, weight.shape, blocks.view(np.uint8)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "type_name"),
+    [*((Plain, name) for name in sorted({*FORMATS} - {"F32"})), (SwapsNibbles, "Q4_0")],
+)
+def test_a_product_that_is_wrong_in_one_way_is_out_of_bound(
+    wrong: type[Fast], type_name: str
+) -> None:
+    columns = 2 * block_of(type_name)
+    for tokens in (2, 12):  # by rows, and by panels of them
+        args = floats(3, tokens, columns), weight_of(type_name, (9, columns))
+        assert mismatch("linear", *args) is None
+        assert mismatch("linear", *args, ops=wrong(1)) is not None
+
+
+@pytest.mark.parametrize("type_name", ["F16", "BF16", "Q8_0", "Q4_0"])
+def test_infinite_and_nan_weights_and_every_other_bit_pattern_are_multiplied_as_mirror_does(
+    type_name: str,
+) -> None:
+    """One weight or block per output: the sum has one term, and what it is must match exactly."""
+    kind = WeightFormat.named(type_name)
+    codes = np.arange(65536, dtype=np.uint16)
+    blocks = np.zeros(65536, kind.layout if kind.weights > 1 else Q4_0.layout)
+    blocks["d"], blocks["qs"] = codes.view(np.float16), 1
+    raw = (codes if kind.weights == 1 else blocks).view(np.uint8)
+    weight = Weight("w", kind, (65536, kind.weights), raw.reshape(-1))
+    x = np.zeros((1, kind.weights), np.float32)
+    x[0, 0] = 127
+    with np.errstate(all="ignore"):
+        if kind.weights == 1:
+            expected = 127 * weight.values()[:, 0].astype(np.float64)
+        else:  # the sum of integers times the scale, as ggml has it: 0 * inf never comes up
+            d = codes.view(np.float16).astype(np.float64)
+            expected = d * 127 * (1 if type_name == "Q8_0" else -7)
+        expected = expected.astype(np.float32)
+    assert np.array_equal(FAST.linear(x, weight)[0], expected, equal_nan=True)
+
+
+def test_a_decoder_that_is_wrong_on_purpose_is_not_replaced_by_a_kernel() -> None:
+    class Unsigned(WeightFormat.named("Q8_0")):  # type: ignore[misc]
+        @staticmethod
+        def unpack(raw: Any, out: Any) -> None:
+            blocks = raw.view(right.format.layout)
+            steps = blocks["qs"].view(np.uint8).astype("f4")
+            out[:] = (blocks["d"].astype("f4")[:, None] * steps).reshape(-1)
+
+    right, x = weight_of("Q8_0", (5, 32)), floats(4, 2, 32)
+    wrong = Weight("w", Unsigned, right.shape, right.raw)
+    assert np.array_equal(FAST.linear(x, wrong), Mirror().linear(x, wrong))
+    assert not np.allclose(FAST.linear(x, wrong), FAST.linear(x, right))
+
+
+@pytest.mark.parametrize("type_name", FORMATS)
+def test_weights_at_an_odd_address_are_read_as_well(type_name: str) -> None:
+    columns = block_of(type_name)
+    right, x = weight_of(type_name, (9, columns)), floats(5, 2, columns)
+    shifted = np.empty(right.raw.size + 1, np.uint8)
+    shifted[1:] = right.raw
+    moved = Weight("w", right.format, right.shape, shifted[1:])
+    assert FAST.linear(x, moved).tobytes() == FAST.linear(x, right).tobytes()
+
+
+@pytest.mark.parametrize("type_name", FORMATS)
+def test_neither_threads_nor_neighbours_change_a_bit(
+    type_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five tokens are multiplied by rows as they lie in the file, and many by panels of them."""
+    columns = 3 * block_of(type_name)
+    weight, x = weight_of(type_name, (37, columns)), floats(6, 21, columns)
+    alone = np.concatenate([Fast(1).linear(row[None], weight) for row in x])
+    monkeypatch.setattr(fast, "WORTH_A_THREAD", 1)
+    assert Fast(5).linear(x[:5], weight).tobytes() == alone[:5].tobytes()
+    assert Fast(5).linear(x, weight).tobytes() == alone.tobytes()
+
+
+def of_some_formats() -> dict[str, str]:
+    """A digest of what each comes to, by rows and by panels; of formats with every instruction."""
+    found = {}
+    for name in ("F32", "Q5_1", "Q8_0", "Q4_K", "Q6_K"):
+        columns = 2 * block_of(name)
+        weight, x = weight_of(name, (11, columns)), floats(7, 12, columns)
+        parts = (FAST.linear(rows, weight).tobytes() for rows in (x, x[:3]))
+        found[name] = hashlib.sha256(b"".join(parts)).hexdigest()
+    return found
+
+
+@pytest.mark.parametrize("processor", ["haswell", "generic"])
+def test_other_processors_multiply_the_same(processor: str, tmp_path: Path) -> None:
+    there = {"NUMBA_CPU_NAME": processor, "NUMBA_CACHE_DIR": str(tmp_path)}
+    plain = {"NUMBA_CPU_FEATURES": ""} if processor == "generic" else {}
+    code = "import json; from tests.engine.ops.test_ops_fast import of_some_formats as f; "
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", f"{code}print(json.dumps(f()))"],
+        cwd=Path(__file__).resolve().parents[3],
+        env={**os.environ, **there, **plain},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    assert json.loads(done.stdout) == of_some_formats()
+
+
+@pytest.mark.parametrize("type_name", sorted(CONVERTED))
+@given(tokens=st.integers(0, 3), blocks=st.integers(1, 3), seed=seeds, size=sizes)
+@some
+def test_activations_are_converted_to_the_bytes_of_their_format(
+    type_name: str, tokens: int, blocks: int, seed: int, size: float
+) -> None:
+    x = floats(seed, tokens, 256 * blocks, size=size)
+    special = np.array([np.nan, np.inf, -np.inf, 0, -0.0, 1e-38, 3e38, -128, 127.5], np.float32)
+    if seed % 2:
+        at = np.random.default_rng(seed).integers(0, max(1, x.size), 5)
+        x.reshape(-1)[at[: x.size]] = special[at[: x.size] % len(special)]
+    with np.errstate(all="ignore"):
+        expected = ActivationFormat.named(type_name).quantise(x)
+    found = CONVERTED[type_name](x)
+    assert np.array_equal(found.x.reshape(expected["qs"].shape), expected["qs"])
+    assert np.array_equal(found.dx, expected["d"].astype(np.float32), equal_nan=True)
+    group = 256 // 16 if type_name == "Q8_K" else 32
+    sums = expected["qs"].reshape(*found.sums.shape, group).sum(axis=-1, dtype=np.int32)
+    assert np.array_equal(found.sums, sums)
+    if type_name == "Q8_1":
+        assert np.array_equal(found.lows, expected["s"].astype(np.float32), equal_nan=True)

@@ -1,0 +1,49 @@
+"""`bench run`: its rows and its promises; no time is judged."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from lockstep.harness.bench.base import BenchPlan, BenchRow, bench_named
+from lockstep.harness.bench.run import OURS, THEIRS, RunBench
+from lockstep.harness.cli.bench import app
+
+PROMPT, STEPS = "m, prompt of 128", "m, 32 single tokens"
+
+
+def promised(target: str, ours: float, theirs: float) -> list[bool]:
+    row = BenchRow(target=target, rates={(OURS, 2): ours, (THEIRS, 2): theirs})
+    return [promise.kept for promise in RunBench().promises([row])]
+
+
+@pytest.mark.parametrize(
+    ("target", "ours", "kept"),
+    [(PROMPT, 50.0, True), (PROMPT, 49.0, False), (STEPS, 90.0, True), (STEPS, 89.0, False)],
+)
+def test_half_of_the_speed_is_promised_of_a_prompt_and_nine_tenths_of_single_tokens(
+    target: str, ours: float, kept: bool
+) -> None:
+    assert promised(target, ours, 100.0) == [kept]
+
+
+def test_nothing_is_promised_of_a_model_whose_tokens_take_no_time() -> None:
+    assert promised(STEPS, 1.0, 1000.0) == []
+
+
+def test_a_prompt_and_single_tokens_are_measured_of_both_engines() -> None:
+    pytest.importorskip("llama_cpp", reason="no llama_cpp: nothing was measured beside it")
+    done = CliRunner().invoke(app, ["run", "builtin:q8_0", "--rounds", "1", "--json", "-q"])
+    assert done.exit_code == 0, done.output
+    figures = json.loads(done.stdout)
+    assert figures["unit"] == "tokens a second"
+    assert [row["target"] for row in figures["rows"]] == [
+        "q8_0, prompt of 128",
+        "q8_0, 32 single tokens",
+    ]
+    assert all(row[f"{engine} x2"] > 0 for row in figures["rows"] for engine in (OURS, THEIRS))
+
+
+def test_what_is_neither_a_file_nor_a_built_in_model_is_refused() -> None:
+    with pytest.raises(Exception, match="no such file, and no built-in model"):
+        list(bench_named("run").run(BenchPlan(targets=("no.gguf",)), lambda target, text: None))
