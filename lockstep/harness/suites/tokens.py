@@ -51,7 +51,7 @@ MORE_TEXTS: tuple[bytes, ...] = (
     b"abcdefghijklm" * 20 + b" and a text " + b"beyond 255 bytes " * 16,
     # beyond 65,535 bytes; nothing to merge, which takes many engines n * n steps, and few lines:
     # where a line's end is a token of the user's, llama.cpp takes n * n steps for so many
-    "a\ue000\n".encode() * 13_200,
+    b"a\va\va\n" * 11_000,
     "line\u2028paragraph\u2029next\u0085old\vvertical\fform\x1cfile\u3000wide".encode(),
     b"if x:\n" + b" " * 16 + b"y\n" + b" " * 33 + b"z" + b"\t" * 9 + b"\n" * 9 + b"\r\n" * 3,
     b"\xed\xa0\x80 high \xed\xb0\x80 low \xed\xa0\xbd\xed\xb8\x80 pair",  # surrogates in WTF-8
