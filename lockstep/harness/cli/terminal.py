@@ -104,9 +104,9 @@ class Terminal:
         """Say at once what is not well; what agrees is counted in the table."""
         if verdict.status in ("agreed", "not-applicable") or self.quiet:
             return
+        mark = "FAILED" if verdict.detail.get("said") else MARKS[verdict.status]
         self.err.print(
-            f"{MARKS[verdict.status]}: {printable(verdict.case)} {verdict.suite}: "
-            f"{printable(verdict.summary)[:200]}"
+            f"{mark}: {printable(verdict.case)} {verdict.suite}: {printable(verdict.summary)[:200]}"
         )
 
     def quieten(self) -> None:
