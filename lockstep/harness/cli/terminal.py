@@ -166,7 +166,7 @@ class Terminal:
         self.out.print(f"\n{printable(ending)}; report: {result.folder}/report.jsonl")
         self.out.print(f"to look at: {result.folder}/report.html")
         if next_step:
-            self.out.print(printable(next_step))
+            self.out.print(printable(next_step, keep="\n"))
 
     def bisection(
         self, plan: Plan, result: "Bisection", diagnosed: "Diagnosed | None" = None
