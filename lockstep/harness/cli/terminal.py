@@ -161,7 +161,7 @@ class Terminal:
         for plan, found in diagnosed:
             self.out.print("\n" + "\n".join(map(printable, diagnosis_lines(plan, found))))
         ending = (
-            f"{ENDINGS[result.code]}{listed_of(result)}{reach_of(result)} in {result.seconds:.1f} s"
+            f"{ending_of(result)}{listed_of(result)}{reach_of(result)} in {result.seconds:.1f} s"
         )
         self.out.print(f"\n{printable(ending)}; report: {result.folder}/report.jsonl")
         self.out.print(f"to look at: {result.folder}/report.html")
@@ -235,6 +235,17 @@ ENDINGS = {
     2: "INTERNAL ERROR: Lockstep failed, please report it",
     3: "INCOMPLETE: something that was asked for was not compared",
 }
+STALE = (
+    "OUT OF DATE: what is listed as known differs no more, and all else that was compared agrees"
+)
+
+
+def ending_of(result: "RunResult") -> str:
+    from lockstep.harness.runs.known_failures import is_gone_entry
+
+    wrong = [same[0] for same in fold(result.verdicts)]
+    stale = bool(wrong) and all(map(is_gone_entry, wrong))
+    return STALE if stale else ENDINGS[result.code]
 
 
 def not_judged(result: "RunResult") -> list[str]:
