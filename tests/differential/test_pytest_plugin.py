@@ -26,7 +26,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def pytest_in(folder: Path, *options: str) -> tuple[int, str]:
     """Exit code and output of a run of its own, whether or not the plugin is installed."""
-    asked = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs"]
+    asked = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
     loaded = [] if is_installed() else ["-p", "lockstep.harness.runs.pytest_plugin"]
     command = [*asked, *loaded, *options]
     done = subprocess.run(
@@ -57,8 +57,13 @@ def test_two_models_side_by_side(models: list[Path], tmp_path: Path) -> None:
     )
     assert "5 passed, 2 skipped" in said, said
     assert "does not offer tokenize" in said
-    assert said.count("report.jsonl") >= 4
     assert code == 0
+    (session,) = (tmp_path / "reports").iterdir()
+    assert f"reports: reports/{session.name}/*/*/report.jsonl" in said
+    assert {folder.name for folder in session.iterdir()} == {
+        f"{model.name}-{suite}" for model in models for suite in ("logits", "trace", "tokens")
+    }
+    assert len(list(session.glob("*/*/report.jsonl"))) == 6
 
 
 def test_a_wrong_engine_fails_with_what_differs_and_no_traceback(
@@ -84,7 +89,7 @@ def test_what_only_models_made_for_it_show_fails_as_check_does(
     models: list[Path], tmp_path: Path
 ) -> None:
     """A wrong eps is lost in the noise of the engine's usual logits."""
-    text = (EXAMPLES / "engine.py").read_text().replace("+ self.eps", "+ 10 * self.eps")
+    text = (EXAMPLES / "engine.py").read_text().replace("+ self.eps", "+ 2 * self.eps")
     (tmp_path / "mine.py").write_text(text.replace('"logits", "trace", "replace"', '"logits"'))
     mine = shlex.join([sys.executable, str(tmp_path / "mine.py")])
     given = ["--lockstep-engine", mine, "--lockstep-model", str(models[1])]

@@ -1,6 +1,6 @@
 """Both engines are asked on models that are made for one question, and judged as in `check`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,13 +26,16 @@ from lockstep.harness.check.check import (
 )
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.dumps.dump import folder_of
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.graph.program import Graph
+from lockstep.harness.http.session import is_address
 from lockstep.harness.records import EngineInfo, Request, Settings, Status, Verdict
 from lockstep.harness.suites.logits import compared
 
 SUITE = "black-box"
 OF_EXTENT = ("kind", "margin", "allowed", "expected", "actual", "mismatched", "total")
+ENOUGH = ("logits", "logprobs", "greedy")  # levels of harness.protocol
 Make = Callable[[GgufFile], Recipe]
 
 
@@ -142,6 +145,20 @@ class SliceAsker:
             finally:
                 path.unlink()
         return f"layer {layer} is what it is by its number: no model of one layer has such a one"
+
+
+def shows_no_tensors(info: EngineInfo) -> bool:
+    silent = info.shows == () or (info.levels is not None and "trace" not in info.levels)
+    return silent and not (info.computes_nodes or info.shows_nodes)
+
+
+def why_not_asked(engine: str, levels: Collection[str] | None) -> str:
+    """Why nothing can be asked of an engine on models that are made for it; "": it can."""
+    if folder_of(engine) is not None or is_address(engine):
+        return f"{engine} holds one model and opens no other"
+    if levels is not None and not set(levels).intersection(ENOUGH):
+        return f"{engine} offers none of {', '.join(ENOUGH)}, and models made of this one need one"
+    return ""
 
 
 def answered(plan: Plan, given: Sequence[Batch], progress: Callable[[str], None]) -> SliceAnswer:

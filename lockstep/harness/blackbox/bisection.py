@@ -5,14 +5,14 @@ nothing is converted, so that little has to be allowed. Then lenses show the dec
 all of that agrees, so must whatever `check` asks: the whole model in F32, and the other suites.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.bisect.bisection import UNANSWERED, said_by_check
-from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, answered
+from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, answered, why_not_asked
 from lockstep.harness.blackbox.looking import Looked, look
 from lockstep.harness.blackbox.naming import OF_ATTENTION, OF_FFN, OUTSIDE, Part, part_of
 from lockstep.harness.blackbox.parts import (
@@ -25,17 +25,13 @@ from lockstep.harness.blackbox.parts import (
     smaller,
 )
 from lockstep.harness.blackbox.rewriting import Recipe
-from lockstep.harness.blackbox.slices import (
-    ATTENTION_OUT,
-    FFN_OUT,
-    muted,
-    n_layers,
-    slice_of,
-    small,
-)
+from lockstep.harness.blackbox.slices import ATTENTION_OUT, FFN_OUT, muted, n_layers, slice_of
+from lockstep.harness.blackbox.slices import small as with_small_activations
 from lockstep.harness.blackbox.whole import TWIN, in_f32
 from lockstep.harness.check.check import open_plan
-from lockstep.harness.records import Verdict
+from lockstep.harness.context.suite import NoAnswer
+from lockstep.harness.locate.locate import LEVELS
+from lockstep.harness.records import EngineInfo, Verdict
 
 SMALL, AT_ITS_PLACE = "small activations", "the others muted"
 EPS = Part(name="eps", words="they differ where the squares of activations are small")
@@ -70,7 +66,8 @@ class BlackBoxBisection:
         """Whatever is not known spoils a zero; a fault that was named is one beside it."""
         answers = [*(row.answer for row in self.rows), *(look.answer for look in self.lenses)]
         answers += self.in_f32.values()
-        if "diverged" in {each.status for each in (*answers, self.whole, *self.others)}:
+        others = {verdict.status for verdict in self.others}
+        if "diverged" in others or any(a.status == "diverged" for a in (*answers, self.whole)):
             return 1
         known = all(answer.status in ("agreed", "not-applicable") for answer in answers)
         all_known = known and not self.left_out and not self.others
@@ -78,8 +75,11 @@ class BlackBoxBisection:
 
 
 def bisect_black_box(asker: SliceAsker) -> BlackBoxBisection:
+    """Raises NoAnswer for an engine that answers on no model made of this one."""
     n, left_out = n_layers(asker.file), []
+    check_can_be_asked(asker)
     rows = list(outside(asker))
+    check_can_be_asked(asker, rows[0].answer.engines)
     if any(row.answer.differs for row in rows):
         left_out.append(f"{n} layers: their slices have the fault outside the layers as well")
     else:
@@ -95,6 +95,12 @@ def bisect_black_box(asker: SliceAsker) -> BlackBoxBisection:
     )
     seen = any(answer.differs for answer in answers)
     return found if seen else of_the_whole(asker, found, n)
+
+
+def check_can_be_asked(asker: SliceAsker, engines: Sequence[EngineInfo] = ()) -> None:
+    levels = engines[1].levels if engines else None  # the oracle's come first
+    if text := why_not_asked(asker.plan.engine, levels):
+        raise NoAnswer("not-compared", text, {LEVELS: levels or ()})
 
 
 def of_the_whole(asker: SliceAsker, found: BlackBoxBisection, n: int) -> BlackBoxBisection:
@@ -132,9 +138,9 @@ def outside(asker: SliceAsker) -> Iterator[LayerRow]:
         yield LayerRow(layer=None, answer=answer, parts=(part,), asked=asked)
         return
     yield LayerRow(layer=None, answer=answer)
-    answer = ask(smaller)
-    assert answer is not None
-    yield LayerRow(layer=None, answer=answer, parts=(EPS,) if answer.differs else (), what=SMALL)
+    small = ask(smaller)
+    assert small is not None
+    yield LayerRow(layer=None, answer=small, parts=(EPS,) if small.differs else (), what=SMALL)
 
 
 def of_layer(asker: SliceAsker, layer: int, n: int, likely: Collection[str] = ()) -> LayerRow:
@@ -251,7 +257,7 @@ def small_layers(asker: SliceAsker, n: int) -> list[LayerRow]:
             role = asker.role(layer)
         except Unsupported:
             continue  # it has no slice, as its other row says
-        answer = asker.ask(partial(small, layer=layer, role=role))
+        answer = asker.ask(partial(with_small_activations, layer=layer, role=role))
         parts = (EPS,) if answer.differs else ()
         rows.append(LayerRow(layer=layer, answer=answer, parts=parts, what=SMALL))
     return rows

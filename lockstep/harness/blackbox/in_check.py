@@ -13,7 +13,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lockstep.engine.errors import EngineError
-from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
+from lockstep.harness.blackbox.asking import (
+    SliceAnswer,
+    SliceAsker,
+    shows_no_tensors,
+    why_not_asked,
+)
 from lockstep.harness.blackbox.bisection import of_layer, outside
 from lockstep.harness.blackbox.lenses import lenses_of
 from lockstep.harness.blackbox.looking import Looked, through
@@ -22,8 +27,6 @@ from lockstep.harness.blackbox.slices import n_layers
 from lockstep.harness.blackbox.whole import in_f32, is_quantised, is_small_enough
 from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context
-from lockstep.harness.dumps.dump import DumpSession
-from lockstep.harness.http.session import is_address
 from lockstep.harness.records import Verdict
 
 SUITE = "black-box"
@@ -55,19 +58,15 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 
 def not_asked(context: Context) -> str:
-    info = context.subject_info
-    silent = info.shows == () or (info.levels is not None and "trace" not in info.levels)
-    if info.computes_nodes or info.shows_nodes or not silent:
+    if not shows_no_tensors(context.subject_info):
         return f"{context.subject.name} shows tensors, which say more"
-    if isinstance(context.subject, DumpSession) or is_address(context.subject.name):
-        return f"{context.subject.name} holds one model and opens no other"
-    return ""
+    return why_not_asked(context.subject.name, context.subject_info.levels)
 
 
 def of_graph(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
     if is_small_enough(asker):
         for what, answer in in_f32(asker):
-            yield said(context, what, answer, "its layers: lockstep bisect --black-box")
+            yield said(context, what, answer)
         return
     rows = list(outside(asker))
     if not any(row.answer.differs for row in rows):
@@ -80,7 +79,7 @@ def of_graph(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
         yield said(context, f"the slice in F32, {place}", row.answer, parts)
 
 
-def said(context: Context, what: str, answer: SliceAnswer, more: str) -> Verdict:
+def said(context: Context, what: str, answer: SliceAnswer, more: str = "") -> Verdict:
     """A model that an engine does not take is held against nobody."""
     status = "not-applicable" if answer.status == "not-compared" else answer.status
     text = f"{what}: {answer.summary}"

@@ -3,15 +3,18 @@
 import shlex
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.harness.cli import blackbox, diagnosis
 from lockstep.harness.cli.formats import FormatOpt, formats_wanted, write_formats
+from lockstep.harness.cli.hints import without_tensors
 from lockstep.harness.cli.options import (
     AdapterOpt,
     EngineOpt,
@@ -36,6 +39,9 @@ from lockstep.harness.cli.shared import (
     screen,
 )
 
+if TYPE_CHECKING:
+    from lockstep.harness.check.check import Plan
+
 
 def bisect(
     model: Annotated[
@@ -58,8 +64,9 @@ def bisect(
         bool,
         typer.Option(
             "--black-box",
-            help="Of an engine that shows no tensors: it is given models made of MODEL, a layer "
-            "each, with parts made neutral, and such whose logits are decoded weights.",
+            help="Of a program that shows no tensors, but logits, lists of likely tokens or greedy "
+            "ones: it is given models made of MODEL, a layer each, with parts made neutral, and "
+            "such whose logits are decoded weights.",
         ),
     ] = False,
     report: ReportOpt = Path("reports"),
@@ -78,7 +85,7 @@ def bisect(
 
     \b
       lockstep bisect model.gguf --engine "./my-engine --threads 1"
-      lockstep bisect model.gguf --engine http://localhost:8080 --black-box
+      lockstep bisect model.gguf --engine ./my-engine --black-box
       lockstep bisect model.gguf --subject-model broken.gguf
     """
     from lockstep.harness.adapters import adapter_class
@@ -103,11 +110,13 @@ def bisect(
         provide_engines([plan], out.progress)
         command = shlex.join(["lockstep", *sys.argv[1:]])
         if black_box:
-            seen = blackbox.bisect(plan, folder, out)
+            with whole_commands(plan):
+                seen = blackbox.bisect(plan, folder, out)
             code, engines = seen.exit_code, seen.whole.engines
             verdicts = of_black_box.verdicts_of(plan, seen, command)
         else:
-            result = result_of(partial(bisect_one, plan), partial(out.progress, plan.case))
+            with whole_commands(plan):
+                result = result_of(partial(bisect_one, plan), partial(out.progress, plan.case))
             diagnosed = diagnosis.where_no_op_is_found(plan, result, out.progress)
             code, engines = out.bisection(plan, result, diagnosed), result.engines
             verdicts = verdicts_of(plan, result, command, bisection_lines(plan, result))
@@ -126,3 +135,20 @@ def bisect(
         write_formats(wanted, folder_of_run, out)
         out.where(folder_of_run)
     raise typer.Exit(code)
+
+
+@contextmanager
+def whole_commands(plan: "Plan") -> Iterator[None]:
+    """An engine that shows no tensors: with the commands that need none."""
+    from lockstep.harness.blackbox.asking import why_not_asked
+    from lockstep.harness.context.suite import NoAnswer
+    from lockstep.harness.locate.locate import LEVELS
+
+    try:
+        yield
+    except NoAnswer as error:
+        if LEVELS not in error.detail:
+            raise
+        sliced = not why_not_asked(plan.engine, error.detail[LEVELS])
+        text = "; ".join((str(error), *without_tensors(plan, sliced=sliced)))
+        raise NoAnswer(error.status, text, error.detail) from error

@@ -5,7 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.harness.cli.shared import bisect_command, diagnose_command
+from lockstep.harness.cli.hints import MISTAKE, black_box_command
+from lockstep.harness.cli.shared import diagnose_command
 from lockstep.harness.report.text import cut
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def report_of(plan: "Plan", result: "BlackBoxBisection") -> Mapping[str, Any]:
         "in_f32": {what: figures_of(answer) for what, answer in result.in_f32.items()},
         "others": [f"{v.suite}: {v.summary}" for v in result.others],
         "left_out": list(result.left_out),
-        "repro": f"{bisect_command(plan)} --black-box",
+        "repro": black_box_command(plan),
     }
 
 
@@ -85,8 +86,8 @@ def lines_of(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
     yield from (f"what check asks besides, {v.suite}: {v.summary}" for v in result.others)
     yield from (f"not compared: {text}" for text in result.left_out)
     yield ENDS[result.exit_code]
-    if result.exit_code == 1:
-        yield f"which mistake it is, if it is a known one: {diagnose_command(plan)}"
+    if result.exit_code == 1 and result.whole.differs:  # which is all that diagnose looks at
+        yield f"{MISTAKE}: {diagnose_command(plan)}"
 
 
 def fault_of(same: Sequence["Looked"]) -> str:

@@ -1,17 +1,16 @@
 """`lockstep check`: every suite that applies, of one model or many."""
 
-import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from lockstep.harness.cli import diagnosis
 from lockstep.harness.cli.acid_checks import check_opens_files, files_to_check
 from lockstep.harness.cli.formats import FormatOpt, formats_wanted, write_formats
+from lockstep.harness.cli.hints import next_step
 from lockstep.harness.cli.options import (
     AdapterOpt,
     ArchOpt,
@@ -32,20 +31,13 @@ from lockstep.harness.cli.options import (
 from lockstep.harness.cli.shared import (
     REFERENCE,
     SECONDS,
-    bisect_command,
-    diagnose_command,
     engine_of,
     model_folder,
     plan_of,
     screen,
 )
 
-if TYPE_CHECKING:
-    from lockstep.harness.check.check import Plan
-    from lockstep.harness.runs.run import RunResult
-
 STEPS_OF_VARIANTS = 16
-OF_RUNS = ("logits", "logprobs", "embeddings", "decode", "text", "black-box", "trace", "products")
 
 
 def check(
@@ -150,36 +142,3 @@ def check(
             n = write_failures(write_known, result.verdicts, listed)
             out.remark(f"{n} divergences in {write_known}: write down why, and pass it as --known")
     raise typer.Exit(result.code)
-
-
-def next_step(plans: "Sequence[Plan]", result: "RunResult") -> str:
-    """The command that says more of the first model whose runs differ, or of an engine that shows
-    too little for a place; "": there is none."""
-    return where_it_differs(plans, result) or what_sees_more(plans, result)
-
-
-def what_sees_more(plans: "Sequence[Plan]", result: "RunResult") -> str:
-    """Of a conforming engine that opens any file and shows no tensors."""
-    from lockstep.harness.locate.locate import NEEDS_NONE
-    from lockstep.harness.protocol.session import command_of
-
-    plan = plans[0]
-    blind = any(v.suite == "trace" and NEEDS_NONE in v.summary for v in result.verdicts)
-    if not blind or command_of(plan.engine) is None:
-        return ""
-    bisection = f"{bisect_command(plan)} --black-box"
-    acid = f"lockstep check --suite acid --engine {shlex.quote(plan.engine)}"
-    return f"what sees more without tensors: {bisection}; {acid}"
-
-
-def where_it_differs(plans: "Sequence[Plan]", result: "RunResult") -> str:
-    for plan in plans:
-        found = [v for v in result.verdicts if v.case == plan.case and v.about != plan.oracle]
-        wrong = {v.suite for v in found if v.status == "diverged"}
-        if not wrong.intersection(OF_RUNS) or plan.command.startswith("--arch"):
-            continue
-        if any(v.suite == "trace" and v.status in ("agreed", "diverged") for v in found):
-            return f"the place, and the proof: {bisect_command(plan)}"
-        if not plan.engine.startswith("dump:"):
-            return f"which known mistake it is: {diagnose_command(plan)}"
-    return ""

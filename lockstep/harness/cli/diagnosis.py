@@ -5,7 +5,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lockstep.harness.cli.shared import bisect_command, diagnose_command
+from lockstep.harness.cli.hints import LAYER, black_box_command, can_be_sliced
+from lockstep.harness.cli.shared import diagnose_command
 
 if TYPE_CHECKING:
     from lockstep.harness.bisect.bisection import Bisection
@@ -62,9 +63,14 @@ def diagnosis_lines(plan: "Plan", found: "Diagnosed") -> Iterator[str]:
     for each in found.of:
         yield from (f"  {line}" for line in aspect_lines(each))
     yield from (f"  not answered: {text}" for text in found.missing)
+    sliced = can_be_sliced(plan, found.engines)
     if found.exit_code == 0:
-        yield f"no mistake to name: all answers are the right engine's; {SMALLER}: "
-        yield f"  {bisect_command(plan)} --black-box"
+        more = f"; {SMALLER}: " if sliced else ""
+        yield f"no mistake to name: all answers are the right engine's{more}"
+        if sliced:
+            yield f"  {black_box_command(plan)}"
+    elif sliced and any(each.aspect == "runs" and each.status != "right" for each in found.of):
+        yield f"{LAYER}: {black_box_command(plan)}"
 
 
 def aspect_lines(each: "Diagnosis") -> Iterator[str]:

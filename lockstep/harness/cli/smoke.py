@@ -11,6 +11,7 @@ import typer
 from lockstep.harness.cli.options import JsonOpt, QuietOpt
 
 MEMORY = 8 << 30
+ANSWER_SECONDS, START_SECONDS = 30.0, 120.0  # the second while libraries are loaded
 NO_PROGRAM = (
     "it tries programs and servers; a Python file is run by naming python before it, a class of "
     "one is asked by `lockstep check MODEL --adapter FILE`, a folder by `--engine dump:FOLDER`"
@@ -33,9 +34,17 @@ def smoke(
         Path | None, typer.Option(help="A GGUF file. Default: a tiny llama model of ours.")
     ] = None,
     seconds: Annotated[
-        float, typer.Option("--timeout", "--seconds", help="Seconds for one answer.", min=0.1)
-    ] = 30.0,
-    start_seconds: Annotated[float, typer.Option(help="Seconds for the start.", min=0.1)] = 120.0,
+        float | None,
+        typer.Option(
+            "--timeout",
+            "--seconds",
+            help="Seconds for one answer, and for the start. Default: 30, and 120.",
+            min=0.1,
+        ),
+    ] = None,
+    start_seconds: Annotated[
+        float | None, typer.Option(help="Seconds for the start alone.", min=0.1)
+    ] = None,
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
@@ -69,6 +78,7 @@ def smoke(
     python = command[0].endswith(".py") and not os.access(command[0], os.X_OK)
     if python or command[0].startswith(("adapter:", "dump:")):
         raise typer.BadParameter(NO_PROGRAM)
+    starting = start_seconds or seconds or START_SECONDS
     with Terminal(quiet=quiet, as_json=as_json) as out, TemporaryDirectory() as folder:
         path = check_file(model) if model else builtin_model("f32", Path(folder))
         session: Session
@@ -76,20 +86,21 @@ def smoke(
             words = command
             session = HttpSession(
                 *(command[0], path if model else None, EXACT),
-                time_limit=seconds,
-                start_limit=start_seconds,
+                time_limit=seconds or ANSWER_SECONDS,
+                start_limit=starting,
             )
         else:
             known = command_of(command[0]) if len(command) == 1 else None  # an engine to add
             words = known or found_command(command)
             session = ProgramSession(
                 *(words, path, EXACT),
-                time_limit=seconds,
-                start_limit=start_seconds,
+                time_limit=seconds or ANSWER_SECONDS,
+                start_limit=starting,
                 memory_limit=MEMORY,
                 name=command[0] if known else "",
             )
         steps = []
+        out.remark(f"{session.name} has {starting:g} s to start (--timeout SECONDS)")
         with session:
             for step in work.smoke(session):
                 steps.append(step)

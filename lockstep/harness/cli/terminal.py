@@ -104,8 +104,9 @@ class Terminal:
         """Say at once what is not well; what agrees is counted in the table."""
         if verdict.status in ("agreed", "not-applicable") or self.quiet:
             return
+        mark = "FAILED" if verdict.detail.get("said") else MARKS[verdict.status]
         self.err.print(
-            f"{MARKS[verdict.status]}: {printable(verdict.case)} {verdict.suite}: "
+            f"{mark}: {printable(verdict.case)} {verdict.suite}: "
             f"{cut(printable(verdict.summary), AT_ONCE)}"
         )
 
@@ -161,12 +162,12 @@ class Terminal:
         for plan, found in diagnosed:
             self.out.print("\n" + "\n".join(map(printable, diagnosis_lines(plan, found))))
         ending = (
-            f"{ENDINGS[result.code]}{listed_of(result)}{reach_of(result)} in {result.seconds:.1f} s"
+            f"{ending_of(result)}{listed_of(result)}{reach_of(result)} in {result.seconds:.1f} s"
         )
         self.out.print(f"\n{printable(ending)}; report: {result.folder}/report.jsonl")
         self.out.print(f"to look at: {result.folder}/report.html")
         if next_step:
-            self.out.print(printable(next_step))
+            self.out.print(printable(next_step, keep="\n"))
 
     def bisection(
         self, plan: Plan, result: "Bisection", diagnosed: "Diagnosed | None" = None
@@ -235,6 +236,17 @@ ENDINGS = {
     2: "INTERNAL ERROR: Lockstep failed, please report it",
     3: "INCOMPLETE: something that was asked for was not compared",
 }
+STALE = (
+    "OUT OF DATE: what is listed as known differs no more, and all else that was compared agrees"
+)
+
+
+def ending_of(result: "RunResult") -> str:
+    from lockstep.harness.runs.known_failures import is_gone_entry
+
+    wrong = [same[0] for same in fold(result.verdicts)]
+    stale = bool(wrong) and all(map(is_gone_entry, wrong))
+    return STALE if stale else ENDINGS[result.code]
 
 
 def not_judged(result: "RunResult") -> list[str]:

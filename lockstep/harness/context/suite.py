@@ -286,6 +286,9 @@ def no_answer(engine: str, question: str, outcome: Outcome) -> NoAnswer:
     question = in_words(question)
     if isinstance(outcome, Crashed):
         log = {"log": list(outcome.log), "said": outcome.said}
+        if outcome.said:  # it lives on
+            words = outcome.message.removeprefix(f"{engine} failed: ")
+            return NoAnswer("crashed", f"{engine} failed in {question}: {words}", log)
         return NoAnswer("crashed", f"{engine} crashed in {question}: {outcome.message}", log)
     if isinstance(outcome, TimedOut):
         log = {"log": list(outcome.log)}

@@ -19,9 +19,8 @@ from lockstep.harness.locate.segments import locate_segments, shows_tensors
 from lockstep.harness.records import Evaluation, Request, Status
 
 WHOLLY_OFF = 0.5  # of the largest value: ops behind work on other numbers, or on next to nothing
+LEVELS = "levels_without_tensors"  # in the detail of what is not answered: what it offers instead
 Outputs = tuple[NDArray[Any], ...]  # of each batch: (outputs, vocabulary or width)
-
-NEEDS_NONE = "lockstep bisect --black-box and lockstep diagnose need none"  # no tensors
 
 
 def locate(context: Context) -> Findings:
@@ -34,8 +33,17 @@ def locate(context: Context) -> Findings:
         return locate_along_nodes(context)
     if shows_tensors(context):
         return all_segments(context)
-    text = f"{context.subject.name} does not show tensors; {NEEDS_NONE}"
-    raise NoAnswer(nothing_shown(context), text, {})
+    raise no_tensors(context)
+
+
+def no_tensors(context: Context) -> NoAnswer:
+    text = f"{context.subject.name} does not show tensors"
+    return NoAnswer(nothing_shown(context), text, {LEVELS: context.subject_info.levels})
+
+
+def nothing_shown(context: Context) -> Status:
+    """What is said of an engine that lacks what nobody asked for by name."""
+    return "not-compared" if context.named else "not-applicable"
 
 
 def all_segments(context: Context) -> Findings:
@@ -52,11 +60,6 @@ def all_segments(context: Context) -> Findings:
             break
         found = dataclasses.replace(more, free=found.free)  # of its own run
     return found
-
-
-def nothing_shown(context: Context) -> Status:
-    """What is said of an engine that lacks what nobody asked for by name."""
-    return "not-compared" if context.named else "not-applicable"
 
 
 def replaceable(context: Context, values: Values) -> Values:

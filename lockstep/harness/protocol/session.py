@@ -263,7 +263,7 @@ class EngineProgram(EngineProcess):
         if not self.lines:
             return ""
         text = f"it wrote {self.lines[0][:SHOWN]!r}, and an answer is a line of JSON"
-        return f"{text} (lockstep protocol prints what; lockstep smoke -- COMMAND tries it)"
+        return f"{text} (lockstep protocol prints what)"
 
     def exchange(self, message: Message, deadline: float) -> Message:
         """Raises WireError, Closed, TimeoutError."""

@@ -31,6 +31,7 @@ LIMITS = 2
 SHARE = 0.05  # and the size of the fault with them
 LARGEST = 16 << 20
 CONCLUSIVE = ("agreed", "diverged", "excused", "not-applicable")
+GONE = "known/"  # begins the key of an entry that differs no more: no fault of the engine's
 UNKNOWN = "why it differs is not written down yet"
 
 Name = tuple[str, str, str]  # case, suite, key
@@ -108,8 +109,9 @@ class KnownFailures:
         sure = bool(own) and all(v.status in CONCLUSIVE for v in own)
         return sure and name not in self.met
 
-    def gone(self, verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
-        """An error for each that is listed and does not differ any more, in what was really run."""
+    def gone(self, verdicts: Sequence[Verdict], again: str) -> Iterator[Verdict]:
+        """An error for each that is listed and does not differ any more, in what was really run.
+        again: the command of the run."""
         for name, reason in self.reasons.items():
             case, suite, key = name
             own = [v for v in verdicts if (v.case, v.suite) == (case, suite)]
@@ -120,9 +122,13 @@ class KnownFailures:
                     status="diverged",
                     summary=f"{key} is listed as known ({reason}) and differs no more: take it out",
                     detail={"known": reason},
-                    key=f"known/{key}",
-                    repro=own[0].repro or "the same command",
+                    key=f"{GONE}{key}",
+                    repro=again,
                 )
+
+
+def is_gone_entry(verdict: Verdict) -> bool:
+    return verdict.key.startswith(GONE)
 
 
 def name_of(verdict: Verdict) -> Name:
@@ -227,8 +233,8 @@ def write_known(path: Path, verdicts: Sequence[Verdict], old: KnownFailures) -> 
 
     What was listed and not looked at, because it is of another model or suite, stays listed.
     """
-    differ = [v for v in verdicts if v.status == "diverged" and not v.key.startswith("known/")]
-    of = [v for v in verdicts if not v.key.startswith("known/")]
+    of = [v for v in verdicts if not is_gone_entry(v)]
+    differ = [v for v in of if v.status == "diverged"]
     stay = (
         name
         for name in old.reasons

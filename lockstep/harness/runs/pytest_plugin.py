@@ -8,6 +8,7 @@ of weight is imported before a test runs.
 
 import shlex
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ SUITES = (  # those of check, but for shadow, which is about the oracle alone
     *("black-box", "acid", "trace", "products"),
 )
 OUTPUT = "lockstep report"  # the property of a test that names the folder of its run
+SUMMARY = "lockstep summary"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,12 +65,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--lockstep-report",
         metavar="FOLDER",
         default="reports",
-        help="Where the folders of runs go. [reports]",
+        help="Where the folder of this session's runs goes. [reports]",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(PluginSummary(), "lockstep summary")
+    told = getattr(config, "workerinput", {}).get(OUTPUT)  # by the process that started this one
+    reports = Path(config.getoption("--lockstep-report"))
+    folder = Path(told) if told else reports / f"{datetime.now():%Y%m%d-%H%M%S}-pytest"
+    config.pluginmanager.register(PluginSummary(folder), SUMMARY)
     if config.getoption("--lockstep-model") and not config.getoption("--lockstep-engine"):
         raise pytest.UsageError("--lockstep-model needs --lockstep-engine: which one is checked?")
     if config.getoption("--lockstep-engine") and not config.getoption("--lockstep-model"):
@@ -79,6 +84,18 @@ def pytest_configure(config: pytest.Config) -> None:
     for path in config.getoption("--lockstep-model"):
         if not Path(path).is_file():
             raise pytest.UsageError(f"--lockstep-model {path}: no such file")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """All workers of pytest-xdist write into one folder."""
+    node.workerinput[OUTPUT] = str(folder_of_session(node.config))
+
+
+def folder_of_session(config: pytest.Config) -> Path:
+    summary = config.pluginmanager.get_plugin(SUMMARY)
+    assert isinstance(summary, PluginSummary)
+    return summary.folder
 
 
 def pytest_collection_modifyitems(
@@ -151,7 +168,7 @@ def check_with(
         **of_plan,
     )
     try:
-        reports = Path(config.getoption("--lockstep-report"))
+        reports = folder_of_session(config) / "-".join((model.name, *suites))
         listed = config.getoption("--lockstep-known")
         known = read_known(Path(listed)) if listed else None
         result = run_plans(
@@ -184,29 +201,34 @@ def lockstep(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 
 class PluginSummary:
-    """Says at the end where the reports are; with xdist it is told by the workers.
+    """Says at the end where the reports are, and why tests were skipped; with xdist it is told by
+    the workers.
 
     Where each of our tests was skipped nothing was compared, and that is no success.
     """
 
-    def __init__(self) -> None:
-        self.folders: list[str] = []
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder  # of the session's runs
         self.outcomes: set[str] = set()
+        self.skipped: dict[str, list[str]] = {}  # tests by reason
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call":
-            ours = [str(value) for name, value in report.user_properties if name == OUTPUT]
-            self.folders += ours
-            self.outcomes |= {report.outcome} if ours else set()
+        if report.when != "call" or OUTPUT not in dict(report.user_properties):
+            return
+        self.outcomes.add(report.outcome)
+        if report.skipped and isinstance(report.longrepr, tuple):
+            reason = report.longrepr[2].removeprefix("Skipped: ")
+            self.skipped.setdefault(reason, []).append(report.nodeid.rpartition("::")[2])
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.outcomes == {"skipped"} and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        if self.folders:
+        if self.outcomes:
             terminalreporter.section("lockstep")
-            for folder in self.folders:
-                terminalreporter.line(f"{folder}/report.jsonl")
+            for reason, tests in self.skipped.items():
+                terminalreporter.line(f"skipped {', '.join(tests)}: {reason}")
+            terminalreporter.line(f"reports: {self.folder}/*/*/report.jsonl")
         if self.outcomes == {"skipped"}:
             terminalreporter.line("every test was skipped: nothing was compared")

@@ -224,7 +224,7 @@ class CheckRun:
 
     def finish(self) -> RunResult:
         self.writer = self.writer or self.open(())
-        for verdict in list(self.known.gone(self.verdicts)):
+        for verdict in list(self.known.gone(self.verdicts, self.command)):
             self.write(verdict)
         code = exit_code_of_run(self.verdicts)
         seconds = time.perf_counter() - self.started

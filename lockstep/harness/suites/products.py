@@ -19,7 +19,7 @@ from lockstep.harness.context.suite import Context, NoAnswer, Suite
 from lockstep.harness.graph.node_formats import PRODUCTS
 from lockstep.harness.judging.findings import Findings
 from lockstep.harness.judging.judge import SiteFinding
-from lockstep.harness.locate.locate import NEEDS_NONE, nothing_shown
+from lockstep.harness.locate.locate import no_tensors
 from lockstep.harness.locate.segments import shows_tensors
 from lockstep.harness.records import Verdict
 from lockstep.harness.report.text import explain_finding
@@ -82,8 +82,7 @@ def on_sparse_inputs(context: Context) -> Findings:
         return products_along_nodes(context)
     if shows_tensors(context):
         return products_between_nodes(context, kept)
-    text = f"{context.subject.name} does not show tensors; {NEEDS_NONE}"
-    raise NoAnswer(nothing_shown(context), text, {})
+    raise no_tensors(context)
 
 
 def kept(value: NDArray[Any], seed: int) -> NDArray[Any]:

@@ -16,7 +16,7 @@ from lockstep.engine.quants.base import WeightFormat
 from lockstep.engine.registry import import_members
 from lockstep.harness.check.check import Plan
 from lockstep.harness.cli import app, golden
-from lockstep.harness.cli.check import next_step
+from lockstep.harness.cli.hints import next_step
 from lockstep.harness.records import EXACT, Status, Verdict
 from lockstep.harness.report.jsonl import read_report
 from lockstep.harness.runs.run import RunResult

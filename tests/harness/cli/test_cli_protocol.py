@@ -74,6 +74,15 @@ def test_what_a_program_says_on_standard_error_is_shown_beside_what_it_wrote(
     assert "oops" in out
 
 
+def test_the_time_for_an_answer_is_also_that_for_the_start(lockstep: Lockstep) -> None:
+    program = "import os; input(); os.write(1, b'hello\\n'); input()"
+    code, out, err = lockstep("smoke", "--timeout", 1, "--", sys.executable, "-c", program)
+    assert code == 1
+    assert "no answer within 1 s" in out
+    assert "lockstep smoke" not in out
+    assert "has 1 s to start (--timeout SECONDS)" in err
+
+
 @pytest.mark.parametrize("word", ["adapter:mine.py", "mine.py", "dump:folder"])
 def test_what_is_no_program_is_sent_to_check(lockstep: Lockstep, word: str) -> None:
     code, _, err = lockstep("smoke", word)

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -12,6 +13,7 @@ import pytest
 
 from lockstep.engine.errors import Unsupported
 from lockstep.harness.context.runner import Runner
+from lockstep.harness.context.suite import no_answer
 from lockstep.harness.protocol.frames import LONGEST_LINE, Message, packed
 from lockstep.harness.protocol.messages import LEVELS, QUESTIONS, start
 from lockstep.harness.protocol.session import ProgramSession, command_of
@@ -76,6 +78,10 @@ def test_a_refusal_a_lack_and_a_failure_are_told_apart() -> None:
     failed = ids("fails")
     assert isinstance(failed, Crashed)
     assert failed.message == "fake_program.py failed: an exception in two lines"
+    said = no_answer("fake_program.py", "greedy", failed).summary
+    assert said == "fake_program.py failed in greedy: an exception in two lines"
+    died = no_answer("fake_program.py", "greedy", replace(failed, said=False)).summary
+    assert died.startswith("fake_program.py crashed in greedy: ")
 
 
 def test_what_an_engine_does_not_say_that_it_can_is_not_asked() -> None:

@@ -9,6 +9,8 @@ import pytest
 from lockstep.engine.errors import InvalidModel
 from lockstep.harness.check.check import BadInput, Plan
 from lockstep.harness.cli import app
+from lockstep.harness.cli.hints import next_step
+from lockstep.harness.cli.terminal import ending_of
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.parallel.works import Forks
 from lockstep.harness.records import EXACT, Status, Verdict
@@ -76,7 +78,7 @@ def test_another_fault_at_the_same_node_is_not_excused(
     seen = listed.excused(found)
     assert seen.status == ("diverged" if words else "excused")
     assert words in seen.summary
-    assert list(listed.gone([seen])) == []
+    assert list(listed.gone([seen], "again")) == []
 
 
 @pytest.mark.parametrize(
@@ -183,19 +185,20 @@ def test_only_divergences_are_excused() -> None:
 def test_one_that_differs_no_more_is_an_error() -> None:
     listed = known("rope", "norm")
     seen = [listed.excused(verdict("rope")), verdict("", "agreed")]
-    (gone,) = listed.gone(seen)
+    (gone,) = listed.gone(seen, "lockstep check m --known k")
     assert gone.status == "diverged"
     assert "norm is listed as known (issue 12) and differs no more: take it out" in gone.summary
+    assert gone.repro == "lockstep check m --known k"
     assert exit_code([*seen, gone]) == 1
 
 
 @pytest.mark.parametrize("status", ["crashed", "timed-out", "malformed", "not-compared"])
 def test_nothing_is_said_to_be_gone_where_the_suite_did_not_end_well(status: Status) -> None:
-    assert list(known("norm").gone([verdict("", status)])) == []
+    assert list(known("norm").gone([verdict("", status)], "again")) == []
 
 
 def test_nothing_is_said_to_be_gone_of_suites_and_models_that_were_not_run() -> None:
-    assert list(known("norm").gone([verdict("", "agreed", suite="logits")])) == []
+    assert list(known("norm").gone([verdict("", "agreed", suite="logits")], "again")) == []
 
 
 def test_a_list_is_written_and_read_again_and_reasons_stay(tmp_path: Path) -> None:
@@ -225,7 +228,7 @@ def test_what_was_not_looked_at_stays_listed_when_the_list_is_written_anew(tmp_p
         }
     )
     seen = [verdict("", "agreed"), verdict("", "crashed", suite="decode")]
-    assert write_known(path, [*seen, *listed.gone(seen)], listed) == 3
+    assert write_known(path, [*seen, *listed.gone(seen, "again")], listed) == 3
     assert read_known(path).reasons == {
         name: reason for name, reason in listed.reasons.items() if reason != "issue 12"
     }
@@ -277,7 +280,7 @@ def test_an_entry_is_listed_once(tmp_path: Path) -> None:
         read_known(path)
 
 
-def run(folder: Path, engine: str, listed: KnownFailures) -> RunResult:
+def plans_of(folder: Path, engine: str) -> list[Plan]:
     model = builtin_model("f32", folder)
     plan = Plan(
         case="f32",
@@ -290,7 +293,12 @@ def run(folder: Path, engine: str, listed: KnownFailures) -> RunResult:
         n_tokens=4,
         command="m",
     )
-    return run_plans([plan], folder / "reports", ["lockstep"], Forks(1), Listener(), listed)
+    return [plan]
+
+
+def run(folder: Path, engine: str, listed: KnownFailures) -> RunResult:
+    plans = plans_of(folder, engine)
+    return run_plans(plans, folder / "reports", ["lockstep"], Forks(1), Listener(), listed)
 
 
 def test_a_run_with_its_own_list_ends_well_and_the_list_of_a_mended_engine_does_not(
@@ -306,6 +314,10 @@ def test_a_run_with_its_own_list_ends_well_and_the_list_of_a_mended_engine_does_
     mended = run(tmp_path, "reference", read_known(path))
     assert mended.code == 1
     assert any("differs no more" in v.summary for v in mended.verdicts)
+    assert ending_of(mended).startswith("OUT OF DATE")
+    assert ending_of(wrong) == "DIVERGENCE"
+    (plan,) = plans_of(tmp_path, "reference")
+    assert next_step([plan], mended) == ""  # the engine makes no mistake
 
 
 def test_a_list_of_one_engines_faults_does_not_excuse_a_graver_one_at_the_same_nodes(

@@ -11,7 +11,7 @@ import pytest
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import EngineError
 from lockstep.engine.ops.mirror import Mirror
-from lockstep.engine.ops.rotation import RopeParams
+from lockstep.engine.ops.reference import I32, RopeParams
 from lockstep.engine.quants.base import F32
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.blackbox.in_check import checked
@@ -124,7 +124,7 @@ def test_an_engine_that_takes_the_usual_for_what_the_file_says_is_seen_on_a_buil
     for name in ("f32", "hparams"):
         plan = plan_for(builtin(name, tmp_path), engine=engine, n_tokens=32, n_steps=16)
         opened = open_plan(plan, lambda _: None)
-        info = replace(opened.context.subject_info, levels=levels, computes_nodes=False)
+        info = replace(opened.context.subject_info, levels=levels, shows_nodes=False)
         context = replace(opened.context, subject_info=info)
         context.black_box = partial(checked, plan)
         diverges[name] = "diverged" in {v.status for v in run_suites(context, (suite,))}

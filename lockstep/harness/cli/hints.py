@@ -1,0 +1,71 @@
+"""Which command says more, whole: after a run that diverges, or one that could see too little."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from lockstep.harness.cli.shared import bisect_command, diagnose_command
+
+if TYPE_CHECKING:
+    from lockstep.harness.check.check import Plan
+    from lockstep.harness.records import EngineInfo
+    from lockstep.harness.runs.run import RunResult
+
+OF_RUNS = ("logits", "logprobs", "embeddings", "decode", "text", "black-box", "trace", "products")
+PLACE, MISTAKE = "the place, and the proof", "which mistake it is, if it is a known one"
+LAYER = "the layer, and the part of it"
+
+
+def next_step(plans: "Sequence[Plan]", result: "RunResult") -> str:
+    """The commands that say more of the first model whose runs differ, or of an engine that shows
+    too little for a place; "": there are none."""
+    return where_it_differs(plans, result) or what_sees_more(plans, result)
+
+
+def what_sees_more(plans: "Sequence[Plan]", result: "RunResult") -> str:
+    """Of a conforming engine that opens any file and shows no tensors."""
+    from lockstep.harness.protocol.session import command_of
+
+    plan = plans[0]
+    if result.code or command_of(plan.engine) is None or not can_be_sliced(plan, result.engines):
+        return ""
+    acid = f"lockstep check --suite acid --engine {shlex.quote(plan.engine)}"
+    return f"what sees more without tensors: {black_box_command(plan)}; {acid}"
+
+
+def where_it_differs(plans: "Sequence[Plan]", result: "RunResult") -> str:
+    from lockstep.harness.runs.known_failures import is_gone_entry
+
+    for plan in plans:
+        found = [v for v in result.verdicts if v.case == plan.case and v.about != plan.oracle]
+        wrong = {v.suite for v in found if v.status == "diverged" and not is_gone_entry(v)}
+        if not wrong.intersection(OF_RUNS) or plan.command.startswith("--arch"):
+            continue
+        if any(v.suite == "trace" and v.status in ("agreed", "diverged") for v in found):
+            return f"{PLACE}: {bisect_command(plan)}"
+        if not plan.engine.startswith("dump:"):
+            sliced, ordinary = can_be_sliced(plan, result.engines), wrong != {"black-box"}
+            return "\n".join(without_tensors(plan, sliced=sliced, ordinary=ordinary))
+    return ""
+
+
+def without_tensors(plan: "Plan", *, sliced: bool, ordinary: bool = True) -> Iterator[str]:
+    """What finds the place, and the mistake, by answers alone. sliced: the engine answers on models
+    that are made of the plan's; ordinary: it answers otherwise on the plan's own as well, which is
+    all that diagnose looks at."""
+    if sliced:
+        yield f"{LAYER}: {black_box_command(plan)}"
+    if ordinary or not sliced:
+        yield f"{MISTAKE}: {diagnose_command(plan)}"
+
+
+def black_box_command(plan: "Plan") -> str:
+    return f"{bisect_command(plan)} --black-box"
+
+
+def can_be_sliced(plan: "Plan", engines: "Sequence[EngineInfo]") -> bool:
+    """Whether it shows no tensors, and answers on models that are made of the plan's."""
+    from lockstep.harness.blackbox.asking import shows_no_tensors, why_not_asked
+
+    own = [info for info in engines if info.engine != plan.oracle and shows_no_tensors(info)]
+    return any(not why_not_asked(plan.engine, info.levels) for info in own)

@@ -1,0 +1,85 @@
+"""Which command is proposed: whole, and only where it can say more."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.harness.check.check import Plan
+from lockstep.harness.cli import app
+from lockstep.harness.cli.hints import next_step
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.records import EXACT, EngineInfo, Status, Verdict
+from lockstep.harness.runs.run import RunResult
+from tests.models import builtin
+
+EXAMPLE = Path(__file__).parents[3] / "lockstep" / "examples" / "engine.py"
+SHOWN = '"logits", "trace", "replace"'
+LAYER, MISTAKE = "the layer, and the part of it: ", "which mistake it is, if it is a known one: "
+BY_SLICES = "lockstep bisect m.gguf --engine ./mine --black-box"
+BY_ANSWERS = "lockstep diagnose m.gguf --engine ./mine"
+
+
+@pytest.mark.parametrize(
+    ("levels", "suites", "lines"),
+    [
+        (("logits",), {"logits": "diverged"}, [LAYER + BY_SLICES, MISTAKE + BY_ANSWERS]),
+        (("greedy",), {"decode": "diverged"}, [LAYER + BY_SLICES, MISTAKE + BY_ANSWERS]),
+        (("logits",), {"logits": "agreed", "black-box": "diverged"}, [LAYER + BY_SLICES]),
+        (("generate",), {"text": "diverged"}, [MISTAKE + BY_ANSWERS]),
+        (("generate",), {"text": "agreed"}, []),
+        (("dequantize", "multiply"), {"dequant": "agreed"}, []),
+        (("logits",), {"logits": "crashed"}, []),
+        (("logits",), {"logits": "agreed", "black-box": "timed-out"}, []),
+        (("logits",), {"logits": "agreed"}, [f"what sees more without tensors: {BY_SLICES}"]),
+    ],
+)
+def test_whole_commands_come_next_and_only_such_as_can_be_of_use(
+    levels: tuple[str, ...], suites: dict[str, Status], lines: list[str], tmp_path: Path
+) -> None:
+    path, command = Path("m.gguf"), tmp_path / "mine"
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    plan = Plan(
+        case="m",
+        model=path,
+        subject_model=path,
+        engine=str(command),
+        settings=EXACT,
+        command="m.gguf --engine ./mine",
+    )
+    verdicts = [
+        Verdict(suite=suite, case="m", status=status, summary="")
+        for suite, status in suites.items()
+    ]
+    infos = (
+        EngineInfo(engine="llama.cpp", version="1"),
+        EngineInfo(engine="mine", version="1", shows=(), levels=levels),
+    )
+    code = exit_code(verdicts)
+    result = RunResult(code=code, folder=path, verdicts=verdicts, engines=infos, seconds=0.0)
+    acid = f"; lockstep check --suite acid --engine {command}"
+    assert next_step([plan], result).replace(acid, "").splitlines() == lines
+
+
+def test_a_bisection_of_an_engine_without_tensors_names_whole_commands(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And one by models that are made for it is refused before any is made where it cannot help."""
+    model, mine = builtin("f32", tmp_path), tmp_path / "mine.py"
+    text = EXAMPLE.read_text()
+    assert SHOWN in text
+    for offered, options, said in (
+        ('"logits"', (), ["does not show tensors; the layer", "--black-box; which mistake"]),
+        ('"generate"', ("--black-box",), ["offers none of logits", "which mistake"]),
+    ):
+        mine.write_text(text.replace(SHOWN, offered))
+        command = f"{sys.executable} {mine}"
+        args = ("--oracle", "reference", "--report", str(tmp_path / "r"), "-q")
+        with pytest.raises(SystemExit) as end:
+            app(["bisect", str(model), "--engine", command, *options, *args])
+        err = capfd.readouterr().err
+        assert end.value.code == 3
+        assert all(words in err for words in said), err
+        assert f"lockstep diagnose {model} --engine" in err
+        assert err.count("lockstep bisect") == err.count("--black-box")
