@@ -130,3 +130,14 @@ def test_who_takes_ever_more_is_known_by_whichever_limit_it_meets_first(
     assert cause is not None
     assert cause.symptom == symptom
     assert (cause in known.causes) == (symptom == "hangs")
+
+
+def test_a_finding_that_is_excused_says_why_before_its_bytes(tmp_path: Path) -> None:
+    known = next(known for known in KNOWN if known.symptom == "crashes")
+    plan = FuzzPlan(targets=("given",), given=(known.raw,))
+    verdicts = run_campaign("gguf", plan, tmp_path, []).verdicts
+    excused = [v.summary for v in verdicts if v.detail.get("known") == known.id]
+    assert excused
+    for summary in excused:
+        why, _, _ = summary.partition(" bytes, ")
+        assert f"known: {known.id}: {known.sentence.rstrip('.')}" in why

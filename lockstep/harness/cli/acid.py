@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.harness.cli.options import JsonOpt
+from lockstep.harness.cli.options import JsonOpt, QuietOpt
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -28,6 +28,7 @@ def write(
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
     arch: ArchOpt = "llama",
     quant: QuantOpt = "F32",
+    quiet: QuietOpt = False,
 ) -> None:
     """Write an acid model; the same bytes on every machine. Run it in the engine under test.
 
@@ -42,7 +43,7 @@ def write(
     from lockstep.harness.cli.shared import screen
     from lockstep.harness.report.header import sha256_of
 
-    with screen(quiet=True) as out:
+    with screen(quiet) as out:
         check_folder_of(output)
         write_acid(output, arch, quant)
         out.line(f"{output}: {output.stat().st_size:,} bytes, sha256 {sha256_of(output)}")

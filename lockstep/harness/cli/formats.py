@@ -17,8 +17,9 @@ FormatOpt = Annotated[
     list[str] | None,
     typer.Option(
         "--format",
-        help="Write the report as junit, ctrf, markdown or badge too, into its folder or into FILE "
-        "(repeatable). On GitHub markdown is the job's summary as well, with annotations.",
+        help="Write the report as junit, ctrf, markdown or badge (JSON for shields.io) too, into "
+        "its folder or into FILE (repeatable). On GitHub markdown is the job's summary as well, "
+        "with annotations.",
         metavar="NAME[=FILE]",
         autocompletion=lambda: list(COMPLETIONS),
     ),

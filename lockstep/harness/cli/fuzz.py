@@ -84,7 +84,9 @@ def campaign(
             result = run_campaign(name, plan, report, command, executor, listener)
         else:
             result = resume_campaign(name, resume, executor, listener)
-        out.summary(result)
+        n = len({verdict.case for verdict in result.verdicts})
+        each = f"--seconds {seconds:g} was for each of {n} targets" if seconds and n > 1 else ""
+        out.summary(result, next_step=each)
         write_formats(wanted, result.folder, out)
     raise typer.Exit(result.code)
 

@@ -1,4 +1,4 @@
-"""`lockstep protocol`: what a program has to answer, and whole engines that do, to begin with."""
+"""`lockstep protocol`: what a program has to answer, and small engines that do, to begin with."""
 
 from enum import StrEnum
 from importlib.resources import files
@@ -19,7 +19,10 @@ FILES = {Language.PYTHON: "engine.py", Language.JAVASCRIPT: "engine.mjs", Langua
 def protocol(
     example: Annotated[
         Language | None,
-        typer.Option(help="Instead, a whole engine for llama models, of at most 150 lines."),
+        typer.Option(
+            help="Instead, an engine of at most 150 lines: python and javascript run llama models "
+            "of F32 weights, c decodes weights (F32, F16, Q4_0, Q8_0) and multiplies by them."
+        ),
     ] = None,
     guide: Annotated[
         bool,

@@ -51,9 +51,10 @@ def smoke(
     """Say level by level what an engine can be asked, and what it answers wrongly in form.
 
     It is what `check --engine COMMAND` asks, once each and on a tiny model; whether the numbers are
-    right is for `check`. `lockstep protocol` prints what a program has to answer, with --example
-    one that does. Exit codes: 0 all that is offered works, 1 something is answered wrongly or not
-    in time, 3 nothing is offered. Examples:
+    right is for `check`. A level is ok, or - (it is not offered, which is no error), refused, or
+    WRONG. `lockstep protocol` prints what a program has to answer, with --example one that does.
+    Exit codes: 0 all that is offered works, 1 something is answered wrongly or not in time, 3
+    nothing is offered. Examples:
 
     \b
       lockstep smoke -- ./my-engine --threads 1

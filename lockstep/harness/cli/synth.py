@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lockstep.harness.cli.options import QuietOpt
+
 if TYPE_CHECKING:
     from lockstep.harness.cli.terminal import Terminal
 
@@ -13,7 +15,7 @@ SYNTH_TYPES = (  # of lockstep/harness/synth/generator.py, which is too much to 
     "IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ4_NL IQ4_XS TQ1_0 TQ2_0 MXFP4 NVFP4"
 )
 # options that go with any architecture, and those among them that are sizes, in ggml's names
-ANY = ("output", "arch", "quant", "seed", "list_only", "no_vocab")
+ANY = ("output", "arch", "quant", "seed", "list_only", "no_vocab", "quiet")
 SIZES = {
     "layers": "n_layer",
     "width": "n_embd",
@@ -58,6 +60,7 @@ def synth(
     list_only: Annotated[
         bool, typer.Option("--list", help="Only name the architectures, and those left out.")
     ] = False,
+    quiet: QuietOpt = False,
 ) -> None:
     """Write a small seeded model; the same options give the same bytes on every machine.
 
@@ -74,7 +77,7 @@ def synth(
     from lockstep.harness.report.header import sha256_of
     from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 
-    with screen(quiet=True) as out:
+    with screen(quiet=quiet) as out:
         if list_only:
             list_variants(out)
             return

@@ -257,15 +257,17 @@ def not_judged(result: "RunResult") -> list[str]:
 
 
 def listed_of(result: "RunResult") -> str:
-    """What agrees only because the user lists it, and how much of it without a reason."""
+    """What is no divergence only because the user lists it, and how much of it without a reason;
+    and how much because we know or explain it."""
     from lockstep.harness.runs.known_failures import UNKNOWN
 
     listed = [v.detail["known"] for v in result.verdicts if "listed" in v.detail]
-    if result.code or not listed:
-        return ""
-    text = f", but for {len(listed)} listed as known"
+    n_excused = sum(v.status == "excused" for v in result.verdicts) - len(listed)
     n = listed.count(UNKNOWN)
-    return f"{text} ({n} without a reason)" if n else text
+    parts = [f"{len(listed)} listed as known" + (f" ({n} without a reason)" if n else "")]
+    parts = parts if listed else []
+    parts += [f"{n_excused} known or explained"] if n_excused > 0 else []
+    return f", but for {' and '.join(parts)}" if parts and result.code == 0 else ""
 
 
 def reach_of(result: "RunResult") -> str:

@@ -28,10 +28,10 @@ from lockstep.harness.judging.designs import Other
 from lockstep.harness.judging.findings import Values
 from lockstep.harness.judging.judge import SiteFinding, affected, finding_of, without_fault
 from lockstep.harness.judging.tolerances import Bound
-from lockstep.harness.records import Site
+from lockstep.harness.records import Mismatch, Site
 from lockstep.harness.shadow.judge import SENSELESS, rounded_to, view_of
 
-AXES = "(ne3, ne2, ne1, ne0)"  # ggml's sizes, as numpy has them
+AXES = ("ne3", "ne2", "ne1", "ne0")  # ggml's sizes, as numpy has them
 KEPT_BYTES = 1 << 30  # of guilty values: more of them make no run that is worth putting right
 OWN_WEIGHTS = "the same op on the same inputs gives every bit again if the weights are the same"
 OWN_PARAMETERS = OWN_WEIGHTS.replace("weights", "parameters")
@@ -157,7 +157,7 @@ class NodeJudge:
         return replace(
             found,
             layer=wire.layer,
-            axes=AXES,
+            axes=axes_of(found.mismatch),
             inputs=wire.inputs,
             weight=", ".join(self.blamed(wire.weights)),
             parameters="" if own is None else parameters_in_words(node.params, own),
@@ -242,6 +242,12 @@ class NodeJudge:
     def blamed(self, weights: tuple[str, ...]) -> tuple[str, ...]:
         """Of several weights those that are known to differ."""
         return tuple(name for name in weights if name in self.changed) or weights
+
+
+def axes_of(worst: Mismatch | None) -> str:
+    """The axes that the index of the worst element has: leading ones of one may be left out."""
+    n = len(worst.index) if worst else len(AXES)
+    return f"({', '.join(AXES[-n:] if n else ())})"
 
 
 def with_weights(node: Node, file: GgufFile) -> Node:

@@ -24,7 +24,7 @@ from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.graph.expert_choice import CHOOSE, chosen, legal, used_of
 from lockstep.harness.graph.expert_order import in_own_order
 from lockstep.harness.graph.node_designs import Computed, designs_of
-from lockstep.harness.graph.node_judge import AXES
+from lockstep.harness.graph.node_judge import axes_of
 from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
 from lockstep.harness.graph.rare_choices import explained
 from lockstep.harness.graph.replay import replay
@@ -269,7 +269,7 @@ class SegmentJudge:
             sees=smallest_scale_error(truth, allowed),
             layer=segment.wire.layer,
             inputs=segment.starts,
-            axes=SITES[site.name].shape if site.name in SITES else AXES,
+            axes=SITES[site.name].shape if site.name in SITES else axes_of(mismatch),
             weight=", ".join(self.weights_of(segment)),
             worst=share_of_limit(truth, shown, allowed),
         )

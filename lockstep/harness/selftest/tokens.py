@@ -50,5 +50,5 @@ def in_words(result: TokenResult) -> str:
         return "MISSED"
     if result.size is None:
         return "caught, NOT IN THE DIRECTION EXPECTED"
-    size = f"a case of {result.size} bytes or ids"
+    size = f"a case of {result.size} bytes or ids" if result.size else "the empty text or no ids"
     return f"caught, {size}" if result.located else f"caught, {size}, EXPECTED {result.most}"

@@ -219,10 +219,11 @@ def divergence(
         "actual": float(actual[at]),
         "mismatched": len(differ),
     }
+    n = "1 weight differs" if len(differ) == 1 else f"{len(differ)} weights differ"
     return context.verdict(
         "dequant",
         "diverged",
-        f"{tensor.name} ({tensor.type}): {len(differ)} weights differ; row {row}, column {column} "
+        f"{tensor.name} ({tensor.type}): {n}; row {row}, column {column} "
         f"is {actual[at]:.9g}, expected {expected[at]:.9g}",
         detail,
         key=("dequant", "value", tensor.type),

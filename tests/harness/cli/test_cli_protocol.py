@@ -1,5 +1,6 @@
 """`lockstep protocol` and `lockstep smoke`: how a stranger begins."""
 
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -29,6 +30,35 @@ def test_the_page_of_the_protocol_is_printed(lockstep: Lockstep) -> None:
     code, out, _ = lockstep("protocol")
     assert code == 0
     assert out.startswith("# Lockstep's engine protocol")
+
+
+@pytest.mark.parametrize("command", [("synth",), ("acid", "write")], ids=" ".join)
+def test_every_command_that_writes_a_model_can_be_quiet(
+    lockstep: Lockstep, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    code, out, err = lockstep(*command, "-q", "-o", tmp_path / "m.gguf")
+    assert (code, err) == (0, "")
+    assert "sha256" in out
+
+
+def test_of_a_fuzzer_with_time_for_each_target_the_end_says_so(
+    lockstep: Lockstep, tmp_path: Path
+) -> None:
+    given = ("--cases", 64, "--engine", "reference", "--oracle", "fast", "-q", "--report", tmp_path)
+    both = ("--type", "Q8_0", "--type", "Q4_0")
+    _, out, _ = lockstep("fuzz", "quants", *both, "--seconds", 60, *given)
+    assert "--seconds 60 was for each of 2 targets" in out
+    _, out, _ = lockstep("fuzz", "quants", "--type", "Q8_0", "--seconds", 60, *given)
+    assert "was for each" not in out
+
+
+def test_the_help_says_which_example_runs_models_and_which_decodes_weights_alone(
+    lockstep: Lockstep,
+) -> None:
+    _, out, _ = lockstep("protocol", "--help")
+    said = " ".join(re.sub("[│╭╮╰╯─]", " ", out).split())
+    assert "whole engine" not in said
+    assert "c decodes weights" in said
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from lockstep.harness.graph.node_judge import (
     OWN_WEIGHTS,
     Compute,
     NodeJudge,
+    axes_of,
     differing_weights,
 )
 from lockstep.harness.graph.other_file import first_other_node, other_parameters
@@ -23,7 +24,7 @@ from lockstep.harness.graph.program import Graph, PlannedNode, Program, Root, Te
 from lockstep.harness.graph.ways import Honest
 from lockstep.harness.graph.wiring import Wire, ends_of_layers, wires_of
 from lockstep.harness.judging.findings import by_layer
-from lockstep.harness.records import Site
+from lockstep.harness.records import Mismatch, Site
 from lockstep.harness.synth.gguf_writer import write_gguf
 from tests.shadow_nodes import node, normal, operand
 
@@ -70,6 +71,12 @@ def changed(by: float) -> NDArray[np.float32]:
     other = W.copy()
     other[3, 7] *= 1 + by
     return other
+
+
+def test_the_axes_of_a_finding_are_as_many_as_its_index_has() -> None:
+    worst = Mismatch(kind="value", index=(23, 43))
+    assert axes_of(worst) == "(ne1, ne0)"
+    assert axes_of(None) == "(ne3, ne2, ne1, ne0)"
 
 
 def test_what_both_compute_alike_is_no_finding(tmp_path: Path) -> None:

@@ -1,14 +1,17 @@
 """What a person reads: nothing from a file or a model reaches the terminal unescaped."""
 
 import io
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 
 from lockstep.harness.cli.terminal import Terminal, excused, fold, more_like
 from lockstep.harness.judging.judge import SiteFinding
-from lockstep.harness.records import Mismatch, Site, Verdict
+from lockstep.harness.records import Mismatch, Site, TensorSummary, Verdict
 from lockstep.harness.report.text import (
     MARKS,
     cut,
@@ -19,6 +22,8 @@ from lockstep.harness.report.text import (
     site_name,
 )
 from lockstep.harness.runs.run import RunResult
+from lockstep.harness.selftest.tokens import in_words
+from lockstep.harness.suites.dequant import divergence
 
 HOSTILE = "[red]x[/red] :smile: \x1b[2J\x1b]0;title\x07 \r\x08 \x9b31m \u202e \udc80 \x00"
 
@@ -230,3 +235,41 @@ def test_an_excused_line_ends_in_no_half_number(tmp_path: Any) -> None:
     result = RunResult(verdicts=[row], engines=(), code=0, seconds=1.0, folder=tmp_path)
     (line,) = excused(result)
     assert line.endswith("token 116:…")
+
+
+# --- the last line ------------------------------------------------------------------------------
+
+
+def test_a_run_that_conforms_says_what_it_excuses(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else "everything compared agrees" stands under what does not."""
+    rows = [
+        Verdict(suite="fuzz-gguf", case="m", status="excused", summary="llama.cpp file crashes"),
+        Verdict(suite="fuzz-gguf", case="m", status="agreed", summary="7 files"),
+    ]
+    result = RunResult(verdicts=rows, engines=(), code=0, seconds=1.0, folder=tmp_path)
+    Terminal(quiet=True).summary(result)
+    said = capsys.readouterr().out
+    assert "everything compared agrees, but for 1 known or explained in 1.0 s" in said
+    Terminal(quiet=True).summary(replace(result, verdicts=rows[1:]))
+    assert "but for" not in capsys.readouterr().out
+
+
+# --- one and many -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "said"), [(1, "1 weight differs;"), (2, "2 weights differ;")])
+def test_one_weight_differs_and_two_differ(n: int, said: str) -> None:
+    tensor = TensorSummary(name="w", ne=(4,), type="F32", offset=0, n_bytes=16)
+    context: Any = SimpleNamespace(verdict=lambda *args, **more: args[2])
+    right = np.zeros(4, np.float32)
+    wrong = right.copy()
+    wrong[:n] = 1
+    assert said in str(divergence(context, tensor, 0, right, wrong))
+
+
+@pytest.mark.parametrize(("size", "said"), [(0, "the empty text or no ids"), (3, "a case of 3 ")])
+def test_a_case_of_nothing_is_said_in_words(size: int, said: str) -> None:
+    result: Any = SimpleNamespace(caught=True, size=size, located=True, most=8)
+    assert said in in_words(result)

@@ -257,6 +257,7 @@ class FileCampaign:
         answers = self.answers(small)
         text = f"{case.name}: " if case.name else ""
         text += f"{cause.stage} {cause.symptom} {cause.kind}".strip()
+        text += f" (known: {known.id}: {known.sentence.rstrip('.')})" if known else ""
         text += f": {len(small)} bytes, {small[:60].hex()}{'...' if len(small) > 60 else ''}"
         detail = {
             "stage": cause.stage,
