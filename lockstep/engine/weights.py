@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -49,8 +50,14 @@ class Weight:
             yield rows, self.rows(rows.start, rows.stop)
 
     def values(self) -> F32:
-        """All of it: for vectors and small matrices."""
+        """All of it: for vectors, which are asked for at every step, and small matrices."""
+        if len(self.shape) == 1:
+            return self.vector.copy()
         return self.format.dequantize(self.raw).reshape(self.shape)
+
+    @cached_property
+    def vector(self) -> F32:
+        return self.format.dequantize(self.raw)
 
     def part(self, index: int) -> "Weight":
         """One matrix of a stack: an expert."""

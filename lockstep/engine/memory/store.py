@@ -83,7 +83,8 @@ class Store:
         """As stored: (cells, kv_heads, dim) each. Of cells in a row that is no copy: a cache is
         long, and each token reads all of it."""
         at: Index | slice = cells
-        if len(cells) and (np.diff(cells) == 1).all():
+        in_a_row = len(cells) > 0 and cells[-1] - cells[0] == len(cells) - 1
+        if in_a_row and (cells[1:] > cells[:-1]).all():
             at = slice(int(cells[0]), int(cells[-1]) + 1)
         return self.keys[layer][at], self.values[layer][at]
 

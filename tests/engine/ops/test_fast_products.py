@@ -180,7 +180,7 @@ def of_some_formats() -> dict[str, str]:
 def test_other_processors_multiply_the_same(processor: str, tmp_path: Path) -> None:
     there = {"NUMBA_CPU_NAME": processor, "NUMBA_CACHE_DIR": str(tmp_path)}
     plain = {"NUMBA_CPU_FEATURES": ""} if processor == "generic" else {}
-    code = "import json; from tests.engine.ops.test_ops_fast import of_some_formats as f; "
+    code = "import json; from tests.engine.ops.test_fast_products import of_some_formats as f; "
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", f"{code}print(json.dumps(f()))"],
         cwd=Path(__file__).resolve().parents[3],

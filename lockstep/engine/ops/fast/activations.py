@@ -21,18 +21,15 @@ MAGIC = np.float32(1.5 * 2**23)
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """x: (tokens, columns), dx: (tokens, runs) their scales, sums: (tokens, groups) of them; lows:
-    what the lowest weights of blocks are multiplied by, (tokens, blocks)."""
+    """x: (tokens, columns), dx: (tokens, runs) their scales, sums: (tokens, groups) of them, pairs:
+    of groups twice as long; lows: what the lowest weights of blocks are multiplied by, (tokens,
+    blocks)."""
 
     x: I8
     dx: F32
     sums: I32
+    pairs: I32
     lows: F32
-
-    @cached_property
-    def pairs_of_sums(self) -> I32:
-        """Of groups twice as long."""
-        return self.sums[:, ::2] + self.sums[:, 1::2]
 
     @cached_property
     def tiles(self) -> tuple[I16, F32]:
@@ -98,8 +95,8 @@ def to_q8(x: F32, steps: I8, scales: F32, sums: I32, wide_sums: I32) -> None:
 
 
 @kernel
-def to_q8_k(x: F32, steps: I8, scales: F32, sums: I32) -> None:
-    """sums: of each 16"""
+def to_q8_k(x: F32, steps: I8, scales: F32, sums: I32, pairs: I32) -> None:
+    """sums: of each 16, pairs: of each 32"""
     for t in range(x.shape[0]):
         for b in range(scales.shape[1]):
             block, to = x[t, 256 * b : 256 * b + 256], steps[t, 256 * b : 256 * b + 256]
@@ -118,23 +115,28 @@ def to_q8_k(x: F32, steps: I8, scales: F32, sums: I32) -> None:
                 for i in range(16):
                     total += np.int32(to[16 * g + i])
                 sums[t, 16 * b + g] = total
+            for g in range(8):
+                at = 16 * b + 2 * g
+                pairs[t, 8 * b + g] = sums[t, at] + sums[t, at + 1]
 
 
 def q8_0(x: F32) -> Steps:
     steps, scales, sums, _ = of_32(x)
-    return Steps(steps, halved(scales), sums, scales[:, :0])
+    return Steps(steps, halved(scales), sums, sums[:, :0], scales[:, :0])
 
 
 def q8_1(x: F32) -> Steps:
     steps, scales, sums, wide = of_32(x)
-    return Steps(steps, halved(scales), sums, halved(scales * wide.astype(np.float32)))
+    lows = halved(scales * wide.astype(np.float32))
+    return Steps(steps, halved(scales), sums, sums[:, :0], lows)
 
 
 def q8_k(x: F32) -> Steps:
     steps, n = np.empty(x.shape, np.int8), x.shape[1] // 256
     scales, sums = np.empty((len(x), n), np.float32), np.empty((len(x), 16 * n), np.int32)
-    to_q8_k(x, steps, scales, sums)
-    return Steps(steps, scales, sums, scales[:, :0])
+    pairs = np.empty((len(x), 8 * n), np.int32)
+    to_q8_k(x, steps, scales, sums, pairs)
+    return Steps(steps, scales, sums, pairs, scales[:, :0])
 
 
 def of_32(x: F32) -> tuple[I8, F32, I32, I32]:

@@ -1,6 +1,7 @@
 """The ops as they are run: `mirror`'s answers to within float32's roundings, compiled by numba.
 
-Weights are multiplied as they lie in the mapped file; a format without a kernel takes mirror's way.
+Weights are multiplied as they lie in the mapped file; only a decoder that is wrong on purpose, which
+may be anything, takes mirror's way.
 Flash attention keeps its sums in float32, so with an F16 cache it is nearer to the truth than
 llama.cpp is. Never used to judge.
 """
@@ -69,7 +70,7 @@ class Fast(Mirror):
         kind, raw = weight.format, readable(weight.raw)
         row = ROWS.get(kind.name)
         if row is not None and len(found.x) <= FEW:
-            sums = found.pairs_of_sums if row.pairs else found.sums
+            sums = found.pairs if row.pairs else found.sums
             return row.kernel, (raw, weight.row_bytes, found.x, found.dx, sums, found.lows)
         x, dx = found.tiles
         if run_of(kind) < activation_format(kind).block:

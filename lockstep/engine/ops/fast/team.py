@@ -100,7 +100,7 @@ class Team:
     """One for a process. Kernels are called with arguments and the range that they compute."""
 
     def __init__(self) -> None:
-        self.process = os.getpid()
+        self.most = min(processors() - 1, MOST)
         self.box = np.zeros(80, np.int64)
         self.asked = threading.Lock()  # by one at a time; another one works alone
         self.asleep: list[threading.Lock] = []
@@ -110,7 +110,7 @@ class Team:
     def share(
         self, kernel: Callable[..., None], args: tuple[Any, ...], n: int, helpers: int
     ) -> None:
-        helpers = min(helpers, processors() - 1, MOST, n - 1)
+        helpers = min(helpers, self.most, n - 1)
         if helpers < 1 or not self.asked.acquire(blocking=False):
             return kernel(*args, 0, n)
         try:
