@@ -1,8 +1,8 @@
 """The ops as they are run: `mirror`'s answers to within float32's roundings, compiled by numba.
 
 Weights are multiplied as they lie in the mapped file; only a decoder that is wrong on purpose,
-which may be anything, takes mirror's way. Flash attention keeps its sums in float32, so with an F16 cache it is nearer to the truth than
-llama.cpp is. Never used to judge.
+which may be anything, takes mirror's way. Flash attention keeps its sums in float32, so with an F16
+cache it is nearer to the truth than llama.cpp is. Never used to judge.
 """
 
 import os
