@@ -58,7 +58,8 @@ class Extent:
     def differs_from(self, other: "Extent") -> str:
         """Why the other is not the same, at the same place; "": it is."""
         if other.kind != self.kind:
-            return f"it is of kind {other.kind!r}, and {self.kind!r} is listed"
+            listed = repr(self.kind) if self.kind else "none"
+            return f"it is of kind {other.kind!r}, and {listed} is listed"
         if self.size is None or other.size is None:
             same = self.size is other.size
         elif type(self.size) is int and type(other.size) is int:
