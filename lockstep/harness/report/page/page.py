@@ -55,12 +55,8 @@ def environment() -> Environment:
     )
     made.filters |= {"number": texts.number, "of_limit": texts.of_limit, "exact": texts.exact}
     made.filters |= {"name": texts.short_name, "data": texts.data_block, "counted": counted}
-    made.filters |= {
-        "paths": texts.paths,
-        "long": texts.long,
-        "whole": texts.whole,
-        "in_short": in_short,
-    }
+    made.filters |= {"paths": texts.paths, "long": texts.long, "whole": texts.whole}
+    made.filters["in_short"] = in_short
     made.globals |= {"MARKS": MARKS, "SIGNS": SIGNS, "BOTH": BOTH, "PLACES": PLACES}
     made.globals |= {
         "figures_of": figures_of,
