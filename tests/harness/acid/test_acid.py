@@ -19,6 +19,7 @@ from lockstep.harness.acid.shape import eight_bits
 from lockstep.harness.acid.tokens import PROMPT
 from lockstep.harness.acid.write import TYPES, write_acid
 from lockstep.harness.catalogue.acid import SHORT, text_of, try_engine
+from lockstep.harness.catalogue.models import with_keys
 from lockstep.harness.catalogue.run import honest_engines, wrong_engines
 from lockstep.harness.cli import acid as acid_cli
 from lockstep.harness.honest.base import HonestEngine
@@ -28,14 +29,14 @@ from tests.harness.cli.test_cli import Lockstep, lockstep
 __all__ = ["lockstep"]
 
 HASHES = {
-    "F32": "fcdbaaebd35c8187155e07dd3698f4834ec39a1196008fe0e4355be1af5ec2a3",
-    "F16": "78544948dad45bebf77ce5d592b53d0c683ac7ba4f4cb074957f6ed582cadc07",
-    "BF16": "0d94ffaf8ec0aa44b020f63f8a04209437390e8c44f07299db5f37a39d2d3190",
-    "Q8_0": "1c349c7a9ea591afbc495b1aa1bd41dce7e2afd81f3bf882ed73dbb81aa27b1b",
-    "Q4_0": "5ffb0529e2eb826d6f2b964c4e3cd3f3184939715cada08a33eb5a47a7a152cf",
-    "Q4_K": "cc4211fcd9ae7f20565b0dc7642cd581f2826fc8445ad95e0f19081616ea7b00",
-    "Q6_K": "bc6338f8aff8a5b1e58ed0e5e43403cdb7c14ef4374e5e4c2a62a7f85c01ffe6",
-    "MXFP4": "bb40b0403a6048832ce5e9e3a135c5bf291ca9ddcc2f1f30b023f3d61e6636b7",
+    "F32": "c1801e7f5e47b468992c9bd727bb2249aa90ddac55ae4bcb21ee3a6c8494b5dd",
+    "F16": "0b0bb89e42296c33339795cbc62c04a8c4795973072ad4e1c1a57036d7ecf84d",
+    "BF16": "d5d7b28b240c8e41494dd6b5059bbfa6fa60e6f21d84f73374bc8903deefcec6",
+    "Q8_0": "7a28ee6ddad555f5fe219ef549071e7c81859777bda57c2477d0f918a308604c",
+    "Q4_0": "09f72894de31af1fac048b0022d70ac66d8490e007379c9a5e8fbdff56d42bf1",
+    "Q4_K": "503fe2c5c5340fc27ca71d17147d3c950b539eb44be54183b10216171145ade8",
+    "Q6_K": "29077e23c0b068f34c89c584267b6de32920e8c9cecf7cf608faa082d4b2b873",
+    "MXFP4": "e2c60c0295d45ce3dc296d0aceff9faf3222c46591b79b29caa9be259b54e682",
 }
 REPORT = report_for("llama", "F32")
 TESTS = REPORT.tests
@@ -50,6 +51,32 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def named(test: Measurement) -> str:
     return test.name
+
+
+# --- bases that are not the file's ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["llama", "llama-moe", "qwen3"])
+@pytest.mark.parametrize(
+    ("base", "says"),
+    [
+        (500.0, "turns too fast"),
+        (2000.0, "turns too slowly: 10000 taken for 1000?"),
+        (5000.0, "turns too slowly: 10000 taken for 1000?"),
+        (10000.0, "turns too slowly: 10000 taken for 1000?"),
+        (10500.0, "turns too slowly: 10000 taken for 1000?"),
+        (500000.0, "turns too slowly: 10000 taken for 1000?"),
+    ],
+)
+def test_half_and_double_of_the_base_are_told_from_it(
+    arch: str, base: float, says: str, tmp_path: Path
+) -> None:
+    write_acid(tmp_path / "acid.gguf", arch)
+    path = tmp_path / "other.gguf"
+    key = f"{ARCHITECTURES[arch].gguf}.rope.freq_base"
+    with_keys(tmp_path / "acid.gguf", path, {key: ("F32", base)})
+    reading = read_report(text_of("fast", path, EXACT, SHORT))
+    assert {a.test: a.says for a in reading.answers if not a.ok}["rope-base"] == says
 
 
 # --- the file -----------------------------------------------------------------------------------

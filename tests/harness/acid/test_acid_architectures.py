@@ -23,10 +23,10 @@ from tests.harness.cli.test_cli import Lockstep, lockstep
 __all__ = ["lockstep"]
 
 HASHES = {
-    ("qwen3", "F32"): "61762df60d24f18487c2e830b863f96b964318b82c3c76ba21072e9f8267b3fa",
-    ("qwen3", "F16"): "f9fcbb4f5a66b0bded859190356ccdfaa5f704dfb5edfda0700e47ffc15c9341",
-    ("llama-moe", "F32"): "7328d4bbf40055ec396d6ba59eb0d518b2f9cebcc4e1e6fe3af32f9547c08852",
-    ("llama-moe", "BF16"): "eed28f9059c85412890df1e254b55f775f3dfc691495fd99755ce624e4f308dd",
+    ("qwen3", "F32"): "962889f86ed2a2d0f7c7ba3611ad2854c13e06561cca6ae12bfc0954d3b255e1",
+    ("qwen3", "F16"): "a80a85a82d14a8f0b3c38d9910db2c34c0ec10ccc8d3c9c01be02ebcf880184f",
+    ("llama-moe", "F32"): "feaa4502f8beab436a21a7405f22b23a4920a8b53ebacdda03419048014f8760",
+    ("llama-moe", "BF16"): "59112e65fffe9b1f1033be500f307bd7e6f463e7b810345bda55008c0599637e",
     ("gpt2", "F32"): "f7987a45efa73bb4a6f78530f9c892c4b53cf17b610f93b80ac6446fef24d499",
     ("gemma3", "F32"): "7dd61df43cf6365e08e8128247281cd2879d8c26fdf463f55ee5f09c36c498ad",
     ("gemma3", "BF16"): "a1981caee913927119162372f4a1e1e4622068ad0130509edbe85c7daf5302e4",

@@ -63,14 +63,21 @@ class Pairing(Rope):
 
 
 class Base(Rope):
-    """Pair 4 turns by 0.178 radians at the base 1000 of the file, and by 0.1 at 10,000: then 9
-    positions are taken for 16."""
+    """Pair 4 turns by 0.178 radians at the base 1000 of the file, so that 9 positions are 1.6. Of a
+    base of 500 these are 7.6 positions, of 2000 10.7, of 5000 13.5, of 10,000 16. What is slower is
+    found further back, and each of these bases has a distance that fits it better than 9 does."""
 
     name = "rope-base"
-    sees = "rope.freq_base of the file, and that frequencies fall from pair to pair"
+    sees = (
+        "rope.freq_base of the file, against half and double of it and beyond; and that "
+        "frequencies fall from pair to pair"
+    )
     where = "layer 0, head 0, pair 4"
-    layer, turns, score = 0, 4, 100.0
-    distances = (9, 16, 3)
+    layer, turns, score = 0, 4, 400.0
+    distances = (9,)
+    # 16 back stands the token of matrix-edges, whose keys are shorter
+    slower: tuple[int, ...] = (11, 13, 17)
+    faster: tuple[int, ...] = (7, 3)
     right = (1.0, 0.0, 0.0)
     wrong: Wrong = (
         ("turns too slowly: 10000 taken for 1000?", (0.0, 1.0, 0.0)),
@@ -84,6 +91,15 @@ class Base(Rope):
         "rope-half-the-head",
     )
     rests_on: Names = ("rope-pairing",)
+
+    def build(self, w: AcidWeights, at: AcidPlace) -> None:
+        groups = (self.distances, self.slower, self.faster)
+        every = {at.before(d): 1.0 for group in groups for d in group}
+        w.look(self.layer, at.state, every)
+        place = (self.layer, 0, self.turns)
+        w.turn(place, at.state, every, self.distances[0], self.score)
+        for i, group in enumerate(groups):
+            w.read(self.layer, {at.before(d): 1.0 for d in group}, at.value(i))
 
 
 class SlowPairs(Rope):

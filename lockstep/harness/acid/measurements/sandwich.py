@@ -182,7 +182,7 @@ class LocalBase(Base):
     name = "rope-base-of-windows"
     sees = "layers with a window turn by the base 10000, whatever rope.freq_base says"
     where = "layer 0, head 0, pair 4"
-    distances = (16, 9, 3)
+    distances, slower, faster, score = (16,), (9,), (3,), 100.0
     wrong = (
         ("the base of the file", (0.0, 1.0, 0.0)),
         ("turns too fast", (0.0, 0.0, 1.0)),
@@ -196,8 +196,9 @@ class GlobalBase(Base):
     """Pair 4 turns by 0.178 radians at the base 1000 of the file, and by 0.1 at 10,000: then 9
     positions are taken for 16."""
 
-    sees = "layers without a window turn by rope.freq_base of the file"
+    sees = "layers without a window turn by rope.freq_base of the file, against five times as much"
     where = "layer 5, head 0, pair 4"
     layer = 5
+    slower, faster, score = (16,), (3,), 100.0
     catches = ("rope-base-of-llama3", "rope-exponent-halved", "rope-half-the-head")
     rests_on = ("rope-pairing", "far-in-global-layer")
