@@ -26,8 +26,6 @@ PLACES = (
 )
 EXCEPTIONS = {
     "engine/ops/build.py: np.matmul": "what judges graphs; vectors are written with `in_order`",
-    "engine/ops/flash_mirror.py: np.log2": "corrected where it falls short of a power of two",
-    "engine/ops/flash_mirror.py: **": "of two, to a whole number: exact",
 }
 
 

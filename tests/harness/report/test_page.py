@@ -6,7 +6,6 @@ from base64 import b64encode
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -15,11 +14,11 @@ from lockstep.harness.records import Verdict
 from lockstep.harness.report.jsonl import SCHEMA, ReportWriter, plain
 from lockstep.harness.report.nodes import NodeRow, node_columns
 from lockstep.harness.report.page.hexdump import values_of
-from lockstep.harness.report.page.page import page_of, source
+from lockstep.harness.report.page.page import source
 from lockstep.harness.report.page.verdicts import RowsOfRun
 from lockstep.harness.report.page.write import write_page_of_run
 from lockstep.harness.report.text import printable
-from tests.pages import Page, rich_rows
+from tests.pages import Page, drawn, rich_rows
 
 HOSTILE = (
     "<script>document.title = 'taken'</script>",
@@ -34,10 +33,6 @@ HOSTILE = (
     "javascript:alert(1)",
 )
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-
-
-def drawn(rows: list[dict[str, Any]]) -> str:
-    return page_of(RowsOfRun.of(json.loads(json.dumps(plain(rows)))))
 
 
 def hostile(text: str) -> Page:
@@ -299,54 +294,6 @@ def test_more_nodes_than_are_drawn_are_folded_and_it_is_said() -> None:
     page = drawn(rows)
     assert len(page) < 1_000_000
     assert "that of each name in a layer the worst step alone is drawn" in Page(page).text
-
-
-def of_black_box(tokens: bool) -> list[dict[str, Any]]:
-    """One head wrong in each of three layers, and the whole model with it."""
-    part = {"name": "attention: head 5", "words": "7 other heads agree", "asked_as": ""}
-    size = {"worst": 0.0, "allowed": 0.0} if tokens else {"worst": 0.3, "allowed": 1e-5}
-    rows = rich_rows()
-    slices = [
-        rows[1]
-        | {"suite": "black-box", "status": "diverged", "key": f"black-box/layer {i}/head"}
-        | {"detail": {"where": f"layer {i}", "layer": i, "what": "", **size, "parts": [part]}}
-        for i in range(3)
-    ]
-    fine = slices[0] | {"status": "agreed", "key": ""}
-    fine["detail"] = {**slices[0]["detail"], "where": "outside the layers", "parts": []}
-    whole = slices[0] | {"key": "black-box/the whole model/"}
-    whole["detail"] = {"where": "the whole model", **size}
-    return [rows[0], fine, *slices, whole, rows[-1]]
-
-
-@pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "logits"])
-def test_the_page_of_a_black_box_names_the_part_once_and_shows_every_slice(tokens: bool) -> None:
-    page = Page(drawn(of_black_box(tokens)))
-    first = "the first is layer 0: attention: head 5 in black-box"
-    assert f"Diverged: 4 differences of 2 kinds; {first}." in page.text
-    (table,) = re.findall("Slices Each is.*?Suites", page.text)
-    assert table.count("attention: head 5") == 3
-    assert "outside the layers ok" in table
-    assert "why so much" not in page.text
-    assert "Allowed 0" not in page.text
-
-
-@pytest.mark.parametrize(
-    ("status", "said"),
-    [
-        ("named", "rope on half-split pairs or one of 1 more"),
-        ("few", "too few answers differ to name a mistake"),
-        ("none", "none of 377 known mistakes"),
-    ],
-)
-def test_the_headline_of_a_diagnosis_is_what_it_came_to(status: str, said: str) -> None:
-    header, row, *_, footer = rich_rows()
-    match = {"engine": "mutant:a", "mistake": "rope on half-split pairs"}
-    named = [] if status == "none" else [match, match]
-    row |= {"suite": "diagnose", "status": "diverged"}
-    row["detail"] = {"where": "runs", "aspect": "runs", "status": status, "named": named}
-    row["detail"]["tried"] = 377
-    assert f"the first is its runs: {said}." in Page(drawn([header, row, footer])).text
 
 
 def test_the_key_of_a_chart_has_every_color_of_its_bars(page: Page) -> None:
