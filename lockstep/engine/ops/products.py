@@ -33,6 +33,7 @@ MINIMA = ("m", "dmin")  # ggml's names for the scale of a block's minima
 FEW = 4  # tokens
 WORTH_THREADS = 1 << 24  # multiplications; of fewer, Python between them is most of the time
 MORE = 1 + 2.0**-40  # by which sums of float64 grow, more than is lost to their roundings
+INTEGERS = 1 << 19  # weights at a time, of two bytes or one
 UNPACKING = 16  # multiplications take as long as to unpack a weight
 # ggml may multiply grid and shift of these apart; of |grid + shift| that is 9 to 7 at most
 APART = {"IQ1_S": 9 / 7, "IQ1_M": 9 / 7}
@@ -259,11 +260,12 @@ def added_up(
         if build.bounds:
             size[:, rows] = magnitudes
 
+    runs = list(weight.runs() if whole is None else weight.runs(INTEGERS))
     if (len(acts) + UNPACKING) * math.prod(weight.shape) < WORTH_THREADS:
-        for rows in weight.runs():
+        for rows in runs:
             run(rows)
     else:
-        each(run, list(weight.runs()))
+        each(run, runs)
     return out, size if floats else size * APART.get(weight.format.name, 1.0)
 
 

@@ -175,7 +175,11 @@ def of_numbers() -> list[float]:
     weights, scales = rng.random((16, 2)).astype(np.float32), rng.random((4, 32))
     nothing = np.zeros(scales.shape, np.int32)
     kernel(pairs, weights, steps, nothing, scales, out)
-    found: list[float] = out.reshape(-1).tolist()
+    bytes_of_rows = rng.integers(0, 256, (16, 128)).astype(np.uint8).view(np.int32)
+    fours = rng.integers(-127, 128, (4, 8, 32, 4)).astype(np.int8)
+    starts, more = rng.integers(-9999, 9999, (4, 32)).astype(np.int32), np.zeros((16, 32))
+    kernel(bytes_of_rows, weights, fours, starts, scales, more)
+    found: list[float] = np.concatenate([out, more]).reshape(-1).tolist()
     return found
 
 
