@@ -1,6 +1,5 @@
 """A report with everything that a page draws, and a reader of pages."""
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict
 from html.parser import HTMLParser
@@ -8,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.harness.records import EXACT, EngineInfo
-from lockstep.harness.report.jsonl import plain
 from lockstep.harness.report.nodes import NodeRow, node_columns
-from lockstep.harness.report.page.page import page_of
-from lockstep.harness.report.page.verdicts import RowsOfRun
 
 VOID = {"meta", "br", "path", "link", "img", "input"}
 SCHEDULE = {
@@ -190,7 +186,3 @@ class Page(HTMLParser):
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.elements if name == tag]
-
-
-def drawn(rows: list[dict[str, Any]]) -> str:
-    return page_of(RowsOfRun.of(json.loads(json.dumps(plain(rows)))))

@@ -6,6 +6,7 @@ from base64 import b64encode
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -13,12 +14,11 @@ from jsonschema import Draft202012Validator
 from lockstep.harness.records import Verdict
 from lockstep.harness.report.jsonl import SCHEMA, ReportWriter, plain
 from lockstep.harness.report.nodes import NodeRow, node_columns
-from lockstep.harness.report.page.hexdump import values_of
-from lockstep.harness.report.page.page import source
+from lockstep.harness.report.page.page import page_of, source
 from lockstep.harness.report.page.verdicts import RowsOfRun
 from lockstep.harness.report.page.write import write_page_of_run
 from lockstep.harness.report.text import printable
-from tests.pages import Page, drawn, rich_rows
+from tests.pages import Page, rich_rows
 
 HOSTILE = (
     "<script>document.title = 'taken'</script>",
@@ -33,6 +33,10 @@ HOSTILE = (
     "javascript:alert(1)",
 )
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def drawn(rows: list[dict[str, Any]]) -> str:
+    return page_of(RowsOfRun.of(json.loads(json.dumps(plain(rows)))))
 
 
 def hostile(text: str) -> Page:
@@ -294,29 +298,6 @@ def test_more_nodes_than_are_drawn_are_folded_and_it_is_said() -> None:
     page = drawn(rows)
     assert len(page) < 1_000_000
     assert "that of each name in a layer the worst step alone is drawn" in Page(page).text
-
-
-def test_the_key_of_a_chart_has_every_color_of_its_bars(page: Page) -> None:
-    assert "beyond the limit" in page.text
-    assert any(e.get("class") == "key over-key" for e in page.all("span"))
-
-
-def test_of_two_blocks_the_bytes_that_differ_are_marked() -> None:
-    rows = rich_rows()
-    one = {"type": "Q4_0", "hex": "003c" + "80" * 16, "weight": 20, "values": [0.0] * 32}
-    other = {**one, "hex": "003c" + "80" * 4 + "5f" + "80" * 11}
-    rows[1]["detail"] = {"decoded": {"oracle": one, "subject": other}}
-    marked = re.findall("<mark>(..)</mark>", drawn(rows))
-    assert marked == ["80", "5f"]
-
-
-def test_of_a_block_so_many_weights_are_shown_that_the_wrong_one_is_on_the_screen() -> None:
-    values = [float(i) for i in range(256)]
-    one = {"type": "Q4_K", "hex": "00" * 144, "weight": 82, "values": values}
-    other = {**one, "values": [*values[:82], -1.0, *values[83:]]}
-    found = values_of({"oracle": one, "subject": other})
-    assert [v["at"] for v in found] == [*range(78, 87)]
-    assert [v["at"] for v in found if v["differs"]] == [82]
 
 
 def test_a_finding_of_the_weights_fuzzer_shows_its_block_and_where_it_was_found() -> None:

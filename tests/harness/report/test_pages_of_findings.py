@@ -1,11 +1,13 @@
-"""Pages of black boxes and of diagnoses say which part it is, and which mistake."""
+"""Pages of weights, of black boxes and of diagnoses: the headline names what was found."""
 
 import re
 from typing import Any
 
 import pytest
 
-from tests.pages import Page, drawn, rich_rows
+from lockstep.harness.report.page.hexdump import values_of
+from tests.harness.report.test_page import drawn
+from tests.pages import Page, rich_rows
 
 
 def of_black_box(tokens: bool) -> list[dict[str, Any]]:
@@ -54,3 +56,27 @@ def test_the_headline_of_a_diagnosis_is_what_it_came_to(status: str, said: str) 
     row["detail"] = {"where": "runs", "aspect": "runs", "status": status, "named": named}
     row["detail"]["tried"] = 377
     assert f"the first is its runs: {said}." in Page(drawn([header, row, footer])).text
+
+
+def test_the_key_of_a_chart_has_every_color_of_its_bars() -> None:
+    page = Page(drawn(rich_rows()))
+    assert "beyond the limit" in page.text
+    assert any(e.get("class") == "key over-key" for e in page.all("span"))
+
+
+def test_of_two_blocks_the_bytes_that_differ_are_marked() -> None:
+    rows = rich_rows()
+    one = {"type": "Q4_0", "hex": "003c" + "80" * 16, "weight": 20, "values": [0.0] * 32}
+    other = {**one, "hex": "003c" + "80" * 4 + "5f" + "80" * 11}
+    rows[1]["detail"] = {"decoded": {"oracle": one, "subject": other}}
+    marked = re.findall("<mark>(..)</mark>", drawn(rows))
+    assert marked == ["80", "5f"]
+
+
+def test_of_a_block_so_many_weights_are_shown_that_the_wrong_one_is_on_the_screen() -> None:
+    values = [float(i) for i in range(256)]
+    one = {"type": "Q4_K", "hex": "00" * 144, "weight": 82, "values": values}
+    other = {**one, "values": [*values[:82], -1.0, *values[83:]]}
+    found = values_of({"oracle": one, "subject": other})
+    assert [v["at"] for v in found] == [*range(78, 87)]
+    assert [v["at"] for v in found if v["differs"]] == [82]
