@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,10 +32,25 @@ def compiled(function: Callable[..., Any], stamp: str = "", **options: Any) -> A
         kept = njit(cache=True, **options)(function)
     except RuntimeError:  # "no locator available": neither beside the file nor in the user's cache
         return njit(**options)(function)
+    index = kept._cache._cache_file
+    index.save = partial(save, index)
     if stamp:
-        index = kept._cache._cache_file
         index._source_stamp = (index._source_stamp, stamp)
     return kept
+
+
+def save(index: Any, key: Any, data: Any) -> None:
+    """As numba's own, but what is compiled for other types lies in a file whose name says so.
+
+    numba counts its files: two processes that compile a function for two kinds of arguments at the
+    same time take the same number, and one of them is given the other's code later on.
+    """
+    kept = index._load_index()
+    if key not in kept:
+        name = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
+        kept[key] = f"{index._index_name.removesuffix('.nbi')}.{name}.nbc"
+        index._save_index(kept)
+    index._save_data(kept[key], data)
 
 
 def is_kept(kernel: Any) -> bool:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,13 +26,18 @@ def decode(raw, out):
 
 def hits(path: Path) -> int:
     """How often the kernel of that file came from disk when it was needed."""
+    kernel = compiled_in(path)
+    kernel(np.zeros(8, np.uint8), np.empty(8, np.float32))
+    return sum(kernel.stats.cache_hits.values())
+
+
+def compiled_in(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.decode(np.zeros(8, np.uint8), np.empty(8, np.float32))
-    return sum(module.decode.stats.cache_hits.values())
+    return module.decode
 
 
 def test_a_compiled_kernel_is_kept_until_what_it_is_made_of_changes(
@@ -46,6 +52,23 @@ def test_a_compiled_kernel_is_kept_until_what_it_is_made_of_changes(
     assert hits(path) == 1
     path.write_text(SOURCE + "\n")
     assert hits(path) == 0
+
+
+def test_forms_that_two_processes_compile_at_the_same_time_are_not_taken_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has looked before the other one had written; numba's own would number both the same."""
+    path = tmp_path / "both.py"
+    path.write_text(SOURCE)
+    hits(path)
+    kernel = compiled_in(path)
+    index = kernel._cache._cache_file
+    monkeypatch.setattr(index, "_load_index", dict)
+    names: list[str] = []
+    monkeypatch.setattr(index, "_save_data", lambda name, data: names.append(name))
+    for key in ("of floats", "of integers", "of floats"):
+        index.save(key, b"")
+    assert names[0] == names[2] != names[1]
 
 
 @pytest.mark.parametrize("edited", [*unpacking.SHARED, "codebooks/x.hex"])

@@ -27,8 +27,7 @@ from lockstep.engine.ops.rotation import recursion
 from lockstep.engine.quants.base import F32, NO_PRODUCT, Bytes, WeightFormat
 from lockstep.engine.weights import Weight
 
-WORTH_A_THREAD = 1 << 19  # multiplications below which waking a thread costs more than it saves
-
+WORTH_A_THREAD = 1 << 17  # multiplications below which sharing them costs more than it saves
 FEW = 8  # tokens, of which each is multiplied by weights as they lie in the file
 Prepared = tuple[Callable[..., None], tuple[Any, ...]]  # a kernel and its first arguments
 
