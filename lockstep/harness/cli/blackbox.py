@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.harness.cli.hints import MISTAKE, black_box_command
 from lockstep.harness.cli.shared import diagnose_command
-from lockstep.harness.report.text import cut
 
 if TYPE_CHECKING:
     from lockstep.harness.blackbox.asking import SliceAnswer
@@ -114,6 +113,7 @@ def mark(answer: "SliceAnswer") -> str:
 def reasons(rows: Sequence["LayerRow"], lenses: Sequence["Looked"]) -> Iterator[str]:
     """What made each part certain, and what was said of what was not compared."""
     from lockstep.harness.blackbox.report import name_of
+    from lockstep.harness.report.text import cut
 
     for row in rows:
         if row.answer.status not in ("agreed", "diverged"):

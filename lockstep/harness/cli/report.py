@@ -9,7 +9,6 @@ from typer.core import TyperGroup
 
 from lockstep.harness.cli.options import JsonOpt, QuietOpt
 from lockstep.harness.cli.shared import screen
-from lockstep.harness.report.text import cut
 
 if TYPE_CHECKING:
     from lockstep.harness.report.changes import Changes
@@ -136,6 +135,8 @@ def lines_of(found: "Changes") -> Iterator[str]:
 
 
 def some(kind: str, texts: Sequence[str]) -> Iterator[str]:
+    from lockstep.harness.report.text import cut
+
     for text in texts[:SHOWN]:
         yield f"{kind:<8} {cut(text.splitlines()[0], 400) if text else ''}"
     if len(texts) > SHOWN:

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from threading import Thread
 
+from lockstep.harness.asking.template import keep_template
 from lockstep.harness.parallel.children import Died, Event, Said, Work, ending_of
 from lockstep.harness.processes.allocator import keep_freed_memory
 from lockstep.harness.processes.engine_process import EngineProcess
@@ -71,9 +72,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # what to do about it is the parent's
     keep_freed_memory()
     connection = Connection(int(sys.argv[1]))
-    for work in works_from(connection):
-        event = ending_of(work, lambda value: connection.send(Said(value)))
-        connection.send(event)
+    with keep_template():
+        for work in works_from(connection):
+            event = ending_of(work, lambda value: connection.send(Said(value)))
+            connection.send(event)
 
 
 def works_from(connection: Connection) -> Iterator[Work]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
+from lockstep.harness.asking.template import keep_template
 from lockstep.harness.parallel.children import Died, Event, Said, Say, Work, raise_for, side_by_side
 from lockstep.harness.parallel.work_process import WorkProcess
 from lockstep.harness.processes.side_by_side import TEMPORARY
@@ -116,7 +117,8 @@ def as_done(
     died: makes a result of the death of the process that had this part; by itself it is raised.
     """
     if executor is None:
-        yield from map(work, parts)
+        with keep_template():
+            yield from map(work, parts)
         return
     works = [partial(say_result, work, part) for part in parts]
     for number, event in events_of(executor, works, files):
