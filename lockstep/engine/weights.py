@@ -38,9 +38,9 @@ class Weight:
         by_row = self.raw.reshape(-1, self.row_bytes)
         return self.format.dequantize(by_row[ids].reshape(-1)).reshape(len(ids), self.shape[-1])
 
-    def runs(self, size: int = CHUNK) -> Iterator[slice]:
+    def runs(self, size: int | None = None) -> Iterator[slice]:
         """The matrix in runs of rows that are small enough to hold decoded; size: weights."""
-        step = max(1, size // self.shape[-1])
+        step = max(1, (CHUNK if size is None else size) // self.shape[-1])
         for start in range(0, self.shape[0], step):
             yield slice(start, min(start + step, self.shape[0]))
 
