@@ -98,7 +98,7 @@ def test_what_a_program_says_on_standard_error_is_shown_beside_what_it_wrote(
     lockstep: Lockstep,
 ) -> None:
     program = "import os; input(); os.write(2, b'oops\\n'); os.write(1, b'hello\\n'); input()"
-    code, out, _ = lockstep("smoke", "--start-seconds", 2, "--", sys.executable, "-c", program)
+    code, out, _ = lockstep("smoke", "--start-seconds", 5, "--", sys.executable, "-c", program)
     assert code == 1
     assert "it wrote 'hello'" in out
     assert "oops" in out
