@@ -17,6 +17,7 @@ from lockstep.engine.kernels.vectors import (
     address,
     as_it_is,
     filled,
+    joined,
     number,
     packed,
     same,
@@ -42,7 +43,7 @@ def add_bytes(typing: Any, sums: Any, steps: Any, x: Any, at: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         w, y = bytes_of(context, builder, steps, x, args[1:])
-        if {"+avx512vnni", "+avx512vl"} <= features_of(context):
+        if has_vnni(context):
             name, eight = "llvm.x86.avx512.vpdpbusd.256", args[0].type
             kind = ir.FunctionType(eight, [eight] * 3)
             add = cgutils.get_or_insert_function(builder.module, kind, name)
@@ -68,10 +69,49 @@ def add_scaled_bytes(typing: Any, sums: Any, steps: Any, x: Any, at: Any, scales
             each = builder.mul(builder.zext(w, wide), builder.sext(y, wide))
             pairs = added(builder, each, range(0, 32, 2), range(1, 32, 2))
         scale = args[4] if isinstance(scales, Lanes) else filled(builder, args[4], 16)
+        if has_vnni(context):  # by its name: LLVM would make one chain of sums that are kept apart
+            factors = (builder.bitcast(v, args[0].type) for v in (pairs, scale))
+            return by_name(builder, "llvm.x86.avx512.vpdpwssd.256", args[0], *factors)
         return builder.add(args[0], multiplied(context, builder, pairs, scale))
 
     scales = lanes if isinstance(scales, Lanes) else types.int16
     return sums(sums, steps, x, types.intp, scales), codegen
+
+
+@compiled_as
+def prefetch(typing: Any, raw: Any, at: Any, count: Any) -> Any:
+    """Have so many bytes brought near; they need not exist."""
+    size = written(count)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
+        ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        for line in range(0, size, 64):
+            at = builder.add(args[1], ir.Constant(I64, line))
+            place = address(context, builder, raw, args[0], at, I8)
+            # to be read, as data, into the first cache
+            builder.call(ask, (place, number(0), number(3), number(1)))
+        return context.get_dummy_value()
+
+    return types.void(raw, types.intp, count), codegen
+
+
+def has_vnni(context: Any) -> bool:
+    return {"+avx512vnni", "+avx512vl"} <= features_of(context)
+
+
+@compiled_as
+def two_of(typing: Any, lanes: Any, at: Any) -> Any:
+    """Of integers the lowest 16 bits of two: eight times those of one, then of the next."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        # cut before they are spread, not after, where LLVM would leave it
+        short = builder.trunc(args[0], ir.VectorType(I16, lanes.count))
+        places = args[1], builder.add(args[1], ir.Constant(I64, 1))
+        sides = (builder.extract_element(short, place) for place in places)
+        return joined(builder, *(filled(builder, side, 8) for side in sides))
+
+    return Lanes("short", 16)(lanes, types.intp), codegen
 
 
 def bytes_of(context: Any, builder: Any, steps: Any, x: Any, args: Any) -> tuple[Any, Any]:

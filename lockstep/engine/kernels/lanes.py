@@ -17,7 +17,6 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -26,7 +25,6 @@ from numba.core.errors import TypingError
 from numba.core.typing import signature
 from numba.extending import intrinsic, lower_builtin, register_model, type_callable
 from numba.np.arrayobj import make_array
-from numpy.typing import NDArray
 
 from lockstep.engine.kernels.unpacking import kernel as kernel  # for the formats
 from lockstep.engine.kernels.vectors import (
@@ -375,16 +373,6 @@ lower_builtin(operator.getitem, Lanes, types.Integer)(take_item)
 
 
 # --- what several formats share ---------------------------------------------------------------
-
-
-@kernel
-def scales_and_minima(raw: NDArray[np.uint8], at: int) -> Any:
-    """12 bytes -> 8 scales and 8 minima of 6 bits each."""
-    a, b, c = bytes_at(raw, at, 4), bytes_at(raw, at + 4, 4), bytes_at(raw, at + 8, 4)
-    # the last four of each: four bits in c, the two above them at the top of a and of b
-    scales = concat(a & 63, (c & 15) | (a >> 6 << 4))
-    minima = concat(b & 63, (c >> 4) | (b >> 6 << 4))
-    return scales, minima
 
 
 @compiled_as

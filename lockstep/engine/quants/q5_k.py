@@ -7,9 +7,9 @@ from lockstep.engine.kernels.lanes import (
     bytes_at,
     half_at,
     kernel,
-    scales_and_minima,
     store,
 )
+from lockstep.engine.kernels.scales import scales_and_minima
 from lockstep.engine.quants.base import F32, Bytes, WeightFormat, offsets
 
 LAYOUT = np.dtype(

@@ -21,11 +21,11 @@ from lockstep.engine.kernels.lanes import (
     floats_at,
     half_of_bits,
     lookup,
-    scales_and_minima,
     spread,
     store,
     where,
 )
+from lockstep.engine.kernels.scales import scales_and_minima
 from lockstep.engine.kernels.vectors import I16, half_by_bits
 
 G = Generator(Philox(5))

@@ -26,8 +26,10 @@ from lockstep.engine.kernels.dots import (
     first_lane,
     four_floats,
     ints_at,
+    prefetch,
     total,
     totals,
+    two_of,
 )
 from lockstep.engine.kernels.lanes import (
     as_float,
@@ -38,13 +40,13 @@ from lockstep.engine.kernels.lanes import (
     floats_at,
     half_at,
     lookup,
-    scales_and_minima,
     shorts_at,
     signed_bytes_at,
     spread,
     uint16_at,
     uint32_at,
 )
+from lockstep.engine.kernels.scales import scales_and_minima
 from lockstep.engine.ops.fast.compiling import kernel
 from lockstep.engine.quants.base import F32, Bytes
 from lockstep.engine.quants.iq4_nl import VALUES
@@ -57,10 +59,12 @@ NOTHING = np.int32(0)
 
 
 def rows_of(
-    block: Callable[..., Any], size: int, weights: int, d: int, dmin: int = -1, m: int = -1
-) -> Any:
-    """size: bytes of a block; d, dmin, m: where in it its scales lie, -1 if it lacks one."""
-    has_minima, has_lowest = dmin >= 0, m >= 0
+    block: Callable[..., Any], size: int, weights: int, d: int, dmin: int = -1, m: int = -1,
+    ahead: int = 0,
+) -> Any:  # fmt: skip
+    """size: bytes of a block; d, dmin, m: where in it its scales lie, -1 if it lacks one; ahead: so
+    many bytes memory is asked for in advance, where the processor does not do well by itself."""
+    has_minima, has_lowest, asked = dmin >= 0, m >= 0, 4 * size if ahead else 0
 
     # x: (tokens, columns), dx: (tokens, blocks), sums: (tokens, groups)
     # lows: (tokens, blocks), what the lowest weights of blocks are multiplied by
@@ -76,6 +80,7 @@ def rows_of(
                 s = low = ZERO
                 for i in range(0, fours, 4):
                     a, y = r * row_bytes + size * i, t * n + i
+                    prefetch(raw, a + ahead, asked)
                     b, c, e = a + size, a + 2 * size, a + 3 * size
                     va, la = block(raw, a, x, weights * y, sums, groups * y)
                     vb, lb = block(raw, b, x, weights * (y + 1), sums, groups * (y + 1))
@@ -162,12 +167,12 @@ def iq4_nl(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any
 @part
 def q4_k(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
     scales, minima = scales_and_minima(raw, at + 4)
-    found = spread(NOTHING, 8)
+    low = high = spread(NOTHING, 8)  # two sums, that need not wait for each other
     for pair in range(4):  # two groups share 32 bytes: low nibbles, then high ones
         q, y = shorts_at(raw, at + 16 + 32 * pair, 32), at_x + 64 * pair
-        found = add_scaled_bytes(found, q & 15, x, y, scales[2 * pair])
-        found = add_scaled_bytes(found, q >> 4, x, y + 32, scales[2 * pair + 1])
-    return found, minima * ints_at(sums, at_sums, 8)
+        low = add_scaled_bytes(low, q & 15, x, y, scales[2 * pair])
+        high = add_scaled_bytes(high, q >> 4, x, y + 32, scales[2 * pair + 1])
+    return low + high, minima * ints_at(sums, at_sums, 8)
 
 
 @part
@@ -198,12 +203,6 @@ def iq4_xs(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any
 
 
 @part
-def two_scales(scales: Any, pair: int) -> Any:
-    """For 32 steps, of each two that are added."""
-    return as_short(concat(spread(scales[2 * pair], 8), spread(scales[2 * pair + 1], 8)))
-
-
-@part
 def of_sums(scales: Any, sums: Any, at: int) -> Any:
     """16 lanes times sums of groups, in eight."""
     low, high = both_halves(scales)
@@ -218,7 +217,7 @@ def q6_k(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
         half, quarter = pair // 4, pair % 4
         low = shorts_at(raw, at + 64 * half + 32 * (quarter % 2), 32) >> 4 * (quarter // 2) & 15
         top = shorts_at(raw, at + 128 + 32 * half, 32) >> 2 * quarter & 3
-        scale = two_scales(scales, pair)
+        scale = two_of(scales, 2 * pair)
         found = add_scaled_bytes(found, low | top << 4, x, at_x + 32 * pair, scale)
     return found, found
 
@@ -230,7 +229,7 @@ def q3_k(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
     for pair in range(8):
         low = shorts_at(raw, at + 32 + 32 * (pair // 4), 32) >> 2 * (pair % 4) & 3
         top = shorts_at(raw, at, 32) >> pair & 1
-        scale = two_scales(scales, pair)
+        scale = two_of(scales, 2 * pair)
         found = add_scaled_bytes(found, low | top << 2, x, at_x + 32 * pair, scale)
     return found, found
 
@@ -240,7 +239,7 @@ def q2_k(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
     scales, found = bytes_at(raw, at, 16), spread(NOTHING, 8)
     for pair in range(8):
         q = shorts_at(raw, at + 16 + 32 * (pair // 4), 32) >> 2 * (pair % 4) & 3
-        scale = two_scales(scales & 15, pair)
+        scale = two_of(scales & 15, 2 * pair)
         found = add_scaled_bytes(found, q, x, at_x + 32 * pair, scale)
     return found, of_sums(scales >> 4, sums, at_sums)
 
@@ -263,7 +262,7 @@ ROWS = {
     "IQ4_XS": Row(rows_of(iq4_xs, 136, 256, 0), pairs=True),
     "Q2_K": Row(rows_of(q2_k, 84, 256, 80, 82)),
     "Q3_K": Row(rows_of(q3_k, 110, 256, 108)),
-    "Q4_K": Row(rows_of(q4_k, 144, 256, 0, 2), pairs=True),
+    "Q4_K": Row(rows_of(q4_k, 144, 256, 0, 2, ahead=3072), pairs=True),
     "Q5_K": Row(rows_of(q5_k, 176, 256, 0, 2), pairs=True),
     "Q6_K": Row(rows_of(q6_k, 210, 256, 208)),
 }
