@@ -100,17 +100,20 @@ def check(
       lockstep check model.gguf --engine ./my-engine --known known.json
       lockstep check model.gguf --engine ./my-engine --format junit=junit.xml
     """
-    from lockstep.harness.parallel.cluster import executor_for
-    from lockstep.harness.parallel.works import Forks
-    from lockstep.harness.runs.known_failures import KnownFailures, check_writable, read_known
-    from lockstep.harness.runs.known_failures import write_known as write_failures
-    from lockstep.harness.runs.run import Listener, run_plans
+    from lockstep.harness.asking.template import keep_template
 
     engine = engine_of(engine, adapter, node_map)
     if arch is not None and (model is not None or subject_model is not None):
         raise typer.BadParameter("--arch makes the model: give no MODEL, no --subject-model")
     n = steps or (64 if arch is None else STEPS_OF_VARIANTS)
-    with screen(quiet, as_json) as out, model_folder() as folder:
+    # it loads llama.cpp while we load the rest
+    with keep_template(), screen(quiet, as_json) as out, model_folder() as folder:
+        from lockstep.harness.parallel.cluster import executor_for
+        from lockstep.harness.parallel.works import Forks
+        from lockstep.harness.runs.known_failures import KnownFailures, check_writable, read_known
+        from lockstep.harness.runs.known_failures import write_known as write_failures
+        from lockstep.harness.runs.run import Listener, run_plans
+
         wanted = formats_wanted(formats)
         if write_known:
             check_writable(write_known)

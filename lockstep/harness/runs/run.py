@@ -47,6 +47,7 @@ from lockstep.harness.parallel.works import Executor, events_of
 from lockstep.harness.records import EngineInfo, Status, Verdict
 from lockstep.harness.report.header import header
 from lockstep.harness.report.jsonl import ReportWriter
+from lockstep.harness.report.page.page import load_templates
 from lockstep.harness.runs.file_state import FileState
 from lockstep.harness.runs.known_failures import KnownFailures
 from lockstep.harness.suites.acid import says_that_it_cannot
@@ -189,6 +190,7 @@ class CheckRun:
             case Said(engines):
                 self.engines[plan.case] = engines
                 self.writer = self.writer or self.open(engines)
+                load_templates()  # while they work
             case Done():
                 self.says_of_changes(plan)
                 self.listener.progress(plan.case, "done")

@@ -107,6 +107,12 @@ def rendered(template: str, **values: Any) -> str:
     return page.render(style=Markup(style), script=Markup(script), policy=policy, **values)
 
 
+def load_templates() -> None:
+    """They take longer to compile than a page to draw: for a moment in which nobody waits."""
+    for name in ("base.html", "figures.html", "run.html"):
+        environment().get_template(name)
+
+
 def source(name: str) -> str:
     return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
 
