@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -113,3 +114,17 @@ def test_the_architecture_can_be_read_in_one_sitting() -> None:
     if not page.exists():
         pytest.skip("no ARCHITECTURE.md: its length was not checked")
     assert len(page.read_text().splitlines()) <= 150
+
+
+def test_no_two_classes_have_one_name(files: tuple[Path, ...]) -> None:
+    """Programs that run apart from us, and examples, are no rooms of this house."""
+    apart = ("lockstep/harness/foreign/programs/", "lockstep/examples/", "tests/")
+    names = Counter(
+        node.name
+        for path in python_files(files)
+        if not named(path).startswith(apart)
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert len(names) > 500
+    assert [name for name, n in names.items() if n > 1] == []

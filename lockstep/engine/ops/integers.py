@@ -46,7 +46,7 @@ class Steps:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class WeightSteps:
     """Rows of a matrix: steps times scales, plus minima of groups."""
 
     steps: NDArray[Any]  # (rows and some others, columns), of int16, or of uint8
@@ -55,10 +55,12 @@ class Rows:
     minima: F32 | None  # (rows, groups)
     n: int
 
-    def magnitudes(self) -> "Rows":
+    def magnitudes(self) -> "WeightSteps":
         minima = None if self.minima is None else np.abs(self.minima)
         steps = (self.steps ^ OFFSET).view(np.int8) if self.offset else self.steps
-        return Rows(np.abs(steps).view(self.steps.dtype), 0, np.abs(self.scales), minima, self.n)
+        return WeightSteps(
+            np.abs(steps).view(self.steps.dtype), 0, np.abs(self.scales), minima, self.n
+        )
 
     def columns(self, at: NDArray[np.intp]) -> F64:
         """(rows, these columns), without minima."""
@@ -112,7 +114,9 @@ def steps_of(values: F64, run: int, *, in_bytes: bool = False) -> Steps | None:
     return Steps(steps, starts, scales, at, left, tokens)
 
 
-def rows_of(weight: Weight, rows: slice, run: int, group: int, minimum: str | None) -> Rows | None:
+def rows_of(
+    weight: Weight, rows: slice, run: int, group: int, minimum: str | None
+) -> WeightSteps | None:
     """None where a scale is no number, or steps are no integers for which there is room.
 
     run: weights that meet one scale of the activations; group: those that share a minimum, whose
@@ -142,14 +146,14 @@ def rows_of(weight: Weight, rows: slice, run: int, group: int, minimum: str | No
     ):
         return None
     if minimum is None:
-        return Rows(steps, limits[2], scales, None, n)
+        return WeightSteps(steps, limits[2], scales, None, n)
     blocks: NDArray[Any] = raw.view(kind.layout)
     lowest = blocks[minimum].astype(np.float32).reshape(n, per)
     if not np.isfinite(lowest).all():
         return None
     if groups:
         lowest = minima * -np.repeat(lowest, groups // per, axis=1)
-    return Rows(steps, limits[2], scales, lowest, n)
+    return WeightSteps(steps, limits[2], scales, lowest, n)
 
 
 @cache
@@ -164,7 +168,7 @@ def patterns_of(name: str, blocks: int) -> tuple[Bytes, Bytes]:
     return np.tile(left, blocks), np.tile(instead, blocks)
 
 
-def product(left: Steps, sums: F64 | None, right: Rows) -> F64:
+def product(left: Steps, sums: F64 | None, right: WeightSteps) -> F64:
     """sums: (tokens, groups), which minima are multiplied by -> (tokens, rows)."""
     out = np.zeros((len(right.steps), left.steps.shape[2]))
     words = right.steps.view(np.int32)

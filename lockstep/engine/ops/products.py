@@ -276,16 +276,16 @@ def by_rows(
     apart, floats = not build.plain, adds_floats(weight, build)
     minimum = minimum_of(weight.format) if apart else None
     left = left_factors(acts, sums, weight, apart=apart)
-    parts = [by_row.Part(left[0], (minimum,) if minimum else ())]
+    parts = [by_row.RowPart(left[0], (minimum,) if minimum else ())]
     if minimum:
         group = activation_format(weight.format).summed
         if group == weight.format.weights:  # each block has one, and it lies there as it is
-            parts.append(by_row.Part(left[1], half=minimum))
+            parts.append(by_row.RowPart(left[1], half=minimum))
         else:
-            parts.append(by_row.Part(left[1], ("d",), stride=group))
+            parts.append(by_row.RowPart(left[1], ("d",), stride=group))
     codes = UNSIGNED.get(weight.format.name)
     if codes and build.bounds and not floats:
-        parts.append(by_row.Part(acts, codes, value=False, times=2.0))
+        parts.append(by_row.RowPart(acts, codes, value=False, times=2.0))
     value, size = by_row.products(parts, weight, sizes=build.bounds)
     with np.errstate(over="ignore"):
         out = value.astype(dtype)

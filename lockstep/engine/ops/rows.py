@@ -21,7 +21,7 @@ PIECE = 1 << 21  # weights: a third of a millisecond, so that threads are worth 
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class RowPart:
     """What is added up: numbers, and what they meet of each row.
 
     zero: fields of a block that are zero there; half: one that is meant itself; stride: or each so
@@ -54,7 +54,7 @@ def mask_of(name: str, blocks: int, zero: tuple[str, ...]) -> Bytes:
     return row
 
 
-def products(parts: Sequence[Part], weight: Weight, *, sizes: bool) -> tuple[F64, F64]:
+def products(parts: Sequence[RowPart], weight: Weight, *, sizes: bool) -> tuple[F64, F64]:
     """(tokens, rows): the product, and the sums of magnitudes, if they are asked for."""
     kind, (n, columns), tokens = weight.format, weight.shape, len(parts[0].left)
     value, size = np.zeros((n, tokens)), np.zeros((n if sizes else 0, tokens))

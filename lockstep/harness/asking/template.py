@@ -143,7 +143,7 @@ def main() -> None:
     die_with(parent=int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     load()
-    template, forks = os.getpid(), Forks()
+    template, forks = os.getpid(), ForkedWorkers()
     with socket.socket(fileno=int(sys.argv[1])) as orders:
         order = forks.next_order(orders)
     forks.close()
@@ -164,7 +164,7 @@ def load() -> None:
     gc.freeze()  # a collection would write to what all forks share
 
 
-class Forks:
+class ForkedWorkers:
     """Those that nobody has let go of yet."""
 
     def __init__(self) -> None:

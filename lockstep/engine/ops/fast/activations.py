@@ -20,7 +20,7 @@ MAGIC = np.float32(1.5 * 2**23)
 
 
 @dataclass(frozen=True, eq=False)
-class Steps:
+class ActivationSteps:
     """x: (tokens, columns), dx: (tokens, runs) their scales, sums: (tokens, groups) of them, pairs:
     of groups twice as long; lows: what the lowest weights of blocks are multiplied by, (tokens,
     blocks)."""
@@ -120,23 +120,23 @@ def to_q8_k(x: F32, steps: I8, scales: F32, sums: I32, pairs: I32) -> None:
                 pairs[t, 8 * b + g] = sums[t, at] + sums[t, at + 1]
 
 
-def q8_0(x: F32) -> Steps:
+def q8_0(x: F32) -> ActivationSteps:
     steps, scales, sums, _ = of_32(x)
-    return Steps(steps, halved(scales), sums, sums[:, :0], scales[:, :0])
+    return ActivationSteps(steps, halved(scales), sums, sums[:, :0], scales[:, :0])
 
 
-def q8_1(x: F32) -> Steps:
+def q8_1(x: F32) -> ActivationSteps:
     steps, scales, sums, wide = of_32(x)
     lows = halved(scales * wide.astype(np.float32))
-    return Steps(steps, halved(scales), sums, sums[:, :0], lows)
+    return ActivationSteps(steps, halved(scales), sums, sums[:, :0], lows)
 
 
-def q8_k(x: F32) -> Steps:
+def q8_k(x: F32) -> ActivationSteps:
     steps, n = np.empty(x.shape, np.int8), x.shape[1] // 256
     scales, sums = np.empty((len(x), n), np.float32), np.empty((len(x), 16 * n), np.int32)
     pairs = np.empty((len(x), 8 * n), np.int32)
     to_q8_k(x, steps, scales, sums, pairs)
-    return Steps(steps, scales, sums, pairs, scales[:, :0])
+    return ActivationSteps(steps, scales, sums, pairs, scales[:, :0])
 
 
 def of_32(x: F32) -> tuple[I8, F32, I32, I32]:

@@ -16,7 +16,7 @@ from lockstep.engine.kernels.compiled import is_kept
 from lockstep.engine.kernels.pointers import address_of
 from lockstep.engine.ops.attention import like
 from lockstep.engine.ops.fast import floats, kernels, panels
-from lockstep.engine.ops.fast.activations import CONVERTED, Steps
+from lockstep.engine.ops.fast.activations import CONVERTED, ActivationSteps
 from lockstep.engine.ops.fast.rows import ROWS
 from lockstep.engine.ops.fast.team import team
 from lockstep.engine.ops.flash_mirror import one_by_one
@@ -38,7 +38,7 @@ class Fast(Mirror):
     def __init__(self, n_threads: int | None = None) -> None:
         super().__init__()
         self.n_threads = n_threads or os.cpu_count() or 1
-        self.converted_last: tuple[Any, Steps] | None = None
+        self.converted_last: tuple[Any, ActivationSteps] | None = None
         self.turned: tuple[Any, F32, F32] | None = None
 
     def share(self, kernel: Callable[..., None], n: int, work: int, *args: Any) -> None:
@@ -64,7 +64,7 @@ class Fast(Mirror):
         self.share(kernel, weight.shape[0], x.size * weight.shape[0], *args, out)
         return out
 
-    def of_steps(self, found: Steps, weight: Weight) -> Prepared:
+    def of_steps(self, found: ActivationSteps, weight: Weight) -> Prepared:
         kind, raw = weight.format, readable(weight.raw)
         row = ROWS.get(kind.name)
         if row is not None and len(found.x) <= FEW:
@@ -76,7 +76,7 @@ class Fast(Mirror):
         y, dy = found.tiles_of_minima if minimum_of(kind) else (x[:, :0], dx[:, :0])
         return panels.products, (*panels.format_of(kind.name), raw, weight.row_bytes, x, dx, y, dy)
 
-    def steps(self, x: F32, kind: type[WeightFormat]) -> Steps:
+    def steps(self, x: F32, kind: type[WeightFormat]) -> ActivationSteps:
         """Kept until other activations come: those of a layer meet up to three matrices."""
         key = kind.vec_dot_type, x.shape, x.tobytes()
         if self.converted_last is None or self.converted_last[0] != key:
