@@ -1,6 +1,7 @@
 """Engines that misbehave in one way each, for the tests of the runner."""
 
 import ctypes
+import importlib
 import os
 import signal
 import sys
@@ -62,6 +63,13 @@ class Fake(Adapter, name="fake"):
     def abort(self) -> None:
         os.write(2, b"GGML_ASSERT(it) failed\n")
         os.abort()
+
+    def ggml_abort(self) -> None:
+        from lockstep.harness.adapters.llama_cpp.lib import library
+
+        library()
+        llama_cpp = importlib.import_module("llama_cpp")
+        llama_cpp.llama_cpp._lib.ggml_abort(b"it.c", 7, b"it")
 
     def kill(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)

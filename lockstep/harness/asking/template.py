@@ -251,7 +251,7 @@ def become(order: Order, template: int) -> None:
         os.dup2(order.log, descriptor)
     os.close(order.log)
     os.environ.clear()
-    os.environ.update(order.said["environ"])
+    os.environ.update({**ENVIRONMENT, **order.said["environ"]})  # llama.cpp is loaded already
     sys.path[:] = order.said["path"]
     sys.argv[1:] = [str(order.channel.fileno()), str(template)]
     os.chdir(order.said["folder"])

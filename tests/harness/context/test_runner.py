@@ -39,13 +39,16 @@ HASTY = Runner(time_limit=0.5, modules=MODULES)
 
 
 @pytest.fixture(params=["started", "forked"], autouse=True)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """How a worker comes to be: by itself, or from a template."""
     if request.param == "started":
         monkeypatch.setattr(template, "KEPT", [])
-    elif not template.KEPT:
-        pytest.skip("no template here: workers start by themselves")
-    return str(request.param)
+        yield request.param
+        return
+    with template.keep_template():
+        if not template.KEPT:
+            pytest.skip("this system has no pidfd_open, or OPENBLAS_NUM_THREADS is not 1")
+        yield request.param
 
 
 @pytest.fixture
@@ -104,6 +107,7 @@ def test_a_worker_is_another_process_and_lives_from_question_to_question(
     [
         ("segfault", "was killed by SIGSEGV", "Segmentation fault"),
         ("abort", "was killed by SIGABRT", "GGML_ASSERT(it) failed"),
+        ("ggml_abort", "was killed by SIGABRT", "it.c:7: it"),
         ("kill", "was killed by SIGKILL", "asked to kill"),
         ("exit", "exited with status 3", "asked to exit"),
         ("eat_memory", "out of memory", "asked to eat_memory"),
@@ -152,6 +156,13 @@ def test_a_kill_from_outside_is_one_crash_of_the_question_that_was_asked(
     assert isinstance(outcome, Crashed)
     assert "was killed by SIGKILL during tokenize" in outcome.message
     assert worker_of(session) != pid
+
+
+def test_an_abort_of_llama_cpp_runs_no_debugger_that_buries_its_message(session: Session) -> None:
+    outcome = does(session, "ggml_abort")
+    assert isinstance(outcome, Crashed)
+    said = outcome.log.index("it.c:7: it")
+    assert outcome.log[said + 1].startswith("Fatal Python error"), outcome.log
 
 
 def test_a_worker_that_died_unasked_is_replaced(session: Session) -> None:
