@@ -2,7 +2,7 @@
 `selftest` found.
 
 lockstep selftest --catalogue --json found.jsonl -j 2
-lockstep selftest --honest 1 --json honest.jsonl -j 2
+lockstep selftest --honest 100 --json honest.jsonl -j 2
 python scripts/make_rates.py found.jsonl honest.jsonl
 
 What is in none of these files keeps its rows. Where there is none of an engine it writes

@@ -1,6 +1,7 @@
 """The model that shows a mistake: a built-in one, or one of any architecture and type."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -31,12 +32,15 @@ def lowest_bytes(rows: Rows) -> None:
     rows["qs"][..., ::8] = -128
 
 
+MOE_TYPES = ("F16", "BF16", "Q4_0", "Q5_1")  # beside the built-in F32 and Q8_0
+
 # a recipe, and how one of its matrices is made what no recipe makes it
 SPECIAL: Mapping[str, tuple[LlamaRecipe, str, Callable[[Rows], None] | None]] = MappingProxyType(
     {
         # the first and the last token are due
         "few-tokens": (LlamaRecipe(seed=1, n_vocab=3, vocabulary=False), "", None),
         "lowest-bytes": (BUILTIN["q8_0"], "", lowest_bytes),
+        **{f"moe-{q.lower()}": (replace(BUILTIN["moe"], quant=q), "", None) for q in MOE_TYPES},
         "yarn": (LlamaRecipe(seed=8, n_ctx_train=256, rope_yarn_factor=4.0), "", None),
     }
 )

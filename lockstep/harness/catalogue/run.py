@@ -27,9 +27,12 @@ from lockstep.harness.records import EXACT, PRESETS
 from lockstep.harness.runs.output import Output
 
 AT_ONCE = 16  # engines of one model, for which its oracle is started once
-WITH_EXPERTS = ("moe", "moe-q8_0", "arch:qwen3moe")
-# for honest engines; those that treat experts otherwise are like all others where there are none
+# for honest engines: those that treat experts otherwise are like all others where there are none
 TEN = ("f32", "q8_0", "yarn", "bf16", "q4_0", "f16", "arch:qwen3", "arch:gemma3", "moe", "moe-q8_0")
+WITH_EXPERTS = (
+    *("moe", "moe-q8_0", "moe-f16", "moe-bf16", "moe-q4_0", "moe-q5_1"),
+    *("arch:qwen3moe", "arch:deepseek2", "deepseek2-lite", "arch:gpt-oss"),
+)
 
 
 Place = tuple[str, str, str, int]  # engine, model, preset, seed
@@ -82,13 +85,13 @@ def try_part(part: CataloguePart) -> list[Trial]:
 
 
 def honest_parts(runs: int) -> Iterator[CataloguePart]:
-    """All designs on each model in both presets, so many times with other tokens."""
+    """At least so many runs of each design: on ten models in both presets, with other tokens each
+    time round."""
     engines = honest_engines()
-    for seed in range(runs):
-        for model in (*TEN, *(model for model in WITH_EXPERTS if model not in TEN)):
-            some = [cls for cls in engines if model in models_of(cls)]
+    for seed in range(-(-runs // (len(TEN) * len(PRESETS)))):
+        for model in dict.fromkeys((*TEN, *WITH_EXPERTS)):
+            names = tuple(cls.name for cls in engines if model in models_of(cls))
             for preset in PRESETS:
-                names = tuple(cls.name for cls in some)
                 yield CataloguePart(model=model, engines=names, preset=preset, seed=seed)
 
 

@@ -41,7 +41,8 @@ def selftest(
         int | None, typer.Option(help="So many of them, drawn by --seed.", min=1)
     ] = None,
     honest: Annotated[
-        int, typer.Option(help="Runs of each honest engine on ten models in both presets.", min=0)
+        int,
+        typer.Option(help="Runs of each honest engine, over ten models and presets.", min=0),
     ] = 0,
     only: Annotated[str, typer.Option(help="This family of them alone.")] = "",
     file: Annotated[

@@ -4,18 +4,22 @@ again."""
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import F32
 from lockstep.harness.catalogue import run
 from lockstep.harness.catalogue.fixed_limits import COSINE, LIMITS, TOP, WIDE, nmse, on_short
 from lockstep.harness.catalogue.memory import once
+from lockstep.harness.catalogue.models import model_for
 from lockstep.harness.catalogue.rates import BEGIN, END, read, with_tables, written
 from lockstep.harness.catalogue.run import (
     CataloguePart,
+    honest_engines,
     honest_parts,
     parts_of,
     run_catalogue,
@@ -162,19 +166,21 @@ def test_one_that_is_missed_and_one_that_is_accused_are_no_success(
 
 
 def test_honest_engines_run_on_models_where_they_do_something_else(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Again with other tokens, and in both presets."""
-    parts = list(honest_parts(2))
-    assert {(part.preset, part.seed) for part in parts} == {
-        ("exact", 0),
-        ("default", 0),
-        ("exact", 1),
-        ("default", 1),
-    }
-    for part in parts:
-        with_experts = any("experts" in name for name in part.engines)
-        assert with_experts == ("moe" in part.model)
+    """So many of each, on ten models in both presets, and again with other tokens."""
+    parts = list(honest_parts(40))
+    runs = [(name, part) for part in parts for name in part.engines]
+    for engine in honest_engines():
+        its = [part for name, part in runs if name == engine.name]
+        assert len(its) == len(set(its)) == 40
+        assert {(part.preset, part.seed) for part in its} == {
+            *product(("exact", "default"), (0, 1))
+        }
+        assert len({part.model for part in its}) == 10
+    for model in {part.model for name, part in runs if "experts" in name}:
+        with GgufFile.open(model_for(model, tmp_path)) as file:
+            assert any("_exps." in name for name in file.tensors), model
 
     def tried(part: CataloguePart) -> list[Trial]:
         return [
