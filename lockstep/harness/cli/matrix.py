@@ -36,7 +36,9 @@ def matrix(
         list[str],
         typer.Argument(help="As --engine of check, each in quotes.", metavar="ENGINE..."),
     ],
-    model: Annotated[list[Path] | None, typer.Option(help="A GGUF file more (repeatable).")] = None,
+    model: Annotated[
+        list[Path] | None, typer.Option(help="One more: GGUF file or builtin:NAME (repeatable).")
+    ] = None,
     only: Annotated[bool, typer.Option("--only", help="The files of --model alone.")] = False,
     oracle: OracleOpt = "llama.cpp",
     settings: Annotated[Preset | None, typer.Option(help="As of check.")] = None,
@@ -76,8 +78,8 @@ def matrix(
         raise typer.BadParameter("--only runs the files of --model: give one")
     with screen(quiet, as_json) as out, TemporaryDirectory(prefix="lockstep-") as folder:
         out.progress("models", "making them")
-        cases = named_apart(model or [])
-        cases = cases if only else [*cases_made(folder, seed), *cases]
+        cases = named_apart(model or [], folder)
+        cases = cases if only else [*dict.fromkeys([*cases_made(folder, seed), *cases])]
         plans = {
             engine: [
                 plan_of(
@@ -117,12 +119,15 @@ def matrix(
     raise typer.Exit(exit_code_of_matrix(rows))
 
 
-def named_apart(models: list[Path]) -> list[tuple[str, Path]]:
+def named_apart(models: list[Path], folder: str) -> list[tuple[str, Path]]:
     """Each file once, by its name, or by its whole path where two have the same name: verdicts are
-    told apart by it."""
-    paths = list({path.resolve(): path for path in models}.values())
-    names = [path.name for path in paths]
-    return [(p.name if names.count(p.name) == 1 else str(p), p) for p in paths]
+    told apart by it. folder: where built-in models are written."""
+    from lockstep.harness.cli.shared import models_of
+
+    found = [case for model in models for case in models_of(model, folder)]
+    cases = list({path.resolve(): (name, path) for name, path in found}.values())
+    names = [name for name, _ in cases]
+    return [(n if names.count(n) == 1 else str(path), path) for n, path in cases]
 
 
 def cases_made(folder: str, seed: int) -> list[tuple[str, Path]]:

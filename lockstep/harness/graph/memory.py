@@ -4,7 +4,6 @@ In a wide memory whatever is F32 in ggml is F64: the same places, twice as far a
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -57,7 +56,7 @@ class GraphMemory:
             name=view.name, type=kind, ne=view.ne, value=None, weight=weight, offset=offset, nb=nb
         )
 
-    def read(self, view: TensorView) -> Operand:
+    def read(self, view: TensorView, producer: int = -1) -> Operand:
         """Raises Unknown for what was not computed, EngineError for what lies outside."""
         if view.root < 0:
             return Operand(name=view.name, type=view.type, ne=view.ne, value=None, nb=view.nb)
@@ -65,7 +64,15 @@ class GraphMemory:
         value = view_of(self.bytes_of(view.root), operand)
         if not operand.weight:
             value = np.array(value, order="C")  # an op may run in place
-        return replace(operand, value=value, weight="")
+        return Operand(
+            name=operand.name,
+            type=operand.type,
+            ne=operand.ne,
+            value=value,
+            offset=operand.offset,
+            nb=operand.nb,
+            producer=producer,
+        )
 
     def write(self, view: TensorView, value: NDArray[Any]) -> None:
         """The first write of a root that a node owns makes its bytes."""

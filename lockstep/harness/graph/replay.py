@@ -172,7 +172,7 @@ class ReplayRun:
             if view is None
             else replace(seen, value=blank)
             if view == own and not self.memory.has(own)
-            else replace(self.memory.read(view), producer=self.writers.get(view.root, -1))
+            else self.memory.read(view, self.writers.get(view.root, -1))
             for view in planned.sources
         )
         return Node(

@@ -136,12 +136,19 @@ def test_of_one_case_the_page_says_so() -> None:
 
 def test_files_of_one_name_are_cases_of_their_own_and_a_file_is_one_case(tmp_path: Path) -> None:
     a, b, c = tmp_path / "a" / "m.gguf", tmp_path / "b" / "m.gguf", tmp_path / "c.gguf"
-    named = named_apart([a, c, b, tmp_path / "b" / ".." / "a" / "m.gguf"])
+    named = named_apart([a, c, b, tmp_path / "b" / ".." / "a" / "m.gguf"], str(tmp_path))
     assert [name for name, _ in named] == [
         str(tmp_path / "b" / ".." / "a" / "m.gguf"),
         "c.gguf",
         str(b),
     ]
+
+
+def test_a_built_in_model_is_asked_for_by_its_name(tmp_path: Path) -> None:
+    """Once, though it is named twice."""
+    [(name, path)] = named_apart([Path("builtin:f16")] * 2, str(tmp_path))
+    assert name == "builtin:f16"
+    assert path.exists()
 
 
 def test_a_file_that_is_not_there_is_no_verdict_on_any_engine(
