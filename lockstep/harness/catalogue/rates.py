@@ -15,16 +15,21 @@ PAGES = {"README.md": summary, "reports/TRUST.md": lines}  # what of it stands i
 
 
 def written(found: Sequence[Trial]) -> str:
-    """JSON, a line for each engine and model."""
-    ordered = sorted(found, key=lambda t: (t.honest, t.family, t.engine, t.model, t.preset, t.seed))
-    return "[\n" + ",\n".join(json.dumps(short(trial)) for trial in ordered) + "\n]\n"
+    """JSON, a line for each engine and model; of an honest one, for all seeds that end alike."""
+    rows: dict[str, dict[str, Any]] = {}
+    for trial in sorted(found, key=lambda t: (t.honest, t.family, t.engine, t.model, t.preset)):
+        row = short(trial)
+        rows.setdefault(json.dumps(row), row).setdefault("seeds", []).append(trial.seed)
+    for row in rows.values():
+        row["seeds"].sort()
+    return "[\n" + ",\n".join(map(json.dumps, rows.values())) + "\n]\n"
 
 
 def short(trial: Trial) -> dict[str, Any]:
     """first: the suite that found it in each view; "": none did; null: nothing was compared."""
     row: dict[str, Any] = {"engine": trial.engine, "family": trial.family, "model": trial.model}
     if trial.honest:
-        row |= {"preset": trial.preset, "seed": trial.seed}
+        row["preset"] = trial.preset
     seen = [trial.views[view.name] for view in VIEWS]
     row["first"] = [(one.suite if one.caught else "") if one.compared else None for one in seen]
     row["passes"] = [int(trial.passes[limit]) for limit in LIMITS]
@@ -35,7 +40,8 @@ def short(trial: Trial) -> dict[str, Any]:
 
 
 def read(text: str) -> list[Trial]:
-    return [trial_of(row) for row in json.loads(text)]
+    rows: list[dict[str, Any]] = json.loads(text)
+    return [trial_of({**row, "seed": seed}) for row in rows for seed in row.pop("seeds")]
 
 
 def trial_of(row: dict[str, Any]) -> Trial:
