@@ -17,7 +17,6 @@ from lockstep.engine.kernels.vectors import (
     address,
     as_it_is,
     filled,
-    joined,
     number,
     packed,
     same,
@@ -42,40 +41,52 @@ def add_bytes(typing: Any, sums: Any, steps: Any, x: Any, at: Any) -> Any:
     """sums of 8 lanes + products of 32 steps, 0 to 255, with as many int8; four go to a lane."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        w, y = bytes_of(context, builder, steps, x, args[1:])
-        if has_vnni(context):
-            name, eight = "llvm.x86.avx512.vpdpbusd.256", args[0].type
-            kind = ir.FunctionType(eight, [eight] * 3)
-            add = cgutils.get_or_insert_function(builder.module, kind, name)
-            return builder.call(add, (args[0], *(builder.bitcast(v, eight) for v in (w, y))))
-        wide = ir.VectorType(I16, 32)
-        pairs = multiplied(context, builder, builder.zext(w, wide), builder.sext(y, wide))
-        return builder.add(args[0], added(builder, pairs, range(0, 16, 2), range(1, 16, 2)))
+        return fours(context, builder, args[0], *bytes_of(context, builder, steps, x, args[1:]))
 
     return sums(sums, steps, x, types.intp), codegen
 
 
 @compiled_as
-def add_scaled_bytes(typing: Any, sums: Any, steps: Any, x: Any, at: Any, scales: Any) -> Any:
-    """As add_bytes, each two products times a scale, an int16 or 16 of them. Steps below 128."""
-    lanes = Lanes("short", 16)
+def add_scaled_bytes(
+    typing: Any, sums: Any, steps: Any, more: Any, x: Any, at: Any, scales: Any
+) -> Any:
+    """sums of 8 lanes + products of 32 steps and 32 more, below 64, with as many int8 as are both;
+    each four of them times a scale: the first 16 of the steps, the first of the others, and so on,
+    as `four_of` gives them."""
+    packed_lanes = Lanes("short", 16)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        w, y = bytes_of(context, builder, steps, x, args[1:])
+        found, nothing = [], same(args[0].type, 0)
+        for i, side in enumerate(args[1:3]):
+            place = builder.add(args[4], ir.Constant(I64, 32 * i))
+            w, y = bytes_of(context, builder, steps, x, (side, args[3], place))
+            found.append(fours(context, builder, nothing, w, y, small=True))
+        # 4 * 63 * 128 fits into 16 bits
         if "+avx2" in features_of(context):
-            pairs = by_name(builder, "llvm.x86.avx2.pmadd.ub.sw", w, y, to=I16)
+            shorts = by_name(builder, "llvm.x86.avx2.packssdw", *found, to=I16)
         else:
-            wide = ir.VectorType(I16, 32)
-            each = builder.mul(builder.zext(w, wide), builder.sext(y, wide))
-            pairs = added(builder, each, range(0, 32, 2), range(1, 32, 2))
-        scale = args[4] if isinstance(scales, Lanes) else filled(builder, args[4], 16)
+            order = [lane + 4 * half for half in (0, 1) for lane in (0, 1, 2, 3, 8, 9, 10, 11)]
+            order = ir.Constant(ir.VectorType(I32, 16), order)
+            shorts = builder.trunc(builder.shuffle_vector(*found, order), packed_lanes.vector)
         if has_vnni(context):  # by its name: LLVM would make one chain of sums that are kept apart
-            factors = (builder.bitcast(v, args[0].type) for v in (pairs, scale))
+            factors = (builder.bitcast(v, args[0].type) for v in (shorts, args[5]))
             return by_name(builder, "llvm.x86.avx512.vpdpwssd.256", args[0], *factors)
-        return builder.add(args[0], multiplied(context, builder, pairs, scale))
+        return builder.add(args[0], multiplied(context, builder, shorts, args[5]))
 
-    scales = lanes if isinstance(scales, Lanes) else types.int16
-    return sums(sums, steps, x, types.intp, scales), codegen
+    return sums(sums, steps, more, x, types.intp, packed_lanes), codegen
+
+
+def fours(context: Any, builder: Any, sums: Any, w: Any, y: Any, *, small: bool = False) -> Any:
+    """sums + products of bytes, w unsigned, the four of each lane added; small: w is below 128."""
+    if has_vnni(context):
+        sides = (builder.bitcast(v, sums.type) for v in (w, y))
+        return by_name(builder, "llvm.x86.avx512.vpdpbusd.256", sums, *sides)
+    if small and "+avx2" in features_of(context):
+        pairs = by_name(builder, "llvm.x86.avx2.pmadd.ub.sw", w, y, to=I16)
+        return builder.add(sums, multiplied(context, builder, pairs, same(pairs.type, 1)))
+    wide = ir.VectorType(I16, 32)
+    pairs = multiplied(context, builder, builder.zext(w, wide), builder.sext(y, wide))
+    return builder.add(sums, added(builder, pairs, range(0, 16, 2), range(1, 16, 2)))
 
 
 @compiled_as
@@ -101,17 +112,17 @@ def has_vnni(context: Any) -> bool:
 
 
 @compiled_as
-def two_of(typing: Any, lanes: Any, at: Any) -> Any:
-    """Of integers the lowest 16 bits of two: eight times those of one, then of the next."""
+def four_of(typing: Any, lanes: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """Of integers the lowest 16 bits of four, each of them four times."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         # cut before they are spread, not after, where LLVM would leave it
         short = builder.trunc(args[0], ir.VectorType(I16, lanes.count))
-        places = args[1], builder.add(args[1], ir.Constant(I64, 1))
-        sides = (builder.extract_element(short, place) for place in places)
-        return joined(builder, *(filled(builder, side, 8) for side in sides))
+        four = packed(builder, [builder.extract_element(short, place) for place in args[1:]])
+        order = ir.Constant(ir.VectorType(I32, 16), [i // 4 for i in range(16)])
+        return builder.shuffle_vector(four, four, order)
 
-    return Lanes("short", 16)(lanes, types.intp), codegen
+    return Lanes("short", 16)(lanes, *[types.intp] * 4), codegen
 
 
 def bytes_of(context: Any, builder: Any, steps: Any, x: Any, args: Any) -> tuple[Any, Any]:

@@ -165,13 +165,54 @@ def test_neither_threads_nor_neighbours_change_a_bit(
     assert Fast(5).linear(x, weight).tobytes() == alone.tobytes()
 
 
+K_FORMATS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+
+
+def largest(type_name: str, rows: int, columns: int) -> Weight:
+    """Every step is the largest that there is, and so are the scales of groups."""
+    kind = WeightFormat.named(type_name)
+    blocks = np.zeros(rows * columns // kind.weights, kind.layout)
+    blocks.view(np.uint8)[:] = 255
+    for name in kind.layout.names or ():
+        if kind.layout[name].kind == "f":
+            blocks[name] = 1
+    return Weight("w", kind, (rows, columns), blocks.view(np.uint8))
+
+
+class OneLess(Fast):
+    """Its largest step is one too small, as if the sum of a few had not fitted."""
+
+    def linear(self, x: Any, weight: Weight) -> Any:
+        blocks = weight.raw.view(weight.format.layout).copy()
+        blocks["ql" if weight.format.name == "Q6_K" else "qs"] &= 254
+        raw = blocks.view(np.uint8)
+        return super().linear(x, Weight("w", weight.format, weight.shape, raw))
+
+
+@pytest.mark.parametrize("type_name", K_FORMATS)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_four_of_the_largest_products_fit_into_what_they_are_added_in(
+    type_name: str, sign: int
+) -> None:
+    weight = largest(type_name, 3, 512)
+    x = np.full((12, 512), np.float32(sign))
+    x[0, 1::2] *= -1
+    assert FAST.linear(x[:2], weight).tobytes() == FAST.linear(x, weight)[:2].tobytes()
+    assert mismatch("linear", x[:2], weight) is None
+    assert mismatch("linear", x[:2], weight, ops=OneLess(1)) is not None
+
+
 def of_some_formats() -> dict[str, str]:
     """A digest of what each comes to, by rows and by panels; of formats with every instruction."""
     found = {}
-    for name in ("F32", "Q5_1", "Q8_0", "Q4_K", "Q6_K"):
+    for name in ("F32", "Q5_1", "Q8_0", *K_FORMATS):
         columns = 2 * block_of(name)
         weight, x = weight_of(name, (11, columns)), floats(7, 12, columns)
-        parts = (FAST.linear(rows, weight).tobytes() for rows in (x, x[:3]))
+        parts = [FAST.linear(rows, weight).tobytes() for rows in (x, x[:3])]
+        if name in K_FORMATS:
+            parts.append(
+                FAST.linear(np.ones((1, columns), np.float32), largest(name, 3, columns)).tobytes()
+            )
         found[name] = hashlib.sha256(b"".join(parts)).hexdigest()
     return found
 

@@ -18,6 +18,36 @@ Kept = NDArray[Any]
 LANES = 16
 ZERO = np.float32(0)
 ONE = np.float32(1)
+# of exp: 1 / log(2); log(2) in two parts, of which integers times the first are exact; a number so
+# large that no fraction is left of what is added; beyond MOST a result is infinite, or zero
+LOG2E, HIGH, LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
+MAGIC, MAGIC_BITS, MOST = np.float32(1.5 * 2**23), np.int32(0x4B400000), np.float32(104)
+
+
+@kernel
+def exp(x: Any) -> Any:
+    """To within an ulp, without a branch and without a call, so that a loop is made of vectors.
+
+    The polynomial is that of Cephes' expf (Moshier), for |r| up to log(2) / 2.
+    """
+    x = MOST if x > MOST else (-MOST if x < -MOST else x)  # a NaN is neither
+    shifted = np.float32(x * LOG2E + MAGIC)
+    n, whole = np.int32(shifted.view(np.int32) - MAGIC_BITS), shifted - MAGIC
+    r = (x - whole * HIGH) - whole * LOW
+    y = np.float32(1.9875691500e-4)
+    y = y * r + np.float32(1.3981999507e-3)
+    y = y * r + np.float32(8.3334519073e-3)
+    y = y * r + np.float32(4.1665795894e-2)
+    y = y * r + np.float32(1.6666665459e-1)
+    y = y * r + np.float32(5.0000001201e-1)
+    y = y * (r * r) + r + ONE
+    first = np.int32(n >> 1)  # half of n at a time: two products overflow, or become subnormal
+    return y * power_of_two(first) * power_of_two(np.int32(n - first))
+
+
+@kernel
+def power_of_two(n: Any) -> Any:
+    return np.int32((n + np.int32(127)) << 23).view(np.float32)
 
 
 # --- row by row -----------------------------------------------------------------------------
@@ -55,8 +85,9 @@ def rope(x: F32, cos: F32, sin: F32, halves: bool, out: F32, start: int, stop: i
 @kernel
 def swiglu(gate: F32, up: F32, out: F32, start: int, stop: int) -> None:
     """All flat."""
-    for i in range(start, stop):
-        out[i] = gate[i] / (ONE + np.exp(-gate[i])) * up[i]
+    g, u, to = gate[start:stop], up[start:stop], out[start:stop]
+    for i in range(len(to)):
+        to[i] = g[i] / (ONE + exp(-g[i])) * u[i]
 
 
 # --- attention, head by head: k and v are (cells, kv_heads, dim), F32 or the bits of F16 ----------
@@ -88,18 +119,20 @@ def soft_max(
     """x: (heads, tokens, cells), visible: (tokens, cells); a row that sees nothing is zeros."""
     for h in range(start, stop):
         for t in range(x.shape[1]):
+            row, seen, to = x[h, t], visible[t], out[h, t]
             top = np.float32(-np.inf)
-            for c in range(x.shape[2]):
-                if visible[t, c]:
-                    top = max(top, x[h, t, c] * scale)
+            for c in range(len(row)):
+                if seen[c]:
+                    top = max(top, row[c] * scale)
+            for c in range(len(row)):
+                power = exp(row[c] * scale - top)
+                to[c] = power if seen[c] else ZERO
             total = 0.0
-            for c in range(x.shape[2]):
-                power = np.exp(x[h, t, c] * scale - top) if visible[t, c] else ZERO
-                out[h, t, c] = power
-                total += np.float64(power)
+            for c in range(len(row)):
+                total += np.float64(to[c])
             by = np.float32(1.0 / total) if total != 0.0 else ZERO
-            for c in range(x.shape[2]):
-                out[h, t, c] *= by
+            for c in range(len(row)):
+                to[c] *= by
 
 
 @kernel
@@ -122,3 +155,14 @@ def kqv(p: F32, v: Kept, out: F32, start: int, stop: int) -> None:
                 for c in range(cells):
                     s += p_[mine + c] * stored_at(v_, first + c * apart + d, 1)[0]
                 out_[to + d] = s
+
+
+@kernel
+def attend(
+    q: F32, k: Kept, v: Kept, scale: Any, visible: NDArray[np.bool_], room: F32, out: F32,
+    start: int, stop: int,
+) -> None:  # fmt: skip
+    """The three of them in one call; room: (2, heads, tokens, cells), for what is between."""
+    kq(q, k, room[0], start, stop)
+    soft_max(room[0], scale, visible, room[1], start, stop)
+    kqv(room[1], v, out, start, stop)

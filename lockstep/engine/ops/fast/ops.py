@@ -115,9 +115,7 @@ class Fast(Mirror):
     # --- attention ------------------------------------------------------------------------
 
     def kq(self, q: F32, k: NDArray[Any]) -> F32:
-        return self.scores(like(q, k), k)
-
-    def scores(self, q: F32, k: NDArray[Any]) -> F32:
+        q = like(q, k)
         out = np.empty((q.shape[1], len(q), len(k)), np.float32)
         self.share(kernels.kq, len(out), q.size * len(k), plain(q), kept(k), out)
         return out
@@ -126,14 +124,12 @@ class Fast(Mirror):
         if visible is None:  # a router's few logits
             return super().soft_max(x, scale, None)
         out = np.empty(x.shape, np.float32)
-        shown = np.require(visible, np.bool_, ["C", "A", "W"])
-        self.share(kernels.soft_max, len(x), 8 * x.size, plain(x), np.float32(scale), shown, out)
+        args = plain(x), np.float32(scale), shown(visible)
+        self.share(kernels.soft_max, len(x), 8 * x.size, *args, out)
         return out
 
     def kqv(self, p: F32, v: NDArray[Any]) -> F32:
-        return self.weighted(like(p, v), v)
-
-    def weighted(self, p: F32, v: NDArray[Any]) -> F32:
+        p = like(p, v)
         out = np.empty((p.shape[1], len(p), v.shape[2]), np.float32)
         self.share(kernels.kqv, len(p), p.size * v.shape[2], plain(p), kept(v), out)
         return out.reshape(len(out), len(p) * v.shape[2])
@@ -150,7 +146,13 @@ class Fast(Mirror):
     ) -> F32:
         if cap or sinks is not None:
             return super().flash_attn(q, k, v, scale, visible, cap, sinks)
-        return self.weighted(self.soft_max(self.scores(q, k), scale, visible), v)
+        tokens, heads = q.shape[:2]
+        room = np.empty((2, heads, tokens, len(k)), np.float32)
+        out = np.empty((tokens, heads, v.shape[2]), np.float32)
+        args = plain(q), kept(k), kept(v), np.float32(scale), shown(visible), room
+        work = 2 * q.size * len(k)
+        self.share(kernels.attend, heads, work, *args, out)
+        return out.reshape(tokens, heads * v.shape[2])
 
 
 def plain(x: NDArray[Any]) -> F32:
@@ -165,6 +167,10 @@ def kept(x: NDArray[Any]) -> NDArray[Any]:
     if x.dtype == np.float16:
         return np.require(x, requirements=["C", "A", "W"]).view(np.uint16)
     return plain(x)
+
+
+def shown(visible: Bools) -> Bools:
+    return np.require(visible, np.bool_, ["C", "A", "W"])
 
 
 def value_of(x: Any) -> Any:

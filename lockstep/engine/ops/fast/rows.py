@@ -25,11 +25,11 @@ from lockstep.engine.kernels.dots import (
     both_halves,
     first_lane,
     four_floats,
+    four_of,
     ints_at,
     prefetch,
     total,
     totals,
-    two_of,
 )
 from lockstep.engine.kernels.lanes import (
     as_float,
@@ -165,14 +165,20 @@ def iq4_nl(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any
 
 
 @part
+def of_pair(scales: Any, pair: int) -> Any:
+    """Of two groups that are multiplied at once."""
+    a, b = 2 * pair, 2 * pair + 1
+    return four_of(scales, a, b, a, b)
+
+
+@part
 def q4_k(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
     scales, minima = scales_and_minima(raw, at + 4)
-    low = high = spread(NOTHING, 8)  # two sums, that need not wait for each other
+    found = spread(NOTHING, 8)
     for pair in range(4):  # two groups share 32 bytes: low nibbles, then high ones
-        q, y = shorts_at(raw, at + 16 + 32 * pair, 32), at_x + 64 * pair
-        low = add_scaled_bytes(low, q & 15, x, y, scales[2 * pair])
-        high = add_scaled_bytes(high, q >> 4, x, y + 32, scales[2 * pair + 1])
-    return low + high, minima * ints_at(sums, at_sums, 8)
+        q, scale = shorts_at(raw, at + 16 + 32 * pair, 32), of_pair(scales, pair)
+        found = add_scaled_bytes(found, q & 15, q >> 4, x, at_x + 64 * pair, scale)
+    return found, minima * ints_at(sums, at_sums, 8)
 
 
 @part
@@ -180,10 +186,10 @@ def q5_k(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
     scales, minima = scales_and_minima(raw, at + 4)
     fifth, found = shorts_at(raw, at + 16, 32), spread(NOTHING, 8)
     for pair in range(4):
-        q, y = shorts_at(raw, at + 48 + 32 * pair, 32), at_x + 64 * pair
-        low, high = (fifth >> 2 * pair & 1) << 4, (fifth >> 2 * pair + 1 & 1) << 4
-        found = add_scaled_bytes(found, q & 15 | low, x, y, scales[2 * pair])
-        found = add_scaled_bytes(found, q >> 4 | high, x, y + 32, scales[2 * pair + 1])
+        q, scale = shorts_at(raw, at + 48 + 32 * pair, 32), of_pair(scales, pair)
+        low = q & 15 | (fifth >> 2 * pair & 1) << 4
+        high = q >> 4 | (fifth >> 2 * pair + 1 & 1) << 4
+        found = add_scaled_bytes(found, low, high, x, at_x + 64 * pair, scale)
     return found, minima * ints_at(sums, at_sums, 8)
 
 
@@ -210,15 +216,22 @@ def of_sums(scales: Any, sums: Any, at: int) -> Any:
 
 
 @part
+def of_four(scales: Any, four: int) -> Any:
+    """Of four groups that are multiplied at once: the first and the third share a register."""
+    a = 4 * four
+    return four_of(scales, a, a + 2, a + 1, a + 3)
+
+
+@part
 def q6_k(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
     scales = signed_bytes_at(raw, at + 192, 16)
     found = of_sums(scales, sums, at_sums) * -32
-    for pair in range(8):
-        half, quarter = pair // 4, pair % 4
-        low = shorts_at(raw, at + 64 * half + 32 * (quarter % 2), 32) >> 4 * (quarter // 2) & 15
-        top = shorts_at(raw, at + 128 + 32 * half, 32) >> 2 * quarter & 3
-        scale = two_of(scales, 2 * pair)
-        found = add_scaled_bytes(found, low | top << 4, x, at_x + 32 * pair, scale)
+    for four in range(4):
+        half, side = four // 2, four % 2
+        top = shorts_at(raw, at + 128 + 32 * half, 32) >> 4 * side
+        a = shorts_at(raw, at + 64 * half, 32) >> 4 * side & 15 | (top & 3) << 4
+        b = shorts_at(raw, at + 64 * half + 32, 32) >> 4 * side & 15 | (top >> 2 & 3) << 4
+        found = add_scaled_bytes(found, a, b, x, at_x + 64 * four, of_four(scales, four))
     return found, found
 
 
@@ -226,21 +239,22 @@ def q6_k(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
 def q3_k(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
     scales = scales_of(raw, at + 96) - 32
     found = of_sums(scales, sums, at_sums) * -4
-    for pair in range(8):
-        low = shorts_at(raw, at + 32 + 32 * (pair // 4), 32) >> 2 * (pair % 4) & 3
-        top = shorts_at(raw, at, 32) >> pair & 1
-        scale = two_of(scales, 2 * pair)
-        found = add_scaled_bytes(found, low | top << 2, x, at_x + 32 * pair, scale)
+    top = shorts_at(raw, at, 32)
+    for four in range(4):
+        low, by = shorts_at(raw, at + 32 + 32 * (four // 2), 32), 4 * (four % 2)
+        a = low >> by & 3 | (top >> 2 * four & 1) << 2
+        b = low >> by + 2 & 3 | (top >> 2 * four + 1 & 1) << 2
+        found = add_scaled_bytes(found, a, b, x, at_x + 64 * four, of_four(scales, four))
     return found, found
 
 
 @part
 def q2_k(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
     scales, found = bytes_at(raw, at, 16), spread(NOTHING, 8)
-    for pair in range(8):
-        q = shorts_at(raw, at + 16 + 32 * (pair // 4), 32) >> 2 * (pair % 4) & 3
-        scale = two_of(scales & 15, 2 * pair)
-        found = add_scaled_bytes(found, q, x, at_x + 32 * pair, scale)
+    for four in range(4):
+        q, scale = shorts_at(raw, at + 16 + 32 * (four // 2), 32), of_four(scales & 15, four)
+        q = q >> 4 * (four % 2)
+        found = add_scaled_bytes(found, q & 3, q >> 2 & 3, x, at_x + 64 * four, scale)
     return found, of_sums(scales >> 4, sums, at_sums)
 
 

@@ -1,4 +1,5 @@
-"""Threads that stay, and share the work of a kernel: whoever is free takes the next piece.
+"""Threads that stay, and share the work of a kernel. Each has a part of it, and takes piece after
+piece in a row: memory is read fastest in one go. Whoever is done takes pieces of the others' parts.
 
 To wake a thread takes as long as a small product, so after a piece each looks out for the next job
 for a while, in compiled code and without Python's lock. Whoever asks never waits for a thread that
@@ -29,7 +30,9 @@ from lockstep.engine.kernels.threads import MOST, processors
 from lockstep.engine.ops.fast.compiling import kernel
 
 # numbers of a job, each in a cache line of its own where threads write to it
-OPEN, TICKET, HELPERS, FUNCTION, ARGUMENTS, N, PIECE, NEXT, BUSY, FAILED = range(0, 80, 8)
+APART = 8
+OPEN, TICKET, HELPERS, FUNCTION, ARGUMENTS, N, PIECE, BUSY, FAILED, NEXT = range(0, 80, APART)
+NUMBERS = NEXT + APART * (MOST + 1)  # NEXT is one for each part
 PIECES = 8  # of each thread: few enough to be no burden, so many that none has to wait for long
 PATIENCE = 20_000  # looks, of about ten nanoseconds or some more, before a thread falls asleep
 HASTY = 1000
@@ -37,13 +40,24 @@ WRONG, FINE = -1, 0
 
 
 @kernel
-def work(box: Any, function: int, arguments: int, n: int, piece: int) -> None:
-    while True:
-        start = fetch_add(box, NEXT, piece)
-        if start >= n:
-            return
-        if run(function, arguments, start, min(start + piece, n)):
-            put(box, FAILED, 1)
+def work(
+    box: Any, function: int, arguments: int, n: int, piece: int, parts: int, first: int
+) -> None:
+    """first: its own part, of so many."""
+    for i in range(parts):
+        part = (first + i) % parts
+        stop = end_of(part, parts, n)
+        while True:
+            start = fetch_add(box, NEXT + APART * part, piece)
+            if start >= stop:
+                break
+            if run(function, arguments, start, min(start + piece, stop)):
+                put(box, FAILED, 1)
+
+
+@kernel
+def end_of(part: int, parts: int, n: int) -> int:
+    return n * (part + 1) // parts
 
 
 @kernel
@@ -62,7 +76,9 @@ def serve(box: Any, number: int, seen: int, patience: int) -> int:
         if number < get(box, HELPERS):
             fetch_add(box, BUSY, 1)  # from here on whoever asked waits, unless the job is closed
             if get(box, OPEN):
-                work(box, get(box, FUNCTION), get(box, ARGUMENTS), get(box, N), get(box, PIECE))
+                function, given, n = get(box, FUNCTION), get(box, ARGUMENTS), get(box, N)
+                parts = get(box, HELPERS) + 1
+                work(box, function, given, n, get(box, PIECE), parts, number + 1)
             fetch_add(box, BUSY, -1)
     return seen
 
@@ -80,11 +96,13 @@ def share(
     put(box, ARGUMENTS, given)
     put(box, N, n)
     put(box, PIECE, piece)
-    put(box, NEXT, 0)
+    parts = helpers + 1
+    for part in range(parts):
+        put(box, NEXT + APART * part, end_of(part - 1, parts, n))
     put(box, FAILED, FINE)
     put(box, OPEN, 1)
     fetch_add(box, TICKET, 1)
-    work(box, function, given, n, piece)
+    work(box, function, given, n, piece, parts, 0)
     put(box, OPEN, 0)
     waited = 0
     while get(box, BUSY):
@@ -101,7 +119,7 @@ class Team:
 
     def __init__(self) -> None:
         self.most = min(processors() - 1, MOST)
-        self.box = np.zeros(80, np.int64)
+        self.box = np.zeros(NUMBERS, np.int64)
         self.asked = threading.Lock()  # by one at a time; another one works alone
         self.asleep: list[threading.Lock] = []
         self.members = 0
