@@ -24,6 +24,7 @@ from lockstep.harness.blackbox.parts import (
     off,
     smaller,
 )
+from lockstep.harness.blackbox.places import SeenInPlace, see_in_place
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import ATTENTION_OUT, FFN_OUT, muted, n_layers, slice_of
 from lockstep.harness.blackbox.slices import small as with_small_activations
@@ -53,6 +54,7 @@ class BlackBoxBisection:
     rows: tuple[LayerRow, ...]
     lenses: tuple[Looked, ...]
     whole: SliceAnswer
+    places: tuple[SeenInPlace, ...] = ()
     left_out: tuple[str, ...] = ()  # what was not asked, and why
     in_f32: Mapping[str, SliceAnswer] = field(default_factory=dict)  # of the whole, by words
     others: tuple[Verdict, ...] = ()  # what check says besides, where all of the above agrees
@@ -65,7 +67,7 @@ class BlackBoxBisection:
     def exit_code(self) -> int:
         """Whatever is not known spoils a zero; a fault that was named is one beside it."""
         answers = [*(row.answer for row in self.rows), *(look.answer for look in self.lenses)]
-        answers += self.in_f32.values()
+        answers += [*self.in_f32.values(), *(seen.answer for seen in self.places)]
         others = {verdict.status for verdict in self.others}
         if "diverged" in others or any(a.status == "diverged" for a in (*answers, self.whole)):
             return 1
@@ -87,11 +89,17 @@ def bisect_black_box(asker: SliceAsker) -> BlackBoxBisection:
             likely = {part.asked_as for row in rows for part in row.parts}
             rows.append(of_layer(asker, layer, n, likely))
     lenses, unseen = look(asker)
+    places, _ = see_in_place(asker)
     asker.progress("the whole model")
     whole = answered(asker.plan, (), asker.progress)
-    answers = [*(row.answer for row in rows), *(look.answer for look in lenses)]
+    looked = [*lenses, *places]
+    answers = [*(row.answer for row in rows), *(look.answer for look in looked)]
     found = BlackBoxBisection(
-        rows=tuple(rows), lenses=tuple(lenses), whole=whole, left_out=(*left_out, *unseen)
+        rows=tuple(rows),
+        lenses=tuple(lenses),
+        places=tuple(places),
+        whole=whole,
+        left_out=(*left_out, *unseen),
     )
     seen = any(answer.differs for answer in answers)
     return found if seen else of_the_whole(asker, found, n)

@@ -22,6 +22,7 @@ from lockstep.harness.blackbox.asking import (
 from lockstep.harness.blackbox.bisection import of_layer, outside
 from lockstep.harness.blackbox.lenses import lenses_of
 from lockstep.harness.blackbox.looking import Looked, through
+from lockstep.harness.blackbox.places import see_in_place
 from lockstep.harness.blackbox.report import as_of_logits
 from lockstep.harness.blackbox.slices import n_layers
 from lockstep.harness.blackbox.whole import in_f32, is_quantised, is_small_enough
@@ -46,6 +47,7 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
             yield from of_graph(asker, context)
             if is_quantised(asker):
                 yield from of_weights(asker, context)
+            yield from of_places(asker, context)
         except EngineError as error:
             yield context.verdict(SUITE, "not-applicable", str(error))
         except OSError as error:
@@ -110,6 +112,21 @@ def of_weights(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
     others = [e.answer.summary for e in found if not (e.answer.agrees or e.answer.differs)]
     for text in dict.fromkeys((*others, *unseen)):
         yield context.verdict(SUITE, "not-applicable", f"weights not seen: {text}")
+
+
+def of_places(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
+    """Nothing is said of a model of which no such are made."""
+    found, _ = see_in_place(asker)
+    for each in found:
+        if not each.answer.agrees:
+            what = f"{each.look.words} in their places"
+            yield said(context, what, each.answer, ", ".join(each.tensors))
+    fine = [each for each in found if each.answer.agrees]
+    if fine:
+        worst = max(each.answer.allowed for each in fine)
+        words = ", ".join(each.look.words for each in fine)
+        text = f"in their places, of every layer: {words} (allowed {worst:.1e} of the largest)"
+        yield context.verdict(SUITE, "agreed", text, {"models": len(fine)})
 
 
 def of_right_ones(fine: Sequence[Looked], context: Context) -> Iterator[Verdict]:
