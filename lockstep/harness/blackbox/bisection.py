@@ -89,15 +89,12 @@ def bisect_black_box(asker: SliceAsker) -> BlackBoxBisection:
             likely = {part.asked_as for row in rows for part in row.parts}
             rows.append(of_layer(asker, layer, n, likely))
     lenses, unseen = look(asker)
-    places, _ = see_in_place(asker)
     asker.progress("the whole model")
     whole = answered(asker.plan, (), asker.progress)
-    looked = [*lenses, *places]
-    answers = [*(row.answer for row in rows), *(look.answer for look in looked)]
+    answers = [*(row.answer for row in rows), *(look.answer for look in lenses)]
     found = BlackBoxBisection(
         rows=tuple(rows),
         lenses=tuple(lenses),
-        places=tuple(places),
         whole=whole,
         left_out=(*left_out, *unseen),
     )
@@ -113,14 +110,18 @@ def check_can_be_asked(asker: SliceAsker, engines: Sequence[EngineInfo] = ()) ->
 
 def of_the_whole(asker: SliceAsker, found: BlackBoxBisection, n: int) -> BlackBoxBisection:
     """No slice and no weight differs: what the whole model shows besides, and which layer of it."""
-    if found.whole.differs:
-        return replace(found, rows=(*found.rows, *by_number(asker, n)))
-    found = replace(found, in_f32=dict(in_f32(asker)))
+    if not found.whole.differs:
+        found = replace(found, in_f32=dict(in_f32(asker)))
     differs = {what for what, answer in found.in_f32.items() if answer.differs}
-    if TWIN in differs:
-        return replace(found, rows=(*found.rows, *by_number(asker, n)))
-    if differs:
+    if differs - {TWIN}:
         return replace(found, rows=(*found.rows, *small_layers(asker, n)))
+    places, _ = see_in_place(asker)
+    found = replace(found, places=tuple(places))
+    layers = {tensor.split(".")[1] for each in places for tensor in each.tensors}
+    if len(layers) == 1:  # or the embeddings, which no layer is asked about
+        return found
+    if found.whole.differs or differs or any(each.answer.differs for each in places):
+        return replace(found, rows=(*found.rows, *by_number(asker, n)))
     return replace(found, others=others_of(asker)) if found.exit_code == 0 else found
 
 

@@ -9,7 +9,7 @@ file's own bytes, and those around them are such that their sums come straight t
 - eps is so large that norms divide by its root, whatever they read: what a scale does stays seen.
 - Every fourth element of an embedding is +X or -X, the others are zero: behind a norm 127 * 2**-6
   or its negative, which every conversion of activations represents exactly (lenses.py).
-- What a layer adds is less than a hundred-thousandth of X and lies in the other elements, which
+- What a layer adds is less than a millionth of X and lies in the other elements, which
   are all that the head reads. So the next layers meet the same activations, to as much.
 - Elements tell the layers apart where a matrix of ours writes what is added. attn_output and
   ffn_down write everywhere: there each token lets one layer add something, the others nothing.
@@ -35,8 +35,8 @@ ARCHITECTURES = ("llama", "qwen2")  # whose layers are these tensors and no othe
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 NORMS = ("attn_norm", "ffn_norm")
 EPS = "attention.layer_norm_rms_epsilon"
-ROOT = 2.0**30  # of eps
-X = 2.0**18  # of embeddings: their mean square is a 2**24th of eps
+ROOT = 2.0**34  # of eps
+X = 2.0**22  # of embeddings: their mean square is a 2**24th of eps
 EVERY = 4  # of how many elements one may be read; the others are written
 HOT = 16  # elements that are not zero, of what a matrix as stored reads: bounds grow with them
 HOT_INSIDE = 8  # the same of ffn_down
@@ -50,7 +50,7 @@ MOST = 12.0  # binary places by which what is written is moved, so that halves h
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class LookInPlace:
     """attention, ffn: the matrices that are as stored, "" for none of that half."""
 
     attention: str
@@ -62,12 +62,12 @@ class Look:
         return " and ".join(filter(None, (self.attention, self.ffn))) or "token_embd"
 
 
-EMBEDDINGS = Look(attention="", ffn="")  # whose rows are as stored; no layer adds to them
+EMBEDDINGS = LookInPlace(attention="", ffn="")  # whose rows are as stored; no layer adds to them
 LOOKS = (
-    Look(attention="attn_v", ffn="ffn_up"),
-    Look(attention="attn_q", ffn="ffn_gate"),
-    Look(attention="attn_k", ffn=""),
-    Look(attention="attn_output", ffn="ffn_down", by_token=True),
+    LookInPlace(attention="attn_v", ffn="ffn_up"),
+    LookInPlace(attention="attn_q", ffn="ffn_gate"),
+    LookInPlace(attention="attn_k", ffn=""),
+    LookInPlace(attention="attn_output", ffn="ffn_down", by_token=True),
     EMBEDDINGS,
 )
 
@@ -84,7 +84,7 @@ class Layout:
     inside: int  # what attn_output reads
     sizes: Mapping[str, float]  # of the weights of each matrix, a root of a mean square
 
-    def read(self, look: Look) -> list[int]:
+    def read(self, look: LookInPlace) -> list[int]:
         """By the layers, of what is there from the start: the first is the same for all tokens."""
         few = max(1, self.width // EVERY // HOT)
         return list(range(0, self.width, EVERY if look.by_token else EVERY * few))
@@ -105,10 +105,10 @@ class Layout:
         """The power of two that makes so many of its weights, added up, about that size."""
         return power(size / (self.sizes[f"blk.{layer}.{matrix}.weight"] * terms**0.5 or size))
 
-    def tokens(self, look: Look) -> int:
+    def tokens(self, look: LookInPlace) -> int:
         return 2 * self.layers if look.by_token else TOKENS
 
-    def tensor(self, look: Look, token: int, logit: int) -> str:
+    def tensor(self, look: LookInPlace, token: int, logit: int) -> str:
         """What is as stored and decides this logit; "" where nothing is."""
         if look is EMBEDDINGS:
             return EMBEDDING
@@ -158,11 +158,11 @@ def size_of(file: GgufFile, name: str) -> float:
         return float(np.sqrt(np.mean(np.square(weights, dtype=np.float64))))
 
 
-def batch_of(layout: Layout, look: Look) -> Batch:
+def batch_of(layout: Layout, look: LookInPlace) -> Batch:
     return Batch.of(list(range(layout.tokens(look))))
 
 
-def recipe_of(file: GgufFile, layout: Layout, look: Look) -> Recipe:
+def recipe_of(file: GgufFile, layout: Layout, look: LookInPlace) -> Recipe:
     root, shown = ROOT, layout.free
     changes: dict[str, Change] = {EMBEDDING: embeddings(layout, look)}
     if look is EMBEDDINGS:
@@ -188,7 +188,7 @@ def file_head(file: GgufFile) -> str:
     return OUTPUT if OUTPUT in file.tensors else EMBEDDING
 
 
-def attention(layout: Layout, layer: int, look: Look) -> Mapping[str, Change]:
+def attention(layout: Layout, layer: int, look: LookInPlace) -> Mapping[str, Change]:
     """What is not as stored."""
     if look.by_token:
         return one_token_sees_itself(layout, layer)
@@ -221,7 +221,7 @@ def one_token_sees_itself(layout: Layout, layer: int) -> Mapping[str, Change]:
     }
 
 
-def feed_forward(layout: Layout, layer: int, look: Look) -> Mapping[str, Change]:
+def feed_forward(layout: Layout, layer: int, look: LookInPlace) -> Mapping[str, Change]:
     into, some = layout.own(layer, 1), some_of(layout.hidden, layer)
     each = -(-len(some) // len(into))
     terms = LARGEST_STEP**2 * len(layout.read(look)) * each
@@ -246,7 +246,7 @@ def constant(value: float) -> Change:
     return lambda rows, start: np.full_like(rows, value)
 
 
-def embeddings(layout: Layout, look: Look) -> Change:
+def embeddings(layout: Layout, look: LookInPlace) -> Change:
     """Seeded signs. Where tokens are of layers each switch but its own is negative."""
     n, read = layout.tokens(look), layout.read(look)
 

@@ -14,7 +14,14 @@ from lockstep.harness.blackbox.asking import (
     left_unanswered,
     worst_of,
 )
-from lockstep.harness.blackbox.in_place import LOOKS, Layout, Look, batch_of, layout_of, recipe_of
+from lockstep.harness.blackbox.in_place import (
+    LOOKS,
+    Layout,
+    LookInPlace,
+    batch_of,
+    layout_of,
+    recipe_of,
+)
 from lockstep.harness.blackbox.whole import is_small_enough
 from lockstep.harness.check.check import BadInput, Opened, open_plan
 from lockstep.harness.context.suite import NoAnswer
@@ -27,7 +34,7 @@ from lockstep.harness.suites.logits import compared
 class SeenInPlace:
     """tensors: of the layers that differ, those that are as stored, the worst first."""
 
-    look: Look
+    look: LookInPlace
     answer: SliceAnswer
     tensors: tuple[str, ...] = ()
 
@@ -47,7 +54,7 @@ def see_in_place(asker: SliceAsker) -> tuple[list[SeenInPlace], str]:
     return found, ""
 
 
-def seen(asker: SliceAsker, layout: Layout, look: Look) -> SeenInPlace:
+def seen(asker: SliceAsker, layout: Layout, look: LookInPlace) -> SeenInPlace:
     try:
         plan = asker.made(lambda file: recipe_of(file, layout, look))
         opened = open_plan(replace(plan, suites=("logits",)), asker.progress)
@@ -67,7 +74,7 @@ def seen(asker: SliceAsker, layout: Layout, look: Look) -> SeenInPlace:
         opened.close()
 
 
-def judged(opened: Opened, layout: Layout, look: Look) -> SeenInPlace:
+def judged(opened: Opened, layout: Layout, look: LookInPlace) -> SeenInPlace:
     context = replace(opened.context, given=(batch_of(layout, look),))
     levels = context.subject_info.levels
     if levels is not None and "logits" not in levels:
@@ -85,7 +92,7 @@ def judged(opened: Opened, layout: Layout, look: Look) -> SeenInPlace:
 
 
 def tensors_of(
-    layout: Layout, look: Look, expected: F32, actual: F32, allowed: float
+    layout: Layout, look: LookInPlace, expected: F32, actual: F32, allowed: float
 ) -> Sequence[str]:
     """Of each logit that is off, what it shows: by how far the worst is."""
     if expected.shape != actual.shape:

@@ -1,4 +1,4 @@
-"""A fault of one tensor of one layer, in its place: slices, lenses and the F32 twin are blind to it."""
+"""A fault of one tensor in its place: slices, lenses and the F32 twin are blind to it."""
 
 from collections.abc import Iterator
 from dataclasses import replace
