@@ -24,6 +24,7 @@ from lockstep.harness.blackbox.parts import (
     off,
     smaller,
 )
+from lockstep.harness.blackbox.places import SeenInPlace, see_in_place
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import ATTENTION_OUT, FFN_OUT, muted, n_layers, slice_of
 from lockstep.harness.blackbox.slices import small as with_small_activations
@@ -53,6 +54,7 @@ class BlackBoxBisection:
     rows: tuple[LayerRow, ...]
     lenses: tuple[Looked, ...]
     whole: SliceAnswer
+    places: tuple[SeenInPlace, ...] = ()
     left_out: tuple[str, ...] = ()  # what was not asked, and why
     in_f32: Mapping[str, SliceAnswer] = field(default_factory=dict)  # of the whole, by words
     others: tuple[Verdict, ...] = ()  # what check says besides, where all of the above agrees
@@ -65,7 +67,7 @@ class BlackBoxBisection:
     def exit_code(self) -> int:
         """Whatever is not known spoils a zero; a fault that was named is one beside it."""
         answers = [*(row.answer for row in self.rows), *(look.answer for look in self.lenses)]
-        answers += self.in_f32.values()
+        answers += [*self.in_f32.values(), *(seen.answer for seen in self.places)]
         others = {verdict.status for verdict in self.others}
         if "diverged" in others or any(a.status == "diverged" for a in (*answers, self.whole)):
             return 1
@@ -91,7 +93,10 @@ def bisect_black_box(asker: SliceAsker) -> BlackBoxBisection:
     whole = answered(asker.plan, (), asker.progress)
     answers = [*(row.answer for row in rows), *(look.answer for look in lenses)]
     found = BlackBoxBisection(
-        rows=tuple(rows), lenses=tuple(lenses), whole=whole, left_out=(*left_out, *unseen)
+        rows=tuple(rows),
+        lenses=tuple(lenses),
+        whole=whole,
+        left_out=(*left_out, *unseen),
     )
     seen = any(answer.differs for answer in answers)
     return found if seen else of_the_whole(asker, found, n)
@@ -105,14 +110,18 @@ def check_can_be_asked(asker: SliceAsker, engines: Sequence[EngineInfo] = ()) ->
 
 def of_the_whole(asker: SliceAsker, found: BlackBoxBisection, n: int) -> BlackBoxBisection:
     """No slice and no weight differs: what the whole model shows besides, and which layer of it."""
-    if found.whole.differs:
-        return replace(found, rows=(*found.rows, *by_number(asker, n)))
-    found = replace(found, in_f32=dict(in_f32(asker)))
+    if not found.whole.differs:
+        found = replace(found, in_f32=dict(in_f32(asker)))
     differs = {what for what, answer in found.in_f32.items() if answer.differs}
-    if TWIN in differs:
-        return replace(found, rows=(*found.rows, *by_number(asker, n)))
-    if differs:
+    if differs - {TWIN}:
         return replace(found, rows=(*found.rows, *small_layers(asker, n)))
+    places, _ = see_in_place(asker)
+    found = replace(found, places=tuple(places))
+    layers = {tensor.split(".")[1] for each in places for tensor in each.tensors}
+    if len(layers) == 1:  # or the embeddings, which no layer is asked about
+        return found
+    if found.whole.differs or differs or any(each.answer.differs for each in places):
+        return replace(found, rows=(*found.rows, *by_number(asker, n)))
     return replace(found, others=others_of(asker)) if found.exit_code == 0 else found
 
 

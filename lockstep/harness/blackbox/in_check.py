@@ -1,9 +1,10 @@
 """What `check` asks of an engine that shows no tensors, on models made of the user's.
 
 Of a quantised one its whole runs are allowed a few percents: honest engines convert activations
-otherwise. The F32 twin converts nothing, and shows a fault of the graph from some 1e-5 on; of a
-large model each layer's slice is asked instead. Lenses show each weight as the engine decodes it.
-Of any model the eps of its norms is seen where activations are small, and nowhere else.
+otherwise. The F32 twin converts nothing, and shows a fault of the graph from some 1e-5 on, of many
+layers a few 1e-4; of a large model each layer's slice is asked instead. Lenses show each weight as
+the engine decodes it, and each layer's matrices are looked at in their places (in_place.py). Of any
+model the eps of its norms is seen where activations are small, and nowhere else.
 """
 
 import errno
@@ -22,6 +23,7 @@ from lockstep.harness.blackbox.asking import (
 from lockstep.harness.blackbox.bisection import of_layer, outside
 from lockstep.harness.blackbox.lenses import lenses_of
 from lockstep.harness.blackbox.looking import Looked, through
+from lockstep.harness.blackbox.places import see_in_place
 from lockstep.harness.blackbox.report import as_of_logits
 from lockstep.harness.blackbox.slices import n_layers
 from lockstep.harness.blackbox.whole import in_f32, is_quantised, is_small_enough
@@ -43,9 +45,12 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
         inner = replace(plan, suites=(), by_name=False)
         asker = SliceAsker(plan=inner, folder=Path(folder), progress=context.progress)
         try:
-            yield from of_graph(asker, context)
+            of_the_graph = list(of_graph(asker, context))
+            yield from of_the_graph
             if is_quantised(asker):
                 yield from of_weights(asker, context)
+            if all(verdict.status != "diverged" for verdict in of_the_graph):
+                yield from of_places(asker, context)  # which have a fault of the graph as well
         except EngineError as error:
             yield context.verdict(SUITE, "not-applicable", str(error))
         except OSError as error:
@@ -110,6 +115,21 @@ def of_weights(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
     others = [e.answer.summary for e in found if not (e.answer.agrees or e.answer.differs)]
     for text in dict.fromkeys((*others, *unseen)):
         yield context.verdict(SUITE, "not-applicable", f"weights not seen: {text}")
+
+
+def of_places(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
+    """Nothing is said of a model of which no such are made."""
+    found, _ = see_in_place(asker)
+    for each in found:
+        if not each.answer.agrees:
+            what = f"{each.look.words} in their places"
+            yield said(context, what, each.answer, ", ".join(each.tensors))
+    fine = [each for each in found if each.answer.agrees]
+    if fine:
+        worst = max(each.answer.allowed for each in fine)
+        words = ", ".join(each.look.words for each in fine)
+        text = f"in their places, of every layer: {words} (allowed {worst:.1e} of the largest)"
+        yield context.verdict(SUITE, "agreed", text, {"models": len(fine)})
 
 
 def of_right_ones(fine: Sequence[Looked], context: Context) -> Iterator[Verdict]:

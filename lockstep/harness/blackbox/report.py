@@ -34,6 +34,10 @@ def verdicts_of(plan: Plan, result: BlackBoxBisection, again: str) -> Iterator[V
         detail = {**figures_of(look.answer), "tensors": list(look.tensors), "weights": look.weights}
         tensors = f"tensors: {', '.join(look.tensors)}" if look.tensors else ""
         yield verdict(f"lens of {look.lens.type}", look.answer, tensors, detail)
+    for seen in result.places:
+        detail = {**figures_of(seen.answer), "tensors": list(seen.tensors)}
+        tensors = f"tensors: {', '.join(seen.tensors)}" if seen.tensors else ""
+        yield verdict(f"{seen.look.words}, in their places", seen.answer, tensors, detail)
     yield verdict("the whole model", result.whole, "", figures_of(result.whole))
     for what, answer in result.in_f32.items():
         yield verdict(f"the whole model, {what}", answer, "", figures_of(answer))

@@ -52,6 +52,10 @@ def report_of(plan: "Plan", result: "BlackBoxBisection") -> Mapping[str, Any]:
             | {"tensors": list(look.tensors)}
             for look in result.lenses
         ],
+        "places": [
+            {"matrices": seen.look.words, **figures_of(seen.answer), "tensors": list(seen.tensors)}
+            for seen in result.places
+        ],
         "whole": figures_of(result.whole),
         "in_f32": {what: figures_of(answer) for what, answer in result.in_f32.items()},
         "others": [f"{v.suite}: {v.summary}" for v in result.others],
@@ -74,6 +78,12 @@ def lines_of(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
             same = [look for look in result.lenses if look.lens.type == kind]
             weights = sum(look.weights for look in same)
             yield f"  {kind:<38} {weights:>11,}              {fault_of(same)}"
+    if result.places:
+        yield "  in its place (as stored)                 differ by    allowed   at fault"
+    for seen in result.places:
+        fault = ", ".join(seen.tensors[:SHOWN_TENSORS]) or "-"
+        fault += ", ..." if len(seen.tensors) > SHOWN_TENSORS else ""
+        yield f"  {seen.look.words:<38} {figures(seen.answer)}   {fault}"
     yield f"  {'the whole model':<38} {figures(result.whole)}"
     for what, answer in result.in_f32.items():
         yield f"  {'whole: ' + what.partition(',')[0]:<38} {figures(answer)}"

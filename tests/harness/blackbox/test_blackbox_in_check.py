@@ -57,7 +57,8 @@ def test_a_right_engine_agrees_on_the_twin_and_through_lenses(model: Path) -> No
     assert (twin.status, eps.status, weights.status) == ("agreed", "agreed", "agreed")
     assert twin.summary.startswith("the F32 twin: ")
     assert "weights (Q8_0) are what their bytes say" in weights.summary
-    (more,) = left_out
+    more, places = left_out
+    assert (places.status, "in their places" in places.summary) == ("agreed", True)
     assert (more.status, "lenses more" in more.summary) == ("not-applicable", True)
 
 

@@ -1,0 +1,359 @@
+"""Models in which every layer's matrices are multiplied where they are, as they are stored.
+
+A slice renames its layer, a lens its matrices, and the F32 twin has them in another type: a fault
+of one tensor of one layer (a copy repacked wrong, a scale read for another) is in none of them. Of
+a whole run honest engines differ by more than such a fault makes. So here the whole model stays,
+with all names, shapes and layers; of each layer one matrix of attention and one of the FFN are the
+file's own bytes, and those around them are such that their sums come straight to the logits.
+
+- eps is so large that norms divide by its root, whatever they read: what a scale does stays seen.
+- Every fourth element of an embedding is +X or -X, the others are zero: behind a norm 127 * 2**-6
+  or its negative, which every conversion of activations represents exactly (lenses.py).
+- What a layer adds is less than a millionth of X and lies in the other elements, which
+  are all that the head reads. So the next layers meet the same activations, to as much.
+- Elements tell the layers apart where a matrix of ours writes what is added. attn_output and
+  ffn_down write everywhere: there each token lets one layer add something, the others nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Philox
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.quants.base import F32, WeightFormat
+from lockstep.harness.blackbox.changes import Change, zero
+from lockstep.harness.blackbox.lenses import LARGEST_STEP
+from lockstep.harness.blackbox.parts import EMBEDDING, OUTPUT, OUTPUT_NORM
+from lockstep.harness.blackbox.rewriting import Recipe
+from lockstep.harness.blackbox.slices import IN_A_LAYER, architecture, n_layers, number
+
+ARCHITECTURES = ("llama", "qwen2")  # whose layers are these tensors and no others, and no op more
+MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+NORMS = ("attn_norm", "ffn_norm")
+EPS = "attention.layer_norm_rms_epsilon"
+ROOT = 2.0**34  # of eps
+X = 2.0**22  # of embeddings: their mean square is a 2**24th of eps
+EVERY = 4  # of how many elements one may be read; the others are written
+HOT = 16  # elements that are not zero, of what a matrix as stored reads: bounds grow with them
+HOT_INSIDE = 8  # the same of ffn_down
+TOKENS = 8
+ADDED = 64  # elements of what a layer reads last that are added up
+OPEN = 128 / LARGEST_STEP  # a gate of 128: silu and gelu of it are 128, and of -128 they are zero
+CHOSEN = 256.0  # a score that leaves nothing to the others, whose exponentials are zero
+SCORE = 2.0  # of queries and keys, where what they are decides most
+SIZE = 2.0**-3  # of what is added
+MOST = 12.0  # binary places by which what is written is moved, so that halves hold it
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookInPlace:
+    """attention, ffn: the matrices that are as stored, "" for none of that half."""
+
+    attention: str
+    ffn: str
+    by_token: bool = False
+
+    @property
+    def words(self) -> str:
+        return " and ".join(filter(None, (self.attention, self.ffn))) or "token_embd"
+
+
+EMBEDDINGS = LookInPlace(attention="", ffn="")  # whose rows are as stored; no layer adds to them
+LOOKS = (
+    LookInPlace(attention="attn_v", ffn="ffn_up"),
+    LookInPlace(attention="attn_q", ffn="ffn_gate"),
+    LookInPlace(attention="attn_k", ffn=""),
+    LookInPlace(attention="attn_output", ffn="ffn_down", by_token=True),
+    EMBEDDINGS,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Which elements of the residual are what."""
+
+    width: int
+    layers: int
+    vocabulary: int
+    head: int  # elements of a head
+    hidden: int  # of the FFN
+    inside: int  # what attn_output reads
+    sizes: Mapping[str, float]  # of the weights of each matrix, a root of a mean square
+
+    def read(self, look: LookInPlace) -> list[int]:
+        """By the layers, of what is there from the start: the first is the same for all tokens."""
+        few = max(1, self.width // EVERY // HOT)
+        return list(range(0, self.width, EVERY if look.by_token else EVERY * few))
+
+    @property
+    def free(self) -> list[int]:
+        return [i for i in range(self.width) if i % EVERY]
+
+    def own(self, layer: int, half: int) -> list[int]:
+        """Elements in which this half of a layer (0: attention, 1: FFN) writes."""
+        return self.free[2 * layer + half :: 2 * self.layers]
+
+    def switch(self, layer: int, half: int) -> int:
+        """The element that is positive in the one token of this half."""
+        return EVERY * (1 + 2 * layer + half)
+
+    def times(self, size: float, layer: int, matrix: str, terms: float) -> float:
+        """The power of two that makes so many of its weights, added up, about that size."""
+        return power(size / (self.sizes[f"blk.{layer}.{matrix}.weight"] * terms**0.5 or size))
+
+    def tokens(self, look: LookInPlace) -> int:
+        return 2 * self.layers if look.by_token else TOKENS
+
+    def tensor(self, look: LookInPlace, token: int, logit: int) -> str:
+        """What is as stored and decides this logit; "" where nothing is."""
+        if look is EMBEDDINGS:
+            return EMBEDDING
+        number = token if look.by_token else logit % len(self.free) % (2 * self.layers)
+        layer, half = divmod(number, 2)
+        own = (look.attention, look.ffn)[half]
+        return f"blk.{layer}.{own}.weight" if own else ""
+
+
+def layout_of(file: GgufFile) -> Layout:
+    """Raises Unsupported for what no such model can be made of."""
+    arch, embedding = architecture(file), file.tensors.get(EMBEDDING)
+    if arch not in ARCHITECTURES or embedding is None or f"{arch}.{EPS}" not in file.metadata:
+        raise Unsupported(f"{arch}: its layers have more than the matrices that can be looked at")
+    known = {*MATRICES, *NORMS}
+    for name in file.tensors:
+        inside = IN_A_LAYER.fullmatch(name)
+        if inside and inside[2].rsplit(".", 1)[0] not in known:
+            raise Unsupported(f"{name}: an op that no model of matrices alone has")
+    width, vocabulary = embedding.ne
+    n, heads = n_layers(file), number(file, "attention.head_count", 1)
+    head = number(file, "attention.key_length", width // heads)
+    found = Layout(
+        width=width,
+        layers=n,
+        vocabulary=vocabulary,
+        head=head,
+        hidden=number(file, "feed_forward_length"),
+        inside=head * heads,
+        sizes={name: size_of(file, name) for name in file.tensors},
+    )
+    if width // EVERY < 2 * n + 1 or vocabulary < 2 * max(n, TOKENS):
+        raise Unsupported(f"{n} layers of width {width}: no element for each")
+    return found
+
+
+def power(factor: float) -> float:
+    """The power of two next to it, if that is no extreme one."""
+    exponent = np.log2(factor) if 0 < factor < np.inf else 0.0
+    return float(2.0 ** np.rint(np.clip(exponent, -MOST, MOST)))
+
+
+def size_of(file: GgufFile, name: str) -> float:
+    weights = WeightFormat.named(file.tensors[name].type.name).dequantize(file.raw(name))
+    file.release()
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.sqrt(np.mean(np.square(weights, dtype=np.float64))))
+
+
+def batch_of(layout: Layout, look: LookInPlace) -> Batch:
+    return Batch.of(list(range(layout.tokens(look))))
+
+
+def recipe_of(file: GgufFile, layout: Layout, look: LookInPlace) -> Recipe:
+    root, shown = ROOT, layout.free
+    changes: dict[str, Change] = {EMBEDDING: embeddings(layout, look)}
+    if look is EMBEDDINGS:
+        changes, shown = {}, list(range(layout.width))
+        root = ROOT / X * power(layout.sizes[EMBEDDING])
+    changes |= {OUTPUT: reads_in_turn(shown), OUTPUT_NORM: constant(root)}
+    for name in file.tensors:
+        inside = IN_A_LAYER.fullmatch(name)
+        stem, _, end = inside[2].rpartition(".") if inside else ("", "", "")
+        if stem in NORMS:
+            changes[name] = constant(LARGEST_STEP * ROOT / X)
+        elif end == "bias":
+            changes[name] = zero
+    for layer in range(layout.layers):
+        own = {**attention(layout, layer, look), **feed_forward(layout, layer, look)}
+        changes |= {f"blk.{layer}.{stem}.weight": change for stem, change in own.items()}
+    names = {name: name for name in file.tensors} | {OUTPUT: file_head(file)}
+    eps = {f"{architecture(file)}.{EPS}": ("F32", root**2)}
+    return Recipe(names=names, keys=eps, changes=changes, stored=frozenset(names))
+
+
+def file_head(file: GgufFile) -> str:
+    return OUTPUT if OUTPUT in file.tensors else EMBEDDING
+
+
+def attention(layout: Layout, layer: int, look: LookInPlace) -> Mapping[str, Change]:
+    """What is not as stored."""
+    if look.by_token:
+        return one_token_sees_itself(layout, layer)
+    if not look.attention:
+        return {"attn_output": zero}
+    into, some = layout.own(layer, 0), some_of(layout.inside, layer)
+    each = -(-len(some) // len(into))  # of them are added up
+    read = layout.read(look)
+    if look.attention == "attn_v":  # all tokens are seen alike
+        size = layout.times(SIZE, layer, "attn_v", LARGEST_STEP**2 * len(read) * each)
+        return {"attn_q": zero, "attn_output": writes(into, some, size)}
+    other = "attn_k" if look.attention == "attn_q" else "attn_q"
+    size = layout.times(SCORE, layer, look.attention, LARGEST_STEP**4 * len(read))
+    return {
+        other: selects(read[1:], layer, size),
+        "attn_v": selects(read[1:], 2 * layer),
+        "attn_output": writes(into, some, 4 * SIZE / each),
+    }
+
+
+def one_token_sees_itself(layout: Layout, layer: int) -> Mapping[str, Change]:
+    """That of this layer; the others see all but it, and they have no values."""
+    switch, heads = layout.switch(layer, 0), layout.inside // layout.head
+    strong = CHOSEN * layout.head**0.5 / (2 * LARGEST_STEP**2)
+    value = layout.times(SIZE, layer, "attn_output", (2 * LARGEST_STEP) ** 2 * heads)
+    return {
+        "attn_q": last_of_heads({switch: strong}, layout.head),
+        "attn_k": last_of_heads({switch: 1.0, 0: 1.0}, layout.head),
+        "attn_v": sparse({switch: value / 2, 0: value / 2}, layout.head, layer),
+    }
+
+
+def feed_forward(layout: Layout, layer: int, look: LookInPlace) -> Mapping[str, Change]:
+    into, some = layout.own(layer, 1), some_of(layout.hidden, layer)
+    each = -(-len(some) // len(into))
+    terms = LARGEST_STEP**2 * len(layout.read(look)) * each
+    if look.ffn == "ffn_up":
+        size = layout.times(SIZE, layer, "ffn_up", 128**2 * terms)
+        return {"ffn_gate": only(some, {0: OPEN}), "ffn_down": writes(into, some, size)}
+    if look.ffn == "ffn_gate":
+        size = layout.times(SIZE, layer, "ffn_gate", terms)
+        return {"ffn_up": only(some, {0: 1.0}), "ffn_down": writes(into, some, size)}
+    if look.ffn == "ffn_down":
+        value = layout.times(SIZE, layer, "ffn_down", (128 * LARGEST_STEP) ** 2 * HOT_INSIDE)
+        gate = reads({layout.switch(layer, 1): OPEN})
+        every = max(1, layout.hidden // HOT_INSIDE)
+        return {"ffn_gate": gate, "ffn_up": sparse({0: value}, every, layer)}
+    return {"ffn_down": zero}
+
+
+# --- changes ----------------------------------------------------------------------------------
+
+
+def constant(value: float) -> Change:
+    return lambda rows, start: np.full_like(rows, value)
+
+
+def embeddings(layout: Layout, look: LookInPlace) -> Change:
+    """Seeded signs. Where tokens are of layers each switch but its own is negative."""
+    n, read = layout.tokens(look), layout.read(look)
+
+    def change(rows: F32, start: int) -> F32:
+        found = np.zeros_like(rows)
+        for row, token in zip(found, range(start, min(start + len(rows), n)), strict=False):
+            found_signs = signs(token, len(read))
+            if look.by_token:
+                found_signs[1 : 1 + 2 * layout.layers] = -1
+                found_signs[1 + token] = 1
+            found_signs[0] = 1
+            row[read] = X * found_signs
+        return found
+
+    return change
+
+
+def signs(key: int, n: int) -> F32:
+    bits = Philox(key=key).random_raw(n) >> np.uint64(63)
+    return np.where(bits, 1, -1).astype(np.float32)
+
+
+def reads_in_turn(shown: Sequence[int]) -> Change:
+    """The head: each of its rows one of these elements."""
+    elements = np.array(shown)
+
+    def change(rows: F32, start: int) -> F32:
+        found = np.zeros_like(rows)
+        at = np.arange(len(rows))
+        found[at, elements[(start + at) % len(elements)]] = 1
+        return found
+
+    return change
+
+
+def some_of(n: int, layer: int) -> list[int]:
+    """Seeded, in each layer others."""
+    order = np.argsort(Philox(key=layer).random_raw(n), kind="stable")
+    return sorted(int(i) for i in order[:ADDED])
+
+
+def writes(dims: Sequence[int], columns: Sequence[int], value: float) -> Change:
+    """Into these elements of the residual sums of what is read, each of other columns."""
+
+    def change(rows: F32, start: int) -> F32:
+        found = np.zeros_like(rows)
+        for first, row in enumerate(dims):
+            if start <= row < start + len(rows):
+                found[row - start, columns[first :: len(dims)]] = value
+        return found
+
+    return change
+
+
+def reads(columns: Mapping[int, float]) -> Change:
+    """Every row the same."""
+
+    def change(rows: F32, start: int) -> F32:
+        found = np.zeros_like(rows)
+        for column, value in columns.items():
+            found[:, column] = value
+        return found
+
+    return change
+
+
+def only(numbers: Sequence[int], columns: Mapping[int, float]) -> Change:
+    """Of these rows; the others read nothing."""
+
+    def change(rows: F32, start: int) -> F32:
+        at = np.isin(start + np.arange(len(rows)), numbers)
+        found: F32 = reads(columns)(rows, start) * at[:, None]
+        return found
+
+    return change
+
+
+def selects(columns: Sequence[int], shift: int, value: float = 1.0) -> Change:
+    """Each row reads one of the columns."""
+
+    def change(rows: F32, start: int) -> F32:
+        found = np.zeros_like(rows)
+        at = np.arange(len(rows))
+        found[at, np.array(columns)[(start + at + shift) % len(columns)]] = value
+        return found
+
+    return change
+
+
+def last_of_heads(columns: Mapping[int, float], head: int) -> Change:
+    """The last row of each head, which positions turn least."""
+
+    def change(rows: F32, start: int) -> F32:
+        at = (start + np.arange(len(rows))) % head == head - 1
+        found: F32 = reads(columns)(rows, start) * at[:, None]
+        return found
+
+    return change
+
+
+def sparse(columns: Mapping[int, float], every: int, seed: int) -> Change:
+    """One row of every so many reads them, with seeded signs."""
+
+    def change(rows: F32, start: int) -> F32:
+        numbers = start + np.arange(len(rows))
+        some = signs(seed, start + len(rows))[start:] * (numbers % every == 0)
+        found: F32 = reads(columns)(rows, start) * some[:, None]
+        return found
+
+    return change

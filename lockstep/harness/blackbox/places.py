@@ -1,0 +1,107 @@
+"""Both engines on models whose logits show each layer's matrices at their places."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lockstep.engine.errors import EngineError, Unsupported
+from lockstep.engine.quants.base import F32
+from lockstep.harness.blackbox.asking import (
+    SUITE,
+    SliceAnswer,
+    SliceAsker,
+    left_unanswered,
+    worst_of,
+)
+from lockstep.harness.blackbox.in_place import (
+    LOOKS,
+    Layout,
+    LookInPlace,
+    batch_of,
+    layout_of,
+    recipe_of,
+)
+from lockstep.harness.blackbox.whole import is_small_enough
+from lockstep.harness.check.check import BadInput, Opened, open_plan
+from lockstep.harness.context.suite import NoAnswer
+from lockstep.harness.judging.compare import largest
+from lockstep.harness.records import Request
+from lockstep.harness.suites.logits import compared
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenInPlace:
+    """tensors: of the layers that differ, those that are as stored, the worst first."""
+
+    look: LookInPlace
+    answer: SliceAnswer
+    tensors: tuple[str, ...] = ()
+
+
+def see_in_place(asker: SliceAsker) -> tuple[list[SeenInPlace], str]:
+    """And why it is not asked of this model; "": it is."""
+    if not is_small_enough(asker):
+        return [], "matrices are not looked at in their places: the model in F32 is too large"
+    try:
+        layout = layout_of(asker.file)
+    except Unsupported as error:
+        return [], f"matrices are not looked at in their places: {error}"
+    found = []
+    for number, look in enumerate(LOOKS, 1):
+        asker.progress(f"matrices at their places, {number} of {len(LOOKS)}: {look.words}")
+        found.append(seen(asker, layout, look))
+    return found, ""
+
+
+def seen(asker: SliceAsker, layout: Layout, look: LookInPlace) -> SeenInPlace:
+    try:
+        plan = asker.made(lambda file: recipe_of(file, layout, look))
+        opened = open_plan(replace(plan, suites=("logits",)), asker.progress)
+    except NoAnswer as error:
+        return SeenInPlace(look=look, answer=left_unanswered(error, asker.plan.oracle))
+    except (BadInput, Unsupported) as error:
+        answer = SliceAnswer(status="not-compared", summary=str(error))
+        return SeenInPlace(look=look, answer=answer)
+    try:
+        return judged(opened, layout, look)
+    except NoAnswer as error:
+        return SeenInPlace(look=look, answer=left_unanswered(error, asker.plan.oracle))
+    except EngineError as error:
+        answer = SliceAnswer(status="not-compared", summary=str(error))
+        return SeenInPlace(look=look, answer=answer)
+    finally:
+        opened.close()
+
+
+def judged(opened: Opened, layout: Layout, look: LookInPlace) -> SeenInPlace:
+    context = replace(opened.context, given=(batch_of(layout, look),))
+    levels = context.subject_info.levels
+    if levels is not None and "logits" not in levels:
+        text = f"{context.subject.name} shows no logits"
+        return SeenInPlace(look=look, answer=SliceAnswer(status="not-applicable", summary=text))
+    expected, actual = context.ask_both("evaluate", Request(batches=context.batches))
+    truth = np.concatenate(context.noise.logits)
+    verdict = compared(context, SUITE, context.batches, expected, actual, truth)
+    answer = worst_of([verdict], context.oracle.name)
+    if not answer.differs:
+        return SeenInPlace(look=look, answer=answer)
+    allowed = answer.allowed * largest(expected.logits[0])
+    tensors = tensors_of(layout, look, expected.logits[0], actual.logits[0], allowed)
+    return SeenInPlace(look=look, answer=answer, tensors=tuple(tensors))
+
+
+def tensors_of(
+    layout: Layout, look: LookInPlace, expected: F32, actual: F32, allowed: float
+) -> Sequence[str]:
+    """Of each logit that is off, what it shows: by how far the worst is."""
+    if expected.shape != actual.shape:
+        return ()
+    with np.errstate(invalid="ignore"):
+        off = np.abs(actual.astype(np.float64) - expected)
+    off = np.where(np.isnan(off), np.inf, off)
+    worst: dict[str, float] = {}
+    for token, logit in np.argwhere(off > allowed):
+        if name := layout.tensor(look, int(token), int(logit)):
+            worst[name] = max(worst.get(name, 0.0), float(off[token, logit]))
+    return sorted(worst, key=lambda name: -worst[name])

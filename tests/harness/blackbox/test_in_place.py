@@ -1,0 +1,159 @@
+"""A fault of one tensor in its place: slices, lenses and the F32 twin are blind to it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.quants.base import F32
+from lockstep.engine.weights import Weight
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.blackbox import in_check
+from lockstep.harness.blackbox.in_check import checked
+from lockstep.harness.blackbox.in_place import LOOKS, MATRICES, layout_of, recipe_of
+from lockstep.harness.blackbox.places import SeenInPlace, see_in_place
+from lockstep.harness.blackbox.rewriting import rewrite
+from lockstep.harness.check.check import open_plan
+from lockstep.harness.records import Verdict
+from tests.black_boxes import asker_of, bisected, faults, wrong_tensors
+from tests.harness.check.test_check import plan_for
+from tests.models import written
+
+OFF = np.float32(1.001)
+
+
+class OneTensorOff(Mirror):
+    """By a thousandth, and only as it is stored: in F32, or by another name, it is right."""
+
+    tensor = ""
+
+    def is_wrong(self, weight: Weight) -> bool:
+        return weight.name == self.tensor and weight.format.name != "F32"
+
+    def linear(self, x: F32, weight: Weight) -> F32:
+        found = super().linear(x, weight)
+        return (found * OFF).astype(np.float32) if self.is_wrong(weight) else found
+
+    def get_rows(self, weight: Weight, ids: NDArray[np.int32]) -> F32:
+        found = super().get_rows(weight, ids)
+        return found * OFF if self.is_wrong(weight) else found
+
+
+class WrongInOnePlace(Reference, name="test:wrong-in-one-place"):
+    ops = OneTensorOff
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return written(tmp_path, quant="Q4_1", n_layer=3)
+
+
+def looked_at(path: Path, folder: Path, engine: str) -> list[SeenInPlace]:
+    asker = asker_of(path, folder, engine=engine)
+    try:
+        found, why = see_in_place(asker)
+        assert not why
+        return found
+    finally:
+        asker.close()
+
+
+@pytest.mark.parametrize(
+    "tensor", [*(f"blk.1.{matrix}.weight" for matrix in MATRICES), "token_embd.weight"]
+)
+def test_a_tensor_off_by_a_thousandth_in_its_place_is_named(
+    tensor: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OneTensorOff, "tensor", tensor)
+    found = looked_at(model, tmp_path / "made", "test:wrong-in-one-place")
+    assert [each.tensors for each in found if each.answer.differs] == [(tensor,)]
+    assert {each.answer.status for each in found} == {"agreed", "diverged"}
+
+
+HONEST = (
+    "fast",
+    "honest:float64",
+    "honest:activations-bf16",
+    "honest:activations-int8-rows",
+    "honest:silu-tanh",
+    "honest:sums-one-by-one",
+)
+
+
+@pytest.mark.parametrize("engine", HONEST)
+@pytest.mark.parametrize("quant", ["Q4_1", "F16"])
+def test_an_honest_engine_is_not_accused(engine: str, quant: str, tmp_path: Path) -> None:
+    path = written(tmp_path, quant=quant, n_layer=3)
+    found = looked_at(path, tmp_path / "made", engine)
+    assert [each.answer.status for each in found] == ["agreed"] * len(LOOKS)
+
+
+def test_a_bisection_names_the_tensor_that_slices_and_lenses_do_not(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OneTensorOff, "tensor", "blk.2.ffn_down.weight")
+    found = bisected(model, tmp_path / "made", engine="test:wrong-in-one-place")
+    assert (faults(found), wrong_tensors(found), found.whole.status) == ({}, set(), "agreed")
+    assert [each.tensors for each in found.places if each.tensors] == [("blk.2.ffn_down.weight",)]
+    assert found.exit_code == 1
+
+
+def test_check_sees_it_too(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OneTensorOff, "tensor", "blk.0.attn_q.weight")
+    monkeypatch.setattr(in_check, "LENSES", 1)
+    wrong = [v for v in verdicts(model, "test:wrong-in-one-place") if v.status == "diverged"]
+    assert [v.summary.partition(":")[0] for v in wrong] == ["attn_q and ffn_gate in their places"]
+    assert "(blk.0.attn_q.weight)" in wrong[0].summary
+
+
+def verdicts(path: Path, engine: str) -> Iterator[Verdict]:
+    """Of the engine as if it showed logits alone."""
+    plan = plan_for(path, n_tokens=8, engine=engine)
+    opened = open_plan(plan, lambda _: None)
+    try:
+        info = replace(opened.context.subject_info, levels=("logits",), shows_nodes=False)
+        yield from checked(plan, replace(opened.context, subject_info=info))
+    finally:
+        opened.close()
+
+
+def test_matrices_in_their_places_are_the_files_bytes_under_their_names(
+    model: Path, tmp_path: Path
+) -> None:
+    out, seen = tmp_path / "made.gguf", set()
+    with GgufFile.open(model) as file:
+        layout = layout_of(file)
+        for look in LOOKS:
+            rewrite(file, recipe_of(file, layout, look), out)
+            with GgufFile.open(out) as made:
+                assert {*made.tensors} == {*file.tensors, "output.weight"}
+                for layer in range(layout.layers):
+                    for matrix in filter(None, (look.attention, look.ffn)):
+                        name = f"blk.{layer}.{matrix}.weight"
+                        assert made.raw(name).tobytes() == file.raw(name).tobytes()
+                        seen.add(name)
+    assert len(seen) == layout.layers * len(MATRICES)
+
+
+def test_no_two_layers_write_where_another_does(model: Path) -> None:
+    with GgufFile.open(model) as file:
+        layout = layout_of(file)
+    own = [layout.own(layer, half) for layer in range(3) for half in (0, 1)]
+    assert sorted(element for elements in own for element in elements) == layout.free
+    assert all(own)
+
+
+def test_a_model_with_too_many_layers_for_its_width_is_not_asked(tmp_path: Path) -> None:
+    path = written(tmp_path, quant="Q4_1", n_layer=9)
+    with GgufFile.open(path) as file, pytest.raises(Unsupported, match="9 layers of width 64"):
+        layout_of(file)
+    asker = asker_of(path, tmp_path / "made")
+    found, why = see_in_place(asker)
+    asker.close()
+    assert (found, why.startswith("matrices are not looked at")) == ([], True)
