@@ -5,7 +5,7 @@ from typing import Any
 
 from lockstep.harness.bisect.bisection import NO_OP, Bisection
 from lockstep.harness.check.check import Plan
-from lockstep.harness.locate.locate import Patched
+from lockstep.harness.locate.proof import Patched
 from lockstep.harness.report.text import explain_finding, site_name
 from lockstep.harness.suites.trace import detail_of
 
@@ -122,6 +122,7 @@ def other_graph(result: Bisection) -> list[str]:
 def confirmation(p: Patched) -> str:
     """What the run says in which the oracle's tensors were put in at the culprits."""
     allowed = f"{p.allowed:.1e}"
+    agrees = "agrees with an honest run of another design" if p.otherwise else "agrees"
     if not p.sites:
         return "not confirmed: the engine cannot go on with other values at these sites"
     if not p.differed and p.explains:
@@ -138,7 +139,7 @@ def confirmation(p: Patched) -> str:
         )
     if p.agrees:
         return (
-            f"confirmed by patching: with the oracle's tensor at {p.sites} sites the rest agrees "
+            f"confirmed by patching: with the oracle's tensor at {p.sites} sites the rest {agrees} "
             f"({p.what}s {p.worst:.1e} of the largest, {p.before:.1e} before; allowed {allowed})"
         )
     return (
