@@ -1,5 +1,5 @@
-"""With the oracle's tensors at the culprits the rest must be right: as the oracle's, or as that of an
-honest engine of another design."""
+"""With the oracle's tensors at the culprits the rest must be right: as the oracle's, or as that of
+an honest engine of another design."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +69,8 @@ def proof_of(model: Path, engine: str, *, lucky: bool = False) -> Patched:
         found = bisect(context)
     finally:
         opened_plan.close()
-    assert found.first is not None and found.first.site.name == "Qcur_rope"
+    assert found.first is not None
+    assert found.first.site.name == "Qcur_rope"
     assert found.patched is not None
     return found.patched
 
@@ -77,7 +78,8 @@ def proof_of(model: Path, engine: str, *, lucky: bool = False) -> Patched:
 def test_a_fault_in_an_engine_that_converts_no_activations_is_confirmed(tmp_path: Path) -> None:
     model = written(tmp_path, seed=6, n_layer=1, quant="Q4_0")
     proof = proof_of(model, Float64AndOneBase.name, lucky=True)
-    assert proof.confirms and proof.otherwise
+    assert proof.confirms
+    assert proof.otherwise
     assert proof.worst < proof.before / 100
 
 
@@ -85,11 +87,13 @@ def test_the_rest_is_held_against_honest_runs_of_the_engines_own_design(gemma2: 
     """The oracle's GELU is a table of halves, from which the rest is farther off than is allowed
     here; with the same tensors put in, a run without the table agrees."""
     proof = proof_of(gemma2, Float64AndOneBase.name, lucky=True)
-    assert proof.confirms and proof.otherwise
+    assert proof.confirms
+    assert proof.otherwise
     assert "the rest agrees with an honest run of another design" in confirmation(proof)
 
 
 def test_a_second_fault_that_was_not_put_right_is_no_other_design(gemma2: Path) -> None:
     proof = proof_of(gemma2, Float64AndTwoFaults.name)
-    assert not proof.agrees and not proof.otherwise
+    assert not proof.agrees
+    assert not proof.otherwise
     assert "THE REST STILL DIFFERS" in confirmation(proof)
