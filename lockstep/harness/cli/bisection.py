@@ -6,14 +6,10 @@ from typing import Any
 from lockstep.harness.bisect.bisection import NO_OP, Bisection
 from lockstep.harness.check.check import Plan
 from lockstep.harness.locate.proof import Patched
-from lockstep.harness.report.text import explain_finding, site_name
+from lockstep.harness.report.text import explain_finding, site_name, where_to_look
 from lockstep.harness.suites.trace import detail_of
 
 SHOWN = 5  # culprits explained in full
-NO_OP_GUILTY = (
-    "no op is wrong on its own inputs: look at what is kept from call to call, at the order of "
-    "calls, and at sampling"
-)
 
 
 def bisection_of(plan: Plan, result: Bisection) -> Mapping[str, Any]:
@@ -105,7 +101,7 @@ def lines_without_culprit(plan: Plan, result: Bisection) -> list[str]:
     if result.unsteady is not None:
         lines.append(f"  {plan.engine} is not deterministic: {result.unsteady}")
     elif result.exit_code == NO_OP:
-        lines.append(f"  {NO_OP_GUILTY}")
+        lines.append(f"  {where_to_look((v.suite, v.detail) for v in result.others)}")
     return lines
 
 
