@@ -11,7 +11,8 @@ from lockstep.harness.context.repeats import Unsteady, unsteady
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.judging.findings import Findings, by_layer
 from lockstep.harness.judging.judge import SiteFinding
-from lockstep.harness.locate.locate import Patched, locate, oracles_outputs, outputs_of, patch
+from lockstep.harness.locate.locate import locate, oracles_outputs, outputs_of
+from lockstep.harness.locate.proof import Patched, patch
 from lockstep.harness.records import EngineInfo, Evaluation, Request, Site, Verdict
 from lockstep.harness.suites.embeddings import further_run
 from lockstep.harness.suites.logits import compared

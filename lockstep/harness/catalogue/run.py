@@ -5,8 +5,10 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from lockstep.engine.choices import choices
+from lockstep.engine.errors import Unsupported
 from lockstep.engine.registry import import_members
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.catalogue.table import lines, not_found
@@ -35,6 +37,7 @@ WITH_EXPERTS = (
 )
 
 
+Family = TypeVar("Family", bound=Wrong | type[HonestEngine])
 Place = tuple[str, str, str, int]  # engine, model, preset, seed
 
 
@@ -58,6 +61,16 @@ def honest_engines() -> list[type[HonestEngine]]:
     import_members("lockstep.harness.honest")
     found = [c for c in Adapter.family.values() if issubclass(c, HonestEngine)]
     return sorted(found, key=lambda cls: cls.name)
+
+
+def of_family(engines: Sequence[Family], only: str) -> list[Family]:
+    """All of them, or those of one group. Raises Unsupported where there is no such group: nothing
+    that was tried is no success, and no failure of an engine either."""
+    found = [cls for cls in engines if only in ("", cls.group)]
+    if not found:
+        known = dict.fromkeys(cls.group for cls in engines)
+        raise Unsupported(f"no family {only!r} of wrong engines {choices(only, known)}")
+    return found
 
 
 def parts_of(engines: Sequence[Wrong | type[HonestEngine]]) -> Iterator[CataloguePart]:
@@ -101,7 +114,7 @@ def models_of(cls: type[HonestEngine]) -> tuple[str, ...]:
 
 def run_catalogue(out: Output, *, only: str, file: Path | None, executor: Executor | None) -> int:
     """0: every wrong engine is caught with its tensors shown, and no honest one at all."""
-    chosen = [cls for cls in (*wrong_engines(), *honest_engines()) if only in ("", cls.group)]
+    chosen = of_family([*wrong_engines(), *honest_engines()], only)
     return run_parts(out, list(parts_of(chosen)), file, executor)
 
 

@@ -5,15 +5,11 @@ from typing import Any
 
 from lockstep.harness.bisect.bisection import NO_OP, Bisection
 from lockstep.harness.check.check import Plan
-from lockstep.harness.locate.locate import Patched
-from lockstep.harness.report.text import explain_finding, site_name
+from lockstep.harness.locate.proof import Patched
+from lockstep.harness.report.text import explain_finding, site_name, where_to_look
 from lockstep.harness.suites.trace import detail_of
 
 SHOWN = 5  # culprits explained in full
-NO_OP_GUILTY = (
-    "no op is wrong on its own inputs: look at what is kept from call to call, at the order of "
-    "calls, and at sampling"
-)
 
 
 def bisection_of(plan: Plan, result: Bisection) -> Mapping[str, Any]:
@@ -105,7 +101,7 @@ def lines_without_culprit(plan: Plan, result: Bisection) -> list[str]:
     if result.unsteady is not None:
         lines.append(f"  {plan.engine} is not deterministic: {result.unsteady}")
     elif result.exit_code == NO_OP:
-        lines.append(f"  {NO_OP_GUILTY}")
+        lines.append(f"  {where_to_look((v.suite, v.detail) for v in result.others)}")
     return lines
 
 
@@ -122,6 +118,7 @@ def other_graph(result: Bisection) -> list[str]:
 def confirmation(p: Patched) -> str:
     """What the run says in which the oracle's tensors were put in at the culprits."""
     allowed = f"{p.allowed:.1e}"
+    agrees = "agrees with an honest run of another design" if p.otherwise else "agrees"
     if not p.sites:
         return "not confirmed: the engine cannot go on with other values at these sites"
     if not p.differed and p.explains:
@@ -138,7 +135,7 @@ def confirmation(p: Patched) -> str:
         )
     if p.agrees:
         return (
-            f"confirmed by patching: with the oracle's tensor at {p.sites} sites the rest agrees "
+            f"confirmed by patching: with the oracle's tensor at {p.sites} sites the rest {agrees} "
             f"({p.what}s {p.worst:.1e} of the largest, {p.before:.1e} before; allowed {allowed})"
         )
     return (

@@ -76,7 +76,8 @@ def diff(
 
     New differences and those that are gone, suites of a model with another verdict, and what came
     nearer to its limit by more than a tenth of it. What B does not compare any more counts as
-    worse. Exit code: 1 where something got worse, else 0. Examples:
+    worse. Exit code: 1 where something got worse, 3 where nothing did and B did not finish, else
+    0. Examples:
 
     \b
       lockstep report diff reports/MONDAY-check reports/TUESDAY-check
@@ -106,7 +107,8 @@ def diff(
             write_text(output, page_of_changes(runs[0], runs[1], (str(a), str(b)), found))
             out.remark(f"wrote {output}")
     far = moved is not None and any(move.by >= moved for move in found.moved)
-    raise typer.Exit(1 if found.worse or far else 0)
+    unfinished = runs[1].footer is None  # what it would have found is not known
+    raise typer.Exit(1 if found.worse or far else 3 if unfinished else 0)
 
 
 def lines_of(found: "Changes") -> Iterator[str]:

@@ -13,9 +13,19 @@ if TYPE_CHECKING:
     from lockstep.harness.damage.trials import DamagePlan
 
 ALL = "all"
+# what there is to try, by the option that asks for it, and which options say something of it
+WAYS = {
+    "catalogue": {"only", "file"},
+    "diagnosis": {"only", "sample", "seed", "file"},
+    "honest": {"file"},
+    "arch": {"faults", "quant", "settings", "seed", "report"},
+}
+BY_ITSELF = {"list_only", "clean", "seed", "file"}
+ALWAYS = {"jobs", "cluster", "quiet", "report"}
 
 
 def selftest(
+    context: typer.Context,
     list_only: Annotated[bool, typer.Option("--list", help="Only name the wrong engines.")] = False,
     clean: Annotated[
         int, typer.Option(help="Clean random cases, of all own graphs, to try as well.", min=0)
@@ -74,6 +84,7 @@ def selftest(
     from lockstep.harness.parallel.cluster import executor_for
     from lockstep.harness.selftest.selftest import run_selftest
 
+    check_options(context)
     with screen(quiet) as out, executor_for(jobs, cluster) as executor:
         if diagnosis:
             code = run_diagnosis(
@@ -91,6 +102,24 @@ def selftest(
             plans = damage_plans(arch, faults, quant, settings, seed)
             code = run_damage(plans, report, ["lockstep", *sys.argv[1:]], executor, out)
     raise typer.Exit(code)
+
+
+def check_options(context: typer.Context) -> None:
+    """An option that says nothing of what is tried is a mistake: something else would be tried than
+    its user thinks. Raises BadParameter."""
+    source = context.get_parameter_source
+    given = {
+        param.name: param.opts[0]
+        for param in context.command.params
+        if param.name and (found := source(param.name)) and found.name == "COMMANDLINE"
+    }
+    ways = [name for name in WAYS if name in given]
+    if len(ways) > 1:
+        raise typer.BadParameter(f"{' and '.join(given[name] for name in ways)}: name one of them")
+    known = {*ways, *ALWAYS, *(WAYS[ways[0]] if ways else BY_ITSELF)}
+    if left := [option for name, option in given.items() if name not in known]:
+        beside = f"beside {given[ways[0]]}" if ways else "without another option"
+        raise typer.BadParameter(f"{', '.join(left)}: says nothing {beside}")
 
 
 def damage_plans(

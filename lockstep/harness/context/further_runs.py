@@ -17,7 +17,11 @@ from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Rejected, Unanswerable
 
 PROMPT = 67  # whole tiles of 4, 8, 16, 32 or 64 rows, and some of another
+LARGE = 259  # the same, and more rows than a byte counts
 WHOLE = 128  # rows, and cells, that leave no rest; the next token alone finds a tile and one cell
+# behind whole tiles of 8 or 16 rows each rest, for which kernels are often several: first that of
+# two kernels (4 + 1), then of three (4 + 2 + 1); PROMPT and LARGE leave three rows (2 + 1)
+RESTS = (21, 22, 23, 20, 18, 17)
 FEW = (2, 3, 4, 6, 7, 8, 1)  # kernels for few rows are often others than for many
 FILLED = 5  # tokens of the first batch of a few on a filled cache
 CELLS = 300  # at least: llama.cpp's caches grow by 256
@@ -86,14 +90,20 @@ def is_small(file: GgufFile) -> bool:
 
 
 def batch_sizes(n: int) -> list[int]:
-    """Whole tiles and one token on them, if there is room; a few tokens, a prompt, all the rest but
-    for small batches, which end in cell n."""
+    """Whole tiles and one token on them, if there is room; a few tokens, a prompt, whole tiles with
+    each rest as far as there is room, all that is left but for small batches, which end in cell n.
+    """
     room = n - sum(FEW) - FILLED
     tiles = [WHOLE, 1] if room > WHOLE + PROMPT else []
-    prompt = min(PROMPT, room - sum(tiles))
+    large = room - sum(tiles) >= LARGE + RESTS[0]
+    prompt = LARGE if large else min(PROMPT, room - sum(tiles))
     rest = room - sum(tiles) - prompt
+    some: list[int] = []
+    for size in RESTS if tiles else ():
+        if sum(some) + size <= rest:
+            some.append(size)
     first = [*tiles, FILLED, prompt] if tiles else [prompt, FILLED]
-    return [size for size in (*first, rest, *FEW) if size]
+    return [size for size in (*first, *some, rest - sum(some), *FEW) if size]
 
 
 def filling(context: Context, sizes: Sequence[int]) -> tuple[Batch, ...]:

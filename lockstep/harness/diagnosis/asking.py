@@ -53,8 +53,9 @@ class AskedQuestion:
 
 def asked(context: Context) -> tuple[list[AskedQuestion], list[str]]:
     """All that the subject answers, in the order in which every other engine is asked, and what it
-    does not answer."""
-    found, missing = [], []
+    does not answer. Of a traceback the last line says why."""
+    found: list[AskedQuestion] = []
+    missing: dict[str, list[str]] = {}  # by what became of them, which is often the same
     for question in questions_for(context):
         context.progress(f"asking {context.subject.name} for {question.words}")
         outcome = question.ask(context.subject)
@@ -63,9 +64,9 @@ def asked(context: Context) -> tuple[list[AskedQuestion], list[str]]:
                 AskedQuestion(question=question, said=readable(context, question, outcome.value))
             )
         elif not isinstance(outcome, Unanswerable):  # what it does not offer is no gap
-            why = getattr(outcome, "message", "no answer in time")
-            missing.append(f"{question.words}: {why}")
-    return found, missing
+            why = getattr(outcome, "message", "no answer in time").splitlines()
+            missing.setdefault(why[-1] if why else "", []).append(question.words)
+    return found, [f"{', '.join(words)}: {why}" for why, words in missing.items()]
 
 
 def readable(context: Context, question: MistakeQuestion, said: Any) -> Any:

@@ -32,6 +32,7 @@ CLOSE = 0.25
 # Where one or two tokens differ, nearly ties, another small error may well tip the same.
 PLACES = 3
 AGAIN = 3
+NOTHING = "anything: it offers no logits, lists, tokens, text, ids, weights or keys of its file"
 TINY = 1e-6  # of the difference: what float32 leaves of two ways to compute one mistake
 
 # right: as the right engine; few: too little differs for a name; not-compared: there is no limit
@@ -87,9 +88,9 @@ class Diagnosed:
     @property
     def exit_code(self) -> int:
         found = {each.status for each in self.of}
-        if found - {"right"}:
+        if found - {"right", "not-compared"}:
             return 1
-        return 0 if found and not self.missing else 3
+        return 0 if found == {"right"} and not self.missing else 3
 
 
 @dataclass(kw_only=True)
@@ -122,6 +123,8 @@ def diagnose(context: Context, bench: DiagnosisBench) -> Diagnosed:
     if not (facts.has_logits or facts.not_ours):
         context = context.for_embeddings()
     every, missing = asked(context)
+    if not every and not missing:
+        missing.append(NOTHING)
     if facts.not_ours:
         missing.append(f"its runs: {facts.not_ours}, so that no known mistake can be tried")
     found = []

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.harness.catalogue.run import parts_of, wrong_engines
+from lockstep.harness.catalogue.run import of_family, parts_of, wrong_engines
 from lockstep.harness.diagnosis.trials import TrialRow, tries
 from lockstep.harness.parallel.row_files import add_rows, read_rows
 from lockstep.harness.parallel.works import Executor, as_done
@@ -29,7 +29,7 @@ def run_diagnosis(
 
     file: a line of JSON for each engine and view; engines that are there are not tried again.
     """
-    chosen = [cls for cls in wrong_engines() if only in ("", cls.group)]
+    chosen = of_family(wrong_engines(), only)
     if sample is not None and sample < len(chosen):
         chosen = random.Random(seed).sample(chosen, sample)
     names = {cls.name for cls in chosen}

@@ -1,19 +1,15 @@
 """Find the ops that introduce an error, and tell them from those that only pass it on: along
-llama.cpp's graph. Putting the oracle's tensors in where they are wrong proves it.
+llama.cpp's graph. Putting the oracle's tensors in where they are wrong proves it (proof.py).
 """
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import Context, NoAnswer
-from lockstep.harness.judging.compare import largest, mismatch_between, worst_distance
 from lockstep.harness.judging.findings import Findings, Values
-from lockstep.harness.judging.tolerances import Bound, whole_run
 from lockstep.harness.locate.nodes import locate_along_nodes
 from lockstep.harness.locate.segments import locate_segments, shows_tensors
 from lockstep.harness.records import Evaluation, Request, Status
@@ -70,29 +66,6 @@ def replaceable(context: Context, values: Values) -> Values:
     return {s: v for s, v in values.items() if s.name not in info.fixed}
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Patched:
-    """The subject's run with the oracle's tensors put in at the guilty sites only."""
-
-    sites: int
-    before: float  # the worst logit of its own run, relative to the largest
-    worst: float  # of the patched run
-    bound: Bound
-    allowed: float  # relative to the largest as well
-    differed: bool  # before: if not, agreement afterwards confirms nothing
-    agrees: bool
-    what: str = "logit"
-
-    @property
-    def explains(self) -> bool:
-        """Whether nine tenths of a difference are gone: of honest noise most would be left."""
-        return self.before > 0 and self.worst <= self.before / 10
-
-    @property
-    def confirms(self) -> bool:
-        return self.agrees and (self.differed or self.explains)
-
-
 def outputs_of(
     context: Context, session: Session, found: Findings, values: Values | None = None
 ) -> Outputs:
@@ -107,26 +80,3 @@ def oracles_outputs(context: Context, found: Findings) -> Outputs:
         return outputs_of(context, context.oracle, found)
     outputs: Outputs = context.ask(context.oracle, "embed", context.batches)
     return outputs
-
-
-def patch(context: Context, found: Findings) -> Patched:
-    """If the guilty ops are all there are, putting them right puts the outputs right."""
-    replace = replaceable(context, found.values)
-    context.progress(f"putting the oracle's tensor in at {len(replace)} sites")
-    own, healed = (
-        np.concatenate(outputs_of(context, context.subject, found, values))
-        for values in (None, replace)
-    )
-    expected = np.concatenate(oracles_outputs(context, found))
-    size = largest(expected)
-    bound = whole_run(context.noise.relative, size)
-    return Patched(
-        sites=len(replace),
-        before=worst_distance(expected, own) / (size or 1.0),
-        worst=worst_distance(expected, healed) / (size or 1.0),
-        bound=bound,
-        allowed=float(bound.allowed) / (size or 1.0),
-        differed=mismatch_between(expected, own, bound.allowed) is not None,
-        agrees=mismatch_between(expected, healed, bound.allowed) is None,
-        what=found.what,
-    )

@@ -1,8 +1,9 @@
 """What a person reads: sites, findings and verdicts in words."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
+from typing import Any
 
 from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.records import Site, Verdict
@@ -20,6 +21,14 @@ MARKS = {
 }
 
 
+# where to look if no op is wrong
+CALLS = "what is kept from call to call, at the order of calls, and at sampling"
+RACES = "threads that add up in any order, and at memory that is read before it is written"
+BEFORE_RUNS = {  # suites that ask for parts of an engine by themselves
+    "tokens": "the tokenizer (its runs are right)",
+    "metadata": "how the file is read (its runs are right)",
+    "dequant": "how weights are decoded by themselves (its runs are right)",
+}
 LONG_WORD = 48  # characters: of one that is longer, such as hex, a part is shown
 CI_COMMAND = re.compile(r"##(?=\w*\[)")
 
@@ -90,3 +99,14 @@ def last_words(log: Sequence[str]) -> Sequence[str]:
     """What an engine said last, before Python wrote down where its process stood."""
     fatal = next((i for i, line in enumerate(log) if line.startswith("Fatal Python error")), None)
     return log[:fatal][-6:] if fatal else log[-6:]
+
+
+def where_to_look(others: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
+    """If no op is wrong, by what `check` says besides: the suite and the detail of each verdict."""
+    every = list(others)
+    suites = {suite for suite, _ in every}
+    if suites and suites <= BEFORE_RUNS.keys():
+        places = ", and at ".join(BEFORE_RUNS[suite] for suite in BEFORE_RUNS if suite in suites)
+        return f"no op is wrong on its own inputs: look at {places}"
+    races = bool(every) and all(detail.get("kind") == "not-deterministic" for _, detail in every)
+    return f"no op is wrong on its own inputs: look at {RACES if races else CALLS}"

@@ -554,6 +554,25 @@ def test_selftest_lists_every_wrong_engine_with_its_mistake(lockstep: Lockstep) 
     assert all(cls.mistake in line for cls, line in zip(wrong, lines, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--only", "norms"), "--only: says nothing without another option"),
+        (("--honest", "1", "--only", "norms"), "--only: says nothing beside --honest"),
+        (("--sample", "3", "--catalogue"), "--sample: says nothing beside --catalogue"),
+        (("--catalogue", "--diagnosis"), "--catalogue and --diagnosis: name one of them"),
+        (("--catalogue", "--only", "norm"), "no family 'norm' of wrong engines (near: norms"),
+        (("--diagnosis", "--only", "norm"), "no family 'norm' of wrong engines (near: norms"),
+    ],
+)
+def test_selftest_refuses_what_would_try_something_else_than_was_asked(
+    lockstep: Lockstep, words: tuple[str, ...], said: str
+) -> None:
+    ending = lockstep("selftest", *words)
+    assert ending.code == 2
+    assert said in ending.err
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])  # at the end, and at the first line
 def test_a_reader_who_has_enough_of_the_output_is_no_error(unbuffered: str) -> None:
     listing = subprocess.Popen(

@@ -62,6 +62,16 @@ class WholeTiles(Mirror):
         return found
 
 
+class FourAndOne(Mirror):
+    """Behind tiles of 8 rows one kernel takes four, and another takes the fourth again."""
+
+    def linear(self, x: F32, weight: Weight) -> F32:
+        found = super().linear(x, weight)
+        if len(x) > 8 and len(x) % 8 == 5:
+            found[-1] = found[-2]
+        return found
+
+
 class PositionsInAByte(Mirror):
     def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
         return super().rope(x, positions % 256, params)
@@ -170,6 +180,7 @@ def through(change: Callable[[Bools, Batch], Bools]) -> str:
 WRONG = {
     engine("rows behind 64", ops=RowsBehind64): {LONG},
     engine("few rows", ops=FewRows): {LONG, JOINED},
+    engine("four rows and one", ops=FourAndOne): {LONG},
     engine("positions in a byte", ops=PositionsInAByte): {LONG},
     engine("last id", ops=LastIdIsUnknown): {LONG},
     through(no_more_than_256_cells): {LONG},
@@ -316,3 +327,9 @@ def test_batches_are_of_all_sizes_and_fill_what_there_is(n: int) -> None:
     assert sum(sizes) == n
     assert tuple(sizes[-len(FEW) :]) == FEW
     assert all(sizes)
+
+
+def test_where_there_is_room_several_rests_come_behind_whole_tiles() -> None:
+    assert {size % 8 for size in batch_sizes(512) if size > 16} == {0, 3, 4, 5, 6, 7}
+    assert max(batch_sizes(512)) > 256
+    assert 21 in batch_sizes(256)  # of two kernels, where there is room for one alone

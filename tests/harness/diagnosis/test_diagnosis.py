@@ -4,6 +4,7 @@ right none is, and of one that is wrong in a way that nobody knows none either."
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,7 +34,7 @@ from lockstep.harness.diagnosis.questions import Greedy, is_tie, within
 from lockstep.harness.diagnosis.selftest import is_kept, is_named, is_wrong, lines, row_of, share
 from lockstep.harness.diagnosis.trials import TrialRow
 from lockstep.harness.judging.noise import NoiseFloor
-from lockstep.harness.records import EXACT
+from lockstep.harness.records import EXACT, EngineInfo, Evaluation, Request
 from tests.harness.check.test_check import plan_for
 from tests.models import builtin
 
@@ -129,6 +130,22 @@ class Hot(Reference):
     """Every softmax is of scores that are three per cent too large."""
 
     ops = HotAttention
+
+
+class Offers(Reference):
+    """Nothing but what a test gives it."""
+
+    levels: tuple[str, ...] = ()
+
+    def describe(self) -> EngineInfo:
+        return replace(super().describe(), levels=self.levels)
+
+
+class OffersLogits(Offers, name="test:logits-that-fail"):
+    levels = ("logits",)
+
+    def evaluate(self, request: Request) -> Evaluation:
+        raise NotImplementedError("later")
 
 
 # --- what is named ------------------------------------------------------------------------------
@@ -286,6 +303,28 @@ def test_a_promise_is_kept_of_what_was_seen_alone() -> None:
     assert not is_kept([row("a", "right"), row("b", "right", view="text")])
     assert not is_kept([*fine, row("c", "none")])  # half of them are named
     assert not is_kept([*fine * 9, row("c", "named", "a")])
+
+
+def test_an_engine_that_offers_nothing_is_incomplete_and_it_is_said(tmp_path: Path) -> None:
+    found = diagnosed(Offers, tmp_path)
+    assert found.exit_code == 3
+    _, line = diagnosis_lines(plan_for(tmp_path / "m.gguf"), found)
+    assert "not answered: anything: it offers no logits" in line
+
+
+def test_the_same_failure_of_many_questions_is_said_once_by_its_last_line(tmp_path: Path) -> None:
+    found = diagnosed(OffersLogits, tmp_path)
+    assert found.exit_code == 3
+    (text,) = found.missing
+    assert "\n" not in text
+    assert text.endswith("NotImplementedError: later")
+    assert "the logits of a prompt and of tokens behind it, the logits of the same" in text
+
+
+def test_where_there_is_no_limit_nobody_is_wrong(tmp_path: Path) -> None:
+    found = diagnosed(HALVES, tmp_path, noise=inf)
+    assert {each.aspect: each.status for each in found.of}["runs"] == "not-compared"
+    assert found.exit_code == 3
 
 
 def test_a_row_comes_back_from_json() -> None:

@@ -180,6 +180,17 @@ def test_a_folder_without_a_report_is_one_clear_error(
     )
 
 
+def test_a_run_that_did_not_finish_is_incomplete_where_nothing_got_worse(
+    folder: Callable[[str, Rows], str],
+) -> None:
+    """Whoever killed it may have done so before it came to what is wrong."""
+    whole, part = run(verdict("logits")), run(verdict("logits"), finished=False)
+    assert code_of(folder("a", whole), folder("b", part)) == 3
+    assert code_of(folder("c", part), folder("d", whole)) == 0
+    worse = run(verdict("logits", "diverged"), finished=False)
+    assert code_of(folder("e", whole), folder("f", worse)) == 1
+
+
 def test_a_page_is_written_for_a_folder(
     folder: Callable[[str, Rows], str], capsys: pytest.CaptureFixture[str]
 ) -> None:

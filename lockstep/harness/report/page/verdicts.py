@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.harness.records import BOTH
 from lockstep.harness.report.page.texts import shown
-from lockstep.harness.report.text import MARKS
+from lockstep.harness.report.text import MARKS, where_to_look
 
 Row = Mapping[str, Any]  # a verdict of report.jsonl
 QUIET = ("agreed", "excused", "not-applicable")
@@ -198,10 +198,8 @@ def incomplete(run: RowsOfRun, causes: Sequence[Cause]) -> str:
 
 
 def no_op(run: RowsOfRun, causes: Sequence[Cause]) -> str:
-    return (
-        "Diverged, and no op is wrong on its own inputs: look at what is kept from call to call, "
-        "at the order of calls, and at sampling."
-    )
+    others = ((c.first["suite"], c.first["detail"]) for c in causes)
+    return f"Diverged, and {where_to_look(row for row in others if row[0] != 'bisect')}."
 
 
 SENTENCES = {0: conform, 1: diverged, 2: failed, 3: incomplete, 4: no_op}

@@ -1,0 +1,122 @@
+"""The proof of a bisection: with the oracle's tensors at the guilty sites the outputs are right.
+
+Right is what the oracle has, or what an honest engine of another design comes to with the same
+tensors put in: one that converts no activations, say, or looks no GELU up in a table of halves.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.gguf.split_files import open_model
+from lockstep.engine.ops.build import Build
+from lockstep.harness.context.suite import Context
+from lockstep.harness.graph.aliases import places_by_site
+from lockstep.harness.graph.floor import whole
+from lockstep.harness.graph.replay import replay
+from lockstep.harness.graph.ways import Wide
+from lockstep.harness.graph.wiring import wires_of
+from lockstep.harness.judging.compare import largest, mismatch_between, worst_distance
+from lockstep.harness.judging.conversions import builds, is_quantised
+from lockstep.harness.judging.findings import Findings, Values
+from lockstep.harness.judging.tolerances import Bound, whole_run
+from lockstep.harness.locate.locate import oracles_outputs, outputs_of, replaceable
+from lockstep.harness.locate.nodes import build_of, recorded
+
+Rows = NDArray[Any]  # (outputs, vocabulary or width), of all batches
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Patched:
+    """The subject's run with the oracle's tensors put in at the guilty sites only."""
+
+    sites: int
+    before: float  # the worst logit of its own run, relative to the largest
+    worst: float  # of the patched run
+    bound: Bound
+    allowed: float  # relative to the largest as well
+    differed: bool  # before: if not, agreement afterwards confirms nothing
+    agrees: bool
+    what: str = "logit"
+    otherwise: bool = False  # held against honest runs of another design than the oracle's
+
+    @property
+    def explains(self) -> bool:
+        """Whether nine tenths of a difference are gone: of honest noise most would be left."""
+        return self.before > 0 and self.worst <= self.before / 10
+
+    @property
+    def confirms(self) -> bool:
+        return self.agrees and (self.differed or self.explains)
+
+
+def patch(context: Context, found: Findings) -> Patched:
+    """If the guilty ops are all there are, putting them right puts the outputs right."""
+    values = replaceable(context, found.values)
+    context.progress(f"putting the oracle's tensor in at {len(values)} sites")
+    own, healed = (
+        np.concatenate(outputs_of(context, context.subject, found, put_in))
+        for put_in in (None, values)
+    )
+    expected = np.concatenate(oracles_outputs(context, found))
+    first = held_against((expected, expected), (own, healed), context.noise.relative)
+    first = dataclasses.replace(first, sites=len(values), what=found.what)
+    if first.agrees or not found.own_inputs or not values:
+        return first
+    noise = context.noise_on(context.batches)
+    for right in other_designs(context):
+        put_in = right(values)
+        if held_against((put_in, put_in), (own, healed), noise).agrees:
+            other = held_against((right({}), put_in), (own, healed), noise)
+            return dataclasses.replace(other, sites=first.sites, what=found.what, otherwise=True)
+    return first
+
+
+def held_against(expected: tuple[Rows, Rows], found: tuple[Rows, Rows], noise: float) -> Patched:
+    """Of both two runs each: as they are, and with the tensors put in."""
+    size = largest(expected[1])
+    bound = whole_run(noise, size)
+    before, worst = (
+        worst_distance(a, b) / (size or 1.0) for a, b in zip(expected, found, strict=True)
+    )
+    differed, differs = (
+        mismatch_between(a, b, bound.allowed) is not None
+        for a, b in zip(expected, found, strict=True)
+    )
+    return Patched(
+        sites=0,
+        before=before,
+        worst=worst,
+        bound=bound,
+        allowed=float(bound.allowed) / (size or 1.0),
+        differed=differed,
+        agrees=not differs,
+    )
+
+
+def other_designs(context: Context) -> Iterator[Callable[[Values], Rows]]:
+    """What honest engines that make none of ggml's roundings come to with values put in; of a
+    quantised model also those that convert activations otherwise."""
+    context.progress("the rest differs: honest runs of other designs with the same tensors put in")
+    program = recorded(context)
+    places = places_by_site(program, wires_of(program))
+    with open_model(context.model) as file:
+
+        def run(build: Build, values: Values) -> Rows:
+            given = {places[site]: value for site, value in values.items() if site in places}
+            found = replay(program, file, build, Wide(sizes=False), values=given)
+            return np.concatenate(whole(found)).astype(np.float32)
+
+        for build in other_builds(build_of(context), quantised=is_quantised(file)):
+            yield partial(run, build)
+
+
+def other_builds(build: Build, *, quantised: bool) -> Iterator[Build]:
+    yield replace(build, plain=True)
+    if quantised:
+        yield from builds(build)

@@ -1,0 +1,99 @@
+"""With the oracle's tensors at the culprits the rest must be right: as the oracle's, or as that of
+an honest engine of another design."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lockstep.engine.ops.reference import I32, ReferenceOps, RopeParams
+from lockstep.engine.quants.base import F32
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.bisect.bisection import bisect
+from lockstep.harness.check.check import Plan, open_plan
+from lockstep.harness.cli.bisection import confirmation
+from lockstep.harness.locate.proof import Patched
+from lockstep.harness.records import EXACT, EngineInfo
+from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.synth.any_arch import variant_named
+from tests.models import written
+
+
+class OneRopeBase(ReferenceOps):
+    """Float64 throughout, without ggml's table of GELU; 500 as the base of each layer."""
+
+    def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
+        return super().rope(x, positions, replace(params, base=500.0))
+
+
+class AlsoAWrongGelu(OneRopeBase):
+    def geglu(self, gate: F32, up: F32) -> F32:
+        return super().geglu(gate * 1.01, up)
+
+
+class Float64AndOneBase(Reference, name="test:float64-and-one-base"):
+    def make_ops(self) -> ReferenceOps:
+        return OneRopeBase()
+
+
+class Float64AndTwoFaults(Reference, name="test:float64-and-two-faults"):
+    """The second fault is where no value can be put in."""
+
+    def describe(self) -> EngineInfo:
+        return replace(super().describe(), fixed=("ffn_geglu",))
+
+    def make_ops(self) -> ReferenceOps:
+        return AlsoAWrongGelu()
+
+
+@pytest.fixture(scope="module")
+def gemma2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "gemma2.gguf"
+    with opened() as namer:
+        make_variant(variant_named("gemma2"), path, session=namer)
+    return path
+
+
+def proof_of(model: Path, engine: str, *, lucky: bool = False) -> Patched:
+    """lucky: the first honest runs happen to differ less than the oracle's table and a formula."""
+    plan = Plan(
+        case=engine, model=model, subject_model=model, engine=engine, settings=EXACT, n_tokens=12
+    )
+    opened_plan = open_plan(plan, lambda _: None)
+    context = opened_plan.context
+    try:
+        if lucky:
+            small = context.noise.relative / 100
+            context.__dict__["noise"] = replace(context.noise, relative=small)
+            context.noise_measured = (context.batches, small)
+        found = bisect(context)
+    finally:
+        opened_plan.close()
+    assert found.first is not None
+    assert found.first.site.name == "Qcur_rope"
+    assert found.patched is not None
+    return found.patched
+
+
+def test_a_fault_in_an_engine_that_converts_no_activations_is_confirmed(tmp_path: Path) -> None:
+    model = written(tmp_path, seed=6, n_layer=1, quant="Q4_0")
+    proof = proof_of(model, Float64AndOneBase.name, lucky=True)
+    assert proof.confirms
+    assert proof.otherwise
+    assert proof.worst < proof.before / 100
+
+
+def test_the_rest_is_held_against_honest_runs_of_the_engines_own_design(gemma2: Path) -> None:
+    """The oracle's GELU is a table of halves, from which the rest is farther off than is allowed
+    here; with the same tensors put in, a run without the table agrees."""
+    proof = proof_of(gemma2, Float64AndOneBase.name, lucky=True)
+    assert proof.confirms
+    assert proof.otherwise
+    assert "the rest agrees with an honest run of another design" in confirmation(proof)
+
+
+def test_a_second_fault_that_was_not_put_right_is_no_other_design(gemma2: Path) -> None:
+    proof = proof_of(gemma2, Float64AndTwoFaults.name)
+    assert not proof.agrees
+    assert not proof.otherwise
+    assert "THE REST STILL DIFFERS" in confirmation(proof)
