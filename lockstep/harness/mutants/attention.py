@@ -117,6 +117,16 @@ class CapBeforeScale(Capped, name="mutant:soft-cap-before-scale"):
         return right(x, scale * self.loaded.graph.hparams.n_embd_head**-0.5, visible)
 
 
+class CapAfterMask(Capped, name="mutant:soft-cap-after-mask"):
+    mistake = "hidden scores are set before scores are capped, and end at minus the cap"
+    site = "kq_soft_max"
+
+    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
+        hp: Any = self.loaded.graph.hparams
+        seen = x if visible is None else np.where(visible, x, -hp.f_attn_logit_softcapping)
+        return right(seen.astype(np.float32), scale, None)
+
+
 class ScoresInHalf(WrongAttention, name="mutant:attention-scores-f16"):
     mistake = "scores are rounded to F16 where F32 is asked for"
     effect = "small errors everywhere; long texts drift"

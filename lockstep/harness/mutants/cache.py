@@ -360,3 +360,17 @@ class LastRowTwice(Cache, name="mutant:batch-odd-row-lost"):
         if len(out) % 2 and len(out) > 1:
             out[-1] = 0
         return out
+
+
+class FifthRowOfFive(Cache, name="mutant:batch-fifth-row-of-five"):
+    """Of kernels for four rows and for one, the last begins a row too early."""
+
+    mistake = "behind whole tiles of 8 rows the last of five is the one before"
+    effect = "one prompt in eight is misunderstood"
+    site = "Qcur"
+
+    def linear(self, right: Op, x: F32, weight: Weight) -> F32:
+        out = right(x, weight)
+        if len(out) > 8 and len(out) % 8 == 5:
+            out[-1] = out[-2]
+        return out

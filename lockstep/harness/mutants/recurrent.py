@@ -81,6 +81,23 @@ class ConvolutionBackwards(WrongState, name="mutant:conv-state-backwards"):
     view = TailBackwards
 
 
+class TailOfFew(WrongState, name="mutant:conv-state-of-few"):
+    """Right behind single tokens, which a kernel of their own computes, and behind many."""
+
+    mistake = "behind a batch shorter than the convolution's state, this is the batch and zeros"
+
+    def change(self, model: Model) -> None:
+        put(model.graph, "convolve", self.convolve)
+
+    def convolve(self, right: Op, layer: int, x: F32, tail: F32) -> Any:
+        out, kept = right(layer, x, tail)
+        n = len(x) // len(tail)
+        if 1 < n < kept.shape[-1]:
+            kept = kept.copy()
+            kept[..., :-n] = 0
+        return out, kept
+
+
 class FirstOfAll(StateView):
     def read(self) -> Arrays:
         return tuple(np.broadcast_to(array[:1], array.shape) for array in super().read())

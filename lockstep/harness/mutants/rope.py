@@ -224,6 +224,28 @@ class FactorsBackwards(WrongRope, name="mutant:rope-factors-backwards"):
         return replace(params, factors=params.factors[::-1].copy())
 
 
+class FactorsOfQueries(WrongRope, name="mutant:rope-factors-of-queries-alone"):
+    mistake = "frequencies of queries alone are divided by rope_freqs, not those of keys"
+    effect = LATER
+    shows_on = "bf16"
+    site = "Kcur_rope"
+
+    def rope(self, right: Op, x: F32, at: I32, params: RopeParams) -> F32:
+        hp = self.loaded.graph.hparams
+        assert hp.n_head_kv != hp.n_head
+        keys = x.shape[1] == hp.n_head_kv
+        return right(x, at, replace(params, factors=None) if keys else params)
+
+
+class WholePositions(WrongRope, name="mutant:rope-whole-positions"):
+    mistake = "positions are divided by the scaling factor in whole numbers"
+    effect = DEPTH
+    shows_on = "q4_0"
+
+    def rope(self, right: Op, x: F32, at: I32, params: RopeParams) -> F32:
+        return right(x, at // round(1 / params.scale), replace(params, scale=1.0))
+
+
 # --- which elements, which positions ------------------------------------------------------------
 
 

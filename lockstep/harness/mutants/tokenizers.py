@@ -4,6 +4,7 @@ They compute as the reference does, so there is no op to find: `fuzz tokens` cat
 stands for the place is the text that it makes small.
 """
 
+import unicodedata
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -269,6 +270,19 @@ class TextStripped(TextChanged, name="mutant:text-stripped"):
 
     def text(self, text: bytes) -> bytes:
         return text.rstrip(b" \n")
+
+
+class Composed(TextChanged, name="mutant:text-composed"):
+    """As many tokenizers want, and as the file says for none."""
+
+    mistake = "letters and accents behind them are made one, as NFC does"
+    size = 3
+
+    def text(self, text: bytes) -> bytes:
+        try:
+            return unicodedata.normalize("NFC", text.decode()).encode()
+        except UnicodeDecodeError:
+            return text
 
 
 class EndsAtNul(TextChanged, name="mutant:text-ends-at-nul"):

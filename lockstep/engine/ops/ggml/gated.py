@@ -62,7 +62,8 @@ def gelus(node: Node, build: Build) -> Expected:
     if build.plain:
         return found.expected("tanh, exp or erf")
     allowed = found.r + U * np.abs(found.v) + SMALLEST
-    return Expected(found.v, allowed, "a table of halves, or erf by the C library")
+    by = "erf by the C library" if node.op == "GELU_ERF" else "looked up in a table of halves"
+    return Expected(found.v, allowed, by)
 
 
 @meaning(*GATES)
