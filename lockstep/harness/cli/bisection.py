@@ -118,14 +118,15 @@ def other_graph(result: Bisection) -> list[str]:
 def confirmation(p: Patched) -> str:
     """What the run says in which the oracle's tensors were put in at the culprits."""
     allowed = f"{p.allowed:.1e}"
+    design = " from an honest run of another design" if p.otherwise else ""
     agrees = "agrees with an honest run of another design" if p.otherwise else "agrees"
     if not p.sites:
         return "not confirmed: the engine cannot go on with other values at these sites"
     if not p.differed and p.explains:
         return (
             f"confirmed by patching: with the oracle's tensor at {p.sites} sites the {p.what}s are "
-            f"{p.worst:.1e} of the largest off, {p.before:.1e} before (which alone would be within "
-            f"what honest runs may differ, {allowed})"
+            f"{p.worst:.1e} of the largest off{design}, {p.before:.1e} before (which alone would "
+            f"be within what honest runs may differ, {allowed})"
         )
     if not p.differed:
         return (

@@ -54,7 +54,7 @@ def gemma2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def proof_of(model: Path, engine: str, *, lucky: bool = False) -> Patched:
+def proof_of(model: Path, engine: str, *, site: str = "Qcur_rope", lucky: bool = False) -> Patched:
     """lucky: the first honest runs happen to differ less than the oracle's table and a formula."""
     plan = Plan(
         case=engine, model=model, subject_model=model, engine=engine, settings=EXACT, n_tokens=12
@@ -70,7 +70,7 @@ def proof_of(model: Path, engine: str, *, lucky: bool = False) -> Patched:
     finally:
         opened_plan.close()
     assert found.first is not None
-    assert found.first.site.name == "Qcur_rope"
+    assert found.first.site.name == site
     assert found.patched is not None
     return found.patched
 
@@ -81,6 +81,25 @@ def test_a_fault_in_an_engine_that_converts_no_activations_is_confirmed(tmp_path
     assert proof.confirms
     assert proof.otherwise
     assert proof.worst < proof.before / 100
+
+
+class SlightlyOtherEps(ReferenceOps):
+    def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
+        return super().rms_norm(x, weight, 3 * eps)
+
+
+class Float64AndOtherEps(Reference, name="test:float64-and-other-eps"):
+    def make_ops(self) -> ReferenceOps:
+        return SlightlyOtherEps()
+
+
+def test_a_fault_smaller_than_what_conversions_move_is_confirmed(tmp_path: Path) -> None:
+    """From the oracle, which converts activations, the engine is as far off before as behind."""
+    model = written(tmp_path, seed=6, n_layer=1, quant="Q4_0")
+    proof = proof_of(model, Float64AndOtherEps.name, site="attn_norm")
+    assert proof.confirms
+    assert not proof.differed
+    assert "from an honest run of another design" in confirmation(proof)
 
 
 def test_the_rest_is_held_against_honest_runs_of_the_engines_own_design(gemma2: Path) -> None:
