@@ -251,7 +251,8 @@ def become(order: Order, template: int) -> None:
         os.dup2(order.log, descriptor)
     os.close(order.log)
     os.environ.clear()
-    os.environ.update({**ENVIRONMENT, **order.said["environ"]})  # llama.cpp is loaded already
+    # what an abort reads is set when llama.cpp is loaded, and here it is loaded already
+    os.environ.update({**ENVIRONMENT, **order.said["environ"]})
     sys.path[:] = order.said["path"]
     sys.argv[1:] = [str(order.channel.fileno()), str(template)]
     os.chdir(order.said["folder"])

@@ -55,6 +55,7 @@ class BlackBoxBisection:
     lenses: tuple[Looked, ...]
     whole: SliceAnswer
     places: tuple[SeenInPlace, ...] = ()
+    no_places: str = ""  # why these models cannot be made, or not be asked of this engine
     left_out: tuple[str, ...] = ()  # what was not asked, and why
     in_f32: Mapping[str, SliceAnswer] = field(default_factory=dict)  # of the whole, by words
     others: tuple[Verdict, ...] = ()  # what check says besides, where all of the above agrees
@@ -115,8 +116,8 @@ def of_the_whole(asker: SliceAsker, found: BlackBoxBisection, n: int) -> BlackBo
     differs = {what for what, answer in found.in_f32.items() if answer.differs}
     if differs - {TWIN}:
         return replace(found, rows=(*found.rows, *small_layers(asker, n)))
-    places, _ = see_in_place(asker)
-    found = replace(found, places=tuple(places))
+    places, why = see_in_place(asker)
+    found = replace(found, places=tuple(places), no_places=why)
     layers = {tensor.split(".")[1] for each in places for tensor in each.tensors}
     if len(layers) == 1:  # or the embeddings, which no layer is asked about
         return found

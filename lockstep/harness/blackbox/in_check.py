@@ -118,8 +118,9 @@ def of_weights(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
 
 
 def of_places(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
-    """Nothing is said of a model of which no such are made."""
-    found, _ = see_in_place(asker)
+    found, why = see_in_place(asker)
+    if why:
+        yield context.verdict(SUITE, "not-applicable", why)
     for each in found:
         if not each.answer.agrees:
             what = f"{each.look.words} in their places"

@@ -13,6 +13,9 @@ file's own bytes, and those around them are such that their sums come straight t
   are all that the head reads. So the next layers meet the same activations, to as much.
 - Elements tell the layers apart where a matrix of ours writes what is added. attn_output and
   ffn_down write everywhere: there each token lets one layer add something, the others nothing.
+
+What shows is the scale of a tensor, not each block: of what a matrix reads HOT elements are not
+zero. Blocks are what lenses are for.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +39,7 @@ MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "
 NORMS = ("attn_norm", "ffn_norm")
 EPS = "attention.layer_norm_rms_epsilon"
 ROOT = 2.0**34  # of eps
-X = 2.0**22  # of embeddings: their mean square is a 2**24th of eps
+X = 2.0**22  # of embeddings: their mean square is at most a 2**24th of eps, half an ulp of float32
 EVERY = 4  # of how many elements one may be read; the others are written
 HOT = 16  # elements that are not zero, of what a matrix as stored reads: bounds grow with them
 HOT_INSIDE = 8  # the same of ffn_down

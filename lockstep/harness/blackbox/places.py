@@ -40,7 +40,7 @@ class SeenInPlace:
 
 
 def see_in_place(asker: SliceAsker) -> tuple[list[SeenInPlace], str]:
-    """And why it is not asked of this model; "": it is."""
+    """And why it is not asked, of this model or this engine; "": it is."""
     if not is_small_enough(asker):
         return [], "matrices are not looked at in their places: the model in F32 is too large"
     try:
@@ -51,6 +51,8 @@ def see_in_place(asker: SliceAsker) -> tuple[list[SeenInPlace], str]:
     for number, look in enumerate(LOOKS, 1):
         asker.progress(f"matrices at their places, {number} of {len(LOOKS)}: {look.words}")
         found.append(seen(asker, layout, look))
+        if found[-1].answer.status == "not-applicable":  # of the others as well
+            return [], f"matrices are not looked at in their places: {found[-1].answer.summary}"
     return found, ""
 
 

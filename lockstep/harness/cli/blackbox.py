@@ -60,6 +60,7 @@ def report_of(plan: "Plan", result: "BlackBoxBisection") -> Mapping[str, Any]:
         "in_f32": {what: figures_of(answer) for what, answer in result.in_f32.items()},
         "others": [f"{v.suite}: {v.summary}" for v in result.others],
         "left_out": list(result.left_out),
+        "no_places": result.no_places,
         "repro": black_box_command(plan),
     }
 
@@ -94,6 +95,7 @@ def lines_of(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
             yield f"the whole model, {what}: {answer.status}: {answer.summary[:SHOWN]}"
     yield from (f"what check asks besides, {v.suite}: {v.summary}" for v in result.others)
     yield from (f"not compared: {text}" for text in result.left_out)
+    yield from (f"not asked: {text}" for text in [result.no_places] if text)
     yield ENDS[result.exit_code]
     if result.exit_code == 1 and result.whole.differs:  # which is all that diagnose looks at
         yield f"{MISTAKE}: {diagnose_command(plan)}"

@@ -24,6 +24,7 @@ from lockstep.harness.records import Verdict
 from tests.black_boxes import asker_of, bisected, faults, wrong_tensors
 from tests.harness.check.test_check import plan_for
 from tests.models import written
+from tests.quiet_engines import Quiet
 
 OFF = np.float32(1.001)
 
@@ -157,3 +158,22 @@ def test_a_model_with_too_many_layers_for_its_width_is_not_asked(tmp_path: Path)
     found, why = see_in_place(asker)
     asker.close()
     assert (found, why.startswith("matrices are not looked at")) == ([], True)
+
+
+def test_an_engine_without_logits_is_asked_once_and_that_is_said(
+    model: Path, tmp_path: Path
+) -> None:
+    asker = asker_of(model, tmp_path / "made", engine=Quiet.name)
+    asked: list[str] = []
+    asker.progress = asked.append
+    found, why = see_in_place(asker)
+    asker.close()
+    assert not found
+    assert why.endswith("shows no logits")
+    assert sum("matrices at their places" in text for text in asked) == 1
+
+
+def test_what_is_not_looked_at_in_its_place_is_said(tmp_path: Path) -> None:
+    path = written(tmp_path, quant="Q4_1", n_layer=9)
+    said = {v.summary for v in verdicts(path, "fast") if v.status == "not-applicable"}
+    assert any("in their places: 9 layers of width 64" in summary for summary in said), said
