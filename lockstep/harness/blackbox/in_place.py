@@ -67,11 +67,11 @@ class LookInPlace:
 
 EMBEDDINGS = LookInPlace(attention="", ffn="")  # whose rows are as stored; no layer adds to them
 LOOKS = (
+    EMBEDDINGS,  # first: who takes eps from elsewhere shows it here
     LookInPlace(attention="attn_v", ffn="ffn_up"),
     LookInPlace(attention="attn_q", ffn="ffn_gate"),
     LookInPlace(attention="attn_k", ffn=""),
     LookInPlace(attention="attn_output", ffn="ffn_down", by_token=True),
-    EMBEDDINGS,
 )
 
 
@@ -176,7 +176,7 @@ def recipe_of(file: GgufFile, layout: Layout, look: LookInPlace) -> Recipe:
         inside = IN_A_LAYER.fullmatch(name)
         stem, _, end = inside[2].rpartition(".") if inside else ("", "", "")
         if stem in NORMS:
-            changes[name] = constant(LARGEST_STEP * ROOT / X)
+            changes[name] = zero if look is EMBEDDINGS else constant(LARGEST_STEP * ROOT / X)
         elif end == "bias":
             changes[name] = zero
     for layer in range(layout.layers):

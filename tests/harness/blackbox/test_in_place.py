@@ -1,5 +1,6 @@
 """A fault of one tensor in its place: slices, lenses and the F32 twin are blind to it."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -93,6 +94,35 @@ def test_an_honest_engine_is_not_accused(engine: str, quant: str, tmp_path: Path
     path = written(tmp_path, quant=quant, n_layer=3)
     found = looked_at(path, tmp_path / "made", engine)
     assert [each.answer.status for each in found] == ["agreed"] * len(LOOKS)
+
+
+class UsualEps(Mirror):
+    def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
+        return super().rms_norm(x, weight, 1e-5)
+
+
+class IgnoresEps(Reference, name="test:ignores-eps-of-all"):
+    ops = UsualEps
+
+
+def test_an_engine_that_takes_the_usual_eps_is_not_said_to_have_wrong_tensors(
+    model: Path, tmp_path: Path
+) -> None:
+    asker = asker_of(model, tmp_path / "made", engine="test:ignores-eps-of-all")
+    try:
+        found, why = see_in_place(asker)
+    finally:
+        asker.close()
+    assert (found, "does not take attention.layer_norm_rms_epsilon" in why) == ([], True)
+
+
+def test_embeddings_that_are_off_as_they_are_stored_are_no_other_eps(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OneTensorOff, "tensor", "token_embd.weight")
+    monkeypatch.setattr(sys.modules[__name__], "OFF", np.float32(1.9))
+    found = looked_at(model, tmp_path / "made", "test:wrong-in-one-place")
+    assert [each.tensors for each in found if each.answer.differs] == [("token_embd.weight",)]
 
 
 def test_a_bisection_names_the_tensor_that_slices_and_lenses_do_not(
