@@ -32,8 +32,9 @@ from lockstep.harness.processes.wire import Channel
 
 PROGRAM = "lockstep.harness.asking.template"
 LOADED = (
-    *("lockstep.harness.adapters.llama_cpp.capture", "lockstep.harness.adapters.gguf_py.adapter"),
-    *("llama_cpp", "gguf"),
+    "lockstep.harness.adapters.llama_cpp.capture",
+    "lockstep.harness.adapters.gguf_py.adapter",
+    "gguf",
 )
 # variables that the interpreter and libraries read once, when they are loaded
 READ_AT_START = ("PYTHON", "OPENBLAS_", "OMP_", "GOMP_", "KMP_", "GGML_", "LLAMA_", "NUMBA_", "LD_")
@@ -153,13 +154,13 @@ def main() -> None:
 
 def load() -> None:
     """What is not installed or does not load, a worker says in its own words."""
-    for module in LOADED:
-        with suppress(Exception):
-            importlib.import_module(module)
     with suppress(Exception):
         from lockstep.harness.adapters.llama_cpp.lib import library
 
-        library()
+        library()  # before anything else loads llama.cpp: this sets what its threads read then
+    for module in LOADED:
+        with suppress(Exception):
+            importlib.import_module(module)
     gc.collect()
     gc.freeze()  # a collection would write to what all forks share
 
