@@ -111,23 +111,25 @@ def one_by_one(
                 new_by, r_new = power_of(new - m, r_top + r_m) if m < new else (1.0, 0.0)
                 slack = 2.0 * U if total != 0.0 else 0.0  # a product and the sum
                 for d in range(dim):
-                    wide = abs(acc[d]) * r_old + abs(y[d]) * r_new
-                    wide += slack * (abs(acc[d]) * old_by + abs(y[d]) * new_by)
+                    wide = (abs(acc[d]) + r_acc[d]) * r_old + (abs(y[d]) + r[d]) * r_new
+                    wide += r_acc[d] * old_by + r[d] * new_by
+                    size = abs(acc[d]) * old_by + abs(y[d]) * new_by
                     acc[d] = acc[d] * old_by + y[d] * new_by
-                    r_acc[d] = r_acc[d] * old_by + r[d] * new_by + wide
-                wide = total * r_old + s_sum * r_new
+                    r_acc[d] = wide + slack * (size + wide)
+                wide = (total + r_total) * r_old + (s_sum + r_sum) * r_new
+                wide += r_total * old_by + r_sum * new_by
                 total = total * old_by + s_sum * new_by
-                r_total = r_total * old_by + r_sum * new_by + wide + slack * total
+                r_total = wide + slack * (total + wide)
                 if m >= top:
                     r_top = r_m
                 top = new
             for d in range(dim):
                 if total != 0.0:  # NaN as well: it must show
                     value = acc[d] / total
+                    wide = r_acc[d] + abs(value) * r_total
+                    wide = np.inf if r_total >= total else wide / (total - r_total)
                     out[t, h, d] = value
-                    radius[t, h, d] = (
-                        r_acc[d] / total + abs(value) * r_total / total + 4.0 * U * abs(value)
-                    )
+                    radius[t, h, d] = wide + 4.0 * U * (abs(value) + wide)
     return out, radius
 
 
@@ -158,15 +160,16 @@ def piece_of(
             ms, r_ms = power_of(here - top, r_here + r_top)
             top, r_top = here, r_here
             scale_row(y, r, ms, r_ms, half)
-            r_sum = r_sum * ms + s_sum * r_ms
+            r_sum = r_sum * ms + (s_sum + r_sum) * r_ms
             s_sum = s_sum * ms
-            r_sum += U * s_sum
+            r_sum += U * (s_sum + r_sum)
         else:
             vs, r_vs = power_of(top - here, r_here + r_top)
         if not sinks:
             add_row(y, r, v[c], vs, r_vs, half)
         s_sum += vs
-        r_sum += r_vs + U * s_sum
+        r_sum += r_vs
+        r_sum += U * (s_sum + r_sum)
     return y, r, s_sum, r_sum, top, r_top
 
 
@@ -174,7 +177,8 @@ def piece_of(
 def scale_row(y: NDArray[Any], r: NDArray[Any], by: float, r_by: float, half: bool) -> None:
     for d in range(len(y)):
         z = y[d] * by
-        wide = r[d] * by + abs(y[d]) * r_by + U * abs(z)
+        wide = r[d] * by + (abs(y[d]) + r[d]) * r_by
+        wide += U * (abs(z) + wide)
         y[d], r[d] = settle(z, wide) if half else (z, wide)
 
 
@@ -186,8 +190,10 @@ def add_row(
         value = np.float64(v[d])
         term = value * by
         z = y[d] + term
-        rounding = U * (abs(term) + abs(z))  # of zeros none
-        wide = r[d] + abs(value) * r_by + (rounding if term != 0.0 else 0.0)
+        off = abs(value) * r_by
+        wide = r[d] + off
+        if term != 0.0:  # of zeros no rounding
+            wide += U * (abs(term) + off) + U * (abs(z) + wide)
         y[d], r[d] = settle(z, wide) if half else (z, wide)
 
 

@@ -118,6 +118,16 @@ def test_queries_become_halves_on_the_sequential_path_only(tokens: int) -> None:
     assert same == (tokens < TILE)
 
 
+def test_where_values_cancel_the_radius_has_room_for_the_rounding_of_what_is_left() -> None:
+    """1 + 2**-11 is a tie, and with -1 it leaves zero or 2**-10, of which a third is rounded up."""
+    v = np.array([1.0, 2.0**-11, -1.0], np.float16).reshape(3, 1, 1)
+    q, k = np.zeros((1, 1, 1), np.float32), np.zeros((3, 1, 1), np.float16)
+    found = attend((q, k, v, np.ones((1, 3), bool)))
+    other_way = float(np.float32(2.0**-10) * (np.float32(1) / np.float32(3)))
+    assert found.v == 0
+    assert other_way <= found.r < other_way * (1 + 10 * U)
+
+
 def in_float16(args: Any) -> F32:
     """ggml's loop in numpy: float32 arithmetic, and an accumulator that is a float16 array."""
     q, k, v, visible = args
