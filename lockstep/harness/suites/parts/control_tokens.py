@@ -12,9 +12,11 @@ from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Evaluation, Request, Verdict
+from lockstep.harness.suites.parts.close_calls import is_honest
 
 TYPES = "tokenizer.ggml.token_type"
 UNKNOWN, CONTROL = 2, 3  # llama_token_type
+TOO_NEAR = "; whether it chooses control tokens is not known: where one is likeliest, noise decides"
 
 Ids = NDArray[np.intp]
 
@@ -37,7 +39,15 @@ def control_token(context: Context) -> tuple[str, Verdict | None]:
     (said,) = context.ask(context.subject, "greedy", ids[: at + 1], 1)
     if said == wanted:
         return f"; so is the control token {wanted} behind {at + 1} seeded ones", None
-    margin = float(logits[at, wanted] - logits[at, said])
+    margin, batches = float(logits[at, wanted] - logits[at, said]), (Batch.of(ids[: at + 1]),)
+    if margin <= 2 * float(whole_run(context.noise_on(batches), largest(logits)).allowed):
+        return TOO_NEAR, None  # experts may be nearly alike: this run has noise of its own
+
+    def chosen(run: F32, room: float) -> bool:
+        return bool(run[-1].max() - run[-1, said] <= room)
+
+    if is_honest(context, batches, chosen):
+        return TOO_NEAR, None
     text = (
         f"behind the first {at + 1} seeded tokens the next is {said}, the oracle's the control "
         f"token {wanted}, which it likes better by {margin:.2g} (allowed {allowed:.2g})"
