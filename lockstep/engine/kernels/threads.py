@@ -25,6 +25,9 @@ def each(work: Callable[[Piece], None], pieces: Sequence[Piece]) -> None:
 
     An exception ends it, once the pieces that others have begun are done.
     """
+    if len(pieces) == 1:  # the rest costs more than a small product
+        work(pieces[0])
+        return
     left = deque(pieces)
     helpers = min(MOST, processors(), len(pieces)) - 1
 

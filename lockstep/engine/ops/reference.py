@@ -28,12 +28,14 @@ class ReferenceOps:
 
     build = Build(lanes=1, plain=True, bounds=False)
     last: tuple[str, NDArray[Any], Converted] | None = None
+    last_turned: tuple[I32, RopeParams, tuple[F64, F64]] | None = None
 
     def run(self, formula: Formula, *args: Any) -> F32:
         """What the formula gives for this build, rounded once."""
         with np.errstate(all="ignore"):
             found = formula(*args, self.build)
-            return rounded(found.v if isinstance(found, Near) else found)
+            value = found.v if isinstance(found, Near) else found
+            return value.astype(np.float32, copy=False)
 
     # --- embeddings and norms -------------------------------------------------------------
 
@@ -95,7 +97,16 @@ class ReferenceOps:
     def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
         """Rotate pairs of each head; x: (tokens, heads, dim). The first `n_rot` elements turn:
         (0, 1), (2, 3), ..., or (0, n_rot / 2), (1, n_rot / 2 + 1), ..."""
-        return self.run(rotation.rope, x, positions, params, self.rotations)
+        return self.run(rotation.rope, x, positions, params, self.kept_rotations)
+
+    def kept_rotations(self, positions: I32, params: RopeParams) -> tuple[F64, F64]:
+        """Kept until others are asked for: queries and keys of all layers turn alike."""
+        last = self.last_turned
+        if last is not None and last[1].turns_as(params) and np.array_equal(last[0], positions):
+            return last[2]
+        found = self.rotations(positions, params)
+        self.last_turned = np.array(positions), params, found
+        return found
 
     # --- attention ------------------------------------------------------------------------
 

@@ -36,11 +36,22 @@ class RopeParams:
     kept: F32 | None = None  # (n_rot / 2,)
     magnitude: float = 1.0
 
+    def turns_as(self, other: "RopeParams") -> bool:
+        """Whether angles are the same."""
+        mine, theirs = ((p.n_rot, p.base, p.scale, p.magnitude) for p in (self, other))
+        return (
+            mine == theirs and alike(self.factors, other.factors) and alike(self.kept, other.kept)
+        )
+
     def pairs(self) -> tuple[slice, slice]:
         """Where in a head the first element of every pair lies, and where the second."""
         if self.halves:
             return slice(0, self.n_rot // 2), slice(self.n_rot // 2, self.n_rot)
         return slice(0, self.n_rot, 2), slice(1, self.n_rot, 2)
+
+
+def alike(a: F32 | None, b: F32 | None) -> bool:
+    return a is b or (a is not None and b is not None and np.array_equal(a, b))
 
 
 Rotations = Callable[[I32, RopeParams], tuple[F64, F64]]  # cosines and sines: (tokens, n_rot / 2)

@@ -182,6 +182,18 @@ def test_rope(params: RopeParams) -> None:
     assert np.array_equal(out[0], x[0])  # position 0 turns nothing
 
 
+def test_angles_that_are_kept_are_not_taken_for_others() -> None:
+    x, ops = floats(11, 3, 2, 8), ReferenceOps()
+    at = np.array([0, 5, 9], np.int32)
+    for params in [*ROPES.values(), *reversed(ROPES.values())]:
+        for positions in (at, at, at + 1):
+            fresh = ReferenceOps().rope(x, positions, params)
+            assert ops.rope(x, positions, params).tobytes() == fresh.tobytes()
+    at[:] += 7  # the caller's own array is not what is kept
+    fresh = ReferenceOps().rope(x, at, params)
+    assert ops.rope(x, at, params).tobytes() == fresh.tobytes()
+
+
 def test_rotating_the_halves_of_a_head_is_caught() -> None:
     x, positions = floats(7, 2, 1, 8), np.array([1, 5], np.int32)
     halves = [0, 4, 1, 5, 2, 6, 3, 7]
