@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Any
@@ -31,11 +31,8 @@ from lockstep.harness.processes.side_by_side import BLAS
 from lockstep.harness.processes.wire import Channel
 
 PROGRAM = "lockstep.harness.asking.template"
-LOADED = (
-    "lockstep.harness.adapters.llama_cpp.capture",
-    "lockstep.harness.adapters.gguf_py.adapter",
-    "gguf",
-)
+FIRST = ("lockstep.harness.adapters.llama_cpp.capture",)
+THEN = ("lockstep.harness.adapters.gguf_py.adapter", "gguf")
 # variables that the interpreter and libraries read once, when they are loaded
 READ_AT_START = ("PYTHON", "OPENBLAS_", "OMP_", "GOMP_", "KMP_", "GGML_", "LLAMA_", "NUMBA_", "LD_")
 ORDER_BYTES = 1 << 17  # at most; Linux has room for some more in one message
@@ -158,11 +155,16 @@ def load() -> None:
         from lockstep.harness.adapters.llama_cpp.lib import library
 
         library()  # before anything else loads llama.cpp: this sets what its threads read then
-    for module in LOADED:
+    load_modules(FIRST)
+
+
+def load_modules(names: Sequence[str]) -> None:
+    for name in names:
         with suppress(Exception):
-            importlib.import_module(module)
-    gc.collect()
-    gc.freeze()  # a collection would write to what all forks share
+            importlib.import_module(name)
+    if names:
+        gc.collect()
+        gc.freeze()  # a collection would write to what all forks share
 
 
 class ForkedWorkers:
@@ -175,6 +177,7 @@ class ForkedWorkers:
     def next_order(self, orders: socket.socket) -> Order | None:
         """In a fork: what it is for. In the template: None, once nobody is left to order one."""
         self.waiting.register(orders, selectors.EVENT_READ)
+        missing: tuple[str, ...] = THEN  # loaded while llama.cpp's worker opens its model
         while True:
             for key, _ in self.waiting.select():
                 if key.data is not None:
@@ -186,6 +189,8 @@ class ForkedWorkers:
                     order.orderer.close()
                     return order
                 self.hold(pid, order)
+                load_modules(missing)
+                missing = ()
 
     def hold(self, pid: int, order: Order) -> None:
         with suppress(OSError):
