@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lockstep.engine.registry import Registered
+from lockstep.harness.check.check import BadInput
+from lockstep.harness.context.suite import no_answer
+from lockstep.harness.records import Outcome, Rejected
 
 Progress = Callable[[str, str], None]  # (what is measured, text)
 
@@ -25,6 +28,13 @@ class BenchPlan:
     seconds: float = 0.02
     rounds: int = 7
     seed: int = 0
+
+
+def unanswered(engine: str, question: str, outcome: Outcome) -> BadInput:
+    """Why nothing can be measured. Nobody else was asked the same."""
+    if isinstance(outcome, Rejected):
+        return BadInput(f"{engine} refuses: {outcome.message}")
+    return BadInput(no_answer(engine, question, outcome).summary)
 
 
 @dataclass(frozen=True, kw_only=True)

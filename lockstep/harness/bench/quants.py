@@ -14,10 +14,10 @@ from lockstep.harness.bench.base import (
     Progress,
     Promise,
     geometric_mean,
+    unanswered,
 )
 from lockstep.harness.check.check import BadInput
 from lockstep.harness.context.runner import Runner, Session
-from lockstep.harness.context.suite import no_answer
 from lockstep.harness.records import EXACT, Answered
 from lockstep.harness.synth.draws import octets, stream
 
@@ -61,7 +61,7 @@ class QuantsBench(Bench, name="quants"):
                     rate = weights_in(target, raw) / outcome.value
                     best[name, threads] = max(rate, best.get((name, threads), 0.0))
                 elif name == OURS:
-                    raise BadInput(no_answer(name, "time_dequantize", outcome).summary)
+                    raise unanswered(name, "time_dequantize", outcome)
                 else:
                     turns.remove((name, threads))  # it has no decoder for this type
         return best

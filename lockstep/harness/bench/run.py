@@ -9,11 +9,9 @@ from typing import ClassVar
 import numpy as np
 
 from lockstep.engine.batch import Batch
-from lockstep.harness.bench.base import Bench, BenchPlan, BenchRow, Progress, Promise
+from lockstep.harness.bench.base import Bench, BenchPlan, BenchRow, Progress, Promise, unanswered
 from lockstep.harness.bench.shadow import SMALLEST_VOCABULARY, model_of, threads_spin
-from lockstep.harness.check.check import BadInput
 from lockstep.harness.context.runner import Runner, Session
-from lockstep.harness.context.suite import no_answer
 from lockstep.harness.records import DEFAULT, Answered, Request
 from lockstep.harness.synth.draws import integers, stream
 
@@ -88,5 +86,5 @@ def turn(engine: str, path: Path, seed: int) -> dict[str, float]:
 def answered(engine: str, session: Session, request: Request) -> Answered:
     outcome = session.ask("evaluate", request)
     if not isinstance(outcome, Answered):
-        raise BadInput(no_answer(engine, "evaluate", outcome).summary)
+        raise unanswered(engine, "evaluate", outcome)
     return outcome

@@ -5,12 +5,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lockstep.engine.choices import choices
-from lockstep.harness.bench.base import Bench, BenchPlan, BenchRow, Progress, Promise
+from lockstep.harness.bench.base import Bench, BenchPlan, BenchRow, Progress, Promise, unanswered
 from lockstep.harness.bench.prose import long_word, prose
 from lockstep.harness.check.check import BadInput
 from lockstep.harness.check.inputs import check_file
 from lockstep.harness.context.runner import Runner, Session
-from lockstep.harness.context.suite import no_answer
 from lockstep.harness.records import EXACT, Answered
 from lockstep.harness.synth.builtin import BUILTIN_VOCABULARIES
 from lockstep.harness.synth.llama import write_llama
@@ -99,5 +98,5 @@ def seconds(engine: str, path: Path, text: bytes) -> float:
 def answer(session: Session, text: bytes) -> Answered:
     outcome = session.ask("tokenize", [text], add_special=False)
     if not isinstance(outcome, Answered):
-        raise BadInput(no_answer(session.name, "tokenize", outcome).summary)
+        raise unanswered(session.name, "tokenize", outcome)
     return outcome

@@ -36,6 +36,13 @@ AT_ONCE, EXCUSE = 200, 160  # characters of what is not well, and of what is exc
 SHOWN = 5  # divergences explained in full; the report holds all of them
 
 
+def sentence_of(error: BaseException | None) -> str:
+    """Which file, and what is wrong with it, without the number that the system has for it."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
 class Terminal:
     """As a context manager it turns what can go wrong into one line and exit code 2."""
 
@@ -62,7 +69,7 @@ class Terminal:
             read_by_nobody()
             raise typer.Exit(141) from error
         if isinstance(error, BadInput | EngineError | OSError) or is_broken_golden(error):
-            self.err.print(f"lockstep: {printable(str(error))}")
+            self.err.print(f"lockstep: {printable(sentence_of(error))}")
             raise typer.Exit(2) from error
         if isinstance(error, KeyboardInterrupt):
             text = "what was found until now is in the report, if there is one"

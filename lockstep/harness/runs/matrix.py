@@ -204,6 +204,10 @@ def name_of(row: MatrixRow) -> str:
     return row.info.version if known else f"{row.info.engine} {row.info.version}"
 
 
+def is_compared(row: MatrixRow) -> bool:
+    return any(cell.text != NOTHING for cell in row.cells.values())
+
+
 def texts_of(row: MatrixRow, suites: Sequence[str]) -> list[str]:
     """A cell for each suite."""
     return [row.cells[suite].text if suite in row.cells else NOTHING for suite in suites]
@@ -223,13 +227,17 @@ def markdown(rows: Sequence[MatrixRow], plans: Sequence[Plan]) -> Iterator[str]:
     for name, row in zip(names_of(rows), rows, strict=True):
         yield f"| {' | '.join(map(safe, [name, *texts_of(row, suites)]))} |"
     for row in rows:
-        yield from ("", *notes_of(row))
+        notes = list(notes_of(row))
+        yield from ("", *notes) if notes else ()
 
 
 def notes_of(row: MatrixRow) -> Iterator[str]:
     """What is not well, and the command that shows it."""
     if row.error:
         yield f"- **{safe(row.engine)}** was not asked: {safe(row.error)}"
+    elif not is_compared(row):
+        text = "nothing was compared: it offers nothing that these models need"
+        yield f"- **{safe(row.engine)}** {text}"
     for suite, cell in row.cells.items():
         for case, verdict in cell.cases.items():
             if verdict.status not in ("agreed", "not-applicable"):

@@ -13,12 +13,18 @@ from lockstep.engine.quants.base import WeightFormat
 from lockstep.engine.registry import import_members
 from lockstep.harness.adapters.parts import timing as _timing
 from lockstep.harness.adapters.parts.timing import Piece, pieces_of, seconds_each
-from lockstep.harness.bench.base import BenchPlan, BenchRow, bench_named, geometric_mean
+from lockstep.harness.bench.base import (
+    BenchPlan,
+    BenchRow,
+    bench_named,
+    geometric_mean,
+    unanswered,
+)
 from lockstep.harness.bench.quants import QuantsBench, blocks_of
 from lockstep.harness.check.check import BadInput
 from lockstep.harness.cli.bench import app, in_words, table_of
 from lockstep.harness.context.runner import Session
-from lockstep.harness.records import Answered, Outcome, Unanswerable
+from lockstep.harness.records import Answered, Outcome, Rejected, Unanswerable
 
 import_members("lockstep.engine.quants")
 FORMATS = sorted(WeightFormat.family.values(), key=lambda kind: kind.type_id)
@@ -214,3 +220,9 @@ def test_the_cost_of_capture_is_measured_on_a_prompt_and_on_single_tokens() -> N
         "f32, default, 16 single tokens",
     ]
     assert all(row["capture x1"] > 0 for row in figures["rows"])
+
+
+def test_an_engine_that_refuses_is_not_held_against_one_that_was_not_asked() -> None:
+    said = str(unanswered("fast", "evaluate", Rejected(message="no such architecture")))
+    assert said == "fast refuses: no such architecture"
+    assert "cannot be asked" in str(unanswered("fast", "evaluate", Unanswerable(message="no")))

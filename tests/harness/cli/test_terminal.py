@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from lockstep.harness.cli.terminal import Terminal
+from lockstep.harness.cli.terminal import Terminal, sentence_of
 
 NAMES = ["[red]blk.0[/red]", "[/x]", "[link=http://x]a", ":smile:", "[bold", "\x1b[31m", "é" * 300]
 SHOW = """
@@ -90,3 +90,10 @@ def test_a_pipe_that_is_closed_is_no_divergence() -> None:
     process = subprocess.run([sys.executable, "-c", PRINT], stdout=theirs)
     os.close(theirs)
     assert process.returncode == 141
+
+
+def test_what_the_system_says_of_a_file_is_a_sentence_without_its_number() -> None:
+    assert sentence_of(FileNotFoundError(2, "No such file or directory", "x")) == (
+        "x: No such file or directory"
+    )
+    assert sentence_of(OSError("no more room")) == "no more room"

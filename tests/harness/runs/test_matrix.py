@@ -129,6 +129,17 @@ def test_nothing_of_a_matrix_is_cut_off_however_narrow_a_terminal_is(width: int)
     assert "…" not in said
 
 
+def test_an_engine_of_which_nothing_was_compared_is_said_to_be_one() -> None:
+    silent = {"trace": Cell(cases={"a": verdict("trace", "a", "not-applicable")})}
+    rows = [many_suites("e_right"), MatrixRow(engine="mute", cells=silent)]
+    out = io.StringIO()
+    shown_matrix(rows, Console(file=out, width=80, soft_wrap=True, markup=False))
+    assert out.getvalue().count("nothing was compared") == 1
+    plan = Plan(case="a", model=Path("a"), subject_model=Path("a"), settings=EXACT)
+    notes = [line for line in markdown(rows, [plan]) if "nothing was compared" in line]
+    assert [note.partition(" nothing")[0] for note in notes] == ["- **mute**"]
+
+
 def test_of_one_case_the_page_says_so() -> None:
     plan = Plan(case="a", model=Path("m"), subject_model=Path("m"), settings=EXACT)
     assert "Of 1 case (a) how many agree." in [*markdown([many_suites("x")], [plan])]
