@@ -104,6 +104,9 @@ def rows_of(
                         low += half_at(raw, r * row_bytes + size * i + m) * lows[t * n + i]
                 out[t, r] = s + low
 
+    # numba names code after its function and a count of the process that compiled it: kernels of
+    # one name from two processes' caches would be one, the first that is loaded
+    rows.__qualname__ += f".{block.__name__}"
     return kernel(rows)
 
 
