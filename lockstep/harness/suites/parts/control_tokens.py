@@ -40,7 +40,7 @@ def control_token(context: Context) -> tuple[str, Verdict | None]:
     if said == wanted:
         return f"; so is the control token {wanted} behind {at + 1} seeded ones", None
     margin, batches = float(logits[at, wanted] - logits[at, said]), (Batch.of(ids[: at + 1]),)
-    if margin <= 2 * float(whole_run(context.noise_on(batches), largest(logits)).allowed):
+    if not margin > 2 * float(whole_run(context.noise_on(batches), largest(logits)).allowed):
         return TOO_NEAR, None  # experts may be nearly alike: this run has noise of its own
 
     def chosen(run: F32, room: float) -> bool:
