@@ -51,8 +51,8 @@ def test_a_document_obeys_its_schema_and_needs_each_of_its_keys(entry: ManifestE
     for key in document:
         less = {name: value for name, value in document.items() if name != key}
         if key != "llama_cpp" and (key != "tensors" or entry.kind != "tokens"):
-            assert list(violations(entry.schema, less)), f"{key} may be missing"
-    assert list(violations(entry.schema, {**document, "more": 1}))
+            assert any(violations(entry.schema, less)), f"{key} may be missing"
+    assert any(violations(entry.schema, {**document, "more": 1}))
 
 
 IDS = {"type": "integer", "minimum": 0, "maximum": 9}
