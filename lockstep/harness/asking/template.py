@@ -31,8 +31,8 @@ from lockstep.harness.processes.side_by_side import BLAS
 from lockstep.harness.processes.wire import Channel
 
 PROGRAM = "lockstep.harness.asking.template"
-FIRST = ("lockstep.harness.adapters.llama_cpp.capture",)
-THEN = ("lockstep.harness.adapters.gguf_py.adapter", "gguf")
+LOADED_FIRST = ("lockstep.harness.adapters.llama_cpp.capture",)
+LOADED_THEN = ("lockstep.harness.adapters.gguf_py.adapter", "gguf")
 # variables that the interpreter and libraries read once, when they are loaded
 READ_AT_START = ("PYTHON", "OPENBLAS_", "OMP_", "GOMP_", "KMP_", "GGML_", "LLAMA_", "NUMBA_", "LD_")
 ORDER_BYTES = 1 << 17  # at most; Linux has room for some more in one message
@@ -155,7 +155,7 @@ def load() -> None:
         from lockstep.harness.adapters.llama_cpp.lib import library
 
         library()  # before anything else loads llama.cpp: this sets what its threads read then
-    load_modules(FIRST)
+    load_modules(LOADED_FIRST)
 
 
 def load_modules(names: Sequence[str]) -> None:
@@ -177,7 +177,7 @@ class ForkedWorkers:
     def next_order(self, orders: socket.socket) -> Order | None:
         """In a fork: what it is for. In the template: None, once nobody is left to order one."""
         self.waiting.register(orders, selectors.EVENT_READ)
-        missing: tuple[str, ...] = THEN  # loaded while llama.cpp's worker opens its model
+        missing: tuple[str, ...] = LOADED_THEN  # while llama.cpp's worker opens its model
         while True:
             for key, _ in self.waiting.select():
                 if key.data is not None:

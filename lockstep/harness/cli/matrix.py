@@ -142,7 +142,14 @@ def shown_matrix(rows: "list[MatrixRow]", console: "Console") -> None:
     """A table where it fits, without a name or a number cut off; else a block for each engine."""
     from rich.measure import Measurement
 
-    from lockstep.harness.runs.matrix import NOTHING, columns, is_compared, names_of, texts_of
+    from lockstep.harness.runs.matrix import (
+        NOT_COMPARED,
+        NOTHING,
+        columns,
+        is_compared,
+        names_of,
+        texts_of,
+    )
 
     table = table_of(rows)
     if Measurement.get(console, console.options.update(width=MOST), table).maximum <= console.width:
@@ -156,7 +163,7 @@ def shown_matrix(rows: "list[MatrixRow]", console: "Console") -> None:
             if text != NOTHING:
                 console.print(f"  {suite:<{wide}}  {text}")
         if not row.error and not is_compared(row):
-            console.print("  nothing was compared: it offers nothing that these models need")
+            console.print(f"  {NOT_COMPARED}")
 
 
 def table_of(rows: "list[MatrixRow]") -> "Table":

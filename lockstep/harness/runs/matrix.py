@@ -26,6 +26,7 @@ WORST_FIRST: tuple[Status, ...] = (
     *("excused", "agreed", "not-applicable"),
 )
 WELL: tuple[Status, ...] = ("agreed", "excused")
+NOT_COMPARED = "nothing was compared: it offers nothing that these models need"
 NOTHING = "-"  # of a cell: the engine does not offer it, or no case has it
 
 
@@ -236,8 +237,7 @@ def notes_of(row: MatrixRow) -> Iterator[str]:
     if row.error:
         yield f"- **{safe(row.engine)}** was not asked: {safe(row.error)}"
     elif not is_compared(row):
-        text = "nothing was compared: it offers nothing that these models need"
-        yield f"- **{safe(row.engine)}** {text}"
+        yield f"- **{safe(row.engine)}** {NOT_COMPARED}"
     for suite, cell in row.cells.items():
         for case, verdict in cell.cases.items():
             if verdict.status not in ("agreed", "not-applicable"):

@@ -18,7 +18,7 @@ from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.blackbox import in_check
 from lockstep.harness.blackbox.in_check import checked
 from lockstep.harness.blackbox.in_place import LOOKS, MATRICES, layout_of, recipe_of
-from lockstep.harness.blackbox.places import SeenInPlace, see_in_place
+from lockstep.harness.blackbox.places import SeenInPlace, is_another_eps, see_in_place
 from lockstep.harness.blackbox.rewriting import rewrite
 from lockstep.harness.check.check import open_plan
 from lockstep.harness.records import Verdict
@@ -114,6 +114,15 @@ def test_an_engine_that_takes_the_usual_eps_is_not_said_to_have_wrong_tensors(
     finally:
         asker.close()
     assert (found, "does not take attention.layer_norm_rms_epsilon" in why) == ([], True)
+
+
+def test_another_eps_is_told_by_tokens_whose_embeddings_are_not_zero() -> None:
+    right = np.array([[1, -2, 3], [0, 0, 0], [4, 1, -1]], np.float32)
+    each = np.array([[100], [7], [30]], np.float32)
+    assert is_another_eps(right, right * each)
+    assert not is_another_eps(right, right)
+    assert not is_another_eps(right, right * each + np.float32(1))
+    assert not is_another_eps(np.zeros_like(right), np.zeros_like(right))
 
 
 def test_embeddings_that_are_off_as_they_are_stored_are_no_other_eps(
