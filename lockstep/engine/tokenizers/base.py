@@ -69,10 +69,12 @@ class Tokenizer(Registered):
 
     def written(self, ids: Sequence[int], *, special: bool) -> list[bytes]:
         """The pieces of many tokens."""
-        for token in ids:
-            if not 0 <= token < len(self.pieces):
-                raise EngineError(f"there is no token {token}: there are {len(self.pieces)}")
         pieces, hidden = self.pieces, frozenset() if special else self.hidden
+        if ids and not 0 <= min(ids) <= max(ids) < len(pieces):
+            wrong = next(token for token in ids if not 0 <= token < len(pieces))
+            raise EngineError(f"there is no token {wrong}: there are {len(pieces)}")
+        if not hidden:
+            return [pieces[token] for token in ids]
         return [b"" if token in hidden else pieces[token] for token in ids]
 
     @cached_property

@@ -318,12 +318,14 @@ def run_suites(context: Context, names: Sequence[str]) -> Iterator[Verdict]:
     suites = suites_named(names)
     for suite in suites:
         if suite.begin is not Suite.begin and not suite().inapplicable(context.facts):
-            with suppress(NoAnswer, EngineError):  # its run meets it again, and says it
+            with suppress(NoAnswer, EngineError, OSError):  # its run meets it again, and says it
                 suite().begin(context)
-    for suite in suites:
+    runs = [(suite, suite().run) for suite in suites]
+    finishes = [(suite, suite().finish) for suite in suites if suite.finish is not Suite.finish]
+    for suite, work in runs + finishes:
         context.progress(f"suite {suite.name}")
         about = context.oracle.name if suite.of_oracle_alone else BOTH
-        for verdict in verdicts_of(suite, context):
+        for verdict in verdicts_of(suite, work, context):
             known = excused_if_known(verdict, context.facts.architecture, context.oracle.name)
             who, version = context.subject.name, context.subject_info.version
             if not isinstance(context.subject, DumpSession):  # that can call itself anything
@@ -331,14 +333,16 @@ def run_suites(context: Context, names: Sequence[str]) -> Iterator[Verdict]:
             yield replace(known, about=about)
 
 
-def verdicts_of(suite: type[Suite], context: Context) -> Iterator[Verdict]:
+def verdicts_of(
+    suite: type[Suite], work: Callable[[Context], Iterator[Verdict]], context: Context
+) -> Iterator[Verdict]:
     """What an engine leaves unanswered is one as well, and so is a defect of ours."""
     if reason := suite().inapplicable(context.facts):
         if suite.expected or context.named:
             yield context.verdict(suite.name, "not-applicable", reason)
         return
     try:
-        yield from suite().run(context)
+        yield from work(context)
     except NoAnswer as error:
         yield unanswered(suite.name, context, error)
     except EngineError as error:

@@ -69,6 +69,13 @@ class HonestRuns(Protocol):
         formats with these numbers, in this order."""
 
 
+class Begun(Protocol):
+    """What a suite has begun."""
+
+    def close(self) -> None:
+        """It is not waited for."""
+
+
 @dataclass(kw_only=True)
 class Context:
     """One model, one preset, two engines in their roles."""
@@ -96,6 +103,7 @@ class Context:
     embeddings: bool = False  # what honest runs come to, instead of logits
     given: tuple[Batch, ...] = ()  # of a subject that holds one run; else they are seeded
     noise_measured: tuple[Sequence[Batch], float] | None = None  # see `noise_on`
+    begun: "dict[str, Begun]" = field(default_factory=dict)  # by suite, until it has finished
 
     @cached_property
     def file(self) -> GgufFile:
@@ -261,6 +269,8 @@ class Context:
         )
 
     def close(self) -> None:
+        for begun in self.begun.values():
+            begun.close()
         for name in ("file", "honest"):
             if name in self.__dict__ and hasattr(self.__dict__[name], "close"):
                 self.__dict__[name].close()
@@ -329,8 +339,12 @@ class Suite(Registered):
         return ""
 
     def begin(self, context: Context) -> None:
-        """What may be computed while other suites ask engines."""
+        """What may be computed, or asked, while other suites ask engines: see Context.begun."""
 
     def run(self, context: Context) -> Iterator[Verdict]:
         """One verdict for each thing compared, also for what turned out not to be comparable."""
         raise NotImplementedError
+
+    def finish(self, context: Context) -> Iterator[Verdict]:
+        """The rest, once all suites have run: what takes an engine long that nobody waits for."""
+        return iter(())

@@ -1,4 +1,5 @@
-"""What will be wanted soon, computed by a fork of this process while this one waits for engines.
+"""What will be wanted soon, computed by a fork of this process while this one waits for engines, or
+asked of an engine while this one computes.
 
 A fork has the recorded graph, the mapped file and the compiled kernels at once; it sends arrays
 and ends. Where none can be made, or it dies, the work is done when it is wanted.
@@ -12,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from lockstep.harness.processes.limits import die_with
 from lockstep.harness.processes.side_by_side import BLAS, interrupts_later
@@ -83,26 +84,38 @@ def may_fork() -> bool:
     return sys.platform == "linux" and alone and len(os.sched_getaffinity(0)) > 1
 
 
-def at_once(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
-    """The first in a thread: it should be one that waits for another process. It has ended when
-    this returns or raises; but whoever is interrupted does not wait for an engine."""
-    found: list[A] = []
-    failed: list[BaseException] = []
+class Awaited(Generic[A]):
+    """work: in a thread; it should be one that waits for another process, which this thread has
+    started: it would die with the other one."""
 
-    def run() -> None:
+    def __init__(self, work: Callable[[], A]) -> None:
+        self.work = work
+        self.found: list[A] = []
+        self.failed: list[BaseException] = []
+        self.thread = Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self) -> None:
         try:
-            found.append(first())
+            self.found.append(self.work())
         except BaseException as error:
-            failed.append(error)
+            self.failed.append(error)
 
-    thread = Thread(target=run, daemon=True)
-    thread.start()
+    def result(self) -> A:
+        """What the work gave, or raises what it raised."""
+        self.thread.join()
+        if self.failed:
+            raise self.failed[0]
+        return self.found[0]
+
+
+def at_once(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
+    """The first in a thread (`Awaited`). It has ended when this returns or raises; but whoever is
+    interrupted does not wait for an engine."""
+    awaited = Awaited(first)
     try:
         other = second()
     except Exception:
-        thread.join()
+        awaited.thread.join()
         raise
-    thread.join()
-    if failed:
-        raise failed[0]
-    return found[0], other
+    return awaited.result(), other

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.engine.gguf.types import type_by_name
-from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.check.check import Opened, Plan, open_plan, run_suites
+from lockstep.harness.context.runner import IsolatedSession
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.records import (
     EXACT,
@@ -64,6 +65,45 @@ def test_gguf_py_is_compared_where_it_knows_every_type(tmp_path: Path) -> None:
     found = verdicts_on(builtin("q8_0", tmp_path))
     assert [v.status for v in found] == ["agreed", "agreed"]
     assert found[1].summary.startswith("gguf-py and the oracle agree on")
+
+
+def opened_for_metadata(folder: Path) -> Opened:
+    path = builtin("f32", folder)
+    plan = Plan(case="f32", model=path, subject_model=path, oracle="reference", settings=EXACT)
+    return open_plan(plan, lambda _: None)
+
+
+def test_nobody_waits_for_gguf_py_whose_verdict_comes_last(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason=NO_GGUF_PY)
+    opened = opened_for_metadata(tmp_path)
+    try:
+        verdicts = list(run_suites(opened.context, ("metadata", "dequant")))
+        assert not opened.context.begun
+    finally:
+        opened.close()
+    assert [v.suite for v in verdicts] == ["metadata", "dequant", "metadata"]
+    assert {v.status for v in verdicts} == {"agreed"}
+    assert verdicts[-1].summary.startswith("gguf-py and the oracle agree")
+
+
+def test_a_gguf_py_that_dies_while_others_are_asked_is_a_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = IsolatedSession.ask
+
+    def ask(session: IsolatedSession, question: str, *args: object) -> Outcome:
+        if session.name == "gguf-py":
+            return Crashed(message="the worker of gguf-py was killed", log=())
+        return usual(session, question, *args)
+
+    monkeypatch.setattr(IsolatedSession, "ask", ask)
+    opened = opened_for_metadata(tmp_path)
+    try:
+        first, last = run_suites(opened.context, ("metadata",))
+    finally:
+        opened.close()
+    assert (first.status, last.status) == ("agreed", "crashed")
+    assert "gguf-py" in last.summary
 
 
 def test_a_block_of_another_size_is_a_difference_of_a_reader_and_a_known_one(
