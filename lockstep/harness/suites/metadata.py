@@ -26,7 +26,7 @@ class Metadata(Suite, name="metadata"):
     order = 10
 
     def begin(self, context: Context) -> None:
-        context.begun[self.name] = Reading(Runner().open("gguf-py", context.model, EXACT))
+        context.begun[self.name] = ReadByGgufPy(Runner().open("gguf-py", context.model, EXACT))
 
     def run(self, context: Context) -> Iterator[Verdict]:
         if self.name not in context.begun:
@@ -34,7 +34,7 @@ class Metadata(Suite, name="metadata"):
         oracle, subject = context.ask_both("metadata")
         yield compared(context, context.subject.name, oracle, subject)
         reading = context.begun[self.name]
-        assert isinstance(reading, Reading)
+        assert isinstance(reading, ReadByGgufPy)
         reading.expected = oracle
 
     def finish(self, context: Context) -> Iterator[Verdict]:
@@ -42,7 +42,7 @@ class Metadata(Suite, name="metadata"):
         if self.name not in context.begun:
             return  # nobody could begin, and that has been said
         with closing(context.begun.pop(self.name)) as reading:
-            assert isinstance(reading, Reading)
+            assert isinstance(reading, ReadByGgufPy)
             oracle = reading.expected
             if oracle is None:
                 return  # it has been said as well
@@ -57,7 +57,7 @@ class Metadata(Suite, name="metadata"):
                 yield compared(context, "gguf-py", oracle, answer)
 
 
-class Reading:
+class ReadByGgufPy:
     """gguf-py, while it reads; expected: what the oracle has read."""
 
     expected: FileSummary | None = None
