@@ -69,7 +69,7 @@ class HonestRuns(Protocol):
         formats with these numbers, in this order."""
 
 
-class Begun(Protocol):
+class BegunBySuite(Protocol):
     """What a suite has begun."""
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class Context:
     embeddings: bool = False  # what honest runs come to, instead of logits
     given: tuple[Batch, ...] = ()  # of a subject that holds one run; else they are seeded
     noise_measured: tuple[Sequence[Batch], float] | None = None  # see `noise_on`
-    begun: "dict[str, Begun]" = field(default_factory=dict)  # by suite, until it has finished
+    begun: "dict[str, BegunBySuite]" = field(default_factory=dict)  # by suite, until it has finished
 
     @cached_property
     def file(self) -> GgufFile:
