@@ -103,7 +103,8 @@ class Context:
     embeddings: bool = False  # what honest runs come to, instead of logits
     given: tuple[Batch, ...] = ()  # of a subject that holds one run; else they are seeded
     noise_measured: tuple[Sequence[Batch], float] | None = None  # see `noise_on`
-    begun: "dict[str, BegunBySuite]" = field(default_factory=dict)  # by suite, until it has finished
+    # by suite, until it has finished
+    begun: dict[str, BegunBySuite] = field(default_factory=dict)
 
     @cached_property
     def file(self) -> GgufFile:
