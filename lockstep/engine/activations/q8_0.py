@@ -48,6 +48,8 @@ def steps(blocks: F32, variant: str) -> tuple[F32, F32]:
 
 def integers(whole: F32) -> NDArray[np.int32]:
     """As the processor converts: what is no number, or too large a one, becomes INT_MIN."""
+    if fit_in_bytes(whole):
+        return whole.astype(np.int32)
     fits = np.abs(whole) < np.float32(2.0**31)
     return np.where(fits, whole, np.float32(-(2.0**31))).astype(np.int32)
 
@@ -55,8 +57,15 @@ def integers(whole: F32) -> NDArray[np.int32]:
 def packed(whole: F32, variant: str) -> NDArray[np.int8]:
     """Only a NaN among the activations, or 127 / max overflowing (max < 4e-37), makes more than
     fits: vector code takes the nearest byte, C the lowest of the four."""
+    if fit_in_bytes(whole):
+        return whole.astype(np.int8)
     wide = integers(whole)
     return (wide if variant == GENERIC else np.clip(wide, -128, 127)).astype(np.int8)
+
+
+def fit_in_bytes(whole: F32) -> bool:
+    """As nearly all do."""
+    return bool(np.abs(whole).max(initial=0) <= 127)  # a NaN does not
 
 
 def half(x: F32) -> NDArray[np.float16]:

@@ -6,7 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.activations.base import GENERIC, X86, ActivationFormat, Converted
-from lockstep.engine.activations.q8_0 import Q8_0Activations, half, integers, packed, steps
+from lockstep.engine.activations.q8_0 import (
+    Q8_0Activations,
+    fit_in_bytes,
+    half,
+    integers,
+    packed,
+    steps,
+)
 from lockstep.engine.quants.base import F32
 
 
@@ -24,18 +31,14 @@ class Q8_1Activations(ActivationFormat, name="Q8_1"):
         """
         whole, d = steps(cls.cut(x), variant)
         blocks = np.empty(d.shape, cls.layout)
-        blocks["d"], blocks["qs"] = half(d), packed(whole, variant)
+        qs = packed(whole, variant)
+        # C adds the bytes, the vector code the integers before it packs them
+        terms = qs if variant == GENERIC or fit_in_bytes(whole) else integers(whole)
+        added = terms.sum(axis=-1, dtype=np.int32).astype(np.float32)
         with np.errstate(all="ignore"):
-            blocks["s"] = half(d * total(whole, variant))
+            blocks["d"], blocks["s"], blocks["qs"] = half(d), half(d * added), qs
         return blocks
 
     @classmethod
     def read(cls, blocks: NDArray[Any]) -> Converted:
         return Converted(Q8_0Activations.read(blocks).values, blocks["s"].astype(np.float64))
-
-
-def total(whole: F32, variant: str) -> F32:
-    """C adds the bytes, the vector code the integers before it packs them."""
-    terms = packed(whole, variant) if variant == GENERIC else integers(whole)
-    added: F32 = terms.sum(axis=-1, dtype=np.int32).astype(np.float32)
-    return added
