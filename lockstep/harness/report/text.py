@@ -110,6 +110,6 @@ def where_to_look(others: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
         return f"no op is wrong on its own inputs: look at {places}"
     races = {detail.get("kind") == "not-deterministic" for _, detail in every}
     if True in races:  # whatever else differs may follow from it
-        others = f"; if these are in order, at {CALLS}" if False in races else ""
-        return f"no op is wrong on its own inputs: look at {RACES}{others}"
+        then = f"; if these are in order, at {CALLS}" if False in races else ""
+        return f"no op is wrong on its own inputs: look at {RACES}{then}"
     return f"no op is wrong on its own inputs: look at {CALLS}"
