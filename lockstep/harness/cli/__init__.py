@@ -162,7 +162,7 @@ def main() -> None:
         for stream in (sys.stdout, sys.stderr):  # a text that they cannot encode is no error
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
-        code = app(standalone_mode=False)
+        code = app(standalone_mode=False) if has_folder() else 2
     except CLICK_ERROR as error:
         error.show()
         code = error.exit_code
@@ -174,6 +174,16 @@ def main() -> None:
         code = 130
     gc.freeze()  # or all that is loaded would be looked through once more: a third of a second
     sys.exit(written(128 + came[0] if came else code))
+
+
+def has_folder() -> bool:
+    """Engines are started in the folder that this is started in; it may have been deleted."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        sys.stderr.write("lockstep: the folder that this is started in has been deleted\n")
+        return False
+    return True
 
 
 def written(code: int) -> int:

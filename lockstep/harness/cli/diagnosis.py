@@ -66,7 +66,7 @@ def diagnosis_lines(plan: "Plan", found: "Diagnosed") -> Iterator[str]:
     sliced = can_be_sliced(plan, found.engines)
     if found.exit_code == 0:
         more = f"; {SMALLER}: " if sliced else ""
-        yield f"no mistake to name: all answers are the right engine's{more}"
+        yield f"no mistake to name: all of these answers are the right engine's{more}"
         if sliced:
             yield f"  {black_box_command(plan)}"
     elif sliced and any(each.aspect == "runs" and each.status != "right" for each in found.of):

@@ -85,8 +85,11 @@ def synth(
             raise usage("name the file to write: -o FILE")
         if arch != "llama":
             sizes = sizes_given(context, arch)
-            write_any(arch, output, seed, quant, sizes, vocabulary=0 if no_vocab else vocabulary)
+            n_vocab = 0 if no_vocab else vocabulary
+            left = write_any(arch, output, seed, quant, sizes, vocabulary=n_vocab)
             out.line(f"{output}: {output.stat().st_size:,} bytes, sha256 {sha256_of(output)}")
+            if left:
+                out.line(f"F32, as their rows are no whole blocks of {quant}: {', '.join(left)}")
             return
         recipe = LlamaRecipe(
             seed=seed,
@@ -125,8 +128,9 @@ def sizes_given(context: typer.Context, arch: str) -> dict[str, int]:
 
 def write_any(
     arch: str, output: Path, seed: int, quant: str, sizes: dict[str, int], *, vocabulary: int
-) -> None:
-    """vocabulary: how many tokens, where its usual kind is known; 0: none."""
+) -> list[str]:
+    """-> matrices of another type. vocabulary: how many tokens, where its usual kind is known; 0:
+    none."""
     from dataclasses import replace
 
     from lockstep.harness.shadow.models import make_variant, opened
@@ -135,7 +139,7 @@ def write_any(
     variant = replace(variant_named(arch), sizes=tuple(sizes.items()))
     variant = with_vocabulary(variant, vocabulary)
     with opened() as session:
-        make_variant(variant, output, seed=seed, quant=quant, session=session)
+        return make_variant(variant, output, seed=seed, quant=quant, insist=True, session=session)
 
 
 def list_variants(out: "Terminal") -> None:

@@ -22,7 +22,8 @@ from lockstep.engine.ops.products import is_in_blocks
 from lockstep.engine.quants.base import F32, WeightFormat
 
 STEPS = 127  # to each side of zero
-SIZES = (32, 64, 128, 256, 0)  # activations that share a scale; 0: the whole row
+# activations that share a scale, 16 as weights of Q2_K, Q3_K, Q6_K and NVFP4 do; 0: the whole row
+SIZES = (16, 32, 64, 128, 256, 0)
 Convert = Callable[[F32], F64]
 
 

@@ -108,5 +108,8 @@ def where_to_look(others: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
     if suites and suites <= BEFORE_RUNS.keys():
         places = ", and at ".join(BEFORE_RUNS[suite] for suite in BEFORE_RUNS if suite in suites)
         return f"no op is wrong on its own inputs: look at {places}"
-    races = bool(every) and all(detail.get("kind") == "not-deterministic" for _, detail in every)
-    return f"no op is wrong on its own inputs: look at {RACES if races else CALLS}"
+    races = {detail.get("kind") == "not-deterministic" for _, detail in every}
+    if True in races:  # whatever else differs may follow from it
+        then = f"; if these are in order, at {CALLS}" if False in races else ""
+        return f"no op is wrong on its own inputs: look at {RACES}{then}"
+    return f"no op is wrong on its own inputs: look at {CALLS}"

@@ -18,13 +18,20 @@ NAMES_TENSORS = "llama.cpp"  # the only engine that can
 
 
 def make_variant(
-    variant: Variant, path: Path, *, seed: int = 0, quant: str = "F32", session: Session
-) -> None:
-    """Write the file. Raises EngineError with what llama.cpp answered if it names no tensors."""
+    variant: Variant,
+    path: Path,
+    *,
+    seed: int = 0,
+    quant: str = "F32",
+    insist: bool = False,
+    session: Session,
+) -> list[str]:
+    """Write the file, as `write_variant`. Raises EngineError with what llama.cpp answered if it
+    names no tensors."""
     outcome = session.ask("name_tensors", metadata_bytes(variant))
     if not isinstance(outcome, Answered):
         raise EngineError(f"{NAMES_TENSORS} names no tensors of {variant.name!r}: {outcome}")
-    write_variant(variant, outcome.value, path, seed=seed, quant=quant)
+    return write_variant(variant, outcome.value, path, seed=seed, quant=quant, insist=insist)
 
 
 def make_variants(

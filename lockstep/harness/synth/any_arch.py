@@ -148,8 +148,13 @@ def write_variant(
     *,
     seed: int = 0,
     quant: str = "F32",
-) -> None:
-    """tensors: as llama.cpp named them for `metadata_bytes`; quant: of what it multiplies by."""
+    insist: bool = False,
+) -> list[str]:
+    """tensors: as llama.cpp named them for `metadata_bytes`; quant: of what it multiplies by.
+
+    -> matrices that stay F32, because their rows are no whole blocks. insist: raises InvalidModel
+    where that is all of them.
+    """
     keys: Keys = {
         **metadata(variant),
         "general.name": ("STR", f"lockstep synth {variant.name} {quant} seed {seed}"),
@@ -166,8 +171,15 @@ def write_variant(
         kept = list(fused(kept))
     if variant.arch in SPLIT and not variant.complete:
         kept = [part for tensor in kept for part in halves(tensor)]
+    chosen = [tensor for tensor in kept if has_choice(tensor)]
+    left = [tensor.name for tensor in chosen if type_of(tensor, quant) != quant]
+    if insist and len(left) == len(chosen):
+        text = f"{quant} needs rows of a multiple of {type_by_name(quant).block} weights"
+        lengths = ", ".join(map(str, sorted({tensor.ne[0] for tensor in chosen})))
+        raise InvalidModel(f"{text}; those of the matrices of {variant.arch} have {lengths}")
     rows = {tensor.name: row(tensor, variant.arch, seed, quant) for tensor in kept}
     write_gguf(path, keys, rows.values())
+    return left
 
 
 def fused(tensors: Sequence[TensorSummary]) -> Iterator[TensorSummary]:
@@ -200,10 +212,15 @@ def row(tensor: TensorSummary, arch: str, seed: int, quant: str) -> TensorRow:
     return tensor.name, tensor.ne, kind, Lazy(lambda: weights(tensor, kind, bits(), draw))
 
 
+def has_choice(tensor: TensorSummary) -> bool:
+    """Whether it is a matrix of any type that llama.cpp multiplies by."""
+    matrix = len(tensor.ne) > 1 and tensor.name.endswith(".weight")
+    return matrix and tensor.type == "F32" and not FLOATS.search(tensor.name)
+
+
 def type_of(tensor: TensorSummary, quant: str) -> str:
     """The type asked for, for matrices whose rows are whole blocks of it."""
-    matrix = len(tensor.ne) > 1 and tensor.name.endswith(".weight")
-    if tensor.type != "F32" or not matrix or FLOATS.search(tensor.name):
+    if not has_choice(tensor):
         return tensor.type
     return quant if tensor.ne[0] % type_by_name(quant).block == 0 else "F32"
 

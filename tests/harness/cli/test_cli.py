@@ -343,6 +343,7 @@ def test_a_bad_model_for_the_subject_is_refused_too(lockstep: Lockstep, tmp_path
         (("synth", "-o", "x.gguf", "--arch", "mamba", "--tied"), ["--tied", "mamba"]),
         (("synth", "-o", "x.gguf", "--arch", "qwen3", "--heads", "3"), ["multiple of 3 heads"]),
         (("synth", "-o", "x.gguf", "--arch", "qwen3", "--vocabulary", "9"), ["needs at least"]),
+        (("synth", "-o", "x.gguf", "--arch", "gemma3", "--quant", "Q4_K"), ["256", "64"]),
         (("synth",), ["-o FILE"]),
         (("shadow",), ["MODEL or --arch"]),
         (("shadow", "x.gguf", "--arch", "mamba"), ["not both"]),
@@ -545,6 +546,15 @@ def test_synth_says_what_it_wrote(lockstep: Lockstep, tmp_path: Path) -> None:
     assert ending.code == 0
     assert sha256_of(path) in ending.out
     assert lockstep("run", path, "--prompt", "x", "-n", "1", "--engine", "reference").code == 0
+
+
+def test_synth_says_which_matrices_are_not_of_the_type_asked_for(
+    lockstep: Lockstep, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.gguf"
+    ending = lockstep("synth", "-o", path, "--arch", "qwen3", "--quant", "Q4_K", "--width", "256")
+    assert ending.code == 0
+    assert "no whole blocks of Q4_K: blk.0.ffn_down.weight, blk.1" in ending.out
 
 
 def test_selftest_lists_every_wrong_engine_with_its_mistake(lockstep: Lockstep) -> None:

@@ -68,3 +68,47 @@ def test_who_is_asked_to_end_in_the_middle_of_an_import_ends_with_that_code(tmp_
     command = [sys.executable, "-m", "asked"]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "lockstep: interrupted\n")
+
+
+GONE = """
+import os, pathlib, sys
+
+os.rmdir(pathlib.Path.cwd())
+os.execv(sys.executable, [sys.executable, "-P", "-m", "lockstep.harness.cli", *sys.argv[1:]])
+"""
+
+
+def test_a_folder_that_has_been_deleted_is_no_divergence(tmp_path: Path) -> None:
+    """Exit code 1, with a traceback, which a CI takes for one."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    command = [sys.executable, "-c", GONE, "check", "builtin:f32", "--report", str(tmp_path)]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=folder, env=variables, capture_output=True, text=True, check=False
+    )
+    words = "lockstep: the folder that this is started in has been deleted\n"
+    assert (done.returncode, done.stderr) == (2, words)
+
+
+NO_PROCESS = """
+import lockstep.harness.asking.template as template
+import lockstep.harness.cli
+
+class Template:
+    def __init__(self):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+template.Template = Template
+lockstep.harness.cli.main()
+"""
+
+
+def test_a_machine_that_starts_no_more_processes_is_no_divergence_either(tmp_path: Path) -> None:
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", NO_PROCESS, "check", "builtin:f32"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
+    )
+    words = "lockstep: [Errno 11] Resource temporarily unavailable\n"
+    assert (done.returncode, done.stderr) == (2, words)

@@ -65,6 +65,20 @@ def test_what_is_converted_wrongly_is_none_of_them(how: str) -> None:
     assert not is_known(x, WRONG[how](x))
 
 
+@pytest.mark.parametrize(
+    ("size", "how", "known"), [(16, np.rint, True), (16, np.trunc, False), (24, np.rint, False)]
+)
+def test_a_scale_for_as_many_as_sub_blocks_of_weights_have_is_known(
+    size: int, how: Callable[[F64], F64], known: bool
+) -> None:
+    """An engine that converts 16 at a time loses less than llama.cpp, and was accused."""
+    x = normal(20, 96)
+    blocks = x.reshape(20, -1, size)
+    scales = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)
+    shown = how((blocks / scales).astype(np.float64)) * scales.astype(np.float64)
+    assert is_known(x, shown.reshape(x.shape)) == known
+
+
 def test_a_row_of_zeros_stays_and_one_that_is_no_number_is_none() -> None:
     x = np.zeros((2, 64), np.float32)
     x[1, 3] = np.inf

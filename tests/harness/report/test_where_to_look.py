@@ -4,14 +4,18 @@ import pytest
 
 from lockstep.harness.report.text import where_to_look
 
+RACE = ("logits", {"kind": "not-deterministic"})
+
 
 @pytest.mark.parametrize(
     ("others", "place"),
     [
         ([("tokens", {})], "look at the tokenizer"),
         ([("metadata", {}), ("tokens", {})], "the tokenizer (its runs are right), and at how the"),
-        ([("logits", {"kind": "not-deterministic"})], "threads that add up in any order"),
+        ([RACE], "threads that add up in any order"),
         ([("logits", {"kind": "value"}), ("tokens", {})], "what is kept from call to call"),
+        ([RACE, ("logits", {"kind": "value"}), ("decode", {})], "look at threads that add up"),
+        ([("decode", {}), RACE], "; if these are in order, at what is kept from call to call"),
         ([("decode", {})], "at sampling"),
         ([], "what is kept from call to call"),
     ],
