@@ -114,16 +114,25 @@ def forked_worker(channel: socket.socket) -> tuple[ForkedProcess, IO[bytes]] | N
 
 @contextmanager
 def keep_template() -> Iterator[None]:
-    """Workers that are started in here, by this process or its forks, are forks of one process."""
-    alone = os.environ.get(BLAS) == "1"  # a fork has no threads of BLAS, and would wait for them
-    if KEPT or not alone or not hasattr(os, "pidfd_open"):
+    """Workers that are started in here, by this process or its forks, are forks of one process;
+    where there is none, they start by themselves."""
+    template = None if KEPT else new_template()
+    if template is None:
         yield
         return
-    KEPT.append(Template())
+    KEPT.append(template)
     try:
         yield
     finally:
         KEPT.pop().close()
+
+
+def new_template() -> Template | None:
+    alone = os.environ.get(BLAS) == "1"  # a fork has no threads of BLAS, and would wait for them
+    if alone and hasattr(os, "pidfd_open"):
+        with suppress(OSError):  # no more processes
+            return Template()
+    return None
 
 
 # --- the process itself -----------------------------------------------------------------------

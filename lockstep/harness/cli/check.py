@@ -107,7 +107,7 @@ def check(
         raise typer.BadParameter("--arch makes the model: give no MODEL, no --subject-model")
     n = steps or (64 if arch is None else STEPS_OF_VARIANTS)
     # it loads llama.cpp while we load the rest
-    with screen(quiet, as_json) as out, keep_template(), model_folder() as folder:
+    with keep_template(), screen(quiet, as_json) as out, model_folder() as folder:
         from lockstep.harness.parallel.cluster import executor_for
         from lockstep.harness.parallel.works import Forks
         from lockstep.harness.runs.known_failures import KnownFailures, check_writable, read_known
