@@ -10,6 +10,7 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.blackbox.changes import (
     Change,
+    far_below,
     one_hot,
     ones,
     only_columns,
@@ -89,6 +90,12 @@ def no_scores(file: GgufFile, layer: int) -> Neutral | None:
     names = set(within(file, layer)) & {f"blk.0.attn_q.{end}" for end in ("weight", "bias")}
     names |= set(within(file, layer)) & {"blk.0.attn_q_b.weight"}
     return Neutral(changes=dict.fromkeys(names, zero)) if names else None
+
+
+def no_sinks(file: GgufFile, layer: int) -> Neutral | None:
+    """So far below all scores that they take nothing."""
+    name = "blk.0.attn_sinks.weight"
+    return Neutral(changes={name: far_below}) if name in within(file, layer) else None
 
 
 def no_rotation(file: GgufFile, layer: int) -> Neutral | None:

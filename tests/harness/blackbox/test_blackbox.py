@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
@@ -163,16 +164,33 @@ class WithOtherSlope(Reference, name="test:swiglu-oai-with-another-slope"):
     ops = OtherSlope
 
 
-def test_a_norm_before_the_ffn_is_none_behind_attention_whatever_its_name(tmp_path: Path) -> None:
-    """gpt-oss calls it post_attention_norm: made larger, it drove all gates to where they clamp,
-    so that engines agreed there, and eps was named."""
+class ScaledSinks(Mirror):
+    def soft_max_with_sinks(
+        self, x: F32, scale: float, visible: NDArray[np.bool_], sinks: F32
+    ) -> F32:
+        return super().soft_max_with_sinks(x, scale, visible, sinks * np.float32(scale))
+
+
+class WithScaledSinks(Reference, name="test:sinks-scaled-as-scores"):
+    ops = ScaledSinks
+
+
+@pytest.mark.parametrize(
+    ("engine", "part"),
+    [
+        ("test:swiglu-oai-with-another-slope", "FFN activation"),
+        ("test:sinks-scaled-as-scores", "attention: sinks"),
+    ],
+)
+def test_what_is_wrong_with_a_gpt_oss_is_named(engine: str, part: str, tmp_path: Path) -> None:
+    """Its norm before the FFN is called post_attention_norm: made larger, as one behind attention,
+    it drove all gates to where they clamp, so that engines agreed there, and eps was named."""
     path = tmp_path / "gpt-oss.gguf"
     with opened() as session:
         variant = replace(variant_named("gpt-oss"), sizes=(("n_layer", 1),))
         make_variant(variant, path, session=session)
-    engine = "test:swiglu-oai-with-another-slope"
     found = bisected(path, tmp_path / "made", engine=engine, oracle="llama.cpp")
-    assert faults(found) == {0: ["FFN activation"]}
+    assert faults(found) == {0: [part]}
 
 
 ADDS = {
