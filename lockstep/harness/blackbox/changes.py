@@ -22,6 +22,11 @@ def ones(rows: F32, start: int) -> F32:
     return np.ones_like(rows)
 
 
+def far_below(rows: F32, start: int) -> F32:
+    """What no score is, and a half holds."""
+    return np.full_like(rows, -(2.0**14))
+
+
 def times(power: float) -> Change:
     """power: of two, so that nothing is rounded."""
     return lambda rows, start: (rows * np.float32(power)).astype(np.float32)

@@ -15,6 +15,7 @@ from lockstep.harness.blackbox.parts import (
     no_bias,
     no_rotation,
     no_scores,
+    no_sinks,
     norms_do_nothing,
     norms_of_ones,
     one_row,
@@ -42,6 +43,7 @@ OF_ATTENTION: tuple[tuple[Maker, str, str], ...] = (
     (norms_do_nothing, "embeddings that a norm does not change", "attention norm"),
     (no_rotation, "positions that turn nothing", "rotation"),
     (no_scores, "queries of zero", "scores: queries, keys, rotation or scale"),
+    (no_sinks, "sinks that take nothing", "sinks"),
     (position_0, "a single token", "mask, softmax or cache"),
 )
 OF_FFN: tuple[tuple[Maker, str, str], ...] = (

@@ -10,6 +10,7 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.blackbox.changes import (
     Change,
+    far_below,
     one_hot,
     ones,
     only_columns,
@@ -19,11 +20,10 @@ from lockstep.harness.blackbox.changes import (
     times,
     zero,
 )
-from lockstep.harness.blackbox.slices import ATTENTION_OUT, FFN_OUT, number, within, without
+from lockstep.harness.blackbox.slices import number, what_adds, within, without
 from lockstep.harness.synth.gguf_writer import Typed
 
 EMBEDDING, OUTPUT, OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"
-POST = {"post_attention_norm.weight": ATTENTION_OUT, "post_ffw_norm.weight": FFN_OUT}
 LARGER = 2.0**10  # eps is then a millionth of what it was beside the squares
 OPEN = 100.0  # a gate at which silu, gelu, relu and the sigmoid's product are all the gate itself
 ONE = (Batch.of([1]),)  # a single token: at position 0 there is one thing to attend to
@@ -49,12 +49,11 @@ def larger(file: GgufFile, layer: int) -> Neutral:
     """All that norms read, a power of two times as large: the result is the same but for eps."""
     names, up = within(file, layer), times(LARGER)
     changes: dict[str, Change] = {EMBEDDING: up}
-    posts = {part for post, parts in POST.items() if f"blk.0.{post}" in names for part in parts}
-    for name in names:
-        own = name[len("blk.0.") :]
-        stem = own.rsplit(".", 1)[0]
-        normed = f"blk.0.{stem}_norm.weight" in names  # attn_q, whose heads have a norm
-        if own in POST or normed or (stem in ATTENTION_OUT + FFN_OUT and stem not in posts):
+    stems = {name: name[len("blk.0.") :].rsplit(".", 1)[0] for name in names}
+    adds = what_adds(set(stems.values()))
+    for name, stem in stems.items():
+        normed = f"{stem}_norm" in stems.values()  # attn_q, whose heads have a norm
+        if normed or stem in adds:
             changes[name] = up
     return Neutral(changes=changes)
 
@@ -91,6 +90,12 @@ def no_scores(file: GgufFile, layer: int) -> Neutral | None:
     names = set(within(file, layer)) & {f"blk.0.attn_q.{end}" for end in ("weight", "bias")}
     names |= set(within(file, layer)) & {"blk.0.attn_q_b.weight"}
     return Neutral(changes=dict.fromkeys(names, zero)) if names else None
+
+
+def no_sinks(file: GgufFile, layer: int) -> Neutral | None:
+    """So far below all scores that they take nothing."""
+    name = "blk.0.attn_sinks.weight"
+    return Neutral(changes={name: far_below}) if name in within(file, layer) else None
 
 
 def no_rotation(file: GgufFile, layer: int) -> Neutral | None:

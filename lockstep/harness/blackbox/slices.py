@@ -126,19 +126,25 @@ def small(
 def made_small(names: Collection[str]) -> dict[str, Change]:
     """What is added to the residual, of tensors with these names."""
     changes: dict[str, Change] = {}
+    stems: dict[str, set[str]] = {}  # of each layer
+    for found in filter(None, map(IN_A_LAYER.fullmatch, names)):
+        stems.setdefault(found[1], set()).add(found[2].rsplit(".", 1)[0])
     for name in names:
         inside = IN_A_LAYER.fullmatch(name)
-        if inside is None:
-            added = is_one_of(name, EMBEDDINGS)
-        else:
-            layer, own = f"blk.{inside[1]}.", inside[2]
-            normed = [part for post, parts in POST_NORMS.items()
-                      if f"{layer}{post}.weight" in names for part in parts]  # fmt: skip
-            adds = {*ATTENTION_OUT, *FFN_OUT, *POST_NORMS}.difference(normed)
-            added = is_one_of(own, tuple(adds))
-        if added:
+        adds = EMBEDDINGS if inside is None else what_adds(stems[inside[1]])
+        if is_one_of(inside[2] if inside else name, tuple(adds)):
             changes[name] = times(SMALL)
     return changes
+
+
+def what_adds(stems: Collection[str]) -> set[str]:
+    """What a layer with these tensors adds to the residual comes of these: of the norm behind a
+    half, where there is one."""
+    posts = {post: parts for post, parts in POST_NORMS.items() if post in stems}
+    if not {"ffn_norm", "post_ffw_norm"} & set(stems):
+        posts.pop("post_attention_norm", None)  # of gpt-oss and others the norm before the FFN
+    normed = {part for parts in posts.values() for part in parts}
+    return {*posts, *ATTENTION_OUT, *FFN_OUT} - normed
 
 
 def without(file: GgufFile, layer: int, parts: Sequence[str]) -> dict[str, Change]:

@@ -1,9 +1,11 @@
 """Engines without tensors: which layer and which part is at fault, from logits alone."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
@@ -15,9 +17,11 @@ from lockstep.harness.blackbox.changes import one_hot, only_columns, reads_first
 from lockstep.harness.blackbox.lenses import LARGEST_STEP, Lens, lenses_of
 from lockstep.harness.blackbox.looking import look, through
 from lockstep.harness.blackbox.rewriting import rewrite
-from lockstep.harness.blackbox.slices import muted, n_layers, slice_of, small
+from lockstep.harness.blackbox.slices import muted, n_layers, slice_of, small, what_adds
 from lockstep.harness.blackbox.whole import SMALL
 from lockstep.harness.mutants.wrong_eps import WrongEps
+from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.synth.any_arch import variant_named
 from lockstep.harness.synth.gguf_writer import write_gguf
 from tests.all_types import ROUNDING, model_of
 from tests.black_boxes import (
@@ -147,6 +151,69 @@ def test_what_is_wrong_outside_the_layers_is_named_and_the_layers_are_not_judged
     assert faults(found) == {None: [part]}
     assert "2 layers: " in found.left_out[0]
     assert found.exit_code == 1
+
+
+class OtherSlope(Mirror):
+    def swiglu_oai(self, gate: F32, up: F32) -> F32:
+        x = np.minimum(gate, np.float32(7)).astype(np.float64)
+        y = np.clip(up, np.float32(-7), np.float32(7)).astype(np.float64)
+        return (x / (1 + np.exp(-1.6 * x)) * (y + 1)).astype(np.float32)
+
+
+class WithOtherSlope(Reference, name="test:swiglu-oai-with-another-slope"):
+    ops = OtherSlope
+
+
+class ScaledSinks(Mirror):
+    def soft_max_with_sinks(
+        self, x: F32, scale: float, visible: NDArray[np.bool_], sinks: F32
+    ) -> F32:
+        return super().soft_max_with_sinks(x, scale, visible, sinks * np.float32(scale))
+
+
+class WithScaledSinks(Reference, name="test:sinks-scaled-as-scores"):
+    ops = ScaledSinks
+
+
+@pytest.mark.parametrize(
+    ("engine", "part"),
+    [
+        ("test:swiglu-oai-with-another-slope", "FFN activation"),
+        ("test:sinks-scaled-as-scores", "attention: sinks"),
+    ],
+)
+def test_what_is_wrong_with_a_gpt_oss_is_named(engine: str, part: str, tmp_path: Path) -> None:
+    """Its norm before the FFN is called post_attention_norm: made larger, as one behind attention,
+    it drove all gates to where they clamp, so that engines agreed there, and eps was named."""
+    path = tmp_path / "gpt-oss.gguf"
+    with opened() as session:
+        variant = replace(variant_named("gpt-oss"), sizes=(("n_layer", 1),))
+        make_variant(variant, path, session=session)
+    found = bisected(path, tmp_path / "made", engine=engine, oracle="llama.cpp")
+    assert faults(found) == {0: [part]}
+
+
+ADDS = {
+    "llama": ("attn_norm attn_output ffn_norm ffn_down", "attn_output ffn_down"),
+    "gpt-oss": (
+        "attn_norm attn_output post_attention_norm ffn_down_exps",
+        "attn_output ffn_down_exps",
+    ),
+    "gemma3": (
+        "attn_norm attn_output post_attention_norm ffn_norm ffn_down post_ffw_norm",
+        "post_attention_norm post_ffw_norm",
+    ),
+    "olmo2": (
+        "attn_output post_attention_norm ffn_down post_ffw_norm",
+        "post_attention_norm post_ffw_norm",
+    ),
+}
+
+
+@pytest.mark.parametrize("arch", ADDS)
+def test_what_a_layer_adds_is_known_by_its_tensors(arch: str) -> None:
+    stems, expected = (words.split() for words in ADDS[arch])
+    assert what_adds(stems) & set(stems) == set(expected)
 
 
 @pytest.mark.parametrize("engine", ["reference", "honest:float64", "honest:silu-tanh"])
