@@ -34,6 +34,8 @@ def architecture_of(file: GgufFile) -> type[Architecture]:
 class Model:
     """One file with one way of computing (`ops`) and one kind of memory."""
 
+    keeps_pages = False  # from run to run: faster, and the system can still take them away
+
     def __init__(
         self,
         path: Path,
@@ -143,7 +145,7 @@ class Model:
     def release(self) -> None:
         """At the end of a run: or every open model would count a large file as its memory. To read
         it once more costs a page fault for each of its pages, so not after each batch."""
-        if self.file.size > LARGE:
+        if self.file.size > LARGE and not self.keeps_pages:
             self.file.release()
 
     def close(self) -> None:

@@ -80,7 +80,7 @@ class Weights:
                 raise type(error)(f"tensor {name!r}: {error}") from None
 
     def __contains__(self, name: str) -> bool:
-        return name in self.file.tensors
+        return name in self.formats  # a graph asks at every step
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Weight:
         """Raises InvalidModel. A graph asks at every step; a name is looked up once."""

@@ -57,12 +57,20 @@ class Numbers:
 NONE = Numbers({})
 
 
+def in_a_row(cells: Index) -> Index | slice:
+    """As a slice, if they are."""
+    if len(cells) and cells[-1] - cells[0] == len(cells) - 1 and (cells[1:] > cells[:-1]).all():
+        return slice(int(cells[0]), int(cells[-1]) + 1)
+    return cells
+
+
 class Store:
     """keys, values: of each layer (cells, kv_heads, dim)."""
 
     def __init__(self, numbers: Numbers, n_cells: int) -> None:
         kinds = storage(numbers.type_k), storage(numbers.type_v)
         self.rotate = numbers.rotate
+        self.read_last: tuple[Index, Index | slice] | None = None
         self.keys: dict[int, NDArray[Any]] = {}
         self.values: dict[int, NDArray[Any]] = {}
         for layer, kept in numbers.layers.items():
@@ -82,10 +90,9 @@ class Store:
     def read(self, layer: int, cells: Index) -> tuple[NDArray[Any], NDArray[Any]]:
         """As stored: (cells, kv_heads, dim) each. Of cells in a row that is no copy: a cache is
         long, and each token reads all of it."""
-        at: Index | slice = cells
-        in_a_row = len(cells) > 0 and cells[-1] - cells[0] == len(cells) - 1
-        if in_a_row and (cells[1:] > cells[:-1]).all():
-            at = slice(int(cells[0]), int(cells[-1]) + 1)
+        if self.read_last is None or self.read_last[0] is not cells:  # all layers read the same
+            self.read_last = cells, in_a_row(cells)
+        at = self.read_last[1]
         return self.keys[layer][at], self.values[layer][at]
 
     def get(self, cells: Index, deltas: NDArray[np.int32]) -> Kept:

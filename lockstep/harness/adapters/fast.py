@@ -1,5 +1,6 @@
 """Our engine as it is run, compiled; never used to judge."""
 
+from lockstep.engine.model import Model
 from lockstep.engine.ops.fast.ops import Fast
 from lockstep.engine.ops.reference import ReferenceOps as Ops
 from lockstep.harness.adapters.reference import Reference
@@ -8,3 +9,9 @@ from lockstep.harness.adapters.reference import Reference
 class FastEngine(Reference, name="fast"):
     def make_ops(self) -> Ops:
         return Fast(n_threads=self.settings.n_threads)
+
+    def make_model(self) -> Model:
+        """To map a file's pages once more takes as long as two tokens."""
+        model = super().make_model()
+        model.keeps_pages = True
+        return model

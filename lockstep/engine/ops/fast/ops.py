@@ -39,7 +39,7 @@ class Fast(Mirror):
         super().__init__()
         self.n_threads = n_threads or os.cpu_count() or 1
         self.converted_last: tuple[Any, ActivationSteps] | None = None
-        self.turned: tuple[Any, F32, F32] | None = None
+        self.turned: tuple[bytes, RopeParams, F32, F32] | None = None
 
     def share(self, kernel: Callable[..., None], n: int, work: int, *args: Any) -> None:
         """kernel(*args, start, stop) for 0 to n, by as many threads as `work` is worth."""
@@ -100,11 +100,11 @@ class Fast(Mirror):
 
     def turns(self, positions: I32, params: RopeParams) -> tuple[F32, F32]:
         """Cosines and sines; kept until others are wanted: all layers of a batch want the same."""
-        key = positions.tobytes(), *(value_of(v) for v in vars(params).values())
-        if self.turned is None or self.turned[0] != key:
+        at, last = positions.tobytes(), self.turned
+        if last is None or last[0] != at or not last[1].turns_as(params):
             cos, sin = (plain(t) for t in self.rotations(positions, params))
-            self.turned = key, cos, sin
-        return self.turned[1:]
+            last = self.turned = at, params, cos, sin
+        return last[2:]
 
     def swiglu(self, gate: F32, up: F32) -> F32:
         out = np.empty(gate.shape, np.float32)
@@ -156,25 +156,25 @@ class Fast(Mirror):
 
 
 def plain(x: NDArray[Any]) -> F32:
-    """As the one kind of array for which the kernels are compiled; a copy if it is another."""
-    if x.dtype == np.float32 and x.flags.carray:
-        return x
-    return np.require(x, np.float32, ["C", "A", "W"])
+    return as_compiled(x, np.float32)
 
 
 def kept(x: NDArray[Any]) -> NDArray[Any]:
     """Keys or values as they lie in a cache: halves as their bits."""
     if x.dtype == np.float16:
-        return np.require(x, requirements=["C", "A", "W"]).view(np.uint16)
+        return as_compiled(x.view(np.uint16), np.uint16)
     return plain(x)
 
 
 def shown(visible: Bools) -> Bools:
-    return np.require(visible, np.bool_, ["C", "A", "W"])
+    return as_compiled(visible, np.bool_)
 
 
-def value_of(x: Any) -> Any:
-    return x.tobytes() if isinstance(x, np.ndarray) else x
+def as_compiled(x: NDArray[Any], kind: Any) -> NDArray[Any]:
+    """As the one kind of array for which the kernels are compiled; a copy if it is another."""
+    if x.dtype == kind and x.flags.carray:
+        return x
+    return np.require(x, kind, ["C", "A", "W"])
 
 
 # --- how each format is multiplied ------------------------------------------------------------

@@ -56,6 +56,7 @@ I8 = NDArray[np.int8]
 I32 = NDArray[np.int32]
 ZERO = np.float32(0)
 NOTHING = np.int32(0)
+LINE = 64  # bytes of memory that are read at once
 
 
 def rows_of(
@@ -63,8 +64,9 @@ def rows_of(
     ahead: int = 0,
 ) -> Any:  # fmt: skip
     """size: bytes of a block; d, dmin, m: where in it its scales lie, -1 if it lacks one; ahead: so
-    many bytes memory is asked for in advance, where the processor does not do well by itself."""
-    has_minima, has_lowest, asked = dmin >= 0, m >= 0, 4 * size if ahead else 0
+    many bytes on, memory is asked for where the processor alone stops at the end of each page: for
+    one line of each four blocks, as to ask for all of them keeps it from reading on by itself."""
+    has_minima, has_lowest, asked = dmin >= 0, m >= 0, LINE if ahead else 0
 
     # x: (tokens, columns), dx: (tokens, blocks), sums: (tokens, groups)
     # lows: (tokens, blocks), what the lowest weights of blocks are multiplied by
@@ -279,7 +281,7 @@ ROWS = {
     "IQ4_XS": Row(rows_of(iq4_xs, 136, 256, 0), pairs=True),
     "Q2_K": Row(rows_of(q2_k, 84, 256, 80, 82)),
     "Q3_K": Row(rows_of(q3_k, 110, 256, 108)),
-    "Q4_K": Row(rows_of(q4_k, 144, 256, 0, 2, ahead=3072), pairs=True),
+    "Q4_K": Row(rows_of(q4_k, 144, 256, 0, 2, ahead=2048), pairs=True),
     "Q5_K": Row(rows_of(q5_k, 176, 256, 0, 2), pairs=True),
     "Q6_K": Row(rows_of(q6_k, 210, 256, 208)),
 }
