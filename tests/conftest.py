@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 from lockstep.harness.asking.template import keep_template
+from tests.kept_floors import floors_kept_in
 
 settings.register_profile("ci", derandomize=True, deadline=None, database=None)
 settings.register_profile("dev", deadline=None)
@@ -20,4 +21,12 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 def template() -> Iterator[None]:
     """Some thousand workers are started: by themselves each loads llama.cpp again."""
     with keep_template():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def floors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One folder for all of pytest's workers, of which each has a folder below one of the run."""
+    base = tmp_path_factory.getbasetemp()
+    with floors_kept_in((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "floors"):
         yield

@@ -3,6 +3,7 @@ contiguous, whatever strides the tensor had.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,7 @@ class Node:
         return wide(self.source(i))
 
 
+@lru_cache(maxsize=1 << 12)  # tensors of a graph are alike from run to run
 def layout(
     kind: str, ne: tuple[int, ...], nb: tuple[int, ...] | None = None
 ) -> tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...] | None]:

@@ -20,11 +20,15 @@ LENGTH = Struct("<Q")
 class Entries(Mapping[str, Entry], Generic[Entry]):
     """In the order of the file. Each starts with its name: a length, and that many bytes of UTF-8.
 
-    decode(buffer, start): the entry, anew whenever it is asked for.
+    decode(buffer, start): the entry, anew whenever it is asked for but for the first `keep` that
+    were: a model has some hundred tensors, and a run asks for each of them at every step.
     """
 
-    def __init__(self, buffer: Buffer, decode: Callable[[Buffer, int], Entry]) -> None:
-        self.buffer, self.decode = buffer, decode
+    def __init__(
+        self, buffer: Buffer, decode: Callable[[Buffer, int], Entry], *, keep: int = 0
+    ) -> None:
+        self.buffer, self.decode, self.keep = buffer, decode, keep
+        self.kept: dict[str, Entry] = {}
         self.starts = array("Q")
         self.slots = array("I", bytes(32))  # 1 + the number of an entry; 0 is a free one
 
@@ -58,10 +62,15 @@ class Entries(Mapping[str, Entry], Generic[Entry]):
         return self.buffer[at : at + LENGTH.unpack_from(self.buffer, start)[0]]
 
     def __getitem__(self, name: str) -> Entry:
+        if name in self.kept:
+            return self.kept[name]
         number = self.slots[self.slot_of(name.encode("utf-8", "surrogatepass"))]
         if number == 0:
             raise KeyError(name)
-        return self.decode(self.buffer, self.starts[number - 1])
+        found = self.decode(self.buffer, self.starts[number - 1])
+        if len(self.kept) < self.keep:
+            self.kept[name] = found
+        return found
 
     def __contains__(self, name: object) -> bool:
         """Without decoding what it says: an array may be of hundreds of thousands of strings."""

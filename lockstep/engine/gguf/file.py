@@ -48,6 +48,7 @@ __all__ = ["DEFAULT_ALIGNMENT", "KINDS", "GgufFile", "TensorInfo", "Value", "Val
 
 MAX_NAME_BYTES = 63  # GGML_MAX_NAME less the terminating NUL
 MAX_DIMS = 4
+KEPT = 1 << 10  # rows of the tensor table that stay decoded, of half a kilobyte each
 INT64_MAX = 2**63 - 1
 UINT64_MAX = 2**64 - 1
 
@@ -149,7 +150,7 @@ class GgufFile:
 
 
 def read_tensor_table(fields: Fields, n: int, alignment: int) -> Entries[TensorInfo]:
-    tensors = Entries(fields.buffer, info_at)
+    tensors = Entries(fields.buffer, info_at, keep=KEPT)
     size = 0  # of the data section so far
     for index in range(n):
         fields.owner = f"tensor {index}"

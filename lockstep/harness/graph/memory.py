@@ -34,10 +34,11 @@ class GraphMemory:
         self.held: dict[int, Bytes] = {}
         self.roots: tuple[Root, ...] = ()
         self.inputs: Mapping[int, Bytes] = {}
+        self.known: dict[TensorView, Operand] = {}  # of the graph: each is read more than once
 
     def begin(self, graph: Graph) -> None:
         """Nothing of the graph before is left but caches."""
-        self.roots, self.inputs, self.held = graph.roots, graph.inputs, {}
+        self.roots, self.inputs, self.held, self.known = graph.roots, graph.inputs, {}, {}
 
     def empty(self, root: Root) -> Bytes:
         return np.zeros(root.size * (WIDER if self.widened(root.type, root) else 1), np.uint8)
@@ -47,6 +48,11 @@ class GraphMemory:
 
     def seen(self, view: TensorView) -> Operand:
         """The tensor without its value, as wide as it is here."""
+        if view not in self.known:
+            self.known[view] = self.first_seen(view)
+        return self.known[view]
+
+    def first_seen(self, view: TensorView) -> Operand:
         root = self.roots[view.root]
         kind, nb, offset = view.type, view.nb, view.offset
         if self.widened(kind, root):
@@ -119,7 +125,8 @@ class GraphMemory:
             self.unknown.add(root.cache)
         else:
             self.held.pop(view.root, None)
-            self.inputs = {n: raw for n, raw in self.inputs.items() if n != view.root}
+            if view.root in self.inputs:
+                self.inputs = {n: raw for n, raw in self.inputs.items() if n != view.root}
 
     def forget(self, number: int) -> None:
         self.held.pop(number, None)

@@ -46,6 +46,8 @@ def beyond(
     if shown.shape != truth.shape or not truth.size:
         return np.zeros(0)
     with np.errstate(invalid="ignore"):
-        far = np.nan_to_num(np.abs(shown.astype(np.float64) - truth) - allowed, nan=0.0)
+        far = np.abs(shown.astype(np.float64) - truth) - allowed
+    if not np.isfinite(far).all():
+        far = np.nan_to_num(far, nan=0.0)
     rows: NDArray[np.float64] = far.max(axis=-1, initial=0.0).reshape(-1)
     return rows

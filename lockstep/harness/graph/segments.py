@@ -23,8 +23,8 @@ from lockstep.engine.ops.near import Expected
 from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.graph.expert_choice import CHOOSE, chosen, legal, used_of
 from lockstep.harness.graph.expert_order import in_own_order
+from lockstep.harness.graph.held_segment import HeldSegment
 from lockstep.harness.graph.node_designs import Computed, designs_of
-from lockstep.harness.graph.node_judge import axes_of
 from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
 from lockstep.harness.graph.rare_choices import explained
 from lockstep.harness.graph.replay import replay
@@ -33,25 +33,13 @@ from lockstep.harness.graph.segment import Found, Segment, is_wrong, segments_of
 from lockstep.harness.graph.shown import part_shown
 from lockstep.harness.graph.watched import Look, Seen, Watched
 from lockstep.harness.graph.ways import Honest, Noisy, Wide
-from lockstep.harness.graph.wiring import Wire, needed_for
-from lockstep.harness.judging.compare import (
-    largest,
-    mismatch_between,
-    share_of_limit,
-    worst_distance,
-)
+from lockstep.harness.graph.wiring import Dependencies, Wire
+from lockstep.harness.judging.compare import mismatch_between, worst_distance
 from lockstep.harness.judging.conversions import builds, is_type_in_blocks
 from lockstep.harness.judging.designs import Other, where_limited
-from lockstep.harness.judging.judge import (
-    SiteFinding,
-    affected,
-    elements_compared,
-    smallest_scale_error,
-    without_fault,
-)
+from lockstep.harness.judging.judge import SiteFinding, without_fault
 from lockstep.harness.judging.stored import half_step, step_of
 from lockstep.harness.records import Site
-from lockstep.harness.sites import SITES
 from lockstep.harness.synth.draws import stream
 
 RUNS, MORE = 3, 9  # with random errors; before anybody is blamed
@@ -98,7 +86,8 @@ class SegmentJudge:
             known = {} if rounded else self.by_designs(suspects, honest, noises)
             for s in suspects:
                 if s.place not in known:
-                    known[s.place] = self.again(s, (honest[s.place], plain[s.place]), noises)
+                    ways = honest[s.place], plain[s.place]
+                    known[s.place] = self.said(self.again(s, ways, noises))
             if not rounded:
                 left = [s for s in suspects if is_wrong(known[s.place])]
                 rare = explained(self, left, honest, noise, is_small=is_small(self.file))
@@ -118,8 +107,8 @@ class SegmentJudge:
         ]
         noisy = [segment for segment in numbers if segment.rounds or rounded]
         noise = self.noise(honest, range(RUNS), noisy, jitter=rounded)
-        first = [(s, self.finding(s, honest[s.place], noise, alone=rounded)) for s in numbers]
-        return honest, noise, first
+        first = (self.held(s, honest[s.place], noise, alone=rounded) for s in numbers)
+        return honest, noise, [(held.segment, self.said(held)) for held in first]
 
     def orders_seen(self, honest: Run, found: Sequence[Found]) -> dict[Place, NDArray[Any]]:
         """Of each ARGSORT whose experts are shown in another order than ours, the ids in that one.
@@ -169,6 +158,10 @@ class SegmentJudge:
         nodes = ((place, value, self.nodes[place][1]) for place, value in self.shown.items())
         return {p: legal(value, node) if node.op in CHOOSE else value for p, value, node in nodes}
 
+    @cached_property
+    def needs(self) -> Dependencies:
+        return Dependencies(self.program)
+
     # --- runs -----------------------------------------------------------------------------------
 
     def run(
@@ -185,7 +178,8 @@ class SegmentJudge:
         values = {**self.orders, **(self.usable if values is None else values), **self.given}
         only = None
         if of is not None:
-            only = needed_for(self.program, {segment.place for segment in of}, values)
+            only, read = self.needs.of({segment.place for segment in of}, values.keys())
+            values = {place: value for place, value in values.items() if place in read}
         done = replay(
             *(self.program, self.file, build or self.build, watched), values=values, only=only
         )
@@ -231,12 +225,11 @@ class SegmentJudge:
 
     # --- verdicts -------------------------------------------------------------------------------
 
-    def finding(
+    def held(
         self, segment: Segment, seen: Seen, noise: Mapping[Place, Noise], *, alone: bool = False
-    ) -> SiteFinding:
+    ) -> HeldSegment:
         """alone: noise is for single ops as well."""
         shown = self.shown[segment.place]
-        site = segment.wire.site
         noisy = segment.rounds or alone
         more = 2 * noise[segment.place].worst if noisy else 0.0
         if seen.scores is not None:
@@ -254,25 +247,18 @@ class SegmentJudge:
         if mismatch is None and one_op and not noise[segment.place].explains(rows):
             allowed = seen.allowed
             mismatch = mismatch_between(truth, shown, allowed)
-        return SiteFinding(
-            site=site,
-            op=self.ops_of(segment),
-            err_local=worst_distance(truth, shown),
-            err_oracle=worst_distance(truth, shown),  # there is no other value
-            allowed=float(allowed.max(initial=0.0, where=np.isfinite(allowed))),
+        return HeldSegment(
+            segment=segment,
+            truth=truth,
+            shown=shown,
+            allowed=allowed,
             reason=segment.reason(seen.reason, more) + self.stored_as(segment),
-            size=largest(truth),
             mismatch=mismatch,
-            at_fault="subject" if mismatch else "",
-            outputs=affected(truth, shown, allowed) if mismatch else (),
-            compared=elements_compared(truth, shown, allowed),
-            sees=smallest_scale_error(truth, allowed),
-            layer=segment.wire.layer,
-            inputs=segment.starts,
-            axes=SITES[site.name].shape if site.name in SITES else axes_of(mismatch),
-            weight=", ".join(self.weights_of(segment)),
-            worst=share_of_limit(truth, shown, allowed),
         )
+
+    def said(self, held: HeldSegment) -> SiteFinding:
+        weights = self.weights_of(held.segment)
+        return held.finding(op=self.ops_of(held.segment), weight=", ".join(weights))
 
     def of_choice(
         self, place: Place, seen: Seen, ids: NDArray[Any], more: float
@@ -299,8 +285,8 @@ class SegmentJudge:
                     designs = designs_of(Computed(read.pop(segment.place), expected, self.build))
                     if designs is not None:
                         ways = (self.seen_by(segment, node, design) for design in designs)
-                        seen = honest[segment.place]
-                        found[segment.place] = self.again(segment, chain([seen], ways), noises)
+                        every = chain([honest[segment.place]], ways)
+                        found[segment.place] = self.said(self.again(segment, every, noises))
 
         if suspects:
             self.run(Honest(), look=look, of=suspects)
@@ -320,8 +306,9 @@ class SegmentJudge:
             return best
         for build in builds(self.build, every=True):
             run = self.run(Wide(), build, of=left)
-            tried = {s.place: self.again(s, (run[s.place],), noises) for s in left}
-            best = max(best, {p: one for p, one in tried.items() if not is_wrong(one)}, key=len)
+            tried = (self.again(s, (run[s.place],), noises) for s in left)
+            fine = {h.segment.place: self.said(h) for h in tried if h.mismatch is None}
+            best = max(best, fine, key=len)
             if len(best) == len(left):
                 break
         explained = self.quantised(segment for segment in left if segment.place in best)
@@ -351,20 +338,20 @@ class SegmentJudge:
         truth = part(value)
         return Seen(value=truth, truth=truth, allowed=part(bound.allowed), reason=bound.reason)
 
-    def again(self, segment: Segment, ways: Iterable[Seen], noises: Noises) -> SiteFinding:
+    def again(self, segment: Segment, ways: Iterable[Seen], noises: Noises) -> HeldSegment:
         """Is it what an engine of another design would show? With noise that is better known,
         without ggml's roundings, or with wider numbers from op to op."""
         noise, wider = noises
-        first: SiteFinding | None = None
+        # else what was put in are its inputs
+        may_be_wider = segment.rounds or self.put_in.isdisjoint(segment.starts)
+        first: HeldSegment | None = None
         for seen in ways:
-            tried = [self.finding(segment, seen, noise, alone=bool(self.stored))]
-            # else what was put in are its inputs
-            if segment.rounds or self.put_in.isdisjoint(segment.starts):
-                tried.append(self.finding(segment, seen, wider, alone=True))
-            for one in tried:
-                if one.mismatch is None:
-                    return one
-            first = first or tried[0]
+            one = self.held(segment, seen, noise, alone=bool(self.stored))
+            first = first or one
+            if one.mismatch is not None and may_be_wider:
+                one = self.held(segment, seen, wider, alone=True)
+            if one.mismatch is None:
+                return one
         assert first is not None
         return first
 

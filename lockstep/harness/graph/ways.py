@@ -14,7 +14,7 @@ from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import expect, settled
 from lockstep.engine.ops.near import F64, Expected
 from lockstep.harness.judging.noise import tipped
-from lockstep.harness.synth.draws import stream
+from lockstep.harness.synth.draws import raw, stream
 
 PRODUCT = "MUL_MAT"
 KEPT_BYTES = 64 << 20  # of bounds, beside a run's own values: 300 tokens of large models have more
@@ -86,14 +86,14 @@ class Noisy(Honest):
     known: Bounds = field(default_factory=Bounds, kw_only=True)
 
     def bits(self, node: Node, what: str) -> Philox:
-        return stream(self.seed, f"{what} {node.step} {node.ubatch} {node.index}")
+        return stream(self.seed, name_of(node, what))
 
     def build(self, build: Build, node: Node) -> Build:
         return replace(
             build,
             sizes=node.place not in self.known.kept,
             tip=Tip(partial(self.bits, node, "tip")),
-            ties=lambda n: self.bits(node, "ties").random_raw(n),
+            ties=lambda n: raw(self.seed, name_of(node, "ties"), n),
         )
 
     def result(self, node: Node, found: Expected) -> NDArray[Any]:
@@ -101,16 +101,20 @@ class Noisy(Honest):
             found = replace(found, allowed=bound.astype(np.float64))
         if found.answer is not None or not np.any(found.allowed):
             return super().result(node, found)
-        raw = self.bits(node, "error").random_raw(found.value.size)
-        share = (raw >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
-        with np.errstate(invalid="ignore"):
-            off = share.reshape(found.value.shape) * np.asarray(found.allowed)
-        # whole numbers come of whole numbers, such as indices computed in floats: those are exact;
-        # beyond 2^24 every float32 is one
-        counted = (found.value == np.rint(found.value)) & (np.abs(found.value) < 2**24)
-        inexact = ~np.isnan(off) & ~counted
+        drawn = raw(self.seed, name_of(node, "error"), found.value.size)
+        share = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
         with np.errstate(invalid="ignore"):  # of what an engine shows infinite
+            off = share.reshape(found.value.shape) * np.asarray(found.allowed)
+            # whole numbers come of whole numbers, such as indices computed in floats: those are
+            # exact; beyond 2^24 every float32 is one
+            counted = (found.value == np.rint(found.value)) & (np.abs(found.value) < 2**24)
+            inexact = ~np.isnan(off) & ~counted
             return settled(found.value + np.where(inexact, off, 0.0), node.type)
+
+
+def name_of(node: Node, what: str) -> str:
+    """Of a node's own stream of random numbers."""
+    return f"{what} {node.step} {node.ubatch} {node.index}"
 
 
 @dataclass(frozen=True, eq=False)

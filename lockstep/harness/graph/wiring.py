@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Container, Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
@@ -80,30 +80,50 @@ def ends_of_layers(wires: Mapping[Place, Wire]) -> set[Site]:
     return {first[group[-1]].site for group in by_layer([wire.layer for wire in first])}
 
 
-def needed_for(program: Program, wanted: Set[Place], given: Container[Place]) -> set[Place]:
-    """These nodes and what they are computed from, back to what is given, through memory that
-    lives from graph to graph as well."""
-    at = {graph.place(node): (graph, node) for graph in program.graphs for node in graph.nodes}
-    writers: dict[Hashable, list[Place]] = defaultdict(list)
-    for place, (graph, node) in at.items():
-        if node.result.root >= 0:
-            writers[memory_of(graph, node.result.root)].append(place)
-    needed, waiting = set(wanted), list(wanted)
-    while waiting:
-        graph, node = at[waiting.pop()]
+class Dependencies:
+    """What nodes of a program are computed from, through memory that lives from graph to graph as
+    well."""
+
+    def __init__(self, program: Program) -> None:
+        self.at = {g.place(node): (g, node) for g in program.graphs for node in g.nodes}
+        self.writers: dict[Hashable, list[Place]] = defaultdict(list)
+        for place, (graph, node) in self.at.items():
+            if node.result.root >= 0:
+                self.writers[memory_of(graph, node.result.root)].append(place)
+        self.known: dict[tuple[Set[Place], Set[Place]], tuple[set[Place], set[Place]]] = {}
+
+    def of(self, wanted: Set[Place], given: Set[Place]) -> tuple[set[Place], set[Place]]:
+        """These nodes and what they are computed from, back to what is given; and whose values
+        they read, with their own. A judge asks for the same again and again."""
+        key = frozenset(wanted), frozenset(given)
+        if key not in self.known:
+            self.known[key] = self.found(*key)
+        return self.known[key]
+
+    def found(self, wanted: Set[Place], given: Set[Place]) -> tuple[set[Place], set[Place]]:
+        needed, read, waiting = set(wanted), set(wanted), list(wanted)
+        while waiting:
+            before = set(self.before(*self.at[waiting.pop()]))
+            new = [place for place in before if place not in needed and place not in given]
+            read.update(before)
+            needed.update(new)
+            waiting += new
+        return needed, read
+
+    def before(self, graph: Graph, node: PlannedNode) -> list[Place]:
+        """Whatever has written to the memory that a node reads."""
+        found: list[Place] = []
         for number in roots_of(node):
             if number < 0:
                 continue
             root = graph.roots[number]
-            before = writers[memory_of(graph, number)]
+            writers = self.writers[memory_of(graph, number)]
             if root.kind == "carried":
-                before = [root.carried, *(place for place in before if place[2] < node.index)]
-            elif root.kind == "computed":
-                before = [place for place in before if place[2] < node.index]
-            new = [place for place in before if place not in needed and place not in given]
-            needed.update(new)
-            waiting += new
-    return needed
+                found.append(root.carried)
+            if root.kind in ("carried", "computed"):
+                writers = [place for place in writers if place[2] < node.index]
+            found += writers
+        return found
 
 
 def memory_of(graph: Graph, number: int) -> Hashable:

@@ -4,6 +4,7 @@ Logits of a large vocabulary take gigabytes as float64, so they are widened a pi
 """
 
 from collections.abc import Iterator
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ def worst_distance(a: NDArray[Any], b: NDArray[Any]) -> float:
         with np.errstate(invalid="ignore"):
             distance = np.abs(x - y)
             most = float(distance.max())
-            if not np.isfinite(most):  # somewhere one is no number, or infinite
+            if not isfinite(most):  # somewhere one is no number, or infinite
                 same = (x == y) | (np.isnan(x) & np.isnan(y))
                 distance = np.where(same, 0.0, distance)
                 most = float(np.nan_to_num(distance, nan=np.inf, posinf=np.inf).max())
@@ -85,9 +86,9 @@ def share_of_limit(
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             same = (want == got) | (np.isnan(want) & np.isnan(got)) | np.isposinf(limit)
             share = np.where(same, 0.0, np.abs(got - want) / limit)
-        share = np.nan_to_num(share, nan=np.inf, posinf=np.inf)
-        here = int(share.argmax()) if share.size else 0
-        if share.size and share[here] > most:
+        share = np.where(np.isnan(share), np.inf, share)
+        here = int(share.argmax())
+        if share[here] > most:
             most, at = float(share[here]), start + here
     if at < 0:
         return 0.0, ()
@@ -110,4 +111,5 @@ def pieces(*arrays: NDArray[Any]) -> Iterator[tuple[int, tuple[F64, ...]]]:
     for start in range(0, arrays[0].size, PIECE):
         here = slice(start, start + PIECE)
         with np.errstate(invalid="ignore"):  # a signalling NaN
-            yield start, tuple((a[here] if a.ndim else a).astype(np.float64) for a in flat)
+            parts = tuple((a[here] if a.ndim else a).astype(np.float64, copy=False) for a in flat)
+        yield start, parts

@@ -117,7 +117,7 @@ def affected(
         bad = ~(np.abs(actual.astype(np.float64) - truth) <= allowed)
     bad &= ~((actual == truth) | (np.isnan(actual) & np.isnan(truth)))
     rows = bad.reshape(-1, bad.shape[-1]) if bad.size else bad.reshape(0, 0)
-    return tuple(int(i) for i in np.flatnonzero(rows.any(axis=0)))
+    return tuple(np.flatnonzero(rows.any(axis=0)).tolist())
 
 
 def smallest_scale_error(truth: NDArray[Any], allowed: NDArray[np.float64]) -> float:

@@ -34,7 +34,9 @@ def step_of(value: NDArray[Any]) -> NDArray[np.float64]:
     """From one float32 to the next, zero where there is none."""
     with np.errstate(invalid="ignore", over="ignore"):
         steps = np.spacing(np.abs(value).astype(np.float32)).astype(np.float64)
-    finite: NDArray[np.float64] = np.nan_to_num(steps, nan=0.0, posinf=0.0)
+    finite: NDArray[np.float64] = steps
+    if not np.isfinite(steps).all():
+        finite = np.nan_to_num(steps, nan=0.0, posinf=0.0)
     return finite
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -194,14 +195,23 @@ def row_of(
 
 def view_of(raw: NDArray[np.uint8], source: Operand) -> NDArray[Any]:
     """A view of a weight's bytes, with the strides of the operand. Raises EngineError outside."""
-    dtype, shape, strides = layout(source.type, source.ne, source.nb)
-    assert strides is not None
-    ends = ((n - 1) * b for n, b in zip(shape, strides, strict=True))
-    last = source.offset + sum(ends) + dtype.itemsize
-    fits = min(*shape, *strides) >= 0 and 0 <= source.offset < last <= raw.size
-    if prod(shape) and not fits:
+    dtype, shape, strides, reach = lying(source.type, source.ne, source.nb)
+    if reach is not None and not 0 <= source.offset < source.offset + reach <= raw.size:
         raise EngineError(f"the operand {source.name!r} lies outside the weight {source.weight!r}")
     return np.ndarray(shape, dtype, raw, source.offset, strides)
+
+
+@lru_cache(maxsize=1 << 12)  # tensors of a graph are alike from run to run
+def lying(
+    kind: str, ne: tuple[int, ...], nb: tuple[int, ...]
+) -> tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...], int | None]:
+    """How numpy sees it, and how many bytes lie from its first to behind its last: None if it has
+    none, and zero if they would lie before it."""
+    dtype, shape, strides = layout(kind, ne, nb)
+    assert strides is not None
+    ends = sum((n - 1) * b for n, b in zip(shape, strides, strict=True))
+    reach = ends + dtype.itemsize if min(*shape, *strides) >= 0 else 0
+    return dtype, shape, strides, reach if prod(shape) else None
 
 
 def rounded_to(value: NDArray[Any], actual: NDArray[Any]) -> NDArray[Any]:

@@ -1,15 +1,35 @@
 """Numbers from a counter-based generator's raw integers: the same with any numpy."""
 
+import threading
 import zlib
 
 import numpy as np
 from numpy.random import Philox
 from numpy.typing import NDArray
 
+AGAIN = threading.local()  # of each thread a generator, and its state at the beginning
+
 
 def stream(seed: int, name: str) -> Philox:
     """An independent stream for each tensor, so that one more tensor changes no other."""
-    return Philox(key=(seed << 32) + zlib.crc32(name.encode()))
+    return Philox(key=key_of(seed, name))
+
+
+def key_of(seed: int, name: str) -> int:
+    return (seed << 32) + zlib.crc32(name.encode())
+
+
+def raw(seed: int, name: str, n: int) -> NDArray[np.uint64]:
+    """The first n numbers of such a stream. Each new generator asks the system for randomness that
+    a key makes needless, which takes longer than a thousand numbers: here one begins again."""
+    if not hasattr(AGAIN, "bits"):
+        AGAIN.bits = Philox(key=0)
+        AGAIN.state = AGAIN.bits.state
+    key = key_of(seed, name)
+    words = np.array([key & (1 << 64) - 1, key >> 64], np.uint64)
+    AGAIN.bits.state = AGAIN.state | {"state": AGAIN.state["state"] | {"key": words}}
+    found: NDArray[np.uint64] = AGAIN.bits.random_raw(n)
+    return found
 
 
 def integers(bits: Philox, n: int, below: int) -> NDArray[np.int64]:

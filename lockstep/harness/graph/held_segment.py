@@ -1,0 +1,55 @@
+"""A tensor that an engine shows, held against what a segment computes; and what is said of it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.harness.graph.node_judge import axes_of
+from lockstep.harness.graph.segment import Segment
+from lockstep.harness.judging.compare import largest, share_of_limit, worst_distance
+from lockstep.harness.judging.judge import (
+    SiteFinding,
+    affected,
+    elements_compared,
+    smallest_scale_error,
+)
+from lockstep.harness.records import Mismatch
+from lockstep.harness.sites import SITES
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeldSegment:
+    """Many ways are tried of which nothing is said but whether they agree."""
+
+    segment: Segment
+    truth: NDArray[Any]
+    shown: NDArray[Any]
+    allowed: NDArray[np.float64]
+    reason: str
+    mismatch: Mismatch | None
+
+    def finding(self, *, op: str, weight: str) -> SiteFinding:
+        wire = self.segment.wire
+        error = worst_distance(self.truth, self.shown)
+        wrong = self.mismatch is not None
+        return SiteFinding(
+            site=wire.site,
+            op=op,
+            err_local=error,
+            err_oracle=error,  # there is no other value
+            allowed=float(self.allowed.max(initial=0.0, where=np.isfinite(self.allowed))),
+            reason=self.reason,
+            size=largest(self.truth),
+            mismatch=self.mismatch,
+            at_fault="subject" if wrong else "",
+            outputs=affected(self.truth, self.shown, self.allowed) if wrong else (),
+            compared=elements_compared(self.truth, self.shown, self.allowed),
+            sees=smallest_scale_error(self.truth, self.allowed),
+            layer=wire.layer,
+            inputs=self.segment.starts,
+            axes=SITES[wire.site.name].shape if wire.site.name in SITES else axes_of(self.mismatch),
+            weight=weight,
+            worst=share_of_limit(self.truth, self.shown, self.allowed),
+        )

@@ -1,0 +1,56 @@
+"""Noise floors, measured once for all tests of a session: hundreds of them check the same few
+models on the same tokens, and a floor is the same whoever asks.
+
+They lie in files, for the workers of pytest and for their forks, by names that are of all that they
+are computed from.
+"""
+
+import hashlib
+import os
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.ggml.base import MEANINGS
+from lockstep.harness.graph import honest_runs
+from lockstep.harness.graph.floor import ReplayFloor, replay_floor
+from lockstep.harness.graph.program import Program
+
+
+@contextmanager
+def floors_kept_in(folder: Path) -> Iterator[None]:
+    folder.mkdir(exist_ok=True)
+
+    def floor(
+        program: Program, file: GgufFile, build: Build, *, seed: int, runs: int
+    ) -> ReplayFloor:
+        path = folder / name_of(program, file, build, seed, runs)
+        if path.exists():
+            found: ReplayFloor = pickle.loads(path.read_bytes())
+            return found
+        found = replay_floor(program, file, build, seed=seed, runs=runs)
+        new = path.with_suffix(f".{os.getpid()}")
+        new.write_bytes(pickle.dumps(found))
+        new.rename(path)  # whole, whoever else writes the same
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(honest_runs, "replay_floor", floor)
+        yield
+
+
+def name_of(program: Program, file: GgufFile, build: Build, seed: int, runs: int) -> str:
+    """Of the same recorded run, weights, roundings and random numbers; and of the same meanings of
+    ops: a test may put in a wrong one."""
+    weights = {root.name for g in program.graphs for root in g.roots if root.kind == "weight"}
+    meanings = [(op, meaning.__module__, meaning.__qualname__) for op, meaning in MEANINGS.items()]
+    found = hashlib.sha256(pickle.dumps((program, build, seed, runs, sorted(meanings))))
+    for weight in sorted(weights & set(file.tensors)):
+        found.update(pickle.dumps((weight, file.tensors[weight])))
+        found.update(file.raw(weight))
+    return found.hexdigest()
