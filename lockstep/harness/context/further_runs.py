@@ -67,7 +67,8 @@ def almost_the_same(context: Context) -> Iterator[FurtherRun]:
     """The usual run with one token changed: what is kept of calls before may be found by its size,
     its beginning, its end or a part, and be another's."""
     first, *rest = context.batches
-    for words, at in (("first", 0), ("middle", len(first) // 2)):
+    places = {len(first) - 1: "last", len(first) // 2: "middle", 0: "first"}
+    for at, words in reversed(places.items()):
         ids = first.tokens.tolist()
         ids[at] = (ids[at] + 1) % context.facts.n_vocab
         batches = (Batch.of(ids), *rest)

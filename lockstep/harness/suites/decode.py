@@ -61,6 +61,10 @@ class Decode(Suite, name="decode"):
             if all(verdict.status != "diverged" for verdict in found):
                 found = list(close_calls(context))
                 yield from found
+            if all(verdict.status != "diverged" for verdict in found):
+                control = control_token(context)
+                found = [control] if control else []
+                yield from found
             if any(verdict.status == "diverged" for verdict in found):
                 yield from asked_again(
                     context, "decode", subject, "greedy", prompt, context.n_steps
@@ -81,9 +85,11 @@ class Decode(Suite, name="decode"):
             yield verdict
             yield from asked_again(context, "decode", subject, *asked)
             return
-        text, wrong = control_token(context)
-        yield replace(verdict, summary=verdict.summary + text)
-        yield from [wrong] if wrong else []
+        control = control_token(context)
+        wrong = control is not None and control.status == "diverged"
+        more = f"; {control.summary}" if control and not wrong else ""
+        yield replace(verdict, summary=verdict.summary + more)
+        yield from [control] if control and wrong else []
 
     def prompt(self, context: Context) -> list[int]:
         if not context.facts.has_vocabulary:

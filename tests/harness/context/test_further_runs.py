@@ -1,6 +1,6 @@
 """Engines that are right on a prompt of 32 tokens and single ones, and wrong further on."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,8 @@ Bools = NDArray[np.bool_]
 QUIET = {"logprobs": "logprobs", "greedy": "decode", "generate": "text"}
 N = 330  # cells of which the models are
 LONG, JOINED = f"for {N} tokens in batches of", "with a second sequence that comes later"
-FIRST, MIDDLE = "with another first token", "with another middle token"
-ASKED = (LONG, JOINED, FIRST, MIDDLE)
+FIRST, MIDDLE, LAST = (f"with another {place} token" for place in ("first", "middle", "last"))
+ASKED = (LONG, JOINED, FIRST, MIDDLE, LAST)
 
 
 class RowsBehind64(Mirror):
@@ -189,8 +189,11 @@ WRONG = {
     LastRowsOfLater.name: {LONG, JOINED},
     engine("whole tiles", ops=WholeTiles): {LONG},
     through(splits_of_128): {LONG},
-    engine("known by its size", Remembers, key=staticmethod(len)): {FIRST, MIDDLE},
-    engine("known by its beginning", Remembers, key=staticmethod(lambda t: tuple(t[:8]))): {MIDDLE},
+    engine("known by its size", Remembers, key=staticmethod(len)): {FIRST, MIDDLE, LAST},
+    engine("known by its beginning", Remembers, key=staticmethod(lambda t: tuple(t[:8]))): {
+        *(MIDDLE, LAST)
+    },
+    engine("known but for its end", Remembers, key=staticmethod(lambda t: tuple(t[:-4]))): {LAST},
     engine("known by its end", Remembers, key=staticmethod(lambda t: tuple(t[8:]))): {FIRST},
 }
 
@@ -258,7 +261,7 @@ def test_what_an_engine_does_not_answer_is_named_and_accuses_nobody(model: Path)
     assert verdict.status == "agreed"
     for words in (LONG, JOINED):
         assert f"not compared {words}" in verdict.summary or f"; {words}" in verdict.summary
-    ways = ["with tensors shown", "with outputs of some tokens only", FIRST, MIDDLE]
+    ways = ["with tensors shown", "with outputs of some tokens only", FIRST, MIDDLE, LAST]
     assert verdict.detail["same"] == ways
 
 
@@ -269,6 +272,28 @@ def test_an_engine_without_logits_is_asked_further_as_well(
     *_, wrong = verdicts_of(plan_for(model, engine=quiet(level), suites=(suite,), n_tokens=32))
     assert wrong.status == "diverged", wrong.summary
     assert wrong.detail["at_fault"] == "subject"
+
+
+def never_control(self: Any, prompt: Sequence[int], n: int) -> list[int]:
+    """UNK, BOS and EOS are the first three."""
+    ids: list[int] = []
+    while len(ids) < n:
+        (logits,) = self.evaluate(Request(batches=(Batch.of([*prompt, *ids]),))).logits
+        ids.append(3 + int(logits[-1, 3:].argmax()))
+    return ids
+
+
+def test_an_engine_of_tokens_alone_that_never_chooses_a_control_token_is_found(
+    model: Path,
+) -> None:
+    name = made("further: no control tokens", Quiet, levels=("greedy",), greedy=never_control)
+    *fine, wrong = verdicts_of(plan_for(model, engine=name, suites=("decode",), n_tokens=32))
+    assert "diverged" not in {v.status for v in fine}
+    assert (wrong.status, wrong.key) == ("diverged", "decode/control token")
+    right = made("further: tokens alone", Quiet, levels=("greedy",))
+    *_, last = verdicts_of(plan_for(model, engine=right, suites=("decode",), n_tokens=32))
+    assert last.status == "agreed"
+    assert "the control token" in last.summary
 
 
 def short_of(question: str) -> Any:

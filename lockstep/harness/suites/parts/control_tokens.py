@@ -11,50 +11,55 @@ from lockstep.harness.context.further_runs import ROWS, many_ids, n_cells
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
-from lockstep.harness.records import Evaluation, Request, Verdict
+from lockstep.harness.records import Evaluation, Rejected, Request, Unanswerable, Verdict
 from lockstep.harness.suites.parts.close_calls import is_honest
 
 TYPES = "tokenizer.ggml.token_type"
 UNKNOWN, CONTROL = 2, 3  # llama_token_type
-TOO_NEAR = "; whether it chooses control tokens is not known: where one is likeliest, noise decides"
+TOO_NEAR = "whether it chooses control tokens is not known: where one is likeliest, noise decides"
 
 Ids = NDArray[np.intp]
 
 
-def control_token(context: Context) -> tuple[str, Verdict | None]:
-    """Behind the first of the seeded beginnings after which the oracle likes one best, by far: what
-    is said if the subject chooses it as well, "" if there is none; or what is wrong."""
+def control_token(context: Context) -> Verdict | None:
+    """Behind the first of the seeded beginnings after which the oracle likes one best, by far;
+    None if there is none."""
     controls = ids_of_control(context)
     n = min(n_cells(context) - 1, ROWS // max(1, context.facts.n_vocab))
     if context.facts.decoder_start is not None or not len(controls) or n < 1:
-        return "", None
+        return None
     ids = many_ids(context, n)
     run: Evaluation = context.ask(context.oracle, "evaluate", Request(batches=(Batch.of(ids),)))
     (logits,) = run.logits
     allowed = 2 * float(whole_run(context.noise.relative, largest(logits)).allowed)
     at = first_of(logits, controls, allowed)
     if at is None:
-        return "", None
+        return None
     wanted = int(logits[at].argmax())
-    (said,) = context.ask(context.subject, "greedy", ids[: at + 1], 1)
+    outcome = context.subject.ask("greedy", ids[: at + 1], 1)
+    if isinstance(outcome, Unanswerable | Rejected):  # it may take no prompt of as many
+        text = f"no control token was asked for: {at + 1} tokens: {outcome.message}"
+        return context.verdict("decode", "not-applicable", text)
+    (said,) = context.answer(context.subject, "greedy", outcome)
     if said == wanted:
-        return f"; so is the control token {wanted} behind {at + 1} seeded ones", None
+        text = f"the control token {wanted} behind {at + 1} seeded ones is the same"
+        return context.verdict("decode", "agreed", text)
     margin, batches = float(logits[at, wanted] - logits[at, said]), (Batch.of(ids[: at + 1]),)
     if not margin > 2 * float(whole_run(context.noise_on(batches), largest(logits)).allowed):
-        return TOO_NEAR, None  # experts may be nearly alike: this run has noise of its own
+        # experts may be nearly alike: this run has noise of its own
+        return context.verdict("decode", "not-applicable", TOO_NEAR)
 
     def chosen(run: F32, room: float) -> bool:
         return bool(run[-1].max() - run[-1, said] <= room)
 
     if is_honest(context, batches, chosen):
-        return TOO_NEAR, None
+        return context.verdict("decode", "not-applicable", TOO_NEAR)
     text = (
         f"behind the first {at + 1} seeded tokens the next is {said}, the oracle's the control "
         f"token {wanted}, which it likes better by {margin:.2g} (allowed {allowed:.2g})"
     )
     detail = {"at_fault": "subject", "expected": wanted, "actual": said, "allowed": allowed}
-    key = ("decode", "control token")
-    return "", context.verdict("decode", "diverged", text, detail, key)
+    return context.verdict("decode", "diverged", text, detail, key=("decode", "control token"))
 
 
 def ids_of_control(context: Context) -> Ids:
