@@ -33,10 +33,15 @@ KEYS: dict[str, tuple[Any, ...]] = {
 
 
 def scaled(
-    tensor: str, factor: float, path: Path, rows: slice = slice(None), add: float = 0.0
+    tensor: str,
+    factor: float,
+    path: Path,
+    rows: slice = slice(None),
+    add: float = 0.0,
+    n_layer: int = 2,
 ) -> None:
     """Some rows of one tensor of an F32 model times a factor, and something added."""
-    write_llama(LlamaRecipe(n_layer=2), path)
+    write_llama(LlamaRecipe(n_layer=n_layer), path)
     with GgufFile.open(path) as file:
         info, at = file.tensors[tensor], file.data_offset + file.tensors[tensor].offset
     raw = bytearray(path.read_bytes())

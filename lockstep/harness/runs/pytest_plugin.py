@@ -8,6 +8,7 @@ of weight is imported before a test runs.
 
 import shlex
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ SUITES = (  # those of check, but for shadow, which is about the oracle alone
 )
 OUTPUT = "lockstep report"  # the property of a test that names the folder of its run
 SUMMARY = "lockstep summary"
+KEPT = pytest.StashKey[ExitStack]()  # until the session ends
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -86,6 +88,11 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"--lockstep-model {path}: no such file")
 
 
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if KEPT in config.stash:
+        config.stash[KEPT].close()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """All workers of pytest-xdist write into one folder."""
@@ -143,6 +150,7 @@ def check_with(
 ) -> Any:
     """The run (runs.run.RunResult); fails the test by what differs, skips what is not there."""
     from lockstep.engine.errors import EngineError
+    from lockstep.harness.asking.template import keep_template
     from lockstep.harness.check.check import BadInput, Plan
     from lockstep.harness.http.session import preset_for
     from lockstep.harness.parallel.works import Forks
@@ -167,6 +175,9 @@ def check_with(
         command=command,
         **of_plan,
     )
+    if KEPT not in config.stash:  # each test starts llama.cpp
+        config.stash[KEPT] = ExitStack()
+        config.stash[KEPT].enter_context(keep_template())
     try:
         reports = folder_of_session(config) / "-".join((model.name, *suites))
         listed = config.getoption("--lockstep-known")
