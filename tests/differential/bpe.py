@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
 from lockstep.engine.tokenizers.gpt2 import CHARACTER_OF_BYTE
 from lockstep.harness.synth.gguf_writer import Typed
 from tests.differential import test_tokens_llama_cpp as common
+from tests.differential.forked import REPO
 
 SOME = 7
-REPO = Path(__file__).resolve().parents[2]
 
 # --- llama.cpp's side: runs in the subprocess ---------------------------------------------------
 
@@ -187,6 +188,11 @@ def seams(pre: str) -> dict[str, Typed]:
 
     There are characters and byte tokens too, for words that are not spelled in bytes.
     """
+    return {**seams_of_any(), "tokenizer.ggml.pre": ("STR", pre)}
+
+
+@cache
+def seams_of_any() -> dict[str, Typed]:
     letters = [chr(CHARACTER_OF_BYTE[byte]) for byte in range(256)]
     usual = [byte for byte in range(256) if 0x20 <= byte < 0x7F or 0x80 <= byte < 0xC0]
     order = np.random.default_rng(5).bit_generator.random_raw(24000).reshape(-1, 2).tolist()
@@ -202,7 +208,7 @@ def seams(pre: str) -> dict[str, Typed]:
     return {
         "general.architecture": ("STR", "llama"),
         "tokenizer.ggml.model": ("STR", "gpt2"),
-        "tokenizer.ggml.pre": ("STR", pre),
+        "tokenizer.ggml.pre": ("STR", ""),
         "tokenizer.ggml.tokens": ("ARR[STR]", texts),
         "tokenizer.ggml.token_type": ("ARR[I32]", np.array(types, np.int32)),
         "tokenizer.ggml.merges": ("ARR[STR]", [" ".join(pair) for pair in merges]),
@@ -224,12 +230,10 @@ def answered(tokenizer: Tokenizer, text: bytes) -> bool:
     return True
 
 
-def compare(
-    llama_cpp: LlamaCpp, path: Path, texts: list[bytes], ids: list[list[int]] | None = None
-) -> None:
+def compare(llama_cpp: LlamaCpp, path: Path, tokenizer: Tokenizer, texts: list[bytes]) -> None:
     """Ask both for everything."""
-    tokenizer = opened(path)
-    ids = common.id_lists(tokenizer, texts[::SOME]) if ids is None else ids
+    tokenizer = common.Remembering(tokenizer)
+    ids = common.id_lists(tokenizer, texts[::SOME])
     theirs = llama_cpp.ask(path, texts, ids)
     assert theirs is not None, "llama.cpp did not load the model"
     found = list(differences(tokenizer, theirs, texts, ids))

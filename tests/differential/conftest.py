@@ -11,6 +11,7 @@ import pytest
 
 from lockstep.harness.check.check import Opened, Plan, open_plan, run_suites
 from lockstep.harness.records import EXACT, Verdict
+from tests.differential.forked import Ask, asking
 from tests.models import NO_STORIES, SHARED_STORIES, builtin
 
 HERE = Path(__file__).parent
@@ -31,6 +32,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Built-in models by name, each written once."""
     folder = tmp_path_factory.mktemp("models")
     return lambda name: builtin(name, folder)
+
+
+@pytest.fixture(scope="session")
+def ask() -> Iterator[Ask]:
+    """What llama.cpp answers about a vocabulary."""
+    with asking() as question:
+        yield question
 
 
 @pytest.fixture(scope="session")

@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from tests.differential.test_tokens_llama_cpp import REPO, answer
-
+REPO = Path(__file__).resolve().parents[2]
 Ask = Callable[[Path, list[bytes], list[list[int]]], Any]
 
 
 def serve() -> None:
     """Runs in the subprocess: a request per line, and null where the child died of it."""
     import llama_cpp  # noqa: F401  # before the fork: it takes longest
+
+    from tests.differential.test_tokens_llama_cpp import answer  # whose tests ask this
 
     for line in sys.stdin:
         reading, writing = os.pipe()

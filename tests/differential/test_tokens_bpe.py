@@ -18,7 +18,6 @@ from tests.differential import bpe
 from tests.differential import test_tokens_llama_cpp as common
 from tests.differential.bpe import (
     ENGLISH,
-    REPO,
     TEXTS,
     LlamaCpp,
     answered,
@@ -28,6 +27,7 @@ from tests.differential.bpe import (
     scripts,
     seams,
 )
+from tests.differential.forked import REPO, Ask
 
 # without the largest: each pre-tokenizer is compared above, and tests/golden asks all 19
 VOCABULARIES = ("deepseek-coder", "falcon", "gpt-2", "gpt-neox", "llama-bpe", "mpt", "refact",
@@ -54,7 +54,7 @@ def test_every_answer_for_a_pre_tokenizer_is_that_of_llama_cpp(
     texts = [text for text in TEXTS if answered(tokenizer, text)]
     # a code point beyond U+10FFFF, and of WHITESPACE what is in the test below
     assert len(texts) == len(TEXTS) - 1 or name == "whitespace"
-    compare(llama_cpp, path, texts)
+    compare(llama_cpp, path, tokenizer, texts)
 
 
 def test_the_texts_tell_all_pre_tokenizers_apart(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_every_answer_on_a_vocabulary_of_llama_cpp_is_its_own(
     path = vocabulary(name)
     tokenizer = opened(path)
     texts = [text for text in [*TEXTS, *common.glued(tokenizer)] if answered(tokenizer, text)]
-    compare(llama_cpp, path, texts)
+    compare(llama_cpp, path, tokenizer, texts)
 
 
 # --- odd vocabularies, and what is refused -------------------------------------------------------
@@ -214,7 +214,7 @@ def test_every_answer_on_an_odd_vocabulary_is_that_of_llama_cpp(
     path = changed(tmp_path / "odd.gguf", ACCEPTED[name])
     tokenizer = opened(path)
     texts = [text for text in [*ODD, *TEXTS] if answered(tokenizer, text)]
-    compare(llama_cpp, path, texts)
+    compare(llama_cpp, path, tokenizer, texts)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -240,12 +240,12 @@ def test_what_we_refuse_llama_cpp_does_not_load(
     ],
 )  # fmt: skip
 def test_texts_that_we_refuse_llama_cpp_dies_of(
-    changes: dict[str, Typed | None], text: bytes, llama_cpp: LlamaCpp, tmp_path: Path
+    changes: dict[str, Typed | None], text: bytes, ask: Ask, llama_cpp: LlamaCpp, tmp_path: Path
 ) -> None:
     path = changed(tmp_path / "deadly.gguf", changes)
     with pytest.raises(EngineError):
         opened(path).encode(text)
-    assert common.ask(path, [text], []) is None
+    assert ask(path, [text], []) is None
     assert llama_cpp.ask(path, [], []) is not None, "it died of the model"
 
 

@@ -4,7 +4,7 @@ import ctypes
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ from lockstep.engine.errors import EngineError
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
 from lockstep.engine.tokenizers.vocabulary import Attr
-from tests.differential.forked import Ask, asking
+from tests.differential.forked import REPO, Ask
 from tests.differential.test_tokens_llama_cpp import (
     NASTY,
-    REPO,
+    Remembering,
     answer,
     differences,
     glued,
@@ -62,15 +62,10 @@ don 't§he 's , I 'm ; they 're we 've . he ' s§a ?b !c .d ,§ .§ ' ' ' §a  ,
 TEXTS = [*NASTY, *(text.encode() for text in TRAPS.split("§")), b"a\xc0\xafb", b"\xf7\xbf\xbf\xbf"]
 
 
-@pytest.fixture(scope="session")
-def ask() -> Iterator[Ask]:
-    with asking() as question:
-        yield question
-
-
 def check(ask: Ask, path: Path, tokenizer: Tokenizer) -> None:
     """Every answer is llama.cpp's, and it does not survive what we refuse."""
     texts = [*TEXTS, *glued(tokenizer)]
+    tokenizer = Remembering(tokenizer)
     assert len(TEXTS) > 200
     refused = [text for text in texts if refuses(tokenizer, text)]
     accepted = [text for text in texts if text not in refused]

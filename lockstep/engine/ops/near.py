@@ -128,7 +128,7 @@ class Near:
     def settled(self, reason: str = "") -> Expected:
         """The same, for reasons that need no more words."""
         out = U * np.where(np.isfinite(self.v), np.abs(self.v), 0.0)
-        allowed = np.broadcast_to(np.asarray(self.r), self.v.shape) + out + SMALLEST
+        allowed = self.r + out + SMALLEST  # of the value's shape, which `out` has
         if self.copied is not None:
             allowed = np.where(self.copied, 0.0, allowed)
         return Expected(self.v, allowed, reason or self.reason)

@@ -6,6 +6,7 @@ taken only if it is to be borrowed, and then that is said.
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -161,8 +162,7 @@ class ReplayRun:
     def node_of(self, graph: Graph, planned: PlannedNode) -> Node:
         own = planned.result
         seen = self.memory.seen(own)
-        dtype, shape, _ = layout(seen.type, seen.ne)
-        blank = np.broadcast_to(np.zeros((), dtype), shape)
+        blank = blank_of(seen.type, seen.ne)
         params = np.frombuffer(planned.params, np.int32)
         if planned.op == "SET" and seen.type == "F64":  # strides and offset in bytes of F32
             params = np.concatenate([WIDER * params[:4], params[4:]])
@@ -220,6 +220,13 @@ def put_in(value: NDArray[Any], given: NDArray[Any], name: str) -> NDArray[Any]:
         new[...] = 0  # of a row of NaN they are none either
     part[...] = given
     return new
+
+
+@lru_cache(maxsize=1 << 12)  # tensors of a graph are alike from run to run
+def blank_of(kind: str, ne: tuple[int, ...]) -> NDArray[Any]:
+    """Zeros in the type and shape of a tensor; nobody writes to them, and they are one number."""
+    dtype, shape, _ = layout(kind, ne)
+    return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 def ends_of(graph: Graph) -> dict[int, list[int]]:

@@ -54,7 +54,9 @@ class Watched(Honest):
         place = node.place
         if place in self.wanted:
             truth = found.value if found.answer is None else found.answer
-            allowed = np.broadcast_to(np.asarray(found.allowed, np.float64), np.shape(truth))
+            allowed = np.asarray(found.allowed, np.float64)
+            if allowed.shape != np.shape(truth):
+                allowed = np.broadcast_to(allowed, np.shape(truth))
             self.seen[place] = Seen(
                 value=self.shown_of(node, value),
                 truth=self.shown_of(node, truth),
