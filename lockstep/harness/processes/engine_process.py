@@ -82,9 +82,9 @@ def has_ended(process: Process) -> bool:
 
 def end_group(process: Process, ours: Sequence[Closable]) -> None:
     """Kill it and whatever it has started, and reap it."""
-    for end in ours:
-        end.close()
     os.killpg(process.pid, signal.SIGKILL)  # a dead leader still leads its group until reaped
+    for end in ours:  # afterwards: what it says of a closed input would be taken for its last words
+        end.close()
     process.wait()
 
 
