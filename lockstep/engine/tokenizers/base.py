@@ -73,8 +73,6 @@ class Tokenizer(Registered):
         if ids and not 0 <= min(ids) <= max(ids) < len(pieces):
             wrong = next(token for token in ids if not 0 <= token < len(pieces))
             raise EngineError(f"there is no token {wrong}: there are {len(pieces)}")
-        if not hidden:
-            return [pieces[token] for token in ids]
         return [b"" if token in hidden else pieces[token] for token in ids]
 
     @cached_property

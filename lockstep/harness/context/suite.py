@@ -22,6 +22,7 @@ from lockstep.harness.asking.session import in_words
 from lockstep.harness.context.runner import Session
 from lockstep.harness.judging.noise import MORE_RUNS, RUNS, NoiseFloor
 from lockstep.harness.processes.ahead import at_once
+from lockstep.harness.processes.engine_process import Closable
 from lockstep.harness.records import (
     Answered,
     Crashed,
@@ -69,13 +70,6 @@ class HonestRuns(Protocol):
         formats with these numbers, in this order."""
 
 
-class BegunBySuite(Protocol):
-    """What a suite has begun."""
-
-    def close(self) -> None:
-        """It is not waited for."""
-
-
 @dataclass(kw_only=True)
 class Context:
     """One model, one preset, two engines in their roles."""
@@ -103,8 +97,8 @@ class Context:
     embeddings: bool = False  # what honest runs come to, instead of logits
     given: tuple[Batch, ...] = ()  # of a subject that holds one run; else they are seeded
     noise_measured: tuple[Sequence[Batch], float] | None = None  # see `noise_on`
-    # by suite, until it has finished
-    begun: dict[str, BegunBySuite] = field(default_factory=dict)
+    # what is not waited for yet, by suite
+    begun: dict[str, Closable] = field(default_factory=dict)
 
     @cached_property
     def file(self) -> GgufFile:

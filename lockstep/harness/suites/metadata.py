@@ -46,6 +46,7 @@ class Metadata(Suite, name="metadata"):
             oracle = reading.expected
             if oracle is None:
                 return  # it has been said as well
+            context.progress("waiting for gguf-py to read it")
             outcome = reading.outcome()
             lacking = type_that_it_lacks(outcome, oracle)
             if lacking:

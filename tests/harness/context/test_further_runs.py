@@ -296,6 +296,29 @@ def test_an_engine_of_tokens_alone_that_never_chooses_a_control_token_is_found(
     assert "the control token" in last.summary
 
 
+def test_a_right_engine_of_tokens_alone_is_not_accused_by_a_wrong_oracle(model: Path) -> None:
+    right = made("further: tokens beside a wrong oracle", Quiet, levels=("greedy",))
+    plan = plan_for(
+        model, engine=right, oracle="mutant:rope-half-split", suites=("decode",), n_tokens=32
+    )
+    assert "diverged" not in {v.status for v in verdicts_of(plan)}
+
+
+class ShortGreedy(Reference, name="further: greedy behind 64 tokens"):
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        if len(prompt) > 64:
+            raise Unsupported("64 cells")
+        return super().greedy(prompt, n)
+
+
+def test_who_shows_logits_behind_many_tokens_may_not_refuse_to_choose_behind_them(
+    model: Path,
+) -> None:
+    found = verdicts_of(plan_for(model, engine=ShortGreedy.name, suites=("decode",), n_tokens=32))
+    assert exit_code(found) == 3
+    assert any("64 cells" in v.summary for v in found if v.status == "not-compared")
+
+
 def short_of(question: str) -> Any:
     """Honest: it has room for 64 tokens, and says so."""
 

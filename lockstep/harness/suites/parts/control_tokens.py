@@ -21,9 +21,9 @@ TOO_NEAR = "whether it chooses control tokens is not known: where one is likelie
 Ids = NDArray[np.intp]
 
 
-def control_token(context: Context) -> Verdict | None:
+def control_token(context: Context, *, may_refuse: bool = False) -> Verdict | None:
     """Behind the first of the seeded beginnings after which the oracle likes one best, by far;
-    None if there is none."""
+    None if there is none. may_refuse: the subject need not take a prompt of as many tokens."""
     controls = ids_of_control(context)
     n = min(n_cells(context) - 1, ROWS // max(1, context.facts.n_vocab))
     if context.facts.decoder_start is not None or not len(controls) or n < 1:
@@ -37,7 +37,7 @@ def control_token(context: Context) -> Verdict | None:
         return None
     wanted = int(logits[at].argmax())
     outcome = context.subject.ask("greedy", ids[: at + 1], 1)
-    if isinstance(outcome, Unanswerable | Rejected):  # it may take no prompt of as many
+    if may_refuse and isinstance(outcome, Unanswerable | Rejected):
         text = f"no control token was asked for: {at + 1} tokens: {outcome.message}"
         return context.verdict("decode", "not-applicable", text)
     (said,) = context.answer(context.subject, "greedy", outcome)
