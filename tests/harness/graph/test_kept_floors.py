@@ -1,0 +1,63 @@
+"""Floors that tests share are taken for each other's only if all that they are computed from is the
+same: else a wrong op that a test puts in would be judged by the noise of the right one."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.ggml.base import MEANINGS
+from lockstep.harness.check.check import open_plan
+from lockstep.harness.graph.program import Program
+from tests.harness.check.test_check import plan_for
+from tests.kept_floors import name_of
+from tests.models import builtin, written
+
+Recorded = tuple[Program, GgufFile, Build]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    opened = open_plan(plan_for(builtin("f32", tmp_path_factory.mktemp("m"))), lambda _: None)
+    try:
+        honest: Any = opened.context.honest
+        yield honest.program(opened.context.batches), honest.file, honest.build
+    finally:
+        opened.close()
+
+
+def test_a_floor_has_one_name(recorded: Recorded) -> None:
+    assert name_of(*recorded, seed=0, runs=3) == name_of(*recorded, seed=0, runs=3)
+
+
+def test_other_random_numbers_runs_or_roundings_are_another_floor(recorded: Recorded) -> None:
+    program, file, build = recorded
+    names = {
+        name_of(program, file, build, 0, 3),
+        name_of(program, file, build, 1, 3),
+        name_of(program, file, build, 0, 0),
+        name_of(program, file, replace(build, lanes=2 * build.lanes), 0, 3),
+    }
+    assert len(names) == 4
+
+
+def test_other_weights_are_another_floor(recorded: Recorded, tmp_path: Path) -> None:
+    program, file, build = recorded
+    with GgufFile.open(written(tmp_path, seed=7)) as other:
+        assert name_of(program, file, build, 0, 3) != name_of(program, other, build, 0, 3)
+
+
+def test_an_op_that_a_test_puts_in_is_another_floor(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = name_of(*recorded, seed=0, runs=3)
+
+    def wrong(*args: Any) -> Any:
+        return MEANINGS["ROPE"](*args)
+
+    monkeypatch.setitem(MEANINGS, "RMS_NORM", wrong)
+    assert name_of(*recorded, seed=0, runs=3) != before
