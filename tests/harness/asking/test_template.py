@@ -14,7 +14,7 @@ def test_threads_of_llama_cpp_in_a_fork_wait_asleep_and_do_not_spin() -> None:
     wanted = os.environ | {"OMP_DISPLAY_ENV": "verbose"}
     wanted.pop("OMP_WAIT_POLICY", None)
     wanted.pop("GOMP_SPINCOUNT", None)
-    program = "from lockstep.harness.asking.template import load; load()"
+    program = "from lockstep.harness.asking.template_process import load; load()"
     run = subprocess.run(
         [sys.executable, "-c", program], env=wanted, capture_output=True, text=True, check=True
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.harness.adapters.llama_cpp.versions import Binding, declare, has_field, type_count
+from lockstep.harness.processes.variables import ENVIRONMENT
 
 MAX_DIMS, MAX_SRC, MAX_NAME, MAX_OP_PARAMS = 4, 10, 64, 64  # ggml/include/ggml.h, 0.3.36
 OBJECT_BYTES = 32  # sizeof(struct ggml_object), part of ggml_tensor_overhead()
@@ -69,10 +70,6 @@ class TypeTraits(ctypes.Structure):
     )
 
 
-ENVIRONMENT = {  # read by C when it is loaded; what the user has set wins
-    "GGML_NO_BACKTRACE": "1",  # it runs gdb, and buries the message of an abort
-    "OMP_WAIT_POLICY": "passive",  # threads that spin starve each other when workers share CPUs
-}
 PROTOTYPES: dict[str, tuple[Any, ...]] = {  # name: (result, *arguments)
     "ggml_init": (P, InitParams),
     "ggml_free": (None, P),

@@ -1,0 +1,169 @@
+"""The process that workers are forks of (`template.py` has the other end): it loads, then forks.
+
+order = environment, path and folder, with three descriptors: of the socket by which its id and
+its status are told, of the worker's channel, of its log
+"""
+
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.harness.asking.template import ORDER_BYTES
+from lockstep.harness.asking.worker import answer
+from lockstep.harness.processes.forked_process import NUMBER
+from lockstep.harness.processes.limits import die_with
+from lockstep.harness.processes.variables import ENVIRONMENT
+from lockstep.harness.processes.wire import Channel
+
+LOADED_FIRST = ("lockstep.harness.adapters.llama_cpp.capture",)
+LOADED_THEN = ("lockstep.harness.adapters.gguf_py.adapter", "gguf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    said: dict[str, Any]
+    orderer: socket.socket
+    channel: socket.socket
+    log: int
+
+
+def main() -> None:
+    die_with(parent=int(sys.argv[2]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    load()
+    template, forks = os.getpid(), ForkedWorkers()
+    with socket.socket(fileno=int(sys.argv[1])) as orders:
+        order = forks.next_order(orders)
+    forks.close()
+    if order is not None:
+        become(order, template)
+
+
+def load() -> None:
+    """What is not installed or does not load, a worker says in its own words."""
+    with suppress(Exception):
+        from lockstep.harness.adapters.llama_cpp.lib import library
+
+        library()  # before anything else loads llama.cpp: this sets what its threads read then
+    load_modules(LOADED_FIRST)
+
+
+def load_modules(names: Sequence[str]) -> None:
+    for name in names:
+        with suppress(Exception):
+            importlib.import_module(name)
+    if names:
+        gc.collect()
+        gc.freeze()  # a collection would write to what all forks share
+
+
+class ForkedWorkers:
+    """Those that nobody has let go of yet."""
+
+    def __init__(self) -> None:
+        self.waiting = selectors.DefaultSelector()
+        self.held: dict[int, tuple[socket.socket, int]] = {}  # by process: who ordered it, pidfd
+
+    def next_order(self, orders: socket.socket) -> Order | None:
+        """In a fork: what it is for. In the template: None, once nobody is left to order one."""
+        self.waiting.register(orders, selectors.EVENT_READ)
+        missing: tuple[str, ...] = LOADED_THEN  # while llama.cpp's worker opens its model
+        while True:
+            for key, _ in self.waiting.select():
+                if key.data is not None:
+                    self.look_after(key.data, key.fd)
+                    continue
+                if (order := received(orders)) is None:
+                    return None
+                if not (pid := os.fork()):
+                    order.orderer.close()
+                    return order
+                self.hold(pid, order)
+                load_modules(missing)
+                missing = ()
+
+    def hold(self, pid: int, order: Order) -> None:
+        with suppress(OSError):
+            os.setpgid(pid, pid)  # before anybody can kill its group
+        order.channel.close()
+        os.close(order.log)
+        tell(order.orderer, pid)
+        self.held[pid] = order.orderer, os.pidfd_open(pid)
+        for end in self.held[pid]:
+            self.waiting.register(end, selectors.EVENT_READ, pid)
+
+    def look_after(self, pid: int, descriptor: int) -> None:
+        """It has ended, which is told, or has been let go of."""
+        if pid not in self.held:
+            return  # two events at once, and the first was the last
+        orderer, ended = self.held[pid]
+        if descriptor == ended:
+            self.waiting.unregister(ended)
+            tell(orderer, status_of(pid))
+            return
+        del self.held[pid]
+        self.waiting.unregister(orderer)
+        with suppress(KeyError):
+            self.waiting.unregister(ended)
+        orderer.close()
+        os.close(ended)
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+    def close(self) -> None:
+        self.waiting.close()
+        for orderer, ended in self.held.values():
+            orderer.close()
+            os.close(ended)
+
+
+def received(orders: socket.socket) -> Order | None:
+    raw, descriptors, _, _ = socket.recv_fds(orders, ORDER_BYTES, 3)
+    if len(descriptors) < 3:
+        return None
+    orderer, channel, log = descriptors
+    ends = {"orderer": socket.socket(fileno=orderer), "channel": socket.socket(fileno=channel)}
+    return Order(said=json.loads(raw), log=log, **ends)
+
+
+def tell(orderer: socket.socket, number: int) -> None:
+    with suppress(OSError):  # it has let go
+        orderer.send(NUMBER.pack(number))
+
+
+def status_of(pid: int) -> int:
+    """Of a process that has ended and is not reaped yet, as subprocess gives it."""
+    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert found is not None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+
+def become(order: Order, template: int) -> None:
+    """The worker, as if it had been started by itself."""
+    die_with(parent=template)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for descriptor in (1, 2):
+        os.dup2(order.log, descriptor)
+    os.close(order.log)
+    os.environ.clear()
+    # what an abort reads is set when llama.cpp is loaded, and here it is loaded already
+    os.environ.update({**ENVIRONMENT, **order.said["environ"]})
+    sys.path[:] = order.said["path"]
+    sys.argv[1:] = [str(order.channel.fileno()), str(template)]
+    os.chdir(order.said["folder"])
+    answer(Channel(order.channel))
+    os._exit(0)  # the engine is closed, and there is nothing else to put back
+
+
+if __name__ == "__main__":
+    main()
