@@ -1,6 +1,6 @@
 """What a prompt and single tokens leave out: few rows at once, many, and whole tiles of them,
-batches of several tokens on a filled cache, its last cell, ids from all over, another sequence that
-comes later, and prompts that are almost the one before.
+batches of several tokens on a filled cache, its last cell, ids from all over, other sequences that
+come later, and prompts that are almost the one before.
 
 Both engines are asked for these runs as well, and held against each other and an honest one.
 """
@@ -34,6 +34,7 @@ PLACES = (  # (sequence, position) of each token of each batch
     [(0, 9), (0, 10), (0, 11), *((1, i) for i in range(5))],
     [(1, 5), (0, 12), (1, 6), (0, 13)],
     [(1, 7), (1, 8)],
+    [(2, 0), (2, 1), (0, 14), (2, 2)],  # ids of one bit take it for the first
 )
 EDGES = (0, 127, 128, 255, 256, 32767, 32768, 65535, 65536)  # ids where narrow integers end
 
@@ -58,7 +59,7 @@ def further_runs(context: Context) -> Iterator[FurtherRun]:
             words=f"for {n} tokens in batches of {', '.join(map(str, sizes))}", batches=batches
         )
     if not both and sum(map(len, PLACES)) <= context.settings.n_ctx:
-        yield FurtherRun(words="with a second sequence that comes later", batches=joined(context))
+        yield FurtherRun(words="with two sequences that come later", batches=joined(context))
     if not both and context.n_tokens > 2:
         yield from almost_the_same(context)
 
@@ -156,7 +157,8 @@ def with_rows(ids: Sequence[int], ends: Sequence[int]) -> Batch:
 
 
 def joined(context: Context) -> tuple[Batch, ...]:
-    """The second sequence begins beside the end of the first, takes turns with it, and is alone."""
+    """The second sequence begins beside the end of the first, takes turns with it, and is alone; then
+    a third begins."""
     ids = many_ids(context, 64)[:31:-1]
     batches = []
     for places in PLACES:

@@ -29,7 +29,7 @@ from tests.quiet_engines import Quiet, made
 Bools = NDArray[np.bool_]
 QUIET = {"logprobs": "logprobs", "greedy": "decode", "generate": "text"}
 N = 330  # cells of which the models are
-LONG, JOINED = f"for {N} tokens in batches of", "with a second sequence that comes later"
+LONG, JOINED = f"for {N} tokens in batches of", "with two sequences that come later"
 FIRST, MIDDLE, LAST = (f"with another {place} token" for place in ("first", "middle", "last"))
 ASKED = (LONG, JOINED, FIRST, MIDDLE, LAST)
 
@@ -123,6 +123,12 @@ def later_sequences_leak(visible: Bools, batch: Batch) -> Bools:
     return np.where(batch.seq_ids[:, None] > 0, own, visible)
 
 
+def ids_of_one_bit(visible: Bools, batch: Batch) -> Bools:
+    """Two sequences are apart; the third sees whatever lies before it."""
+    own = visible | np.tri(*visible.shape, visible.shape[1] - len(batch), dtype=np.bool_)
+    return np.where(batch.seq_ids[:, None] > 1, own, visible)
+
+
 def splits_of_128(visible: Bools, batch: Batch) -> Bools:
     """One token alone takes cells in splits of 128, and a last one of one cell for none."""
     if len(batch) == 1 and visible.shape[1] % 128 == 1 < visible.shape[1]:
@@ -186,6 +192,7 @@ WRONG = {
     through(no_more_than_256_cells): {LONG},
     through(causal_by_row): {LONG, JOINED},
     through(later_sequences_leak): {JOINED},
+    through(ids_of_one_bit): {JOINED},
     LastRowsOfLater.name: {LONG, JOINED},
     engine("whole tiles", ops=WholeTiles): {LONG},
     through(splits_of_128): {LONG},
@@ -366,7 +373,7 @@ def test_no_position_is_asked_for_that_the_model_does_not_have(tmp_path: Path) -
     long, *_ = runs_of(written(tmp_path, n_ctx_train=50))
     assert sum(map(len, long)) == 50
     joined, *_ = runs_of(written(tmp_path, n_ctx_train=36))
-    assert {int(s) for batch in joined for s in batch.seq_ids} == {0, 1}
+    assert {int(s) for batch in joined for s in batch.seq_ids} == {0, 1, 2}
 
 
 @pytest.mark.parametrize("n", [37, 103, 104, 300, 512])
