@@ -157,8 +157,8 @@ def with_rows(ids: Sequence[int], ends: Sequence[int]) -> Batch:
 
 
 def joined(context: Context) -> tuple[Batch, ...]:
-    """The second sequence begins beside the end of the first, takes turns with it, and is alone; then
-    a third begins."""
+    """The second sequence begins beside the end of the first, takes turns with it, and is alone;
+    then a third begins."""
     ids = many_ids(context, 64)[:31:-1]
     batches = []
     for places in PLACES:
