@@ -298,11 +298,12 @@ class SegmentJudge:
         """Of an engine that has another format for activations: what agrees with one. Such an
         engine computes so with most weights, or it is the reason of all that is wrong."""
         wrong = [segment for segment, _ in found if is_wrong(known.get(segment.place))]
-        left = [segment for segment in wrong if self.quantised([segment])]
+        left = [segment for segment in wrong if self.quantised([segment])]  # no other one changes
         every = self.quantised(segment for segment, _ in found)
         most = 2 * len(self.quantised(left)) > len(every)
+        all_of_them = len(left) == len(wrong) and any(segment.rounds for segment in left)
         best: dict[Place, SiteFinding] = {}
-        if not most and not any(segment.rounds for segment in left):
+        if not (left and (most or all_of_them)):
             return best
         for build in builds(self.build, every=True):
             run = self.run(Wide(), build, of=left)
