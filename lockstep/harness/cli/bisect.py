@@ -88,17 +88,20 @@ def bisect(
       lockstep bisect model.gguf --engine ./my-engine --black-box
       lockstep bisect model.gguf --subject-model broken.gguf
     """
-    from lockstep.harness.adapters import adapter_class
-    from lockstep.harness.bisect.report import verdicts_of
-    from lockstep.harness.blackbox import report as of_black_box
-    from lockstep.harness.check.plan_report import PlanReport, write_plan_report
-    from lockstep.harness.cli.bisection import bisection_lines
-    from lockstep.harness.context.runner import is_outside
-    from lockstep.harness.parallel.children import result_of
-    from lockstep.harness.runs.run import bisect_one, provide_engines, run_folder
+    from lockstep.harness.asking.template import keep_template
 
     engine, began = engine_of(engine, adapter, node_map), time.perf_counter()
-    with screen(quiet, as_json) as out, model_folder() as folder:
+    # it loads llama.cpp while we load the rest, and is forked for each model that is asked about
+    with keep_template(), screen(quiet, as_json) as out, model_folder() as folder:
+        from lockstep.harness.adapters import adapter_class
+        from lockstep.harness.bisect.report import verdicts_of
+        from lockstep.harness.blackbox import report as of_black_box
+        from lockstep.harness.check.plan_report import PlanReport, write_plan_report
+        from lockstep.harness.cli.bisection import bisection_lines
+        from lockstep.harness.context.runner import is_outside
+        from lockstep.harness.parallel.children import result_of
+        from lockstep.harness.runs.run import bisect_one, provide_engines, run_folder
+
         wanted = formats_wanted(formats)
         cls = None if is_outside(engine) else adapter_class(engine)
         default = getattr(cls, "shows_on", "f32")

@@ -63,11 +63,13 @@ def diagnose(
       lockstep diagnose model.gguf --engine http://localhost:8080
       lockstep diagnose builtin:f32 --engine mutant:rope-half-split
     """
-    from lockstep.harness.check.plan_report import PlanReport, write_plan_report
-    from lockstep.harness.runs.run import provide_engines, run_folder
+    from lockstep.harness.asking.template import keep_template
 
     engine, began = engine_of(engine, adapter, None), time.perf_counter()
-    with screen(quiet, as_json) as out, model_folder() as folder:
+    with keep_template(), screen(quiet, as_json) as out, model_folder() as folder:
+        from lockstep.harness.check.plan_report import PlanReport, write_plan_report
+        from lockstep.harness.runs.run import provide_engines, run_folder
+
         wanted = formats_wanted(formats)
         name, path = next(iter(models_of(model, folder)))
         plan = plan_of(
