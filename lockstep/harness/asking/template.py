@@ -41,26 +41,24 @@ class Template:
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(absolute_path())},
                 start_new_session=True,
             )
+        self.process = process
         self.close = weakref.finalize(self, end, self.orders, process, os.getpid())
 
     def fork(self, channel: socket.socket, log: int) -> ForkedProcess | None:
-        """None: such a worker has to start by itself."""
+        """None: such a worker has to start by itself. Raises OSError where no worker is forked any
+        more: the process has ended, or does not answer."""
         order = {"environ": dict(os.environ), "path": absolute_path(), "folder": os.getcwd()}
         raw = json.dumps(order).encode()
         if read_at_start(os.environ) != self.at_start or len(raw) > ORDER_BYTES:
             return None
         ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                socket.send_fds(self.orders, [raw], [theirs.fileno(), channel.fileno(), log])
-            except OSError:
-                ours.close()
-                return None
         try:
+            with theirs:
+                socket.send_fds(self.orders, [raw], [theirs.fileno(), channel.fileno(), log])
             return ForkedProcess(ours, SECONDS)
         except OSError:
             ours.close()
-            return None
+            raise
 
 
 def end(orders: socket.socket, process: subprocess.Popen[bytes], pid: int) -> None:
@@ -88,8 +86,11 @@ def forked_worker(channel: socket.socket) -> tuple[ForkedProcess, IO[bytes]] | N
     if not KEPT:
         return None
     log, theirs = os.pipe()
+    process = None
     try:
         process = KEPT[0].fork(channel, theirs)
+    except OSError:
+        KEPT.clear()  # or every worker would wait for one that hangs
     finally:
         os.close(theirs)
     if process is None:
@@ -110,7 +111,8 @@ def keep_template() -> Iterator[None]:
     try:
         yield
     finally:
-        KEPT.pop().close()
+        KEPT.clear()
+        template.close()
 
 
 def new_template() -> Template | None:

@@ -82,22 +82,28 @@ class ForkedWorkers:
                 if key.data is not None:
                     self.look_after(key.data, key.fd)
                     continue
-                if (order := received(orders)) is None:
+                try:
+                    order = received(orders)
+                except EOFError:
                     return None
-                if not (pid := os.fork()):
+                if order is None or (fork := forked()) is None:
+                    close(order)  # who ordered it hears of it, and starts its own
+                    continue
+                pid, ended = fork
+                if not pid:
                     order.orderer.close()
                     return order
-                self.hold(pid, order)
+                self.hold(pid, ended, order)
                 load_modules(missing)
                 missing = ()
 
-    def hold(self, pid: int, order: Order) -> None:
+    def hold(self, pid: int, ended: int, order: Order) -> None:
         with suppress(OSError):
             os.setpgid(pid, pid)  # before anybody can kill its group
         order.channel.close()
         os.close(order.log)
         tell(order.orderer, pid)
-        self.held[pid] = order.orderer, os.pidfd_open(pid)
+        self.held[pid] = order.orderer, ended
         for end in self.held[pid]:
             self.waiting.register(end, selectors.EVENT_READ, pid)
 
@@ -114,11 +120,11 @@ class ForkedWorkers:
         self.waiting.unregister(orderer)
         with suppress(KeyError):
             self.waiting.unregister(ended)
-        orderer.close()
         os.close(ended)
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+        orderer.close()  # who waits for the end of it is told
 
     def close(self) -> None:
         self.waiting.close()
@@ -128,12 +134,39 @@ class ForkedWorkers:
 
 
 def received(orders: socket.socket) -> Order | None:
+    """None: this process may open no more files, so that descriptors were cut off. Raises EOFError
+    once nobody is left to order anything."""
     raw, descriptors, _, _ = socket.recv_fds(orders, ORDER_BYTES, 3)
+    if not raw:
+        raise EOFError
     if len(descriptors) < 3:
+        for descriptor in descriptors:
+            os.close(descriptor)
         return None
     orderer, channel, log = descriptors
     ends = {"orderer": socket.socket(fileno=orderer), "channel": socket.socket(fileno=channel)}
     return Order(said=json.loads(raw), log=log, **ends)
+
+
+def forked() -> tuple[int, int] | None:
+    """Its id, 0 in the fork, and what says that it has ended; None: there can be no more."""
+    pid = 0
+    try:
+        if not (pid := os.fork()):
+            return 0, -1
+        return pid, os.pidfd_open(pid)
+    except OSError:
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        return None
+
+
+def close(order: Order | None) -> None:
+    if order is not None:
+        order.orderer.close()
+        order.channel.close()
+        os.close(order.log)
 
 
 def tell(orderer: socket.socket, number: int) -> None:

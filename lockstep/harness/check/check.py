@@ -212,6 +212,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
             facts=facts,
             make_honest=along_llama_cpp,
             lanes=lanes_of(build.build),
+            runner=runner,
             repro=lambda suite: f"lockstep check {plan.command} --suite {suite}",
             progress=progress,
             given=given,

@@ -14,7 +14,7 @@ from numpy.random import Philox
 from lockstep.engine.batch import Batch, encoded_first
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.context.suite import Context
-from lockstep.harness.records import Rejected, Unanswerable
+from lockstep.harness.records import Rejected, Status, Unanswerable, Verdict
 
 PROMPT = 67  # whole tiles of 4, 8, 16, 32 or 64 rows, and some of another
 LARGE = 259  # the same, and more rows than a byte counts
@@ -133,20 +133,40 @@ def many_ids(context: Context, n: int) -> list[int]:
     return [ids[i % len(ids)] for i in range(n)]
 
 
-def longer(context: Context, ids: Sequence[int], question: str) -> tuple[list[int], list[int], str]:
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """What was not compared. Who says that it cannot is not asked; who refuses what the oracle
+    takes, and says no such thing, was asked in vain."""
+
+    status: Status
+    why: str
+
+    @classmethod
+    def of(cls, what: str, outcome: Unanswerable | Rejected) -> "LeftOut":
+        refused = isinstance(outcome, Rejected)
+        status: Status = "not-compared" if refused else "not-applicable"
+        return cls(status=status, why=f"{what}{' refused' if refused else ''}: {outcome.message}")
+
+    def verdict(self, context: Context, suite: str) -> Verdict:
+        return context.verdict(suite, self.status, self.why)
+
+
+def longer(
+    context: Context, ids: Sequence[int], question: str
+) -> tuple[list[int], list[int], LeftOut | None]:
     """Of an engine that is asked for one next token at a time: the same ids and others behind
     them, the lengths of beginnings to ask for besides, and why it takes no longer ones."""
     most = n_cells(context)
     every = [*ids, *many_ids(context, most)]
-    ends, why = [], ""
+    ends, left = [], None
     for n in (n for n in LONGER if len(ids) < n <= most):
         prompt = [every[:n]] if question == "logprobs" else every[:n]
         outcome = context.subject.ask(question, prompt, 1)
         if isinstance(outcome, Unanswerable | Rejected):
-            why = f"beginnings of {n} tokens: {outcome.message}"
+            left = LeftOut.of(f"beginnings of {n} tokens", outcome)
             break
         ends.append(n)
-    return every[: max([len(ids), *ends])], ends, why
+    return every[: max([len(ids), *ends])], ends, left
 
 
 def with_rows(ids: Sequence[int], ends: Sequence[int]) -> Batch:

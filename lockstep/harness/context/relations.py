@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
+from lockstep.harness.context.further_runs import LeftOut
 from lockstep.harness.context.suite import Context, no_answer
 from lockstep.harness.judging.compare import largest, mismatch_between, worst_distance
 from lockstep.harness.judging.tolerances import whole_run
@@ -83,15 +84,18 @@ def beside_another(batches: Sequence[Batch], n_vocab: int, seed: int) -> Way:
 def asked_otherwise(
     context: Context, subject: Evaluation
 ) -> tuple[list[str], list[str], list[Verdict]]:
-    """In which ways it gives the same, in which it does not answer, and what differs."""
+    """In which ways it gives the same, which it does not have, and what differs or is refused."""
     same: list[str] = []
     unanswered: list[str] = []
     wrong: list[Verdict] = []
     for way in ways(context):
         context.progress(f"the subject's logits {way.words}")
         outcome = context.subject.ask("evaluate", way.request)
-        if isinstance(outcome, Unanswerable | Rejected):
+        if isinstance(outcome, Unanswerable):
             unanswered.append(f"{way.words}: {outcome.message}")
+            continue
+        if isinstance(outcome, Rejected):
+            wrong.append(LeftOut.of(way.words, outcome).verdict(context, "logits"))
             continue
         if not isinstance(outcome, Answered):
             raise no_answer(context.subject.name, f"evaluate {way.words}", outcome)

@@ -224,7 +224,7 @@ class Worker(EngineProcess):
             forked = None if python or users else forked_worker(theirs)
             process, log = forked or started_worker(theirs, python)
         self.channel = Channel(ours)
-        super().__init__(process, log, ours)
+        super().__init__(process, log, self.channel)
 
 
 def started_worker(theirs: socket.socket, python: Path | None) -> tuple[Process, IO[bytes]]:

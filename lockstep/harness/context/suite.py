@@ -19,7 +19,7 @@ from lockstep.engine.registry import Registered
 from lockstep.engine.tokenizers.base import tokenizer_of
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.asking.session import in_words
-from lockstep.harness.context.runner import Session
+from lockstep.harness.context.runner import Runner, Session
 from lockstep.harness.judging.noise import MORE_RUNS, RUNS, NoiseFloor
 from lockstep.harness.processes.ahead import at_once
 from lockstep.harness.processes.engine_process import Closable
@@ -90,6 +90,7 @@ class Context:
     facts: ModelFacts  # of the oracle's file
     make_honest: Callable[["Context"], HonestRuns]
     lanes: int  # partial sums in the oracle's vector code
+    runner: Runner = field(default_factory=Runner)  # opens other engines, with the same limits
     repro: Callable[[str], str]  # suite -> the command that shows it again
     progress: Callable[[str], None] = field(default=lambda _: None)
     # of an engine without tensors: what is asked on models that are made of this one

@@ -82,7 +82,10 @@ def has_ended(process: Process) -> bool:
 
 def end_group(process: Process, ours: Sequence[Closable]) -> None:
     """Kill it and whatever it has started, and reap it."""
-    os.killpg(process.pid, signal.SIGKILL)  # a dead leader still leads its group until reaped
+    if isinstance(process, ForkedProcess):
+        process.kill()
+    else:
+        os.killpg(process.pid, signal.SIGKILL)  # a dead leader still leads its group until reaped
     for end in ours:  # afterwards: what it says of a closed input would be taken for its last words
         end.close()
     process.wait()

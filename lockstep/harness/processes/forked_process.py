@@ -5,6 +5,7 @@ import socket
 import struct
 from contextlib import suppress
 
+SECONDS = 30.0  # for a parent to reap it; more: it hangs itself
 NUMBER = struct.Struct("<q")  # first the process's id; once it has ended, its status
 
 
@@ -26,11 +27,18 @@ class ForkedProcess:
             pass
         return True
 
+    def kill(self) -> None:
+        """Its parent does, and whatever it has started: nobody else knows whose its id is now. It
+        has ended when `wait` returns."""
+        with suppress(OSError):
+            self.parent.shutdown(socket.SHUT_WR)
+
     def wait(self) -> int:
         """Its status, as subprocess gives it; from now on others may get its id."""
         if self.returncode is None:
             self.returncode = -9  # it dies with its parent, who then says nothing of it
             with suppress(OSError):
+                self.parent.settimeout(SECONDS)
                 self.returncode = self._number()
             with suppress(OSError):
                 self.parent.shutdown(socket.SHUT_RDWR)  # forks of ours may hold it too

@@ -17,6 +17,7 @@ import time
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -133,6 +134,8 @@ class Channel:
         return decode(tree, arrays)
 
     def close(self) -> None:
+        with suppress(OSError):  # forks of ours, or a thread that waits, may hold it too
+            self.stream.shutdown(socket.SHUT_RDWR)
         self.stream.close()
 
     def _fill(self, target: memoryview, deadline: float | None) -> None:

@@ -20,6 +20,7 @@ from lockstep.harness.asking.session import Session, in_words
 from lockstep.harness.foreign import building
 from lockstep.harness.processes import limits
 from lockstep.harness.processes.engine_process import EngineProcess, keep_tail
+from lockstep.harness.processes.variables import NO_BACKTRACE
 from lockstep.harness.processes.wire import Closed, WireError
 from lockstep.harness.protocol.frames import PIECE, Message, Pipe, head_of, wait_for
 from lockstep.harness.protocol.messages import (
@@ -241,7 +242,7 @@ class EngineProgram(EngineProcess):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 pass_fds=(answers,),
-                env=os.environ | {"GGML_NO_BACKTRACE": "1", DESCRIPTOR: str(answers)},
+                env={**NO_BACKTRACE, **os.environ, DESCRIPTOR: str(answers)},
                 start_new_session=True,
             )
         except BaseException:

@@ -1,6 +1,6 @@
 """Do both engines stay together token by token: on given tokens, and on their own?"""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,11 +12,11 @@ from lockstep.engine.quants.base import F32
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.further_runs import is_small, longer, with_rows
 from lockstep.harness.context.repeats import asked_again
-from lockstep.harness.context.suite import Context, Suite
+from lockstep.harness.context.suite import Context, NoAnswer, Suite
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Request, Verdict
-from lockstep.harness.suites.logits import compared, is_oracle_wrong
+from lockstep.harness.suites.logits import compared
 from lockstep.harness.suites.parts.close_calls import (
     Beginning,
     closest,
@@ -27,10 +27,15 @@ from lockstep.harness.suites.parts.close_calls import (
     seeded_runs,
 )
 from lockstep.harness.suites.parts.control_tokens import control_token
+from lockstep.harness.suites.parts.oracles_logits import (
+    WRONG_ORACLE,
+    in_one,
+    oracles_logits,
+    whole_truth,
+)
 from lockstep.harness.suites.parts.pieces import sides
 
 PROMPT = b"Once upon a time"
-WRONG_ORACLE = "greedy tokens are held against the oracle's logits, and these are wrong"
 NOT_DETERMINED = "logits are NaN or infinite, so that greedy tokens are not determined"
 NO_LIMIT = "honest runs of this model overflow, so that no limit can be given for its tokens"
 EXACT_TIE = "an exact tie, of which llama.cpp takes the first"
@@ -53,22 +58,7 @@ class Decode(Suite, name="decode"):
         batches = steps_of(prompt, free, context.facts.decoder_start)
         request = Request(batches=batches if is_small(context.file) else few_alone(batches))
         if shows_no_logits(context):
-            found = list(greedy_alone(context, prompt, request.batches, free, subject))
-            yield from found
-            if all(verdict.status != "diverged" for verdict in found):
-                found = list(next_tokens(context))
-                yield from found
-            if all(verdict.status != "diverged" for verdict in found):
-                found = list(close_calls(context))
-                yield from found
-            if all(verdict.status != "diverged" for verdict in found):
-                control = control_token(context, may_refuse=True)
-                found = [control] if control else []
-                yield from found
-            if any(verdict.status == "diverged" for verdict in found):
-                yield from asked_again(
-                    context, "decode", subject, "greedy", prompt, context.n_steps
-                )
+            yield from tokens_alone(context, prompt, request.batches, free, subject)
             return
         context.honest.begin(in_one(request.batches), seed=context.seed, runs=0)
         context.progress(f"decoding {len(request.batches)} batches in both engines")
@@ -85,11 +75,17 @@ class Decode(Suite, name="decode"):
             yield verdict
             yield from asked_again(context, "decode", subject, *asked)
             return
-        control = control_token(context)
-        wrong = control is not None and control.status == "diverged"
-        more = f"; {control.summary}" if control and not wrong else ""
-        yield replace(verdict, summary=verdict.summary + more)
-        yield from [control] if control and wrong else []
+        try:
+            control = control_token(context)
+        except NoAnswer:
+            yield verdict
+            raise
+        if control is None or control.status in ("agreed", "not-applicable"):
+            more = f"; {control.summary}" if control else ""
+            yield replace(verdict, summary=verdict.summary + more)
+            return
+        yield verdict
+        yield control
 
     def prompt(self, context: Context) -> list[int]:
         if not context.facts.has_vocabulary:
@@ -109,6 +105,28 @@ def few_alone(batches: Sequence[Batch]) -> tuple[Batch, ...]:
 def shows_no_logits(context: Context) -> bool:
     levels = context.subject_info.levels
     return levels is not None and "logits" not in levels
+
+
+def tokens_alone(
+    context: Context,
+    prompt: Sequence[int],
+    batches: Sequence[Batch],
+    oracle: Sequence[int],
+    subject: Sequence[int],
+) -> Iterator[Verdict]:
+    """What an engine that shows no logits is asked, until something is wrong."""
+    questions: tuple[Callable[[], Iterator[Verdict]], ...] = (
+        lambda: greedy_alone(context, prompt, batches, oracle, subject),
+        lambda: next_tokens(context),
+        lambda: close_calls(context),
+        lambda: filter(None, [control_token(context, may_refuse=True)]),
+    )
+    for question in questions:
+        found = list(question())
+        yield from found
+        if any(verdict.status == "diverged" for verdict in found):
+            yield from asked_again(context, "decode", subject, "greedy", prompt, context.n_steps)
+            return
 
 
 def greedy_alone(
@@ -144,10 +162,10 @@ def next_tokens(context: Context) -> Iterator[Verdict]:
         return
     ids = context.tokens[: min(context.n_tokens, MOST_BEGINNINGS)]
     ends = [*range(1, len(ids) + 1)]
-    ids, more, why = longer(context, ids, "greedy")
+    ids, more, left = longer(context, ids, "greedy")
     ends += more
-    if why:
-        yield context.verdict("decode", "not-applicable", why)
+    if left:
+        yield left.verdict(context, "decode")
     batches = (with_rows(ids, ends),)
     logits = oracles_logits(context, batches)
     if logits is None:
@@ -195,7 +213,7 @@ def close_calls(context: Context) -> Iterator[Verdict]:
         return
     context.progress("looking for beginnings behind which two tokens are nearly alike")
     close = closest(context, seeded_runs(context))
-    answers, why = said_behind(context, close, "greedy", lambda one: list(one.ids))
+    answers, left = said_behind(context, close, "greedy", lambda one: list(one.ids))
     same = [one for one, (said,) in answers if said == one.chosen]
     others = [(one, said) for one, (said,) in answers if said != one.chosen]
     ties, designs = 0, None
@@ -222,8 +240,8 @@ def close_calls(context: Context) -> Iterator[Verdict]:
         )
         yield context.verdict("decode", "diverged", text, detail, key=("decode", "token"))
         return
-    if why:
-        yield context.verdict("decode", "not-applicable", why)
+    if left:
+        yield left.verdict(context, "decode")
     yield from said_of(context, "decode", len(answers), same, ties)
 
 
@@ -235,27 +253,6 @@ def nearly_chosen(tokens: Sequence[int], run: F32, allowed: float) -> bool:
     """tokens: one behind each row, from the first on."""
     rows = np.arange(len(tokens))
     return bool((run[rows].max(axis=1) - run[rows, list(tokens)] <= allowed).all())
-
-
-def oracles_logits(context: Context, batches: Sequence[Batch]) -> F32 | None:
-    """Of each output; None if they are wrong."""
-    run = context.ask(context.oracle, "evaluate", Request(batches=tuple(batches)))
-    logits: F32 = np.concatenate(run.logits)
-    wrong = is_oracle_wrong(context, batches, logits, whole_truth(context, batches))
-    return None if wrong else logits
-
-
-def whole_truth(context: Context, batches: Sequence[Batch]) -> F32:
-    """Logits of an honest run of our own."""
-    floor = context.honest.floor(in_one(batches), seed=context.seed, runs=0)
-    return np.concatenate(floor.logits)
-
-
-def in_one(batches: Sequence[Batch]) -> tuple[Batch, ...]:
-    """All that is decoded in one batch: weights are decoded once."""
-    encoded = [batch for batch in batches if batch.encoder]
-    tokens = np.concatenate([batch.tokens for batch in batches if not batch.encoder])
-    return (*encoded, Batch.of(tokens.tolist()))
 
 
 def judged(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
 from lockstep.harness.asking.facts import ModelFacts
-from lockstep.harness.context.further_runs import FurtherRun, further_runs, is_small
+from lockstep.harness.context.further_runs import FurtherRun, LeftOut, further_runs, is_small
 from lockstep.harness.context.relations import asked_otherwise
 from lockstep.harness.context.repeats import not_deterministic, unsteady
 from lockstep.harness.context.suite import Context, NoAnswer, Suite
@@ -18,7 +18,15 @@ from lockstep.harness.judging.compare import largest, mismatch_between, worst_di
 from lockstep.harness.judging.noise import MORE_RUNS, RARE_RUNS
 from lockstep.harness.judging.stored import half_step
 from lockstep.harness.judging.tolerances import Bound, whole_run
-from lockstep.harness.records import Evaluation, Mismatch, Rejected, Request, Unanswerable, Verdict
+from lockstep.harness.records import (
+    Evaluation,
+    Mismatch,
+    Outcome,
+    Rejected,
+    Request,
+    Unanswerable,
+    Verdict,
+)
 from lockstep.harness.suites.parts.by_position import by_position
 
 LOGITS = "result_output"
@@ -79,9 +87,11 @@ def asked_further(context: Context, runs: Sequence[FurtherRun]) -> Ways:
         context.progress(f"logits of both engines {run.words}")
         request = Request(batches=run.batches)
         said = context.outcomes("evaluate", request)
-        refused = [o.message for o in said if isinstance(o, Unanswerable | Rejected)]
-        if refused:
-            unanswered.append(f"{run.words}: {refused[-1]}")
+        if lacking := left_out(run, *said):
+            if lacking.status == "not-applicable":
+                unanswered.append(lacking.why)
+            else:
+                wrong.append(lacking.verdict(context, "logits"))
             continue
         roles = zip((context.oracle, context.subject), said, strict=True)
         expected, actual = (context.answer(s, f"evaluate {run.words}", o) for s, o in roles)
@@ -91,6 +101,15 @@ def asked_further(context: Context, runs: Sequence[FurtherRun]) -> Ways:
         else:
             wrong.append(placed(run, verdict))
     return same, unanswered, wrong
+
+
+def left_out(run: FurtherRun, oracle: Outcome, subject: Outcome) -> LeftOut | None:
+    """Why a run cannot be compared. Nobody may lack what is the usual run with other tokens."""
+    if isinstance(oracle, Unanswerable | Rejected):  # there is nothing to hold against the other
+        return LeftOut(status="not-applicable", why=f"{run.words}: {oracle.message}")
+    if run.usual or not isinstance(subject, Unanswerable | Rejected):
+        return None
+    return LeftOut.of(run.words, subject)
 
 
 def further_verdict(

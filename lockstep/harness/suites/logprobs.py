@@ -14,7 +14,7 @@ from lockstep.engine.quants.base import F32
 from lockstep.engine.tokenizers.base import tokenizer_of
 from lockstep.engine.tokenizers.vocabulary import Attr
 from lockstep.harness.asking.facts import ModelFacts
-from lockstep.harness.context.further_runs import longer, with_rows
+from lockstep.harness.context.further_runs import LeftOut, longer, with_rows
 from lockstep.harness.context.suite import Context, NoAnswer, Suite, not_offered
 from lockstep.harness.judging.candidates import Listed, Off, names_of, off_from, read_list, spread
 from lockstep.harness.judging.compare import largest
@@ -53,7 +53,7 @@ class LogProbs(Suite, name="logprobs"):
         verdict = compared(context, asked, run.logits[0], listed)
         yield verdict
         if asked.left_out:
-            yield context.verdict("logprobs", "not-applicable", asked.left_out)
+            yield asked.left_out.verdict(context, "logprobs")
         if verdict.status == "agreed" and (text := left_open(listed)):
             yield context.verdict("logprobs", "not-compared", text)
 
@@ -64,15 +64,16 @@ class AskedPrefixes:
 
     prefixes: list[list[int] | bytes]
     batch: Batch
-    left_out: str = ""  # what longer ones are not asked for, and why
+    left_out: LeftOut | None = None  # longer ones
 
 
 def by_ids(context: Context) -> AskedPrefixes:
     ids = context.tokens[: context.n_tokens]
     ends = [n for n in LENGTHS if n < len(ids)] + [len(ids)]
-    ids, more, why = longer(context, ids, "logprobs")
+    ids, more, left = longer(context, ids, "logprobs")
     ends += more
-    return AskedPrefixes(prefixes=[ids[:n] for n in ends], batch=with_rows(ids, ends), left_out=why)
+    prefixes: list[list[int] | bytes] = [ids[:n] for n in ends]
+    return AskedPrefixes(prefixes=prefixes, batch=with_rows(ids, ends), left_out=left)
 
 
 def by_text(context: Context) -> AskedPrefixes:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from lockstep.engine.gguf.types import TYPES
-from lockstep.harness.context.runner import Runner, Session
+from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import Context, Suite
 from lockstep.harness.known import entries
 from lockstep.harness.processes.ahead import Awaited
@@ -26,13 +26,14 @@ class Metadata(Suite, name="metadata"):
     order = 10
 
     def begin(self, context: Context) -> None:
-        context.begun[self.name] = ReadByGgufPy(Runner().open("gguf-py", context.model, EXACT))
+        session = context.runner.open("gguf-py", context.model, EXACT)
+        context.begun[self.name] = ReadByGgufPy(session)
 
     def run(self, context: Context) -> Iterator[Verdict]:
-        if self.name not in context.begun:
-            self.begin(context)
         oracle, subject = context.ask_both("metadata")
         yield compared(context, context.subject.name, oracle, subject)
+        if self.name not in context.begun:
+            self.begin(context)
         reading = context.begun[self.name]
         assert isinstance(reading, ReadByGgufPy)
         reading.expected = oracle
@@ -117,7 +118,7 @@ def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]
     for key in {**oracle.metadata, **other.metadata}:
         a, b = oracle.metadata.get(key, ABSENT), other.metadata.get(key, ABSENT)
         values_alone = "types" in other.unknown and ABSENT not in (a, b)
-        if a[1:] != b[1:] if values_alone else a != b:
+        if not same(a[1:], b[1:]) if values_alone else not same(a, b):
             found.append(entry("key", *where_they_part(key, a, b)))
     # behind the keys, whose sizes move it; without tensors there is no data, and where it would
     # begin is nobody's to say
@@ -138,6 +139,18 @@ def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]
     return found
 
 
+def same(a: Any, b: Any) -> bool:
+    """To Python true is one. NaN comes as a text; the sign of a zero is lost in the JSON of some
+    languages, so that it does not count."""
+    return bool(a == b) and truths(a) == truths(b)
+
+
+def truths(value: Any) -> list[bool]:
+    """Which of the values of a key are truth values."""
+    held = value[-1] if type(value) is tuple else value
+    return [type(each) is bool for each in (held if type(held) is list else [held])]
+
+
 def fields(names: Sequence[str], oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]:
     pairs = ((name, getattr(oracle, name), getattr(other, name)) for name in names)
     return [entry(name, name, a, b) for name, a, b in pairs if a != b and name not in other.unknown]
@@ -147,9 +160,9 @@ def where_they_part(key: str, a: tuple[str, Any], b: tuple[str, Any]) -> tuple[s
     """The first element that differs, of arrays that are as long."""
     pair = a[1], b[1]
     lists = all(type(value) is list for value in pair) and len(pair[0]) == len(pair[1])
-    if not lists or pair[0] == pair[1]:
+    if not lists or same(*pair):
         return f"key {key!r}", a, b
-    at = next(i for i, (x, y) in enumerate(zip(*pair, strict=True)) if x != y)
+    at = next(i for i, (x, y) in enumerate(zip(*pair, strict=True)) if not same(x, y))
     return f"key {key!r}, element {at}", pair[0][at], pair[1][at]
 
 

@@ -23,7 +23,7 @@ from lockstep.harness.context.suite import Context, NoAnswer, Suite, not_offered
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Verdict
-from lockstep.harness.suites.decode import EXACT_TIE, WRONG_ORACLE, oracles_logits
+from lockstep.harness.suites.decode import EXACT_TIE
 from lockstep.harness.suites.parts.close_calls import (
     beginnings_of,
     closest,
@@ -32,6 +32,7 @@ from lockstep.harness.suites.parts.close_calls import (
     said_of,
     texts_of,
 )
+from lockstep.harness.suites.parts.oracles_logits import WRONG_ORACLE, oracles_logits
 
 # Behind one prompt a wrong engine may well go on rightly: with BOS put in twice a model of stories
 # does so for 32 tokens behind "Once upon a time", and for 0 to 6 behind these.
@@ -91,7 +92,8 @@ def behind_others(context: Context) -> Iterator[Verdict]:
             if prompt in OTHERS or error.status not in ("not-compared", "diverged"):
                 raise
             text = f"behind a prompt of {len(prompt)} bytes: {error.summary}"
-            yield context.verdict("text", "not-applicable", text)
+            refused = error.status == "diverged"  # what the oracle takes
+            yield context.verdict("text", "not-compared" if refused else "not-applicable", text)
     if same:
         text = f"the texts behind {same} more prompts are the same, of up to {N_OTHERS} tokens each"
         yield context.verdict("text", "agreed", text)
@@ -110,7 +112,7 @@ def close_calls(context: Context) -> Iterator[Verdict]:
         texts |= {tuple(ids[:n]): part for n, part in parts.items()}
         runs.append((ids, [*parts]))
     close = [one for one in closest(context, runs) if pieces[one.chosen].strip()]
-    answers, why = said_behind(context, close, "generate", lambda one: texts[one.ids])
+    answers, left = said_behind(context, close, "generate", lambda one: texts[one.ids])
     same, others, ties, unclear = [], [], 0, 0
     for one, said in answers:
         found = list(judged(context, one.batches, one.logits, [one.chosen], said, pieces))
@@ -134,8 +136,8 @@ def close_calls(context: Context) -> Iterator[Verdict]:
     if unclear:
         text = f"behind {unclear} prompts its text is longer or shorter than one token's"
         yield context.verdict("text", "not-applicable", text)
-    if why:
-        yield context.verdict("text", "not-applicable", why)
+    if left:
+        yield left.verdict(context, "text")
     n = len(same) + ties + len(others)
     if n or not answers:
         yield from said_of(context, "text", n, same, ties)

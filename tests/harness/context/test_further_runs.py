@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
-from lockstep.engine.errors import Unsupported
+from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.memory.base import LayerView
 from lockstep.engine.model import Model
 from lockstep.engine.ops.mirror import Mirror
@@ -272,6 +272,40 @@ def test_what_an_engine_does_not_answer_is_named_and_accuses_nobody(model: Path)
     assert verdict.detail["same"] == ways
 
 
+class RefusesWhatIsMore(Reference, name="further: refuses what is more"):
+    """It does not say that it lacks these: it fails in them."""
+
+    def evaluate(self, request: Request) -> Evaluation:
+        if any(len(b) > 1 for b in request.batches[1:]) or request.batches[0].seq_ids.any():
+            raise EngineError("the cache is corrupt")
+        return super().evaluate(request)
+
+
+def test_what_an_engine_refuses_and_does_not_say_that_it_lacks_is_a_gap(model: Path) -> None:
+    found = logits_of(model, RefusesWhatIsMore.name)
+    assert [v.status for v in found] == ["agreed", *["not-compared"] * 3]
+    for verdict, words in zip(found[1:], ("beside another sequence", LONG, JOINED), strict=True):
+        assert verdict.summary.startswith(words)
+        assert verdict.summary.endswith("the cache is corrupt")
+    assert exit_code(found) == 3
+
+
+@pytest.mark.parametrize(("error", "code"), [(EngineError, 1), (Unsupported, 3)])
+def test_nobody_lacks_the_same_run_with_another_token(
+    error: type[EngineError], code: int, model: Path
+) -> None:
+    def evaluate(self: Reference, request: Request) -> Evaluation:
+        known = self.__dict__.setdefault("known", request.batches[0].tokens.tolist())
+        first = request.batches[0].tokens.tolist()
+        if len(first) == len(known) and first != known:
+            raise error("no such token")
+        return Reference.evaluate(self, request)
+
+    found = logits_of(model, engine(f"another token {code}", evaluate=evaluate))
+    assert found[0].status == "agreed"
+    assert exit_code(found) == code
+
+
 @pytest.mark.parametrize(("level", "suite"), QUIET.items())
 def test_an_engine_without_logits_is_asked_further_as_well(
     level: str, suite: str, model: Path
@@ -311,6 +345,17 @@ def test_a_right_engine_of_tokens_alone_is_not_accused_by_a_wrong_oracle(model: 
     assert "diverged" not in {v.status for v in verdicts_of(plan)}
 
 
+def test_an_oracle_that_is_wrong_where_a_control_token_is_asked_for_is_said_to_be(
+    model: Path,
+) -> None:
+    right = made("further: tokens beside wrong rows", Quiet, levels=("greedy",))
+    wrong_rows = "further: rows behind 64"
+    plan = plan_for(model, engine=right, oracle=wrong_rows, suites=("decode",), n_tokens=32)
+    found = [v for v in verdicts_of(plan) if v.status not in ("agreed", "not-applicable")]
+    assert {v.status for v in found} == {"not-compared"}
+    assert any("oracle's logits, and these are wrong" in v.summary for v in found)
+
+
 class ShortGreedy(Reference, name="further: greedy behind 64 tokens"):
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         if len(prompt) > 64:
@@ -323,19 +368,30 @@ def test_who_shows_logits_behind_many_tokens_may_not_refuse_to_choose_behind_the
 ) -> None:
     found = verdicts_of(plan_for(model, engine=ShortGreedy.name, suites=("decode",), n_tokens=32))
     assert exit_code(found) == 3
+    assert any("greedy tokens are the same" in v.summary for v in found if v.status == "agreed")
     assert any("64 cells" in v.summary for v in found if v.status == "not-compared")
 
 
-def short_of(question: str) -> Any:
+def short_of(question: str, error: type[EngineError] = Unsupported) -> Any:
     """Honest: it has room for 64 tokens, and says so."""
 
     def ask(self: Any, given: Any, n: int) -> Any:
         longest = max(map(len, given)) if question == "logprobs" else len(given)
         if longest > (200 if question == "generate" else 64):
-            raise Unsupported("64 cells")
+            raise error("64 cells")
         return getattr(Quiet, question)(self, given, n)
 
     return ask
+
+
+@pytest.mark.parametrize(("level", "suite"), QUIET.items())
+def test_an_engine_that_fails_behind_long_prompts_is_not_conform(
+    level: str, suite: str, model: Path
+) -> None:
+    name = made(f"fails: {level}", Quiet, levels=(level,), **{level: short_of(level, EngineError)})
+    found = verdicts_of(plan_for(model, engine=name, suites=(suite,), n_tokens=32))
+    assert "64 cells" in next(v.summary for v in found if v.status == "not-compared")
+    assert exit_code(found) == 3
 
 
 @pytest.mark.parametrize(("level", "suite"), QUIET.items())

@@ -115,6 +115,7 @@ def test_what_an_honest_run_would_choose_is_no_fault(
     plan = plan_for(builtin("f32", tmp_path), engine=Wavering.name, suites=("decode",), n_steps=8)
     verdicts = verdicts_of(plan)
     assert {v.status for v in verdicts} <= {"agreed", "not-applicable", status}
-    assert verdicts[-1].status == status
+    *_, last = (v for v in verdicts if "control token" not in v.summary)
+    assert last.status == status
     if honest:
-        assert f"behind {ASKED} it is what honest runs of another" in verdicts[-1].summary
+        assert f"behind {ASKED} it is what honest runs of another" in last.summary

@@ -31,7 +31,7 @@ SUMMARY = FileSummary(
     version=3,
     alignment=32,
     data_offset=64,
-    metadata={"k": ("U32", 7)},
+    metadata={"k": ("U32", 7), "truth": ("BOOL", True)},
     tensors=(TENSOR, replace(TENSOR, name="b", type="F32")),
 )
 REFUSAL = "EngineError: gguf-py does not read m.gguf: "
@@ -155,9 +155,11 @@ def test_no_other_answer_of_gguf_py_is_excused(outcome: Outcome, lacking: str) -
         (replace(SUMMARY, version=2), "version"),
         (replace(SUMMARY, alignment=64), "alignment"),
         (replace(SUMMARY, data_offset=96), "data_offset"),
-        (replace(SUMMARY, metadata={"k": ("U32", 8)}), "key"),
-        (replace(SUMMARY, metadata={"k": ("I32", 7)}), "key"),
-        (replace(SUMMARY, metadata={}), "key"),
+        (replace(SUMMARY, metadata={**SUMMARY.metadata, "k": ("U32", 8)}), "key"),
+        (replace(SUMMARY, metadata={**SUMMARY.metadata, "k": ("I32", 7)}), "key"),
+        (replace(SUMMARY, metadata={"k": ("U32", 7), "truth": ("BOOL", 1)}), "key"),
+        (replace(SUMMARY, metadata={"k": ("U32", 7), "truth": ("BOOL", False)}), "key"),
+        (replace(SUMMARY, metadata={"truth": ("BOOL", True)}), "key"),
         (replace(SUMMARY, tensors=SUMMARY.tensors[:1]), "tensor"),
         (replace(SUMMARY, tensors=(replace(TENSOR, offset=32), SUMMARY.tensors[1])), "tensor"),
         (replace(SUMMARY, tensors=SUMMARY.tensors[::-1]), "order"),
@@ -175,14 +177,14 @@ def test_what_a_reader_does_not_show_is_not_held_against_it() -> None:
         version=0,
         alignment=0,
         data_offset=0,
-        metadata={"k": ("", 7)},
+        metadata={"k": ("", 7), "truth": ("", True)},
         tensors=(),
         unknown=("version", "alignment", "data_offset", "tensors", "types"),
     )
     assert differences(SUMMARY, bare) == []
-    (wrong,) = differences(SUMMARY, replace(bare, metadata={"k": ("", 8)}))
+    (wrong,) = differences(SUMMARY, replace(bare, metadata={**bare.metadata, "k": ("", 8)}))
     assert wrong["text"] == "key 'k': expected ('U32', 7), got ('', 8)"
-    (absent,) = differences(SUMMARY, replace(bare, metadata={}))
+    (absent,) = differences(SUMMARY, replace(bare, metadata={"truth": ("", True)}))
     assert absent["text"] == "key 'k': expected ('U32', 7), got absent"
     shown = replace(bare, unknown=("alignment", "data_offset", "tensors", "types"))
     assert [row["what"] for row in differences(SUMMARY, shown)] == ["version"]

@@ -90,10 +90,12 @@ def flat(folder: Path) -> Path:
 
 
 def test_greedy_tokens_alone_are_held_against_the_oracles(folder: Path) -> None:
-    text, single, close = verdicts(builtin("f32", folder), "greedy alone", "decode")
+    text, single, close, control = verdicts(builtin("f32", folder), "greedy alone", "decode")
     assert (text.status, text.summary) == ("agreed", "6 greedy tokens are the same")
     assert (single.status, close.status) == ("agreed", "agreed")
     assert "the next token behind 10 of 10 seeded beginnings is the same" in single.summary
+    assert control.status == "not-applicable"
+    assert "is a control token the likeliest by far" in control.summary
 
 
 def bos_again(self: Any, prompt: Sequence[int], n: int) -> list[int]:
@@ -115,8 +117,9 @@ def test_a_wrong_engine_that_is_right_behind_one_prompt_is_found_by_single_token
 
 
 def test_an_engine_with_lists_is_not_asked_for_single_tokens(folder: Path) -> None:
-    (found,) = verdicts(builtin("f32", folder), "quiet", "decode")
-    assert found.status == "agreed"
+    found, control = verdicts(builtin("f32", folder), "quiet", "decode")
+    assert (found.status, control.status) == ("agreed", "not-applicable")
+    assert "control token" in control.summary
 
 
 def test_the_first_wrong_token_is_named_with_the_margin(folder: Path) -> None:
@@ -129,7 +132,7 @@ def test_the_first_wrong_token_is_named_with_the_margin(folder: Path) -> None:
 
 def test_ties_are_excused_one_by_one_and_the_rest_is_compared(folder: Path) -> None:
     found = verdicts(flat(folder), "greedy: the other of a tie", "decode", n_steps=3)
-    assert [v.status for v in found] == ["excused"] * 4 + ["not-applicable"]
+    assert [v.status for v in found] == ["excused"] * 4 + ["not-applicable"] * 2
     assert [v.detail["step"] for v in found[:3]] == [0, 1, 2]
     assert "a tie within the noise behind the others" in found[3].summary
     assert "no two tokens are nearly alike" in found[4].summary
@@ -137,6 +140,7 @@ def test_ties_are_excused_one_by_one_and_the_rest_is_compared(folder: Path) -> N
     assert [v.status for v in many] == ["excused"] * 8 + [
         "not-compared",
         "excused",
+        "not-applicable",
         "not-applicable",
     ]
     assert "4 tokens behind 8 ties" in many[8].summary

@@ -17,7 +17,7 @@ from numpy.random import Philox
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
-from lockstep.harness.context.further_runs import is_small, n_cells, with_rows
+from lockstep.harness.context.further_runs import LeftOut, is_small, n_cells, with_rows
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
@@ -110,18 +110,18 @@ def allowed_in(context: Context, row: F32) -> float:
 
 def said_behind(
     context: Context, close: Sequence[Beginning], question: str, given: Callable[[Beginning], Any]
-) -> tuple[list[tuple[Beginning, Any]], str]:
+) -> tuple[list[tuple[Beginning, Any]], LeftOut | None]:
     """What the subject says of each, for one token; and why it does not of those that are longer
     than what it has answered."""
-    answers, why = [], ""
+    answers, left = [], None
     for one in close:
         outcome = context.subject.ask(question, given(one), 1)
         is_long = len(one.ids) > context.n_tokens
         if isinstance(outcome, Unanswerable | Rejected) and is_long:
-            why = f"beginnings of {len(one.ids)} tokens: {outcome.message}"
+            left = LeftOut.of(f"beginnings of {len(one.ids)} tokens", outcome)
         else:
             answers.append((one, context.answer(context.subject, question, outcome)))
-    return answers, why
+    return answers, left
 
 
 def is_honest(

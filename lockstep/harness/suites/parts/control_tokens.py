@@ -2,60 +2,78 @@
 tokens, and some engines leave these out of what they choose from.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
-from lockstep.harness.context.further_runs import ROWS, many_ids, n_cells
+from lockstep.harness.context.further_runs import ROWS, LeftOut, many_ids, n_cells
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Evaluation, Rejected, Request, Unanswerable, Verdict
+from lockstep.harness.suites.logits import is_oracle_wrong
 from lockstep.harness.suites.parts.close_calls import is_honest
+from lockstep.harness.suites.parts.oracles_logits import WRONG_ORACLE, whole_truth
 
 TYPES = "tokenizer.ggml.token_type"
 UNKNOWN, CONTROL = 2, 3  # llama_token_type
-TOO_NEAR = "whether it chooses control tokens is not known: where one is likeliest, noise decides"
+NOT_KNOWN = "whether it chooses control tokens is not known: where one is likeliest"
+TOO_NEAR = f"{NOT_KNOWN}, noise decides"
+HONEST = f"{NOT_KNOWN}, honest engines of another design choose as it does"
 
 Ids = NDArray[np.intp]
 
 
 def control_token(context: Context, *, may_refuse: bool = False) -> Verdict | None:
     """Behind the first of the seeded beginnings after which the oracle likes one best, by far;
-    None if there is none. may_refuse: the subject need not take a prompt of as many tokens."""
+    None of a model that has none. may_refuse: the subject need not take a prompt of as many tokens.
+    """
     controls = ids_of_control(context)
     n = min(n_cells(context) - 1, ROWS // max(1, context.facts.n_vocab))
     if context.facts.decoder_start is not None or not len(controls) or n < 1:
         return None
-    ids = many_ids(context, n)
-    run: Evaluation = context.ask(context.oracle, "evaluate", Request(batches=(Batch.of(ids),)))
+    whole = (Batch.of(many_ids(context, n)),)
+    run: Evaluation = context.ask(context.oracle, "evaluate", Request(batches=whole))
     (logits,) = run.logits
     allowed = 2 * float(whole_run(context.noise.relative, largest(logits)).allowed)
     at = first_of(logits, controls, allowed)
     if at is None:
-        return None
-    wanted = int(logits[at].argmax())
-    outcome = context.subject.ask("greedy", ids[: at + 1], 1)
-    if may_refuse and isinstance(outcome, Unanswerable | Rejected):
-        text = f"no control token was asked for: {at + 1} tokens: {outcome.message}"
+        text = f"behind none of {n} seeded beginnings is a control token the likeliest by far"
         return context.verdict("decode", "not-applicable", text)
+    wanted, ids = int(logits[at].argmax()), whole[0].tokens[: at + 1].tolist()
+    outcome = context.subject.ask("greedy", ids, 1)
+    if may_refuse and isinstance(outcome, Unanswerable | Rejected):
+        left = LeftOut.of(f"no control token was asked for: {at + 1} tokens", outcome)
+        return left.verdict(context, "decode")
     (said,) = context.answer(context.subject, "greedy", outcome)
     if said == wanted:
         text = f"the control token {wanted} behind {at + 1} seeded ones is the same"
         return context.verdict("decode", "agreed", text)
-    margin, batches = float(logits[at, wanted] - logits[at, said]), (Batch.of(ids[: at + 1]),)
-    if not margin > 2 * float(whole_run(context.noise_on(batches), largest(logits)).allowed):
-        # experts may be nearly alike: this run has noise of its own
-        return context.verdict("decode", "not-applicable", TOO_NEAR)
+    if is_oracle_wrong(context, whole, logits, whole_truth(context, whole)):
+        return context.verdict("decode", "not-compared", WRONG_ORACLE)
+    return another(context, ids, logits, said)
+
+
+def another(context: Context, ids: Sequence[int], logits: F32, said: int) -> Verdict:
+    """What is said of the token chosen in the place of the likeliest. logits: the oracle's."""
+    row, batches = logits[len(ids) - 1], (Batch.of(ids),)
+    wanted = int(row.argmax())
+    # experts may be nearly alike: this run has noise of its own
+    allowed = 2 * float(whole_run(context.noise_on(batches), largest(logits)).allowed)
+    margin = float(row[wanted] - row[said])
 
     def chosen(run: F32, room: float) -> bool:
         return bool(run[-1].max() - run[-1, said] <= room)
 
-    if is_honest(context, batches, chosen):
+    if not margin > allowed:
         return context.verdict("decode", "not-applicable", TOO_NEAR)
+    if is_honest(context, batches, chosen):
+        return context.verdict("decode", "not-applicable", HONEST)
     text = (
-        f"behind the first {at + 1} seeded tokens the next is {said}, the oracle's the control "
+        f"behind the first {len(ids)} seeded tokens the next is {said}, the oracle's the control "
         f"token {wanted}, which it likes better by {margin:.2g} (allowed {allowed:.2g})"
     )
     detail = {"at_fault": "subject", "expected": wanted, "actual": said, "allowed": allowed}

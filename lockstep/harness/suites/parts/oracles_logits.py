@@ -1,0 +1,34 @@
+"""The oracle's logits, that tokens and texts are held against: if they are right."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.quants.base import F32
+from lockstep.harness.context.suite import Context
+from lockstep.harness.records import Request
+from lockstep.harness.suites.logits import is_oracle_wrong
+
+WRONG_ORACLE = "greedy tokens are held against the oracle's logits, and these are wrong"
+
+
+def oracles_logits(context: Context, batches: Sequence[Batch]) -> F32 | None:
+    """Of each output; None if they are wrong."""
+    run = context.ask(context.oracle, "evaluate", Request(batches=tuple(batches)))
+    logits: F32 = np.concatenate(run.logits)
+    wrong = is_oracle_wrong(context, batches, logits, whole_truth(context, batches))
+    return None if wrong else logits
+
+
+def whole_truth(context: Context, batches: Sequence[Batch]) -> F32:
+    """Logits of an honest run of our own."""
+    floor = context.honest.floor(in_one(batches), seed=context.seed, runs=0)
+    return np.concatenate(floor.logits)
+
+
+def in_one(batches: Sequence[Batch]) -> tuple[Batch, ...]:
+    """All that is decoded in one batch: weights are decoded once."""
+    encoded = [batch for batch in batches if batch.encoder]
+    tokens = np.concatenate([batch.tokens for batch in batches if not batch.encoder])
+    return (*encoded, Batch.of(tokens.tolist()))
