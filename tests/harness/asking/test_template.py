@@ -1,11 +1,19 @@
-"""What a process that forks workers has loaded, and how."""
+"""What a process that forks workers has loaded, and how; and what becomes of them without it."""
 
 import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
+
+from lockstep.harness.asking import template
+from lockstep.harness.context.runner import IsolatedSession
+from lockstep.harness.processes.forked_process import ForkedProcess
+from lockstep.harness.records import EXACT
+from tests.harness.context.test_runner import PATIENT, comes_true, is_running, worker_of
 
 
 def test_threads_of_llama_cpp_in_a_fork_wait_asleep_and_do_not_spin() -> None:
@@ -22,3 +30,44 @@ def test_threads_of_llama_cpp_in_a_fork_wait_asleep_and_do_not_spin() -> None:
     if not spins:
         pytest.skip("llama.cpp is not built with libgomp, or that does not say how it waits")
     assert spins == {"0"}
+
+
+@pytest.fixture
+def own_template(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Of this test alone; the id of its process."""
+    monkeypatch.setattr(template, "KEPT", [])
+    with template.keep_template():
+        if not template.KEPT:
+            pytest.skip("this system has no pidfd_open, or OPENBLAS_NUM_THREADS is not 1")
+        yield template.KEPT[0].process.pid
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_where_the_template_has_died_or_hangs_workers_start_by_themselves(
+    number: signal.Signals, own_template: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template, "SECONDS", 0.2)
+    os.kill(own_template, number)
+    with PATIENT.open("fake", None, EXACT) as session:
+        assert is_running(worker_of(session))
+        assert isinstance(session, IsolatedSession)
+        assert session.worker is not None
+        assert not isinstance(session.worker.process, ForkedProcess)
+    assert template.KEPT == []  # nobody waits for it once more
+
+
+def test_the_next_question_is_answered_where_the_template_has_died_with_its_worker(
+    own_template: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is reaped by whoever comes: its id may be another's by then, and nobody kills that."""
+    killed: list[int] = []
+    kill = os.killpg
+    with PATIENT.open("fake", None, EXACT) as session:
+        pid = worker_of(session)
+        os.kill(own_template, signal.SIGKILL)
+        assert comes_true(lambda: not is_running(pid))
+        monkeypatch.setattr(
+            os, "killpg", lambda group, how: (killed.append(group), kill(group, how))
+        )
+        assert worker_of(session) != pid
+    assert pid not in killed

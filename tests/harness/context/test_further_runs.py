@@ -1,6 +1,6 @@
 """Engines that are right on a prompt of 32 tokens and single ones, and wrong further on."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,9 @@ from lockstep.harness.check.check import Plan, open_plan, run_suites
 from lockstep.harness.context.further_runs import FEW, FILLED, batch_sizes, further_runs
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.records import EXACT, Evaluation, Request, Settings, Verdict
-from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import written
-from tests.quiet_engines import Quiet, made
 
 Bools = NDArray[np.bool_]
-QUIET = {"logprobs": "logprobs", "greedy": "decode", "generate": "text"}
 N = 330  # cells of which the models are
 LONG, JOINED = f"for {N} tokens in batches of", "with two sequences that come later"
 FIRST, MIDDLE, LAST = (f"with another {place} token" for place in ("first", "middle", "last"))
@@ -205,12 +202,6 @@ WRONG = {
 }
 
 
-def quiet(level: str) -> str:
-    """It shows no more than that, and goes wrong behind 64 rows."""
-    changes = {"levels": (level,), "ops": RowsBehind64, "make_ops": Reference.make_ops}
-    return made(f"further: {level}", Quiet, **changes)
-
-
 class OneBatchOfSeveral(Reference, name="further: one batch of several"):
     """Honest: a prompt, and then single tokens of the same sequence."""
 
@@ -304,105 +295,6 @@ def test_nobody_lacks_the_same_run_with_another_token(
     found = logits_of(model, engine(f"another token {code}", evaluate=evaluate))
     assert found[0].status == "agreed"
     assert exit_code(found) == code
-
-
-@pytest.mark.parametrize(("level", "suite"), QUIET.items())
-def test_an_engine_without_logits_is_asked_further_as_well(
-    level: str, suite: str, model: Path
-) -> None:
-    *_, wrong = verdicts_of(plan_for(model, engine=quiet(level), suites=(suite,), n_tokens=32))
-    assert wrong.status == "diverged", wrong.summary
-    assert wrong.detail["at_fault"] == "subject"
-
-
-def never_control(self: Any, prompt: Sequence[int], n: int) -> list[int]:
-    """UNK, BOS and EOS are the first three."""
-    ids: list[int] = []
-    while len(ids) < n:
-        (logits,) = self.evaluate(Request(batches=(Batch.of([*prompt, *ids]),))).logits
-        ids.append(3 + int(logits[-1, 3:].argmax()))
-    return ids
-
-
-def test_an_engine_of_tokens_alone_that_never_chooses_a_control_token_is_found(
-    model: Path,
-) -> None:
-    name = made("further: no control tokens", Quiet, levels=("greedy",), greedy=never_control)
-    *fine, wrong = verdicts_of(plan_for(model, engine=name, suites=("decode",), n_tokens=32))
-    assert "diverged" not in {v.status for v in fine}
-    assert (wrong.status, wrong.key) == ("diverged", "decode/control token")
-    right = made("further: tokens alone", Quiet, levels=("greedy",))
-    *_, last = verdicts_of(plan_for(model, engine=right, suites=("decode",), n_tokens=32))
-    assert last.status == "agreed"
-    assert "the control token" in last.summary
-
-
-def test_a_right_engine_of_tokens_alone_is_not_accused_by_a_wrong_oracle(model: Path) -> None:
-    right = made("further: tokens beside a wrong oracle", Quiet, levels=("greedy",))
-    plan = plan_for(
-        model, engine=right, oracle="mutant:rope-half-split", suites=("decode",), n_tokens=32
-    )
-    assert "diverged" not in {v.status for v in verdicts_of(plan)}
-
-
-def test_an_oracle_that_is_wrong_where_a_control_token_is_asked_for_is_said_to_be(
-    model: Path,
-) -> None:
-    right = made("further: tokens beside wrong rows", Quiet, levels=("greedy",))
-    wrong_rows = "further: rows behind 64"
-    plan = plan_for(model, engine=right, oracle=wrong_rows, suites=("decode",), n_tokens=32)
-    found = [v for v in verdicts_of(plan) if v.status not in ("agreed", "not-applicable")]
-    assert {v.status for v in found} == {"not-compared"}
-    assert any("oracle's logits, and these are wrong" in v.summary for v in found)
-
-
-class ShortGreedy(Reference, name="further: greedy behind 64 tokens"):
-    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
-        if len(prompt) > 64:
-            raise Unsupported("64 cells")
-        return super().greedy(prompt, n)
-
-
-def test_who_shows_logits_behind_many_tokens_may_not_refuse_to_choose_behind_them(
-    model: Path,
-) -> None:
-    found = verdicts_of(plan_for(model, engine=ShortGreedy.name, suites=("decode",), n_tokens=32))
-    assert exit_code(found) == 3
-    assert any("greedy tokens are the same" in v.summary for v in found if v.status == "agreed")
-    assert any("64 cells" in v.summary for v in found if v.status == "not-compared")
-
-
-def short_of(question: str, error: type[EngineError] = Unsupported) -> Any:
-    """Honest: it has room for 64 tokens, and says so."""
-
-    def ask(self: Any, given: Any, n: int) -> Any:
-        longest = max(map(len, given)) if question == "logprobs" else len(given)
-        if longest > (200 if question == "generate" else 64):
-            raise error("64 cells")
-        return getattr(Quiet, question)(self, given, n)
-
-    return ask
-
-
-@pytest.mark.parametrize(("level", "suite"), QUIET.items())
-def test_an_engine_that_fails_behind_long_prompts_is_not_conform(
-    level: str, suite: str, model: Path
-) -> None:
-    name = made(f"fails: {level}", Quiet, levels=(level,), **{level: short_of(level, EngineError)})
-    found = verdicts_of(plan_for(model, engine=name, suites=(suite,), n_tokens=32))
-    assert "64 cells" in next(v.summary for v in found if v.status == "not-compared")
-    assert exit_code(found) == 3
-
-
-@pytest.mark.parametrize(("level", "suite"), QUIET.items())
-def test_an_engine_with_a_short_context_is_compared_as_far_as_it_goes(
-    level: str, suite: str, model: Path
-) -> None:
-    name = made(f"short: {level}", Quiet, levels=(level,), **{level: short_of(level)})
-    found = verdicts_of(plan_for(model, engine=name, suites=(suite,), n_tokens=32))
-    assert {v.status for v in found} <= {"agreed", "excused", "not-applicable"}
-    assert "64 cells" in next(v.summary for v in found if v.status == "not-applicable")
-    assert exit_code(found) == 0
 
 
 def runs_of(model: Path, **changes: Any) -> Iterator[tuple[Batch, ...]]:

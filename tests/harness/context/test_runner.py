@@ -268,47 +268,6 @@ def test_a_worker_that_has_to_start_by_itself_is_no_fork(
         assert not isinstance(session.worker.process, ForkedProcess)
 
 
-@pytest.fixture
-def own_template(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Of this test alone; the id of its process."""
-    monkeypatch.setattr(template, "KEPT", [])
-    with template.keep_template():
-        if not template.KEPT:
-            pytest.skip("this system has no pidfd_open, or OPENBLAS_NUM_THREADS is not 1")
-        yield template.KEPT[0].process.pid
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_where_the_template_has_died_or_hangs_workers_start_by_themselves(
-    number: signal.Signals, own_template: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(template, "SECONDS", 0.2)
-    os.kill(own_template, number)
-    with PATIENT.open("fake", None, EXACT) as session:
-        assert is_running(worker_of(session))
-        assert isinstance(session, IsolatedSession)
-        assert session.worker is not None
-        assert not isinstance(session.worker.process, ForkedProcess)
-    assert template.KEPT == []  # nobody waits for it once more
-
-
-def test_the_next_question_is_answered_where_the_template_has_died_with_its_worker(
-    own_template: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is reaped by whoever comes: its id may be another's by then, and nobody kills that."""
-    killed: list[int] = []
-    kill = os.killpg
-    with PATIENT.open("fake", None, EXACT) as session:
-        pid = worker_of(session)
-        os.kill(own_template, signal.SIGKILL)
-        assert comes_true(lambda: not is_running(pid))
-        monkeypatch.setattr(
-            os, "killpg", lambda group, how: (killed.append(group), kill(group, how))
-        )
-        assert worker_of(session) != pid
-    assert pid not in killed
-
-
 def test_a_worker_ends_at_once_though_forks_hold_its_connection(session: Session) -> None:
     pid = worker_of(session)
     assert isinstance(session, IsolatedSession)
