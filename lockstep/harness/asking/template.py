@@ -38,7 +38,8 @@ class Template:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(absolute_path())},
+                # a fork has no threads of BLAS, and would wait for them
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(absolute_path()), BLAS: "1"},
                 start_new_session=True,
             )
         self.process = process
@@ -116,8 +117,7 @@ def keep_template() -> Iterator[None]:
 
 
 def new_template() -> Template | None:
-    alone = os.environ.get(BLAS) == "1"  # a fork has no threads of BLAS, and would wait for them
-    if alone and hasattr(os, "pidfd_open"):
+    if hasattr(os, "pidfd_open"):
         with suppress(OSError):  # no more processes
             return Template()
     return None

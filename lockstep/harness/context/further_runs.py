@@ -23,6 +23,7 @@ WHOLE = 128  # rows, and cells, that leave no rest; the next token alone finds a
 # two kernels (4 + 1), then of three (4 + 2 + 1); PROMPT and LARGE leave three rows (2 + 1)
 RESTS = (21, 22, 23, 20, 18, 17)
 FEW = (2, 3, 4, 6, 7, 8, 1)  # kernels for few rows are often others than for many
+SILENT = 6  # tokens of the batch of which no output is asked for: later ones see it all the same
 FILLED = 5  # tokens of the first batch of a few on a filled cache
 CELLS = 300  # at least: llama.cpp's caches grow by 256
 DEPTH = 16  # times the prompt: of one of 32 tokens the whole cache
@@ -109,13 +110,15 @@ def batch_sizes(n: int) -> list[int]:
 
 
 def filling(context: Context, sizes: Sequence[int]) -> tuple[Batch, ...]:
-    """Of FILLED tokens outputs of two that are neither the first nor the last; of large
-    vocabularies those of long batches at their last."""
+    """Of FILLED tokens outputs of two that are neither the first nor the last, of SILENT none; of
+    large vocabularies those of long batches at their last."""
     ids, at, batches = many_ids(context, sum(sizes)), 0, []
     for number, size in enumerate(sizes):
         batch = Batch.of(ids[at : at + size], start=at)
         if number == sizes.index(FILLED):
             batch.outputs[[0, 2, 4]] = False
+        elif number == len(sizes) - len(FEW) + FEW.index(SILENT):
+            batch.outputs[:] = False
         elif size > max(FEW) and size * context.facts.n_vocab > ROWS:
             batch.outputs[:-1] = False
         batches.append(batch)

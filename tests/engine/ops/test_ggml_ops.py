@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.ops import near
-from lockstep.engine.ops.ggml.base import MEANINGS, expect
+from lockstep.engine.ops.ggml.base import MEANINGS, expect, like
 from lockstep.engine.ops.near import Expected
 from lockstep.harness.judging.compare import mismatch_between
 from lockstep.harness.shadow.judge import rounded_to
@@ -221,3 +221,9 @@ def test_the_radius_of_a_sum_counts_its_roundings() -> None:
     assert (np.abs(running - found.v) <= found.r).all()
     dropped = found.v - np.abs(terms).max(axis=-1) * 1e-3
     assert (np.abs(dropped - found.v) > found.r).all()
+
+
+@pytest.mark.parametrize("small", [(0, 1), (0, 4)])
+def test_of_no_rows_none_is_made(small: tuple[int, ...]) -> None:
+    """A batch of which no output is asked for: the last layer's ops have no rows."""
+    assert like(np.ones(small), (0, 4)).shape == (0, 4)

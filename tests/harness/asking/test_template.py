@@ -12,6 +12,7 @@ import pytest
 from lockstep.harness.asking import template
 from lockstep.harness.context.runner import IsolatedSession
 from lockstep.harness.processes.forked_process import ForkedProcess
+from lockstep.harness.processes.side_by_side import BLAS
 from lockstep.harness.records import EXACT
 from tests.harness.context.test_runner import PATIENT, comes_true, is_running, worker_of
 
@@ -38,8 +39,21 @@ def own_template(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     monkeypatch.setattr(template, "KEPT", [])
     with template.keep_template():
         if not template.KEPT:
-            pytest.skip("this system has no pidfd_open, or OPENBLAS_NUM_THREADS is not 1")
+            pytest.skip("this system has no pidfd_open")
         yield template.KEPT[0].process.pid
+
+
+def test_workers_are_forks_however_many_threads_of_blas_there_are_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A user's tests set no such variable."""
+    monkeypatch.delenv(BLAS, raising=False)
+    monkeypatch.setattr(template, "KEPT", [])
+    with template.keep_template(), PATIENT.open("fake", None, EXACT) as session:
+        assert is_running(worker_of(session))
+        assert isinstance(session, IsolatedSession)
+        assert session.worker is not None
+        assert isinstance(session.worker.process, ForkedProcess) == hasattr(os, "pidfd_open")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

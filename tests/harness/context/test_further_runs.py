@@ -153,8 +153,19 @@ class LastRowsOfLater(Reference, name="further: last rows"):
         every[0] = replace(every[0], outputs=first)
         found = super().evaluate(replace(request, batches=tuple(every)))
         asked = (int(b.outputs.sum()) for b in request.batches)
-        rows = tuple(rows[-n:] for rows, n in zip(found.logits, asked, strict=True))
+        rows = tuple(rows[len(rows) - n :] for rows, n in zip(found.logits, asked, strict=True))
         return replace(found, logits=rows)
+
+
+class SkipsWhatNobodyAsksFor(Reference, name="further: skips"):
+    """A batch without outputs leaves something else in the cache."""
+
+    def evaluate(self, request: Request) -> Evaluation:
+        batches = (
+            b if b.outputs.any() or not b.positions[0] else replace(b, tokens=b.tokens * 0)
+            for b in request.batches
+        )
+        return super().evaluate(replace(request, batches=tuple(batches)))
 
 
 class Remembers(Reference):
@@ -191,6 +202,7 @@ WRONG = {
     through(later_sequences_leak): {JOINED},
     through(ids_of_one_bit): {JOINED},
     LastRowsOfLater.name: {LONG, JOINED},
+    SkipsWhatNobodyAsksFor.name: {LONG},
     engine("whole tiles", ops=WholeTiles): {LONG},
     through(splits_of_128): {LONG},
     engine("known by its size", Remembers, key=staticmethod(len)): {FIRST, MIDDLE, LAST},

@@ -88,4 +88,6 @@ def like(small: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """Repeated to a shape whose sizes are multiples of its own, as ggml broadcasts."""
     if small.shape == shape:
         return small
-    return np.tile(small, tuple(n // m for n, m in zip(shape, small.shape, strict=True)))
+    # of no rows, as where no output is asked for, none is made once
+    times = (n // m if m else 1 for n, m in zip(shape, small.shape, strict=True))
+    return np.tile(small, tuple(times))

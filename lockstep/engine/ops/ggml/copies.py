@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.node import PLAIN, Node, Operand, wide
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import EXACT, meaning
+from lockstep.engine.ops.ggml.base import EXACT, like, meaning
 from lockstep.engine.ops.ggml.stored import stored
 from lockstep.engine.ops.near import Expected
 from lockstep.engine.quants.base import WeightFormat
@@ -53,9 +53,7 @@ def concat(node: Node, _: Build) -> Expected:
 
 @meaning("REPEAT")
 def repeat(node: Node, _: Build) -> Expected:
-    small = plain(node.source(0))
-    times = tuple(n // m for n, m in zip(node.value.shape, small.shape, strict=True))
-    return Expected(np.tile(small, times), 0.0, EXACT)
+    return Expected(like(plain(node.source(0)), node.value.shape), 0.0, EXACT)
 
 
 @meaning("PAD")
