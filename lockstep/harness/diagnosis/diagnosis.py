@@ -18,7 +18,7 @@ from lockstep.harness.catalogue.trial import Wrong
 from lockstep.harness.context.suite import Context
 from lockstep.harness.diagnosis.asking import AskedQuestion, asked, readable
 from lockstep.harness.diagnosis.engines import Engines, candidates
-from lockstep.harness.diagnosis.questions import Greedy, value_of
+from lockstep.harness.diagnosis.questions import Greedy, RunQuestion, value_of
 from lockstep.harness.diagnosis.race import HeldAnswers, TriedMistake, held, is_text, race
 from lockstep.harness.records import Answered, EngineInfo, Request
 
@@ -202,7 +202,12 @@ def named(
 
 
 def says_enough(engines: Engines, of: HeldAnswers) -> bool:
-    """Rows without a number in the subject's answer say nothing of how they came to be."""
+    """Rows without a number in the subject's answer say nothing of how they came to be. Where its
+    logits are right, no small error of theirs tips a token: it is chosen otherwise."""
+    pairs = zip(of.every, of.right, strict=True)
+    runs = [bool(c.same.all()) for one, c in pairs if isinstance(one.question, RunQuestion)]
+    if runs and all(runs):
+        return True
     off = [(one, c) for one, c in zip(of.every, of.right, strict=True) if not c.same.all()]
     numbers = any(np.isfinite(c.apart[~c.same]).any() for one, c in off if not is_text(one))
     return numbers or sum(choices(engines, one) for one, _ in off if is_text(one)) >= PLACES
