@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lockstep.harness.records import BOTH, Verdict
+from lockstep.harness.records import BOTH, REFUSED, Verdict
 
 
 def exit_code_of_run(verdicts: Sequence[Verdict]) -> int:
@@ -34,6 +34,8 @@ def exit_code(verdicts: Sequence[Verdict]) -> int:
 
 
 def is_compared(verdict: Verdict) -> bool:
-    """Whether it says something: what the user lists as known was compared, a tie tells nothing."""
+    """Whether it says something: what the user lists as known was compared, unless it was refused;
+    a tie tells nothing."""
     listed = verdict.status == "excused" and "listed" in verdict.detail
+    listed = listed and verdict.detail.get("kind") != REFUSED
     return listed or verdict.status == "agreed"

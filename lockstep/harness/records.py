@@ -277,6 +277,7 @@ Status = Literal[
 ]
 
 
+REFUSED = "refused"  # the kind of a divergence in which nothing was compared
 BOTH = "both"  # engines of a run
 
 

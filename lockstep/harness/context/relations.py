@@ -4,6 +4,7 @@ sequence, with tensors shown. An engine is held against its own first answer.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.random import Philox
@@ -120,10 +121,12 @@ def difference(
     if off is None:
         return None
     far = worst_distance(before, after) / (largest(before) or 1.0)
+    allowed = float(bound.allowed) / (largest(before) or 1.0)
     text = (
         f"{context.subject.name} gives other logits {way.words}: {off.mismatched} of {off.total} "
-        f"are not what they were, worst {far:.1e} of the largest (allowed "
-        f"{float(bound.allowed) / (largest(before) or 1.0):.1e}); at fault: subject"
+        f"are not what they were, worst {far:.1e} of the largest (allowed {allowed:.1e}); "
+        "at fault: subject"
     )
-    detail = {"asked": way.words, "at_fault": "subject", "reason": bound.reason}
+    detail: dict[str, Any] = {"asked": way.words, "at_fault": "subject", "reason": bound.reason}
+    detail |= {"worst_relative_to_largest_logit": far, "allowed_relative": allowed}
     return context.verdict("logits", "diverged", text, detail, ("logits", way.words, "subject"))

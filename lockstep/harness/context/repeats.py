@@ -81,7 +81,9 @@ def not_deterministic(context: Context, suite: str, found: Unsteady) -> Verdict:
     text = f"{context.subject.name} is not deterministic: {found}"
     detail: dict[str, Any] = {"at_fault": "subject", "kind": "not-deterministic"}
     detail |= {"place": found.place, "differ": found.differ, "runs": found.runs}
-    detail |= {"apart": found.apart}
+    # its size, for a list of what is known
+    detail |= {"worst_relative_to_largest_logit": found.apart}
+    detail |= {"allowed_relative": 2 * context.noise.relative}
     return context.verdict(suite, "diverged", text, detail, (suite, "not-deterministic"))
 
 

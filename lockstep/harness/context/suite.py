@@ -24,6 +24,7 @@ from lockstep.harness.judging.noise import MORE_RUNS, RUNS, NoiseFloor
 from lockstep.harness.processes.ahead import at_once
 from lockstep.harness.processes.engine_process import Closable
 from lockstep.harness.records import (
+    REFUSED,
     Answered,
     Crashed,
     EngineInfo,
@@ -211,7 +212,7 @@ class Context:
         if isinstance(outcome, Answered):
             return outcome.value
         if isinstance(outcome, Unanswerable) and outcome.declared:
-            raise NoAnswer("not-applicable", outcome.message, {})
+            raise NoAnswer(self.lacking, outcome.message, {})
         error = no_answer(session.name, question, outcome)
         if isinstance(outcome, Rejected):
             raise self.refusal(session, question, error)
@@ -222,6 +223,12 @@ class Context:
             text = f"{session.name} cannot be asked: {error.summary}"
             raise NoAnswer("not-compared", text, error.detail)
         raise error
+
+    @property
+    def lacking(self) -> Status:
+        """Of what an engine says that it does not offer: a suite that is asked for by name is
+        wanted."""
+        return "not-compared" if self.named else "not-applicable"
 
     def refusal(self, session: Session, question: str, error: NoAnswer) -> NoAnswer:
         """With whom it accuses: who refuses what our own engine takes as well."""
@@ -280,7 +287,7 @@ def not_offered(context: Context, level: str, suite: str) -> list[Verdict] | Non
     if not context.named and (levels is None or "logits" in levels):
         return []  # its logits say more
     text = f"{context.subject.name} does not offer {level}"
-    return [context.verdict(suite, "not-applicable", text)]
+    return [context.verdict(suite, context.lacking, text)]
 
 
 def lacks(outcome: Outcome) -> bool:
@@ -310,7 +317,8 @@ def no_answer(engine: str, question: str, outcome: Outcome) -> NoAnswer:
         return NoAnswer("not-compared", f"{engine} cannot be asked: {outcome.message}", {})
     if isinstance(outcome, Rejected):
         text = f"{engine} refuses what the other engine accepts: {outcome.message}"
-        return NoAnswer("diverged", text, {"engine": engine, "question": question})
+        detail = {"engine": engine, "question": question}
+        return NoAnswer("diverged", text, detail | {"kind": REFUSED, "where": outcome.message})
     raise TypeError(f"{outcome!r} is an answer")
 
 

@@ -71,6 +71,12 @@ def locate_segments(context: Context, given: Values | None = None) -> Findings:
         names = {}
     put_in = healed([place for place, f in found.items() if f.mismatch], names)
     otherwise = tuple(site for site in values if site not in places)
+    nowhere = shown_nowhere(context, places, values)
+    unknown = {TOO_LARGE: tuple(wires[place].site for place in lost)} if lost else {}
+    if nowhere:
+        unknown[f"{context.subject.name} says that it shows these, and shows them nowhere"] = (
+            nowhere
+        )
     return Findings(
         all=tuple(found[place] for place in sorted(found)),
         not_shown=(),
@@ -80,7 +86,7 @@ def locate_segments(context: Context, given: Values | None = None) -> Findings:
         values=oracle_values(context, put_in, shown),
         embeddings=not program.has_result,
         skipped={no_such_node(otherwise, places): otherwise} if otherwise else {},
-        unknown={TOO_LARGE: tuple(wires[place].site for place in lost)} if lost else {},
+        unknown=unknown,
         own_inputs=True,
     )
 
@@ -106,6 +112,16 @@ def promised(context: Context, places: Mapping[Site, Place], values: Values) -> 
         return []
     names = there & ({*SITES} if info.shows is None else {*info.shows})
     return [site for site in places if site.name in names and site not in values]
+
+
+def shown_nowhere(
+    context: Context, places: Mapping[Site, Place], values: Values
+) -> tuple[Site, ...]:
+    """What the graph has of the names that an engine itself says it shows, and of which it shows
+    none: of one that is shown somewhere each other is missed (see `promised`)."""
+    info = context.subject_info
+    absent = {*(info.shows or ())} - {site.name for site in values}
+    return () if info.partial else tuple(site for site in places if site.name in absent)
 
 
 def no_such_node(sites: Sequence[Site], places: Mapping[Site, Place]) -> str:

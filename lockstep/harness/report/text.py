@@ -75,7 +75,9 @@ def explain_finding(finding: SiteFinding) -> str:
 def explain(verdict: Verdict) -> str:
     """A divergence in four lines and a command."""
     d = verdict.detail
-    lines = [f"{verdict.case} {verdict.suite}: {verdict.summary}"]
+    # an engine's words may be several lines: none begins a line of a log, where commands are read
+    summary = verdict.summary.replace("\n", "\n  | ")
+    lines = [f"{verdict.case} {verdict.suite}: {summary}"]
     if "reason" in d:
         lines.append(f"  allowed because: {d['reason']}")
     if "err_local" in d:

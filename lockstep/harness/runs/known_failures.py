@@ -147,7 +147,8 @@ def place_of(detail: Mapping[str, Any]) -> str:
         return f"{detail['site']}, layer {detail.get('layer')}, step {detail.get('step')}"
     if "tensor" in detail:
         return f"{detail['tensor']}, row {detail.get('row')}, column {detail.get('column')}"
-    return str(detail.get("input") or detail.get("asked") or detail.get("test") or "")
+    names = ("input", "asked", "test", "where")
+    return next((str(detail[name]) for name in names if detail.get(name)), "")
 
 
 def size_of(detail: Mapping[str, Any]) -> float | int | None:
@@ -161,8 +162,8 @@ def size_of(detail: Mapping[str, Any]) -> float | int | None:
     else:
         a, b = detail.get("expected"), detail.get("actual")
         off = abs(b - a) if isinstance(a, float | int) and isinstance(b, float | int) else None
-    if limit and off is not None:
-        return float(off / limit) if isfinite(off / limit) else None
+    if limit and off is not None and isfinite(off / limit):
+        return float(off / limit)
     n = detail.get("mismatched") or detail.get("total")
     return n if isinstance(n, int) else None
 

@@ -11,8 +11,8 @@ from lockstep.engine.quants.base import F32
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.further_runs import PROMPT, FurtherRun, many_ids, n_cells
 from lockstep.harness.context.suite import Context, NoAnswer, Suite
-from lockstep.harness.records import Evaluation, Rejected, Unanswerable, Verdict
-from lockstep.harness.suites.logits import compared
+from lockstep.harness.records import Evaluation, Unanswerable, Verdict
+from lockstep.harness.suites.logits import compared, left_out
 
 
 class Embeddings(Suite, name="embeddings"):
@@ -56,9 +56,8 @@ def further(own: Context) -> Iterator[Verdict]:
     words, batches = run.words, run.batches
     own.progress("embeddings of more tokens, and of two sequences at once")
     outcomes = [(s, s.ask("embed", batches)) for s in (own.oracle, own.subject)]
-    refused = [o.message for _, o in outcomes if isinstance(o, Unanswerable | Rejected)]
-    if refused:
-        yield own.verdict("embeddings", "not-applicable", f"{words}: {refused[-1]}")
+    if lacking := left_out(run, *(outcome for _, outcome in outcomes)):
+        yield lacking.verdict(own, "embeddings")
         return
     expected, actual = (as_run(own.answer(s, "embed", o)) for s, o in outcomes)
     truth = np.concatenate(own.honest.floor(batches, seed=own.seed, runs=0).logits)

@@ -71,7 +71,8 @@ def asked_more(context: Context, request: Request, first: Evaluation, verdict: V
     shaky = unsteady(context.subject, request, first, doubt=verdict.status != "agreed")
     wrong = [not_deterministic(context, "logits", shaky)] if shaky else []
     if shaky and shaky.apart > 2 * context.noise.relative:
-        return [], ["in other ways: its own runs differ by more"], wrong
+        why = "in other ways, and further on: its own runs differ by more than is allowed"
+        return [], [], [*wrong, context.verdict("logits", "not-compared", why)]
     same, unanswered, differ = asked_otherwise(context, first)
     if verdict.status != "agreed":  # it would be said of every run again
         return same, [*unanswered, "further on: this run does not agree"], wrong + differ

@@ -14,7 +14,7 @@ from lockstep.harness.processes.ahead import Awaited
 from lockstep.harness.records import EXACT, FileSummary, Outcome, Rejected, TimedOut, Verdict
 from lockstep.harness.report.text import cut
 
-AT_MOST = 20  # differences in one verdict
+AT_MOST, LONGEST = 20, 2000  # differences in one verdict; characters of all their places
 ABSENT = ("absent", None)  # beside a key's type and value
 # gguf-py learns of a tensor type some releases after llama.cpp: 0.19 has no Q2_0
 NO_SUCH_TYPE = re.compile(
@@ -95,6 +95,7 @@ def compared(context: Context, reader: str, oracle: FileSummary, other: FileSumm
         return context.verdict("metadata", "agreed", text)
     detail: dict[str, Any] = {"reader": reader, "total": len(found)}
     detail["differences"] = found[:AT_MOST]
+    detail["where"] = ", ".join(each["where"] for each in found)[:LONGEST]
     text = f"{reader} and the oracle read the file differently: {found[0]['text']}"
     known = known_differences(reader)
     if all(each["kind"] in known for each in found):
@@ -112,8 +113,8 @@ def known_differences(reader: str) -> dict[str, str]:
 
 
 def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]:
-    """Each as what (a short kind), text (a sentence), both values as text, and its kind in the
-    words of harness/known, if it has one there. What the other does not show is left out."""
+    """Each as what (a short kind), where, text (a sentence), both values as text, and its kind in
+    the words of harness/known, if it has one there. What the other does not show is left out."""
     found = fields(("version", "alignment"), oracle, other)
     for key in {**oracle.metadata, **other.metadata}:
         a, b = oracle.metadata.get(key, ABSENT), other.metadata.get(key, ABSENT)
@@ -169,4 +170,11 @@ def where_they_part(key: str, a: tuple[str, Any], b: tuple[str, Any]) -> tuple[s
 def entry(what: str, where: str, expected: Any, actual: Any, kind: str = "") -> dict[str, Any]:
     a, b = ("absent" if value is ABSENT else cut(repr(value), 200) for value in (expected, actual))
     text = f"{where}: expected {a}, got {b}"
-    return {"what": what, "text": text, "expected": a, "actual": b, "kind": kind}
+    return {
+        "what": what,
+        "where": where,
+        "text": text,
+        "expected": a,
+        "actual": b,
+        "kind": kind,
+    }

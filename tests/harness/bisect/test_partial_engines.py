@@ -117,6 +117,21 @@ def test_what_an_engine_says_that_it_shows_it_must_show(tmp_path: Path) -> None:
     assert exit_code(found) == 1
 
 
+class Renamed(Partial, name="test:renamed"):
+    """Its hooks have other names than it says."""
+
+    shown = HOOKS
+    withheld = tuple(f"{name}-{layer}" for name in HOOKS[4:] for layer in range(2))
+
+
+def test_an_engine_that_shows_its_tensors_under_other_names_is_not_conform(tmp_path: Path) -> None:
+    found = verdicts_of(builtin("f32", tmp_path), Renamed.name, ("trace",))
+    (gap,) = (v for v in found if v.status == "not-compared")
+    assert "says that it shows these, and shows them nowhere" in gap.summary
+    assert all(name in gap.summary for name in HOOKS[4:])
+    assert exit_code(found) == 3
+
+
 class WrongWhereItIsHidden(ShowsLayers, name="test:wrong-where-it-is-hidden"):
     ops = RopeHalfSplit.ops
 

@@ -11,9 +11,10 @@ from lockstep.harness.check.check import BadInput, Plan
 from lockstep.harness.cli import app
 from lockstep.harness.cli.hints import next_step
 from lockstep.harness.cli.terminal import ending_of
+from lockstep.harness.context.suite import no_answer
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.parallel.works import Forks
-from lockstep.harness.records import EXACT, Status, Verdict
+from lockstep.harness.records import EXACT, Rejected, Status, Verdict
 from lockstep.harness.runs.known_failures import (
     UNKNOWN,
     Extent,
@@ -89,6 +90,7 @@ def test_another_fault_at_the_same_node_is_not_excused(
         ({"expected": 1.5, "actual": 1.0, "mismatched": 7}, 7.0),
         ({"expected": 1.5, "actual": 1.0, "allowed": 0.0, "mismatched": 7}, 7.0),
         ({"expected": "[1]", "actual": "[2]", "total": 25}, 25.0),
+        ({"expected": 1.0, "actual": float("nan"), "allowed": 0.1, "mismatched": 3}, 3.0),
         ({"margin": None}, None),
         ({}, None),
     ],
@@ -99,6 +101,39 @@ def test_what_the_size_of_a_divergence_is(
     path = tmp_path / "known.json"
     write_known(path, [verdict("rope", **detail)], known())
     assert read_known(path).places == {("m", "trace", "rope"): {"": [Extent(size=size)]}}
+
+
+def reads(*keys: str) -> Verdict:
+    """One verdict of metadata, whatever the number of keys that are wrong."""
+    return verdict("metadata/key/mine", total=len(keys), where=", ".join(keys))
+
+
+def refuses(message: str) -> Verdict:
+    detail = no_answer("mine", "evaluate", Rejected(message=message)).detail
+    return verdict("logits/diverged", **detail)
+
+
+@pytest.mark.parametrize(
+    ("listed", "found"),
+    [
+        (reads("key 'context_length'"), reads("key 'rope.freq_base'")),
+        (reads("key 'a'"), reads("key 'a'", "key 'b'")),
+        (refuses("two sequences are not supported"), refuses("weights of blk.1 are unreadable")),
+    ],
+)
+def test_another_key_or_another_refusal_is_not_excused(
+    listed: Verdict, found: Verdict, tmp_path: Path
+) -> None:
+    path = tmp_path / "known.json"
+    write_known(path, [listed], known())
+    assert read_known(path).excused(listed).status == "excused"
+    assert read_known(path).excused(found).status == "diverged"
+
+
+def test_a_refusal_that_is_listed_is_no_comparison() -> None:
+    listed = known("logits/diverged").excused(refuses("no such thing"))
+    assert listed.status == "excused"
+    assert exit_code([listed]) == 3
 
 
 def acid(test: str, says: str) -> Verdict:

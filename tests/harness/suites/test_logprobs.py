@@ -214,4 +214,4 @@ def test_engines_that_show_logits_are_not_asked_for_lists(folder: Path) -> None:
     path = builtin("f32", folder)
     assert {v.suite for v in verdicts_of(plan_for(path))}.isdisjoint({"logprobs", "text"})
     named = verdicts_of(plan_for(path, suites=("logprobs", "text")))
-    assert {v.status for v in named} == {"not-applicable"}
+    assert {v.status for v in named} == {"not-compared"}  # somebody wants these
