@@ -103,24 +103,6 @@ def in_order(typing: Any) -> Any:
     return types.void(), codegen
 
 
-@compiled_as
-def prefetch(typing: Any, raw: Any, at: Any, count: Any) -> Any:
-    """Have so many bytes brought near; they need not exist."""
-    size = written(count)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
-        ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        for line in range(0, size, 64):
-            at = builder.add(args[1], ir.Constant(I64, line))
-            place = address(context, builder, raw, args[0], at, I8)
-            # to be read, as data, into the first cache
-            builder.call(ask, (place, number(0), number(3), number(1)))
-        return context.get_dummy_value()
-
-    return types.void(raw, types.intp, count), codegen
-
-
 def has_vnni(context: Any) -> bool:
     return {"+avx512vnni", "+avx512vl"} <= features_of(context)
 

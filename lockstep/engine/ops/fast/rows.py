@@ -30,7 +30,6 @@ from lockstep.engine.kernels.dots import (
     half_pairs,
     in_order,
     ints_at,
-    prefetch,
     total,
     totals,
     twice,
@@ -60,17 +59,13 @@ I8 = NDArray[np.int8]
 I32 = NDArray[np.int32]
 ZERO = np.float32(0)
 NOTHING = np.int32(0)
-LINE = 64  # bytes of memory that are read at once
 
 
 def rows_of(
-    block: Callable[..., Any], size: int, weights: int, d: int, dmin: int = -1, m: int = -1,
-    ahead: int = 0,
-) -> Any:  # fmt: skip
-    """size: bytes of a block; d, dmin, m: where in it its scales lie, -1 if it lacks one; ahead: so
-    many bytes on, memory is asked for where the processor alone stops at the end of each page: for
-    one line of each four blocks, as to ask for all of them keeps it from reading on by itself."""
-    has_minima, has_lowest, asked = dmin >= 0, m >= 0, LINE if ahead else 0
+    block: Callable[..., Any], size: int, weights: int, d: int, dmin: int = -1, m: int = -1
+) -> Any:
+    """size: bytes of a block; d, dmin, m: where in it its scales lie, -1 if it lacks one."""
+    has_minima, has_lowest = dmin >= 0, m >= 0
     scaled = with_minima if has_minima else without_minima
 
     # x: (tokens, columns), dx: (tokens, blocks), sums: (tokens, groups)
@@ -87,7 +82,6 @@ def rows_of(
                 both = spread(ZERO, 2)
                 for i in range(0, fours, 4):
                     a, y = r * row_bytes + size * i, t * n + i
-                    prefetch(raw, a + ahead, asked)
                     b, c, e = a + size, a + 2 * size, a + 3 * size
                     va, la = block(raw, a, x, weights * y, sums, groups * y)
                     vb, lb = block(raw, b, x, weights * (y + 1), sums, groups * (y + 1))
@@ -111,7 +105,7 @@ def rows_of(
     # numba names code after its function and a count of the process that compiled it: kernels of
     # one name from two processes' caches would be one, the first that is loaded
     rows.__qualname__ += f".{block.__name__}"
-    return kernel(rows)
+    return kernel(rows, _nrt=False)
 
 
 @part
@@ -293,7 +287,7 @@ ROWS = {
     "IQ4_XS": Row(rows_of(iq4_xs, 136, 256, 0), pairs=True),
     "Q2_K": Row(rows_of(q2_k, 84, 256, 80, 82)),
     "Q3_K": Row(rows_of(q3_k, 110, 256, 108)),
-    "Q4_K": Row(rows_of(q4_k, 144, 256, 0, 2, ahead=2048), pairs=True),
+    "Q4_K": Row(rows_of(q4_k, 144, 256, 0, 2), pairs=True),
     "Q5_K": Row(rows_of(q5_k, 176, 256, 0, 2), pairs=True),
     "Q6_K": Row(rows_of(q6_k, 210, 256, 208)),
 }
