@@ -6,7 +6,8 @@ cache it is nearer to the truth than llama.cpp is. Never used to judge.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from lockstep.engine.kernels.pointers import address_of
 from lockstep.engine.ops.attention import like
 from lockstep.engine.ops.fast import floats, kernels, panels
 from lockstep.engine.ops.fast.activations import CONVERTED, ActivationSteps
-from lockstep.engine.ops.fast.rows import ROWS
+from lockstep.engine.ops.fast.rows import ROWS, TOGETHER
 from lockstep.engine.ops.fast.team import team
 from lockstep.engine.ops.flash_mirror import one_by_one
 from lockstep.engine.ops.mirror import Mirror
@@ -39,6 +40,8 @@ class Fast(Mirror):
         super().__init__()
         self.n_threads = n_threads or os.cpu_count() or 1
         self.converted_last: tuple[Any, ActivationSteps] | None = None
+        # before they are asked for, and of which activations
+        self.computed: dict[Weight, tuple[F32, F32]] = {}
         self.turned: tuple[bytes, RopeParams, F32, F32] | None = None
 
     def share(self, kernel: Callable[..., None], n: int, work: int, *args: Any) -> None:
@@ -52,29 +55,42 @@ class Fast(Mirror):
     # --- products with weights ------------------------------------------------------------
 
     def linear(self, x: F32, weight: Weight) -> F32:
+        known = self.computed.pop(weight, None)
+        if known is not None and known[0] is x:
+            return known[1]
         kind = weight.format
         # a decoder that is wrong on purpose must not be replaced by a right one
         if kind.family.get(kind.name) is not kind or kind.vec_dot_type == NO_PRODUCT:
             return super().linear(x, weight)
+        if kind.name in ROWS and len(x) <= FEW:
+            return self.by_rows(x, [weight])[0]
         out = np.empty((len(x), weight.shape[0]), np.float32)
         if kind.vec_dot_type in CONVERTED:
-            kernel, args = self.of_steps(self.steps(x, kind), weight)
+            kernel, args = of_steps(self.steps(x, kind), weight)
         else:
             kernel, args = of_floats(x, weight)
         self.share(kernel, weight.shape[0], x.size * weight.shape[0], *args, out)
         return out
 
-    def of_steps(self, found: ActivationSteps, weight: Weight) -> Prepared:
-        kind, raw = weight.format, readable(weight.raw)
-        row = ROWS.get(kind.name)
-        if row is not None and len(found.x) <= FEW:
-            sums = found.pairs if row.pairs else found.sums
-            return row.kernel, (raw, weight.row_bytes, found.x, found.dx, sums, found.lows)
-        x, dx = found.tiles
-        if run_of(kind) < activation_format(kind).block:
-            dx = np.repeat(dx, 2, axis=1)  # NVFP4: two scales of weights for one of activations
-        y, dy = found.tiles_of_minima if minimum_of(kind) else (x[:, :0], dx[:, :0])
-        return panels.products, (*panels.format_of(kind.name), raw, weight.row_bytes, x, dx, y, dy)
+    def compute_together(self, x: F32, weights: Sequence[Weight]) -> None:
+        kind = weights[0].format
+        if any(w.format is not kind for w in weights) or kind.family.get(kind.name) is not kind:
+            return
+        if kind.name in ROWS and len(x) <= FEW and len(weights) <= TOGETHER:
+            products = self.by_rows(x, weights)
+            self.computed = {w: (x, out) for w, out in zip(weights, products, strict=True)}
+
+    def by_rows(self, x: F32, weights: Sequence[Weight]) -> list[F32]:
+        """Of weights of one format, by one call: to share a small product costs as much as it."""
+        row, found = ROWS[weights[0].format.name], self.steps(x, weights[0].format)
+        ends = list(accumulate(weight.shape[0] for weight in weights))
+        raws = [readable(weight.raw) for weight in weights]
+        raws += [raws[0][:0]] * (TOGETHER - len(raws))  # of another number they were another type
+        out = np.empty((len(x), ends[-1]), np.float32)
+        sums = found.pairs if row.pairs else found.sums
+        args = tuple(raws), weights[0].row_bytes, found.x, found.dx, sums, found.lows, out
+        self.share(row.kernel, ends[-1], x.size * ends[-1], *args)
+        return [out[:, end - w.shape[0] : end] for w, end in zip(weights, ends, strict=True)]
 
     def steps(self, x: F32, kind: type[WeightFormat]) -> ActivationSteps:
         """Kept until other activations come: those of a layer meet up to three matrices."""
@@ -178,6 +194,16 @@ def as_compiled(x: NDArray[Any], kind: Any) -> NDArray[Any]:
 
 
 # --- how each format is multiplied ------------------------------------------------------------
+
+
+def of_steps(found: ActivationSteps, weight: Weight) -> Prepared:
+    """By panels."""
+    kind, raw = weight.format, readable(weight.raw)
+    x, dx = found.tiles
+    if run_of(kind) < activation_format(kind).block:
+        dx = np.repeat(dx, 2, axis=1)  # NVFP4: two scales of weights for one of activations
+    y, dy = found.tiles_of_minima if minimum_of(kind) else (x[:, :0], dx[:, :0])
+    return panels.products, (*panels.format_of(kind.name), raw, weight.row_bytes, x, dx, y, dy)
 
 
 def readable(raw: Bytes) -> Bytes:

@@ -57,6 +57,7 @@ from lockstep.engine.quants.q3_k import scales_of
 
 I8 = NDArray[np.int8]
 I32 = NDArray[np.int32]
+TOGETHER = 3  # matrices that one call multiplies: queries, keys and values
 ZERO = np.float32(0)
 NOTHING = np.int32(0)
 
@@ -72,7 +73,7 @@ def rows_of(
     # lows: (tokens, blocks), what the lowest weights of blocks are multiplied by
     def rows(
         raw: Bytes, row_bytes: int, x: I8, dx: F32, sums: I32, lows: F32,
-        out: F32, start: int, stop: int,
+        out: F32, first: int, start: int, stop: int,
     ) -> None:  # fmt: skip
         n, groups = dx.shape[1], sums.shape[1] // dx.shape[1]
         x, dx, sums, lows = x.reshape(-1), dx.reshape(-1), sums.reshape(-1), lows.reshape(-1)
@@ -100,12 +101,35 @@ def rows_of(
                 if has_lowest:
                     for i in range(n):
                         low += half_at(raw, r * row_bytes + size * i + m) * lows[t * n + i]
-                out[t, r] = s + low
+                out[t, first + r] = s + low
 
+    return through(named(rows, block))
+
+
+def through(rows: Any) -> Any:
+    """A kernel of several matrices (raws), whose rows are counted from the first one's on."""
+
+    def several(
+        raws: tuple[Bytes, ...], row_bytes: int, x: I8, dx: F32, sums: I32, lows: F32,
+        out: F32, start: int, stop: int,
+    ) -> None:  # fmt: skip
+        first = 0
+        for raw in raws:
+            n = raw.size // row_bytes
+            begin, end = max(start - first, 0), min(stop - first, n)
+            rows(raw, row_bytes, x, dx, sums, lows, out, first, begin, end)
+            first += n
+
+    return named(several, rows)
+
+
+def named(function: Callable[..., None], part_of_it: Callable[..., Any]) -> Any:
+    """A kernel; references are not counted, which threads would contend for."""
     # numba names code after its function and a count of the process that compiled it: kernels of
     # one name from two processes' caches would be one, the first that is loaded
-    rows.__qualname__ += f".{block.__name__}"
-    return kernel(rows, _nrt=False)
+    function.__qualname__ += f".{part_of_it.__name__}"
+    function.__name__ += f"_{part_of_it.__name__}"
+    return kernel(function, _nrt=False)
 
 
 @part
