@@ -7,7 +7,6 @@ cache it is nearer to the truth than llama.cpp is. Never used to judge.
 
 import os
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,8 @@ from lockstep.engine.weights import Weight
 
 WORTH_A_THREAD = 1 << 17  # multiplications below which sharing them costs more than it saves
 FEW = 8  # tokens, of which each is multiplied by weights as they lie in the file
+NONE = (np.frombuffer(b"", np.uint8),) * TOGETHER  # fewer matrices were of another type
+SINGLE, HALF_BITS, BOOL = np.dtype(np.float32), np.dtype(np.uint16), np.dtype(np.bool_)
 Prepared = tuple[Callable[..., None], tuple[Any, ...]]  # a kernel and its first arguments
 
 
@@ -83,14 +84,16 @@ class Fast(Mirror):
     def by_rows(self, x: F32, weights: Sequence[Weight]) -> list[F32]:
         """Of weights of one format, by one call: to share a small product costs as much as it."""
         row, found = ROWS[weights[0].format.name], self.steps(x, weights[0].format)
-        ends = list(accumulate(weight.shape[0] for weight in weights))
-        raws = [readable(weight.raw) for weight in weights]
-        raws += [raws[0][:0]] * (TOGETHER - len(raws))  # of another number they were another type
-        out = np.empty((len(x), ends[-1]), np.float32)
+        n = sum([weight.shape[0] for weight in weights])
+        out, parts, start = np.empty((len(x), n), np.float32), [], 0
+        for weight in weights:
+            parts.append(out[:, start : start + weight.shape[0]])
+            start += weight.shape[0]
+        raws = (*[readable(weight.raw) for weight in weights], *NONE[len(weights) :])
         sums = found.pairs if row.pairs else found.sums
-        args = tuple(raws), weights[0].row_bytes, found.x, found.dx, sums, found.lows, out
-        self.share(row.kernel, ends[-1], x.size * ends[-1], *args)
-        return [out[:, end - w.shape[0] : end] for w, end in zip(weights, ends, strict=True)]
+        args = raws, weights[0].row_bytes, found.x, found.dx, sums, found.lows, out
+        self.share(row.kernel, n, x.size * n, *args)
+        return parts
 
     def steps(self, x: F32, kind: type[WeightFormat]) -> ActivationSteps:
         """Kept until other activations come: those of a layer meet up to three matrices."""
@@ -172,21 +175,21 @@ class Fast(Mirror):
 
 
 def plain(x: NDArray[Any]) -> F32:
-    return as_compiled(x, np.float32)
+    return as_compiled(x, SINGLE)
 
 
 def kept(x: NDArray[Any]) -> NDArray[Any]:
     """Keys or values as they lie in a cache: halves as their bits."""
     if x.dtype == np.float16:
-        return as_compiled(x.view(np.uint16), np.uint16)
+        return as_compiled(x.view(HALF_BITS), HALF_BITS)
     return plain(x)
 
 
 def shown(visible: Bools) -> Bools:
-    return as_compiled(visible, np.bool_)
+    return as_compiled(visible, BOOL)
 
 
-def as_compiled(x: NDArray[Any], kind: Any) -> NDArray[Any]:
+def as_compiled(x: NDArray[Any], kind: np.dtype[Any]) -> NDArray[Any]:
     """As the one kind of array for which the kernels are compiled; a copy if it is another."""
     if x.dtype == kind and x.flags.carray:
         return x
