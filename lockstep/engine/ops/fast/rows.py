@@ -124,7 +124,7 @@ def through(rows: Any) -> Any:
 
 
 def named(function: Callable[..., None], part_of_it: Callable[..., Any]) -> Any:
-    """A kernel; references are not counted, which threads would contend for."""
+    """A kernel; numba does not count references in it (`_nrt`), which threads contend for."""
     # numba names code after its function and a count of the process that compiled it: kernels of
     # one name from two processes' caches would be one, the first that is loaded
     function.__qualname__ += f".{part_of_it.__name__}"
