@@ -64,6 +64,11 @@ class Architecture(Registered):
         out: F32 = step.probe(site, layer, step.ops.linear(x, weight))
         return out
 
+    def compute_together(self, step: Step, layer: int, x: F32, *names: str) -> None:
+        """What follows are products of x with these."""
+        weights = [self.tensors.in_layer(layer, f"{name}.weight") for name in names]
+        step.ops.compute_together(x, weights)
+
     def biased(self, step: Step, layer: int, site: str, x: F32, name: str, summed: str) -> F32:
         """As `linear`, and plus a bias; `summed` is the name of that, "" where there is none."""
         h = self.linear(step, layer, site, x, name)

@@ -101,6 +101,7 @@ class Gemma3(Architecture, name="gemma3"):
 
     def attention(self, step: Step, layer: int, x: F32) -> F32:
         hp, at, rope = self.hparams, step.batch.positions, self.rope_params(layer)
+        self.compute_together(step, layer, x, "attn_q", "attn_k", "attn_v")
         q = self.linear(step, layer, "Qcur", x, "attn_q").reshape(len(x), hp.n_head, -1)
         k = self.linear(step, layer, "Kcur", x, "attn_k").reshape(len(x), hp.n_head_kv, -1)
         v = self.linear(step, layer, "Vcur", x, "attn_v").reshape(len(x), hp.n_head_kv, -1)
@@ -114,6 +115,7 @@ class Gemma3(Architecture, name="gemma3"):
         return self.linear(step, layer, "attn_out", out, "attn_output")
 
     def feed_forward(self, step: Step, layer: int, x: F32) -> F32:
+        self.compute_together(step, layer, x, "ffn_up", "ffn_gate")
         up = self.linear(step, layer, "ffn_up", x, "ffn_up")
         gate = self.linear(step, layer, "ffn_gate", x, "ffn_gate")
         h = step.probe("ffn_geglu", layer, step.ops.geglu(gate, up))

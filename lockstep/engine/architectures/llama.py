@@ -118,12 +118,14 @@ class Llama(Architecture, name="llama"):
     def heads(self, step: Step, layer: int, x: F32) -> tuple[F32, F32, F32]:
         """Queries, keys and values before they are rotated: (tokens, heads, dim) each."""
         hp = self.hparams
+        self.compute_together(step, layer, x, "attn_q", "attn_k", "attn_v")
         q = self.linear(step, layer, "Qcur", x, "attn_q").reshape(len(x), hp.n_head, -1)
         k = self.linear(step, layer, "Kcur", x, "attn_k").reshape(len(x), hp.n_head_kv, -1)
         v = self.linear(step, layer, "Vcur", x, "attn_v").reshape(len(x), hp.n_head_kv, -1)
         return q, k, v
 
     def feed_forward(self, step: Step, layer: int, x: F32, kind: str = "") -> F32:
+        self.compute_together(step, layer, x, f"ffn_up{kind}", f"ffn_gate{kind}")
         up = self.linear(step, layer, "ffn_up", x, f"ffn_up{kind}")
         gate = self.linear(step, layer, "ffn_gate", x, f"ffn_gate{kind}")
         h = step.probe("ffn_swiglu", layer, step.ops.swiglu(gate, up))

@@ -20,7 +20,7 @@ BETA_FAST, BETA_SLOW = 32, 1  # turns within the original context
 def scaled(plain: RopeParams, attn_factor: float, n_ctx_orig: int) -> RopeParams:
     """n_ctx_orig: 0 for other kinds of scaling than YaRN."""
     if not n_ctx_orig:
-        return replace(plain, magnitude=attn_factor)
+        return plain if attn_factor == plain.magnitude else replace(plain, magnitude=attn_factor)
     longer = 1 / plain.scale
     grown = 1 + 0.1 * math.log(longer) if longer > 1 else 1.0
     kept = shares_kept(plain.n_rot, plain.base, n_ctx_orig)

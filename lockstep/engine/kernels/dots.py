@@ -17,6 +17,8 @@ from lockstep.engine.kernels.vectors import (
     address,
     as_it_is,
     filled,
+    half,
+    joined,
     number,
     packed,
     same,
@@ -90,21 +92,15 @@ def fours(context: Any, builder: Any, sums: Any, w: Any, y: Any, *, small: bool 
 
 
 @compiled_as
-def prefetch(typing: Any, raw: Any, at: Any, count: Any) -> Any:
-    """Have so many bytes brought near; they need not exist."""
-    size = written(count)
+def in_order(typing: Any) -> Any:
+    """What is read before is read before, what is read after is read after: LLVM, which would mix
+    them, runs out of registers."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
-        ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        for line in range(0, size, 64):
-            at = builder.add(args[1], ir.Constant(I64, line))
-            place = address(context, builder, raw, args[0], at, I8)
-            # to be read, as data, into the first cache
-            builder.call(ask, (place, number(0), number(3), number(1)))
+        builder.fence("acq_rel", "singlethread")
         return context.get_dummy_value()
 
-    return types.void(raw, types.intp, count), codegen
+    return types.void(), codegen
 
 
 def has_vnni(context: Any) -> bool:
@@ -112,17 +108,36 @@ def has_vnni(context: Any) -> bool:
 
 
 @compiled_as
-def four_of(typing: Any, lanes: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """Of integers the lowest 16 bits of four, each of them four times."""
+def twice(typing: Any, lanes: Any, first: Any) -> Any:
+    """Of integers the lowest 16 bits of eight, and the same eight behind them."""
+    wide = Lanes("short", 16)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        # cut before they are spread, not after, where LLVM would leave it
         short = builder.trunc(args[0], ir.VectorType(I16, lanes.count))
-        four = packed(builder, [builder.extract_element(short, place) for place in args[1:]])
-        order = ir.Constant(ir.VectorType(I32, 16), [i // 4 for i in range(16)])
-        return builder.shuffle_vector(four, four, order)
+        places = (builder.add(args[1], ir.Constant(I64, i)) for i in range(8))
+        eight = packed(builder, [builder.extract_element(short, place) for place in places])
+        both = joined(builder, eight, eight)
+        if "+avx2" not in features_of(context):
+            return both
+        # an empty piece of assembly: LLVM, which would see that both halves are the same, would
+        # spread each number over both, by an instruction that costs more than one within halves
+        kind = ir.FunctionType(both.type, (both.type,))
+        return builder.asm(kind, "", "=x,0", [both], False)
 
-    return Lanes("short", 16)(lanes, *[types.intp] * 4), codegen
+    return wide(lanes, types.intp), codegen
+
+
+@compiled_as
+def four_of(typing: Any, lanes: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """Two of the first half and two of the second, each of them four times."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        eight = ir.Constant(I64, 8)
+        places = *args[1:3], *(builder.add(place, eight) for place in args[3:])
+        four = [builder.extract_element(args[0], place) for place in places]
+        return packed(builder, [value for value in four for _ in range(4)])
+
+    return lanes(lanes, *[types.intp] * 4), codegen
 
 
 def bytes_of(context: Any, builder: Any, steps: Any, x: Any, args: Any) -> tuple[Any, Any]:
@@ -167,10 +182,11 @@ def totals(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, b, c, d = args
-        # within each half: two of the one, two of the other
-        even, odd = (0, 2, 8, 10, 4, 6, 12, 14), (1, 3, 9, 11, 5, 7, 13, 15)
-        ab, cd = (added(builder, *two, even, odd) for two in ((a, b), (c, d)))
-        return added(builder, added(builder, ab, cd, even, odd), range(4), range(4, 8))
+        # lanes of two side by side, then of four: not neighbours, whose instruction is a slow one
+        low, high = (0, 8, 1, 9, 4, 12, 5, 13), (2, 10, 3, 11, 6, 14, 7, 15)
+        ab, cd = (added(builder, *two, low, high) for two in ((a, b), (c, d)))
+        low, high = (0, 1, 8, 9, 4, 5, 12, 13), (2, 3, 10, 11, 6, 7, 14, 15)
+        return added(builder, added(builder, ab, cd, low, high), range(4), range(4, 8))
 
     return Lanes("int", 4)(a, b, c, d), codegen
 
@@ -259,3 +275,40 @@ def four_floats(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
         return packed(builder, list(args))
 
     return lanes(*[types.float32] * 4), codegen
+
+
+@compiled_as
+def half_pairs(typing: Any, raw: Any, at: Any, apart: Any) -> Any:
+    """Two halves side by side in four places so far apart: lanes of the first ones, and of the
+    others."""
+    lanes = Lanes("float", 4)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        words, place = [], args[1]
+        for _ in range(4):
+            start = address(context, builder, raw, args[0], place, I32)
+            words.append(builder.load(start, align=1))
+            place = builder.add(place, args[2])
+        bits = builder.bitcast(packed(builder, words), ir.VectorType(I16, 8))
+        found = half(context, builder, bits, ir.VectorType(F32, 8))
+        parts = []
+        for first in (0, 1):
+            order = ir.Constant(ir.VectorType(I32, 4), list(range(first, 8, 2)))
+            parts.append(builder.shuffle_vector(found, found, order))
+        return context.make_tuple(builder, signature.return_type, parts)
+
+    return types.UniTuple(lanes, 2)(raw, types.intp, types.intp), codegen
+
+
+@compiled_as
+def add_side_by_side(typing: Any, sums: Any, a: Any, b: Any) -> Any:
+    """Two sums, to which each lane of a and of b is added, one after the other."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        found = args[0]
+        for i in range(a.count):
+            order = ir.Constant(ir.VectorType(I32, 2), [i, a.count + i])
+            found = builder.fadd(found, builder.shuffle_vector(*args[1:], order))
+        return found
+
+    return sums(sums, a, b), codegen

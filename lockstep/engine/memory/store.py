@@ -1,5 +1,6 @@
 """Keys and values in cells, layer by layer. What a cell holds is rounded to a storage type."""
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +71,8 @@ class Store:
     def __init__(self, numbers: Numbers, n_cells: int) -> None:
         kinds = storage(numbers.type_k), storage(numbers.type_v)
         self.rotate = numbers.rotate
-        self.read_last: tuple[Index, Index | slice] | None = None
+        # all layers write to the same cells, and read the same ones
+        self.last: deque[tuple[Index, Index | slice]] = deque(maxlen=2)
         self.keys: dict[int, NDArray[Any]] = {}
         self.values: dict[int, NDArray[Any]] = {}
         for layer, kept in numbers.layers.items():
@@ -81,18 +83,24 @@ class Store:
                 )
             )
 
+    def place(self, cells: Index) -> Index | slice:
+        """As a slice, if they are in a row: to read them is no copy then, and a cache is long."""
+        for known, found in self.last:
+            if known is cells:
+                return found
+        self.last.append((cells, in_a_row(cells)))
+        return self.last[-1][1]
+
     def write(self, layer: int, cells: Index, k: F32, v: F32) -> None:
         """k, v: (tokens, kv_heads, dim), rounded to the storage types on the way in."""
+        at = self.place(cells)
         with np.errstate(over="ignore"):  # beyond 65504 a half is infinite
-            self.keys[layer][cells] = k
-            self.values[layer][cells] = v
+            self.keys[layer][at] = k
+            self.values[layer][at] = v
 
     def read(self, layer: int, cells: Index) -> tuple[NDArray[Any], NDArray[Any]]:
-        """As stored: (cells, kv_heads, dim) each. Of cells in a row that is no copy: a cache is
-        long, and each token reads all of it."""
-        if self.read_last is None or self.read_last[0] is not cells:  # all layers read the same
-            self.read_last = cells, in_a_row(cells)
-        at = self.read_last[1]
+        """As stored: (cells, kv_heads, dim) each."""
+        at = self.place(cells)
         return self.keys[layer][at], self.values[layer][at]
 
     def get(self, cells: Index, deltas: NDArray[np.int32]) -> Kept:

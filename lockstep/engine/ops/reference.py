@@ -4,7 +4,7 @@ Numerics as written on paper: float64 inside, one rounding to float32 on the way
 numpy's, slowest first. A weight matrix is (outputs, inputs), as it lies in a GGUF file.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,10 @@ class ReferenceOps:
     def linear(self, x: F32, weight: Weight) -> F32:
         """x: (tokens, inputs), weight: (outputs, inputs) -> (tokens, outputs)."""
         return self.run(products.linear, x, weight, self.activations, self.sums)
+
+    def compute_together(self, x: F32, weights: Sequence[Weight]) -> None:
+        """`linear` will be asked for all of these, and x not be written to: who can, may compute
+        them at once."""
 
     def linear_id(self, x: F32, weight: Weight, ids: I32) -> F32:
         """x: (tokens, used or 1, inputs), weight: (experts, outputs, inputs), ids: (tokens, used)

@@ -165,6 +165,24 @@ def test_neither_threads_nor_neighbours_change_a_bit(
     assert Fast(5).linear(x, weight).tobytes() == alone.tobytes()
 
 
+@pytest.mark.parametrize("tokens", [1, 3, 12])
+@pytest.mark.parametrize("names", [("Q4_K",) * 3, ("Q8_0", "Q8_0"), ("Q4_K", "Q6_K"), ("F32",) * 2])
+def test_products_that_are_computed_together_are_the_same(
+    names: tuple[str, ...], tokens: int
+) -> None:
+    columns = max(map(block_of, names)) * 2
+    weights = [weight_of(name, (5 + i, columns), i) for i, name in enumerate(names)]
+    x, other = floats(8, tokens, columns), floats(9, tokens, columns)
+    ops = Fast(n_threads=2)
+    ops.compute_together(x, weights)
+    for one in (x, other):  # what was computed of others is not given
+        for weight in weights:
+            alone = FAST.linear(one.copy(), weight)
+            assert np.ascontiguousarray(ops.linear(one, weight)).tobytes() == alone.tobytes()
+    ops.compute_together(x, weights)
+    assert ops.linear(other, weights[1]).tobytes() == FAST.linear(other, weights[1]).tobytes()
+
+
 K_FORMATS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 
 

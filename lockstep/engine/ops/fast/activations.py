@@ -17,6 +17,7 @@ I32 = NDArray[np.int32]
 ZERO, ONE, MOST = np.float32(0), np.float32(1), np.float32(127)
 LARGE = np.float32(2.0**31)
 MAGIC = np.float32(1.5 * 2**23)
+INFINITE = np.int32(0x7F800000)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,21 +96,32 @@ def to_q8(x: F32, steps: I8, scales: F32, sums: I32, wide_sums: I32) -> None:
 
 
 @kernel
+def magnitude(bits: Any) -> Any:
+    """Of a float by its bits, in the order of magnitudes; a NaN has none."""
+    size = np.int32(bits & 0x7FFFFFFF)
+    return size if size <= INFINITE else np.int32(0)
+
+
+@kernel
 def to_q8_k(x: F32, steps: I8, scales: F32, sums: I32, pairs: I32) -> None:
     """sums: of each 16, pairs: of each 32"""
+    x_bits = x.view(np.int32)
     for t in range(x.shape[0]):
         for b in range(scales.shape[1]):
             block, to = x[t, 256 * b : 256 * b + 256], steps[t, 256 * b : 256 * b + 256]
-            largest = size = ZERO
+            bits = x_bits[t, 256 * b : 256 * b + 256]
+            size, first = np.int32(0), np.int32(255)
             for i in range(256):
-                if abs(block[i]) > size:  # the first of equals; a NaN is passed over
-                    largest, size = block[i], abs(block[i])
-            inverse = -MOST / largest if size != ZERO else ZERO
-            scales[t, b] = ONE / inverse if size != ZERO else ZERO
+                size = max(size, magnitude(bits[i]))
+            for i in range(256):  # the first of equals
+                first = min(first, np.int32(i) if magnitude(bits[i]) == size else np.int32(255))
+            largest = block[first]
+            inverse = -MOST / largest if size else ZERO
+            scales[t, b] = ONE / inverse if size else ZERO
             for i in range(256):
-                bits = np.float32(block[i] * inverse + MAGIC).view(np.int32)
-                nearest: Any = min((bits & 0x007FFFFF) - 0x00400000, 127)
-                to[i] = nearest if size != ZERO else 0
+                moved = np.float32(block[i] * inverse + MAGIC).view(np.int32)
+                nearest: Any = min(np.int32((moved & 0x007FFFFF) - 0x00400000), np.int32(127))
+                to[i] = nearest if size else np.int32(0)
             for g in range(16):
                 total = np.int32(0)
                 for i in range(16):

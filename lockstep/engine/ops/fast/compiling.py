@@ -12,6 +12,6 @@ SOURCES = (path for folder in FOLDERS for path in folder.glob("*.py"))
 STAMP = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(SOURCES))).hexdigest()
 
 
-def kernel(function: Any) -> Any:
+def kernel(function: Any, **options: Any) -> Any:
     """Threads may run it side by side; a kernel may call those of the other files here."""
-    return compiled(function, STAMP, nogil=True, error_model="numpy")
+    return compiled(function, STAMP, nogil=True, error_model="numpy", **options)

@@ -55,12 +55,16 @@ def power_of_two(n: Any) -> Any:
 
 @kernel
 def rms_norm(x: F32, weight: F32, eps: Any, out: F32, start: int, stop: int) -> None:
-    """Squares in float32, their sum in float64, as ggml has it."""
+    """Squares in float32, their sum in float64, as ggml has it, but in eight sums side by side."""
+    whole = x.shape[1] // 8 * 8
     for t in range(start, stop):
-        total = 0.0
-        for i in range(x.shape[1]):
-            total += np.float64(x[t, i] * x[t, i])
-        mean = np.float32(total / x.shape[1])
+        sums = np.zeros(8)
+        for i in range(0, whole, 8):
+            for j in range(8):
+                sums[j] += np.float64(x[t, i + j] * x[t, i + j])
+        for i in range(whole, x.shape[1]):
+            sums[i - whole] += np.float64(x[t, i] * x[t, i])
+        mean = np.float32(sums.sum() / x.shape[1])
         scale = ONE / np.sqrt(mean + eps)
         for i in range(x.shape[1]):
             out[t, i] = x[t, i] * scale * weight[i]

@@ -6,7 +6,7 @@ cache it is nearer to the truth than llama.cpp is. Never used to judge.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from lockstep.engine.kernels.pointers import address_of
 from lockstep.engine.ops.attention import like
 from lockstep.engine.ops.fast import floats, kernels, panels
 from lockstep.engine.ops.fast.activations import CONVERTED, ActivationSteps
-from lockstep.engine.ops.fast.rows import ROWS
+from lockstep.engine.ops.fast.rows import ROWS, TOGETHER
 from lockstep.engine.ops.fast.team import team
 from lockstep.engine.ops.flash_mirror import one_by_one
 from lockstep.engine.ops.mirror import Mirror
@@ -29,6 +29,8 @@ from lockstep.engine.weights import Weight
 
 WORTH_A_THREAD = 1 << 17  # multiplications below which sharing them costs more than it saves
 FEW = 8  # tokens, of which each is multiplied by weights as they lie in the file
+NONE = (np.frombuffer(b"", np.uint8),) * TOGETHER  # fewer matrices were of another type
+SINGLE, HALF_BITS, BOOL = np.dtype(np.float32), np.dtype(np.uint16), np.dtype(np.bool_)
 Prepared = tuple[Callable[..., None], tuple[Any, ...]]  # a kernel and its first arguments
 
 
@@ -39,6 +41,8 @@ class Fast(Mirror):
         super().__init__()
         self.n_threads = n_threads or os.cpu_count() or 1
         self.converted_last: tuple[Any, ActivationSteps] | None = None
+        # before they are asked for, and of which activations
+        self.computed: dict[Weight, tuple[F32, F32]] = {}
         self.turned: tuple[bytes, RopeParams, F32, F32] | None = None
 
     def share(self, kernel: Callable[..., None], n: int, work: int, *args: Any) -> None:
@@ -52,29 +56,44 @@ class Fast(Mirror):
     # --- products with weights ------------------------------------------------------------
 
     def linear(self, x: F32, weight: Weight) -> F32:
+        known = self.computed.pop(weight, None)
+        if known is not None and known[0] is x:
+            return known[1]
         kind = weight.format
         # a decoder that is wrong on purpose must not be replaced by a right one
         if kind.family.get(kind.name) is not kind or kind.vec_dot_type == NO_PRODUCT:
             return super().linear(x, weight)
+        if kind.name in ROWS and len(x) <= FEW:
+            return self.by_rows(x, [weight])[0]
         out = np.empty((len(x), weight.shape[0]), np.float32)
         if kind.vec_dot_type in CONVERTED:
-            kernel, args = self.of_steps(self.steps(x, kind), weight)
+            kernel, args = of_steps(self.steps(x, kind), weight)
         else:
             kernel, args = of_floats(x, weight)
         self.share(kernel, weight.shape[0], x.size * weight.shape[0], *args, out)
         return out
 
-    def of_steps(self, found: ActivationSteps, weight: Weight) -> Prepared:
-        kind, raw = weight.format, readable(weight.raw)
-        row = ROWS.get(kind.name)
-        if row is not None and len(found.x) <= FEW:
-            sums = found.pairs if row.pairs else found.sums
-            return row.kernel, (raw, weight.row_bytes, found.x, found.dx, sums, found.lows)
-        x, dx = found.tiles
-        if run_of(kind) < activation_format(kind).block:
-            dx = np.repeat(dx, 2, axis=1)  # NVFP4: two scales of weights for one of activations
-        y, dy = found.tiles_of_minima if minimum_of(kind) else (x[:, :0], dx[:, :0])
-        return panels.products, (*panels.format_of(kind.name), raw, weight.row_bytes, x, dx, y, dy)
+    def compute_together(self, x: F32, weights: Sequence[Weight]) -> None:
+        kind = weights[0].format
+        if any(w.format is not kind for w in weights) or kind.family.get(kind.name) is not kind:
+            return
+        if kind.name in ROWS and len(x) <= FEW and len(weights) <= TOGETHER:
+            products = self.by_rows(x, weights)
+            self.computed = {w: (x, out) for w, out in zip(weights, products, strict=True)}
+
+    def by_rows(self, x: F32, weights: Sequence[Weight]) -> list[F32]:
+        """Of weights of one format, by one call: to share a small product costs as much as it."""
+        row, found = ROWS[weights[0].format.name], self.steps(x, weights[0].format)
+        n = sum([weight.shape[0] for weight in weights])
+        out, parts, start = np.empty((len(x), n), np.float32), [], 0
+        for weight in weights:
+            parts.append(out[:, start : start + weight.shape[0]])
+            start += weight.shape[0]
+        raws = (*[readable(weight.raw) for weight in weights], *NONE[len(weights) :])
+        sums = found.pairs if row.pairs else found.sums
+        args = raws, weights[0].row_bytes, found.x, found.dx, sums, found.lows, out
+        self.share(row.kernel, n, x.size * n, *args)
+        return parts
 
     def steps(self, x: F32, kind: type[WeightFormat]) -> ActivationSteps:
         """Kept until other activations come: those of a layer meet up to three matrices."""
@@ -156,21 +175,21 @@ class Fast(Mirror):
 
 
 def plain(x: NDArray[Any]) -> F32:
-    return as_compiled(x, np.float32)
+    return as_compiled(x, SINGLE)
 
 
 def kept(x: NDArray[Any]) -> NDArray[Any]:
     """Keys or values as they lie in a cache: halves as their bits."""
     if x.dtype == np.float16:
-        return as_compiled(x.view(np.uint16), np.uint16)
+        return as_compiled(x.view(HALF_BITS), HALF_BITS)
     return plain(x)
 
 
 def shown(visible: Bools) -> Bools:
-    return as_compiled(visible, np.bool_)
+    return as_compiled(visible, BOOL)
 
 
-def as_compiled(x: NDArray[Any], kind: Any) -> NDArray[Any]:
+def as_compiled(x: NDArray[Any], kind: np.dtype[Any]) -> NDArray[Any]:
     """As the one kind of array for which the kernels are compiled; a copy if it is another."""
     if x.dtype == kind and x.flags.carray:
         return x
@@ -178,6 +197,16 @@ def as_compiled(x: NDArray[Any], kind: Any) -> NDArray[Any]:
 
 
 # --- how each format is multiplied ------------------------------------------------------------
+
+
+def of_steps(found: ActivationSteps, weight: Weight) -> Prepared:
+    """By panels."""
+    kind, raw = weight.format, readable(weight.raw)
+    x, dx = found.tiles
+    if run_of(kind) < activation_format(kind).block:
+        dx = np.repeat(dx, 2, axis=1)  # NVFP4: two scales of weights for one of activations
+    y, dy = found.tiles_of_minima if minimum_of(kind) else (x[:, :0], dx[:, :0])
+    return panels.products, (*panels.format_of(kind.name), raw, weight.row_bytes, x, dx, y, dy)
 
 
 def readable(raw: Bytes) -> Bytes:

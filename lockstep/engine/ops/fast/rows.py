@@ -21,15 +21,18 @@ from numpy.typing import NDArray
 from lockstep.engine.kernels.dots import (
     add_bytes,
     add_scaled_bytes,
+    add_side_by_side,
     as_short,
     both_halves,
     first_lane,
     four_floats,
     four_of,
+    half_pairs,
+    in_order,
     ints_at,
-    prefetch,
     total,
     totals,
+    twice,
 )
 from lockstep.engine.kernels.lanes import (
     as_float,
@@ -54,47 +57,41 @@ from lockstep.engine.quants.q3_k import scales_of
 
 I8 = NDArray[np.int8]
 I32 = NDArray[np.int32]
+TOGETHER = 3  # matrices that one call multiplies: queries, keys and values
 ZERO = np.float32(0)
 NOTHING = np.int32(0)
-LINE = 64  # bytes of memory that are read at once
 
 
 def rows_of(
-    block: Callable[..., Any], size: int, weights: int, d: int, dmin: int = -1, m: int = -1,
-    ahead: int = 0,
-) -> Any:  # fmt: skip
-    """size: bytes of a block; d, dmin, m: where in it its scales lie, -1 if it lacks one; ahead: so
-    many bytes on, memory is asked for where the processor alone stops at the end of each page: for
-    one line of each four blocks, as to ask for all of them keeps it from reading on by itself."""
-    has_minima, has_lowest, asked = dmin >= 0, m >= 0, LINE if ahead else 0
+    block: Callable[..., Any], size: int, weights: int, d: int, dmin: int = -1, m: int = -1
+) -> Any:
+    """size: bytes of a block; d, dmin, m: where in it its scales lie, -1 if it lacks one."""
+    has_minima, has_lowest = dmin >= 0, m >= 0
+    scaled = with_minima if has_minima else without_minima
 
     # x: (tokens, columns), dx: (tokens, blocks), sums: (tokens, groups)
     # lows: (tokens, blocks), what the lowest weights of blocks are multiplied by
     def rows(
         raw: Bytes, row_bytes: int, x: I8, dx: F32, sums: I32, lows: F32,
-        out: F32, start: int, stop: int,
+        out: F32, first: int, start: int, stop: int,
     ) -> None:  # fmt: skip
         n, groups = dx.shape[1], sums.shape[1] // dx.shape[1]
         x, dx, sums, lows = x.reshape(-1), dx.reshape(-1), sums.reshape(-1), lows.reshape(-1)
         fours = n // 4 * 4  # of so many the lanes are added side by side
         for r in range(start, stop):
             for t in range(out.shape[0]):
-                s = low = ZERO
+                both = spread(ZERO, 2)
                 for i in range(0, fours, 4):
                     a, y = r * row_bytes + size * i, t * n + i
-                    prefetch(raw, a + ahead, asked)
                     b, c, e = a + size, a + 2 * size, a + 3 * size
                     va, la = block(raw, a, x, weights * y, sums, groups * y)
                     vb, lb = block(raw, b, x, weights * (y + 1), sums, groups * (y + 1))
                     vc, lc = block(raw, c, x, weights * (y + 2), sums, groups * (y + 2))
                     ve, le = block(raw, e, x, weights * (y + 3), sums, groups * (y + 3))
-                    by = four_halves(raw, a + d, size) * floats_at(dx, y, 4)
-                    four = as_float(totals(va, vb, vc, ve)) * by
-                    s = s + four[0] + four[1] + four[2] + four[3]
-                    if has_minima:
-                        by = four_halves(raw, a + dmin, size) * floats_at(dx, y, 4)
-                        four = as_float(totals(la, lb, lc, le)) * by
-                        low = low - four[0] - four[1] - four[2] - four[3]
+                    found, less = as_float(totals(va, vb, vc, ve)), as_float(totals(la, lb, lc, le))
+                    found, less = scaled(found, less, floats_at(dx, y, 4), raw, a + d, size)
+                    both = add_side_by_side(both, found, less)
+                s, low = both[0], both[1]
                 for i in range(fours, n):
                     a, y = r * row_bytes + size * i, t * n + i
                     va, la = block(raw, a, x, weights * y, sums, groups * y)
@@ -104,18 +101,49 @@ def rows_of(
                 if has_lowest:
                     for i in range(n):
                         low += half_at(raw, r * row_bytes + size * i + m) * lows[t * n + i]
-                out[t, r] = s + low
+                out[t, first + r] = s + low
 
+    return through(named(rows, block))
+
+
+def through(rows: Any) -> Any:
+    """A kernel of several matrices (raws), whose rows are counted from the first one's on."""
+
+    def several(
+        raws: tuple[Bytes, ...], row_bytes: int, x: I8, dx: F32, sums: I32, lows: F32,
+        out: F32, start: int, stop: int,
+    ) -> None:  # fmt: skip
+        first = 0
+        for raw in raws:
+            n = raw.size // row_bytes
+            begin, end = max(start - first, 0), min(stop - first, n)
+            rows(raw, row_bytes, x, dx, sums, lows, out, first, begin, end)
+            first += n
+
+    return named(several, rows)
+
+
+def named(function: Callable[..., None], part_of_it: Callable[..., Any]) -> Any:
+    """A kernel; numba does not count references in it (`_nrt`), which threads contend for."""
     # numba names code after its function and a count of the process that compiled it: kernels of
     # one name from two processes' caches would be one, the first that is loaded
-    rows.__qualname__ += f".{block.__name__}"
-    return kernel(rows)
+    function.__qualname__ += f".{part_of_it.__name__}"
+    function.__name__ += f"_{part_of_it.__name__}"
+    return kernel(function, _nrt=False)
 
 
 @part
-def four_halves(raw: Any, at: int, apart: int) -> Any:
+def with_minima(found: Any, less: Any, by: Any, raw: Any, at: int, apart: int) -> Any:
+    """What four blocks add to a sum, and to that of minima, whose scales lie behind the others."""
+    scales, minima = half_pairs(raw, at, apart)
+    return found * (scales * by), -(less * (minima * by))
+
+
+@part
+def without_minima(found: Any, less: Any, by: Any, raw: Any, at: int, apart: int) -> Any:
     a, b = half_at(raw, at), half_at(raw, at + apart)
-    return four_floats(a, b, half_at(raw, at + 2 * apart), half_at(raw, at + 3 * apart))
+    c, e = half_at(raw, at + 2 * apart), half_at(raw, at + 3 * apart)
+    return found * (four_floats(a, b, c, e) * by), spread(ZERO, 4)
 
 
 # --- blocks of 32 with one scale ------------------------------------------------------------------
@@ -178,8 +206,9 @@ def of_pair(scales: Any, pair: int) -> Any:
 
 @part
 def q4_k(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
+    in_order()
     scales, minima = scales_and_minima(raw, at + 4)
-    found = spread(NOTHING, 8)
+    scales, found = twice(scales, 0), spread(NOTHING, 8)
     for pair in range(4):  # two groups share 32 bytes: low nibbles, then high ones
         q, scale = shorts_at(raw, at + 16 + 32 * pair, 32), of_pair(scales, pair)
         found = add_scaled_bytes(found, q & 15, q >> 4, x, at_x + 64 * pair, scale)
@@ -189,7 +218,8 @@ def q4_k(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
 @part
 def q5_k(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
     scales, minima = scales_and_minima(raw, at + 4)
-    fifth, found = shorts_at(raw, at + 16, 32), spread(NOTHING, 8)
+    scales, found = twice(scales, 0), spread(NOTHING, 8)
+    fifth = shorts_at(raw, at + 16, 32)
     for pair in range(4):
         q, scale = shorts_at(raw, at + 48 + 32 * pair, 32), of_pair(scales, pair)
         low = q & 15 | (fifth >> 2 * pair & 1) << 4
@@ -223,8 +253,8 @@ def of_sums(scales: Any, sums: Any, at: int) -> Any:
 @part
 def of_four(scales: Any, four: int) -> Any:
     """Of four groups that are multiplied at once: the first and the third share a register."""
-    a = 4 * four
-    return four_of(scales, a, a + 2, a + 1, a + 3)
+    a = 4 * (four % 2)
+    return four_of(twice(scales, 8 * (four // 2)), a, a + 2, a + 1, a + 3)
 
 
 @part
@@ -281,7 +311,7 @@ ROWS = {
     "IQ4_XS": Row(rows_of(iq4_xs, 136, 256, 0), pairs=True),
     "Q2_K": Row(rows_of(q2_k, 84, 256, 80, 82)),
     "Q3_K": Row(rows_of(q3_k, 110, 256, 108)),
-    "Q4_K": Row(rows_of(q4_k, 144, 256, 0, 2, ahead=2048), pairs=True),
+    "Q4_K": Row(rows_of(q4_k, 144, 256, 0, 2), pairs=True),
     "Q5_K": Row(rows_of(q5_k, 176, 256, 0, 2), pairs=True),
     "Q6_K": Row(rows_of(q6_k, 210, 256, 208)),
 }
