@@ -89,9 +89,10 @@ def bisect(context: Context) -> Bisection:
 
 
 def said_by_check(context: Context) -> Iterable[Verdict]:
-    """Of all suites but the one whose question was the first, and those of the oracle alone."""
+    """Of all suites but the one whose question was the first, and those of the oracle alone: nobody
+    asked for these by name."""
     names = [s.name for s in suites_named(()) if not s.of_oracle_alone and s.name != "trace"]
-    return run_suites(context, names)
+    return run_suites(replace(context, named=False), names)
 
 
 def runs_asked(context: Context, first: Bisection) -> Iterable[FurtherRun]:

@@ -72,7 +72,7 @@ def list_(
     with screen(quiet=True) as out:
         check_known(arch, quant)
         if prompt:
-            out.line(report_for(arch, quant).prompt)
+            out.data(report_for(arch, quant).prompt)
             return
         for line in list_tests(report_for(arch, quant)):
             out.line(line)

@@ -95,7 +95,7 @@ def run(
         else:
             if answer["why"]:
                 out.remark(answer["why"])
-            out.line(str(answer["ids"]) if answer["text"] is None else answer["text"])
+            out.data(str(answer["ids"]) if answer["text"] is None else answer["text"])
             for tie in answer["ties"] or ():
                 out.remark(
                     f"token {tie['token']} is {tie['chosen']}, and {tie['other']} is as likely: "
@@ -141,4 +141,4 @@ def tokenize(
             raise usage("give --text or --file")
         work = decode_ids if decode else encode_texts
         for line in work(path, engine, inputs, special, parse_special):
-            out.line(line)
+            out.data(line)

@@ -125,7 +125,12 @@ class Terminal:
     # --- results --------------------------------------------------------------------------
 
     def line(self, text: str) -> None:
-        """As it is into a pipe (rich would expand tabs); what could steer a terminal is escaped."""
+        """In no color, unwrapped (rich would expand tabs); a pipe may be a CI's log."""
+        self.quieten()
+        sys.stdout.write(printable(text, "\n\t") + "\n")
+
+    def data(self, text: str) -> None:
+        """What somebody asked for to go on with: as it is into a pipe."""
         self.quieten()
         sys.stdout.write((printable(text, "\n\t") if self.out.is_terminal else text) + "\n")
 

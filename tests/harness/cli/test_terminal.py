@@ -10,6 +10,8 @@ from contextlib import suppress
 import pytest
 
 from lockstep.harness.cli.terminal import Terminal, sentence_of
+from lockstep.harness.records import Verdict
+from lockstep.harness.report.text import explain
 
 NAMES = ["[red]blk.0[/red]", "[/x]", "[link=http://x]a", ":smile:", "[bold", "\x1b[31m", "é" * 300]
 SHOW = """
@@ -97,3 +99,22 @@ def test_what_the_system_says_of_a_file_is_a_sentence_without_its_number() -> No
         "x: No such file or directory"
     )
     assert sentence_of(OSError("no more room")) == "no more room"
+
+
+@pytest.mark.parametrize("word", ["##[error]no", "##vso[task.setvariable variable=PATH]no"])
+def test_a_ci_that_reads_the_output_gets_commands_in_what_was_asked_for_alone(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line is for people, and names of engines are in it; data is what somebody goes on with."""
+    with Terminal(quiet=True) as out:
+        out.line(word)
+        assert word not in capsys.readouterr().out
+        out.data(word)
+        assert capsys.readouterr().out == f"{word}\n"
+
+
+def test_no_line_of_an_engines_words_begins_a_line_of_a_log() -> None:
+    words = "first\n::error file=x.py::no"
+    same = {"suite": "logits", "case": "m", "summary": words, "key": "", "repro": ""}
+    lines = explain(Verdict(status="crashed", **same)).splitlines()
+    assert lines == ["m logits: first", "  | ::error file=x.py::no"]
