@@ -95,11 +95,10 @@ def steps_of(values: F64, run: int, *, in_bytes: bool = False) -> Steps | None:
     room = -(-tokens // kernels.TOKENS) * kernels.TOKENS
     per, dtype = (4, np.int8) if in_bytes else (2, np.int16)
     steps = np.zeros((columns // run, run // per, room, per), dtype)
-    scales = np.zeros((columns // run, room))
+    scales, starts = np.zeros((columns // run, room)), np.zeros((columns // run, room), np.int32)
     rest = np.zeros(columns, np.bool_)
-    kernels.steps_of(
-        np.require(values, np.float64, ["C", "W"]), float(LARGEST_STEP), steps, scales, rest
-    )
+    wide, offset = np.require(values, np.float64, ["C", "W"]), OFFSET if in_bytes else 0
+    kernels.steps_of(wide, float(LARGEST_STEP), offset, steps, starts, scales, rest)
     if rest.sum() * MOST_REST > columns or not np.isfinite(scales).all():
         return None
     at = np.flatnonzero(rest)
@@ -108,9 +107,6 @@ def steps_of(values: F64, run: int, *, in_bytes: bool = False) -> Steps | None:
         run_of, within = divmod(int(column), run)
         known = steps[run_of, within // per, :tokens, within % per] * scales[run_of, :tokens]
         left[:, i] = values[:, column] - known
-    starts = np.zeros(scales.shape, np.int32)
-    if in_bytes:
-        starts -= OFFSET * steps.sum(axis=(1, 3), dtype=np.int32)
     return Steps(steps, starts, scales, at, left, tokens)
 
 
