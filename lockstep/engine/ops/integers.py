@@ -5,7 +5,7 @@ fraction of the time: sums of integers are exact, and a processor has instructio
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ class Steps:
     rest: F64  # (tokens, these columns)
     tokens: int  # those of the arrays but for `rest` are filled up with zeros
 
+    @cached_property
     def magnitudes(self) -> "Steps":
         rest: F64 = np.abs(self.rest)
         steps, starts = np.abs(self.steps), np.zeros_like(self.starts)
