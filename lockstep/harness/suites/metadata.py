@@ -32,6 +32,7 @@ class Metadata(Suite, name="metadata"):
         if self.name not in context.begun:
             self.begin(context)
         oracle, subject = context.ask_both("metadata")
+        context.read |= {context.oracle: oracle, context.subject: subject}
         yield compared(context, context.subject.name, oracle, subject)
         reading = context.begun[self.name]
         assert isinstance(reading, ReadByGgufPy)
