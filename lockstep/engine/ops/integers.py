@@ -124,7 +124,8 @@ def rows_of(
     raw.flags.writeable = False  # of our view: one kind of array is one compilation
     per, small = weight.shape[-1] // kind.weights, in_bytes(kind)
     room = -(-n // kernels.ROWS) * kernels.ROWS
-    steps = np.zeros((room, weight.shape[-1]), np.uint8 if small else np.int16)
+    made = np.empty if room == n else np.zeros
+    steps = made((room, weight.shape[-1]), np.uint8 if small else np.int16)
     groups = weight.shape[-1] // group if minimum == "dmin" else 0
     scales, minima = np.zeros((room, per), np.float32), np.empty((n, groups), np.float32)
     most = min(SUM // (LARGEST_STEP + 1) // run, 32767)

@@ -147,19 +147,19 @@ def compared(
     if not np.isfinite(expected).any() and not np.isfinite(got).any():
         text = f"none of {expected.size} {what}s is finite in either engine: nothing to compare"
         return context.verdict(suite, "not-compared", text)
-    rounded = rounding(context, subject)
-    bound = whole_run(context.noise.relative, largest(expected))
+    rounded, size = rounding(context, subject), largest(expected)
+    bound = whole_run(context.noise.relative, size)
     off = difference(expected, got, truth, bound, rounded)
     if off is not None and off.kind == "value":
-        bound = whole_run(context.noise_on(batches), largest(expected))
+        bound = whole_run(context.noise_on(batches), size)
         off = difference(expected, got, truth, bound, rounded)
     if not np.isfinite(bound.allowed):
         text = f"honest runs of this model overflow, so that no limit can be given for its {what}s"
         return context.verdict(suite, "not-compared", text, {"reason": bound.reason})
     detail: dict[str, Any] = {
-        "worst_relative_to_largest_logit": worst_distance(expected, got) / (largest(expected) or 1),
-        "allowed_relative": float(bound.allowed) / (largest(expected) or 1.0),
-        "largest_logit": largest(expected),
+        "worst_relative_to_largest_logit": worst_distance(expected, got) / (size or 1.0),
+        "allowed_relative": float(bound.allowed) / (size or 1.0),
+        "largest_logit": size,
         "reason": bound.reason,
         "tokens": len(expected),
         "not_finite": int((~np.isfinite(expected)).sum()),
