@@ -18,7 +18,15 @@ from lockstep.harness.judging.compare import largest, mismatch_between, worst_di
 from lockstep.harness.judging.noise import MORE_RUNS, RARE_RUNS
 from lockstep.harness.judging.stored import half_step
 from lockstep.harness.judging.tolerances import Bound, whole_run
-from lockstep.harness.records import Evaluation, Mismatch, Rejected, Request, Unanswerable, Verdict
+from lockstep.harness.records import (
+    Evaluation,
+    Mismatch,
+    Outcome,
+    Rejected,
+    Request,
+    Unanswerable,
+    Verdict,
+)
 from lockstep.harness.suites.parts.by_position import by_position
 
 LOGITS = "result_output"
@@ -39,14 +47,18 @@ class Logits(Suite, name="logits"):
         request = Request(batches=context.batches)
         context.progress("logits of both engines")
         expected, actual = context.ask_both("evaluate", request)
+        info = context.subject_info
+        # llama.cpp's own way of asking, replayed; or a run that is over
+        once = (info.shows_nodes and info.computes_nodes) or info.partial
+        # while the noise is measured
+        again = None if once else context.subject.ask("evaluate", request)
         truth = np.concatenate(context.noise.logits)
         verdict = compared(context, "logits", context.batches, expected, actual, truth)
-        info = context.subject_info
-        if (info.shows_nodes and info.computes_nodes) or info.partial:
-            yield verdict  # llama.cpp's own way of asking, replayed; or a run that is over
+        if again is None:
+            yield verdict
             return
         try:
-            same, unanswered, wrong = asked_more(context, request, actual, verdict)
+            same, unanswered, wrong = asked_more(context, request, actual, verdict, again)
         except NoAnswer:
             yield verdict
             raise
@@ -54,13 +66,16 @@ class Logits(Suite, name="logits"):
         yield from wrong
 
 
-def asked_more(context: Context, request: Request, first: Evaluation, verdict: Verdict) -> Ways:
-    """The same once more, then otherwise, then more."""
+def asked_more(
+    context: Context, request: Request, first: Evaluation, verdict: Verdict, again: Outcome
+) -> Ways:
+    """Otherwise, then more; again: what the same once more was answered."""
     runs = list(further_runs(context)) if verdict.status == "agreed" else []
     for run in runs:
         if not run.usual:
             context.honest.begin(run.batches, seed=context.seed, runs=0)
-    shaky = unsteady(context.subject, request, first, doubt=verdict.status != "agreed")
+    doubt = verdict.status != "agreed"
+    shaky = unsteady(context.subject, request, first, doubt=doubt, again=again)
     wrong = [not_deterministic(context, "logits", shaky)] if shaky else []
     if shaky and shaky.apart > 2 * context.noise.relative:
         return [], ["in other ways: its own runs differ by more"], wrong
