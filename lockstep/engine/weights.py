@@ -38,6 +38,11 @@ class Weight:
         by_row = self.raw.reshape(-1, self.row_bytes)
         return self.format.dequantize(by_row[ids].reshape(-1)).reshape(len(ids), self.shape[-1])
 
+    def between(self, rows: slice) -> "Weight":
+        """These rows of a matrix, as one."""
+        raw = self.raw.reshape(-1)[rows.start * self.row_bytes : rows.stop * self.row_bytes]
+        return Weight(self.name, self.format, (rows.stop - rows.start, self.shape[-1]), raw)
+
     def runs(self, size: int | None = None) -> Iterator[slice]:
         """The matrix in runs of rows that are small enough to hold decoded; size: weights."""
         step = max(1, (CHUNK if size is None else size) // self.shape[-1])

@@ -161,6 +161,23 @@ def test_a_graph_is_the_same_without_the_values_that_it_computes(
 
 
 @pytest.mark.parametrize("name", SLICE)
+def test_what_a_recording_passes_over_is_computed_when_its_values_are_asked_for(
+    name: str, recorded: Record
+) -> None:
+    """A context may use the same graph again."""
+    made = recorded(name)
+    kept: list[NDArray[Any]] = []
+    with Runner().open("llama.cpp", made.path, made.settings) as session:
+        for _ in range(2):
+            assert isinstance(record(session, made.batches), Program)
+            session.recorded.clear()
+        record(session, made.batches, watch=lambda node, _: kept.append(node.value.copy()))
+    assert len(kept) == len(made.shown)
+    pairs = zip(kept, made.shown.values(), strict=True)
+    assert all(np.array_equal(a, b, equal_nan=True) for a, b in pairs)
+
+
+@pytest.mark.parametrize("name", SLICE)
 def test_values_are_the_same_bits_where_bounds_are_left_out(name: str, recorded: Record) -> None:
     made = recorded(name)
     pairs = zip(made.run().outputs, made.run(Honest(sizes=False)).outputs, strict=True)

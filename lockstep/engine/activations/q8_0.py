@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.activations.base import GENERIC, X86, ActivationFormat, Converted, rounded_away
+from lockstep.engine.kernels.largest import largest_magnitude
 from lockstep.engine.quants.base import F32
 
 
@@ -78,11 +79,10 @@ def largest_of(blocks: F32) -> F32:
 
     maxps(a, b) is b if either is NaN, so a NaN is forgotten by the next comparison.
     """
-    sizes = np.abs(blocks)
-    largest: F32 = sizes.max(axis=-1)
+    largest = largest_magnitude(blocks)
     if not np.isnan(largest).any():
         return largest
-    found = sizes.reshape(*blocks.shape[:-1], 4, 8)
+    found = np.abs(blocks).reshape(*blocks.shape[:-1], 4, 8)
     lanes = found[..., 0, :]
     for i in range(1, 4):
         lanes = larger(lanes, found[..., i, :])

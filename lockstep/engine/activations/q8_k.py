@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.activations.base import X86, ActivationFormat, Converted
+from lockstep.engine.kernels.largest import signed_largest
 from lockstep.engine.quants.base import F32
 
 MAGIC = np.float32(1.5 * 2**23)  # added to a small float, it leaves the nearest integer's bits
@@ -43,14 +44,6 @@ class Q8_KActivations(ActivationFormat, name="Q8_K"):
         with np.errstate(invalid="ignore"):
             values = blocks["d"].astype(np.float64)[..., None] * blocks["qs"]
         return Converted(values.reshape(*blocks.shape[:-1], blocks.shape[-1] * cls.block))
-
-
-def signed_largest(blocks: F32) -> F32:
-    """The element of largest magnitude with its sign, the first of equals; NaN is passed over."""
-    sizes = np.abs(blocks)
-    at = np.where(np.isnan(sizes), np.float32(-1), sizes).argmax(axis=-1)
-    found = np.take_along_axis(blocks, at[..., None], axis=-1)[..., 0]
-    return np.where(np.isnan(found), np.float32(0), found)
 
 
 def nearest_int(x: F32) -> NDArray[np.int32]:

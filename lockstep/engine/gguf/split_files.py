@@ -47,9 +47,12 @@ class SplitModel(GgufFile):
 
 def open_model(path: Path) -> GgufFile:
     """The file and those that it is split into. Raises EngineError, OSError."""
+    file = GgufFile.open(path)
+    count, _ = number_in(file, COUNT), number_in(file, NUMBER)  # which may be none
+    if count <= 1:  # a large vocabulary is not read twice
+        return file
+    file.close()
     paths = parts_of(path)
-    if len(paths) == 1:
-        return GgufFile.open(path)
     files = list(map(opened_part, paths, range(len(paths))))
     check_tensors(path, files)
     return SplitModel(files)

@@ -184,36 +184,55 @@ def products(
 
 
 @kernel
+def largest_of(bits: NDArray[np.int64]) -> Any:
+    """The largest magnitude of numbers whose bits these are, or a NaN if one is: bits compare as
+    magnitudes do, and a processor compares integers many at a time in any order."""
+    most = np.int64(0)
+    for i in range(len(bits)):
+        most = max(most, bits[i] & np.int64(0x7FFFFFFFFFFFFFFF))
+    return most
+
+
+@kernel
 def steps_of(
     values: NDArray[np.float64],
     most: float,
+    offset: int,
     steps: NDArray[Any],
+    starts: NDArray[np.int32],
     scales: NDArray[np.float64],
     rest: NDArray[np.bool_],
 ) -> None:
     """values: (tokens, columns), of which the largest of each run is `most` times its scale ->
-    steps and scales as `products` takes them, and the columns in which some value is none of these.
+    steps, starts and scales as `products` takes them, where `offset` was added to what they will
+    meet, and the columns in which some value is none of these.
 
     A scale must be a float32 and a value its multiple exactly: none is rounded here.
     """
-    runs, per = steps.shape[0], steps.shape[3]
-    n = steps.shape[1] * per
+    runs, words, _, per = steps.shape
+    n, largest = words * per, np.empty(1, np.int64)
+    found = np.empty(n, steps.dtype)
     for t in range(values.shape[0]):
         for run in range(runs):
-            start, largest = run * n, 0.0
-            for i in range(start, start + n):
-                largest = max(largest, abs(values[t, i]))
-            scale = np.float64(np.float32(largest / most))
+            block, start = values[t, run * n : run * n + n], run * n
+            largest[0] = largest_of(block.view(np.int64))
+            scale = np.float64(np.float32(largest.view(np.float64)[0] / most))
             scales[run, t] = scale
-            by = 1.0 / scale if scale > 0.0 else 0.0
+            by, fine = 1.0 / scale if scale > 0.0 else 0.0, True
             for i in range(n):
-                value = values[t, start + i]
-                step = np.rint(value * by)
-                if step * scale == value:
-                    steps[run, i // per, t, i % per] = np.int16(step)
-                else:
-                    steps[run, i // per, t, i % per] = 0
-                    rest[start + i] = True
+                step = np.rint(block[i] * by)
+                same = step * scale == block[i]
+                found[i] = np.int16(step if same else 0.0)
+                fine &= same
+            added = np.int32(0)
+            for i in range(n):
+                added += np.int32(found[i])
+            starts[run, t] = -offset * added
+            for i in range(0 if fine else n):
+                rest[start + i] |= found[i] * scale != block[i]
+            for i in range(words):
+                for k in range(per):
+                    steps[run, i, t, k] = found[i * per + k]
 
 
 @kernel

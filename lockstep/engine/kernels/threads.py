@@ -12,12 +12,18 @@ Piece = TypeVar("Piece")
 MOST = 8  # threads: the pieces are small, and all of them want the memory
 # by process: a fork has none of the threads of its parent
 POOLS: dict[int, ThreadPoolExecutor] = {}
+BESIDE: set[int] = set()  # processes that compute beside their parents
 
 
 def processors() -> int:
     """That this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def beside_parent() -> None:
+    """Of a fork: half of the processors are its parent's, whose threads would stand in its way."""
+    BESIDE.add(os.getpid())
 
 
 def each(work: Callable[[Piece], None], pieces: Sequence[Piece]) -> None:
@@ -29,7 +35,8 @@ def each(work: Callable[[Piece], None], pieces: Sequence[Piece]) -> None:
         work(pieces[0])
         return
     left = deque(pieces)
-    helpers = min(MOST, processors(), len(pieces)) - 1
+    free = processors() // (2 if os.getpid() in BESIDE else 1)
+    helpers = max(1, min(MOST, free, len(pieces))) - 1
 
     def take() -> None:
         while left:

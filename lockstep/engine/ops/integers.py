@@ -5,7 +5,7 @@ fraction of the time: sums of integers are exact, and a processor has instructio
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ class Steps:
     rest: F64  # (tokens, these columns)
     tokens: int  # those of the arrays but for `rest` are filled up with zeros
 
+    @cached_property
     def magnitudes(self) -> "Steps":
         rest: F64 = np.abs(self.rest)
         steps, starts = np.abs(self.steps), np.zeros_like(self.starts)
@@ -95,11 +96,10 @@ def steps_of(values: F64, run: int, *, in_bytes: bool = False) -> Steps | None:
     room = -(-tokens // kernels.TOKENS) * kernels.TOKENS
     per, dtype = (4, np.int8) if in_bytes else (2, np.int16)
     steps = np.zeros((columns // run, run // per, room, per), dtype)
-    scales = np.zeros((columns // run, room))
+    scales, starts = np.zeros((columns // run, room)), np.zeros((columns // run, room), np.int32)
     rest = np.zeros(columns, np.bool_)
-    kernels.steps_of(
-        np.require(values, np.float64, ["C", "W"]), float(LARGEST_STEP), steps, scales, rest
-    )
+    wide, offset = np.require(values, np.float64, ["C", "W"]), OFFSET if in_bytes else 0
+    kernels.steps_of(wide, float(LARGEST_STEP), offset, steps, starts, scales, rest)
     if rest.sum() * MOST_REST > columns or not np.isfinite(scales).all():
         return None
     at = np.flatnonzero(rest)
@@ -108,9 +108,6 @@ def steps_of(values: F64, run: int, *, in_bytes: bool = False) -> Steps | None:
         run_of, within = divmod(int(column), run)
         known = steps[run_of, within // per, :tokens, within % per] * scales[run_of, :tokens]
         left[:, i] = values[:, column] - known
-    starts = np.zeros(scales.shape, np.int32)
-    if in_bytes:
-        starts -= OFFSET * steps.sum(axis=(1, 3), dtype=np.int32)
     return Steps(steps, starts, scales, at, left, tokens)
 
 
@@ -127,7 +124,8 @@ def rows_of(
     raw.flags.writeable = False  # of our view: one kind of array is one compilation
     per, small = weight.shape[-1] // kind.weights, in_bytes(kind)
     room = -(-n // kernels.ROWS) * kernels.ROWS
-    steps = np.zeros((room, weight.shape[-1]), np.uint8 if small else np.int16)
+    made = np.empty if room == n else np.zeros
+    steps = made((room, weight.shape[-1]), np.uint8 if small else np.int16)
     groups = weight.shape[-1] // group if minimum == "dmin" else 0
     scales, minima = np.zeros((room, per), np.float32), np.empty((n, groups), np.float32)
     most = min(SUM // (LARGEST_STEP + 1) // run, 32767)

@@ -250,10 +250,11 @@ def added_up(
     size = np.empty(shape if build.bounds else 0)
     left = left_factors(acts, sums, weight, apart=not build.plain)
     whole = None if floats else whole_steps(acts, weight, build)
-    small = [np.abs(a).astype(np.float32) for a in (*left, acts)] if not floats else []
+    sized = build.bounds and not floats
+    small = [np.abs(a).astype(np.float32) for a in (*left, acts)] if sized else []
 
     def run(rows: slice) -> None:
-        found = None if whole is None else by_integers(whole, left, small[-1], weight, rows, build)
+        found = None if whole is None else by_integers(whole, left, small, weight, rows, build)
         value, magnitudes = found or by_floats(left, small, weight, rows, build)
         with np.errstate(over="ignore"):
             out[:, rows] = value
@@ -314,10 +315,14 @@ def by_floats(
 
 
 def by_integers(
-    whole: integers.Steps, left: list[F64], small: F32, weight: Weight, rows: slice, build: Build
+    whole: integers.Steps,
+    left: list[F64],
+    small: list[F32],
+    weight: Weight,
+    rows: slice,
+    build: Build,
 ) -> tuple[F64, F64 | None] | None:
-    """The same numbers in less time; None where these rows have none that are integers. small: the
-    magnitudes of the activations."""
+    """The same numbers in less time; None where these rows have none that are integers."""
     kind, minimum = weight.format, minimum_of(weight.format)
     group = activation_format(kind).summed
     right = integers.rows_of(weight, rows, run_of(kind), group, minimum)
@@ -328,9 +333,9 @@ def by_integers(
     if not build.bounds:
         return value, None
     carried = None if sums is None else np.abs(sums)
-    size = integers.product(whole.magnitudes(), carried, right.magnitudes())
+    size = integers.product(whole.magnitudes, carried, right.magnitudes())
     if more := offsets(left[0], weight, rows):
-        size += magnitude([small], more, build.multiply)
+        size += magnitude(small[-1:], more, build.multiply)
     size *= MORE
     return value, size
 

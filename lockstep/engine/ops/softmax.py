@@ -31,6 +31,8 @@ def soft_max(x: F32, scale: float, visible: NDArray[np.bool_] | None, build: Bui
     A row that sees nothing is all zeros.
     """
     out = of_scores(scaled(x, scale, visible, build), build, empty=0.0)
+    if not isinstance(out, Near):
+        return out
     size = np.abs(x.astype(np.float64) * scale)  # of a score of minus infinity that is not hidden
     return in_range(out, size if visible is None else np.where(visible, size, 0.0))
 
@@ -60,16 +62,16 @@ def of_scores(s: Number, build: Build, sinks: F64 | None = None, empty: float = 
     out = powers * (1.0 / sums)
     if not np.isnan(empty):
         out = chosen(value_of(sums) == 0, empty, out)
+    if not isinstance(out, Near):
+        return out
     over = "in float32" if build.plain else "over the lanes of a vector"
     v = value_of(s)
     out = in_range(out, np.where(np.isneginf(v), 0.0, np.abs(v)))
     return because(out, f"scores, their largest, and the sum {over}")
 
 
-def in_range(out: Number, size: F64) -> Number:
+def in_range(out: Near, size: F64) -> Near:
     """Without a limit where the size of a score is beyond float32: honest engines part there."""
-    if not isinstance(out, Near):
-        return out
     beyond = size.max(axis=-1, keepdims=True) > LARGEST
     return replace(out, r=np.where(beyond, np.inf, out.r))
 

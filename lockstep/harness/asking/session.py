@@ -63,6 +63,11 @@ class Session:
         """Another session that it asks for its answers."""
         return None
 
+    def another(self) -> "Session | None":
+        """The same engine with the same model once more, if it is a process that can be started
+        again: whoever has it asks nobody else to wait."""
+        return None
+
     def start(self) -> None:
         """Begin to start it, if it is another process: the first question finds it further on."""
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import Context, no_answer
 from lockstep.harness.judging.compare import largest, worst_distance
-from lockstep.harness.records import Answered, Evaluation, Request, Site, Verdict
+from lockstep.harness.records import Answered, Evaluation, Outcome, Request, Site, Verdict
 
 MORE = 7  # runs where something differs: a coin that is off is met in 127 of 128 cases
 AGAIN = 3  # of whole texts
@@ -36,14 +36,20 @@ class Unsteady:
 
 
 def unsteady(
-    session: Session, request: Request, first: Evaluation, *, doubt: bool = False
+    session: Session,
+    request: Request,
+    first: Evaluation,
+    *,
+    doubt: bool = False,
+    again: Outcome | None = None,
 ) -> Unsteady | None:
     """None: asked once more it answers with the same bits; seven times more where there is doubt
-    already, or that first time gives any. Raises NoAnswer."""
+    already, or that first time gives any. again: that time's, if it has been asked. Raises
+    NoAnswer."""
     places: list[Place] = []
     apart, runs = 0.0, 0
     while runs < (MORE if doubt or places else 1):
-        outcome = session.ask("evaluate", request)
+        outcome, again = again or session.ask("evaluate", request), None
         if not isinstance(outcome, Answered):
             raise no_answer(session.name, "evaluate the same again", outcome)
         runs += 1

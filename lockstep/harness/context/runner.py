@@ -140,6 +140,11 @@ class IsolatedSession(Session):
     def pid(self) -> int | None:
         return self.worker.process.pid if self.worker else None
 
+    def another(self) -> "IsolatedSession":
+        return IsolatedSession(
+            self.opening, self.time_limit, self.python, start_limit=self.start_limit
+        )
+
     def _ask(
         self,
         question: str,

@@ -28,6 +28,7 @@ from lockstep.harness.records import (
     Answered,
     Crashed,
     EngineInfo,
+    FileSummary,
     Malformed,
     Outcome,
     Rejected,
@@ -99,6 +100,8 @@ class Context:
     embeddings: bool = False  # what honest runs come to, instead of logits
     given: tuple[Batch, ...] = ()  # of a subject that holds one run; else they are seeded
     noise_measured: tuple[Sequence[Batch], float] | None = None  # see `noise_on`
+    # what engines read in their files, asked once: a large vocabulary takes each of them seconds
+    read: dict[Session, FileSummary] = field(default_factory=dict)
     # what is not waited for yet, by suite
     begun: dict[str, Closable] = field(default_factory=dict)
 

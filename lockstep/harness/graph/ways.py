@@ -13,8 +13,9 @@ from lockstep.engine.node import PLAIN, Node
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import expect, settled
 from lockstep.engine.ops.near import F64, Expected
+from lockstep.harness.judging.compare import pieces
 from lockstep.harness.judging.noise import tipped
-from lockstep.harness.synth.draws import raw, stream
+from lockstep.harness.synth.draws import begun, raw, stream
 
 PRODUCT = "MUL_MAT"
 KEPT_BYTES = 64 << 20  # of bounds, beside a run's own values: 300 tokens of large models have more
@@ -97,19 +98,26 @@ class Noisy(Honest):
         )
 
     def result(self, node: Node, found: Expected) -> NDArray[Any]:
-        if (bound := self.known.kept.get(node.place)) is not None:
-            found = replace(found, allowed=bound.astype(np.float64))
-        if found.answer is not None or not np.any(found.allowed):
+        known = self.known.kept.get(node.place)
+        bound = np.asarray(found.allowed if known is None else known)
+        if found.answer is not None or not np.any(bound):
             return super().result(node, found)
-        drawn = raw(self.seed, name_of(node, "error"), found.value.size)
-        share = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
-        with np.errstate(invalid="ignore"):  # of what an engine shows infinite
-            off = share.reshape(found.value.shape) * np.asarray(found.allowed)
-            # whole numbers come of whole numbers, such as indices computed in floats: those are
-            # exact; beyond 2^24 every float32 is one
-            counted = (found.value == np.rint(found.value)) & (np.abs(found.value) < 2**24)
-            inexact = ~np.isnan(off) & ~counted
-            return settled(found.value + np.where(inexact, off, 0.0), node.type)
+        drawn, parts = begun(self.seed, name_of(node, "error")), []
+        for _, (value, allowed) in pieces(found.value, bound):
+            with np.errstate(invalid="ignore"):
+                value = moved(value, allowed, drawn.random_raw(value.size))
+            parts.append(settled(value, node.type))
+        return np.concatenate(parts).reshape(found.value.shape)
+
+
+def moved(value: F64, allowed: F64, drawn: NDArray[np.uint64]) -> F64:
+    """By a random share of what is allowed."""
+    share = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
+    off = share * allowed  # of what an engine shows infinite
+    # whole numbers come of whole numbers, such as indices computed in floats: those are exact;
+    # beyond 2^24 every float32 is one
+    counted = (value == np.rint(value)) & (np.abs(value) < 2**24)
+    return value + np.where(np.isnan(off) | counted, 0.0, off)
 
 
 def name_of(node: Node, what: str) -> str:

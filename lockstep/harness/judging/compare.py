@@ -97,9 +97,13 @@ def share_of_limit(
 
 def largest(x: NDArray[Any]) -> float:
     """The largest finite magnitude: what an error is measured against."""
-    return max(
-        (float(np.abs(p[np.isfinite(p)]).max(initial=0.0)) for _, (p,) in pieces(x)), default=0.0
-    )
+    most = 0.0
+    for _, (part,) in pieces(x):
+        here = float(np.abs(part).max())
+        if not isfinite(here):  # else there is nothing to leave out
+            here = float(np.abs(part[np.isfinite(part)]).max(initial=0.0))
+        most = max(most, here)
+    return most
 
 
 def pieces(*arrays: NDArray[Any]) -> Iterator[tuple[int, tuple[F64, ...]]]:

@@ -3,6 +3,7 @@ llama.cpp's graph (harness.graph.segments).
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import inf, prod
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from lockstep.engine.choices import choices
 from lockstep.engine.gguf.split_files import open_model
 from lockstep.engine.node import Node
+from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.suite import Context
 from lockstep.harness.graph.aliases import places_by_site, renamed
 from lockstep.harness.graph.program import Place, Program
@@ -23,6 +25,7 @@ from lockstep.harness.judging.compare import largest, worst_distance
 from lockstep.harness.judging.findings import Findings, Values
 from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.locate.nodes import build_of, recorded, run_through
+from lockstep.harness.processes.ahead import Ahead, may_fork
 from lockstep.harness.records import Evaluation, Mismatch, Request, Site
 from lockstep.harness.sites import SITES
 
@@ -62,9 +65,17 @@ def locate_segments(context: Context, given: Values | None = None) -> Findings:
             given={places[site]: value for site, value in (given or {}).items()},
             seed=context.seed,
         )
-        found = {judge.place_of[f.site]: f for f in judge.findings()}
+        ahead = Ahead(partial(errors_of, judge)) if may_fork() and not is_small(file) else None
+        try:
+            found = {judge.place_of[f.site]: f for f in judge.findings()}
+            # of an order that was found since it knows nothing
+            told = None if ahead is None or judge.orders else ahead.result()
+            errors = errors_of(judge) if told is None else told
+        finally:
+            if ahead is not None:
+                ahead.close()
         found |= {p: unusable(wires[p], judge.op_of[wires[p].site], m) for p, m in unfit.items()}
-        free = errors_of(judge, {place: wires[place].site for place in shown})
+        free = dict(zip((wires[place].site for place in shown), errors.tolist(), strict=True))
     fixed = context.subject_info.fixed
     names = {places[s]: s for s in values if places.get(s) in shown and s.name not in fixed}
     if judge.orders:  # its experts come in another order than the oracle's
@@ -189,11 +200,9 @@ def unusable(wire: Wire, op: str, mismatch: Mismatch) -> SiteFinding:
     )
 
 
-def errors_of(judge: SegmentJudge, sites: dict[Place, Site]) -> dict[Site, float]:
-    """Of the subject's own run, where they pile up: against a whole run of ours."""
+def errors_of(judge: SegmentJudge) -> NDArray[np.float64]:
+    """Of the subject's own run, where they pile up: of all that is shown, against a whole run of
+    ours."""
     ours = judge.run(Honest(sizes=False), values={})
-    return {
-        site: worst_distance(ours[place].value, judge.shown[place])
-        / (largest(ours[place].value) or 1.0)
-        for place, site in sites.items()
-    }
+    pairs = ((ours[place].value, value) for place, value in judge.shown.items())
+    return np.array([worst_distance(a, b) / (largest(a) or 1.0) for a, b in pairs], np.float64)

@@ -15,6 +15,7 @@ from contextlib import suppress
 from threading import Thread
 from typing import Any, Generic, TypeVar
 
+from lockstep.engine.kernels.threads import beside_parent
 from lockstep.harness.processes.limits import die_with
 from lockstep.harness.processes.side_by_side import BLAS, interrupts_later
 from lockstep.harness.processes.wire import Channel, Closed, WireError, pack
@@ -71,6 +72,7 @@ def answer(work: Callable[[], Any], to: socket.socket, parent: int) -> None:
             signal.signal(number, signal.SIG_DFL)
         die_with(parent)
         os.nice(BEHIND)
+        beside_parent()
         Channel(to).write(pack(work()))
     finally:
         os._exit(0)

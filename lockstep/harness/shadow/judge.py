@@ -17,7 +17,7 @@ from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import expect, rounding_of
 from lockstep.engine.ops.near import F64, SMALLEST, Expected
 from lockstep.harness.judging.comparable import incomparable
-from lockstep.harness.judging.compare import mismatch_between
+from lockstep.harness.judging.compare import mismatch_between, pieces
 from lockstep.harness.records import Mismatch
 from lockstep.harness.report.nodes import NodeRow
 
@@ -244,12 +244,18 @@ def closeness(
     the first is; () if every element is exact."""
     if value.shape != actual.shape or value.size == 0:
         return 0.0, 0.0, ()
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        error = np.abs(actual.astype(np.float64) - value.astype(np.float64))
-        error = np.where(np.isfinite(error), error, 0.0)
-        share = np.where(error > 0, error / np.asarray(allowed), 0.0)
-    at = np.unravel_index(int(share.argmax()), share.shape) if share.any() else ()
-    return float(share.max()), float(error.max()), tuple(int(i) for i in at)
+    most, worst, at = 0.0, 0.0, -1
+    for start, (want, got, limit) in pieces(value, actual, np.asarray(allowed)):
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            error = np.abs(got - want)
+            error = np.where(np.isfinite(error), error, 0.0)
+            share = np.where(error > 0, error / limit, 0.0)
+        here = int(share.argmax())
+        worst = max(worst, float(error.max()))
+        if share[here] > most:
+            most, at = float(share[here]), start + here
+    place = np.unravel_index(at, value.shape) if at >= 0 else ()
+    return most, worst, tuple(int(i) for i in place)
 
 
 def reach_of(
@@ -264,12 +270,24 @@ def reach_of(
     """
     if value.shape != actual.shape or not np.any(allowed):
         return 0, 0.0
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        want, limit = value.astype(np.float64), np.broadcast_to(np.asarray(allowed), value.shape)
-        size = np.abs(want)
-        finite = np.isfinite(size)
-        free = finite & (limit > 2.5 * u * size + 4 * SMALLEST)
-        usual = float(np.sqrt(np.square(size).mean(where=finite))) if finite.any() else 0.0
-        error = np.abs(actual.astype(np.float64) - want)
-        share = error / np.sqrt(limit * u * np.maximum(size, usual))
-    return int(free.sum()), float(share.max(initial=0.0, where=free & (error > 0)))
+    n_free, most, usual = 0, 0.0, usual_size(value)
+    for _, (want, got, limit) in pieces(value, actual, np.asarray(allowed)):
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            size = np.abs(want)
+            free = np.isfinite(size) & (limit > 2.5 * u * size + 4 * SMALLEST)
+            error = np.abs(got - want)
+            share = error / np.sqrt(limit * u * np.maximum(size, usual))
+        n_free += int(free.sum())
+        most = max(most, float(share.max(initial=0.0, where=free & (error > 0))))
+    return n_free, most
+
+
+def usual_size(value: NDArray[Any]) -> float:
+    """The root of the mean square of what is finite."""
+    total, n = 0.0, 0
+    for _, (part,) in pieces(value):
+        finite = np.isfinite(part)
+        with np.errstate(over="ignore"):
+            total += float(np.square(part).sum(where=finite))
+        n += int(finite.sum())
+    return float(np.sqrt(total / n)) if n else 0.0

@@ -1,9 +1,9 @@
 """What the judge found of one model, in verdicts: one for each kind of op, and what is missing."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
-from lockstep.harness.records import Captured, Outcome, Status, Verdict
+from lockstep.harness.records import Captured, Outcome, Status
 from lockstep.harness.report.nodes import node_columns
 from lockstep.harness.shadow.judge import NodeFinding, ShadowJudge, Tally
 from lockstep.harness.shadow.notes import note_of
@@ -11,10 +11,12 @@ from lockstep.harness.shadow.notes import note_of
 PLACES = 20  # of nodes that are named; all are counted
 SUITE = "shadow"
 
-MakeVerdict = Callable[[Status, str, dict[str, Any], tuple[str, ...]], Verdict]
+Made = TypeVar("Made")
+MakeVerdict = Callable[[Status, str, dict[str, Any], tuple[str, ...]], Made]
+Said = tuple[Status, str, dict[str, Any], tuple[str, ...]]  # status, summary, detail, key
 
 
-def verdicts_of(judge: ShadowJudge, make: MakeVerdict) -> Iterator[Verdict]:
+def verdicts_of(judge: ShadowJudge, make: MakeVerdict[Made]) -> Iterator[Made]:
     for op, tally in judge.by_op():
         found = [finding for finding in judge.findings if finding.op == op]
         detail = {**counts(tally), "op": op, "layers": layers(judge, op)}

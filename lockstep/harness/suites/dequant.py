@@ -20,7 +20,7 @@ from lockstep.harness.context.suite import Context, NoAnswer, Suite
 from lockstep.harness.judging.compare import mismatch_between
 from lockstep.harness.records import FileSummary, TensorSummary, Unanswerable, Verdict
 
-CHUNK = 1 << 22  # weights compared at a time: whole blocks of every type
+CHUNK = 1 << 20  # weights compared at a time: whole blocks of every type, which stay in the cache
 
 
 class Dequant(Suite, name="dequant"):
@@ -68,10 +68,7 @@ class Side:
     @classmethod
     def of(cls, context: Context, session: Session, path: Path) -> "Side":
         first, *others = (summary_at(part) for part in parts_of(path))
-        outcome = session.ask("metadata")
-        # an engine that decodes and does not show how it reads a file is given what we read
-        given = isinstance(outcome, Unanswerable) and outcome.declared
-        said: FileSummary = first if given else context.answer(session, "metadata", outcome)
+        said = context.read.get(session) or read_by(context, session) or first
         if {"tensors", "data_offset"} & {*said.unknown}:
             said = first
         # engines list the first part of a split model; of the others they are given what we read
@@ -93,6 +90,15 @@ class Side:
             return f"{self.session.name} does not list it"
         said, held = form(self.listed[name]), form(self.held[name])
         return "" if said == held else f"{self.session.name} lists {said}, the file holds {held}"
+
+
+def read_by(context: Context, session: Session) -> FileSummary | None:
+    """None: an engine that decodes and does not show how it reads a file is given what we read."""
+    outcome = session.ask("metadata")
+    if isinstance(outcome, Unanswerable) and outcome.declared:
+        return None
+    found: FileSummary = context.answer(session, "metadata", outcome)
+    return found
 
 
 def summary_at(path: Path) -> FileSummary:
@@ -149,7 +155,7 @@ def compare_tensor(
         stop = min(start + CHUNK, n_weights)
         expected = decoded(context, oracle, tensor.name, start, stop)
         actual = decoded(context, subject, tensor.name, start, stop)
-        if not np.array_equal(bits(expected), bits(actual)):
+        if not same_bits(expected, actual):
             found = divergence(context, tensor, start, expected, actual)
             return with_block(found, (oracle, subject), start, (expected, actual))
         if not_finite := int(np.count_nonzero(~np.isfinite(expected))):
@@ -197,6 +203,13 @@ def with_block(
 def bits(values: NDArray[np.float32]) -> NDArray[np.uint32]:
     """NaN equals NaN, whatever its sign and payload; zeros keep their sign."""
     return np.where(np.isnan(values), np.float32(np.nan), values).view(np.uint32)
+
+
+def same_bits(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
+    """Most are, as they are; else but for what NaN hide in their bits."""
+    if np.array_equal(a.view(np.uint32), b.view(np.uint32)):
+        return True
+    return np.array_equal(bits(a), bits(b))
 
 
 def divergence(

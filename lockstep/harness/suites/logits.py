@@ -47,14 +47,18 @@ class Logits(Suite, name="logits"):
         request = Request(batches=context.batches)
         context.progress("logits of both engines")
         expected, actual = context.ask_both("evaluate", request)
+        info = context.subject_info
+        # llama.cpp's own way of asking, replayed; or a run that is over
+        once = (info.shows_nodes and info.computes_nodes) or info.partial
+        # while the noise is measured
+        again = None if once else context.subject.ask("evaluate", request)
         truth = np.concatenate(context.noise.logits)
         verdict = compared(context, "logits", context.batches, expected, actual, truth)
-        info = context.subject_info
-        if (info.shows_nodes and info.computes_nodes) or info.partial:
-            yield verdict  # llama.cpp's own way of asking, replayed; or a run that is over
+        if again is None:
+            yield verdict
             return
         try:
-            same, unanswered, wrong = asked_more(context, request, actual, verdict)
+            same, unanswered, wrong = asked_more(context, request, actual, verdict, again)
         except NoAnswer:
             yield verdict
             raise
@@ -62,13 +66,16 @@ class Logits(Suite, name="logits"):
         yield from wrong
 
 
-def asked_more(context: Context, request: Request, first: Evaluation, verdict: Verdict) -> Ways:
-    """The same once more, then otherwise, then more."""
+def asked_more(
+    context: Context, request: Request, first: Evaluation, verdict: Verdict, again: Outcome
+) -> Ways:
+    """Otherwise, then more; again: what the same once more was answered."""
     runs = list(further_runs(context)) if verdict.status == "agreed" else []
     for run in runs:
         if not run.usual:
             context.honest.begin(run.batches, seed=context.seed, runs=0)
-    shaky = unsteady(context.subject, request, first, doubt=verdict.status != "agreed")
+    doubt = verdict.status != "agreed"
+    shaky = unsteady(context.subject, request, first, doubt=doubt, again=again)
     wrong = [not_deterministic(context, "logits", shaky)] if shaky else []
     if shaky and shaky.apart > 2 * context.noise.relative:
         why = "in other ways, and further on: its own runs differ by more than is allowed"
@@ -167,19 +174,19 @@ def compared(
     if not np.isfinite(expected).any() and not np.isfinite(got).any():
         text = f"none of {expected.size} {what}s is finite in either engine: nothing to compare"
         return context.verdict(suite, "not-compared", text)
-    rounded = rounding(context, subject)
-    bound = whole_run(context.noise.relative, largest(expected))
+    rounded, size = rounding(context, subject), largest(expected)
+    bound = whole_run(context.noise.relative, size)
     off = difference(expected, got, truth, bound, rounded)
     if off is not None and off.kind == "value":
-        bound = whole_run(context.noise_on(batches), largest(expected))
+        bound = whole_run(context.noise_on(batches), size)
         off = difference(expected, got, truth, bound, rounded)
     if not np.isfinite(bound.allowed):
         text = f"honest runs of this model overflow, so that no limit can be given for its {what}s"
         return context.verdict(suite, "not-compared", text, {"reason": bound.reason})
     detail: dict[str, Any] = {
-        "worst_relative_to_largest_logit": worst_distance(expected, got) / (largest(expected) or 1),
-        "allowed_relative": float(bound.allowed) / (largest(expected) or 1.0),
-        "largest_logit": largest(expected),
+        "worst_relative_to_largest_logit": worst_distance(expected, got) / (size or 1.0),
+        "allowed_relative": float(bound.allowed) / (size or 1.0),
+        "largest_logit": size,
         "reason": bound.reason,
         "tokens": len(expected),
         "not_finite": int((~np.isfinite(expected)).sum()),

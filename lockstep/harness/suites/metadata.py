@@ -31,6 +31,7 @@ class Metadata(Suite, name="metadata"):
 
     def run(self, context: Context) -> Iterator[Verdict]:
         oracle, subject = context.ask_both("metadata")
+        context.read |= {context.oracle: oracle, context.subject: subject}
         yield compared(context, context.subject.name, oracle, subject)
         if self.name not in context.begun:
             self.begin(context)

@@ -1,15 +1,19 @@
 """Is every op of the oracle's own graph what its own inputs say?"""
 
 from collections.abc import Iterator
+from functools import partial
 
 from lockstep.engine.gguf.split_files import open_model
 from lockstep.engine.ops.build import Build
 from lockstep.harness.asking.facts import ModelFacts
+from lockstep.harness.context.further_runs import is_small
+from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import Context, Suite
+from lockstep.harness.processes.ahead import Ahead, may_fork
 from lockstep.harness.records import Rejected, Unanswerable, Verdict
 from lockstep.harness.shadow.judge import ShadowJudge
 from lockstep.harness.shadow.nodes import capture
-from lockstep.harness.shadow.verdicts import SUITE, all_seen, verdicts_of
+from lockstep.harness.shadow.verdicts import SUITE, Said, all_seen, verdicts_of
 
 
 class Shadow(Suite, name=SUITE):
@@ -19,22 +23,39 @@ class Shadow(Suite, name=SUITE):
     def inapplicable(self, facts: ModelFacts) -> str:
         return facts.no_run
 
+    def begin(self, context: Context) -> None:
+        """Of a large model in a fork, with an oracle of its own: whoever else is asked meanwhile
+        leaves processors idle."""
+        another = None if is_small(context.file) else context.oracle.another()
+        if another is not None and may_fork():
+            context.begun[SUITE] = Ahead(partial(said_ahead, context, another))
+
     def run(self, context: Context) -> Iterator[Verdict]:
-        """It judges the oracle, so an oracle that shows no graph leaves nothing to do."""
-        settings = context.settings
-        build = Build(lanes=context.lanes, n_threads=settings.n_threads, generic=settings.generic)
-        with open_model(context.model) as file:
-            judge = ShadowJudge(file, build)
-            outcome = capture(context.oracle, judge, context.batches)
-            if isinstance(outcome, Unanswerable):
-                text = f"{context.oracle.name} shows no graph to recompute: {outcome.message}"
-                yield context.verdict(SUITE, "excused", text)
-                return
-            if isinstance(outcome, Rejected):
-                text = f"{context.oracle.name} refuses the model: {outcome.message}"
-                yield context.verdict(SUITE, "not-compared", text)
-                return
-            context.answer(context.oracle, "capture", outcome)
-            yield from verdicts_of(judge, lambda s, t, d, k: context.verdict(SUITE, s, t, d, k))
-            if wrong := all_seen(judge, outcome):
-                yield context.verdict(SUITE, "not-compared", wrong)
+        begun = context.begun.pop(SUITE, None)
+        said = begun.result() if isinstance(begun, Ahead) else said_of(context, context.oracle)
+        for status, text, detail, key in said:
+            yield context.verdict(SUITE, status, text, detail, key)
+
+
+def said_ahead(context: Context, oracle: Session) -> list[Said]:
+    with oracle:
+        return list(said_of(context, oracle))
+
+
+def said_of(context: Context, oracle: Session) -> Iterator[Said]:
+    """It judges the oracle, so an oracle that shows no graph leaves nothing to do."""
+    settings = context.settings
+    build = Build(lanes=context.lanes, n_threads=settings.n_threads, generic=settings.generic)
+    with open_model(context.model) as file:
+        judge = ShadowJudge(file, build)
+        outcome = capture(oracle, judge, context.batches)
+        if isinstance(outcome, Unanswerable):
+            yield "excused", f"{oracle.name} shows no graph to recompute: {outcome.message}", {}, ()
+            return
+        if isinstance(outcome, Rejected):
+            yield "not-compared", f"{oracle.name} refuses the model: {outcome.message}", {}, ()
+            return
+        context.answer(oracle, "capture", outcome)
+        yield from verdicts_of(judge, lambda *said: said)
+        if wrong := all_seen(judge, outcome):
+            yield "not-compared", wrong, {}, ()

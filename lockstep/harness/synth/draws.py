@@ -20,15 +20,22 @@ def key_of(seed: int, name: str) -> int:
 
 
 def raw(seed: int, name: str, n: int) -> NDArray[np.uint64]:
-    """The first n numbers of such a stream. Each new generator asks the system for randomness that
-    a key makes needless, which takes longer than a thousand numbers: here one begins again."""
+    """The first n numbers of such a stream."""
+    found: NDArray[np.uint64] = begun(seed, name).random_raw(n)
+    return found
+
+
+def begun(seed: int, name: str) -> Philox:
+    """Such a stream, until this thread begins another one. Each new generator asks the system for
+    randomness that a key makes needless, which takes longer than a thousand numbers: here one
+    begins again."""
     if not hasattr(AGAIN, "bits"):
         AGAIN.bits = Philox(key=0)
         AGAIN.state = AGAIN.bits.state
     key = key_of(seed, name)
     words = np.array([key & (1 << 64) - 1, key >> 64], np.uint64)
     AGAIN.bits.state = AGAIN.state | {"state": AGAIN.state["state"] | {"key": words}}
-    found: NDArray[np.uint64] = AGAIN.bits.random_raw(n)
+    found: Philox = AGAIN.bits
     return found
 
 

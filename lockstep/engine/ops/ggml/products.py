@@ -4,10 +4,13 @@ Source: ggml_compute_forward_mul_mat and _mul_mat_id in ggml-cpu/ggml-cpu.c, and
 ggml_compute_forward_lightning_indexer in ops.cpp, of llama.cpp in llama-cpp-python 0.3.36.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from lockstep.engine.activations.base import Converted
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.node import Node, Operand
 from lockstep.engine.ops import products
@@ -16,6 +19,8 @@ from lockstep.engine.ops.ggml.base import meaning, single
 from lockstep.engine.ops.near import F64, Expected, Near, U, exact, finite, near, total
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.weights import Weight
+
+AT_ONCE = 1 << 19  # numbers of a result: four megabytes of each of a few arrays
 
 
 def matrix(operand: Operand, i3: int, i2: int) -> Weight:
@@ -31,12 +36,31 @@ def multiplied(x: F32 | F64, weight: Weight, build: Build) -> Near:
     if weight.format.name == "F64":  # decoding would round to float32
         right = weight.raw.view(np.float64).reshape(weight.shape).T
         return near(products.of_floats(x.astype(np.float64), right, build))
+    return of_converted(products.converted(x, weight, build), weight, build, x.dtype)
+
+
+def of_converted(acts: Converted, weight: Weight, build: Build, dtype: Any) -> Near:
+    if is_sized(build):
+        return products.bounded_product(acts.values, acts.sums, weight, build, dtype)
+    alone = replace(build, bounds=False)
+    value, _ = products.added_up(acts.values, acts.sums, weight, alone, dtype)
+    return exact(value.astype(np.float64, copy=False))
+
+
+def in_parts(x: F32 | F64, weight: Weight, build: Build) -> Iterator[tuple[slice, Near]]:
+    """The same of some rows after the others: of a large vocabulary value and bound are finished
+    while they are in the cache."""
+    if weight.format.name == "F64":
+        yield slice(None), multiplied(x, weight, build)
+        return
     acts = products.converted(x, weight, build)
-    if not (build.sizes and build.bounds):
-        alone = replace(build, bounds=False)
-        value, _ = products.added_up(acts.values, acts.sums, weight, alone, x.dtype)
-        return exact(value.astype(np.float64, copy=False))
-    return products.bounded_product(acts.values, acts.sums, weight, build, x.dtype)
+    for rows in weight.runs(max(1, AT_ONCE // max(1, len(x))) * weight.shape[1]):
+        yield rows, of_converted(acts, weight.between(rows), build, x.dtype)
+
+
+def is_sized(build: Build) -> bool:
+    """Whether products come with bounds of their own."""
+    return build.sizes and build.bounds
 
 
 def reason_of(operand: Operand, build: Build) -> str:
@@ -57,16 +81,17 @@ def mul_mat(node: Node, build: Build) -> Expected:
     """(.., rows, k) and (.., tokens, k) -> (.., tokens, rows); the first one repeats."""
     a, b = node.source(0), factor(node.source(1))
     value = np.empty(node.value.shape)
-    allowed = np.empty(value.shape if build.bounds else 0)
+    allowed = np.empty(value.shape if is_sized(build) else 0)
     per3, per2 = b.shape[0] // a.ne[3], b.shape[1] // a.ne[2]
     for i3, i2 in np.ndindex(a.ne[3], a.ne[2]):
         part = slice(i3 * per3, (i3 + 1) * per3), slice(i2 * per2, (i2 + 1) * per2)
-        rows = b[part]
-        found = multiplied(rows.reshape(-1, rows.shape[-1]), matrix(a, i3, i2), build)
-        value[part] = found.v.reshape(value[part].shape)
-        if build.bounds:
-            allowed[part] = np.reshape(found.settled().allowed, value[part].shape)
-    return Expected(value, allowed if build.bounds else 0.0, reason_of(a, build))
+        x = b[part].reshape(-1, b.shape[-1])
+        for rows, found in in_parts(x, matrix(a, i3, i2), build):
+            to = (*part, slice(None), rows)
+            value[to] = found.v.reshape(value[to].shape)
+            if is_sized(build):
+                allowed[to] = np.reshape(found.settled().allowed, value[to].shape)
+    return Expected(value, allowed if is_sized(build) else 0.0, reason_of(a, build))
 
 
 @meaning("MUL_MAT_ID")
@@ -82,8 +107,9 @@ def mul_mat_id(node: Node, build: Build) -> Expected:
     for expert in np.unique(chosen):
         at = chosen == expert
         weight = matrix(experts, 0, int(expert))
-        found = multiplied(x[at], weight, build).settled()
-        value[at], allowed[at] = found.value, found.allowed
+        for rows, some in in_parts(x[at], weight, build):
+            found = some.settled()
+            value[at, rows], allowed[at, rows] = found.value, found.allowed
     return Expected(value[None], allowed[None], reason_of(experts, build))
 
 

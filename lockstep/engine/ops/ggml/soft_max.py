@@ -40,10 +40,12 @@ def scores(node: Node, build: Build) -> Number:
     if mask is None:
         return x
     shape = x.shape
-    shown = like(node.wide(1)[:, :, : shape[2]], shape)
+    shown = node.wide(1)[:, :, : shape[2]]
+    if any(m not in (1, n) for m, n in zip(shown.shape, shape, strict=True)):
+        shown = like(shown, shape)  # else it is broadcast, and never as large
     slope = slopes(shape[1], max_bias)
     if not isinstance(x, Near):
-        return x + shown * slope
+        return x + shown if max_bias <= 0 else x + shown * slope
     added = exact(shown) * Near(slope, 0.0 if max_bias <= 0 else 4 * 2.0**-24 * slope)
     return finite(x + finite(added))
 

@@ -81,11 +81,16 @@ class NodeWatch:
         return int(self.state[name][0])
 
     def begin(
-        self, emit: Callable[[Nodes], None], injector: Injector, *, values: bool = True
+        self,
+        emit: Callable[[Nodes], None],
+        injector: Injector,
+        *,
+        values: bool = True,
+        idle: bool = False,
     ) -> None:
         """Whatever an earlier run left behind is dropped."""
         self.emit, self.injector, self.error, self.emitted = emit, injector, None, 0
-        self.set(n_rows=0, n_whole=0, used=0, views=0, stop=0, lean=not values)
+        self.set(n_rows=0, n_whole=0, used=0, views=0, stop=0, lean=not values, idle=idle)
 
     def begin_step(self, step: int) -> None:
         fault = self.injector.fault
@@ -183,6 +188,13 @@ def check_layout() -> None:
         raise RuntimeError("_llama_cpp_watch.TENSOR and GgmlTensor are laid out differently")
 
 
+def are_in_order(batches: Sequence[Batch]) -> bool:
+    """Whether rows of results are those of the batch, one after the other, and no graph is given
+    what another one came to: of one sequence without an encoder. Then nothing need be computed to
+    see the graphs; else the order is known by the values."""
+    return not any(batch.encoder or len(np.unique(batch.seq_ids)) > 1 for batch in batches)
+
+
 def capture_batches(
     context: LlamaContext,
     watch: NodeWatch,
@@ -194,7 +206,7 @@ def capture_batches(
     values: bool,
 ) -> Captured:
     """Decode the batches one after the other, and emit what every node read and computed."""
-    watch.begin(emit, Injector(fault), values=values)
+    watch.begin(emit, Injector(fault), values=values, idle=not values and are_in_order(batches))
     outputs: list[NDArray[np.float32] | None] = []
     try:
         for step, batch in enumerate(batches):

@@ -73,6 +73,7 @@ STATE = np.dtype(
         ("due_ubatch", np.int64),  # of the node that a fault is meant for
         ("due_index", np.int64),
         ("lean", np.int64),  # nothing is copied that the graph has computed, but its result
+        ("idle", np.int64),  # nothing is computed either
         ("stop", np.int64),
         ("hook", np.int64),  # int64 (int64 what, int64 argument)
         ("usage", np.int64),  # ggml_backend_buffer_get_usage
@@ -91,6 +92,8 @@ ALIGNED = 64
 FULL, BEFORE, STRIKE = 0, 1, 2  # what the hook is called for
 WEIGHTS, COMPUTE = 1, 2  # GGML_BACKEND_BUFFER_USAGE_*; 0 is that of caches
 RESULT = tuple(b"result_")  # what names of results begin with
+COMPUTED = 16  # GGML_TENSOR_FLAG_COMPUTE: ggml passes a node without it over
+HELD_BACK = 1 << 30  # beside it: it was taken away here, from a graph that may be used again
 I64 = ir.IntType(64)
 
 
@@ -286,6 +289,13 @@ def needed(s: Any, t: Any) -> Any:
 
 
 @njit
+def have_computed(t: Any, idle: bool) -> None:
+    """Or have it passed over. Versions without such a flag compute every node."""
+    if (idle and t.flags & COMPUTED) or (not idle and t.flags & HELD_BACK):
+        t.flags ^= COMPUTED | HELD_BACK
+
+
+@njit
 def asked(s: Any, address: int) -> Any:
     """Note the sources; whether to show the node once it is computed."""
     if index_of(s, address) >= 0:  # the next graph, in the memory of the last one
@@ -295,6 +305,7 @@ def asked(s: Any, address: int) -> Any:
     slot.address, slot.generation, slot.index = address, s.generation, index
     s.index += 1
     t = tensor_at(address)
+    have_computed(t, s.idle != 0)
     if s.is_view[t.op]:
         s.views += 1
         return False
