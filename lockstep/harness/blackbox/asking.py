@@ -203,8 +203,8 @@ def logits_of(context: Context) -> Verdict:
 def worst_of(verdicts: Sequence[Verdict], oracle: str) -> SliceAnswer:
     """Of what was compared, if anything was."""
     order = (1, 2, 3, 0)
-    compared = [verdict for verdict in verdicts if verdict.status != "not-applicable"]
-    worst = min(compared or verdicts, key=lambda verdict: order.index(exit_code([verdict])))
+    some = [verdict for verdict in verdicts if verdict.status != "not-applicable"]
+    worst = min(some or verdicts, key=lambda verdict: order.index(exit_code([verdict])))
     status, detail = worst.status, worst.detail
     if is_nobodys(status, worst.summary, detail, oracle):
         status = "not-compared"
