@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,11 @@ class SliceAnswer:
     @property
     def differs(self) -> bool:
         return self.status in ("diverged", "crashed", "malformed", "timed-out")
+
+    @property
+    def is_no_number(self) -> bool:
+        """Which a matrix of zeros does not mute."""
+        return self.differs and not isfinite(float(self.extent.get("actual", 0.0)))
 
 
 @dataclass(kw_only=True)

@@ -14,7 +14,7 @@ from lockstep.harness.bisect.bisection import UNANSWERED, said_by_check
 from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, why_not_asked
 from lockstep.harness.blackbox.layers import LayerRow, as_it_is, half, of_layer
 from lockstep.harness.blackbox.looking import Looked, look
-from lockstep.harness.blackbox.naming import Asked, Part, part_outside
+from lockstep.harness.blackbox.naming import OF_ATTENTION, Asked, Part, part_outside
 from lockstep.harness.blackbox.numbers import are_of_number_0, by_number
 from lockstep.harness.blackbox.parts import larger, smaller
 from lockstep.harness.blackbox.places import SeenInPlace, see_in_place
@@ -85,8 +85,8 @@ def bisect_black_box(asker: SliceAsker) -> BlackBoxBisection:
 def of_layers(asker: SliceAsker, n: int) -> list[LayerRow]:
     rows: list[LayerRow] = []
     for layer in range(n):
-        likely = {part.asked_as for row in rows for part in row.parts}
-        rows.append(of_layer(asker, layer, n, likely))
+        known = {part.name: part for row in rows for part in row.parts}
+        rows.append(of_layer(asker, layer, n, list(known.values())))
     return by_number(asker, n) if are_of_number_0(asker, rows, n) else rows
 
 
@@ -129,8 +129,12 @@ def outside(asker: SliceAsker) -> Iterator[LayerRow]:
     asker.progress("embedding, norm and head")
     ask = half(asker, 0, {}, (*ATTENTION_OUT, *FFN_OUT))
     answer = as_it_is(ask)
+    asked = Asked(ask=ask)
+    if answer.is_no_number and (part := asked.first_of(OF_ATTENTION)):
+        text = f"a muted layer gives what is no number: {part.words}"
+        yield LayerRow(layer=None, answer=replace(answer, status="not-compared", summary=text))
+        return
     if answer.differs:
-        asked = Asked(ask=ask)
         part = part_outside(asked)
         if part.name == EPS.name and not is_eps_alone(asker):
             part = replace(part, name=EPS_OR_SCALE)

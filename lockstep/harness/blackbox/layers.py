@@ -3,17 +3,42 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
 from lockstep.harness.blackbox.changes import Change
-from lockstep.harness.blackbox.naming import Asked, Part, part_of_attention, part_of_ffn
-from lockstep.harness.blackbox.parts import EMBEDDING, OUTPUT, Maker, Neutral, heads_of, off
+from lockstep.harness.blackbox.naming import (
+    OF_ATTENTION,
+    Asked,
+    Part,
+    part_of_attention,
+    part_of_ffn,
+)
+from lockstep.harness.blackbox.parts import (
+    EMBEDDING,
+    OUTPUT,
+    Maker,
+    Neutral,
+    heads_of,
+    no_rotation,
+    no_scores,
+    no_sinks,
+    off,
+)
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import ATTENTION_OUT, FFN_OUT, muted, slice_of
 
 HALVES = {"attention": FFN_OUT, "FFN": ATTENTION_OUT}  # and what is muted beside each
+# what is made neutral touches nothing of the other half
+OF_ONE_HALF: Mapping[str, tuple[Maker, str]] = MappingProxyType(
+    {
+        f"attention: {name}": (maker, words)
+        for maker, words, name in OF_ATTENTION
+        if maker in (no_rotation, no_scores, no_sinks)
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +52,8 @@ class LayerRow:
     asked: Mapping[str, SliceAnswer] | None = None  # with parts neutral, by words
 
 
-def of_layer(asker: SliceAsker, layer: int, n: int, likely: Collection[str] = ()) -> LayerRow:
+def of_layer(asker: SliceAsker, layer: int, n: int, known: Collection[Part] = ()) -> LayerRow:
+    """known: what is at fault in other layers; likely it is so here."""
     asker.progress(f"layer {layer} of {n}")
     try:
         role = asker.role(layer)
@@ -36,7 +62,27 @@ def of_layer(asker: SliceAsker, layer: int, n: int, likely: Collection[str] = ()
     answer = as_it_is(half(asker, layer, role, ()))
     if not answer.differs:
         return LayerRow(layer=layer, answer=answer)
-    return parts_of_layer(asker, layer, role, answer, likely)
+    if row := as_in_others(asker, layer, role, answer, known):
+        return row
+    return parts_of_layer(asker, layer, role, answer, {part.asked_as for part in known})
+
+
+def as_in_others(
+    asker: SliceAsker,
+    layer: int,
+    role: Mapping[str, int],
+    answer: SliceAnswer,
+    known: Collection[Part],
+) -> LayerRow | None:
+    """Where the whole slice agrees once that is neutral, neither half need be asked alone."""
+    for part in known:
+        if part.name not in OF_ONE_HALF:
+            continue
+        maker, words = OF_ONE_HALF[part.name]
+        told = half(asker, layer, role, ())(maker)
+        if told is not None and told.agrees:
+            return LayerRow(layer=layer, answer=answer, parts=(part,), asked={words: told})
+    return None
 
 
 def parts_of_layer(
@@ -53,8 +99,8 @@ def parts_of_layer(
         own = Asked(ask=half(asker, layer, role, others))
         alone = as_it_is(own.ask)
         asked[f"{name} alone"] = alone
-        if not alone.differs:
-            continue
+        if not alone.differs or (parts and alone.is_no_number):
+            continue  # which comes from the half before, muted or not
         if name == "attention":
             part = part_of_attention(own, likely, partial(heads, asker, layer, own.ask))
         else:

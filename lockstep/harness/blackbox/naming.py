@@ -39,11 +39,13 @@ Table = tuple[tuple[Maker, str, str], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """name: of a closed list; words: what made it certain."""
+    """name: of a closed list; words: what made it certain; left: it is what is left where nothing
+    else can be wrong, as whatever else there is was made simple."""
 
     name: str
     words: str
     asked_as: str = ""  # in the table of questions
+    left: bool = False
 
 
 @dataclass(kw_only=True)
@@ -88,11 +90,12 @@ def agreed(name: str, words: str) -> Part:
 
 
 def differed(name: str, words: str) -> Part:
-    return Part(name=name, words=f"the engines differ with {words}", asked_as=name)
+    return Part(name=name, words=f"the engines differ with {words}", asked_as=name, left=True)
 
 
 # --- attention ----------------------------------------------------------------------------------
 
+SCORES = "scores: queries, keys as they are kept, rotation or scale"
 MASK = "mask, softmax or cache"
 # in the order in which they are asked: what each says if the engines agree with it
 OF_ATTENTION: Table = (
@@ -101,7 +104,7 @@ OF_ATTENTION: Table = (
     (norms_of_ones, "norms with weights of one", "weights of norms"),
     (norms_do_nothing, STILL, "attention norm"),
     (no_rotation, "positions that turn nothing", "rotation"),
-    (no_scores, "queries of zero", "scores: queries, keys as they are kept, rotation or scale"),
+    (no_scores, "queries of zero", SCORES),
     (no_sinks, "sinks that take nothing", "sinks"),
     (position_0, ONE_TOKEN, MASK),
 )
@@ -118,6 +121,8 @@ ITS_ENDS: Table = (
 def part_of_attention(
     asked: Asked, likely: Collection[str], heads: Callable[[], Part | None]
 ) -> Part:
+    if MASK in likely:  # a single token has no scores either: they are asked about before
+        likely = {*likely, SCORES}
     if part := asked.first_of(OF_ATTENTION, likely):
         return part
     words = "values that are all alike"

@@ -17,7 +17,7 @@ from lockstep.harness.blackbox.slices import muted
 from lockstep.harness.blackbox.whole import is_small_enough
 
 AT_ITS_PLACE, ALL_MUTED = "the others muted", "all layers muted"
-BY_NUMBER = "by its number"
+BY_NUMBER, OR_A_TENSOR = "by its number", "or a tensor that is taken wrongly"
 OUTSIDE = Part(
     name="what comes before or behind so many layers",
     words="they differ where no layer adds anything, and a slice of one layer agrees",
@@ -48,8 +48,13 @@ def guilty_among(asker: SliceAsker, layers: Sequence[int]) -> Iterator[LayerRow]
 
 def named(asker: SliceAsker, layer: int, answer: SliceAnswer) -> LayerRow:
     row = parts_of_layer(asker, layer, None, answer)
-    parts = tuple(replace(part, name=f"{part.name}, {BY_NUMBER}") for part in row.parts)
-    return replace(row, parts=parts, what=AT_ITS_PLACE)
+    return replace(row, parts=tuple(map(by_its_number, row.parts)), what=AT_ITS_PLACE)
+
+
+def by_its_number(part: Part) -> Part:
+    """A tensor that is spoilt by its name is so however simple it is made."""
+    name = f"{part.name}, {OR_A_TENSOR}" if part.left else part.name
+    return replace(part, name=f"{name}, {BY_NUMBER}")
 
 
 def with_others_muted(asker: SliceAsker, layers: Sequence[int]) -> SliceAnswer:

@@ -13,7 +13,17 @@ from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.blackbox import rewriting
-from lockstep.harness.blackbox.changes import one_hot, only_columns, reads_first, signs, times, zero
+from lockstep.harness.blackbox.changes import (
+    in_rows,
+    one_hot,
+    only_columns,
+    reads_first,
+    signs,
+    sparse_signs,
+    times,
+    zero,
+    zero_before,
+)
 from lockstep.harness.blackbox.lenses import LARGEST_STEP, Lens, lenses_of
 from lockstep.harness.blackbox.looking import look, through
 from lockstep.harness.blackbox.rewriting import rewrite
@@ -90,7 +100,7 @@ def test_layers_of_an_encoder_and_a_decoder_are_refused_by_a_sentence(tmp_path: 
 def test_where_others_are_muted_they_add_nothing(tmp_path: Path) -> None:
     path, out = written(tmp_path, n_layer=3), tmp_path / "muted.gguf"
     with GgufFile.open(path) as model:
-        rewrite(model, muted(model, 1), out)
+        rewrite(model, muted(model, (1,)), out)
         with GgufFile.open(out) as made:
             for layer in range(3):
                 weights = made.raw(f"blk.{layer}.ffn_down.weight").view(np.float32)
@@ -110,18 +120,45 @@ def test_a_change_sees_rows_by_their_number_however_they_are_read(
     assert not zero(rows, 0).any()
     assert times(0.5)(rows, 0)[5, 3] == rows[5, 3] / 2
     assert only_columns(1, 3)(rows, 0).any(axis=0).tolist() == [False, True, True, False]
-    assert np.array_equal(rows @ reads_first(2.0)(rows, 0).T, np.repeat(2 * rows[:, :1], 6, 1))
+    assert not in_rows(2, zero)(rows, 0)[2:].any()
+    assert np.array_equal(in_rows(2, zero)(rows, 0)[:2], rows[:2])
+    assert not zero_before(2)(rows, 0)[:2].any()
+    assert zero_before(2)(rows[:1], 0).tolist() == [[0, 0, 2, 3]]
+    found = reads_first()(rows, 0)
+    assert np.array_equal(found[2:], reads_first()(rows[2:], 2))
+    assert found[:, 0].all()
+    assert not found[:, 1:].any()
+    assert len(np.unique(reads_first(3)(rows, 0)[:, 0])) == 3
+    assert not np.isin(found[:, 0], reads_first(key=1)(rows, 0)[:, 0]).any()
+
+
+def test_norms_of_one_bit_have_something_to_do() -> None:
+    rows = np.ones((6, 64), np.float32)
+    for centred in (False, True):
+        found = sparse_signs(8.0, centred=centred)(rows, 0)
+        normed = found / np.sqrt(np.mean(found**2, axis=1, keepdims=True))
+        assert set(np.unique(np.abs(normed))) == {0, 2, 4}
+        assert set(np.unique(np.abs(found))) == {0, 8, 16, 32}
+        assert found.sum(axis=1).any() != centred
+    assert not signs(1.0)(rows, 0).sum(axis=1).any()
 
 
 # --- which part -----------------------------------------------------------------------------
 
 PARTS = {
     "rope-half-split": "attention: rotation",
-    "missing-scale": "attention: scores: queries, keys, rotation or scale",
+    "missing-scale": "attention: scores: queries, keys as they are kept, rotation or scale",
+    "cache-keys-f16": "attention: scores: queries, keys as they are kept, rotation or scale",
+    "cache-values-transposed": "attention: values as they are kept, or how heads are put together",
+    "tensors-by-order": "attention: matrices of keys or values",
+    "softmax-plus-one": "attention: mask, softmax or cache",
+    "softmax-nan": "attention: mask, softmax or cache",
     "kv-head-modulo": "attention: heads 1, 2",
     "last-kv-head-dropped": "attention: heads 2, 3",
     "cache-keeps-last": "attention: mask, softmax or cache",
-    "silu-without-gate": "FFN gate: the up branch",
+    "silu-without-gate": "FFN: activation",
+    "gate-and-up-exchanged": "FFN: activation",
+    "gate-and-up-by-order": "FFN: its norm, or more than one matrix",
 }
 
 
@@ -135,12 +172,25 @@ def test_the_part_that_is_wrong_is_named_in_every_layer(
     assert found.exit_code == 1
 
 
+PASSED_ON = "rounding of what the output norm gives and the output matrix reads"
+
+
 @pytest.mark.parametrize(
     ("mutant", "part"),
     [
         ("stale-norm", "output norm"),
         ("wrong-eps", "eps"),
-        ("column-major", "embedding, output norm or output matrix"),
+        ("last-norm-twice", "output norm"),
+        ("norm-by-sum", "output norm"),
+        ("norm-of-first-row", "output norm"),
+        ("embeddings-column-major", "embedding"),
+        ("embeddings-in-half", "embedding"),
+        ("embeddings-scaled-for-llama", "eps, or the scale of embeddings"),
+        ("head-always-tied", "output matrix"),
+        ("logits-in-half", "output matrix, or what is made of logits"),
+        ("logits-of-the-row-before", "embedding, or logits of other tokens"),
+        ("products-in-tf32", PASSED_ON),
+        ("column-major", "output matrix, or what is made of logits"),
     ],
 )
 def test_what_is_wrong_outside_the_layers_is_named_and_the_layers_are_not_judged(
@@ -178,7 +228,7 @@ class WithScaledSinks(Reference, name="test:sinks-scaled-as-scores"):
 @pytest.mark.parametrize(
     ("engine", "part"),
     [
-        ("test:swiglu-oai-with-another-slope", "FFN activation"),
+        ("test:swiglu-oai-with-another-slope", "FFN: activation"),
         ("test:sinks-scaled-as-scores", "attention: sinks"),
     ],
 )
@@ -232,8 +282,8 @@ def test_two_faults_in_two_layers_are_both_found(tmp_path: Path) -> None:
     twice = with_changed_weight(once, tmp_path / "b.gguf", "blk.2.attn_v.weight", 3, 5, 0.5)
     found = bisected(path, tmp_path / "made", subject_model=twice)
     assert set(faults(found)) == {0, 2}
-    assert faults(found)[0] == ["FFN: its matrices"]
-    assert faults(found)[2][0].startswith("attention: ")
+    assert faults(found)[0] == ["FFN: down matrix"]
+    assert faults(found)[2] == ["attention: matrix of values"]
 
 
 class TurnsOnlyInModelsOfTwo(Mirror):
@@ -256,11 +306,8 @@ def test_what_a_layer_does_by_its_number_is_no_silence(tmp_path: Path) -> None:
     path = builtin("f32", tmp_path)
     found = bisected(path, tmp_path / "made", engine="test:wrong-by-number")
     assert found.whole.status == "diverged"
-    assert faults(found) == {0: [BY_NUMBER], 1: [BY_NUMBER]}
+    assert faults(found) == {None: ["what comes before or behind so many layers"]}
     assert found.exit_code == 1
-
-
-BY_NUMBER = "what the layer does by its number"
 
 
 def test_an_engine_of_lists_is_bisected_by_them(tmp_path: Path) -> None:

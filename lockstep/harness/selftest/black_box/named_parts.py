@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
-from lockstep.harness.blackbox.numbers import BY_NUMBER
+from lockstep.harness.blackbox.numbers import BY_NUMBER, OR_A_TENSOR
 from lockstep.harness.selftest.black_box.truth import WrongPlace
 
 # the beginning of a name -> the nodes that it stands for
@@ -58,8 +58,13 @@ NODES: Mapping[str, str] = MappingProxyType(
     }
 )
 NORMS = re.compile(r".*norm(ed)?|inp_norm|kv_cmpr|q MUL|model.layers.*norm|model.layers.*ffn_out")
+# where nothing tells an op from a tensor of the half
+OF_HALF = MappingProxyType(
+    {"FFN": "ffn_.*", "attention": "[QKV]cur.*|wqkv.*|attn_.*|kq.*|[kv]_cache"}
+)
 TURNS = re.compile(r".*(rope|rotat|yarn).*")  # wherever its result is taken
-SCALE = re.compile(r".*(scale|soft-cap|key-length|mscale).*")
+# a scale of zero is what makes all weights alike
+SCALE = re.compile(r".*(scale|soft-cap|key-length|all-alike).*")
 # of norms: who is wrong in eps, and who in the weight
 EPS = re.compile(r".*(eps|squares-in-half).*")
 WEIGHTS = re.compile(
@@ -72,6 +77,8 @@ def is_right(part: str, engine: str, family: str, places: Collection[WrongPlace]
     """part: as the black box names it. places: of the layer that it is named for."""
     nodes = {place.node for place in places}
     part = part.removesuffix(f", {BY_NUMBER}")
+    if OR_A_TENSOR in part:
+        return any(re.fullmatch(OF_HALF[part.partition(":")[0]], node) for node in nodes)
     name = part.removeprefix("attention: ").removeprefix("FFN: ")
     if name.startswith("eps") and any(map(NORMS.fullmatch, nodes)):
         return bool(EPS.fullmatch(engine))

@@ -47,10 +47,11 @@ def run_black_box(
 ) -> int:
     """0: of those that change logits so many layers and parts are named as is promised.
 
-    only: a family of mistakes, or a model. file: a line of JSON for each engine on each model;
+    only: a family of mistakes, or a model; a real one, of which each engine takes minutes, is tried
+    if it is named. file: a line of JSON for each engine on each model;
     those that are there are not tried again.
     """
-    chosen = chosen_of(every_pair(seed), only)
+    chosen = chosen_of(every_pair(seed, only), only)
     if sample is not None and sample < len(chosen):
         chosen = random.Random(seed).sample(chosen, sample)
     wanted = set(chosen)
@@ -74,13 +75,23 @@ def row_of(said: dict[str, Any]) -> BlackBoxRow:
 # --- which are tried ------------------------------------------------------------------------------
 
 
-def every_pair(seed: int) -> list[Pair]:
+def every_pair(seed: int, only: str) -> list[Pair]:
+    """Of a real model, and of one layer, only where they may be wanted: models are made for it."""
     mistakes = [cls for cls in wrong_engines() if issubclass(cls, Mutant)]
     mistakes = [cls for cls in mistakes if cls.group not in NOT_OF_LOGITS]
     found = [(cls.shows_on, cls.name) for cls in mistakes if cls.shows_on not in WITHOUT_LOGITS]
     of_llama = [cls.name for cls in mistakes if cls.shows_on == OWN]
     found += [(model, name) for model in OTHERS for name in of_llama]
-    return [*found, *in_one_layer(seed), *of_real_model(of_llama, seed)]
+    if only in ("", PREFIX, *IN_ONE_LAYER):
+        found += in_one_layer(seed)
+    return [*found, *(of_real_model(of_llama, seed) if only == REAL else ())]
+
+
+def in_one_layer(seed: int) -> Iterator[Pair]:
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+        for model in IN_ONE_LAYER:
+            for fault in faults_of(model_for(model, Path(folder)), seed):
+                yield model, fault.engine
 
 
 def of_real_model(of_llama: Sequence[str], seed: int) -> Iterator[Pair]:
@@ -98,18 +109,12 @@ def of_real_model(of_llama: Sequence[str], seed: int) -> Iterator[Pair]:
         yield REAL, name
 
 
-def in_one_layer(seed: int) -> Iterator[Pair]:
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
-        for model in IN_ONE_LAYER:
-            for fault in faults_of(model_for(model, Path(folder)), seed):
-                yield model, fault.engine
-
-
 def chosen_of(pairs: Sequence[Pair], only: str) -> list[Pair]:
     """Raises Unsupported: nothing that was tried is no success."""
     found = [pair for pair in pairs if only in ("", pair[0], family_of(pair[1]))]
     if not found:
         known = dict.fromkeys(n for model, name in pairs for n in (family_of(name), model))
+        known |= dict.fromkeys((PREFIX, REAL))
         raise Unsupported(f"no family or model {only!r} of wrong engines {choices(only, known)}")
     return found
 
