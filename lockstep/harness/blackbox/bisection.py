@@ -136,23 +136,24 @@ def outside(asker: SliceAsker) -> Iterator[LayerRow]:
         return
     if answer.differs:
         part = part_outside(asked)
-        if part.name == EPS.name and not is_eps_alone(asker):
-            part = replace(part, name=EPS_OR_SCALE)
+        part = told_from_scale(asker, part) if part.name == EPS.name else part
         yield LayerRow(layer=None, answer=answer, parts=(part,), asked=asked.found)
         return
     yield LayerRow(layer=None, answer=answer)
     small = ask(smaller)
     assert small is not None
-    yield LayerRow(layer=None, answer=small, parts=(EPS,) if small.differs else (), what=SMALL)
+    parts = (told_from_scale(asker, EPS),) if small.differs else ()
+    yield LayerRow(layer=None, answer=small, parts=parts, what=SMALL)
 
 
-def is_eps_alone(asker: SliceAsker) -> bool:
+def told_from_scale(asker: SliceAsker, eps: Part) -> Part:
     """A norm divides by the scale of embeddings as well; beside what a layer adds it is seen."""
     try:
         answer = half(asker, 0, asker.role(0), ())(larger)
     except Unsupported:
-        return False
-    return answer is not None and answer.agrees
+        answer = None
+    alone = answer is not None and answer.agrees
+    return eps if alone else replace(eps, name=EPS_OR_SCALE)
 
 
 def small_layers(asker: SliceAsker, n: int) -> list[LayerRow]:

@@ -158,6 +158,8 @@ def part_of_ffn(asked: Asked, likely: Collection[str]) -> Part:
         return part
     words = "matrices that are one input each"
     if asked.differs(plain(*UP, *GATE, *DOWN), words):
+        if asked.agrees(plain(*UP, *GATE, *DOWN, alike=True), "such with gate and up alike"):
+            return agreed("gate and up, which are exchanged", "matrices in which both are alike")
         return differed("activation", words)
     return asked.first_of(ITS_MATRICES) or asked.rest("its norm, or more than one matrix")
 
@@ -169,7 +171,7 @@ OF_VALUES: Table = (
     (no_positions, "learned positions of zero", "embedding: learned positions"),
     (simple_rows, "embeddings that are powers of two", "embedding"),
     (larger, "a smaller eps", "eps"),
-    (norms_of_ones, "norms with weights of one", "weights of norms"),
+    (norms_of_ones, "norms with weights of one", "output norm: its weights"),
     (norms_of_one_bit, "norms that come to powers of two", ROUNDED),
     (nothing_to_norm, STILL, "output norm"),
 )

@@ -166,31 +166,31 @@ def no_rotation(file: GgufFile, layer: int) -> Neutral | None:
     return Neutral(keys=keys | {f"{arch}.rope.scaling.factor": ("F32", STILL)})
 
 
-def plain(*stems: str, period: int = 0) -> Maker:
+def plain(*stems: str, period: int = 0, alike: bool = False) -> Maker:
     """The matrices of the half that have these names are so simple that no product of them can be
     wrong: what a half begins with reads one input, what it ends with one element in turn. In front
-    of them is a norm that does nothing."""
+    of them is a norm that does nothing. alike: a gate is what it lets through."""
 
     def make(file: GgufFile, layer: int) -> Neutral | None:
         names = {n: n[len("blk.0.") :].rsplit(".", 1) for n in within(file, layer)}
         own = [n for n, (stem, end) in names.items() if stem in stems and end == "weight"]
         if not own:
             return None
-        changes = {n: simple(file, n.replace("blk.0", f"blk.{layer}"), period) for n in own}
+        changes = {n: simple(file, n.replace("blk.0", f"blk.{layer}"), period, alike) for n in own}
         before = norms_do_nothing(file, layer)
         return replace(before, changes={**before.changes, **changes})
 
     return make
 
 
-def simple(file: GgufFile, name: str, period: int) -> Change:
+def simple(file: GgufFile, name: str, period: int, alike: bool) -> Change:
     """Of each expert the same; of queries, keys and values in one matrix the values."""
     stem, ne = name.split(".")[2], file.tensors[name].ne
     if stem in ATTENTION_OUT + FFN_OUT:
         return each_expert(one_hot, ne)
     if stem == "attn_qkv":
         return in_rows(ne[1] - rows_of_keys(file), reads_first(period))
-    return reads_first(period or ne[1], key=KEYS.get(stem, 0))
+    return reads_first(period or ne[1], key=0 if alike else KEYS.get(stem, 0))
 
 
 def each_expert(change: Change, ne: Sequence[int]) -> Change:

@@ -152,13 +152,12 @@ PARTS = {
     "cache-values-transposed": "attention: values as they are kept, or how heads are put together",
     "tensors-by-order": "attention: matrices of keys or values",
     "softmax-plus-one": "attention: mask, softmax or cache",
-    "softmax-nan": "attention: mask, softmax or cache",
     "kv-head-modulo": "attention: heads 1, 2",
     "last-kv-head-dropped": "attention: heads 2, 3",
     "cache-keeps-last": "attention: mask, softmax or cache",
     "silu-without-gate": "FFN: activation",
-    "gate-and-up-exchanged": "FFN: activation",
-    "gate-and-up-by-order": "FFN: its norm, or more than one matrix",
+    "gate-and-up-exchanged": "FFN: gate and up, which are exchanged",
+    "gate-and-up-by-order": "FFN: gate and up, which are exchanged",
 }
 
 
@@ -180,7 +179,7 @@ PASSED_ON = "rounding of what the output norm gives and the output matrix reads"
     [
         ("stale-norm", "output norm"),
         ("wrong-eps", "eps"),
-        ("last-norm-twice", "output norm"),
+        ("last-norm-missing", "output norm"),
         ("norm-by-sum", "output norm"),
         ("norm-of-first-row", "output norm"),
         ("embeddings-column-major", "embedding"),
@@ -189,7 +188,7 @@ PASSED_ON = "rounding of what the output norm gives and the output matrix reads"
         ("head-always-tied", "output matrix"),
         ("logits-in-half", "output matrix, or what is made of logits"),
         ("logits-of-the-row-before", "embedding, or logits of other tokens"),
-        ("products-in-tf32", PASSED_ON),
+        ("activations-of-f32-in-bf16", PASSED_ON),
         ("column-major", "output matrix, or what is made of logits"),
     ],
 )
@@ -284,6 +283,26 @@ def test_two_faults_in_two_layers_are_both_found(tmp_path: Path) -> None:
     assert set(faults(found)) == {0, 2}
     assert faults(found)[0] == ["FFN: down matrix"]
     assert faults(found)[2] == ["attention: matrix of values"]
+
+
+class NoNumbers(Mirror):
+    def soft_max(self, x: F32, scale: float, visible: NDArray[np.bool_]) -> F32:
+        found = super().soft_max(x, scale, visible)
+        return np.where(visible.sum(axis=-1, keepdims=True) > 3, np.float32(np.nan), found)
+
+
+class WithNoNumbers(Reference, name="test:softmax-of-many-is-no-number"):
+    ops = NoNumbers
+
+
+def test_what_is_no_number_is_not_muted_by_zeros_and_not_held_against_the_head(
+    tmp_path: Path,
+) -> None:
+    path = builtin("f32", tmp_path)
+    found = bisected(path, tmp_path / "made", engine="test:softmax-of-many-is-no-number")
+    part = "attention: mask, softmax or cache"
+    assert faults(found) == {0: [part], 1: [part]}
+    assert "a muted layer" in found.rows[0].answer.summary
 
 
 class TurnsOnlyInModelsOfTwo(Mirror):
