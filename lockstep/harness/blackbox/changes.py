@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.quants.base import F32
 
+HALF = np.uint64(63)  # of all raw numbers have the highest bit
 Change = Callable[[F32, int], F32]  # (rows, columns), the first row's number -> (rows, columns)
 
 
@@ -89,9 +90,18 @@ def zero_before(first: int) -> Change:
 
 def one_hot(rows: F32, start: int) -> F32:
     """Each row reads one input, in turn."""
-    found = np.zeros_like(rows)
-    found[np.arange(len(rows)), (start + np.arange(len(rows))) % rows.shape[1]] = 1
-    return found
+    return one_of(rows.shape[1])(rows, start)
+
+
+def one_of(n: int) -> Change:
+    """The same of the first n inputs: whoever loses the last of a row loses none of them."""
+
+    def change(rows: F32, start: int) -> F32:
+        found, at = np.zeros_like(rows), np.arange(len(rows))
+        found[at, (start + at) % n] = 1
+        return found
+
+    return change
 
 
 def signs(size: float) -> Change:
@@ -112,28 +122,21 @@ def balanced(key: int, n: int) -> F32:
     return np.concatenate([found, -found])[:n].astype(np.float32)
 
 
-def same_signs(size: float, *, centred: bool) -> Change:
-    """The same for every token, and of one sign if that is no mean to be subtracted: whoever reads
-    the table in another order reads the same."""
-
-    def change(rows: F32, start: int) -> F32:
-        n = rows.shape[1]
-        row = balanced(7, n) if centred else np.ones(n, np.float32)
-        return np.broadcast_to(row * np.float32(size), rows.shape).copy()
-
-    return change
+def constant(value: float) -> Change:
+    return lambda rows, start: np.full_like(rows, value)
 
 
 def sparse_signs(size: float, *, centred: bool) -> Change:
     """Of each row a quarter or a sixteenth is not zero, so that its norm is two or four times its
-    signs: numbers of one bit, though the norm has something to do. The first is one of them."""
+    signs: numbers of one bit, though the norm has something to do. Where it subtracts the mean,
+    half of a row is zero and the other half alike: that comes to signs. The first is not zero."""
 
     def row(number: int, n: int) -> F32:
         found, every = np.zeros(n, np.float32), 4 << number % 2 * 2
-        raw = Philox(key=number).random_raw(n // every) >> np.uint64(63)
-        found[::every] = balanced(number, n // every) if centred else np.where(raw, 1, -1)
+        found[::every] = np.where(Philox(key=number).random_raw(-(-n // every)) >> HALF, 1, -1)
         found[0] = 1
-        return found * np.float32(size * 2.0 ** (number % 3))
+        own = balanced(number, n) + 1 if centred else found
+        return np.float32(size * 2.0 ** (number % 3)) * own
 
     def change(rows: F32, start: int) -> F32:
         return np.stack([row(start + i, rows.shape[1]) for i in range(len(rows))])

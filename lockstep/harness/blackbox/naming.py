@@ -22,6 +22,7 @@ from lockstep.harness.blackbox.parts import (
     no_sinks,
     norms_do_nothing,
     norms_of_one_bit,
+    norms_of_one_number,
     norms_of_ones,
     nothing_but_the_head,
     nothing_to_norm,
@@ -97,11 +98,13 @@ def differed(name: str, words: str) -> Part:
 
 SCORES = "scores: queries, keys as they are kept, rotation or scale"
 MASK = "mask, softmax or cache"
+LOST = "mask, softmax or cache, or heads that are lost"
 # in the order in which they are asked: what each says if the engines agree with it
 OF_ATTENTION: Table = (
     (no_bias, "biases of zero", "bias"),
     (larger, "a smaller eps", "eps"),
     (norms_of_ones, "norms with weights of one", "weights of norms"),
+    (norms_of_one_number, "norms with weights and biases of one", "weights of norms"),
     (norms_do_nothing, STILL, "attention norm"),
     (no_rotation, "positions that turn nothing", "rotation"),
     (no_scores, "queries of zero", SCORES),
@@ -127,7 +130,7 @@ def part_of_attention(
         return part
     words = "values that are all alike"
     if asked.differs(plain(*BOTH, *ENDS, period=1), words):
-        return heads() or differed(MASK, words)
+        return heads() or differed(LOST, words)
     words = "values that are one input each, shown as they are"
     if asked.differs(plain(*BOTH, *ENDS), words):
         return heads() or differed("values as they are kept, or how heads are put together", words)
@@ -140,6 +143,7 @@ OF_FFN: Table = (
     (no_bias, "biases of zero", "bias"),
     (larger, "a smaller eps", "eps"),
     (norms_of_ones, "norms with weights of one", "weights of norms"),
+    (norms_of_one_number, "norms with weights and biases of one", "weights of norms"),
     (norms_do_nothing, STILL, "FFN norm"),
 )
 UP, GATE = ("ffn_up", "ffn_up_exps"), ("ffn_gate", "ffn_gate_exps")
@@ -172,6 +176,7 @@ OF_VALUES: Table = (
     (simple_rows, "embeddings that are powers of two", "embedding"),
     (larger, "a smaller eps", "eps"),
     (norms_of_ones, "norms with weights of one", "output norm: its weights"),
+    (norms_of_one_number, "norms with weights and biases of one", "output norm: its weights"),
     (norms_of_one_bit, "norms that come to powers of two", ROUNDED),
     (nothing_to_norm, STILL, "output norm"),
 )
@@ -183,12 +188,12 @@ OF_THE_HEAD: Table = (
 
 def part_outside(asked: Asked) -> Part:
     """A row of another token, another row for all, or a head that is wrong whatever it is given."""
-    if asked.agrees(one_row, SAME):
-        if asked.differs(position_0, ONE_TOKEN):
-            return agreed("embedding", SAME)
+    if asked.agrees(position_0, ONE_TOKEN):
         if asked.agrees(nothing_to_norm, STILL):
-            return agreed("output norm", f"{SAME}, and with {STILL}")
-        return agreed("embedding, or logits of other tokens", SAME)
+            return agreed("output norm", f"{ONE_TOKEN}, and with {STILL}")
+        return agreed("embedding of some tokens, or logits of others", ONE_TOKEN)
+    if asked.agrees(one_row, SAME):
+        return agreed("embedding", SAME)
     if part := asked.first_of(OF_VALUES):
         return part
     words = "the same row for all tokens, and no norm"

@@ -12,15 +12,16 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.blackbox.changes import (
     Change,
+    constant,
     far_below,
     in_rows,
     one_hot,
+    one_of,
     ones,
     only_columns,
     powers,
     reads_first,
     same_row,
-    same_signs,
     signs,
     sparse_signs,
     times,
@@ -40,7 +41,7 @@ from lockstep.harness.synth.gguf_writer import Typed
 EMBEDDING, OUTPUT, OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"
 LARGER = 2.0**10  # eps is then a millionth of what it was beside the squares
 TINY = 2.0**-24  # of embeddings: the smallest that a half holds; its square is nothing beside one
-POSITIONS = "position_embd.weight"
+POSITIONS, OUTPUT_NORM_BIAS = "position_embd.weight", "output_norm.bias"
 ONE_TOKEN = "a single token"
 ONE = (Batch.of([1]),)  # a single token: at position 0 there is one thing to attend to
 STILL = 1e30  # rope.scaling.factor: positions become so small that nothing is turned
@@ -87,18 +88,30 @@ def norms_of_ones(file: GgufFile, layer: int) -> Neutral:
     return Neutral(changes={n: ones if n.endswith("weight") else zero for n in names})
 
 
+def norms_of_one_number(file: GgufFile, layer: int) -> Neutral | None:
+    """Whichever is taken for the other, weight or bias."""
+    names = norms_of_ones(file, layer).changes
+    both = any(name.endswith("bias") for name in names)
+    return Neutral(changes=dict.fromkeys(names, ones)) if both else None
+
+
 def norms_do_nothing(file: GgufFile, layer: int) -> Neutral:
     """Embeddings of +1 and -1 have a norm of one already, and weights of one leave it; with an eps
     that no float32 sees beside one."""
     weights = norms_of_ones(file, layer).changes
-    changes = {**weights, EMBEDDING: signs(1 / scale_of_embeddings(file))}
+    changes = {**weights, **rows_alone(file, signs(1 / scale_of_embeddings(file)))}
     return Neutral(changes=changes, keys=eps_of(file, 2.0**-40), own_head=True)
+
+
+def rows_alone(file: GgufFile, change: Change) -> Mapping[str, Change]:
+    """Of the table of tokens; nothing is added to them."""
+    return {EMBEDDING: change} | ({POSITIONS: zero} if POSITIONS in file.tensors else {})
 
 
 def nothing_to_norm(file: GgufFile, layer: int) -> Neutral:
     """Embeddings so small beside an eps of one that norms divide by one, whatever they measure."""
     weights = norms_of_ones(file, layer).changes
-    changes = {**weights, EMBEDDING: signs(TINY / scale_of_embeddings(file))}
+    changes = {**weights, **rows_alone(file, signs(TINY / scale_of_embeddings(file)))}
     return Neutral(changes=changes, keys=eps_of(file, 1.0), own_head=True)
 
 
@@ -108,14 +121,17 @@ def norms_of_one_bit(file: GgufFile, layer: int) -> Neutral | None:
         return None
     rows = sparse_signs(LARGER, centred=is_centred(file))
     weights = norms_of_ones(file, layer).changes
-    return Neutral(changes={**weights, EMBEDDING: rows}, own_head=True)
+    return Neutral(changes={**weights, **rows_alone(file, rows)}, own_head=True)
 
 
 def nothing_but_the_head(file: GgufFile, layer: int) -> Neutral:
-    """The same row for every token, which no norm changes: what differs does so in the head."""
+    """It is given the same for every token: the bias of a norm that comes to nothing, or a row of
+    one number, which no norm changes. What differs does so in the head."""
+    if OUTPUT_NORM_BIAS in file.tensors:
+        return Neutral(changes={OUTPUT_NORM: zero, OUTPUT_NORM_BIAS: ones}, own_head=True)
     before = nothing_to_norm(file, layer)
-    row = same_signs(TINY / scale_of_embeddings(file), centred=is_centred(file))
-    return replace(before, changes={**before.changes, EMBEDDING: row})
+    row = constant(TINY / scale_of_embeddings(file))
+    return replace(before, changes={**before.changes, **rows_alone(file, row)})
 
 
 def eps_of(file: GgufFile, value: float) -> Mapping[str, Typed]:
@@ -186,8 +202,10 @@ def plain(*stems: str, period: int = 0, alike: bool = False) -> Maker:
 def simple(file: GgufFile, name: str, period: int, alike: bool) -> Change:
     """Of each expert the same; of queries, keys and values in one matrix the values."""
     stem, ne = name.split(".")[2], file.tensors[name].ne
-    if stem in ATTENTION_OUT + FFN_OUT:
-        return each_expert(one_hot, ne)
+    if stem in ATTENTION_OUT:
+        return one_hot
+    if stem in FFN_OUT:
+        return each_expert(one_of(ne[0] // 2), ne)
     if stem == "attn_qkv":
         return in_rows(ne[1] - rows_of_keys(file), reads_first(period))
     return reads_first(period or ne[1], key=0 if alike else KEYS.get(stem, 0))
@@ -242,7 +260,7 @@ def no_positions(file: GgufFile, layer: int) -> Neutral | None:
 
 def simple_rows(file: GgufFile, layer: int) -> Neutral:
     """Embeddings that every type holds; the norm behind them has something to do."""
-    return Neutral(changes={EMBEDDING: powers}, own_head=True)
+    return Neutral(changes=rows_alone(file, powers), own_head=True)
 
 
 def tied_head(file: GgufFile, layer: int) -> Neutral | None:

@@ -123,7 +123,7 @@ def test_faults_of_one_layer_are_drawn_by_the_seed_alone(tmp_path: Path) -> None
         ("attention: scores: queries, keys as they are kept, rotation or scale", "Vcur", False),
         ("output matrix", "result_norm", False),
         ("embedding", "result_output", False),
-        ("embedding, or logits of other tokens", "result_output", True),
+        ("embedding of some tokens, or logits of others", "result_output", True),
         ("FFN: activation, or a tensor that is taken wrongly, by its number", "ffn_norm", True),
         ("FFN: activation, or a tensor that is taken wrongly, by its number", "attn_norm", False),
         ("what the layer does by its number", "ffn_out", False),

@@ -17,7 +17,7 @@ NODES: Mapping[str, str] = MappingProxyType(
     {
         # outside the layers
         "embedding": "embd|inp_scaled|inp_embd|pos_embd|inpL|inp_norm|model.embed_tokens",
-        "embedding, or logits": "embd|inp_scaled|inp_embd|pos_embd|result_output",
+        "embedding of some tokens, or logits": "embd|inp_scaled|inp_embd|pos_embd|result_output",
         "eps, or the scale of embeddings": "embd|inp_scaled",
         "rounding of what the output norm": "result_norm|result_output",
         "output norm": "result_norm",
@@ -28,6 +28,7 @@ NODES: Mapping[str, str] = MappingProxyType(
         "attention: scores": "[QK]cur.*|wqkv.*|kq|kq_scaled.*|k_cache|q .*|q_pe|k_pe|kv_cmpr.*"
         "|q_nope.*",
         "attention: mask": "k_cache|v_cache",
+        "attention: mask, softmax or cache, or heads": "[kv]_cache|kq|kqv.*",
         "attention: heads": "[QKV]cur.*|wqkv.*|kq|kq_soft_max|kqv.*|[kv]_cache",
         "attention: values as they are kept": "v_cache|kqv.*|kq",
         "attention: matrix of values": "Vcur|wqkv|kqv_mla",
@@ -66,10 +67,10 @@ OF_HALF = MappingProxyType(
 TURNS = re.compile(r".*(rope|rotat|yarn).*")  # wherever its result is taken
 # a scale of zero is what makes all weights alike
 SCALE = re.compile(r".*(scale|soft-cap|key-length|all-alike).*")
-# of norms: who is wrong in eps, and who in the weight
+# of norms: who is wrong in eps, and who in the weight, or where the weight alone shows it
 EPS = re.compile(r".*(eps|squares-in-half).*")
 WEIGHTS = re.compile(
-    r".*(norm-without|weight-before-norm|norms-exchanged|one-added|bias-for-weight|of-a-layer).*"
+    r".*(norm-without|weight-before-norm|norm-after-rope|norms-exchanged|one-added|bias-for-weight|of-a-layer).*"
     r"|one-layer:.*norm.*"
 )
 

@@ -40,6 +40,12 @@ def wrong_places(
     return tuple(dict.fromkeys(differing(floats, shown)))
 
 
+def nodes_of(honest: Session, batches: Sequence[Batch]) -> frozenset[str]:
+    """All that there are in the model."""
+    shown = values_of(honest, Request(batches=tuple(batches), capture=True))
+    return frozenset(site.name for site in shown)
+
+
 def values_of(session: Session, request: Request) -> dict[Site, NDArray[Any]]:
     outcome = session.ask("evaluate", request)
     if not isinstance(outcome, Answered):
