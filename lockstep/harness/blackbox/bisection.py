@@ -14,7 +14,7 @@ from lockstep.harness.bisect.bisection import UNANSWERED, said_by_check
 from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, why_not_asked
 from lockstep.harness.blackbox.layers import LayerRow, as_it_is, half, of_layer
 from lockstep.harness.blackbox.looking import Looked, look
-from lockstep.harness.blackbox.naming import OF_ATTENTION, Asked, Part, part_outside
+from lockstep.harness.blackbox.naming import FAILS, OF_ATTENTION, Asked, Part, part_outside
 from lockstep.harness.blackbox.numbers import are_of_number_0, by_number
 from lockstep.harness.blackbox.parts import larger, smaller
 from lockstep.harness.blackbox.places import SeenInPlace, see_in_place
@@ -135,7 +135,7 @@ def outside(asker: SliceAsker) -> Iterator[LayerRow]:
         yield LayerRow(layer=None, answer=replace(answer, status="not-compared", summary=text))
         return
     if answer.differs:
-        part = part_outside(asked)
+        part = part_outside(asked) if answer.status == "diverged" else FAILS
         part = told_from_scale(asker, part) if part.name == EPS.name else part
         yield LayerRow(layer=None, answer=answer, parts=(part,), asked=asked.found)
         return

@@ -10,6 +10,7 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
 from lockstep.harness.blackbox.changes import Change
 from lockstep.harness.blackbox.naming import (
+    FAILS,
     OF_ATTENTION,
     Asked,
     Part,
@@ -62,6 +63,8 @@ def of_layer(asker: SliceAsker, layer: int, n: int, known: Collection[Part] = ()
     answer = as_it_is(half(asker, layer, role, ()))
     if not answer.differs:
         return LayerRow(layer=layer, answer=answer)
+    if answer.status != "diverged":
+        return LayerRow(layer=layer, answer=answer, parts=(FAILS,))
     if row := as_in_others(asker, layer, role, answer, known):
         return row
     return parts_of_layer(asker, layer, role, answer, {part.asked_as for part in known})

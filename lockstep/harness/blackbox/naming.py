@@ -49,6 +49,9 @@ class Part:
     left: bool = False
 
 
+FAILS = Part(name="it fails on a model of one layer", words="it gives no logits of it")
+
+
 @dataclass(kw_only=True)
 class Asked:
     """What was asked so far, by its words; nothing twice."""
@@ -70,8 +73,9 @@ class Asked:
         return answer is not None and answer.agrees
 
     def differs(self, maker: Maker, words: str) -> bool:
+        """By what it answers: who fails on such a model says nothing of a part."""
         answer = self.answer(maker, words)
-        return answer is not None and answer.differs
+        return answer is not None and answer.status == "diverged"
 
     def first_of(self, table: Table, likely: Collection[str] = ()) -> Part | None:
         """likely: names that other layers have come to, whose questions are asked first: an engine
@@ -163,7 +167,7 @@ def part_of_ffn(asked: Asked, likely: Collection[str]) -> Part:
     words = "matrices that are one input each"
     if asked.differs(plain(*UP, *GATE, *DOWN), words):
         if asked.agrees(plain(*UP, *GATE, *DOWN, alike=True), "such with gate and up alike"):
-            return agreed("gate and up, which are exchanged", "matrices in which both are alike")
+            return differed("activation, or gate and up that are exchanged", words)
         return differed("activation", words)
     return asked.first_of(ITS_MATRICES) or asked.rest("its norm, or more than one matrix")
 

@@ -40,7 +40,7 @@ NODES: Mapping[str, str] = MappingProxyType(
         "FFN norm": "ffn_norm|ffn_post_norm|attn_post_norm|model.layers.*ffn_out",
         "FFN: up matrix": "ffn_up|ffn_moe_up",
         "FFN: gate matrix": "ffn_gate|ffn_moe_gate",
-        "FFN: gate and up, which": "ffn_up|ffn_gate|ffn_(moe_)?(swiglu|geglu).*",
+        "FFN: activation, or gate and up": "ffn_up|ffn_gate|ffn_(moe_)?(swiglu|geglu).*",
         "FFN: down matrix": "ffn_out|ffn_down|ffn_moe_down",
         "FFN: its norm": "ffn_norm|ffn_post_norm|ffn_up|ffn_gate|ffn_out|ffn_down",
         "FFN: activation": "ffn_swiglu|ffn_geglu|ffn_gelu|ffn_moe_swiglu.*",
