@@ -105,7 +105,7 @@ def of_real_model(of_llama: Sequence[str], seed: int) -> Iterator[Pair]:
     scaled = [f for f in faults if f.change == SCALED and f.where.endswith(MATRICES)]
     others = [fault for fault in faults if fault.change != SCALED]
     chosen = [*draw.sample(scaled, 2), *draw.sample(others, 2)]
-    for name in [*draw.sample(of_llama, 4), *(fault.engine for fault in chosen)]:
+    for name in [*draw.sample(of_llama, 6), *(fault.engine for fault in chosen)]:
         yield REAL, name
 
 
