@@ -105,11 +105,15 @@ def of_the_whole(asker: SliceAsker, found: BlackBoxBisection, n: int) -> BlackBo
         return replace(found, rows=(*found.rows, *small_layers(asker, n)))
     places, why = see_in_place(asker)
     found = replace(found, places=tuple(places), no_places=why)
-    if len({tensor for each in places for tensor in each.tensors}) == 1:
-        return found
+    if TWIN in found.in_f32 and not differs and names_one(places):
+        return found  # nothing is wrong in F32, and all that stands beside it is
     if found.whole.differs or differs or any(each.answer.differs for each in places):
         return replace(found, rows=(*found.rows, *by_number(asker, n)))
     return replace(found, others=others_of(asker)) if found.exit_code == 0 else found
+
+
+def names_one(places: Sequence[SeenInPlace]) -> bool:
+    return len({tensor for each in places for tensor in each.tensors}) == 1
 
 
 def others_of(asker: SliceAsker) -> tuple[Verdict, ...]:

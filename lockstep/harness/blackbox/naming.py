@@ -138,7 +138,7 @@ def part_of_attention(
     words = "values that are one input each, shown as they are"
     if asked.differs(plain(*BOTH, *ENDS), words):
         return heads() or differed("values as they are kept, or how heads are put together", words)
-    return asked.first_of(ITS_ENDS) or heads() or asked.rest("its norm, or more than one matrix")
+    return asked.first_of(ITS_ENDS) or heads() or asked.rest("its norm or matrices")
 
 
 # --- FFN ----------------------------------------------------------------------------------------
@@ -165,11 +165,13 @@ def part_of_ffn(asked: Asked, likely: Collection[str]) -> Part:
     ):
         return part
     words = "matrices that are one input each"
-    if asked.differs(plain(*UP, *GATE, *DOWN), words):
-        if asked.agrees(plain(*UP, *GATE, *DOWN, alike=True), "such with gate and up alike"):
+    if asked.differs(plain(*UP, *GATE, *DOWN, few=True), words):
+        if asked.agrees(
+            plain(*UP, *GATE, *DOWN, alike=True, few=True), "such with gate and up alike"
+        ):
             return differed("activation, or gate and up that are exchanged", words)
         return differed("activation", words)
-    return asked.first_of(ITS_MATRICES) or asked.rest("its norm, or more than one matrix")
+    return asked.first_of(ITS_MATRICES) or asked.rest("its norm or matrices")
 
 
 # --- outside the layers -------------------------------------------------------------------------

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from lockstep.engine.batch import Batch
-from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.gguf.file import GgufFile, TensorInfo
 from lockstep.harness.blackbox.changes import (
     Change,
     constant,
+    dealt_out,
     far_below,
     in_rows,
     one_hot,
@@ -46,7 +47,7 @@ ONE_TOKEN = "a single token"
 ONE = (Batch.of([1]),)  # a single token: at position 0 there is one thing to attend to
 STILL = 1e30  # rope.scaling.factor: positions become so small that nothing is turned
 MOST_HEADS = 64
-KEYS = {"ffn_gate": 1, "ffn_gate_exps": 1}  # of seeded numbers: a gate is not what it lets through
+GATES = ("ffn_gate", "ffn_gate_exps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,33 +183,38 @@ def no_rotation(file: GgufFile, layer: int) -> Neutral | None:
     return Neutral(keys=keys | {f"{arch}.rope.scaling.factor": ("F32", STILL)})
 
 
-def plain(*stems: str, period: int = 0, alike: bool = False) -> Maker:
+def plain(*stems: str, period: int = 0, alike: bool = False, few: bool = False) -> Maker:
     """The matrices of the half that have these names are so simple that no product of them can be
-    wrong: what a half begins with reads one input, what it ends with one element in turn. In front
-    of them is a norm that does nothing. alike: a gate is what it lets through."""
+    wrong: what a half begins with reads one input, what it ends with each element in turn. In front
+    of them is a norm that does nothing. alike: a gate is what it lets through; few: of a down
+    matrix the second half of what it reads is left out, which whoever cuts rows loses."""
+
+    key = 0 if alike else 1
 
     def make(file: GgufFile, layer: int) -> Neutral | None:
         names = {n: n[len("blk.0.") :].rsplit(".", 1) for n in within(file, layer)}
         own = [n for n, (stem, end) in names.items() if stem in stems and end == "weight"]
         if not own:
             return None
-        changes = {n: simple(file, n.replace("blk.0", f"blk.{layer}"), period, alike) for n in own}
+        sources = {n: file.tensors[n.replace("blk.0", f"blk.{layer}")] for n in own}
+        changes = {n: simple(file, source, period, key, few) for n, source in sources.items()}
         before = norms_do_nothing(file, layer)
         return replace(before, changes={**before.changes, **changes})
 
     return make
 
 
-def simple(file: GgufFile, name: str, period: int, alike: bool) -> Change:
-    """Of each expert the same; of queries, keys and values in one matrix the values."""
-    stem, ne = name.split(".")[2], file.tensors[name].ne
-    if stem in ATTENTION_OUT:
-        return one_hot
-    if stem in FFN_OUT:
+def simple(file: GgufFile, source: TensorInfo, period: int, key: int, few: bool) -> Change:
+    """Of each expert the same; of queries, keys and values in one matrix the values. key: of the
+    numbers of a gate."""
+    stem, ne = source.name.split(".")[2], source.ne
+    if few and stem in FFN_OUT:
         return each_expert(one_of(ne[0] // 2), ne)
+    if stem in ATTENTION_OUT + FFN_OUT:
+        return each_expert(dealt_out(ne[1]), ne)
     if stem == "attn_qkv":
         return in_rows(ne[1] - rows_of_keys(file), reads_first(period))
-    return reads_first(period or ne[1], key=0 if alike else KEYS.get(stem, 0))
+    return reads_first(period or ne[1], key=key if stem in GATES else 0)
 
 
 def each_expert(change: Change, ne: Sequence[int]) -> Change:

@@ -9,8 +9,10 @@ from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.blackbox import rewriting
 from lockstep.harness.blackbox.changes import (
+    dealt_out,
     in_rows,
     one_hot,
+    one_of,
     only_columns,
     reads_first,
     signs,
@@ -96,6 +98,9 @@ def test_a_change_sees_rows_by_their_number_however_they_are_read(
     assert not zero(rows, 0).any()
     assert times(0.5)(rows, 0)[5, 3] == rows[5, 3] / 2
     assert only_columns(1, 3)(rows, 0).any(axis=0).tolist() == [False, True, True, False]
+    read = np.concatenate([dealt_out(3)(np.ones((1, 8), np.float32), i) for i in range(3)])
+    assert read.sum(axis=0).tolist() == [1] * 8
+    assert one_of(2)(rows, 1).sum(axis=0).tolist() == [3, 3, 0, 0]
     assert not in_rows(2, zero)(rows, 0)[2:].any()
     assert np.array_equal(in_rows(2, zero)(rows, 0)[:2], rows[:2])
     assert not zero_before(2)(rows, 0)[:2].any()

@@ -126,6 +126,6 @@ def family_of(engine: str) -> str:
 
 def parts_of(pairs: Sequence[Pair]) -> Iterator[CataloguePart]:
     for model, same in groupby(sorted(pairs), key=lambda pair: pair[0]):
-        names = [engine for _, engine in same]
-        for start in range(0, len(names), AT_ONCE):
-            yield CataloguePart(model=model, engines=tuple(names[start : start + AT_ONCE]))
+        names, n = [engine for _, engine in same], 1 if model == REAL else AT_ONCE
+        for start in range(0, len(names), n):
+            yield CataloguePart(model=model, engines=tuple(names[start : start + n]))
