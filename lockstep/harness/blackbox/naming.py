@@ -178,7 +178,6 @@ def part_of_ffn(asked: Asked, likely: Collection[str]) -> Part:
 
 ROUNDED = "rounding of what the output norm gives and the output matrix reads"
 OF_VALUES: Table = (
-    (no_positions, "learned positions of zero", "embedding: learned positions"),
     (simple_rows, "embeddings that are powers of two", "embedding"),
     (larger, "a smaller eps", "eps"),
     (norms_of_ones, "norms with weights of one", "output norm: its weights"),
@@ -194,6 +193,8 @@ OF_THE_HEAD: Table = (
 
 def part_outside(asked: Asked) -> Part:
     """A row of another token, another row for all, or a head that is wrong whatever it is given."""
+    if asked.agrees(no_positions, "learned positions of zero"):
+        return agreed("embedding: learned positions", "learned positions of zero")
     if asked.agrees(position_0, ONE_TOKEN):
         if asked.agrees(nothing_to_norm, STILL):
             return agreed("output norm", f"{ONE_TOKEN}, and with {STILL}")
