@@ -26,6 +26,7 @@ from lockstep.harness.locate.locate import LEVELS
 from lockstep.harness.records import EngineInfo, Verdict
 
 SMALL = "small activations"
+NO_LENS = "weights: lenses show them through the last norm and the head, which differ"
 EPS_OR_SCALE = "eps, or the scale of embeddings"
 EPS = Part(name="eps", words="they differ where the squares of activations are small")
 
@@ -68,7 +69,7 @@ def bisect_black_box(asker: SliceAsker) -> BlackBoxBisection:
         left_out.append(f"{n} layers: their slices have the fault outside the layers as well")
     else:
         rows += of_layers(asker, n)
-    lenses, unseen = look(asker)
+    lenses, unseen = ([], [NO_LENS]) if rows[0].answer.differs else look(asker)
     asker.progress("the whole model")
     whole = asker.answered(asker.plan)
     answers = [*(row.answer for row in rows), *(look.answer for look in lenses)]
