@@ -7,7 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from lockstep.harness.blackbox.asking import SliceAsker
-from lockstep.harness.blackbox.bisection import of_layer, outside
+from lockstep.harness.blackbox.bisection import outside
+from lockstep.harness.blackbox.layers import of_layer
 from lockstep.harness.blackbox.lenses import lenses_of
 from lockstep.harness.blackbox.looking import through
 from lockstep.harness.blackbox.slices import NO_END, WINDOW, n_layers

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +59,23 @@ class SliceAnswer:
     def differs(self) -> bool:
         return self.status in ("diverged", "crashed", "malformed", "timed-out")
 
+    @property
+    def is_no_number(self) -> bool:
+        """Which a matrix of zeros does not mute."""
+        return self.differs and not isfinite(float(self.extent.get("actual", 0.0)))
+
 
 @dataclass(kw_only=True)
 class SliceAsker:
-    """plan: of the user's models; folder: for those that are made of them, one at a time."""
+    """plan: of the user's models; folder: for those that are made of them, one at a time; opening:
+    how both engines are opened for one of them."""
 
     plan: Plan
     folder: Path
     progress: Callable[[str], None]
+    opening: Callable[[Plan, Callable[[str], None]], Opened] = open_plan
+    # by what llama.cpp's graph says of a layer: the keys that make one such, or why not
+    roles: dict[tuple[tuple[Node, ...], bool], dict[str, int] | str] = field(default_factory=dict)
 
     @cached_property
     def file(self) -> GgufFile:
@@ -75,11 +85,6 @@ class SliceAsker:
     def subject_file(self) -> GgufFile:
         same = self.plan.subject_model == self.plan.model
         return self.file if same else open_model(self.plan.subject_model)
-
-    @cached_property
-    def roles(self) -> dict[tuple[tuple[Node, ...], bool], dict[str, int] | str]:
-        """By what llama.cpp's graph says of a layer: the keys that make one such, or why not."""
-        return {}
 
     def close(self) -> None:
         for name in ("file", "subject_file"):
@@ -100,7 +105,24 @@ class SliceAsker:
 
     def ask(self, make: Make, given: Sequence[Batch] = ()) -> SliceAnswer:
         """given: these batches, of an engine that shows logits."""
-        return answered(self.made(make), given, self.progress)
+        return self.answered(self.made(make), given)
+
+    def open(self, plan: Plan) -> Opened:
+        return self.opening(plan, self.progress)
+
+    def answered(self, plan: Plan, given: Sequence[Batch] = ()) -> SliceAnswer:
+        """An engine that cannot be started says no more than one that does not answer."""
+        try:
+            opened = self.open(plan)
+        except NoAnswer as error:
+            return left_unanswered(error, plan.oracle)
+        except BadInput as error:
+            return SliceAnswer(status="not-compared", summary=str(error))
+        try:
+            answer = worst_of(verdicts_of(opened, given), plan.oracle)
+            return replace(answer, engines=opened.engines)
+        finally:
+            opened.close()
 
     # --- what a layer is by its number --------------------------------------------------------
 
@@ -159,21 +181,6 @@ def why_not_asked(engine: str, levels: Collection[str] | None) -> str:
     if levels is not None and not set(levels).intersection(ENOUGH):
         return f"{engine} offers none of {', '.join(ENOUGH)}, and models made of this one need one"
     return ""
-
-
-def answered(plan: Plan, given: Sequence[Batch], progress: Callable[[str], None]) -> SliceAnswer:
-    """An engine that cannot be started says no more than one that does not answer."""
-    try:
-        opened = open_plan(plan, progress)
-    except NoAnswer as error:
-        return left_unanswered(error, plan.oracle)
-    except BadInput as error:
-        return SliceAnswer(status="not-compared", summary=str(error))
-    try:
-        answer = worst_of(verdicts_of(opened, given), plan.oracle)
-        return replace(answer, engines=opened.engines)
-    finally:
-        opened.close()
 
 
 def verdicts_of(opened: Opened, given: Sequence[Batch]) -> list[Verdict]:

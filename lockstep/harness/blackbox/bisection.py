@@ -5,48 +5,30 @@ nothing is converted, so that little has to be allowed. Then lenses show the dec
 all of that agrees, so must whatever `check` asks: the whole model in F32, and the other suites.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from lockstep.engine.errors import Unsupported
-from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.bisect.bisection import UNANSWERED, said_by_check
-from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, answered, why_not_asked
+from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, why_not_asked
+from lockstep.harness.blackbox.layers import LayerRow, as_it_is, half, of_layer
 from lockstep.harness.blackbox.looking import Looked, look
-from lockstep.harness.blackbox.naming import OF_ATTENTION, OF_FFN, OUTSIDE, Part, part_of
-from lockstep.harness.blackbox.parts import (
-    EMBEDDING,
-    OUTPUT,
-    Maker,
-    Neutral,
-    heads_of,
-    off,
-    smaller,
-)
+from lockstep.harness.blackbox.naming import FAILS, OF_ATTENTION, Asked, Part, part_outside
+from lockstep.harness.blackbox.numbers import are_of_number_0, by_number
+from lockstep.harness.blackbox.parts import larger, smaller
 from lockstep.harness.blackbox.places import SeenInPlace, see_in_place
-from lockstep.harness.blackbox.rewriting import Recipe
-from lockstep.harness.blackbox.slices import ATTENTION_OUT, FFN_OUT, muted, n_layers, slice_of
+from lockstep.harness.blackbox.slices import ATTENTION_OUT, FFN_OUT, n_layers
 from lockstep.harness.blackbox.slices import small as with_small_activations
 from lockstep.harness.blackbox.whole import TWIN, in_f32
-from lockstep.harness.check.check import open_plan
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.locate.locate import LEVELS
 from lockstep.harness.records import EngineInfo, Verdict
 
-SMALL, AT_ITS_PLACE = "small activations", "the others muted"
+SMALL = "small activations"
+NO_LENS = "weights: lenses show them through the last norm and the head, which differ"
+EPS_OR_SCALE = "eps, or the scale of embeddings"
 EPS = Part(name="eps", words="they differ where the squares of activations are small")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerRow:
-    """One slice. layer: None outside the layers. parts: what is at fault in it."""
-
-    layer: int | None
-    answer: SliceAnswer
-    what: str = ""  # of the slice, if it is no plain one
-    parts: tuple[Part, ...] = ()
-    asked: Mapping[str, SliceAnswer] | None = None  # with parts neutral, by words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +68,10 @@ def bisect_black_box(asker: SliceAsker) -> BlackBoxBisection:
     if any(row.answer.differs for row in rows):
         left_out.append(f"{n} layers: their slices have the fault outside the layers as well")
     else:
-        for layer in range(n):
-            likely = {part.asked_as for row in rows for part in row.parts}
-            rows.append(of_layer(asker, layer, n, likely))
-    lenses, unseen = look(asker)
+        rows += of_layers(asker, n)
+    lenses, unseen = ([], [NO_LENS]) if rows[0].answer.differs else look(asker)
     asker.progress("the whole model")
-    whole = answered(asker.plan, (), asker.progress)
+    whole = asker.answered(asker.plan)
     answers = [*(row.answer for row in rows), *(look.answer for look in lenses)]
     found = BlackBoxBisection(
         rows=tuple(rows),
@@ -101,6 +81,14 @@ def bisect_black_box(asker: SliceAsker) -> BlackBoxBisection:
     )
     seen = any(answer.differs for answer in answers)
     return found if seen else of_the_whole(asker, found, n)
+
+
+def of_layers(asker: SliceAsker, n: int) -> list[LayerRow]:
+    rows: list[LayerRow] = []
+    for layer in range(n):
+        known = {part.name: part for row in rows for part in row.parts}
+        rows.append(of_layer(asker, layer, n, list(known.values())))
+    return by_number(asker, n) if are_of_number_0(asker, rows, n) else rows
 
 
 def check_can_be_asked(asker: SliceAsker, engines: Sequence[EngineInfo] = ()) -> None:
@@ -118,18 +106,21 @@ def of_the_whole(asker: SliceAsker, found: BlackBoxBisection, n: int) -> BlackBo
         return replace(found, rows=(*found.rows, *small_layers(asker, n)))
     places, why = see_in_place(asker)
     found = replace(found, places=tuple(places), no_places=why)
-    layers = {tensor.split(".")[1] for each in places for tensor in each.tensors}
-    if len(layers) == 1:  # or the embeddings, which no layer is asked about
-        return found
+    if TWIN in found.in_f32 and not differs and names_one(places):
+        return found  # nothing is wrong in F32, and all that stands beside it is
     if found.whole.differs or differs or any(each.answer.differs for each in places):
         return replace(found, rows=(*found.rows, *by_number(asker, n)))
     return replace(found, others=others_of(asker)) if found.exit_code == 0 else found
 
 
+def names_one(places: Sequence[SeenInPlace]) -> bool:
+    return len({tensor for each in places for tensor in each.tensors}) == 1
+
+
 def others_of(asker: SliceAsker) -> tuple[Verdict, ...]:
     """What else check would say that is wrong, or could not be compared."""
     asker.progress("what check asks besides")
-    opened = open_plan(replace(asker.plan, suites=(), by_name=False), asker.progress)
+    opened = asker.open(replace(asker.plan, suites=(), by_name=False))
     try:
         said = tuple(said_by_check(opened.context))
     finally:
@@ -142,120 +133,32 @@ def outside(asker: SliceAsker) -> Iterator[LayerRow]:
     """Without the layers; and once more where eps matters, which else nobody would see."""
     asker.progress("embedding, norm and head")
     ask = half(asker, 0, {}, (*ATTENTION_OUT, *FFN_OUT))
-    answer = plain(ask)
+    answer = as_it_is(ask)
+    asked = Asked(ask=ask)
+    if answer.is_no_number and (part := asked.first_of(OF_ATTENTION)):
+        text = f"a muted layer gives what is no number: {part.words}"
+        yield LayerRow(layer=None, answer=replace(answer, status="not-compared", summary=text))
+        return
     if answer.differs:
-        part, asked = part_of(OUTSIDE, ask, "embedding, output norm or output matrix")
-        yield LayerRow(layer=None, answer=answer, parts=(part,), asked=asked)
+        part = part_outside(asked) if answer.status == "diverged" else FAILS
+        part = told_from_scale(asker, part) if part.name == EPS.name else part
+        yield LayerRow(layer=None, answer=answer, parts=(part,), asked=asked.found)
         return
     yield LayerRow(layer=None, answer=answer)
     small = ask(smaller)
     assert small is not None
-    yield LayerRow(layer=None, answer=small, parts=(EPS,) if small.differs else (), what=SMALL)
+    parts = (told_from_scale(asker, EPS),) if small.differs else ()
+    yield LayerRow(layer=None, answer=small, parts=parts, what=SMALL)
 
 
-def of_layer(asker: SliceAsker, layer: int, n: int, likely: Collection[str] = ()) -> LayerRow:
-    asker.progress(f"layer {layer} of {n}")
+def told_from_scale(asker: SliceAsker, eps: Part) -> Part:
+    """A norm divides by the scale of embeddings as well; beside what a layer adds it is seen."""
     try:
-        role = asker.role(layer)
-    except Unsupported as error:
-        return LayerRow(layer=layer, answer=SliceAnswer(status="not-compared", summary=str(error)))
-    answer = plain(half(asker, layer, role, ()))
-    if not answer.differs:
-        return LayerRow(layer=layer, answer=answer)
-    return parts_of_layer(asker, layer, role, answer, likely)
-
-
-def parts_of_layer(
-    asker: SliceAsker,
-    layer: int,
-    role: Mapping[str, int],
-    answer: SliceAnswer,
-    likely: Collection[str],
-) -> LayerRow:
-    asked: dict[str, SliceAnswer] = {}
-    parts: list[Part] = []
-    for name, others, questions in (
-        ("attention", FFN_OUT, OF_ATTENTION),
-        ("FFN", ATTENTION_OUT, OF_FFN),
-    ):
-        ask = half(asker, layer, role, others)
-        alone = plain(ask)
-        asked[f"{name} alone"] = alone
-        if not alone.differs:
-            continue
-        part, more = part_of(questions, ask, f"{name}: its matrices", likely)
-        if name == "attention" and part.name.startswith("attention:"):
-            part = heads(asker, layer, ask) or part
-        asked |= {f"{name} alone, {words}": told for words, told in more.items()}
-        parts.append(replace(part, name=in_half(name, part.name), asked_as=part.name))
-    if not parts:
-        words = "each half alone agrees"
-        parts.append(Part(name="how attention and FFN are joined", words=words))
-    return LayerRow(layer=layer, answer=answer, parts=tuple(parts), asked=asked)
-
-
-def in_half(half: str, part: str) -> str:
-    return part if part.startswith(half) else f"{half}: {part}"
-
-
-def heads(asker: SliceAsker, layer: int, ask: Callable[[Maker], SliceAnswer | None]) -> Part | None:
-    """The heads that are wrong alone, if there are right ones."""
-    found = {head: ask(maker) for head, maker in heads_of(asker.file, layer)}
-    wrong = [head for head, answer in found.items() if answer is not None and answer.differs]
-    if not wrong or len(wrong) == len(found):
-        return None
-    named = ", ".join(map(str, wrong))
-    return Part(name=f"heads {named}", words=f"{len(found) - len(wrong)} other heads agree")
-
-
-def half(
-    asker: SliceAsker, layer: int, role: Mapping[str, int], muted_parts: tuple[str, ...]
-) -> Callable[[Maker], SliceAnswer | None]:
-    """Asks on the layer's slice with some parts muted and one more made neutral."""
-
-    def ask(maker: Maker) -> SliceAnswer | None:
-        if maker(asker.file, layer) is None:
-            return None
-        own = maker(asker.file, layer)
-        assert own is not None
-
-        def make(file: GgufFile) -> Recipe:
-            neutral = maker(file, layer)
-            assert neutral is not None
-            muting = off(muted_parts)(file, layer)
-            assert muting is not None
-            changes = {**neutral.changes, **muting.changes}
-            recipe = slice_of(file, layer, role=role, changes=changes)
-            recipe = replace(recipe, keys={**recipe.keys, **neutral.keys})
-            return with_own_head(recipe) if neutral.own_head else recipe
-
-        return asker.ask(make, own.given)
-
-    return ask
-
-
-def with_own_head(recipe: Recipe) -> Recipe:
-    """Changed embeddings are not a changed head, where both are one matrix."""
-    names = recipe.names
-    return recipe if OUTPUT in names else replace(recipe, names={**names, OUTPUT: EMBEDDING})
-
-
-def plain(ask: Callable[[Maker], SliceAnswer | None]) -> SliceAnswer:
-    answer = ask(lambda file, layer: Neutral())
-    assert answer is not None
-    return answer
-
-
-def by_number(asker: SliceAsker, n: int) -> list[LayerRow]:
-    """No slice differs and the whole does: each layer alone at its own place, the others muted."""
-    rows = []
-    for layer in range(n):
-        asker.progress(f"layer {layer} of {n} at its place")
-        answer = asker.ask(lambda file, layer=layer: muted(file, layer))  # type: ignore[misc]
-        part = Part(name="what the layer does by its number", words="its slice agrees")
-        parts = (part,) if answer.differs else ()
-        rows.append(LayerRow(layer=layer, answer=answer, parts=parts, what=AT_ITS_PLACE))
-    return rows
+        answer = half(asker, 0, asker.role(0), ())(larger)
+    except Unsupported:
+        answer = None
+    alone = answer is not None and answer.agrees
+    return eps if alone else replace(eps, name=EPS_OR_SCALE)
 
 
 def small_layers(asker: SliceAsker, n: int) -> list[LayerRow]:

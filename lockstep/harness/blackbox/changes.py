@@ -8,9 +8,11 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.random import Philox
+from numpy.typing import NDArray
 
 from lockstep.engine.quants.base import F32
 
+HALF = np.uint64(63)  # of all raw numbers have the highest bit
 Change = Callable[[F32, int], F32]  # (rows, columns), the first row's number -> (rows, columns)
 
 
@@ -41,12 +43,46 @@ def only_columns(first: int, last: int) -> Change:
     return change
 
 
-def reads_first(value: float) -> Change:
-    """A matrix whose every output is so many times the first of its inputs."""
+def reads_first(period: int = 0, *, key: int = 0) -> Change:
+    """A matrix whose every output is the first of its inputs times a number of its own: seeded, of
+    either sign, from a quarter to 16, with all bits of a float32. period: of how many rows on the
+    numbers are the same again; 1: all outputs are alike. key: other numbers."""
 
     def change(rows: F32, start: int) -> F32:
-        found = np.zeros_like(rows)
-        found[:, 0] = value
+        found, numbers = np.zeros_like(rows), start + np.arange(len(rows))
+        found[:, 0] = factors(key, numbers % period if period else numbers)
+        return found
+
+    return change
+
+
+def factors(key: int, numbers: NDArray[np.int64]) -> F32:
+    raw = Philox(key=key).random_raw(2 * (int(numbers.max(initial=0)) + 1)).reshape(-1, 2)[numbers]
+    shares = (raw >> np.uint64(40)).astype(np.float64) * 2.0**-24
+    sizes = 2.0 ** (6 * shares[:, 0] - 2)
+    return np.where(shares[:, 1] < 0.5, -sizes, sizes).astype(np.float32)
+
+
+def in_rows(first: int, change: Change) -> Change:
+    """Of the rows from this one on; those before stay."""
+
+    def changed(rows: F32, start: int) -> F32:
+        before = max(0, min(first - start, len(rows)))
+        rest = change(rows[before:], max(0, start - first))
+        return np.concatenate([rows[:before], rest])
+
+    return changed
+
+
+def zero_before(first: int) -> Change:
+    """Rows of a matrix, or elements of a vector, which comes as one row."""
+
+    def change(rows: F32, start: int) -> F32:
+        found = rows.copy()
+        if len(rows) == 1 and start == 0:
+            found[:, :first] = 0
+        else:
+            found[: max(0, first - start)] = 0
         return found
 
     return change
@@ -54,22 +90,79 @@ def reads_first(value: float) -> Change:
 
 def one_hot(rows: F32, start: int) -> F32:
     """Each row reads one input, in turn."""
-    found = np.zeros_like(rows)
-    found[np.arange(len(rows)), (start + np.arange(len(rows))) % rows.shape[1]] = 1
-    return found
+    return one_of(rows.shape[1])(rows, start)
 
 
-def signs(size: float) -> Change:
-    """Seeded signs, the first of each row positive: a norm of such a row is the row."""
+def one_of(n: int) -> Change:
+    """The same of the first n inputs: whoever loses the last of a row loses none of them."""
 
     def change(rows: F32, start: int) -> F32:
-        n = rows.shape[1]
-        bits = np.stack([Philox(key=start + i).random_raw(n) for i in range(len(rows))])
-        found = np.where(bits >> np.uint64(63), size, -size).astype(np.float32)
-        found[:, 0] = size
+        found, at = np.zeros_like(rows), np.arange(len(rows))
+        found[at, (start + at) % n] = 1
         return found
 
     return change
+
+
+def dealt_out(n_rows: int) -> Change:
+    """Every input is read, in turn by each of so many rows."""
+
+    def change(rows: F32, start: int) -> F32:
+        n = rows.shape[1]
+        if n <= n_rows:
+            return one_hot(rows, start)
+        away = np.arange(n)[None, :] - (start + np.arange(len(rows)))[:, None]
+        found: F32 = (away % n_rows == 0).astype(np.float32)
+        return found
+
+    return change
+
+
+def signs(size: float) -> Change:
+    """Seeded signs, the first of each row positive, and as many negative as positive ones: a norm
+    of such a row is the row, also one that subtracts the mean."""
+
+    def change(rows: F32, start: int) -> F32:
+        found = [size * balanced(start + i, rows.shape[1]) for i in range(len(rows))]
+        return np.stack(found).astype(np.float32)
+
+    return change
+
+
+def balanced(key: int, n: int) -> F32:
+    half = -(-n // 2)
+    found = np.where(Philox(key=key).random_raw(half) >> np.uint64(63), 1, -1)
+    found[0] = 1
+    return np.concatenate([found, -found])[:n].astype(np.float32)
+
+
+def constant(value: float) -> Change:
+    return lambda rows, start: np.full_like(rows, value)
+
+
+def sparse_signs(size: float, *, centred: bool) -> Change:
+    """Of each row a quarter or a sixteenth is not zero, so that its norm is two or four times its
+    signs: numbers of one bit, though the norm has something to do. Where it subtracts the mean,
+    half of a row is zero and the other half alike: that comes to signs. The first is not zero."""
+
+    def row(number: int, n: int) -> F32:
+        found, every = np.zeros(n, np.float32), 4 << number % 2 * 2
+        found[::every] = np.where(Philox(key=number).random_raw(-(-n // every)) >> HALF, 1, -1)
+        found[0] = 1
+        own = balanced(number, n) + 1 if centred else found
+        return np.float32(size * 2.0 ** (number % 3)) * own
+
+    def change(rows: F32, start: int) -> F32:
+        return np.stack([row(start + i, rows.shape[1]) for i in range(len(rows))])
+
+    return change
+
+
+def powers(rows: F32, start: int) -> F32:
+    """Of two, from a quarter to four, of either sign: whatever type they are kept in has them."""
+    raw = [Philox(key=start + i).random_raw(rows.shape[1]) for i in range(len(rows))]
+    bits = (np.stack(raw) >> np.uint64(60)).astype(np.int64)
+    return np.ldexp(np.where(bits % 2, 1.0, -1.0), bits // 2 % 5 - 2).astype(np.float32)
 
 
 def same_row(rows: F32, start: int) -> F32:

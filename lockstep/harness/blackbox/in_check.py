@@ -20,7 +20,8 @@ from lockstep.harness.blackbox.asking import (
     shows_no_tensors,
     why_not_asked,
 )
-from lockstep.harness.blackbox.bisection import of_layer, outside
+from lockstep.harness.blackbox.bisection import outside
+from lockstep.harness.blackbox.layers import of_layer
 from lockstep.harness.blackbox.lenses import lenses_of
 from lockstep.harness.blackbox.looking import Looked, through
 from lockstep.harness.blackbox.places import see_in_place

@@ -28,7 +28,7 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import F32, WeightFormat
-from lockstep.harness.blackbox.changes import Change, zero
+from lockstep.harness.blackbox.changes import Change, constant, zero
 from lockstep.harness.blackbox.lenses import LARGEST_STEP
 from lockstep.harness.blackbox.parts import EMBEDDING, OUTPUT, OUTPUT_NORM
 from lockstep.harness.blackbox.rewriting import Recipe
@@ -243,10 +243,6 @@ def feed_forward(layout: Layout, layer: int, look: LookInPlace) -> Mapping[str, 
 
 
 # --- changes ----------------------------------------------------------------------------------
-
-
-def constant(value: float) -> Change:
-    return lambda rows, start: np.full_like(rows, value)
 
 
 def embeddings(layout: Layout, look: LookInPlace) -> Change:

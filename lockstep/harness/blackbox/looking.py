@@ -11,7 +11,7 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import F32
 from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, left_unanswered
 from lockstep.harness.blackbox.lenses import Lens, expected_of, lenses_of, recipe_of
-from lockstep.harness.check.check import BadInput, Opened, open_plan
+from lockstep.harness.check.check import BadInput, Opened
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.judging.compare import mismatch_between
 from lockstep.harness.records import Request
@@ -57,7 +57,7 @@ def through(asker: SliceAsker, lens: Lens) -> Looked:
     try:
         role = asker.role(0)
         plan = asker.made(lambda file: recipe_of(file, lens, role))
-        opened = open_plan(replace(plan, suites=("logits",)), asker.progress)
+        opened = asker.open(replace(plan, suites=("logits",)))
     except NoAnswer as error:
         return Looked(lens=lens, answer=left_unanswered(error, asker.plan.oracle))
     except (BadInput, Unsupported) as error:

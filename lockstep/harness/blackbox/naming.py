@@ -1,84 +1,212 @@
-"""Which part is at fault, from where two engines still differ once parts are neutral.
+"""Which part is at fault, from where two engines differ or agree once parts are neutral.
 
-A table of questions, each on a slice in which only one half of the layer works, so that a fault in
-the other cannot answer. The first row that fits gives the name; what nothing tells apart is named
-by the half.
+Questions are asked on a slice in which only one half of the layer works, so that a fault in the
+other cannot answer. First those by which one answer that agrees gives the name; where none does,
+the products of the half are made so simple that none can be wrong: who differs still is wrong in
+what is done with them, and who agrees in one of the matrices. What nothing tells apart is named
+together.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 
 from lockstep.harness.blackbox.asking import SliceAnswer
 from lockstep.harness.blackbox.parts import (
+    ONE_TOKEN,
     Maker,
     larger,
     no_bias,
+    no_positions,
     no_rotation,
     no_scores,
     no_sinks,
     norms_do_nothing,
+    norms_of_one_bit,
+    norms_of_one_number,
     norms_of_ones,
+    nothing_but_the_head,
+    nothing_to_norm,
     one_row,
-    open_gate,
+    plain,
     plain_head,
     position_0,
-    up_of_one,
+    simple_rows,
+    tied_head,
 )
+
+SAME, STILL = "embeddings that are all the same", "embeddings that a norm does not change"
+Table = tuple[tuple[Maker, str, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """name: of a closed list; words: what made it certain."""
+    """name: of a closed list; words: what made it certain; left: it is what is left where nothing
+    else can be wrong, as whatever else there is was made simple."""
 
     name: str
     words: str
     asked_as: str = ""  # in the table of questions
+    left: bool = False
 
 
+FAILS = Part(name="it fails on a model of one layer", words="it gives no logits of it")
+
+
+@dataclass(kw_only=True)
+class Asked:
+    """What was asked so far, by its words; nothing twice."""
+
+    ask: Callable[[Maker], SliceAnswer | None]
+    found: dict[str, SliceAnswer] = field(default_factory=dict)
+
+    def answer(self, maker: Maker, words: str) -> SliceAnswer | None:
+        """None: the model has no such part."""
+        if words not in self.found:
+            answer = self.ask(maker)
+            if answer is None:
+                return None
+            self.found[words] = answer
+        return self.found[words]
+
+    def agrees(self, maker: Maker, words: str) -> bool:
+        answer = self.answer(maker, words)
+        return answer is not None and answer.agrees
+
+    def differs(self, maker: Maker, words: str) -> bool:
+        """By what it answers: who fails on such a model says nothing of a part."""
+        answer = self.answer(maker, words)
+        return answer is not None and answer.status == "diverged"
+
+    def first_of(self, table: Table, likely: Collection[str] = ()) -> Part | None:
+        """likely: names that other layers have come to, whose questions are asked first: an engine
+        makes the same mistake in every layer, and each question takes a second."""
+        for maker, words, name in sorted(table, key=lambda question: question[2] not in likely):
+            if self.agrees(maker, words):
+                return agreed(name, words)
+        return None
+
+    def rest(self, name: str) -> Part:
+        differ = ", ".join(words for words, answer in self.found.items() if answer.differs)
+        return Part(name=name, words=f"they differ with {differ} as well" if differ else "")
+
+
+def agreed(name: str, words: str) -> Part:
+    return Part(name=name, words=f"the engines agree with {words}", asked_as=name)
+
+
+def differed(name: str, words: str) -> Part:
+    return Part(name=name, words=f"the engines differ with {words}", asked_as=name, left=True)
+
+
+# --- attention ----------------------------------------------------------------------------------
+
+SCORES = "scores: queries, keys as they are kept, rotation or scale"
+MASK = "mask, softmax or cache"
+LOST = "mask, softmax or cache, or heads that are lost"
 # in the order in which they are asked: what each says if the engines agree with it
-OF_ATTENTION: tuple[tuple[Maker, str, str], ...] = (
+OF_ATTENTION: Table = (
     (no_bias, "biases of zero", "bias"),
     (larger, "a smaller eps", "eps"),
     (norms_of_ones, "norms with weights of one", "weights of norms"),
-    (norms_do_nothing, "embeddings that a norm does not change", "attention norm"),
+    (norms_of_one_number, "norms with weights and biases of one", "weights of norms"),
+    (norms_do_nothing, STILL, "attention norm"),
     (no_rotation, "positions that turn nothing", "rotation"),
-    (no_scores, "queries of zero", "scores: queries, keys, rotation or scale"),
+    (no_scores, "queries of zero", SCORES),
     (no_sinks, "sinks that take nothing", "sinks"),
-    (position_0, "a single token", "mask, softmax or cache"),
+    (position_0, ONE_TOKEN, MASK),
 )
-OF_FFN: tuple[tuple[Maker, str, str], ...] = (
+VALUES, ENDS = ("attn_v", "attn_qkv"), ("attn_output", "attn_out")
+BOTH = ("attn_k", *VALUES)  # the same in both, as keys may be taken for values
+
+ITS_ENDS: Table = (
+    (plain(*VALUES), "values that are one input each", "matrix of values"),
+    (plain(*ENDS), "an output matrix that shows heads", "output matrix"),
+    (plain(*BOTH), "keys and values that are one input each", "matrices of keys or values"),
+)
+
+
+def part_of_attention(
+    asked: Asked, likely: Collection[str], heads: Callable[[], Part | None]
+) -> Part:
+    if MASK in likely:  # a single token has no scores either: they are asked about before
+        likely = {*likely, SCORES}
+    if part := asked.first_of(OF_ATTENTION, likely):
+        return part
+    words = "values that are all alike"
+    if asked.differs(plain(*BOTH, *ENDS, period=1), words):
+        return heads() or differed(LOST, words)
+    words = "values that are one input each, shown as they are"
+    if asked.differs(plain(*BOTH, *ENDS), words):
+        return heads() or differed("values as they are kept, or how heads are put together", words)
+    return asked.first_of(ITS_ENDS) or heads() or asked.rest("its norm or matrices")
+
+
+# --- FFN ----------------------------------------------------------------------------------------
+
+OF_FFN: Table = (
     (no_bias, "biases of zero", "bias"),
     (larger, "a smaller eps", "eps"),
     (norms_of_ones, "norms with weights of one", "weights of norms"),
-    (norms_do_nothing, "embeddings that a norm does not change", "FFN norm"),
-    (up_of_one, "an up branch of one", "FFN gate: the up branch"),
-    (open_gate, "an open gate", "FFN activation"),
+    (norms_of_one_number, "norms with weights and biases of one", "weights of norms"),
+    (norms_do_nothing, STILL, "FFN norm"),
 )
-OUTSIDE: tuple[tuple[Maker, str, str], ...] = (
-    (one_row, "embeddings that are all the same", "embedding"),
+UP, GATE = ("ffn_up", "ffn_up_exps"), ("ffn_gate", "ffn_gate_exps")
+DOWN = ("ffn_down", "ffn_down_exps")
+ITS_MATRICES: Table = (
+    (plain(*UP), "an up branch that is one input", "up matrix"),
+    (plain(*GATE), "a gate that is one input", "gate matrix"),
+    (plain(*DOWN), "a down matrix that shows the activation", "down matrix"),
+)
+
+
+def part_of_ffn(asked: Asked, likely: Collection[str]) -> Part:
+    if part := asked.first_of(
+        (*OF_FFN, *(row for row in ITS_MATRICES if row[2] in likely)), likely
+    ):
+        return part
+    words = "matrices that are one input each"
+    if asked.differs(plain(*UP, *GATE, *DOWN, few=True), words):
+        if asked.agrees(
+            plain(*UP, *GATE, *DOWN, alike=True, few=True), "such with gate and up alike"
+        ):
+            return differed("activation, or gate and up that are exchanged", words)
+        return differed("activation", words)
+    return asked.first_of(ITS_MATRICES) or asked.rest("its norm or matrices")
+
+
+# --- outside the layers -------------------------------------------------------------------------
+
+ROUNDED = "rounding of what the output norm gives and the output matrix reads"
+OF_VALUES: Table = (
+    (simple_rows, "embeddings that are powers of two", "embedding"),
     (larger, "a smaller eps", "eps"),
-    (norms_of_ones, "norms with weights of one", "weights of norms"),
-    (norms_do_nothing, "embeddings that a norm does not change", "output norm"),
+    (norms_of_ones, "norms with weights of one", "output norm: its weights"),
+    (norms_of_one_number, "norms with weights and biases of one", "output norm: its weights"),
+    (norms_of_one_bit, "norms that come to powers of two", ROUNDED),
+    (nothing_to_norm, STILL, "output norm"),
+)
+OF_THE_HEAD: Table = (
     (plain_head, "a head that shows the norm's results", "output matrix"),
+    (tied_head, "the embeddings as the head", "output matrix"),
 )
 
 
-def part_of(
-    questions: tuple[tuple[Maker, str, str], ...],
-    ask: Callable[[Maker], SliceAnswer | None],
-    rest: str,
-    likely: Collection[str] = (),
-) -> tuple[Part, Mapping[str, SliceAnswer]]:
-    """The part, and every answer by its words. rest: the name if no question tells it; likely:
-    names that other layers have come to, whose questions are asked first: an engine makes the same
-    mistake in every layer, and each question takes a second."""
-    found: dict[str, SliceAnswer] = {}
-    for maker, words, name in sorted(questions, key=lambda question: question[2] not in likely):
-        answer = ask(maker)
-        if answer is None:
-            continue
-        found[words] = answer
-        if answer.agrees:
-            return Part(name=name, words=f"the engines agree with {words}"), found
-    said = f"they differ with {', '.join(w for w, a in found.items() if a.differs)} as well"
-    return Part(name=rest, words=said if found else ""), found
+def part_outside(asked: Asked) -> Part:
+    """A row of another token, another row for all, or a head that is wrong whatever it is given."""
+    if asked.agrees(no_positions, "learned positions of zero"):
+        return agreed("embedding: learned positions", "learned positions of zero")
+    if asked.agrees(position_0, ONE_TOKEN):
+        if asked.agrees(nothing_to_norm, STILL):
+            return agreed("output norm", f"{ONE_TOKEN}, and with {STILL}")
+        return agreed("embedding of some tokens, or logits of others", ONE_TOKEN)
+    if asked.agrees(one_row, SAME):
+        return agreed("embedding", SAME)
+    if part := asked.first_of(OF_VALUES):
+        return part
+    words = "the same row for all tokens, and no norm"
+    in_the_head = asked.differs(nothing_but_the_head, words)
+    if part := asked.first_of(OF_THE_HEAD):
+        return part
+    if not in_the_head:
+        return differed("embedding", f"{STILL}, and agree with {words}")
+    return differed("output matrix, or what is made of logits", words)

@@ -6,40 +6,61 @@ If two engines differ on a slice and agree where a part is neutral, the fault li
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from lockstep.engine.batch import Batch
-from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.gguf.file import GgufFile, TensorInfo
 from lockstep.harness.blackbox.changes import (
     Change,
+    constant,
+    dealt_out,
     far_below,
+    in_rows,
     one_hot,
+    one_of,
     ones,
     only_columns,
+    powers,
     reads_first,
     same_row,
     signs,
+    sparse_signs,
     times,
     zero,
+    zero_before,
 )
-from lockstep.harness.blackbox.slices import number, what_adds, within, without
+from lockstep.harness.blackbox.slices import (
+    ATTENTION_OUT,
+    FFN_OUT,
+    number,
+    what_adds,
+    within,
+    without,
+)
 from lockstep.harness.synth.gguf_writer import Typed
 
 EMBEDDING, OUTPUT, OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"
 LARGER = 2.0**10  # eps is then a millionth of what it was beside the squares
-OPEN = 100.0  # a gate at which silu, gelu, relu and the sigmoid's product are all the gate itself
+TINY = 2.0**-24  # of embeddings: the smallest that a half holds; its square is nothing beside one
+POSITIONS, OUTPUT_NORM_BIAS = "position_embd.weight", "output_norm.bias"
+ONE_TOKEN = "a single token"
 ONE = (Batch.of([1]),)  # a single token: at position 0 there is one thing to attend to
 STILL = 1e30  # rope.scaling.factor: positions become so small that nothing is turned
 MOST_HEADS = 64
+GATES = ("ffn_gate", "ffn_gate_exps")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Neutral:
     """A slice with a part made neutral. own_head: the head is a matrix of its own, with the values
-    of the embeddings before they are changed, where both are one: not all architectures can."""
+    of the embeddings before they are changed, where both are one: not all architectures can; head:
+    the tensor whose values it has instead."""
 
     changes: Mapping[str, Change] = field(default_factory=dict)
     keys: Mapping[str, Typed] = field(default_factory=dict)
     given: Sequence[Batch] = ()
     own_head: bool = False
+    head: str = ""
 
 
 Maker = Callable[[GgufFile, int], Neutral | None]  # None: the model has no such part
@@ -63,17 +84,69 @@ def smaller(file: GgufFile, layer: int) -> Neutral:
     return Neutral(changes={EMBEDDING: times(1 / LARGER)})
 
 
-def norms_of_ones(file: GgufFile, layer: int) -> Neutral | None:
+def norms_of_ones(file: GgufFile, layer: int) -> Neutral:
     names = [n for n in (*within(file, layer), *file.tensors) if "_norm" in n and of_slice(n)]
     return Neutral(changes={n: ones if n.endswith("weight") else zero for n in names})
 
 
-def norms_do_nothing(file: GgufFile, layer: int) -> Neutral | None:
-    """Embeddings of +1 and -1 have a norm of one already, and weights of one leave it."""
-    scaled = number(file, "embedding_length", 1) ** 0.5 if is_scaled(file) else 1.0
-    plain = norms_of_ones(file, layer)
-    assert plain is not None
-    return Neutral(changes={**plain.changes, EMBEDDING: signs(1 / scaled)}, own_head=True)
+def norms_of_one_number(file: GgufFile, layer: int) -> Neutral | None:
+    """Whichever is taken for the other, weight or bias."""
+    names = norms_of_ones(file, layer).changes
+    both = any(name.endswith("bias") for name in names)
+    return Neutral(changes=dict.fromkeys(names, ones)) if both else None
+
+
+def norms_do_nothing(file: GgufFile, layer: int) -> Neutral:
+    """Embeddings of +1 and -1 have a norm of one already, and weights of one leave it; with an eps
+    that no float32 sees beside one."""
+    weights = norms_of_ones(file, layer).changes
+    changes = {**weights, **rows_alone(file, signs(1 / scale_of_embeddings(file)))}
+    return Neutral(changes=changes, keys=eps_of(file, 2.0**-40), own_head=True)
+
+
+def rows_alone(file: GgufFile, change: Change) -> Mapping[str, Change]:
+    """Of the table of tokens; nothing is added to them."""
+    return {EMBEDDING: change} | ({POSITIONS: zero} if POSITIONS in file.tensors else {})
+
+
+def nothing_to_norm(file: GgufFile, layer: int) -> Neutral:
+    """Embeddings so small beside an eps of one that norms divide by one, whatever they measure."""
+    weights = norms_of_ones(file, layer).changes
+    changes = {**weights, **rows_alone(file, signs(TINY / scale_of_embeddings(file)))}
+    return Neutral(changes=changes, keys=eps_of(file, 1.0), own_head=True)
+
+
+def norms_of_one_bit(file: GgufFile, layer: int) -> Neutral | None:
+    """Norms measure something and come to powers of two: whoever rounds them rounds nothing."""
+    if number(file, "embedding_length", 1) % 32:
+        return None
+    rows = sparse_signs(LARGER, centred=is_centred(file))
+    weights = norms_of_ones(file, layer).changes
+    return Neutral(changes={**weights, **rows_alone(file, rows)}, own_head=True)
+
+
+def nothing_but_the_head(file: GgufFile, layer: int) -> Neutral:
+    """It is given the same for every token: the bias of a norm that comes to nothing, or a row of
+    one number, which no norm changes. What differs does so in the head."""
+    if OUTPUT_NORM_BIAS in file.tensors:
+        return Neutral(changes={OUTPUT_NORM: zero, OUTPUT_NORM_BIAS: ones}, own_head=True)
+    before = nothing_to_norm(file, layer)
+    row = constant(TINY / scale_of_embeddings(file))
+    return replace(before, changes={**before.changes, **rows_alone(file, row)})
+
+
+def eps_of(file: GgufFile, value: float) -> Mapping[str, Typed]:
+    ends = ("layer_norm_rms_epsilon", "layer_norm_epsilon")
+    return {key: ("F32", value) for key in file.metadata if key.endswith(ends)}
+
+
+def is_centred(file: GgufFile) -> bool:
+    """Whether norms subtract the mean."""
+    return not any(key.endswith("rms_epsilon") for key in file.metadata)
+
+
+def scale_of_embeddings(file: GgufFile) -> float:
+    return float(number(file, "embedding_length", 1) ** 0.5) if is_scaled(file) else 1.0
 
 
 def no_bias(file: GgufFile, layer: int) -> Neutral | None:
@@ -87,9 +160,13 @@ def position_0(file: GgufFile, layer: int) -> Neutral:
 
 def no_scores(file: GgufFile, layer: int) -> Neutral | None:
     """Queries of zeros see all that they may see alike."""
-    names = set(within(file, layer)) & {f"blk.0.attn_q.{end}" for end in ("weight", "bias")}
-    names |= set(within(file, layer)) & {"blk.0.attn_q_b.weight"}
-    return Neutral(changes=dict.fromkeys(names, zero)) if names else None
+    names, changes = set(within(file, layer)), dict[str, Change]()
+    fused = file.tensors.get(f"blk.{layer}.attn_qkv.weight")
+    queries = fused.ne[1] - 2 * rows_of_keys(file) if fused else 0
+    for end in ("weight", "bias"):
+        changes |= dict.fromkeys(names & {f"blk.0.attn_q.{end}", f"blk.0.attn_q_b.{end}"}, zero)
+        changes |= dict.fromkeys(names & {f"blk.0.attn_qkv.{end}"}, zero_before(queries))
+    return Neutral(changes=changes) if changes else None
 
 
 def no_sinks(file: GgufFile, layer: int) -> Neutral | None:
@@ -106,24 +183,54 @@ def no_rotation(file: GgufFile, layer: int) -> Neutral | None:
     return Neutral(keys=keys | {f"{arch}.rope.scaling.factor": ("F32", STILL)})
 
 
-def open_gate(file: GgufFile, layer: int) -> Neutral | None:
-    return reading_first(file, layer, "ffn_gate", OPEN)
+def plain(*stems: str, period: int = 0, alike: bool = False, few: bool = False) -> Maker:
+    """The matrices of the half that have these names are so simple that no product of them can be
+    wrong: what a half begins with reads one input, what it ends with each element in turn. In front
+    of them is a norm that does nothing. alike: a gate is what it lets through; few: of a down
+    matrix the second half of what it reads is left out, which whoever cuts rows loses."""
+
+    key = 0 if alike else 1
+
+    def make(file: GgufFile, layer: int) -> Neutral | None:
+        names = {n: n[len("blk.0.") :].rsplit(".", 1) for n in within(file, layer)}
+        own = [n for n, (stem, end) in names.items() if stem in stems and end == "weight"]
+        if not own:
+            return None
+        sources = {n: file.tensors[n.replace("blk.0", f"blk.{layer}")] for n in own}
+        changes = {n: simple(file, source, period, key, few) for n, source in sources.items()}
+        before = norms_do_nothing(file, layer)
+        return replace(before, changes={**before.changes, **changes})
+
+    return make
 
 
-def up_of_one(file: GgufFile, layer: int) -> Neutral | None:
-    return reading_first(file, layer, "ffn_up", 1.0)
+def simple(file: GgufFile, source: TensorInfo, period: int, key: int, few: bool) -> Change:
+    """Of each expert the same; of queries, keys and values in one matrix the values. key: of the
+    numbers of a gate."""
+    stem, ne = source.name.split(".")[2], source.ne
+    if few and stem in FFN_OUT:
+        return each_expert(one_of(ne[0] // 2), ne)
+    if stem in ATTENTION_OUT + FFN_OUT:
+        return each_expert(dealt_out(ne[1]), ne)
+    if stem == "attn_qkv":
+        return in_rows(ne[1] - rows_of_keys(file), reads_first(period))
+    return reads_first(period or ne[1], key=key if stem in GATES else 0)
 
 
-def reading_first(file: GgufFile, layer: int, stem: str, value: float) -> Neutral | None:
-    """One of two branches is the same number everywhere."""
-    names = within(file, layer)
-    pair = [n for n in names if n in (f"blk.0.{stem}.weight", f"blk.0.{stem}_exps.weight")]
-    if not pair or not any("ffn_gate." in n or "ffn_gate_exps." in n for n in names):
-        return None
-    before = norms_do_nothing(file, layer)
-    assert before is not None
-    changes = {**before.changes, **dict.fromkeys(pair, reads_first(value))}
-    return replace(before, changes=changes)
+def each_expert(change: Change, ne: Sequence[int]) -> Change:
+    """Rows are counted anew in each."""
+    if len(ne) < 3:
+        return change
+    return lambda rows, start: np.concatenate(
+        [change(rows[i : i + 1], (start + i) % ne[1]) for i in range(len(rows))]
+    )
+
+
+def rows_of_keys(file: GgufFile) -> int:
+    """And of values."""
+    heads = number(file, "attention.head_count", 1)
+    width = number(file, "attention.key_length", number(file, "embedding_length", 1) // heads)
+    return int(number(file, "attention.head_count_kv", heads) * width)
 
 
 def one_head(head: int) -> Maker:
@@ -151,6 +258,22 @@ def heads_of(file: GgufFile, layer: int) -> Iterator[tuple[int, Maker]]:
 def one_row(file: GgufFile, layer: int) -> Neutral:
     """Whatever row of the embeddings is read, it is the same."""
     return Neutral(changes={EMBEDDING: same_row}, own_head=True)
+
+
+def no_positions(file: GgufFile, layer: int) -> Neutral | None:
+    return Neutral(changes={POSITIONS: zero}) if POSITIONS in file.tensors else None
+
+
+def simple_rows(file: GgufFile, layer: int) -> Neutral:
+    """Embeddings that every type holds; the norm behind them has something to do."""
+    return Neutral(changes=rows_alone(file, powers), own_head=True)
+
+
+def tied_head(file: GgufFile, layer: int) -> Neutral | None:
+    """The head is the table of embeddings, though it is a matrix of its own in the file."""
+    if OUTPUT not in file.tensors or file.tensors[OUTPUT].ne != file.tensors[EMBEDDING].ne:
+        return None
+    return Neutral(own_head=True, head=EMBEDDING)
 
 
 def plain_head(file: GgufFile, layer: int) -> Neutral | None:

@@ -24,7 +24,7 @@ from lockstep.harness.blackbox.in_place import (
     recipe_of,
 )
 from lockstep.harness.blackbox.whole import is_small_enough
-from lockstep.harness.check.check import BadInput, Opened, open_plan
+from lockstep.harness.check.check import BadInput, Opened
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.records import Request
@@ -32,6 +32,9 @@ from lockstep.harness.suites.logits import compared
 
 ALIKE = 2.0**-6  # of the largest: what is left of a multiple, which bf16 leaves at most
 OTHER_EPS = "the engine under test does not take attention.layer_norm_rms_epsilon from the file"
+
+
+TOGETHER = (("attn_q", "attn_k"), ("ffn_up", "ffn_gate"))  # to scores, to the activation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,19 @@ class SeenInPlace:
     answer: SliceAnswer
     tensors: tuple[str, ...] = ()
     other_eps: bool = False  # norms do not divide by the root of the eps that is in the file
+
+
+def put_together(places: Sequence[SeenInPlace]) -> Sequence[str]:
+    """Two matrices of one layer are put into the same: where both are named it may be that."""
+    named = dict.fromkeys(name for each in places for name in each.tensors)
+    found = []
+    for name in named:
+        stem = name.split(".")[-2]
+        others = [pair for pair in TOGETHER if stem in pair]
+        both = [name.replace(stem, other) for pair in others for other in pair]
+        if both and all(other in named for other in both) and name == both[0]:
+            found.append(f"{both[0]} and {both[1].split('.', 2)[2]}, or what they are put into")
+    return found
 
 
 def see_in_place(asker: SliceAsker) -> tuple[list[SeenInPlace], str]:
@@ -66,7 +82,7 @@ def see_in_place(asker: SliceAsker) -> tuple[list[SeenInPlace], str]:
 def seen(asker: SliceAsker, layout: Layout, look: LookInPlace) -> SeenInPlace:
     try:
         plan = asker.made(lambda file: recipe_of(file, layout, look))
-        opened = open_plan(replace(plan, suites=("logits",)), asker.progress)
+        opened = asker.open(replace(plan, suites=("logits",)))
     except NoAnswer as error:
         return SeenInPlace(look=look, answer=left_unanswered(error, asker.plan.oracle))
     except (BadInput, Unsupported) as error:

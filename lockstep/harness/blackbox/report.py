@@ -5,7 +5,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from lockstep.harness.blackbox.asking import SUITE, SliceAnswer
-from lockstep.harness.blackbox.bisection import BlackBoxBisection, LayerRow
+from lockstep.harness.blackbox.bisection import BlackBoxBisection
+from lockstep.harness.blackbox.layers import LayerRow
+from lockstep.harness.blackbox.places import put_together
 from lockstep.harness.check.check import Plan
 from lockstep.harness.records import Verdict
 
@@ -36,7 +38,8 @@ def verdicts_of(plan: Plan, result: BlackBoxBisection, again: str) -> Iterator[V
         yield verdict(f"lens of {look.lens.type}", look.answer, tensors, detail)
     for seen in result.places:
         detail = {**figures_of(seen.answer), "tensors": list(seen.tensors)}
-        tensors = f"tensors: {', '.join(seen.tensors)}" if seen.tensors else ""
+        pairs = "".join(f"; {text}" for text in put_together(result.places))
+        tensors = f"tensors: {', '.join(seen.tensors)}{pairs}" if seen.tensors else ""
         yield verdict(f"{seen.look.words}, in their places", seen.answer, tensors, detail)
     yield verdict("the whole model", result.whole, "", figures_of(result.whole))
     for what, answer in result.in_f32.items():

@@ -20,6 +20,7 @@ IN_A_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 # what a part of a layer adds to the residual comes out of these, and of their biases
 ATTENTION_OUT = ("attn_output", "attn_out", "ssm_out", "time_mix_output", "shortconv.out_proj")
 FFN_OUT = ("ffn_down", "ffn_down_exps", "ffn_down_shexp", "ffn_down_chexps", "channel_mix_value")
+ENDS_OF_HALVES = ATTENTION_OUT + FFN_OUT
 POST_NORMS = {"post_attention_norm": ATTENTION_OUT, "post_ffw_norm": FFN_OUT}  # behind them
 EMBEDDINGS = ("token_embd", "position_embd")
 SMALL = 2.0**-10  # of activations: eps is much beside their squares
@@ -101,12 +102,13 @@ def roles_of(file: GgufFile) -> Iterator[Mapping[str, int]]:
             yield role
 
 
-def muted(file: GgufFile, layer: int) -> Recipe:
-    """The whole model, in which all layers but one add nothing: its number stays what it is."""
+def muted(file: GgufFile, layers: Collection[int]) -> Recipe:
+    """The whole model, in which all layers but these add nothing: their numbers stay what they
+    are."""
     changes: dict[str, Change] = {}
     for name in file.tensors:
         inside = IN_A_LAYER.fullmatch(name)
-        if inside and int(inside[1]) != layer and is_one_of(inside[2], ATTENTION_OUT + FFN_OUT):
+        if inside and int(inside[1]) not in layers and is_one_of(inside[2], ENDS_OF_HALVES):
             changes[name] = zero
     return Recipe(names={name: name for name in file.tensors}, changes=changes)
 

@@ -8,7 +8,7 @@ norms is seen where activations are small, and nowhere else.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, answered
+from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
 from lockstep.harness.blackbox.slices import small
 from lockstep.harness.synth.twin import KEPT, write_twin
 
@@ -49,7 +49,7 @@ def twin(asker: SliceAsker) -> SliceAnswer:
         theirs = asker.folder / "subject.gguf"
         write_twin(asker.plan.subject_model, theirs)
     try:
-        return answered(replace(asker.plan, model=ours, subject_model=theirs), (), asker.progress)
+        return asker.answered(replace(asker.plan, model=ours, subject_model=theirs))
     finally:
         for path in {ours, theirs}:
             path.unlink()

@@ -42,6 +42,8 @@ SPECIAL: Mapping[str, tuple[LlamaRecipe, str, Callable[[Rows], None] | None]] = 
         "lowest-bytes": (BUILTIN["q8_0"], "", lowest_bytes),
         **{f"moe-{q.lower()}": (replace(BUILTIN["moe"], quant=q), "", None) for q in MOE_TYPES},
         "yarn": (LlamaRecipe(seed=8, n_ctx_train=256, rope_yarn_factor=4.0), "", None),
+        "five-layers": (LlamaRecipe(seed=12, n_layer=5), "", None),
+        "five-layers-q4_1": (LlamaRecipe(seed=13, n_layer=5, quant="Q4_1"), "", None),
     }
 )
 # models of `synth` with other keys: what scales positions, how experts are weighed
@@ -63,6 +65,11 @@ WITH_KEYS: Mapping[str, tuple[str, Mapping[str, tuple[str, Any]]]] = MappingProx
         "gemma3-scaled": ("gemma3", {"rope.scaling.factor": ("F32", 8.0)}),
     }
 )
+# models of `synth` with four layers, where it makes two
+DEEPER: Mapping[str, str] = MappingProxyType(
+    {"qwen2-deeper": "qwen2", "qwen3-deeper": "qwen3", "gpt2-deeper": "gpt2"}
+)
+FOUR = (("n_layer", 4),)
 # tied embeddings are large beside what layers add, so that each token is followed by itself,
 # whatever is wrong: text would show nothing
 QUIETER: Mapping[str, tuple[str, np.float32]] = MappingProxyType(
@@ -89,6 +96,10 @@ def model_for(shows_on: str, folder: Path) -> Path:
         arch, factor = QUIETER[shows_on]
         with_keys(model_for(ARCH + arch, folder), path, {})
         rewrite(path, "token_embd.weight", lambda rows: scale(rows, factor))
+    elif shows_on in DEEPER:
+        with opened() as session:
+            deeper = replace(variant_named(DEEPER[shows_on]), sizes=FOUR)
+            make_variant(deeper, path, session=session)
     elif shows_on.startswith(OWN):
         write_llama(long_rows(shows_on.removeprefix(OWN)), path)
     elif shows_on.startswith(ARCH):

@@ -10,7 +10,8 @@ from lockstep.harness.cli.shared import diagnose_command
 
 if TYPE_CHECKING:
     from lockstep.harness.blackbox.asking import SliceAnswer
-    from lockstep.harness.blackbox.bisection import BlackBoxBisection, LayerRow
+    from lockstep.harness.blackbox.bisection import BlackBoxBisection
+    from lockstep.harness.blackbox.layers import LayerRow
     from lockstep.harness.blackbox.looking import Looked
     from lockstep.harness.check.check import Plan
     from lockstep.harness.cli.terminal import Terminal
@@ -40,6 +41,7 @@ def bisect(plan: "Plan", folder: str, out: "Terminal") -> "BlackBoxBisection":
 
 
 def report_of(plan: "Plan", result: "BlackBoxBisection") -> Mapping[str, Any]:
+    from lockstep.harness.blackbox.places import put_together
     from lockstep.harness.blackbox.report import figures_of, slice_row
 
     return {
@@ -56,6 +58,7 @@ def report_of(plan: "Plan", result: "BlackBoxBisection") -> Mapping[str, Any]:
             {"matrices": seen.look.words, **figures_of(seen.answer), "tensors": list(seen.tensors)}
             for seen in result.places
         ],
+        "together": list(put_together(result.places)),
         "whole": figures_of(result.whole),
         "in_f32": {what: figures_of(answer) for what, answer in result.in_f32.items()},
         "others": [f"{v.suite}: {v.summary}" for v in result.others],
@@ -66,6 +69,7 @@ def report_of(plan: "Plan", result: "BlackBoxBisection") -> Mapping[str, Any]:
 
 
 def lines_of(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
+    from lockstep.harness.blackbox.places import put_together
     from lockstep.harness.blackbox.report import name_of
 
     yield f"{plan.case}: {plan.engine} against {plan.oracle}, settings {plan.settings.name}"
@@ -85,6 +89,7 @@ def lines_of(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
         fault = ", ".join(seen.tensors[:SHOWN_TENSORS]) or "-"
         fault += ", ..." if len(seen.tensors) > SHOWN_TENSORS else ""
         yield f"  {seen.look.words:<38} {figures(seen.answer)}   {fault}"
+    yield from (f"  {'':<38} together: {text}" for text in put_together(result.places))
     yield f"  {'the whole model':<38} {figures(result.whole)}"
     for what, answer in result.in_f32.items():
         yield f"  {'whole: ' + what.partition(',')[0]:<38} {figures(answer)}"

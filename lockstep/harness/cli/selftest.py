@@ -17,6 +17,7 @@ ALL = "all"
 WAYS = {
     "catalogue": {"only", "file"},
     "diagnosis": {"only", "sample", "seed", "file"},
+    "black_box": {"only", "sample", "seed", "file"},
     "honest": {"file"},
     "arch": {"faults", "quant", "settings", "seed", "report"},
 }
@@ -47,6 +48,14 @@ def selftest(
         bool,
         typer.Option("--diagnosis", help="Of each of them, is the mistake named (see diagnose)?"),
     ] = False,
+    black_box: Annotated[
+        bool,
+        typer.Option(
+            "--black-box",
+            help="Of each, and of engines wrong in one layer, are layer and part named (see "
+            "bisect)?",
+        ),
+    ] = False,
     sample: Annotated[
         int | None, typer.Option(help="So many of them, drawn by --seed.", min=1)
     ] = None,
@@ -74,6 +83,7 @@ def selftest(
       lockstep selftest --clean 10000 --json clean.jsonl -j 2
       lockstep selftest --catalogue --json catalogue.jsonl -j 2
       lockstep selftest --diagnosis --sample 50
+      lockstep selftest --black-box --json black-box.jsonl -j 2
       lockstep selftest --honest 100 --json honest.jsonl -j 2
       lockstep selftest --arch qwen3
       lockstep selftest --arch all --faults 3 -j 2
@@ -82,12 +92,17 @@ def selftest(
     from lockstep.harness.damage.run import run_damage
     from lockstep.harness.diagnosis.selftest import run_diagnosis
     from lockstep.harness.parallel.cluster import executor_for
+    from lockstep.harness.selftest.black_box.run import run_black_box
     from lockstep.harness.selftest.selftest import run_selftest
 
     check_options(context)
     with screen(quiet) as out, executor_for(jobs, cluster) as executor:
         if diagnosis:
             code = run_diagnosis(
+                out, only=only, sample=sample, seed=seed, file=file, executor=executor
+            )
+        elif black_box:
+            code = run_black_box(
                 out, only=only, sample=sample, seed=seed, file=file, executor=executor
             )
         elif catalogue:

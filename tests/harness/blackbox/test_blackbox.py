@@ -7,22 +7,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.blackbox import rewriting
-from lockstep.harness.blackbox.changes import one_hot, only_columns, reads_first, signs, times, zero
 from lockstep.harness.blackbox.lenses import LARGEST_STEP, Lens, lenses_of
 from lockstep.harness.blackbox.looking import look, through
 from lockstep.harness.blackbox.rewriting import rewrite
-from lockstep.harness.blackbox.slices import muted, n_layers, slice_of, small, what_adds
+from lockstep.harness.blackbox.slices import small, what_adds
 from lockstep.harness.blackbox.whole import SMALL
 from lockstep.harness.mutants.wrong_eps import WrongEps
 from lockstep.harness.shadow.models import make_variant, opened
 from lockstep.harness.synth.any_arch import variant_named
-from lockstep.harness.synth.gguf_writer import write_gguf
 from tests.all_types import ROUNDING, model_of
 from tests.black_boxes import (
     asker_of,
@@ -36,92 +32,21 @@ from tests.black_boxes import (
 from tests.models import builtin, with_changed_weight, written
 from tests.quiet_engines import wrong
 
-# --- what is written ------------------------------------------------------------------------
-
-
-def test_a_slice_has_one_layer_with_the_values_of_the_models(tmp_path: Path) -> None:
-    path, out = written(tmp_path, quant="Q4_1", n_layer=3), tmp_path / "slice.gguf"
-    with GgufFile.open(path) as model:
-        rewrite(model, slice_of(model, 2), out)
-        with GgufFile.open(out) as made:
-            assert made.metadata["llama.block_count"].data == 1
-            assert {n.split(".")[1] for n in made.tensors if n.startswith("blk.")} == {"0"}
-            assert {info.type.name for info in made.tensors.values()} == {"F32"}
-            norm = model.raw("blk.2.ffn_norm.weight").tobytes()
-            assert made.raw("blk.0.ffn_norm.weight").tobytes() == norm
-
-
-def test_a_slice_as_stored_has_the_very_bytes(tmp_path: Path) -> None:
-    path, out = written(tmp_path, quant="Q4_1"), tmp_path / "slice.gguf"
-    with GgufFile.open(path) as model:
-        rewrite(model, slice_of(model, 1, stored=True), out)
-        with GgufFile.open(out) as made:
-            ours = made.raw("blk.0.ffn_up.weight").tobytes()
-            assert ours == model.raw("blk.1.ffn_up.weight").tobytes()
-
-
-def test_arrays_with_an_element_for_each_layer_keep_one(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    keys = {
-        "general.architecture": ("STR", "x"),
-        "x.block_count": ("U32", 3),
-        "x.attention.head_count_kv": ("ARR[U32]", [4, 5, 6]),
-        "x.rope.dimension_sections": ("ARR[U32]", [1, 2, 3]),
-        "x.leading_dense_block_count": ("U32", 2),
-        "tokenizer.ggml.tokens": ("ARR[STR]", ["a", "b", "c"]),
-    }
-    write_gguf(path, keys, [("blk.1.a", (1,), "F32", np.ones(1, np.float32))])
-    with GgufFile.open(path) as model:
-        for layer, dense in ((1, 1), (2, 0)):
-            found = slice_of(model, layer).keys
-            assert list(found["x.attention.head_count_kv"].data) == [4 + layer]  # type: ignore[union-attr]
-            assert found["x.leading_dense_block_count"] == ("U32", dense)
-            assert not {"x.rope.dimension_sections", "tokenizer.ggml.tokens"} & set(found)
-
-
-def test_layers_of_an_encoder_and_a_decoder_are_refused_by_a_sentence(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    keys = {"general.architecture": ("STR", "t5"), "t5.block_count": ("U32", 2)}
-    write_gguf(path, keys, [("enc.blk.0.a", (1,), "F32", np.ones(1, np.float32))])
-    with GgufFile.open(path) as model, pytest.raises(Unsupported, match="encoder and its decoder"):
-        n_layers(model)
-
-
-def test_where_others_are_muted_they_add_nothing(tmp_path: Path) -> None:
-    path, out = written(tmp_path, n_layer=3), tmp_path / "muted.gguf"
-    with GgufFile.open(path) as model:
-        rewrite(model, muted(model, 1), out)
-        with GgufFile.open(out) as made:
-            for layer in range(3):
-                weights = made.raw(f"blk.{layer}.ffn_down.weight").view(np.float32)
-                assert weights.any() == (layer == 1)
-
-
-def test_a_change_sees_rows_by_their_number_however_they_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rewriting, "CHUNK", 100)
-    rows = np.arange(24, dtype=np.float32).reshape(6, 4)
-    whole = [one_hot(rows, 0), signs(1.0)(rows, 0)]
-    for change, expected in zip((one_hot, signs(1.0)), whole, strict=True):
-        parts = [change(rows[:2], 0), change(rows[2:], 2)]
-        assert np.array_equal(np.concatenate(parts), expected)
-    assert np.abs(whole[1]).max() == 1
-    assert not zero(rows, 0).any()
-    assert times(0.5)(rows, 0)[5, 3] == rows[5, 3] / 2
-    assert only_columns(1, 3)(rows, 0).any(axis=0).tolist() == [False, True, True, False]
-    assert np.array_equal(rows @ reads_first(2.0)(rows, 0).T, np.repeat(2 * rows[:, :1], 6, 1))
-
-
 # --- which part -----------------------------------------------------------------------------
 
 PARTS = {
     "rope-half-split": "attention: rotation",
-    "missing-scale": "attention: scores: queries, keys, rotation or scale",
+    "missing-scale": "attention: scores: queries, keys as they are kept, rotation or scale",
+    "cache-keys-f16": "attention: scores: queries, keys as they are kept, rotation or scale",
+    "cache-values-transposed": "attention: values as they are kept, or how heads are put together",
+    "tensors-by-order": "attention: matrices of keys or values",
+    "softmax-plus-one": "attention: mask, softmax or cache",
     "kv-head-modulo": "attention: heads 1, 2",
     "last-kv-head-dropped": "attention: heads 2, 3",
     "cache-keeps-last": "attention: mask, softmax or cache",
-    "silu-without-gate": "FFN gate: the up branch",
+    "silu-without-gate": "FFN: activation",
+    "gate-and-up-exchanged": "FFN: activation, or gate and up that are exchanged",
+    "gate-and-up-by-order": "FFN: activation, or gate and up that are exchanged",
 }
 
 
@@ -135,12 +60,26 @@ def test_the_part_that_is_wrong_is_named_in_every_layer(
     assert found.exit_code == 1
 
 
+PASSED_ON = "rounding of what the output norm gives and the output matrix reads"
+
+
 @pytest.mark.parametrize(
     ("mutant", "part"),
     [
         ("stale-norm", "output norm"),
         ("wrong-eps", "eps"),
-        ("column-major", "embedding, output norm or output matrix"),
+        ("last-norm-of-a-layer", "it fails on a model of one layer"),
+        ("last-norm-missing", "output norm"),
+        ("norm-by-sum", "output norm"),
+        ("norm-of-first-row", "output norm"),
+        ("embeddings-column-major", "embedding"),
+        ("embeddings-in-half", "embedding"),
+        ("embeddings-scaled-for-llama", "eps, or the scale of embeddings"),
+        ("head-always-tied", "output matrix"),
+        ("logits-in-half", "output matrix, or what is made of logits"),
+        ("logits-of-the-row-before", "embedding of some tokens, or logits of others"),
+        ("activations-of-f32-in-bf16", PASSED_ON),
+        ("column-major", "output matrix, or what is made of logits"),
     ],
 )
 def test_what_is_wrong_outside_the_layers_is_named_and_the_layers_are_not_judged(
@@ -178,7 +117,7 @@ class WithScaledSinks(Reference, name="test:sinks-scaled-as-scores"):
 @pytest.mark.parametrize(
     ("engine", "part"),
     [
-        ("test:swiglu-oai-with-another-slope", "FFN activation"),
+        ("test:swiglu-oai-with-another-slope", "FFN: activation"),
         ("test:sinks-scaled-as-scores", "attention: sinks"),
     ],
 )
@@ -232,8 +171,28 @@ def test_two_faults_in_two_layers_are_both_found(tmp_path: Path) -> None:
     twice = with_changed_weight(once, tmp_path / "b.gguf", "blk.2.attn_v.weight", 3, 5, 0.5)
     found = bisected(path, tmp_path / "made", subject_model=twice)
     assert set(faults(found)) == {0, 2}
-    assert faults(found)[0] == ["FFN: its matrices"]
-    assert faults(found)[2][0].startswith("attention: ")
+    assert faults(found)[0] == ["FFN: down matrix"]
+    assert faults(found)[2] == ["attention: matrix of values"]
+
+
+class NoNumbers(Mirror):
+    def soft_max(self, x: F32, scale: float, visible: NDArray[np.bool_]) -> F32:
+        found = super().soft_max(x, scale, visible)
+        return np.where(visible.sum(axis=-1, keepdims=True) > 3, np.float32(np.nan), found)
+
+
+class WithNoNumbers(Reference, name="test:softmax-of-many-is-no-number"):
+    ops = NoNumbers
+
+
+def test_what_is_no_number_is_not_muted_by_zeros_and_not_held_against_the_head(
+    tmp_path: Path,
+) -> None:
+    path = builtin("f32", tmp_path)
+    found = bisected(path, tmp_path / "made", engine="test:softmax-of-many-is-no-number")
+    part = "attention: mask, softmax or cache"
+    assert faults(found) == {0: [part], 1: [part]}
+    assert "a muted layer" in found.rows[0].answer.summary
 
 
 class TurnsOnlyInModelsOfTwo(Mirror):
@@ -256,11 +215,8 @@ def test_what_a_layer_does_by_its_number_is_no_silence(tmp_path: Path) -> None:
     path = builtin("f32", tmp_path)
     found = bisected(path, tmp_path / "made", engine="test:wrong-by-number")
     assert found.whole.status == "diverged"
-    assert faults(found) == {0: [BY_NUMBER], 1: [BY_NUMBER]}
+    assert faults(found) == {None: ["what comes before or behind so many layers"]}
     assert found.exit_code == 1
-
-
-BY_NUMBER = "what the layer does by its number"
 
 
 def test_an_engine_of_lists_is_bisected_by_them(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lockstep.harness.blackbox import in_check, whole
-from lockstep.harness.blackbox.asking import SliceAnswer
+from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
 from lockstep.harness.blackbox.in_check import checked
 from lockstep.harness.check.check import Plan, open_plan
 from lockstep.harness.records import Verdict
@@ -114,7 +114,7 @@ def test_an_engine_that_opens_no_f32_model_is_not_accused(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = SliceAnswer(status="not-compared", summary="it takes no F32")
-    monkeypatch.setattr(whole, "answered", lambda *_: refused)
+    monkeypatch.setattr(SliceAsker, "answered", lambda *_: refused)
     twin, *_ = verdicts(plan_of(model))
     assert (twin.status, twin.summary) == ("not-applicable", "the F32 twin: it takes no F32")
 

@@ -572,6 +572,7 @@ def test_selftest_lists_every_wrong_engine_with_its_mistake(lockstep: Lockstep) 
         (("--sample", "3", "--catalogue"), "--sample: says nothing beside --catalogue"),
         (("--catalogue", "--diagnosis"), "--catalogue and --diagnosis: name one of them"),
         (("--catalogue", "--only", "norm"), "no family 'norm' of wrong engines (near: norms"),
+        (("--black-box", "--only", "qwen"), "no family or model 'qwen' of wrong engines"),
         (("--diagnosis", "--only", "norm"), "no family 'norm' of wrong engines (near: norms"),
     ],
 )

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.harness.blackbox.asking import SliceAnswer
-from lockstep.harness.blackbox.bisection import BlackBoxBisection, LayerRow
+from lockstep.harness.blackbox.bisection import BlackBoxBisection
+from lockstep.harness.blackbox.layers import LayerRow
 from lockstep.harness.blackbox.naming import Part
 from lockstep.harness.blackbox.report import verdicts_of
 from lockstep.harness.cli import app

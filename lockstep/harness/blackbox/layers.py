@@ -1,0 +1,180 @@
+"""One layer of an engine without tensors: does its slice differ, and which part is at fault?"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
+from lockstep.harness.blackbox.changes import Change
+from lockstep.harness.blackbox.naming import (
+    FAILS,
+    OF_ATTENTION,
+    Asked,
+    Part,
+    part_of_attention,
+    part_of_ffn,
+)
+from lockstep.harness.blackbox.parts import (
+    EMBEDDING,
+    OUTPUT,
+    Maker,
+    Neutral,
+    heads_of,
+    no_rotation,
+    no_scores,
+    no_sinks,
+    off,
+)
+from lockstep.harness.blackbox.rewriting import Recipe
+from lockstep.harness.blackbox.slices import ATTENTION_OUT, FFN_OUT, muted, slice_of
+
+HALVES = {"attention": FFN_OUT, "FFN": ATTENTION_OUT}  # and what is muted beside each
+# what is made neutral touches nothing of the other half
+OF_ONE_HALF: Mapping[str, tuple[Maker, str]] = MappingProxyType(
+    {
+        f"attention: {name}": (maker, words)
+        for maker, words, name in OF_ATTENTION
+        if maker in (no_rotation, no_scores, no_sinks)
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerRow:
+    """One slice. layer: None outside the layers. parts: what is at fault in it."""
+
+    layer: int | None
+    answer: SliceAnswer
+    what: str = ""  # of the slice, if it is no plain one
+    parts: tuple[Part, ...] = ()
+    asked: Mapping[str, SliceAnswer] | None = None  # with parts neutral, by words
+
+
+def of_layer(asker: SliceAsker, layer: int, n: int, known: Collection[Part] = ()) -> LayerRow:
+    """known: what is at fault in other layers; likely it is so here."""
+    asker.progress(f"layer {layer} of {n}")
+    try:
+        role = asker.role(layer)
+    except Unsupported as error:
+        return LayerRow(layer=layer, answer=SliceAnswer(status="not-compared", summary=str(error)))
+    answer = as_it_is(half(asker, layer, role, ()))
+    if not answer.differs:
+        return LayerRow(layer=layer, answer=answer)
+    if answer.status != "diverged":
+        return LayerRow(layer=layer, answer=answer, parts=(FAILS,))
+    if row := as_in_others(asker, layer, role, answer, known):
+        return row
+    return parts_of_layer(asker, layer, role, answer, {part.asked_as for part in known})
+
+
+def as_in_others(
+    asker: SliceAsker,
+    layer: int,
+    role: Mapping[str, int],
+    answer: SliceAnswer,
+    known: Collection[Part],
+) -> LayerRow | None:
+    """Where the whole slice agrees once that is neutral, neither half need be asked alone."""
+    for part in known:
+        if part.name not in OF_ONE_HALF:
+            continue
+        maker, words = OF_ONE_HALF[part.name]
+        told = half(asker, layer, role, ())(maker)
+        if told is not None and told.agrees:
+            return LayerRow(layer=layer, answer=answer, parts=(part,), asked={words: told})
+    return None
+
+
+def parts_of_layer(
+    asker: SliceAsker,
+    layer: int,
+    role: Mapping[str, int] | None,
+    answer: SliceAnswer,
+    likely: Collection[str] = (),
+) -> LayerRow:
+    """role: as `half` has it."""
+    asked: dict[str, SliceAnswer] = {}
+    parts: list[Part] = []
+    for name, others in HALVES.items():
+        own = Asked(ask=half(asker, layer, role, others))
+        alone = as_it_is(own.ask)
+        asked[f"{name} alone"] = alone
+        if not alone.differs or (parts and alone.is_no_number):
+            continue  # which comes from the half before, muted or not
+        if name == "attention":
+            part = part_of_attention(own, likely, partial(heads, asker, layer, own.ask))
+        else:
+            part = part_of_ffn(own, likely)
+        asked |= {f"{name} alone, {words}": told for words, told in own.found.items()}
+        parts.append(replace(part, name=in_half(name, part.name)))
+    if not parts:
+        words = "each half alone agrees"
+        parts.append(Part(name="how attention and FFN are joined", words=words))
+    return LayerRow(layer=layer, answer=answer, parts=tuple(parts), asked=asked)
+
+
+def in_half(half: str, part: str) -> str:
+    return part if part.startswith(half) else f"{half}: {part}"
+
+
+def heads(asker: SliceAsker, layer: int, ask: Callable[[Maker], SliceAnswer | None]) -> Part | None:
+    """The heads that are wrong alone, if there are right ones."""
+    found = {head: ask(maker) for head, maker in heads_of(asker.file, layer)}
+    wrong = [head for head, answer in found.items() if answer is not None and answer.differs]
+    if not wrong or len(wrong) == len(found):
+        return None
+    named = ", ".join(map(str, wrong))
+    return Part(name=f"heads {named}", words=f"{len(found) - len(wrong)} other heads agree")
+
+
+def half(
+    asker: SliceAsker, layer: int, role: Mapping[str, int] | None, muted_parts: tuple[str, ...]
+) -> Callable[[Maker], SliceAnswer | None]:
+    """Asks on the layer's slice with some parts muted and one more made neutral. role: None for the
+    layer at its place, the others muted."""
+
+    def ask(maker: Maker) -> SliceAnswer | None:
+        if maker(asker.file, layer) is None:
+            return None
+        own = maker(asker.file, layer)
+        assert own is not None
+
+        def make(file: GgufFile) -> Recipe:
+            neutral = maker(file, layer)
+            assert neutral is not None
+            muting = off(muted_parts)(file, layer)
+            assert muting is not None
+            changes = {**neutral.changes, **muting.changes}
+            recipe = at_place(file, layer, role, changes)
+            recipe = replace(recipe, keys={**recipe.keys, **neutral.keys})
+            return with_own_head(recipe, neutral.head) if neutral.own_head else recipe
+
+        return asker.ask(make, own.given)
+
+    return ask
+
+
+def at_place(
+    file: GgufFile, layer: int, role: Mapping[str, int] | None, changes: Mapping[str, Change]
+) -> Recipe:
+    """changes: by the slice's names."""
+    if role is not None:
+        return slice_of(file, layer, role=role, changes=changes)
+    recipe, own = muted(file, (layer,)), f"blk.{layer}."
+    here = {name.replace("blk.0.", own, 1): change for name, change in changes.items()}
+    return replace(recipe, changes={**recipe.changes, **here})
+
+
+def with_own_head(recipe: Recipe, head: str) -> Recipe:
+    """Changed embeddings are not a changed head, where both are one matrix."""
+    source = head or recipe.names.get(OUTPUT, EMBEDDING)
+    return replace(recipe, names={**recipe.names, OUTPUT: source})
+
+
+def as_it_is(ask: Callable[[Maker], SliceAnswer | None]) -> SliceAnswer:
+    answer = ask(lambda file, layer: Neutral())
+    assert answer is not None
+    return answer

@@ -1,0 +1,1 @@
+"""Of wrong engines that show logits alone: are the layer and the part named?"""

@@ -1,0 +1,85 @@
+"""Models that are asked about again and again: the oracle's answers and honest runs are kept.
+
+Every wrong engine of a model is asked on the same slices, so what does not depend on the engine is
+computed once. The key is the bytes of the file: nothing of another model is ever taken for it.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from lockstep.harness.asking.session import Session
+from lockstep.harness.catalogue.memory import Remembering, remembering
+from lockstep.harness.catalogue.views import LOGITS, Narrow
+from lockstep.harness.check.check import REFERENCE, Opened, Plan, described, open_plan
+from lockstep.harness.context.suite import Context
+from lockstep.harness.records import Settings
+
+Start = Callable[[Path, Settings], Session]  # the engine under test, on a model
+Progress = Callable[[str], None]
+LARGEST = 1 << 24  # bytes of a model that is kept
+
+
+class OpenedForOne(Opened):
+    """Closes what belongs to the engine under test; the oracle, asked already, starts anew if it
+    is asked something else."""
+
+    def close(self) -> None:
+        self.context.subject.close()
+        self.context.llama_cpp.close()
+
+
+@dataclass(kw_only=True)
+class KnownModels:
+    """folder: where they are kept."""
+
+    folder: Path
+    known: dict[str, Opened] = field(default_factory=dict)
+    asked: int = 0  # how many models engines were opened on
+
+    def opening(self, start: Start) -> Callable[[Plan, Progress], Opened]:
+        """In the place of `open_plan`: this engine is under test, and shows logits alone."""
+
+        def open_one(plan: Plan, progress: Progress) -> Opened:
+            self.asked += 1
+            small = plan.model.stat().st_size <= LARGEST
+            base = self.kept(plan, progress) if small else opened_alone(plan, progress)
+            return with_engine(base, start, plan, OpenedForOne if small else Opened)
+
+        return open_one
+
+    def kept(self, plan: Plan, progress: Progress) -> Opened:
+        key = hashlib.sha256(plan.model.read_bytes()).hexdigest()
+        if key not in self.known:
+            copy = self.folder / f"{key}.gguf"  # the caller's file is gone when this is asked again
+            shutil.copy(plan.model, copy)
+            opened = opened_alone(replace(plan, model=copy), progress)
+            context = opened.context
+            context.oracle = Remembering(context.oracle)
+            honest = remembering(context.make_honest(context))
+            context.make_honest = lambda _: honest
+            self.known[key] = opened
+        return self.known[key]
+
+    def whole(self, plan: Plan) -> Context:
+        """What is known of the model itself, which was asked before."""
+        return self.kept(plan, lambda _: None).context
+
+    def close(self) -> None:
+        for opened in self.known.values():
+            opened.close()
+
+
+def opened_alone(plan: Plan, progress: Progress) -> Opened:
+    """With our own engine, whose place is taken."""
+    return open_plan(replace(plan, engine=REFERENCE, subject_model=plan.model), progress)
+
+
+def with_engine(base: Opened, start: Start, plan: Plan, kind: type[Opened]) -> Opened:
+    subject = Narrow(start(plan.subject_model, base.context.settings), LOGITS)
+    info = described(subject, under_test=True)
+    context = base.context.with_subject(subject, plan.subject_model, info)
+    context.named = plan.by_name and bool(plan.suites)
+    return kind(context=context, engines=(base.engines[0], info))

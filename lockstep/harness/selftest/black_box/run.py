@@ -1,0 +1,131 @@
+"""`lockstep selftest --black-box`: of engines that show logits alone, are layer and part named?"""
+
+import random
+import tempfile
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from lockstep.engine.choices import choices
+from lockstep.engine.errors import Unsupported
+from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.catalogue.models import model_for
+from lockstep.harness.catalogue.run import CataloguePart, wrong_engines
+from lockstep.harness.mutants.base import Mutant
+from lockstep.harness.parallel.row_files import add_rows, read_rows
+from lockstep.harness.parallel.works import Executor, as_done
+from lockstep.harness.real_models.fetch import model_file
+from lockstep.harness.runs.output import Output
+from lockstep.harness.selftest.black_box.one_layer import PREFIX, SCALED, faults_of
+from lockstep.harness.selftest.black_box.rates import is_kept, lines
+from lockstep.harness.selftest.black_box.trials import BlackBoxRow, tries
+
+AT_ONCE = 48  # engines of one model: what is known of its slices is shared
+Pair = tuple[str, str]  # model, engine
+OWN = "f32"  # where mistakes of every engine are shown; OTHERS: on which they are tried as well
+OTHERS = ("arch:qwen3", "arch:gemma3", "arch:gpt2")
+IN_ONE_LAYER = (
+    *("five-layers", "five-layers-q4_1", "qwen2-deeper", "qwen3-deeper", "gpt2-deeper"),
+    "arch:gemma3",
+)
+WITHOUT_LOGITS = ("arch:bert", "bert", "t5")  # or with layers that cannot be sliced
+REAL = "smollm2"
+MATRICES = ("q.weight", "k.weight", "v.weight", "up.weight", "gate.weight", "down.weight")
+NOT_OF_LOGITS = ("sampling", "races")
+
+
+def run_black_box(
+    out: Output,
+    *,
+    only: str,
+    sample: int | None,
+    seed: int,
+    file: Path | None,
+    executor: Executor | None,
+) -> int:
+    """0: of those that change logits so many layers and parts are named as is promised.
+
+    only: a family of mistakes, or a model; a real one, of which each engine takes minutes, is tried
+    if it is named. file: a line of JSON for each engine on each model;
+    those that are there are not tried again.
+    """
+    chosen = chosen_of(every_pair(seed, only), only)
+    if sample is not None and sample < len(chosen):
+        chosen = random.Random(seed).sample(chosen, sample)
+    wanted = set(chosen)
+    rows = [row for row in read_rows(file, row_of) if (row.model, row.engine) in wanted]
+    done = {(row.model, row.engine) for row in rows}
+    parts = list(parts_of([pair for pair in chosen if pair not in done]))
+    for number, some in enumerate(as_done(tries, parts, executor), 1):
+        out.progress("black box", f"{number} of {len(parts)} parts")
+        rows += some
+        add_rows(file, some)
+    for line in lines(rows):
+        out.line(line)
+    return 0 if is_kept(rows) else 1
+
+
+def row_of(said: dict[str, Any]) -> BlackBoxRow:
+    pairs = tuple((layer, part) for layer, part in said["said"])
+    return BlackBoxRow(**{**said, "wrong": tuple(said["wrong"]), "said": pairs})
+
+
+# --- which are tried ------------------------------------------------------------------------------
+
+
+def every_pair(seed: int, only: str) -> list[Pair]:
+    """Of a real model, and of one layer, only where they may be wanted: models are made for it."""
+    mistakes = [cls for cls in wrong_engines() if issubclass(cls, Mutant)]
+    mistakes = [cls for cls in mistakes if cls.group not in NOT_OF_LOGITS]
+    found = [(cls.shows_on, cls.name) for cls in mistakes if cls.shows_on not in WITHOUT_LOGITS]
+    of_llama = [cls.name for cls in mistakes if cls.shows_on == OWN]
+    found += [(model, name) for model in OTHERS for name in of_llama]
+    if only in ("", PREFIX, *IN_ONE_LAYER):
+        found += in_one_layer(seed)
+    return [*found, *(of_real_model(of_llama, seed) if only == REAL else ())]
+
+
+def in_one_layer(seed: int) -> Iterator[Pair]:
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+        for model in IN_ONE_LAYER:
+            for fault in faults_of(model_for(model, Path(folder)), seed):
+                yield model, fault.engine
+
+
+def of_real_model(of_llama: Sequence[str], seed: int) -> Iterator[Pair]:
+    """A few, as each takes minutes: ops, tensors of one layer, and the scale of one by a
+    thousandth. Of a model that is not there, none."""
+    path = model_file(REAL)
+    if path is None:
+        return
+    draw = random.Random(seed)
+    faults = list(faults_of(path, seed))
+    scaled = [f for f in faults if f.change == SCALED and f.where.endswith(MATRICES)]
+    others = [fault for fault in faults if fault.change != SCALED]
+    chosen = [*draw.sample(scaled, 2), *draw.sample(others, 2)]
+    for name in [*draw.sample(of_llama, 6), *(fault.engine for fault in chosen)]:
+        yield REAL, name
+
+
+def chosen_of(pairs: Sequence[Pair], only: str) -> list[Pair]:
+    """Raises Unsupported: nothing that was tried is no success."""
+    found = [pair for pair in pairs if only in ("", pair[0], family_of(pair[1]))]
+    if not found:
+        known = dict.fromkeys(n for model, name in pairs for n in (family_of(name), model))
+        known |= dict.fromkeys((PREFIX, REAL))
+        raise Unsupported(f"no family or model {only!r} of wrong engines {choices(only, known)}")
+    return found
+
+
+def family_of(engine: str) -> str:
+    cls: Any = Reference if engine.startswith(PREFIX) else Adapter.named(engine)
+    return PREFIX if cls is Reference else str(cls.group)
+
+
+def parts_of(pairs: Sequence[Pair]) -> Iterator[CataloguePart]:
+    for model, same in groupby(sorted(pairs), key=lambda pair: pair[0]):
+        names, n = [engine for _, engine in same], 1 if model == REAL else AT_ONCE
+        for start in range(0, len(names), n):
+            yield CataloguePart(model=model, engines=tuple(names[start : start + n]))

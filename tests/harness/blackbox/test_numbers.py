@@ -1,0 +1,111 @@
+"""What a layer does by its number: no slice has it, and a slice has the number 0."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.harness.asking.session import LocalSession
+from lockstep.harness.blackbox import numbers
+from lockstep.harness.blackbox.asking import SliceAnswer
+from lockstep.harness.blackbox.bisection import BlackBoxBisection, bisect_black_box
+from lockstep.harness.blackbox.in_place import LOOKS
+from lockstep.harness.blackbox.layers import LayerRow
+from lockstep.harness.blackbox.naming import Part
+from lockstep.harness.blackbox.numbers import by_its_number, guilty_among
+from lockstep.harness.blackbox.places import SeenInPlace, put_together
+from lockstep.harness.selftest.black_box.one_layer import (
+    BY_NAME,
+    BY_NUMBER,
+    OneLayerFault,
+    engine_with,
+)
+from lockstep.harness.selftest.black_box.opening import KnownModels
+from tests.black_boxes import asker_of, faults
+from tests.models import written
+
+AGREES = SliceAnswer(status="agreed", summary="")
+DIFFERS = SliceAnswer(status="diverged", summary="")
+
+
+def bisected_with(fault: OneLayerFault, path: Path, folder: Path) -> BlackBoxBisection:
+    start = partial(LocalSession, engine_with(fault))
+    models = KnownModels(folder=folder)
+    asker = replace(asker_of(path, folder / "made"), opening=models.opening(start))
+    try:
+        return bisect_black_box(asker)
+    finally:
+        asker.close()
+        models.close()
+
+
+def test_what_the_first_layer_does_is_not_held_against_slices_of_others(tmp_path: Path) -> None:
+    fault = OneLayerFault(way=BY_NUMBER, layer=0, where="Qcur_rope", change="not-turned")
+    found = bisected_with(fault, written(tmp_path, n_layer=3), tmp_path)
+    assert faults(found) == {0: ["attention: rotation, by its number"]}
+    assert [row.layer for row in found.rows[2:]] == [0, 1, 2]
+
+
+def test_an_op_of_a_later_layer_is_named_at_its_place_and_not_by_two_matrices(
+    tmp_path: Path,
+) -> None:
+    """In whose places it shows as well, as they are put into it."""
+    fault = OneLayerFault(way=BY_NUMBER, layer=2, where="ffn_swiglu", change="never-negative")
+    found = bisected_with(fault, written(tmp_path, n_layer=3), tmp_path)
+    ((layer, (part,)),) = faults(found).items()
+    assert layer == 2
+    assert part.startswith("FFN: activation, or ")
+    assert part.endswith("or a tensor that is taken wrongly, by its number")
+    assert put_together(found.places) == [
+        "blk.2.ffn_up.weight and ffn_gate.weight, or what they are put into"
+    ]
+
+
+def test_what_is_taken_for_a_tensor_by_its_name_is_found_in_its_layer(tmp_path: Path) -> None:
+    """Whatever stands there, so that nothing that is made simple hides it."""
+    fault = OneLayerFault(way=BY_NAME, layer=1, where="attn_v.weight", change="scaled-by-1.001")
+    found = bisected_with(fault, written(tmp_path, n_layer=3), tmp_path)
+    ((layer, (part,)),) = faults(found).items()
+    assert layer == 1
+    assert part.startswith("attention: ")
+    assert part.endswith(", or a tensor that is taken wrongly, by its number")
+
+
+def test_of_many_layers_one_is_found_in_few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def answer(asker: Any, layers: Sequence[int]) -> SliceAnswer:
+        asked.append(tuple(layers))
+        return DIFFERS if 5 in layers else AGREES
+
+    def named(asker: Any, layer: int, answer: SliceAnswer) -> LayerRow:
+        return LayerRow(layer=layer, answer=answer)
+
+    monkeypatch.setattr(numbers, "with_others_muted", answer)
+    monkeypatch.setattr(numbers, "named", named)
+    asker: Any = type("Asker", (), {"progress": staticmethod(lambda text: None)})
+    rows = list(guilty_among(asker, range(16)))
+    assert [row.layer for row in rows] == list(range(16))
+    assert [row.layer for row in rows if row.answer.differs] == [5]
+    assert len(asked) == 9
+
+
+def test_what_is_left_may_be_a_tensor_that_is_wrong_whatever_it_holds() -> None:
+    seen = Part(name="attention: rotation", words="")
+    left = Part(name="FFN: activation", words="", left=True)
+    assert by_its_number(seen).name == "attention: rotation, by its number"
+    assert " or a tensor that is taken wrongly, by its number" in by_its_number(left).name
+
+
+def test_two_matrices_that_are_put_into_the_same_are_named_with_it() -> None:
+    def seen(*names: str) -> SeenInPlace:
+        tensors = tuple(f"blk.{name}.weight" for name in names)
+        return SeenInPlace(look=LOOKS[1], answer=DIFFERS, tensors=tensors)
+
+    both = put_together([seen("1.ffn_up", "0.attn_q"), seen("1.ffn_gate", "0.ffn_down")])
+    assert both == ["blk.1.ffn_up.weight and ffn_gate.weight, or what they are put into"]
+    assert not put_together([seen("1.ffn_up"), seen("2.ffn_gate", "1.attn_q")])
+    assert len(put_together([seen("0.attn_q"), seen("0.attn_k")])) == 1

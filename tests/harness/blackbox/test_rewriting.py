@@ -1,0 +1,126 @@
+"""Models that are made of the user's: slices, and what is changed on the way from file to file."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.blackbox import rewriting
+from lockstep.harness.blackbox.changes import (
+    dealt_out,
+    in_rows,
+    one_hot,
+    one_of,
+    only_columns,
+    reads_first,
+    signs,
+    sparse_signs,
+    times,
+    zero,
+    zero_before,
+)
+from lockstep.harness.blackbox.rewriting import rewrite
+from lockstep.harness.blackbox.slices import muted, n_layers, slice_of
+from lockstep.harness.synth.gguf_writer import write_gguf
+from tests.models import written
+
+
+def test_a_slice_has_one_layer_with_the_values_of_the_models(tmp_path: Path) -> None:
+    path, out = written(tmp_path, quant="Q4_1", n_layer=3), tmp_path / "slice.gguf"
+    with GgufFile.open(path) as model:
+        rewrite(model, slice_of(model, 2), out)
+        with GgufFile.open(out) as made:
+            assert made.metadata["llama.block_count"].data == 1
+            assert {n.split(".")[1] for n in made.tensors if n.startswith("blk.")} == {"0"}
+            assert {info.type.name for info in made.tensors.values()} == {"F32"}
+            norm = model.raw("blk.2.ffn_norm.weight").tobytes()
+            assert made.raw("blk.0.ffn_norm.weight").tobytes() == norm
+
+
+def test_a_slice_as_stored_has_the_very_bytes(tmp_path: Path) -> None:
+    path, out = written(tmp_path, quant="Q4_1"), tmp_path / "slice.gguf"
+    with GgufFile.open(path) as model:
+        rewrite(model, slice_of(model, 1, stored=True), out)
+        with GgufFile.open(out) as made:
+            ours = made.raw("blk.0.ffn_up.weight").tobytes()
+            assert ours == model.raw("blk.1.ffn_up.weight").tobytes()
+
+
+def test_arrays_with_an_element_for_each_layer_keep_one(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    keys = {
+        "general.architecture": ("STR", "x"),
+        "x.block_count": ("U32", 3),
+        "x.attention.head_count_kv": ("ARR[U32]", [4, 5, 6]),
+        "x.rope.dimension_sections": ("ARR[U32]", [1, 2, 3]),
+        "x.leading_dense_block_count": ("U32", 2),
+        "tokenizer.ggml.tokens": ("ARR[STR]", ["a", "b", "c"]),
+    }
+    write_gguf(path, keys, [("blk.1.a", (1,), "F32", np.ones(1, np.float32))])
+    with GgufFile.open(path) as model:
+        for layer, dense in ((1, 1), (2, 0)):
+            found = slice_of(model, layer).keys
+            assert list(found["x.attention.head_count_kv"].data) == [4 + layer]  # type: ignore[union-attr]
+            assert found["x.leading_dense_block_count"] == ("U32", dense)
+            assert not {"x.rope.dimension_sections", "tokenizer.ggml.tokens"} & set(found)
+
+
+def test_layers_of_an_encoder_and_a_decoder_are_refused_by_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    keys = {"general.architecture": ("STR", "t5"), "t5.block_count": ("U32", 2)}
+    write_gguf(path, keys, [("enc.blk.0.a", (1,), "F32", np.ones(1, np.float32))])
+    with GgufFile.open(path) as model, pytest.raises(Unsupported, match="encoder and its decoder"):
+        n_layers(model)
+
+
+def test_where_others_are_muted_they_add_nothing(tmp_path: Path) -> None:
+    path, out = written(tmp_path, n_layer=3), tmp_path / "muted.gguf"
+    with GgufFile.open(path) as model:
+        rewrite(model, muted(model, (1,)), out)
+        with GgufFile.open(out) as made:
+            for layer in range(3):
+                weights = made.raw(f"blk.{layer}.ffn_down.weight").view(np.float32)
+                assert weights.any() == (layer == 1)
+
+
+def test_a_change_sees_rows_by_their_number_however_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rewriting, "CHUNK", 100)
+    rows = np.arange(24, dtype=np.float32).reshape(6, 4)
+    whole = [one_hot(rows, 0), signs(1.0)(rows, 0)]
+    for change, expected in zip((one_hot, signs(1.0)), whole, strict=True):
+        parts = [change(rows[:2], 0), change(rows[2:], 2)]
+        assert np.array_equal(np.concatenate(parts), expected)
+    assert np.abs(whole[1]).max() == 1
+    assert not zero(rows, 0).any()
+    assert times(0.5)(rows, 0)[5, 3] == rows[5, 3] / 2
+    assert only_columns(1, 3)(rows, 0).any(axis=0).tolist() == [False, True, True, False]
+    read = np.concatenate([dealt_out(3)(np.ones((1, 8), np.float32), i) for i in range(3)])
+    assert read.sum(axis=0).tolist() == [1] * 8
+    assert one_of(2)(rows, 1).sum(axis=0).tolist() == [3, 3, 0, 0]
+    assert not in_rows(2, zero)(rows, 0)[2:].any()
+    assert np.array_equal(in_rows(2, zero)(rows, 0)[:2], rows[:2])
+    assert not zero_before(2)(rows, 0)[:2].any()
+    assert zero_before(2)(rows[:1], 0).tolist() == [[0, 0, 2, 3]]
+    found = reads_first()(rows, 0)
+    assert np.array_equal(found[2:], reads_first()(rows[2:], 2))
+    assert found[:, 0].all()
+    assert not found[:, 1:].any()
+    assert len(np.unique(reads_first(3)(rows, 0)[:, 0])) == 3
+    assert not np.isin(found[:, 0], reads_first(key=1)(rows, 0)[:, 0]).any()
+
+
+def test_norms_of_one_bit_have_something_to_do() -> None:
+    rows = np.ones((6, 64), np.float32)
+    found = sparse_signs(8.0, centred=False)(rows, 0)
+    normed = found / np.sqrt(np.mean(found**2, axis=1, keepdims=True))
+    assert set(np.unique(np.abs(normed))) == {0, 2, 4}
+    assert set(np.unique(np.abs(found))) == {0, 8, 16, 32}
+    found = sparse_signs(8.0, centred=True)(rows, 0)
+    without = found - found.mean(axis=1, keepdims=True)
+    assert found.sum(axis=1).all()
+    assert set(np.unique(without / without.std(axis=1, keepdims=True))) == {-1, 1}
+    assert not signs(1.0)(rows, 0).sum(axis=1).any()
