@@ -38,4 +38,3 @@ def call_of(result: Any) -> Any:
 
 
 call = call_of(types.none)
-call_for_float = call_of(types.float32)

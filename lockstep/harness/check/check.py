@@ -186,7 +186,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
         llama_cpp = oracle if graph else runner.open(LLAMA_CPP, plan.model, settings)
     except Unsupported as error:
         raise BadInput(str(error)) from error
-    if not is_compiled("mirror", flash_attn=settings.flash_attn):
+    if not is_compiled(flash_attn=settings.flash_attn):
         progress("compiling kernels, which only the first run does: some seconds")
     subject_info = described(subject, under_test=True)
     if engine == REPLAY and plan.oracle == LLAMA_CPP and plan.subject_model == plan.model:
@@ -280,11 +280,14 @@ def along_llama_cpp(context: Context) -> AlongLlamaCpp:
     )
 
 
-def is_compiled(ops: str, *, flash_attn: bool) -> bool:
-    """Imported late: the kernels' own imports take a while."""
-    from lockstep.engine.ops.fast import ops as fast
+def is_compiled(*, flash_attn: bool) -> bool:
+    """Whether numba's cache has what every honest run needs: the first one compiles for some
+    seconds. Products of a weight format that was never met may still be missing."""
+    from lockstep.engine.kernels.compiled import is_kept  # late: these imports take a while
+    from lockstep.engine.ops.flash_mirror import one_by_one
+    from lockstep.engine.ops.rotation import recursion
 
-    return fast.is_compiled(ops, flash_attn=flash_attn)
+    return is_kept(recursion) and (not flash_attn or is_kept(one_by_one))
 
 
 def described(session: Session, *, under_test: bool = False) -> EngineInfo:

@@ -6,7 +6,7 @@ that a node computes is part of it. All of it is numbers, texts and arrays: it c
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -71,7 +71,6 @@ class Graph:
     nodes: tuple[PlannedNode, ...]
     inputs: Mapping[int, NDArray[np.uint8]]  # of the graph's roots: all that nodes read of it
     last_use: Mapping[int, int]  # of the graph's roots: behind this node nobody reads it
-    shown: Mapping[int, NDArray[Any]] = field(default_factory=dict)  # node -> llama.cpp's value
     result: str = LOGITS  # the name of what it is run for
 
     @property

@@ -1,7 +1,6 @@
 """Records a program while llama.cpp runs it: what nodes read and write, and the inputs' bytes.
 
-A value that a node computes is looked at when it comes, and forgotten, unless it is of an op that
-we cannot compute: a replay may borrow it, and says so.
+A value that a node computes is looked at when it comes, and forgotten.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
-from lockstep.engine.errors import EngineError, Unsupported
+from lockstep.engine.errors import EngineError
 from lockstep.engine.node import Node, Operand
-from lockstep.engine.ops.ggml.base import meaning_of
 from lockstep.harness.answers.base import MalformedAnswer
 from lockstep.harness.context.runner import Session
 from lockstep.harness.graph.program import (
@@ -43,16 +41,15 @@ def record(
     batches: Sequence[Batch],
     *,
     watch: Watcher | None = None,
-    keep: Callable[[Node], bool] | None = None,
     embeddings: bool = False,
 ) -> Program | Outcome:
     """The program that the session's engine runs for these batches, or why there is none.
 
-    watch: sees every node with llama.cpp's values; keep: whose values a replay may borrow;
-    embeddings: come to them, also where there are logits. Without either, the session remembers:
-    whoever judges it and whoever replays it ask for the same.
+    watch: sees every node with llama.cpp's values; embeddings: come to them, also where there are
+    logits. Without one who watches, the session remembers: whoever judges it and whoever replays it
+    ask for the same.
     """
-    plain = watch is None and keep is None
+    plain = watch is None
     key = bytes([embeddings]) + b"".join(map(bytes_of, batches))
     if plain and key in session.recorded:
         known: Program = session.recorded[key]
@@ -63,7 +60,6 @@ def record(
     def recorded() -> tuple[ProgramRecorder, Outcome]:
         recorder = ProgramRecorder(
             watch=watch,
-            keep=keep or has_no_meaning,
             result=EMBEDDINGS if embeddings else LOGITS,
             values=not lean,
         )
@@ -92,14 +88,6 @@ def bytes_of(batch: Batch) -> bytes:
     return b"%d %d " % (len(batch), batch.encoder) + b"".join(a.tobytes() for a in arrays)
 
 
-def has_no_meaning(node: Node) -> bool:
-    try:
-        meaning_of(node.op)
-    except Unsupported:
-        return True
-    return False
-
-
 @dataclass(eq=False)
 class ProgramDraft:
     """A graph whose nodes are still coming."""
@@ -112,7 +100,6 @@ class ProgramDraft:
     inputs: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
     filled: set[TensorView] = field(default_factory=set)  # of inputs: what has been copied
     last_use: dict[int, int] = field(default_factory=dict)
-    shown: dict[int, NDArray[Any]] = field(default_factory=dict)
     output: tuple[Place, PlannedNode, NDArray[Any]] | None = None  # the result, or what is last
 
 
@@ -123,23 +110,22 @@ class ProgramRecorder:
         self,
         *,
         watch: Watcher | None,
-        keep: Callable[[Node], bool],
         result: str,
         values: bool = True,
     ) -> None:
-        self.watch, self.keep, self.values = watch, keep, values
+        self.watch, self.values = watch, values
         self.result = result  # the name of what graphs are run for
         self.drafts: list[ProgramDraft] = []
         self.caches: dict[int, Root] = {}  # by address
         self.written: set[int] = set()  # numbers of caches
         self.same: dict[Any, Any] = {}  # graphs are alike: equal parts are held once
-        self.seen = self.kept = 0
+        self.seen = 0
 
     @property
     def needs_no_values(self) -> bool:
         """Whether all that was looked at are results, by name: those are there in any case."""
         named = (draft.output and draft.output[1].name == self.result for draft in self.drafts)
-        return not self.kept and all(named)
+        return all(named)
 
     def piece(self, piece: Any) -> None:
         for first, end in rows_of(piece):
@@ -164,9 +150,6 @@ class ProgramRecorder:
         place = node.place
         if draft.output is None or draft.output[1].name != self.result:
             draft.output = place, planned, self.value_of(node)
-        if self.keep(node):
-            self.kept += 1
-            draft.shown[node.index] = node.value.copy()
         if self.watch is not None:
             self.watch(node, place)
 
@@ -289,7 +272,6 @@ class ProgramRecorder:
                 nodes=tuple(draft.nodes),
                 inputs=draft.inputs,
                 last_use=draft.last_use,
-                shown=draft.shown,
                 result=self.result,
             )
             for draft in self.drafts

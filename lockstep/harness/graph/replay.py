@@ -1,7 +1,6 @@
 """Runs a recorded program with our ops: every node reads what *we* computed before.
 
-What we cannot compute is named, and whatever reads it is not computed either: llama.cpp's value is
-taken only if it is to be borrowed, and then that is said.
+What we cannot compute is named, and whatever reads it is not computed either.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -33,12 +32,11 @@ class NotComputed:
     op: str
     name: str
     reason: str
-    borrowed: bool = False  # llama.cpp's value was taken
 
     def __str__(self) -> str:
         step, ubatch, index = self.place
         where = f"step {step}, ubatch {ubatch}, node {index} ({self.name})"
-        return f"{self.op} at {where}{' is borrowed' if self.borrowed else ''}: {self.reason}"
+        return f"{self.op} at {where}: {self.reason}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,12 +57,11 @@ def replay(
     *,
     trace: Trace | None = None,
     values: Mapping[Place, NDArray[Any]] | None = None,
-    borrow: bool = False,
     only: Collection[Place] | None = None,
 ) -> Replayed:
     """values: take the place of a node's own before another one reads them; only: no other node is
     computed, and what has a value holds that alone."""
-    return ReplayRun(program, file, build, way or Honest(), trace, values or {}, borrow, only).run()
+    return ReplayRun(program, file, build, way or Honest(), trace, values or {}, only).run()
 
 
 class ReplayRun:
@@ -78,11 +75,10 @@ class ReplayRun:
         way: Honest,
         trace: Trace | None,
         values: Mapping[Place, NDArray[Any]],
-        borrow: bool,
         only: Collection[Place] | None = None,
     ) -> None:
         self.program, self.build, self.way = program, build, way
-        self.trace, self.values, self.borrow, self.only = trace, values, borrow, only
+        self.trace, self.values, self.only = trace, values, only
         self.memory = GraphMemory(program, file, wide=way.wide)
         self.carried = {root.carried for graph in program.graphs for root in graph.roots}
         self.missing: list[NotComputed] = []
@@ -126,7 +122,7 @@ class ReplayRun:
             self.found[place] = value
 
     def value_of(self, graph: Graph, planned: PlannedNode) -> NDArray[Any] | None:
-        """What later nodes read; None if there is nothing of ours, and nothing is borrowed."""
+        """What later nodes read; None if there is nothing of ours."""
         place = graph.place(planned)
         if self.only is not None and place not in self.only:
             return self.given(planned, place)
@@ -136,7 +132,8 @@ class ReplayRun:
             self.unknown += 1
             return None
         except (EngineError, *SENSELESS) as error:
-            return self.not_computed(graph, planned, error)
+            self.missing.append(not_computed(graph, planned, error))
+            return None
         self.nodes += 1
         if place not in self.values:
             return value
@@ -189,22 +186,10 @@ class ReplayRun:
             value=blank,
         )
 
-    def not_computed(
-        self, graph: Graph, planned: PlannedNode, error: Exception
-    ) -> NDArray[Any] | None:
-        """Note why; llama.cpp's value if it is to be borrowed and was kept."""
-        shown = graph.shown.get(planned.index) if self.borrow else None
-        reason = str(error) if isinstance(error, EngineError) else f"no sense: {error!r:.200}"
-        self.missing.append(
-            NotComputed(
-                place=graph.place(planned),
-                op=planned.op,
-                name=planned.name,
-                reason=reason,
-                borrowed=shown is not None,
-            )
-        )
-        return shown
+
+def not_computed(graph: Graph, planned: PlannedNode, error: Exception) -> NotComputed:
+    reason = str(error) if isinstance(error, EngineError) else f"no sense: {error!r:.200}"
+    return NotComputed(place=graph.place(planned), op=planned.op, name=planned.name, reason=reason)
 
 
 def put_in(value: NDArray[Any], given: NDArray[Any], name: str) -> NDArray[Any]:

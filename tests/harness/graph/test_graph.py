@@ -225,7 +225,7 @@ def test_every_node_has_a_name_of_its_own_and_a_wrong_one_gets_the_nearest() -> 
 
 
 def recorder() -> ProgramRecorder:
-    return ProgramRecorder(watch=None, keep=lambda node: False, result=LOGITS)
+    return ProgramRecorder(watch=None, result=LOGITS)
 
 
 def test_inputs_are_kept_and_values_are_not() -> None:
@@ -236,7 +236,6 @@ def test_inputs_are_kept_and_values_are_not() -> None:
     assert [root.kind for root in found.roots] == ["input", "computed"]
     assert found.inputs[0][: x.nbytes].tobytes() == x.tobytes()
     assert list(found.inputs) == [0]
-    assert found.shown == {}
 
 
 def test_a_cache_that_is_not_empty_at_first_is_refused() -> None:
@@ -257,9 +256,9 @@ def test_the_order_of_rows_is_seen_by_their_values(
     assert order_of([np.array(computed, np.float32)[:, None]], logits) == order
 
 
-def test_a_sentence_says_what_is_borrowed() -> None:
-    missing = NotComputed(place=(1, 0, 2), op="WISH", name="w", reason="none", borrowed=True)
-    assert str(missing) == "WISH at step 1, ubatch 0, node 2 (w) is borrowed: none"
+def test_a_sentence_says_what_is_not_computed() -> None:
+    missing = NotComputed(place=(1, 0, 2), op="WISH", name="w", reason="none")
+    assert str(missing) == "WISH at step 1, ubatch 0, node 2 (w): none"
 
 
 @pytest.mark.parametrize("given", [0.0, np.nan])

@@ -12,18 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.kernels.compiled import is_kept
 from lockstep.engine.kernels.pointers import address_of
 from lockstep.engine.ops.attention import like
 from lockstep.engine.ops.fast import floats, kernels, panels
 from lockstep.engine.ops.fast.activations import CONVERTED, ActivationSteps
 from lockstep.engine.ops.fast.rows import ROWS, TOGETHER
 from lockstep.engine.ops.fast.team import team
-from lockstep.engine.ops.flash_mirror import one_by_one
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.products import activation_format, minimum_of, run_of
 from lockstep.engine.ops.reference import I32, Bools, RopeParams
-from lockstep.engine.ops.rotation import recursion
 from lockstep.engine.quants.base import F32, NO_PRODUCT, Bytes, WeightFormat
 from lockstep.engine.weights import Weight
 
@@ -223,20 +220,3 @@ def of_floats(x: F32, weight: Weight) -> Prepared:
     rounded = plain(activation_format(weight.format).convert(x).values)
     unpack = address_of(weight.format.unpack, *floats.KINDS)
     return floats.products, (unpack, readable(weight.raw), weight.row_bytes, rounded)
-
-
-# --- is it compiled? --------------------------------------------------------------------------
-
-
-def is_compiled(ops: str, *, flash_attn: bool = False) -> bool:
-    """Whether numba's cache has the kernels that every run with these ops needs.
-
-    If not, the first call compiles for some seconds. The products of a weight format that was never
-    met before may still be missing.
-    """
-    needed = {
-        "reference": [],
-        "mirror": [recursion, one_by_one] if flash_attn else [recursion],
-        "fast": [recursion, kernels.rms_norm, kernels.soft_max, kernels.kqv],
-    }
-    return all(is_kept(kernel) for kernel in needed[ops])
