@@ -344,7 +344,7 @@ def test_only_what_is_read_later_is_held(recorded: Record) -> None:
             held = run.memory.held.items()
             sizes.append(sum(raw.nbytes for n, raw in held if graph.roots[n].kind == "computed"))
 
-        run = ReplayRun(made.program, file, made.build, Honest(), trace, {}, False)
+        run = ReplayRun(made.program, file, made.build, Honest(), trace, {})
         run.run()
         assert run.memory.held == {}
     assert max(sizes) < every / 20
