@@ -39,6 +39,7 @@ def introduction():
         "has strange settings": {"settings": {"n_ctx": "many"}},
         "stores keys in nothing": {"settings": {"type_k": "banana"}},
         "has no threads": {"settings": {"n_threads": 0}},
+        "has very many threads": {"settings": {"n_threads": 513}},
         "names its settings": {"settings": {"name": "exact", "type_k": "Q8_0"}},
         "stores values as llama.cpp cannot": {"settings": {"type_v": "Q8_0"}},
         "steers the terminal": {"engine": "fake\x1b[2J"},

@@ -60,6 +60,10 @@ def make_room(path: Path) -> None:
 
     if path.is_dir():
         raise BadInput(f"--format: {path} is a folder: name a file in it")
+    if path.name == "report.jsonl":
+        raise BadInput(
+            f"--format: {path} has the name of a report, and may be the one that is read"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_file():
         with path.open("rb") as file:

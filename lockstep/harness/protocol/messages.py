@@ -43,7 +43,8 @@ LEVELS = (
 )
 SETTINGS = tuple(f.name for f in fields(Settings) if f.name not in ("generic", "repack"))
 INFINITIES = {"inf": math.inf, "-inf": -math.inf}
-MOST_SETTING = 1 << 20  # of threads, cells, tokens
+MOST_SETTING = 1 << 20  # of cells, tokens
+MOST_THREADS = 512  # GGML_MAX_N_THREADS in ggml.h: of more llama.cpp dies, and would be blamed
 LONGEST_TEXT = 2000  # of an engine's own words
 LONGEST_NAME, MOST_NAMES = 64, 4096  # of nodes: GGML_MAX_NAME in ggml.h
 
@@ -115,8 +116,9 @@ def settings_of(asked: Settings, said: Any) -> Settings:
         # llama.cpp is run with the same, and its refusal would be told of llama.cpp
         if name in ("type_k", "type_v") and value not in CACHE_TYPES:
             raise MalformedAnswer(f'"settings", {name}', f"one of {', '.join(CACHE_TYPES)}", value)
-        if type(value) is int and not 1 <= value <= MOST_SETTING:
-            raise MalformedAnswer(f'"settings", {name}', f"1 to {MOST_SETTING}", value)
+        most = MOST_THREADS if name == "n_threads" else MOST_SETTING
+        if type(value) is int and not 1 <= value <= most:
+            raise MalformedAnswer(f'"settings", {name}', f"1 to {most}", value)
     return replace(asked, **said)
 
 

@@ -119,6 +119,7 @@ def test_what_an_engine_does_not_say_that_it_can_is_not_asked() -> None:
         ("has strange settings", '"settings", n_ctx'),
         ("stores keys in nothing", '"settings", type_k: expected one of F32, F16'),
         ("has no threads", '"settings", n_threads: expected 1 to'),
+        ("has very many threads", '"settings", n_threads: expected 1 to 512'),
     ],
 )
 def test_nonsense_is_malformed_and_says_what_was_expected(way: str, words: str) -> None:

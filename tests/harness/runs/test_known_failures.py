@@ -370,7 +370,9 @@ def test_a_list_of_one_engines_faults_does_not_excuse_a_graver_one_at_the_same_n
 def test_a_list_that_cannot_be_written_is_said_before_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for path, words in ((tmp_path, "is a folder"), (tmp_path / "no" / "k.json", "is no folder")):
+    model = builtin_model("f32", tmp_path)
+    missing = tmp_path / "no" / "k.json"
+    for path, words in ((tmp_path, "is a folder"), (missing, "is no folder"), (model, "a model")):
         with pytest.raises(SystemExit) as end:
             app(["check", "builtin:f32", "--write-known", str(path), "--report", str(tmp_path)])
         assert end.value.code == 2
