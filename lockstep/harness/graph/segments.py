@@ -28,13 +28,13 @@ from lockstep.harness.graph.node_designs import Computed, designs_of
 from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
 from lockstep.harness.graph.rare_choices import explained
 from lockstep.harness.graph.replay import replay
-from lockstep.harness.graph.row_noise import Noise, Noises, beyond
+from lockstep.harness.graph.row_noise import Noise, Noises, beyond, noise_between
 from lockstep.harness.graph.segment import Found, Segment, is_wrong, segments_of, wrong
 from lockstep.harness.graph.shown import part_shown
 from lockstep.harness.graph.watched import Look, Seen, Watched
 from lockstep.harness.graph.ways import Honest, Noisy, Wide
 from lockstep.harness.graph.wiring import Dependencies, Wire
-from lockstep.harness.judging.compare import mismatch_between, worst_distance
+from lockstep.harness.judging.compare import mismatch_between
 from lockstep.harness.judging.conversions import builds, is_type_in_blocks
 from lockstep.harness.judging.designs import Other, where_limited
 from lockstep.harness.judging.judge import SiteFinding, without_fault
@@ -204,7 +204,7 @@ class SegmentJudge:
                 seen = honest[place]
                 a, b = seen.numbers, moved[place].numbers
                 rows = (beyond(seen.truth, b, seen.allowed),) if seen.scores is None else ()
-                found[place] |= Noise(worst_distance(a, b), rows)
+                found[place] |= replace(noise_between(a, b), rows=rows)
         return found
 
     def jittered(self, number: int) -> dict[Place, NDArray[Any]]:
@@ -231,7 +231,8 @@ class SegmentJudge:
         """alone: noise is for single ops as well."""
         shown = self.shown[segment.place]
         noisy = segment.rounds or alone
-        more = 2 * noise[segment.place].worst if noisy else 0.0
+        own = noise[segment.place] if noisy else Noise()
+        more = own.room(seen.truth if seen.scores is None else seen.scores)
         if seen.scores is not None:
             seen, shown = self.of_choice(segment.place, seen, shown, more)
         truth, allowed = seen.truth, seen.allowed
@@ -252,7 +253,7 @@ class SegmentJudge:
             truth=truth,
             shown=shown,
             allowed=allowed,
-            reason=segment.reason(seen.reason, more) + self.stored_as(segment),
+            reason=segment.reason(seen.reason, own) + self.stored_as(segment),
             mismatch=mismatch,
         )
 
@@ -261,13 +262,13 @@ class SegmentJudge:
         return held.finding(op=self.ops_of(held.segment), weight=", ".join(weights))
 
     def of_choice(
-        self, place: Place, seen: Seen, ids: NDArray[Any], more: float
+        self, place: Place, seen: Seen, ids: NDArray[Any], more: NDArray[np.float64]
     ) -> tuple[Seen, NDArray[Any]]:
         """Scores in the place of ids. Of two that change places each may be off by so much."""
         assert seen.scores is not None
         used = used_of(*self.nodes[place])
         truth, shown = (chosen(seen.scores, each, used) for each in (seen.truth, ids))
-        return replace(seen, truth=truth, allowed=np.full(truth.shape, more)), shown
+        return replace(seen, truth=truth, allowed=np.broadcast_to(more, truth.shape)), shown
 
     def by_designs(
         self, suspects: Sequence[Segment], honest: Run, noises: Noises
