@@ -200,6 +200,16 @@ def test_a_tensor_of_nothing_but_nan_is_found(qwen3: Recorded) -> None:
     assert "ffn_up-1" in {str(f.site) for f in qwen3.accused(values)}
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_numbers_that_come_of_none_are_found(bad: float, qwen3: Recorded) -> None:
+    """What is shown before them is NaN or infinite, and it has no finite bound."""
+    values = qwen3.run(Honest())
+    place = next(p for p, w in qwen3.wires.items() if str(w.site) == "ffn_swiglu-1")
+    values[place] = values[place].copy()
+    values[place][..., 2, 3] = bad
+    assert "ffn_out-1" in {str(f.site) for f in qwen3.accused(values)}
+
+
 def in_use(recorded: Recorded, values: dict[Any, NDArray[Any]]) -> dict[Any, NDArray[Any]]:
     """As an engine has them that knows nothing of llama.cpp's empty cells."""
     cells = np.cumsum([len(batch) for batch in BATCHES])

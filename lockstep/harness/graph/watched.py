@@ -14,6 +14,7 @@ from lockstep.harness.graph.expert_choice import scores_of
 from lockstep.harness.graph.program import Place
 from lockstep.harness.graph.shown import part_shown
 from lockstep.harness.graph.ways import Honest
+from lockstep.harness.judging.tolerances import limits_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,7 +55,7 @@ class Watched(Honest):
         place = node.place
         if place in self.wanted:
             truth = found.value if found.answer is None else found.answer
-            allowed = np.asarray(found.allowed, np.float64)
+            allowed = np.asarray(limits_of(truth, found.allowed), np.float64)
             if allowed.shape != np.shape(truth):
                 allowed = np.broadcast_to(allowed, np.shape(truth))
             self.seen[place] = Seen(

@@ -7,9 +7,10 @@ ggml_compute_forward_lightning_indexer in ops.cpp, of llama.cpp in llama-cpp-pyt
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.engine.errors import Unsupported
-from lockstep.engine.node import Node, Operand
+from lockstep.engine.node import PLAIN, Node, Operand
 from lockstep.engine.ops import products
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import meaning, single
@@ -65,8 +66,19 @@ def mul_mat(node: Node, build: Build) -> Expected:
         found = multiplied(rows.reshape(-1, rows.shape[-1]), matrix(a, i3, i2), build)
         value[part] = found.v.reshape(value[part].shape)
         if build.bounds:
-            allowed[part] = np.reshape(found.settled().allowed, value[part].shape)
+            room = found.settled().allowed
+            if a.type in PLAIN and np.isnan(found.v).any():
+                room = np.where(hidden(rows, node, i3, i2, build), np.inf, room)
+            allowed[part] = np.reshape(room, value[part].shape)
     return Expected(value, allowed if build.bounds else 0.0, reason_of(a, build))
+
+
+def hidden(x: F32 | F64, node: Node, i3: int, i2: int, build: Build) -> NDArray[np.bool_]:
+    """Which products have a zero beside what is no number: the weight of a hidden cell. Who leaves
+    that out has a number."""
+    wrong = ~np.isfinite(node.wide(0)[i3, i2])
+    zeros = x.reshape(-1, x.shape[-1]) == 0
+    return build.multiply(zeros * 1.0, wrong.T * 1.0) > 0
 
 
 @meaning("MUL_MAT_ID")
