@@ -1,6 +1,6 @@
 """llama.cpp's graph of a tiny model, what engines would show of it, and who is accused of that."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,8 +36,14 @@ class Recorded:
     file: GgufFile
     build: Build
 
-    def run(self, way: Honest, *, plain: bool = False) -> dict[Any, NDArray[Any]]:
-        """What an engine shows of its own run."""
+    def run(
+        self,
+        way: Honest,
+        *,
+        plain: bool = False,
+        values: Mapping[Any, NDArray[Any]] | None = None,
+    ) -> dict[Any, NDArray[Any]]:
+        """What an engine shows of its own run. values: that it goes on with instead."""
         found = {}
 
         def see(graph: Any, node: Any, value: NDArray[Any]) -> None:
@@ -45,7 +51,7 @@ class Recorded:
             found[graph.place(node)] = value.astype(kind)
 
         assert not replay(
-            self.program, self.file, replace(self.build, plain=plain), way, trace=see
+            self.program, self.file, replace(self.build, plain=plain), way, trace=see, values=values
         ).missing
         return found
 

@@ -228,6 +228,23 @@ def test_attention_may_be_shown_over_the_cells_in_use(qwen3: Recorded) -> None:
     assert {str(f.site) for f in qwen3.accused(values)} == {"kq-1"}
 
 
+def test_cells_that_have_weight_must_be_shown(qwen3: Recorded) -> None:
+    """What comes behind is right for those that are."""
+    values = in_use(qwen3, qwen3.run(Honest()))
+    last = [p for p, w in qwen3.wires.items() if w.site.name == "kq_soft_max" and p[0] == 1]
+    known: dict[Any, NDArray[Any]] = {}
+    for place in last:
+        cells = values[place].shape[-1] - 1
+        known[place] = qwen3.run(Honest(), values=known)[place][0, :, :, :cells]
+    wrong = {**qwen3.run(Honest(), values=known), **known}
+    found = qwen3.accused(wrong)
+    assert {str(f.site) for f in found} == {"kq_soft_max-0", "kq_soft_max-1"}
+    assert {f.mismatch.kind for f in found if f.mismatch} == {"shape"}
+    for name in last:
+        wrong[name] = values[name]
+    assert "kq_soft_max-0" not in {str(f.site) for f in qwen3.accused(wrong)}
+
+
 def test_attention_over_other_cells_than_those_is_no_answer(qwen3: Recorded) -> None:
     values = in_use(qwen3, qwen3.run(Honest()))
     place = next(p for p, w in qwen3.wires.items() if w.site.name == "kq")

@@ -30,7 +30,7 @@ from lockstep.harness.graph.rare_choices import explained
 from lockstep.harness.graph.replay import replay
 from lockstep.harness.graph.row_noise import Noise, Noises, beyond, noise_between
 from lockstep.harness.graph.segment import Found, Segment, is_wrong, segments_of, wrong
-from lockstep.harness.graph.shown import part_shown
+from lockstep.harness.graph.shown import leaves_out, part_shown
 from lockstep.harness.graph.watched import Look, Seen, Watched
 from lockstep.harness.graph.ways import Honest, Noisy, Wide
 from lockstep.harness.graph.wiring import Dependencies, Wire
@@ -40,7 +40,7 @@ from lockstep.harness.judging.designs import Other
 from lockstep.harness.judging.judge import SiteFinding, without_fault
 from lockstep.harness.judging.stored import half_step, step_of
 from lockstep.harness.judging.tolerances import where_limited
-from lockstep.harness.records import Site
+from lockstep.harness.records import Mismatch, Site
 from lockstep.harness.synth.draws import stream
 
 RUNS, MORE = 3, 9  # with random errors; before anybody is blamed
@@ -240,12 +240,11 @@ class SegmentJudge:
         if noisy:  # a little before the last rounding may be a step behind it
             allowed = allowed + more + step_of(truth)
         if shown.shape == truth.shape:
-            if place_kind := self.stored.get(segment.place):
-                allowed = allowed + half_step(shown, place_kind)
+            allowed = allowed + half_step(shown, self.stored.get(segment.place, ""))
             # of several ops honest runs part wherever one overflows; of one its own limit holds
             free = np.isposinf(more) & (segment.rounds | ~np.isnan(seen.allowed))
             shown = np.where(free, truth, where_limited(truth, shown, allowed))
-        mismatch = mismatch_between(truth, shown, allowed)
+        mismatch = hidden_cells(seen) or mismatch_between(truth, shown, allowed)
         one_op = alone and not (segment.rounds or self.stored)
         rows = beyond(truth, shown, seen.allowed)
         if mismatch is None and one_op and not noise[segment.place].explains(rows):
@@ -341,7 +340,9 @@ class SegmentJudge:
         with np.errstate(all="ignore"):  # the numbers of a degenerate model are judged as well
             value, bound = design(whole)
         truth = part(value)
-        return Seen(value=truth, truth=truth, allowed=part(bound.allowed), reason=bound.reason)
+        more = leaves_out(value.reshape(whole.shape), shown.shape, node.name)
+        allowed = part(bound.allowed)
+        return Seen(value=truth, truth=truth, allowed=allowed, reason=bound.reason, more=more)
 
     def again(self, segment: Segment, ways: Iterable[Seen], noises: Noises) -> HeldSegment:
         """Is it what an engine of another design would show? With noise that is better known,
@@ -386,3 +387,11 @@ class SegmentJudge:
     def stored_as(self, segment: Segment) -> str:
         kinds = {k for p, k in self.stored.items() if p == segment.place or segment.starts}
         return f"; stored in {', '.join(sorted(kinds))}" if kinds else ""
+
+
+def hidden_cells(seen: Seen) -> Mismatch | None:
+    """What is put in has no weight for cells that are not shown: then all behind it would agree."""
+    if not seen.more:
+        return None
+    text = f"more than the {seen.truth.shape[-1]} cells that are shown have weight"
+    return Mismatch(kind="shape", detail=text)
