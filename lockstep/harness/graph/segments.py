@@ -23,13 +23,13 @@ from lockstep.engine.ops.near import Expected
 from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.graph.expert_choice import CHOOSE, chosen, legal, used_of
 from lockstep.harness.graph.expert_order import in_own_order
-from lockstep.harness.graph.held_segment import HeldSegment
+from lockstep.harness.graph.held_segment import HeldSegment, hidden_cells
 from lockstep.harness.graph.node_designs import Computed, designs_of
 from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
 from lockstep.harness.graph.rare_choices import explained
 from lockstep.harness.graph.replay import replay
 from lockstep.harness.graph.row_noise import Noise, Noises, beyond, noise_between
-from lockstep.harness.graph.segment import Found, Segment, is_wrong, segments_of, wrong
+from lockstep.harness.graph.segment import IDS, Found, Segment, is_wrong, segments_of, wrong
 from lockstep.harness.graph.shown import leaves_out, part_shown
 from lockstep.harness.graph.watched import Look, Seen, Watched
 from lockstep.harness.graph.ways import Honest, Noisy, Wide
@@ -40,7 +40,7 @@ from lockstep.harness.judging.designs import Other
 from lockstep.harness.judging.judge import SiteFinding, without_fault
 from lockstep.harness.judging.stored import half_step, step_of
 from lockstep.harness.judging.tolerances import where_limited
-from lockstep.harness.records import Mismatch, Site
+from lockstep.harness.records import Site
 from lockstep.harness.synth.draws import stream
 
 RUNS, MORE = 3, 9  # with random errors; before anybody is blamed
@@ -104,7 +104,7 @@ class SegmentJudge:
         numbers = [
             s
             for s in segments_of(self.program, self.wires, self.shown)
-            if self.is_of_numbers(s.place, honest)
+            if self.is_of_numbers(s, honest)
         ]
         noisy = [segment for segment in numbers if segment.rounds or rounded]
         noise = self.noise(honest, range(RUNS), noisy, jitter=rounded)
@@ -145,8 +145,14 @@ class SegmentJudge:
             if own is not None:
                 yield place, own
 
-    def is_of_numbers(self, place: Place, honest: Run) -> bool:
-        """Or somebody says so: whole numbers in the place of others are wrong where they are."""
+    def is_of_numbers(self, segment: Segment, honest: Run) -> bool:
+        """Or somebody says so: whole numbers in the place of others are wrong where they are. Ids
+        that are looked up have one value; those of a choice that is not shown may come in another
+        order, and are judged by what is computed with them."""
+        place = segment.place
+        chosen = any(self.op_of[site] in CHOOSE for site in segment.inside)
+        if self.nodes[place][1].result.type in IDS and not (chosen or segment.rounds):
+            return True
         return "f" in (self.shown[place].dtype.kind, honest[place].numbers.dtype.kind)
 
     @cached_property
@@ -387,11 +393,3 @@ class SegmentJudge:
     def stored_as(self, segment: Segment) -> str:
         kinds = {k for p, k in self.stored.items() if p == segment.place or segment.starts}
         return f"; stored in {', '.join(sorted(kinds))}" if kinds else ""
-
-
-def hidden_cells(seen: Seen) -> Mismatch | None:
-    """What is put in has no weight for cells that are not shown: then all behind it would agree."""
-    if not seen.more:
-        return None
-    text = f"more than the {seen.truth.shape[-1]} cells that are shown have weight"
-    return Mismatch(kind="shape", detail=text)
