@@ -5,7 +5,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,33 +14,23 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from lockstep.engine.batch import Batch
 from lockstep.engine.errors import EngineError, Unsupported
-from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.node import Node
-from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.near import Expected
 from lockstep.harness.bisect.bisection import Bisection, bisect
-from lockstep.harness.check.check import Plan, lanes_of, open_plan
-from lockstep.harness.context.runner import Runner
+from lockstep.harness.check.check import Plan, open_plan
 from lockstep.harness.graph.aliases import place_named, places_by_site, renamed
-from lockstep.harness.graph.program import Program
-from lockstep.harness.graph.record import record
-from lockstep.harness.graph.replay import replay
-from lockstep.harness.graph.segments import SegmentJudge
 from lockstep.harness.graph.ways import Honest, Wide
-from lockstep.harness.graph.wiring import Wire, wires_of
-from lockstep.harness.judging.judge import SiteFinding
-from lockstep.harness.records import EXACT, Answered, Site
+from lockstep.harness.records import EXACT, Site
 from lockstep.harness.runs.dump import dump_trace
 from lockstep.harness.runs.run import builtin_model
 from lockstep.harness.shadow.models import make_variant, opened
 from lockstep.harness.sites import SITES
 from lockstep.harness.synth.any_arch import variant_named
+from tests.recorded import BATCHES, LAYERS, Recorded, recorded
 
 EXAMPLES = Path(__file__).parents[2] / "lockstep" / "examples"
 TAKES = '"trace", "replace"'
-BATCHES = (Batch.of([5, 42, 79, 16, 53]), Batch.of([90], start=5))
 
 
 # --- along a recorded graph: a model of an architecture that is not ours --------------------------
@@ -58,58 +47,6 @@ class OneOpWrong(Honest):
         return np.roll(value, 1, axis=-1) if node.name == self.name else value
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recorded:
-    program: Program
-    wires: dict[Any, Wire]
-    file: GgufFile
-    build: Build
-
-    def run(self, way: Honest, *, plain: bool = False) -> dict[Any, NDArray[Any]]:
-        """What an engine shows of its own run."""
-        found = {}
-
-        def see(graph: Any, node: Any, value: NDArray[Any]) -> None:
-            kind = np.float32 if value.dtype.kind == "f" else value.dtype
-            found[graph.place(node)] = value.astype(kind)
-
-        assert not replay(
-            self.program, self.file, replace(self.build, plain=plain), way, trace=see
-        ).missing
-        return found
-
-    def accused(
-        self, values: dict[Any, NDArray[Any]], only: tuple[str, ...] = ()
-    ) -> list[SiteFinding]:
-        shown = {
-            place: value
-            for place, value in values.items()
-            if not only or self.wires[place].site.name in only
-        }
-        judge = SegmentJudge(
-            program=self.program, wires=self.wires, file=self.file, build=self.build, shown=shown
-        )
-        return [f for f in judge.findings() if f.mismatch is not None]
-
-
-@contextmanager
-def recorded(arch: str, folder: Path) -> Iterator[Recorded]:
-    path = folder / f"{arch}.gguf"
-    with opened() as namer:
-        make_variant(variant_named(arch), path, session=namer)
-    with GgufFile.open(path) as file, Runner().open("llama.cpp", path, EXACT) as session:
-        info = session.ask("describe")
-        assert isinstance(info, Answered)
-        program = record(session, BATCHES)
-        assert isinstance(program, Program)
-        yield Recorded(
-            program=program,
-            wires=wires_of(program),
-            file=file,
-            build=Build(lanes=lanes_of(info.value.build), generic=info.value.generic),
-        )
-
-
 @pytest.fixture(scope="module")
 def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
     with recorded("qwen3", tmp_path_factory.mktemp("models")) as found:
@@ -120,9 +57,6 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
 def experts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
     with recorded("qwen3moe", tmp_path_factory.mktemp("models")) as found:
         yield found
-
-
-LAYERS = ("l_out", "result_norm", "result_output")
 
 
 def test_a_wrong_product_is_found_at_its_op_and_nowhere_else(qwen3: Recorded) -> None:
@@ -266,6 +200,16 @@ def test_a_tensor_of_nothing_but_nan_is_found(qwen3: Recorded) -> None:
     assert "ffn_up-1" in {str(f.site) for f in qwen3.accused(values)}
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_numbers_that_come_of_none_are_found(bad: float, qwen3: Recorded) -> None:
+    """What is shown before them is NaN or infinite, and it has no finite bound."""
+    values = qwen3.run(Honest())
+    place = next(p for p, w in qwen3.wires.items() if str(w.site) == "ffn_swiglu-1")
+    values[place] = values[place].copy()
+    values[place][..., 2, 3] = bad
+    assert "ffn_out-1" in {str(f.site) for f in qwen3.accused(values)}
+
+
 def in_use(recorded: Recorded, values: dict[Any, NDArray[Any]]) -> dict[Any, NDArray[Any]]:
     """As an engine has them that knows nothing of llama.cpp's empty cells."""
     cells = np.cumsum([len(batch) for batch in BATCHES])
@@ -282,6 +226,23 @@ def test_attention_may_be_shown_over_the_cells_in_use(qwen3: Recorded) -> None:
     values = in_use(qwen3, qwen3.run(OneOpWrong(name="kq-1")))
     assert values[next(p for p, w in qwen3.wires.items() if w.site.name == "kq")].ndim == 3
     assert {str(f.site) for f in qwen3.accused(values)} == {"kq-1"}
+
+
+def test_cells_that_have_weight_must_be_shown(qwen3: Recorded) -> None:
+    """What comes behind is right for those that are."""
+    values = in_use(qwen3, qwen3.run(Honest()))
+    last = [p for p, w in qwen3.wires.items() if w.site.name == "kq_soft_max" and p[0] == 1]
+    known: dict[Any, NDArray[Any]] = {}
+    for place in last:
+        cells = values[place].shape[-1] - 1
+        known[place] = qwen3.run(Honest(), values=known)[place][0, :, :, :cells]
+    wrong = {**qwen3.run(Honest(), values=known), **known}
+    found = qwen3.accused(wrong)
+    assert {str(f.site) for f in found} == {"kq_soft_max-0", "kq_soft_max-1"}
+    assert {f.mismatch.kind for f in found if f.mismatch} == {"shape"}
+    for name in last:
+        wrong[name] = values[name]
+    assert "kq_soft_max-0" not in {str(f.site) for f in qwen3.accused(wrong)}
 
 
 def test_attention_over_other_cells_than_those_is_no_answer(qwen3: Recorded) -> None:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from lockstep.harness.graph.node_judge import axes_of
 from lockstep.harness.graph.segment import Segment
+from lockstep.harness.graph.watched import Seen
 from lockstep.harness.judging.compare import largest, share_of_limit, worst_distance
 from lockstep.harness.judging.judge import (
     SiteFinding,
@@ -53,3 +54,11 @@ class HeldSegment:
             weight=weight,
             worst=share_of_limit(self.truth, self.shown, self.allowed),
         )
+
+
+def hidden_cells(seen: Seen) -> Mismatch | None:
+    """What is put in has no weight for cells that are not shown: then all behind it would agree."""
+    if not seen.more:
+        return None
+    text = f"more than the {seen.truth.shape[-1]} cells that are shown have weight"
+    return Mismatch(kind="shape", detail=text)

@@ -27,7 +27,7 @@ from lockstep.harness.judging.compare import mismatch_between, share_of_limit, w
 from lockstep.harness.judging.designs import Other
 from lockstep.harness.judging.findings import Values
 from lockstep.harness.judging.judge import SiteFinding, affected, finding_of, without_fault
-from lockstep.harness.judging.tolerances import Bound
+from lockstep.harness.judging.tolerances import Bound, limits_of
 from lockstep.harness.records import Mismatch, Site
 from lockstep.harness.shadow.judge import SENSELESS, rounded_to, view_of
 
@@ -129,7 +129,7 @@ class NodeJudge:
         theirs = self.theirs(node if own is None else replace(node, params=own))
         shown = node.value if expected.actual is None else expected.actual
         compared = shown if theirs is None else self.comparable(node, expected, theirs)
-        bound = Bound(expected.allowed, expected.reason)
+        bound = Bound(limits_of(expected.value, expected.allowed), expected.reason)
         truth = rounded_to(expected.value, shown)
         found = finding_of(
             wire.site, node.op, truth, shown, compared, bound, self.others(node, expected)

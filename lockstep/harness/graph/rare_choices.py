@@ -75,7 +75,7 @@ def ways(judge: Runs) -> Iterator[tuple[int, Build]]:
 
 def room(seen: Seen, noise: Noise) -> NDArray[np.float64]:
     """How far two honest values may be apart that come of the same choice."""
-    found: NDArray[np.float64] = seen.allowed + 2 * noise.worst + step_of(seen.truth)
+    found: NDArray[np.float64] = seen.allowed + noise.room(seen.truth) + step_of(seen.truth)
     return found
 
 

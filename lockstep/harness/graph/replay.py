@@ -17,7 +17,7 @@ from lockstep.engine.node import Node, layout
 from lockstep.engine.ops.build import Build
 from lockstep.harness.graph.memory import WIDER, GraphMemory, Unknown
 from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
-from lockstep.harness.graph.shown import part_shown
+from lockstep.harness.graph.shown import WEIGHTS, part_shown
 from lockstep.harness.graph.ways import Honest
 from lockstep.harness.shadow.judge import SENSELESS
 
@@ -201,7 +201,7 @@ def put_in(value: NDArray[Any], given: NDArray[Any], name: str) -> NDArray[Any]:
         raise EngineError(
             f"a value of shape {given.shape} is put in at {name}, which has {value.shape}"
         )
-    if name.startswith("kq_soft_max"):
+    if name.startswith(WEIGHTS):
         new[...] = 0  # of a row of NaN they are none either
     part[...] = given
     return new

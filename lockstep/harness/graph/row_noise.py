@@ -17,11 +17,27 @@ class Noise:
     """Of a node in runs with random honest errors."""
 
     worst: float = 0.0  # the error of any element
+    share: float = 0.0  # of any row, along the last axis: its error, of its own largest number
     # of each run: how far each row, along the last axis, is beyond what its op alone may be off
     rows: tuple[NDArray[np.float64], ...] = ()
 
     def __or__(self, other: "Noise") -> "Noise":
-        return Noise(max(self.worst, other.worst), self.rows + other.rows)
+        worst, share = max(self.worst, other.worst), max(self.share, other.share)
+        return Noise(worst, share, self.rows + other.rows)
+
+    def room(self, truth: NDArray[Any]) -> NDArray[np.float64]:
+        """How far two honest values may be apart, in each row; broadcasts to the truth.
+
+        Models have a row thousands of times larger than the others, often the first token's: the
+        worst error is that row's, and is no measure of theirs. What rounds a row are numbers of
+        its own size (a residual, what is added to it, the scales of its blocks), so its error
+        grows with it. Where it does not (a row that other rows feed, or whose terms cancel, caches
+        of several kinds), honest runs show a large share of it, and the worst share is everyone's:
+        no row may be less off than twice what runs were in it, nor further than the worst of all.
+        """
+        with np.errstate(invalid="ignore"):  # a row of zeros, one of which an honest run moved
+            found: NDArray[np.float64] = 2 * np.fmin(self.worst, self.share * size_of_rows(truth))
+        return found
 
     def explains(self, rows: NDArray[np.float64]) -> bool:
         """Whether as few rows are off, by anything, by much and by all between: an activation on
@@ -34,6 +50,32 @@ class Noise:
             (rows > mine).sum() <= 4 * (1 + max((run > theirs).sum() for run in runs))
             for mine, theirs in sizes
         )
+
+
+def noise_between(honest: NDArray[Any], moved: NDArray[Any]) -> Noise:
+    """Of one run; infinite where a number is not finite and the other differs."""
+    if honest.shape != moved.shape:
+        return Noise(np.inf, np.inf)
+    a, b = honest.astype(np.float64), moved.astype(np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        far = np.abs(a - b)
+        if not np.isfinite(far).all():
+            far[(a == b) | (np.isnan(a) & np.isnan(b))] = 0.0
+            far = np.nan_to_num(far, nan=np.inf, posinf=np.inf)
+        rows = far.max(axis=-1, initial=0.0, keepdims=True)
+        shares = np.where(rows > 0, rows / size_of_rows(a), 0.0)
+    return Noise(float(rows.max(initial=0.0)), float(shares.max(initial=0.0)))
+
+
+def size_of_rows(x: NDArray[Any]) -> NDArray[np.float64]:
+    """The largest finite magnitude along the last axis, which stays. Of one number alone, such as
+    those of a cache that is transposed, any may be small by chance: that of all."""
+    size, known = np.abs(x, dtype=np.float64), np.isfinite(x)
+    alone = x.ndim > 0 and x.shape[-1] == 1
+    found: NDArray[np.float64] = size.max(
+        axis=None if alone else -1, initial=0.0, where=known, keepdims=True
+    )
+    return found
 
 
 Noises = tuple[Mapping[Place, Noise], Mapping[Place, Noise]]  # the second of wider inputs

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from lockstep.harness.graph.node_designs import has_designs
 from lockstep.harness.graph.program import Place, Program
+from lockstep.harness.graph.row_noise import Noise
 from lockstep.harness.graph.wiring import Wire
 from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.records import Site
@@ -32,13 +33,14 @@ class Segment:
         named = [s for s in self.inside if s.name in SITES] or self.inside
         return named[len(named) // 2] if named else None
 
-    def reason(self, own: str, more: float) -> str:
-        """Of a limit. own: of the last op's bound; more: what runs with random errors add to it."""
+    def reason(self, own: str, noise: Noise) -> str:
+        """Of a limit. own: of the last op's bound; noise: of runs with random errors."""
         if not self.rounds:
             return f"one op on the engine's own inputs: {own}"
         text = (
             f"{len(self.inside) + 1} ops from the engine's own inputs: twice the worst error of "
-            f"honest runs ({more / 2:.1e}), and the last op's own bound"
+            f"honest runs ({noise.worst:.1e}, and in a row {noise.share:.1e} of its largest "
+            "number), and the last op's own bound"
         )
         return f"{text}; show {self.middle} to halve it"
 

@@ -23,22 +23,23 @@ from lockstep.engine.ops.near import Expected
 from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.graph.expert_choice import CHOOSE, chosen, legal, used_of
 from lockstep.harness.graph.expert_order import in_own_order
-from lockstep.harness.graph.held_segment import HeldSegment
+from lockstep.harness.graph.held_segment import HeldSegment, hidden_cells
 from lockstep.harness.graph.node_designs import Computed, designs_of
 from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
 from lockstep.harness.graph.rare_choices import explained
 from lockstep.harness.graph.replay import replay
-from lockstep.harness.graph.row_noise import Noise, Noises, beyond
-from lockstep.harness.graph.segment import Found, Segment, is_wrong, segments_of, wrong
-from lockstep.harness.graph.shown import part_shown
+from lockstep.harness.graph.row_noise import Noise, Noises, beyond, noise_between
+from lockstep.harness.graph.segment import IDS, Found, Segment, is_wrong, segments_of, wrong
+from lockstep.harness.graph.shown import leaves_out, part_shown
 from lockstep.harness.graph.watched import Look, Seen, Watched
 from lockstep.harness.graph.ways import Honest, Noisy, Wide
 from lockstep.harness.graph.wiring import Dependencies, Wire
-from lockstep.harness.judging.compare import mismatch_between, worst_distance
+from lockstep.harness.judging.compare import mismatch_between
 from lockstep.harness.judging.conversions import builds, is_type_in_blocks
-from lockstep.harness.judging.designs import Other, where_limited
+from lockstep.harness.judging.designs import Other
 from lockstep.harness.judging.judge import SiteFinding, without_fault
 from lockstep.harness.judging.stored import half_step, step_of
+from lockstep.harness.judging.tolerances import where_limited
 from lockstep.harness.records import Site
 from lockstep.harness.synth.draws import stream
 
@@ -103,7 +104,7 @@ class SegmentJudge:
         numbers = [
             s
             for s in segments_of(self.program, self.wires, self.shown)
-            if self.is_of_numbers(s.place, honest)
+            if self.is_of_numbers(s, honest)
         ]
         noisy = [segment for segment in numbers if segment.rounds or rounded]
         noise = self.noise(honest, range(RUNS), noisy, jitter=rounded)
@@ -144,8 +145,14 @@ class SegmentJudge:
             if own is not None:
                 yield place, own
 
-    def is_of_numbers(self, place: Place, honest: Run) -> bool:
-        """Or somebody says so: whole numbers in the place of others are wrong where they are."""
+    def is_of_numbers(self, segment: Segment, honest: Run) -> bool:
+        """Or somebody says so: whole numbers in the place of others are wrong where they are. Ids
+        that are looked up have one value; those of a choice that is not shown may come in another
+        order, and are judged by what is computed with them."""
+        place = segment.place
+        chosen = any(self.op_of[site] in CHOOSE for site in segment.inside)
+        if self.nodes[place][1].result.type in IDS and not (chosen or segment.rounds):
+            return True
         return "f" in (self.shown[place].dtype.kind, honest[place].numbers.dtype.kind)
 
     @cached_property
@@ -204,7 +211,7 @@ class SegmentJudge:
                 seen = honest[place]
                 a, b = seen.numbers, moved[place].numbers
                 rows = (beyond(seen.truth, b, seen.allowed),) if seen.scores is None else ()
-                found[place] |= Noise(worst_distance(a, b), rows)
+                found[place] |= replace(noise_between(a, b), rows=rows)
         return found
 
     def jittered(self, number: int) -> dict[Place, NDArray[Any]]:
@@ -231,17 +238,19 @@ class SegmentJudge:
         """alone: noise is for single ops as well."""
         shown = self.shown[segment.place]
         noisy = segment.rounds or alone
-        more = 2 * noise[segment.place].worst if noisy else 0.0
+        own = noise[segment.place] if noisy else Noise()
+        more = own.room(seen.truth if seen.scores is None else seen.scores)
         if seen.scores is not None:
             seen, shown = self.of_choice(segment.place, seen, shown, more)
         truth, allowed = seen.truth, seen.allowed
         if noisy:  # a little before the last rounding may be a step behind it
             allowed = allowed + more + step_of(truth)
         if shown.shape == truth.shape:
-            if place_kind := self.stored.get(segment.place):
-                allowed = allowed + half_step(shown, place_kind)
-            shown = where_limited(truth, shown, allowed)
-        mismatch = mismatch_between(truth, shown, allowed)
+            allowed = allowed + half_step(shown, self.stored.get(segment.place, ""))
+            # of several ops honest runs part wherever one overflows; of one its own limit holds
+            free = np.isposinf(more) & (segment.rounds | ~np.isnan(seen.allowed))
+            shown = np.where(free, truth, where_limited(truth, shown, allowed))
+        mismatch = hidden_cells(seen) or mismatch_between(truth, shown, allowed)
         one_op = alone and not (segment.rounds or self.stored)
         rows = beyond(truth, shown, seen.allowed)
         if mismatch is None and one_op and not noise[segment.place].explains(rows):
@@ -252,7 +261,7 @@ class SegmentJudge:
             truth=truth,
             shown=shown,
             allowed=allowed,
-            reason=segment.reason(seen.reason, more) + self.stored_as(segment),
+            reason=segment.reason(seen.reason, own) + self.stored_as(segment),
             mismatch=mismatch,
         )
 
@@ -261,13 +270,13 @@ class SegmentJudge:
         return held.finding(op=self.ops_of(held.segment), weight=", ".join(weights))
 
     def of_choice(
-        self, place: Place, seen: Seen, ids: NDArray[Any], more: float
+        self, place: Place, seen: Seen, ids: NDArray[Any], more: NDArray[np.float64]
     ) -> tuple[Seen, NDArray[Any]]:
         """Scores in the place of ids. Of two that change places each may be off by so much."""
         assert seen.scores is not None
         used = used_of(*self.nodes[place])
         truth, shown = (chosen(seen.scores, each, used) for each in (seen.truth, ids))
-        return replace(seen, truth=truth, allowed=np.full(truth.shape, more)), shown
+        return replace(seen, truth=truth, allowed=np.broadcast_to(more, truth.shape)), shown
 
     def by_designs(
         self, suspects: Sequence[Segment], honest: Run, noises: Noises
@@ -337,7 +346,9 @@ class SegmentJudge:
         with np.errstate(all="ignore"):  # the numbers of a degenerate model are judged as well
             value, bound = design(whole)
         truth = part(value)
-        return Seen(value=truth, truth=truth, allowed=part(bound.allowed), reason=bound.reason)
+        more = leaves_out(value.reshape(whole.shape), shown.shape, node.name)
+        allowed = part(bound.allowed)
+        return Seen(value=truth, truth=truth, allowed=allowed, reason=bound.reason, more=more)
 
     def again(self, segment: Segment, ways: Iterable[Seen], noises: Noises) -> HeldSegment:
         """Is it what an engine of another design would show? With noise that is better known,

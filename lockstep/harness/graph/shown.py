@@ -12,6 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 OVER_CELLS = re.compile(r"kq(?!v).*")  # names of nodes whose last axis is that of cells
+WEIGHTS = "kq_soft_max"  # of cells: what is zero need not be shown
 EXPERTS = "ffn_moe_argsort-"  # in order: of their ids the first few are read
 # rows of a cache are set; of values that are stored transposed, each number is one
 CACHE = re.compile(r"cache_(?P<kind>[kv])_l(?P<layer>\d+)(?: \(reshaped\))? \(view\)")
@@ -29,6 +30,14 @@ def part_shown(value: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArra
         return None
     fits = value.shape[:-1] == (1, *shape[:-1]) and shape[-1] <= value.shape[-1]
     return value[0, :, :, : shape[-1]] if fits else None  # (heads, tokens, cells)
+
+
+def leaves_out(value: NDArray[Any], shape: tuple[int, ...], name: str) -> bool:
+    """Whether cells have a weight that are not shown. In a row of NaN every cell is one."""
+    part = part_shown(value, shape, name)
+    if part is None or part.size == value.size or not name.startswith(WEIGHTS):
+        return False
+    return bool((value > 0).sum() > (part > 0).sum())
 
 
 def cells_of(value: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any] | None:

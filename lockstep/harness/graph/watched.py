@@ -12,8 +12,9 @@ from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.near import Expected
 from lockstep.harness.graph.expert_choice import scores_of
 from lockstep.harness.graph.program import Place
-from lockstep.harness.graph.shown import part_shown
+from lockstep.harness.graph.shown import leaves_out, part_shown
 from lockstep.harness.graph.ways import Honest
+from lockstep.harness.judging.tolerances import limits_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -25,6 +26,7 @@ class Seen:
     allowed: NDArray[np.float64]  # what the op alone may be off
     reason: str
     scores: NDArray[np.float64] | None = None  # of ids: what they choose from
+    more: bool = False  # than is shown
 
     @property
     def numbers(self) -> NDArray[Any]:
@@ -54,7 +56,7 @@ class Watched(Honest):
         place = node.place
         if place in self.wanted:
             truth = found.value if found.answer is None else found.answer
-            allowed = np.asarray(found.allowed, np.float64)
+            allowed = np.asarray(limits_of(truth, found.allowed), np.float64)
             if allowed.shape != np.shape(truth):
                 allowed = np.broadcast_to(allowed, np.shape(truth))
             self.seen[place] = Seen(
@@ -63,6 +65,7 @@ class Watched(Honest):
                 allowed=self.shown_of(node, allowed),
                 reason=found.reason,
                 scores=scores_of(node),
+                more=leaves_out(value.reshape(node.value.shape), self.wanted[place], node.name),
             )
         return value
 

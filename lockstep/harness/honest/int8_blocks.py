@@ -16,7 +16,7 @@ class InInt8Blocks(Mirror):
             return super().activations(x, weight)
         rest = -x.shape[-1] % 64
         filled = np.pad(x, (*[(0, 0)] * (x.ndim - 1), (0, rest)))
-        blocks = filled.reshape(*x.shape[:-1], -1, 64)
+        blocks = filled.reshape(*x.shape[:-1], filled.shape[-1] // 64, 64)
         most = np.abs(blocks).max(axis=-1, keepdims=True)
         with np.errstate(all="ignore"):
             steps = np.rint(blocks * (np.float32(127) / most))

@@ -17,7 +17,7 @@ from lockstep.engine.ops.near import Near, Number, U, because, near, swish, tanh
 from lockstep.engine.ops.norms import of_squares
 from lockstep.engine.quants.base import F32
 from lockstep.harness.judging.compare import mismatch_between
-from lockstep.harness.judging.tolerances import Bound, bounded, limited
+from lockstep.harness.judging.tolerances import Bound, bounded, limited, where_limited
 
 GGML = Build(lanes=1)  # for ops in which the number of lanes does not matter
 PLAIN = Build(lanes=1, plain=True)
@@ -32,13 +32,6 @@ def agrees(other: Other, shown: NDArray[Any]) -> bool:
         value, bound = other(shown)
     allowed = np.broadcast_to(np.asarray(bound.allowed), value.shape)
     return mismatch_between(value, where_limited(value, shown, allowed), allowed) is None
-
-
-def where_limited(truth: NDArray[Any], value: Any, allowed: NDArray[np.float64]) -> Any:
-    """The value, and the truth where there is no limit to hold it to."""
-    if value is None or value.shape != truth.shape or np.isfinite(allowed).all():
-        return value
-    return np.where(np.isfinite(allowed), value, truth)
 
 
 # --- experts ------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from lockstep.harness.judging.comparable import incomparable
 from lockstep.harness.judging.compare import mismatch_between, share_of_limit, worst_distance
-from lockstep.harness.judging.designs import Other, agrees, where_limited
-from lockstep.harness.judging.tolerances import Bound
+from lockstep.harness.judging.designs import Other, agrees
+from lockstep.harness.judging.tolerances import Bound, where_limited
 from lockstep.harness.records import Mismatch, Site
 
 

@@ -46,6 +46,30 @@ def limited(found: Near) -> tuple[F32, Bound]:
         return truth.value.astype(np.float32), Bound(allowed, truth.reason)
 
 
+def limits_of(
+    truth: NDArray[Any], allowed: NDArray[np.float64] | float
+) -> NDArray[np.float64] | float:
+    """Bounds of what is not rounded yet: NaN where it is infinite and they are. That is no number
+    beyond float32, of which an order may make another, but an infinity in every order."""
+    if not np.isposinf(allowed).any():
+        return allowed
+    found: NDArray[np.float64] = np.where(np.isinf(truth) & np.isposinf(allowed), np.nan, allowed)
+    return found
+
+
+def where_limited(truth: NDArray[Any], value: Any, allowed: NDArray[np.float64] | float) -> Any:
+    """The value, and the truth where nothing limits it: another order may overflow there.
+
+    A bound that is NaN limits what is no number, which is none in every order, and an infinity:
+    that is NaN where a part of the sum that is left overflows to the other side, but no number.
+    """
+    if value is None or value.shape != truth.shape or np.isfinite(allowed).all():
+        return value
+    free = np.isposinf(allowed)
+    free |= np.isnan(allowed) & (np.isfinite(truth) | (np.isinf(truth) & np.isnan(value)))
+    return np.where(free, truth, value)
+
+
 # --- whole runs -----------------------------------------------------------------------------
 
 

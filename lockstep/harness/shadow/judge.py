@@ -18,6 +18,7 @@ from lockstep.engine.ops.ggml.base import expect, rounding_of
 from lockstep.engine.ops.near import F64, SMALLEST, Expected
 from lockstep.harness.judging.comparable import incomparable
 from lockstep.harness.judging.compare import mismatch_between, pieces
+from lockstep.harness.judging.tolerances import limits_of, where_limited
 from lockstep.harness.records import Mismatch
 from lockstep.harness.report.nodes import NodeRow
 
@@ -113,8 +114,9 @@ class ShadowJudge:
         return expected, node.value if expected.actual is None else expected.actual
 
     def compare(self, node: Node, expected: Expected, actual: NDArray[Any], tally: Tally) -> None:
-        value, allowed = rounded_to(expected.value, actual), expected.allowed
-        actual = where_limited(expected, value, actual)
+        value = rounded_to(expected.value, actual)
+        allowed = limits_of(expected.value, expected.allowed)
+        actual = where_limited(value, actual, allowed)
         mismatch = mismatch_between(value, actual, allowed)
         if mismatch is None and not self.count_elements(value, actual, allowed, tally):
             return
@@ -222,19 +224,6 @@ def rounded_to(value: NDArray[Any], actual: NDArray[Any]) -> NDArray[Any]:
         return value
     with np.errstate(over="ignore"):
         return value.astype(actual.dtype)
-
-
-def where_limited(expected: Expected, value: NDArray[Any], actual: NDArray[Any]) -> NDArray[Any]:
-    """What was shown, and the truth where a number has no limit: another order may overflow there.
-
-    An infinity has none either: it is no finite number in any order, but NaN where a part of the
-    sum that is left overflows to the other side.
-    """
-    unlimited = np.isposinf(expected.allowed)
-    if actual.shape != value.shape or not np.any(unlimited):
-        return actual
-    overflowed = np.isinf(expected.value) & np.isnan(actual)
-    return np.where(unlimited & (np.isfinite(expected.value) | overflowed), value, actual)
 
 
 def closeness(

@@ -227,3 +227,11 @@ def test_the_radius_of_a_sum_counts_its_roundings() -> None:
 def test_of_no_rows_none_is_made(small: tuple[int, ...]) -> None:
     """A batch of which no output is asked for: the last layer's ops have no rows."""
     assert like(np.ones(small), (0, 4)).shape == (0, 4)
+
+
+@pytest.mark.parametrize("ids", [[-1], [-7], [4], [-1, 3], [3, 9]])
+def test_ids_of_no_column_are_no_choice_of_the_largest(ids: list[int]) -> None:
+    """One taken modulo the columns, or clipped to them, may be right."""
+    x = np.array([[5.0, 1.0, 2.0, 5.0]], np.float32)
+    chosen = np.array([ids], np.int32)
+    assert not agrees(expected("TOP_K", chosen, x), chosen)

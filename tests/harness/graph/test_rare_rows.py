@@ -22,7 +22,7 @@ from tests.models import LANES
 PLACE: Place = (0, 0, 9)
 BUILD = Build(lanes=LANES)
 TRUTH = np.zeros((4, 3), np.float32)
-NOISE = {PLACE: Noise(worst=0.02)}
+NOISE = {PLACE: Noise(worst=0.02, share=np.inf)}
 
 
 def with_rows(**rows: float) -> F32:

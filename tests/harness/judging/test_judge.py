@@ -8,9 +8,11 @@ import pytest
 from lockstep.engine.quants.base import F32
 from lockstep.harness.judging.judge import SiteFinding, conforms, finding_of, smallest_scale_error
 from lockstep.harness.judging.noise import BoundedOps, carried
-from lockstep.harness.judging.tolerances import Bound
+from lockstep.harness.judging.tolerances import Bound, limits_of, where_limited
 from lockstep.harness.records import Site
 from lockstep.harness.report.text import explain_finding
+from lockstep.harness.shadow.judge import rounded_to
+from tests.shadow_nodes import expected, four, params
 
 
 def test_the_smallest_scale_error_that_must_show_is_four_bounds_of_the_best_element() -> None:
@@ -103,3 +105,51 @@ def test_what_is_not_there_and_what_has_another_shape_is_a_mismatch() -> None:
     assert explain_finding(missing).endswith("missing, though the engine says that it shows it")
     assert short.mismatch is not None
     assert (short.mismatch.kind, short.at_fault) == ("shape", "oracle")
+
+
+NUMBERS = np.array([[1.0, 2.0, 3.0, 4.0], [4.0, -3.0, 2.0, 1.0]], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("bad", "shown", "fault"),
+    [
+        (np.nan, np.nan, ""),
+        (np.nan, 0.25, "subject"),
+        (np.nan, np.inf, "subject"),
+        (np.inf, np.inf, ""),
+        (np.inf, np.nan, ""),  # a part of the sum may overflow to the other side
+        (np.inf, 5.0, "subject"),
+        (np.inf, -np.inf, "subject"),
+        (3e38, 5.0, ""),  # its sum is beyond float32, or not, as it is added up
+    ],
+)
+def test_what_is_computed_with_no_number_is_none(bad: float, shown: float, fault: str) -> None:
+    x = NUMBERS.copy()
+    x[1] = [bad, abs(bad), 1.0, 1.0]
+    asked = expected("MUL_MAT", NUMBERS[:, :2], np.abs(NUMBERS), x)
+    bound = Bound(limits_of(asked.value, asked.allowed), asked.reason)
+    truth = rounded_to(asked.value, four(NUMBERS[:, :2]))
+    subject = truth.copy()
+    subject[..., 1, 0] = shown
+    assert finding_of(SITE, "MUL_MAT", truth, truth, subject, bound, ()).at_fault == fault
+
+
+def test_a_bound_that_is_none_limits_what_is_no_number() -> None:
+    truth = np.array([1.0, np.nan, np.inf, np.inf, 2.0])
+    shown = np.array([1.0, 7.0, np.nan, 5.0, 3.0])
+    allowed = np.array([1e-6, np.nan, np.nan, np.nan, np.inf])
+    held = where_limited(truth, shown, allowed)
+    np.testing.assert_array_equal(held, [1.0, 7.0, np.inf, 5.0, 2.0])
+
+
+def test_who_leaves_hidden_cells_out_has_numbers_where_llama_cpp_has_none() -> None:
+    scores = np.array([[1.0, np.inf], [1.0, np.nan]], np.float32)
+    mask = np.array([[0.0, -np.inf], [0.0, 0.0]], np.float32)
+    found = expected("SOFT_MAX", scores, scores, mask, held=params(1.0, 0.0))
+    assert np.isnan(found.value).all()
+    free = np.isposinf(limits_of(found.value, found.allowed))
+    assert free[0, 0].tolist() == [[True, True], [False, False]]
+    weights, values = np.array([[0.0, 1.0], [1.0, 0.0]], np.float32), [[np.nan, 2.0]]
+    found = expected("MUL_MAT", scores[:, :1], np.array(values, np.float32), weights)
+    assert np.isnan(found.value).all()
+    assert np.isposinf(found.allowed).ravel().tolist() == [True, False]

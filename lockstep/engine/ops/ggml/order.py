@@ -46,11 +46,12 @@ def top_k(node: Node, build: Build) -> Expected:
     x, k = node.wide(0), node.ne[0]
     found = np.take_along_axis(x, np.clip(node.value, 0, x.shape[-1] - 1), axis=-1)
     ids = np.sort(node.value, axis=-1)
-    apart = (np.diff(ids, axis=-1) > 0) & (ids[..., 1:] < x.shape[-1])
+    apart = np.diff(ids, axis=-1, prepend=-1) > 0
+    good = apart & (ids >= 0) & (ids < x.shape[-1])
     return Expected(
-        np.concatenate([np.sort(x, axis=-1)[..., -k:], np.ones(apart.shape)], axis=-1),
+        np.concatenate([np.sort(x, axis=-1)[..., -k:], np.ones(good.shape)], axis=-1),
         0.0,
         "k different indices, of the largest values",
-        actual=np.concatenate([np.sort(found, axis=-1), apart], axis=-1),
+        actual=np.concatenate([np.sort(found, axis=-1), good], axis=-1),
         answer=in_order(-x, build)[..., :k].astype(np.int32),
     )

@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.engine.activations.base import Converted
 from lockstep.engine.errors import Unsupported
-from lockstep.engine.node import Node, Operand
+from lockstep.engine.node import PLAIN, Node, Operand
 from lockstep.engine.ops import products
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import meaning, single
@@ -90,8 +91,19 @@ def mul_mat(node: Node, build: Build) -> Expected:
             to = (*part, slice(None), rows)
             value[to] = found.v.reshape(value[to].shape)
             if is_sized(build):
-                allowed[to] = np.reshape(found.settled().allowed, value[to].shape)
+                room = found.settled().allowed
+                if a.type in PLAIN and np.isnan(found.v).any():
+                    room = np.where(hidden(x, node, i3, i2, build)[:, rows], np.inf, room)
+                allowed[to] = np.reshape(room, value[to].shape)
     return Expected(value, allowed if is_sized(build) else 0.0, reason_of(a, build))
+
+
+def hidden(x: F32 | F64, node: Node, i3: int, i2: int, build: Build) -> NDArray[np.bool_]:
+    """Which products have a zero beside what is no number: the weight of a hidden cell. Who leaves
+    that out has a number."""
+    wrong = ~np.isfinite(node.wide(0)[i3, i2])
+    zeros = x.reshape(-1, x.shape[-1]) == 0
+    return build.multiply(zeros * 1.0, wrong.T * 1.0) > 0
 
 
 @meaning("MUL_MAT_ID")

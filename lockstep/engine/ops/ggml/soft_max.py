@@ -50,8 +50,21 @@ def scores(node: Node, build: Build) -> Number:
     return finite(x + finite(added))
 
 
+def sizes_of_scores(node: Node) -> F64:
+    """Infinite where a hidden score is no number, or infinite: llama.cpp adds minus infinity to it,
+    and who leaves the cell out has a number."""
+    x, mask = node.wide(0), node.optional(1)
+    size = np.abs(x * float(node.floats()[0]))
+    if mask is None:
+        return np.where(np.isnan(size), 0.0, size)
+    hides = np.isneginf(like(node.wide(1)[:, :, : x.shape[2]], x.shape))
+    return np.where(np.isnan(size), np.where(hides, np.inf, 0.0), size)
+
+
 @meaning("SOFT_MAX")
 def soft_max(node: Node, build: Build) -> Expected:
     sinks = None if node.optional(2) is None else node.wide(2).reshape(1, -1, 1, 1)
     found = softmax.of_scores(scores(node, build), build, sinks)
+    if isinstance(found, Near) and np.isnan(found.v).any():
+        found = softmax.in_range(found, sizes_of_scores(node))
     return expected_of(found, found.reason if isinstance(found, Near) else "")

@@ -1,0 +1,86 @@
+"""Ids that are looked up, not chosen: of experts that a table gives for each token."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.build import Build
+from lockstep.harness.graph.program import Graph, PlannedNode, Program, Root, TensorView
+from lockstep.harness.graph.segments import SegmentJudge
+from lockstep.harness.graph.wiring import wires_of
+from lockstep.harness.synth.llama import LlamaRecipe, write_llama
+from tests.models import LANES
+
+TABLE = np.arange(20, dtype=np.int32).reshape(10, 2) % 8  # of each token the experts
+TOKENS = np.array([3, 7, 1], np.int32)
+PROBS = np.linspace(0.1, 1, 24, dtype=np.float32).reshape(3, 8, 1)  # (tokens, experts, 1)
+INPUTS = {"table": TABLE, "tokens": TOKENS, "probs": PROBS}
+NAMES = (*INPUTS, "ffn_moe_topk-0", "ffn_moe_weights-0")
+TYPES = ("I32", "I32", "F32", "I32", "F32")
+SIZES = ((2, 10, 1, 1), (3, 1, 1, 1), (1, 8, 3, 1), (2, 3, 1, 1), (1, 2, 3, 1))
+
+
+def view(number: int) -> TensorView:
+    ne = SIZES[number]
+    nb = tuple(int(n) for n in 4 * np.cumprod((1, *ne[:-1])))
+    return TensorView(name=NAMES[number], type=TYPES[number], ne=ne, nb=nb, root=number, offset=0)
+
+
+def rows_of(index: int, table: int, ids: int, result: int) -> PlannedNode:
+    return PlannedNode(
+        index=index,
+        op="GET_ROWS",
+        name=NAMES[result],
+        layer=0,
+        params=np.zeros(16, np.int32).tobytes(),
+        sources=(view(table), view(ids)),
+        result=view(result),
+    )
+
+
+def program() -> Program:
+    roots = tuple(
+        Root(
+            kind="input" if name in INPUTS else "computed",
+            name=name,
+            type=kind,
+            size=4 * int(np.prod(ne)),
+        )
+        for name, kind, ne in zip(NAMES, TYPES, SIZES, strict=True)
+    )
+    graph = Graph(
+        step=0,
+        ubatch=0,
+        roots=roots,
+        nodes=(rows_of(0, 0, 1, 3), rows_of(1, 2, 3, 4)),
+        inputs={i: v.reshape(-1).view(np.uint8) for i, v in enumerate(INPUTS.values())},
+        last_use={},
+    )
+    return Program(graphs=(graph,), caches=(), orders=((),))
+
+
+@pytest.mark.parametrize(("moved", "accused"), [(0, []), (1, ["ffn_moe_topk-0"])])
+def test_ids_that_are_looked_up_are_found_where_they_are(
+    moved: int, accused: list[str], tmp_path: Path
+) -> None:
+    """What comes behind is right for them."""
+    write_llama(LlamaRecipe(n_layer=1), tmp_path / "any.gguf")
+    ids = TABLE[(TOKENS + moved) % 10]
+    shown: dict[Any, Any] = {
+        (0, 0, 0): ids.reshape(1, 1, 3, 2),
+        (0, 0, 1): np.stack([PROBS[t, row] for t, row in enumerate(ids)])[None],
+    }
+    with GgufFile.open(tmp_path / "any.gguf") as file:
+        judge = SegmentJudge(
+            program=program(),
+            wires=wires_of(program()),
+            file=file,
+            build=Build(lanes=LANES),
+            shown=shown,
+        )
+        found = list(judge.findings())
+    assert [str(f.site) for f in found] == ["ffn_moe_topk-0", "ffn_moe_weights-0"]
+    assert [str(f.site) for f in found if f.mismatch is not None] == accused

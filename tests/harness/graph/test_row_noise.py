@@ -1,0 +1,58 @@
+"""How far honest runs are off is known of each row, by its own size."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.harness.graph.row_noise import Noise, noise_between
+
+HUGE = np.array([[4096.0, 1.0], [2.0, -4.0], [0.0, 1.0]], np.float32)
+
+
+def moved(*errors: float) -> Any:
+    """The first number of each row is off by so much."""
+    found = HUGE.astype(np.float64)
+    found[:, 0] += errors
+    return found
+
+
+def test_the_error_of_a_huge_row_is_no_room_for_the_others() -> None:
+    noise = noise_between(HUGE, moved(0.5, 2.0**-10, 0.0))
+    assert noise == Noise(worst=0.5, share=2.0**-12)
+    assert noise.room(HUGE).ravel().tolist() == [1.0, 2.0**-9, 2.0**-11]
+
+
+def test_no_row_has_less_room_than_twice_what_was_met_in_it_nor_more_than_the_worst() -> None:
+    runs = [moved(0.5, 0.0, 0.0), moved(0.0, 0.25, 0.0), moved(0.0, 0.0, -0.125)]
+    noise = Noise()
+    for run in runs:
+        noise |= noise_between(HUGE, run)
+        assert (np.abs(run - HUGE) <= noise.room(HUGE) / 2).all()
+    assert noise.room(HUGE).max() == 1.0
+
+
+def test_where_an_honest_run_moved_a_row_of_zeros_the_worst_error_is_the_room() -> None:
+    zeros = np.zeros((2, 3), np.float32)
+    off = zeros.copy()
+    off[1, 2] = 0.5
+    assert noise_between(zeros, off).room(zeros).tolist() == [[1.0], [1.0]]
+    assert noise_between(zeros, zeros).room(zeros).tolist() == [[0.0], [0.0]]
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_what_is_no_number_in_every_run_is_not_off_and_has_no_size(number: float) -> None:
+    truth = np.array([[number, 4.0], [1.0, 2.0]], np.float32)
+    run = np.array([[number, 4.5], [1.0, 2.0]], np.float32)
+    assert noise_between(truth, run) == Noise(worst=0.5, share=0.125)
+    assert noise_between(truth, run).room(truth).ravel().tolist() == [1.0, 0.5]
+    run[0, 0] = 1.0
+    assert noise_between(truth, run) == Noise(worst=np.inf, share=np.inf)
+    assert np.isposinf(noise_between(truth, run).room(truth)).all()
+
+
+def test_numbers_that_are_rows_of_their_own_are_measured_by_the_largest() -> None:
+    """One of them may be nearly zero by chance: no honest run need have met its error."""
+    column, off = np.array([[4.0], [1e-9]]), np.array([[4.5], [1e-9]])
+    assert noise_between(column, off) == Noise(worst=0.5, share=0.125)
+    assert noise_between(column, off).room(column).tolist() == [[1.0]]

@@ -1,0 +1,95 @@
+"""llama.cpp's graph of a tiny model, what engines would show of it, and who is accused of that."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.build import Build
+from lockstep.harness.check.check import lanes_of
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.graph.program import Program
+from lockstep.harness.graph.record import record
+from lockstep.harness.graph.replay import replay
+from lockstep.harness.graph.segments import SegmentJudge
+from lockstep.harness.graph.ways import Honest
+from lockstep.harness.graph.wiring import Wire, wires_of
+from lockstep.harness.judging.judge import SiteFinding
+from lockstep.harness.records import EXACT, Answered
+from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.synth.any_arch import variant_named
+
+BATCHES = (Batch.of([5, 42, 79, 16, 53]), Batch.of([90], start=5))
+LAYERS = ("l_out", "result_norm", "result_output")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    program: Program
+    wires: dict[Any, Wire]
+    file: GgufFile
+    build: Build
+
+    def run(
+        self,
+        way: Honest,
+        *,
+        plain: bool = False,
+        values: Mapping[Any, NDArray[Any]] | None = None,
+    ) -> dict[Any, NDArray[Any]]:
+        """What an engine shows of its own run. values: that it goes on with instead."""
+        found = {}
+
+        def see(graph: Any, node: Any, value: NDArray[Any]) -> None:
+            kind = np.float32 if value.dtype.kind == "f" else value.dtype
+            found[graph.place(node)] = value.astype(kind)
+
+        assert not replay(
+            self.program, self.file, replace(self.build, plain=plain), way, trace=see, values=values
+        ).missing
+        return found
+
+    def accused(
+        self, values: dict[Any, NDArray[Any]], only: tuple[str, ...] = ()
+    ) -> list[SiteFinding]:
+        shown = {
+            place: value
+            for place, value in values.items()
+            if not only or self.wires[place].site.name in only
+        }
+        judge = SegmentJudge(
+            program=self.program, wires=self.wires, file=self.file, build=self.build, shown=shown
+        )
+        return [f for f in judge.findings() if f.mismatch is not None]
+
+
+def as_it_is(_: Path) -> None:
+    """No change."""
+
+
+@contextmanager
+def recorded(
+    arch: str, folder: Path, change: Callable[[Path], None] = as_it_is
+) -> Iterator[Recorded]:
+    """change: of the model's file."""
+    path = folder / f"{arch}.gguf"
+    with opened() as namer:
+        make_variant(variant_named(arch), path, session=namer)
+    change(path)
+    with GgufFile.open(path) as file, Runner().open("llama.cpp", path, EXACT) as session:
+        info = session.ask("describe")
+        assert isinstance(info, Answered)
+        program = record(session, BATCHES)
+        assert isinstance(program, Program)
+        yield Recorded(
+            program=program,
+            wires=wires_of(program),
+            file=file,
+            build=Build(lanes=lanes_of(info.value.build), generic=info.value.generic),
+        )
