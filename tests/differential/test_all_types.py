@@ -108,10 +108,11 @@ def test_the_other_types_are_the_wide_float_and_the_integers() -> None:
 def test_a_matrix_without_a_product_ends_llama_cpp_and_is_reported_as_a_crash(
     name: str, made_as: str, folder: Path
 ) -> None:
-    """It loads the file all the same, and ends when it looks the first token up."""
+    """It loads the file all the same, and ends when it looks the first token up; its graph, along
+    which ops of the subject are judged, is recorded without being computed."""
     path = folder / f"retyped-{name}.gguf"
     with_tensor_type(model_of(made_as, folder), path, "token_embd.weight", type_by_name(name).id)
     verdicts = checked(path, EXACT, suites=("logits", "trace"))
     over = f"llama.cpp survives {name}: take it out of {KNOWN['id']} in lockstep/harness/known"
-    assert {v.status for v in verdicts} == {"crashed"}, over
+    assert {v.status for v in verdicts if v.suite == "logits"} == {"crashed"}, over
     assert exit_code(verdicts) == 3
