@@ -72,5 +72,7 @@ def test_the_command_says_which_layer_and_part(engine: str, code: int, tmp_path:
     report = json.loads(result.stdout)
     assert report["exit_code"] == code
     named = {part["name"] for row in report["slices"] for part in row["parts"]}
-    assert named == ({"attention: scores: queries, keys, rotation or scale"} if code else set())
+    assert named == (
+        {"attention: scores: queries, keys as they are kept, rotation or scale"} if code else set()
+    )
     assert report["whole"]["status"] == ("diverged" if code else "agreed")

@@ -40,7 +40,7 @@ PARTS = {
     "cache-keys-f16": "attention: scores: queries, keys as they are kept, rotation or scale",
     "cache-values-transposed": "attention: values as they are kept, or how heads are put together",
     "tensors-by-order": "attention: matrices of keys or values",
-    "softmax-plus-one": "attention: mask, softmax or cache",
+    "softmax-plus-one": "attention: mask, softmax or cache, or heads that are lost",
     "kv-head-modulo": "attention: heads 1, 2",
     "last-kv-head-dropped": "attention: heads 2, 3",
     "cache-keeps-last": "attention: mask, softmax or cache",
