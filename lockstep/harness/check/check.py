@@ -19,6 +19,7 @@ from lockstep.harness.asking.facts import ModelFacts, facts_of_model, too_long
 from lockstep.harness.asking.session import LocalSession
 from lockstep.harness.context.runner import Runner, Session, is_outside
 from lockstep.harness.context.suite import (
+    NOT_OFFERED,
     STEPS_TRACED,
     Context,
     NoAnswer,
@@ -345,9 +346,14 @@ def verdicts_of(
         if suite.expected or context.named:
             yield context.verdict(suite.name, "not-applicable", reason)
         return
+    compared = False
     try:
-        yield from work(context)
+        for verdict in work(context):
+            compared = compared or verdict.status != "not-applicable"
+            yield verdict
     except NoAnswer as error:
+        if context.named and not compared and NOT_OFFERED in error.detail:  # somebody wants it
+            error = NoAnswer("not-compared", error.summary, error.detail)
         yield unanswered(suite.name, context, error)
     except EngineError as error:
         yield context.verdict(suite.name, "not-compared", str(error))

@@ -39,6 +39,7 @@ from lockstep.harness.records import (
     Verdict,
 )
 
+NOT_OFFERED = "not_offered"  # in the detail of what an engine says that it has not
 STEPS_TRACED = 2  # single tokens decoded after the prompt, so that the cache is read as well
 
 
@@ -215,7 +216,7 @@ class Context:
         if isinstance(outcome, Answered):
             return outcome.value
         if isinstance(outcome, Unanswerable) and outcome.declared:
-            raise NoAnswer(self.lacking, outcome.message, {})
+            raise NoAnswer("not-applicable", outcome.message, {NOT_OFFERED: True})
         error = no_answer(session.name, question, outcome)
         if isinstance(outcome, Rejected):
             raise self.refusal(session, question, error)
@@ -226,12 +227,6 @@ class Context:
             text = f"{session.name} cannot be asked: {error.summary}"
             raise NoAnswer("not-compared", text, error.detail)
         raise error
-
-    @property
-    def lacking(self) -> Status:
-        """Of what an engine says that it does not offer: a suite that is asked for by name is
-        wanted."""
-        return "not-compared" if self.named else "not-applicable"
 
     def refusal(self, session: Session, question: str, error: NoAnswer) -> NoAnswer:
         """With whom it accuses: who refuses what our own engine takes as well."""
@@ -290,7 +285,8 @@ def not_offered(context: Context, level: str, suite: str) -> list[Verdict] | Non
     if not context.named and (levels is None or "logits" in levels):
         return []  # its logits say more
     text = f"{context.subject.name} does not offer {level}"
-    return [context.verdict(suite, context.lacking, text)]
+    status: Status = "not-compared" if context.named else "not-applicable"  # somebody wants it
+    return [context.verdict(suite, status, text)]
 
 
 def lacks(outcome: Outcome) -> bool:

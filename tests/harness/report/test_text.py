@@ -97,7 +97,7 @@ def test_a_models_text_is_escaped_on_a_terminal(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_models_text_goes_into_a_pipe_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     text = "tab\there \x1b[2J :smile: [red] " + "long " * 100
-    Terminal(quiet=True).line(text)
+    Terminal(quiet=True).data(text)
     assert capsys.readouterr().out == text + "\n"
 
 
