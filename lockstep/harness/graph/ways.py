@@ -100,7 +100,7 @@ class Noisy(Honest):
     def result(self, node: Node, found: Expected) -> NDArray[Any]:
         known = self.known.kept.get(node.place)
         bound = np.asarray(found.allowed if known is None else known)
-        if found.answer is not None or not np.any(bound):
+        if found.answer is not None or not (found.value.size and np.any(bound)):
             return super().result(node, found)
         drawn, parts = begun(self.seed, name_of(node, "error")), []
         for _, (value, allowed) in pieces(found.value, bound):

@@ -10,6 +10,7 @@ import pytest
 from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.near import Expected
 from lockstep.harness.graph.floor import replay_floor
 from lockstep.harness.graph.memory import GraphMemory
 from lockstep.harness.graph.program import LOGITS, Graph, PlannedNode, Program, Root, TensorView
@@ -291,3 +292,10 @@ def test_products_without_sizes_have_the_same_values() -> None:
     made = node("MUL_MAT", np.zeros((3, 5), np.float32), normal(1, 5, 4), normal(2, 3, 4))
     with_sizes, without = (Honest(sizes=sizes).compute(BUILD, made) for sizes in (True, False))
     assert np.array_equal(with_sizes, without)
+
+
+def test_of_no_rows_nothing_is_moved() -> None:
+    """A batch without outputs, and a bound that is one number for all."""
+    found = Expected(np.zeros((1, 1, 0, 4)), 1e-6, "")
+    result = Noisy(seed=1).result(node("SQR", np.zeros((0, 4), np.float32)), found)
+    assert result.shape == (1, 1, 0, 4)
