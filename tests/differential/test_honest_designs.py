@@ -21,10 +21,11 @@ SUITES = ("logits", "trace", "products")
 
 
 QUANTISED = ("Q8_0", "Q4_K", "Q5_1", "TQ2_0", "Q4_0")
+LESS_OFFSET = ("Q4_0", "Q5_1", "Q3_K", "Q4_K", "Q6_K", "TQ2_0")
 
 
 def model_of(arch: str, folder: Path) -> Path:
-    if arch in QUANTISED:
+    if arch in (*QUANTISED, *LESS_OFFSET):
         return written(folder, seed=6, n_layer=1, quant=arch, n_embd=256, n_ff=256)
     if arch == "llama":
         return written(folder, seed=6, n_layer=1, n_expert=6, n_expert_used=4, rope_freqs=True)
@@ -46,6 +47,7 @@ def model_of(arch: str, folder: Path) -> Path:
         *((quant, "activations-int8-rows", 24) for quant in QUANTISED),
         ("Q8_0", "activations-int8-blocks", 24),
         ("Q4_K", "activations-bf16", 24),
+        *((quant, "offsets-apart", 24) for quant in LESS_OFFSET),
     ],
 )
 def test_check_agrees_with_another_design(

@@ -28,6 +28,8 @@ class Build:
     half of their time, and for nothing where the bound is not looked at or known.
     activations: what those that meet weights quantised in blocks are converted to if plain, by an
     engine that has a format of its own for them; None: they stay as they are.
+    offsets_apart: if plain, whether quantised weights' codes are multiplied as they are, and their
+    offsets and minima by sums of activations: d * (sum of q * x - 8 * sum of x), as in Metal.
     tip: what becomes of a product's activations and of what they were converted to; ties: so many
     numbers by which equal values are put in order. None: nothing is disturbed.
     """
@@ -41,6 +43,7 @@ class Build:
     bounds: bool = True
     sizes: bool = True
     activations: "Callable[[NDArray[np.float32]], F64] | None" = None
+    offsets_apart: bool = False
     tip: "Callable[[NDArray[Any], F64], F64] | None" = None
     ties: "Callable[[int], NDArray[Any]] | None" = None
 

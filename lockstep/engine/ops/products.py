@@ -40,6 +40,18 @@ APART = {"IQ1_S": 9 / 7, "IQ1_M": 9 / 7}
 # codes that ggml's vector code multiplies unsigned: the offset that makes them signed, times sums
 # of activations, is subtracted in other lanes than those of the codes, so that both are rounded
 UNSIGNED = {"Q6_K": ("ql", "qh"), "TQ1_0": ("qs", "qh"), "TQ2_0": ("qs",)}
+# all formats whose weights are codes less an offset or a minimum, and the fields of their codes
+LESS_OFFSET = UNSIGNED | {
+    "Q4_0": ("qs",),
+    "Q4_1": ("qs",),
+    "Q5_0": ("qs", "qh"),
+    "Q5_1": ("qs", "qh"),
+    "Q2_K": ("qs",),
+    "Q3_K": ("qs", "hmask"),
+    "Q4_K": ("qs",),
+    "Q5_K": ("qs", "qh"),
+}
+OFFSETS_APART = 3  # roundings: by two scales, and the sum of what codes and offsets give
 
 
 def activation_format(kind: type[WeightFormat]) -> type[ActivationFormat]:
@@ -222,6 +234,8 @@ def summed_products(
     multiplied as integers; nonzero: how many runs are not zero, in a shape that broadcasts."""
     most = np.asarray(terms // run if nonzero is None else nonzero)
     roundings = product_roundings(terms, build.lanes, run, most)
+    if build.offsets_apart:
+        roundings = roundings + OFFSETS_APART
     # a partial sum may overflow where another order of addition stays within float32
     r = np.where(size > LARGEST, np.inf, roundings * U * size + (terms - 1) * SMALLEST)
     what = "integer products" if run > 1 else "products"
@@ -284,8 +298,8 @@ def by_rows(
             parts.append(by_row.RowPart(left[1], half=minimum))
         else:
             parts.append(by_row.RowPart(left[1], ("d",), stride=group))
-    codes = UNSIGNED.get(weight.format.name)
-    if codes and build.bounds and not floats:
+    codes = codes_alone(weight, build)
+    if codes and build.bounds:
         parts.append(by_row.RowPart(acts, codes, value=False, times=2.0))
     value, size = by_row.products(parts, weight, sizes=build.bounds)
     with np.errstate(over="ignore"):
@@ -298,6 +312,13 @@ def adds_floats(weight: Weight, build: Build) -> bool:
     return build.plain or weight.format.name in ("F32", "F16")
 
 
+def codes_alone(weight: Weight, build: Build) -> tuple[str, ...]:
+    """The fields of codes that are added up apart from their offset, if they are."""
+    if build.plain:
+        return LESS_OFFSET.get(weight.format.name, ()) if build.offsets_apart else ()
+    return UNSIGNED.get(weight.format.name, ())
+
+
 def by_floats(
     left: list[F64], small: list[F32], weight: Weight, rows: slice, build: Build
 ) -> tuple[F64, F64 | None]:
@@ -307,9 +328,9 @@ def by_floats(
     value = multiplied(pairs, build.multiply)
     if not build.bounds:
         return value, None
+    added = (*pairs, *offsets(left[0], weight, rows, build))
     if adds_floats(weight, build):
-        return value, multiplied([(np.abs(a), np.abs(w)) for a, w in pairs], build.multiply)
-    added = (*pairs, *offsets(left[0], weight, rows))
+        return value, multiplied([(np.abs(a), np.abs(w)) for a, w in added], build.multiply)
     rounded = [*small[:-1], *(small[-1] for _ in added[len(pairs) :])]
     return value, magnitude(rounded, added, build.multiply)
 
@@ -334,7 +355,7 @@ def by_integers(
         return value, None
     carried = None if sums is None else np.abs(sums)
     size = integers.product(whole.magnitudes, carried, right.magnitudes())
-    if more := offsets(left[0], weight, rows):
+    if more := offsets(left[0], weight, rows, build):
         size += magnitude(small[-1:], more, build.multiply)
     size *= MORE
     return value, size
@@ -350,10 +371,10 @@ def whole_steps(acts: F64, weight: Weight, build: Build) -> integers.Steps | Non
     return integers.steps_of(acts, run_of(kind), in_bytes=integers.in_bytes(kind))
 
 
-def offsets(acts: F64, weight: Weight, rows: slice) -> tuple[Factors, ...]:
+def offsets(acts: F64, weight: Weight, rows: slice, build: Build) -> tuple[Factors, ...]:
     """What unsigned codes add, and what is subtracted again: the same magnitude twice."""
-    codes = UNSIGNED.get(weight.format.name)
-    if codes is None:
+    codes = codes_alone(weight, build)
+    if not codes:
         return ()
     return ((acts, 2 * without(weight, rows, *codes)),)
 

@@ -22,7 +22,7 @@ from lockstep.harness.records import Site
 
 PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 Kernel = tuple[str, str, bool]  # type of the weights, op, whether for many rows
-TRIED = 4  # products of a kernel for which twelve formats are tried in vain before none is any more
+TRIED = 4  # products of a kernel for which all formats are tried in vain before none is any more
 
 
 @dataclass(kw_only=True, eq=False)

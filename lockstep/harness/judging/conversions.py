@@ -60,7 +60,11 @@ def conversions(*, every: bool) -> Iterator[Convert]:
 
 
 def builds(build: Build, *, every: bool = False) -> Iterator[Build]:
-    """In which an engine computes that converts so, and makes none of ggml's roundings."""
+    """In which an engine computes that converts so, and makes none of ggml's roundings. every: also
+    one that converts nothing and adds offsets of weights up apart, which cancels: the same numbers
+    to another bound, which matters for single ops alone."""
+    if every:
+        yield replace(build, plain=True, offsets_apart=True)
     for convert in conversions(every=every):
         yield replace(build, plain=True, activations=convert)
 

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.mirror import Mirror
-from lockstep.engine.ops.products import APART, UNSIGNED, added_up, factors, offsets
+from lockstep.engine.ops.products import APART, LESS_OFFSET, UNSIGNED, added_up, factors, offsets
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.weights import Weight
 from tests.all_types import MATRICES
@@ -29,7 +29,7 @@ def exact_size(x: F32, weight: Weight) -> NDArray[np.float64]:
     mirror, size = Mirror(), np.zeros((len(x), weight.shape[0]))
     acts = mirror.activations(x, weight)
     for rows, pairs in factors(acts, mirror.sums(x, weight), weight):
-        for a, w in (*pairs, *offsets(acts, weight, rows)):
+        for a, w in (*pairs, *offsets(acts, weight, rows, Build(lanes=1))):
             size[:, rows] += np.abs(a) @ np.abs(w.astype(np.float64)).T
     return size * APART.get(weight.format.name, 1.0)
 
@@ -52,11 +52,22 @@ def test_an_offset_is_what_codes_of_zero_decode_to(name: str) -> None:
     """Unsigned codes up to twice the offset: with it, no code is larger than the three of them."""
     weight = weight_of(name, (4, COLUMNS))
     acts = np.ones((1, COLUMNS))
-    ((_, twice),) = offsets(acts, weight, slice(0, 4))
+    ((_, twice),) = offsets(acts, weight, slice(0, 4), Build(lanes=1))
     offset, values = np.abs(twice) / 2, np.abs(weight.values())
     assert (values <= offset).all()
     assert (values[offset > 0] < offset[offset > 0]).any()
-    assert offsets(acts, weight_of("Q8_0", (4, COLUMNS)), slice(0, 4)) == ()
+    assert offsets(acts, weight_of("Q8_0", (4, COLUMNS)), slice(0, 4), Build(lanes=1)) == ()
+
+
+@pytest.mark.parametrize("name", LESS_OFFSET)
+def test_a_weight_is_its_unsigned_code_times_a_scale_from_what_a_code_of_zero_is(name: str) -> None:
+    """So weights that share a scale lie on one side of that."""
+    weight = weight_of(name, (4, COLUMNS))
+    apart = Build(lanes=1, plain=True, offsets_apart=True)
+    ((_, twice),) = offsets(np.ones((1, COLUMNS)), weight, slice(0, 4), apart)
+    above = (weight.values() - twice / 2).reshape(-1, 16)
+    assert ((above >= 0).all(axis=-1) | (above <= 0).all(axis=-1)).all()
+    assert above.any()
 
 
 def test_what_float32_loses_of_a_sum_is_added_back() -> None:
