@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.engine.activations.base import F64, VARIANTS
-from lockstep.engine.ops.build import ANY_ENGINE  # one lane: its bound holds for any other order
+from lockstep.engine.ops.build import ANY_ENGINE, Build
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.products import (
     APART,
@@ -41,6 +41,7 @@ FEW_COLUMNS = 32  # of floats, whose sums round at every term: the bound is to s
 TOKENS = ("even", "sizes", "outliers", "zeros")  # what the rows of activations are like
 SIGMA = 0.25  # of the weights
 TRIES = 100
+GGML = Build(lanes=1)  # one lane, as in ANY_ENGINE: its bound holds for any other order
 COMPARE = (
     "no element of a product further than `allowed` from `expected`; an engine that does not "
     "convert activations: no further than `plain_allowed` from `plain`; `llama_cpp` is what the "
@@ -204,7 +205,7 @@ def multiplied(acts: F64, sums: F64 | None, weight: Weight, *, blocks: bool) -> 
     for rows, pairs in factors(acts, sums, weight):
         for a, w in pairs:
             out[:, rows] += in_order(a, w.astype(np.float64).T)
-        for a, w in (*pairs, *(offsets(acts, weight, rows) if blocks else ())):
+        for a, w in (*pairs, *(offsets(acts, weight, rows, GGML) if blocks else ())):
             size[:, rows] += in_order(np.abs(a), np.abs(w.astype(np.float64)).T)
     size *= APART.get(weight.format.name, 1.0)
     out = out.astype(np.float32).astype(np.float64)
