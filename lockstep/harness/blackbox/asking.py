@@ -13,6 +13,7 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.gguf.split_files import open_model
+from lockstep.harness.blackbox.few_tokens import FewTokens, cut, few_tokens_of
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.blackbox.roles import Node, graph_of, mask_of, role_of
 from lockstep.harness.blackbox.slices import ALIKE, architecture, roles_of, slice_of
@@ -74,6 +75,8 @@ class SliceAsker:
     folder: Path
     progress: Callable[[str], None]
     opening: Callable[[Plan, Callable[[str], None]], Opened] = open_plan
+    # of the oracle's file, and of the subject's if it is another: reading a vocabulary takes long
+    few: dict[bool, FewTokens | None] = field(default_factory=dict)
     # by what llama.cpp's graph says of a layer: the keys that make one such, or why not
     roles: dict[tuple[tuple[Node, ...], bool], dict[str, int] | str] = field(default_factory=dict)
 
@@ -102,6 +105,13 @@ class SliceAsker:
             theirs = self.folder / "subject.gguf"
             rewrite(self.subject_file, make(self.subject_file), theirs)
         return replace(self.plan, model=ours, subject_model=theirs)
+
+    def with_few_tokens(self, file: GgufFile, recipe: Recipe) -> Recipe:
+        """file: the oracle's or the subject's, that the recipe is for."""
+        own = file is self.file
+        if own not in self.few:
+            self.few[own] = few_tokens_of(file)
+        return cut(recipe, self.few[own])
 
     def ask(self, make: Make, given: Sequence[Batch] = ()) -> SliceAnswer:
         """given: these batches, of an engine that shows logits."""

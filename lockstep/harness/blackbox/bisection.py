@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from lockstep.engine.errors import Unsupported
+from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.bisect.bisection import UNANSWERED, said_by_check
 from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, why_not_asked
 from lockstep.harness.blackbox.layers import LayerRow, as_it_is, half, of_layer
@@ -18,6 +19,7 @@ from lockstep.harness.blackbox.naming import FAILS, OF_ATTENTION, Asked, Part, p
 from lockstep.harness.blackbox.numbers import are_of_number_0, by_number
 from lockstep.harness.blackbox.parts import larger, smaller
 from lockstep.harness.blackbox.places import SeenInPlace, see_in_place
+from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import ATTENTION_OUT, FFN_OUT, n_layers
 from lockstep.harness.blackbox.slices import small as with_small_activations
 from lockstep.harness.blackbox.whole import TWIN, in_f32
@@ -132,7 +134,7 @@ def others_of(asker: SliceAsker) -> tuple[Verdict, ...]:
 def outside(asker: SliceAsker) -> Iterator[LayerRow]:
     """Without the layers; and once more where eps matters, which else nobody would see."""
     asker.progress("embedding, norm and head")
-    ask = half(asker, 0, {}, (*ATTENTION_OUT, *FFN_OUT))
+    ask = half(asker, 0, {}, (*ATTENTION_OUT, *FFN_OUT), every_token=True)
     answer = as_it_is(ask)
     asked = Asked(ask=ask)
     if answer.is_no_number and (part := asked.first_of(OF_ATTENTION)):
@@ -161,6 +163,10 @@ def told_from_scale(asker: SliceAsker, eps: Part) -> Part:
     return eps if alone else replace(eps, name=EPS_OR_SCALE)
 
 
+def small_layer(asker: SliceAsker, layer: int, role: Mapping[str, int], file: GgufFile) -> Recipe:
+    return asker.with_few_tokens(file, with_small_activations(file, layer, role))
+
+
 def small_layers(asker: SliceAsker, n: int) -> list[LayerRow]:
     """Each layer's slice where activations are small: elsewhere nobody sees a wrong eps."""
     rows = []
@@ -170,7 +176,7 @@ def small_layers(asker: SliceAsker, n: int) -> list[LayerRow]:
             role = asker.role(layer)
         except Unsupported:
             continue  # it has no slice, as its other row says
-        answer = asker.ask(partial(with_small_activations, layer=layer, role=role))
+        answer = asker.ask(partial(small_layer, asker, layer, role))
         parts = (EPS,) if answer.differs else ()
         rows.append(LayerRow(layer=layer, answer=answer, parts=parts, what=SMALL))
     return rows

@@ -131,10 +131,15 @@ def heads(asker: SliceAsker, layer: int, ask: Callable[[Maker], SliceAnswer | No
 
 
 def half(
-    asker: SliceAsker, layer: int, role: Mapping[str, int] | None, muted_parts: tuple[str, ...]
+    asker: SliceAsker,
+    layer: int,
+    role: Mapping[str, int] | None,
+    muted_parts: tuple[str, ...],
+    *,
+    every_token: bool = False,
 ) -> Callable[[Maker], SliceAnswer | None]:
     """Asks on the layer's slice with some parts muted and one more made neutral. role: None for the
-    layer at its place, the others muted."""
+    layer at its place, the others muted; every_token: with the whole vocabulary all the same."""
 
     def ask(maker: Maker) -> SliceAnswer | None:
         if maker(asker.file, layer) is None:
@@ -150,7 +155,8 @@ def half(
             changes = {**neutral.changes, **muting.changes}
             recipe = at_place(file, layer, role, changes)
             recipe = replace(recipe, keys={**recipe.keys, **neutral.keys})
-            return with_own_head(recipe, neutral.head) if neutral.own_head else recipe
+            recipe = with_own_head(recipe, neutral.head) if neutral.own_head else recipe
+            return recipe if every_token or role is None else asker.with_few_tokens(file, recipe)
 
         return asker.ask(make, own.given)
 

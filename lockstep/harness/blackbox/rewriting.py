@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.engine.gguf.file import GgufFile, TensorInfo, Value
 from lockstep.engine.quants.base import WeightFormat
@@ -20,13 +21,15 @@ ROW = 1  # elements of a row that is empty: a scalar's
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """names: of the tensors to write, each with the source's own; changes: by the new names."""
+    """names: of the tensors to write, each with the source's own; changes: by the new names, as are
+    rows: of which of the source's rows (of a vector, elements) a tensor is made, if not of all."""
 
     names: Mapping[str, str]
     keys: Mapping[str, Typed | Value] = field(default_factory=dict)  # others than the source's
     without: frozenset[str] = frozenset()  # keys that are left out
     changes: Mapping[str, Change] = field(default_factory=dict)
     stored: frozenset[str] = frozenset()  # as they are in the source, whatever their type
+    rows: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     more: Sequence[Tensor] = ()  # tensors that the source does not have
 
 
@@ -40,7 +43,12 @@ def rewrite(file: GgufFile, recipe: Recipe, output: Path) -> None:
 
 def keys_of(file: GgufFile, recipe: Recipe) -> Mapping[str, Typed | Value]:
     left_out = {*SPLIT, *recipe.without}
-    pairs: dict[str, Typed | Value] = {k: v for k, v in file.metadata.items() if k not in left_out}
+    # in the order of the file; what is another one is not read, which of a vocabulary takes long
+    pairs: dict[str, Typed | Value] = {
+        key: recipe.keys[key] if key in recipe.keys else file.metadata[key]
+        for key in file.metadata
+        if key not in left_out
+    }
     if FILE_TYPE in pairs and not recipe.stored:
         pairs[FILE_TYPE] = (file.metadata[FILE_TYPE].type, ALL_F32)
     return pairs | dict(recipe.keys)
@@ -48,23 +56,36 @@ def keys_of(file: GgufFile, recipe: Recipe) -> Mapping[str, Typed | Value]:
 
 def tensor_of(file: GgufFile, recipe: Recipe, name: str) -> Tensor:
     info, change = file.tensors[recipe.names[name]], recipe.changes.get(name)
+    rows = recipe.rows.get(name)
+    ne = info.ne if rows is None else (*info.ne[:-1], len(rows))
     as_it_is = name in recipe.stored or info.type.name in KEPT
     if change is None and as_it_is:
-        return name, info.ne, info.type.name, raw_chunks(file, info)
-    return name, info.ne, "F32", decoded_chunks(file, info, change)
+        return name, ne, info.type.name, raw_chunks(file, info, rows)
+    return name, ne, "F32", decoded_chunks(file, info, ne, change, rows)
 
 
-def raw_chunks(file: GgufFile, info: TensorInfo) -> Iterator[bytes]:
+def raw_of(file: GgufFile, info: TensorInfo, rows: NDArray[np.int64] | None) -> NDArray[np.uint8]:
     raw = file.raw(info.name)
+    return raw if rows is None else raw.reshape(info.ne[-1], -1)[rows].reshape(-1)
+
+
+def raw_chunks(file: GgufFile, info: TensorInfo, rows: NDArray[np.int64] | None) -> Iterator[bytes]:
+    raw = raw_of(file, info, rows)
     for start in range(0, len(raw), CHUNK):
         yield raw[start : start + CHUNK].tobytes()
     file.release()
 
 
-def decoded_chunks(file: GgufFile, info: TensorInfo, change: Change | None) -> Iterator[bytes]:
+def decoded_chunks(
+    file: GgufFile,
+    info: TensorInfo,
+    ne: Sequence[int],
+    change: Change | None,
+    chosen: NDArray[np.int64] | None,
+) -> Iterator[bytes]:
     """Whole rows at a time. What was read of the source is let go of, or all of it piles up."""
-    format, raw = WeightFormat.named(info.type.name), file.raw(info.name)
-    width = info.ne[0] if info.ne else ROW
+    format, raw = WeightFormat.named(info.type.name), raw_of(file, info, chosen)
+    width = ne[0] if ne else ROW
     row_bytes = width // info.type.block * info.type.bytes
     step = max(1, CHUNK // max(width, 1))
     for start in range(0, len(raw) // max(row_bytes, 1), step):

@@ -81,9 +81,11 @@ def slice_of(
 def keys_of_one(file: GgufFile, layer: int, role: Mapping[str, int]) -> Mapping[str, Typed | Value]:
     arch, n = architecture(file), int(file.metadata[f"{architecture(file)}.block_count"].data)
     found: dict[str, Typed | Value] = {f"{arch}.block_count": ("U32", 1)}
-    for key, value in file.metadata.items():
-        by_layer = value.element is not None and len(value.data) == n
-        if key.startswith(f"{arch}.") and by_layer and not key.endswith(NOT_BY_LAYER):
+    for key in file.metadata:
+        if not key.startswith(f"{arch}.") or key.endswith(NOT_BY_LAYER):
+            continue
+        value = file.metadata[key]
+        if value.element is not None and len(value.data) == n:
             found[key] = replace(value, data=value.data[layer : layer + 1])
     if f"{arch}.{DENSE}" in file.metadata:
         found[f"{arch}.{DENSE}"] = ("U32", int(layer < file.metadata[f"{arch}.{DENSE}"].data))

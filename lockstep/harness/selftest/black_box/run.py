@@ -47,7 +47,7 @@ def run_black_box(
 ) -> int:
     """0: of those that change logits so many layers and parts are named as is promised.
 
-    only: a family of mistakes, or a model; a real one, of which each engine takes minutes, is tried
+    only: a family of mistakes, or a model; a real one, of which each engine takes half a minute, is tried
     if it is named. file: a line of JSON for each engine on each model;
     those that are there are not tried again.
     """
@@ -95,7 +95,7 @@ def in_one_layer(seed: int) -> Iterator[Pair]:
 
 
 def of_real_model(of_llama: Sequence[str], seed: int) -> Iterator[Pair]:
-    """A few, as each takes minutes: ops, tensors of one layer, and the scale of one by a
+    """Thirty, as each takes half a minute: ops, tensors of one layer, and the scale of one by a
     thousandth. Of a model that is not there, none."""
     path = model_file(REAL)
     if path is None:
@@ -104,8 +104,8 @@ def of_real_model(of_llama: Sequence[str], seed: int) -> Iterator[Pair]:
     faults = list(faults_of(path, seed))
     scaled = [f for f in faults if f.change == SCALED and f.where.endswith(MATRICES)]
     others = [fault for fault in faults if fault.change != SCALED]
-    chosen = [*draw.sample(scaled, 2), *draw.sample(others, 2)]
-    for name in [*draw.sample(of_llama, 6), *(fault.engine for fault in chosen)]:
+    chosen = [*draw.sample(scaled, 4), *draw.sample(others, 14)]
+    for name in [*draw.sample(of_llama, 12), *(fault.engine for fault in chosen)]:
         yield REAL, name
 
 

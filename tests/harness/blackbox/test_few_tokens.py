@@ -1,0 +1,85 @@
+"""Slices of one layer have the first tokens of a large vocabulary and its special ones."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.blackbox.few_tokens import KEPT, cut, few_tokens_of
+from lockstep.harness.blackbox.rewriting import rewrite
+from lockstep.harness.blackbox.slices import slice_of
+from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.synth.any_arch import variant_named, with_vocabulary
+from lockstep.harness.synth.llama import LlamaRecipe
+from tests.black_boxes import asker_of, bisected, faults
+from tests.models import with_metadata, written
+
+LARGE, LAST = 5000, 4999
+
+
+def large(folder: Path, arch: str) -> Path:
+    path = folder / f"{arch}.gguf"
+    if arch == "llama":
+        recipe = LlamaRecipe(n_vocab=LARGE, n_layer=2, tied=True, quant="Q4_0")
+        with_metadata(path, recipe, tokenizer__ggml__eos_token_id=("U32", LAST))
+        return path
+    with opened() as namer:
+        make_variant(with_vocabulary(variant_named(arch), LARGE), path, session=namer)
+    return path
+
+
+def test_few_tokens_are_rows_of_the_models_and_special_ones_are_found_by_their_new_ids(
+    tmp_path: Path,
+) -> None:
+    path, out = large(tmp_path, "llama"), tmp_path / "slice.gguf"
+    with GgufFile.open(path) as model:
+        few = few_tokens_of(model)
+        assert few is not None
+        rewrite(model, cut(slice_of(model, 1, stored=True), few), out)
+        rows = model.raw("token_embd.weight").reshape(LARGE, -1)
+        with GgufFile.open(out) as made:
+            tokens = made.metadata["tokenizer.ggml.tokens"].data
+            assert len(tokens) == len(made.metadata["tokenizer.ggml.scores"].data) == KEPT + 1
+            assert made.metadata["tokenizer.ggml.eos_token_id"].data == KEPT
+            assert made.metadata["tokenizer.ggml.bos_token_id"].data == 1
+            assert tokens[KEPT] == model.metadata["tokenizer.ggml.tokens"].data[LAST]
+            ours = made.raw("token_embd.weight").reshape(KEPT + 1, -1)
+            assert np.array_equal(ours, rows[[*range(KEPT), LAST]])
+
+
+def test_merges_are_of_tokens_that_are_left(tmp_path: Path) -> None:
+    with GgufFile.open(large(tmp_path, "qwen2")) as model:
+        few = few_tokens_of(model)
+        assert few is not None
+        tokens = set(few.keys["tokenizer.ggml.tokens"].data)
+        merges = few.keys["tokenizer.ggml.merges"].data
+        assert 0 < len(merges) < len(model.metadata["tokenizer.ggml.merges"].data)
+        assert all(part in tokens for merge in merges for part in merge.split(" "))
+        assert all(merge.replace(" ", "") in tokens for merge in merges)
+
+
+def test_a_small_vocabulary_and_one_of_another_kind_stay_whole(tmp_path: Path) -> None:
+    unknown = tmp_path / "unknown.gguf"
+    with_metadata(unknown, LlamaRecipe(n_vocab=LARGE), tokenizer__ggml__model=("STR", "t5"))
+    for path in (written(tmp_path, n_vocab=400), unknown):
+        with GgufFile.open(path) as model:
+            recipe = slice_of(model, 0)
+            assert cut(recipe, few_tokens_of(model)) is recipe
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+def test_both_engines_take_slices_with_few_tokens_and_the_wrong_layer_is_named(
+    arch: str, tmp_path: Path
+) -> None:
+    path = large(tmp_path, arch)
+    found = bisected(path, tmp_path / "honest")
+    assert {row.answer.status for row in found.rows} == {"agreed"}
+    wrong = bisected(path, tmp_path / "wrong", engine="mutant:silu-without-gate")
+    assert set(faults(wrong)) == {0, 1}
+    asker = asker_of(path, tmp_path / "asked")
+    try:
+        recipe = asker.with_few_tokens(asker.file, slice_of(asker.file, 0))
+        assert len(recipe.rows["token_embd.weight"]) < LARGE / 4
+    finally:
+        asker.close()
