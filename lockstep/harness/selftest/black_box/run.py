@@ -47,9 +47,9 @@ def run_black_box(
 ) -> int:
     """0: of those that change logits so many layers and parts are named as is promised.
 
-    only: a family of mistakes, or a model; a real one, of which each engine takes half a minute, is tried
-    if it is named. file: a line of JSON for each engine on each model;
-    those that are there are not tried again.
+    only: a family of mistakes, or a model; a real one, of which each engine takes half a minute, is
+    tried if it is named. file: a line of JSON for each engine on each model; those that are there
+    are not tried again.
     """
     chosen = chosen_of(every_pair(seed, only), only)
     if sample is not None and sample < len(chosen):
