@@ -72,6 +72,8 @@ def first_difference(first: Evaluation, again: Evaluation) -> Place | None:
         if site in shown and not same_bits(value, shown[site]):
             return at, f"{site} of batch {site.step}", site
     for batch, (a, b) in enumerate(zip(first.logits, again.logits, strict=True)):
+        if a.shape != b.shape:  # of a vocabulary whose size nobody knows any width is one
+            return len(before) + batch, f"the shape of batch {batch}'s outputs", None
         if not same_bits(a, b):
             row, token = np.argwhere(a.view(np.uint32) != b.view(np.uint32))[0]
             return len(before) + batch, f"output {row} of batch {batch}, token {token}", None

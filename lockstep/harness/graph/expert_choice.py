@@ -13,6 +13,8 @@ from lockstep.engine.ops.near import F64
 from lockstep.harness.graph.program import Graph, PlannedNode
 
 CHOOSE = ("ARGSORT", "TOP_K")
+# what looks up by ids: the source that holds these, and the source and axis that they are of
+READERS = {"GET_ROWS": (1, 0, 1), "MUL_MAT_ID": (2, 0, 2), "ADD_ID": (2, 1, 1)}
 
 
 def scores_of(node: Node) -> F64 | None:
@@ -31,12 +33,34 @@ def used_of(graph: Graph, node: PlannedNode) -> int:
     return max((v.ne[0] for v in views if (v.root, v.type) == (root, kind)), default=1)
 
 
-def legal(ids: NDArray[np.generic], node: PlannedNode) -> NDArray[np.int32]:
-    """Ids that can be gone on with: those of no expert are taken for another's."""
-    source = node.sources[0]
-    assert source is not None
+def legal(ids: NDArray[np.generic], most: int) -> NDArray[np.int32]:
+    """Ids that can be gone on with: those of no expert, or no row, are taken for another's.
+
+    most: as many as there are.
+    """
     known = np.nan_to_num(ids.astype(np.float64), posinf=0.0, neginf=0.0)
-    return np.clip(known, 0, source.ne[0] - 1).astype(np.int32)
+    return np.clip(known, 0, most - 1).astype(np.int32)
+
+
+def rows_to_choose(graph: Graph, node: PlannedNode) -> int | None:
+    """How many rows or experts its numbers are ids of; None where they are no such ids."""
+    if node.op in CHOOSE:
+        source = node.sources[0]
+        assert source is not None
+        return source.ne[0]
+    own, found = node.result, []
+    for reader in graph.nodes:
+        ids, rows, axis = READERS.get(reader.op, (0, 0, 0))
+        if not ids or reader.index <= node.index:
+            continue
+        view, whole = reader.sources[ids], reader.sources[rows]
+        if (
+            view is not None
+            and whole is not None
+            and (view.root, view.type) == (own.root, own.type)
+        ):
+            found.append(whole.ne[axis])
+    return min(found, default=None)
 
 
 def chosen(scores: F64, ids: NDArray[np.generic], used: int) -> F64:

@@ -1,7 +1,7 @@
 """What random honest errors did to a shown tensor: how far, and to how many of its rows."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from lockstep.harness.graph.program import Place
 
 STEPS_DOWN = 10  # by factors of four: from a step of a conversion to the rounding of a scale
+NONE = np.zeros((), np.bool_)
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,13 @@ class Noise:
     share: float = 0.0  # of any row, along the last axis: its error, of its own largest number
     # of each run: how far each row, along the last axis, is beyond what its op alone may be off
     rows: tuple[NDArray[np.float64], ...] = ()
+    # rows, along the last axis, that have a number which is not finite and differs in some run: a
+    # group of experts that another run masks, or a product beyond float32. No other row is freed
+    lost: NDArray[np.bool_] = field(default_factory=NONE.copy, compare=False)
 
     def __or__(self, other: "Noise") -> "Noise":
         worst, share = max(self.worst, other.worst), max(self.share, other.share)
-        return Noise(worst, share, self.rows + other.rows)
+        return Noise(worst, share, self.rows + other.rows, self.lost | other.lost)
 
     def room(self, truth: NDArray[Any]) -> NDArray[np.float64]:
         """How far two honest values may be apart, in each row; broadcasts to the truth.
@@ -37,7 +41,7 @@ class Noise:
         """
         with np.errstate(invalid="ignore"):  # a row of zeros, one of which an honest run moved
             found: NDArray[np.float64] = 2 * np.fmin(self.worst, self.share * size_of_rows(truth))
-        return found
+        return np.where(self.lost, np.inf, found)
 
     def explains(self, rows: NDArray[np.float64]) -> bool:
         """Whether as few rows are off, by anything, by much and by all between: an activation on
@@ -53,7 +57,8 @@ class Noise:
 
 
 def noise_between(honest: NDArray[Any], moved: NDArray[Any]) -> Noise:
-    """Of one run; infinite where a number is not finite and the other differs."""
+    """Of one run. Rows where a number is not finite and the other differs are lost, and no measure
+    of the others; of numbers that are rows of their own, all are."""
     if honest.shape != moved.shape:
         return Noise(np.inf, np.inf)
     a, b = honest.astype(np.float64), moved.astype(np.float64)
@@ -63,8 +68,12 @@ def noise_between(honest: NDArray[Any], moved: NDArray[Any]) -> Noise:
             far[(a == b) | (np.isnan(a) & np.isnan(b))] = 0.0
             far = np.nan_to_num(far, nan=np.inf, posinf=np.inf)
         rows = far.max(axis=-1, initial=0.0, keepdims=True)
+        lost = np.isinf(rows)
+        rows[lost] = 0.0
         shares = np.where(rows > 0, rows / size_of_rows(a), 0.0)
-    return Noise(float(rows.max(initial=0.0)), float(shares.max(initial=0.0)))
+    if a.shape[-1:] == (1,):
+        lost = lost.any()
+    return Noise(float(rows.max(initial=0.0)), float(shares.max(initial=0.0)), lost=lost)
 
 
 def size_of_rows(x: NDArray[Any]) -> NDArray[np.float64]:

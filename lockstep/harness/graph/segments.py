@@ -21,7 +21,7 @@ from lockstep.engine.node import Node
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.near import Expected
 from lockstep.harness.context.further_runs import is_small
-from lockstep.harness.graph.expert_choice import CHOOSE, chosen, legal, used_of
+from lockstep.harness.graph.expert_choice import CHOOSE, chosen, legal, rows_to_choose, used_of
 from lockstep.harness.graph.expert_order import in_own_order
 from lockstep.harness.graph.held_segment import HeldSegment, hidden_cells
 from lockstep.harness.graph.node_designs import Computed, designs_of
@@ -161,9 +161,13 @@ class SegmentJudge:
 
     @cached_property
     def usable(self) -> dict[Place, NDArray[Any]]:
-        """What is shown, to be gone on with."""
-        nodes = ((place, value, self.nodes[place][1]) for place, value in self.shown.items())
-        return {p: legal(value, node) if node.op in CHOOSE else value for p, value, node in nodes}
+        """What is shown, to be gone on with: behind an id of nothing there would be no value at
+        all, and no other tensor would be judged."""
+        most = {place: rows_to_choose(*self.nodes[place]) for place in self.shown}
+        return {
+            p: value if (n := most[p]) is None else legal(value, n)
+            for p, value in self.shown.items()
+        }
 
     @cached_property
     def needs(self) -> Dependencies:

@@ -11,7 +11,7 @@ from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.check.check import Plan, open_plan, run_suites
-from lockstep.harness.context.repeats import MORE, unsteady
+from lockstep.harness.context.repeats import MORE, first_difference, unsteady
 from lockstep.harness.context.runner import LocalSession
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.records import EXACT, Evaluation, Request, Verdict
@@ -136,3 +136,13 @@ def test_with_tensors_shown_the_first_that_differs_is_named(
         session.ask("evaluate", replace(request, batches=request.batches[:1]))  # an odd call
         found = unsteady(session, request, first)
     assert (found and found.place) == (site and f"{site} of batch 0")
+
+
+@pytest.mark.parametrize("shape", [(2, 6), (1, 5), (3, 5)])
+def test_outputs_of_another_shape_are_a_difference_and_end_nothing(shape: tuple[int, int]) -> None:
+    """Also where one row holds the numbers of the first answer."""
+    steady = np.zeros((1, 5), np.float32)
+    first = Evaluation(logits=(steady, np.zeros((2, 5), np.float32)), trace=None)
+    again = Evaluation(logits=(steady, np.zeros(shape, np.float32)), trace=None)
+    assert first_difference(first, again) == (1, "the shape of batch 1's outputs", None)
+    assert first_difference(first, first) is None

@@ -62,18 +62,15 @@ def program() -> Program:
     return Program(graphs=(graph,), caches=(), orders=((),))
 
 
-@pytest.mark.parametrize(("moved", "accused"), [(0, []), (1, ["ffn_moe_topk-0"])])
-def test_ids_that_are_looked_up_are_found_where_they_are(
-    moved: int, accused: list[str], tmp_path: Path
-) -> None:
-    """What comes behind is right for them."""
-    write_llama(LlamaRecipe(n_layer=1), tmp_path / "any.gguf")
-    ids = TABLE[(TOKENS + moved) % 10]
+def accused_of(ids: Any, folder: Path) -> list[str]:
+    """Of an engine that shows these and goes on with the nearest there are."""
+    write_llama(LlamaRecipe(n_layer=1), folder / "any.gguf")
+    rows = np.nan_to_num(ids, nan=0, posinf=0, neginf=0).clip(0, 7).astype(np.int32)
     shown: dict[Any, Any] = {
         (0, 0, 0): ids.reshape(1, 1, 3, 2),
-        (0, 0, 1): np.stack([PROBS[t, row] for t, row in enumerate(ids)])[None],
+        (0, 0, 1): np.stack([PROBS[t, row] for t, row in enumerate(rows)])[None],
     }
-    with GgufFile.open(tmp_path / "any.gguf") as file:
+    with GgufFile.open(folder / "any.gguf") as file:
         judge = SegmentJudge(
             program=program(),
             wires=wires_of(program()),
@@ -83,4 +80,21 @@ def test_ids_that_are_looked_up_are_found_where_they_are(
         )
         found = list(judge.findings())
     assert [str(f.site) for f in found] == ["ffn_moe_topk-0", "ffn_moe_weights-0"]
-    assert [str(f.site) for f in found if f.mismatch is not None] == accused
+    return [str(f.site) for f in found if f.mismatch is not None]
+
+
+@pytest.mark.parametrize(("moved", "accused"), [(0, []), (1, ["ffn_moe_topk-0"])])
+def test_ids_that_are_looked_up_are_found_where_they_are(
+    moved: int, accused: list[str], tmp_path: Path
+) -> None:
+    """What comes behind is right for them."""
+    assert accused_of(TABLE[(TOKENS + moved) % 10], tmp_path) == accused
+
+
+@pytest.mark.parametrize("wrong", [8, -1, 2**30, np.nan, np.inf])
+def test_an_id_of_no_expert_is_a_fault_and_what_comes_behind_is_judged_all_the_same(
+    wrong: float, tmp_path: Path
+) -> None:
+    ids = TABLE[TOKENS].astype(np.int32 if np.isfinite(wrong) else np.float32)
+    ids[1, 0] = wrong
+    assert accused_of(ids, tmp_path) == ["ffn_moe_topk-0"]

@@ -92,6 +92,16 @@ def test_a_row_that_no_run_gives_is_a_fault(wrong: float) -> None:
     assert len(judge.asked) == RARE_RUNS
 
 
+def test_a_row_that_nothing_limits_may_be_no_number_and_keeps_no_other_from_being_right() -> None:
+    """It overflows in honest runs; the segment's own verdict leaves it out as well."""
+    lost = np.array([[False], [False], [False], [True]])
+    noise = {PLACE: Noise(worst=0.02, share=np.inf, lost=lost)}
+    for choice, is_right in ((1.0, True), (2.0, False)):
+        judge = Runs(engine=with_rows(r2=choice, r3=np.nan), runs=[with_rows(r2=1.0)])
+        found = explained(judge, [segment()], seen(TRUTH), noise, is_small=False)
+        assert found == ({PLACE} if is_right else set())
+
+
 def test_one_element_of_a_row_must_not_be_off() -> None:
     engine = with_rows(r2=1.0)
     engine[2, 1] = 1.5

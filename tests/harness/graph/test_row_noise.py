@@ -47,8 +47,23 @@ def test_what_is_no_number_in_every_run_is_not_off_and_has_no_size(number: float
     assert noise_between(truth, run) == Noise(worst=0.5, share=0.125)
     assert noise_between(truth, run).room(truth).ravel().tolist() == [1.0, 0.5]
     run[0, 0] = 1.0
-    assert noise_between(truth, run) == Noise(worst=np.inf, share=np.inf)
-    assert np.isposinf(noise_between(truth, run).room(truth)).all()
+    assert noise_between(truth, run).room(truth).ravel().tolist() == [np.inf, 0.0]
+
+
+def test_a_row_that_overflows_in_one_run_hides_no_wrong_row_beside_it() -> None:
+    truth = np.array([[3e38, 1.0], [4.0, 2.0], [-np.inf, 1.0]], np.float32)
+    first, second = (truth.astype(np.float64) for _ in range(2))
+    first[0, 0], first[1, 0] = np.inf, 4.0 + 2.0**-10
+    second[2, 0] = 5.0  # a group that is masked in most runs
+    noise = noise_between(truth, first) | noise_between(truth, second)
+    assert noise.room(truth).ravel().tolist() == [np.inf, 2.0**-9, np.inf]
+    wrong = 1.5 * truth[1]
+    assert (np.abs(wrong - truth[1]) > noise.room(truth)[1]).all()
+
+
+def test_where_one_number_of_a_column_overflows_any_other_may() -> None:
+    column, off = np.array([[3e38], [4.0]]), np.array([[np.inf], [4.5]])
+    assert np.isposinf(noise_between(column, off).room(column)).all()
 
 
 def test_numbers_that_are_rows_of_their_own_are_measured_by_the_largest() -> None:
