@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
+from lockstep.harness.context.by_chance import by_chance
 from lockstep.harness.context.further_runs import LeftOut
 from lockstep.harness.context.suite import Context, no_answer
 from lockstep.harness.judging.compare import largest, mismatch_between, worst_distance
@@ -118,10 +119,11 @@ def difference(
         return None
     bound = whole_run(context.noise_on(context.batches), largest(before))
     off = mismatch_between(before, after, bound.allowed)
-    if off is None:
+    allowed = float(bound.allowed)
+    if off is None or by_chance(context, context.batches, before, [after], allowed):
         return None
     far = worst_distance(before, after) / (largest(before) or 1.0)
-    allowed = float(bound.allowed) / (largest(before) or 1.0)
+    allowed /= largest(before) or 1.0
     text = (
         f"{context.subject.name} gives other logits {way.words}: {off.mismatched} of {off.total} "
         f"are not what they were, worst {far:.1e} of the largest (allowed {allowed:.1e}); "

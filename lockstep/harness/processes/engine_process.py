@@ -36,7 +36,7 @@ class EngineProcess:
         self.tail: deque[str] = deque(maxlen=LOG_LINES)
         self.reader = threading.Thread(target=keep_tail, args=(log, self.tail), daemon=True)
         self.reader.start()
-        self.finalizer = weakref.finalize(self, end_group, process, ours)
+        self.finalizer = weakref.finalize(self, end_group, process, ours, os.getpid())
 
     def death(self) -> str:
         """How the process ended, for a sentence."""
@@ -80,8 +80,11 @@ def has_ended(process: Process) -> bool:
     return os.waitid(os.P_PID, process.pid, peek) is not None
 
 
-def end_group(process: Process, ours: Sequence[Closable]) -> None:
-    """Kill it and whatever it has started, and reap it."""
+def end_group(process: Process, ours: Sequence[Closable], owner: int) -> None:
+    """Kill it and whatever it has started, and reap it. In a fork of its owner, where the frames of
+    other threads end at once with all that they alone hold, nothing: the owner still asks it."""
+    if os.getpid() != owner:
+        return
     if isinstance(process, ForkedProcess):
         process.kill()
     else:

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
 from lockstep.harness.asking.facts import ModelFacts
-from lockstep.harness.context.further_runs import FurtherRun, LeftOut, further_runs, is_small
+from lockstep.harness.context.by_chance import by_chance
+from lockstep.harness.context.further_runs import FurtherRun, LeftOut, further_runs
 from lockstep.harness.context.relations import asked_otherwise
 from lockstep.harness.context.repeats import not_deterministic, unsteady
 from lockstep.harness.context.suite import Context, NoAnswer, Suite
 from lockstep.harness.judging.compare import largest, mismatch_between, worst_distance
-from lockstep.harness.judging.noise import MORE_RUNS, RARE_RUNS
 from lockstep.harness.judging.stored import half_step
 from lockstep.harness.judging.tolerances import Bound, whole_run
 from lockstep.harness.records import (
@@ -275,33 +275,6 @@ def converts_otherwise(
         mismatch_between(run, logits, whole_run(noise, largest(run)).allowed + rounded) is None
         for run in context.converted_runs(batches)
     )
-
-
-def by_chance(
-    context: Context, batches: Sequence[Batch], truth: F32, runs: Sequence[F32], allowed: float
-) -> bool:
-    """Whether each row in which one of these is off is what some honest run gives. Of two experts
-    whose scores nearly tie few runs choose the other, and then a row is another altogether."""
-    experts = context.file.metadata.get(f"{context.facts.architecture}.expert_count")
-    if experts is None or not experts.data:
-        return False
-    left = [~near(truth, run, allowed) for run in runs]
-    if not all(0 < 2 * rows.sum() <= len(rows) for rows in left):
-        return False  # whoever is blamed without a row of its own is not explained by other rows
-    n = RARE_RUNS if is_small(context.file) else MORE_RUNS
-    context.progress("few rows differ: looking for an honest run that chooses such experts")
-    for honest in context.honest.unlucky(batches, seed=context.seed + 2 * MORE_RUNS, runs=n):
-        left = [rows & ~near(honest, run, allowed) for rows, run in zip(left, runs, strict=True)]
-        if not any(rows.any() for rows in left):
-            return True
-    return False
-
-
-def near(a: F32, b: F32, allowed: float) -> NDArray[np.bool_]:
-    """Of each row."""
-    with np.errstate(invalid="ignore"):
-        close = np.abs(a.astype(np.float64) - b) <= allowed
-    return np.asarray(close.all(axis=1))
 
 
 def is_oracle_wrong(context: Context, batches: Sequence[Batch], logits: F32, truth: F32) -> bool:

@@ -1,5 +1,6 @@
 """Work that a fork does ahead is the work done when it is wanted, whatever becomes of the fork."""
 
+import gc
 import os
 import signal
 import time
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 
 from lockstep.harness.check.check import open_plan
+from lockstep.harness.context.runner import IsolatedSession, Runner
 from lockstep.harness.judging.noise import RUNS
 from lockstep.harness.processes.ahead import Ahead, at_once, may_fork
+from lockstep.harness.records import EXACT, Answered
 from tests.harness.check.test_check import plan_for
 from tests.models import builtin
 
@@ -86,3 +89,21 @@ def test_two_are_done_at_once_and_what_fails_first_is_raised() -> None:
         at_once(fails, lambda: 2)
     with pytest.raises(ValueError, match="the first"):
         at_once(lambda: 2, fails)
+
+
+@forks
+def test_a_fork_that_forgets_an_engine_does_not_end_it(tmp_path: Path) -> None:
+    """Its collector may find what only another thread of its parent held."""
+    with Runner().open("gguf-py", builtin("f32", tmp_path), EXACT) as session:
+        assert isinstance(session, IsolatedSession)
+        session.start()
+        pid = session.pid
+
+        def forget() -> str:
+            session.worker = None
+            gc.collect()
+            return "forgotten"
+
+        assert Ahead(forget).result() == "forgotten"
+        assert isinstance(session.ask("metadata"), Answered)
+        assert session.pid == pid
