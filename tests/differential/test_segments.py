@@ -228,6 +228,16 @@ def test_attention_may_be_shown_over_the_cells_in_use(qwen3: Recorded) -> None:
     assert {str(f.site) for f in qwen3.accused(values)} == {"kq-1"}
 
 
+def test_products_of_cells_that_are_not_shown_are_found_behind_them(qwen3: Recorded) -> None:
+    """What takes their place is the same in every run of ours: else it is noise, and all agrees."""
+    place = next(p for p, w in qwen3.wires.items() if str(w.site) == "kq-1")
+    wrong = qwen3.run(Honest())[place].copy()
+    wrong[..., 1:] *= 1.5
+    values = qwen3.run(Honest(), values={place: wrong})
+    values[place] = wrong[0, :, :, :1]
+    assert "kq_soft_max-1" in {str(f.site) for f in qwen3.accused(values)}
+
+
 def test_cells_that_have_weight_must_be_shown(qwen3: Recorded) -> None:
     """What comes behind is right for those that are."""
     values = in_use(qwen3, qwen3.run(Honest()))

@@ -189,7 +189,7 @@ class SegmentJudge:
         values = {**self.orders, **(self.usable if values is None else values), **self.given}
         only = None
         if of is not None:
-            only, read = self.needs.of({segment.place for segment in of}, values.keys())
+            only, read = self.needs.of({segment.place for segment in of}, self.needs.whole(values))
             values = {place: value for place, value in values.items() if place in read}
         done = replay(
             *(self.program, self.file, build or self.build, watched), values=values, only=only

@@ -4,6 +4,10 @@ import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
 
 from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
 from lockstep.harness.judging.findings import by_layer
@@ -91,6 +95,12 @@ class Dependencies:
             if node.result.root >= 0:
                 self.writers[memory_of(graph, node.result.root)].append(place)
         self.known: dict[tuple[Set[Place], Set[Place]], tuple[set[Place], set[Place]]] = {}
+
+    def whole(self, values: Mapping[Place, Any]) -> set[Place]:
+        """Those that nothing is computed for. Of a value that is a part (cells in use, experts that
+        are chosen) the rest is computed: zeros there would be noise that no honest run has."""
+        sizes = {place: prod(self.at[place][1].result.ne) for place in values}
+        return {place for place, value in values.items() if np.size(value) == sizes[place]}
 
     def of(self, wanted: Set[Place], given: Set[Place]) -> tuple[set[Place], set[Place]]:
         """These nodes and what they are computed from, back to what is given; and whose values
