@@ -16,19 +16,30 @@ from lockstep.harness.records import EXACT, Request
 from tests.quiet_engines import log_softmax
 
 Change = Callable[[str, Any], Any]  # path, answer -> answer
+LONG = 30  # tokens, which usual prompts do not have
 
 
 class Busy(dict[str, Any]):
-    """An answer that is not given now."""
+    """An answer that is not given now. after: when to ask again, as Retry-After says it."""
+
+    def __init__(self, said: Any = (), status: int = 503, after: str = "") -> None:
+        super().__init__(said)
+        self.status, self.after = status, after
 
 
 class Honest:
     """llama-server and an OpenAI-compatible server on one engine of ours."""
 
     def __init__(
-        self, model: Path, change: Change, pages: frozenset[str], takes_ids: bool, strict: bool
+        self,
+        model: Path,
+        change: Change,
+        pages: frozenset[str],
+        takes_ids: bool,
+        strict: bool,
+        to_long: Busy | None,
     ) -> None:
-        self.strict = strict
+        self.strict, self.to_long = strict, to_long
         self.engine = FastEngine(model, EXACT)
         self.change, self.pages, self.takes_ids = change, pages, takes_ids
         self.lock = threading.Lock()
@@ -40,7 +51,9 @@ class Honest:
         with self.lock:
             status, said = method(body, path.startswith("/v1"))
         said = self.change(path, said) if status == 200 else said
-        return 503 if isinstance(said, Busy) else status, said
+        if self.to_long is not None and len(self.ids_of((body or {}).get("prompt", []))) > LONG:
+            said = self.to_long
+        return said.status if isinstance(said, Busy) else status, said
 
     def props(self, body: Any, v1: bool) -> tuple[int, Any]:
         settings = {"n_ctx": 512}
@@ -113,10 +126,11 @@ def serving(
     *,
     takes_ids: bool = True,
     strict: bool = False,
+    to_long: Busy | None = None,
 ) -> Iterator[str]:
     """Its address. strict: it refuses what OpenAI's does not have; else it punishes repetition
-    where it is not told not to."""
-    honest = Honest(model, change, pages, takes_ids, strict)
+    where it is not told not to. to_long: what comes of prompts that are longer than LONG."""
+    honest = Honest(model, change, pages, takes_ids, strict, to_long)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -130,6 +144,8 @@ def serving(
             raw = said if isinstance(said, bytes) else json.dumps(said).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(raw)))
+            if after := getattr(said, "after", ""):
+                self.send_header("Retry-After", after)
             self.end_headers()
             self.wfile.write(raw)
 

@@ -235,13 +235,20 @@ class TimedOut:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Busy:
+    """The engine is there and would not answer, asked several times: nothing about the question."""
+
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Malformed:
     """The answer is none to its question (harness.answers): expected, got."""
 
     message: str
 
 
-Outcome = Answered | Rejected | Unanswerable | Crashed | TimedOut | Malformed
+Outcome = Answered | Rejected | Unanswerable | Crashed | TimedOut | Busy | Malformed
 
 
 # --- what a comparison can end in -----------------------------------------------------------

@@ -46,6 +46,7 @@ from lockstep.harness.protocol.session import ProgramSession
 from lockstep.harness.records import (
     BOTH,
     Answered,
+    Busy,
     Crashed,
     EngineInfo,
     Malformed,
@@ -300,7 +301,7 @@ def described(session: Session, *, under_test: bool = False) -> EngineInfo:
     ):
         named = outcome.message.startswith(session.name)
         raise BadInput(outcome.message if named else f"{session.name}: {outcome.message}")
-    if under_test and isinstance(outcome, Crashed | TimedOut | Malformed):
+    if under_test and isinstance(outcome, Crashed | TimedOut | Busy | Malformed):
         raise no_answer(session.name, "describe", outcome)
     if isinstance(outcome, Rejected | Unanswerable) and isinstance(session, ProgramSession):
         text = f"{session.name} does not take the model: {outcome.message}"

@@ -74,10 +74,11 @@ def diff(
 ) -> None:
     """What changed from run A to run B: of llama.cpp, of an engine, of Lockstep itself.
 
-    New differences and those that are gone, suites of a model with another verdict, and what came
-    nearer to its limit by more than a tenth of it. What B does not compare any more counts as
-    worse. Exit code: 1 where something got worse, 3 where nothing did and B did not finish, else
-    0. Examples:
+    New differences and those that are gone, those of both that are more than twice as large or
+    less than half (ten times, where seeds, models or settings differ), suites of a model with
+    another verdict, and what came nearer to its limit by more than a tenth of it. A larger
+    difference, and what B does not compare any more, count as worse. Exit code: 1 where something
+    got worse, 3 where nothing did and B did not finish, else 0. Examples:
 
     \b
       lockstep report diff reports/MONDAY-check reports/TUESDAY-check
@@ -112,7 +113,7 @@ def diff(
 
 
 def lines_of(found: "Changes") -> Iterator[str]:
-    from lockstep.harness.report.changes import line_of
+    from lockstep.harness.report.changes import line_of, sizes_of
     from lockstep.harness.report.page.diff import words
     from lockstep.harness.report.page.texts import of_limit
 
@@ -123,6 +124,11 @@ def lines_of(found: "Changes") -> Iterator[str]:
             row, more = cause.first, len(cause.rows) - 1
             others = f", and {more} more of this kind" if more else ""
             told.append(f"{row['suite']} {row['case']} {cause.title}: {line_of(row)}{others}")
+        yield from some(kind, told)
+    for kind, growths in (("larger", found.larger), ("smaller", found.smaller)):
+        told = [
+            f"{g.row['suite']} {g.row['case']} {g.what}: {', '.join(sizes_of(g))}" for g in growths
+        ]
         yield from some(kind, told)
     texts = [
         f"{c.suite} {c.case}: {words(c.before)} to {words(c.after)}" + (", worse" * c.worse)

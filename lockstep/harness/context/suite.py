@@ -26,6 +26,7 @@ from lockstep.harness.processes.engine_process import Closable
 from lockstep.harness.records import (
     REFUSED,
     Answered,
+    Busy,
     Crashed,
     EngineInfo,
     FileSummary,
@@ -40,6 +41,7 @@ from lockstep.harness.records import (
 )
 
 NOT_OFFERED = "not_offered"  # in the detail of what an engine says that it has not
+BUSY = "busy"  # and of what it may have
 STEPS_TRACED = 2  # single tokens decoded after the prompt, so that the cache is read as well
 
 
@@ -307,6 +309,10 @@ def no_answer(engine: str, question: str, outcome: Outcome) -> NoAnswer:
         text = f"{engine} did not answer {question} within {outcome.seconds:g} s"
         text += f": {outcome.note}" if outcome.note else ""
         return NoAnswer("timed-out", text, log)
+    if isinstance(outcome, Busy):
+        return NoAnswer(
+            "not-compared", f"{engine} did not answer {question}: {outcome.message}", {BUSY: True}
+        )
     if isinstance(outcome, Malformed):
         text = f"{engine} gave no proper answer to {question}: {outcome.message}"
         return NoAnswer("malformed", text, {"engine": engine, "question": question})

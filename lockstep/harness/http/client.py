@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 from urllib.parse import SplitResult, quote, urlsplit
@@ -29,11 +30,12 @@ PIECE = 1 << 20
 
 
 class StatusRefused(Exception):
-    """The server answered with a status that is none of success, and a sentence."""
+    """The server answered with a status that is none of success, and a sentence. wait: seconds
+    after which it wants to be asked again, None if it names none."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, wait: float | None = None) -> None:
         super().__init__(message)
-        self.status, self.message = status, message
+        self.status, self.message, self.wait = status, message, wait
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +75,8 @@ def address_of(url: str) -> Address:
 def exchange(address: Address, method: str, path: str, body: Any, deadline: float) -> Any:
     """The JSON of the answer. body: None for none.
 
-    Raises Refused; WireError for what is no JSON or too long; Closed; TimeoutError; Unsupported for
-    a certificate that is not trusted.
+    Raises StatusRefused; WireError for what is no JSON or too long; Closed; TimeoutError;
+    Unsupported for a certificate that is not trusted.
     """
     headers = {"Accept": "application/json", "Connection": "close"}
     if key := os.environ.get(KEY):
@@ -89,11 +91,12 @@ def exchange(address: Address, method: str, path: str, body: Any, deadline: floa
         ok = 200 <= reply.status < 300
         said = body_of(reply, LARGEST if ok else LARGEST_ERROR, whole=ok)
         location = reply.getheader("Location")
+        wait = seconds_of(reply.getheader("Retry-After"))
     if not ok:
         text = sentence_of(reply.status, said)
         if 300 <= reply.status < 400 and location:
             text += f" (no redirect is followed; give its address: {location[:200]})"
-        raise StatusRefused(reply.status, text)
+        raise StatusRefused(reply.status, text, wait)
     return json_of(said)
 
 
@@ -162,6 +165,17 @@ def json_of(raw: bytes) -> Any:
     except (ValueError, RecursionError) as error:
         start = repr(raw[:80]) + ("..." if len(raw) > 80 else "")
         raise WireError(f"expected JSON, got {start}: {error}") from error
+
+
+def seconds_of(said: str | None) -> float | None:
+    """Of Retry-After, which is a number of seconds or a date; None of what is neither."""
+    text = (said or "").strip()
+    if text.isascii() and text.isdecimal():
+        return float(text[:9])  # a longer one is for ever as well
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None
 
 
 def sentence_of(status: int, raw: bytes) -> str:

@@ -1,10 +1,10 @@
 """A server under test: asked over HTTP, trusted in nothing; it runs on, whatever it answers."""
 
-import time
 from collections.abc import Callable
 from functools import partial
 from math import prod
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 from lockstep.engine.errors import EngineError, Unsupported
@@ -21,6 +21,7 @@ from lockstep.harness.records import (
     DEFAULT,
     EXACT,
     Answered,
+    Busy,
     Crashed,
     EngineInfo,
     Malformed,
@@ -34,10 +35,14 @@ from lockstep.harness.records import (
 OPENAI = "openai:"
 START_SECONDS = 300.0  # while a server is loading its model
 AGAIN_SECONDS = 0.5
-BUSY = 503  # loading its model, or without a free slot
+LOADING = 503  # its model, or without a free slot
+# too slow for it, or too many requests: more of them do not make it better, so that it is asked a
+# few times only
+HURRIED = (408, 429)
+TIMES = 4
 LACKING = (404, 405, 501)
 CLOSED_TO_US = (401, 403)
-REFUSALS = (400, 422)  # of what was asked
+REFUSALS = (400, 413, 422)  # of what was asked; 413: it is too long
 
 
 def is_address(engine: str) -> bool:
@@ -81,23 +86,25 @@ class HttpSession(Session):
     ) -> Outcome:
         limit = self.start_limit
         try:
-            info = self.started(time.monotonic() + limit)
+            info = self.started(monotonic() + limit)
             if question == "describe":
                 return Answered(value=info, seconds=0.0)
             if question not in (info.levels or ()):
                 text = f"{self.name} does not offer {question}"
                 return Unanswerable(message=text, declared=True)
             limit = self.time_limit
-            started = time.monotonic()
+            started = monotonic()
             method = getattr(self.server, question)
             value = method(self.asking(self.address, started + limit), *args, **kwargs)
-            return Answered(value=value, seconds=time.monotonic() - started)
+            return Answered(value=value, seconds=monotonic() - started)
         except TimeoutError:
             return TimedOut(seconds=limit)
         except Closed as error:
             return self.nobody(error) if self.said is None else Crashed(message=str(error))
         except StatusRefused as error:
             return self.refusal(error)
+        except StillBusy as error:
+            return self.busy(error)
         except (WireError, MalformedAnswer) as error:
             return Malformed(message=printable(str(error)))
         except UnicodeDecodeError:
@@ -116,6 +123,12 @@ class HttpSession(Session):
         text = f"{error}; start the server with the same model, and wait until it listens"
         return Unanswerable(message=text)
 
+    def busy(self, error: "StillBusy") -> Outcome:
+        words = printable(str(error))
+        return (
+            Crashed(message=f"{self.name} failed: {words}") if error.failed else Busy(message=words)
+        )
+
     def refusal(self, error: StatusRefused) -> Outcome:
         words = printable(error.message)
         if error.status in CLOSED_TO_US:
@@ -126,7 +139,7 @@ class HttpSession(Session):
             return Unanswerable(message=words + more)
         if error.status in REFUSALS:
             return Rejected(message=words)
-        if error.status < 500:  # too many requests, too slow, too large: nothing about the input
+        if error.status < 500:
             return Unanswerable(message=words)
         return Crashed(message=f"{self.name} failed: {words}")
 
@@ -156,15 +169,42 @@ class HttpSession(Session):
         return other, other.about(ask)
 
 
+class StillBusy(Exception):
+    """The time is over, or it was asked often enough. No StatusRefused, of which it would follow
+    what the server offers. failed: it never said that it will be there."""
+
+    def __init__(self, message: str, *, failed: bool) -> None:
+        super().__init__(message)
+        self.failed = failed
+
+
 def waited_for(get: Callable[[], Any], deadline: float) -> Any:
-    """Its answer, once the server has loaded its model or has room for a question."""
+    """Its answer, once the server has loaded its model or has room for a question. Raises
+    StillBusy."""
+    times = 0
     while True:
         try:
             return get()
         except StatusRefused as error:
-            if error.status != BUSY or time.monotonic() + AGAIN_SECONDS > deadline:
+            if error.status not in (LOADING, *HURRIED):
                 raise
-            time.sleep(AGAIN_SECONDS)
+            times += 1
+            hurried = error.status in HURRIED
+            usual = AGAIN_SECONDS * 2 ** (times - 1) if hurried else AGAIN_SECONDS
+            wait = usual if error.wait is None else max(error.wait, AGAIN_SECONDS)
+            late = monotonic() + wait > deadline
+            if late or (hurried and times == TIMES):
+                raise given_up(error, times, wait if late else 0) from error
+            sleep(wait)
+
+
+def given_up(error: StatusRefused, times: int, wait: float) -> StillBusy:
+    """wait: what is beyond the time limit, 0 if nothing is."""
+    if error.status == LOADING and error.wait is None:
+        return StillBusy(error.message, failed=True)
+    text = f"{error.message} (asked {times} time{'s' * (times > 1)}"
+    text += f"; in {wait:.3g} s it is beyond the time limit" if wait else ""
+    return StillBusy(f"{text})", failed=False)
 
 
 def page(ask: Ask, path: str) -> Any:

@@ -11,6 +11,7 @@ from lockstep.harness.asking.session import Session
 from lockstep.harness.protocol.messages import LEVELS
 from lockstep.harness.records import (
     Answered,
+    Busy,
     Crashed,
     EngineInfo,
     Evaluation,
@@ -106,7 +107,7 @@ def step_of(level: str, outcome: Outcome) -> SmokeStep:
             said = [*([note] if note else []), *(line for line in log[-3:] if line not in note)]
             words = "; ".join([f"no answer within {seconds:.0f} s", *said])
             return SmokeStep(level=level, status="wrong", words=words, seconds=seconds)
-        case Malformed(message=message):
+        case Busy(message=message) | Malformed(message=message):
             return SmokeStep(level=level, status="wrong", words=message)
 
 

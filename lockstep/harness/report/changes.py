@@ -1,16 +1,18 @@
 """What changed from one run to another: of an engine, of llama.cpp, or of ourselves.
 
 A verdict is the same one where suite, model, key and place are. Where one run compared a suite of a
-model and the other did not, that is a change as well: what is not looked at any more is worse.
+model and the other did not, that is a change as well: what is not looked at any more is worse. So
+is a difference that is larger than it was.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from math import isfinite
+from dataclasses import asdict, dataclass
+from math import inf, isfinite, isnan, sqrt
 from typing import Any
 
 from lockstep.harness.report.page.facts import in_short
 from lockstep.harness.report.page.nodes import nodes_of
+from lockstep.harness.report.page.texts import of_limit
 from lockstep.harness.report.page.verdicts import LOUD, Cause, Row, RowsOfRun, causes_of, place_of
 
 # how bad it is; those of one number are no worse than each other
@@ -19,6 +21,13 @@ LEVELS |= {"crashed": 3, "malformed": 3, "internal": 3, "diverged": 4}
 ABSENT = "absent"  # instead of a status: the run says nothing of it
 NOTHING = 2  # how bad that is: as if it had not been compared
 MOVED = 0.1  # of its limit: less is what runs of another seed differ by as well
+# a difference is another size where it is more than so many times as large: less is found where one
+# fault meets other rounding. Runs of other seeds, models and settings find elements that are a few
+# times worse, so that between them an order of magnitude is asked for
+GREW = 2
+GREW_OTHERWISE = 10
+LIMITS = 2  # and by more than this: honest runs move both engines' numbers by up to a limit each
+DEVIATIONS = 3  # and, of elements off a limit, by more than chance moves a count
 Spot = tuple[str, str, str]  # suite, model, what of it
 
 
@@ -52,11 +61,47 @@ class Move:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Extent:
+    """How large a difference is. share: of its limit, None where there is none; count: of elements
+    that are off, None where nobody counted."""
+
+    share: float | None = None
+    count: int | None = None
+
+    def grows_to(self, other: "Extent", times: float) -> bool:
+        return larger(self.share, other.share, times, LIMITS) or larger(
+            self.count, other.count, times, self.chance(other)
+        )
+
+    def chance(self, other: "Extent") -> float:
+        """How far apart the counts of one fault may be; bits and ids, which have no limit, are off
+        or not, whatever else is rounded."""
+        if self.share is None or other.share is None:
+            return 0.0
+        return DEVIATIONS * sqrt((self.count or 0) + (other.count or 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """A difference of both runs that is not as large as it was. row: of run b."""
+
+    row: Row
+    before: Extent
+    after: Extent
+
+    @property
+    def what(self) -> str:
+        return Cause(rows=[self.row]).title
+
+
+@dataclass(frozen=True, kw_only=True)
 class Changes:
     """From run a to run b."""
 
     new: Sequence[Row]  # differences, and what did not come to an end
     gone: Sequence[Row]
+    larger: Sequence[Growth]
+    smaller: Sequence[Growth]
     changed: Sequence[Change]
     moved: Sequence[Move]  # the furthest first
     same: int  # suites of models whose verdict is as it was
@@ -64,7 +109,7 @@ class Changes:
 
     @property
     def worse(self) -> bool:
-        return bool(self.new) or any(change.worse for change in self.changed)
+        return bool(self.new or self.larger) or any(change.worse for change in self.changed)
 
     @property
     def new_causes(self) -> list[Cause]:
@@ -92,9 +137,12 @@ def changes_between(a: RowsOfRun, b: RowsOfRun) -> Changes:
         for suite, case in {**worst_before, **worst_after}
     ]
     changed = [change for change in every if change.before != change.after]
+    grown, shrunk = sizes_changed(a, b)
     return Changes(
         new=[row for spot, row in after.items() if spot not in before],
         gone=[row for spot, row in before.items() if spot not in after],
+        larger=grown,
+        smaller=shrunk,
         changed=sorted(changed, key=lambda change: not change.worse),
         moved=moves(shares(a), shares(b)),
         same=len(every) - len(changed),
@@ -117,6 +165,79 @@ def worst(run: RowsOfRun) -> dict[tuple[str, str], str]:
         if key not in found or level(row["status"]) > level(found[key]):
             found[key] = row["status"]
     return found
+
+
+# --- how large ------------------------------------------------------------------------------------
+
+
+def sizes_changed(a: RowsOfRun, b: RowsOfRun) -> tuple[list[Growth], list[Growth]]:
+    """Those that are larger, if only in one respect, and those that are smaller."""
+    times = GREW_OTHERWISE if any(otherwise(a, b)) else GREW
+    before, after = extents(a), extents(b)
+    grown, shrunk = [], []
+    for spot, (row, now) in after.items():
+        if spot not in before:
+            continue
+        then = before[spot][1]
+        growth = Growth(row=row, before=then, after=now)
+        if then.grows_to(now, times):
+            grown.append(growth)
+        elif now.grows_to(then, times):
+            shrunk.append(growth)
+    return grown, shrunk
+
+
+def extents(run: RowsOfRun) -> dict[Spot, tuple[Row, Extent]]:
+    """Of every difference: one spot may have several, which are as large as the largest, and have
+    the elements of all."""
+    found: dict[Spot, tuple[Row, Extent]] = {}
+    for row in run.verdicts:
+        if row["status"] != "diverged":
+            continue
+        first, so_far = found.get(spot_of(row), (row, Extent()))
+        own = extent_of(row["detail"])
+        shares = [share for share in (so_far.share, own.share) if share is not None]
+        counts = [count for count in (so_far.count, own.count) if count is not None]
+        both = Extent(share=max(shares, default=None), count=sum(counts) if counts else None)
+        found[spot_of(row)] = first, both
+    return found
+
+
+def extent_of(detail: Mapping[str, Any]) -> Extent:
+    count = detail.get("mismatched")
+    return Extent(share=share_in(detail), count=count if isinstance(count, int) else None)
+
+
+def share_in(detail: Mapping[str, Any]) -> float | None:
+    """Of a run by its worst logit, of greedy tokens by how much likelier the right one was, of a
+    node by its worst element."""
+    if "worst_share" in detail:
+        return size(detail["worst_share"])
+    limit = detail.get("allowed_relative") or detail.get("allowed")
+    if "allowed_relative" in detail:
+        off = size(detail.get("worst_relative_to_largest_logit"))
+    elif "margin" in detail:
+        off = size(detail["margin"])
+    else:
+        expected, actual = (size(detail.get(name)) for name in ("expected", "actual"))
+        off = None if expected is None or actual is None else actual - expected
+    if off is None or not isinstance(limit, float) or not 0 < limit < inf:
+        return None
+    return inf if isnan(off) else abs(off) / limit
+
+
+def size(value: Any) -> float | None:
+    """None of what is no measure: an id, a text. Reports have no infinity and no NaN but in words;
+    what is NaN is as far off as it can be."""
+    if value in ("inf", "-inf", "nan"):
+        return float(value)
+    return value if isinstance(value, float) else None
+
+
+def larger(before: float | None, after: float | None, times: float, room: float) -> bool:
+    if before is None or after is None or before == after:
+        return False
+    return after > times * before and after - before > room
 
 
 # --- how near to their limits -------------------------------------------------------------------
@@ -165,6 +286,11 @@ def remarks(a: RowsOfRun, b: RowsOfRun) -> Iterator[str]:
     for name, run in (("A", a), ("B", b)):
         if run.footer is None:
             yield f"{name} did not finish: what it lacks may only not have been reached"
+    yield from otherwise(a, b)
+
+
+def otherwise(a: RowsOfRun, b: RowsOfRun) -> Iterator[str]:
+    """What was asked of other numbers."""
     if a.header["seed"] != b.header["seed"]:
         yield f"the seeds differ: {a.header['seed']} and {b.header['seed']}"
     hashes = [{m["case"]: m["sha256"] for m in run.header["models"]} for run in (a, b)]
@@ -190,14 +316,29 @@ def line_of(row: Row) -> str:
     return f"{far}, allowed {allowed}" + (f": {why}" if why else "")
 
 
+def sizes_of(growth: Growth) -> Iterator[str]:
+    """In which respects it changed, or both did."""
+    before, after = growth.before, growth.after
+    if before.share is not None and after.share is not None and before.share != after.share:
+        yield f"{of_limit(before.share)} to {of_limit(after.share)}"
+    if before.count is not None and after.count is not None and before.count != after.count:
+        yield f"{before.count:,} to {after.count:,} elements off"
+
+
 def as_json(changes: Changes) -> dict[str, Any]:
     def plain(row: Row) -> dict[str, Any]:
         return {name: row[name] for name in ("suite", "case", "status", "summary", "key", "repro")}
+
+    def sized(growth: Growth) -> dict[str, Any]:
+        extents = {"before": growth.before, "after": growth.after}
+        return plain(growth.row) | {name: asdict(one) for name, one in extents.items()}
 
     return {
         "worse": changes.worse,
         "new": [plain(row) for row in changes.new],
         "gone": [plain(row) for row in changes.gone],
+        "larger": [sized(growth) for growth in changes.larger],
+        "smaller": [sized(growth) for growth in changes.smaller],
         "changed": [
             {"suite": c.suite, "case": c.case, "before": c.before, "after": c.after}
             | {"worse": c.worse}

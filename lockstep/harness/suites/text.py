@@ -19,7 +19,7 @@ from lockstep.engine.quants.base import F32
 from lockstep.engine.tokenizers.base import Tokenizer, cleaned, tokenizer_of
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.further_runs import n_cells
-from lockstep.harness.context.suite import Context, NoAnswer, Suite, not_offered
+from lockstep.harness.context.suite import BUSY, Context, NoAnswer, Suite, not_offered
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Verdict
@@ -92,8 +92,9 @@ def behind_others(context: Context) -> Iterator[Verdict]:
             if prompt in OTHERS or error.status not in ("not-compared", "diverged"):
                 raise
             text = f"behind a prompt of {len(prompt)} bytes: {error.summary}"
-            refused = error.status == "diverged"  # what the oracle takes
-            yield context.verdict("text", "not-compared" if refused else "not-applicable", text)
+            # what the oracle takes, or what nobody has looked at
+            in_vain = error.status == "diverged" or BUSY in error.detail
+            yield context.verdict("text", "not-compared" if in_vain else "not-applicable", text)
     if same:
         text = f"the texts behind {same} more prompts are the same, of up to {N_OTHERS} tokens each"
         yield context.verdict("text", "agreed", text)

@@ -2,6 +2,7 @@
 free slot, an error in words."""
 
 import ssl
+from collections.abc import Callable
 from http.client import HTTPSConnection
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,29 @@ from typing import Any
 import pytest
 
 from lockstep.engine.errors import Unsupported
+from lockstep.harness import records
 from lockstep.harness.check.check import BadInput
 from lockstep.harness.context.runner import Runner, is_outside
+from lockstep.harness.context.suite import NoAnswer
+from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.http import client
+from lockstep.harness.http import session as asking
 from lockstep.harness.http.client import address_of
-from lockstep.harness.http.session import HttpSession, is_address, preset_for
+from lockstep.harness.http.session import AGAIN_SECONDS, HttpSession, is_address, preset_for
 from lockstep.harness.records import EXACT, Answered, Verdict
 from tests.fake_server import NATIVE, OPENAI, Busy, serving
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import builtin
+
+PAST = "Wed, 21 Oct 2015 07:28:00 GMT"
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long is waited, in place of waiting."""
+    found: list[float] = []
+    monkeypatch.setattr(asking, "sleep", found.append)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +89,94 @@ def test_a_server_without_a_free_slot_is_waited_for(model: Path) -> None:
         outcome = session.ask("greedy", [1], 2)
     assert isinstance(outcome, Answered), outcome
     assert pages.count("/completion") == 2
+
+
+# --- a server in a hurry --------------------------------------------------------------------------
+
+
+def hurried(path: str, wrong: Callable[[int], Busy | None]) -> Callable[..., Any]:
+    """Of the answers of a page: wrong says of the n-th (from 1) what comes in its place."""
+    pages: list[str] = []
+
+    def change(page: str, said: Any) -> Any:
+        pages.append(page)
+        other = wrong(pages.count(page)) if page == path else None
+        return said if other is None else other
+
+    return change
+
+
+@pytest.mark.parametrize("status", [408, 429, 503])
+def test_a_server_in_a_hurry_is_asked_again_when_it_says(
+    status: int, model: Path, waits: list[float]
+) -> None:
+    """In three seconds, and then a date that has passed."""
+    first, then = Busy(status=status, after="3"), Busy(status=status, after=PAST)
+    busy = hurried("/completion", lambda n: {1: first, 2: then}.get(n))
+    with serving(model, busy) as url, HttpSession(url, None, EXACT, time_limit=20) as session:
+        outcome = session.ask("greedy", [1], 2)
+    assert isinstance(outcome, Answered), outcome
+    assert waits == [3, AGAIN_SECONDS]
+
+
+@pytest.mark.parametrize("status", [408, 429])
+def test_a_server_that_stays_in_a_hurry_has_not_answered(
+    status: int, model: Path, waits: list[float]
+) -> None:
+    """The engine that was conform: what it did not answer was taken for what it does not offer."""
+    said = Busy({"error": {"message": "slow down"}}, status)
+    with serving(model, hurried("/completion", lambda n: said)) as url:
+        found = checked(model, url, "text")
+    assert ({v.status for v in found}, exit_code(found)) == ({"not-compared"}, 3)
+    assert f"did not answer generate: HTTP {status}: slow down (asked 4 times)" in (
+        found[0].summary
+    )
+    assert waits == [0.5, 1, 2]
+
+
+@pytest.mark.parametrize("suite", ["logprobs", "text"])
+@pytest.mark.parametrize(("status", "word"), [(429, "not answer"), (413, "HTTP 413")])
+def test_what_a_server_does_not_answer_of_long_prompts_spoils_the_exit_code(
+    suite: str, status: int, word: str, model: Path, waits: list[float]
+) -> None:
+    with serving(model, to_long=Busy(status=status)) as url:
+        found = checked(model, url, suite)
+    assert exit_code(found) in (1, 3), found
+    assert any(word in v.summary for v in found if v.status in ("not-compared", "diverged")), found
+
+
+def test_a_wait_beyond_the_time_limit_is_not_waited_for(model: Path, waits: list[float]) -> None:
+    for status in (429, 503):
+        later = Busy(status=status, after="3600")
+        with serving(model, hurried("/completion", lambda n, s=later: s)) as url:
+            session = HttpSession(url, None, EXACT, time_limit=20)
+            outcome = session.ask("greedy", [1], 2)
+        assert isinstance(outcome, records.Busy), outcome
+        assert "asked 1 time; in 3.6e+03 s it is beyond the time limit" in outcome.message
+    assert not waits
+
+
+def test_a_hurry_while_a_server_is_looked_at_is_not_what_it_lacks(
+    model: Path, waits: list[float]
+) -> None:
+    """Lists of candidates are asked for last: it seemed to have none, and nobody missed them."""
+    for status in (408, 429):
+        busy = hurried("/v1/completions", lambda n, s=status: Busy(status=s) if n > 2 else None)
+        with serving(model, busy, OPENAI) as url, pytest.raises(NoAnswer, match="asked 4") as end:
+            checked(model, url, "logprobs", "text")
+        assert end.value.status == "not-compared"
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        *(("7", 7.0), (" 0 ", 0.0), ("9" * 5000, 999_999_999.0), (PAST, 0.0)),
+        *((None, None), ("", None), ("-1", None), ("1.5", None), ("soon", None), ("٣", None)),
+        ("Wed, 99 Foo 2015 07:28:00 GMT", None),
+    ],
+)
+def test_when_to_ask_again_is_a_number_or_a_date(said: str | None, seconds: float | None) -> None:
+    assert client.seconds_of(said) == seconds
 
 
 def test_an_address_names_a_server_and_its_preset_is_what_servers_start_with() -> None:

@@ -123,6 +123,100 @@ def test_what_makes_two_runs_hard_to_compare_is_said() -> None:
     assert "m.gguf is another file in B" in text
 
 
+# --- how large ------------------------------------------------------------------------------------
+
+
+def off(times: float | str, count: int = 50, **more: Any) -> dict[str, Any]:
+    """A difference of logits, so many times its limit."""
+    far = times * 1e-5 if isinstance(times, float) else times
+    detail = {"allowed_relative": 1e-5, "worst_relative_to_largest_logit": far}
+    return verdict("logits", "diverged", detail=detail | {"mismatched": count}, **more)
+
+
+def node(times: float) -> dict[str, Any]:
+    detail = {"site": "Qcur", "op": "ROPE", "layer": 2, "allowed": 0.5}
+    detail |= {"expected": -1.0, "actual": -1.0 - times * 0.5, "mismatched": 50}
+    return verdict("trace", "diverged", detail=detail)
+
+
+def tokens(margin: float) -> dict[str, Any]:
+    detail = {"margin": margin, "allowed": 0.1, "expected": 3, "actual": 3000}
+    return verdict("decode", "diverged", detail=detail)
+
+
+def control_token(said: int) -> dict[str, Any]:
+    """How far ids are apart is no measure of anything."""
+    return verdict("decode", "diverged", detail={"expected": 3, "actual": said, "allowed": 0.1})
+
+
+def weights(count: int) -> dict[str, Any]:
+    detail = {"tensor": "output.weight", "mismatched": count, "expected": 0.5, "actual": 0.25}
+    return verdict("dequant", "diverged", detail=detail)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (off(5.0), off(50.0)),
+        (off(5.0), off("nan")),
+        (off(5.0), off("inf")),
+        (off(5.0), off(4.0, 5000)),  # nearer, and far more of them: worse for all that
+        (node(3.0), node(300.0)),
+        (op(3.0) | {"status": "diverged"}, op(9.0) | {"status": "diverged"}),
+        (tokens(0.3), tokens(3.0)),
+        (weights(1), weights(3)),
+    ],
+)
+def test_a_difference_that_grew_is_worse(old: dict[str, Any], new: dict[str, Any]) -> None:
+    """The verdict, its key and its place are the same in both."""
+    found = changes(run(old), run(new))
+    assert [growth.row for growth in found.larger] == [new]
+    assert not any((found.new, found.gone, found.changed, found.smaller))
+    assert found.worse
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(off(50.0), off(5.0)), (off("nan"), off(5.0)), (weights(9), weights(3))]
+)
+def test_a_difference_that_shrank_is_told_and_no_worse(
+    old: dict[str, Any], new: dict[str, Any]
+) -> None:
+    found = changes(run(old), run(new))
+    assert [growth.row for growth in found.smaller] == [new]
+    assert not found.larger
+    assert not found.worse
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (off(100.0), off(190.0)),  # the same fault that met other rounding
+        (off(1.1), off(3.0)),  # honest runs of two builds are so far apart
+        (off(9.0, 1), off(9.0, 9)),  # elements at the edge of the limit
+        (off("nan"), off("inf")),
+        (weights(10), weights(20)),
+        (control_token(9), control_token(3000)),
+    ],
+)
+def test_what_the_same_fault_may_come_to_is_no_growth(
+    old: dict[str, Any], new: dict[str, Any]
+) -> None:
+    for a, b in ((old, new), (new, old)):
+        found = changes(run(a), run(b))
+        assert not any((found.larger, found.smaller, found.worse))
+
+
+def test_a_difference_in_more_runs_of_the_suite_is_larger() -> None:
+    """They have one key and one place, and each is as far off as the first was."""
+    found = changes(run(off(9.0)), run(*[off(9.0)] * 5))
+    assert [growth.after.count for growth in found.larger] == [250]
+
+
+def test_runs_of_other_seeds_find_other_worst_elements() -> None:
+    assert not changes(run(off(5.0)), run(off(45.0), seed=7)).worse
+    assert changes(run(off(5.0)), run(off(55.0), seed=7)).worse
+
+
 # --- the command ---------------------------------------------------------------------------------
 
 
@@ -168,6 +262,26 @@ def test_a_move_fails_the_command_where_that_is_asked_for(
     assert code_of(a, b) == 0
     assert code_of(a, b, "--moved", "0.5") == 0
     assert code_of(a, b, "--moved", "0.25") == 1
+
+
+def test_the_command_fails_where_a_difference_grew(
+    folder: Callable[[str, Rows], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = folder("a", run(off(5.0))), folder("b", run(off("nan", 7000)))
+    page = tmp_path / "d.html"
+    assert code_of(a, b, "-o", str(page)) == 1
+    said = capsys.readouterr().out
+    sizes = "500% of its limit to inf times its limit, 50 to 7,000 elements off"
+    assert f"larger   logits m.gguf diverged: {sizes}" in said
+    text = Page.at(page).text
+    assert "Worse: no verdict changed; 1 difference larger." in text
+    assert "Larger in B" in text
+    assert sizes in text
+    assert code_of(b, a) == 0
+    assert "smaller  logits m.gguf diverged: inf times" in capsys.readouterr().out
+    assert code_of(a, b, "--json") == 1
+    (larger,) = json.loads(capsys.readouterr().out)["larger"]
+    assert (larger["before"]["count"], larger["after"]) == (50, {"share": "inf", "count": 7000})
 
 
 def test_a_folder_without_a_report_is_one_clear_error(

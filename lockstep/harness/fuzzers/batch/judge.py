@@ -12,6 +12,7 @@ from lockstep.harness.context.runner import Session
 from lockstep.harness.fuzzers.batch.schedule import Row, ScheduleCase
 from lockstep.harness.records import (
     Answered,
+    Busy,
     Crashed,
     Malformed,
     Outcome,
@@ -82,7 +83,7 @@ class Judge:
                 return list(answers)
             case TimedOut(seconds=seconds):
                 symptom, text = "timed-out", f"no answer in {seconds:.0f} s"
-            case Rejected() | Unanswerable() | Crashed() | Malformed():
+            case Rejected() | Unanswerable() | Crashed() | Busy() | Malformed():
                 symptom, text = type(outcome).__name__.lower(), outcome.message
         words = [line for line in getattr(outcome, "log", ()) if "GGML_ASSERT" in line]
         told = [line.rpartition("GGML_ASSERT")[2] for line in words[:1]]

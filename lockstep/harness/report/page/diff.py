@@ -1,6 +1,6 @@
-"""The page of two runs: what is new, gone, changed, and nearer to its limit."""
+"""The page of two runs: what is new, gone, larger, smaller, changed, and nearer to its limit."""
 
-from lockstep.harness.report.changes import ABSENT, Changes, title_of
+from lockstep.harness.report.changes import ABSENT, Changes, sizes_of, title_of
 from lockstep.harness.report.page.page import rendered
 from lockstep.harness.report.page.verdicts import RowsOfRun, counted
 from lockstep.harness.report.text import MARKS
@@ -12,7 +12,7 @@ def sentence_of(changes: Changes) -> str:
     """What two runs come to."""
     worse = sum(change.worse for change in changes.changed)
     if not (changes.new or changes.gone or changes.changed):
-        text = "No verdict changed"
+        text = f"{'Worse: no' if changes.worse else 'No'} verdict changed"
     else:
         first = "Worse" if changes.worse else "No worse"
         text = f"{first}: {counted(len(changes.new), 'new difference')}"
@@ -20,6 +20,8 @@ def sentence_of(changes: Changes) -> str:
         text += f", {len(changes.gone)} gone, "
         text += f"{counted(len(changes.changed), 'changed verdict')}"
         text += f" ({worse} for the worse)" if changes.changed else ""
+    for which, growths in (("larger", changes.larger), ("smaller", changes.smaller)):
+        text += f"; {counted(len(growths), 'difference')} {which}" if growths else ""
     if changes.moved:
         text += f"; {counted(len(changes.moved), 'figure')} nearer to the limit"
     return f"{text}."
@@ -39,5 +41,6 @@ def page_of_changes(a: RowsOfRun, b: RowsOfRun, names: tuple[str, str], changes:
         titles=(title_of(a), title_of(b)),
         changes=changes,
         words=words,
+        sizes_of=sizes_of,
         most=MOST,
     )
