@@ -135,7 +135,9 @@ def test_a_server_that_stays_in_a_hurry_has_not_answered(
 
 
 @pytest.mark.parametrize("suite", ["logprobs", "text"])
-@pytest.mark.parametrize(("status", "word"), [(429, "not answer"), (413, "HTTP 413")])
+@pytest.mark.parametrize(
+    ("status", "word"), [(429, "not answer"), (403, "not answer"), (413, "HTTP 413")]
+)
 def test_what_a_server_does_not_answer_of_long_prompts_spoils_the_exit_code(
     suite: str, status: int, word: str, model: Path, waits: list[float]
 ) -> None:
