@@ -204,8 +204,8 @@ def given_up(error: StatusRefused, times: int, wait: float) -> StillBusy:
     """wait: what is beyond the time limit, 0 if nothing is."""
     if error.status == LOADING and error.wait is None:
         return StillBusy(error.message, failed=True)
-    text = f"{error.message} (asked {times} time{'s' * (times > 1)}"
-    text += f"; in {wait:.3g} s it is beyond the time limit" if wait else ""
+    text = f"{error.message} (asked {f'{times} times' if times > 1 else 'once'}"
+    text += f"; to be asked again in {wait:g} s, beyond the time limit" if wait else ""
     return StillBusy(f"{text})", failed=False)
 
 
