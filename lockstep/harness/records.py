@@ -236,7 +236,7 @@ class TimedOut:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Busy:
-    """The engine is there and would not answer, asked several times: nothing about the question."""
+    """The engine is there and would not answer, which is nothing about the question."""
 
     message: str
 

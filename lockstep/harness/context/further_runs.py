@@ -14,7 +14,7 @@ from numpy.random import Philox
 from lockstep.engine.batch import Batch, encoded_first
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.context.suite import Context
-from lockstep.harness.records import Rejected, Status, Unanswerable, Verdict
+from lockstep.harness.records import Busy, Rejected, Status, Unanswerable, Verdict
 
 PROMPT = 67  # whole tiles of 4, 8, 16, 32 or 64 rows, and some of another
 LARGE = 259  # the same, and more rows than a byte counts
@@ -139,16 +139,17 @@ def many_ids(context: Context, n: int) -> list[int]:
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
     """What was not compared. Who says that it cannot is not asked; who refuses what the oracle
-    takes, and says no such thing, was asked in vain."""
+    takes, and says no such thing, was asked in vain, and so was who is busy."""
 
     status: Status
     why: str
 
     @classmethod
-    def of(cls, what: str, outcome: Unanswerable | Rejected) -> "LeftOut":
-        refused = isinstance(outcome, Rejected)
-        status: Status = "not-compared" if refused else "not-applicable"
-        return cls(status=status, why=f"{what}{' refused' if refused else ''}: {outcome.message}")
+    def of(cls, what: str, outcome: Unanswerable | Rejected | Busy) -> "LeftOut":
+        if isinstance(outcome, Unanswerable):
+            return cls(status="not-applicable", why=f"{what}: {outcome.message}")
+        how = "refused" if isinstance(outcome, Rejected) else "not answered"
+        return cls(status="not-compared", why=f"{what} {how}: {outcome.message}")
 
     def verdict(self, context: Context, suite: str) -> Verdict:
         return context.verdict(suite, self.status, self.why)
@@ -165,7 +166,7 @@ def longer(
     for n in (n for n in LONGER if len(ids) < n <= most):
         prompt = [every[:n]] if question == "logprobs" else every[:n]
         outcome = context.subject.ask(question, prompt, 1)
-        if isinstance(outcome, Unanswerable | Rejected):
+        if isinstance(outcome, Unanswerable | Rejected | Busy):
             left = LeftOut.of(f"beginnings of {n} tokens", outcome)
             break
         ends.append(n)

@@ -131,17 +131,19 @@ class HttpSession(Session):
 
     def refusal(self, error: StatusRefused) -> Outcome:
         words = printable(error.message)
-        if error.status in CLOSED_TO_US:
-            return Unanswerable(message=f"{words} (a key? it goes into LOCKSTEP_API_KEY)")
         if error.status in LACKING or 300 <= error.status < 400:
             lost = error.status == 404 and self.said is None and "/v1" not in self.address.base
             more = "; to the address of most servers of that kind belongs /v1" if lost else ""
             return Unanswerable(message=words + more)
         if error.status in REFUSALS:
             return Rejected(message=words)
-        if error.status < 500:
-            return Unanswerable(message=words)
-        return Crashed(message=f"{self.name} failed: {words}")
+        if error.status >= 500:
+            return Crashed(message=f"{self.name} failed: {words}")
+        if error.status in CLOSED_TO_US:
+            words += " (a key? it goes into LOCKSTEP_API_KEY)"
+        # at the start it is for whoever gave the address to mend; later it is nothing about what
+        # was asked: a key that has run out is no question that the server does not offer
+        return Unanswerable(message=words) if self.said is None else Busy(message=words)
 
     # --- the start --------------------------------------------------------------------------------
 
@@ -202,8 +204,8 @@ def given_up(error: StatusRefused, times: int, wait: float) -> StillBusy:
     """wait: what is beyond the time limit, 0 if nothing is."""
     if error.status == LOADING and error.wait is None:
         return StillBusy(error.message, failed=True)
-    text = f"{error.message} (asked {times} time{'s' * (times > 1)}"
-    text += f"; in {wait:.3g} s it is beyond the time limit" if wait else ""
+    text = f"{error.message} (asked {f'{times} times' if times > 1 else 'once'}"
+    text += f"; to be asked again in {wait:g} s, beyond the time limit" if wait else ""
     return StillBusy(f"{text})", failed=False)
 
 

@@ -18,6 +18,7 @@ from lockstep.harness.protocol.smoke import smoke
 from lockstep.harness.records import (
     EXACT,
     Answered,
+    Busy,
     Crashed,
     Malformed,
     Outcome,
@@ -312,7 +313,7 @@ def test_a_server_that_goes_away_is_a_crash(model: Path) -> None:
     ("status", "kind"),
     [
         *((400, Rejected), (422, Rejected), (404, Unanswerable), (302, Unanswerable)),
-        *((413, Rejected), (409, Unanswerable), (500, Crashed)),
+        *((413, Rejected), (403, Busy), (409, Busy), (500, Crashed)),
     ],
 )
 def test_a_status_says_what_became_of_a_question(status: int, kind: type, model: Path) -> None:
