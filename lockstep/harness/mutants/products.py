@@ -122,7 +122,8 @@ class BlockSumsInHalf(Mutant, name="mutant:block-sums-in-half"):
     class ops(Mirror):
         def linear(self, x: F32, weight: Weight) -> F32:
             acts, rows = product(self, x, weight)
-            cut = acts.reshape(len(acts), -1, 32), rows.reshape(len(rows), -1, 32)
+            n = acts.shape[1] // 32
+            cut = acts.reshape(len(acts), n, 32), rows.reshape(len(rows), n, 32)
             blocks = np.einsum("tbk,rbk->trb", *cut).astype(np.float16)
             found: F32 = blocks.astype(np.float64).sum(axis=-1).astype(np.float32)
             return found

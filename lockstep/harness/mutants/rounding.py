@@ -18,7 +18,7 @@ class WrongConversion(Mirror):
 
     def activations(self, x: F32, weight: Weight) -> F64:
         kind = activation_format(weight.format)
-        if kind.layout.names is None:
+        if kind.layout.names is None or not x.size:  # no rows have no blocks
             return super().activations(x, weight)
         blocks = x.reshape(*x.shape[:-1], -1, kind.block).astype(np.float64)
         with np.errstate(all="ignore"):
@@ -200,7 +200,8 @@ class Sums(Mirror):
         group = activation_format(weight.format).summed
         right = super().sums(x, weight)
         if right is None and group:
-            right = self.activations(x, weight).reshape(len(x), -1, group).sum(axis=-1)
+            blocks = self.activations(x, weight).reshape(len(x), x.shape[-1] // group, group)
+            right = blocks.sum(axis=-1)
         return right if right is None else self.changed(right)
 
     def changed(self, right: F64) -> F64:
@@ -255,7 +256,8 @@ class SumsOnWrongLanes(Mutant, name="mutant:activation-sums-reversed"):
         kind = "Q2_K"
 
         def changed(self, right: F64) -> F64:
-            return right.reshape(len(right), -1, 16)[..., ::-1].reshape(right.shape)
+            runs = right.reshape(len(right), right.shape[-1] // 16, 16)
+            return runs[..., ::-1].reshape(right.shape)
 
 
 class InHalfDown(Mirror):
