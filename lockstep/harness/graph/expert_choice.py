@@ -11,6 +11,7 @@ from lockstep.engine.node import Node
 from lockstep.engine.ops.ggml.order import DESCENDING
 from lockstep.engine.ops.near import F64
 from lockstep.harness.graph.program import Graph, PlannedNode
+from lockstep.harness.graph.segment import IDS
 
 CHOOSE = ("ARGSORT", "TOP_K")
 # what looks up by ids: the source that holds these, and the source and axis that they are of
@@ -48,6 +49,8 @@ def rows_to_choose(graph: Graph, node: PlannedNode) -> int | None:
         source = node.sources[0]
         assert source is not None
         return source.ne[0]
+    if node.result.type not in IDS:
+        return None
     own, found = node.result, []
     for reader in graph.nodes:
         ids, rows, axis = READERS.get(reader.op, (0, 0, 0))
