@@ -31,6 +31,9 @@ class Finding:
     tensor: str = ""  # excused only where the file has a tensor of that name
     key: str = ""  # ... or this key
     kind: str = ""  # ... or a tensor of that type
+    says_so: Mapping[str, Any] = field(default_factory=dict)  # ... or these values of keys
+    unless: Mapping[str, Any] = field(default_factory=dict)  # ... and none of these
+    lacks: str = ""  # ... or not this key
     within: float = 0.0  # at most so much off at the worst place, relative; 0: anything
     arch: str = ""  # ... or is of this architecture
     acid: str = ""  # the case is the acid model of this type, of a llama
@@ -47,6 +50,9 @@ class Finding:
         return (
             (not self.tensor or self.tensor in file.tensors)
             and (not self.key or self.key in file.metadata)
+            and self.lacks not in file.metadata
+            and all(value_of(file, key) == value for key, value in self.says_so.items())
+            and all(value_of(file, key) != value for key, value in self.unless.items())
             and (not self.arch or self.arch == architecture_name(file.metadata))
             and (not self.kind or any(t.type.name == self.kind for t in file.tensors.values()))
         )
@@ -66,6 +72,12 @@ class Finding:
         if type(expected) is not float or type(actual) is not float:
             return False
         return abs(actual - expected) <= self.within * abs(expected)
+
+
+def value_of(file: GgufFile, key: str) -> Any:
+    """Of a key with one value; None: there is none."""
+    found = file.metadata.get(key)
+    return found.data if found is not None and found.element is None else None
 
 
 @cache

@@ -20,6 +20,7 @@ from lockstep.harness.known.foreign import (
 )
 from lockstep.harness.records import Verdict
 from lockstep.harness.selftest.foreign_findings import ending_of, is_seen_in, text_of, write_case
+from lockstep.harness.synth.gguf_writer import write_gguf
 
 FINDINGS = foreign_findings()
 ROPE = finding_named("tinygrad-rope-freqs")
@@ -180,3 +181,52 @@ def test_a_folder_that_is_not_there_is_named_before_anything_is_written(
         app(["finding", LATIN.id, "-o", str(tmp_path / "no" / "case.gguf")])
     assert end.value.code == 2
     assert f"{tmp_path / 'no'} is no folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "status"),
+    [
+        ("[415, 9]", "[1, 415, 9]", "excused"),
+        ("[]", "[1]", "excused"),
+        ("[415]", "[1, 415, 9]", "diverged"),
+        ("[415, 9]", "[1, 415, 90]", "diverged"),
+        ("[415, 10]", "[1, 415, 9]", "diverged"),
+        ("[1, 415, 9]", "[1, 415, 10]", "diverged"),
+    ],
+)
+def test_only_a_missing_bos_is_excused_as_one(
+    got: str, expected: str, status: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "case.gguf"
+    write_case(finding_named("mistralrs-no-bos"), path)
+    with GgufFile.open(path) as file:
+        keys = {key: file.metadata[key] for key in file.metadata}
+    keys["tokenizer.ggml.model"] = replace(keys["tokenizer.ggml.model"], data="gpt2")
+    bpe = tmp_path / "bpe.gguf"  # of a kind llama any other tokens are known as well
+    write_gguf(bpe, keys, [])
+    said = verdict("tokens", f"b'upon' gives {got}, expected {expected}")
+    assert excused_if_foreign(said, "mistralrs", "mistralrs 0.9.5", bpe).status == status
+
+
+def test_a_gemma_3_with_heads_of_256_is_not_excused_for_its_scale(tmp_path: Path) -> None:
+    finding, path = finding_named("transformers-gemma3-scale"), tmp_path / "case.gguf"
+    write_case(finding, path)
+    said = verdict("logits", "3 of 9 logits differ")
+    assert excused_if_foreign(said, "transformers", "transformers 5.23.0", path).status == "excused"
+    with GgufFile.open(path) as file:
+        keys = {key: file.metadata[key] for key in file.metadata}
+    keys["gemma3.attention.key_length"] = replace(keys["gemma3.attention.key_length"], data=256)
+    write_gguf(tmp_path / "usual.gguf", keys, [])
+    usual = tmp_path / "usual.gguf"
+    assert excused_if_foreign(said, "transformers", "transformers 5.23.0", usual) is said
+
+
+def test_a_known_default_is_not_excused_where_the_file_says_otherwise(tmp_path: Path) -> None:
+    finding, path = finding_named("mistralrs-no-bos"), tmp_path / "case.gguf"
+    write_case(finding, path)
+    with GgufFile.open(path) as file:
+        keys = {key: file.metadata[key] for key in file.metadata}
+    write_gguf(tmp_path / "says.gguf", keys | {finding.lacks: ("BOOL", True)}, [])
+    for name, applies in (("case.gguf", True), ("says.gguf", False)):
+        with GgufFile.open(tmp_path / name) as file:
+            assert finding.applies(file) is applies
