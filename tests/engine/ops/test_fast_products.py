@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from lockstep.engine.activations.base import ActivationFormat
 from lockstep.engine.ops.fast import ops as fast
 from lockstep.engine.ops.fast.activations import CONVERTED
+from lockstep.engine.ops.fast.compiling import SOURCES
 from lockstep.engine.ops.fast.ops import Fast
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.reference import ReferenceOps
@@ -274,3 +275,8 @@ def test_activations_are_converted_to_the_bytes_of_their_format(
     assert np.array_equal(found.sums, sums)
     if type_name == "Q8_1":
         assert np.array_equal(found.lows, expected["s"].astype(np.float32), equal_nan=True)
+
+
+def test_kept_kernels_are_out_of_date_once_a_code_book_changes() -> None:
+    books = {path.name for path in SOURCES if path.suffix == ".hex"}
+    assert {"iq1.hex", "iq2_s.hex"} <= books

@@ -8,7 +8,8 @@ from lockstep.engine.kernels.compiled import compiled
 
 ENGINE = Path(__file__).parents[2]
 FOLDERS = ENGINE / "ops" / "fast", ENGINE / "kernels", ENGINE / "quants"
-SOURCES = (path for folder in FOLDERS for path in folder.glob("*.py"))
+BOOKS = (ENGINE / "quants" / "codebooks").glob("*.hex")
+SOURCES = (*(path for folder in FOLDERS for path in folder.glob("*.py")), *BOOKS)
 STAMP = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(SOURCES))).hexdigest()
 
 
