@@ -13,21 +13,31 @@ from lockstep.harness.judging.noise import MORE_RUNS, RARE_RUNS
 
 
 def by_chance(
-    context: Context, batches: Sequence[Batch], truth: F32, runs: Sequence[F32], allowed: float
+    context: Context,
+    batches: Sequence[Batch],
+    truth: F32,
+    runs: Sequence[F32],
+    allowed: float,
+    *,
+    rows: NDArray[np.intp] | None = None,
 ) -> bool:
     """Whether each row in which one of these is off is what some honest run gives. Of two experts
-    whose scores nearly tie few runs choose the other, and then a row is another altogether."""
+    whose scores nearly tie few runs choose the other, and then a row is another altogether.
+
+    rows: which outputs of the batches these are of, if not of all.
+    """
     experts = context.file.metadata.get(f"{context.facts.architecture}.expert_count")
     if experts is None or not experts.data:
         return False
     left = [~near(truth, run, allowed) for run in runs]
-    if not all(0 < 2 * rows.sum() <= len(rows) for rows in left):
+    if not all(0 < 2 * off.sum() <= len(off) for off in left):
         return False  # whoever is blamed without a row of its own is not explained by other rows
     n = RARE_RUNS if is_small(context.file) else MORE_RUNS
     context.progress("few rows differ: looking for an honest run that chooses such experts")
     for honest in context.honest.unlucky(batches, seed=context.seed + 2 * MORE_RUNS, runs=n):
-        left = [rows & ~near(honest, run, allowed) for rows, run in zip(left, runs, strict=True)]
-        if not any(rows.any() for rows in left):
+        found = honest if rows is None else honest[rows]
+        left = [off & ~near(found, run, allowed) for off, run in zip(left, runs, strict=True)]
+        if not any(off.any() for off in left):
             return True
     return False
 

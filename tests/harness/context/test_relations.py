@@ -82,7 +82,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def opened(model: Path, engine: str) -> Iterator[Context]:
+def opened(model: Path, engine: str, n_tokens: int = 12) -> Iterator[Context]:
     plan = Plan(
         case="f32",
         model=model,
@@ -90,7 +90,7 @@ def opened(model: Path, engine: str) -> Iterator[Context]:
         engine=engine,
         oracle="reference",
         settings=EXACT,
-        n_tokens=12,
+        n_tokens=n_tokens,
         command="m",
     )
     found = open_plan(plan, lambda _: None)
@@ -100,8 +100,8 @@ def opened(model: Path, engine: str) -> Iterator[Context]:
         found.close()
 
 
-def logits_of(model: Path, engine: str) -> list[Verdict]:
-    with opened(model, engine) as context:
+def logits_of(model: Path, engine: str, n_tokens: int = 12) -> list[Verdict]:
+    with opened(model, engine, n_tokens) as context:
         return list(run_suites(context, ("logits",)))
 
 
@@ -146,3 +146,15 @@ def test_the_other_sequence_is_given_only_if_the_cache_has_room(model: Path) -> 
         context.settings = replace(context.settings, n_ctx=20)
         (verdict,) = run_suites(context, ("logits",))
     assert "beside another sequence" not in verdict.detail["same"]
+
+
+def test_a_wrong_choice_of_experts_is_found_in_whichever_way_it_shows(
+    tmp_path: Path,
+) -> None:
+    """Where a few rows are others, honest runs are asked whether they choose so as well: with
+    outputs of some tokens only they have more rows."""
+    model = builtin_model("moe", tmp_path)
+    found = logits_of(model, "mutant:experts-of-limited-capacity", n_tokens=32)
+    asked = {verdict.detail.get("asked") for verdict in found if verdict.status == "diverged"}
+    assert "with outputs of some tokens only" in asked
+    assert {v.status for v in found} <= {"agreed", "diverged"}
