@@ -61,19 +61,19 @@ class Move:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Extent:
+class DifferenceSize:
     """How large a difference is. share: of its limit, None where there is none; count: of elements
     that are off, None where nobody counted."""
 
     share: float | None = None
     count: int | None = None
 
-    def grows_to(self, other: "Extent", times: float) -> bool:
+    def grows_to(self, other: "DifferenceSize", times: float) -> bool:
         return larger(self.share, other.share, times, LIMITS) or larger(
             self.count, other.count, times, self.chance(other)
         )
 
-    def chance(self, other: "Extent") -> float:
+    def chance(self, other: "DifferenceSize") -> float:
         """How far apart the counts of one fault may be; bits and ids, which have no limit, are off
         or not, whatever else is rounded."""
         if self.share is None or other.share is None:
@@ -86,8 +86,8 @@ class Growth:
     """A difference of both runs that is not as large as it was. row: of run b."""
 
     row: Row
-    before: Extent
-    after: Extent
+    before: DifferenceSize
+    after: DifferenceSize
 
     @property
     def what(self) -> str:
@@ -187,25 +187,27 @@ def sizes_changed(a: RowsOfRun, b: RowsOfRun) -> tuple[list[Growth], list[Growth
     return grown, shrunk
 
 
-def extents(run: RowsOfRun) -> dict[Spot, tuple[Row, Extent]]:
+def extents(run: RowsOfRun) -> dict[Spot, tuple[Row, DifferenceSize]]:
     """Of every difference: one spot may have several, which are as large as the largest, and have
     the elements of all."""
-    found: dict[Spot, tuple[Row, Extent]] = {}
+    found: dict[Spot, tuple[Row, DifferenceSize]] = {}
     for row in run.verdicts:
         if row["status"] != "diverged":
             continue
-        first, so_far = found.get(spot_of(row), (row, Extent()))
+        first, so_far = found.get(spot_of(row), (row, DifferenceSize()))
         own = extent_of(row["detail"])
         shares = [share for share in (so_far.share, own.share) if share is not None]
         counts = [count for count in (so_far.count, own.count) if count is not None]
-        both = Extent(share=max(shares, default=None), count=sum(counts) if counts else None)
+        both = DifferenceSize(
+            share=max(shares, default=None), count=sum(counts) if counts else None
+        )
         found[spot_of(row)] = first, both
     return found
 
 
-def extent_of(detail: Mapping[str, Any]) -> Extent:
+def extent_of(detail: Mapping[str, Any]) -> DifferenceSize:
     count = detail.get("mismatched")
-    return Extent(share=share_in(detail), count=count if isinstance(count, int) else None)
+    return DifferenceSize(share=share_in(detail), count=count if isinstance(count, int) else None)
 
 
 def share_in(detail: Mapping[str, Any]) -> float | None:
