@@ -77,6 +77,7 @@ class SliceAsker:
     opening: Callable[[Plan, Callable[[str], None]], Opened] = open_plan
     # of the oracle's file, and of the subject's if it is another: reading a vocabulary takes long
     few: dict[bool, FewTokens | None] = field(default_factory=dict)
+    whole_vocabulary: bool = False  # of slices of one layer as well
     # by what llama.cpp's graph says of a layer: the keys that make one such, or why not
     roles: dict[tuple[tuple[Node, ...], bool], dict[str, int] | str] = field(default_factory=dict)
 
@@ -112,6 +113,16 @@ class SliceAsker:
         if own not in self.few:
             self.few[own] = few_tokens_of(file)
         return cut(recipe, self.few[own])
+
+    def ask_of_layer(self, make: Make, given: Sequence[Batch] = ()) -> SliceAnswer:
+        """On such a model with few tokens; with all of them from where on an engine does not answer
+        so: the size of its vocabulary, or ids of special tokens, may stand in its code."""
+        if not self.whole_vocabulary:
+            answer = self.ask(lambda file: self.with_few_tokens(file, make(file)), given)
+            if answer.status in ("agreed", "diverged") or not any(self.few.values()):
+                return answer
+            self.whole_vocabulary = True
+        return self.ask(make, given)
 
     def ask(self, make: Make, given: Sequence[Batch] = ()) -> SliceAnswer:
         """given: these batches, of an engine that shows logits."""

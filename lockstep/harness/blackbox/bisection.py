@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from lockstep.engine.errors import Unsupported
-from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.bisect.bisection import UNANSWERED, said_by_check
 from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, why_not_asked
 from lockstep.harness.blackbox.layers import LayerRow, as_it_is, half, of_layer
@@ -19,7 +18,6 @@ from lockstep.harness.blackbox.naming import FAILS, OF_ATTENTION, Asked, Part, p
 from lockstep.harness.blackbox.numbers import are_of_number_0, by_number
 from lockstep.harness.blackbox.parts import larger, smaller
 from lockstep.harness.blackbox.places import SeenInPlace, see_in_place
-from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import ATTENTION_OUT, FFN_OUT, n_layers
 from lockstep.harness.blackbox.slices import small as with_small_activations
 from lockstep.harness.blackbox.whole import TWIN, in_f32
@@ -163,10 +161,6 @@ def told_from_scale(asker: SliceAsker, eps: Part) -> Part:
     return eps if alone else replace(eps, name=EPS_OR_SCALE)
 
 
-def small_layer(asker: SliceAsker, layer: int, role: Mapping[str, int], file: GgufFile) -> Recipe:
-    return asker.with_few_tokens(file, with_small_activations(file, layer, role))
-
-
 def small_layers(asker: SliceAsker, n: int) -> list[LayerRow]:
     """Each layer's slice where activations are small: elsewhere nobody sees a wrong eps."""
     rows = []
@@ -176,7 +170,7 @@ def small_layers(asker: SliceAsker, n: int) -> list[LayerRow]:
             role = asker.role(layer)
         except Unsupported:
             continue  # it has no slice, as its other row says
-        answer = asker.ask(partial(small_layer, asker, layer, role))
+        answer = asker.ask_of_layer(partial(with_small_activations, layer=layer, role=role))
         parts = (EPS,) if answer.differs else ()
         rows.append(LayerRow(layer=layer, answer=answer, parts=parts, what=SMALL))
     return rows

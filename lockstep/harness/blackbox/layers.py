@@ -155,10 +155,10 @@ def half(
             changes = {**neutral.changes, **muting.changes}
             recipe = at_place(file, layer, role, changes)
             recipe = replace(recipe, keys={**recipe.keys, **neutral.keys})
-            recipe = with_own_head(recipe, neutral.head) if neutral.own_head else recipe
-            return recipe if every_token or role is None else asker.with_few_tokens(file, recipe)
+            return with_own_head(recipe, neutral.head) if neutral.own_head else recipe
 
-        return asker.ask(make, own.given)
+        whole = every_token or role is None
+        return asker.ask(make, own.given) if whole else asker.ask_of_layer(make, own.given)
 
     return ask
 

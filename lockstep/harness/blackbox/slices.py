@@ -26,7 +26,6 @@ EMBEDDINGS = ("token_embd", "position_embd")
 SMALL = 2.0**-10  # of activations: eps is much beside their squares
 NOT_BY_LAYER = ("rope.dimension_sections",)  # arrays that are as long by accident
 DENSE, MTP = "leading_dense_block_count", "nextn_predict_layers"
-PERIOD, FULL = "attention.sliding_window_pattern", "full_attention_interval"
 WINDOW, PERIOD = "attention.sliding_window", "attention.sliding_window_pattern"
 FULL = "full_attention_interval"
 NO_END = 1 << 20  # of a window that no text fills

@@ -120,9 +120,11 @@ def difference(
     bound = whole_run(context.noise_on(context.batches), largest(before))
     off = mismatch_between(before, after, bound.allowed)
     allowed = float(bound.allowed)
+    if off is None:
+        return None
     starts = np.cumsum([0, *(len(rows) for rows in first[:-1])])
     asked = np.concatenate([start + at for start, at in zip(starts, way.first, strict=True)])
-    if off is None or by_chance(context, context.batches, before, [after], allowed, rows=asked):
+    if by_chance(context, context.batches, before, [after], allowed, rows=asked):
         return None
     far = worst_distance(before, after) / (largest(before) or 1.0)
     allowed /= largest(before) or 1.0

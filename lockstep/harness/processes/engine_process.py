@@ -81,8 +81,8 @@ def has_ended(process: Process) -> bool:
 
 
 def end_group(process: Process, ours: Sequence[Closable], owner: int) -> None:
-    """Kill it and whatever it has started, and reap it. In a fork of its owner, where the frames of
-    other threads end at once with all that they alone hold, nothing: the owner still asks it."""
+    """Kill it and whatever it has started, and reap it. In a fork of its owner nothing: what is
+    garbage there may be asked by the owner still."""
     if os.getpid() != owner:
         return
     if isinstance(process, ForkedProcess):

@@ -14,7 +14,6 @@ from lockstep.harness.suites.parts.originals import Original, originals_of
 from lockstep.harness.suites.parts.pieces import sides
 
 AT_MOST, LONGEST = 60, 200  # differences in one verdict, characters of an input or an answer
-LONG = 1 << 16  # bytes: such a text is asked each way once, for flags change nothing of a length
 WHOLE = 4000  # characters of the shortest that differs: one text is very long
 BEYOND = b"\xf5\x80\x80\x80 too far"  # asked by itself: see Tokens.beyond
 TEXTS: tuple[bytes, ...] = (
@@ -86,12 +85,10 @@ class Tokens(Suite, name="tokens"):
         if not said.keys() >= {*texts}:
             said |= zip(texts, context.ask(context.oracle, "tokenize", texts), strict=True)
         n_vocab = context.facts.n_vocab
-        rows = [said[text] for text in texts if len(text) < LONG]
-        rows += [[token] for token in some_tokens(n_vocab)]
-        long = [said[text] for text in texts if len(text) >= LONG]
+        rows = [*(said[text] for text in texts), *([token] for token in some_tokens(n_vocab))]
         both = itertools.product((True, False), repeat=2)
         flags = [{"remove_special": remove, "unparse_special": unparse} for remove, unparse in both]
-        yield from asked(context, "decode", flags, partial(self.decoded, rows=rows, long=long))
+        yield from asked(context, "decode", flags, partial(self.decoded, rows=rows))
 
     def encoded(
         self,
@@ -102,15 +99,14 @@ class Tokens(Suite, name="tokens"):
     ) -> Verdict:
         """Texts on which llama.cpp is known to differ from the original are asked as well.
 
-        said: becomes what the oracle makes of them with the first flags that are answered: some
-        take it a second.
+        said: becomes what the oracle makes of them with all flags: some take it a second.
         """
         every = [*TEXTS, *MORE_TEXTS, *(each.text for each in known)]
-        every = [text for text in every if len(text) < LONG or text not in said]
         texts = [text for text in every if may_be_asked(context, text)]
         known = [each for each in known if each.text in texts]
         expected, actual = context.ask_both("tokenize", texts, **flags)
-        said |= {**dict(zip(texts, expected, strict=True)), **said}
+        if all(flags.values()):
+            said |= zip(texts, expected, strict=True)
         verdict = judged(context, "encode", flags, texts, expected, actual, known)
         return with_left_out(verdict, len(every) - len(texts))
 
@@ -136,16 +132,9 @@ class Tokens(Suite, name="tokens"):
         )
 
     def decoded(
-        self,
-        context: Context,
-        flags: dict[str, bool],
-        rows: Sequence[Sequence[int]],
-        long: list[list[int]],
+        self, context: Context, flags: dict[str, bool], rows: Sequence[Sequence[int]]
     ) -> Verdict:
-        """Long rows are asked with the first flags that are answered, and then forgotten."""
-        rows = [*rows, *long]
         expected, actual = context.ask_both("detokenize", rows, **flags)
-        long.clear()
         fit = [may_be_asked(context, text) for text in expected]
         given, want, got = (list(itertools.compress(a, fit)) for a in (rows, expected, actual))
         verdict = judged(context, "decode", flags, given, want, got)

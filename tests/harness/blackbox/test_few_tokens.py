@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.blackbox.few_tokens import KEPT, cut, few_tokens_of
 from lockstep.harness.blackbox.rewriting import rewrite
 from lockstep.harness.blackbox.slices import slice_of
+from lockstep.harness.records import Evaluation, Request
 from lockstep.harness.shadow.models import make_variant, opened
 from lockstep.harness.synth.any_arch import variant_named, with_vocabulary
 from lockstep.harness.synth.llama import LlamaRecipe
@@ -83,3 +85,19 @@ def test_both_engines_take_slices_with_few_tokens_and_the_wrong_layer_is_named(
         assert len(recipe.rows["token_embd.weight"]) < LARGE / 4
     finally:
         asker.close()
+
+
+class KnowsItsVocabulary(Reference, name="test:knows-its-vocabulary"):
+    """Honest, with the size of it in its code."""
+
+    def evaluate(self, request: Request) -> Evaluation:
+        found = super().evaluate(request)
+        if found.logits[0].shape[1] != LARGE:
+            raise IndexError(LAST)
+        return found
+
+
+def test_an_engine_that_takes_no_other_vocabulary_is_asked_with_its_own(tmp_path: Path) -> None:
+    found = bisected(large(tmp_path, "llama"), tmp_path / "made", engine=KnowsItsVocabulary.name)
+    assert {row.answer.status for row in found.rows} == {"agreed"}
+    assert {row.layer for row in found.rows} == {None, 0, 1}
