@@ -16,7 +16,7 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.gguf.split_files import open_model
 from lockstep.engine.quants.base import F32
 from lockstep.engine.registry import Registered
-from lockstep.engine.tokenizers.base import tokenizer_of
+from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.asking.session import in_words
 from lockstep.harness.context.runner import Runner, Session
@@ -112,6 +112,11 @@ class Context:
     def file(self) -> GgufFile:
         """The oracle's."""
         return open_model(self.model)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Ours, of the oracle's file. Raises an EngineError where there is none."""
+        return tokenizer_of(self.file.metadata)
 
     @cached_property
     def honest(self) -> HonestRuns:
@@ -248,7 +253,7 @@ class Context:
             return False  # nobody looked at its file
         try:
             if question in ("tokenize", "detokenize"):
-                tokenizer_of(self.file.metadata)
+                _ = self.tokenizer
         except EngineError:
             return False
         return not self.facts.not_ours or question not in ("evaluate", "greedy")

@@ -11,7 +11,6 @@ import numpy as np
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import EngineError
 from lockstep.engine.quants.base import F32
-from lockstep.engine.tokenizers.base import tokenizer_of
 from lockstep.engine.tokenizers.vocabulary import Attr
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.further_runs import LeftOut, longer, with_rows
@@ -104,7 +103,7 @@ def names(context: Context, lists: Sequence[Sequence[tuple[Any, float]]]) -> dic
     if not any(type(token) is bytes for row in lists for token, _ in row):
         return {}
     try:
-        tokenizer = tokenizer_of(context.file.metadata)
+        tokenizer = context.tokenizer
     except EngineError as error:
         text = f"candidates are texts, and our own reader cannot tell whose: {error}"
         raise NoAnswer("not-compared", text, {}) from error

@@ -16,7 +16,7 @@ import numpy as np
 from lockstep.engine.batch import Batch, steps_of
 from lockstep.engine.errors import EngineError
 from lockstep.engine.quants.base import F32
-from lockstep.engine.tokenizers.base import Tokenizer, cleaned, tokenizer_of
+from lockstep.engine.tokenizers.base import Tokenizer, cleaned
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.further_runs import n_cells
 from lockstep.harness.context.suite import BUSY, Context, NoAnswer, Suite, not_offered
@@ -193,7 +193,7 @@ class Pieces:
     @classmethod
     def of(cls, context: Context) -> "Pieces":
         try:
-            return cls(tokenizer=tokenizer_of(context.file.metadata))
+            return cls(tokenizer=context.tokenizer)
         except EngineError as error:
             text = f"our own reader cannot tell the texts of tokens: {error}"
             raise NoAnswer("not-compared", text, {}) from error

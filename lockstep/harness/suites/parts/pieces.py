@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockstep.engine.errors import EngineError
-from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
+from lockstep.engine.tokenizers.base import Tokenizer
 from lockstep.harness.context.suite import Context
 from lockstep.harness.report.text import printable
 
@@ -16,7 +16,7 @@ def pieces_of(context: Context, ids: Sequence[int]) -> list[str | None] | None:
     if not context.facts.has_vocabulary:
         return None
     try:
-        tokenizer = tokenizer_of(context.file.metadata)
+        tokenizer = context.tokenizer
     except EngineError:
         return None
     return [piece_of(tokenizer, id_) for id_ in ids]
