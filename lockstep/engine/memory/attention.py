@@ -120,11 +120,15 @@ class Attention(Memory):
         self.streams, self.tried = before, placed
         return placed if len(placed) == len(ubatches) else None
 
+    def look_at(self, stream: int) -> None:
+        if self.seen.watched:
+            self.seen.slots.append([self.window, stream, *self.streams[stream].look()])
+
     def find(self, batch: Entries, ubatch: Ubatch) -> Placed | None:
         seqs = sorted({s for at in ubatch.order for s in batch[at].seqs})
         for seq in seqs:
             stream = self.stream(seq)
-            self.seen.slots.append([self.window, stream, *self.streams[stream].look()])
+            self.look_at(stream)
         streams = [0] if self.unified else seqs
         n = len(ubatch.order) // len(streams)
         cells = [self.streams[s].find(n, self.hidden) for s in streams]
@@ -222,7 +226,7 @@ class Attention(Memory):
             return True
         stream = self.stream(seq)
         cells = self.streams[stream]
-        self.seen.slots.append([self.window, stream, *cells.look()])
+        self.look_at(stream)
         found = cells.find(len(rows), self.hidden)
         if found is None:
             return False

@@ -17,8 +17,10 @@ from lockstep.engine.quants.base import F32
 
 @dataclass
 class SeenCells:
-    """What can be observed of one call: every ubatch formed, the cells looked at."""
+    """What can be observed of one call: every ubatch formed and, if `watched`, the cells looked at:
+    to write those down takes longer than to find a place among them."""
 
+    watched: bool = False
     ubatches: list[Ubatch] = field(default_factory=list)
     slots: list[list[Any]] = field(default_factory=list)
 

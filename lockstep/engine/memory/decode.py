@@ -21,7 +21,7 @@ def decode(
 
     Raises InvalidBatch or NoRoom, and nothing has changed.
     """
-    memory.seen = SeenCells()
+    memory.seen = SeenCells(watched=memory.seen.watched)
     rule = refusal(
         batch,
         n_vocab=n_vocab,

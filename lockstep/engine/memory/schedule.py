@@ -30,7 +30,7 @@ class Schedule:
 
     def step(self, step: Sequence[Any]) -> dict[str, Any]:
         memory = self.memory
-        memory.seen = SeenCells()
+        memory.seen = SeenCells(watched=True)
         logits, batch = None, []
         if step[0] == "decode":
             batch = [Entry(t, p, frozenset(s), bool(out)) for t, p, s, out in step[1]]
