@@ -304,7 +304,7 @@ def read_array(fields: Fields, depth: int, *, keep: bool) -> Value:
     check_count(fields, at, n, LEAST_BYTES[element], f"{element.name} elements")
     data: Any
     if element is ValueType.STR:
-        data = gathered(map(text_of, strings(fields, n)) if keep else strings(fields, n), keep=keep)
+        data = read_texts(fields, n, keep=keep)
     elif element is ValueType.ARR:
         inner = (read_array(fields, depth + 1, keep=keep) for _ in range(n))
         data = gathered(inner, keep=keep)
@@ -339,18 +339,21 @@ def check_bools(fields: Fields, at: int, values: NDArray[np.uint8]) -> None:
         refuse("bool", at + index, f"{text}, expected 0 or 1")
 
 
-def strings(fields: Fields, n: int) -> Iterator[bytes]:
+def read_texts(fields: Fields, n: int, *, keep: bool) -> list[str] | None:
     # A vocabulary has 256k of them, so this loop does without the helpers until something is wrong.
     buffer, at, end, unpack = fields.buffer, fields.at, fields.end, U64.unpack_from
+    found: list[str] = []
     for index in range(n):
         start = at + 8
         stop = start + unpack(buffer, at)[0] if start <= end else end + 1
         if stop > end:
             fields.at = at
             fields.string(f"string {index}")  # refuses it with the right words
+        if keep:
+            found.append(buffer[start:stop].decode("utf-8", "surrogateescape"))
         at = stop
-        yield buffer[start:stop]
     fields.at = at
+    return found if keep else None
 
 
 def text_of(raw: bytes) -> str:

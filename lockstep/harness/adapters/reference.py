@@ -1,6 +1,7 @@
 """Our own engine, with ggml's deliberate roundings."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -215,11 +216,17 @@ def vocabulary_size(file: GgufFile) -> int:
 
 
 def summary_of(file: GgufFile) -> FileSummary:
+    metadata = {key: (v.type_name, plain(v)) for key, v in file.metadata.items()}
+    return replace(listing_of(file), metadata=metadata)
+
+
+def listing_of(file: GgufFile) -> FileSummary:
+    """Of its tensors: a large vocabulary is not read for it."""
     return FileSummary(
         version=file.version,
         alignment=file.alignment,
         data_offset=file.data_offset,
-        metadata={key: (v.type_name, plain(v)) for key, v in file.metadata.items()},
+        metadata={},
         tensors=tuple(
             TensorSummary(
                 name=t.name,
@@ -237,12 +244,11 @@ def plain(value: Value) -> Any:
     if value.element is None:
         kept: Any = value.data
         return kept if isinstance(kept, str) else summary.scalar(value.type.name, kept)
-    items = list(value.data)
     if value.element.name == "STR":
-        return items
+        return list(value.data)
     if value.element.name == "ARR":
-        return [plain(item) for item in items]
-    return [summary.scalar(value.element.name, item) for item in items]
+        return [plain(item) for item in value.data]
+    return summary.scalars(value.element.name, value.data)
 
 
 class TensorRecorder:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,12 @@ def facts_of(path: Path | None) -> Facts:
     """A file that is not there or not read tells nothing, and its engine answers for itself."""
     if path is None or not path.is_file():
         return Facts()
-    n_bytes = path.stat().st_size
+    now = path.stat()
+    return facts_at(path, now.st_size, now.st_mtime_ns)
+
+
+@lru_cache(maxsize=8)  # of one file every session wants them
+def facts_at(path: Path, n_bytes: int, _changed: int) -> Facts:
     try:
         with GgufFile.open(path) as file:
             return facts_in(file, n_bytes)

@@ -275,7 +275,7 @@ def along_llama_cpp(context: Context) -> AlongLlamaCpp:
     s = context.settings
     return AlongLlamaCpp(
         llama_cpp=context.llama_cpp,
-        path=context.model,
+        file=context.file,
         build=Build(lanes=context.lanes, n_threads=s.n_threads, generic=s.generic),
         embeddings=context.embeddings,
         flash_attn=s.flash_attn,

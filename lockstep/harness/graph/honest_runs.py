@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,6 @@ from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch, joined
 from lockstep.engine.gguf.file import GgufFile
-from lockstep.engine.gguf.split_files import open_model
 from lockstep.engine.ops.build import Build
 from lockstep.engine.quants.base import F32
 from lockstep.harness.context.runner import Session
@@ -34,15 +31,11 @@ class AlongLlamaCpp:
     """Of any architecture: llama.cpp's graph replayed with our ops; a wrong graph is not seen."""
 
     llama_cpp: Session
-    path: Path
+    file: GgufFile
     build: Build
     embeddings: bool = False  # instead of logits
     flash_attn: bool = False
     begun: dict[bytes, Ahead] = field(default_factory=dict)  # floors that forks compute
-
-    @cached_property
-    def file(self) -> GgufFile:
-        return open_model(self.path)
 
     def recording(self, batches: Sequence[Batch]) -> Program:
         found = record(self.llama_cpp, batches, embeddings=self.embeddings)

@@ -98,8 +98,8 @@ def graph_of_subject(context: Context) -> Program | None:
 
 @contextmanager
 def both_files(context: Context) -> Iterator[tuple[GgufFile, GgufFile]]:
-    with open_model(context.model) as oracle, open_model(context.subject_model) as subject:
-        yield oracle, subject
+    with open_model(context.subject_model) as subject:
+        yield context.file, subject
 
 
 def differing_keys(oracle: GgufFile, subject: GgufFile) -> tuple[str, ...]:

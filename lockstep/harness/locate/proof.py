@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.gguf.split_files import open_model
 from lockstep.engine.ops.build import Build
 from lockstep.harness.context.suite import Context
 from lockstep.harness.graph.aliases import places_by_site
@@ -111,15 +110,14 @@ def other_designs(context: Context) -> Iterator[Callable[[Values], Rows]]:
     context.progress("honest runs of other designs with the same tensors put in")
     program = recorded(context)
     places = places_by_site(program, wires_of(program))
-    with open_model(context.model) as file:
 
-        def run(build: Build, values: Values) -> Rows:
-            given = {places[site]: value for site, value in values.items() if site in places}
-            found = replay(program, file, build, Wide(sizes=False), values=given)
-            return np.concatenate(whole(found)).astype(np.float32)
+    def run(build: Build, values: Values) -> Rows:
+        given = {places[site]: value for site, value in values.items() if site in places}
+        found = replay(program, context.file, build, Wide(sizes=False), values=given)
+        return np.concatenate(whole(found)).astype(np.float32)
 
-        for build in other_builds(build_of(context), quantised=is_quantised(file)):
-            yield partial(run, build)
+    for build in other_builds(build_of(context), quantised=is_quantised(context.file)):
+        yield partial(run, build)
 
 
 def other_builds(build: Build, *, quantised: bool) -> Iterator[Build]:

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.choices import choices
-from lockstep.engine.gguf.split_files import open_model
 from lockstep.engine.node import Node
 from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.suite import Context
@@ -54,28 +53,27 @@ def locate_segments(context: Context, given: Values | None = None) -> Findings:
     lost = [p for p, value in shown.items() if stored.get(p) == "F16" and np.isinf(value).any()]
     shown = {p: value for p, value in shown.items() if p not in unfit and p not in lost}
     context.progress(f"judging what {len(shown)} shown tensors enclose")
-    with open_model(context.model) as file:
-        judge = SegmentJudge(
-            program=program,
-            wires=wires,
-            file=file,
-            build=build_of(context),
-            shown=shown,
-            stored=stored,
-            given={places[site]: value for site, value in (given or {}).items()},
-            seed=context.seed,
-        )
-        ahead = Ahead(partial(errors_of, judge)) if may_fork() and not is_small(file) else None
-        try:
-            found = {judge.place_of[f.site]: f for f in judge.findings()}
-            # of an order that was found since it knows nothing
-            told = None if ahead is None or judge.orders else ahead.result()
-            errors = errors_of(judge) if told is None else told
-        finally:
-            if ahead is not None:
-                ahead.close()
-        found |= {p: unusable(wires[p], judge.op_of[wires[p].site], m) for p, m in unfit.items()}
-        free = dict(zip((wires[place].site for place in shown), errors.tolist(), strict=True))
+    judge = SegmentJudge(
+        program=program,
+        wires=wires,
+        file=context.file,
+        build=build_of(context),
+        shown=shown,
+        stored=stored,
+        given={places[site]: value for site, value in (given or {}).items()},
+        seed=context.seed,
+    )
+    ahead = Ahead(partial(errors_of, judge)) if may_fork() and not is_small(context.file) else None
+    try:
+        found = {judge.place_of[f.site]: f for f in judge.findings()}
+        # of an order that was found since it knows nothing
+        told = None if ahead is None or judge.orders else ahead.result()
+        errors = errors_of(judge) if told is None else told
+    finally:
+        if ahead is not None:
+            ahead.close()
+    found |= {p: unusable(wires[p], judge.op_of[wires[p].site], m) for p, m in unfit.items()}
+    free = dict(zip((wires[place].site for place in shown), errors.tolist(), strict=True))
     fixed = context.subject_info.fixed
     names = {places[s]: s for s in values if places.get(s) in shown and s.name not in fixed}
     if judge.orders:  # its experts come in another order than the oracle's

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.engine.errors import EngineError
+from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.gguf.split_files import open_model
 from lockstep.harness.acid.explain import GIVEN_IDS, below, rests_on_nothing_wrong
 from lockstep.harness.acid.measurements.base import Measurement
@@ -41,8 +42,10 @@ class Acid(Suite, name=SUITE):
         return facts.no_run
 
     def run(self, context: Context) -> Iterator[Verdict]:
-        report = report_in(context.subject_model)
-        if report is None or report_in(context.model) is None:
+        written = report_in(context.file)
+        same = context.subject_model == context.model
+        report = written if same else report_at(context.subject_model)
+        if report is None or written is None:
             if context.named:
                 yield context.verdict(SUITE, "not-applicable", NO_ACID)
             return
@@ -72,12 +75,16 @@ def says_that_it_cannot(error: NoAnswer) -> bool:
     return error.status in ("not-compared", "diverged") or bool(error.detail.get("said"))
 
 
-def report_in(path: Path) -> Report | None:
-    """Which report the model of that file writes; None: it is no acid model."""
+def report_in(file: GgufFile) -> Report | None:
+    """Which report its model writes; None: it is no acid model."""
+    name = file.metadata.get("general.name")
+    return report_named(str(name.data)) if name else None
+
+
+def report_at(path: Path) -> Report | None:
     try:
         with open_model(path) as file:
-            name = file.metadata.get("general.name")
-            return report_named(str(name.data)) if name else None
+            return report_in(file)
     except EngineError:
         return None
 

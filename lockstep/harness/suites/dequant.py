@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.gguf.split_files import parts_of
 from lockstep.engine.gguf.types import type_by_name
-from lockstep.harness.adapters.reference import summary_of
+from lockstep.harness.adapters.reference import listing_of
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import Context, NoAnswer, Suite
@@ -31,8 +31,9 @@ class Dequant(Suite, name="dequant"):
 
     def run(self, context: Context) -> Iterator[Verdict]:
         """Every tensor that the oracle's file holds, whatever the engines say that it holds."""
-        oracle = Side.of(context, context.oracle, context.model)
-        subject = Side.of(context, context.subject, context.subject_model)
+        held = {path: held_by(path) for path in {context.model, context.subject_model}}
+        oracle = Side.of(context, context.oracle, held[context.model])
+        subject = Side.of(context, context.subject, held[context.subject_model])
         agreed: dict[str, list[int]] = {}
         odd: Counter[str] = Counter()
         for i, tensor in enumerate(oracle.held.values()):
@@ -66,13 +67,13 @@ class Side:
     held: Mapping[str, TensorSummary]
 
     @classmethod
-    def of(cls, context: Context, session: Session, path: Path) -> "Side":
-        first, *others = (summary_at(part) for part in parts_of(path))
+    def of(cls, context: Context, session: Session, held: Mapping[Path, FileSummary]) -> "Side":
+        first, *others = held.values()
         said = context.read.get(session) or read_by(context, session) or first
         if {"tensors", "data_offset"} & {*said.unknown}:
             said = first
         # engines list the first part of a split model; of the others they are given what we read
-        listed = dict(zip(parts_of(path), (said, *others), strict=True))
+        listed = dict(zip(held, (said, *others), strict=True))
         return cls(
             session=session,
             places={
@@ -101,9 +102,13 @@ def read_by(context: Context, session: Session) -> FileSummary | None:
     return found
 
 
-def summary_at(path: Path) -> FileSummary:
-    with GgufFile.open(path) as file:
-        return summary_of(file)
+def held_by(path: Path) -> dict[Path, FileSummary]:
+    """The tensors in each file that the model is split into."""
+    found = {}
+    for part in parts_of(path):
+        with GgufFile.open(part) as file:
+            found[part] = listing_of(file)
+    return found
 
 
 def kinds(expected: TensorSummary, actual: TensorSummary) -> str:

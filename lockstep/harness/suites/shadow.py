@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from functools import partial
 
-from lockstep.engine.gguf.split_files import open_model
 from lockstep.engine.ops.build import Build
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.further_runs import is_small
@@ -46,16 +45,15 @@ def said_of(context: Context, oracle: Session) -> Iterator[Said]:
     """It judges the oracle, so an oracle that shows no graph leaves nothing to do."""
     settings = context.settings
     build = Build(lanes=context.lanes, n_threads=settings.n_threads, generic=settings.generic)
-    with open_model(context.model) as file:
-        judge = ShadowJudge(file, build)
-        outcome = capture(oracle, judge, context.batches)
-        if isinstance(outcome, Unanswerable):
-            yield "excused", f"{oracle.name} shows no graph to recompute: {outcome.message}", {}, ()
-            return
-        if isinstance(outcome, Rejected):
-            yield "not-compared", f"{oracle.name} refuses the model: {outcome.message}", {}, ()
-            return
-        context.answer(oracle, "capture", outcome)
-        yield from verdicts_of(judge, lambda *said: said)
-        if wrong := all_seen(judge, outcome):
-            yield "not-compared", wrong, {}, ()
+    judge = ShadowJudge(context.file, build)
+    outcome = capture(oracle, judge, context.batches)
+    if isinstance(outcome, Unanswerable):
+        yield "excused", f"{oracle.name} shows no graph to recompute: {outcome.message}", {}, ()
+        return
+    if isinstance(outcome, Rejected):
+        yield "not-compared", f"{oracle.name} refuses the model: {outcome.message}", {}, ()
+        return
+    context.answer(oracle, "capture", outcome)
+    yield from verdicts_of(judge, lambda *said: said)
+    if wrong := all_seen(judge, outcome):
+        yield "not-compared", wrong, {}, ()

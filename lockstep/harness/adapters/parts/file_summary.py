@@ -6,6 +6,10 @@ str with undecodable bytes as surrogates, and arrays are lists.
 
 import math
 from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 VALUE_TYPES = (  # by gguf_type of ggml/include/gguf.h
     *("U8", "I8", "U16", "I16", "U32", "I32", "F32", "BOOL", "STR", "ARR", "U64", "I64", "F64"),
@@ -24,6 +28,14 @@ def scalar(type_name: str, value: bool | int | float) -> Scalar:
     if type_name in ("F32", "F64"):
         return "nan" if math.isnan(value) else float(value)
     return int(value)
+
+
+def scalars(type_name: str, values: NDArray[Any]) -> list[Scalar]:
+    """The same of an array of them: a vocabulary has some hundred thousand."""
+    found: list[Scalar] = values.tolist()
+    if type_name in ("F32", "F64") and np.isnan(values).any():
+        return [scalar(type_name, value) for value in values]
+    return found
 
 
 def array_type(item_type: str) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.gguf.split_files import open_model
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.graph.aliases import places_by_site, renamed
 from lockstep.harness.graph.program import Place, Program
@@ -55,20 +54,19 @@ def products_between_nodes(context: Context, keep: Keep) -> Findings:
         who = context.subject.name
         raise NoAnswer(nothing_shown(context), f"nothing can be put into the runs of {who}", {})
     sparse = shown_by(context, replace(request, replace=given))
-    with open_model(context.model) as file:
-        judge = SegmentJudge(
-            program=program,
-            wires=wires,
-            file=file,
-            build=build_of(context),
-            shown={places[site]: value for site, value in sparse.items() if site in places},
-            given={places[site]: value for site, value in given.items()},
-            seed=context.seed,
-        )
-        starts = {wires[place].site for place in judge.given}
-        ends = {wire.site for wire in products.values() if not starts.isdisjoint(wire.inputs)}
-        ends |= {site for site, at in rare.items() if at.keys() <= given.keys()}
-        found = tuple(f for f in judge.findings() if f.site in ends)
+    judge = SegmentJudge(
+        program=program,
+        wires=wires,
+        file=context.file,
+        build=build_of(context),
+        shown={places[site]: value for site, value in sparse.items() if site in places},
+        given={places[site]: value for site, value in given.items()},
+        seed=context.seed,
+    )
+    starts = {wires[place].site for place in judge.given}
+    ends = {wire.site for wire in products.values() if not starts.isdisjoint(wire.inputs)}
+    ends |= {site for site, at in rare.items() if at.keys() <= given.keys()}
+    found = tuple(f for f in judge.findings() if f.site in ends)
     judged = {finding.site for finding in found}
     return Findings(
         all=found,
