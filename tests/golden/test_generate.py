@@ -1,11 +1,13 @@
 """The generator writes the same bytes again, and the oracle still says what the goldens say."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from lockstep.golden import generate
 from lockstep.golden.fetch import NAMES
 from lockstep.golden.generate import regenerate
 from lockstep.golden.load import load_vectors
@@ -13,6 +15,7 @@ from lockstep.golden.manifest import NAME, read_manifest
 from lockstep.golden.store import DEFAULT_ROOT, BrokenGolden, parse_tensors, tensor_bytes
 from lockstep.golden.suites.base import Golden
 from lockstep.golden.verify import holds, verify
+from lockstep.golden.write import Made, Progress
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 from tests.golden.folders import (
     FETCHED_PATHS,
@@ -31,13 +34,22 @@ pytestmark = needs_oracle
 
 
 @pytest.fixture(scope="module")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Everything made anew; stories260K only where its file is."""
-    root = tmp_path_factory.mktemp("fresh") / "v1"
-    regenerate(root)
-    if STORIES.exists():
-        regenerate(root, [STORIES])
-    return root
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Everything made anew; stories260K only where its file is. What was made is what will be
+    written again: that it is made the same again is seen by what the tree holds."""
+    root, made = tmp_path_factory.mktemp("fresh") / "v1", list[Made]()
+    of_builtin = generate.of_builtin
+
+    def made_once(oracle: str, progress: Progress) -> list[Made]:
+        made.extend(() if made else of_builtin(oracle, progress))
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generate, "of_builtin", made_once)
+        regenerate(root)
+        if STORIES.exists():
+            regenerate(root, [STORIES])
+        yield root
 
 
 def other_bytes(fresh: Path, *beginnings: str, stories: bool = False) -> list[str]:

@@ -25,6 +25,7 @@ from lockstep.harness.graph.expert_choice import CHOOSE, chosen, legal, rows_to_
 from lockstep.harness.graph.expert_order import in_own_order
 from lockstep.harness.graph.held_segment import HeldSegment, hidden_cells
 from lockstep.harness.graph.node_designs import Computed, designs_of
+from lockstep.harness.graph.other_conversions import converted_otherwise
 from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
 from lockstep.harness.graph.rare_choices import explained
 from lockstep.harness.graph.replay import replay
@@ -35,7 +36,7 @@ from lockstep.harness.graph.watched import Look, Seen, Watched
 from lockstep.harness.graph.ways import Honest, Noisy, Wide
 from lockstep.harness.graph.wiring import Dependencies, Wire
 from lockstep.harness.judging.compare import mismatch_between
-from lockstep.harness.judging.conversions import builds, is_type_in_blocks
+from lockstep.harness.judging.conversions import is_type_in_blocks
 from lockstep.harness.judging.designs import Other
 from lockstep.harness.judging.judge import SiteFinding, without_fault
 from lockstep.harness.judging.stored import half_step, step_of
@@ -93,7 +94,7 @@ class SegmentJudge:
                 left = [s for s in suspects if is_wrong(known[s.place])]
                 rare = explained(self, left, honest, noise, is_small=is_small(self.file))
                 known |= {place: without_fault(known[place]) for place in rare}
-                known |= self.converted_otherwise(found, known, noises)
+                known |= converted_otherwise(self, found, known, noises)
             found = [(segment, known.get(segment.place, one)) for segment, one in found]
         yield from (finding for _, finding in found)
 
@@ -304,29 +305,6 @@ class SegmentJudge:
         if suspects:
             self.run(Honest(), look=look, of=suspects)
         return found
-
-    def converted_otherwise(
-        self, found: Sequence[Found], known: Mapping[Place, SiteFinding], noises: Noises
-    ) -> dict[Place, SiteFinding]:
-        """Of an engine that has another format for activations: what agrees with one. Such an
-        engine computes so with most weights, or it is the reason of all that is wrong."""
-        wrong = [segment for segment, _ in found if is_wrong(known.get(segment.place))]
-        left = [segment for segment in wrong if self.quantised([segment])]  # no other one changes
-        every = self.quantised(segment for segment, _ in found)
-        most = 2 * len(self.quantised(left)) > len(every)
-        all_of_them = len(left) == len(wrong) and any(segment.rounds for segment in left)
-        best: dict[Place, SiteFinding] = {}
-        if not (left and (most or all_of_them)):
-            return best
-        for build in builds(self.build, every=True):
-            run = self.run(Wide(), build, of=left)
-            tried = (self.again(s, (run[s.place],), noises) for s in left)
-            fine = {h.segment.place: self.said(h) for h in tried if h.mismatch is None}
-            best = max(best, fine, key=len)
-            if len(best) == len(left):
-                break
-        explained = self.quantised(segment for segment in left if segment.place in best)
-        return best if 2 * len(explained) > len(every) or len(best) == len(wrong) else {}
 
     def quantised(self, segments: Iterable[Segment]) -> set[str]:
         """Weights that activations are converted for."""

@@ -1,0 +1,80 @@
+"""Segments of an engine that converts activations to another format than llama.cpp, or to none.
+
+Such an engine computes so with most weights, or it is the reason of all that is wrong with it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from lockstep.engine.ops.build import Build
+from lockstep.harness.graph.held_segment import HeldSegment
+from lockstep.harness.graph.program import Place
+from lockstep.harness.graph.row_noise import Noises
+from lockstep.harness.graph.segment import Found, Segment, is_wrong
+from lockstep.harness.graph.watched import Seen
+from lockstep.harness.graph.ways import Honest, Wide
+from lockstep.harness.judging.conversions import builds
+from lockstep.harness.judging.judge import SiteFinding
+
+
+class Judge(Protocol):
+    """Of segments."""
+
+    build: Build
+
+    def run(
+        self, way: Honest, build: Build | None = None, *, of: Sequence[Segment]
+    ) -> Mapping[Place, Seen]: ...
+
+    def again(self, segment: Segment, ways: Iterable[Seen], noises: Noises) -> HeldSegment: ...
+
+    def said(self, held: HeldSegment) -> SiteFinding: ...
+
+    def quantised(self, segments: Iterable[Segment]) -> set[str]: ...
+
+
+def converted_otherwise(
+    judge: Judge, found: Sequence[Found], known: Mapping[Place, SiteFinding], noises: Noises
+) -> dict[Place, SiteFinding]:
+    """What agrees with the format that most agrees with, if that is enough."""
+    wrong = [segment for segment, _ in found if is_wrong(known.get(segment.place))]
+    left = [segment for segment in wrong if judge.quantised([segment])]  # no other one changes
+    every = judge.quantised(segment for segment, _ in found)
+    most = 2 * len(judge.quantised(left)) > len(every)
+    all_of_them = len(left) == len(wrong) and any(segment.rounds for segment in left)
+    best: dict[Place, SiteFinding] = {}
+    if not (left and (most or all_of_them)):
+        return best
+    first, rest = enough_to_refute(judge, left, len(every))
+    for build in builds(judge.build, every=True):
+        fine = agreeing(judge, first, build, noises)
+        if fine:
+            fine |= agreeing(judge, rest, build, noises)
+        best = max(best, fine, key=len)
+        if len(best) == len(left):
+            break
+    explained = judge.quantised(segment for segment in left if segment.place in best)
+    return best if 2 * len(explained) > len(every) or len(best) == len(wrong) else {}
+
+
+def enough_to_refute(
+    judge: Judge, left: Sequence[Segment], weights: int
+) -> tuple[list[Segment], list[Segment]]:
+    """A format that none of the first agrees with is not the engine's: the rest has at most half
+    of so many weights."""
+    by_weight = sorted(left, key=lambda segment: sorted(judge.quantised([segment])))
+    n = 1
+    while 2 * len(judge.quantised(by_weight[n:])) > weights:
+        n += 1
+    return by_weight[:n], by_weight[n:]
+
+
+def agreeing(
+    judge: Judge, segments: Sequence[Segment], build: Build, noises: Noises
+) -> dict[Place, SiteFinding]:
+    """Those of them that an engine of this build would show."""
+    if not segments:
+        return {}
+    run = judge.run(Wide(), build, of=segments)
+    tried = (judge.again(s, (run[s.place],), noises) for s in segments)
+    return {h.segment.place: judge.said(h) for h in tried if h.mismatch is None}
