@@ -92,6 +92,9 @@ def tensor_bytes(tensors: Mapping[str, NDArray[Any]]) -> bytes:
     return save({key: np.ascontiguousarray(value) for key, value in tensors.items()})
 
 
+ENCODE = json.JSONEncoder(allow_nan=False).encode
+
+
 def canonical(value: Any) -> bytes:
     """The one way to write a document: sorted keys, lists of plain values on one line."""
     return (rendered(value, "") + "\n").encode("ascii")
@@ -100,11 +103,11 @@ def canonical(value: Any) -> bytes:
 def rendered(value: Any, margin: str) -> str:
     deeper = margin + " "
     if isinstance(value, dict) and value:
-        rows = [f"{json.dumps(k)}: {rendered(value[k], deeper)}" for k in sorted(value)]
-    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        rows = [f"{ENCODE(k)}: {rendered(value[k], deeper)}" for k in sorted(value)]
+    elif isinstance(value, list) and any(issubclass(t, dict | list) for t in {*map(type, value)}):
         rows = [rendered(item, deeper) for item in value]
     else:
-        return json.dumps(value, allow_nan=False)
+        return ENCODE(value)
     opening, closing = "{}" if isinstance(value, dict) else "[]"
     inner = ",\n".join(deeper + row for row in rows)
     return f"{opening}\n{inner}\n{margin}{closing}"

@@ -3,16 +3,18 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 from safetensors.numpy import load_file, save_file
 
 from lockstep.golden.manifest import NAME, ManifestEntry, manifest_bytes, read_manifest
-from lockstep.golden.schemas import FOLDER, fine, validator, violations
+from lockstep.golden.schemas import FOLDER, rule, schema_of, validator, violations
+from lockstep.golden.schemas.rules import fine, rule_of
 from lockstep.golden.store import DEFAULT_ROOT, BrokenGolden, canonical, inside, parse_json
 from lockstep.golden.verify import verify
 from tests.golden.folders import copied, edit_json, reseal
@@ -82,6 +84,49 @@ def test_a_list_that_is_seen_to_be_fine_is_fine_for_the_draft_too(
     assert fine(schema, values) is seen
     if seen:
         assert Draft202012Validator({"items": schema}).is_valid(values)
+
+
+WHATEVER = [None, True, 0, 1, -1, 1.0, 0.5, "", "x", "F32", "0f", [], {}, [1], [True], {"a": 1}]
+
+
+@pytest.mark.parametrize("name", sorted({entry.schema or "" for entry in DOCUMENTS}))
+def test_what_the_rules_let_pass_obeys_the_draft_whatever_is_put_in(name: str) -> None:
+    """In the shortest document of its schema: in the place of each value, and beside each key."""
+    paths = [DEFAULT_ROOT / entry.path for entry in DOCUMENTS if entry.schema == name]
+    document = shortened(json.loads(min(paths, key=lambda p: p.stat().st_size).read_text()))
+    draft = Draft202012Validator(schema_of(name))
+    assert rule(name)(document)
+    for around, key in places(document):
+        before = around[key]
+        for other in WHATEVER:
+            around[key] = other
+            assert not rule(name)(document) or draft.is_valid(document), (key, other)
+        around[key] = before
+        if isinstance(around, dict):
+            around["more"] = before
+            assert not rule(name)(document) or draft.is_valid(document), (key, "more")
+            del around["more"]
+
+
+def shortened(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: shortened(item) for key, item in value.items()}
+    return [shortened(item) for item in value[:4]] if isinstance(value, list) else value
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """What holds each value of a document, and by which key; of a list the first alone."""
+    keys = list(value) if isinstance(value, dict) else [*range(len(value))][:1]
+    for key in keys:
+        yield value, key
+        if isinstance(value[key], dict | list):
+            yield from places(value[key])
+
+
+def test_one_thing_of_two_that_both_fit_is_refused_and_a_boolean_is_no_number() -> None:
+    assert not rule_of({"oneOf": [{"type": "string"}, {"minLength": 1}]})("x")
+    assert not rule_of({"const": 1})(True)
+    assert not rule_of({"type": ["integer", "null"]})(False)
 
 
 def test_our_lists_break_the_schema_where_the_draft_says_that_they_do() -> None:

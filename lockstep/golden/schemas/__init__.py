@@ -1,7 +1,6 @@
 """The JSON Schemas of the vectors (draft 2020-12), and what a document has against them."""
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -10,17 +9,28 @@ from typing import Any
 from jsonschema import Draft202012Validator, ValidationError
 from jsonschema.validators import extend
 
+from lockstep.golden.schemas.rules import Rule, fine, rule_of
+
 FOLDER = Path(__file__).parent
-PLAIN = {"type", "minimum", "maximum", "pattern", "description"}  # keywords of what is not nested
 
 
 @cache
 def validator(name: str) -> Draft202012Validator:
+    kind = extend(Draft202012Validator, {"items": items})
+    made: Draft202012Validator = kind(schema_of(name))
+    return made
+
+
+@cache
+def rule(name: str) -> Rule:
+    return rule_of(schema_of(name))
+
+
+@cache
+def schema_of(name: str) -> Any:
     schemas = {s["$id"]: s for s in (json.loads(p.read_text()) for p in FOLDER.glob("*.json"))}
     own = next(key for key in schemas if key.endswith(f":{name}"))
-    kind = extend(Draft202012Validator, {"items": items})
-    made: Draft202012Validator = kind(inlined(schemas[own], schemas, own))
-    return made
+    return inlined(schemas[own], schemas, own)
 
 
 def inlined(value: Any, schemas: Mapping[str, Any], own: str) -> Any:
@@ -39,29 +49,14 @@ def inlined(value: Any, schemas: Mapping[str, Any], own: str) -> Any:
 def items(
     validator: Any, schema: Any, instance: Any, around: Mapping[str, Any]
 ) -> Iterator[ValidationError]:
-    """The draft's keyword, but a list of plain ids or strings that is fine is seen to be at once:
-    vectors hold half a million of them, and one by one they take most of the time."""
+    """The draft's keyword, but that a list of plain ids or strings is fine is seen at once."""
     if not (isinstance(instance, list) and "prefixItems" not in around and fine(schema, instance)):
         yield from Draft202012Validator.VALIDATORS["items"](validator, schema, instance, around)
 
 
-def fine(schema: Mapping[str, Any], values: list[Any]) -> bool:
-    """Whether all of them certainly obey; False may also mean that this is not the place to tell.
-
-    `type(v) is` and not isinstance: a Boolean is no integer.
-    """
-    if not schema.keys() <= PLAIN:
-        return False
-    if schema.get("type") == "integer" and "pattern" not in schema:
-        low, high = schema.get("minimum", -(1 << 63)), schema.get("maximum", 1 << 63)
-        return all(type(value) is int and low <= value <= high for value in values)
-    if schema.get("type") == "string" and not schema.keys() & {"minimum", "maximum"}:
-        obeys = re.compile(schema.get("pattern", "")).search
-        return all(type(value) is str and obeys(value) for value in values)
-    return False
-
-
 def violations(name: str, document: Any) -> Iterator[str]:
     """Each as a place in the document and a sentence."""
+    if rule(name)(document):
+        return
     for error in validator(name).iter_errors(document):
         yield f"{error.json_path}: {error.message[:200]}"
