@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def serve() -> None:
 def answers(lib: Any, model: Any, request: dict[str, Any]) -> dict[str, Any]:
     vocab = lib.llama_model_get_vocab(model)
     texts = [bytes.fromhex(text) for text in request["texts"]]
-    count = lib.llama_vocab_n_tokens(vocab)
+    asked = request["pieces"] or range(lib.llama_vocab_n_tokens(vocab))
     return {
         "encoded": [common.encode(lib, vocab, text, False, False) for text in texts],
         "flagged": [
@@ -60,10 +60,9 @@ def answers(lib: Any, model: Any, request: dict[str, Any]) -> dict[str, Any]:
             for flags in common.FLAGS
         ],
         "pieces": [
-            common.piece(lib, vocab, i, special).hex()
-            for i in range(count)
-            for special in (False, True)
+            common.piece(lib, vocab, i, special).hex() for i in asked for special in (False, True)
         ],
+        "asked": list(asked),
         "adds": [
             lib.llama_vocab_get_add_bos(vocab),
             lib.llama_vocab_get_add_eos(vocab),
@@ -102,13 +101,21 @@ class LlamaCpp:
             cwd=REPO,
         )
 
-    def ask(self, path: Path, texts: list[bytes], ids: list[list[int]]) -> dict[str, Any] | None:
+    def ask(
+        self,
+        path: Path,
+        texts: list[bytes],
+        ids: list[list[int]],
+        pieces: Sequence[int] = (),
+    ) -> dict[str, Any] | None:
+        """pieces: of all tokens, if none is named."""
         if self.process.poll() is not None:
             self.close()
             self.process = self.start()
         assert self.process.stdin
         assert self.process.stdout
         request = {"path": str(path), "texts": [text.hex() for text in texts], "ids": ids}
+        request["pieces"] = list(pieces)
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
@@ -183,6 +190,12 @@ def flagged(texts: list[bytes]) -> list[bytes]:
     return [*SPECIAL, *texts[::SOME]] if texts else []
 
 
+def some_pieces(count: int) -> list[int]:
+    """Of `seams`: the first, where those of every sort are, and some of the merged ones, which are
+    all written by one rule."""
+    return [*range(1000), *range(1000, count, SOME)]
+
+
 def seams(pre: str) -> dict[str, Typed]:
     """A vocabulary in which a cut is seldom without effect: pairs of bytes, merged in any order.
 
@@ -217,24 +230,32 @@ def seams_of_any() -> dict[str, Typed]:
 
 
 def opened(path: Path) -> Tokenizer:
+    """It encodes each text once: it is asked whether it can, for ids to decode, and to compare."""
     with GgufFile.open(path) as file:
-        return tokenizer_of(file.metadata)
+        tokenizer: Any = common.Remembering(tokenizer_of(file.metadata))
+    found: Tokenizer = tokenizer
+    return found
 
 
 def answered(tokenizer: Tokenizer, text: bytes) -> bool:
     """Whether we give ids; what we refuse, llama.cpp dies of."""
     try:
-        tokenizer.encode(text)
+        tokenizer.encode(text, add_special=False)
     except EngineError:
         return False
     return True
 
 
-def compare(llama_cpp: LlamaCpp, path: Path, tokenizer: Tokenizer, texts: list[bytes]) -> None:
+def compare(
+    llama_cpp: LlamaCpp,
+    path: Path,
+    tokenizer: Tokenizer,
+    texts: list[bytes],
+    pieces: Sequence[int] = (),
+) -> None:
     """Ask both for everything."""
-    tokenizer = common.Remembering(tokenizer)
     ids = common.id_lists(tokenizer, texts[::SOME])
-    theirs = llama_cpp.ask(path, texts, ids)
+    theirs = llama_cpp.ask(path, texts, ids, pieces)
     assert theirs is not None, "llama.cpp did not load the model"
     found = list(differences(tokenizer, theirs, texts, ids))
     assert not found, f"{len(found)} differences:\n" + "\n".join(found[:20])
@@ -258,7 +279,7 @@ def differences(
         ],
         "pieces": [
             (i, tokenizer.piece(i, special=special).hex())
-            for i in range(vocabulary.n_vocab)
+            for i in theirs["asked"]
             for special in (False, True)
         ],
         "adds": [

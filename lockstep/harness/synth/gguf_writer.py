@@ -15,6 +15,7 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from struct import Struct, error, pack
@@ -205,7 +206,8 @@ def _array(type_name: str, data: Any) -> bytes:
         if data.dtype != wanted or data.ndim != 1:
             raise TypeError(f"the array is {data.ndim}-dimensional {data.dtype}")
         return head + data.tobytes()
-    return head + b"".join(_scalar(kind, item) for item in data)
+    one = _string if kind is ValueType.STR else partial(_scalar, kind)
+    return head + b"".join(map(one, data))
 
 
 def _inner_array(inner: str, item: Any) -> bytes:
