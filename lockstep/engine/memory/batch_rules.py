@@ -48,7 +48,8 @@ def broken_positions(batch: Entries, pos_max: SeqPos) -> str | None:
 def diverged_couples(batch: Entries, pos_min: SeqPos, pos_max: SeqPos) -> str | None:
     """Sequences that share a token must span the same positions in memory."""
     for entry in batch:
-        if len({(pos_min(s), pos_max(s)) for s in entry.seqs}) > 1:
+        # of one sequence alone there is nothing to compare, and looking takes all cells
+        if len(entry.seqs) > 1 and len({(pos_min(s), pos_max(s)) for s in entry.seqs}) > 1:
             return "diverged"
     return None
 
