@@ -1,6 +1,7 @@
 """A model split over several files is checked like one in one file, from the first of its parts."""
 
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,11 @@ import pytest
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import InvalidModel
 from lockstep.engine.gguf.file import GgufFile
-from lockstep.engine.gguf.split_files import open_model
+from lockstep.engine.gguf.split_files import open_model, part_name
 from lockstep.engine.model import Model
 from lockstep.engine.ops.reference import ReferenceOps
 from lockstep.harness.cli import app
+from lockstep.harness.synth.gguf_writer import write_gguf
 from lockstep.harness.synth.twin import write_twin
 from tests.models import with_changed_weight, written
 from tests.split_files import write_parts
@@ -127,3 +129,26 @@ def lockstep(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
         app(list(arguments))
     out, err = capsys.readouterr()
     return int(end.value.code or 0), out + err
+
+
+def test_a_claim_of_very_many_parts_is_refused_before_they_are_named(tmp_path: Path) -> None:
+    """Their paths alone took all memory that there is."""
+    path = tmp_path / part_name("m", 0, 3_000_000_000)
+    write_gguf(path, {"split.count": ("U32", 3_000_000_000), "split.no": ("U16", 0)}, [])
+    with pytest.raises(InvalidModel, match=r"split.count is 3000000000, expected at most 65535"):
+        open_model(path)
+
+
+def test_one_tensor_in_two_parts_is_found_in_a_time_that_grows_with_their_number(
+    tmp_path: Path,
+) -> None:
+    """To count each name among all others took minutes for 40,000 of them."""
+    n = 20_000
+    for number, first in enumerate((0, n - 1)):
+        keys = {"split.count": ("U16", 2), "split.no": ("U16", number)}
+        rows = [(str(i), (0,), "F32", b"") for i in range(first, first + n)]
+        write_gguf(tmp_path / part_name("m", number, 2), keys, rows)
+    started = time.process_time()
+    with pytest.raises(InvalidModel, match=f"two of its 2 parts hold the tensor '{n - 1}'"):
+        open_model(tmp_path / part_name("m", 0, 2))
+    assert time.process_time() - started < 20

@@ -5,6 +5,7 @@ file's, the others are found by its name (`NAME-00001-of-00003.gguf`), and say w
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from lockstep.engine.errors import InvalidModel
 from lockstep.engine.gguf.file import GgufFile
 
 COUNT, NUMBER, N_TENSORS = "split.count", "split.no", "split.tensors.count"
+MOST_PARTS = (1 << 16) - 1  # llama.cpp keeps the count in a uint16
 NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.gguf", re.DOTALL)
 
 
@@ -64,6 +66,8 @@ def parts_of(path: Path) -> tuple[Path, ...]:
         count, number = number_in(file, COUNT), number_in(file, NUMBER)
     if count <= 1:
         return (path,)
+    if count > MOST_PARTS:
+        raise InvalidModel(f"{COUNT} is {count}, expected at most {MOST_PARTS}")
     named = NAME.fullmatch(path.name)
     if named is None or (int(named["number"]), int(named["count"])) != (number + 1, count):
         expected = part_name("NAME", number, count)
@@ -100,7 +104,7 @@ def check_tensors(path: Path, files: Sequence[GgufFile]) -> None:
     """Each is there once, and as many as the first file says."""
     names = [name for file in files for name in file.tensors]
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = Counter(names).most_common(1)[0][0]
         raise InvalidModel(f"two of its {len(files)} parts hold the tensor {twice!r}")
     said = number_in(files[0], N_TENSORS)
     if said != len(names):

@@ -154,8 +154,11 @@ def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Which of two values would be meant nobody knows."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"twice the key {next(k for k in found if keys.count(k) > 1)!r:.80}")
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"twice the key {key!r:.80}")
+            seen.add(key)
     return found
 
 

@@ -171,7 +171,7 @@ def read_parse(answer: Message) -> FileSummary:
         alignment=said.get("alignment", 0),
         data_offset=said.get("data_offset", 0),
         metadata={
-            key: (kind or "", value_of(kind or "F64", value)) for key, (kind, value) in keys.items()
+            key: (kind or "", value_of(kind or "", value)) for key, (kind, value) in keys.items()
         },
         tensors=tuple(tensor_of(row) for row in said.get("tensors", ())),
         unknown=tuple(unknown),
@@ -181,7 +181,7 @@ def read_parse(answer: Message) -> FileSummary:
 def value_of(kind: str, said: Any) -> Any:
     """JSON has neither NaN nor infinities: they are texts, and NaN is one in our records too.
 
-    Where the types are not shown every such text is taken for one.
+    Where the types are not shown a text stays one: "inf" is a token of most vocabularies.
     """
     if not kind.removeprefix("ARR[").startswith(("F32", "F64")):
         return said

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from lockstep.engine.gguf.types import TYPES
@@ -120,6 +121,8 @@ def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]
     for key in {**oracle.metadata, **other.metadata}:
         a, b = oracle.metadata.get(key, ABSENT), other.metadata.get(key, ABSENT)
         values_alone = "types" in other.unknown and ABSENT not in (a, b)
+        if values_alone:
+            a, b = (a[0], spelled(a[1])), (b[0], spelled(b[1]))
         if not same(a[1:], b[1:]) if values_alone else not same(a, b):
             found.append(entry("key", *where_they_part(key, a, b)))
     # behind the keys, whose sizes move it; without tensors there is no data, and where it would
@@ -139,6 +142,13 @@ def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]
     if not found and list(ours) != list(theirs):
         found.append(entry("order", "order of the tensors", list(theirs)[:3], list(ours)[:3]))
     return found
+
+
+def spelled(value: Any) -> Any:
+    """Infinities as the texts that they are in JSON: without a type nobody knows which is meant."""
+    if type(value) is list:
+        return [*map(spelled, value)]
+    return str(value) if value in (inf, -inf) else value
 
 
 def same(a: Any, b: Any) -> bool:

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 from lockstep.engine.errors import Unsupported
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.context.suite import no_answer
-from lockstep.harness.protocol.frames import LONGEST_LINE, Message, packed
+from lockstep.harness.processes.wire import WireError
+from lockstep.harness.protocol.frames import LONGEST_LINE, Message, head_of, packed
 from lockstep.harness.protocol.messages import LEVELS, QUESTIONS, start
 from lockstep.harness.protocol.session import ProgramSession, command_of
 from lockstep.harness.protocol.smoke import asked, smoke
@@ -288,3 +290,12 @@ def test_the_page_names_every_level_and_its_examples_are_as_the_schema_says() ->
             jsonschema.validate(head["answer"], part)
         else:
             jsonschema.validate({"arrays": [], "bytes": 0} | head, SCHEMA)
+
+
+def test_a_key_said_twice_is_found_in_a_time_that_grows_with_their_number() -> None:
+    """To count each key among all others took minutes for 100,000: nobody's deadline was asked."""
+    line = b"{" + b"".join(b'"%d":0,' % i for i in range(100_000)) + b'"99999":0}'
+    started = time.process_time()
+    with pytest.raises(WireError, match="twice the key '99999'"):
+        head_of(line)
+    assert time.process_time() - started < 20

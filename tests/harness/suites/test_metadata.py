@@ -1,6 +1,7 @@
 """The metadata suite: what differs between two readings, and what gguf-py cannot be blamed for."""
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from lockstep.engine.gguf.types import type_by_name
 from lockstep.harness.check.check import Opened, Plan, open_plan, run_suites
 from lockstep.harness.context.runner import IsolatedSession
 from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.protocol.frames import Message
+from lockstep.harness.protocol.messages import read_parse
 from lockstep.harness.records import (
     EXACT,
     Answered,
@@ -188,6 +191,18 @@ def test_what_a_reader_does_not_show_is_not_held_against_it() -> None:
     assert absent["text"] == "key 'k': expected ('U32', 7), got absent"
     shown = replace(bare, unknown=("alignment", "data_offset", "tensors", "types"))
     assert [row["what"] for row in differences(SUMMARY, shown)] == ["version"]
+
+
+def test_a_token_inf_of_an_engine_that_shows_no_types_is_the_text_that_it_is() -> None:
+    """Most vocabularies have one; an infinity of a float is the same text in the protocol."""
+    keys = {"tokens": ("ARR[STR]", ["a", "inf"]), "low": ("F32", -inf), "row": ("ARR[F64]", [inf])}
+    said = {"tokens": [None, ["a", "inf"]], "low": [None, "-inf"], "row": [None, ["inf"]]}
+    bare = read_parse(Message(head={"answer": {"metadata": said}}))
+    summary = replace(SUMMARY, metadata=keys)
+    assert differences(summary, bare) == []
+    wrong = replace(bare, metadata={**bare.metadata, "low": ("", "inf"), "row": ("", [1.0])})
+    places = [row["where"] for row in differences(summary, wrong)]
+    assert places == ["key 'low'", "key 'row', element 0"]
 
 
 def test_of_arrays_the_first_element_that_differs_is_named() -> None:
