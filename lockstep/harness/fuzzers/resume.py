@@ -8,7 +8,7 @@ from typing import Any
 from lockstep.harness.check.check import BadInput
 from lockstep.harness.fuzzers.base import FuzzPlan, engines_of, fuzzer_named, rest_of, written
 from lockstep.harness.parallel.works import Executor
-from lockstep.harness.records import PRESETS, Verdict
+from lockstep.harness.records import PRESETS, EngineInfo, Verdict
 from lockstep.harness.report.jsonl import BrokenReport, ReportWriter, read_unfinished
 from lockstep.harness.runs.run import Listener, RunResult
 
@@ -35,14 +35,34 @@ def resume_campaign(
     if rows[-1]["kind"] == "footer":
         raise BadInput(f"{folder}: the run has finished; start another with --start")
     fuzzer = fuzzer_named(name)
-    plan = plan_of(rows[0])
+    plan = plan_in(folder, rows[0])
     fuzzer.check(plan)
+    engines = engines_of(plan)
+    check_engines(folder, rows[0]["engines"], engines)
     left = [rest for target in plan.targets if (rest := left_of(plan, target, rows)).cases > 0]
     before = [verdict_of(row) for row in rows if row["kind"] == "verdict"]
     writer = ReportWriter.go_on(path, rows)
-    return written(
-        fuzzer, left, writer, engines_of(plan), executor, listener or Listener(), before=before
-    )
+    return written(fuzzer, left, writer, engines, executor, listener or Listener(), before=before)
+
+
+def check_engines(folder: Path, then: Rows, now: Sequence[EngineInfo]) -> None:
+    """One report is of one build of each engine: its header says of which. Raises BadInput."""
+    for row, info in zip(then, now, strict=True):
+        before, here = f"{row['version']} {row['build']}", f"{info.version} {info.build}"
+        if before != here:
+            raise BadInput(
+                f"{folder}: the run was of {info.engine} {before.strip()}, and here is "
+                f"{here.strip()}: start another with --start"
+            )
+
+
+def plan_in(folder: Path, header: Mapping[str, Any]) -> FuzzPlan:
+    """Raises BadInput for a header that no campaign has written."""
+    try:
+        return plan_of(header)
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise BadInput(f"{folder}: its header is none of a campaign: {what:.200}") from error
 
 
 def plan_of(header: Mapping[str, Any]) -> FuzzPlan:

@@ -112,7 +112,7 @@ def rows_of(path: Path, lines: Sequence[bytes]) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-        except ValueError as error:  # no JSON, or no UTF-8
+        except (ValueError, RecursionError) as error:  # no JSON, or no UTF-8
             raise BrokenReport(f"{path}, line {number}: cut off or no JSON ({error})") from None
         for fault in validator.iter_errors(row):
             raise BrokenReport(f"{path}, line {number}: {fault.message}")

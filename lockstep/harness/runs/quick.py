@@ -218,7 +218,7 @@ def decode_ids(
 def ids_of(raw: bytes) -> list[int]:
     try:
         ids = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"not a JSON list of ids: {raw[:60]!r} ({error})") from error
     if not isinstance(ids, list) or not all(type(i) is int for i in ids):
         raise BadInput(f"not a JSON list of ids: {raw[:60]!r}")

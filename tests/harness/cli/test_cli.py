@@ -337,6 +337,10 @@ def test_a_bad_model_for_the_subject_is_refused_too(lockstep: Lockstep, tmp_path
         (("tokenize", "builtin:f32", "--file", "gone.txt"), ["gone.txt: no such file"]),
         (("tokenize", "builtin:f32", "--decode", "--text", "x"), ["not a JSON list of ids: b'x'"]),
         (("tokenize", "builtin:f32", "--decode", "--text", "[true]"), ["not a JSON list of ids"]),
+        (
+            ("tokenize", "builtin:f32", "--decode", "--text", "[" * 100_000),
+            ["not a JSON list of ids"],
+        ),
         (("tokenize", "builtin:f32", "--decode", "--text", "[999]"), ["no token 999"]),
         (("synth", "-o", "x.gguf", "--arch", "nope"), ["'nope'", "159 in all"]),
         (("synth", "-o", "x.gguf", "--arch", "gptj"), ["'gptj'", "no graph"]),

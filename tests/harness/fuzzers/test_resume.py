@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -86,6 +86,13 @@ def test_what_was_found_is_on_disk_and_the_rest_follows(tmp_path: Path, after: i
     assert len({json.dumps(row) for row in rows}) == len(rows)
 
 
+def head(run: Path, edit: Callable[[Any], object]) -> None:
+    first, *rest = (run / "report.jsonl").read_text().splitlines(keepends=True)
+    row = json.loads(first)
+    edit(row)
+    (run / "report.jsonl").write_text("".join([json.dumps(row) + "\n", *rest]))
+
+
 def test_a_line_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
     run = stopped(tmp_path, 3)
     report = run / "report.jsonl"
@@ -102,6 +109,22 @@ def test_a_line_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
         ("counting", lambda run: (run / "report.jsonl").unlink(), "nothing to go on with"),
         ("counting", lambda run: (run / "report.jsonl").write_text(""), "must be the header"),
         ("counting", lambda run: resume_campaign("counting", run), "has finished"),
+        ("counting", lambda run: head(run, lambda row: row["engines"].pop()), "none of a campaign"),
+        (
+            "counting",
+            lambda run: head(run, lambda row: row["campaign"].update(given=["zz"])),
+            "its header is none of a campaign: non-hexadecimal",
+        ),
+        (
+            "counting",
+            lambda run: head(run, lambda row: row["engines"][1]["settings"].update(name="mine")),
+            "its header is none of a campaign: no 'mine'",
+        ),
+        (
+            "counting",
+            lambda run: head(run, lambda row: row["engines"][1].update(version="0.0.9")),
+            "the run was of reference 0.0.9, and here is",
+        ),
     ],
 )
 def test_what_cannot_be_gone_on_with_is_said(

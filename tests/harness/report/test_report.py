@@ -110,11 +110,12 @@ def without_line(n: int) -> Callable[[list[bytes]], list[bytes]]:
         (lambda lines: [*lines, lines[1]], "no footer"),
         (lambda lines: [lines[0], *lines], "between header and footer"),
         (lambda lines: [*lines[:3], b"\xff\xfe\n", *lines[3:]], "line 4: cut off or no JSON"),
+        (lambda lines: [*lines[:3], b"[" * 100_000 + b"\n"], "line 4: cut off or no JSON"),
         (lambda lines: [*lines[:3], b"7\n", *lines[3:]], "line 4"),
         (lambda lines: [*lines[:3], b'{"kind": "verdict"}\n', *lines[3:]], "line 4"),
         (lambda lines: [x.replace(b'"agreed"', b'"fine"') for x in lines], "line 2"),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_an_edited_report_is_broken(
     report: Path, edit: Callable[[list[bytes]], list[bytes]], says: str
