@@ -93,12 +93,13 @@ Noises = tuple[Mapping[Place, Noise], Mapping[Place, Noise]]  # the second of wi
 def beyond(
     truth: NDArray[Any], shown: NDArray[Any], allowed: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """How much further than allowed each row is off, along the last axis; flat."""
+    """How much further than allowed each row is off, along the last axis; flat. A number that is
+    not finite is no measure of the others: whether it may be so is said by `lost`."""
     if shown.shape != truth.shape or not truth.size:
         return np.zeros(0)
     with np.errstate(invalid="ignore"):
         far = np.abs(shown.astype(np.float64) - truth) - allowed
     if not np.isfinite(far).all():
-        far = np.nan_to_num(far, nan=0.0)
+        far = np.nan_to_num(far, nan=0.0, posinf=0.0)
     rows: NDArray[np.float64] = far.max(axis=-1, initial=0.0).reshape(-1)
     return rows

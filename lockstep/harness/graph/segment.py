@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from lockstep.harness.graph.node_designs import has_designs
 from lockstep.harness.graph.program import Place, Program
@@ -55,7 +56,7 @@ def segments_of(
         at = {wires[graph.place(node)].site: graph.place(node) for node in graph.nodes}
         for node in graph.nodes:
             place = graph.place(node)
-            if place not in shown:
+            if place not in shown or not prod(node.result.ne):  # or nothing is in it to compare
                 continue
             starts, inside = before(place, at, wires, shown)
             formula = (*(ops[site] for site in inside), node.op)

@@ -63,6 +63,8 @@ class SegmentJudge:
     seed: int = 0
     # of ARGSORT the ids that the engine goes on with, where its experts come in an order of its own
     orders: dict[Place, NDArray[Any]] = field(default_factory=dict)
+    # ids that are gone on with and not judged themselves
+    left_to_others: tuple[Site, ...] = ()
 
     def findings(self) -> Iterator[SiteFinding]:
         """Of every shown tensor of numbers, in the order of execution. Raises Unsupported if a
@@ -102,11 +104,9 @@ class SegmentJudge:
         """A run without errors, the noise of some with, and what is wrong by these."""
         rounded = bool(self.stored)
         honest = self.run(Honest())
-        numbers = [
-            s
-            for s in segments_of(self.program, self.wires, self.shown)
-            if self.is_of_numbers(s, honest)
-        ]
+        every = list(segments_of(self.program, self.wires, self.shown))
+        numbers = [segment for segment in every if self.is_of_numbers(segment, honest)]
+        self.left_to_others = tuple(s.wire.site for s in every if s not in numbers)
         noisy = [segment for segment in numbers if segment.rounds or rounded]
         noise = self.noise(honest, range(RUNS), noisy, jitter=rounded)
         first = (self.held(s, honest[s.place], noise, alone=rounded) for s in numbers)

@@ -9,7 +9,12 @@ import re
 from math import prod
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
+
+from lockstep.engine.node import Operand
+from lockstep.harness.graph.program import Graph, PlannedNode, Program, TensorView
+from lockstep.harness.shadow.judge import view_of
 
 OVER_CELLS = re.compile(r"kq(?!v).*")  # names of nodes whose last axis is that of cells
 WEIGHTS = "kq_soft_max"  # of cells: what is zero need not be shown
@@ -50,3 +55,46 @@ def cells_of(value: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any] | None
     if value.shape[-1] != 1:
         return None
     return value.reshape(width, -1).T.reshape(-1, *shape[1:])[: shape[0]]
+
+
+def cells_in_use(program: Program, graph: Graph, node: PlannedNode, shape: tuple[int, ...]) -> int:
+    """How many cells a tensor in the shape that is shown has to have, so that none that counts is
+    left out; 0 where it is not of cells, or where that is not known."""
+    if node.op == "SET_ROWS" and CACHE.fullmatch(node.name) and len(shape) == 3:
+        return cells_written(program, graph, node, shape[1] * shape[2])
+    if OVER_CELLS.fullmatch(node.name) and not node.name.startswith(WEIGHTS):
+        return cells_seen(graph, node)
+    return 0
+
+
+def cells_written(program: Program, graph: Graph, node: PlannedNode, width: int) -> int:
+    """Of a cache up to this graph, the first one on: another stream's are behind a gap."""
+    cells = prod(node.result.ne) // width if width else 0
+    cache, used = graph.roots[node.result.root].cache, np.zeros(cells + 1, np.bool_)
+    for each in program.graphs[: program.graphs.index(graph) + 1] if cells else ():
+        for writer in each.nodes:
+            ids = given(each, writer.sources[1]) if writer.op == "SET_ROWS" else None
+            if ids is not None and each.roots[writer.result.root].cache == cache >= 0:
+                used[ids.reshape(-1) % cells] = True  # values that are transposed have more rows
+    return int(used.argmin())
+
+
+def cells_seen(graph: Graph, scores: PlannedNode) -> int:
+    """Up to the last one that the mask of the softmax behind these scores hides from no token."""
+    later = (node for node in graph.nodes if node.index > scores.index and node.op == "SOFT_MAX")
+    for node in later:
+        if node.result.ne[0] == scores.result.ne[0]:
+            mask = given(graph, node.sources[1]) if len(node.sources) > 1 else None
+            seen = () if mask is None else np.flatnonzero(~np.isneginf(mask).all(axis=(0, 1, 2)))
+            return int(seen[-1]) + 1 if len(seen) else 0
+    return 0
+
+
+def given(graph: Graph, view: TensorView | None) -> NDArray[Any] | None:
+    """What a graph was given there; None of what it computes."""
+    if view is None or view.root not in graph.inputs:
+        return None
+    seen = Operand(
+        name=view.name, type=view.type, ne=view.ne, value=None, offset=view.offset, nb=view.nb
+    )
+    return view_of(graph.inputs[view.root], seen)

@@ -49,7 +49,7 @@ def locate_along_nodes(context: Context) -> Findings:
             parameters=other_parameters(program, theirs),
         )
         run_through(context, judge)
-        judge.accept_formats()
+        judge.finish()
         keys = differing_keys(oracle, subject)
     values = judge.kept
     context.progress("the subject's own run")

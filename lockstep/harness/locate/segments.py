@@ -2,7 +2,8 @@
 llama.cpp's graph (harness.graph.segments).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import inf, prod
 from typing import Any
@@ -15,9 +16,9 @@ from lockstep.engine.node import Node
 from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.suite import Context
 from lockstep.harness.graph.aliases import places_by_site, renamed
-from lockstep.harness.graph.program import Place, Program
+from lockstep.harness.graph.program import Place, PlannedNode, Program
 from lockstep.harness.graph.segments import SegmentJudge
-from lockstep.harness.graph.shown import part_shown
+from lockstep.harness.graph.shown import cells_in_use, part_shown
 from lockstep.harness.graph.ways import Honest
 from lockstep.harness.graph.wiring import Wire, wires_of
 from lockstep.harness.judging.compare import largest, worst_distance
@@ -31,6 +32,10 @@ from lockstep.harness.sites import SITES
 LOGITS = "result_output"
 # an honest number beyond 65504 is infinite in F16, and what is computed from that is none
 TOO_LARGE = "infinite where they were stored in F16, so nothing can be computed from these"
+LEFT_TO_OTHERS = (
+    "ids behind a choice that is not shown, which may come in another order: they are judged by "
+    "what is computed with them"
+)
 CACHES = ("k_cache", "v_cache")
 
 
@@ -47,11 +52,14 @@ def locate_segments(context: Context, given: Values | None = None) -> Findings:
     wires = renamed(wires_of(program), places)
     values = own_run(context, program, given)
     absent = [places[site] for site in promised(context, places, values)]
-    shown = {places[site]: value for site, value in values.items() if site in places}
-    unfit = {**misshapen(program, shown), **dict.fromkeys(absent, Mismatch(kind="missing"))}
+    shown, *others = by_place(values, places)
+    unfit = dict.fromkeys(absent, Mismatch(kind="missing"))
+    for each in (*others, shown):
+        unfit |= misshapen(program, each)
     stored = {places[s]: kind for s, kind in context.subject.stored.items() if s in places}
     lost = [p for p, value in shown.items() if stored.get(p) == "F16" and np.isinf(value).any()]
     shown = {p: value for p, value in shown.items() if p not in unfit and p not in lost}
+    others = [{p: v for p, v in each.items() if p in shown} for each in others]
     context.progress(f"judging what {len(shown)} shown tensors enclose")
     judge = SegmentJudge(
         program=program,
@@ -66,6 +74,8 @@ def locate_segments(context: Context, given: Values | None = None) -> Findings:
     ahead = Ahead(partial(errors_of, judge)) if may_fork() and not is_small(context.file) else None
     try:
         found = {judge.place_of[f.site]: f for f in judge.findings()}
+        for each in others:
+            found |= wrong_by_another_name(judge, each)
         # of an order that was found since it knows nothing
         told = None if ahead is None or judge.orders else ahead.result()
         errors = errors_of(judge) if told is None else told
@@ -80,6 +90,9 @@ def locate_segments(context: Context, given: Values | None = None) -> Findings:
         names = {}
     put_in = healed([place for place, f in found.items() if f.mismatch], names)
     otherwise = tuple(site for site in values if site not in places)
+    skipped = {no_such_node(otherwise, places): otherwise} if otherwise else {}
+    if judge.left_to_others:
+        skipped[LEFT_TO_OTHERS] = judge.left_to_others
     nowhere = shown_nowhere(context, places, values)
     unknown = {TOO_LARGE: tuple(wires[place].site for place in lost)} if lost else {}
     if nowhere:
@@ -94,10 +107,37 @@ def locate_segments(context: Context, given: Values | None = None) -> Findings:
         free=free,
         values=oracle_values(context, put_in, shown),
         embeddings=not program.has_result,
-        skipped={no_such_node(otherwise, places): otherwise} if otherwise else {},
+        skipped=skipped,
         unknown=unknown,
         own_inputs=True,
     )
+
+
+def by_place(values: Values, places: Mapping[Site, Place]) -> Iterator[dict[Place, NDArray[Any]]]:
+    """What is shown of nodes; then, of those that have several names, what others of these say
+    that is not the same."""
+    names: dict[Place, list[NDArray[Any]]] = {}
+    for site, value in values.items():
+        if site in places:
+            known = names.setdefault(places[site], [])
+            if not any(is_same(value, one) for one in known):
+                known.append(value)
+    for number in range(max(1, *map(len, names.values()), 1)):
+        yield {place: known[number] for place, known in names.items() if number < len(known)}
+
+
+def is_same(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """In whatever shape: sites have others than llama.cpp's nodes."""
+    return a.size == b.size and np.array_equal(a.ravel(), b.ravel(), equal_nan=a.dtype.kind == "f")
+
+
+def wrong_by_another_name(
+    judge: SegmentJudge, others: Mapping[Place, NDArray[Any]]
+) -> dict[Place, SiteFinding]:
+    """What is wrong of nodes that are shown by a second name, and otherwise than by the first."""
+    again = replace(judge, shown={**judge.shown, **others}, orders={}) if others else None
+    found = again.findings() if again else ()
+    return {p: f for f in found if f.mismatch and (p := judge.place_of[f.site]) in others}
 
 
 def own_run(context: Context, program: Program, given: Values | None) -> Values:
@@ -170,16 +210,29 @@ def oracle_values(
 
 
 def misshapen(program: Program, shown: Mapping[Place, NDArray[Any]]) -> dict[Place, Mismatch]:
-    """What cannot be the node's value: nothing can be computed from it."""
-    nodes = {graph.place(node): node for graph in program.graphs for node in graph.nodes}
+    """What cannot be the node's value, or leaves out what counts: nothing can be computed from it,
+    and of the part that is there all may agree."""
+    nodes = {g.place(node): (g, node) for g in program.graphs for node in g.nodes}
     found = {}
     for place, value in shown.items():
-        node = nodes[place]
+        graph, node = nodes[place]
         expected = tuple(reversed(node.result.ne))
-        if part_shown(np.broadcast_to(np.int8(0), expected), value.shape, node.name) is None:
+        part = part_shown(np.broadcast_to(np.int8(0), expected), value.shape, node.name)
+        if part is None:
             text = f"expected {prod(expected)} elements {expected}, got {value.shape}"
             found[place] = Mismatch(kind="shape", detail=text)
+        elif part.size < prod(expected):
+            cells, there = cells_in_use(program, graph, node, value.shape), cells_of(node, value)
+            if there < cells:
+                text = f"{cells} cells are in use, and {there} are shown"
+                found[place] = Mismatch(kind="shape", detail=text)
     return found
+
+
+def cells_of(node: PlannedNode, value: NDArray[Any]) -> int:
+    """Of a part that is shown: cells of caches come first, and those that are looked at last."""
+    axis = 0 if node.op == "SET_ROWS" else -1
+    return int(value.shape[axis])
 
 
 def unusable(wire: Wire, op: str, mismatch: Mismatch) -> SiteFinding:

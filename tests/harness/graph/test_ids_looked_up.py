@@ -1,5 +1,6 @@
 """Ids that are looked up, not chosen: of experts that a table gives for each token."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +99,33 @@ def test_an_id_of_no_expert_is_a_fault_and_what_comes_behind_is_judged_all_the_s
     ids = TABLE[TOKENS].astype(np.int32 if np.isfinite(wrong) else np.float32)
     ids[1, 0] = wrong
     assert accused_of(ids, tmp_path) == ["ffn_moe_topk-0"]
+
+
+def test_ids_of_a_choice_that_is_not_shown_are_said_to_be_left_to_what_reads_them(
+    tmp_path: Path,
+) -> None:
+    """Any order of them is right: wrong ones agree with none that is shown behind them."""
+    (graph,) = program().graphs
+    order = replace(view(0), name="order", root=5)
+    sort = replace(graph.nodes[0], op="ARGSORT", name="order", result=order)
+    scores = replace(view(0), type="F32")
+    nodes = (
+        replace(sort, sources=(scores,)),
+        replace(graph.nodes[0], index=1, sources=(order, view(1))),
+        replace(graph.nodes[1], index=2),
+    )
+    roots = (replace(graph.roots[0], type="F32"), *graph.roots[1:])
+    roots += (replace(roots[0], kind="computed", name="order", type="I32"),)
+    inputs = {**graph.inputs, 0: TABLE.astype(np.float32).reshape(-1).view(np.uint8)}
+    chosen = replace(program(), graphs=(replace(graph, nodes=nodes, roots=roots, inputs=inputs),))
+    write_llama(LlamaRecipe(n_layer=1), tmp_path / "any.gguf")
+    with GgufFile.open(tmp_path / "any.gguf") as file:
+        judge = SegmentJudge(
+            program=chosen,
+            wires=wires_of(chosen),
+            file=file,
+            build=Build(lanes=LANES),
+            shown={(0, 0, 1): np.zeros((1, 1, 3, 2), np.int32)},
+        )
+        assert list(judge.findings()) == []
+    assert [str(site) for site in judge.left_to_others] == ["ffn_moe_topk-0"]

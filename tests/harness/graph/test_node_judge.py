@@ -12,6 +12,7 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.node import Node, Operand
 from lockstep.engine.ops.build import Build
 from lockstep.harness.graph.node_judge import (
+    ABSENT,
     OWN_PARAMETERS,
     OWN_WEIGHTS,
     Compute,
@@ -190,6 +191,25 @@ def test_a_weight_of_another_width_is_not_compared_and_said_to_be(tmp_path: Path
     assert found.unknown == {
         "w.weight is (32, 4) in the subject's file, (32, 5) in the oracle's": [SITE]
     }
+
+
+def test_what_a_second_run_leaves_out_is_not_compared_and_said_to_be(tmp_path: Path) -> None:
+    found = judge(tmp_path)
+    later = replace(found.wires[0, 0, 5], site=replace(SITE, layer=2))
+    found.wires = {**found.wires, (0, 0, 6): later}
+    found(product())
+    found.finish()
+    assert [f.mismatch for f in found.findings] == [None]
+    assert found.unknown == {ABSENT: [later.site]}
+
+
+def test_ids_that_are_no_whole_numbers_are_wrong_and_end_nothing(tmp_path: Path) -> None:
+    scores = np.array([[3.0, 1.0, 2.0]], np.float32)
+    ids = np.array([[0, 2, 1]], np.int32)
+    order = replace(node("ARGSORT", ids, scores), params=np.array([1] + [0] * 15, np.int32))
+    found = judge(tmp_path, engine=lambda given: given.value.astype(np.float32))
+    found(order)
+    assert [f.at_fault for f in found.findings] == ["subject"]
 
 
 def test_a_node_without_elements_is_nothing_to_compare(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.harness.graph.row_noise import Noise, noise_between
+from lockstep.harness.graph.row_noise import Noise, beyond, noise_between
 
 HUGE = np.array([[4096.0, 1.0], [2.0, -4.0], [0.0, 1.0]], np.float32)
 
@@ -71,3 +71,16 @@ def test_numbers_that_are_rows_of_their_own_are_measured_by_the_largest() -> Non
     column, off = np.array([[4.0], [1e-9]]), np.array([[4.5], [1e-9]])
     assert noise_between(column, off) == Noise(worst=0.5, share=0.125)
     assert noise_between(column, off).room(column).tolist() == [[1.0]]
+
+
+def test_a_row_that_overflows_in_one_run_explains_no_other_row_that_is_off() -> None:
+    """Two rows of an honest run are off by much, fourteen by little, and one overflows."""
+    truth = np.ones((40, 2))
+    honest, wrong = truth.copy(), truth.copy()
+    honest[0, 0] = np.inf
+    honest[1:3, 0] += 2.0**-10
+    honest[3:17, 0] += 2.0**-24
+    wrong[:14, 0] += 2.0**-9
+    noise = Noise(rows=(beyond(truth, honest, np.zeros(truth.shape)),))
+    assert noise.explains(beyond(truth, honest, np.zeros(truth.shape)))
+    assert not noise.explains(beyond(truth, wrong, np.zeros(truth.shape)))

@@ -1,0 +1,63 @@
+"""Tensors that are shown in part, or by two names: what is left out, or said otherwise."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lockstep.harness.graph.aliases import places_by_site
+from lockstep.harness.graph.segments import SegmentJudge
+from lockstep.harness.graph.ways import Honest
+from lockstep.harness.locate.segments import by_place, misshapen, wrong_by_another_name
+from lockstep.harness.records import Site
+from tests.recorded import BATCHES, Recorded, recorded
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    with recorded("qwen3", tmp_path_factory.mktemp("models")) as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", ["kq-1", "k_cache-1", "v_cache-1"])
+def test_a_part_that_leaves_out_cells_in_use_is_no_answer(name: str, qwen3: Recorded) -> None:
+    """An engine that is wrong in all but the first, and shows that alone, would agree."""
+    places = {
+        str(s): p for s, p in places_by_site(qwen3.program, qwen3.wires).items() if not s.step
+    }
+    whole = qwen3.run(Honest())[places[name]]
+    cells = len(BATCHES[0])
+    heads = (2, cells) if name == "kq-1" else (1, 128)
+    for shown in (1, cells - 1, cells, cells + 1):
+        shape = (*heads, shown) if name == "kq-1" else (shown, *heads)
+        part = {places[name]: np.zeros(shape, np.float32)}
+        found = misshapen(qwen3.program, part).get(places[name])
+        assert (found is not None) == (shown < cells)
+        assert found is None or found.detail == f"{cells} cells are in use, and {shown} are shown"
+    assert misshapen(qwen3.program, {places[name]: whole}) == {}
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_node_that_is_shown_by_two_names_is_judged_by_both(wrong: int, qwen3: Recorded) -> None:
+    """One of them is not what it computed, whichever comes last."""
+    places = places_by_site(qwen3.program, qwen3.wires)
+    values = {site: value for site, value in shown_by_llama_cpp(qwen3).items() if not site.step}
+    both = [Site(step=0, layer=1, name=name) for name in ("ffn_up", "ffn_up MUL_MAT")]
+    assert len({places[site] for site in both}) == 1
+    flat = values[both[0]].reshape(5, -1)
+    values |= {both[1]: flat}
+    assert len(list(by_place(values, places))) == 1
+    values[both[wrong]] = np.roll(values[both[wrong]], 1, axis=-1)
+    shown, other = by_place(values, places)
+    judge = SegmentJudge(
+        program=qwen3.program, wires=qwen3.wires, file=qwen3.file, build=qwen3.build, shown=shown
+    )
+    found = {judge.place_of[f.site] for f in judge.findings() if f.mismatch}
+    found |= set(wrong_by_another_name(judge, other))
+    assert places[both[0]] in found
+
+
+def shown_by_llama_cpp(recorded: Recorded) -> dict[Site, NDArray[Any]]:
+    return {recorded.wires[place].site: value for place, value in recorded.run(Honest()).items()}
