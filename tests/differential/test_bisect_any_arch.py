@@ -208,6 +208,18 @@ def test_another_epsilon_of_the_subjects_file_is_found_at_the_norms(
     assert statuses(verdicts, "trace") == {"diverged", "agreed"}
 
 
+def test_a_window_of_the_subjects_file_is_found_at_the_mask_which_no_op_computes(
+    variant: Models, tmp_path: Path
+) -> None:
+    """On the oracle's mask every op agrees."""
+    key = "gemma3.attention.sliding_window"
+    other = with_key(variant("gemma3"), key, (3).to_bytes(4, "little"), tmp_path / "other.gguf")
+    result, verdicts = asked(plan_of(variant("gemma3"), subject=other))
+    assert (result.exit_code, result.culprits, result.found.other_keys) == (1, (), (key,))
+    assert result.found.other_graph == "its input 'attn_inp_kq_mask' holds other numbers"
+    assert statuses(verdicts, "trace") == {"diverged", "agreed"}
+
+
 def test_of_two_llama_cpps_each_is_asked_for_single_ops(variant: Models, tmp_path: Path) -> None:
     key, raw = "qwen3.attention.layer_norm_rms_epsilon", np.float32(1e-3).tobytes()
     other = with_key(variant("qwen3"), key, raw, tmp_path / "other.gguf")

@@ -1,9 +1,10 @@
-"""Where llama.cpp's graph of one file parts from that of another: in parameters, in nodes.
+"""Where llama.cpp's graph of one file parts from that of another: in parameters, nodes, inputs.
 
-Nodes are told by their names. A key of a file, such as the rope's base, is a parameter of an op or
-makes other nodes: no weight shows it.
+All are told by their names. A key of a file, such as the rope's base, is a parameter of an op,
+makes other nodes, or decides what an input holds, as a window does of a mask: no weight shows it.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TypeAlias
 
@@ -36,6 +37,28 @@ def first_other_node(oracle: Program, subject: Program) -> str:
             return f"{name[2]!r} is {form(theirs[name][1])}, expected {form(node)}"
     more = next((name for name in theirs if name not in ours), None)
     return f"{more[2]!r} ({theirs[more][1].op}) is not in the oracle's" if more else ""
+
+
+def first_other_input(oracle: Program, subject: Program) -> str:
+    """In words the first input of both graphs that is filled otherwise; "" if none. On the oracle's
+    every op would agree."""
+    for ours, theirs in zip(oracle.graphs, subject.graphs, strict=False):
+        known = inputs_by_name(theirs)
+        for name, raw in inputs_by_name(ours).items():
+            if name in known and not np.array_equal(raw, known[name]):
+                return f"its input {name[0]!r} holds other numbers"
+    return ""
+
+
+def inputs_by_name(graph: Graph) -> dict[tuple[str, int], NDArray[np.uint8]]:
+    """One name may stand for several, as for two masks: in order."""
+    seen: Counter[str] = Counter()
+    found = {}
+    for number, raw in sorted(graph.inputs.items()):
+        name = graph.roots[number].name
+        found[name, seen[name]] = raw
+        seen[name] += 1
+    return found
 
 
 def by_name(program: Program) -> dict[Name, tuple[Place, PlannedNode]]:

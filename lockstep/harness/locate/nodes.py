@@ -21,7 +21,11 @@ from lockstep.harness.context.runner import Runner, Session
 from lockstep.harness.context.suite import Context, no_answer
 from lockstep.harness.graph.honest_runs import AlongLlamaCpp
 from lockstep.harness.graph.node_judge import NodeJudge, differing_weights
-from lockstep.harness.graph.other_file import first_other_node, other_parameters
+from lockstep.harness.graph.other_file import (
+    first_other_input,
+    first_other_node,
+    other_parameters,
+)
 from lockstep.harness.graph.program import Place, Program
 from lockstep.harness.graph.record import record
 from lockstep.harness.graph.wiring import Wire, ends_of_layers, sites_of, wires_of
@@ -66,7 +70,8 @@ def locate_along_nodes(context: Context) -> Findings:
         values=guilty_values(judge, wires),
         embeddings=not program.has_result,
         unknown={reason: tuple(sites) for reason, sites in judge.unknown.items()},
-        other_graph=first_other_node(program, theirs),
+        other_graph=first_other_node(program, theirs)
+        or (first_other_input(program, theirs) if keys else ""),
         other_keys=keys,
     )
 
