@@ -220,6 +220,19 @@ def test_a_window_of_the_subjects_file_is_found_at_the_mask_which_no_op_computes
     assert statuses(verdicts, "trace") == {"diverged", "agreed"}
 
 
+def test_layers_that_have_windows_in_the_subjects_file_alone_are_found_at_the_mask_they_read(
+    variant: Models, tmp_path: Path
+) -> None:
+    """Both masks are there in both graphs, and every op is the same."""
+    key, window = "olmo2.attention.sliding_window_pattern", "olmo2.attention.sliding_window"
+    small = with_key(variant("olmo2"), window, (3).to_bytes(4, "little"), tmp_path / "small.gguf")
+    other = with_key(small, key, (3).to_bytes(4, "little"), tmp_path / "other.gguf")
+    result, verdicts = asked(plan_of(small, subject=other))
+    assert (result.exit_code, result.culprits, result.found.other_keys) == (1, (), (key,))
+    assert "cache_k_l1" in result.found.other_graph
+    assert statuses(verdicts, "trace") == {"diverged", "agreed"}
+
+
 def test_of_two_llama_cpps_each_is_asked_for_single_ops(variant: Models, tmp_path: Path) -> None:
     key, raw = "qwen3.attention.layer_norm_rms_epsilon", np.float32(1e-3).tobytes()
     other = with_key(variant("qwen3"), key, raw, tmp_path / "other.gguf")

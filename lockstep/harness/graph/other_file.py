@@ -5,16 +5,25 @@ makes other nodes, or decides what an input holds, as a window does of a mask: n
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
+from lockstep.harness.graph.program import (
+    Graph,
+    Place,
+    PlannedNode,
+    Program,
+    Root,
+    TensorView,
+)
 
 Parameters: TypeAlias = Mapping[Place, NDArray[np.int32]]
 Name: TypeAlias = tuple[int, int, str]  # step, ubatch, the node's own
+Source: TypeAlias = tuple[str, tuple[int, ...]]  # who wrote it, and where it lies in that
 
 
 def other_parameters(oracle: Program, subject: Program) -> Parameters:
@@ -28,13 +37,18 @@ def other_parameters(oracle: Program, subject: Program) -> Parameters:
 
 
 def first_other_node(oracle: Program, subject: Program) -> str:
-    """In words the first node that is not in both graphs, or of another op or size; "" if none."""
+    """In words the first node that is not in both graphs, of another op or size, or that reads what
+    the other does not, such as the mask of other layers; "" if none."""
     ours, theirs = by_name(oracle), by_name(subject)
+    ours_read, theirs_read = reads(oracle), reads(subject)
     for name, (_, node) in ours.items():
         if name not in theirs:
             return f"{name[2]!r} ({node.op}) is not in it"
         if not same_form(node, theirs[name][1]):
             return f"{name[2]!r} is {form(theirs[name][1])}, expected {form(node)}"
+        for expected, actual in zip_longest(ours_read[name], theirs_read[name]):
+            if expected != actual:
+                return f"{name[2]!r} reads {in_words(actual)}, expected {in_words(expected)}"
     more = next((name for name in theirs if name not in ours), None)
     return f"{more[2]!r} ({theirs[more][1].op}) is not in the oracle's" if more else ""
 
@@ -50,15 +64,47 @@ def first_other_input(oracle: Program, subject: Program) -> str:
     return ""
 
 
+def reads(program: Program) -> dict[Name, tuple[Source, ...]]:
+    """What each node reads, told by the name of the node that wrote it, or of the memory."""
+    found: dict[Name, tuple[Source, ...]] = {}
+    for graph in program.graphs:
+        held = [f"{root.name}#{n}" if n else root.name for root, n in zip_numbers(graph)]
+        for node in graph.nodes:
+            own = program.names[graph.place(node)]
+            found[graph.step, graph.ubatch, own] = tuple(
+                source_in(graph, view, held) for view in node.sources
+            )
+            if node.result.root >= 0:
+                held[node.result.root] = own
+    return found
+
+
+def zip_numbers(graph: Graph) -> Iterator[tuple[Root, int]]:
+    """Each root, and how many of that name come before it."""
+    seen: Counter[str] = Counter()
+    for root in graph.roots:
+        yield root, seen[root.name]
+        seen[root.name] += 1
+
+
+def source_in(graph: Graph, view: TensorView | None, held: Sequence[str]) -> Source:
+    """Of a weight the name alone: the files may hold it in other types."""
+    if view is None:
+        return "nothing", ()
+    name = held[view.root] if view.root >= 0 else view.name
+    is_weight = view.root >= 0 and graph.roots[view.root].kind == "weight"
+    return name, () if is_weight else (*view.ne, *view.nb, view.offset)
+
+
+def in_words(source: Source | None) -> str:
+    name, at = source or ("nothing", ())
+    return f"{name!r}" + (f" {list(at[:4])} at byte {at[-1]}" if at else "")
+
+
 def inputs_by_name(graph: Graph) -> dict[tuple[str, int], NDArray[np.uint8]]:
     """One name may stand for several, as for two masks: in order."""
-    seen: Counter[str] = Counter()
-    found = {}
-    for number, raw in sorted(graph.inputs.items()):
-        name = graph.roots[number].name
-        found[name, seen[name]] = raw
-        seen[name] += 1
-    return found
+    rows = enumerate(zip_numbers(graph))
+    return {(r.name, n): graph.inputs[at] for at, (r, n) in rows if at in graph.inputs}
 
 
 def by_name(program: Program) -> dict[Name, tuple[Place, PlannedNode]]:
