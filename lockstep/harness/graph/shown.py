@@ -85,8 +85,10 @@ def cells_seen(graph: Graph, scores: PlannedNode) -> int:
     for node in later:
         if node.result.ne[0] == scores.result.ne[0]:
             mask = given(graph, node.sources[1]) if len(node.sources) > 1 else None
-            seen = () if mask is None else np.flatnonzero(~np.isneginf(mask).all(axis=(0, 1, 2)))
-            return int(seen[-1]) + 1 if len(seen) else 0
+            if mask is None:
+                return 0
+            seen = np.flatnonzero(~np.isneginf(mask).all(axis=(0, 1, 2)))
+            return int(seen[-1]) + 1 if seen.size else 0
     return 0
 
 
