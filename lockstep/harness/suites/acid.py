@@ -104,6 +104,12 @@ class Found:
     def answers(self, test: Measurement) -> list[Read]:
         return [a for reading in self.readings for a in reading.answers if a.test == test.name]
 
+    def unanswered(self, test: Measurement) -> bool:
+        """Whether it is in no report, or not in one that ends: what an engine leaves out there may
+        be a NO, whatever it writes behind another prompt."""
+        whole = (each for each in self.readings if each.ended)
+        return not self.answers(test) or any(test.name in each.missing for each in whole)
+
     def noes(self, report: Report) -> list[Read]:
         """The first of each test that says NO; one that stands behind a short prompt says it
         best."""
@@ -169,7 +175,7 @@ def of_subject(
         elif test.name in noes:
             no = said_no_of_given_ids if found.given_ids(test) else said_no
             yield no(context, report, noes, test)
-        elif found.answers(test):
+        elif not found.unanswered(test):
             detail = {"test": test.name, "file": report.quant}
             of = " (of ids that it was given, not of a tokenizer)" if found.given_ids(test) else ""
             yield context.verdict(SUITE, "agreed", f"{test.name} ok{of}", detail)
@@ -225,7 +231,9 @@ def no_report(context: Context, report: Report, found: Found) -> Verdict:
 
 
 def left_out(context: Context, report: Report, found: Found) -> Iterator[Verdict]:
-    missing = [test.name for test in report.tests if not found.answers(test)]
+    noes = {no.test for no in found.noes(report)}
+    left = (test.name for test in report.tests if found.unanswered(test))
+    missing = [name for name in left if name not in noes]
     if not missing:
         return
     why = reason_of(report, found, missing)

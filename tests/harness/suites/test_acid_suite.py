@@ -190,6 +190,22 @@ def test_an_engine_that_takes_no_long_prompt_is_asked_with_a_short_one(model: Pa
     assert set(found[-1].detail["tests"]) == {test.name for test in REPORT.prompted}
 
 
+def test_a_line_that_is_left_out_behind_the_long_prompt_is_not_made_good_by_the_short_one(
+    model: Path,
+) -> None:
+    """The engine is wrong in long prompts alone, and leaves out tokens as long as that NO."""
+
+    def generate(self: Any, prompt: bytes, n: int) -> bytes:
+        text = Quiet.generate(self, prompt, n)
+        return text.replace(b" softmax-sum ok", b"") if len(prompt) > 100 else text
+
+    found = checked(model, made("acid: lost", levels=("generate",), generate=generate))
+    assert set(named_in("agreed", found)) == {*NAMES} - {"softmax-sum"}
+    assert (found[-1].status, found[-1].detail["tests"]) == ("not-compared", ["softmax-sum"])
+    assert "a NO may be lost" in found[-1].summary
+    assert exit_code(found) == 3
+
+
 def test_a_wrong_oracle_is_said_and_accuses_nobody_else(model: Path) -> None:
     oracle = wrong("acid: wrong oracle", KvHeadModulo)
     found = checked(model, "fast", oracle=oracle)
