@@ -17,7 +17,7 @@ from lockstep.harness.judging.conversions import builds
 from lockstep.harness.judging.judge import SiteFinding
 
 
-class Judge(Protocol):
+class JudgeOfSegments(Protocol):
     """Of segments."""
 
     build: Build
@@ -34,7 +34,10 @@ class Judge(Protocol):
 
 
 def converted_otherwise(
-    judge: Judge, found: Sequence[Found], known: Mapping[Place, SiteFinding], noises: Noises
+    judge: JudgeOfSegments,
+    found: Sequence[Found],
+    known: Mapping[Place, SiteFinding],
+    noises: Noises,
 ) -> dict[Place, SiteFinding]:
     """What agrees with the format that most agrees with, if that is enough."""
     wrong = [segment for segment, _ in found if is_wrong(known.get(segment.place))]
@@ -58,7 +61,7 @@ def converted_otherwise(
 
 
 def enough_to_refute(
-    judge: Judge, left: Sequence[Segment], weights: int
+    judge: JudgeOfSegments, left: Sequence[Segment], weights: int
 ) -> tuple[list[Segment], list[Segment]]:
     """A format that none of the first agrees with is not the engine's: the rest has at most half
     of so many weights."""
@@ -70,7 +73,7 @@ def enough_to_refute(
 
 
 def agreeing(
-    judge: Judge, segments: Sequence[Segment], build: Build, noises: Noises
+    judge: JudgeOfSegments, segments: Sequence[Segment], build: Build, noises: Noises
 ) -> dict[Place, SiteFinding]:
     """Those of them that an engine of this build would show."""
     if not segments:
