@@ -6,7 +6,7 @@ that nothing is missing above the end of the list, and that the likeliest come f
 several tokens are shown as is any of them, and accuses none as long as one fits.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -42,9 +42,9 @@ class Listed:
 class Off:
     """The worst candidate. expected: with the list's own constant; of one that is missing, by how
     much its logit is above that of the last of the list; of one out of order, the smallest value
-    before it."""
+    before it; of one listed too often, how many tokens it may be."""
 
-    kind: Literal["value", "not finite", "missing", "order"]
+    kind: Literal["value", "not finite", "missing", "order", "twice"]
     token: int
     expected: float
     actual: float
@@ -90,6 +90,7 @@ def off_from(listed: Listed, logits: F32, allowed: float) -> Off | None:
         or off_in_value(listed, logits, allowed)
         or missing(listed, logits, allowed)
         or out_of_order(listed, logits, allowed)
+        or listed_twice(listed)
     )
 
 
@@ -193,6 +194,23 @@ def out_of_order(listed: Listed, logits: F32, allowed: float) -> Off | None:
         actual=float(values[worst]),
         allowed=2 * allowed,
         wrong=wrong,
+    )
+
+
+def listed_twice(listed: Listed) -> Off | None:
+    """A text stands for each of its tokens once: else one that is right stands in for others. Of
+    ids that is no answer at all."""
+    times = Counter(c.ids for c in listed.candidates)
+    found = [ids for ids, n in times.items() if n > len(ids)]
+    if not found:
+        return None
+    return Off(
+        kind="twice",
+        token=found[0][0],
+        expected=float(len(found[0])),
+        actual=float(times[found[0]]),
+        allowed=0.0,
+        wrong=len(found),
     )
 
 

@@ -217,6 +217,11 @@ def sentence(off: Off) -> str:
             f"token {off.token} with {off.actual:.7g} is listed behind one with "
             f"{off.expected:.7g}, and the likeliest come first (allowed {off.allowed:.2g})"
         )
+    if off.kind == "twice":
+        return (
+            f"the text of token {off.token} is listed {off.actual:.0f} times, and stands for "
+            f"{off.expected:.0f}; {off.wrong} texts are listed too often"
+        )
     return (
         f"token {off.token} is {off.actual:.7g}, expected {off.expected:.7g} (allowed "
         f"{off.allowed:.2g}); {off.wrong} are off"

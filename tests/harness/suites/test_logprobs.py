@@ -53,6 +53,14 @@ def test_what_is_above_the_end_of_a_list_is_missing() -> None:
     assert off((0, 4.1234567), (2, 2.6234567), allowed=0.26) is None
 
 
+def test_a_text_that_is_listed_more_often_than_there_are_tokens_of_it_is_wrong() -> None:
+    """The likeliest again and again has nothing above its end, and every value is right."""
+    found = off(*[(b"a", -1.1234567)] * 5)
+    assert found is not None
+    assert (found.kind, found.token, found.expected, found.actual) == ("twice", 0, 1.0, 5.0)
+    assert kind((b"a", -1.1234567), (b"b", -2.1234567), (b"b", -2.6234567)) == ""
+
+
 def test_a_text_of_several_tokens_is_any_of_them_and_of_none_it_is_unknown() -> None:
     assert kind((b"a", -1.1234567), (b"b", -2.1234567)) == ""  # the one with a space
     assert kind((b"a", -1.1234567), (b"_b", -2.1234567), (b"b", -2.6234567)) == ""
