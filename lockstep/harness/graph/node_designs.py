@@ -53,7 +53,8 @@ Designs = Callable[[Computed], Iterable[Other]]
 
 def designs_of(found: Computed) -> list[Other] | None:
     """None: any way in float32 is one."""
-    if found.last.type != "F32" or found.nodes[0].source(0).type != "F32":
+    first = found.nodes[0].optional(0)  # of an op that reads nothing there is none
+    if found.last.type != "F32" or first is None or first.type != "F32":
         return None
     ops = tuple(node.op for node in found.nodes)
     designs = sums if set(ops) == {"ADD"} and len(ops) > 1 else BY_OPS.get(ops)

@@ -212,6 +212,14 @@ def test_ids_that_are_no_whole_numbers_are_wrong_and_end_nothing(tmp_path: Path)
     assert [f.at_fault for f in found.findings] == ["subject"]
 
 
+def test_a_wrong_op_that_reads_nothing_is_found(tmp_path: Path) -> None:
+    """No design of it is known: there is no source whose type would say so."""
+    found = judge(tmp_path, engine=lambda given: given.value + np.float32(1))
+    steps = np.arange(5, dtype=np.float32)
+    found(replace(node("ARANGE", steps), params=np.float32([0, 5, 1] + [0] * 13).view(np.int32)))
+    assert [f.at_fault for f in found.findings] == ["subject"]
+
+
 def test_a_node_without_elements_is_nothing_to_compare(tmp_path: Path) -> None:
     found = judge(tmp_path)
     found(node("SCALE", np.zeros((0, 4), np.float32), np.zeros((0, 4), np.float32)))
