@@ -1,6 +1,7 @@
 """Tensors that are shown in part, or by two names: what is left out, or said otherwise."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,18 @@ def test_a_part_that_leaves_out_cells_in_use_is_no_answer(name: str, qwen3: Reco
         assert (found is not None) == (shown < cells)
         assert found is None or found.detail == f"{cells} cells are in use, and {shown} are shown"
     assert misshapen(qwen3.program, {places[name]: whole}) == {}
+
+
+def test_experts_that_are_used_have_to_be_shown(tmp_path: Path) -> None:
+    """An engine whose second one is wrong, and that shows the first, would be wrong behind it."""
+    with recorded("qwen3moe", tmp_path) as experts:
+        place = next(p for p, w in experts.wires.items() if str(w.site) == "ffn_moe_argsort-0")
+        for shown in (1, 2, 3):
+            part = {place: np.zeros((len(BATCHES[0]), shown), np.int32)}
+            found = misshapen(experts.program, part).get(place)
+            assert (found.detail if found else "") == (
+                "2 experts are in use, and 1 are shown" if shown == 1 else ""
+            )
 
 
 @pytest.mark.parametrize("wrong", [0, 1])

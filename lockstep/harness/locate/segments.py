@@ -16,7 +16,8 @@ from lockstep.engine.node import Node
 from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.suite import Context
 from lockstep.harness.graph.aliases import places_by_site, renamed
-from lockstep.harness.graph.program import Place, PlannedNode, Program
+from lockstep.harness.graph.expert_choice import CHOOSE, used_of
+from lockstep.harness.graph.program import Place, Program
 from lockstep.harness.graph.segments import SegmentJudge
 from lockstep.harness.graph.shown import cells_in_use, part_shown
 from lockstep.harness.graph.ways import Honest
@@ -222,17 +223,15 @@ def misshapen(program: Program, shown: Mapping[Place, NDArray[Any]]) -> dict[Pla
             text = f"expected {prod(expected)} elements {expected}, got {value.shape}"
             found[place] = Mismatch(kind="shape", detail=text)
         elif part.size < prod(expected):
-            cells, there = cells_in_use(program, graph, node, value.shape), cells_of(node, value)
-            if there < cells:
-                text = f"{cells} cells are in use, and {there} are shown"
+            if node.op in CHOOSE:
+                what, least = "experts", used_of(graph, node)
+            else:
+                what, least = "cells", cells_in_use(program, graph, node, value.shape)
+            there = value.shape[0 if node.op == "SET_ROWS" else -1]  # cells of caches come first
+            if there < least:
+                text = f"{least} {what} are in use, and {there} are shown"
                 found[place] = Mismatch(kind="shape", detail=text)
     return found
-
-
-def cells_of(node: PlannedNode, value: NDArray[Any]) -> int:
-    """Of a part that is shown: cells of caches come first, and those that are looked at last."""
-    axis = 0 if node.op == "SET_ROWS" else -1
-    return int(value.shape[axis])
 
 
 def unusable(wire: Wire, op: str, mismatch: Mismatch) -> SiteFinding:
