@@ -44,7 +44,7 @@ def cut(recipe: Recipe, few: FewTokens | None) -> Recipe:
     if few is None:
         return recipe
     rows = {new: few.ids for new, old in recipe.names.items() if old in OF_TOKENS}
-    return replace(recipe, rows=rows, keys={**recipe.keys, **few.keys})
+    return replace(recipe, rows={**recipe.rows, **rows}, keys={**recipe.keys, **few.keys})
 
 
 def can_be_cut(file: GgufFile) -> bool:

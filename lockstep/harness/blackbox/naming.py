@@ -14,6 +14,8 @@ from lockstep.harness.blackbox.asking import SliceAnswer
 from lockstep.harness.blackbox.parts import (
     ONE_TOKEN,
     Maker,
+    experts_alike,
+    experts_alike_and_loud,
     larger,
     no_bias,
     no_positions,
@@ -30,6 +32,7 @@ from lockstep.harness.blackbox.parts import (
     plain,
     plain_head,
     position_0,
+    shared_muted,
     simple_rows,
     tied_head,
 )
@@ -143,12 +146,17 @@ def part_of_attention(
 
 # --- FFN ----------------------------------------------------------------------------------------
 
+ROUTER = "router: which experts are chosen or read, or their shares"
+WEIGHED = "router: what the weights of experts add up to"
 OF_FFN: Table = (
     (no_bias, "biases of zero", "bias"),
     (larger, "a smaller eps", "eps"),
     (norms_of_ones, "norms with weights of one", "weights of norms"),
     (norms_of_one_number, "norms with weights and biases of one", "weights of norms"),
     (norms_do_nothing, STILL, "FFN norm"),
+    (experts_alike, "experts that are all alike", ROUTER),
+    (experts_alike_and_loud, "such, beside which nothing else counts", WEIGHED),
+    (shared_muted, "shared experts that add nothing", "shared experts"),
 )
 UP, GATE = ("ffn_up", "ffn_up_exps"), ("ffn_gate", "ffn_gate_exps")
 DOWN = ("ffn_down", "ffn_down_exps")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.gguf.file import GgufFile, TensorInfo
@@ -31,7 +32,10 @@ from lockstep.harness.blackbox.changes import (
 )
 from lockstep.harness.blackbox.slices import (
     ATTENTION_OUT,
+    EMBEDDINGS,
     FFN_OUT,
+    is_one_of,
+    is_values,
     number,
     what_adds,
     within,
@@ -48,6 +52,10 @@ ONE = (Batch.of([1]),)  # a single token: at position 0 there is one thing to at
 STILL = 1e30  # rope.scaling.factor: positions become so small that nothing is turned
 MOST_HEADS = 64
 GATES = ("ffn_gate", "ffn_gate_exps")
+PRE_NORMS = {"attn_norm", "ffn_norm"}
+UP_AND_GATE = ("ffn_gate", "ffn_up")
+SHARED = ("ffn_down_shexp", "ffn_down_chexps")
+LOUD = 2.0**30  # what is one beside it is less than its rounding, and its square no overflow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +66,7 @@ class Neutral:
 
     changes: Mapping[str, Change] = field(default_factory=dict)
     keys: Mapping[str, Typed] = field(default_factory=dict)
+    rows: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)  # as a Recipe has them
     given: Sequence[Batch] = ()
     own_head: bool = False
     head: str = ""
@@ -69,19 +78,60 @@ Maker = Callable[[GgufFile, int], Neutral | None]  # None: the model has no such
 def larger(file: GgufFile, layer: int) -> Neutral:
     """All that norms read, a power of two times as large: the result is the same but for eps."""
     names, up = within(file, layer), times(LARGER)
-    changes: dict[str, Change] = {EMBEDDING: up}
-    stems = {name: name[len("blk.0.") :].rsplit(".", 1)[0] for name in names}
-    adds = what_adds(set(stems.values()))
+    changes: dict[str, Change] = dict.fromkeys(what_begins(file), up)
+    stems = {name: name[len("blk.0.") :].rsplit(".", 1)[0] for name in names if is_values(name)}
+    among = set(stems.values())
+    adds = what_adds(among)
+    reads = {"inp_gate"}  # what it is given, and no norm of it
+    if "post_ffw_norm" in among and not among & PRE_NORMS:
+        reads, adds = {*reads, *UP_AND_GATE}, {*adds, *FFN_OUT}
+    changes |= {name: times(1 / LARGER) for name, stem in stems.items() if stem in reads}
     for name, stem in stems.items():
-        normed = f"{stem}_norm" in stems.values()  # attn_q, whose heads have a norm
-        if normed or stem in adds:
+        if f"{stem}_norm" in among or stem in adds:  # attn_q, whose heads have a norm
             changes[name] = up
-    return Neutral(changes=changes)
+    return Neutral(changes={**changes, **for_the_table(file, 1 / LARGER)})
+
+
+def what_begins(file: GgufFile) -> Sequence[str]:
+    """Of which the first layer's input is the sum, or what the norm behind it makes of that."""
+    return [name for name in file.tensors if is_one_of(name, EMBEDDINGS)]
 
 
 def smaller(file: GgufFile, layer: int) -> Neutral:
     """Embeddings whose squares are about as large as eps: a wrong one changes everything."""
-    return Neutral(changes={EMBEDDING: times(1 / LARGER)})
+    small = dict.fromkeys(what_begins(file), times(1 / LARGER))
+    return Neutral(changes={**small, **for_the_table(file, LARGER)})
+
+
+def for_the_table(file: GgufFile, factor: float) -> Mapping[str, Change]:
+    """Where the head is the table of embeddings, which is another size now, the last norm makes up
+    for it: logits a thousand times as large are all at the cap of an architecture that has one."""
+    names = {OUTPUT_NORM, OUTPUT_NORM_BIAS} & set(file.tensors)
+    return {} if OUTPUT in file.tensors else dict.fromkeys(names, times(factor))
+
+
+def experts_alike(file: GgufFile, layer: int) -> Neutral | None:
+    """Each is the first: whoever chooses others, or reads others than were chosen, chooses well."""
+    own = [n for n in within(file, layer) if n.rsplit(".", 1)[0].endswith("_exps")]
+    every = {n: file.tensors[n.replace("blk.0", f"blk.{layer}")].ne[-1] for n in own}
+    rows = {name: np.zeros(n, np.int64) for name, n in every.items()}
+    return Neutral(rows=rows) if rows else None
+
+
+def experts_alike_and_loud(file: GgufFile, layer: int) -> Neutral | None:
+    """Beside what they add nothing else counts, and the last norm takes out by what each token's
+    is multiplied: the sum of its weights."""
+    alike = experts_alike(file, layer)
+    changes = without(file, layer, SHARED)
+    for name in within(file, layer):
+        if name.startswith("blk.0.ffn_down_exps.") and is_values(name):
+            changes[name] = times(LOUD)
+    return replace(alike, changes=changes) if alike else None
+
+
+def shared_muted(file: GgufFile, layer: int) -> Neutral | None:
+    changes = without(file, layer, SHARED)
+    return Neutral(changes=changes) if changes else None
 
 
 def norms_of_ones(file: GgufFile, layer: int) -> Neutral:

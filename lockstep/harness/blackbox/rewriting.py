@@ -64,15 +64,23 @@ def tensor_of(file: GgufFile, recipe: Recipe, name: str) -> Tensor:
     return name, ne, "F32", decoded_chunks(file, info, ne, change, rows)
 
 
-def raw_of(file: GgufFile, info: TensorInfo, rows: NDArray[np.int64] | None) -> NDArray[np.uint8]:
+def raw_of(
+    file: GgufFile, info: TensorInfo, rows: NDArray[np.int64] | None
+) -> Iterator[NDArray[np.uint8]]:
+    """One part; of experts, which are large, as many as there are of them."""
     raw = file.raw(info.name)
-    return raw if rows is None else raw.reshape(info.ne[-1], -1)[rows].reshape(-1)
+    if rows is None:
+        yield raw
+    elif len(info.ne) > 2:
+        yield from (raw.reshape(info.ne[-1], -1)[i] for i in rows)
+    else:
+        yield raw.reshape(info.ne[-1], -1)[rows].reshape(-1)
 
 
 def raw_chunks(file: GgufFile, info: TensorInfo, rows: NDArray[np.int64] | None) -> Iterator[bytes]:
-    raw = raw_of(file, info, rows)
-    for start in range(0, len(raw), CHUNK):
-        yield raw[start : start + CHUNK].tobytes()
+    for raw in raw_of(file, info, rows):
+        for start in range(0, len(raw), CHUNK):
+            yield raw[start : start + CHUNK].tobytes()
     file.release()
 
 
@@ -84,14 +92,18 @@ def decoded_chunks(
     chosen: NDArray[np.int64] | None,
 ) -> Iterator[bytes]:
     """Whole rows at a time. What was read of the source is let go of, or all of it piles up."""
-    format, raw = WeightFormat.named(info.type.name), raw_of(file, info, chosen)
+    format, first = WeightFormat.named(info.type.name), 0
     width = ne[0] if ne else ROW
-    row_bytes = width // info.type.block * info.type.bytes
+    row_bytes = max(1, width // info.type.block * info.type.bytes)
     step = max(1, CHUNK // max(width, 1))
-    for start in range(0, len(raw) // max(row_bytes, 1), step):
-        part = raw[start * row_bytes : (start + step) * row_bytes]
-        rows = format.dequantize(part).reshape(-1, width)
-        yield (rows if change is None else change(rows, start)).astype("<f4", copy=False).tobytes()
+    for raw in raw_of(file, info, chosen):
+        n = len(raw) // row_bytes
+        for start in range(0, n, step):
+            part = raw[start * row_bytes : (start + step) * row_bytes]
+            rows = format.dequantize(part).reshape(-1, width)
+            made = rows if change is None else change(rows, first + start)
+            yield made.astype("<f4", copy=False).tobytes()
+        first += n
     file.release()
 
 

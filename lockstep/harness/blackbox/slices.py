@@ -19,10 +19,20 @@ from lockstep.harness.synth.gguf_writer import Typed
 IN_A_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 # what a part of a layer adds to the residual comes out of these, and of their biases
 ATTENTION_OUT = ("attn_output", "attn_out", "ssm_out", "time_mix_output", "shortconv.out_proj")
-FFN_OUT = ("ffn_down", "ffn_down_exps", "ffn_down_shexp", "ffn_down_chexps", "channel_mix_value")
+# proj: of gemma4, whose tokens have an embedding for each layer, which is added behind the FFN
+FFN_OUT = (
+    *("ffn_down", "ffn_down_exps", "ffn_down_shexp", "ffn_down_chexps"),
+    *("channel_mix_value", "proj"),
+)
 ENDS_OF_HALVES = ATTENTION_OUT + FFN_OUT
-POST_NORMS = {"post_attention_norm": ATTENTION_OUT, "post_ffw_norm": FFN_OUT}  # behind them
-EMBEDDINGS = ("token_embd", "position_embd")
+POST_NORMS = {  # behind them; grok has other names
+    "post_attention_norm": ATTENTION_OUT,
+    "attn_output_norm": ATTENTION_OUT,
+    "post_ffw_norm": tuple(name for name in FFN_OUT if name != "proj"),
+    "layer_output_norm": FFN_OUT,
+    "post_norm": ("proj",),
+}
+EMBEDDINGS = ("token_embd", "position_embd", "token_embd_norm")  # bloom has a norm behind them
 SMALL = 2.0**-10  # of activations: eps is much beside their squares
 NOT_BY_LAYER = ("rope.dimension_sections",)  # arrays that are as long by accident
 DENSE, MTP = "leading_dense_block_count", "nextn_predict_layers"
@@ -135,7 +145,7 @@ def made_small(names: Collection[str]) -> dict[str, Change]:
     for name in names:
         inside = IN_A_LAYER.fullmatch(name)
         adds = EMBEDDINGS if inside is None else what_adds(stems[inside[1]])
-        if is_one_of(inside[2] if inside else name, tuple(adds)):
+        if is_values(name) and is_one_of(inside[2] if inside else name, tuple(adds)):
             changes[name] = times(SMALL)
     return changes
 
@@ -159,6 +169,11 @@ def within(file: GgufFile, layer: int) -> list[str]:
     """The names of the slice's layer."""
     prefix = f"blk.{layer}."
     return [f"blk.0.{n.removeprefix(prefix)}" for n in file.tensors if n.startswith(prefix)]
+
+
+def is_values(name: str) -> bool:
+    """Of NVFP4 a factor of the matrix lies beside it, which made larger as well counts twice."""
+    return name.endswith((".weight", ".bias"))
 
 
 def is_one_of(name: str, parts: Sequence[str]) -> bool:

@@ -7,16 +7,28 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from lockstep.engine.batch import Batch
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32
 from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.blackbox.layers import at_place
 from lockstep.harness.blackbox.lenses import LARGEST_STEP, Lens, lenses_of
 from lockstep.harness.blackbox.looking import look, through
+from lockstep.harness.blackbox.naming import ROUTER, WEIGHED
+from lockstep.harness.blackbox.parts import Neutral, larger
 from lockstep.harness.blackbox.rewriting import rewrite
-from lockstep.harness.blackbox.slices import small, what_adds
+from lockstep.harness.blackbox.slices import (
+    ATTENTION_OUT,
+    FFN_OUT,
+    small,
+    what_adds,
+    without,
+)
 from lockstep.harness.blackbox.whole import SMALL
+from lockstep.harness.context.runner import Runner
 from lockstep.harness.mutants.wrong_eps import WrongEps
+from lockstep.harness.records import EXACT, Answered, Request
 from lockstep.harness.shadow.models import make_variant, opened
 from lockstep.harness.synth.any_arch import variant_named
 from tests.all_types import ROUNDING, model_of
@@ -124,12 +136,70 @@ class WithScaledSinks(Reference, name="test:sinks-scaled-as-scores"):
 def test_what_is_wrong_with_a_gpt_oss_is_named(engine: str, part: str, tmp_path: Path) -> None:
     """Its norm before the FFN is called post_attention_norm: made larger, as one behind attention,
     it drove all gates to where they clamp, so that engines agreed there, and eps was named."""
-    path = tmp_path / "gpt-oss.gguf"
-    with opened() as session:
-        variant = replace(variant_named("gpt-oss"), sizes=(("n_layer", 1),))
-        make_variant(variant, path, session=session)
+    path = one_layer_of("gpt-oss", tmp_path)
     found = bisected(path, tmp_path / "made", engine=engine, oracle="llama.cpp")
     assert faults(found) == {0: [part]}
+
+
+class LargerGate(Mirror):
+    def geglu(self, gate: F32, up: F32) -> F32:
+        return super().geglu(gate * np.float32(1.02), up)
+
+
+class WithLargerGate(Reference, name="test:geglu-of-a-larger-gate"):
+    ops = LargerGate
+
+
+@pytest.mark.parametrize(
+    ("arch", "engine", "part"),
+    [
+        # its logits have a cap, at which they all are where the table, its head, is made larger
+        ("gemma2", "test:geglu-of-a-larger-gate", "FFN: activation"),
+        ("qwen3moe", "mutant:experts-least-liked", f"FFN: {ROUTER}"),
+        ("qwen3moe", "mutant:experts-not-normalised", f"FFN: {WEIGHED}"),
+    ],
+)
+def test_what_hides_a_fault_is_not_named_for_it(
+    arch: str, engine: str, part: str, tmp_path: Path
+) -> None:
+    path = one_layer_of(arch, tmp_path)
+    found = bisected(path, tmp_path / "made", engine=engine, oracle="llama.cpp")
+    assert faults(found) == {0: [part]}
+
+
+def one_layer_of(arch: str, folder: Path) -> Path:
+    path = folder / f"{arch}.gguf"
+    with opened() as session:
+        variant = replace(variant_named(arch), sizes=(("n_layer", 1),))
+        make_variant(variant, path, session=session)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arch", "muted"),
+    [
+        ("arcee", FFN_OUT),  # which has factors beside its matrices
+        ("gemma2", FFN_OUT),  # a cap of logits
+        ("gpt2", FFN_OUT),  # learned positions
+        ("bloom", FFN_OUT),  # a norm of embeddings
+        ("olmo", ATTENTION_OUT),  # norms without weights
+        ("olmo2", ATTENTION_OUT),  # no norm before the FFN
+    ],
+)
+def test_what_is_made_larger_comes_to_the_same_but_for_eps(
+    arch: str, muted: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Or a fault is named for eps that the size of what is computed hides."""
+    with GgufFile.open(one_layer_of(arch, tmp_path)) as model:
+        changes, logits = without(model, 0, muted), []
+        for number, own in enumerate((Neutral(), larger(model, 0))):
+            own = replace(own, changes={**own.changes, **changes})
+            rewrite(model, at_place(model, 0, {}, own), tmp_path / f"{number}.gguf")
+            with Runner().open("llama.cpp", tmp_path / f"{number}.gguf", EXACT) as session:
+                run = session.ask("evaluate", Request(batches=(Batch.of([5, 3, 9, 7]),)))
+            assert isinstance(run, Answered)
+            logits.append(run.value.logits[0])
+    assert np.abs(logits[0] - logits[1]).max() <= 1e-4 * np.abs(logits[0]).max()
 
 
 ADDS = {

@@ -1,5 +1,6 @@
 """Slices of one layer have the first tokens of a large vocabulary and its special ones."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,15 @@ def test_few_tokens_are_rows_of_the_models_and_special_ones_are_found_by_their_n
             assert tokens[KEPT] == model.metadata["tokenizer.ggml.tokens"].data[LAST]
             ours = made.raw("token_embd.weight").reshape(KEPT + 1, -1)
             assert np.array_equal(ours, rows[[*range(KEPT), LAST]])
+
+
+def test_rows_that_are_chosen_of_other_tensors_stay_chosen(tmp_path: Path) -> None:
+    with GgufFile.open(large(tmp_path, "llama")) as model:
+        same = np.zeros(3, np.int64)
+        recipe = replace(slice_of(model, 1), rows={"blk.0.ffn_up.weight": same})
+        rows = cut(recipe, few_tokens_of(model)).rows
+        assert rows["blk.0.ffn_up.weight"] is same
+        assert "token_embd.weight" in rows
 
 
 def test_merges_are_of_tokens_that_are_left(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.blackbox import rewriting
 from lockstep.harness.blackbox.changes import (
+    Change,
     dealt_out,
     in_rows,
     one_hot,
@@ -21,7 +22,7 @@ from lockstep.harness.blackbox.changes import (
     zero,
     zero_before,
 )
-from lockstep.harness.blackbox.rewriting import rewrite
+from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.blackbox.slices import muted, n_layers, slice_of
 from lockstep.harness.synth.gguf_writer import write_gguf
 from tests.models import written
@@ -124,3 +125,23 @@ def test_norms_of_one_bit_have_something_to_do() -> None:
     assert found.sum(axis=1).all()
     assert set(np.unique(without / without.std(axis=1, keepdims=True))) == {-1, 1}
     assert not signs(1.0)(rows, 0).sum(axis=1).any()
+
+
+def test_experts_may_all_be_the_first(tmp_path: Path) -> None:
+    experts = np.arange(3 * 4 * 32, dtype=np.float32).reshape(3, 4, 32)
+    tensor = ("blk.0.ffn_up_exps.weight", (32, 4, 3), "F32", [experts.tobytes()])
+    path, out = tmp_path / "experts.gguf", tmp_path / "alike.gguf"
+    write_gguf(path, {"general.architecture": ("STR", "x")}, [tensor])
+    with GgufFile.open(path) as model:
+        rewrite(model, slice_of_one(model, times(2.0)), out)
+    with GgufFile.open(out) as made:
+        assert made.tensors[tensor[0]].ne == (32, 4, 3)
+        found = made.raw(tensor[0]).view(np.float32).reshape(3, 4, 32)
+    assert all(np.array_equal(each, 2 * experts[0]) for each in found)
+
+
+def slice_of_one(model: GgufFile, change: Change) -> Recipe:
+    """Of one tensor, whose experts are all the first."""
+    (name,) = model.tensors
+    rows = {name: np.zeros(model.tensors[name].ne[-1], np.int64)}
+    return Recipe(names={name: name}, changes={name: change}, rows=rows)

@@ -44,6 +44,9 @@ NODES: Mapping[str, str] = MappingProxyType(
         "FFN: down matrix": "ffn_out|ffn_down|ffn_moe_down",
         "FFN: its norm": "ffn_norm|ffn_post_norm|ffn_up|ffn_gate|ffn_out|ffn_down",
         "FFN: activation": "ffn_swiglu|ffn_geglu|ffn_gelu|ffn_moe_swiglu.*",
+        "FFN: router: which experts": "ffn_moe_.*",
+        "FFN: router: what the weights": "ffn_moe_(logits|probs|weight).*|ffn_moe_out",
+        "FFN: shared experts": "ffn_shexp.*|ffn_out",
         "FFN: bias": "ffn_up_b|ffn_out|ffn_moe_.*biased",
         # tensors, of lenses and of matrices at their places
         "token_embd": "embd",
