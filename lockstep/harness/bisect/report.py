@@ -7,7 +7,8 @@ from lockstep.harness.bisect.bisection import NO_OP, Bisection
 from lockstep.harness.check.check import Plan
 from lockstep.harness.records import Status, Verdict
 from lockstep.harness.report.text import explain_finding
-from lockstep.harness.suites.trace import by_node, detail_of
+from lockstep.harness.suites.parts.of_tensors import detail_of
+from lockstep.harness.suites.trace import by_node
 
 SUITE = "bisect"
 STATUSES: dict[int, Status] = {0: "agreed", 1: "diverged", 3: "not-compared", NO_OP: "diverged"}

@@ -3,7 +3,7 @@ llama.cpp's graph (harness.graph.segments).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, prod
 from typing import Any
@@ -46,12 +46,34 @@ def shows_tensors(context: Context) -> bool:
     return shown is None or bool({*shown} - {LOGITS})
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OwnRun:
+    """What the subject shows of a run of its own, by places of llama.cpp's graph of that."""
+
+    program: Program
+    places: Mapping[Site, Place]
+    wires: Mapping[Place, Wire]
+    values: Values
+    given: Values  # what it was made to go on with
+    shown: Mapping[Place, NDArray[Any]]  # what can be gone on with
+    others: Sequence[Mapping[Place, NDArray[Any]]]  # what other names of a node say otherwise
+    stored: Mapping[Place, str]
+    unfit: Mapping[Place, Mismatch]
+    lost: Sequence[Place]
+
+
 def locate_segments(context: Context, given: Values | None = None) -> Findings:
     """given: what the subject is made to go on with at some sites, whatever it computes there."""
+    run = own_run(context, given)
+    context.progress(f"judging what {len(run.shown)} shown tensors enclose")
+    found, put_in = judge_own_run(context, run)
+    return replace(found, values=oracle_values(context, put_in, run.shown))
+
+
+def own_run(context: Context, given: Values | None = None) -> OwnRun:
     program = recorded(context)
     places = places_by_site(program, wires_of(program))
-    wires = renamed(wires_of(program), places)
-    values = own_run(context, program, given)
+    values = values_shown(context, program, given)
     absent = [places[site] for site in promised(context, places, values)]
     shown, *others = by_place(values, places)
     unfit = dict.fromkeys(absent, Mismatch(kind="missing"))
@@ -60,22 +82,37 @@ def locate_segments(context: Context, given: Values | None = None) -> Findings:
     stored = {places[s]: kind for s, kind in context.subject.stored.items() if s in places}
     lost = [p for p, value in shown.items() if stored.get(p) == "F16" and np.isinf(value).any()]
     shown = {p: value for p, value in shown.items() if p not in unfit and p not in lost}
-    others = [{p: v for p, v in each.items() if p in shown} for each in others]
-    context.progress(f"judging what {len(shown)} shown tensors enclose")
-    judge = SegmentJudge(
+    return OwnRun(
         program=program,
+        places=places,
+        wires=renamed(wires_of(program), places),
+        values=values,
+        given=given or Values(),
+        shown=shown,
+        others=[{p: v for p, v in each.items() if p in shown} for each in others],
+        stored=stored,
+        unfit=unfit,
+        lost=lost,
+    )
+
+
+def judge_own_run(context: Context, run: OwnRun) -> tuple[Findings, dict[Place, Site]]:
+    """What is found, and where the oracle's values are to be put in. Asks nobody."""
+    wires, places = run.wires, run.places
+    judge = SegmentJudge(
+        program=run.program,
         wires=wires,
         file=context.file,
         build=build_of(context),
-        shown=shown,
-        stored=stored,
-        given={places[site]: value for site, value in (given or {}).items()},
+        shown=run.shown,
+        stored=run.stored,
+        given={places[site]: value for site, value in run.given.items()},
         seed=context.seed,
     )
     ahead = Ahead(partial(errors_of, judge)) if may_fork() and not is_small(context.file) else None
     try:
         found = {judge.place_of[f.site]: f for f in judge.findings()}
-        for each in others:
+        for each in run.others:
             found |= wrong_by_another_name(judge, each)
         # of an order that was found since it knows nothing
         told = None if ahead is None or judge.orders else ahead.result()
@@ -83,35 +120,43 @@ def locate_segments(context: Context, given: Values | None = None) -> Findings:
     finally:
         if ahead is not None:
             ahead.close()
-    found |= {p: unusable(wires[p], judge.op_of[wires[p].site], m) for p, m in unfit.items()}
-    free = dict(zip((wires[place].site for place in shown), errors.tolist(), strict=True))
-    fixed = context.subject_info.fixed
-    names = {places[s]: s for s in values if places.get(s) in shown and s.name not in fixed}
-    if judge.orders:  # its experts come in another order than the oracle's
-        names = {}
-    put_in = healed([place for place, f in found.items() if f.mismatch], names)
-    otherwise = tuple(site for site in values if site not in places)
-    skipped = {no_such_node(otherwise, places): otherwise} if otherwise else {}
-    if judge.left_to_others:
-        skipped[LEFT_TO_OTHERS] = judge.left_to_others
-    nowhere = shown_nowhere(context, places, values)
-    unknown = {TOO_LARGE: tuple(wires[place].site for place in lost)} if lost else {}
-    if nowhere:
-        unknown[f"{context.subject.name} says that it shows these, and shows them nowhere"] = (
-            nowhere
-        )
-    return Findings(
+    unfit = run.unfit.items()
+    found |= {p: unusable(wires[p], judge.op_of[wires[p].site], m) for p, m in unfit}
+    findings = Findings(
         all=tuple(found[place] for place in sorted(found)),
         not_shown=(),
         hidden=(),
         not_given=(),
-        free=free,
-        values=oracle_values(context, put_in, shown),
-        embeddings=not program.has_result,
-        skipped=skipped,
-        unknown=unknown,
+        free=dict(zip((wires[place].site for place in run.shown), errors.tolist(), strict=True)),
+        values=Values(),
+        embeddings=not run.program.has_result,
+        skipped=shown_in_vain(run, judge),
+        unknown=of_no_use(context, run),
         own_inputs=True,
     )
+    if judge.orders:  # its experts come in another order than the oracle's
+        return findings, {}
+    fixed = context.subject_info.fixed
+    names = {places[s]: s for s in run.values if places.get(s) in run.shown and s.name not in fixed}
+    return findings, healed([place for place, f in found.items() if f.mismatch], names)
+
+
+def shown_in_vain(run: OwnRun, judge: SegmentJudge) -> dict[str, tuple[Site, ...]]:
+    otherwise = tuple(site for site in run.values if site not in run.places)
+    skipped = {no_such_node(otherwise, run.places): otherwise} if otherwise else {}
+    if judge.left_to_others:
+        skipped[LEFT_TO_OTHERS] = judge.left_to_others
+    return skipped
+
+
+def of_no_use(context: Context, run: OwnRun) -> dict[str, tuple[Site, ...]]:
+    unknown = {}
+    if run.lost:
+        unknown[TOO_LARGE] = tuple(run.wires[place].site for place in run.lost)
+    if nowhere := shown_nowhere(context, run.places, run.values):
+        who = context.subject.name
+        unknown[f"{who} says that it shows these, and shows them nowhere"] = nowhere
+    return unknown
 
 
 def by_place(values: Values, places: Mapping[Site, Place]) -> Iterator[dict[Place, NDArray[Any]]]:
@@ -141,7 +186,7 @@ def wrong_by_another_name(
     return {p: f for f in found if f.mismatch and (p := judge.place_of[f.site]) in others}
 
 
-def own_run(context: Context, program: Program, given: Values | None) -> Values:
+def values_shown(context: Context, program: Program, given: Values | None) -> Values:
     context.progress("the subject's own run")
     request = Request(
         batches=context.batches,

@@ -23,12 +23,13 @@ from lockstep.harness.processes.wire import Channel, Closed, WireError, pack
 A = TypeVar("A")
 B = TypeVar("B")
 BEHIND = 10  # more of niceness: engines have a time limit, and this has none
+LATER = 15  # of what is wanted after other forks' work
 
 
 class Ahead:
     """work: gives what may cross a wire; it is forgotten if the fork does not end well."""
 
-    def __init__(self, work: Callable[[], Any]) -> None:
+    def __init__(self, work: Callable[[], Any], *, behind: int = BEHIND) -> None:
         self.work = work
         self.pid = 0
         self.channel: Channel | None = None
@@ -40,7 +41,7 @@ class Ahead:
                 warnings.simplefilter("ignore", DeprecationWarning)  # threads hold nothing of it
                 self.pid = os.fork()
                 if not self.pid:
-                    answer(work, theirs, parent)
+                    answer(work, theirs, parent, behind)
 
     def result(self) -> Any:
         """What the work gives: the fork's, or else done here."""
@@ -65,13 +66,13 @@ class Ahead:
             self.pid = 0
 
 
-def answer(work: Callable[[], Any], to: socket.socket, parent: int) -> None:
+def answer(work: Callable[[], Any], to: socket.socket, parent: int, behind: int) -> None:
     """In the fork, which ends here whatever happens, and closes nothing of its parent's."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         die_with(parent)
-        os.nice(BEHIND)
+        os.nice(behind)
         beside_parent()
         Channel(to).write(pack(work()))
     finally:

@@ -14,36 +14,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.harness.asking.facts import ModelFacts
-from lockstep.harness.context.suite import Context, NoAnswer, Suite
+from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.graph.node_formats import PRODUCTS
 from lockstep.harness.judging.findings import Findings
 from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.locate.locate import no_tensors
 from lockstep.harness.locate.segments import shows_tensors
 from lockstep.harness.records import Verdict
-from lockstep.harness.report.text import explain_finding
-from lockstep.harness.suites.parts.shown_products import products_between_nodes
+from lockstep.harness.suites.parts.of_tensors import OfTensors, left_out
+from lockstep.harness.suites.parts.shown_products import SparseRun, judge_sparse_run, sparse_run
 from lockstep.harness.suites.parts.sparse_products import KEPT, products_along_nodes
-from lockstep.harness.suites.trace import detail_of, left_out
 
 
-class Products(Suite, name="products"):
+class Products(OfTensors, name="products"):
     order = 70
 
-    def inapplicable(self, facts: ModelFacts) -> str:
-        return facts.no_run
+    def asked(self, context: Context) -> SparseRun:
+        return sparse_run(context, kept)
 
-    def run(self, context: Context) -> Iterator[Verdict]:
-        found = on_sparse_inputs(context)
-        for finding in found.guilty:
-            yield context.verdict(
-                "products",
-                "diverged",
-                explain_finding(finding),
-                detail_of(found, finding),
-                key=("products", finding.at_fault, finding.op, finding.site.name),
-            )
+    def judged(self, context: Context, shown: SparseRun) -> Findings:
+        return judge_sparse_run(context, shown)
+
+    def found(self, context: Context) -> Findings:
+        return on_sparse_inputs(context)
+
+    def verdicts(self, context: Context, found: Findings) -> Iterator[Verdict]:
         yield from left_out(context, "products", found)
         if found.all or not (found.not_shown or found.hidden or found.not_given):
             yield rest(context, found)
@@ -81,7 +76,7 @@ def on_sparse_inputs(context: Context) -> Findings:
     if context.subject_info.computes_nodes:
         return products_along_nodes(context)
     if shows_tensors(context):
-        return products_between_nodes(context, kept)
+        return judge_sparse_run(context, sparse_run(context, kept))
     raise no_tensors(context)
 
 

@@ -8,7 +8,7 @@ from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import Context, Suite
-from lockstep.harness.processes.ahead import Ahead, may_fork
+from lockstep.harness.processes.ahead import LATER, Ahead, may_fork
 from lockstep.harness.records import Rejected, Unanswerable, Verdict
 from lockstep.harness.shadow.judge import ShadowJudge
 from lockstep.harness.shadow.nodes import capture
@@ -27,7 +27,7 @@ class Shadow(Suite, name=SUITE):
         leaves processors idle."""
         another = None if is_small(context.file) else context.oracle.another()
         if another is not None and may_fork():
-            context.begun[SUITE] = Ahead(partial(said_ahead, context, another))
+            context.begun[SUITE] = Ahead(partial(said_ahead, context, another), behind=LATER)
 
     def run(self, context: Context) -> Iterator[Verdict]:
         begun = context.begun.pop(SUITE, None)

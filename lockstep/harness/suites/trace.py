@@ -1,34 +1,33 @@
 """Is every op of the subject right, at every tensor that it shows?"""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from lockstep.harness.asking.facts import ModelFacts
-from lockstep.harness.context.suite import Context, Suite
+from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.findings import Findings
-from lockstep.harness.locate.locate import locate
-from lockstep.harness.records import Site, Status, Verdict
+from lockstep.harness.locate.locate import locate, may_hide
+from lockstep.harness.locate.segments import OwnRun, judge_own_run, own_run
+from lockstep.harness.records import Verdict
 from lockstep.harness.report.nodes import NodeRow, node_columns
-from lockstep.harness.report.text import explain_finding, site_name
+from lockstep.harness.report.text import site_name
+from lockstep.harness.suites.parts.of_tensors import OfTensors, left_out
 
 
-class TraceSuite(Suite, name="trace"):
+class TraceSuite(OfTensors, name="trace"):
     order = 60
 
-    def inapplicable(self, facts: ModelFacts) -> str:
-        return facts.no_run
+    def asked(self, context: Context) -> OwnRun:
+        return own_run(context)
 
-    def run(self, context: Context) -> Iterator[Verdict]:
-        found = locate(context)
-        for finding in found.guilty:
-            yield context.verdict(
-                "trace",
-                "diverged",
-                explain_finding(finding),
-                detail_of(found, finding),
-                key=("trace", finding.at_fault, finding.op, finding.site.name),
-            )
+    def judged(self, context: Context, shown: OwnRun) -> Findings | None:
+        found, _ = judge_own_run(context, shown)
+        return None if may_hide(found) else found
+
+    def found(self, context: Context) -> Findings:
+        return locate(context)
+
+    def verdicts(self, context: Context, found: Findings) -> Iterator[Verdict]:
         if found.other_graph:
             text = f"llama.cpp makes another graph of {context.subject.name}'s file"
             text += f": {found.other_graph}"
@@ -46,26 +45,6 @@ class TraceSuite(Suite, name="trace"):
             f"{share(tightest):.0%}",
             {"sites": len(found.all), "agreed": len(fine), "by_node": by_node(found)},
         )
-
-
-def left_out(context: Context, suite: str, found: Findings) -> Iterator[Verdict]:
-    """What an engine shows not at all, or on inputs that the other does not have: nobody is
-    accused of it."""
-    who, oracle = context.subject.name, context.oracle.name
-    empty = [f.site for f in found.all if f.mismatch is None and not f.compared]
-    reasons: tuple[tuple[Status, Sequence[Site], str], ...] = (
-        ("not-compared", found.not_shown, f"{oracle} does not show these, or what they read:"),
-        ("not-compared", empty, "every element is NaN on both sides, or beyond float32's range:"),
-        *(("not-compared", sites, f"{why}:") for why, sites in found.unknown.items()),
-        *(("not-applicable", sites, f"{why}:") for why, sites in found.skipped.items()),
-        ("not-applicable", found.hidden, f"{who} does not show"),
-        ("not-applicable", found.not_given, f"nothing can be put in before {who}'s"),
-    )
-    for status, sites, why in reasons:
-        if sites:
-            names = ", ".join(dict.fromkeys(site.name for site in sites))
-            text = f"{why} {names}: {len(sites)} ops not compared"
-            yield context.verdict(suite, status, text, {"sites": list(map(str, sites))})
 
 
 def by_node(found: Findings) -> dict[str, Any]:
@@ -95,36 +74,3 @@ def by_node(found: Findings) -> dict[str, Any]:
 
 def share(finding: Any) -> float:
     return finding.err_oracle / finding.allowed if finding.allowed else 0.0
-
-
-def detail_of(found: Findings, finding: Any) -> dict[str, Any]:
-    """Everything that a reader needs to act, JSON-like."""
-    m = finding.mismatch
-    return {
-        "step": finding.site.step,
-        "layer": finding.layer,
-        "site": finding.site.name,
-        "op": finding.op,
-        "weight": finding.weight,
-        "parameters": finding.parameters,
-        "at_fault": finding.at_fault,
-        "err_in": found.err_in(finding),
-        "err_out": found.err_out(finding),
-        "err_local": finding.err_local,
-        "gain": found.gain(finding),
-        "index": list(m.index),
-        "expected": m.expected,
-        "actual": m.actual,
-        "allowed": m.allowed,
-        "mismatched": m.mismatched,
-        "total": m.total,
-        "kind": m.kind,
-        "positions": {
-            "axis": "last",
-            "indices": list(finding.outputs[:16]),
-            "count": len(finding.outputs),
-        },
-        "reason": finding.reason,
-        "rest": found.rest,
-        "basis": found.basis,
-    }

@@ -5,8 +5,8 @@ run gates get larger inputs than small models have, where they clamp, and norms 
 which epsilon is a part.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,21 @@ SMALLER = np.float32(2.0**-8)  # mean squares of about 1 come near to any epsilo
 Keep = Callable[[Any, int], Any]  # a value and a seed -> the value with few of its numbers
 
 
-def products_between_nodes(context: Context, keep: Keep) -> Findings:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SparseRun:
+    """What an engine shows of a run into which such inputs were put."""
+
+    program: Program
+    places: Mapping[Site, Place]
+    wires: Mapping[Place, Wire]
+    products: Mapping[Place, Wire]
+    rare: Mapping[Site, Values]  # of gates and norms: what was put in for them
+    given: Values
+    shown: Values
+
+
+def sparse_run(context: Context, keep: Keep) -> SparseRun:
+    """Raises NoAnswer."""
     batches = context.batches[:1]
     program = recorded(context, batches)
     wires = wires_of(program)
@@ -53,26 +67,39 @@ def products_between_nodes(context: Context, keep: Keep) -> Findings:
     if not given:
         who = context.subject.name
         raise NoAnswer(nothing_shown(context), f"nothing can be put into the runs of {who}", {})
-    sparse = shown_by(context, replace(request, replace=given))
-    judge = SegmentJudge(
+    return SparseRun(
         program=program,
+        places=places,
+        wires=wires,
+        products=products,
+        rare=rare,
+        given=given,
+        shown=shown_by(context, replace(request, replace=given)),
+    )
+
+
+def judge_sparse_run(context: Context, run: SparseRun) -> Findings:
+    """Asks nobody."""
+    wires, places = run.wires, run.places
+    judge = SegmentJudge(
+        program=run.program,
         wires=wires,
         file=context.file,
         build=build_of(context),
-        shown={places[site]: value for site, value in sparse.items() if site in places},
-        given={places[site]: value for site, value in given.items()},
+        shown={places[site]: value for site, value in run.shown.items() if site in places},
+        given={places[site]: value for site, value in run.given.items()},
         seed=context.seed,
     )
     starts = {wires[place].site for place in judge.given}
-    ends = {wire.site for wire in products.values() if not starts.isdisjoint(wire.inputs)}
-    ends |= {site for site, at in rare.items() if at.keys() <= given.keys()}
+    ends = {wire.site for wire in run.products.values() if not starts.isdisjoint(wire.inputs)}
+    ends |= {site for site, at in run.rare.items() if at.keys() <= run.given.keys()}
     found = tuple(f for f in judge.findings() if f.site in ends)
     judged = {finding.site for finding in found}
     return Findings(
         all=found,
         not_shown=(),
         hidden=(),
-        not_given=tuple(w.site for w in products.values() if w.site not in judged),
+        not_given=tuple(w.site for w in run.products.values() if w.site not in judged),
         free={f.site: f.err_local / (f.size or 1.0) for f in found},
         values={},
         own_inputs=True,

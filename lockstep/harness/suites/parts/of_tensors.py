@@ -1,0 +1,121 @@
+"""What the suites that judge tensors share: what is wrong, and what was not compared.
+
+What an engine shows of a large model is judged in a fork, while engines are asked other things.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from lockstep.harness.asking.facts import ModelFacts
+from lockstep.harness.context.further_runs import is_small
+from lockstep.harness.context.suite import Context, Suite
+from lockstep.harness.judging.findings import Findings
+from lockstep.harness.locate.segments import shows_tensors
+from lockstep.harness.processes.ahead import LATER, Ahead, may_fork
+from lockstep.harness.records import Site, Status, Verdict
+from lockstep.harness.report.text import explain_finding
+
+
+class OfTensors(Suite):
+    def asked(self, context: Context) -> Any:
+        """What an engine that shows tensors shows, as `judged` wants it."""
+        raise NotImplementedError
+
+    def judged(self, context: Context, shown: Any) -> Findings | None:
+        """Asks nobody; None: there may be more to find by asking."""
+        raise NotImplementedError
+
+    def found(self, context: Context) -> Findings:
+        """By asking as much as it takes."""
+        raise NotImplementedError
+
+    def verdicts(self, context: Context, found: Findings) -> Iterator[Verdict]:
+        """Of what is not wrong."""
+        raise NotImplementedError
+
+    def inapplicable(self, facts: ModelFacts) -> str:
+        return facts.no_run
+
+    def begin(self, context: Context) -> None:
+        along_nodes = context.subject_info.computes_nodes or not shows_tensors(context)
+        if may_fork() and not (along_nodes or is_small(context.file)):
+            work = partial(self.all_agrees, context, self.asked(context))
+            context.begun[self.name] = Ahead(work, behind=LATER)
+
+    def all_agrees(self, context: Context, shown: Any) -> list[Any] | None:
+        """The verdicts, if nothing is wrong: to say what, more is asked, which a fork cannot."""
+        found = self.judged(context, shown)
+        if found is None or found.guilty or found.other_graph:
+            return None
+        return [[v.status, v.summary, v.detail] for v in self.verdicts(context, found)]
+
+    def run(self, context: Context) -> Iterator[Verdict]:
+        begun = context.begun.pop(self.name, None)
+        said = begun.result() if isinstance(begun, Ahead) else None
+        if said is not None:
+            yield from (context.verdict(self.name, *verdict) for verdict in said)
+            return
+        found = self.found(context)
+        for finding in found.guilty:
+            yield context.verdict(
+                self.name,
+                "diverged",
+                explain_finding(finding),
+                detail_of(found, finding),
+                key=(self.name, finding.at_fault, finding.op, finding.site.name),
+            )
+        yield from self.verdicts(context, found)
+
+
+def left_out(context: Context, suite: str, found: Findings) -> Iterator[Verdict]:
+    """What an engine shows not at all, or on inputs that the other does not have: nobody is
+    accused of it."""
+    who, oracle = context.subject.name, context.oracle.name
+    empty = [f.site for f in found.all if f.mismatch is None and not f.compared]
+    reasons: tuple[tuple[Status, Sequence[Site], str], ...] = (
+        ("not-compared", found.not_shown, f"{oracle} does not show these, or what they read:"),
+        ("not-compared", empty, "every element is NaN on both sides, or beyond float32's range:"),
+        *(("not-compared", sites, f"{why}:") for why, sites in found.unknown.items()),
+        *(("not-applicable", sites, f"{why}:") for why, sites in found.skipped.items()),
+        ("not-applicable", found.hidden, f"{who} does not show"),
+        ("not-applicable", found.not_given, f"nothing can be put in before {who}'s"),
+    )
+    for status, sites, why in reasons:
+        if sites:
+            names = ", ".join(dict.fromkeys(site.name for site in sites))
+            text = f"{why} {names}: {len(sites)} ops not compared"
+            yield context.verdict(suite, status, text, {"sites": list(map(str, sites))})
+
+
+def detail_of(found: Findings, finding: Any) -> dict[str, Any]:
+    """Everything that a reader needs to act, JSON-like."""
+    m = finding.mismatch
+    return {
+        "step": finding.site.step,
+        "layer": finding.layer,
+        "site": finding.site.name,
+        "op": finding.op,
+        "weight": finding.weight,
+        "parameters": finding.parameters,
+        "at_fault": finding.at_fault,
+        "err_in": found.err_in(finding),
+        "err_out": found.err_out(finding),
+        "err_local": finding.err_local,
+        "gain": found.gain(finding),
+        "index": list(m.index),
+        "expected": m.expected,
+        "actual": m.actual,
+        "allowed": m.allowed,
+        "mismatched": m.mismatched,
+        "total": m.total,
+        "kind": m.kind,
+        "positions": {
+            "axis": "last",
+            "indices": list(finding.outputs[:16]),
+            "count": len(finding.outputs),
+        },
+        "reason": finding.reason,
+        "rest": found.rest,
+        "basis": found.basis,
+    }

@@ -1,0 +1,86 @@
+"""What is judged in a fork, beside other suites, is judged as it is alone."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.harness.check.check import open_plan, run_suites
+from lockstep.harness.context.suite import Suite
+from lockstep.harness.processes.ahead import Ahead, may_fork
+from lockstep.harness.records import Verdict
+from lockstep.harness.suites import shadow
+from lockstep.harness.suites.parts import of_tensors
+from lockstep.harness.suites.products import Products
+from lockstep.harness.suites.shadow import Shadow
+from lockstep.harness.suites.trace import TraceSuite
+from tests.harness.check.test_check import plan_for
+from tests.models import builtin
+
+pytestmark = pytest.mark.skipif(not may_fork(), reason="nothing is done ahead here")
+SUITES = (("reference", Shadow), ("reference", TraceSuite), ("reference", Products))
+BEGINNERS = (shadow, of_tensors)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return builtin("q8_0", tmp_path_factory.mktemp("m"))
+
+
+def verdicts(model: Path, engine: str, suite: type[Suite]) -> list[Verdict]:
+    opened = open_plan(plan_for(model, oracle="llama.cpp", engine=engine), lambda _: None)
+    try:
+        return list(run_suites(opened.context, [suite.name]))
+    finally:
+        opened.close()
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Every model is; what the forks gave."""
+    given: list[object] = []
+
+    class Seen(Ahead):
+        def result(self) -> object:
+            self.work = lambda: pytest.fail("the fork gave nothing")
+            given.append(super().result())
+            return given[-1]
+
+    for module in BEGINNERS:
+        monkeypatch.setattr(module, "is_small", lambda _: False)
+        monkeypatch.setattr(module, "Ahead", Seen)
+    return given
+
+
+@pytest.mark.parametrize(("engine", "suite"), SUITES)
+def test_of_a_large_model_the_same_is_said(
+    model: Path, engine: str, suite: type[Suite], request: pytest.FixtureRequest
+) -> None:
+    alone = verdicts(model, engine, suite)
+    given = request.getfixturevalue("large")
+    assert verdicts(model, engine, suite) == alone
+    assert len(given) == 1
+    assert given[0] is not None
+    assert {verdict.status for verdict in alone} <= {"agreed", "not-applicable"}
+    assert any(verdict.status == "agreed" for verdict in alone)
+
+
+@pytest.mark.parametrize("suite", [TraceSuite, Products])
+def test_what_is_wrong_is_found_without_the_fork_which_cannot_ask(
+    model: Path, suite: type[Suite], request: pytest.FixtureRequest
+) -> None:
+    alone = verdicts(model, "mutant:q8-0-unsigned", suite)
+    given = request.getfixturevalue("large")
+    assert verdicts(model, "mutant:q8-0-unsigned", suite) == alone
+    assert given == [None]
+    assert "diverged" in {verdict.status for verdict in alone}
+
+
+@pytest.mark.parametrize(("engine", "suite"), SUITES)
+def test_what_is_not_waited_for_ends(
+    model: Path, engine: str, suite: type[Suite], large: list[object]
+) -> None:
+    opened = open_plan(plan_for(model, oracle="llama.cpp", engine=engine), lambda _: None)
+    suite().begin(opened.context)
+    assert suite.name in opened.context.begun
+    opened.close()
+    assert large == []
