@@ -5,12 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lockstep.engine.ops.ggml.base import family_of
+from lockstep.engine.ops.ggml.base import family_of, has_meaning
 from lockstep.harness.records import Status, Verdict
 from lockstep.harness.shadow.faults import TRIES, FaultTrial
 from lockstep.harness.shadow.verdicts import SUITE
 
 ALL = "all"
+NO_FAMILY = "without a meaning"  # ops that nothing is known of: a fault in them cannot be judged
 
 
 def ending_of(trial: FaultTrial) -> tuple[Status, str, tuple[str, ...]]:
@@ -28,7 +29,7 @@ def ending_of(trial: FaultTrial) -> tuple[Status, str, tuple[str, ...]]:
 
 
 def detail_of(trial: FaultTrial) -> dict[str, Any]:
-    again = [{"op": op, "family": family_of(op), "why": why} for op, why in trial.again]
+    again = [{"op": op, "family": known_family(op), "why": why} for op, why in trial.again]
     detail: dict[str, Any] = {"trial": trial.number, "kind": trial.kind, "again": again}
     if (injected := trial.injected) is None:
         return detail
@@ -41,6 +42,10 @@ def detail_of(trial: FaultTrial) -> dict[str, Any]:
         "found": injected.found,
         "located": injected.located,
     }
+
+
+def known_family(op: str) -> str:
+    return family_of(op) if has_meaning(op) else NO_FAMILY
 
 
 @dataclass(kw_only=True)

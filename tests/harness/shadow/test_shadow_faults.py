@@ -15,7 +15,7 @@ from lockstep.engine.ops.near import Expected
 from lockstep.harness.context.runner import Session
 from lockstep.harness.records import EXACT, Answered, Captured, Crashed, Fault, Outcome, Verdict
 from lockstep.harness.runs.shadow import ShadowPlan, with_trials
-from lockstep.harness.shadow.fault_verdicts import ALL, counted, detail_of, ending_of
+from lockstep.harness.shadow.fault_verdicts import ALL, NO_FAMILY, counted, detail_of, ending_of
 from lockstep.harness.shadow.faults import KINDS, TRIES, FaultTrial, Trials
 from lockstep.harness.shadow.judge import ShadowJudge
 from lockstep.harness.synth.gguf_writer import write_gguf
@@ -122,6 +122,12 @@ def test_what_is_no_fault_is_drawn_again_and_never_counts_as_found(
     trials = run(engine, judge, 2)
     assert statuses(trials) == {"not-compared"}
     assert all({w for _, w in t.again} == {why} and len(t.again) == TRIES for t in trials)
+
+
+def test_a_fault_in_an_op_that_nothing_is_known_of_is_drawn_again_and_ends_nothing() -> None:
+    trial = FaultTrial(number=1, kind="scale", again=[("WISH", "unjudged"), ("ADD", "same")])
+    found = [one["family"] for one in detail_of(trial)["again"]]
+    assert found == [NO_FAMILY, "elementwise"]
 
 
 def test_the_table_counts_what_was_injected_found_and_drawn_again(run: Any) -> None:
