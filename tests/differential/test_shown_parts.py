@@ -52,6 +52,21 @@ def test_experts_that_are_used_have_to_be_shown(tmp_path: Path) -> None:
             )
 
 
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_one_number_may_be_shown_without_an_axis(factor: float, tmp_path: Path) -> None:
+    with recorded("qwen3moe", tmp_path) as experts:
+        values = experts.run(Honest())
+        place = next(
+            p
+            for p, wire in experts.wires.items()
+            if str(wire.site) == "ffn_moe_weights_sum-1" and values[p].size == 1
+        )
+        values[place] = values[place].reshape(()) * np.float32(factor)
+        for only in ((), ("ffn_moe_weights_sum", "l_out")):
+            found = {str(f.site) for f in experts.accused(values, only)}
+            assert ("ffn_moe_weights_sum-1" in found) == (factor != 1)
+
+
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_a_node_that_is_shown_by_two_names_is_judged_by_both(wrong: int, qwen3: Recorded) -> None:
     """One of them is not what it computed, whichever comes last."""
@@ -74,3 +89,29 @@ def test_a_node_that_is_shown_by_two_names_is_judged_by_both(wrong: int, qwen3: 
 
 def shown_by_llama_cpp(recorded: Recorded) -> dict[Site, NDArray[Any]]:
     return {recorded.wires[place].site: value for place, value in recorded.run(Honest()).items()}
+
+
+def test_a_tensor_without_elements_is_nothing_to_compare(tmp_path: Path) -> None:
+    """It was said to be NaN on both sides."""
+    with recorded("mamba2", tmp_path) as states:
+        shown = states.run(Honest())
+        assert any(not value.size for value in shown.values())
+        judge = SegmentJudge(
+            program=states.program,
+            wires=states.wires,
+            file=states.file,
+            build=states.build,
+            shown=shown,
+        )
+        assert all(found.compared for found in judge.findings())
+
+
+@pytest.mark.parametrize("wrong", [-1, 1 << 20])
+def test_ids_of_no_cell_are_found_and_end_nothing(wrong: int, tmp_path: Path) -> None:
+    """Of the cells that an indexer chooses: a mask is written by these, and not looked up."""
+    with recorded("deepseek32", tmp_path) as sparse:
+        values = sparse.run(Honest())
+        place = next(p for p, w in sparse.wires.items() if str(w.site) == "top_k-0")
+        values[place] = values[place].copy()
+        values[place][..., 0] = wrong
+        assert "top_k-0" in {str(f.site) for f in sparse.accused(values)}

@@ -14,8 +14,13 @@ from lockstep.harness.graph.program import Graph, PlannedNode
 from lockstep.harness.graph.segment import IDS
 
 CHOOSE = ("ARGSORT", "TOP_K")
-# what looks up by ids: the source that holds these, and the source and axis that they are of
-READERS = {"GET_ROWS": (1, 0, 1), "MUL_MAT_ID": (2, 0, 2), "ADD_ID": (2, 1, 1)}
+# what looks up or writes by ids: the source that holds these, and source and axis that they are of
+READERS = {
+    "GET_ROWS": (1, 0, 1),
+    "SET_ROWS": (1, 2, 1),
+    "MUL_MAT_ID": (2, 0, 2),
+    "ADD_ID": (2, 1, 1),
+}
 
 
 def scores_of(node: Node) -> F64 | None:

@@ -47,7 +47,6 @@ from lockstep.harness.synth.draws import stream
 RUNS, MORE = 3, 9  # with random errors; before anybody is blamed
 LONGEST = 6  # ops of a segment that are named
 
-
 Run = Mapping[Place, Seen]
 
 
@@ -63,8 +62,10 @@ class SegmentJudge:
     seed: int = 0
     # of ARGSORT the ids that the engine goes on with, where its experts come in an order of its own
     orders: dict[Place, NDArray[Any]] = field(default_factory=dict)
-    # ids that are gone on with and not judged themselves
-    left_to_others: tuple[Site, ...] = ()
+    unjudged_ids: tuple[Site, ...] = ()  # that are gone on with all the same
+
+    def __post_init__(self) -> None:  # a number alone, without an axis, is a row of one
+        self.shown = {place: np.atleast_1d(value) for place, value in self.shown.items()}
 
     def findings(self) -> Iterator[SiteFinding]:
         """Of every shown tensor of numbers, in the order of execution. Raises Unsupported if a
@@ -106,7 +107,7 @@ class SegmentJudge:
         honest = self.run(Honest())
         every = list(segments_of(self.program, self.wires, self.shown))
         numbers = [segment for segment in every if self.is_of_numbers(segment, honest)]
-        self.left_to_others = tuple(s.wire.site for s in every if s not in numbers)
+        self.unjudged_ids = tuple(s.wire.site for s in every if s not in numbers)
         noisy = [segment for segment in numbers if segment.rounds or rounded]
         noise = self.noise(honest, range(RUNS), noisy, jitter=rounded)
         first = (self.held(s, honest[s.place], noise, alone=rounded) for s in numbers)
@@ -149,7 +150,7 @@ class SegmentJudge:
     def is_of_numbers(self, segment: Segment, honest: Run) -> bool:
         """Or somebody says so: whole numbers in the place of others are wrong where they are. Ids
         that are looked up have one value; those of a choice that is not shown may come in another
-        order, and are judged by what is computed with them."""
+        order, and what reads them is computed from them: they are said not to be compared."""
         place = segment.place
         chosen = any(self.op_of[site] in CHOOSE for site in segment.inside)
         if self.nodes[place][1].result.type in IDS and not (chosen or segment.rounds):

@@ -2,7 +2,7 @@
 llama.cpp's graph (harness.graph.segments).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, prod
@@ -33,9 +33,9 @@ from lockstep.harness.sites import SITES
 LOGITS = "result_output"
 # an honest number beyond 65504 is infinite in F16, and what is computed from that is none
 TOO_LARGE = "infinite where they were stored in F16, so nothing can be computed from these"
-LEFT_TO_OTHERS = (
-    "ids behind a choice that is not shown, which may come in another order: they are judged by "
-    "what is computed with them"
+UNJUDGED_IDS = (
+    "ids behind a choice that is not shown may be those of any order, and what reads them is "
+    "computed from them; show the choice itself as well"
 )
 CACHES = ("k_cache", "v_cache")
 
@@ -59,7 +59,7 @@ class OwnRun:
     others: Sequence[Mapping[Place, NDArray[Any]]]  # what other names of a node say otherwise
     stored: Mapping[Place, str]
     unfit: Mapping[Place, Mismatch]
-    lost: Sequence[Place]
+    lost: Collection[Place]
 
 
 def locate_segments(context: Context, given: Values | None = None) -> Findings:
@@ -76,11 +76,17 @@ def own_run(context: Context, given: Values | None = None) -> OwnRun:
     values = values_shown(context, program, given)
     absent = [places[site] for site in promised(context, places, values)]
     shown, *others = by_place(values, places)
-    unfit = dict.fromkeys(absent, Mismatch(kind="missing"))
+    # one that is shown by another of its names is there
+    unfit = {place: Mismatch(kind="missing") for place in absent if place not in shown}
     for each in (*others, shown):
         unfit |= misshapen(program, each)
     stored = {places[s]: kind for s, kind in context.subject.stored.items() if s in places}
-    lost = [p for p, value in shown.items() if stored.get(p) == "F16" and np.isinf(value).any()]
+    lost = {
+        place
+        for each in (shown, *others)
+        for place, value in each.items()
+        if stored.get(place) == "F16" and np.isinf(value).any()
+    }
     shown = {p: value for p, value in shown.items() if p not in unfit and p not in lost}
     return OwnRun(
         program=program,
@@ -121,6 +127,7 @@ def judge_own_run(context: Context, run: OwnRun) -> tuple[Findings, dict[Place, 
         if ahead is not None:
             ahead.close()
     unfit = run.unfit.items()
+    otherwise = tuple(site for site in run.values if site not in places)
     found |= {p: unusable(wires[p], judge.op_of[wires[p].site], m) for p, m in unfit}
     findings = Findings(
         all=tuple(found[place] for place in sorted(found)),
@@ -130,8 +137,8 @@ def judge_own_run(context: Context, run: OwnRun) -> tuple[Findings, dict[Place, 
         free=dict(zip((wires[place].site for place in run.shown), errors.tolist(), strict=True)),
         values=Values(),
         embeddings=not run.program.has_result,
-        skipped=shown_in_vain(run, judge),
-        unknown=of_no_use(context, run),
+        skipped={no_such_node(otherwise, places): otherwise} if otherwise else {},
+        unknown=of_no_use(context, run, judge),
         own_inputs=True,
     )
     if judge.orders:  # its experts come in another order than the oracle's
@@ -141,18 +148,12 @@ def judge_own_run(context: Context, run: OwnRun) -> tuple[Findings, dict[Place, 
     return findings, healed([place for place, f in found.items() if f.mismatch], names)
 
 
-def shown_in_vain(run: OwnRun, judge: SegmentJudge) -> dict[str, tuple[Site, ...]]:
-    otherwise = tuple(site for site in run.values if site not in run.places)
-    skipped = {no_such_node(otherwise, run.places): otherwise} if otherwise else {}
-    if judge.left_to_others:
-        skipped[LEFT_TO_OTHERS] = judge.left_to_others
-    return skipped
-
-
-def of_no_use(context: Context, run: OwnRun) -> dict[str, tuple[Site, ...]]:
+def of_no_use(context: Context, run: OwnRun, judge: SegmentJudge) -> dict[str, tuple[Site, ...]]:
     unknown = {}
     if run.lost:
-        unknown[TOO_LARGE] = tuple(run.wires[place].site for place in run.lost)
+        unknown[TOO_LARGE] = tuple(run.wires[place].site for place in sorted(run.lost))
+    if judge.unjudged_ids:
+        unknown[UNJUDGED_IDS] = judge.unjudged_ids
     if nowhere := shown_nowhere(context, run.places, run.values):
         who = context.subject.name
         unknown[f"{who} says that it shows these, and shows them nowhere"] = nowhere

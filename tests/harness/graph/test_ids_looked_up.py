@@ -101,10 +101,8 @@ def test_an_id_of_no_expert_is_a_fault_and_what_comes_behind_is_judged_all_the_s
     assert accused_of(ids, tmp_path) == ["ffn_moe_topk-0"]
 
 
-def test_ids_of_a_choice_that_is_not_shown_are_said_to_be_left_to_what_reads_them(
-    tmp_path: Path,
-) -> None:
-    """Any order of them is right: wrong ones agree with none that is shown behind them."""
+def test_ids_of_a_choice_that_is_not_shown_are_said_not_to_be_judged(tmp_path: Path) -> None:
+    """These are wrong, and what is shown behind them would be right for them."""
     (graph,) = program().graphs
     order = replace(view(0), name="order", root=5)
     sort = replace(graph.nodes[0], op="ARGSORT", name="order", result=order)
@@ -128,4 +126,4 @@ def test_ids_of_a_choice_that_is_not_shown_are_said_to_be_left_to_what_reads_the
             shown={(0, 0, 1): np.zeros((1, 1, 3, 2), np.int32)},
         )
         assert list(judge.findings()) == []
-    assert [str(site) for site in judge.left_to_others] == ["ffn_moe_topk-0"]
+    assert [str(site) for site in judge.unjudged_ids] == ["ffn_moe_topk-0"]
