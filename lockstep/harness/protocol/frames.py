@@ -140,11 +140,16 @@ def wait_for(
     return ready[0]
 
 
+class NoJson(WireError):
+    """A line that is none of ours: perhaps somebody else's, on the same descriptor."""
+
+
 def head_of(line: bytes) -> dict[str, Any]:
     try:
         head = json.loads(line, parse_constant=no_constant, object_pairs_hook=each_once)
     except (ValueError, RecursionError) as error:
-        raise WireError(f"expected a line of JSON, got {clip(line)}: {error}") from error
+        kind = WireError if line.lstrip().startswith(b"{") else NoJson
+        raise kind(f"expected a line of JSON, got {clip(line)}: {error}") from error
     if type(head) is not dict:
         raise WireError(f"expected a JSON object, got {clip(line)}")
     return head

@@ -22,7 +22,7 @@ from lockstep.harness.processes import limits
 from lockstep.harness.processes.engine_process import EngineProcess, keep_tail
 from lockstep.harness.processes.variables import NO_BACKTRACE
 from lockstep.harness.processes.wire import Closed, WireError
-from lockstep.harness.protocol.frames import PIECE, Message, Pipe, head_of, wait_for
+from lockstep.harness.protocol.frames import PIECE, Message, NoJson, Pipe, head_of, wait_for
 from lockstep.harness.protocol.messages import (
     QUESTIONS,
     Introduction,
@@ -272,7 +272,10 @@ class EngineProgram(EngineProcess):
         numbered = Message(head={"id": self.asked, **message.head}, arrays=message.arrays)
         pipe = self.pipe or self.pipe_of(self.output.fileno())
         pipe.send(numbered, deadline)
-        answer = self.pipe.receive(deadline) if self.pipe else self.first(deadline)
+        try:
+            answer = self.pipe.receive(deadline) if self.pipe else self.first(deadline)
+        except NoJson as error:
+            raise WireError(f"{error}{self.who_else()}") from error
         head = answer.head
         if type(head.get("id")) is not int or head["id"] != self.asked:
             raise WireError(
@@ -282,6 +285,12 @@ class EngineProgram(EngineProcess):
         if sum(key in head for key in ENDINGS) != 1:
             raise WireError(f"expected one of {', '.join(ENDINGS)}, got {list(head)!r:.200}")
         return answer
+
+    def who_else(self) -> str:
+        """Where answers go to standard output a library may print there as well."""
+        if self.pipe is None or self.pipe.from_engine != self.output.fileno():
+            return ""
+        return f"; a library's words? Write answers to the descriptor in {DESCRIPTOR} instead"
 
     def first(self, deadline: float) -> Message:
         """Of the descriptor that was offered, or of standard output, where a library may have

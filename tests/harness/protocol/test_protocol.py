@@ -292,6 +292,14 @@ def test_the_page_names_every_level_and_its_examples_are_as_the_schema_says() ->
             jsonschema.validate({"arrays": [], "bytes": 0} | head, SCHEMA)
 
 
+@pytest.mark.parametrize(("way", "told"), [("sends no JSON", True), ("sends NaN", False),
+                                           ("sends a list", False)])  # fmt: skip
+def test_who_prints_among_its_answers_is_told_of_the_descriptor(way: str, told: bool) -> None:
+    outcome = ids(way)
+    assert isinstance(outcome, Malformed), outcome
+    assert ("the descriptor in LOCKSTEP_ANSWERS" in outcome.message) is told
+
+
 def test_a_key_said_twice_is_found_in_a_time_that_grows_with_their_number() -> None:
     """To count each key among all others took minutes for 100,000: nobody's deadline was asked."""
     line = b"{" + b"".join(b'"%d":0,' % i for i in range(100_000)) + b'"99999":0}'
