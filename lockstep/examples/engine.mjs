@@ -134,7 +134,7 @@ let model, file;
 const answers = {
   start({ model: path }) {
     file = path ? new File(path) : undefined;
-    return [{ protocol: 1, engine: "example", version: "1", can: ["parse", "greedy", "logits"] }, []];
+    return [{ protocol: 1, engine: "example", version: "1", text: "utf8", can: ["parse", "greedy", "logits"] }, []];
   },
   parse: () => [{ ...file, raw: undefined }, []],
   greedy: ({ prompt, n }) => [{ ids: (model ??= new Llama(file)).greedy(prompt, n) }, []],

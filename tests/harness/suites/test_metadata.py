@@ -1,5 +1,7 @@
 """The metadata suite: what differs between two readings, and what gguf-py cannot be blamed for."""
 
+import shlex
+import sys
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -23,7 +25,12 @@ from lockstep.harness.records import (
     Unanswerable,
     Verdict,
 )
-from lockstep.harness.suites.metadata import differences, known_differences, type_that_it_lacks
+from lockstep.harness.suites.metadata import (
+    differences,
+    known_differences,
+    readable,
+    type_that_it_lacks,
+)
 from lockstep.harness.synth.gguf_writer import gguf_bytes
 from tests.all_types import model_of
 from tests.models import builtin
@@ -41,8 +48,9 @@ REFUSAL = "EngineError: gguf-py does not read m.gguf: "
 NOT_VALID = "is not a valid GGMLQuantizationType"
 
 
-def verdicts_on(path: Path) -> list[Verdict]:
-    plan = Plan(case="m", model=path, subject_model=path, oracle="reference", settings=EXACT)
+def verdicts_on(path: Path, engine: str = "reference") -> list[Verdict]:
+    plan = Plan(case="m", model=path, subject_model=path, engine=engine, oracle="reference",
+                settings=EXACT)  # fmt: skip
     opened = open_plan(plan, lambda _: None)
     try:
         return list(run_suites(opened.context, ("metadata",)))
@@ -203,6 +211,46 @@ def test_a_token_inf_of_an_engine_that_shows_no_types_is_the_text_that_it_is() -
     wrong = replace(bare, metadata={**bare.metadata, "low": ("", "inf"), "row": ("", [1.0])})
     places = [row["where"] for row in differences(summary, wrong)]
     assert places == ["key 'low'", "key 'row', element 0"]
+
+
+def test_texts_that_are_no_utf8_accuse_no_engine_that_has_no_others() -> None:
+    keys = {"name": ("STR", "caf\udce9"), "tokens": ("ARR[STR]", ["\udcff", "\u00e9", "a"])}
+    summary = replace(SUMMARY, metadata=keys)
+    said = {"name": ("STR", "caf\ufffd"), "tokens": ("ARR[STR]", ["\ufffd", "\u00e9", "a"])}
+    honest = replace(SUMMARY, metadata=said)
+    theirs, n = readable(summary, honest)
+    assert (differences(theirs, honest), n) == ([], 2)
+    wrong = replace(honest, metadata={**said, "tokens": ("ARR[STR]", ["\ufffd", "\ufffd", "a"])})
+    (found,) = differences(readable(summary, wrong)[0], wrong)
+    assert found["where"] == "key 'tokens', element 1"
+    for lacking in ({"tokens": said["tokens"]}, {**said, "name": ("U8", 1)}):
+        other = replace(honest, metadata=lacking)
+        (found,) = differences(readable(summary, other)[0], other)
+        assert found["where"] == "key 'name'"
+
+
+LOSSY = """
+import json, sys
+keys = {"general.architecture": [None, "llama"], "general.name": [None, "caf\\ufffd"]}
+for line in sys.stdin:
+    start = {"protocol": 1, "engine": "e", "version": "1", "can": ["parse"], "text": sys.argv[1]}
+    answer = start if '"start"' in line else {"metadata": keys}
+    print(json.dumps({"id": json.loads(line)["id"], "answer": answer}), flush=True)
+"""
+
+
+@pytest.mark.parametrize(("texts", "status"), [("utf8", "agreed"), ("bytes", "diverged")])
+def test_the_suite_believes_an_engine_that_says_it_has_no_other_texts(
+    tmp_path: Path, texts: str, status: str
+) -> None:
+    (tmp_path / "lossy.py").write_text(LOSSY)
+    keys = {"general.architecture": ("STR", "llama"), "general.name": ("STR", "caf\udce9")}
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(keys, []))
+    command = shlex.join([sys.executable, str(tmp_path / "lossy.py"), texts])
+    found = verdicts_on(tmp_path / "m.gguf", command)[0]
+    assert found.status == status, found
+    left_out = "; 1 texts that are no UTF-8 were not compared" in found.summary
+    assert left_out is (texts == "utf8")
 
 
 def test_of_arrays_the_first_element_that_differs_is_named() -> None:
