@@ -83,7 +83,7 @@ def questions_for(context: Context) -> Iterator[MistakeQuestion]:
         return levels is None or level in levels
 
     if offers("parse"):
-        yield Header()
+        yield Header(utf8_only=context.subject_info.utf8_only)
     if context.facts.has_vocabulary:
         yield from of_tokens(context, ids=offers("tokenize"), texts=offers("detokenize"))
     if offers("dequantize"):
@@ -126,7 +126,9 @@ def of_tokens(context: Context, *, ids: bool, texts: bool) -> Iterator[MistakeQu
         if texts:
             flags = (("remove_special", special), ("unparse_special", parsed))
             words = f"the texts of ids {which}"
-            yield Written(words=words, rows=(*rows, *filter(None, several)), flags=flags)
+            ids_of = (*rows, *filter(None, several))
+            utf8 = context.subject_info.utf8_only
+            yield Written(words=words, rows=ids_of, flags=flags, utf8_only=utf8)
 
 
 def of_weights(context: Context) -> Iterator[MistakeQuestion]:

@@ -17,7 +17,9 @@ from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Answered, FileSummary, Outcome, Request
 from lockstep.harness.suites.dequant import bits
+from lockstep.harness.suites.metadata import readable, same_key
 from lockstep.harness.suites.text import Pieces, Reading, fits, readings, why_not_compared
+from lockstep.harness.suites.tokens import is_utf8
 
 RUN = ("ops", "make_ops", "make_model", "loaded", "evaluate")
 IDS = ("tokenize", "tokenizer")
@@ -76,6 +78,7 @@ class MistakeQuestion:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Header(MistakeQuestion):
     words: str = "what the file says"
+    utf8_only: bool = False  # of the subject: its other texts are not looked at
     unit = "entries"
     aspect = "metadata"
     methods = ("metadata", "file", "open_file")
@@ -86,9 +89,11 @@ class Header(MistakeQuestion):
     def compare(
         self, said: FileSummary, answer: FileSummary, session: LocalSession, noise: float
     ) -> Compared:
-        """A key that is not shown is none that is compared."""
+        """What is not shown, types or tensors, is none that is compared."""
+        if self.utf8_only:
+            answer, _ = readable(answer, said)
         own, other = ({t.name: t for t in found.tensors} for found in (said, answer))
-        keys = [said.metadata.get(k) == answer.metadata.get(k) for k in sorted(answer.metadata)]
+        keys = [same_key(k, answer, said) for k in sorted(answer.metadata)]
         if "tensors" in said.unknown:
             return Compared.exactly(keys)
         return Compared.exactly([*keys, *(own.get(name) == other[name] for name in other)])
@@ -115,11 +120,18 @@ class Ids(MistakeQuestion):
 class Written(Ids):
     texts: tuple[bytes, ...] = ()
     rows: tuple[tuple[int, ...], ...]
+    utf8_only: bool = False  # of the subject: its other texts are not looked at
     unit = "texts"
     methods = TEXTS
 
     def ask(self, session: Session) -> Outcome:
         return session.ask("detokenize", [list(row) for row in self.rows], **dict(self.flags))
+
+    def compare(
+        self, said: list[Any], answer: list[Any], session: LocalSession, noise: float
+    ) -> Compared:
+        rows = zip(said, answer, strict=True)
+        return Compared.exactly(a == b or (self.utf8_only and not is_utf8(b)) for a, b in rows)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

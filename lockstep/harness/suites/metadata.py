@@ -127,12 +127,8 @@ def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]
     the words of harness/known, if it has one there. What the other does not show is left out."""
     found = fields(("version", "alignment"), oracle, other)
     for key in {**oracle.metadata, **other.metadata}:
-        a, b = oracle.metadata.get(key, ABSENT), other.metadata.get(key, ABSENT)
-        values_alone = "types" in other.unknown and ABSENT not in (a, b)
-        if values_alone:
-            a, b = (a[0], spelled(a[1])), (b[0], spelled(b[1]))
-        if not same(a[1:], b[1:]) if values_alone else not same(a, b):
-            found.append(entry("key", *where_they_part(key, a, b)))
+        if not same_key(key, oracle, other):
+            found.append(entry("key", *where_they_part(key, *held(key, oracle, other))))
     # behind the keys, whose sizes move it; without tensors there is no data, and where it would
     # begin is nobody's to say
     if oracle.tensors or other.tensors:
@@ -152,6 +148,24 @@ def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]
     return found
 
 
+def held(key: str, oracle: FileSummary, other: FileSummary) -> tuple[Any, Any]:
+    """What both say of a key, so that equal values are equal."""
+    a, b = oracle.metadata.get(key, ABSENT), other.metadata.get(key, ABSENT)
+    if values_alone(a, b, other):
+        a, b = (a[0], spelled(a[1])), (b[0], spelled(b[1]))
+    return a, b
+
+
+def same_key(key: str, oracle: FileSummary, other: FileSummary) -> bool:
+    """Types are compared where the other shows any."""
+    a, b = held(key, oracle, other)
+    return same(a[1:], b[1:]) if values_alone(a, b, other) else same(a, b)
+
+
+def values_alone(a: Any, b: Any, other: FileSummary) -> bool:
+    return "types" in other.unknown and ABSENT not in (a, b)
+
+
 def readable(oracle: FileSummary, other: FileSummary) -> tuple[FileSummary, int]:
     """What the oracle reads, with the other's texts in the places of those that are no UTF-8, and
     how many there are: many languages have no such texts."""
@@ -159,8 +173,8 @@ def readable(oracle: FileSummary, other: FileSummary) -> tuple[FileSummary, int]
         key: (kind, fitted(value, other.metadata.get(key, ABSENT)[1]))
         for key, (kind, value) in oracle.metadata.items()
     }
-    held = (value if type(value) is list else [value] for _, value in oracle.metadata.values())
-    n = sum(holds_bytes(each) for values in held for each in values)
+    lists = (value if type(value) is list else [value] for _, value in oracle.metadata.values())
+    n = sum(holds_bytes(each) for values in lists for each in values)
     return replace(oracle, metadata=keys), n
 
 

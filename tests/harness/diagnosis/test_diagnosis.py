@@ -30,11 +30,11 @@ from lockstep.harness.diagnosis.diagnosis import (
     diagnose,
 )
 from lockstep.harness.diagnosis.engines import is_near, may_be
-from lockstep.harness.diagnosis.questions import Greedy, is_tie, within
+from lockstep.harness.diagnosis.questions import Greedy, Header, Written, is_tie, within
 from lockstep.harness.diagnosis.selftest import is_kept, is_named, is_wrong, lines, row_of, share
 from lockstep.harness.diagnosis.trials import TrialRow
 from lockstep.harness.judging.noise import NoiseFloor
-from lockstep.harness.records import EXACT, EngineInfo, Evaluation, Request
+from lockstep.harness.records import EXACT, EngineInfo, Evaluation, FileSummary, Request
 from tests.harness.check.test_check import plan_for
 from tests.models import builtin
 
@@ -336,6 +336,30 @@ def test_where_there_is_no_limit_nobody_is_wrong(tmp_path: Path) -> None:
     found = diagnosed(HALVES, tmp_path, noise=inf)
     assert {each.aspect: each.status for each in found.of}["runs"] == "not-compared"
     assert found.exit_code == 3
+
+
+def test_who_keeps_no_types_of_keys_is_held_to_their_values_alone() -> None:
+    keys = {"name": ("STR", "caf\udce9"), "n": ("U32", 7), "tokens": ("ARR[STR]", ["a", "inf"])}
+    right = FileSummary(version=3, alignment=32, data_offset=0, metadata=keys, tensors=())
+    said = {"name": ("", "caf\ufffd"), "n": ("", 7), "tokens": ("", ["a", "inf"])}
+    honest = replace(right, metadata=said, unknown=("types", "tensors"))
+    wrong = replace(honest, metadata={**said, "n": ("", 8)})
+    session = cast(LocalSession, None)
+    for utf8_only, other, same in (
+        (True, honest, [True, True, True]),
+        (True, wrong, [False, True, True]),
+        (False, honest, [True, False, True]),  # it could have said which bytes these are
+    ):
+        found = Header(utf8_only=utf8_only).compare(other, right, session, 0.0)
+        assert found.same.tolist() == same
+
+
+def test_texts_that_are_no_utf8_are_asked_of_nobody_who_has_no_such_texts() -> None:
+    said, right = [b"\xef\xbf\xbd", b"a", b"b"], [b"\xff", b"a", b"c"]
+    for utf8_only, same in ((True, [True, True, False]), (False, [False, True, False])):
+        question = Written(words="", flags=(), rows=((1,), (2,), (3,)), utf8_only=utf8_only)
+        found = question.compare(said, right, cast(LocalSession, None), 0.0)
+        assert found.same.tolist() == same
 
 
 def test_a_row_comes_back_from_json() -> None:
