@@ -2,6 +2,8 @@
 
 import base64
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from lockstep.golden.suites.vocabulary import GLUED, WAYS, GoldenVocabulary
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.context.runner import LocalSession
 from lockstep.harness.mutants.tokenizers import WRONG, WrongTokenizer
-from lockstep.harness.records import EXACT, Verdict
+from lockstep.harness.records import EXACT, EngineInfo, Verdict
 from lockstep.harness.report.header import sha256_of
 from lockstep.harness.synth.builtin import BUILTIN_VOCABULARIES
 from lockstep.harness.synth.llama import write_llama
@@ -147,6 +149,39 @@ def test_a_wrong_tokenizer_fails_on_the_vectors(row: type[WrongTokenizer], tmp_p
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_reference_passes_them(kind: str, tmp_path: Path) -> None:
     assert {v.status for v in held(Reference, kind, tmp_path)} == {"agreed"}
+
+
+class Lossy(Reference):
+    """Of a language whose texts are UTF-8 and no other bytes."""
+
+    name = "lossy"
+    says_so = True
+
+    def describe(self) -> EngineInfo:
+        return replace(super().describe(), utf8_only=self.says_so)
+
+    def tokenize(self, texts: Sequence[bytes], **flags: bool) -> list[list[int]]:
+        return super().tokenize([self.lossy(text) for text in texts], **flags)
+
+    def detokenize(self, ids: Sequence[Sequence[int]], **flags: bool) -> list[bytes]:
+        return [self.lossy(text) for text in super().detokenize(ids, **flags)]
+
+    def lossy(self, text: bytes) -> bytes:
+        return text.decode(errors="replace").encode()
+
+
+class SilentlyLossy(Lossy):
+    name = "silently-lossy"
+    says_so = False
+
+
+def test_texts_that_an_engine_says_it_does_not_have_are_left_out_and_counted(
+    tmp_path: Path,
+) -> None:
+    verdicts = held(Lossy, "gpt2", tmp_path)
+    assert {v.status for v in verdicts} == {"agreed"}
+    assert all("that are no UTF-8 were not compared" in v.summary for v in verdicts[-2:])
+    assert "diverged" in {v.status for v in held(SilentlyLossy, "gpt2", tmp_path)}
 
 
 # --- edited -------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The contract of a kind of golden, and the way from an outcome to an answer."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from lockstep.golden.store import Tensors
 from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import NoAnswer, no_answer
 from lockstep.harness.records import BOTH, EXACT, Answered, EngineInfo, Settings, Verdict
+from lockstep.harness.suites.tokens import is_utf8
 
 GENERATOR = "golden.generate 1"  # the number changes with the meaning of the vectors
 FORMAT = 1
@@ -41,6 +42,12 @@ class AskedEngine:
         if isinstance(outcome, Answered):
             return outcome.value
         raise no_answer(self.engine, question, outcome)
+
+    def has(self, texts: Sequence[bytes]) -> list[bool]:
+        """Of each whether the engine's language has it: some say that they have UTF-8 alone."""
+        outcome = self.session.ask("describe")
+        utf8_only = isinstance(outcome, Answered) and outcome.value.utf8_only
+        return [not utf8_only or is_utf8(text) for text in texts]
 
 
 @dataclass(frozen=True, kw_only=True)

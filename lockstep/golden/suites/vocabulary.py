@@ -4,6 +4,7 @@ import base64
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import compress
 from typing import Any
 
 from lockstep.golden.fetch import own_cases
@@ -11,6 +12,7 @@ from lockstep.golden.store import BrokenGolden
 from lockstep.golden.suites.base import AskedEngine, Case, Golden, Source, Vectors, Verdicts, each
 from lockstep.golden.suites.parts.token_cases import token_cases
 from lockstep.harness.records import Verdict
+from lockstep.harness.suites.tokens import with_left_out
 from lockstep.harness.synth.draws import integers, stream
 
 GLUED = 32  # texts glued from random pieces, so that every kind of merge is met
@@ -94,10 +96,12 @@ def replay_texts(
     document: Mapping[str, Any], ask: AskedEngine, verdict: Verdicts
 ) -> Iterator[Verdict]:
     for way, flags in WAYS.items():
-        rows = [row for row in document["cases"] if way in row["ids"]]
+        every = [row for row in document["cases"] if way in row["ids"]]
+        rows = list(compress(every, ask.has([unb64(row["base64"]) for row in every])))
         got = ask("tokenize", [unb64(row["base64"]) for row in rows], **flags)
         names, want = [r["id"] for r in rows], [r["ids"][way] for r in rows]
-        yield judged(f"encode, {way}", names, want, [list(ids) for ids in got], verdict)
+        found = judged(f"encode, {way}", names, want, [list(ids) for ids in got], verdict)
+        yield with_left_out(found, len(every) - len(rows))
 
 
 def replay_ids(
@@ -106,7 +110,9 @@ def replay_ids(
     rows = document["cases"]
     got = ask("detokenize", [row["ids"]["plain"] for row in rows], **PLAIN_BACK)
     want = [row["base64"] if row["back"] is None else row["back"] for row in rows]
-    yield judged("decode", [r["id"] for r in rows], want, [b64(t) for t in got], verdict)
+    fit = ask.has([unb64(text) for text in want])
+    names, found = [r["id"] for r in rows], [b64(t) for t in got]
+    yield judged_texts("decode", names, want, found, fit, verdict)
 
 
 def replay_pieces(
@@ -116,7 +122,9 @@ def replay_pieces(
     names = [f"token {i}" for i in table["ids"]]
     for key, flags in (("full", FULL_BACK), ("plain", PLAIN_BACK)):
         got = ask("detokenize", [[i] for i in table["ids"]], **flags)
-        yield judged(f"pieces, {key}", names, table[key], [t.hex() for t in got], verdict)
+        fit = ask.has([bytes.fromhex(piece) for piece in table[key]])
+        found = [t.hex() for t in got]
+        yield judged_texts(f"pieces, {key}", names, table[key], found, fit, verdict)
 
 
 # --- texts --------------------------------------------------------------------------------------
@@ -227,6 +235,20 @@ def replay_own(
     backs = ask("detokenize", want, **PLAIN_BACK)
     hashes = [digest(back) for back in backs]
     yield judged("decode, llama.cpp's own", names, [row["back"] for row in rows], hashes, verdict)
+
+
+def judged_texts(
+    what: str,
+    names: Sequence[str],
+    want: Sequence[str],
+    got: Sequence[str],
+    fit: Sequence[bool],
+    verdict: Verdicts,
+) -> Verdict:
+    """fit: which of them the engine's language has; the others are left out."""
+    if len(got) == len(want):
+        names, want, got = (list(compress(each, fit)) for each in (names, want, got))
+    return with_left_out(judged(what, names, want, got, verdict), fit.count(False))
 
 
 def judged(
