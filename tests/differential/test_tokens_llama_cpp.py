@@ -167,21 +167,36 @@ BYTES = (
 NASTY = [*BYTES, *(word.encode() for word in WORDS.split("§"))]
 
 
-def glued(tokenizer: Tokenizer) -> list[bytes]:
-    """300 texts of pieces of the vocabulary, cut at their ends or not; the same every time."""
-    texts: list[bytes] = []
-    count = tokenizer.vocabulary.n_vocab - 1
-    cut = st.tuples(st.integers(0, count), st.integers(0, 2), st.integers(0, 2))
+SHARES = 1 << 20  # of a vocabulary
+
+
+@cache
+def draws() -> list[tuple[bytes, list[tuple[int, int, int]]]]:
+    """For 300 texts what is between pieces, and of each piece where in a vocabulary it is and how
+    much is cut off its ends; the same every time. Once for all vocabularies: it takes longer than
+    all that one of them is asked."""
+    found: list[tuple[bytes, list[tuple[int, int, int]]]] = []
+    cut = st.tuples(st.integers(0, SHARES), st.integers(0, 2), st.integers(0, 2))
 
     @settings(max_examples=300, derandomize=True, database=None, deadline=None,
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(st.lists(cut, min_size=1, max_size=12), st.sampled_from([b"", b" ", b"\n", b"\xe2"]))
     def collect(cuts: list[tuple[int, int, int]], glue: bytes) -> None:
-        pieces = [(tokenizer.piece(i, special=True), left, right) for i, left, right in cuts]
-        texts.append(glue.join(piece[left : len(piece) - right] for piece, left, right in pieces))
+        found.append((glue, cuts))
 
     collect()
-    return texts
+    return found
+
+
+def glued(tokenizer: Tokenizer) -> list[bytes]:
+    """Texts of pieces of the vocabulary, cut at their ends or not."""
+    last = tokenizer.vocabulary.n_vocab - 1
+    texts: dict[bytes, None] = {}
+    for glue, cuts in draws():
+        drawn = [(at * last // SHARES, left, right) for at, left, right in cuts]
+        pieces = [(tokenizer.piece(i, special=True), left, right) for i, left, right in drawn]
+        texts[glue.join(piece[left : len(piece) - right] for piece, left, right in pieces)] = None
+    return list(texts)
 
 
 def id_lists(tokenizer: Tokenizer, texts: list[bytes]) -> list[list[int]]:
