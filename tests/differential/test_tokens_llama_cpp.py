@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from lockstep.engine.errors import EngineError
 from lockstep.engine.gguf.file import GgufFile
@@ -167,36 +165,25 @@ BYTES = (
 NASTY = [*BYTES, *(word.encode() for word in WORDS.split("§"))]
 
 
-SHARES = 1 << 20  # of a vocabulary
-
-
-@cache
-def draws() -> list[tuple[bytes, list[tuple[int, int, int]]]]:
-    """For 300 texts what is between pieces, and of each piece where in a vocabulary it is and how
-    much is cut off its ends; the same every time. Once for all vocabularies: it takes longer than
-    all that one of them is asked."""
-    found: list[tuple[bytes, list[tuple[int, int, int]]]] = []
-    cut = st.tuples(st.integers(0, SHARES), st.integers(0, 2), st.integers(0, 2))
-
-    @settings(max_examples=300, derandomize=True, database=None, deadline=None,
-              suppress_health_check=list(HealthCheck))  # fmt: skip
-    @given(st.lists(cut, min_size=1, max_size=12), st.sampled_from([b"", b" ", b"\n", b"\xe2"]))
-    def collect(cuts: list[tuple[int, int, int]], glue: bytes) -> None:
-        found.append((glue, cuts))
-
-    collect()
-    return found
+GLUE = (b"", b" ", b"\n", b"\xe2")
+PIECES = 12  # of a text, at most
 
 
 def glued(tokenizer: Tokenizer) -> list[bytes]:
-    """Texts of pieces of the vocabulary, cut at their ends or not."""
-    last = tokenizer.vocabulary.n_vocab - 1
-    texts: dict[bytes, None] = {}
-    for glue, cuts in draws():
-        drawn = [(at * last // SHARES, left, right) for at, left, right in cuts]
-        pieces = [(tokenizer.piece(i, special=True), left, right) for i, left, right in drawn]
-        texts[glue.join(piece[left : len(piece) - right] for piece, left, right in pieces)] = None
-    return list(texts)
+    """240 texts of pieces of the vocabulary, cut at their ends or not; the same every time. A
+    fourth of the pieces are of its first tokens, which are special."""
+    n_vocab, texts = tokenizer.vocabulary.n_vocab, list[bytes]()
+    raw = np.random.default_rng(6).bit_generator.random_raw(240 * (2 + 4 * PIECES))
+    for row in raw.reshape(240, -1).tolist():
+        draws = iter(row)
+        glue, count = GLUE[next(draws) % len(GLUE)], 1 + next(draws) % PIECES
+        pieces = []
+        for _ in range(count):
+            among = n_vocab if next(draws) % 4 else min(8, n_vocab)
+            piece = tokenizer.piece(next(draws) % among, special=True)
+            pieces.append(piece[next(draws) % 3 : len(piece) - next(draws) % 3])
+        texts.append(glue.join(pieces))
+    return texts
 
 
 def id_lists(tokenizer: Tokenizer, texts: list[bytes]) -> list[list[int]]:

@@ -302,7 +302,7 @@ from {module} import answer
 import llama_cpp
 with open("/proc/self/statm") as sizes:
     pages = int(sizes.read().split()[0])
-limit = pages * resource.getpagesize() + (1 << 30)
+limit = pages * resource.getpagesize() + (1 << 28)
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 answer()
 """
