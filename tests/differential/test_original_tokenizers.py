@@ -2,6 +2,8 @@
 
 import importlib.util
 import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,8 @@ KNOWN = known_originals()
 BY_SENTENCEPIECE = ("baichuan", "llama-spm", "nomic-bert-moe", "phi-3")
 LIBRARY = {name: "sentencepiece" if name in BY_SENTENCEPIECE else "tokenizers" for name in NAMES}
 NOT_ITS_ORIGINALS = {"qwen35": 3}  # cases that llama.cpp has written without the original's NFC
-SAME = [name for name in NAMES if name not in {known.vocabulary for known in KNOWN}]
+WITH_KNOWN = sorted({known.vocabulary for known in KNOWN})
+SAME = [name for name in NAMES if name not in WITH_KNOWN]
 # slow to load: `fuzz tokens --oracle tokenizers` is for them
 LARGE = ("llama-bpe", "deepseek-llm")
 
@@ -40,34 +43,53 @@ def asked(session: Session, texts: list[bytes], parse: bool = False) -> list[tup
     return [tuple(ids) for ids in outcome.value]
 
 
-@pytest.mark.parametrize("name", sorted({known.vocabulary for known in KNOWN}))
-def test_known_differences_still_are_and_our_engine_is_on_llama_cpps_side(
-    name: str, shared: Path
-) -> None:
-    needs(LIBRARY[name])
-    path = vocabulary_or_skip(name, shared)
-    wanted = {"reference": "llama_cpp", "llama.cpp": "llama_cpp", LIBRARY[name]: "theirs"}
-    for engine, side in wanted.items():
-        with Runner().open(engine, path, EXACT) as session:  # once: an original takes seconds
-            for known in (known for known in KNOWN if known.vocabulary == name):
-                (ids,) = asked(session, [known.text], known.parse_special)
-                assert ids == getattr(known, side), (engine, known.id)
+@dataclass(frozen=True)
+class Original:
+    """A library that has made its tokenizer of a vocabulary's file."""
+
+    name: str
+    path: Path
+    session: Session
 
 
-@pytest.mark.parametrize("name", [name for name in WITH_CASES if name not in SAME])
-def test_llama_cpps_own_cases_are_those_of_the_original(name: str, shared: Path) -> None:
-    """So the original is rightly made from the file: these ids were written with it."""
+@pytest.fixture(scope="module")
+def original(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Original]:
+    """Made once for all tests that ask it: that takes seconds."""
+    name: str = request.param
     needs(LIBRARY[name])
-    path = vocabulary_or_skip(name, shared)
-    cases = own_cases(path)
+    path = vocabulary_or_skip(name, tmp_path_factory.getbasetemp().parent)
     with Runner().open(LIBRARY[name], path, EXACT) as session:
-        found = asked(session, [text for text, _ in cases])
+        yield Original(name, path, session)
+
+
+@pytest.mark.parametrize("original", WITH_KNOWN, indirect=True)
+def test_known_differences_still_are_and_our_engine_is_on_llama_cpps_side(
+    original: Original,
+) -> None:
+    mine = [known for known in KNOWN if known.vocabulary == original.name]
+    for known in mine:
+        (ids,) = asked(original.session, [known.text], known.parse_special)
+        assert ids == known.theirs, known.id
+    for engine in ("reference", "llama.cpp"):
+        with Runner().open(engine, original.path, EXACT) as session:
+            for known in mine:
+                (ids,) = asked(session, [known.text], known.parse_special)
+                assert ids == known.llama_cpp, (engine, known.id)
+
+
+@pytest.mark.parametrize("original", [n for n in WITH_KNOWN if n in WITH_CASES], indirect=True)
+def test_llama_cpps_own_cases_are_those_of_the_original(original: Original) -> None:
+    """So the original is rightly made from the file: these ids were written with it."""
+    cases = own_cases(original.path)
+    found = asked(original.session, [text for text, _ in cases])
     wrong = [
         text.decode()
         for (text, ids), theirs in zip(cases, found, strict=True)
         if tuple(ids) != theirs
     ]
-    assert len(wrong) == NOT_ITS_ORIGINALS.get(name, 0)
+    assert len(wrong) == NOT_ITS_ORIGINALS.get(original.name, 0)
     assert not any(unicodedata.is_normalized("NFC", text) for text in wrong)
 
 
