@@ -1,0 +1,34 @@
+"""How many segments tell that a format of activations is not an engine's."""
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lockstep.harness.graph.other_conversions import enough_to_refute
+
+
+def weights_of(segments: Iterable[Any]) -> set[str]:
+    return {segment.weight for segment in segments}
+
+
+@pytest.mark.parametrize("n_weights", [1, 2, 3, 8, 9])
+def test_what_is_left_out_has_half_of_the_weights_at_most_and_no_segment_is_lost(
+    n_weights: int,
+) -> None:
+    """An engine's format agrees with more than half: one of these is among the first."""
+    every = [f"blk.{i}.ffn_up.weight" for i in range(n_weights)]
+    left: Any = [SimpleNamespace(step=step, weight=w) for step in range(3) for w in every]
+    judge: Any = SimpleNamespace(quantised=weights_of)
+    first, rest = enough_to_refute(judge, left, n_weights)
+    assert first
+    assert 2 * len(weights_of(rest)) <= n_weights
+    assert weights_of(first).isdisjoint(weights_of(rest))
+    assert {id(segment) for segment in (*first, *rest)} == {id(segment) for segment in left}
+
+
+def test_one_segment_is_tried_where_a_few_are_all_that_is_wrong() -> None:
+    left: Any = [SimpleNamespace(weight="output.weight")]
+    judge: Any = SimpleNamespace(quantised=weights_of)
+    assert enough_to_refute(judge, left, 9) == (left, [])
