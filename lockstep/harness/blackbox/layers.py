@@ -1,11 +1,10 @@
 """One layer of an engine without tensors: does its slice differ, and which part is at fault?"""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
-from lockstep.engine.batch import Batch
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
@@ -145,23 +144,19 @@ def half(
         own = maker(asker.file, layer)
         if own is None:
             return None
-        answer = asked(maker, own.given, own.own_head)
-        if own.own_head and not every_token and answer.status == "not-compared":
-            # any head shows a layer, and some architectures have but the table of embeddings
-            return asked(maker, own.given, False)
-        return answer
 
-    def asked(maker: Maker, given: Sequence[Batch], own_head: bool) -> SliceAnswer:
         def make(file: GgufFile) -> Recipe:
             neutral, muting = maker(file, layer), off(muted_parts)(file, layer)
             assert neutral is not None
             assert muting is not None
             changes = {**neutral.changes, **muting.changes}
             recipe = at_place(file, layer, role, replace(neutral, changes=changes))
-            return with_own_head(recipe, neutral.head) if own_head else recipe
+            # any head shows a layer, and that of some architectures is always the table
+            apart = neutral.own_head and (every_token or OUTPUT in file.tensors)
+            return with_own_head(recipe, neutral.head) if apart else recipe
 
         whole = every_token or role is None
-        return asker.ask(make, given) if whole else asker.ask_of_layer(make, given)
+        return asker.ask(make, own.given) if whole else asker.ask_of_layer(make, own.given)
 
     return ask
 
