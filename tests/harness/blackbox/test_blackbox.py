@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.model import Model
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32
 from lockstep.harness.adapters.reference import Reference
@@ -243,6 +244,23 @@ def test_two_faults_in_two_layers_are_both_found(tmp_path: Path) -> None:
     assert set(faults(found)) == {0, 2}
     assert faults(found)[0] == ["FFN: down matrix"]
     assert faults(found)[2] == ["attention: matrix of values"]
+
+
+class KnowsNoOtherHead(Reference, name="test:the-head-is-the-table"):
+    def make_model(self) -> Model:
+        model = super().make_model()
+        table = model.graph.tensors["token_embd.weight"]
+        model.graph.head = lambda: table  # type: ignore[method-assign]
+        return model
+
+
+def test_a_head_that_the_users_file_does_not_have_names_no_part(tmp_path: Path) -> None:
+    """Asked with embeddings that were changed, such an engine had another head, and differed."""
+    path = written(tmp_path, n_layer=1, tied=True)
+    off = with_changed_weight(path, tmp_path / "off.gguf", "blk.0.ffn_down.weight", 3, 5, 0.5)
+    engine = "test:the-head-is-the-table"
+    found = bisected(path, tmp_path / "made", engine=engine, subject_model=off)
+    assert faults(found) == {0: ["FFN: down matrix"]}
 
 
 class NoNumbers(Mirror):
