@@ -2,7 +2,8 @@
 
 Where no slice differs and the whole does, each layer is asked at its own place, the others muted.
 Many at once first: a group that agrees has no wrong layer. Where all slices differ it may be the
-number 0 that does, which all of them have.
+number 0 that does, which all of them have. And who takes another layer's tensors is right where all
+layers have the same.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,11 +14,17 @@ from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
 from lockstep.harness.blackbox.layers import LayerRow, parts_of_layer
 from lockstep.harness.blackbox.naming import Part
 from lockstep.harness.blackbox.rewriting import Recipe
-from lockstep.harness.blackbox.slices import muted
+from lockstep.harness.blackbox.slices import IN_A_LAYER, muted
 from lockstep.harness.blackbox.whole import is_small_enough
 
 AT_ITS_PLACE, ALL_MUTED = "the others muted", "all layers muted"
 BY_NUMBER, OR_A_TENSOR = "by its number", "or a tensor that is taken wrongly"
+MUCH = 2.0**-6  # of the largest logit
+ONE_OF_ITS_OWN = "the others with the first one's tensors"
+ANOTHERS = Part(
+    name="tensors: another layer's are taken, or this one's for another",
+    words="the engines agree where all layers have the same",
+)
 OUTSIDE = Part(
     name="what comes before or behind so many layers",
     words="they differ where no layer adds anything, and a slice of one layer agrees",
@@ -29,7 +36,55 @@ def by_number(asker: SliceAsker, n: int) -> list[LayerRow]:
     answer = with_others_muted(asker, ())
     if answer.differs:
         return [LayerRow(layer=None, answer=answer, parts=(OUTSIDE,), what=ALL_MUTED)]
-    return sorted(guilty_among(asker, range(n)), key=lambda row: row.layer or 0)
+    of_others = takes_another(asker, n)
+    found = takes_others(asker, range(1, n)) if of_others else guilty_among(asker, range(n))
+    return sorted(found, key=lambda row: row.layer or 0)
+
+
+def takes_another(asker: SliceAsker, n: int) -> bool:
+    """Nothing differs where all layers are the same, and much where they are not: what differs a
+    little may be less in another model."""
+    if n < 2 or not are_alike(asker.file, n) or not with_own_tensors(asker, ()).agrees:
+        return False
+    return with_own_tensors(asker, range(n)).worst >= MUCH
+
+
+def takes_others(asker: SliceAsker, layers: Sequence[int]) -> Iterator[LayerRow]:
+    """A row for each of them: those of which it takes tensors for another differ as well."""
+    asker.progress(f"layers {layers[0]} to {layers[-1]} with tensors of their own")
+    answer = with_own_tensors(asker, layers)
+    if not answer.differs or len(layers) == 1:
+        parts = (ANOTHERS,) if answer.differs else ()
+        yield from (
+            LayerRow(layer=n, answer=answer, parts=parts, what=ONE_OF_ITS_OWN) for n in layers
+        )
+        return
+    middle = len(layers) // 2
+    yield from takes_others(asker, layers[:middle])
+    yield from takes_others(asker, layers[middle:])
+
+
+def are_alike(file: GgufFile, n: int) -> bool:
+    """Whether each of the layers could have the tensors of the first."""
+    kinds: list[set[tuple[str, tuple[int, ...]]]] = [set() for _ in range(n)]
+    for name, info in file.tensors.items():
+        if (inside := IN_A_LAYER.fullmatch(name)) and int(inside[1]) < n:
+            kinds[int(inside[1])].add((inside[2], tuple(info.ne)))
+    return all(kind == kinds[0] for kind in kinds)
+
+
+def with_own_tensors(asker: SliceAsker, layers: Sequence[int]) -> SliceAnswer:
+    """The others have those of the first."""
+
+    def make(file: GgufFile) -> Recipe:
+        names = {}
+        for name in file.tensors:
+            inside = IN_A_LAYER.fullmatch(name)
+            others = inside is not None and int(inside[1]) not in layers
+            names[name] = f"blk.0.{inside[2]}" if inside and others else name
+        return Recipe(names=names)
+
+    return asker.ask(make)
 
 
 def guilty_among(asker: SliceAsker, layers: Sequence[int]) -> Iterator[LayerRow]:

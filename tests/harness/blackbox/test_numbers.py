@@ -15,7 +15,7 @@ from lockstep.harness.blackbox.bisection import BlackBoxBisection, bisect_black_
 from lockstep.harness.blackbox.in_place import LOOKS
 from lockstep.harness.blackbox.layers import LayerRow
 from lockstep.harness.blackbox.naming import Part
-from lockstep.harness.blackbox.numbers import by_its_number, guilty_among
+from lockstep.harness.blackbox.numbers import ANOTHERS, by_its_number, guilty_among
 from lockstep.harness.blackbox.places import SeenInPlace, put_together
 from lockstep.harness.selftest.black_box.one_layer import (
     BY_NAME,
@@ -24,7 +24,7 @@ from lockstep.harness.selftest.black_box.one_layer import (
     engine_with,
 )
 from lockstep.harness.selftest.black_box.opening import KnownModels
-from tests.black_boxes import asker_of, faults
+from tests.black_boxes import asker_of, bisected, faults
 from tests.models import written
 
 AGREES = SliceAnswer(status="agreed", summary="")
@@ -72,6 +72,14 @@ def test_what_is_taken_for_a_tensor_by_its_name_is_found_in_its_layer(tmp_path: 
     assert layer == 1
     assert part.startswith("attention: ")
     assert part.endswith(", or a tensor that is taken wrongly, by its number")
+
+
+def test_a_layer_that_takes_the_tensors_of_another_is_named(tmp_path: Path) -> None:
+    """Its own muted, it adds what the other does: by its number each of the two would differ."""
+    path = written(tmp_path, n_layer=3)
+    found = bisected(path, tmp_path / "made", engine="mutant:first-layer-twice")
+    assert faults(found) == {1: [ANOTHERS.name]}
+    assert [row.layer for row in found.rows[2:]] == [0, 1, 2, 1, 2]
 
 
 def test_of_many_layers_one_is_found_in_few_questions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,7 @@ NODES: Mapping[str, str] = MappingProxyType(
         "FFN: router: what the weights": "ffn_moe_(logits|probs|weight).*|ffn_moe_out",
         "FFN: shared experts": "ffn_shexp.*|ffn_out",
         "FFN: bias": "ffn_up_b|ffn_out|ffn_moe_.*biased",
+        "tensors: another layer": ".*",
         # tensors, of lenses and of matrices at their places
         "token_embd": "embd",
         "output.": "result_output",
