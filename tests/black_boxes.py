@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from lockstep.engine.quants.base import WeightFormat
 from lockstep.harness.blackbox.asking import SliceAsker
 from lockstep.harness.blackbox.bisection import BlackBoxBisection, bisect_black_box
 from lockstep.harness.check.check import Plan
+from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.synth.any_arch import variant_named
 from tests.harness.check.test_check import plan_for
 
 Wrong = Callable[[NDArray[np.uint8], type[WeightFormat]], None]  # changes a tensor's bytes
@@ -72,3 +75,11 @@ def scaled(raw: NDArray[np.uint8], format: type[WeightFormat]) -> None:
     blocks = raw.view(format.layout)
     for name in {"d", "m", "dmin"} & set(format.layout.names or ()):
         blocks[name] = (blocks[name].astype(np.float32) * np.float32(1.001)).astype(np.float16)
+
+
+def one_layer_of(arch: str, folder: Path) -> Path:
+    path = folder / f"{arch}.gguf"
+    with opened() as session:
+        variant = replace(variant_named(arch), sizes=(("n_layer", 1),))
+        make_variant(variant, path, session=session)
+    return path

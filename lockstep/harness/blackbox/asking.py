@@ -26,6 +26,7 @@ from lockstep.harness.check.check import (
     run_suites,
     unanswered,
 )
+from lockstep.harness.context.repeats import unsteady
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.dumps.dump import folder_of
@@ -216,12 +217,21 @@ def verdicts_of(opened: Opened, given: Sequence[Batch]) -> list[Verdict]:
     return list(run_suites(context, names))
 
 
+class NotSteady(Exception):
+    """An engine whose own runs differ by more than is allowed: no place is at fault."""
+
+
 def logits_of(context: Context) -> Verdict:
+    """Raises NotSteady, which one more run shows of a difference: a bisection meets many."""
     request = Request(batches=context.batches)
     try:
         expected, actual = context.ask_both("evaluate", request)
         truth = np.concatenate(context.noise.logits)
-        return compared(context, SUITE, context.batches, expected, actual, truth)
+        found = compared(context, SUITE, context.batches, expected, actual, truth)
+        shaky = unsteady(context.subject, request, actual) if found.status == "diverged" else None
+        if shaky and shaky.apart > 2 * context.noise.relative:
+            raise NotSteady(f"{context.subject.name} is not deterministic: {shaky}")
+        return found
     except NoAnswer as error:
         return unanswered(SUITE, context, error)
     except EngineError as error:

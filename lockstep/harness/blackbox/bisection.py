@@ -11,7 +11,7 @@ from functools import partial
 
 from lockstep.engine.errors import Unsupported
 from lockstep.harness.bisect.bisection import UNANSWERED, said_by_check
-from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, why_not_asked
+from lockstep.harness.blackbox.asking import NotSteady, SliceAnswer, SliceAsker, why_not_asked
 from lockstep.harness.blackbox.layers import LayerRow, as_it_is, half, of_layer
 from lockstep.harness.blackbox.looking import Looked, look
 from lockstep.harness.blackbox.naming import FAILS, OF_ATTENTION, Asked, Part, part_outside
@@ -61,6 +61,15 @@ class BlackBoxBisection:
 
 def bisect_black_box(asker: SliceAsker) -> BlackBoxBisection:
     """Raises NoAnswer for an engine that answers on no model made of this one."""
+    try:
+        return bisect_steady(asker)
+    except NotSteady as error:
+        whole = SliceAnswer(status="diverged", summary=str(error))
+        left_out = ("layers and parts: what differs once shows nothing of such an engine",)
+        return BlackBoxBisection(rows=(), lenses=(), whole=whole, left_out=left_out)
+
+
+def bisect_steady(asker: SliceAsker) -> BlackBoxBisection:
     n, left_out = n_layers(asker.file), []
     check_can_be_asked(asker)
     rows = list(outside(asker))

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 
 from lockstep.engine.errors import EngineError
 from lockstep.harness.blackbox.asking import (
+    NotSteady,
     SliceAnswer,
     SliceAsker,
     shows_no_tensors,
@@ -52,6 +53,9 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
                 yield from of_weights(asker, context)
             if all(verdict.status != "diverged" for verdict in of_the_graph):
                 yield from of_places(asker, context)  # which have a fault of the graph as well
+        except NotSteady as error:
+            key = (SUITE, "not-deterministic")
+            yield context.verdict(SUITE, "diverged", str(error), {"at_fault": "subject"}, key)
         except EngineError as error:
             yield context.verdict(SUITE, "not-applicable", str(error))
         except OSError as error:

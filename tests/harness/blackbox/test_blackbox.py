@@ -1,43 +1,37 @@
 """Engines without tensors: which layer and which part is at fault, from logits alone."""
 
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lockstep.engine.batch import Batch
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.model import Model
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.blackbox.layers import at_place
 from lockstep.harness.blackbox.lenses import LARGEST_STEP, Lens, lenses_of
 from lockstep.harness.blackbox.looking import look, through
 from lockstep.harness.blackbox.naming import ROUTER, WEIGHED
-from lockstep.harness.blackbox.parts import Neutral, larger
 from lockstep.harness.blackbox.rewriting import rewrite
 from lockstep.harness.blackbox.slices import (
-    ATTENTION_OUT,
-    FFN_OUT,
     small,
     what_adds,
-    without,
 )
 from lockstep.harness.blackbox.whole import SMALL
-from lockstep.harness.context.runner import Runner
 from lockstep.harness.mutants.wrong_eps import WrongEps
-from lockstep.harness.records import EXACT, Answered, Request
-from lockstep.harness.shadow.models import make_variant, opened
-from lockstep.harness.synth.any_arch import variant_named
+from lockstep.harness.records import Evaluation, Request
 from tests.all_types import ROUNDING, model_of
 from tests.black_boxes import (
     asker_of,
     bisected,
     copy_with,
     faults,
+    one_layer_of,
     one_nibble,
     scaled,
     wrong_tensors,
@@ -168,41 +162,6 @@ def test_what_hides_a_fault_is_not_named_for_it(
     assert faults(found) == {0: [part]}
 
 
-def one_layer_of(arch: str, folder: Path) -> Path:
-    path = folder / f"{arch}.gguf"
-    with opened() as session:
-        variant = replace(variant_named(arch), sizes=(("n_layer", 1),))
-        make_variant(variant, path, session=session)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("arch", "muted"),
-    [
-        ("arcee", FFN_OUT),  # which has factors beside its matrices
-        ("gemma2", FFN_OUT),  # a cap of logits
-        ("gpt2", FFN_OUT),  # learned positions
-        ("bloom", FFN_OUT),  # a norm of embeddings
-        ("olmo", ATTENTION_OUT),  # norms without weights
-        ("olmo2", ATTENTION_OUT),  # no norm before the FFN
-    ],
-)
-def test_what_is_made_larger_comes_to_the_same_but_for_eps(
-    arch: str, muted: tuple[str, ...], tmp_path: Path
-) -> None:
-    """Or a fault is named for eps that the size of what is computed hides."""
-    with GgufFile.open(one_layer_of(arch, tmp_path)) as model:
-        changes, logits = without(model, 0, muted), []
-        for number, own in enumerate((Neutral(), larger(model, 0))):
-            own = replace(own, changes={**own.changes, **changes})
-            rewrite(model, at_place(model, 0, {}, own), tmp_path / f"{number}.gguf")
-            with Runner().open("llama.cpp", tmp_path / f"{number}.gguf", EXACT) as session:
-                run = session.ask("evaluate", Request(batches=(Batch.of([5, 3, 9, 7]),)))
-            assert isinstance(run, Answered)
-            logits.append(run.value.logits[0])
-    assert np.abs(logits[0] - logits[1]).max() <= 1e-4 * np.abs(logits[0]).max()
-
-
 ADDS = {
     "llama": ("attn_norm attn_output ffn_norm ffn_down", "attn_output ffn_down"),
     "gpt-oss": (
@@ -261,6 +220,24 @@ def test_a_head_that_the_users_file_does_not_have_names_no_part(tmp_path: Path) 
     engine = "test:the-head-is-the-table"
     found = bisected(path, tmp_path / "made", engine=engine, subject_model=off)
     assert faults(found) == {0: ["FFN: down matrix"]}
+
+
+class OtherEachTime(Reference, name="test:other-each-time"):
+    asked = count(1)
+
+    def evaluate(self, request: Request, *args: Any, **more: Any) -> Evaluation:
+        right = super().evaluate(request, *args, **more)
+        factors = 1 + np.arange(right.logits[0].shape[-1]) % 7 * 2.0**-12 * (next(self.asked) % 3)
+        return replace(right, logits=tuple(x * factors.astype(np.float32) for x in right.logits))
+
+
+def test_of_an_engine_whose_runs_differ_no_part_is_named(tmp_path: Path) -> None:
+    """It was eps, the output norm, or the embedding, from one bisection to the next."""
+    path = written(tmp_path, n_layer=1)
+    found = bisected(path, tmp_path / "made", engine="test:other-each-time")
+    assert faults(found) == {}
+    assert "test:other-each-time is not deterministic" in found.whole.summary
+    assert found.exit_code == 1
 
 
 class NoNumbers(Mirror):

@@ -1,10 +1,12 @@
 """Models that are made of the user's: slices, and what is changed on the way from file to file."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from lockstep.engine.batch import Batch
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.blackbox import rewriting
@@ -22,9 +24,21 @@ from lockstep.harness.blackbox.changes import (
     zero,
     zero_before,
 )
+from lockstep.harness.blackbox.layers import at_place
+from lockstep.harness.blackbox.parts import Neutral, larger
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
-from lockstep.harness.blackbox.slices import muted, n_layers, slice_of
+from lockstep.harness.blackbox.slices import (
+    ATTENTION_OUT,
+    FFN_OUT,
+    muted,
+    n_layers,
+    slice_of,
+    without,
+)
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.records import EXACT, Answered, Request
 from lockstep.harness.synth.gguf_writer import write_gguf
+from tests.black_boxes import one_layer_of
 from tests.models import written
 
 
@@ -145,3 +159,30 @@ def slice_of_one(model: GgufFile, change: Change) -> Recipe:
     (name,) = model.tensors
     rows = {name: np.zeros(model.tensors[name].ne[-1], np.int64)}
     return Recipe(names={name: name}, changes={name: change}, rows=rows)
+
+
+@pytest.mark.parametrize(
+    ("arch", "muted"),
+    [
+        ("arcee", FFN_OUT),  # which has factors beside its matrices
+        ("gemma2", FFN_OUT),  # a cap of logits
+        ("gpt2", FFN_OUT),  # learned positions
+        ("bloom", FFN_OUT),  # a norm of embeddings
+        ("olmo", ATTENTION_OUT),  # norms without weights
+        ("olmo2", ATTENTION_OUT),  # no norm before the FFN
+    ],
+)
+def test_what_is_made_larger_comes_to_the_same_but_for_eps(
+    arch: str, muted: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Or a fault is named for eps that the size of what is computed hides."""
+    with GgufFile.open(one_layer_of(arch, tmp_path)) as model:
+        changes, logits = without(model, 0, muted), []
+        for number, own in enumerate((Neutral(), larger(model, 0))):
+            own = replace(own, changes={**own.changes, **changes})
+            rewrite(model, at_place(model, 0, {}, own), tmp_path / f"{number}.gguf")
+            with Runner().open("llama.cpp", tmp_path / f"{number}.gguf", EXACT) as session:
+                run = session.ask("evaluate", Request(batches=(Batch.of([5, 3, 9, 7]),)))
+            assert isinstance(run, Answered)
+            logits.append(run.value.logits[0])
+    assert np.abs(logits[0] - logits[1]).max() <= 1e-4 * np.abs(logits[0]).max()
