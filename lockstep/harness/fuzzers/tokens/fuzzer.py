@@ -24,7 +24,7 @@ from lockstep.harness.fuzzers.tokens.campaign import (
     TextDifference,
 )
 from lockstep.harness.fuzzers.tokens.texts import Counter, Material, id_list, material_of, text
-from lockstep.harness.records import Verdict
+from lockstep.harness.records import Answered, Verdict
 from lockstep.harness.synth.builtin import BUILTIN_VOCABULARIES
 from lockstep.harness.synth.llama import write_llama
 
@@ -102,6 +102,9 @@ class FuzzedVocabulary:
             campaign = campaign_of(oracle, subject)
             if self.original:
                 campaign.legal = is_readable
+            elif any(map(says_utf8_alone, (oracle, subject))):
+                campaign.utf8_only = True
+                campaign.legal = lambda given: type(given) is not bytes or is_readable(given)
             try:
                 self.judge(campaign, material)
             except (NoAnswer, GivenUp) as error:
@@ -167,6 +170,8 @@ class FuzzedVocabulary:
             summary = f"{campaign.texts:,} texts and {campaign.runs:,} lists of ids agree"
             if campaign.refused:
                 summary += f"; {campaign.refused:,} are refused"
+            if campaign.left_out:
+                summary += f"; {campaign.left_out:,} that are no UTF-8 were not compared"
             compared = campaign.texts > campaign.refused_texts
             yield self.verdict("agreed" if compared else "not-compared", summary, counts)
         if campaign.confirmed:
@@ -214,6 +219,11 @@ def readable(text: bytes) -> bytes:
 
 def is_readable(given: Any) -> bool:
     return isinstance(given, bytes) and readable(given) == given
+
+
+def says_utf8_alone(session: Session) -> bool:
+    outcome = session.ask("describe")
+    return isinstance(outcome, Answered) and bool(outcome.value.utf8_only)
 
 
 def campaign_of(oracle: Session, subject: Session) -> TextCampaign:

@@ -3,6 +3,7 @@
 import shlex
 from collections import Counter as Counted
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from lockstep.harness.fuzzers.tokens.texts import (
     text,
 )
 from lockstep.harness.mutants.tokenizers import WRONG
-from lockstep.harness.records import Verdict
+from lockstep.harness.records import EngineInfo, Verdict
 from lockstep.harness.report.jsonl import read_report
 from lockstep.harness.selftest.tokens import in_words, try_wrong_tokenizer
 from lockstep.harness.synth.builtin import BUILTIN_VOCABULARIES
@@ -55,10 +56,30 @@ class Forgets(Reference):
         return super().tokenize(texts, **flags)[:-1]
 
 
+class Lossy(Reference):
+    """Of a language whose texts are UTF-8 and no other bytes."""
+
+    name = "lossy"
+    says_so = True
+
+    def describe(self) -> EngineInfo:
+        return replace(super().describe(), utf8_only=self.says_so)
+
+    def tokenize(self, texts: Any, **flags: Any) -> list[list[int]]:
+        return super().tokenize([lossy(text) for text in texts], **flags)
+
+    def detokenize(self, ids: Any, **flags: Any) -> list[bytes]:
+        return [lossy(text) for text in super().detokenize(ids, **flags)]
+
+
+def lossy(text: bytes) -> bytes:
+    return text.decode(errors="replace").encode()
+
+
 @pytest.fixture(autouse=True)
 def engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong engines are known by their names while a test runs."""
-    for cls in (Dies, Forgets):
+    for cls in (Dies, Forgets, Lossy):
         monkeypatch.setitem(Adapter.family, cls.name, cls)
 
 
@@ -147,6 +168,16 @@ def test_what_neither_takes_is_excused_and_counted() -> None:
     assert (agreed.status, excused.status) == ("agreed", "excused")
     assert agreed.detail["refused_by_both"] > 3
     assert "code points up to U+10FFFF" in excused.summary
+
+
+@pytest.mark.parametrize(("says_so", "status"), [(True, "agreed"), (False, "diverged")])
+def test_who_says_that_it_has_utf8_alone_is_accused_of_no_other_texts(
+    says_so: bool, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lossy, "says_so", says_so)
+    assert status in {v.status for v in fuzzed("builtin:gpt2", engine="lossy", cases=300)}
+    (alone,) = fuzzed("builtin:gpt2", engine="lossy", given=(b"\xff",))
+    assert (alone.status == "not-compared") is says_so
 
 
 def test_too_few_answers_are_a_difference() -> None:
