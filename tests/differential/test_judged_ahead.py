@@ -9,6 +9,7 @@ from lockstep.harness.context.suite import Suite
 from lockstep.harness.processes.ahead import Ahead, may_fork
 from lockstep.harness.records import Verdict
 from lockstep.harness.suites import shadow
+from lockstep.harness.suites.embeddings import Embeddings
 from lockstep.harness.suites.parts import of_tensors
 from lockstep.harness.suites.products import Products
 from lockstep.harness.suites.shadow import Shadow
@@ -26,10 +27,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return builtin("q8_0", tmp_path_factory.mktemp("m"))
 
 
-def verdicts(model: Path, engine: str, suite: type[Suite]) -> list[Verdict]:
+def verdicts(model: Path, engine: str, suite: type[Suite], *others: type[Suite]) -> list[Verdict]:
     opened = open_plan(plan_for(model, oracle="llama.cpp", engine=engine), lambda _: None)
     try:
-        return list(run_suites(opened.context, [suite.name]))
+        found = run_suites(opened.context, [each.name for each in (suite, *others)])
+        return [verdict for verdict in found if verdict.suite == suite.name]
     finally:
         opened.close()
 
@@ -73,6 +75,14 @@ def test_what_is_wrong_is_found_without_the_fork_which_cannot_ask(
     assert verdicts(model, "mutant:q8-0-unsigned", suite) == alone
     assert given == [None]
     assert "diverged" in {verdict.status for verdict in alone}
+
+
+@pytest.mark.parametrize(("engine", "suite"), SUITES)
+def test_embeddings_which_end_what_they_began_end_nothing_else(
+    model: Path, engine: str, suite: type[Suite], large: list[object]
+) -> None:
+    assert verdicts(model, engine, suite, Embeddings)
+    assert len(large) == 1
 
 
 @pytest.mark.parametrize(("engine", "suite"), SUITES)

@@ -181,8 +181,9 @@ class Context:
         return other
 
     def for_embeddings(self) -> "Context":
-        """The same with honest runs that come to embeddings."""
-        return replace(self, embeddings=True)
+        """The same with honest runs that come to embeddings. What is begun stays this one's: who
+        closes the other ends nothing here."""
+        return replace(self, embeddings=True, begun={})
 
     def ask_both(self, question: str, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """The oracle's answer and the subject's. Where both refuse, nobody is blamed.
