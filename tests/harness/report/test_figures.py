@@ -11,6 +11,7 @@ import pytest
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import WeightFormat
 from lockstep.engine.registry import import_members
+from lockstep.engine.tokenizers.base import tokenizer_of
 from lockstep.harness.judging.compare import PIECE, share_of_limit
 from lockstep.harness.report.nodes import NodeRow, node_columns, short
 from lockstep.harness.report.page.alignment import alignment_of
@@ -27,9 +28,10 @@ F = np.float32
 
 @pytest.fixture
 def context(tmp_path: Path) -> Any:
-    """What the figures ask of a context: the oracle's file and whether it has a vocabulary."""
+    """What the figures ask of a context: the oracle's tokenizer and whether it has one."""
     with GgufFile.open(builtin("f32", tmp_path)) as file:
-        yield SimpleNamespace(file=file, facts=SimpleNamespace(has_vocabulary=True))
+        own, facts = tokenizer_of(file.metadata), SimpleNamespace(has_vocabulary=True)
+        yield SimpleNamespace(tokenizer=own, facts=facts)
 
 
 # --- shares of limits ---
@@ -130,17 +132,15 @@ def test_sides_begin_shortly_before_the_first_difference(context: Any) -> None:
     assert found["actual"]["count"] == 2000
 
 
-def test_a_long_piece_is_cut_and_its_length_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_piece_is_cut_and_its_length_said() -> None:
     class Long:
         pieces = (b"x" * 1_000_000,)
 
         def piece(self, token: int, *, special: bool) -> bytes:
             return self.pieces[token]
 
-    monkeypatch.setattr("lockstep.harness.suites.parts.pieces.tokenizer_of", lambda _: Long())
-    given: Any = SimpleNamespace(
-        file=SimpleNamespace(metadata={}), facts=SimpleNamespace(has_vocabulary=True)
-    )
+    facts = SimpleNamespace(has_vocabulary=True)
+    given: Any = SimpleNamespace(tokenizer=Long(), facts=facts)
     assert pieces_of(given, [0]) == ["x" * LONGEST + "... (1000000 characters)"]
 
 
