@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.check.check import open_plan, run_suites
 from lockstep.harness.context.suite import Suite
 from lockstep.harness.processes.ahead import Ahead, may_fork
-from lockstep.harness.records import Verdict
+from lockstep.harness.records import Evaluation, Request, Verdict
 from lockstep.harness.suites import shadow
 from lockstep.harness.suites.embeddings import Embeddings
-from lockstep.harness.suites.parts import of_tensors
+from lockstep.harness.suites.parts import tensor_suite
 from lockstep.harness.suites.products import Products
 from lockstep.harness.suites.shadow import Shadow
 from lockstep.harness.suites.trace import TraceSuite
@@ -19,7 +20,7 @@ from tests.models import builtin
 
 pytestmark = pytest.mark.skipif(not may_fork(), reason="nothing is done ahead here")
 SUITES = (("reference", Shadow), ("reference", TraceSuite), ("reference", Products))
-BEGINNERS = (shadow, of_tensors)
+BEGINNERS = (shadow, tensor_suite)
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +76,31 @@ def test_what_is_wrong_is_found_without_the_fork_which_cannot_ask(
     assert verdicts(model, "mutant:q8-0-unsigned", suite) == alone
     assert given == [None]
     assert "diverged" in {verdict.status for verdict in alone}
+
+
+class ShowsNothing(Reference, name="test:fails-where-tensors-are-asked-for"):
+    asked = 0
+
+    def evaluate(self, request: Request) -> Evaluation:
+        if not request.capture:
+            return super().evaluate(request)
+        ShowsNothing.asked += 1
+        raise RuntimeError("no such buffer")
+
+
+@pytest.mark.parametrize("suite", [TraceSuite, Products])
+def test_who_fails_is_asked_once_and_the_same_is_said(
+    model: Path, suite: type[Suite], request: pytest.FixtureRequest
+) -> None:
+    engine, said = "test:fails-where-tensors-are-asked-for", []
+    for fixture in (None, "large"):
+        if fixture:
+            request.getfixturevalue(fixture)
+        before = ShowsNothing.asked
+        said.append(verdicts(model, engine, suite))
+        assert ShowsNothing.asked == before + 1
+    assert said[0] == said[1]
+    assert not {verdict.status for verdict in said[0]} & {"agreed", "not-applicable"}
 
 
 @pytest.mark.parametrize(("engine", "suite"), SUITES)

@@ -7,7 +7,7 @@ from lockstep.harness.bisect.bisection import NO_OP, Bisection
 from lockstep.harness.check.check import Plan
 from lockstep.harness.records import Status, Verdict
 from lockstep.harness.report.text import explain_finding
-from lockstep.harness.suites.parts.of_tensors import detail_of
+from lockstep.harness.suites.parts.tensor_suite import detail_of
 from lockstep.harness.suites.trace import by_node
 
 SUITE = "bisect"

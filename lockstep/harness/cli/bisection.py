@@ -7,7 +7,7 @@ from lockstep.harness.bisect.bisection import NO_OP, Bisection
 from lockstep.harness.check.check import Plan
 from lockstep.harness.locate.proof import Patched
 from lockstep.harness.report.text import explain_finding, site_name, where_to_look
-from lockstep.harness.suites.parts.of_tensors import detail_of
+from lockstep.harness.suites.parts.tensor_suite import detail_of
 
 SHOWN = 5  # culprits explained in full
 

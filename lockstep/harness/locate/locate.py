@@ -46,7 +46,7 @@ def all_segments(context: Context) -> Findings:
     """Also those that a fault before them hides: of a NaN every op makes another one. So the
     oracle's values are put in where an op is wrong, as long as more are found then."""
     found = locate_segments(context)
-    hidden = may_hide(found)
+    hidden = any(not error <= WHOLLY_OFF for error in found.free.values())
     while hidden and (values := replaceable(context, found.values)):
         try:
             more = locate_segments(context, values)
@@ -56,10 +56,6 @@ def all_segments(context: Context) -> Findings:
             break
         found = dataclasses.replace(more, free=found.free)  # of its own run
     return found
-
-
-def may_hide(found: Findings) -> bool:
-    return any(not error <= WHOLLY_OFF for error in found.free.values())
 
 
 def replaceable(context: Context, values: Values) -> Values:

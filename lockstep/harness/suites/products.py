@@ -21,21 +21,21 @@ from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.locate.locate import no_tensors
 from lockstep.harness.locate.segments import shows_tensors
 from lockstep.harness.records import Verdict
-from lockstep.harness.suites.parts.of_tensors import OfTensors, left_out
 from lockstep.harness.suites.parts.shown_products import SparseRun, judge_sparse_run, sparse_run
 from lockstep.harness.suites.parts.sparse_products import KEPT, products_along_nodes
+from lockstep.harness.suites.parts.tensor_suite import TensorSuite, left_out
 
 
-class Products(OfTensors, name="products"):
+class Products(TensorSuite, name="products"):
     order = 70
 
-    def asked(self, context: Context) -> SparseRun:
+    def ask(self, context: Context) -> SparseRun:
         return sparse_run(context, kept)
 
-    def judged(self, context: Context, shown: SparseRun) -> Findings:
+    def judge(self, context: Context, shown: SparseRun) -> Findings:
         return judge_sparse_run(context, shown)
 
-    def found(self, context: Context) -> Findings:
+    def locate(self, context: Context) -> Findings:
         return on_sparse_inputs(context)
 
     def verdicts(self, context: Context, found: Findings) -> Iterator[Verdict]:

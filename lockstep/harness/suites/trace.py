@@ -6,25 +6,24 @@ from typing import Any
 
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.findings import Findings
-from lockstep.harness.locate.locate import locate, may_hide
+from lockstep.harness.locate.locate import locate
 from lockstep.harness.locate.segments import OwnRun, judge_own_run, own_run
 from lockstep.harness.records import Verdict
 from lockstep.harness.report.nodes import NodeRow, node_columns
 from lockstep.harness.report.text import site_name
-from lockstep.harness.suites.parts.of_tensors import OfTensors, left_out
+from lockstep.harness.suites.parts.tensor_suite import TensorSuite, left_out
 
 
-class TraceSuite(OfTensors, name="trace"):
+class TraceSuite(TensorSuite, name="trace"):
     order = 60
 
-    def asked(self, context: Context) -> OwnRun:
+    def ask(self, context: Context) -> OwnRun:
         return own_run(context)
 
-    def judged(self, context: Context, shown: OwnRun) -> Findings | None:
-        found, _ = judge_own_run(context, shown)
-        return None if may_hide(found) else found
+    def judge(self, context: Context, shown: OwnRun) -> Findings:
+        return judge_own_run(context, shown)[0]
 
-    def found(self, context: Context) -> Findings:
+    def locate(self, context: Context) -> Findings:
         return locate(context)
 
     def verdicts(self, context: Context, found: Findings) -> Iterator[Verdict]:

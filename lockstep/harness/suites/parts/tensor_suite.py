@@ -4,12 +4,13 @@ What an engine shows of a large model is judged in a fork, while engines are ask
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.further_runs import is_small
-from lockstep.harness.context.suite import Context, Suite
+from lockstep.harness.context.suite import Context, NoAnswer, Suite
 from lockstep.harness.judging.findings import Findings
 from lockstep.harness.locate.segments import shows_tensors
 from lockstep.harness.processes.ahead import LATER, Ahead, may_fork
@@ -17,17 +18,27 @@ from lockstep.harness.records import Site, Status, Verdict
 from lockstep.harness.report.text import explain_finding
 
 
-class OfTensors(Suite):
-    def asked(self, context: Context) -> Any:
-        """What an engine that shows tensors shows, as `judged` wants it."""
+@dataclass(frozen=True, kw_only=True)
+class NotAnswered:
+    """In the place of a fork's work: an engine that crashed or hung is not asked the same again."""
+
+    error: NoAnswer
+
+    def close(self) -> None:
+        pass
+
+
+class TensorSuite(Suite):
+    def ask(self, context: Context) -> Any:
+        """What an engine that shows tensors shows, as `judge` wants it. Raises NoAnswer."""
         raise NotImplementedError
 
-    def judged(self, context: Context, shown: Any) -> Findings | None:
-        """Asks nobody; None: there may be more to find by asking."""
+    def judge(self, context: Context, shown: Any) -> Findings:
+        """Asks nobody."""
         raise NotImplementedError
 
-    def found(self, context: Context) -> Findings:
-        """By asking as much as it takes."""
+    def locate(self, context: Context) -> Findings:
+        """Both, and asks what more it takes to say what is wrong. Raises NoAnswer."""
         raise NotImplementedError
 
     def verdicts(self, context: Context, found: Findings) -> Iterator[Verdict]:
@@ -39,24 +50,31 @@ class OfTensors(Suite):
 
     def begin(self, context: Context) -> None:
         along_nodes = context.subject_info.computes_nodes or not shows_tensors(context)
-        if may_fork() and not (along_nodes or is_small(context.file)):
-            work = partial(self.all_agrees, context, self.asked(context))
+        if not may_fork() or along_nodes or is_small(context.file):
+            return
+        try:
+            work = partial(self.if_all_agrees, context, self.ask(context))
+        except NoAnswer as error:
+            context.begun[self.name] = NotAnswered(error=error)
+        else:
             context.begun[self.name] = Ahead(work, behind=LATER)
 
-    def all_agrees(self, context: Context, shown: Any) -> list[Any] | None:
-        """The verdicts, if nothing is wrong: to say what, more is asked, which a fork cannot."""
-        found = self.judged(context, shown)
-        if found is None or found.guilty or found.other_graph:
+    def if_all_agrees(self, context: Context, shown: Any) -> list[Any] | None:
+        """The verdicts; None if something is wrong, of which more is asked, and not by a fork."""
+        found = self.judge(context, shown)
+        if found.guilty or found.other_graph:
             return None
         return [[v.status, v.summary, v.detail] for v in self.verdicts(context, found)]
 
     def run(self, context: Context) -> Iterator[Verdict]:
         begun = context.begun.pop(self.name, None)
+        if isinstance(begun, NotAnswered):
+            raise begun.error
         said = begun.result() if isinstance(begun, Ahead) else None
         if said is not None:
             yield from (context.verdict(self.name, *verdict) for verdict in said)
             return
-        found = self.found(context)
+        found = self.locate(context)
         for finding in found.guilty:
             yield context.verdict(
                 self.name,
