@@ -18,7 +18,7 @@ from lockstep.harness.judging.judge import SiteFinding
 
 
 class JudgeOfSegments(Protocol):
-    """Of segments."""
+    """What of a SegmentJudge is used here."""
 
     build: Build
 

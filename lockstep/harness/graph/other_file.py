@@ -68,7 +68,7 @@ def reads(program: Program) -> dict[Name, tuple[Source, ...]]:
     """What each node reads, told by the name of the node that wrote it, or of the memory."""
     found: dict[Name, tuple[Source, ...]] = {}
     for graph in program.graphs:
-        held = [f"{root.name}#{n}" if n else root.name for root, n in zip_numbers(graph)]
+        held = [f"{root.name}#{n}" if n else root.name for root, n in numbered_roots(graph)]
         for node in graph.nodes:
             own = program.names[graph.place(node)]
             found[graph.step, graph.ubatch, own] = tuple(
@@ -79,7 +79,7 @@ def reads(program: Program) -> dict[Name, tuple[Source, ...]]:
     return found
 
 
-def zip_numbers(graph: Graph) -> Iterator[tuple[Root, int]]:
+def numbered_roots(graph: Graph) -> Iterator[tuple[Root, int]]:
     """Each root, and how many of that name come before it."""
     seen: Counter[str] = Counter()
     for root in graph.roots:
@@ -103,7 +103,7 @@ def in_words(source: Source | None) -> str:
 
 def inputs_by_name(graph: Graph) -> dict[tuple[str, int], NDArray[np.uint8]]:
     """One name may stand for several, as for two masks: in order."""
-    rows = enumerate(zip_numbers(graph))
+    rows = enumerate(numbered_roots(graph))
     return {(r.name, n): graph.inputs[at] for at, (r, n) in rows if at in graph.inputs}
 
 

@@ -73,7 +73,7 @@ def cells_written(program: Program, graph: Graph, node: PlannedNode, width: int)
     cache, used = graph.roots[node.result.root].cache, np.zeros(cells + 1, np.bool_)
     for each in program.graphs[: program.graphs.index(graph) + 1] if cells else ():
         for writer in each.nodes:
-            ids = given(each, writer.sources[1]) if writer.op == "SET_ROWS" else None
+            ids = input_at(each, writer.sources[1]) if writer.op == "SET_ROWS" else None
             if ids is not None and each.roots[writer.result.root].cache == cache >= 0:
                 used[ids.reshape(-1) % cells] = True  # values that are transposed have more rows
     return int(used.argmin())
@@ -84,7 +84,7 @@ def cells_seen(graph: Graph, scores: PlannedNode) -> int:
     later = (node for node in graph.nodes if node.index > scores.index and node.op == "SOFT_MAX")
     for node in later:
         if node.result.ne[0] == scores.result.ne[0]:
-            mask = given(graph, node.sources[1]) if len(node.sources) > 1 else None
+            mask = input_at(graph, node.sources[1]) if len(node.sources) > 1 else None
             if mask is None:
                 return 0
             seen = np.flatnonzero(~np.isneginf(mask).all(axis=(0, 1, 2)))
@@ -92,7 +92,7 @@ def cells_seen(graph: Graph, scores: PlannedNode) -> int:
     return 0
 
 
-def given(graph: Graph, view: TensorView | None) -> NDArray[Any] | None:
+def input_at(graph: Graph, view: TensorView | None) -> NDArray[Any] | None:
     """What a graph was given there; None of what it computes."""
     if view is None or view.root not in graph.inputs:
         return None

@@ -128,7 +128,7 @@ def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]
     found = fields(("version", "alignment"), oracle, other)
     for key in {**oracle.metadata, **other.metadata}:
         if not same_key(key, oracle, other):
-            found.append(entry("key", *where_they_part(key, *held(key, oracle, other))))
+            found.append(entry("key", *where_they_part(key, *values_of(key, oracle, other))))
     # behind the keys, whose sizes move it; without tensors there is no data, and where it would
     # begin is nobody's to say
     if oracle.tensors or other.tensors:
@@ -148,17 +148,17 @@ def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]
     return found
 
 
-def held(key: str, oracle: FileSummary, other: FileSummary) -> tuple[Any, Any]:
+def values_of(key: str, oracle: FileSummary, other: FileSummary) -> tuple[Any, Any]:
     """What both say of a key, so that equal values are equal."""
     a, b = oracle.metadata.get(key, ABSENT), other.metadata.get(key, ABSENT)
     if values_alone(a, b, other):
-        a, b = (a[0], spelled(a[1])), (b[0], spelled(b[1]))
+        a, b = (a[0], with_infinities_as_texts(a[1])), (b[0], with_infinities_as_texts(b[1]))
     return a, b
 
 
 def same_key(key: str, oracle: FileSummary, other: FileSummary) -> bool:
     """Types are compared where the other shows any."""
-    a, b = held(key, oracle, other)
+    a, b = values_of(key, oracle, other)
     return same(a[1:], b[1:]) if values_alone(a, b, other) else same(a, b)
 
 
@@ -170,7 +170,7 @@ def readable(oracle: FileSummary, other: FileSummary) -> tuple[FileSummary, int]
     """What the oracle reads, with the other's texts in the places of those that are no UTF-8, and
     how many there are: many languages have no such texts."""
     keys = {
-        key: (kind, fitted(value, other.metadata.get(key, ABSENT)[1]))
+        key: (kind, with_texts_of(value, other.metadata.get(key, ABSENT)[1]))
         for key, (kind, value) in oracle.metadata.items()
     }
     lists = (value if type(value) is list else [value] for _, value in oracle.metadata.values())
@@ -178,9 +178,9 @@ def readable(oracle: FileSummary, other: FileSummary) -> tuple[FileSummary, int]
     return replace(oracle, metadata=keys), n
 
 
-def fitted(want: Any, got: Any) -> Any:
+def with_texts_of(want: Any, got: Any) -> Any:
     if type(want) is list and type(got) is list and len(want) == len(got):
-        return [*map(fitted, want, got)]
+        return [*map(with_texts_of, want, got)]
     return got if holds_bytes(want) and type(got) is str else want
 
 
@@ -189,10 +189,10 @@ def holds_bytes(value: Any) -> bool:
     return type(value) is str and not value.isascii() and bool(BYTES.search(value))
 
 
-def spelled(value: Any) -> Any:
+def with_infinities_as_texts(value: Any) -> Any:
     """Infinities as the texts that they are in JSON: without a type nobody knows which is meant."""
     if type(value) is list:
-        return [*map(spelled, value)]
+        return [*map(with_infinities_as_texts, value)]
     return str(value) if value in (inf, -inf) else value
 
 
