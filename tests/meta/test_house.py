@@ -12,7 +12,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST = 400
 LONGER = {  # file -> why it is one thought all the same
-    "tests/harness/cli/test_cli.py": "every command, and a table of bad input that all refuse",
     "tests/engine/gguf/test_gguf_file.py": "one table of rules of the format, and what breaks each",
     "tests/engine/tokenizers/test_tokenizer_llama.py": "one table of texts, ids as of llama.cpp",
     "tests/engine/tokenizers/test_tokenizer_t5.py": "one table of vocabularies, maps and ids",

@@ -24,7 +24,7 @@ from lockstep.harness.catalogue.run import honest_engines, wrong_engines
 from lockstep.harness.cli import acid as acid_cli
 from lockstep.harness.honest.base import HonestEngine
 from lockstep.harness.records import EXACT, PRESETS
-from tests.harness.cli.test_cli import Lockstep, lockstep
+from tests.command_line import Lockstep, lockstep
 
 __all__ = ["lockstep"]
 

@@ -9,10 +9,9 @@ import pytest
 from lockstep.harness.synth.builtin import BUILTIN_VOCABULARIES
 from lockstep.harness.synth.gguf_writer import write_gguf
 from lockstep.harness.synth.llama import metadata, tensors
-from tests.harness.cli import test_cli
-from tests.harness.cli.test_cli import OURSELVES, Lockstep, assert_refused
+from tests.command_line import OURSELVES, Lockstep, assert_refused, lockstep
 
-lockstep = test_cli.lockstep  # the fixture
+__all__ = ["lockstep"]
 
 TOKENS, MERGES = "tokenizer.ggml.tokens", "tokenizer.ggml.merges"
 SCORES, PRE, MODEL = "tokenizer.ggml.scores", "tokenizer.ggml.pre", "tokenizer.ggml.model"

@@ -20,8 +20,8 @@ from lockstep.harness.mutants.rope_half_split import RopeHalfSplit
 from lockstep.harness.parallel.works import Forks
 from lockstep.harness.records import Request, Verdict
 from lockstep.harness.runs.run import Listener, run_plans
+from tests.command_line import Lockstep, lockstep
 from tests.harness.check.test_check import plan_for, verdicts_of
-from tests.harness.cli.test_cli import Lockstep, lockstep
 from tests.models import builtin
 from tests.quiet_engines import Quiet, made, wrong
 

@@ -1,0 +1,84 @@
+"""Help: of every command, and without imports of weight."""
+
+import json
+
+import pytest
+from typer.main import get_command
+
+from lockstep.harness.cli import app, golden
+from tests.command_line import (
+    Lockstep,
+    in_a_process,
+    lockstep,
+)
+
+__all__ = ["lockstep"]
+
+COMMANDS = sorted(get_command(app).commands)  # type: ignore[attr-defined]
+GOLDEN_COMMANDS = sorted(get_command(golden.app).commands)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("given", [None, "3"])
+def test_a_product_is_computed_by_one_thread_unless_the_user_wants_more(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine threads of small products only wait for each other."""
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    if given:
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", given)
+    code = "import atexit, os, sys; assert 'numpy' not in sys.modules\n"
+    code += "atexit.register(lambda: print(os.environ['OPENBLAS_NUM_THREADS']))\n"
+    code += "from lockstep.harness.cli import main; assert 'numpy' not in sys.modules; main()"
+    assert in_a_process("--help", code=code).out.splitlines()[-1] == (given or "1")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str, lockstep: Lockstep) -> None:
+    ending = lockstep(command, "--help")
+    assert ending.code == 0
+    assert ending.err == ""
+    assert f"{command} [OPTIONS]" in ending.out
+
+
+@pytest.mark.parametrize("command", GOLDEN_COMMANDS)
+def test_every_command_on_goldens_explains_itself(command: str, lockstep: Lockstep) -> None:
+    ending = lockstep("golden", command, "--help")
+    assert ending.code == 0
+    assert f"golden {command} [OPTIONS]" in ending.out
+
+
+def test_the_commands_that_are_promised_are_there(lockstep: Lockstep) -> None:
+    promised = {"check", "bisect", "trace", "run", "tokenize", "synth", "selftest", "doctor"}
+    assert promised <= set(COMMANDS)
+    text = lockstep("--help").out
+    assert all(f"\n  {command} " in text for command in COMMANDS)
+
+
+HEAVY = (
+    "numpy",
+    "numba",
+    "llama_cpp",
+    "gguf",
+    "rich.console",
+    "jsonschema",
+    "lockstep.harness.check.check",
+)
+
+
+@pytest.mark.parametrize("args", [("--help",), ("check", "--help")], ids=" ".join)
+def test_help_imports_nothing_of_weight(args: tuple[str, ...]) -> None:
+    code = (
+        "import sys\nfrom lockstep.harness.cli import main\n"
+        "try:\n    main()\nfinally:\n"
+        f"    print(sorted(set(sys.modules) & set({HEAVY!r})), file=sys.stderr)"
+    )
+    ending = in_a_process(*args, code=code)
+    assert "Usage:" in ending.out
+    loaded = set(json.loads(ending.err.replace("'", '"')))
+    # the help of typer itself may be drawn by rich; everything else is ours to keep away
+    assert loaded <= {"rich.console"}
+
+
+def test_the_check_for_weight_sees_weight() -> None:
+    code = f"import sys, numpy; print(set(sys.modules) & set({HEAVY!r}), file=sys.stderr)"
+    assert "numpy" in in_a_process(code=code).err
