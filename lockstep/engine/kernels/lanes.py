@@ -126,11 +126,9 @@ def scalar_of(stored: Any, widen: Widen, kind: Any, to: Any) -> Any:
 # arrays of bytes -> int lanes, little endian
 bytes_at = load_of(I8, unsigned, "int")
 signed_bytes_at = load_of(I8, signed, "int")
-uint16s_at = load_of(I16, unsigned, "int")
 uint32s_at = load_of(I32, as_it_is, "int")  # beyond 2**31 the lane is negative
 # bytes as short lanes, of which twice as many fit into a register
 shorts_at = load_of(I8, unsigned, "short")
-signed_shorts_at = load_of(I8, signed, "short")
 # arrays of bytes or of floats -> float lanes
 halves_at = load_of(I16, half, "float")
 floats_at = load_of(F32, as_it_is, "float")

@@ -1,4 +1,4 @@
-"""Decode calls on a context that still has the older sequence-aware batch: how each is taken apart.
+"""Decode calls on a context that still has the older sequence-aware batch: how each is split.
 
 What such a context remembers is not modelled: its rules for cells and positions were others.
 """

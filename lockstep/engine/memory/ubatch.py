@@ -38,7 +38,7 @@ class Ubatch:
 
 
 class Splitter:
-    """A batch that is being taken apart: each method forms one ubatch, or None at the end."""
+    """A batch that is being split: each method forms one ubatch, or None at the end."""
 
     def __init__(self, batch: Entries) -> None:
         self.batch = batch
@@ -53,25 +53,11 @@ class Splitter:
         left = self.unused()[:n_ubatch]
         return self.taken(left, len(left), equal=False) if left else None
 
-    def seq(self, n_ubatch: int) -> Ubatch | None:
-        """Tokens of one sequence set, whose successors may only belong to fewer sequences."""
-        left = self.unused()
-        if not left:
-            return None
-        chosen, current = [left[0]], self.batch[left[0]].seqs
-        for at in left[1:]:
-            if len(chosen) >= n_ubatch:
-                break
-            if self.batch[at].seqs <= current:
-                chosen.append(at)
-                current = self.batch[at].seqs
-        return self.taken(chosen, 1, equal=True)
-
-    def equal(self, n_ubatch: int, *, sequential: bool, keep_tail: int = 0) -> Ubatch | None:
+    def equal(self, n_ubatch: int, *, sequential: bool) -> Ubatch | None:
         """As many tokens of each of some sets that have no sequence in common.
 
         `sequential`: only sets whose ids follow one another, and no set of several sequences (then
-        there is no ubatch). `keep_tail`: the last so many tokens of a set stay together.
+        there is no ubatch).
         """
         if sequential and self.coupled:
             return None
@@ -82,8 +68,6 @@ class Splitter:
         # one token of each set even if that is more than fits, then as many rounds as fit
         rounds = min(min(map(len, left)), max(1, n_ubatch // len(sets)))
         chosen = [row[:rounds] for row in left]
-        if keep_tail:
-            chosen = with_tails_kept(chosen, left, n_ubatch, keep_tail)
         return self.taken([at for row in chosen for at in row], len(chosen), equal=True)
 
     def sets_of_next(self, n_ubatch: int, sequential: bool) -> list[SeqSet]:
@@ -109,24 +93,6 @@ class Splitter:
         return Ubatch(tuple(order), n_seqs, equal)
 
 
-def with_tails_kept(
-    chosen: list[list[int]], left: list[list[int]], n_ubatch: int, keep_tail: int
-) -> list[list[int]]:
-    """The longest run of sets, from the first, that end in this ubatch or leave a whole tail.
-
-    If even the first leaves a part of its tail, it goes alone: to its end if that fits, or else so
-    short that the tail stays whole.
-    """
-    if n_ubatch <= keep_tail:
-        raise ValueError(f"a tail of {keep_tail} tokens needs an ubatch of more than {n_ubatch}")
-    rests = [len(a) - len(b) for a, b in zip(left, chosen, strict=True)]
-    n = next((i for i, rest in enumerate(rests) if 0 < rest < keep_tail), len(chosen))
-    if n:
-        return chosen[:n]
-    first = left[0]
-    return [first if len(first) <= n_ubatch else first[: len(first) - keep_tail]]
-
-
 def split(form: Callable[[], Ubatch | None]) -> list[Ubatch]:
     """Ubatches until none is left."""
     ubatches = []
@@ -140,17 +106,10 @@ def split_simple(batch: Entries, n_ubatch: int) -> list[Ubatch]:
     return split(lambda: splitter.simple(n_ubatch))
 
 
-def split_seq(batch: Entries, n_ubatch: int) -> list[Ubatch]:
-    splitter = Splitter(batch)
-    return split(lambda: splitter.seq(n_ubatch))
-
-
-def split_equal(
-    batch: Entries, n_ubatch: int, *, sequential: bool, keep_tail: int = 0
-) -> list[Ubatch]:
+def split_equal(batch: Entries, n_ubatch: int, *, sequential: bool) -> list[Ubatch]:
     """Empty if the batch cannot be split this way."""
     splitter = Splitter(batch)
-    return split(lambda: splitter.equal(n_ubatch, sequential=sequential, keep_tail=keep_tail))
+    return split(lambda: splitter.equal(n_ubatch, sequential=sequential))
 
 
 def outputs_in_order(batch: Entries, ubatches: Sequence[Ubatch]) -> list[int]:

@@ -208,7 +208,7 @@ class PreTokenizer:
 
     kind: str
     clean_spaces: bool = True  # decoding drops spaces before punctuation
-    ignore_merges: bool = False  # a word that is a token is not taken apart
+    ignore_merges: bool = False  # a word that is a token is not split
     has_bos: bool = True  # if no key says otherwise
     add_bos: bool = False  # the same
     add_sep: bool = False  # the same; no encoding of BPE looks at it

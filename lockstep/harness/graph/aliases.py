@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from lockstep.engine.choices import choices
-from lockstep.engine.errors import Unsupported
 from lockstep.harness.adapters.llama_cpp.graph import heads, rows
 from lockstep.harness.adapters.llama_cpp.sites import BY_NAME, PRODUCTS, WEIGHT, split_name
 from lockstep.harness.graph.program import Place, PlannedNode, Program
@@ -67,11 +65,3 @@ def other_names(node: PlannedNode, wire: Wire) -> list[tuple[str, int | None]]:
             # the second, where the sum with a bias has the first
             names += [(PRODUCTS[what], at), (f"{PRODUCTS[what]} {node.op}", at)]
     return names
-
-
-def place_named(places: Mapping[Site, Place], site: Site) -> Place:
-    """Raises Unsupported, with the nearest names."""
-    if site not in places:
-        near = choices(str(site), sorted({str(known) for known in places}))
-        raise Unsupported(f"llama.cpp's graph has no node {str(site)!r} in step {site.step} {near}")
-    return places[site]

@@ -61,7 +61,7 @@ def same(a: Any, b: Any) -> bool:
 # --- loads ----------------------------------------------------------------------------------------
 
 LOADS = {
-    "bytes_at": "u1", "signed_bytes_at": "i1", "uint16s_at": "<u2", "uint32s_at": "<i4",
+    "bytes_at": "u1", "signed_bytes_at": "i1", "uint32s_at": "<i4",
     "halves_at": "<f2", "floats_at": "<f4",
 }  # fmt: skip
 

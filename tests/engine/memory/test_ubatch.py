@@ -11,7 +11,6 @@ from lockstep.engine.memory.ubatch import (
     Ubatch,
     outputs_in_order,
     split_equal,
-    split_seq,
     split_simple,
 )
 
@@ -49,43 +48,14 @@ def test_a_sequential_split_of_shared_tokens_does_not_exist() -> None:
     assert orders(split_equal(FORKED, 16, sequential=False)) == [(0, 1), (2, 3), (4,)]
 
 
-def test_a_split_by_sequence_goes_from_shared_tokens_on_to_one_of_their_sequences() -> None:
-    assert orders(split_seq(FORKED, 16)) == [(0, 1, 2), (3, 4)]
-    assert orders(split_seq(FORKED, 2)) == [(0, 1), (2,), (3, 4)]
-
-
-@pytest.mark.parametrize(
-    ("n_tokens", "n_ubatch", "keep", "lengths"),
-    [(6, 4, 3, [3, 3]), (6, 4, 2, [4, 2]), (5, 4, 2, [3, 2]), (4, 4, 3, [4]), (9, 4, 3, [4, 2, 3])],
-)
-def test_the_tail_of_a_sequence_stays_together(
-    n_tokens: int, n_ubatch: int, keep: int, lengths: list[int]
-) -> None:
-    one = batch(*((pos, [0]) for pos in range(n_tokens)))
-    ubatches = split_equal(one, n_ubatch, sequential=True, keep_tail=keep)
-    assert [len(u.order) for u in ubatches] == lengths
-
-
-def test_sequences_whose_tail_would_be_cut_wait() -> None:
-    two = batch(*((pos, [0]) for pos in range(2)), *((pos, [1]) for pos in range(3)))
-    assert orders(split_equal(two, 8, sequential=True, keep_tail=2)) == [(0, 1), (2, 3, 4)]
-
-
-def test_a_tail_that_cannot_fit_is_a_mistake_of_the_caller() -> None:
-    with pytest.raises(ValueError, match="a tail of 4 tokens"):
-        split_equal(TWO, 4, sequential=True, keep_tail=4)
-
-
 def test_outputs_come_in_the_order_of_computation() -> None:
     assert outputs_in_order(TWO, split_equal(TWO, 16, sequential=True)) == [0, 2, 1, 3, 4, 5]
 
 
 FORMS: list[Callable[[list[Entry], int], list[Ubatch]]] = [
     split_simple,
-    split_seq,
     lambda b, n: split_equal(b, n, sequential=False),
     lambda b, n: split_equal(b, n, sequential=True),
-    lambda b, n: split_equal(b, n + 2, sequential=True, keep_tail=2),
 ]
 
 
