@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile, TensorInfo, Value
 from lockstep.engine.quants.base import WeightFormat
 from lockstep.harness.blackbox.changes import Change
@@ -22,7 +23,8 @@ ROW = 1  # elements of a row that is empty: a scalar's
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """names: of the tensors to write, each with the source's own; changes: by the new names, as are
-    rows: of which of the source's rows (of a vector, elements) a tensor is made, if not of all."""
+    rows: of which of the source's rows (of a vector, elements) a tensor is made, if not of all.
+    columns: of how many of the first columns one that is stored is made."""
 
     names: Mapping[str, str]
     keys: Mapping[str, Typed | Value] = field(default_factory=dict)  # others than the source's
@@ -30,6 +32,7 @@ class Recipe:
     changes: Mapping[str, Change] = field(default_factory=dict)
     stored: frozenset[str] = frozenset()  # as they are in the source, whatever their type
     rows: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    columns: Mapping[str, int] = field(default_factory=dict)
     more: Sequence[Tensor] = ()  # tensors that the source does not have
 
 
@@ -59,6 +62,8 @@ def tensor_of(file: GgufFile, recipe: Recipe, name: str) -> Tensor:
     rows = recipe.rows.get(name)
     ne = info.ne if rows is None else (*info.ne[:-1], len(rows))
     as_it_is = name in recipe.stored or info.type.name in KEPT
+    if columns := recipe.columns.get(name):
+        return name, (columns, *ne[1:]), info.type.name, first_columns(file, info, columns)
     if change is None and as_it_is:
         return name, ne, info.type.name, raw_chunks(file, info, rows)
     return name, ne, "F32", decoded_chunks(file, info, ne, change, rows)
@@ -81,6 +86,18 @@ def raw_chunks(file: GgufFile, info: TensorInfo, rows: NDArray[np.int64] | None)
     for raw in raw_of(file, info, rows):
         for start in range(0, len(raw), CHUNK):
             yield raw[start : start + CHUNK].tobytes()
+    file.release()
+
+
+def first_columns(file: GgufFile, info: TensorInfo, columns: int) -> Iterator[bytes]:
+    """Raises Unsupported where a block goes on beyond them."""
+    if columns % info.type.block:
+        raise Unsupported(f"{info.name}: a block of {info.type.name} belongs to two layers")
+    width = info.ne[0] // info.type.block * info.type.bytes
+    rows, kept = file.raw(info.name).reshape(-1, width), columns * width // info.ne[0]
+    step = max(1, CHUNK // width)
+    for start in range(0, len(rows), step):
+        yield rows[start : start + step, :kept].tobytes()
     file.release()
 
 

@@ -1,4 +1,5 @@
-"""A slice of a model: what comes before the layers, one of them as layer 0, what comes after.
+"""A slice of a model: what comes before the layers, one of them as layer 0 or the first ones, and
+what comes after.
 
 Metadata that are arrays with an element for each layer keep one. Where a layer's role depends on
 its number (every sixth sees all tokens, the first few have no experts) other keys say what it is;
@@ -9,6 +10,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile, Value
@@ -35,6 +38,9 @@ POST_NORMS = {  # behind them; grok has other names
 EMBEDDINGS = ("token_embd", "position_embd", "token_embd_norm")  # bloom has a norm behind them
 SMALL = 2.0**-10  # of activations: eps is much beside their squares
 NOT_BY_LAYER = ("rope.dimension_sections",)  # arrays that are as long by accident
+# gemma3n and gemma4: a tensor for all layers, whose rows or columns are layer after layer
+ROWS, COLUMNS = ("per_layer_model_proj.weight",), ("per_layer_token_embd.weight",)
+SHARED = "attention.shared_kv_layers"  # so many of the last have the keys and values of others
 DENSE, MTP = "leading_dense_block_count", "nextn_predict_layers"
 WINDOW, PERIOD = "attention.sliding_window", "attention.sliding_window_pattern"
 FULL = "full_attention_interval"
@@ -87,20 +93,51 @@ def slice_of(
     )
 
 
+def first_layers(file: GgufFile, n: int) -> Recipe:
+    """The model without the layers behind its first n: they keep their numbers, and matrices their
+    types."""
+    names = {}
+    for name in file.tensors:
+        inside = IN_A_LAYER.fullmatch(name)
+        if inside is None or int(inside[1]) < n:
+            names[name] = name
+    total = n_layers(file)
+    return Recipe(
+        names=names,
+        keys=keys_of_layers(file, range(n)),
+        stored=frozenset(names),
+        rows={k: np.arange(file.tensors[k].ne[-1] // total * n) for k in names if k in ROWS},
+        columns={k: file.tensors[k].ne[0] // total * n for k in names if k in COLUMNS},
+    )
+
+
 def keys_of_one(file: GgufFile, layer: int, role: Mapping[str, int]) -> Mapping[str, Typed | Value]:
+    keys = keys_of_layers(file, range(layer, layer + 1))
+    return {
+        **keys,
+        **{f"{architecture(file)}.{key}": ("U32", number) for key, number in role.items()},
+    }
+
+
+def keys_of_layers(file: GgufFile, layers: range) -> dict[str, Typed | Value]:
+    """Of a model of these alone."""
     arch, n = architecture(file), int(file.metadata[f"{architecture(file)}.block_count"].data)
-    found: dict[str, Typed | Value] = {f"{arch}.block_count": ("U32", 1)}
+    found: dict[str, Typed | Value] = {f"{arch}.block_count": ("U32", len(layers))}
     for key in file.metadata:
         if not key.startswith(f"{arch}.") or key.endswith(NOT_BY_LAYER):
             continue
         value = file.metadata[key]
         if value.element is not None and len(value.data) == n:
-            found[key] = replace(value, data=value.data[layer : layer + 1])
+            found[key] = replace(value, data=value.data[layers.start : layers.stop])
     if f"{arch}.{DENSE}" in file.metadata:
-        found[f"{arch}.{DENSE}"] = ("U32", int(layer < file.metadata[f"{arch}.{DENSE}"].data))
+        dense = range(int(file.metadata[f"{arch}.{DENSE}"].data))
+        found[f"{arch}.{DENSE}"] = ("U32", sum(layer in dense for layer in layers))
+    if f"{arch}.{SHARED}" in file.metadata:
+        own = range(n - int(file.metadata[f"{arch}.{SHARED}"].data))
+        found[f"{arch}.{SHARED}"] = ("U32", sum(layer not in own for layer in layers))
     if f"{arch}.{MTP}" in file.metadata:
         found[f"{arch}.{MTP}"] = ("U32", 0)
-    return found | {f"{arch}.{key}": ("U32", number) for key, number in role.items()}
+    return found
 
 
 def roles_of(file: GgufFile) -> Iterator[Mapping[str, int]]:

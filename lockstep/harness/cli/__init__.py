@@ -35,6 +35,7 @@ from lockstep.harness.cli import (
     report,
     selftest,
     shadow,
+    slices,
     smoke,
     synth,
     tokens,
@@ -105,6 +106,7 @@ app.command("protocol")(protocol.protocol)
 app.command("matrix")(matrix.matrix)
 app.command("fetch")(real_models.fetch)
 app.command("finding")(findings.finding)
+app.command("slice")(slices.first_layers)
 app.command("twin")(twin.twin)
 
 

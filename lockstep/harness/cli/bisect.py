@@ -14,7 +14,7 @@ import typer
 
 from lockstep.harness.cli import blackbox, diagnosis
 from lockstep.harness.cli.formats import FormatOpt, formats_wanted, write_formats
-from lockstep.harness.cli.hints import without_tensors
+from lockstep.harness.cli.hints import what_is_quicker, without_tensors
 from lockstep.harness.cli.options import (
     AdapterOpt,
     EngineOpt,
@@ -103,6 +103,8 @@ def bisect(
         from lockstep.harness.runs.run import bisect_one, provide_engines, run_folder
 
         wanted = formats_wanted(formats)
+        if text := what_is_quicker(model):
+            out.remark(text)
         cls = None if is_outside(engine) else adapter_class(engine)
         default = getattr(cls, "shows_on", "f32")
         name, path = next(iter(models_of(model or Path(f"builtin:{default}"), folder)))

@@ -10,7 +10,7 @@ import typer
 from lockstep.harness.cli import diagnosis
 from lockstep.harness.cli.acid_checks import check_opens_files, files_to_check
 from lockstep.harness.cli.formats import FormatOpt, formats_wanted, write_formats
-from lockstep.harness.cli.hints import next_step
+from lockstep.harness.cli.hints import next_step, what_is_quicker
 from lockstep.harness.cli.options import (
     AdapterOpt,
     ArchOpt,
@@ -117,6 +117,8 @@ def check(
         wanted = formats_wanted(formats)
         if write_known:
             check_writable(write_known)
+        if text := what_is_quicker(model):
+            out.remark(text)
         out.progress("models", "making them")
         files = files_to_check(model, arch, suite, folder, seed)
         if any(optional for *_, optional in files):

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.harness.cli.shared import bisect_command, diagnose_command
@@ -14,12 +15,21 @@ if TYPE_CHECKING:
 OF_RUNS = ("logits", "logprobs", "embeddings", "decode", "text", "black-box", "trace", "products")
 PLACE, MISTAKE = "the place, and the proof", "which mistake it is, if it is a known one"
 LAYER = "the layer, and the part of it"
+LARGE = 1 << 30  # bytes: from here on a check takes more than a minute on two cores
 
 
 def next_step(plans: "Sequence[Plan]", result: "RunResult") -> str:
     """The commands that say more of the first model whose runs differ, or of an engine that shows
     too little for a place; "": there are none."""
     return where_it_differs(plans, result) or what_sees_more(plans, result)
+
+
+def what_is_quicker(model: Path | None) -> str:
+    """Of a model of which every command takes minutes."""
+    if model is None or not model.is_file() or (size := model.stat().st_size) < LARGE:
+        return ""
+    cut = shlex.join(["lockstep", "slice", str(model), "-o", "first.gguf"])
+    return f"{model.name} has {size / 1e9:.1f} GB, which takes minutes; its first layers: {cut}"
 
 
 def what_sees_more(plans: "Sequence[Plan]", result: "RunResult") -> str:

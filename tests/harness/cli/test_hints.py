@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.harness.check.check import Plan
 from lockstep.harness.cli import app
-from lockstep.harness.cli.hints import next_step
+from lockstep.harness.cli.hints import LARGE, next_step, what_is_quicker
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.records import EXACT, EngineInfo, Status, Verdict
 from lockstep.harness.runs.run import RunResult
@@ -83,3 +83,12 @@ def test_a_bisection_of_an_engine_without_tensors_names_whole_commands(
         assert all(words in err for words in said), err
         assert f"lockstep diagnose {model} --engine" in err
         assert err.count("lockstep bisect") == err.count("--black-box")
+
+
+def test_of_a_large_model_the_command_that_writes_its_first_layers_is_named(tmp_path: Path) -> None:
+    large, little = tmp_path / "large one.gguf", tmp_path / "small.gguf"
+    for path, size in ((large, LARGE), (little, LARGE - 1)):
+        with path.open("wb") as file:
+            file.truncate(size)
+    assert what_is_quicker(large).endswith(f"lockstep slice '{large}' -o first.gguf")
+    assert not any(map(what_is_quicker, (little, None, Path("builtin:f32"))))

@@ -1,0 +1,119 @@
+"""The first layers of a model, as a model: each computes what it did, says llama.cpp."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import InvalidModel, Unsupported
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.node import Node
+from lockstep.harness.blackbox import first_layers
+from lockstep.harness.blackbox.first_layers import FirstLayers, write_first_layers
+from lockstep.harness.blackbox.slices import first_layers as recipe_of
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.records import EXACT, Answered
+from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.shadow.nodes import capture
+from lockstep.harness.synth.any_arch import variant_named
+from tests.command_line import Lockstep, lockstep
+
+__all__ = ["lockstep"]
+
+TOKENS = Batch.of([3, 14, 15, 9, 2, 6])
+
+
+def model_of(arch: str, folder: Path, **sizes: int) -> Path:
+    named = variant_named(arch)
+    variant = replace(named, sizes=(*dict(named.sizes).items(), *sizes.items()))
+    with opened() as session:
+        make_variant(variant, folder / "model.gguf", session=session)
+    return folder / "model.gguf"
+
+
+def values_in(model: Path, layers: range) -> dict[str, list[NDArray[Any]]]:
+    """Of every node that is named after one of these layers, in the order of the graph."""
+    found: dict[str, list[NDArray[Any]]] = {}
+
+    def keep(node: Node) -> None:
+        if node.layer in layers:
+            found.setdefault(node.name, []).append(np.array(node.value))
+
+    with Runner().open("llama.cpp", model, EXACT) as session:
+        assert isinstance(capture(session, keep, (TOKENS,)), Answered)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arch", "enough"),
+    # windows, states, a dense layer first, embeddings and keys of all layers, none of these
+    [("gpt-oss", 2), ("lfm2", 2), ("deepseek2", 2), ("gemma3n", 2), ("granite", 1)],
+)
+def test_llama_cpp_computes_the_same_in_each_layer_that_is_left(
+    arch: str, enough: int, tmp_path: Path
+) -> None:
+    model, output = model_of(arch, tmp_path, n_layer=4), tmp_path / "first.gguf"
+    found = write_first_layers(model, 3, output)
+    assert (found.n, found.of, found.enough) == (3, 4, enough)
+    theirs, ours = (values_in(path, range(2)) for path in (model, output))
+    both = {name for name in ours.keys() & theirs.keys() if not name.startswith("node_")}
+    assert len(both) > 30
+    for name in both:
+        for value, other in zip(ours[name], theirs[name], strict=True):
+            assert np.array_equal(value, other, equal_nan=True), name
+
+
+def test_a_layer_that_is_another_one_in_a_shorter_model_is_refused(tmp_path: Path) -> None:
+    """Of 46 layers llama.cpp takes a gemma2 for the largest one, and scales scores otherwise."""
+    model, output = model_of("gemma2", tmp_path, n_layer=46), tmp_path / "first.gguf"
+    with pytest.raises(Unsupported, match="layer 0 is another one in a model of 2 layers"):
+        write_first_layers(model, 2, output)
+    assert not output.exists()
+
+
+def test_keys_that_say_something_else_of_a_layer_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_other_base(file: GgufFile, n: int) -> object:
+        recipe = recipe_of(file, n)
+        return replace(recipe, keys={**recipe.keys, "qwen3.rope.freq_base": ("F32", 500.0)})
+
+    monkeypatch.setattr(first_layers, "first_layers", with_other_base)
+    model = model_of("qwen3", tmp_path, n_layer=3)
+    with pytest.raises(Unsupported, match="layer 0 is another one"):
+        write_first_layers(model, 2, tmp_path / "first.gguf")
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_what_is_no_shorter_model_is_refused(n: int, tmp_path: Path) -> None:
+    with pytest.raises(InvalidModel, match="has 2 layers: take fewer"):
+        write_first_layers(model_of("qwen3", tmp_path, n_layer=2), n, tmp_path / "first.gguf")
+
+
+def test_the_model_itself_is_not_overwritten(tmp_path: Path) -> None:
+    model = model_of("qwen3", tmp_path, n_layer=2)
+    raw = model.read_bytes()
+    with pytest.raises(InvalidModel, match="is the model itself"):
+        write_first_layers(model, 1, model)
+    assert model.read_bytes() == raw
+
+
+def test_the_command_says_how_many_layers_have_one_of_each_kind(
+    tmp_path: Path, lockstep: Lockstep
+) -> None:
+    model = model_of("gemma3", tmp_path, n_layer=8)
+    found = lockstep("slice", str(model), "-o", str(tmp_path / "first.gguf"))
+    assert "first.gguf: 2 of 8 layers" in found.out
+    assert "--layers 6 has one of each" in found.err
+    found = lockstep("slice", str(model), "-o", str(tmp_path / "first.gguf"), "--layers", "6")
+    assert "note" not in found.err
+
+
+def test_the_kinds_of_a_model_are_counted_by_types_as_well(tmp_path: Path) -> None:
+    assert write_first_layers(
+        model_of("qwen3", tmp_path, n_layer=3), 1, tmp_path / "first.gguf"
+    ) == FirstLayers(n=1, of=3, enough=1)
